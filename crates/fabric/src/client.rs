@@ -1,0 +1,209 @@
+//! A client: one logical thread of operations, which counts what it sends.
+
+use std::cell::Cell;
+use std::future::Future;
+use std::sync::Arc;
+
+use crate::{
+    Buf, Cost, Endpoint, GlobalAddr, Incarnation, Op, OpError, OpKind, Ops, ServerId, ServiceId,
+    Words,
+};
+
+/// One coroutine's face of an endpoint: the same operations, counted per server and per kind of
+/// index operation (see [`Client::begin`]).
+///
+/// Every method is a plain function that counts and returns the endpoint's own future; wrapping
+/// one `async fn` in another costs more than the operation on `mapped`.
+#[derive(Debug)]
+pub struct Client<E> {
+    endpoint: E,
+    kind: Cell<OpKind>,
+}
+
+impl<E: Endpoint> Client<E> {
+    /// A client on `endpoint`'s thread.
+    pub fn new(endpoint: E) -> Self {
+        Client { endpoint, kind: Cell::new(OpKind::Other) }
+    }
+
+    /// The endpoint, for what is not counted: buffers, clock, sleep, tasks, randomness.
+    #[inline]
+    pub fn endpoint(&self) -> &E {
+        &self.endpoint
+    }
+
+    /// Starts an index operation: what follows counts for `kind`, and `kind` counts one more.
+    #[inline]
+    pub fn begin(&self, kind: OpKind) {
+        self.kind.set(kind);
+        self.endpoint.counters().add_ops(kind, 1);
+    }
+
+    /// Makes what follows count for `kind` without counting an operation; returns the kind before.
+    pub fn charge_to(&self, kind: OpKind) -> OpKind {
+        self.kind.replace(kind)
+    }
+
+    /// A buffer of `len` bytes; see [`Endpoint::buf`].
+    #[inline]
+    pub fn buf(&self, len: usize) -> Buf {
+        self.endpoint.buf(len)
+    }
+
+    /// An empty list of operations; see [`Endpoint::ops`].
+    #[inline]
+    pub fn ops(&self) -> Ops {
+        self.endpoint.ops()
+    }
+
+    /// READ; see [`Endpoint::read`]. 1 round trip.
+    ///
+    /// # Errors
+    /// As [`Endpoint::read`].
+    #[inline]
+    pub fn read(&self, from: GlobalAddr, into: Buf) -> impl Future<Output = Result<Buf, OpError>> {
+        self.count(from.server(), Cost { bytes_read: into.window_len() as u64, ..READ });
+        self.endpoint.read(from, into)
+    }
+
+    /// READ into a shared frame; see [`Endpoint::read_frame`]. 1 round trip.
+    ///
+    /// # Errors
+    /// As [`Endpoint::read_frame`].
+    #[inline]
+    pub fn read_frame(
+        &self,
+        from: GlobalAddr,
+        frame: &Arc<Words>,
+        first: usize,
+        words: usize,
+    ) -> impl Future<Output = Result<(), OpError>> {
+        self.count(from.server(), Cost { bytes_read: words as u64 * 8, ..READ });
+        self.endpoint.read_frame(from, frame, first, words)
+    }
+
+    /// WRITE; see [`Endpoint::write`]. 1 round trip.
+    ///
+    /// # Errors
+    /// As [`Endpoint::write`].
+    #[inline]
+    pub fn write(&self, to: GlobalAddr, from: Buf) -> impl Future<Output = Result<Buf, OpError>> {
+        self.count(to.server(), Cost { bytes_written: from.window_len() as u64, ..WRITE });
+        self.endpoint.write(to, from)
+    }
+
+    /// CAS; returns the word that was there. See [`Endpoint::cas`]. 1 round trip.
+    ///
+    /// # Errors
+    /// As [`Endpoint::cas`].
+    #[inline]
+    pub fn cas(
+        &self,
+        at: GlobalAddr,
+        expected: u64,
+        new: u64,
+    ) -> impl Future<Output = Result<u64, OpError>> {
+        self.count(at.server(), CAS);
+        self.endpoint.cas(at, expected, new)
+    }
+
+    /// FAA; returns the word that was there. See [`Endpoint::faa`]. 1 round trip.
+    ///
+    /// # Errors
+    /// As [`Endpoint::faa`].
+    #[inline]
+    pub fn faa(&self, at: GlobalAddr, add: u64) -> impl Future<Output = Result<u64, OpError>> {
+        self.count(at.server(), FAA);
+        self.endpoint.faa(at, add)
+    }
+
+    /// Operations on one server in order; see [`Endpoint::chain`]. 1 round trip.
+    ///
+    /// # Errors
+    /// As [`Endpoint::chain`].
+    #[inline]
+    pub fn chain(&self, ops: Ops) -> impl Future<Output = Result<Ops, OpError>> {
+        self.count_list(&ops, Cost { chains: 1, round_trips: 1, ..ZERO });
+        self.endpoint.chain(ops)
+    }
+
+    /// Independent operations at once; see [`Endpoint::post_many`]. 1 round trip.
+    ///
+    /// # Errors
+    /// As [`Endpoint::post_many`].
+    #[inline]
+    pub fn post_many(&self, ops: Ops) -> impl Future<Output = Result<Ops, OpError>> {
+        self.count_list(&ops, Cost { round_trips: 1, ..ZERO });
+        self.endpoint.post_many(ops)
+    }
+
+    /// RPC; see [`Endpoint::rpc`]. 1 round trip. The reply's bytes count as its window's length.
+    ///
+    /// # Errors
+    /// As [`Endpoint::rpc`].
+    pub async fn rpc(
+        &self,
+        server: ServerId,
+        service: ServiceId,
+        request: Buf,
+        reply: Buf,
+    ) -> Result<Buf, OpError> {
+        let sent = request.window_len() as u64;
+        self.count(server, Cost { rpcs: 1, round_trips: 1, bytes_written: sent, ..ZERO });
+        let reply = self.endpoint.rpc(server, service, request, reply).await?;
+        self.count(server, Cost { bytes_read: reply.window_len() as u64, ..ZERO });
+        Ok(reply)
+    }
+
+    /// Cuts off a dead compute server from every server; see [`Endpoint::fence`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::fence`].
+    pub async fn fence_everywhere(&self, who: Incarnation) -> Result<(), OpError> {
+        for server in 0..self.endpoint.server_count() {
+            self.endpoint.fence(ServerId(server as u16), who).await?;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn count(&self, server: ServerId, cost: Cost) {
+        self.endpoint.counters().add(self.kind.get(), server, cost);
+    }
+
+    /// Counts a list's operations, each for its server; `extra` goes to the first one's.
+    #[inline]
+    fn count_list(&self, ops: &Ops, extra: Cost) {
+        if let Some(server) = ops.server() {
+            self.count(server, extra);
+        }
+        for op in ops.iter() {
+            let bytes = op.bytes() as u64;
+            let cost = match op {
+                Op::Read { .. } => Cost { reads: 1, bytes_read: bytes, ..ZERO },
+                Op::Write { .. } | Op::WriteWord { .. } => {
+                    Cost { writes: 1, bytes_written: bytes, ..ZERO }
+                }
+                Op::Cas { .. } => Cost { round_trips: 0, ..CAS },
+                Op::Faa { .. } => Cost { round_trips: 0, ..FAA },
+            };
+            self.count(op.addr().server(), cost);
+        }
+    }
+}
+
+const ZERO: Cost = Cost {
+    reads: 0,
+    writes: 0,
+    cas: 0,
+    faa: 0,
+    rpcs: 0,
+    chains: 0,
+    round_trips: 0,
+    bytes_read: 0,
+    bytes_written: 0,
+};
+const READ: Cost = Cost { reads: 1, round_trips: 1, ..ZERO };
+const WRITE: Cost = Cost { writes: 1, round_trips: 1, ..ZERO };
+const CAS: Cost = Cost { cas: 1, round_trips: 1, bytes_written: 8, ..ZERO };
+const FAA: Cost = Cost { faa: 1, round_trips: 1, bytes_written: 8, ..ZERO };

@@ -1,0 +1,166 @@
+//! One suite of the contract that runs on any fabric. Behind the feature `conformance`.
+//!
+//! A fabric shows itself through a [`Harness`]; then one line makes a test of every case:
+//!
+//! ```text
+//! mod mapped_anonymous {
+//!     farleaf_fabric::conformance_tests!(super::anonymous());
+//! }
+//! ```
+//!
+//! Each case takes a harness of its own, fresh, with every operation succeeding unless it must
+//! fail, and panics where the fabric breaks its word. Cases name the rule of
+//! [`crate::contract`] that they check. They assume none of [`crate::Capabilities`] beyond the
+//! contract; where one is claimed, the claim is checked.
+//!
+//! Cases are written for single-threaded executors in virtual time too: whoever waits does so by
+//! operations and yields, every wait has a bound in the fabric's own time, and tasks talk through
+//! fabric memory or, once they have ended, through shared results.
+
+mod atomics;
+mod clock;
+mod counted;
+mod dropped;
+mod fenced;
+mod lists;
+mod order;
+mod refused;
+mod rpc;
+mod tools;
+mod transfer;
+
+use std::future::Future;
+use std::ops::Range;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use crate::{Counters, Endpoint, GlobalAddr, Service, ServiceId};
+
+pub use fenced::victim;
+
+/// Bytes of scratch memory that a harness has on every server.
+pub const SCRATCH_BYTES: u64 = 4 << 20;
+/// Servers that a harness has at least.
+pub const SERVERS: usize = 2;
+
+/// A future that stays on its thread.
+pub type LocalFuture = Pin<Box<dyn Future<Output = ()>>>;
+
+/// What one compute server's thread does: it gets its own endpoint on that thread.
+pub type Task<E> = Box<dyn FnOnce(E) -> LocalFuture + Send>;
+
+/// Kills the victim, as a crash would; returns when it is gone.
+pub type Kill = Box<dyn FnOnce()>;
+
+/// What runs beside a victim.
+pub type Survivor<E> = Box<dyn FnOnce(E, Kill) -> LocalFuture + Send>;
+
+/// How the suite gets at a fabric.
+pub trait Harness: 'static {
+    /// What its tasks use.
+    type Endpoint: Endpoint;
+
+    /// Runs all `tasks` concurrently to their end, each with an endpoint of its own (on its own
+    /// thread or compute server), and everything that they spawned. A panic of a task must come out
+    /// of this call. Cases call it several times, one after the other, over the same memory.
+    fn run(&self, tasks: Vec<Task<Self::Endpoint>>);
+
+    /// Offsets of zeroed memory that is free for the suite on each of the first [`SERVERS`] servers: at least
+    /// [`SCRATCH_BYTES`] from a multiple of 4096 on, up to the region's end.
+    fn scratch(&self) -> Range<u64>;
+
+    /// As [`crate::Fabric::serve`].
+    fn serve(&self, id: ServiceId, service: Arc<dyn Service>);
+
+    /// As [`crate::Fabric::counters`], of all compute servers.
+    fn counters(&self) -> Vec<Arc<Counters>>;
+
+    /// Buffers of that endpoint's thread that are in somebody's hands or with an operation.
+    fn buffers_out(endpoint: &Self::Endpoint) -> usize;
+
+    /// Starts that endpoint's random numbers anew from `seed`; false if it cannot.
+    fn seed(endpoint: &Self::Endpoint, seed: u64) -> bool;
+
+    /// Runs [`victim`] at `addr` on a compute server of its own, in another process where that is
+    /// what can die, and `survivor` beside it with the means to kill it. False, having run neither,
+    /// if this fabric has no compute server that can die alone.
+    fn run_beside_victim(&self, addr: GlobalAddr, survivor: Survivor<Self::Endpoint>) -> bool {
+        let _ = (addr, survivor);
+        false
+    }
+}
+
+/// A task from a function that makes a future of its endpoint.
+pub fn task<E, F: Future<Output = ()> + 'static>(
+    body: impl FnOnce(E) -> F + Send + 'static,
+) -> Task<E> {
+    Box::new(move |endpoint| Box::pin(body(endpoint)))
+}
+
+/// One case of the suite.
+pub struct Case<H> {
+    /// Its name, a sentence about a fabric that keeps its word.
+    pub name: &'static str,
+    /// Panics if the fabric does not.
+    pub run: fn(&H),
+}
+
+/// Runs one case by name.
+///
+/// # Panics
+/// If the fabric breaks its word, or no case has that name.
+pub fn run_case<H: Harness>(name: &str, harness: H) {
+    let scratch = harness.scratch();
+    assert!(scratch.start.is_multiple_of(4096), "scratch memory starts at a page");
+    assert!(scratch.end - scratch.start >= SCRATCH_BYTES, "too little scratch memory");
+    let cases = cases::<H>();
+    let case = cases.iter().find(|case| case.name == name).expect("a case of that name");
+    (case.run)(&harness);
+}
+
+/// The list of cases, once as functions and once as a macro that makes tests.
+macro_rules! cases {
+    ($d:tt $($module:ident: $($name:ident),+ ;)+) => {
+        /// Every case of the suite.
+        pub fn cases<H: Harness>() -> Vec<Case<H>> {
+            vec![$($(Case { name: stringify!($name), run: $module::$name::<H> },)+)+]
+        }
+
+        /// Makes a `#[test]` of every case of [`conformance`](crate::conformance); the argument
+        /// is an expression that makes a fresh harness.
+        #[macro_export]
+        macro_rules! conformance_tests {
+            ($d harness:expr) => {
+                $($(
+                    #[test]
+                    fn $name() {
+                        $d crate::conformance::run_case(stringify!($name), $d harness);
+                    }
+                )+)+
+            };
+        }
+    };
+}
+
+cases! { $
+    transfer: every_length_and_alignment_arrives, a_megabyte_arrives, windows_are_what_moves,
+        frames_are_filled_where_asked, neighbours_keep_their_bytes;
+    atomics: atomics_return_what_was_there, every_addition_counts, every_swap_is_won_once,
+        words_are_never_torn, a_lock_guards_a_counter;
+    order: completion_is_visible_to_all, no_store_waits_behind_a_read, a_chain_lands_in_order,
+        a_chain_reads_in_order;
+    lists: a_chain_sees_itself, a_failed_swap_lets_the_chain_go_on, results_stand_at_their_index,
+        post_many_reaches_every_server, an_empty_list_completes, a_chain_goes_to_one_server;
+    refused: nothing_outside_is_touched, misaligned_atomics_do_nothing,
+        unknown_servers_have_no_memory, a_chain_ends_at_its_error;
+    rpc: an_echo_comes_back_whole, a_reply_is_cut_to_what_was_written,
+        an_unknown_service_is_named, a_handler_works_on_its_servers_memory;
+    dropped: what_was_never_polled_never_happened, a_dropped_write_lands_unseen,
+        a_dropped_read_keeps_its_buffer, a_dropped_chain_lands_unseen,
+        a_dropped_batch_lands_unseen, a_dropped_atomic_counts_once;
+    counted: every_operation_is_counted_exactly, finished_endpoints_stay_counted;
+    clock: time_never_goes_back, sleep_is_long_enough, sleepers_wake_in_order,
+        a_spawned_task_outlives_its_parent, a_yield_lets_others_run,
+        random_numbers_are_ones_own;
+    fenced: the_living_are_not_dead, a_fenced_victim_writes_no_more;
+}

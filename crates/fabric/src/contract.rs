@@ -1,0 +1,196 @@
+//! The contract that every engine is written against: [`Fabric`] and [`Endpoint`].
+//!
+//! - **F1** Only aligned 8-byte words are atomic. The words of one READ may be sampled, and the
+//!   words of one WRITE may land, in any order.
+//! - **F2** CAS and FAA are atomic against every other fabric atomic on that word; not against
+//!   CPU atomics of the server ([`Capabilities::rmw_global`]), and not against a WRITE to that
+//!   word ([`Capabilities::write_vs_rmw`]).
+//! - **F3** The operations of a *chain* take effect in the order in which they were added. It is
+//!   one round trip with one completion.
+//! - **F4** Operations outside a chain have no order: wait for completion. Completion means that
+//!   the effect is visible to every operation that anyone posts later.
+//! - **F5** A failed operation has an unknown effect, which may even come later, until the
+//!   initiator is fenced. [`OpError`] names the kinds that are known to have done nothing.
+//! - **F6** When [`Endpoint::fence`] has returned, no operation of that incarnation takes effect
+//!   on that server any more. A WRITE that was in flight may have landed in part, at the grain of
+//!   [`Capabilities::crash_atomic_bytes`].
+//! - **F7** A buffer belongs to the operation until it completes, also when the future is dropped:
+//!   then the operation completes unseen and its buffer goes home afterwards.
+//! - **F8** An operation is posted when its future is first polled. Dropped before that, it did
+//!   not happen.
+//! - **F9** Time, randomness, sleeping and tasks come from the endpoint alone. That makes the
+//!   simulator deterministic.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use crate::{
+    Buf, Capabilities, Counters, FabricError, GlobalAddr, Incarnation, OpError, Ops, ServerId,
+    Service, ServiceId, Words,
+};
+
+/// A set of memory servers that this process can reach, and the maker of endpoints to them.
+pub trait Fabric: Clone + 'static {
+    /// What its threads use.
+    type Endpoint: Endpoint;
+
+    /// A new endpoint for the calling thread.
+    ///
+    /// # Errors
+    /// [`FabricError`] if no connection or memory can be had.
+    fn endpoint(&self) -> Result<Self::Endpoint, FabricError>;
+
+    /// Name of the implementation, as in `mapped` or `sim`.
+    fn name(&self) -> &'static str;
+
+    /// Adds a service that answers RPCs on every memory server that this process hosts.
+    fn serve(&self, id: ServiceId, service: Arc<dyn Service>);
+
+    /// The counters of every endpoint made so far, those of finished threads included.
+    fn counters(&self) -> Vec<Arc<Counters>>;
+}
+
+/// One thread's way to the memory servers. Cheap to clone; stays on its thread.
+///
+/// Engines use it through [`crate::Client`], which counts. Costs are in round trips (one wait) and
+/// verbs (READ, WRITE, CAS, FAA).
+pub trait Endpoint: Clone + 'static {
+    /// Number of servers that expose memory.
+    fn server_count(&self) -> usize;
+
+    /// Bytes that `server` exposes; 0 if there is no such server.
+    fn region_bytes(&self, server: ServerId) -> u64;
+
+    /// What this fabric gives beyond the contract.
+    fn capabilities(&self) -> Capabilities;
+
+    /// This compute server's current life.
+    fn incarnation(&self) -> Incarnation;
+
+    /// This thread's counters. [`crate::Client`] writes them.
+    fn counters(&self) -> &Arc<Counters>;
+
+    /// A buffer of `len` bytes of memory that the fabric can reach. Its content is arbitrary but
+    /// initialised. No allocation once the thread has warmed up.
+    fn buf(&self, len: usize) -> Buf;
+
+    /// An empty list of operations. No allocation once the thread has warmed up.
+    fn ops(&self) -> Ops;
+
+    /// READ: fills the buffer's window from `from`. 1 round trip.
+    ///
+    /// # Errors
+    /// [`OpError`]; the buffer has gone home.
+    fn read(&self, from: GlobalAddr, into: Buf) -> impl Future<Output = Result<Buf, OpError>>;
+
+    /// READ into a shared frame of atomic words (a page of a cache): `words` words from word
+    /// `first` of `frame` on. 1 round trip. Other threads may look at the frame meanwhile and see
+    /// any mixture of old and new words.
+    ///
+    /// This form goes through a buffer; a fabric whose frames are registered lands there directly.
+    ///
+    /// # Errors
+    /// [`OpError`]; the frame's words are old, new or mixed.
+    fn read_frame(
+        &self,
+        from: GlobalAddr,
+        frame: &Arc<Words>,
+        first: usize,
+        words: usize,
+    ) -> impl Future<Output = Result<(), OpError>> {
+        async move {
+            let buf = self.read(from, self.buf(words * 8)).await?;
+            frame.store(first, &buf.words()[..words]);
+            Ok(())
+        }
+    }
+
+    /// WRITE: stores the buffer's window at `to`. 1 round trip.
+    ///
+    /// # Errors
+    /// [`OpError`]; effect unknown.
+    fn write(&self, to: GlobalAddr, from: Buf) -> impl Future<Output = Result<Buf, OpError>>;
+
+    /// CAS: stores `new` at `at` if the word there is `expected`; returns the word that was there.
+    /// 1 round trip.
+    ///
+    /// # Errors
+    /// [`OpError`]; effect unknown.
+    fn cas(
+        &self,
+        at: GlobalAddr,
+        expected: u64,
+        new: u64,
+    ) -> impl Future<Output = Result<u64, OpError>>;
+
+    /// FAA: adds `add` (wrapping) to the word at `at`; returns the word that was there. 1 round
+    /// trip.
+    ///
+    /// # Errors
+    /// [`OpError`]; effect unknown.
+    fn faa(&self, at: GlobalAddr, add: u64) -> impl Future<Output = Result<u64, OpError>>;
+
+    /// Posts `ops`, all to one server, as a chain (F3): in order, one round trip, one completion.
+    /// A CAS that finds another word than it expects stores nothing and the chain goes on.
+    ///
+    /// # Errors
+    /// [`OpError`]; every operation's effect is unknown, but none took effect before those in
+    /// front of it.
+    ///
+    /// # Panics
+    /// If the operations go to different servers.
+    fn chain(&self, ops: Ops) -> impl Future<Output = Result<Ops, OpError>>;
+
+    /// Posts independent `ops` to any servers together: one round trip, no order.
+    ///
+    /// # Errors
+    /// The first [`OpError`]; every operation's effect is unknown.
+    fn post_many(&self, ops: Ops) -> impl Future<Output = Result<Ops, OpError>>;
+
+    /// Sends `request` to a service on `server`; the answer comes back in `reply`, its window cut
+    /// to what the service wrote. 1 round trip.
+    ///
+    /// # Errors
+    /// [`OpError`]; effect unknown unless the kind is `NoService`.
+    fn rpc(
+        &self,
+        server: ServerId,
+        service: ServiceId,
+        request: Buf,
+        reply: Buf,
+    ) -> impl Future<Output = Result<Buf, OpError>>;
+
+    /// Cuts off `who` from `server` (F6). Idempotent.
+    ///
+    /// # Errors
+    /// `StillAlive` where only the dead can be fenced (`mapped`) and this one lives; otherwise as
+    /// any operation.
+    fn fence(
+        &self,
+        server: ServerId,
+        who: Incarnation,
+    ) -> impl Future<Output = Result<(), OpError>>;
+
+    /// Whether `who` is known to have died or lost its lease. "No" is always a legal answer.
+    fn is_dead(&self, who: Incarnation) -> impl Future<Output = bool>;
+
+    /// Nanoseconds since some fixed moment; never goes back.
+    fn now_ns(&self) -> u64;
+
+    /// Waits.
+    fn sleep(&self, ns: u64) -> impl Future<Output = ()>;
+
+    /// Lets the thread's other tasks run.
+    fn yield_now(&self) -> impl Future<Output = ()>;
+
+    /// Runs `task` on this thread to its end, whatever becomes of the caller. For work that must
+    /// finish once begun.
+    fn spawn(&self, task: impl Future<Output = ()> + 'static);
+
+    /// The next number of this thread's seeded generator.
+    fn random(&self) -> u64;
+
+    /// Stands for `ns` of local CPU work; costs virtual time in the simulator and nothing
+    /// elsewhere.
+    fn work(&self, ns: u64) -> impl Future<Output = ()>;
+}

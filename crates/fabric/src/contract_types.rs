@@ -1,0 +1,86 @@
+//! Small types of the contract.
+
+use std::fmt;
+
+use crate::Words;
+
+/// One life of a compute server, as the fabric knows it: a number that is never used again.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Incarnation(pub u64);
+
+impl fmt::Display for Incarnation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+impl fmt::Debug for Incarnation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Incarnation({self})")
+    }
+}
+
+/// What a fabric gives beyond the contract. Found out when it starts, printed with every result.
+///
+/// An engine that profits from one has the safe way beside it. [`Capabilities::NONE`] is what the
+/// contract alone promises; the correctness suites run with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Aligned 8-byte words are atomic. The contract demands it; only Soft-RoCE is known to lack
+    /// it.
+    pub word_atomic: bool,
+    /// An aligned 64-byte line is read and written as one.
+    pub line_atomic: bool,
+    /// The bytes of one WRITE land in address order.
+    pub write_inorder: bool,
+    /// A WRITE of one aligned word is atomic against CAS and FAA on it, so that a lock may be
+    /// released by a WRITE.
+    pub write_vs_rmw: bool,
+    /// Fabric atomics are atomic against that server's own CPU atomics.
+    pub rmw_global: bool,
+    /// A completed WRITE is visible to the server's RPC handlers without more.
+    pub cpu_visible: bool,
+    /// CAS and FAA run without the server's CPU.
+    pub native_atomics: bool,
+    /// Operations make progress only while the server's process runs.
+    pub needs_target_progress: bool,
+    /// A WRITE of at most so many bytes lands whole or not at all when its initiator dies.
+    pub crash_atomic_bytes: u32,
+}
+
+impl Capabilities {
+    /// What the contract alone promises.
+    pub const NONE: Capabilities = Capabilities {
+        word_atomic: true,
+        line_atomic: false,
+        write_inorder: false,
+        write_vs_rmw: false,
+        rmw_global: false,
+        cpu_visible: false,
+        native_atomics: false,
+        needs_target_progress: true,
+        crash_atomic_bytes: 8,
+    };
+}
+
+/// The number under which a service answers RPCs.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ServiceId(pub u16);
+
+/// What a service's handler gives back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServiceReply {
+    /// Bytes of the reply buffer that hold the reply.
+    pub len: usize,
+    /// CPU time that the handler stands for, in nanoseconds; only the simulator asks.
+    pub cpu_ns: u64,
+}
+
+/// A handler that runs on a memory server (allocation, offload) and answers RPCs there.
+///
+/// A handler reads and changes its server's memory only through `memory`, never waits, and treats
+/// the request as input from a stranger.
+pub trait Service: Send + Sync {
+    /// Answers one request. `reply` is as long as the caller's reply buffer.
+    fn call(&self, memory: &Words, request: &[u8], reply: &mut [u8]) -> ServiceReply;
+}

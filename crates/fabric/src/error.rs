@@ -1,0 +1,102 @@
+//! What can go wrong with an operation, and with opening a fabric.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::{GlobalAddr, ServerId};
+
+/// A failed operation. Unless the kind says otherwise **its effect is unknown**: it may have
+/// happened, in part too, and may even come later, until the initiator is fenced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("operation on memory server {server} failed: {kind}")]
+pub struct OpError {
+    /// The server that it went to.
+    pub server: ServerId,
+    /// Why it failed.
+    pub kind: OpErrorKind,
+}
+
+/// Why an operation failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpErrorKind {
+    /// The server cannot be reached. Effect unknown.
+    #[error("the server cannot be reached")]
+    Unavailable,
+    /// No completion within the fabric's limit. Effect unknown.
+    #[error("no completion in time")]
+    Timeout,
+    /// This compute server has been fenced and must join anew. Nothing that is posted from now on
+    /// takes effect; what was in flight may have.
+    #[error("this compute server has been fenced")]
+    Fenced,
+    /// The address, its length or its alignment is outside what the server exposes. Nothing was
+    /// done.
+    #[error("address {addr} with {bytes} bytes is outside the server's {region_bytes} bytes")]
+    OutOfBounds {
+        /// First byte asked for.
+        addr: GlobalAddr,
+        /// Bytes asked for.
+        bytes: u64,
+        /// Length of that server's region, 0 if there is no such server.
+        region_bytes: u64,
+    },
+    /// An atomic on an address that is not a multiple of 8. Nothing was done.
+    #[error("atomic on {addr}, which is not aligned to 8 bytes")]
+    Misaligned {
+        /// The address asked for.
+        addr: GlobalAddr,
+    },
+    /// No such service on that server. Nothing was done.
+    #[error("no service {service} there")]
+    NoService {
+        /// The service asked for.
+        service: u16,
+    },
+    /// A fence of a compute server that cannot be proven dead. Nothing was done.
+    #[error("the compute server to be fenced is alive")]
+    StillAlive,
+}
+
+/// Opening or creating a fabric failed; nothing was changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FabricError {
+    /// The operating system refused.
+    #[error("cannot {what} {}: {source}", path.display())]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// On which file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Something is there that is not a pool folder, or not a whole one.
+    #[error("{} is not a usable pool folder: {why}", path.display())]
+    NotAPool {
+        /// The folder or file.
+        path: PathBuf,
+        /// What is wrong with it and what to do.
+        why: String,
+    },
+    /// A pool folder with a file that is damaged.
+    #[error("{} is damaged: {why}", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A configuration that makes no sense.
+    #[error("{0}")]
+    Config(String),
+    /// Memory could not be had.
+    #[error("cannot map {bytes} bytes of memory for memory server {server}")]
+    NoMemory {
+        /// Bytes asked for.
+        bytes: u64,
+        /// For which server.
+        server: ServerId,
+    },
+}

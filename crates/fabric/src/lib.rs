@@ -1,0 +1,40 @@
+//! One-sided operations on disaggregated memory, and the machines that carry them.
+//!
+//! Everything above this crate is written against one contract, the trait [`Endpoint`]: READ,
+//! WRITE, CAS and FAA on memory of other servers, chains of them, RPC, fencing, a clock,
+//! randomness and tasks. It promises the least that hardware gives, so that code that is right
+//! here is right on a network card. The contract stands at [`contract`], method by method; why it
+//! has this shape and how it fits TCP and verbs stands in `docs/design/fabric.md`.
+//!
+//! | implementation | memory | time |
+//! |---|---|---|
+//! | [`mapped`] | mapped into this process: anonymous, or files that several processes share | real |
+//! | [`sim`] | simulated memory servers with network cards | virtual, one seed, replayable |
+//!
+//! All unsafe code of the project is in the private module `raw`.
+#![deny(unsafe_code)]
+
+mod access;
+mod addr;
+mod client;
+#[cfg(feature = "conformance")]
+pub mod conformance;
+pub mod contract;
+mod contract_types;
+mod counters;
+mod error;
+mod exec;
+pub mod mapped;
+mod ops;
+mod raw;
+pub mod sim;
+
+pub use addr::{GlobalAddr, ServerId};
+pub use client::Client;
+pub use contract::{Endpoint, Fabric};
+pub use contract_types::{Capabilities, Incarnation, Service, ServiceId, ServiceReply};
+pub use counters::{Cost, Counters, OpKind, Snapshot};
+pub use error::{FabricError, OpError, OpErrorKind};
+pub use exec::{Executor, yield_now};
+pub use ops::{Op, Ops};
+pub use raw::{Buf, Slab, Words};

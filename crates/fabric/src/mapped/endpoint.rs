@@ -1,0 +1,331 @@
+//! The operations, done in place.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::{Arc, PoisonError};
+use std::task::{Context, Poll};
+
+use super::Shared;
+use crate::raw::SlabRef;
+use crate::{
+    Buf, Capabilities, Counters, Endpoint, Executor, GlobalAddr, Incarnation, Op, OpError,
+    OpErrorKind, Ops, ServerId, ServiceId, Words, access,
+};
+
+/// One thread's access to mapped memory servers.
+#[derive(Clone, Debug)]
+pub struct MappedEndpoint {
+    thread: Rc<Thread>,
+}
+
+#[derive(Debug)]
+struct Thread {
+    shared: Arc<Shared>,
+    counters: Arc<Counters>,
+    slab: SlabRef,
+    executor: Executor,
+    rng: RefCell<fastrand::Rng>,
+}
+
+impl MappedEndpoint {
+    pub(super) fn new(shared: Arc<Shared>, counters: Arc<Counters>, seed: u64) -> Self {
+        MappedEndpoint {
+            thread: Rc::new(Thread {
+                shared,
+                counters,
+                slab: SlabRef::new(),
+                executor: Executor::new(),
+                rng: RefCell::new(fastrand::Rng::with_seed(seed)),
+            }),
+        }
+    }
+
+    /// The executor that this thread's tasks run on.
+    pub fn executor(&self) -> &Executor {
+        &self.thread.executor
+    }
+
+    /// Buffers that are in somebody's hands; 0 when all have come home.
+    pub fn buffers_out(&self) -> usize {
+        self.thread.slab.buffers_out()
+    }
+
+    /// Starts this thread's random numbers anew from `seed`.
+    pub fn seed(&self, seed: u64) {
+        self.thread.rng.borrow_mut().seed(seed);
+    }
+
+    #[inline]
+    fn now<W>(&self, work: W) -> Now<'_, W> {
+        Now { endpoint: self, work }
+    }
+
+    #[inline]
+    fn region(&self, addr: GlobalAddr) -> Option<&Words> {
+        self.thread.shared.region(addr.server())
+    }
+
+    #[inline]
+    fn run(&self, op: &mut Op) -> Result<(), OpError> {
+        access::run(self.region(op.addr()), op)
+    }
+}
+
+/// What is done at the first poll.
+trait Work {
+    type Done;
+    fn run(&mut self, endpoint: &MappedEndpoint) -> Result<Self::Done, OpError>;
+}
+
+/// The future of `W`. An `async fn` in its place would be polled by a call of its own, and moving
+/// an operation in and out of that call costs more than a short READ; this one is always inlined.
+struct Now<'e, W> {
+    endpoint: &'e MappedEndpoint,
+    work: W,
+}
+
+impl<W> Unpin for Now<'_, W> {}
+
+impl<W: Work> Future for Now<'_, W> {
+    type Output = Result<W::Done, OpError>;
+
+    #[inline(always)]
+    fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        Poll::Ready(this.work.run(this.endpoint))
+    }
+}
+
+/// Nobody polls a future again that was ready.
+const AGAIN: &str = "polled after it was ready";
+
+struct Read {
+    from: GlobalAddr,
+    into: Option<Buf>,
+}
+
+impl Work for Read {
+    type Done = Buf;
+
+    #[inline(always)]
+    fn run(&mut self, endpoint: &MappedEndpoint) -> Result<Buf, OpError> {
+        let mut into = self.into.take().expect(AGAIN);
+        access::read(endpoint.region(self.from), self.from, &mut into)?;
+        Ok(into)
+    }
+}
+
+struct Write {
+    to: GlobalAddr,
+    from: Option<Buf>,
+}
+
+impl Work for Write {
+    type Done = Buf;
+
+    #[inline(always)]
+    fn run(&mut self, endpoint: &MappedEndpoint) -> Result<Buf, OpError> {
+        let from = self.from.take().expect(AGAIN);
+        access::write(endpoint.region(self.to), self.to, &from)?;
+        Ok(from)
+    }
+}
+
+struct Cas {
+    at: GlobalAddr,
+    expected: u64,
+    new: u64,
+}
+
+impl Work for Cas {
+    type Done = u64;
+
+    #[inline(always)]
+    fn run(&mut self, endpoint: &MappedEndpoint) -> Result<u64, OpError> {
+        let (region, word) = access::word(endpoint.region(self.at), self.at)?;
+        Ok(region.cas(word, self.expected, self.new))
+    }
+}
+
+struct Faa {
+    at: GlobalAddr,
+    add: u64,
+}
+
+impl Work for Faa {
+    type Done = u64;
+
+    #[inline(always)]
+    fn run(&mut self, endpoint: &MappedEndpoint) -> Result<u64, OpError> {
+        let (region, word) = access::word(endpoint.region(self.at), self.at)?;
+        Ok(region.faa(word, self.add))
+    }
+}
+
+struct Chain(Option<Ops>);
+
+impl Work for Chain {
+    type Done = Ops;
+
+    #[inline]
+    fn run(&mut self, endpoint: &MappedEndpoint) -> Result<Ops, OpError> {
+        let mut ops = self.0.take().expect(AGAIN);
+        let server = ops.server();
+        let one_server = ops.iter().all(|op| Some(op.addr().server()) == server);
+        assert!(one_server, "a chain goes to one server");
+        ops.iter_mut().try_for_each(|op| endpoint.run(op))?;
+        Ok(ops)
+    }
+}
+
+struct PostMany(Option<Ops>);
+
+impl Work for PostMany {
+    type Done = Ops;
+
+    #[inline]
+    fn run(&mut self, endpoint: &MappedEndpoint) -> Result<Ops, OpError> {
+        let mut ops = self.0.take().expect(AGAIN);
+        ops.iter_mut().try_for_each(|op| endpoint.run(op))?;
+        Ok(ops)
+    }
+}
+
+impl Endpoint for MappedEndpoint {
+    fn server_count(&self) -> usize {
+        self.thread.shared.regions.len()
+    }
+
+    fn region_bytes(&self, server: ServerId) -> u64 {
+        self.thread.shared.region(server).map_or(0, Words::bytes)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.thread.shared.capabilities()
+    }
+
+    fn incarnation(&self) -> Incarnation {
+        self.thread.shared.incarnation
+    }
+
+    #[inline]
+    fn counters(&self) -> &Arc<Counters> {
+        &self.thread.counters
+    }
+
+    #[inline]
+    fn buf(&self, len: usize) -> Buf {
+        self.thread.slab.buf(len)
+    }
+
+    #[inline]
+    fn ops(&self) -> Ops {
+        Ops::new(self.thread.slab.clone())
+    }
+
+    #[inline]
+    fn read(&self, from: GlobalAddr, into: Buf) -> impl Future<Output = Result<Buf, OpError>> {
+        self.now(Read { from, into: Some(into) })
+    }
+
+    #[inline]
+    async fn read_frame(
+        &self,
+        from: GlobalAddr,
+        frame: &Arc<Words>,
+        first: usize,
+        words: usize,
+    ) -> Result<(), OpError> {
+        let mut buf = self.buf(words * 8);
+        access::read(self.region(from), from, &mut buf)?;
+        frame.store(first, &buf.words()[..words]);
+        Ok(())
+    }
+
+    #[inline]
+    fn write(&self, to: GlobalAddr, from: Buf) -> impl Future<Output = Result<Buf, OpError>> {
+        self.now(Write { to, from: Some(from) })
+    }
+
+    #[inline]
+    fn cas(
+        &self,
+        at: GlobalAddr,
+        expected: u64,
+        new: u64,
+    ) -> impl Future<Output = Result<u64, OpError>> {
+        self.now(Cas { at, expected, new })
+    }
+
+    #[inline]
+    fn faa(&self, at: GlobalAddr, add: u64) -> impl Future<Output = Result<u64, OpError>> {
+        self.now(Faa { at, add })
+    }
+
+    #[inline]
+    fn chain(&self, ops: Ops) -> impl Future<Output = Result<Ops, OpError>> {
+        self.now(Chain(Some(ops)))
+    }
+
+    #[inline]
+    fn post_many(&self, ops: Ops) -> impl Future<Output = Result<Ops, OpError>> {
+        self.now(PostMany(Some(ops)))
+    }
+
+    async fn rpc(
+        &self,
+        server: ServerId,
+        service: ServiceId,
+        request: Buf,
+        mut reply: Buf,
+    ) -> Result<Buf, OpError> {
+        let shared = &self.thread.shared;
+        let region = shared.region(server);
+        let memory = access::check(region, GlobalAddr::new(server, 0), 0)?;
+        let services = shared.services.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(handler) = services.get(&service).cloned() else {
+            return Err(OpError { server, kind: OpErrorKind::NoService { service: service.0 } });
+        };
+        drop(services);
+        let (at, room) = (reply.window_start(), reply.window_len());
+        let answer =
+            handler.call(memory, request.window_bytes(), &mut reply.bytes_mut()[at..at + room]);
+        Ok(reply.window(at..at + answer.len.min(room)))
+    }
+
+    async fn fence(&self, server: ServerId, who: Incarnation) -> Result<(), OpError> {
+        if self.thread.shared.is_dead(who) {
+            Ok(())
+        } else {
+            Err(OpError { server, kind: OpErrorKind::StillAlive })
+        }
+    }
+
+    async fn is_dead(&self, who: Incarnation) -> bool {
+        self.thread.shared.is_dead(who)
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.thread.executor.now_ns()
+    }
+
+    fn sleep(&self, ns: u64) -> impl Future<Output = ()> {
+        self.thread.executor.sleep(ns)
+    }
+
+    fn yield_now(&self) -> impl Future<Output = ()> {
+        crate::yield_now()
+    }
+
+    fn spawn(&self, task: impl Future<Output = ()> + 'static) {
+        self.thread.executor.spawn(task);
+    }
+
+    fn random(&self) -> u64 {
+        self.thread.rng.borrow_mut().u64(..)
+    }
+
+    async fn work(&self, _ns: u64) {}
+}

@@ -1,0 +1,308 @@
+//! Memory that others may write at any time.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use memmap2::{MmapOptions, MmapRaw};
+
+/// Words in one step of a copy: 1 KiB.
+const STEP_WORDS: usize = 128;
+/// Words in a cache line.
+const LINE_WORDS: usize = 8;
+/// Anonymous memory from this size on asks for huge pages.
+#[cfg(all(target_os = "linux", not(miri)))]
+const HUGE_FROM_BYTES: usize = 64 << 20;
+
+/// A stretch of 8-byte words shared with other threads and processes.
+///
+/// All access is by word with atomic loads and stores, so that a racing writer can tear an
+/// operation between words but never within one.
+pub struct Words {
+    first: NonNull<AtomicU64>,
+    len: usize,
+    owner: Owner,
+}
+
+/// What keeps the memory alive.
+#[expect(dead_code, reason = "held for their Drop, which unmaps")]
+enum Owner {
+    Anonymous(MmapRaw),
+    File(MmapRaw),
+}
+
+// SAFETY: the memory is only reached as `&[AtomicU64]`, which is Sync, and nothing about the
+// allocation or the mapping belongs to one thread.
+unsafe impl Send for Words {}
+// SAFETY: as above.
+unsafe impl Sync for Words {}
+
+impl Words {
+    /// `len` zeroed words of anonymous memory. The system commits pages when they are first
+    /// touched, also beyond what the machine has. `None` if the address space cannot be had.
+    pub fn anonymous(len: usize) -> Option<Words> {
+        // The allocator would zero memory that is aligned to a page by hand, and so commit it all.
+        let bytes = len.max(1).checked_mul(8)?;
+        let mut options = MmapOptions::new();
+        options.len(bytes);
+        #[cfg(not(miri))]
+        options.no_reserve_swap();
+        let map = MmapRaw::from(options.map_anon().ok()?);
+        // Random reads of a large region otherwise miss the address cache nearly every time. A
+        // system that has no huge pages goes on with small ones.
+        #[cfg(all(target_os = "linux", not(miri)))]
+        if bytes >= HUGE_FROM_BYTES {
+            let _ = map.advise(memmap2::Advice::HugePage);
+        }
+        let first = NonNull::new(map.as_mut_ptr())?.cast::<AtomicU64>();
+        Some(Words { first, len, owner: Owner::Anonymous(map) })
+    }
+
+    /// The first `len` words of `file`, shared with every process that maps it.
+    ///
+    /// # Errors
+    /// What the system says; `UnexpectedEof` if the file is shorter.
+    pub fn map(file: &File, len: usize) -> io::Result<Words> {
+        if file.metadata()?.len() < len as u64 * 8 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let map = MmapOptions::new().len(len * 8).map_raw(file)?;
+        let first = NonNull::new(map.as_mut_ptr())
+            .ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?
+            .cast::<AtomicU64>();
+        Ok(Words { first, len, owner: Owner::File(map) })
+    }
+
+    /// The words themselves.
+    #[inline]
+    pub fn as_slice(&self) -> &[AtomicU64] {
+        // SAFETY: `first` points to `len` words that `owner` keeps alive and readable and
+        // writable for as long as `self` lives; both sources align them to a page. `AtomicU64` has
+        // interior mutability, so that others may write them meanwhile. A mapped file that
+        // somebody cuts short raises SIGBUS, which stops the process; it is not undefined.
+        unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.len) }
+    }
+
+    /// Length in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.len as u64 * 8
+    }
+
+    /// Copies words from `first` on into `into`. Every word is one atomic load; they have no
+    /// order among each other. What is loaded afterwards is at least as new.
+    ///
+    /// # Panics
+    /// If the range is out of bounds.
+    #[inline]
+    pub fn load(&self, first: usize, into: &mut [u64]) {
+        let from = &self.as_slice()[first..first + into.len()];
+        let (mut from_steps, mut into_steps) =
+            (from.chunks_exact(STEP_WORDS), into.chunks_exact_mut(STEP_WORDS));
+        for (from, into) in (&mut from_steps).zip(&mut into_steps) {
+            // Word-wise loads and stores fill the out-of-order window after a few lines, so that
+            // cache misses would come one after another. One load per line first overlaps them;
+            // the constant count matters, it is unrolled.
+            let mut touched = 0;
+            for line in 0..STEP_WORDS / LINE_WORDS {
+                touched |= from[line * LINE_WORDS].load(Ordering::Relaxed);
+            }
+            std::hint::black_box(touched);
+            copy_out(from, into);
+        }
+        copy_out(from_steps.remainder(), into_steps.into_remainder());
+        fence(Ordering::Acquire);
+    }
+
+    /// Asks the processor to fetch `bytes` bytes from word `first` on, at most 1 KiB of them, for a
+    /// [`Words::load`] that comes later. Does nothing where that cannot be asked for, and for what
+    /// is out of bounds.
+    #[inline]
+    pub(crate) fn prefetch(&self, first: usize, bytes: usize) {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            let end = first.saturating_add(bytes.min(STEP_WORDS * 8).div_ceil(8));
+            let Some(words) = self.as_slice().get(first..end) else { return };
+            for line in words.chunks(LINE_WORDS) {
+                // SAFETY: every x86-64 processor has SSE; a prefetch changes and checks nothing.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+            }
+        }
+        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+        let _ = (first, bytes);
+    }
+
+    /// Stores `from` from word `first` on. Every word is one atomic store; they have no order
+    /// among each other. When this returns they are visible to every later operation of anyone.
+    ///
+    /// # Panics
+    /// If the range is out of bounds.
+    #[inline]
+    pub fn store(&self, first: usize, from: &[u64]) {
+        fence(Ordering::Release);
+        for (to, word) in self.as_slice()[first..first + from.len()].iter().zip(from) {
+            to.store(*word, Ordering::Relaxed);
+        }
+        fence(Ordering::SeqCst);
+    }
+
+    /// Copies bytes from any byte offset. Words are loaded whole.
+    ///
+    /// # Panics
+    /// If the range is out of bounds.
+    pub fn load_bytes(&self, offset: usize, into: &mut [u8]) {
+        let words = self.as_slice();
+        for (at, part) in split_at_words(offset, into.len()) {
+            let word = words[at / 8].load(Ordering::Relaxed).to_le_bytes();
+            into[part.clone()].copy_from_slice(&word[at % 8..at % 8 + part.len()]);
+        }
+        fence(Ordering::Acquire);
+    }
+
+    /// Stores bytes at any byte offset. Whole words are stored as one; the first and the last may
+    /// be covered in part, and are then changed by CAS so that the neighbours' bytes stay.
+    ///
+    /// # Panics
+    /// If the range is out of bounds.
+    pub fn store_bytes(&self, offset: usize, from: &[u8]) {
+        fence(Ordering::Release);
+        let words = self.as_slice();
+        for (at, part) in split_at_words(offset, from.len()) {
+            let to = &words[at / 8];
+            let bytes = &from[part.clone()];
+            if let Ok(whole) = <[u8; 8]>::try_from(bytes) {
+                to.store(u64::from_le_bytes(whole), Ordering::Relaxed);
+                continue;
+            }
+            let mut old = to.load(Ordering::Relaxed);
+            loop {
+                let mut new = old.to_le_bytes();
+                new[at % 8..at % 8 + bytes.len()].copy_from_slice(bytes);
+                let new = u64::from_le_bytes(new);
+                match to.compare_exchange_weak(old, new, Ordering::Relaxed, Ordering::Relaxed) {
+                    Ok(_) => break,
+                    Err(now) => old = now,
+                }
+            }
+        }
+        fence(Ordering::SeqCst);
+    }
+
+    /// CAS on one word; returns what was there.
+    ///
+    /// # Panics
+    /// If `word` is out of bounds.
+    #[inline]
+    pub fn cas(&self, word: usize, expected: u64, new: u64) -> u64 {
+        let word = &self.as_slice()[word];
+        match word.compare_exchange(expected, new, Ordering::SeqCst, Ordering::SeqCst) {
+            Ok(old) | Err(old) => old,
+        }
+    }
+
+    /// FAA on one word; returns what was there.
+    ///
+    /// # Panics
+    /// If `word` is out of bounds.
+    #[inline]
+    pub fn faa(&self, word: usize, add: u64) -> u64 {
+        self.as_slice()[word].fetch_add(add, Ordering::SeqCst)
+    }
+}
+
+impl std::fmt::Debug for Words {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let kind = match self.owner {
+            Owner::Anonymous(_) => "anonymous",
+            Owner::File(_) => "file",
+        };
+        write!(f, "Words({} words, {kind})", self.len)
+    }
+}
+
+#[inline]
+fn copy_out(from: &[AtomicU64], into: &mut [u64]) {
+    for (from, into) in from.iter().zip(into) {
+        *into = from.load(Ordering::Relaxed);
+    }
+}
+
+/// Cuts `len` bytes from byte `offset` on at word boundaries: (offset of the part, its range).
+fn split_at_words(offset: usize, len: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let mut done = 0;
+    std::iter::from_fn(move || {
+        let at = offset + done;
+        let part = (8 - at % 8).min(len - done);
+        let range = done..done + part;
+        done += part;
+        (part > 0).then_some((at, range))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_come_back() {
+        let words = Words::anonymous(1000).expect("8 KB of memory");
+        let data: Vec<u64> = (0..300).map(|i| i * 0x0101_0101).collect();
+        words.store(7, &data);
+        let mut back = vec![0; 300];
+        words.load(7, &mut back);
+        assert_eq!(back, data);
+        assert_eq!(words.cas(7, data[0], 9), data[0]);
+        assert_eq!(words.cas(7, data[0], 10), 9);
+        assert_eq!(words.faa(7, u64::MAX), 9);
+        assert_eq!(words.as_slice()[7].load(Ordering::Relaxed), 8);
+    }
+
+    #[test]
+    fn any_byte_range_is_stored_and_nothing_beside_it() {
+        let words = Words::anonymous(16).expect("memory");
+        for offset in 0..24 {
+            for len in 0..40 {
+                words.store(0, &[u64::MAX; 16]);
+                let data: Vec<u8> = (0..len).map(|i| i as u8).collect();
+                words.store_bytes(offset, &data);
+                let mut all = [0; 128];
+                words.load_bytes(0, &mut all);
+                assert_eq!(&all[offset..offset + len], &data[..]);
+                let beside = all[..offset].iter().chain(&all[offset + len..]);
+                assert!(beside.copied().all(|byte| byte == 0xff), "{offset} {len}");
+                let mut back = vec![0; len];
+                words.load_bytes(offset, &mut back);
+                assert_eq!(back, data);
+            }
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "maps a file")]
+    fn a_short_file_is_refused() {
+        let file = tempfile();
+        file.set_len(100).expect("set length");
+        let refused = Words::map(&file, 64).expect_err("64 words need 512 bytes");
+        assert_eq!(refused.kind(), io::ErrorKind::UnexpectedEof);
+        file.set_len(512).expect("set length");
+        let one = Words::map(&file, 64).expect("map");
+        let other = Words::map(&file, 64).expect("map again");
+        one.store(3, &[77]);
+        assert_eq!(other.as_slice()[3].load(Ordering::Relaxed), 77);
+    }
+
+    fn tempfile() -> File {
+        let path = std::env::temp_dir().join(format!("farleaf-words-{}", std::process::id()));
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(&path)
+            .expect("open a temporary file");
+        std::fs::remove_file(&path).expect("unlink it");
+        file
+    }
+}

@@ -1,0 +1,227 @@
+//! What is simulated: how many servers, how fast, and how hostile.
+
+use crate::mapped::check_geometry;
+use crate::{Capabilities, FabricError};
+
+/// Picoseconds in a nanosecond: the simulator's unit of time.
+pub(super) const PS: u64 = 1000;
+
+/// A simulated cluster. [`SimConfig::default`] is one memory server and one compute server on a
+/// 100 Gb/s network as ConnectX-5 cards make it; change the fields that matter.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SimConfig {
+    /// Everything random follows from it. Default 1.
+    pub seed: u64,
+    /// Servers that expose memory. Default 1.
+    pub memory_servers: usize,
+    /// Servers that run clients. Default 1.
+    pub compute_servers: usize,
+    /// Worker threads of each compute server, each a serial resource. Default 4.
+    pub threads: usize,
+    /// Bytes that each memory server exposes, a multiple of 4,096. The system commits pages as
+    /// they are first touched. Default 64 MiB.
+    pub region_bytes: u64,
+    /// Latency.
+    pub network: NetworkConfig,
+    /// The card of each memory server.
+    pub memory_nic: NicConfig,
+    /// The card of each compute server.
+    pub compute_nic: NicConfig,
+    /// What operations cost a worker thread.
+    pub cpu: CpuConfig,
+    /// How RPCs are handled.
+    pub rpc: RpcConfig,
+    /// What goes wrong on purpose. Default: nothing.
+    pub adversary: AdversaryConfig,
+    /// What endpoints say that they give. The adversary keeps to it. Default
+    /// [`Capabilities::NONE`].
+    pub capabilities: Capabilities,
+    /// Events after which a run ends with [`super::SimError::TooManyEvents`], against clients that
+    /// never get anywhere. Default `u64::MAX`.
+    pub events_max: u64,
+}
+
+/// Latency of the simulated network.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NetworkConfig {
+    /// From a request's last byte leaving an idle client card to an empty answer's arrival, on
+    /// average. Default 1,850: with the CPU's share of 140 and the transfer of some 20, a READ of
+    /// 64 bytes takes 2.0 us.
+    pub rtt_ns: u64,
+    /// Width of the latency's uniform spread per direction: each message takes up to half of it
+    /// more or less. Messages overtake each other by it. Default 100.
+    pub jitter_ns: u64,
+    /// The part of `rtt_ns` that the server's card spends on an operation between its first and
+    /// its last effect. Default 300, about one access over PCIe.
+    pub service_ns: u64,
+    /// From one operation of a chain to the next. Default 100.
+    pub chain_step_ns: u64,
+    /// Bytes that every message takes beside its payload. Default 80, as in RoCE v2.
+    pub header_bytes: u64,
+}
+
+/// Rates of one network card. Each direction is a queue of its own; a message takes the longer of
+/// its share of the message rate and its share of the bandwidth.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NicConfig {
+    /// Operations that come in per second. Default 75 M.
+    pub in_ops_per_s: u64,
+    /// Messages that go out per second. Default 75 M.
+    pub out_ops_per_s: u64,
+    /// Bits that come in per second. Default 100 G.
+    pub in_bits_per_s: u64,
+    /// Bits that go out per second. Default 100 G.
+    pub out_bits_per_s: u64,
+    /// CASes and FAAs per second, for the whole card. Default 10 M.
+    pub atomics_per_s: u64,
+}
+
+/// CPU cost on the client's worker thread.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CpuConfig {
+    /// Posting one operation, one chain or the first of a batch. Default 80.
+    pub post_ns: u64,
+    /// Each further operation of a chain or batch: they share the doorbell. Default 20.
+    pub post_more_ns: u64,
+    /// Taking one completion and going on with its task. Default 60.
+    pub completion_ns: u64,
+    /// `yield_now` and `is_dead`. At least 1, so that a loop over either gets somewhere. Default 50.
+    pub yield_ns: u64,
+}
+
+/// RPC handling on memory servers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RpcConfig {
+    /// CPU threads per memory server that run handlers. Default 1: memory servers are weak.
+    pub threads: usize,
+    /// What every request costs such a thread beside the handler's own
+    /// [`crate::ServiceReply::cpu_ns`]. Default 400.
+    pub dispatch_ns: u64,
+}
+
+/// What goes wrong on purpose. Mean throughput is what it would be without.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct AdversaryConfig {
+    /// Probability that an operation of more than one word is torn: a random choice of its words is
+    /// sampled or lands at another instant than the rest. A fence then also cuts WRITEs in the
+    /// middle. Keeps to `line_atomic`, `write_inorder` and `crash_atomic_bytes`. Default 0.
+    pub torn: f64,
+    /// Probability that a CAS or FAA stores later than it loads, so that a WRITE to its word that
+    /// comes between is lost. Other fabric atomics never come between. Never happens under the
+    /// capability `write_vs_rmw`. Default 0.
+    pub split_rmw: f64,
+}
+
+impl SimConfig {
+    /// The default cluster with another seed.
+    pub fn seeded(seed: u64) -> Self {
+        SimConfig { seed, ..SimConfig::default() }
+    }
+
+    pub(super) fn check(&self) -> Result<(), FabricError> {
+        check_geometry(self.memory_servers, self.region_bytes)?;
+        let refuse = |why: String| Err(FabricError::Config(why));
+        for (name, count) in [
+            ("compute_servers", self.compute_servers),
+            ("threads", self.threads),
+            ("rpc.threads", self.rpc.threads),
+        ] {
+            if count == 0 || count > 1 << 16 {
+                return refuse(format!("{name} is {count}: it takes 1 to 65536"));
+            }
+        }
+        for (name, nic) in [("memory_nic", &self.memory_nic), ("compute_nic", &self.compute_nic)] {
+            let rates = [nic.in_ops_per_s, nic.out_ops_per_s, nic.atomics_per_s];
+            let bits = [nic.in_bits_per_s, nic.out_bits_per_s];
+            if rates.iter().any(|rate| !(1..=1_000_000_000_000).contains(rate))
+                || bits.iter().any(|bits| !(8_000..=8_000_000_000_000).contains(bits))
+            {
+                return refuse(format!("{name} has a rate of 0 or an absurd one: {nic:?}"));
+            }
+        }
+        let network = &self.network;
+        if network.service_ns.saturating_add(network.jitter_ns) > network.rtt_ns {
+            return refuse(format!(
+                "rtt_ns is {}: it takes at least service_ns and jitter_ns, {} and {}",
+                network.rtt_ns, network.service_ns, network.jitter_ns
+            ));
+        }
+        let times = [
+            network.rtt_ns,
+            network.chain_step_ns,
+            network.header_bytes,
+            self.cpu.post_ns,
+            self.cpu.post_more_ns,
+            self.cpu.completion_ns,
+            self.cpu.yield_ns,
+            self.rpc.dispatch_ns,
+        ];
+        if times.iter().any(|ns| *ns > 1_000_000_000) {
+            return refuse("a latency or a cost of more than a second".to_owned());
+        }
+        if self.cpu.yield_ns == 0 || network.service_ns == 0 || network.chain_step_ns == 0 {
+            return refuse("yield_ns, service_ns and chain_step_ns take at least 1".to_owned());
+        }
+        let adversary = [self.adversary.torn, self.adversary.split_rmw];
+        if adversary.iter().any(|probability| !(0.0..=1.0).contains(probability)) {
+            return refuse(format!("{:?}: probabilities are 0 to 1", self.adversary));
+        }
+        Ok(())
+    }
+}
+
+impl Default for SimConfig {
+    fn default() -> Self {
+        SimConfig {
+            seed: 1,
+            memory_servers: 1,
+            compute_servers: 1,
+            threads: 4,
+            region_bytes: 64 << 20,
+            network: NetworkConfig::default(),
+            memory_nic: NicConfig::default(),
+            compute_nic: NicConfig::default(),
+            cpu: CpuConfig::default(),
+            rpc: RpcConfig::default(),
+            adversary: AdversaryConfig::default(),
+            capabilities: Capabilities::NONE,
+            events_max: u64::MAX,
+        }
+    }
+}
+
+impl Default for NetworkConfig {
+    fn default() -> Self {
+        NetworkConfig {
+            rtt_ns: 1_850,
+            jitter_ns: 100,
+            service_ns: 300,
+            chain_step_ns: 100,
+            header_bytes: 80,
+        }
+    }
+}
+
+impl Default for NicConfig {
+    fn default() -> Self {
+        NicConfig {
+            in_ops_per_s: 75_000_000,
+            out_ops_per_s: 75_000_000,
+            in_bits_per_s: 100_000_000_000,
+            out_bits_per_s: 100_000_000_000,
+            atomics_per_s: 10_000_000,
+        }
+    }
+}
+
+impl Default for CpuConfig {
+    fn default() -> Self {
+        CpuConfig { post_ns: 80, post_more_ns: 20, completion_ns: 60, yield_ns: 50 }
+    }
+}
+
+impl Default for RpcConfig {
+    fn default() -> Self {
+        RpcConfig { threads: 1, dispatch_ns: 400 }
+    }
+}

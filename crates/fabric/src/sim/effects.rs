@@ -1,0 +1,265 @@
+//! What operations do at a memory server.
+//!
+//! - **EFF-1** Every effect of an operation comes after it was posted and before its answer leaves
+//!   (F4).
+//! - **EFF-2** An operation of a chain begins after the one in front of it has wholly taken effect
+//!   (F3).
+//! - **EFF-3** Before every effect stands the question whether its life has been fenced; nothing of
+//!   a fenced life takes effect (F6).
+
+use super::adversary::{read_masked, write_masked};
+use super::calendar::Kind;
+use super::config::PS;
+use super::machine::Machine;
+use super::nic::Load;
+use super::slots::{Payload, State};
+use super::trace::fold;
+use crate::{Buf, Incarnation, Op, OpError, OpErrorKind, ServerId, access};
+
+impl Machine {
+    /// The server's card has taken in the request, or the next operation of a chain is due.
+    #[inline]
+    pub(super) fn execute(&mut self, index: u32, part: u16) {
+        match &self.slots[index].payload {
+            Payload::Rpc { .. } => return self.enqueue(index),
+            Payload::Fence { who, .. } => {
+                let who = *who;
+                return self.fence(index, who);
+            }
+            _ => {}
+        }
+        if matches!(self.slots[index].op(part), Some(Op::Cas { .. } | Op::Faa { .. })) {
+            let now = self.now;
+            let atomics = &mut self.server_of(index, part).nic.atomics;
+            let through = atomics.pass(now, Load { ops: 1, bytes: 0 });
+            if through > now {
+                self.calendar.push(through, Kind::Atomic, index, part);
+                return;
+            }
+        }
+        self.effect(index, part);
+    }
+
+    /// The operation's first or only instant.
+    #[inline]
+    pub(super) fn effect(&mut self, index: u32, part: u16) {
+        self.ops += 1;
+        if self.refused(index, part) {
+            return self.respond(index, part);
+        }
+        let slot = &mut self.slots[index];
+        let (serial, is_last) = match &slot.payload {
+            Payload::Chain(ops) => (slot.serial, usize::from(part) + 1 == ops.len()),
+            _ => (slot.serial, true),
+        };
+        slot.begun = part + 1;
+        let Some(op) = slot.op_mut(part) else { return };
+        let server = &self.servers[op.addr().server().index()];
+        let region = Some(&*server.words);
+        let window = if is_last {
+            self.times.service
+        } else {
+            self.times.chain_step.min(self.times.service)
+        };
+        let atomic_ps = server.nic.atomics.cost_ps(Load { ops: 1, bytes: 0 });
+        let second = self.adversary.second_after(op, window, atomic_ps);
+        let mask = second.map(|_| self.adversary.mask(op, serial, part));
+        let outcome = match (mask, op) {
+            (Some(mask), Op::Write { to, from }) => access::check(region, *to, from.window_len())
+                .map(|words| write_masked(words, *to, from, mask, true)),
+            (Some(_), Op::Cas { at, old, .. } | Op::Faa { at, old, .. }) => {
+                access::word(region, *at)
+                    .map(|(words, word)| words.load(word, std::slice::from_mut(old)))
+            }
+            (_, op) => access::run(region, op),
+        };
+        if let Err(error) = outcome {
+            slot.fail(error);
+            self.trace.add(u64::MAX);
+            return self.respond(index, part);
+        }
+        if let Some(after) = second {
+            slot.half = true;
+            self.calendar.push(self.now + after, Kind::Second, index, part);
+        } else {
+            self.note(index, part);
+        }
+        if is_last {
+            self.respond(index, part);
+        } else {
+            self.calendar.push(self.now + self.times.chain_step, Kind::Execute, index, part + 1);
+        }
+    }
+
+    /// The second instant of a torn operation.
+    pub(super) fn second(&mut self, index: u32, part: u16) {
+        let fenced = self.refused(index, part);
+        let slot = &mut self.slots[index];
+        slot.half = false;
+        if fenced {
+            return;
+        }
+        let serial = slot.serial;
+        let Some(op) = slot.op_mut(part) else { return };
+        let words = &*self.servers[op.addr().server().index()].words;
+        let mask = self.adversary.mask(op, serial, part);
+        match op {
+            Op::Read { from, into } => read_masked(words, *from, into, mask),
+            Op::Write { to, from } => write_masked(words, *to, from, mask, false),
+            Op::Cas { at, expected, new, old } => {
+                if old == expected {
+                    words.store((at.offset() / 8) as usize, &[*new]);
+                }
+            }
+            Op::Faa { at, add, old } => {
+                words.store((at.offset() / 8) as usize, &[old.wrapping_add(*add)]);
+            }
+            Op::WriteWord { .. } => {}
+        }
+        self.note(index, part);
+    }
+
+    /// Whether the operation comes from a life that this server has cut off.
+    #[inline]
+    fn refused(&mut self, index: u32, part: u16) -> bool {
+        let slot = &mut self.slots[index];
+        let Some(server) = slot.server(part) else { return false };
+        let fenced = self.servers[server.index()].fenced[slot.poster.life as usize];
+        if fenced {
+            slot.fail(OpError { server, kind: OpErrorKind::Fenced });
+        }
+        fenced
+    }
+
+    /// Folds a finished effect into the trace.
+    #[inline]
+    fn note(&mut self, index: u32, part: u16) {
+        let Some(op) = self.slots[index].op(part) else { return };
+        let (kind, what) = match op {
+            Op::Read { into, .. } => (1, content(into)),
+            Op::Write { from, .. } => (2, content(from)),
+            Op::WriteWord { value, .. } => (3, *value),
+            Op::Cas { expected, new, old, .. } => (4, fold(&[*expected, *new, *old])),
+            Op::Faa { add, old, .. } => (5, fold(&[*add, *old])),
+        };
+        self.trace.add(op.addr().word());
+        self.trace.add((op.bytes() as u64) << 8 | kind);
+        self.trace.add(what);
+    }
+
+    /// An RPC has come: an idle thread takes it, or it waits for one.
+    fn enqueue(&mut self, index: u32) {
+        let server = self.server_of(index, 0);
+        if server.idle == 0 {
+            server.queue.push_back(index);
+        } else {
+            server.idle -= 1;
+            self.call(index);
+        }
+    }
+
+    /// A thread begins with a request: the handler's effects are of this instant.
+    fn call(&mut self, index: u32) {
+        self.ops += 1;
+        let mut cpu_ps = self.times.dispatch;
+        if !self.refused(index, 0) {
+            let slot = &mut self.slots[index];
+            let Some(server) = slot.server(0) else { return };
+            let Payload::Rpc { service, reply_len, list } = &mut slot.payload else { return };
+            if let Some(handler) = self.services.get(service) {
+                let memory = &self.servers[server.index()].words;
+                let [Op::Write { from: request, .. }, Op::Read { into: reply, .. }] =
+                    list.as_mut_slice()
+                else {
+                    return;
+                };
+                let (at, room) = (reply.window_start(), reply.window_len());
+                let into = &mut reply.bytes_mut()[at..at + room];
+                let answer = handler.call(memory, request.window_bytes(), into);
+                *reply_len = answer.len.min(room) as u32;
+                cpu_ps = cpu_ps.saturating_add(answer.cpu_ns.saturating_mul(PS));
+                self.trace.add(u64::from(*reply_len));
+                self.trace.add(content(request));
+            } else {
+                let kind = OpErrorKind::NoService { service: service.0 };
+                slot.fail(OpError { server, kind });
+            }
+        }
+        self.calendar.push(self.now.saturating_add(cpu_ps), Kind::Handled, index, 0);
+    }
+
+    /// A handler is done: its answer goes out, its thread takes the next request.
+    pub(super) fn handled(&mut self, index: u32) {
+        self.respond(index, 0);
+        let server = self.server_of(index, 0);
+        match server.queue.pop_front() {
+            Some(next) => self.call(next),
+            None => server.idle += 1,
+        }
+    }
+
+    /// Cuts off `who` from the server that the fence in slot `index` has come to.
+    fn fence(&mut self, index: u32, who: Incarnation) {
+        self.ops += 1;
+        if !self.refused(index, 0)
+            && let Some(life) = self.life_of(who)
+            && let Some(server) = self.slots[index].server(0)
+            && !self.servers[server.index()].fenced[life]
+        {
+            self.cut(server, life as u32);
+            self.servers[server.index()].fenced[life] = true;
+        }
+        self.trace.add(who.0);
+        self.respond(index, 0);
+    }
+
+    /// Of the WRITEs of `life` that have not begun, some land in part, now or never.
+    fn cut(&mut self, server: ServerId, life: u32) {
+        for index in 0..self.slots.end() {
+            let slot = &self.slots[index];
+            if slot.poster.life != life
+                || slot.state == State::Free
+                || slot.half
+                || slot.error.is_some()
+            {
+                continue;
+            }
+            let next = match &slot.payload {
+                Payload::Op(_) => 0,
+                Payload::Chain(_) => slot.begun,
+                _ => continue,
+            };
+            if slot.begun > next || slot.missing == 0 {
+                continue;
+            }
+            let in_list = match &slot.payload {
+                Payload::Chain(ops) => usize::from(next) < ops.len(),
+                _ => true,
+            };
+            if !in_list {
+                continue;
+            }
+            let Some(op @ Op::Write { to, from }) = slot.op(next) else { continue };
+            if to.server() != server || !self.adversary.cuts(from) {
+                continue;
+            }
+            let region = Some(&*self.servers[server.index()].words);
+            if let Ok(words) = access::check(region, *to, from.window_len()) {
+                let mask = self.adversary.mask(op, slot.serial, next);
+                write_masked(words, *to, from, mask, true);
+                self.trace.add(to.word());
+            }
+        }
+    }
+}
+
+/// A summary of a buffer's window.
+#[inline]
+fn content(buf: &Buf) -> u64 {
+    let (at, len) = (buf.window_start(), buf.window_len());
+    if (at | len).is_multiple_of(8) {
+        fold(&buf.words()[at / 8..(at + len) / 8])
+    } else {
+        buf.window_bytes().iter().fold(0, |sum: u64, byte| sum.rotate_left(8) ^ u64::from(*byte))
+    }
+}

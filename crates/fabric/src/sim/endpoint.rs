@@ -1,0 +1,242 @@
+//! The operations of one simulated worker thread.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use super::Inner;
+use super::config::PS;
+use super::post::Post;
+use super::slots::{Failure, Payload, Poster};
+use crate::raw::SlabRef;
+use crate::{
+    Buf, Capabilities, Counters, Endpoint, GlobalAddr, Incarnation, Op, OpError, Ops, ServerId,
+    ServiceId,
+};
+
+/// One worker thread's way to the simulated memory servers.
+#[derive(Clone)]
+pub struct SimEndpoint {
+    thread: Rc<Thread>,
+}
+
+struct Thread {
+    inner: Rc<Inner>,
+    poster: Poster,
+    counters: Arc<Counters>,
+    slab: SlabRef,
+    rng: RefCell<fastrand::Rng>,
+}
+
+impl SimEndpoint {
+    pub(super) fn new(
+        inner: Rc<Inner>,
+        poster: Poster,
+        counters: Arc<Counters>,
+        seed: u64,
+    ) -> Self {
+        let rng = RefCell::new(fastrand::Rng::with_seed(seed));
+        let thread = Thread { inner, poster, counters, slab: SlabRef::new(), rng };
+        SimEndpoint { thread: Rc::new(thread) }
+    }
+
+    /// Buffers that are in somebody's hands or with an operation; 0 when all have come home.
+    pub fn buffers_out(&self) -> usize {
+        self.thread.slab.buffers_out()
+    }
+
+    /// The worker thread that pays for what this endpoint does, counted over the compute server.
+    pub fn thread(&self) -> usize {
+        self.thread.poster.thread as usize % self.thread.inner.config.threads
+    }
+
+    #[inline]
+    pub(super) fn inner(&self) -> &Inner {
+        &self.thread.inner
+    }
+
+    #[inline]
+    pub(super) fn poster(&self) -> Poster {
+        self.thread.poster
+    }
+
+    #[inline]
+    fn wait(&self, payload: Payload) -> Post<'_, ()> {
+        Post::new(self, payload, |_, _| ())
+    }
+
+    fn yielding_ps(&self) -> u64 {
+        self.thread.inner.config.cpu.yield_ns * PS
+    }
+}
+
+impl std::fmt::Debug for SimEndpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Poster { thread, life } = self.thread.poster;
+        write!(f, "SimEndpoint(thread {thread}, life {life})")
+    }
+}
+
+impl Endpoint for SimEndpoint {
+    fn server_count(&self) -> usize {
+        self.thread.inner.config.memory_servers
+    }
+
+    fn region_bytes(&self, server: ServerId) -> u64 {
+        let config = &self.thread.inner.config;
+        if server.index() < config.memory_servers { config.region_bytes } else { 0 }
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.thread.inner.config.capabilities
+    }
+
+    fn incarnation(&self) -> Incarnation {
+        Incarnation(u64::from(self.thread.poster.life) + 1)
+    }
+
+    #[inline]
+    fn counters(&self) -> &Arc<Counters> {
+        &self.thread.counters
+    }
+
+    #[inline]
+    fn buf(&self, len: usize) -> Buf {
+        self.thread.slab.buf(len)
+    }
+
+    #[inline]
+    fn ops(&self) -> Ops {
+        Ops::new(self.thread.slab.clone())
+    }
+
+    #[inline]
+    fn read(&self, from: GlobalAddr, into: Buf) -> impl Future<Output = Result<Buf, OpError>> {
+        Post::new(self, Payload::Op(Op::Read { from, into }), buffer)
+    }
+
+    #[inline]
+    fn write(&self, to: GlobalAddr, from: Buf) -> impl Future<Output = Result<Buf, OpError>> {
+        Post::new(self, Payload::Op(Op::Write { to, from }), buffer)
+    }
+
+    #[inline]
+    fn cas(
+        &self,
+        at: GlobalAddr,
+        expected: u64,
+        new: u64,
+    ) -> impl Future<Output = Result<u64, OpError>> {
+        Post::new(self, Payload::Op(Op::Cas { at, expected, new, old: 0 }), old_word)
+    }
+
+    #[inline]
+    fn faa(&self, at: GlobalAddr, add: u64) -> impl Future<Output = Result<u64, OpError>> {
+        Post::new(self, Payload::Op(Op::Faa { at, add, old: 0 }), old_word)
+    }
+
+    fn chain(&self, ops: Ops) -> impl Future<Output = Result<Ops, OpError>> {
+        let server = ops.server();
+        assert!(
+            ops.iter().all(|op| Some(op.addr().server()) == server),
+            "a chain goes to one server"
+        );
+        Post::new(self, Payload::Chain(ops), list)
+    }
+
+    fn post_many(&self, ops: Ops) -> impl Future<Output = Result<Ops, OpError>> {
+        Post::new(self, Payload::Batch(ops), list)
+    }
+
+    fn rpc(
+        &self,
+        server: ServerId,
+        service: ServiceId,
+        request: Buf,
+        reply: Buf,
+    ) -> impl Future<Output = Result<Buf, OpError>> {
+        let mut list = self.ops();
+        list.write(GlobalAddr::new(server, 0), request);
+        list.read(GlobalAddr::new(server, 0), reply);
+        let payload = Payload::Rpc { service, reply_len: 0, list };
+        Post::new(self, payload, |payload, failure| match (payload, failure) {
+            (_, Some(error)) => Err(*error),
+            (Payload::Rpc { reply_len, list, .. }, None) => {
+                let reply = list.take_buf(1);
+                let at = reply.window_start();
+                Ok(reply.window(at..at + *reply_len as usize))
+            }
+            (other, None) => unreachable!("an RPC came back as {other:?}"),
+        })
+    }
+
+    fn fence(
+        &self,
+        server: ServerId,
+        who: Incarnation,
+    ) -> impl Future<Output = Result<(), OpError>> {
+        Post::new(self, Payload::Fence { server, who }, |_, failure| {
+            failure.map_or(Ok(()), |error| Err(*error))
+        })
+    }
+
+    async fn is_dead(&self, who: Incarnation) -> bool {
+        self.wait(Payload::Work { ps: self.yielding_ps() }).await;
+        self.thread.inner.is_dead(who)
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.thread.inner.now_ns()
+    }
+
+    fn sleep(&self, ns: u64) -> impl Future<Output = ()> {
+        self.wait(Payload::Sleep { ps: ns.max(1).saturating_mul(PS) })
+    }
+
+    fn yield_now(&self) -> impl Future<Output = ()> {
+        self.wait(Payload::Work { ps: self.yielding_ps() })
+    }
+
+    fn spawn(&self, task: impl Future<Output = ()> + 'static) {
+        self.thread.inner.spawn(self.thread.poster.life, Box::pin(task));
+    }
+
+    fn random(&self) -> u64 {
+        self.thread.rng.borrow_mut().u64(..)
+    }
+
+    fn work(&self, ns: u64) -> impl Future<Output = ()> {
+        self.wait(Payload::Work { ps: ns.saturating_mul(PS) })
+    }
+}
+
+#[inline]
+fn buffer(payload: &mut Payload, failure: Failure) -> Result<Buf, OpError> {
+    if let Some(error) = failure {
+        return Err(*error);
+    }
+    match std::mem::replace(payload, Payload::Empty) {
+        Payload::Op(Op::Read { into: buf, .. } | Op::Write { from: buf, .. }) => Ok(buf),
+        other => unreachable!("a READ or WRITE came back as {other:?}"),
+    }
+}
+
+#[inline]
+fn old_word(payload: &mut Payload, failure: Failure) -> Result<u64, OpError> {
+    match (payload, failure) {
+        (_, Some(error)) => Err(*error),
+        (Payload::Op(Op::Cas { old, .. } | Op::Faa { old, .. }), None) => Ok(*old),
+        (other, None) => unreachable!("an atomic came back as {other:?}"),
+    }
+}
+
+fn list(payload: &mut Payload, failure: Failure) -> Result<Ops, OpError> {
+    if let Some(error) = failure {
+        return Err(*error);
+    }
+    match std::mem::replace(payload, Payload::Empty) {
+        Payload::Chain(ops) | Payload::Batch(ops) => Ok(ops),
+        other => unreachable!("a list came back as {other:?}"),
+    }
+}

@@ -1,0 +1,428 @@
+//! The simulated machine: what was posted travels as events through cards and back.
+//!
+//! ```text
+//! post -> thread -> Arrive: client's card, wire, server's card -> Execute -> effect (effects.rs)
+//!   answer: server's card, wire -> Complete: client's card, thread -> Resume: the task goes on
+//! ```
+//!
+//! Every queue is passed in an event at the time of passing, so that each finds it as it is; a
+//! stage that is idle is passed within the event before it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use super::adversary::Adversary;
+use super::calendar::{Calendar, Event, Kind};
+use super::config::{PS, SimConfig};
+use super::nic::{Load, Nic};
+use super::slots::{Failure, Payload, Poster, Slots, State, Wake};
+use super::trace::{Trace, mix};
+use crate::{
+    FabricError, GlobalAddr, Incarnation, Op, Ops, ServerId, Service, ServiceId, Words, access,
+};
+
+/// A memory server.
+#[derive(Debug)]
+pub(super) struct MemoryServer {
+    pub words: Arc<Words>,
+    pub nic: Nic,
+    /// Lives that have been cut off.
+    pub fenced: Vec<bool>,
+    /// RPC threads without work.
+    pub idle: usize,
+    /// Requests that wait for one.
+    pub queue: VecDeque<u32>,
+}
+
+/// One life of a compute server.
+#[derive(Debug)]
+pub(super) struct Life {
+    pub compute: usize,
+    pub dead: bool,
+    pub stopped: bool,
+}
+
+/// The configuration's times, in picoseconds.
+#[derive(Debug)]
+pub(super) struct Times {
+    /// One way, the least.
+    pub wire: u64,
+    pub jitter: u64,
+    pub service: u64,
+    pub chain_step: u64,
+    pub post: u64,
+    pub post_more: u64,
+    pub completion: u64,
+    pub dispatch: u64,
+}
+
+pub(super) struct Machine {
+    pub now: u64,
+    pub calendar: Calendar,
+    pub slots: Slots,
+    pub servers: Vec<MemoryServer>,
+    pub lives: Vec<Life>,
+    pub services: BTreeMap<ServiceId, Arc<dyn Service>>,
+    /// Tasks to poll, in order.
+    pub ready: VecDeque<u32>,
+    pub adversary: Adversary,
+    pub trace: Trace,
+    pub times: Times,
+    pub header_bytes: u64,
+    /// Events so far.
+    pub events: u64,
+    /// Operations that have taken effect or been refused so far.
+    pub ops: u64,
+    client_nics: Vec<Nic>,
+    /// When each worker thread is free.
+    threads: Vec<u64>,
+    posts: u64,
+    /// An event has called a waker, which may have woken tasks.
+    called_waker: bool,
+    rng: fastrand::Rng,
+}
+
+impl Machine {
+    pub(super) fn new(config: &SimConfig) -> Result<Self, FabricError> {
+        let servers = (0..config.memory_servers)
+            .map(|server| {
+                let (server, bytes) = (ServerId(server as u16), config.region_bytes);
+                let words = Words::anonymous((bytes / 8) as usize)
+                    .ok_or(FabricError::NoMemory { bytes, server })?;
+                Ok(MemoryServer {
+                    words: Arc::new(words),
+                    nic: Nic::new(&config.memory_nic),
+                    fenced: Vec::new(),
+                    idle: config.rpc.threads,
+                    queue: VecDeque::new(),
+                })
+            })
+            .collect::<Result<_, FabricError>>()?;
+        let (network, cpu) = (&config.network, &config.cpu);
+        let wire = (network.rtt_ns - network.service_ns - network.jitter_ns) * PS / 2;
+        let mut machine = Machine {
+            now: 0,
+            calendar: Calendar::new(),
+            slots: Slots::default(),
+            servers,
+            lives: Vec::new(),
+            services: BTreeMap::new(),
+            ready: VecDeque::new(),
+            adversary: Adversary::new(config),
+            trace: Trace::new(config.seed),
+            times: Times {
+                wire,
+                jitter: network.jitter_ns * PS,
+                service: network.service_ns * PS,
+                chain_step: network.chain_step_ns * PS,
+                post: cpu.post_ns * PS,
+                post_more: cpu.post_more_ns * PS,
+                completion: cpu.completion_ns * PS,
+                dispatch: config.rpc.dispatch_ns * PS,
+            },
+            header_bytes: network.header_bytes,
+            events: 0,
+            ops: 0,
+            client_nics: (0..config.compute_servers)
+                .map(|_| Nic::new(&config.compute_nic))
+                .collect(),
+            threads: vec![0; config.compute_servers * config.threads],
+            posts: 0,
+            called_waker: false,
+            rng: fastrand::Rng::with_seed(mix(config.seed, 0x0e7)),
+        };
+        for compute in 0..config.compute_servers {
+            machine.begin_life(compute);
+        }
+        Ok(machine)
+    }
+
+    /// A compute server starts; returns its life's number.
+    pub(super) fn begin_life(&mut self, compute: usize) -> u32 {
+        self.lives.push(Life { compute, dead: false, stopped: false });
+        self.servers.iter_mut().for_each(|server| server.fenced.resize(self.lives.len(), false));
+        (self.lives.len() - 1) as u32
+    }
+
+    /// The life that an incarnation names, if it ever began.
+    pub(super) fn life_of(&self, who: Incarnation) -> Option<usize> {
+        let index = usize::try_from(who.0.checked_sub(1)?).ok()?;
+        (index < self.lives.len()).then_some(index)
+    }
+
+    /// Sends `payload` off; returns the slot that its result will stand in.
+    #[inline]
+    pub(super) fn post(&mut self, poster: Poster, payload: Payload, wake: Wake) -> u32 {
+        let (parts, listed) = match &payload {
+            Payload::Chain(ops) => (1, ops.len()),
+            Payload::Batch(ops) => (ops.len(), ops.len()),
+            _ => (1, 1),
+        };
+        assert!(listed <= usize::from(u16::MAX), "{listed} operations in one list: at most 65535");
+        self.posts += 1;
+        let thread = poster.thread;
+        let index = self.slots.insert(poster, self.posts, parts as u16, payload, wake);
+        match self.slots[index].payload {
+            Payload::Sleep { ps } => {
+                let at = self.now.saturating_add(ps);
+                self.calendar.push(at, Kind::Timer, index, 0);
+                return index;
+            }
+            Payload::Work { ps } => {
+                let at = self.occupy(thread, ps);
+                self.calendar.push(at, Kind::Resume, index, 0);
+                return index;
+            }
+            _ => {}
+        }
+        let cost = self.times.post + (listed as u64 - 1) * self.times.post_more;
+        let departs = self.occupy(thread, cost);
+        for part in 0..parts as u16 {
+            self.depart(index, part, departs);
+        }
+        index
+    }
+
+    #[inline]
+    fn depart(&mut self, index: u32, part: u16, departs: u64) {
+        let server = self.slots[index].server(part).unwrap_or(ServerId(0));
+        if server.index() >= self.servers.len() {
+            // There is nobody to send it to.
+            let addr = self.slots[index].op(part).map_or(GlobalAddr::new(server, 0), Op::addr);
+            let bytes = self.slots[index].op(part).map_or(0, Op::bytes);
+            self.slots[index].fail(access::out_of_bounds(None, addr, bytes));
+            let at = departs.saturating_add(self.times.completion.max(1));
+            self.calendar.push(at, Kind::Taken, index, part);
+            return;
+        }
+        if let Some(op @ Op::Read { from, .. }) = self.slots[index].op(part) {
+            // Real time only: the words are on their way while other events are handled.
+            self.servers[server.index()].words.prefetch((from.offset() / 8) as usize, op.bytes());
+        }
+        let bytes = self.request(index, part).bytes;
+        let transfer = self.client_nics[self.compute(index)].outbound.transfer_ps(bytes);
+        let at = departs.saturating_add(transfer + self.wire());
+        self.calendar.push(at, Kind::Arrive, index, part);
+    }
+
+    /// Gives the thread something to do; returns when it is done.
+    #[inline]
+    fn occupy(&mut self, thread: u32, ps: u64) -> u64 {
+        let free = &mut self.threads[thread as usize];
+        *free = (*free).max(self.now).saturating_add(ps);
+        *free
+    }
+
+    /// The latency of one message.
+    #[inline]
+    fn wire(&mut self) -> u64 {
+        let jitter = self.times.jitter;
+        self.times.wire + if jitter == 0 { 0 } else { self.rng.u64(0..=jitter) }
+    }
+
+    #[inline]
+    fn compute(&self, index: u32) -> usize {
+        self.lives[self.slots[index].poster.life as usize].compute
+    }
+
+    /// Handles events until a task can go on or a waker has been called. False if no event is left
+    /// up to `until`.
+    #[inline]
+    pub(super) fn step(&mut self, until: u64) -> bool {
+        self.called_waker = false;
+        while self.ready.is_empty() && !self.called_waker {
+            let Some(event) = self.calendar.pop(until) else { return false };
+            self.now = event.at;
+            self.events += 1;
+            let what = u64::from(event.slot) << 16 | u64::from(event.part);
+            self.trace.add(event.at ^ (event.kind as u64) << 60 ^ what.rotate_left(20));
+            self.handle(event);
+        }
+        true
+    }
+
+    #[inline]
+    fn handle(&mut self, event: Event) {
+        let (slot, part) = (event.slot, event.part);
+        match event.kind {
+            Kind::Arrive => self.leave_client(slot, part),
+            Kind::Reach => self.reach_server(slot, part, self.request(slot, part)),
+            Kind::Execute => self.execute(slot, part),
+            Kind::Atomic => self.effect(slot, part),
+            Kind::Second => self.second(slot, part),
+            Kind::Handled => self.handled(slot),
+            Kind::Complete => self.take_answer(slot, part),
+            Kind::Taken => self.complete(slot),
+            Kind::Resume => self.resume(slot),
+            Kind::Timer => {
+                let free_at = self.threads[self.slots[slot].poster.thread as usize];
+                if free_at > self.now {
+                    self.calendar.push(free_at, Kind::Resume, slot, 0);
+                } else {
+                    self.resume(slot);
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn leave_client(&mut self, index: u32, part: u16) {
+        let load = self.request(index, part);
+        let compute = self.compute(index);
+        let through = self.client_nics[compute].outbound.pass(self.now, load);
+        if through > self.now {
+            self.calendar.push(through, Kind::Reach, index, part);
+        } else {
+            self.reach_server(index, part, load);
+        }
+    }
+
+    #[inline]
+    fn reach_server(&mut self, index: u32, part: u16, load: Load) {
+        let now = self.now;
+        let through = self.server_of(index, part).nic.inbound.pass(now, load);
+        if through > self.now {
+            self.calendar.push(through, Kind::Execute, index, part);
+        } else {
+            self.execute(index, part);
+        }
+    }
+
+    /// The server's answer leaves, at the earliest when its card is done with the operation.
+    #[inline]
+    pub(super) fn respond(&mut self, index: u32, part: u16) {
+        let load = self.response(index, part);
+        let (now, service) = (self.now, self.times.service);
+        let pipe = &mut self.server_of(index, part).nic.outbound;
+        let sent = pipe.pass(now + service + pipe.transfer_ps(load.bytes), load);
+        let at = sent + self.wire() + self.times.completion;
+        self.calendar.push(at, Kind::Complete, index, part);
+    }
+
+    #[inline]
+    fn take_answer(&mut self, index: u32, part: u16) {
+        let load = self.response(index, part);
+        let compute = self.compute(index);
+        let through = self.client_nics[compute].inbound.pass(self.now, load);
+        if through > self.now {
+            self.calendar.push(through, Kind::Taken, index, part);
+        } else {
+            self.complete(index);
+        }
+    }
+
+    /// The thread takes one completion, beginning `completion` ago if it was free then.
+    #[inline]
+    fn complete(&mut self, index: u32) {
+        let completion = self.times.completion;
+        let slot = &mut self.slots[index];
+        slot.missing -= 1;
+        let free = &mut self.threads[slot.poster.thread as usize];
+        *free = (*free).max(self.now.saturating_sub(completion)).saturating_add(completion);
+        let done = *free;
+        if slot.missing == 0 {
+            if done > self.now {
+                self.calendar.push(done, Kind::Resume, index, 0);
+            } else {
+                self.resume(index);
+            }
+        }
+    }
+
+    #[inline]
+    fn resume(&mut self, index: u32) {
+        let slot = &mut self.slots[index];
+        if slot.state == State::Abandoned {
+            self.slots.remove(index);
+            return;
+        }
+        slot.state = State::Done;
+        if self.lives[slot.poster.life as usize].dead {
+            return;
+        }
+        match &slot.wake {
+            Wake::Nobody => {}
+            Wake::Task(task) => self.ready.push_back(*task),
+            Wake::Other(waker) => {
+                waker.wake_by_ref();
+                self.called_waker = true;
+            }
+        }
+    }
+
+    /// What has come back, if it has. The slot stays until [`Machine::give_back`].
+    #[inline]
+    pub(super) fn result(&mut self, index: u32) -> Option<(&mut Payload, Failure)> {
+        let slot = &mut self.slots[index];
+        if slot.state != State::Done || self.lives[slot.poster.life as usize].dead {
+            return None;
+        }
+        Some((&mut slot.payload, slot.error.take()))
+    }
+
+    /// Ends with a slot. The waker is to be dropped without holding the machine, which it may call.
+    #[inline]
+    pub(super) fn give_back(&mut self, index: u32) -> Wake {
+        self.slots.remove(index)
+    }
+
+    /// Notes whom to wake; the waker from before comes back as in [`Machine::give_back`].
+    pub(super) fn rewake(&mut self, index: u32, wake: Wake) -> Wake {
+        std::mem::replace(&mut self.slots[index].wake, wake)
+    }
+
+    /// Its future is gone: the operation goes on unseen. The waker comes back as in
+    /// [`Machine::give_back`].
+    pub(super) fn abandon(&mut self, index: u32) -> Wake {
+        let slot = &mut self.slots[index];
+        if slot.state == State::Done {
+            return self.slots.remove(index);
+        }
+        slot.state = State::Abandoned;
+        std::mem::replace(&mut slot.wake, Wake::Nobody)
+    }
+
+    #[inline]
+    pub(super) fn server_of(&mut self, index: u32, part: u16) -> &mut MemoryServer {
+        let server = self.slots[index].server(part).unwrap_or(ServerId(0));
+        &mut self.servers[server.index()]
+    }
+
+    /// What the request weighs: a chain goes as one, its operations count.
+    #[inline]
+    fn request(&self, index: u32, part: u16) -> Load {
+        let header = self.header_bytes;
+        let sent = |op: &Op| if matches!(op, Op::Read { .. }) { 0 } else { op.bytes() as u64 };
+        match &self.slots[index].payload {
+            Payload::Chain(ops) => load_of(ops, |op| header + sent(op)),
+            Payload::Rpc { list, .. } => Load { ops: 1, bytes: header + sent(list.get(0)) },
+            _ => Load { ops: 1, bytes: header + self.slots[index].op(part).map_or(0, sent) },
+        }
+    }
+
+    /// What the answer weighs.
+    #[inline]
+    fn response(&self, index: u32, part: u16) -> Load {
+        let header = self.header_bytes;
+        let slot = &self.slots[index];
+        if slot.error.is_some() {
+            return Load { ops: 1, bytes: header };
+        }
+        let returned = |op: &Op| match op {
+            Op::Read { into, .. } => into.window_len() as u64,
+            Op::Write { .. } | Op::WriteWord { .. } => 0,
+            Op::Cas { .. } | Op::Faa { .. } => 8,
+        };
+        match &slot.payload {
+            Payload::Chain(ops) => load_of(ops, |op| header + returned(op)),
+            Payload::Rpc { reply_len, .. } => {
+                Load { ops: 1, bytes: header + u64::from(*reply_len) }
+            }
+            _ => Load { ops: 1, bytes: header + slot.op(part).map_or(0, returned) },
+        }
+    }
+}
+
+fn load_of(ops: &Ops, bytes: impl Fn(&Op) -> u64) -> Load {
+    Load { ops: ops.len() as u64, bytes: ops.iter().map(bytes).sum() }
+}

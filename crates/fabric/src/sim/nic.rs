@@ -1,0 +1,86 @@
+//! Network cards: queues that are nothing but the time at which they will be free.
+
+use super::config::NicConfig;
+
+/// One direction of a card, or its unit for atomics.
+///
+/// Whoever passes must come in the order of time; then each finds the queue as it really is.
+#[derive(Debug)]
+pub(super) struct Pipe {
+    free_at: u64,
+    op_ps: u64,
+    byte_fs: u64,
+}
+
+/// What a message costs a card.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Load {
+    pub ops: u64,
+    pub bytes: u64,
+}
+
+impl Pipe {
+    fn new(ops_per_s: u64, bits_per_s: u64) -> Self {
+        Pipe {
+            free_at: 0,
+            op_ps: 1_000_000_000_000_u64.div_ceil(ops_per_s),
+            byte_fs: 8_000_000_000_000_000_u64.div_ceil(bits_per_s),
+        }
+    }
+
+    /// Time to transfer that many bytes.
+    #[inline]
+    pub(super) fn transfer_ps(&self, bytes: u64) -> u64 {
+        bytes * self.byte_fs / 1000
+    }
+
+    /// What `load` occupies the pipe for.
+    #[inline]
+    pub(super) fn cost_ps(&self, load: Load) -> u64 {
+        (load.ops * self.op_ps).max(self.transfer_ps(load.bytes))
+    }
+
+    /// Takes `load`, which would be through at `idle_done` if nothing were in front of it; returns
+    /// when it is through.
+    #[inline]
+    pub(super) fn pass(&mut self, idle_done: u64, load: Load) -> u64 {
+        self.free_at = idle_done.max(self.free_at + self.cost_ps(load));
+        self.free_at
+    }
+}
+
+/// A server's card.
+#[derive(Debug)]
+pub(super) struct Nic {
+    pub inbound: Pipe,
+    pub outbound: Pipe,
+    pub atomics: Pipe,
+}
+
+impl Nic {
+    pub(super) fn new(config: &NicConfig) -> Self {
+        Nic {
+            inbound: Pipe::new(config.in_ops_per_s, config.in_bits_per_s),
+            outbound: Pipe::new(config.out_ops_per_s, config.out_bits_per_s),
+            atomics: Pipe::new(config.atomics_per_s, u64::MAX),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_idle_pipe_delays_nothing_and_a_busy_one_keeps_its_rate() {
+        let mut pipe = Pipe::new(1_000_000, 8_000_000_000);
+        let load = Load { ops: 1, bytes: 100 };
+        assert_eq!((pipe.transfer_ps(100), pipe.cost_ps(load)), (100_000, 1_000_000));
+        assert_eq!(pipe.pass(5_000_000, load), 5_000_000);
+        assert_eq!(pipe.pass(5_000_001, load), 6_000_000);
+        assert_eq!(pipe.pass(5_000_002, load), 7_000_000);
+        assert_eq!(pipe.pass(9_000_000, load), 9_000_000);
+        let large = Load { ops: 1, bytes: 10_000 };
+        assert_eq!(pipe.pass(9_000_000, large), 19_000_000);
+    }
+}

@@ -1,0 +1,117 @@
+//! The future of everything that an endpoint waits for.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use super::slots::{Failure, Payload, Wake};
+use super::{Inner, SimEndpoint};
+
+/// A post: sent off when first polled (F8), and awaited from then on.
+///
+/// Dropped while in flight, it leaves the operation, and its buffers, to the machine (F7).
+pub(super) struct Post<'a, T> {
+    endpoint: &'a SimEndpoint,
+    stage: Stage,
+    /// What is to be sent; empty from then on.
+    payload: Payload,
+    /// Takes the result out of what has come back.
+    finish: fn(&mut Payload, Failure) -> T,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Stage {
+    Unsent,
+    Sent(u32),
+    Done,
+}
+
+impl<'a, T> Post<'a, T> {
+    #[inline]
+    pub(super) fn new(
+        endpoint: &'a SimEndpoint,
+        payload: Payload,
+        finish: fn(&mut Payload, Failure) -> T,
+    ) -> Self {
+        Post { endpoint, stage: Stage::Unsent, payload, finish }
+    }
+
+    #[inline]
+    fn send(&mut self, context: &Context<'_>) -> Poll<T> {
+        let is_nothing = match &self.payload {
+            Payload::Chain(ops) | Payload::Batch(ops) => ops.is_empty(),
+            Payload::Work { ps } => *ps == 0,
+            _ => false,
+        };
+        if is_nothing {
+            self.stage = Stage::Done;
+            return Poll::Ready((self.finish)(&mut self.payload, None));
+        }
+        let inner = self.endpoint.inner();
+        let poster = self.endpoint.poster();
+        let mut machine = inner.machine.borrow_mut();
+        // The dead post nothing.
+        if !machine.lives[poster.life as usize].dead {
+            let payload = std::mem::replace(&mut self.payload, Payload::Empty);
+            self.stage = Stage::Sent(machine.post(poster, payload, inner.wake(context)));
+        }
+        Poll::Pending
+    }
+
+    #[inline]
+    fn receive(&mut self, slot: u32, context: &Context<'_>) -> Poll<T> {
+        let inner = self.endpoint.inner();
+        let mut machine = inner.machine.borrow_mut();
+        let Some((held, failure)) = machine.result(slot) else {
+            let before = machine.rewake(slot, inner.wake(context));
+            // It may call the machine when it is dropped.
+            drop(machine);
+            drop(before);
+            return Poll::Pending;
+        };
+        let result = (self.finish)(held, failure);
+        self.stage = Stage::Done;
+        let before = machine.give_back(slot);
+        drop(machine);
+        drop(before);
+        Poll::Ready(result)
+    }
+}
+
+impl<T> Future for Post<'_, T> {
+    type Output = T;
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        match self.stage {
+            Stage::Unsent => self.send(context),
+            Stage::Sent(slot) => self.receive(slot, context),
+            Stage::Done => panic!("polled after completion"),
+        }
+    }
+}
+
+impl<T> Drop for Post<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Stage::Sent(slot) = self.stage {
+            let wake = self.endpoint.inner().machine.borrow_mut().abandon(slot);
+            drop(wake);
+        }
+    }
+}
+
+impl Inner {
+    /// Whom to wake for the future that is being polled.
+    #[inline]
+    pub(super) fn wake(&self, context: &Context<'_>) -> Wake {
+        let current = self.current.get();
+        let tasks = self.tasks.borrow();
+        let own = tasks.waker(current).unwrap_or(&self.root_waker);
+        if own.will_wake(context.waker()) {
+            Wake::Task(current)
+        } else {
+            Wake::Other(context.waker().clone())
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! What has been posted and has not come back: operations in flight, and waits.
+//!
+//! - **SLOT-1** A slot is given back exactly once: by the future that takes its result, or, if that
+//!   was dropped, when the last completion comes in. Until then it owns the buffers (F7).
+//! - **SLOT-2** No event names a slot that has been given back.
+
+use std::ops::{Index, IndexMut};
+use std::task::Waker;
+
+use crate::{Incarnation, Op, OpError, Ops, ServerId, ServiceId};
+
+/// Who posts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Poster {
+    /// Worker thread, counted over all compute servers.
+    pub thread: u32,
+    pub life: u32,
+}
+
+/// What was posted; comes back with the results in it.
+#[derive(Debug)]
+pub(super) enum Payload {
+    /// Nothing: the slot is free, or its result has been taken.
+    Empty,
+    Op(Op),
+    Chain(Ops),
+    Batch(Ops),
+    /// The request as a WRITE and the reply as a READ: what travels, and what owns it.
+    Rpc {
+        service: ServiceId,
+        reply_len: u32,
+        list: Ops,
+    },
+    Fence {
+        server: ServerId,
+        who: Incarnation,
+    },
+    /// A wait that leaves the thread to others.
+    Sleep {
+        ps: u64,
+    },
+    /// A wait that occupies the thread.
+    Work {
+        ps: u64,
+    },
+}
+
+/// What went wrong, if something did. Boxed, for it is large and rare.
+pub(super) type Failure = Option<Box<OpError>>;
+
+/// Who is to be told.
+#[derive(Debug)]
+pub(super) enum Wake {
+    Nobody,
+    /// A task of the simulator, by its number: no reference counts, no lock.
+    Task(u32),
+    /// Something between the task and the operation, such as a join of several.
+    Other(Waker),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Free,
+    Flying,
+    /// Its result waits for the future.
+    Done,
+    /// The future was dropped: completes unseen.
+    Abandoned,
+}
+
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub payload: Payload,
+    pub state: State,
+    pub poster: Poster,
+    /// Number of the post.
+    pub serial: u64,
+    /// Completions still to come.
+    pub missing: u16,
+    /// Operations of a chain, or of a single one, that have begun to take effect.
+    pub begun: u16,
+    /// The last of them is between its two instants.
+    pub half: bool,
+    pub error: Failure,
+    pub wake: Wake,
+}
+
+impl Slot {
+    /// The operation `part` of a chain, a batch or a single one.
+    #[inline]
+    pub(super) fn op(&self, part: u16) -> Option<&Op> {
+        match &self.payload {
+            Payload::Op(op) => Some(op),
+            Payload::Chain(ops) | Payload::Batch(ops) => Some(ops.get(usize::from(part))),
+            _ => None,
+        }
+    }
+
+    /// As [`Slot::op`], to write.
+    #[inline]
+    pub(super) fn op_mut(&mut self, part: u16) -> Option<&mut Op> {
+        match &mut self.payload {
+            Payload::Op(op) => Some(op),
+            Payload::Chain(ops) | Payload::Batch(ops) => Some(ops.get_mut(usize::from(part))),
+            _ => None,
+        }
+    }
+
+    /// Where `part` goes; `None` for a wait.
+    #[inline]
+    pub(super) fn server(&self, part: u16) -> Option<ServerId> {
+        match &self.payload {
+            Payload::Rpc { list, .. } => list.server(),
+            Payload::Fence { server, .. } => Some(*server),
+            _ => self.op(part).map(|op| op.addr().server()),
+        }
+    }
+
+    /// Notes an error unless there is one already.
+    pub(super) fn fail(&mut self, error: OpError) {
+        self.error.get_or_insert_with(|| Box::new(error));
+    }
+}
+
+/// A slab of slots.
+#[derive(Debug, Default)]
+pub(super) struct Slots {
+    list: Vec<Slot>,
+    free: Vec<u32>,
+}
+
+impl Slots {
+    /// Takes a slot for a post of `parts` parts.
+    #[inline]
+    pub(super) fn insert(
+        &mut self,
+        poster: Poster,
+        serial: u64,
+        parts: u16,
+        payload: Payload,
+        wake: Wake,
+    ) -> u32 {
+        let index = self.free.pop().unwrap_or_else(|| self.grow());
+        // Field by field: the slot is large, and most of it is as it should be.
+        let slot = &mut self[index];
+        slot.payload = payload;
+        slot.state = State::Flying;
+        slot.poster = poster;
+        slot.serial = serial;
+        slot.missing = parts;
+        slot.begun = 0;
+        slot.half = false;
+        slot.wake = wake;
+        index
+    }
+
+    #[cold]
+    fn grow(&mut self) -> u32 {
+        self.list.push(Slot {
+            payload: Payload::Empty,
+            state: State::Free,
+            poster: Poster { thread: 0, life: 0 },
+            serial: 0,
+            missing: 0,
+            begun: 0,
+            half: false,
+            error: None,
+            wake: Wake::Nobody,
+        });
+        (self.list.len() - 1) as u32
+    }
+
+    /// Gives the slot back; what it still holds goes home. The waker comes back, to be dropped
+    /// without holding the machine.
+    #[inline]
+    pub(super) fn remove(&mut self, index: u32) -> Wake {
+        let slot = &mut self[index];
+        debug_assert_ne!(slot.state, State::Free, "SLOT-1");
+        slot.state = State::Free;
+        slot.payload = Payload::Empty;
+        slot.error = None;
+        let wake = std::mem::replace(&mut slot.wake, Wake::Nobody);
+        self.free.push(index);
+        wake
+    }
+
+    /// Number of slots in use.
+    pub(super) fn in_use(&self) -> usize {
+        self.list.len() - self.free.len()
+    }
+
+    /// One more than the largest number ever in use.
+    pub(super) fn end(&self) -> u32 {
+        self.list.len() as u32
+    }
+}
+
+impl Index<u32> for Slots {
+    type Output = Slot;
+
+    #[inline]
+    fn index(&self, index: u32) -> &Slot {
+        &self.list[index as usize]
+    }
+}
+
+impl IndexMut<u32> for Slots {
+    #[inline]
+    fn index_mut(&mut self, index: u32) -> &mut Slot {
+        &mut self.list[index as usize]
+    }
+}

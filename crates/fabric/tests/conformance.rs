@@ -1,0 +1,219 @@
+//! The contract's suite on every fabric. A new fabric is a harness and one line at the end.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+#![allow(clippy::disallowed_methods, reason = "mapped memory is raced for by real threads")]
+
+use std::env;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use farleaf_fabric::conformance::{Harness, SCRATCH_BYTES, SERVERS, Survivor, Task, victim};
+use farleaf_fabric::mapped::{Mapped, MappedEndpoint};
+use farleaf_fabric::sim::{Sim, SimConfig, SimEndpoint};
+use farleaf_fabric::{Counters, Fabric, GlobalAddr, ServerId, Service, ServiceId};
+
+const REGION_BYTES: u64 = 4096 + SCRATCH_BYTES;
+
+/// Mapped memory: every task on a thread of its own, the compute servers taken in turn.
+struct MappedHarness {
+    computers: Vec<Mapped>,
+    folder: Option<Scratch>,
+}
+
+/// Two threads of one process.
+fn anonymous() -> MappedHarness {
+    let mapped = Mapped::anonymous(SERVERS, REGION_BYTES).expect("memory");
+    MappedHarness { computers: vec![mapped], folder: None }
+}
+
+/// Two compute servers that have opened the same files.
+fn folder() -> MappedHarness {
+    let scratch = Scratch::new();
+    let (maker, guard) = Mapped::create(&scratch.0, SERVERS, REGION_BYTES).expect("create");
+    guard.finish().expect("let others in");
+    let other = Mapped::open(&scratch.0).expect("open");
+    MappedHarness { computers: vec![maker, other], folder: Some(scratch) }
+}
+
+impl Harness for MappedHarness {
+    type Endpoint = MappedEndpoint;
+
+    fn run(&self, tasks: Vec<Task<MappedEndpoint>>) {
+        thread::scope(|scope| {
+            for (task, computer) in tasks.into_iter().zip(self.computers.iter().cycle()) {
+                scope.spawn(move || {
+                    let endpoint = computer.endpoint().expect("an endpoint");
+                    endpoint.executor().block_on(task(endpoint.clone()));
+                });
+            }
+        });
+    }
+
+    fn scratch(&self) -> Range<u64> {
+        4096..REGION_BYTES
+    }
+
+    fn serve(&self, id: ServiceId, service: Arc<dyn Service>) {
+        for computer in &self.computers {
+            computer.serve(id, Arc::clone(&service));
+        }
+    }
+
+    fn counters(&self) -> Vec<Arc<Counters>> {
+        self.computers.iter().flat_map(Fabric::counters).collect()
+    }
+
+    fn buffers_out(endpoint: &MappedEndpoint) -> usize {
+        endpoint.buffers_out()
+    }
+
+    fn seed(endpoint: &MappedEndpoint, seed: u64) -> bool {
+        endpoint.seed(seed);
+        true
+    }
+
+    fn run_beside_victim(&self, addr: GlobalAddr, survivor: Survivor<MappedEndpoint>) -> bool {
+        let Some(folder) = &self.folder else { return false };
+        let mut child = Reaped(
+            Command::new(env::current_exe().expect("this test's path"))
+                .args(["--exact", "dies_when_asked_to", "--nocapture"])
+                .env(VICTIM_FOLDER, &folder.0)
+                .env(VICTIM_ADDR, addr.word().to_string())
+                .stdout(Stdio::null())
+                .spawn()
+                .expect("a second process"),
+        );
+        let endpoint = self.computers[0].endpoint().expect("an endpoint");
+        endpoint.executor().block_on(survivor(endpoint.clone(), Box::new(move || child.kill())));
+        true
+    }
+}
+
+/// The simulator: tasks in virtual time, on two compute servers in turn.
+struct SimHarness(Sim);
+
+fn sim(torn: f64) -> SimHarness {
+    let mut config = SimConfig {
+        memory_servers: SERVERS,
+        compute_servers: 2,
+        region_bytes: REGION_BYTES,
+        ..SimConfig::default()
+    };
+    config.adversary.torn = torn;
+    SimHarness(Sim::new(config).expect("a simulation"))
+}
+
+impl Harness for SimHarness {
+    type Endpoint = SimEndpoint;
+
+    fn run(&self, tasks: Vec<Task<SimEndpoint>>) {
+        for (number, task) in tasks.into_iter().enumerate() {
+            let compute = number % 2;
+            let endpoint = self.0.fabric(compute).endpoint().expect("an endpoint");
+            self.0.spawn(compute, async move { task(endpoint).await });
+        }
+        self.0.run().expect("every task ends");
+    }
+
+    fn scratch(&self) -> Range<u64> {
+        4096..REGION_BYTES
+    }
+
+    fn serve(&self, id: ServiceId, service: Arc<dyn Service>) {
+        self.0.fabric(0).serve(id, service);
+    }
+
+    fn counters(&self) -> Vec<Arc<Counters>> {
+        self.0.counters()
+    }
+
+    fn buffers_out(endpoint: &SimEndpoint) -> usize {
+        endpoint.buffers_out()
+    }
+
+    fn seed(_: &SimEndpoint, _: u64) -> bool {
+        // One seed makes the whole simulation.
+        false
+    }
+
+    fn run_beside_victim(&self, addr: GlobalAddr, survivor: Survivor<SimEndpoint>) -> bool {
+        let doomed = self.0.fabric(1);
+        let endpoint = doomed.endpoint().expect("an endpoint");
+        self.0.spawn(1, async move { victim(endpoint, addr).await });
+        let endpoint = self.0.fabric(0).endpoint().expect("an endpoint");
+        self.0.spawn(0, async move {
+            survivor(endpoint, Box::new(move || doomed.kill())).await;
+        });
+        self.0.run().expect("the survivor ends");
+        true
+    }
+}
+
+const VICTIM_FOLDER: &str = "FARLEAF_TEST_VICTIM_FOLDER";
+const VICTIM_ADDR: &str = "FARLEAF_TEST_VICTIM_ADDR";
+
+/// Not a test of its own: the process that [`MappedHarness::run_beside_victim`] kills.
+#[test]
+fn dies_when_asked_to() {
+    let (Ok(folder), Ok(addr)) = (env::var(VICTIM_FOLDER), env::var(VICTIM_ADDR)) else { return };
+    let addr = GlobalAddr::from_word(addr.parse().expect("a number")).expect("an address");
+    assert_eq!(addr.server(), ServerId(1));
+    let mapped = Mapped::open(&PathBuf::from(folder)).expect("the other process's pool");
+    let endpoint = mapped.endpoint().expect("an endpoint");
+    endpoint.executor().block_on(victim(endpoint.clone(), addr));
+}
+
+/// A child that does not outlive its parent's test.
+struct Reaped(Child);
+
+impl Reaped {
+    fn kill(&mut self) {
+        // It can have ended by itself; then there is nothing to kill, only to wait for.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Reaped {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// A folder of its own, removed at the end: in shared memory where there is some.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Scratch {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let shared = PathBuf::from("/dev/shm");
+        let parent = if shared.is_dir() { shared } else { env::temp_dir() };
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        Scratch(parent.join(format!("farleaf-conformance-{}-{number}", std::process::id())))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+mod mapped_anonymous {
+    farleaf_fabric::conformance_tests!(super::anonymous());
+}
+
+mod mapped_folder {
+    farleaf_fabric::conformance_tests!(super::folder());
+}
+
+mod simulated {
+    farleaf_fabric::conformance_tests!(super::sim(0.0));
+}
+
+mod simulated_torn {
+    farleaf_fabric::conformance_tests!(super::sim(1.0));
+}
