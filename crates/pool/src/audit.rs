@@ -1,0 +1,419 @@
+//! Accounting of every object of the pool: which are live, free, retired, held, or lost.
+//!
+//! The caller marks what its tables reach; the audit knows what the pool itself knows. In a pool
+//! where nobody else runs, every object of a carved block is one of live (marked), free (in its
+//! block's bitmap, or with the caller's own member), or retired; what is none of these is lost.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use farleaf_fabric::{Client, Endpoint, GlobalAddr, ServerId};
+
+use crate::block::{HEADER_WORDS, check_header};
+use crate::class::{CLASS_COUNT, class_bytes, class_of};
+use crate::geometry::{CLIENT_BYTES, RETIRE_BYTES};
+use crate::retire::CONFIRMED;
+use crate::words::{BlockState, BlockWord, owner_of};
+use crate::{Pool, PoolError, Session};
+
+/// Words of the block table that are read at once.
+const SCAN_WORDS: u32 = 8192;
+
+/// Marks of live objects, and what they are compared with.
+#[derive(Debug)]
+pub struct Audit {
+    pool: Arc<Pool>,
+    /// Carved blocks.
+    blocks: BTreeMap<(ServerId, u32), AuditBlock>,
+    states: [u64; 3],
+    /// If set, only these blocks and objects are tracked, and marks of others are ignored.
+    watched: Option<BTreeMap<GlobalAddr, bool>>,
+    problems: Vec<String>,
+}
+
+#[derive(Debug)]
+struct AuditBlock {
+    word: BlockWord,
+    marks: Box<[u64]>,
+}
+
+/// Objects of one size class.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClassReport {
+    /// Bytes of an object.
+    pub bytes: u64,
+    /// Blocks carved for the class.
+    pub blocks: u64,
+    /// Objects in those blocks.
+    pub handed_out: u64,
+    /// Marked objects.
+    pub live: u64,
+    /// Objects that are free: in a bitmap, or with the caller's own member.
+    pub free: u64,
+    /// Objects in retire pages.
+    pub retired: u64,
+    /// Objects of other running members' blocks that may be free there, or on their way into or out
+    /// of a table.
+    pub held: u64,
+    /// Objects that nobody knows.
+    pub leaked: u64,
+}
+
+/// What an audit found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AuditReport {
+    /// Blocks that nobody uses.
+    pub blocks_free: u64,
+    /// Blocks of members.
+    pub blocks_owned: u64,
+    /// Blocks left by members that are gone.
+    pub blocks_orphan: u64,
+    /// Per size class, ascending; classes without a block are left out.
+    pub classes: Vec<ClassReport>,
+    /// What must not be, each with its place.
+    pub problems: Vec<String>,
+}
+
+impl AuditReport {
+    /// Whether every object is accounted for and nothing is wrong: live, free and retired objects
+    /// are all that there are. Holds in a pool where nobody but the caller's member runs, and that
+    /// has no operation under way.
+    pub fn closes(&self) -> bool {
+        let sums = |class: &ClassReport| class.live + class.free + class.retired;
+        self.problems.is_empty() && self.classes.iter().all(|class| class.handed_out == sums(class))
+    }
+}
+
+impl Audit {
+    /// Reads the block tables and the headers of carved blocks.
+    ///
+    /// Cost: per server 1 READ for each 64 KiB of its block table, and 1 READ for each carved block.
+    ///
+    /// # Errors
+    /// `Fabric`. Damage is a finding of the report, not an error.
+    pub async fn new<E: Endpoint>(session: &Session<E>) -> Result<Audit, PoolError> {
+        let mut audit = Audit {
+            pool: Arc::clone(session.pool()),
+            blocks: BTreeMap::new(),
+            states: [0; 3],
+            watched: None,
+            problems: Vec::new(),
+        };
+        for server in session.pool().geometry().server_ids() {
+            for (block, word) in session.pool().read_block_words(session.client(), server).await? {
+                audit.add_block(session, server, block, word).await?;
+            }
+        }
+        Ok(audit)
+    }
+
+    /// An audit of some blocks and objects alone, for a recovery.
+    pub(crate) fn of(
+        pool: &Arc<Pool>,
+        blocks: &[(ServerId, u32, BlockWord)],
+        watched: &[GlobalAddr],
+    ) -> Audit {
+        let blocks = blocks.iter().map(|(server, block, word)| {
+            let words = pool.geometry().shape(word.class()).bitmap_words();
+            ((*server, *block), AuditBlock { word: *word, marks: vec![0; words].into() })
+        });
+        Audit {
+            pool: Arc::clone(pool),
+            blocks: blocks.collect(),
+            states: [0; 3],
+            watched: Some(watched.iter().map(|addr| (*addr, false)).collect()),
+            problems: Vec::new(),
+        }
+    }
+
+    /// Marks the object of `bytes` at `addr` as live. No remote operation.
+    ///
+    /// # Errors
+    /// What is wrong: no block is there, no object starts there, it is of another size, or it was
+    /// marked before. The audit stays usable.
+    pub fn mark(&mut self, addr: GlobalAddr, bytes: usize) -> Result<(), String> {
+        if let Some(reached) = self.watched.as_mut().and_then(|watched| watched.get_mut(&addr)) {
+            *reached = true;
+        }
+        let lenient = self.watched.is_some();
+        let ignored = |why: String| if lenient { Ok(()) } else { Err(why) };
+        let Some((number, offset)) = self.pool.geometry().block_of(addr) else {
+            return Err(format!("{bytes} bytes at {addr} are in no block"));
+        };
+        let Some(block) = self.blocks.get_mut(&(addr.server(), number)) else {
+            return ignored(format!("{bytes} bytes at {addr} are in a block that is not carved"));
+        };
+        let shape = self.pool.geometry().shape(block.word.class());
+        let Some(index) = shape.object_at(offset) else {
+            return Err(format!("no object starts at {addr}, where {bytes} bytes should be"));
+        };
+        if class_of(bytes) != Some(block.word.class()) {
+            let of = shape.object_bytes;
+            return Err(format!("{bytes} bytes at {addr} are in a block for objects of {of}"));
+        }
+        let (word, bit) = ((index / 64) as usize, 1 << (index % 64));
+        if block.marks[word] & bit != 0 {
+            return Err(format!("the object at {addr} is linked twice"));
+        }
+        block.marks[word] |= bit;
+        Ok(())
+    }
+
+    /// Reads retire pages and bitmaps and does the sums.
+    ///
+    /// Cost: 1 READ of the client table, per client in use and server 1 READ of 4 KiB, per carved
+    /// block 1 READ of its bitmap.
+    ///
+    /// # Errors
+    /// `Fabric`.
+    pub async fn report<E: Endpoint>(
+        &self,
+        session: &Session<E>,
+    ) -> Result<AuditReport, PoolError> {
+        let mut report = AuditReport {
+            blocks_free: self.states[0],
+            blocks_owned: self.states[1],
+            blocks_orphan: self.states[2],
+            classes: Vec::new(),
+            problems: self.problems.clone(),
+        };
+        let pool = session.pool();
+        let mut retired: BTreeMap<(ServerId, u32), Vec<(u32, bool)>> = BTreeMap::new();
+        for word in pool.read_retired(session.client(), |_| true).await? {
+            let RetiredWord { client, addr, is_confirmed } = word;
+            match self.locate(addr) {
+                Some((at, index)) => retired.entry(at).or_default().push((index, is_confirmed)),
+                None => report
+                    .problems
+                    .push(format!("client {client} has retired {addr}, where no object starts")),
+            }
+        }
+        let mut classes = vec![ClassReport::default(); CLASS_COUNT];
+        for (at, block) in &self.blocks {
+            let retired = retired.get(at).map_or(&[][..], Vec::as_slice);
+            let sums = &mut classes[block.word.class()];
+            self.account(session, *at, block, retired, sums, &mut report.problems).await?;
+        }
+        for (class, sums) in classes.iter_mut().enumerate() {
+            sums.bytes = class_bytes(class);
+        }
+        classes.retain(|sums| sums.blocks > 0);
+        report.classes = classes;
+        Ok(report)
+    }
+
+    /// Adds one block's objects to the sums.
+    async fn account<E: Endpoint>(
+        &self,
+        session: &Session<E>,
+        (server, number): (ServerId, u32),
+        block: &AuditBlock,
+        retired: &[(u32, bool)],
+        sums: &mut ClassReport,
+        problems: &mut Vec<String>,
+    ) -> Result<(), PoolError> {
+        let pool = session.pool();
+        let shape = pool.geometry().shape(block.word.class());
+        let bitmap = session.client().buf(shape.bitmap_words() * 8);
+        let bitmap = session.client().read(pool.bitmap_addr(server, number, 0), bitmap).await?;
+        let alloc = pool.alloc();
+        let local = alloc.block(server, number);
+        let is_others = local.is_none() && !block.word.is(BlockState::Orphan);
+        sums.blocks += 1;
+        // 0 not at all, 1 announced, 2 confirmed.
+        let mut retirement = vec![0_u8; shape.count as usize];
+        for (index, is_confirmed) in retired {
+            let before = &mut retirement[*index as usize];
+            if *is_confirmed && *before == 2 {
+                let at = shape.offset_of(*index);
+                problems.push(format!(
+                    "block {number} of server {server}: the object at {at:#x} is retired twice"
+                ));
+            }
+            *before = (*before).max(1 + u8::from(*is_confirmed));
+        }
+        for (index, retirement) in (0..shape.count).zip(retirement) {
+            let (word, bit) = ((index / 64) as usize, index % 64);
+            let is_marked = block.marks[word] >> bit & 1 == 1;
+            let in_bitmap = bitmap.words()[word] >> bit & 1 == 1;
+            let is_local = local.is_some_and(|local| local.is_free(index));
+            let claims = [
+                (is_marked, "live"),
+                (in_bitmap, "free in the bitmap"),
+                (is_local, "free at its owner"),
+                // One that was only announced may have stayed, or have been freed by another.
+                (retirement == 2, "retired"),
+            ];
+            sums.handed_out += 1;
+            if claims.iter().filter(|(holds, _)| *holds).count() > 1 {
+                let what: Vec<&str> =
+                    claims.iter().filter(|(holds, _)| *holds).map(|(_, what)| *what).collect();
+                problems.push(format!(
+                    "block {number} of server {server}: the object at {:#x} is {}",
+                    shape.offset_of(index),
+                    what.join(" and ")
+                ));
+            }
+            if is_marked {
+                sums.live += 1;
+            } else if in_bitmap || is_local {
+                sums.free += 1;
+            } else if retirement > 0 {
+                sums.retired += 1;
+            } else if is_others {
+                sums.held += 1;
+            } else {
+                sums.leaked += 1;
+            }
+        }
+        for word in 0..shape.bitmap_words() {
+            let beyond = bitmap.words()[word] & !shape.valid_bits(word);
+            if beyond != 0 {
+                problems.push(format!(
+                    "block {number} of server {server}: its bitmap has bits beyond its objects"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    async fn add_block<E: Endpoint>(
+        &mut self,
+        session: &Session<E>,
+        server: ServerId,
+        number: u32,
+        word: BlockWord,
+    ) -> Result<(), PoolError> {
+        let mut problem =
+            |why: String| self.problems.push(format!("block {number} of server {server}: {why}"));
+        let state = match word.state() {
+            Ok(state) => state,
+            Err(error) => {
+                problem(error.to_string());
+                return Ok(());
+            }
+        };
+        match state {
+            BlockState::Free => {
+                self.states[0] += 1;
+                return Ok(());
+            }
+            BlockState::Damaged => {
+                problem("its header was found damaged; it is left alone".into());
+                return Ok(());
+            }
+            BlockState::Carving => {
+                self.states[1] += 1;
+                return Ok(());
+            }
+            BlockState::Owned | BlockState::Recovering => self.states[1] += 1,
+            BlockState::Orphan => self.states[2] += 1,
+        }
+        let pool = session.pool();
+        let front = session.client().buf(HEADER_WORDS * 8);
+        let at = pool.geometry().block_addr(server, number);
+        let front = session.client().read(at, front).await?;
+        if let Err(why) = check_header(pool.geometry(), word, front.words()) {
+            problem(why);
+            return Ok(());
+        }
+        let words = pool.geometry().shape(word.class()).bitmap_words();
+        let block = AuditBlock { word, marks: vec![0; words].into() };
+        self.blocks.insert((server, number), block);
+        Ok(())
+    }
+
+    /// The block and the number of the object at `addr`, if one of a known block starts there.
+    fn locate(&self, addr: GlobalAddr) -> Option<((ServerId, u32), u32)> {
+        let (number, offset) = self.pool.geometry().block_of(addr)?;
+        let at = (addr.server(), number);
+        let shape = self.pool.geometry().shape(self.blocks.get(&at)?.word.class());
+        Some((at, shape.object_at(offset)?))
+    }
+
+    /// Whether the object at `addr` was marked; `None` if the audit does not know of it.
+    pub(crate) fn is_marked(&self, addr: GlobalAddr) -> Option<bool> {
+        if let Some(reached) = self.watched.as_ref().and_then(|watched| watched.get(&addr)) {
+            return Some(*reached);
+        }
+        let (at, index) = self.locate(addr)?;
+        let marks = &self.blocks.get(&at)?.marks;
+        Some(marks[(index / 64) as usize] >> (index % 64) & 1 == 1)
+    }
+
+    /// The marks of a block's objects, if the block was carved alike when the audit began.
+    pub(crate) fn marks(&self, server: ServerId, number: u32, word: BlockWord) -> Option<&[u64]> {
+        let block = self.blocks.get(&(server, number))?;
+        (block.word.class() == word.class()).then_some(&block.marks)
+    }
+}
+
+/// A word of a retire page.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RetiredWord {
+    pub(crate) client: u32,
+    pub(crate) addr: GlobalAddr,
+    /// Its client has unlinked the object (INV-RETIRE-3).
+    pub(crate) is_confirmed: bool,
+}
+
+impl Pool {
+    /// The words of a server's block table.
+    pub(crate) async fn read_block_words<E: Endpoint>(
+        &self,
+        client: &Client<E>,
+        server: ServerId,
+    ) -> Result<Vec<(u32, BlockWord)>, PoolError> {
+        let count = self.geometry().block_count(server);
+        let mut all = Vec::with_capacity(count as usize);
+        let mut from = 0;
+        while from < count {
+            let words = SCAN_WORDS.min(count - from);
+            let at = self.geometry().block_word_addr(server, from);
+            let table = client.read(at, client.buf(words as usize * 8)).await?;
+            all.extend((from..).zip(table.words().iter().map(|word| BlockWord(*word))));
+            from += words;
+        }
+        Ok(all)
+    }
+
+    /// The clients in use, with slot and generation of their owners.
+    pub(crate) async fn read_clients<E: Endpoint>(
+        &self,
+        client: &Client<E>,
+    ) -> Result<Vec<(u32, (u32, u32))>, PoolError> {
+        let count = self.geometry().options().clients_max;
+        let table = client.buf(count as usize * CLIENT_BYTES as usize);
+        let table = client.read(self.geometry().client_addr(0), table).await?;
+        let entries = table.words().chunks_exact(CLIENT_BYTES as usize / 8);
+        Ok((0..count)
+            .zip(entries)
+            .filter_map(|(id, entry)| owner_of(entry[0]).map(|owner| (id, owner)))
+            .collect())
+    }
+
+    /// Everything in the retire pages of clients with a chosen owner.
+    pub(crate) async fn read_retired<E: Endpoint>(
+        &self,
+        client: &Client<E>,
+        is_chosen: impl Fn((u32, u32)) -> bool,
+    ) -> Result<Vec<RetiredWord>, PoolError> {
+        let mut all = Vec::new();
+        for (id, owner) in self.read_clients(client).await? {
+            if !is_chosen(owner) {
+                continue;
+            }
+            for server in self.geometry().server_ids() {
+                let at = self.geometry().retire_addr(server, id, 0);
+                let page = client.read(at, client.buf(RETIRE_BYTES as usize)).await?;
+                let words = page.words().iter().filter(|word| **word != 0);
+                all.extend(words.map(|word| RetiredWord {
+                    client: id,
+                    addr: GlobalAddr::from_word(word & !CONFIRMED).unwrap_or_default(),
+                    is_confirmed: word & CONFIRMED != 0,
+                }));
+            }
+        }
+        Ok(all)
+    }
+}

@@ -1,0 +1,180 @@
+//! The client table: one entry per open session, and what must outlive the session.
+//!
+//! Words of an entry: 0 owner (0: free), 1 tokens given out so far, 2 first token of the member
+//! life in word 3, 3 owner of the latest session.
+//!
+//! INV-CLIENT-1: the retire page of a free client is zero on every server.
+//! INV-CLIENT-2: word 1 is above every number of a token that was ever made with this client.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use farleaf_fabric::{Client, Endpoint};
+
+use crate::geometry::{CLIENT_BYTES, RETIRE_BYTES};
+use crate::retire::Retirement;
+use crate::words::{MemberState, MemberWord, owner_of, owner_word};
+use crate::{LockToken, Pool, PoolError};
+
+/// Tokens that are taken from the table at once; given back when the session ends.
+pub(crate) const TOKEN_STEP: u64 = 1 << 20;
+const COUNTER_END: u64 = 1 << LockToken::COUNTER_BITS;
+
+/// A client that belongs to a session.
+#[derive(Debug)]
+pub(crate) struct ClaimedClient {
+    pub(crate) id: u32,
+    pub(crate) owner: u64,
+    pub(crate) tokens: std::ops::Range<u64>,
+}
+
+/// A client whose session was dropped.
+#[derive(Debug)]
+pub(crate) struct ClosedClient {
+    pub(crate) claimed: ClaimedClient,
+    pub(crate) retired: Arc<Retirement>,
+}
+
+impl Pool {
+    /// Takes a free client.
+    pub(crate) async fn claim_client<E: Endpoint>(
+        &self,
+        client: &Client<E>,
+    ) -> Result<ClaimedClient, PoolError> {
+        let count = self.geometry().options().clients_max;
+        let words = CLIENT_BYTES as usize / 8;
+        let table = client.buf(count as usize * CLIENT_BYTES as usize);
+        let table = client.read(self.geometry().client_addr(0), table).await?;
+        let number = self.session_number.fetch_add(1, Ordering::Relaxed);
+        let owner = owner_word(self.member, self.generation, number);
+        for (id, entry) in (0..count).zip(table.words().chunks_exact(words)) {
+            if entry[0] != 0 || entry[1] > COUNTER_END - TOKEN_STEP {
+                continue;
+            }
+            // From here on, an error or a dropped future leaves the entry to a later tick.
+            let mut claim = Claim { pool: self, id, owner, done: false };
+            let at = self.geometry().client_addr(id);
+            if client.cas(at, 0, owner).await? != 0 {
+                claim.done = true;
+                continue;
+            }
+            let mut ops = client.ops();
+            ops.faa(at.plus(8), TOKEN_STEP);
+            ops.read(at, client.buf(32));
+            let ops = client.chain(ops).await?;
+            let start = ops.old(0);
+            if start > COUNTER_END - TOKEN_STEP {
+                continue;
+            }
+            if !self.is_own(ops.buf(1).words()[3]) {
+                let mut ops = client.ops();
+                ops.write_word(at.plus(16), start);
+                ops.write_word(at.plus(24), owner);
+                client.chain(ops).await?;
+            }
+            claim.done = true;
+            self.token_starts[id as usize].fetch_min(start, Ordering::SeqCst);
+            return Ok(ClaimedClient { id, owner, tokens: start..start + TOKEN_STEP });
+        }
+        Err(PoolError::NoSlot("client", count as usize))
+    }
+
+    /// More tokens for the client.
+    pub(crate) async fn more_tokens<E: Endpoint>(
+        &self,
+        client: &Client<E>,
+        id: u32,
+    ) -> Result<u64, PoolError> {
+        let at = self.geometry().client_addr(id).plus(8);
+        let start = client.faa(at, TOKEN_STEP).await?;
+        if start > COUNTER_END - TOKEN_STEP {
+            return Err(PoolError::NoSlot("lock token", COUNTER_END as usize));
+        }
+        Ok(start)
+    }
+
+    /// Frees a client that has nothing retired any more.
+    ///
+    /// Cost: 1 chain, and a WRITE per server on which an announced object was neither retired nor
+    /// taken back. Such an object stays in use or is lost until a sweep finds it.
+    pub(crate) async fn release_client<E: Endpoint>(
+        &self,
+        client: &Client<E>,
+        closed: &ClosedClient,
+    ) -> Result<(), PoolError> {
+        let ClaimedClient { id, owner, tokens } = &closed.claimed;
+        for server in self.geometry().server_ids() {
+            let is_used = closed.retired.lock().is_used(server);
+            if is_used {
+                let mut page = client.buf(RETIRE_BYTES as usize);
+                page.words_mut().fill(0);
+                client.write(self.geometry().retire_addr(server, *id, 0), page).await?;
+            }
+        }
+        let at = self.geometry().client_addr(*id);
+        let mut ops = client.ops();
+        ops.cas(at.plus(8), tokens.end, tokens.start);
+        ops.cas(at, *owner, 0);
+        client.chain(ops).await?;
+        Ok(())
+    }
+
+    /// Whether the member that a lock's token names is dead and fenced. See
+    /// [`crate::Session::owner_is_dead`].
+    pub(crate) async fn token_is_dead<E: Endpoint>(
+        &self,
+        client: &Client<E>,
+        word: u64,
+    ) -> Result<bool, PoolError> {
+        let options = self.geometry().options();
+        let token = LockToken::from_word(word)
+            .filter(|token| token.member() < options.members_max)
+            .filter(|token| token.client() < options.clients_max)
+            .ok_or_else(|| PoolError::Corrupt(format!("{word:#x} is no lock's token")))?;
+        if token.member() == self.member {
+            // This life made it, or an earlier one of the slot, which has been recovered.
+            let start = self.token_starts[token.client() as usize].load(Ordering::SeqCst);
+            return Ok(token.counter() < start);
+        }
+        let mut ops = client.ops();
+        ops.read(self.geometry().member_addr(token.member()), client.buf(8));
+        ops.read(self.geometry().client_addr(token.client()), client.buf(32));
+        let ops = client.chain(ops).await?;
+        let member = MemberWord(ops.buf(0).words()[0]);
+        let entry = ops.buf(1).words();
+        if member.state()? != MemberState::Live {
+            // Left, or fenced.
+            return Ok(true);
+        }
+        let life = Some((token.member(), member.generation()));
+        let is_of_life = if owner_of(entry[3]) == life {
+            token.counter() >= entry[2]
+        } else {
+            // Words 2 and 3 are written after word 0.
+            owner_of(entry[0]) == life
+        };
+        if !is_of_life {
+            return Ok(true);
+        }
+        self.declare_dead(client, token.member(), member).await
+    }
+}
+
+/// Leaves a half-claimed client to the next tick.
+struct Claim<'a> {
+    pool: &'a Pool,
+    id: u32,
+    owner: u64,
+    done: bool,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        if !self.done {
+            // The tokens that may have been taken stay unused.
+            let claimed = ClaimedClient { id: self.id, owner: self.owner, tokens: 0..0 };
+            let retired = Retirement::new(claimed.id, self.pool.geometry().servers());
+            self.pool.closed().push(ClosedClient { claimed, retired });
+        }
+    }
+}

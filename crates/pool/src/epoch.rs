@@ -1,0 +1,317 @@
+//! Epochs: when nobody can hold a retired object any more.
+//!
+//! `G` is the global epoch, a word on server 0. Every member has a *view* `L` of it (its last READ)
+//! and an *announcement* `A` in its entry: an epoch, or idle. Operations pin `L` of their member.
+//!
+//! INV-EPOCH-1: `A <= L`, and `A <=` every pin of the member, while it is announced live. (`A` is
+//! the least of `L` and the pins, `L` read before the pins; later pins are at least that `L`.)
+//! INV-EPOCH-2: `G` goes from `g` to `g + 1` only by a CAS whose initiator, after it had read `g`,
+//! saw every live member announced at `g` or idle.
+//! INV-EPOCH-3: while a member is announced live, `L <= G <= L + 1`. Going live, it announces first
+//! and reads `G` after. A CAS from `G` whose initiator looked before may still come; the next one's
+//! initiator must look after that and finds `A <= L < G`.
+//! INV-EPOCH-4: no operation reads remote memory before its pin is visible and its member is
+//! announced live. Going idle, a tick first clears `announced_live` and then looks at the pins; an
+//! operation pins first and then looks at `announced_live`: one of the two sees the other.
+//!
+//! INV-EPOCH-5, why reuse is safe: let an object be unlinked, and then retired at epoch `e`, the
+//! `L` of its member, which is live because the retiring operation is pinned. A reader that holds
+//! the object began before, so that its pin is at most the `G` of then, at most `e + 1` by 3. As
+//! long as it runs, its member's `A` is live and at most `e + 1` by 1. The object is reused only
+//! after a look at all members, begun after the retirement, found each at `A >= e + 2`, idle, or
+//! dead. A member that was idle in that look begins its operations after it, by 4, when the object
+//! was unlinked. A dead member is fenced; what its reads return goes nowhere.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use farleaf_fabric::{Client, Endpoint};
+
+use crate::geometry::MEMBER_BYTES;
+use crate::member;
+use crate::pins::UNPINNED;
+use crate::words::{AnnounceWord, EPOCH_MAX, MemberState, MemberWord};
+use crate::{Pool, PoolError};
+
+/// How long to wait for another session that is announcing.
+const WAIT_NS: u64 = 1_000;
+/// Looks at the members between questions whether an idle one lives.
+const IDLE_LOOKS: u64 = 64;
+/// Ticks that a member may lag before the fabric is asked whether it lives, and between questions.
+const LAG_TICKS: u8 = 4;
+const ATTEMPTS_MAX: usize = 16;
+
+/// A member's epochs.
+#[derive(Debug)]
+pub(crate) struct Epochs {
+    /// `L`.
+    pub(crate) view: AtomicU64,
+    pub(crate) announced_live: AtomicBool,
+    announced: Mutex<Announced>,
+    begun_before: AtomicU64,
+    lag: Mutex<Vec<u8>>,
+    looks: AtomicU64,
+}
+
+/// What is known of the own announcement.
+#[derive(Clone, Copy, Debug)]
+enum Announced {
+    Known(AnnounceWord),
+    /// A CAS on it had no known outcome.
+    Unknown,
+    /// A session is changing it.
+    Busy,
+}
+
+/// What a tick saw.
+#[derive(Debug)]
+pub(crate) struct Observation {
+    pub(crate) epoch: u64,
+    /// The least announcement of other live members; [`UNPINNED`] if none is announced live.
+    pub(crate) least_of_others: u64,
+    /// Members that have lagged for a while, and now and then an idle one: the fabric is to be
+    /// asked whether they live.
+    pub(crate) suspects: Vec<(u32, MemberWord)>,
+}
+
+impl Epochs {
+    pub(crate) fn new(announced: AnnounceWord, members: u32) -> Self {
+        Epochs {
+            view: AtomicU64::new(0),
+            announced_live: AtomicBool::new(false),
+            announced: Mutex::new(Announced::Known(announced)),
+            begun_before: AtomicU64::new(0),
+            lag: Mutex::new(vec![0; members as usize]),
+            looks: AtomicU64::new(0),
+        }
+    }
+
+    fn announced(&self) -> MutexGuard<'_, Announced> {
+        self.announced.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The right to change the announcement, if no other session has it.
+    fn acquire(&self) -> Option<Announcing<'_>> {
+        let mut announced = self.announced();
+        let before = match *announced {
+            Announced::Busy => return None,
+            Announced::Known(word) => Some(word),
+            Announced::Unknown => None,
+        };
+        *announced = Announced::Busy;
+        Some(Announcing { epochs: self, before, after: None })
+    }
+}
+
+/// Gives the right back, with what is known then.
+struct Announcing<'a> {
+    epochs: &'a Epochs,
+    before: Option<AnnounceWord>,
+    after: Option<AnnounceWord>,
+}
+
+impl Drop for Announcing<'_> {
+    fn drop(&mut self) {
+        *self.epochs.announced() = self.after.map_or(Announced::Unknown, Announced::Known);
+    }
+}
+
+impl Pool {
+    /// Sees to it that this member is announced live. Nothing if it is; otherwise 1 chain.
+    pub(crate) async fn ensure_live<E: Endpoint>(
+        &self,
+        client: &Client<E>,
+    ) -> Result<(), PoolError> {
+        let epochs = &self.epochs;
+        let mut announcing = loop {
+            if epochs.announced_live.load(Ordering::SeqCst) {
+                return Ok(());
+            }
+            if let Some(announcing) = epochs.acquire() {
+                break announcing;
+            }
+            client.endpoint().sleep(WAIT_NS).await;
+        };
+        if epochs.announced_live.load(Ordering::SeqCst) {
+            announcing.after = announcing.before;
+            return Ok(());
+        }
+        let at = self.geometry().member_addr(self.member).plus(16);
+        let mut before = self.announcement(client, &announcing).await?;
+        for _ in 0..ATTEMPTS_MAX {
+            let epoch = epochs.view.load(Ordering::SeqCst).min(self.pins.least());
+            let live = before.next_live(epoch);
+            let mut ops = client.ops();
+            ops.cas(at, before.0, live.0);
+            ops.read(self.geometry().epoch_addr(), client.buf(8));
+            let ops = client.chain(ops).await?;
+            if ops.old(0) == before.0 {
+                self.note_epoch(ops.buf(1).words()[0])?;
+                announcing.after = Some(live);
+                epochs.announced_live.store(true, Ordering::SeqCst);
+                return Ok(());
+            }
+            before = AnnounceWord(ops.old(0));
+        }
+        Err(PoolError::Corrupt("this member's announcement is changed by others".into()))
+    }
+
+    /// READs the epoch and all members' announcements. 1 chain.
+    pub(crate) async fn observe<E: Endpoint>(
+        &self,
+        client: &Client<E>,
+    ) -> Result<Observation, PoolError> {
+        let geometry = self.geometry();
+        let bytes = geometry.options().members_max as usize * MEMBER_BYTES as usize;
+        let mut ops = client.ops();
+        ops.read(geometry.epoch_addr(), client.buf(8));
+        ops.read(geometry.member_addr(0), client.buf(bytes));
+        let ops = client.chain(ops).await?;
+        let epoch = ops.buf(0).words()[0];
+        self.note_epoch(epoch)?;
+        let table = ops.buf(1).words();
+        let mut seen = Observation { epoch, least_of_others: UNPINNED, suspects: Vec::new() };
+        let mut needs_recovery = false;
+        let looks = self.epochs.looks.fetch_add(1, Ordering::Relaxed) + 1;
+        // Idle members do not lag; they are asked after in turn.
+        let members = geometry.options().members_max;
+        let mut idle_from = looks
+            .is_multiple_of(IDLE_LOOKS)
+            .then(|| (looks / IDLE_LOOKS % u64::from(members)) as u32);
+        let mut first_idle = None;
+        let mut lag = self.epochs.lag.lock().unwrap_or_else(PoisonError::into_inner);
+        for (slot, (entry, lag)) in member::entries(table).zip(lag.iter_mut()).enumerate() {
+            let slot = slot as u32;
+            let state = entry.word.state()?;
+            if slot == self.member {
+                if entry.word != MemberWord::new(MemberState::Live, self.generation) {
+                    // Declared dead and fenced.
+                    self.close();
+                    return Err(PoolError::Closed);
+                }
+                continue;
+            }
+            needs_recovery |= match state {
+                MemberState::Dead => true,
+                MemberState::Recovering => is_abandoned(entry.word, table),
+                MemberState::Free | MemberState::Live => false,
+            };
+            let announced = entry.announced.epoch().filter(|_| state == MemberState::Live);
+            seen.least_of_others = seen.least_of_others.min(announced.unwrap_or(UNPINNED));
+            if state == MemberState::Live && announced.is_none() && idle_from.is_some() {
+                first_idle = first_idle.or(Some((slot, entry.word)));
+                if idle_from.is_some_and(|from| slot >= from) {
+                    seen.suspects.push((slot, entry.word));
+                    idle_from = None;
+                    first_idle = None;
+                }
+            }
+            *lag = if announced.is_some_and(|at| at < epoch) { *lag + 1 } else { 0 };
+            if *lag == LAG_TICKS {
+                *lag = 0;
+                seen.suspects.push((slot, entry.word));
+            }
+        }
+        seen.suspects.extend(first_idle);
+        self.needs_recovery.store(needs_recovery, Ordering::Relaxed);
+        Ok(seen)
+    }
+
+    /// Announces what this member holds on to, or that it is idle. At most 1 CAS.
+    pub(crate) async fn announce<E: Endpoint>(&self, client: &Client<E>) -> Result<(), PoolError> {
+        let epochs = &self.epochs;
+        let begun = self.pins.begun();
+        let quiet = epochs.begun_before.swap(begun, Ordering::Relaxed) == begun;
+        if !epochs.announced_live.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        let Some(mut announcing) = epochs.acquire() else { return Ok(()) };
+        if !epochs.announced_live.load(Ordering::SeqCst) {
+            announcing.after = announcing.before;
+            return Ok(());
+        }
+        let at = self.geometry().member_addr(self.member).plus(16);
+        let mut before = self.announcement(client, &announcing).await?;
+        for _ in 0..ATTEMPTS_MAX {
+            let mut idle = false;
+            if quiet {
+                epochs.announced_live.store(false, Ordering::SeqCst);
+                idle = self.pins.least() == UNPINNED;
+                epochs.announced_live.store(!idle, Ordering::SeqCst);
+            }
+            // The view first, then the pins (INV-EPOCH-1).
+            let view = epochs.view.load(Ordering::SeqCst);
+            let epoch = view.min(self.pins.least());
+            let next = if idle { before.next_idle() } else { before.next_live(epoch) };
+            if !idle && before.epoch() == Some(epoch) {
+                announcing.after = Some(before);
+                return Ok(());
+            }
+            let found = client.cas(at, before.0, next.0).await?;
+            if found == before.0 {
+                announcing.after = Some(next);
+                return Ok(());
+            }
+            before = AnnounceWord(found);
+        }
+        Err(PoolError::Corrupt("this member's announcement is changed by others".into()))
+    }
+
+    /// Moves the global epoch on if everybody is there. At most 1 CAS.
+    pub(crate) async fn advance<E: Endpoint>(
+        &self,
+        client: &Client<E>,
+        seen: &Observation,
+    ) -> Result<(), PoolError> {
+        let own = match *self.epochs.announced() {
+            Announced::Known(word) => word.epoch(),
+            Announced::Unknown | Announced::Busy => None,
+        };
+        // A member that is announced idle has no need of it.
+        if own.is_none_or(|own| own < seen.epoch) || seen.least_of_others < seen.epoch {
+            return Ok(());
+        }
+        let found = client.cas(self.geometry().epoch_addr(), seen.epoch, seen.epoch + 1).await?;
+        if found == seen.epoch {
+            self.note_epoch(seen.epoch + 1)?;
+        }
+        Ok(())
+    }
+
+    /// Objects retired at an epoch two or more below this may be reused, if they were retired
+    /// before `seen` was looked at.
+    pub(crate) fn reuse_bound(&self, seen: &Observation) -> u64 {
+        seen.least_of_others.min(self.pins.least())
+    }
+
+    fn note_epoch(&self, epoch: u64) -> Result<(), PoolError> {
+        if !(1..EPOCH_MAX - 1).contains(&epoch) {
+            return Err(PoolError::Corrupt(format!("the global epoch is {epoch:#x}")));
+        }
+        self.epochs.view.fetch_max(epoch, Ordering::SeqCst);
+        Ok(())
+    }
+
+    async fn announcement<E: Endpoint>(
+        &self,
+        client: &Client<E>,
+        announcing: &Announcing<'_>,
+    ) -> Result<AnnounceWord, PoolError> {
+        if let Some(word) = announcing.before {
+            return Ok(word);
+        }
+        let at = self.geometry().member_addr(self.member).plus(16);
+        let read = client.read(at, client.buf(8)).await?;
+        Ok(AnnounceWord(read.words()[0]))
+    }
+}
+
+/// Whether the member that recovers this one is not there any more.
+fn is_abandoned(word: MemberWord, table: &[u64]) -> bool {
+    let (slot, generation) = word.recoverer();
+    let entry = table.get(slot as usize * (MEMBER_BYTES as usize / 8));
+    entry.is_none_or(|entry| {
+        let recoverer = MemberWord(*entry);
+        !recoverer.is(MemberState::Live) || recoverer.generation() & 0x1fff != generation
+    })
+}

@@ -1,0 +1,297 @@
+//! Where everything is in the regions: a function of the options and the regions' lengths alone.
+//!
+//! INV-GEO-1: the areas of a region follow one another without overlap, in the order superblock,
+//! global words, member table, client table, root table, client areas, block table, blocks.
+//! INV-GEO-2: areas before the block table are at the same offsets on every server.
+
+use farleaf_fabric::{GlobalAddr, ServerId};
+
+use crate::PoolError;
+use crate::class::{BlockShape, CLASS_COUNT};
+
+/// Bytes of the superblock.
+pub(crate) const SUPERBLOCK_BYTES: u64 = 4096;
+/// The global epoch (server 0).
+pub(crate) const EPOCH_AT: u64 = 4096;
+/// The lock of the root table (server 0).
+pub(crate) const ROOT_LOCK_AT: u64 = 4096 + 64;
+const MEMBERS_AT: u64 = 8192;
+pub(crate) const MEMBER_BYTES: u64 = 64;
+pub(crate) const CLIENT_BYTES: u64 = 64;
+pub(crate) const ROOT_BYTES: u64 = 256;
+/// Words of a retire page.
+pub(crate) const RETIRE_WORDS: usize = 512;
+pub(crate) const RETIRE_BYTES: u64 = RETIRE_WORDS as u64 * 8;
+const BLOCKS_MAX: u64 = 1 << 24;
+const PAGE: u64 = 4096;
+
+/// How a pool is laid out. Fixed when it is formatted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolOptions {
+    /// Bytes of a block: a power of two, 64 KiB to 1 GiB.
+    pub block_bytes: u64,
+    /// Most clients (sessions) at one time: 1 to 4096.
+    pub clients_max: u32,
+    /// Most members (compute servers) at one time: 1 to 32768.
+    pub members_max: u32,
+    /// Most tables: 1 to 65536.
+    pub tables_max: u32,
+    /// Bytes of each client's redo area on each server: a multiple of 64, at most 1 MiB.
+    pub redo_bytes: u32,
+}
+
+impl Default for PoolOptions {
+    fn default() -> Self {
+        PoolOptions {
+            block_bytes: 16 << 20,
+            clients_max: 256,
+            members_max: 64,
+            tables_max: 256,
+            redo_bytes: 16 << 10,
+        }
+    }
+}
+
+impl PoolOptions {
+    /// Options that suit regions of that size: at most the default's, smaller blocks and fewer
+    /// clients where these would leave little room for data.
+    pub fn fitting(region_bytes: u64) -> PoolOptions {
+        let most = PoolOptions::default();
+        let redo_bytes = if region_bytes < 4 << 20 { 4 << 10 } else { most.redo_bytes };
+        let client_bytes = u64::from(redo_bytes) + RETIRE_BYTES;
+        let block_bytes = (region_bytes / 64).max(1).ilog2();
+        PoolOptions {
+            block_bytes: (1_u64 << block_bytes).clamp(64 << 10, most.block_bytes),
+            clients_max: (region_bytes / 8 / client_bytes).clamp(2, most.clients_max.into()) as u32,
+            members_max: most.members_max,
+            tables_max: (region_bytes / 64 / ROOT_BYTES).clamp(4, most.tables_max.into()) as u32,
+            redo_bytes,
+        }
+    }
+
+    fn check(&self) -> Result<(), PoolError> {
+        let wrong = |what: String| Err(PoolError::Invalid(what));
+        let block = self.block_bytes;
+        if !block.is_power_of_two() || !(64 << 10..=1 << 30).contains(&block) {
+            return wrong(format!("blocks of {block} bytes: a power of two, 64 KiB to 1 GiB"));
+        }
+        for (what, value, most) in [
+            ("clients", self.clients_max, 4096),
+            ("members", self.members_max, 32768),
+            ("tables", self.tables_max, 65536),
+        ] {
+            if !(1..=most).contains(&value) {
+                return wrong(format!("{value} {what}: a pool has room for 1 to {most}"));
+            }
+        }
+        if !self.redo_bytes.is_multiple_of(64) || !(64..=1 << 20).contains(&self.redo_bytes) {
+            return wrong(format!(
+                "redo areas of {} bytes: a multiple of 64, at most 1 MiB",
+                self.redo_bytes
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// One server's part of the geometry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ServerGeometry {
+    pub(crate) region_bytes: u64,
+    pub(crate) blocks_at: u64,
+    pub(crate) block_count: u32,
+}
+
+/// Where everything is in a pool's regions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    options: PoolOptions,
+    servers: Vec<ServerGeometry>,
+    pub(crate) clients_at: u64,
+    pub(crate) roots_at: u64,
+    pub(crate) areas_at: u64,
+    pub(crate) block_table_at: u64,
+    shapes: Vec<BlockShape>,
+}
+
+impl Geometry {
+    /// The geometry for regions of these lengths.
+    ///
+    /// # Errors
+    /// `Invalid` if an option makes no sense or a region is too small for it.
+    pub(crate) fn new(options: PoolOptions, region_bytes: &[u64]) -> Result<Self, PoolError> {
+        options.check()?;
+        // The options' limits keep every product far below 2^48.
+        let clients = u64::from(options.clients_max);
+        let clients_at = MEMBERS_AT + u64::from(options.members_max) * MEMBER_BYTES;
+        let roots_at = clients_at + clients * CLIENT_BYTES;
+        let areas_at =
+            (roots_at + u64::from(options.tables_max) * ROOT_BYTES).next_multiple_of(PAGE);
+        let area_bytes = u64::from(options.redo_bytes) + RETIRE_BYTES;
+        let block_table_at = areas_at + clients * area_bytes;
+        let mut servers = Vec::with_capacity(region_bytes.len());
+        for (server, &bytes) in region_bytes.iter().enumerate() {
+            if bytes > GlobalAddr::OFFSET_MAX {
+                return Err(PoolError::Invalid(format!(
+                    "a region of {bytes} bytes (server {server}): addresses reach 2^48"
+                )));
+            }
+            let room = bytes.saturating_sub(block_table_at);
+            let mut count = room / (options.block_bytes + 8);
+            let blocks_at = |count: u64| (block_table_at + count * 8).next_multiple_of(PAGE);
+            while count > 0 && blocks_at(count) + count * options.block_bytes > bytes {
+                count -= 1;
+            }
+            if count == 0 {
+                return Err(PoolError::Invalid(format!(
+                    "a region of {bytes} bytes (server {server}) has no room for a block of {}: \
+                     its tables alone take {block_table_at}",
+                    options.block_bytes
+                )));
+            }
+            if count > BLOCKS_MAX {
+                return Err(PoolError::Invalid(format!(
+                    "a region of {bytes} bytes (server {server}) has {count} blocks of {}: \
+                     take larger ones",
+                    options.block_bytes
+                )));
+            }
+            servers.push(ServerGeometry {
+                region_bytes: bytes,
+                blocks_at: blocks_at(count),
+                block_count: count as u32,
+            });
+        }
+        let shapes =
+            (0..CLASS_COUNT).map(|class| BlockShape::new(options.block_bytes, class)).collect();
+        Ok(Geometry { options, servers, clients_at, roots_at, areas_at, block_table_at, shapes })
+    }
+
+    /// What the pool was formatted with.
+    pub fn options(&self) -> &PoolOptions {
+        &self.options
+    }
+
+    /// Number of memory servers.
+    pub fn servers(&self) -> usize {
+        self.servers.len()
+    }
+
+    /// Bytes of all regions.
+    pub fn pool_bytes(&self) -> u64 {
+        self.servers.iter().map(|server| server.region_bytes).sum()
+    }
+
+    /// Number of blocks of `server`; 0 if there is no such server.
+    pub fn block_count(&self, server: ServerId) -> u32 {
+        self.servers.get(server.index()).map_or(0, |server| server.block_count)
+    }
+
+    /// Bytes of the largest object that the pool can hold.
+    pub fn object_bytes_max(&self) -> usize {
+        let largest = self.shapes.iter().rev().find(|shape| shape.count > 0);
+        largest.map_or(0, |shape| shape.object_bytes as usize)
+    }
+
+    pub(crate) fn server_ids(&self) -> impl Iterator<Item = ServerId> + use<> {
+        (0..self.servers.len() as u16).map(ServerId)
+    }
+
+    pub(crate) fn server(&self, server: ServerId) -> &ServerGeometry {
+        &self.servers[server.index()]
+    }
+
+    pub(crate) fn shape(&self, class: usize) -> &BlockShape {
+        &self.shapes[class]
+    }
+
+    pub(crate) fn epoch_addr(&self) -> GlobalAddr {
+        GlobalAddr::new(ServerId(0), EPOCH_AT)
+    }
+
+    pub(crate) fn member_addr(&self, slot: u32) -> GlobalAddr {
+        GlobalAddr::new(ServerId(0), MEMBERS_AT + u64::from(slot) * MEMBER_BYTES)
+    }
+
+    pub(crate) fn client_addr(&self, client: u32) -> GlobalAddr {
+        GlobalAddr::new(ServerId(0), self.clients_at + u64::from(client) * CLIENT_BYTES)
+    }
+
+    pub(crate) fn root_addr(&self, slot: usize) -> GlobalAddr {
+        GlobalAddr::new(ServerId(0), self.roots_at + slot as u64 * ROOT_BYTES)
+    }
+
+    pub(crate) fn root_lock_addr(&self) -> GlobalAddr {
+        GlobalAddr::new(ServerId(0), ROOT_LOCK_AT)
+    }
+
+    pub(crate) fn redo_addr(&self, server: ServerId, client: u32) -> GlobalAddr {
+        let area_bytes = u64::from(self.options.redo_bytes) + RETIRE_BYTES;
+        GlobalAddr::new(server, self.areas_at + u64::from(client) * area_bytes)
+    }
+
+    pub(crate) fn retire_addr(&self, server: ServerId, client: u32, word: usize) -> GlobalAddr {
+        self.redo_addr(server, client).plus(u64::from(self.options.redo_bytes) + word as u64 * 8)
+    }
+
+    pub(crate) fn block_word_addr(&self, server: ServerId, block: u32) -> GlobalAddr {
+        GlobalAddr::new(server, self.block_table_at + u64::from(block) * 8)
+    }
+
+    pub(crate) fn block_addr(&self, server: ServerId, block: u32) -> GlobalAddr {
+        let blocks_at = self.server(server).blocks_at;
+        GlobalAddr::new(server, blocks_at + u64::from(block) * self.options.block_bytes)
+    }
+
+    /// The block that holds `addr`, and the offset in it; `None` outside of all blocks.
+    pub(crate) fn block_of(&self, addr: GlobalAddr) -> Option<(u32, u64)> {
+        let server = self.servers.get(addr.server().index())?;
+        let from_first = addr.offset().checked_sub(server.blocks_at)?;
+        let block = from_first / self.options.block_bytes;
+        (block < u64::from(server.block_count))
+            .then_some((block as u32, from_first % self.options.block_bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn areas_do_not_overlap() {
+        for region_bytes in [1 << 20, 8 << 20, 64 << 20, 1 << 30, 1 << 40_u64] {
+            let options = PoolOptions::fitting(region_bytes);
+            let geometry = Geometry::new(options, &[region_bytes, region_bytes]).expect("fits");
+            let one = ServerId(1);
+            let clients = options.clients_max;
+            let last_page = geometry.retire_addr(one, clients - 1, RETIRE_WORDS);
+            assert_eq!(last_page, geometry.block_word_addr(one, 0));
+            let count = geometry.block_count(one);
+            let table_end = geometry.block_word_addr(one, count);
+            assert!(table_end <= geometry.block_addr(one, 0));
+            let end = geometry.block_addr(one, count - 1).offset() + options.block_bytes;
+            assert!(end <= region_bytes);
+            assert!(region_bytes - end < region_bytes / 3, "{region_bytes} wastes too much");
+            assert_eq!(geometry.block_of(geometry.block_addr(one, 1).plus(7)), Some((1, 7)));
+            assert_eq!(geometry.block_of(table_end), None);
+            assert_eq!(geometry.block_of(GlobalAddr::new(ServerId(2), end)), None);
+        }
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        let good = PoolOptions::default();
+        let refused =
+            |options| matches!(Geometry::new(options, &[1 << 30]), Err(PoolError::Invalid(_)));
+        assert!(!refused(good));
+        assert!(refused(PoolOptions { block_bytes: 3 << 20, ..good }));
+        assert!(refused(PoolOptions { block_bytes: u64::MAX, ..good }));
+        assert!(refused(PoolOptions { block_bytes: 1 << 30, ..good }));
+        assert!(refused(PoolOptions { clients_max: 4097, ..good }));
+        assert!(refused(PoolOptions { members_max: 0, ..good }));
+        assert!(refused(PoolOptions { tables_max: u32::MAX, ..good }));
+        assert!(refused(PoolOptions { redo_bytes: 100, ..good }));
+        assert!(matches!(Geometry::new(good, &[1 << 20]), Err(PoolError::Invalid(_))));
+        assert!(matches!(Geometry::new(good, &[u64::MAX]), Err(PoolError::Invalid(_))));
+    }
+}

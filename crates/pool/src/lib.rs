@@ -1,0 +1,67 @@
+//! The memory pool: regions, blocks, size classes, epochs, retired objects, named roots, recovery.
+//!
+//! Compute servers (*members*) share the memory of all servers with one-sided operations alone.
+//! Layout, protocols and costs stand in `docs/design/pool.md`, invariants in the modules.
+//!
+//! ```
+//! use farleaf_fabric::mapped::Mapped;
+//! use farleaf_fabric::{Client, Fabric, OpKind};
+//! use farleaf_pool::{Pool, PoolOptions, format};
+//!
+//! let fabric = Mapped::anonymous(2, 8 << 20)?;
+//! let endpoint = fabric.endpoint()?;
+//! endpoint.clone().executor().block_on(async {
+//!     let client = Client::new(endpoint.clone());
+//!     format(&client, &PoolOptions::fitting(8 << 20)).await?;
+//!     let pool = Pool::join(&client).await?;
+//!     let session = pool.session(endpoint).await?;
+//!
+//!     let pinned = session.begin(OpKind::Insert).await?;
+//!     let addr = session.alloc(session.place(), 1000).await?;
+//!     // ... WRITE the object, link it; later, in another operation, take it out again:
+//!     let retiring = session.announce_retire(addr).await?;
+//!     // ... unlink it.
+//!     session.retire(retiring);
+//!     drop(pinned);
+//!     session.tick().await?;
+//!     session.leave().await
+//! })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod alloc;
+mod audit;
+mod block;
+mod class;
+mod clients;
+mod epoch;
+mod error;
+mod geometry;
+mod give_back;
+mod local;
+mod member;
+mod pins;
+mod pool;
+mod recover;
+mod retire;
+mod root;
+mod session;
+mod superblock;
+mod tick;
+mod token;
+mod words;
+
+pub use audit::{Audit, AuditReport, ClassReport};
+pub use error::{FormatError, FormatFault, PoolError};
+pub use geometry::{Geometry, PoolOptions};
+pub use pool::{MemoryUse, Pool};
+pub use recover::{Recovered, Recovery};
+pub use retire::Retiring;
+pub use root::Root;
+pub use session::{OwnedPin, Pinned, Session};
+pub use superblock::format;
+pub use token::LockToken;
+
+#[cfg(test)]
+mod tests;

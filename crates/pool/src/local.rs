@@ -1,0 +1,405 @@
+//! What a member knows of the blocks that it owns: which of their objects are free.
+//!
+//! INV-ALLOC-1: a free object of a block is known to the block's owner alone (a set bit here), or
+//! to the block's bitmap in the pool alone (a set bit there), never to both, and to nobody else.
+//! INV-ALLOC-2: only a block's owner clears bits of its bitmap; anybody who holds an object may
+//! set its bit, and gives the object up with that.
+//!
+//! No operation here waits or goes over the fabric; the pool keeps all of it in one mutex.
+
+use farleaf_fabric::{GlobalAddr, ServerId};
+
+use crate::class::{BlockShape, CLASS_COUNT};
+use crate::words::BlockWord;
+use crate::{Geometry, PoolError};
+
+/// The blocks of one member.
+#[derive(Debug)]
+pub(crate) struct Allocator {
+    servers: Vec<ServerBlocks>,
+    /// Blocks that became wholly free while their class had a spare: to be given back.
+    surplus: Vec<(ServerId, u32)>,
+    /// Blocks whose change of state may or may not have happened; see [`Limbo`].
+    pub(crate) limbo: Vec<Limbo>,
+    free_bytes: u64,
+    owned_bytes: u64,
+    carved_bytes: u64,
+}
+
+/// A block whose word was to be changed by a CAS of unknown outcome, and what it is to become if
+/// it is found to be this member's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Limbo {
+    pub(crate) server: ServerId,
+    pub(crate) block: u32,
+    /// To be free; otherwise to be an orphan.
+    pub(crate) to_free: bool,
+}
+
+#[derive(Debug)]
+struct ServerBlocks {
+    blocks: Vec<Option<Box<LocalBlock>>>,
+    classes: Vec<ClassBlocks>,
+}
+
+#[derive(Debug, Default)]
+struct ClassBlocks {
+    /// All blocks of the class, in the order in which they came.
+    owned: Vec<u32>,
+    /// Those with a free object; the last is used first.
+    available: Vec<u32>,
+    /// Those without an object in use.
+    wholly_free: u32,
+    /// Somebody is looking for more objects.
+    refilling: bool,
+    /// Where the next round of harvesting starts.
+    harvest_next: usize,
+}
+
+/// One owned block.
+#[derive(Debug)]
+pub(crate) struct LocalBlock {
+    pub(crate) class: usize,
+    /// Its word of the block table.
+    pub(crate) word: BlockWord,
+    free: Box<[u64]>,
+    free_count: u32,
+    hint: usize,
+    /// Somebody harvests it or decides about it: it must not be taken out.
+    busy: bool,
+    /// Bits that are being harvested by a CAS whose outcome is not known yet: word of the bitmap
+    /// and bits.
+    harvesting: Vec<(u32, u64)>,
+}
+
+impl Allocator {
+    pub(crate) fn new(geometry: &Geometry) -> Self {
+        let servers = geometry
+            .server_ids()
+            .map(|server| ServerBlocks {
+                blocks: (0..geometry.block_count(server)).map(|_| None).collect(),
+                classes: (0..CLASS_COUNT).map(|_| ClassBlocks::default()).collect(),
+            })
+            .collect();
+        let (surplus, limbo) = Default::default();
+        Allocator { servers, surplus, limbo, free_bytes: 0, owned_bytes: 0, carved_bytes: 0 }
+    }
+
+    /// Bytes of owned blocks, of objects in use, of free objects.
+    pub(crate) fn bytes(&self) -> (u64, u64, u64) {
+        (self.owned_bytes, self.carved_bytes - self.free_bytes, self.free_bytes)
+    }
+
+    /// A free object of `class`; it is in use now.
+    pub(crate) fn take(
+        &mut self,
+        geometry: &Geometry,
+        server: ServerId,
+        class: usize,
+    ) -> Option<GlobalAddr> {
+        let blocks = &mut self.servers[server.index()];
+        let of_class = &mut blocks.classes[class];
+        let number = *of_class.available.last()?;
+        let block = blocks.blocks[number as usize].as_mut()?;
+        let shape = geometry.shape(class);
+        if block.free_count == shape.count {
+            of_class.wholly_free -= 1;
+        }
+        let word = block.next_free_word()?;
+        let bit = block.free[word].trailing_zeros();
+        block.free[word] &= block.free[word] - 1;
+        block.free_count -= 1;
+        if block.free_count == 0 {
+            of_class.available.pop();
+        }
+        self.free_bytes -= shape.object_bytes;
+        let offset = shape.offset_of(word as u32 * 64 + bit);
+        Some(geometry.block_addr(server, number).plus(offset))
+    }
+
+    /// Frees the object at `addr` if its block is this member's; `false` if it is not.
+    ///
+    /// # Errors
+    /// `Corrupt` if no object starts there, or it is free already.
+    pub(crate) fn free(
+        &mut self,
+        geometry: &Geometry,
+        addr: GlobalAddr,
+    ) -> Result<bool, PoolError> {
+        let Some((number, offset)) = geometry.block_of(addr) else {
+            return Err(PoolError::Corrupt(format!("{addr} is in no block")));
+        };
+        let blocks = &mut self.servers[addr.server().index()];
+        let Some(block) = blocks.blocks[number as usize].as_mut() else {
+            return Ok(false);
+        };
+        let shape = geometry.shape(block.class);
+        let Some(index) = shape.object_at(offset) else {
+            return Err(PoolError::Corrupt(format!("no object starts at {addr}")));
+        };
+        let added = block.add((index / 64) as usize, 1 << (index % 64));
+        if added == 0 {
+            return Err(PoolError::Corrupt(format!("the object at {addr} is freed twice")));
+        }
+        self.note_added(shape, addr.server(), number, 1);
+        Ok(true)
+    }
+
+    /// Class of the block if this member owns it.
+    pub(crate) fn class_at(&self, server: ServerId, number: u32) -> Option<usize> {
+        self.block(server, number).map(|block| block.class)
+    }
+
+    pub(crate) fn block(&self, server: ServerId, number: u32) -> Option<&LocalBlock> {
+        self.servers.get(server.index())?.blocks.get(number as usize)?.as_deref()
+    }
+
+    /// Takes in a block that became this member's, with all of its objects free, or none.
+    pub(crate) fn install(
+        &mut self,
+        geometry: &Geometry,
+        server: ServerId,
+        number: u32,
+        word: BlockWord,
+        all_free: bool,
+    ) {
+        // An adopted block is in the hands of its adopter until the bitmap has been looked at.
+        let busy = !all_free;
+        let class = word.class();
+        let shape = geometry.shape(class);
+        let free = (0..shape.bitmap_words())
+            .map(|word| if all_free { shape.valid_bits(word) } else { 0 })
+            .collect();
+        let block = LocalBlock {
+            class,
+            word,
+            free,
+            free_count: if all_free { shape.count } else { 0 },
+            hint: 0,
+            busy,
+            harvesting: Vec::new(),
+        };
+        let blocks = &mut self.servers[server.index()];
+        blocks.blocks[number as usize] = Some(Box::new(block));
+        let of_class = &mut blocks.classes[class];
+        of_class.owned.push(number);
+        // Room for all blocks of the class, so that freeing never allocates.
+        let missing = of_class.owned.len().saturating_sub(of_class.available.len());
+        of_class.available.reserve(missing);
+        if all_free {
+            of_class.available.push(number);
+            of_class.wholly_free += 1;
+        }
+        let bytes = u64::from(shape.count) * shape.object_bytes;
+        self.carved_bytes += bytes;
+        self.free_bytes += if all_free { bytes } else { 0 };
+        self.owned_bytes += geometry.options().block_bytes;
+    }
+
+    /// Takes a block out, whatever its objects' state; its word and its free bits.
+    pub(crate) fn remove(
+        &mut self,
+        geometry: &Geometry,
+        server: ServerId,
+        number: u32,
+    ) -> Option<(BlockWord, Box<[u64]>)> {
+        let blocks = &mut self.servers[server.index()];
+        let block = blocks.blocks[number as usize].take()?;
+        let shape = geometry.shape(block.class);
+        let of_class = &mut blocks.classes[block.class];
+        of_class.owned.retain(|other| *other != number);
+        of_class.available.retain(|other| *other != number);
+        of_class.wholly_free -= u32::from(block.free_count == shape.count);
+        self.carved_bytes -= u64::from(shape.count) * shape.object_bytes;
+        self.free_bytes -= u64::from(block.free_count) * shape.object_bytes;
+        self.owned_bytes -= geometry.options().block_bytes;
+        Some((block.word, block.free))
+    }
+
+    /// As [`Allocator::remove`], but only if no object is in use.
+    pub(crate) fn remove_if_free(
+        &mut self,
+        geometry: &Geometry,
+        server: ServerId,
+        number: u32,
+    ) -> Option<BlockWord> {
+        let block = self.block(server, number)?;
+        let is_free = block.free_count == geometry.shape(block.class).count;
+        (is_free && !block.busy && block.harvesting.is_empty())
+            .then(|| self.remove(geometry, server, number))?
+            .map(|(word, _)| word)
+    }
+
+    /// A wholly free block beyond the spare that its class keeps, taken out.
+    pub(crate) fn take_surplus(
+        &mut self,
+        geometry: &Geometry,
+    ) -> Option<(ServerId, u32, BlockWord)> {
+        while let Some((server, number)) = self.surplus.pop() {
+            let Some(class) = self.class_at(server, number) else { continue };
+            if self.servers[server.index()].classes[class].wholly_free > 1
+                && let Some(word) = self.remove_if_free(geometry, server, number)
+            {
+                return Some((server, number, word));
+            }
+        }
+        None
+    }
+
+    /// Any wholly free block of the server, taken out.
+    pub(crate) fn take_spare(
+        &mut self,
+        geometry: &Geometry,
+        server: ServerId,
+    ) -> Option<(u32, BlockWord)> {
+        let numbers: Vec<u32> = self.servers[server.index()]
+            .classes
+            .iter()
+            .filter(|of_class| of_class.wholly_free > 0)
+            .flat_map(|of_class| of_class.owned.iter().copied())
+            .collect();
+        numbers.into_iter().find_map(|number| {
+            self.remove_if_free(geometry, server, number).map(|word| (number, word))
+        })
+    }
+
+    /// Every owned block, by server and number.
+    pub(crate) fn owned(&self) -> Vec<(ServerId, u32)> {
+        let mut all = Vec::new();
+        for (server, blocks) in self.servers.iter().enumerate() {
+            let server = ServerId(server as u16);
+            let numbers = blocks.blocks.iter().enumerate();
+            all.extend(
+                numbers.filter(|(_, block)| block.is_some()).map(|(n, _)| (server, n as u32)),
+            );
+        }
+        all
+    }
+
+    /// Starts looking for objects of the class; `false` if somebody does already.
+    pub(crate) fn begin_refill(&mut self, server: ServerId, class: usize) -> bool {
+        !std::mem::replace(&mut self.servers[server.index()].classes[class].refilling, true)
+    }
+
+    pub(crate) fn end_refill(&mut self, server: ServerId, class: usize) {
+        self.servers[server.index()].classes[class].refilling = false;
+    }
+
+    /// The next `most` blocks of the class to harvest, round robin.
+    pub(crate) fn harvest_round(
+        &mut self,
+        server: ServerId,
+        class: usize,
+        most: usize,
+    ) -> Vec<u32> {
+        let of_class = &mut self.servers[server.index()].classes[class];
+        let count = of_class.owned.len();
+        let most = most.min(count);
+        // Blocks may have gone since.
+        let start = if of_class.harvest_next < count { of_class.harvest_next } else { 0 };
+        of_class.harvest_next = start + most;
+        (0..most).map(|at| of_class.owned[(start + at) % count]).collect()
+    }
+
+    /// Takes a block in hand, so that nobody else harvests it or takes it out; `false` if somebody
+    /// has it, or it is not this member's.
+    pub(crate) fn hold(&mut self, server: ServerId, number: u32) -> bool {
+        let block = self.servers[server.index()].blocks[number as usize].as_mut();
+        block.is_some_and(|block| !std::mem::replace(&mut block.busy, true))
+    }
+
+    pub(crate) fn let_go(&mut self, server: ServerId, number: u32) {
+        if let Some(block) = self.servers[server.index()].blocks[number as usize].as_mut() {
+            block.busy = false;
+        }
+    }
+
+    /// What earlier harvests of the block left undecided.
+    pub(crate) fn undecided(&self, server: ServerId, number: u32) -> Vec<(u32, u64)> {
+        self.block(server, number).map(|block| block.harvesting.clone()).unwrap_or_default()
+    }
+
+    /// Notes that `bits` of the block's bitmap are about to be cleared.
+    pub(crate) fn harvest_begins(&mut self, server: ServerId, number: u32, word: u32, bits: u64) {
+        if let Some(block) = self.servers[server.index()].blocks[number as usize].as_mut()
+            && !block.harvesting.contains(&(word, bits))
+        {
+            block.harvesting.push((word, bits));
+        }
+    }
+
+    /// The outcome of a harvest: the bits are this member's now, or still the bitmap's.
+    ///
+    /// # Errors
+    /// `Corrupt` if an object was free here already; it is counted once.
+    pub(crate) fn harvest_ends(
+        &mut self,
+        geometry: &Geometry,
+        server: ServerId,
+        number: u32,
+        (word, bits): (u32, u64),
+        taken: bool,
+    ) -> Result<(), PoolError> {
+        let Some(block) = self.servers[server.index()].blocks[number as usize].as_mut() else {
+            return Ok(());
+        };
+        let before = block.harvesting.len();
+        block.harvesting.retain(|entry| *entry != (word, bits));
+        if !taken || block.harvesting.len() == before {
+            return Ok(());
+        }
+        let shape = geometry.shape(block.class);
+        let added = block.add(word as usize, bits & shape.valid_bits(word as usize));
+        if added > 0 {
+            self.note_added(shape, server, number, added);
+        }
+        if added != bits.count_ones() {
+            return Err(PoolError::Corrupt(format!(
+                "block {number} of memory server {server}: objects of bitmap word {word} were \
+                 freed twice ({bits:#x})"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Accounts for objects of a block that have just become free.
+    fn note_added(&mut self, shape: &BlockShape, server: ServerId, number: u32, added: u32) {
+        let blocks = &mut self.servers[server.index()];
+        let Some(block) = blocks.blocks[number as usize].as_ref() else { return };
+        let of_class = &mut blocks.classes[block.class];
+        if block.free_count == added {
+            of_class.available.push(number);
+        }
+        if block.free_count == shape.count {
+            of_class.wholly_free += 1;
+            if of_class.wholly_free > 1 {
+                self.surplus.push((server, number));
+            }
+        }
+        self.free_bytes += u64::from(added) * shape.object_bytes;
+    }
+}
+
+impl LocalBlock {
+    /// Whether the object is free here.
+    pub(crate) fn is_free(&self, index: u32) -> bool {
+        self.free[(index / 64) as usize] >> (index % 64) & 1 == 1
+    }
+
+    /// The first word from the hint on, around, with a free object.
+    fn next_free_word(&mut self) -> Option<usize> {
+        let words = self.free.len();
+        if self.free.get(self.hint).is_none_or(|word| *word == 0) {
+            self.hint = (self.hint + 1..words).chain(0..words).find(|at| self.free[*at] != 0)?;
+        }
+        Some(self.hint)
+    }
+
+    /// Makes objects free; how many were not.
+    fn add(&mut self, word: usize, bits: u64) -> u32 {
+        let new = bits & !self.free[word];
+        self.free[word] |= new;
+        self.free_count += new.count_ones();
+        new.count_ones()
+    }
+}

@@ -1,0 +1,195 @@
+//! One member's view of a pool: what its sessions share.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use farleaf_fabric::{Client, Endpoint, Incarnation, OpKind};
+
+use crate::clients::ClosedClient;
+use crate::epoch::Epochs;
+use crate::local::Allocator;
+use crate::pins::Pins;
+use crate::retire::Retirement;
+use crate::words::owner_of;
+use crate::{Geometry, PoolError, Session, member, superblock};
+
+/// What a member knows of the pool's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// Bytes of all regions.
+    pub pool_bytes: u64,
+    /// Bytes of the blocks that this member owns.
+    pub block_bytes_owned: u64,
+    /// Bytes of objects of those blocks that are in use, or free in a way that is not known here:
+    /// retired, or given back by others and not harvested yet.
+    pub live_bytes: u64,
+    /// Bytes of objects of those blocks that are free for this member to hand out.
+    pub free_bytes: u64,
+    /// Bytes of objects of those blocks that this member's sessions have retired and that are not
+    /// reclaimed yet. Part of `live_bytes`.
+    pub retired_bytes: u64,
+}
+
+/// A pool, as one member (compute server) uses it. Shared by its threads.
+#[derive(Debug)]
+pub struct Pool {
+    geometry: Geometry,
+    /// This member's slot, and which life of the slot it is.
+    pub(crate) member: u32,
+    pub(crate) generation: u32,
+    pub(crate) incarnation: Incarnation,
+    pub(crate) epochs: Epochs,
+    pub(crate) pins: Pins,
+    alloc: Mutex<Allocator>,
+    /// Clients of sessions that were dropped, to be freed by a tick.
+    closed: Mutex<Vec<ClosedClient>>,
+    /// Of the sessions that there are; in front the next that a tick looks at.
+    retirements: Mutex<VecDeque<Arc<Retirement>>>,
+    /// Per client, the first number of a token that this life of the member made with it.
+    pub(crate) token_starts: Box<[AtomicU64]>,
+    /// Tokens of the root lock: in use by a session now, left behind by a dropped call.
+    pub(crate) root_token: AtomicU64,
+    pub(crate) root_leftover: AtomicU64,
+    pub(crate) sessions: AtomicUsize,
+    pub(crate) session_number: AtomicU16,
+    pub(crate) retired_bytes: AtomicU64,
+    pub(crate) needs_recovery: AtomicBool,
+    /// A recovery of this member's is under way.
+    pub(crate) recovering: AtomicBool,
+    /// One was dropped; what it had claimed is claimed still.
+    pub(crate) recovery_unfinished: AtomicBool,
+    left: AtomicBool,
+}
+
+impl Pool {
+    /// Checks that every server is formatted and part of one pool, and becomes a member.
+    ///
+    /// Cost: 1 READ per server, 2 READs, 3 CAS.
+    ///
+    /// # Errors
+    /// `Format` with the server and what to do, `NoSlot` if all member slots are taken, `Fabric`.
+    pub async fn join<E: Endpoint>(client: &Client<E>) -> Result<Arc<Pool>, PoolError> {
+        let geometry = superblock::open(client).await?;
+        let joined = member::join(client, &geometry).await?;
+        let clients = geometry.options().clients_max;
+        Ok(Arc::new(Pool {
+            member: joined.slot,
+            generation: joined.generation,
+            incarnation: client.endpoint().incarnation(),
+            epochs: Epochs::new(joined.announced, geometry.options().members_max),
+            pins: Pins::new(clients),
+            alloc: Mutex::new(Allocator::new(&geometry)),
+            closed: Mutex::default(),
+            retirements: Mutex::default(),
+            token_starts: (0..clients).map(|_| AtomicU64::new(u64::MAX)).collect(),
+            root_token: AtomicU64::new(0),
+            root_leftover: AtomicU64::new(0),
+            sessions: AtomicUsize::new(0),
+            session_number: AtomicU16::new(0),
+            retired_bytes: AtomicU64::new(0),
+            needs_recovery: AtomicBool::new(false),
+            recovering: AtomicBool::new(false),
+            recovery_unfinished: AtomicBool::new(false),
+            left: AtomicBool::new(false),
+            geometry,
+        }))
+    }
+
+    /// A session for one coroutine on `endpoint`'s thread.
+    ///
+    /// Cost: 1 READ of the client table, 1 CAS, 1 chain, and a chain more if another member had the
+    /// client before.
+    ///
+    /// # Errors
+    /// `NoSlot` if all clients are taken, `Closed`, `Fabric`.
+    pub async fn session<E: Endpoint>(
+        self: &Arc<Self>,
+        endpoint: E,
+    ) -> Result<Session<E>, PoolError> {
+        self.check_open()?;
+        let client = Client::new(endpoint);
+        client.charge_to(OpKind::Maintenance);
+        let claimed = self.claim_client(&client).await?;
+        client.charge_to(OpKind::Other);
+        Ok(Session::new(self, client, claimed))
+    }
+
+    /// Where everything is.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// What this member knows of the pool's memory. No remote operation.
+    pub fn memory(&self) -> MemoryUse {
+        let (block_bytes_owned, live_bytes, free_bytes) = self.alloc().bytes();
+        MemoryUse {
+            pool_bytes: self.geometry.pool_bytes(),
+            block_bytes_owned,
+            live_bytes,
+            free_bytes,
+            retired_bytes: self.retired_bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    /// This member's slot in the pool's member table.
+    pub fn member(&self) -> u32 {
+        self.member
+    }
+
+    /// Whether the last tick saw a dead member that nobody is recovering: then
+    /// [`Session::recover_begin`] has something to do.
+    pub fn needs_recovery(&self) -> bool {
+        self.needs_recovery.load(Ordering::Relaxed)
+    }
+
+    /// Open sessions of this member.
+    pub fn sessions(&self) -> usize {
+        self.sessions.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn alloc(&self) -> MutexGuard<'_, Allocator> {
+        self.alloc.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The place for a new session's retired objects.
+    pub(crate) fn new_retirement(&self, client: u32) -> Arc<Retirement> {
+        let retirement = Retirement::new(client, self.geometry().servers());
+        self.retirements().push_back(Arc::clone(&retirement));
+        retirement
+    }
+
+    /// The session of these has ended.
+    pub(crate) fn forget_retirement(&self, ended: &Arc<Retirement>) {
+        self.retirements().retain(|retirement| !Arc::ptr_eq(retirement, ended));
+    }
+
+    /// Some session's retired objects, all of them in turn.
+    pub(crate) fn next_retirement(&self) -> Option<Arc<Retirement>> {
+        let mut all = self.retirements();
+        let next = all.pop_front()?;
+        all.push_back(Arc::clone(&next));
+        Some(next)
+    }
+
+    fn retirements(&self) -> MutexGuard<'_, VecDeque<Arc<Retirement>>> {
+        self.retirements.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn closed(&self) -> MutexGuard<'_, Vec<ClosedClient>> {
+        self.closed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn check_open(&self) -> Result<(), PoolError> {
+        if self.left.load(Ordering::SeqCst) { Err(PoolError::Closed) } else { Ok(()) }
+    }
+
+    pub(crate) fn close(&self) {
+        self.left.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether a client's owner word names this life of this member.
+    pub(crate) fn is_own(&self, owner: u64) -> bool {
+        owner_of(owner) == Some((self.member, self.generation))
+    }
+}

@@ -1,0 +1,449 @@
+//! Recovery: dead members' blocks, retired objects and entries, and lost objects of orphans.
+//!
+//! A recoverer claims, lets the caller walk all tables, and then gives every object of the claimed
+//! blocks that is unreachable, not free and not retired by somebody running back to its bitmap.
+//!
+//! INV-REC-1: claimed blocks hand out nothing: their owner is fenced, or they were nobody's, and
+//! nobody adopts a block in state recovering. Their bits are only set meanwhile.
+//! INV-REC-2, why an object that is freed here is in nobody's hands. It was unreachable in the
+//! walk, so nobody will unlink it after. If it was unlinked during the walk or shortly before, its
+//! unlinker had announced it before (INV-RETIRE-1):
+//! - The retire pages are read after the walk. The recoverer is pinned from before the walk until
+//!   then, so that what was unlinked meanwhile is not reclaimed: its word is there, and the object
+//!   is left alone.
+//! - If the word was cleared before, its reclaimer freed the object right after, announced live and
+//!   pinned at an epoch of at most the global one then (INV-RETIRE-2). So after the pages the
+//!   recoverer waits until everybody announces a later epoch or idleness, and only then reads the
+//!   bitmaps: the bit is set.
+//!
+//! Where members do not tick, that wait ends without success. Then nothing is freed: the blocks
+//! become orphans as they are, and a later sweep finds what is lost.
+//! INV-REC-3: of what the dead had announced in blocks that are not claimed, only what is confirmed
+//! is freed (INV-RETIRE-3), once: the dead's pages are cleared before. The rest is free, or used
+//! again, or lost until its block is swept.
+//! INV-REC-4: entries of member and clients become free last, so that tokens keep naming the dead
+//! until everything of theirs is recovered.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use farleaf_fabric::{Client, Endpoint, GlobalAddr, ServerId};
+
+use crate::block::{HEADER_WORDS, check_header};
+use crate::geometry::RETIRE_BYTES;
+use crate::give_back::SetBits;
+use crate::member::{MemberEntry, read_table};
+use crate::pins::{UNPINNED, pin_at};
+use crate::words::{AnnounceWord, BlockState, BlockWord, MemberState, MemberWord};
+use crate::{Audit, Pool, PoolError, Session};
+
+/// Looks at the others' announcements before the wait is given up, and the longest time between.
+const GRACE_LOOKS: u32 = 200;
+const GRACE_WAIT_NS_MAX: u64 = 1_000_000;
+
+/// Dead members and orphan blocks that this member has taken in hand, until it is dropped or
+/// finished.
+#[derive(Debug)]
+pub struct Recovery {
+    pool: Arc<Pool>,
+    members: Vec<Dead>,
+    /// Claimed blocks with whole headers, and their words now.
+    blocks: Vec<(ServerId, u32, BlockWord)>,
+    /// What the dead had announced.
+    announced: Vec<GlobalAddr>,
+    problems: Vec<String>,
+    is_finished: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Dead {
+    slot: u32,
+    word: MemberWord,
+}
+
+/// What a recovery did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// Dead members cleared away.
+    pub members: usize,
+    /// Blocks looked at.
+    pub blocks: usize,
+    /// Objects that were lost and are free again.
+    pub objects_freed: u64,
+    /// Whether lost objects were looked for. Not if another member neither ticked nor was idle: then
+    /// sweep again later.
+    pub complete: bool,
+    /// What was found damaged and left alone.
+    pub problems: Vec<String>,
+}
+
+impl<E: Endpoint> Session<E> {
+    /// Finds out which members are dead, and claims them, together with all orphan blocks. `None`
+    /// if none is dead or this member is recovering already.
+    ///
+    /// Before the walk, or during it, the caller must finish or undo what the dead have left half
+    /// done in the tables, announcing and retiring itself what that unlinks. The walk must mark every
+    /// object that is reachable throughout. Until the recovery is finished or dropped, nothing in
+    /// the pool is reclaimed.
+    ///
+    /// Cost: 2 READs of the member table, a look by the fabric at each live member, then 1 CAS per
+    /// dead member and per block, and 1 READ per block and retire page.
+    ///
+    /// # Errors
+    /// `Fabric`, `Corrupt`: try again; what was claimed is this member's.
+    pub async fn recover_begin(&self) -> Result<Option<Recovery>, PoolError> {
+        self.begin_recovery(true).await
+    }
+
+    /// Claims the orphan blocks, to look for lost objects in them; as [`Session::recover_begin`]
+    /// otherwise. `None` if there is none or this member is recovering already.
+    ///
+    /// # Errors
+    /// As [`Session::recover_begin`].
+    pub async fn sweep_begin(&self) -> Result<Option<Recovery>, PoolError> {
+        self.begin_recovery(false).await
+    }
+
+    async fn begin_recovery(&self, with_members: bool) -> Result<Option<Recovery>, PoolError> {
+        let (pool, client) = (self.pool(), &self.inner.upkeep);
+        pool.check_open()?;
+        if pool.recovering.swap(true, Ordering::SeqCst) {
+            return Ok(None);
+        }
+        let mut recovery = Recovery {
+            pool: Arc::clone(pool),
+            members: Vec::new(),
+            blocks: Vec::new(),
+            announced: Vec::new(),
+            problems: Vec::new(),
+            is_finished: false,
+        };
+        pin_at(&pool.pins.recovery, &pool.epochs.view);
+        pool.ensure_live(client).await?;
+        if with_members {
+            recovery.members = pool.claim_dead(client).await?;
+            if recovery.members.is_empty() {
+                return Ok(None);
+            }
+        }
+        recovery.claim_blocks(client).await?;
+        let announced = pool.read_retired(client, |owner| recovery.is_dead(owner)).await?;
+        recovery.announced = announced.into_iter().map(|word| word.addr).collect();
+        let is_empty = recovery.members.is_empty() && recovery.blocks.is_empty();
+        Ok((!is_empty).then_some(recovery))
+    }
+
+    /// Frees what `audit`, marked in a walk since `recovery` began, shows to be lost, makes the
+    /// blocks orphans or free, and clears the dead members' entries. Not within an operation: it
+    /// waits for everybody's pins.
+    ///
+    /// Cost: per block 1 READ and a batch of CAS per 64 words with lost objects, and 1 CAS; per dead
+    /// client and server 2 WRITEs; some ticks' worth of waiting.
+    ///
+    /// # Errors
+    /// `Invalid` if the audit is of before the recovery; `Fabric`, `Corrupt`. Then begin anew.
+    pub async fn recover_finish(
+        &self,
+        mut recovery: Recovery,
+        audit: &Audit,
+    ) -> Result<Recovered, PoolError> {
+        let (pool, client) = (&**self.pool(), &self.inner.upkeep);
+        let missing = recovery
+            .blocks
+            .iter()
+            .find(|(server, block, word)| audit.marks(*server, *block, *word).is_none());
+        if let Some((server, block, _)) = missing {
+            return Err(PoolError::Invalid(format!(
+                "the audit does not know block {block} of memory server {server}: begin it after \
+                 the recovery"
+            )));
+        }
+        let dead = |owner| recovery.is_dead(owner);
+        let announced = pool.read_retired(client, dead).await?;
+        let others = pool.read_retired(client, |owner| !dead(owner)).await?;
+        let others: BTreeSet<GlobalAddr> = others.into_iter().map(|word| word.addr).collect();
+        pool.pins.recovery.store(UNPINNED, Ordering::SeqCst);
+        let mut done = Recovered {
+            members: recovery.members.len(),
+            blocks: recovery.blocks.len(),
+            complete: self.wait_for_others().await?,
+            problems: recovery.problems.clone(),
+            ..Recovered::default()
+        };
+        for (id, owner) in pool.read_clients(client).await? {
+            if recovery.is_dead(owner) {
+                pool.zero_areas(client, id).await?;
+            }
+        }
+        for (server, block, word) in &recovery.blocks {
+            let Some(marks) = audit.marks(*server, *block, *word) else { continue };
+            let at = (*server, *block, *word);
+            pool.rebuild(client, at, marks, &others, &mut done).await?;
+        }
+        let claimed: BTreeSet<(ServerId, u32)> =
+            recovery.blocks.iter().map(|(server, block, _)| (*server, *block)).collect();
+        let mut lost: Vec<GlobalAddr> =
+            announced.into_iter().filter(|word| word.is_confirmed).map(|word| word.addr).collect();
+        lost.sort_unstable();
+        lost.dedup();
+        lost.retain(|addr| {
+            let block = pool.geometry().block_of(*addr).map(|(block, _)| (addr.server(), block));
+            block.is_some_and(|block| !claimed.contains(&block))
+                && audit.is_marked(*addr) == Some(false)
+                && !others.contains(addr)
+        });
+        if done.complete {
+            pool.free_announced(client, &lost, &mut done).await?;
+        }
+        for member in &recovery.members {
+            pool.clear_member(client, member).await?;
+        }
+        recovery.is_finished = true;
+        pool.recovery_unfinished.store(false, Ordering::SeqCst);
+        Ok(done)
+    }
+
+    /// Waits until every other member announces an epoch after the current one, or idleness;
+    /// whether all did.
+    async fn wait_for_others(&self) -> Result<bool, PoolError> {
+        let (pool, client) = (&**self.pool(), &self.inner.upkeep);
+        let from = pool.observe(client).await?.epoch;
+        let mut wait_ns = 1_000;
+        for _ in 0..GRACE_LOOKS {
+            let seen = pool.observe(client).await?;
+            if pool.reuse_bound(&seen) > from {
+                return Ok(true);
+            }
+            pool.announce(client).await?;
+            pool.advance(client, &seen).await?;
+            pool.ask_for_suspects(client, &seen).await?;
+            self.endpoint().sleep(wait_ns).await;
+            wait_ns = (wait_ns * 2).min(GRACE_WAIT_NS_MAX);
+        }
+        Ok(false)
+    }
+}
+
+impl Recovery {
+    /// An audit that tracks only what this recovery has to know of, for a walk of tables that
+    /// others are changing meanwhile: marks elsewhere are ignored. ([`Audit::new`] serves as well
+    /// where nothing else goes on.)
+    pub fn audit(&self) -> Audit {
+        Audit::of(&self.pool, &self.blocks, &self.announced)
+    }
+
+    /// Dead members that were claimed.
+    pub fn members(&self) -> usize {
+        self.members.len()
+    }
+
+    fn is_dead(&self, (slot, generation): (u32, u32)) -> bool {
+        let mut members = self.members.iter();
+        members.any(|dead| dead.slot == slot && dead.word.generation() == generation)
+    }
+
+    /// Claims the dead members' blocks and all orphans.
+    async fn claim_blocks<E: Endpoint>(&mut self, client: &Client<E>) -> Result<(), PoolError> {
+        let pool = Arc::clone(&self.pool);
+        for server in pool.geometry().server_ids() {
+            for (block, word) in pool.read_block_words(client, server).await? {
+                let state = word.state()?;
+                let of_dead = self.members.iter().any(|dead| dead.slot == word.owner());
+                let at = pool.geometry().block_word_addr(server, block);
+                let next = match state {
+                    BlockState::Owned | BlockState::Recovering if of_dead => {
+                        word.next(BlockState::Recovering, word.class(), word.owner())
+                    }
+                    BlockState::Carving if of_dead => word.next(BlockState::Free, 0, 0),
+                    BlockState::Orphan => {
+                        word.next(BlockState::Recovering, word.class(), pool.member)
+                    }
+                    // Left over from a recovery of this member's that was dropped.
+                    BlockState::Recovering if word.owner() == pool.member => {
+                        word.next(BlockState::Recovering, word.class(), pool.member)
+                    }
+                    _ => continue,
+                };
+                if client.cas(at, word.0, next.0).await? != word.0 {
+                    continue;
+                }
+                if !next.is(BlockState::Recovering) {
+                    continue;
+                }
+                let front = client.buf(HEADER_WORDS * 8);
+                let front = client.read(pool.geometry().block_addr(server, block), front).await?;
+                if let Err(why) = check_header(pool.geometry(), next, front.words()) {
+                    self.problems.push(format!("block {block} of server {server}: {why}"));
+                    let damaged = next.next(BlockState::Damaged, next.class(), 0);
+                    client.cas(at, next.0, damaged.0).await?;
+                    continue;
+                }
+                self.blocks.push((server, block, next));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Recovery {
+    fn drop(&mut self) {
+        let has_claims = !self.members.is_empty() || !self.blocks.is_empty();
+        if has_claims && !self.is_finished {
+            self.pool.recovery_unfinished.store(true, Ordering::SeqCst);
+        }
+        self.pool.pins.recovery.store(UNPINNED, Ordering::SeqCst);
+        self.pool.recovering.store(false, Ordering::SeqCst);
+    }
+}
+
+impl Pool {
+    /// Finds the dead and makes them this member's to recover.
+    async fn claim_dead<E: Endpoint>(&self, client: &Client<E>) -> Result<Vec<Dead>, PoolError> {
+        for (slot, entry) in (0..).zip(read_table(client, self.geometry()).await?) {
+            if slot != self.member && entry.word.state()? == MemberState::Live {
+                self.declare_dead(client, slot, entry.word).await?;
+            }
+        }
+        let table = read_table(client, self.geometry()).await?;
+        let mut dead = Vec::new();
+        for (slot, entry) in (0..).zip(&table) {
+            let is_mine = match entry.word.state()? {
+                MemberState::Dead => true,
+                MemberState::Recovering => self.may_recover(entry.word, &table),
+                MemberState::Free | MemberState::Live => false,
+            };
+            let word = entry.word.recovering(self.member, self.generation);
+            let at = self.geometry().member_addr(slot);
+            if is_mine && client.cas(at, entry.word.0, word.0).await? == entry.word.0 {
+                dead.push(Dead { slot, word });
+            }
+        }
+        Ok(dead)
+    }
+
+    /// Whether a member's recovery is this member's, or its recoverer is gone.
+    fn may_recover(&self, word: MemberWord, table: &[MemberEntry]) -> bool {
+        let (slot, generation) = word.recoverer();
+        slot == self.member
+            || table.get(slot as usize).is_none_or(|recoverer| {
+                !recoverer.word.is(MemberState::Live)
+                    || recoverer.word.generation() & 0x1fff != generation
+            })
+    }
+
+    /// Frees a claimed block's lost objects and lets the block go.
+    async fn rebuild<E: Endpoint>(
+        &self,
+        client: &Client<E>,
+        (server, block, word): (ServerId, u32, BlockWord),
+        marks: &[u64],
+        retired: &BTreeSet<GlobalAddr>,
+        done: &mut Recovered,
+    ) -> Result<(), PoolError> {
+        let shape = self.geometry().shape(word.class());
+        let bitmap = client.buf(shape.bitmap_words() * 8);
+        let bitmap = client.read(self.bitmap_addr(server, block, 0), bitmap).await?;
+        let start = self.geometry().block_addr(server, block);
+        let end = start.plus(self.geometry().options().block_bytes - 1);
+        let mut kept = marks.to_vec();
+        for addr in retired.range(start..=end) {
+            match shape.object_at(addr.offset() - start.offset()) {
+                Some(index) => kept[(index / 64) as usize] |= 1 << (index % 64),
+                None => done.problems.push(format!("{addr} is retired, where no object starts")),
+            }
+        }
+        let mut sets = Vec::new();
+        let mut in_use = false;
+        for (at, (kept, free)) in kept.iter().zip(bitmap.words()).enumerate() {
+            // What is marked and free now has been removed since the walk.
+            let lost = shape.valid_bits(at) & !kept & !free;
+            if lost != 0 && done.complete {
+                done.objects_freed += u64::from(lost.count_ones());
+                let expected = *free;
+                sets.push(SetBits {
+                    at: self.bitmap_addr(server, block, at),
+                    bits: lost,
+                    expected,
+                });
+            }
+            in_use |= kept & shape.valid_bits(at) != 0 || (lost != 0 && !done.complete);
+        }
+        // Free only if nothing else is in it: then nobody has an object left to give back.
+        let state = if in_use { BlockState::Orphan } else { BlockState::Free };
+        if in_use {
+            // A give-back of unknown outcome may have landed meanwhile: then the bit is set.
+            self.set_bits(client, sets).await?;
+        }
+        let class = if in_use { word.class() } else { 0 };
+        let at = self.geometry().block_word_addr(server, block);
+        let next = word.next(state, class, 0);
+        let found = client.cas(at, word.0, next.0).await?;
+        if found != word.0 {
+            return Err(PoolError::Corrupt(format!(
+                "block {block} of memory server {server} was changed to {found:#x} while it was \
+                 being recovered"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Frees objects that the dead had announced, outside of claimed blocks.
+    async fn free_announced<E: Endpoint>(
+        &self,
+        client: &Client<E>,
+        objects: &[GlobalAddr],
+        done: &mut Recovered,
+    ) -> Result<(), PoolError> {
+        for addr in objects {
+            let own = self.alloc().free(self.geometry(), *addr);
+            let freed = match own {
+                Ok(true) => Ok(()),
+                Ok(false) => self.give_back(client, std::slice::from_ref(addr)).await,
+                Err(error) => Err(error),
+            };
+            match freed {
+                Ok(()) => done.objects_freed += 1,
+                Err(PoolError::Corrupt(why)) => done.problems.push(why),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a dead client's redo areas and retire pages zero.
+    async fn zero_areas<E: Endpoint>(&self, client: &Client<E>, id: u32) -> Result<(), PoolError> {
+        let redo_bytes = self.geometry().options().redo_bytes as usize;
+        for server in self.geometry().server_ids() {
+            let mut area = client.buf(redo_bytes + RETIRE_BYTES as usize);
+            area.words_mut().fill(0);
+            client.write(self.geometry().redo_addr(server, id), area).await?;
+        }
+        Ok(())
+    }
+
+    /// Frees a recovered member's clients and entry.
+    async fn clear_member<E: Endpoint>(
+        &self,
+        client: &Client<E>,
+        dead: &Dead,
+    ) -> Result<(), PoolError> {
+        for (id, owner) in self.read_clients(client).await? {
+            if owner == (dead.slot, dead.word.generation()) {
+                let at = self.geometry().client_addr(id);
+                let word = client.read(at, client.buf(8)).await?.words()[0];
+                client.cas(at, word, 0).await?;
+            }
+        }
+        let at = self.geometry().member_addr(dead.slot);
+        let entry = client.read(at, client.buf(24)).await?;
+        let (incarnation, announced) = (entry.words()[1], AnnounceWord(entry.words()[2]));
+        let free = MemberWord::new(MemberState::Free, dead.word.generation());
+        let mut ops = client.ops();
+        ops.cas(at.plus(16), announced.0, announced.next_idle().0);
+        ops.cas(at, dead.word.0, free.0);
+        ops.cas(at.plus(8), incarnation, 0);
+        client.chain(ops).await?;
+        Ok(())
+    }
+}

@@ -1,0 +1,324 @@
+//! Retired objects: announced in the pool before they are unlinked, so that they are not lost with
+//! their retirer, and freed when nobody can hold them any more.
+//!
+//! INV-RETIRE-1: an object's address stands in its retirer's page from before it is unlinked until
+//! it is about to be freed. The word is cleared first and the object freed after.
+//! INV-RETIRE-2: from the clearing to the freeing, the member is announced live and the session's
+//! reclaim pin is set, also across a failure or a dropped future in between, until a later tick has
+//! seen to it. Recovery waits for such pins (see `recover`).
+//! INV-RETIRE-3: a word with bit 63 names an object that this client has unlinked and nobody else
+//! will free. A word without may be left over: its client may have lost the race for the unlinking
+//! and died, and the object may have been freed and handed out again since. So recovery frees on
+//! the strength of confirmed words alone. Objects of own blocks need none: should this member die,
+//! their blocks are searched.
+//! INV-RETIRE-4: words are confirmed and cleared by CAS from what they are known to hold, so that one
+//! that lands late does nothing to the word's next user.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use farleaf_fabric::{Client, Endpoint, GlobalAddr, ServerId};
+
+use crate::geometry::RETIRE_WORDS;
+use crate::pins::{PinGuard, UNPINNED, pin_at};
+use crate::{Pool, PoolError};
+
+/// Objects that are reclaimed with one doorbell.
+const BATCH: usize = 64;
+
+/// An object announced for retirement: to be given to [`crate::Session::retire`] once it is
+/// unlinked, or to [`crate::Session::cancel_retire`] if it stays.
+///
+/// Dropped, its word in the retire page stays taken until the session ends; then the object counts
+/// as in use, and a sweep frees it if it is not.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "the object must be retired, or its retirement cancelled"]
+pub struct Retiring {
+    pub(crate) addr: GlobalAddr,
+    pub(crate) word: u16,
+    pub(crate) client: u32,
+}
+
+impl Retiring {
+    /// The object.
+    pub fn addr(&self) -> GlobalAddr {
+        self.addr
+    }
+}
+
+/// One client's retired objects, known to its session and to its member, so that any tick of the
+/// member frees them: a session that has nothing to do any more must not keep them.
+#[derive(Debug)]
+pub(crate) struct Retirement {
+    /// The client.
+    pub(crate) id: u32,
+    retired: Mutex<Retired>,
+    /// Somebody frees from it.
+    busy: AtomicBool,
+}
+
+impl Retirement {
+    pub(crate) fn new(id: u32, servers: usize) -> Arc<Self> {
+        let (retired, busy) = (Mutex::new(Retired::new(servers)), AtomicBool::new(false));
+        Arc::new(Retirement { id, retired, busy })
+    }
+
+    /// Its content. Never held across an await.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Retired> {
+        self.retired.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the right to free from it, unless somebody has it.
+    pub(crate) fn claim(self: &Arc<Self>) -> Option<Freeing> {
+        // Made only if it is claimed: dropping one lets go.
+        let claimed = !self.busy.swap(true, Ordering::SeqCst);
+        claimed.then(|| Freeing { count: self.lock().len(), of: Arc::clone(self) })
+    }
+}
+
+/// The right to free one client's retired objects, as many as there were when it was taken.
+#[derive(Debug)]
+pub(crate) struct Freeing {
+    of: Arc<Retirement>,
+    count: usize,
+}
+
+impl Drop for Freeing {
+    fn drop(&mut self) {
+        self.of.busy.store(false, Ordering::SeqCst);
+    }
+}
+
+/// One client's retired objects and its use of its retire pages.
+#[derive(Debug)]
+pub(crate) struct Retired {
+    queue: VecDeque<Entry>,
+    pages: Vec<Page>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    epoch: u64,
+    addr: GlobalAddr,
+    word: u16,
+    /// Bytes if the object is of an own block, otherwise 0.
+    bytes: u32,
+    page: PageWord,
+    /// The word is being cleared, or was, by a CAS that has not come back.
+    clearing: bool,
+}
+
+/// What a word of the page is known to hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PageWord {
+    Announced,
+    /// One of the others: a CAS had no known outcome.
+    Confirming,
+    Confirmed,
+}
+
+/// The bit of a confirmed word.
+pub(crate) const CONFIRMED: u64 = 1 << 63;
+/// CASes that a word's clearing takes at most: another of this client's may land in between.
+const CLEAR_ATTEMPTS: usize = 4;
+
+/// Words of a server's retire page that are in use.
+#[derive(Clone, Copy, Debug, Default)]
+struct Page([u64; RETIRE_WORDS / 64]);
+
+/// Words in use above which operations wait for reclamation before they begin.
+const PRESSED_WORDS: u32 = RETIRE_WORDS as u32 / 4 * 3;
+
+impl Page {
+    fn used(&self) -> u32 {
+        self.0.iter().map(|bits| bits.count_ones()).sum()
+    }
+}
+
+impl Retired {
+    pub(crate) fn new(servers: usize) -> Self {
+        Retired {
+            queue: VecDeque::with_capacity(RETIRE_WORDS),
+            pages: vec![Page::default(); servers],
+        }
+    }
+
+    /// Number of objects that wait.
+    pub(crate) fn len(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// Whether a page is nearly full.
+    pub(crate) fn is_pressed(&self) -> bool {
+        self.pages.iter().any(|page| page.used() > PRESSED_WORDS)
+    }
+
+    /// Takes a free word of the page on `server`.
+    pub(crate) fn take_word(&mut self, server: ServerId) -> Option<u16> {
+        let page = &mut self.pages.get_mut(server.index())?.0;
+        let (at, bits) = page.iter_mut().enumerate().find(|(_, bits)| **bits != u64::MAX)?;
+        let bit = bits.trailing_ones();
+        *bits |= 1 << bit;
+        Some(at as u16 * 64 + bit as u16)
+    }
+
+    pub(crate) fn give_word(&mut self, server: ServerId, word: u16) {
+        self.pages[server.index()].0[usize::from(word) / 64] &= !(1 << (word % 64));
+    }
+
+    /// Whether a word of the page on `server` may be other than zero.
+    pub(crate) fn is_used(&self, server: ServerId) -> bool {
+        self.pages[server.index()].0 != [0; RETIRE_WORDS / 64]
+    }
+
+    /// Queues an unlinked object.
+    pub(crate) fn push(&mut self, pool: &Pool, addr: GlobalAddr, word: u16) {
+        let class = pool
+            .geometry()
+            .block_of(addr)
+            .and_then(|(block, _)| pool.alloc().class_at(addr.server(), block));
+        let bytes = class.map_or(0, |class| pool.geometry().shape(class).object_bytes);
+        pool.retired_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let epoch = pool.epochs.view.load(Ordering::SeqCst);
+        let (bytes, page) = (bytes as u32, PageWord::Announced);
+        self.queue.push_back(Entry { epoch, addr, word, bytes, page, clearing: false });
+    }
+}
+
+impl Entry {
+    /// What its word of the page most likely holds.
+    fn expected(&self) -> u64 {
+        match self.page {
+            PageWord::Announced => self.addr.word(),
+            PageWord::Confirming | PageWord::Confirmed => self.addr.word() | CONFIRMED,
+        }
+    }
+}
+
+impl Pool {
+    /// Frees what `bound` allows of the objects that were retired when `freeing` was taken.
+    ///
+    /// Cost: nothing if none is due. Per 64 objects 1 batch of CAS; for those of other members'
+    /// blocks a batch of READs and one of CAS more.
+    pub(crate) async fn reclaim<E: Endpoint>(
+        &self,
+        client: &Client<E>,
+        freeing: &Freeing,
+        bound: u64,
+    ) -> Result<(), PoolError> {
+        let (retired, owner, mut count) = (&*freeing.of, freeing.of.id, freeing.count);
+        loop {
+            let is_due = |entry: &Entry| entry.clearing || entry.epoch + 2 <= bound;
+            let batch: Vec<Entry> = retired
+                .lock()
+                .queue
+                .iter()
+                .take(count.min(BATCH))
+                .take_while(|entry| is_due(entry))
+                .copied()
+                .collect();
+            if batch.is_empty() {
+                return Ok(());
+            }
+            let pin = self.pins.reclaim(owner);
+            if pin.load(Ordering::SeqCst) == UNPINNED {
+                pin_at(pin, &self.epochs.view);
+            }
+            self.ensure_live(client).await?;
+            for entry in retired.lock().queue.iter_mut().take(batch.len()) {
+                entry.clearing = true;
+            }
+            let mut outcome = self.clear_words(client, owner, &batch).await?;
+            // Everything before may be done again by the next tick, under the same pin.
+            let _pinned = PinGuard(pin);
+            count -= batch.len();
+            let mut foreign = Vec::new();
+            for entry in batch {
+                retired.lock().queue.pop_front();
+                retired.lock().give_word(entry.addr.server(), entry.word);
+                self.retired_bytes.fetch_sub(u64::from(entry.bytes), Ordering::Relaxed);
+                let own = self.alloc().free(self.geometry(), entry.addr);
+                match own {
+                    Ok(true) => {}
+                    Ok(false) => foreign.push(entry.addr),
+                    Err(error) => outcome = Err(error),
+                }
+            }
+            self.give_back(client, &foreign).await?;
+            outcome?;
+        }
+    }
+
+    /// Clears the words of `entries`. The inner result tells of a word that held something else.
+    async fn clear_words<E: Endpoint>(
+        &self,
+        client: &Client<E>,
+        owner: u32,
+        entries: &[Entry],
+    ) -> Result<Result<(), PoolError>, PoolError> {
+        let mut ops = client.ops();
+        for entry in entries {
+            ops.cas(self.page_word(owner, entry), entry.expected(), 0);
+        }
+        let ops = client.post_many(ops).await?;
+        let mut outcome = Ok(());
+        for (index, entry) in entries.iter().enumerate() {
+            let (plain, mut expected, mut found) =
+                (entry.addr.word(), entry.expected(), ops.old(index));
+            for _ in 0..CLEAR_ATTEMPTS {
+                if found == expected || found == 0 || found & !CONFIRMED != plain {
+                    break;
+                }
+                expected = found;
+                found = client.cas(self.page_word(owner, entry), expected, 0).await?;
+            }
+            if found != 0 && found & !CONFIRMED != plain {
+                outcome = Err(PoolError::Corrupt(format!(
+                    "the retire page of client {owner} holds {found:#x} in place of {}",
+                    entry.addr
+                )));
+            }
+        }
+        Ok(outcome)
+    }
+
+    /// Confirms what waits and is of other members' blocks, so that it is not lost with this member.
+    ///
+    /// Cost: per 64 such objects that were retired since the last time, 1 batch of CAS.
+    pub(crate) async fn confirm<E: Endpoint>(
+        &self,
+        client: &Client<E>,
+        freeing: &Freeing,
+    ) -> Result<(), PoolError> {
+        let (retired, owner) = (&*freeing.of, freeing.of.id);
+        loop {
+            let mut ops = client.ops();
+            let mut words = Vec::new();
+            for entry in &mut retired.lock().queue {
+                if entry.bytes == 0 && entry.page != PageWord::Confirmed && !entry.clearing {
+                    entry.page = PageWord::Confirming;
+                    let plain = entry.addr.word();
+                    ops.cas(self.page_word(owner, entry), plain, plain | CONFIRMED);
+                    words.push((entry.addr, entry.word));
+                    if words.len() == BATCH {
+                        break;
+                    }
+                }
+            }
+            if words.is_empty() {
+                return Ok(());
+            }
+            client.post_many(ops).await?;
+            for entry in &mut retired.lock().queue {
+                if words.contains(&(entry.addr, entry.word)) {
+                    entry.page = PageWord::Confirmed;
+                }
+            }
+        }
+    }
+
+    fn page_word(&self, owner: u32, entry: &Entry) -> GlobalAddr {
+        self.geometry().retire_addr(entry.addr.server(), owner, usize::from(entry.word))
+    }
+}

@@ -1,0 +1,221 @@
+//! The superblock: formatting a pool, and finding out whether regions are one.
+//!
+//! Words of the superblock (little-endian, the rest of its 4 KiB zero):
+//! 0 magic, 1 version, 2 and 3 pool id, 4 server, 5 number of servers, 6 region bytes, 7 block
+//! bytes, 8 clients, 9 members, 10 tables, 11 redo bytes, 12 clients' offset, 13 roots' offset,
+//! 14 client areas' offset, 15 block table's offset, 16 blocks' offset, 17 number of blocks,
+//! 18 checksum (xxh3-64 of words 0 to 17).
+//!
+//! INV-SUP-1: the magic word is written last, when everything else on every server is.
+//! INV-SUP-2: nothing in a superblock is used before it was recomputed from the options in it.
+
+use farleaf_fabric::{Client, Endpoint, GlobalAddr, ServerId};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::geometry::{Geometry, SUPERBLOCK_BYTES};
+use crate::{FormatError, FormatFault, PoolError, PoolOptions};
+
+/// `FARLEAF` and a line end.
+const MAGIC: u64 = u64::from_le_bytes(*b"FARLEAF\n");
+const VERSION: u64 = 1;
+const WORDS: usize = 19;
+const CHECKSUM: usize = WORDS - 1;
+const CHUNK_BYTES: u64 = 64 << 10;
+
+/// Makes an empty pool of every server that the client reaches. What was there is lost; nobody may
+/// use it meanwhile.
+///
+/// Cost: per server 1 READ for each 64 KiB of tables, and a WRITE where they are not zero, and 4
+/// more WRITEs.
+///
+/// # Errors
+/// `Invalid` if the options make no sense or a region is too small for them (nothing was done);
+/// `Fabric` (the pool is not formatted).
+pub async fn format<E: Endpoint>(
+    client: &Client<E>,
+    options: &PoolOptions,
+) -> Result<(), PoolError> {
+    let endpoint = client.endpoint();
+    let lengths: Vec<u64> = (0..endpoint.server_count())
+        .map(|server| endpoint.region_bytes(ServerId(server as u16)))
+        .collect();
+    let geometry = Geometry::new(*options, &lengths)?;
+    let pool_id = u128::from(endpoint.random()) << 64 | u128::from(endpoint.random());
+    for server in geometry.server_ids() {
+        write_word(client, GlobalAddr::new(server, 0), 0).await?;
+    }
+    for server in geometry.server_ids() {
+        zero(client, server, SUPERBLOCK_BYTES, geometry.server(server).blocks_at).await?;
+        let mut page = client.buf(SUPERBLOCK_BYTES as usize);
+        page.words_mut().fill(0);
+        page.words_mut()[..WORDS].copy_from_slice(&encode(&geometry, server, pool_id));
+        page.words_mut()[0] = 0;
+        client.write(GlobalAddr::new(server, 0), page).await?;
+    }
+    write_word(client, geometry.epoch_addr(), 1).await?;
+    for server in geometry.server_ids() {
+        write_word(client, GlobalAddr::new(server, 0), MAGIC).await?;
+    }
+    Ok(())
+}
+
+/// Reads and checks every server's superblock; the pool's geometry.
+///
+/// Cost: 1 round trip, 1 READ per server.
+///
+/// # Errors
+/// `Format` with the server and the reason; `Fabric`.
+pub(crate) async fn open<E: Endpoint>(client: &Client<E>) -> Result<Geometry, PoolError> {
+    let endpoint = client.endpoint();
+    let count = endpoint.server_count();
+    let mut ops = client.ops();
+    for server in 0..count {
+        ops.read(GlobalAddr::new(ServerId(server as u16), 0), client.buf(WORDS * 8));
+    }
+    let ops = client.post_many(ops).await?;
+    let blocks: Vec<[u64; WORDS]> = (0..count)
+        .map(|server| std::array::from_fn(|word| ops.buf(server).words()[word]))
+        .collect();
+    let Some(first) = blocks.first() else {
+        return Err(PoolError::Invalid("the fabric reaches no memory server".into()));
+    };
+    for (server, block) in blocks.iter().enumerate() {
+        let server = ServerId(server as u16);
+        check(block, first, server, count as u64, endpoint.region_bytes(server))
+            .map_err(|fault| FormatError { server, fault })?;
+    }
+    let geometry = rebuild(&blocks);
+    let geometry = geometry
+        .map_err(|why| FormatError { server: ServerId(0), fault: FormatFault::Geometry(why) })?;
+    for (server, block) in blocks.iter().enumerate() {
+        let server = ServerId(server as u16);
+        if encode(&geometry, server, pool_id(block)) != *block {
+            let why = "its offsets do not follow from its sizes".to_string();
+            return Err(FormatError { server, fault: FormatFault::Geometry(why) }.into());
+        }
+    }
+    Ok(geometry)
+}
+
+fn encode(geometry: &Geometry, server: ServerId, pool_id: u128) -> [u64; WORDS] {
+    let options = geometry.options();
+    let own = geometry.server(server);
+    let mut words = [
+        MAGIC,
+        VERSION,
+        pool_id as u64,
+        (pool_id >> 64) as u64,
+        u64::from(server.0),
+        geometry.servers() as u64,
+        own.region_bytes,
+        options.block_bytes,
+        options.clients_max.into(),
+        options.members_max.into(),
+        options.tables_max.into(),
+        options.redo_bytes.into(),
+        geometry.clients_at,
+        geometry.roots_at,
+        geometry.areas_at,
+        geometry.block_table_at,
+        own.blocks_at,
+        own.block_count.into(),
+        0,
+    ];
+    words[CHECKSUM] = checksum(&words);
+    words
+}
+
+fn checksum(words: &[u64; WORDS]) -> u64 {
+    let mut bytes = [0; CHECKSUM * 8];
+    for (bytes, word) in bytes.chunks_exact_mut(8).zip(words) {
+        bytes.copy_from_slice(&word.to_le_bytes());
+    }
+    xxh3_64(&bytes)
+}
+
+fn pool_id(block: &[u64; WORDS]) -> u128 {
+    u128::from(block[3]) << 64 | u128::from(block[2])
+}
+
+fn check(
+    block: &[u64; WORDS],
+    first: &[u64; WORDS],
+    server: ServerId,
+    servers: u64,
+    region_bytes: u64,
+) -> Result<(), FormatFault> {
+    match block[0] {
+        MAGIC => {}
+        0 => return Err(FormatFault::NotFormatted),
+        _ => return Err(FormatFault::Foreign),
+    }
+    if block[1] != VERSION {
+        return Err(FormatFault::Version { found: block[1], supported: VERSION });
+    }
+    if block[CHECKSUM] != checksum(block) {
+        return Err(FormatFault::Checksum);
+    }
+    if block[6] != region_bytes {
+        return Err(FormatFault::Length { found: region_bytes, expected: block[6] });
+    }
+    if pool_id(block) != pool_id(first) {
+        return Err(FormatFault::PoolId { found: pool_id(block), expected: pool_id(first) });
+    }
+    if block[5] != servers {
+        return Err(FormatFault::ServerCount { found: servers, expected: block[5] });
+    }
+    if block[4] != u64::from(server.0) {
+        return Err(FormatFault::ServerId { found: block[4] });
+    }
+    if block[7..12] != first[7..12] {
+        return Err(FormatFault::Geometry("its options differ from server 0's".into()));
+    }
+    Ok(())
+}
+
+fn rebuild(blocks: &[[u64; WORDS]]) -> Result<Geometry, String> {
+    let first = &blocks[0];
+    let small = |word: usize| u32::try_from(first[word]).map_err(|_| format!("word {word}"));
+    let options = PoolOptions {
+        block_bytes: first[7],
+        clients_max: small(8)?,
+        members_max: small(9)?,
+        tables_max: small(10)?,
+        redo_bytes: small(11)?,
+    };
+    let lengths: Vec<u64> = blocks.iter().map(|block| block[6]).collect();
+    Geometry::new(options, &lengths).map_err(|error| error.to_string())
+}
+
+async fn write_word<E: Endpoint>(
+    client: &Client<E>,
+    to: GlobalAddr,
+    value: u64,
+) -> Result<(), PoolError> {
+    let mut buf = client.buf(8);
+    buf.words_mut()[0] = value;
+    client.write(to, buf).await?;
+    Ok(())
+}
+
+/// Makes bytes `from` to `to` zero. Memory that is zero is only read, so that fresh memory is not
+/// committed.
+async fn zero<E: Endpoint>(
+    client: &Client<E>,
+    server: ServerId,
+    from: u64,
+    to: u64,
+) -> Result<(), PoolError> {
+    let mut at = from;
+    while at < to {
+        let bytes = CHUNK_BYTES.min(to - at);
+        let addr = GlobalAddr::new(server, at);
+        let mut chunk = client.read(addr, client.buf(bytes as usize)).await?;
+        if chunk.words().iter().any(|word| *word != 0) {
+            chunk.words_mut().fill(0);
+            client.write(addr, chunk).await?;
+        }
+        at += bytes;
+    }
+    Ok(())
+}

@@ -1,0 +1,123 @@
+//! What audits say about planted damage.
+
+use farleaf_fabric::{GlobalAddr, ServerId};
+
+use super::{Mine, SMALL, audit_of, endpoint, formatted, member, set_word, word};
+use crate::{Audit, PoolError};
+
+const ONE: ServerId = ServerId(0);
+
+/// A member with two objects of 100 bytes, and what `check` makes of it.
+fn with_objects(check: impl AsyncFnOnce(Mine, [GlobalAddr; 2])) {
+    let fabric = formatted(1, 4 << 20, SMALL);
+    let end = endpoint(&fabric);
+    end.executor().block_on(async {
+        let session = member(&end).await;
+        let one = session.alloc(ONE, 100).await.unwrap();
+        let two = session.alloc(ONE, 100).await.unwrap();
+        check(session, [one, two]).await;
+    });
+}
+
+#[test]
+fn marks_are_checked() {
+    with_objects(async |session, [one, two]| {
+        let mut audit = Audit::new(&session).await.unwrap();
+        let wrong = |result: Result<(), String>| result.unwrap_err();
+        audit.mark(one, 100).unwrap();
+        assert!(wrong(audit.mark(one, 100)).contains("twice"));
+        assert!(wrong(audit.mark(two.plus(64), 100)).contains("no object starts"));
+        assert!(wrong(audit.mark(two, 64)).contains("for objects of 128"));
+        assert!(wrong(audit.mark(GlobalAddr::new(ONE, 4096), 64)).contains("in no block"));
+        assert!(wrong(audit.mark(GlobalAddr::new(ServerId(9), 0), 64)).contains("in no block"));
+        let free = GlobalAddr::new(ONE, (4 << 20) - (128 << 10));
+        assert!(wrong(audit.mark(free, 64)).contains("not carved"));
+        let report = audit.report(&session).await.unwrap();
+        assert_eq!((report.classes[0].leaked, report.closes()), (1, false), "{report:?}");
+        audit.mark(two, 100).unwrap();
+        assert!(audit.report(&session).await.unwrap().closes());
+    });
+}
+
+#[test]
+fn live_and_free_at_once_is_found() {
+    with_objects(async |session, [one, two]| {
+        let (block, offset) = session.pool().geometry().block_of(two).unwrap();
+        let index = session.pool().geometry().shape(1).object_at(offset).unwrap();
+        let at = session.pool().bitmap_addr(ONE, block, (index / 64) as usize);
+        set_word(&session, at, 1 << (index % 64)).await;
+        let report = audit_of(&session, &[(one, 100), (two, 100)]).await;
+        assert_eq!(report.problems.len(), 1, "{report:?}");
+        assert!(report.problems[0].contains("live and free in the bitmap"), "{report:?}");
+        let elsewhere = session.pool().bitmap_addr(ONE, block, 7);
+        let beyond = session.pool().geometry().shape(1).valid_bits(7);
+        set_word(&session, elsewhere, !beyond).await;
+        let report = audit_of(&session, &[(one, 100), (two, 100)]).await;
+        assert!(report.problems.iter().any(|what| what.contains("beyond")), "{report:?}");
+    });
+}
+
+#[test]
+fn live_and_retired_at_once_is_found() {
+    with_objects(async |session, [one, two]| {
+        let retiring = session.announce_retire(one).await.unwrap();
+        let report = audit_of(&session, &[(one, 100), (two, 100)]).await;
+        assert!(report.closes(), "announced is not unlinked: {report:?}");
+        let word = session.pool().geometry().retire_addr(ONE, session.id(), 0);
+        set_word(&session, word, one.word() | 1 << 63).await;
+        let report = audit_of(&session, &[(one, 100), (two, 100)]).await;
+        assert!(report.problems[0].contains("live and retired"), "{report:?}");
+        let stray = session.pool().geometry().retire_addr(ONE, session.id(), 99);
+        set_word(&session, stray, two.plus(64).word()).await;
+        let report = audit_of(&session, &[(one, 100), (two, 100)]).await;
+        assert!(report.problems.iter().any(|what| what.contains("has retired")), "{report:?}");
+        set_word(&session, stray, 0).await;
+        session.cancel_retire(retiring).await.unwrap();
+    });
+}
+
+#[test]
+fn damaged_headers_and_tables_are_found_and_not_used() {
+    with_objects(async |session, [one, two]| {
+        let geometry = session.pool().geometry().clone();
+        let (block, _) = geometry.block_of(one).unwrap();
+        let front = geometry.block_addr(ONE, block);
+        for (at, what) in [(0, "tag"), (1, "checksum"), (5, "checksum")] {
+            let before = word(&session, front.plus(at * 8)).await;
+            set_word(&session, front.plus(at * 8), 0).await;
+            let report = Audit::new(&session).await.unwrap().report(&session).await.unwrap();
+            assert!(report.problems[0].contains(what), "{report:?}");
+            set_word(&session, front.plus(at * 8), before).await;
+        }
+        assert!(audit_of(&session, &[(one, 100), (two, 100)]).await.closes());
+        let unused = geometry.block_word_addr(ONE, geometry.block_count(ONE) - 1);
+        set_word(&session, unused, 15).await;
+        let report = audit_of(&session, &[(one, 100), (two, 100)]).await;
+        assert!(report.problems[0].contains("block table holds"), "{report:?}");
+        set_word(&session, unused, 0).await;
+        // An orphan whose header is gone is not adopted.
+        let fabric_end = session.endpoint().clone();
+        session.leave().await.unwrap();
+        let next = member(&fabric_end).await;
+        set_word(&next, front, 0).await;
+        let fresh = next.alloc(ONE, 100).await.unwrap();
+        assert_ne!(geometry.block_of(fresh).unwrap().0, block);
+        let report = audit_of(&next, &[(fresh, 100)]).await;
+        assert!(report.problems[0].contains("damaged"), "{report:?}");
+    });
+}
+
+#[test]
+fn a_second_free_from_elsewhere_is_an_error() {
+    with_objects(async |session, [one, _]| {
+        let other = member(&session.endpoint().clone()).await;
+        let client = other.client();
+        other.pool().give_back(client, &[one]).await.unwrap();
+        let twice = other.pool().give_back(client, &[one]).await;
+        assert!(matches!(twice, Err(PoolError::Corrupt(_))), "{twice:?}");
+        let no_object = other.pool().give_back(client, &[one.plus(64)]).await;
+        assert!(matches!(no_object, Err(PoolError::Corrupt(_))), "{no_object:?}");
+        let announced = other.announce_retire(GlobalAddr::NULL).await;
+        assert!(matches!(announced, Err(PoolError::Corrupt(_))), "{announced:?}");
+    });
+}

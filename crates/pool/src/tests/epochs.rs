@@ -1,0 +1,286 @@
+//! When retired objects are reused, and when not.
+
+use farleaf_fabric::{Client, Endpoint, Fabric, GlobalAddr, OpKind, ServerId};
+
+use super::{Mine, Scratch, audit_of, endpoint, formatted, join, kill, member, tick};
+use crate::PoolError;
+use crate::geometry::RETIRE_WORDS;
+
+const ONE: ServerId = ServerId(0);
+
+/// Allocates and retires an object in one operation.
+async fn retire_one(session: &Mine) -> GlobalAddr {
+    let pinned = session.begin(OpKind::Remove).await.unwrap();
+    let addr = session.alloc(ONE, 64).await.unwrap();
+    let retiring = session.announce_retire(addr).await.unwrap();
+    assert_eq!(retiring.addr(), addr);
+    session.retire(retiring);
+    drop(pinned);
+    addr
+}
+
+/// Whether the object can be had again; leaves it in use if so.
+fn is_free(session: &Mine, addr: GlobalAddr) -> bool {
+    let pool = session.pool();
+    let (block, offset) = pool.geometry().block_of(addr).unwrap();
+    let alloc = pool.alloc();
+    let block = alloc.block(addr.server(), block).unwrap();
+    block.is_free(pool.geometry().shape(block.class).object_at(offset).unwrap())
+}
+
+#[test]
+fn a_pinned_session_of_the_same_member_holds_objects_back() {
+    let fabric = formatted(1, 4 << 20, super::SMALL);
+    let end = endpoint(&fabric);
+    end.executor().block_on(async {
+        let pool = join(&end).await;
+        let (one, two) =
+            (pool.session(end.clone()).await.unwrap(), pool.session(end.clone()).await.unwrap());
+        let reading = two.begin(OpKind::Get).await.unwrap();
+        let addr = retire_one(&one).await;
+        assert!(pool.memory().retired_bytes >= 64);
+        tick(&one, 20).await;
+        assert!(!is_free(&one, addr));
+        let owned = two.hold();
+        drop(reading);
+        tick(&one, 20).await;
+        assert!(!is_free(&one, addr), "the second pin holds it");
+        drop(owned);
+        tick(&one, 3).await;
+        assert!(is_free(&one, addr));
+        assert_eq!(pool.memory().retired_bytes, 0);
+    });
+}
+
+#[test]
+fn an_idle_session_keeps_nothing_from_the_others() {
+    let fabric = formatted(1, 4 << 20, super::SMALL);
+    let end = endpoint(&fabric);
+    end.executor().block_on(async {
+        let pool = join(&end).await;
+        let (idle, busy) =
+            (pool.session(end.clone()).await.unwrap(), pool.session(end.clone()).await.unwrap());
+        let retired = [retire_one(&idle).await, retire_one(&idle).await, retire_one(&idle).await];
+        tick(&busy, 20).await;
+        for addr in retired {
+            assert!(is_free(&busy, addr), "freed without a tick of its session");
+        }
+        assert_eq!(pool.memory().retired_bytes, 0);
+        drop(idle);
+        tick(&busy, 20).await;
+        assert_eq!(pool.sessions(), 1);
+        busy.leave().await.unwrap();
+    });
+}
+
+#[test]
+fn a_pinned_session_of_another_member_holds_objects_back() {
+    let fabric = formatted(1, 4 << 20, super::SMALL);
+    let end = endpoint(&fabric);
+    end.executor().block_on(async {
+        let (one, two) = (member(&end).await, member(&end).await);
+        let reading = two.begin(OpKind::Get).await.unwrap();
+        let addr = retire_one(&one).await;
+        for _ in 0..20 {
+            tick(&one, 1).await;
+            tick(&two, 1).await;
+        }
+        assert!(!is_free(&one, addr));
+        drop(reading);
+        for _ in 0..4 {
+            tick(&two, 1).await;
+            tick(&one, 1).await;
+        }
+        assert!(is_free(&one, addr));
+    });
+}
+
+#[test]
+fn overlapping_operations_of_one_session_are_all_protected() {
+    let fabric = formatted(1, 4 << 20, super::SMALL);
+    let end = endpoint(&fabric);
+    end.executor().block_on(async {
+        let (one, two) = (member(&end).await, member(&end).await);
+        let mut reading = Vec::new();
+        for _ in 0..7 {
+            reading.push(two.begin(OpKind::Get).await.unwrap());
+        }
+        let addr = retire_one(&one).await;
+        while let Some(last) = reading.pop() {
+            for _ in 0..3 {
+                tick(&two, 1).await;
+                tick(&one, 1).await;
+            }
+            assert!(!is_free(&one, addr), "{} still read", reading.len() + 1);
+            drop(last);
+        }
+        for _ in 0..4 {
+            tick(&two, 1).await;
+            tick(&one, 1).await;
+        }
+        assert!(is_free(&one, addr));
+    });
+}
+
+#[test]
+fn an_idle_member_holds_nothing_back_and_wakes_with_one_chain() {
+    let fabric = formatted(1, 4 << 20, super::SMALL);
+    let end = endpoint(&fabric);
+    end.executor().block_on(async {
+        let (one, two) = (member(&end).await, member(&end).await);
+        drop(two.begin(OpKind::Get).await.unwrap());
+        tick(&two, 2).await;
+        for _ in 0..30 {
+            let addr = retire_one(&one).await;
+            tick(&one, 3).await;
+            assert!(is_free(&one, addr));
+        }
+        let chains = || end.counters().snapshot().total().chains;
+        let before = chains();
+        let reading = two.begin(OpKind::Get).await.unwrap();
+        assert_eq!(chains(), before + 1);
+        let addr = retire_one(&one).await;
+        tick(&one, 10).await;
+        assert!(!is_free(&one, addr), "it is not idle any more");
+        drop(reading);
+        drop(two.begin(OpKind::Get).await.unwrap());
+        assert_eq!(chains(), before + 1 + 1 + 10, "both woke once, and the ticks");
+    });
+}
+
+/// A member that dies in the middle of an operation is found by its lag, fenced and left out.
+#[test]
+fn a_dead_member_holds_nothing_back() {
+    let scratch = Scratch::new("dead");
+    let fabric = scratch.format(1, 4 << 20);
+    let end = endpoint(&fabric);
+    let other = farleaf_fabric::mapped::Mapped::open(&scratch.0).unwrap();
+    let other_end = endpoint(&other);
+    let dead = other_end.executor().block_on(async {
+        let dead = member(&other_end).await;
+        // Pinned for ever.
+        std::mem::forget(dead.begin(OpKind::Get).await.unwrap());
+        dead
+    });
+    let one = end.executor().block_on(async {
+        let one = member(&end).await;
+        let addr = retire_one(&one).await;
+        tick(&one, 40).await;
+        assert!(!is_free(&one, addr), "it lives");
+        assert!(!one.pool().needs_recovery());
+        one
+    });
+    kill(other, other_end, dead);
+    end.executor().block_on(async {
+        tick(&one, 12).await;
+        assert!(one.pool().needs_recovery());
+        let addr = retire_one(&one).await;
+        tick(&one, 4).await;
+        assert!(is_free(&one, addr));
+        assert_eq!(one.pool().memory().retired_bytes, 0);
+    });
+}
+
+/// One that dies idle lags never; it is asked after in turn.
+#[test]
+fn a_member_that_dies_idle_is_found() {
+    let scratch = Scratch::new("idle");
+    let fabric = scratch.format(1, 4 << 20);
+    let end = endpoint(&fabric);
+    let other = farleaf_fabric::mapped::Mapped::open(&scratch.0).unwrap();
+    let other_end = endpoint(&other);
+    let dead = other_end.executor().block_on(member(&other_end));
+    let one = end.executor().block_on(async {
+        let (one, idle) = (member(&end).await, member(&end).await);
+        tick(&one, 300).await;
+        assert!(!one.pool().needs_recovery());
+        drop(idle);
+        one
+    });
+    kill(other, other_end, dead);
+    end.executor().block_on(async {
+        tick(&one, 300).await;
+        assert!(one.pool().needs_recovery());
+    });
+}
+
+#[test]
+fn a_full_retire_page_says_so_and_empties() {
+    let fabric = formatted(1, 4 << 20, super::SMALL);
+    let end = endpoint(&fabric);
+    end.executor().block_on(async {
+        let (one, two) = (member(&end).await, member(&end).await);
+        let reading = two.begin(OpKind::Get).await.unwrap();
+        let pinned = one.begin(OpKind::Remove).await.unwrap();
+        let mut ops = one.client().ops();
+        for _ in 0..RETIRE_WORDS {
+            let addr = one.alloc(ONE, 64).await.unwrap();
+            let retiring = one.announce_retire_in(&mut ops, addr).unwrap();
+            one.retire(retiring);
+        }
+        let addr = one.alloc(ONE, 64).await.unwrap();
+        assert_eq!(one.announce_retire_in(&mut ops, addr), Err(PoolError::RetireFull));
+        assert_eq!(ops.len(), RETIRE_WORDS);
+        one.client().post_many(ops).await.unwrap();
+        assert_eq!(one.announce_retire(addr).await, Err(PoolError::RetireFull));
+        let report = audit_of(&one, &[(addr, 64)]).await;
+        assert_eq!(report.classes[0].retired, RETIRE_WORDS as u64);
+        assert!(report.closes(), "{report:?}");
+        drop((pinned, reading));
+        tick(&two, 2).await;
+        tick(&one, 3).await;
+        let retiring = one.announce_retire(addr).await.unwrap();
+        one.cancel_retire(retiring).await.unwrap();
+        let report = audit_of(&one, &[(addr, 64)]).await;
+        assert_eq!((report.classes[0].retired, report.closes()), (0, true));
+    });
+}
+
+#[test]
+fn what_a_dropped_session_retired_is_reclaimed_by_others() {
+    let fabric = formatted(2, 4 << 20, super::SMALL);
+    let end = endpoint(&fabric);
+    end.executor().block_on(async {
+        let pool = join(&end).await;
+        let one = pool.session(end.clone()).await.unwrap();
+        let addr = retire_one(&one).await;
+        // Announced and then forgotten: the object stays in use.
+        let kept = one.alloc(ServerId(1), 64).await.unwrap();
+        drop(one.announce_retire(kept).await.unwrap());
+        let id = one.id();
+        drop(one);
+        assert_eq!(pool.sessions(), 0);
+        let two = pool.session(end.clone()).await.unwrap();
+        assert_ne!(two.id(), id, "not free yet");
+        tick(&two, 4).await;
+        assert!(is_free(&two, addr));
+        let report = audit_of(&two, &[(kept, 64)]).await;
+        assert!(report.closes(), "{report:?}");
+        let three = pool.session(end.clone()).await.unwrap();
+        assert_eq!(three.id(), id, "free again");
+    });
+}
+
+/// The price of maintenance, exactly.
+#[test]
+fn a_tick_costs_what_it_says() {
+    let fabric = formatted(1, 4 << 20, super::SMALL);
+    let end = endpoint(&fabric);
+    end.executor().block_on(async {
+        let client = Client::new(end.clone());
+        let session = member(&end).await;
+        let cost = || client.endpoint().counters().snapshot().kind(OpKind::Maintenance);
+        tick(&session, 2).await;
+        let before = cost();
+        tick(&session, 1).await;
+        let after = cost();
+        let idle = (after.chains - before.chains, after.reads - before.reads, after.atomics());
+        assert_eq!(idle, (1, 2, before.atomics()), "idle: one look");
+        drop(session.begin(OpKind::Get).await.unwrap());
+        let before = cost();
+        tick(&session, 1).await;
+        let after = cost();
+        assert_eq!(after.round_trips - before.round_trips, 2, "a look and the advance");
+        assert!(fabric.endpoint().is_ok());
+    });
+}

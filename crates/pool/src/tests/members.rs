@@ -1,0 +1,347 @@
+//! Joining, tokens, death and recovery.
+
+use std::collections::BTreeSet;
+
+use farleaf_fabric::mapped::{Mapped, MappedEndpoint};
+use farleaf_fabric::{GlobalAddr, OpKind, ServerId};
+
+use super::{Mine, SMALL, Scratch, audit_of, endpoint, formatted, join, kill, member, tick};
+use crate::words::{BlockState, BlockWord};
+use crate::{Audit, LockToken, PoolError, Recovered};
+
+const ONE: ServerId = ServerId(0);
+const TWO: ServerId = ServerId(1);
+
+/// A pool folder, this process's member, and another's that can be killed.
+struct Pair {
+    scratch: Scratch,
+    fabric: Mapped,
+    end: MappedEndpoint,
+}
+
+impl Pair {
+    fn new(name: &str) -> Self {
+        let scratch = Scratch::new(name);
+        let fabric = scratch.format(2, 4 << 20);
+        let end = endpoint(&fabric);
+        Pair { scratch, fabric, end }
+    }
+
+    /// Lets another process do something and die.
+    fn die_after<T>(&self, act: impl AsyncFnOnce(&Mine) -> T) -> T {
+        let other = Mapped::open(&self.scratch.0).unwrap();
+        let other_end = endpoint(&other);
+        let (session, result) = other_end.executor().block_on(async {
+            let session = member(&other_end).await;
+            let result = act(&session).await;
+            (session, result)
+        });
+        kill(other, other_end, session);
+        result
+    }
+
+    fn run<T>(&self, act: impl AsyncFnOnce(&MappedEndpoint) -> T) -> T {
+        assert!(!format!("{:?}", self.fabric).is_empty());
+        self.end.executor().block_on(act(&self.end))
+    }
+}
+
+/// Recovers the dead, given the live objects.
+async fn recover(session: &Mine, live: &[(GlobalAddr, usize)]) -> Recovered {
+    let recovery = session.recover_begin().await.unwrap().expect("somebody is dead");
+    let mut audit = recovery.audit();
+    live.iter().for_each(|(addr, bytes)| audit.mark(*addr, *bytes).unwrap());
+    session.recover_finish(recovery, &audit).await.unwrap()
+}
+
+#[test]
+fn members_and_clients_run_out_and_come_back() {
+    let fabric = formatted(1, 4 << 20, SMALL);
+    let end = endpoint(&fabric);
+    end.executor().block_on(async {
+        let mut members = Vec::new();
+        for slot in 0..4 {
+            members.push(member(&end).await);
+            assert_eq!(members[slot].pool().member(), slot as u32);
+        }
+        let none = crate::Pool::join(&farleaf_fabric::Client::new(end.clone())).await;
+        assert_eq!(none.unwrap_err(), PoolError::NoSlot("member", 4));
+        members.swap_remove(1).leave().await.unwrap();
+        let pool = join(&end).await;
+        assert_eq!(pool.member(), 1);
+        let mut sessions = Vec::new();
+        for _ in 0..5 {
+            sessions.push(pool.session(end.clone()).await.unwrap());
+        }
+        let none = pool.session(end.clone()).await;
+        assert_eq!(none.unwrap_err(), PoolError::NoSlot("client", 8));
+        let refused = sessions[0].leave().await;
+        assert!(matches!(refused, Err(PoolError::Invalid(_))), "{refused:?}");
+        sessions.truncate(1);
+        let clone = sessions[0].clone();
+        assert!(matches!(sessions[0].leave().await, Err(PoolError::Invalid(_))));
+        drop(clone);
+        tick(&sessions[0], 5).await;
+        sessions.push(pool.session(end.clone()).await.unwrap());
+        sessions.pop();
+        sessions[0].leave().await.unwrap();
+    });
+}
+
+#[test]
+fn tokens_never_repeat_for_a_member_and_client() {
+    let pair = Pair::new("tokens");
+    let mut seen = BTreeSet::new();
+    pair.run(async |end| {
+        let pool = join(end).await;
+        let keeper = pool.session(end.clone()).await.unwrap();
+        for _ in 0..5 {
+            let session = pool.session(end.clone()).await.unwrap();
+            assert_eq!(session.id(), 1, "the client is used again");
+            for _ in 0..1000 {
+                let token = session.lock_token();
+                assert!(seen.insert(token), "{:?}", LockToken::from_word(token));
+                assert_eq!(LockToken::from_word(token).unwrap().client(), 1);
+            }
+            drop(session);
+            tick(&keeper, 2).await;
+        }
+        keeper.leave().await.unwrap();
+    });
+    // A clean end gave unused numbers back: 5000 have been used of this client.
+    let dead = pair.die_after(async |session| session.lock_token());
+    assert_eq!(LockToken::from_word(dead).unwrap().member(), 0);
+    pair.run(async |end| {
+        let session = member(end).await;
+        recover(&session, &[]).await;
+        let pool = join(end).await;
+        assert_eq!(pool.member(), 0, "the dead member's slot");
+        let again = pool.session(end.clone()).await.unwrap();
+        let token = again.lock_token();
+        assert_eq!(LockToken::from_word(token).unwrap().member(), 0);
+        assert!(seen.insert(token) && token != dead);
+        assert_eq!(session.owner_is_dead(dead).await, Ok(true));
+        assert_eq!(session.owner_is_dead(token).await, Ok(false));
+        assert_eq!(again.owner_is_dead(token).await, Ok(false));
+        assert_eq!(again.owner_is_dead(session.lock_token()).await, Ok(false));
+        assert_eq!(again.owner_is_dead(dead).await, Ok(true), "of its own slot's earlier life");
+    });
+}
+
+#[test]
+fn a_locks_owner_is_dead_only_when_it_is() {
+    let pair = Pair::new("owner");
+    let other = Mapped::open(&pair.scratch.0).unwrap();
+    let other_end = endpoint(&other);
+    let theirs = other_end.executor().block_on(member(&other_end));
+    let token = theirs.lock_token();
+    let (session, redo) = pair.run(async |end| {
+        let session = member(end).await;
+        assert_eq!(session.owner_is_dead(token).await, Ok(false));
+        assert_eq!(session.owner_is_dead(session.lock_token()).await, Ok(false));
+        for word in [0, 5, u64::MAX, LockToken::new(4, 0, 0).word()] {
+            assert!(matches!(session.owner_is_dead(word).await, Err(PoolError::Corrupt(_))));
+        }
+        assert!(matches!(session.redo_addr_of(ONE, 0), Err(PoolError::Corrupt(_))));
+        let redo = session.redo_addr_of(TWO, token).unwrap();
+        assert_eq!(redo, theirs.redo_addr(TWO));
+        assert_ne!(redo, session.redo_addr(TWO));
+        assert_eq!(session.redo_bytes(), SMALL.redo_bytes as usize);
+        (session, redo)
+    });
+    other_end.executor().block_on(super::set_word(&theirs, redo, 42));
+    kill(other, other_end, theirs);
+    pair.run(async |_| {
+        assert_eq!(session.owner_is_dead(token).await, Ok(true));
+        assert_eq!(super::word(&session, redo).await, 42, "left for the finisher");
+        recover(&session, &[]).await;
+        assert_eq!(super::word(&session, redo).await, 0);
+        assert_eq!(session.recover_begin().await.map(|found| found.is_none()), Ok(true));
+    });
+}
+
+/// The dead member had linked, lost, retired and announced objects, in its own blocks and in
+/// another's.
+#[test]
+fn a_dead_members_blocks_are_rebuilt() {
+    let pair = Pair::new("rebuild");
+    let (survivor, theirs) = pair.run(async |end| {
+        let survivor = member(end).await;
+        let theirs: Vec<_> = [100, 100, 100, 100].to_vec();
+        let mut objects = Vec::new();
+        for bytes in theirs {
+            objects.push(survivor.alloc(ONE, bytes).await.unwrap());
+        }
+        (survivor, objects)
+    });
+    let linked = pair.die_after(async |dead| {
+        let pinned = dead.begin(OpKind::Insert).await.unwrap();
+        let mut linked = Vec::new();
+        for _ in 0..10 {
+            linked.push((dead.alloc(TWO, 300).await.unwrap(), 300));
+            dead.alloc(TWO, 300).await.unwrap();
+        }
+        // Two unlinked and retired, one announced and not unlinked.
+        for addr in &theirs[..2] {
+            let retiring = dead.announce_retire(*addr).await.unwrap();
+            dead.retire(retiring);
+        }
+        dead.tick().await.unwrap();
+        drop(dead.announce_retire(theirs[2]).await.unwrap());
+        drop(pinned);
+        linked
+    });
+    pair.run(async |_| {
+        let mut live = linked.clone();
+        live.extend([(theirs[2], 100), (theirs[3], 100)]);
+        let done = recover(&survivor, &live).await;
+        let block = survivor.pool().geometry().block_of(linked[0].0).unwrap().0;
+        let shape = *survivor.pool().geometry().shape(5);
+        assert_eq!(shape.object_bytes, 384, "the class after 320");
+        assert!(done.complete && done.problems.is_empty(), "{done:?}");
+        assert_eq!((done.members, done.blocks), (1, 1));
+        let report = audit_of(&survivor, &live).await;
+        assert!(report.closes(), "{report:?}");
+        assert_eq!(report.blocks_orphan, 1);
+        let at = survivor.pool().geometry().block_word_addr(TWO, block);
+        let word = BlockWord(super::word(&survivor, at).await);
+        assert_eq!(word.state(), Ok(BlockState::Orphan));
+        // The orphan is adopted and its free objects are handed out.
+        let more = survivor.alloc(TWO, 300).await.unwrap();
+        assert_eq!(survivor.pool().geometry().block_of(more).unwrap().0, block);
+        live.push((more, 300));
+        assert!(audit_of(&survivor, &live).await.closes());
+    });
+}
+
+/// Members die one after another, the second while it recovers the first.
+#[test]
+fn a_recoverer_that_dies_is_replaced() {
+    let pair = Pair::new("recoverer");
+    let kept = pair.die_after(async |first| {
+        first.alloc(ONE, 64).await.unwrap();
+        first.alloc(ONE, 64).await.unwrap()
+    });
+    let second_kept = pair.die_after(async |second| {
+        let kept = second.alloc(TWO, 64).await.unwrap();
+        let recovery = second.recover_begin().await.unwrap().unwrap();
+        assert_eq!(recovery.members(), 1);
+        std::mem::forget(recovery);
+        kept
+    });
+    pair.run(async |end| {
+        let survivor = member(end).await;
+        let live = [(kept, 64), (second_kept, 64)];
+        let recovery = survivor.recover_begin().await.unwrap().unwrap();
+        assert_eq!(recovery.members(), 2);
+        let while_active = survivor.recover_begin().await.unwrap();
+        assert!(while_active.is_none());
+        // Dropped: claimed still, and begun anew.
+        drop(recovery);
+        let done = recover(&survivor, &live).await;
+        assert!(done.complete && done.problems.is_empty(), "{done:?}");
+        assert_eq!((done.members, done.blocks), (2, 2));
+        assert!(audit_of(&survivor, &live).await.closes());
+        assert_eq!(join(end).await.member(), 0, "the slots are free again");
+    });
+}
+
+/// An object that a live client has announced is left alone, wherever it is; and an audit that was
+/// begun before the recovery is refused.
+#[test]
+fn what_the_living_have_retired_is_left_to_them() {
+    let pair = Pair::new("living");
+    let objects = pair.die_after(async |dead| {
+        [dead.alloc(ONE, 64).await.unwrap(), dead.alloc(ONE, 64).await.unwrap()]
+    });
+    pair.run(async |end| {
+        let survivor = member(end).await;
+        let early = Audit::new(&survivor).await.unwrap();
+        let pinned = survivor.begin(OpKind::Remove).await.unwrap();
+        let retiring = survivor.announce_retire(objects[0]).await.unwrap();
+        survivor.retire(retiring);
+        drop(pinned);
+        let recovery = survivor.recover_begin().await.unwrap().unwrap();
+        let mut audit = Audit::new(&survivor).await.unwrap();
+        audit.mark(objects[1], 64).unwrap();
+        let done = survivor.recover_finish(recovery, &audit).await.unwrap();
+        assert!(done.complete && done.problems.is_empty(), "{done:?}");
+        let report = audit_of(&survivor, &[(objects[1], 64)]).await;
+        assert_eq!(report.classes[0].retired, 1);
+        assert!(report.closes(), "{report:?}");
+        tick(&survivor, 5).await;
+        let report = audit_of(&survivor, &[(objects[1], 64)]).await;
+        assert_eq!((report.classes[0].retired, report.closes()), (0, true), "{report:?}");
+        drop(early);
+    });
+}
+
+/// From its beginning to the reading of the retire pages, a recovery holds everything back.
+#[test]
+fn a_recovery_under_way_holds_objects_back() {
+    let pair = Pair::new("holds");
+    pair.die_after(async |_| ());
+    pair.run(async |end| {
+        let survivor = member(end).await;
+        let recovery = survivor.recover_begin().await.unwrap().unwrap();
+        let pinned = survivor.begin(OpKind::Remove).await.unwrap();
+        let addr = survivor.alloc(ONE, 64).await.unwrap();
+        let retiring = survivor.announce_retire(addr).await.unwrap();
+        survivor.retire(retiring);
+        drop(pinned);
+        tick(&survivor, 20).await;
+        assert_eq!(survivor.pool().memory().retired_bytes, 64);
+        drop(recovery);
+        tick(&survivor, 3).await;
+        assert_eq!(survivor.pool().memory().retired_bytes, 0);
+    });
+}
+
+/// Two clients announce the same object; the one that does not unlink it dies before it cancels.
+/// The object is freed by the other and handed out again: recovery must leave it alone.
+#[test]
+fn a_stale_announcement_frees_nothing() {
+    let pair = Pair::new("stale");
+    let (survivor, object) = pair.run(async |end| {
+        let survivor = member(end).await;
+        let object = survivor.alloc(ONE, 64).await.unwrap();
+        (survivor, object)
+    });
+    pair.die_after(async |dead| drop(dead.announce_retire(object).await.unwrap()));
+    pair.run(async |_| {
+        let pinned = survivor.begin(OpKind::Remove).await.unwrap();
+        let retiring = survivor.announce_retire(object).await.unwrap();
+        survivor.retire(retiring);
+        drop(pinned);
+        tick(&survivor, 4).await;
+        assert_eq!(survivor.alloc(ONE, 64).await, Ok(object), "in use again, not linked yet");
+        let done = recover(&survivor, &[]).await;
+        assert_eq!((done.objects_freed, done.problems.len()), (0, 0), "{done:?}");
+        assert!(audit_of(&survivor, &[(object, 64)]).await.closes());
+        survivor.free_unpublished(object, 64);
+    });
+}
+
+/// A third member that is announced live and does not tick: nothing is freed, a later sweep does.
+#[test]
+fn without_the_others_ticks_recovery_frees_nothing_yet() {
+    let pair = Pair::new("stuck");
+    pair.die_after(async |dead| dead.alloc(ONE, 64).await.unwrap());
+    pair.run(async |end| {
+        let (survivor, stuck) = (member(end).await, member(end).await);
+        let reading = stuck.begin(OpKind::Get).await.unwrap();
+        let done = recover(&survivor, &[]).await;
+        assert!(!done.complete && done.objects_freed == 0, "{done:?}");
+        let report = audit_of(&survivor, &[]).await;
+        assert_eq!((report.blocks_orphan, report.classes[0].leaked > 0), (1, true));
+        drop(reading);
+        tick(&stuck, 2).await;
+        let recovery = survivor.sweep_begin().await.unwrap().unwrap();
+        let audit = recovery.audit();
+        let done = survivor.recover_finish(recovery, &audit).await.unwrap();
+        assert!(done.complete && done.members == 0, "{done:?}");
+        let report = audit_of(&survivor, &[]).await;
+        assert!(report.closes() && report.classes.is_empty(), "{report:?}");
+        assert_eq!(survivor.sweep_begin().await.map(|found| found.is_none()), Ok(true));
+    });
+}

@@ -1,0 +1,113 @@
+//! Tests of the pool as a whole, on mapped memory.
+#![allow(clippy::unwrap_used)]
+
+mod allocation;
+mod damage;
+mod epochs;
+mod formatting;
+mod members;
+mod model;
+mod roots;
+mod simulated;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use farleaf_fabric::mapped::{Mapped, MappedEndpoint};
+use farleaf_fabric::{Client, Endpoint, Fabric, GlobalAddr};
+
+use crate::{Audit, AuditReport, Pool, PoolOptions, Session, format};
+
+pub(super) type Mine = Session<MappedEndpoint>;
+
+/// Small blocks and tables.
+pub(super) const SMALL: PoolOptions = PoolOptions {
+    block_bytes: 64 << 10,
+    clients_max: 8,
+    members_max: 4,
+    tables_max: 4,
+    redo_bytes: 4096,
+};
+
+/// Memory servers in this process, formatted.
+pub(super) fn formatted(servers: usize, region_bytes: u64, options: PoolOptions) -> Mapped {
+    let fabric = Mapped::anonymous(servers, region_bytes).unwrap();
+    let end = fabric.endpoint().unwrap();
+    let client = Client::new(end.clone());
+    end.executor().block_on(format(&client, &options)).unwrap();
+    fabric
+}
+
+pub(super) async fn join(end: &MappedEndpoint) -> Arc<Pool> {
+    Pool::join(&Client::new(end.clone())).await.unwrap()
+}
+
+/// A new member's only session.
+pub(super) async fn member(end: &MappedEndpoint) -> Mine {
+    join(end).await.session(end.clone()).await.unwrap()
+}
+
+/// The audit's report if the live objects are just these.
+pub(super) async fn audit_of(session: &Mine, live: &[(GlobalAddr, usize)]) -> AuditReport {
+    let mut audit = Audit::new(session).await.unwrap();
+    for (addr, bytes) in live {
+        audit.mark(*addr, *bytes).unwrap();
+    }
+    audit.report(session).await.unwrap()
+}
+
+/// READs one word.
+pub(super) async fn word(session: &Mine, at: GlobalAddr) -> u64 {
+    session.client().read(at, session.client().buf(8)).await.unwrap().words()[0]
+}
+
+/// WRITEs one word.
+pub(super) async fn set_word(session: &Mine, at: GlobalAddr, value: u64) {
+    let mut buf = session.client().buf(8);
+    buf.words_mut()[0] = value;
+    session.client().write(at, buf).await.unwrap();
+}
+
+pub(super) async fn tick(session: &Mine, times: usize) {
+    for _ in 0..times {
+        session.tick().await.unwrap();
+    }
+}
+
+/// A pool folder that is removed at the end.
+pub(super) struct Scratch(pub(super) PathBuf);
+
+impl Scratch {
+    pub(super) fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("farleaf-pool-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        Scratch(path)
+    }
+
+    /// Makes a formatted pool in it.
+    pub(super) fn format(&self, servers: usize, region_bytes: u64) -> Mapped {
+        let (fabric, guard) = Mapped::create(&self.0, servers, region_bytes).unwrap();
+        let end = fabric.endpoint().unwrap();
+        end.executor().block_on(format(&Client::new(end.clone()), &SMALL)).unwrap();
+        guard.finish().unwrap();
+        fabric
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Ends a mapped member without a word, as a killed process does.
+pub(super) fn kill(fabric: Mapped, end: MappedEndpoint, session: Mine) {
+    drop((session, end, fabric));
+}
+
+pub(super) fn endpoint(fabric: &Mapped) -> MappedEndpoint {
+    let end = fabric.endpoint().unwrap();
+    end.seed(1);
+    assert!(end.server_count() > 0);
+    end
+}

@@ -1,0 +1,260 @@
+//! A small index over the pool on simulated memory servers: compute servers insert, read, remove,
+//! drop operations half done, die at any moment, are recovered and come back. Readers find what they read never reused; after
+//! it all, every object is accounted for.
+
+use std::cell::Cell;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::Poll;
+
+use farleaf_fabric::sim::{AdversaryConfig, Sim, SimConfig, SimEndpoint};
+use farleaf_fabric::{Client, Endpoint, Fabric, GlobalAddr, OpKind, ServerId};
+
+use super::SMALL;
+use crate::member::read_table;
+use crate::{Audit, Pool, PoolError, Session, format};
+
+type Mine = Session<SimEndpoint>;
+
+const SLOTS: usize = 96;
+const COMPUTE: usize = 4;
+const SESSIONS: usize = 2;
+
+/// What the whole run shares, outside of the pool.
+#[derive(Default)]
+struct Shared {
+    stop: Cell<bool>,
+    running: Cell<usize>,
+    recovered: Cell<usize>,
+    reads: Cell<usize>,
+    freed: Cell<u64>,
+}
+
+/// One word per key: the address of its object, or 0. An object's words are all the same, but the
+/// second, which holds its length.
+struct Table(GlobalAddr);
+
+impl Table {
+    fn slot(&self, key: usize) -> GlobalAddr {
+        self.0.plus(key as u64 * 8)
+    }
+
+    async fn open(session: &Mine) -> Self {
+        Table(session.open_root("t").await.unwrap().addr)
+    }
+
+    async fn make(session: &Mine) -> Self {
+        let addr = session.alloc(ServerId(0), SLOTS * 8).await.unwrap();
+        let mut zero = session.client().buf(SLOTS * 8);
+        zero.words_mut().fill(0);
+        session.client().write(addr, zero).await.unwrap();
+        session.create_root("t", "slots", &[0; 64], addr).await.unwrap();
+        Table(addr)
+    }
+
+    /// One operation on a random key.
+    async fn step(&self, session: &Mine, shared: &Shared) -> Result<(), PoolError> {
+        let endpoint = session.endpoint();
+        let random = endpoint.random();
+        let key = (random >> 8) as usize % SLOTS;
+        let _pinned = session.begin(OpKind::Update).await?;
+        let client = session.client();
+        let found = client.read(self.slot(key), client.buf(8)).await?.words()[0];
+        if found == 0 {
+            let bytes = [64, 200, 900, 3000][(random >> 32) as usize % 4];
+            let addr = session.alloc(session.place(), bytes).await?;
+            let mut content = client.buf(bytes);
+            content.words_mut().fill(random << 8 | key as u64);
+            content.words_mut()[1] = bytes as u64;
+            client.write(addr, content).await?;
+            if client.cas(self.slot(key), 0, addr.word()).await? != 0 {
+                session.free_unpublished(addr, bytes);
+            }
+            return Ok(());
+        }
+        let addr = GlobalAddr::from_word(found).unwrap();
+        if random & 1 == 0 {
+            let bytes = length(session, addr).await?;
+            endpoint.sleep(random >> 50).await;
+            let content = client.read(addr, client.buf(bytes)).await?;
+            let (first, words) = (content.words()[0], content.words());
+            assert_eq!(first & 0xff, key as u64, "reused under a reader's pin");
+            assert!(words[2..].iter().all(|word| *word == first), "reused under a reader's pin");
+            shared.reads.set(shared.reads.get() + 1);
+            return Ok(());
+        }
+        let retiring = session.announce_retire(addr).await?;
+        if client.cas(self.slot(key), found, 0).await? == found {
+            session.retire(retiring);
+        } else {
+            session.cancel_retire(retiring).await?;
+        }
+        Ok(())
+    }
+
+    /// Marks everything that the table reaches.
+    async fn walk(&self, session: &Mine, audit: &mut Audit) {
+        let client = session.client();
+        audit.mark(self.0, SLOTS * 8).unwrap();
+        let slots = client.read(self.0, client.buf(SLOTS * 8)).await.unwrap();
+        for word in slots.words().iter().filter(|word| **word != 0) {
+            let addr = GlobalAddr::from_word(*word).unwrap();
+            let bytes = length(session, addr).await.unwrap();
+            audit.mark(addr, bytes).unwrap();
+        }
+    }
+}
+
+async fn length(session: &Mine, addr: GlobalAddr) -> Result<usize, PoolError> {
+    let head = session.client().read(addr, session.client().buf(16)).await?;
+    let bytes = head.words()[1] as usize;
+    assert!((64..=3000).contains(&bytes), "reused under a reader's pin: {bytes}");
+    Ok(bytes)
+}
+
+async fn recover(session: &Mine, table: &Table, shared: &Shared) {
+    let Some(recovery) = session.recover_begin().await.unwrap() else { return };
+    let mut audit = recovery.audit();
+    table.walk(session, &mut audit).await;
+    let done = session.recover_finish(recovery, &audit).await.unwrap();
+    assert_eq!(done.problems, Vec::<String>::new());
+    shared.recovered.set(shared.recovered.get() + done.members);
+    shared.freed.set(shared.freed.get() + done.objects_freed);
+}
+
+/// One client of a compute server, until the run stops.
+async fn work(session: Mine, shared: Rc<Shared>) {
+    let table = Table::open(&session).await;
+    let mut steps = 0_usize;
+    while !shared.stop.get() {
+        let patience_ns = patience_ns(session.endpoint());
+        match for_at_most(session.endpoint(), patience_ns, table.step(&session, &shared)).await {
+            Some(Ok(()) | Err(PoolError::Full { .. } | PoolError::RetireFull)) | None => {}
+            Some(Err(error)) => panic!("{error}"),
+        }
+        steps += 1;
+        if steps.is_multiple_of(4)
+            && let Some(done) = for_at_most(session.endpoint(), patience_ns, session.tick()).await
+        {
+            done.unwrap();
+        }
+        if session.pool().needs_recovery() {
+            recover(&session, &table, &shared).await;
+        }
+    }
+    for _ in 0..4 {
+        session.tick().await.unwrap();
+    }
+    shared.running.set(shared.running.get() - 1);
+}
+
+/// How long a caller waits: mostly for ever, now and then too short.
+fn patience_ns(endpoint: &SimEndpoint) -> u64 {
+    let random = endpoint.random();
+    if random.is_multiple_of(8) { (random >> 8) % 12_000 } else { u64::MAX / 4 }
+}
+
+/// The result, or `None` if it was dropped half done because it took too long.
+async fn for_at_most<T>(
+    endpoint: &SimEndpoint,
+    ns: u64,
+    work: impl Future<Output = T>,
+) -> Option<T> {
+    let (mut work, mut sleep) = (pin!(work), pin!(endpoint.sleep(ns)));
+    poll_fn(|context| match work.as_mut().poll(context) {
+        Poll::Ready(result) => Poll::Ready(Some(result)),
+        Poll::Pending => sleep.as_mut().poll(context).map(|()| None),
+    })
+    .await
+}
+
+/// A compute server: joins, and runs its clients.
+async fn compute(endpoint: SimEndpoint, shared: Rc<Shared>) {
+    let pool = Pool::join(&Client::new(endpoint.clone())).await.unwrap();
+    for _ in 0..SESSIONS {
+        let session = pool.session(endpoint.clone()).await.unwrap();
+        shared.running.set(shared.running.get() + 1);
+        endpoint.spawn(work(session, Rc::clone(&shared)));
+    }
+}
+
+fn run(seed: u64, deaths: usize) -> u64 {
+    let config = SimConfig {
+        memory_servers: 2,
+        compute_servers: COMPUTE,
+        region_bytes: 2 << 20,
+        adversary: AdversaryConfig { torn: 0.1, split_rmw: 0.1 },
+        ..SimConfig::seeded(seed)
+    };
+    let sim = Sim::new(config).unwrap();
+    let shared = Rc::new(Shared::default());
+    let first = sim.fabric(0).endpoint().unwrap();
+    let options = crate::PoolOptions { clients_max: 16, members_max: 8, ..SMALL };
+    let keeper = sim.block_on(async {
+        format(&Client::new(first.clone()), &options).await.unwrap();
+        let pool = Pool::join(&Client::new(first.clone())).await.unwrap();
+        let session = pool.session(first.clone()).await.unwrap();
+        Table::make(&session).await;
+        for _ in 0..3 {
+            session.tick().await.unwrap();
+        }
+        session
+    });
+    let keeper = keeper.unwrap();
+    for server in 1..COMPUTE {
+        let endpoint = sim.fabric(server).endpoint().unwrap();
+        sim.spawn(server, compute(endpoint, Rc::clone(&shared)));
+    }
+    for death in 0..deaths {
+        sim.run_until(sim.now_ns() + 400_000 + (seed * 7919 + death as u64 * 104_729) % 90_000)
+            .unwrap();
+        let victim = 1 + (seed as usize + death) % (COMPUTE - 1);
+        sim.fabric(victim).kill();
+        shared.running.set(shared.running.get() - SESSIONS);
+        sim.run_until(sim.now_ns() + 150_000).unwrap();
+        let endpoint = sim.fabric(victim).restart().endpoint().unwrap();
+        sim.spawn(victim, compute(endpoint, Rc::clone(&shared)));
+    }
+    sim.run_until(sim.now_ns() + 1_500_000).unwrap();
+    shared.stop.set(true);
+    sim.run_until(sim.now_ns() + 5_000_000).unwrap();
+    assert_eq!(shared.running.get(), 0, "seed {seed}: somebody hangs");
+    assert!(shared.recovered.get() <= deaths, "seed {seed}");
+    assert!(shared.recovered.get() * 2 >= deaths, "seed {seed}: while the others went on");
+    assert!(shared.reads.get() > 100, "seed {seed}: {} reads", shared.reads.get());
+    // The others die, idle; what they held is recovered.
+    for server in 1..COMPUTE {
+        sim.fabric(server).kill();
+    }
+    let closes = sim.block_on(async {
+        let table = Table::open(&keeper).await;
+        recover(&keeper, &table, &shared).await;
+        let members = read_table(keeper.client(), keeper.pool().geometry()).await.unwrap();
+        let left = members.iter().filter(|entry| entry.word.0 & 15 != 0).count();
+        assert_eq!(left, 1, "seed {seed}: {members:?}");
+        for _ in 0..8 {
+            keeper.tick().await.unwrap();
+        }
+        let mut audit = Audit::new(&keeper).await.unwrap();
+        table.walk(&keeper, &mut audit).await;
+        let report = audit.report(&keeper).await.unwrap();
+        assert!(report.closes(), "seed {seed}: {report:?}");
+        assert_eq!(report.blocks_owned, 1, "seed {seed}: the table's: {report:?}");
+    });
+    closes.unwrap();
+    shared.freed.get()
+}
+
+#[test]
+fn nothing_is_reused_under_a_reader() {
+    for seed in 0..6 {
+        run(seed, 0);
+    }
+}
+
+#[test]
+fn compute_servers_die_and_nothing_is_lost() {
+    let freed: u64 = (0..20).map(|seed| run(seed, 4)).sum();
+    assert!(freed > 0, "the dead had lost objects, which recovery found");
+}

@@ -1,0 +1,245 @@
+//! Maintenance, and leaving.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use farleaf_fabric::{Client, Endpoint};
+
+use crate::clients::ClosedClient;
+use crate::epoch::Observation;
+use crate::retire::Freeing;
+use crate::words::{MemberState, MemberWord};
+use crate::{Pool, PoolError, Session};
+
+/// Ticks between looks at one own block for what others have given back.
+const HARVEST_TICKS: u32 = 16;
+/// Ticks of a leaving member that wait for retired objects to become free.
+const LEAVE_TICKS: usize = 64;
+const LEAVE_WAIT_NS: u64 = 20_000;
+
+impl<E: Endpoint> Session<E> {
+    /// Maintenance, to be called every few dozen operations or every millisecond by each session:
+    /// learns the global epoch, announces this member's, moves the global one on, finds out about
+    /// members that lag, and frees what is due: of its own, and
+    /// of one other session of the member in turn, so that one that does nothing any more keeps
+    /// nothing. A member that has sessions but never ticks holds up
+    /// everybody's reclamation unless it is announced idle, which its first tick without an
+    /// operation since the one before does.
+    ///
+    /// Cost: 1 chain of 2 READs; at most 1 CAS to announce and 1 to advance; 1 batch of CAS per 64
+    /// objects freed, up to 3 more for those of other members' blocks. Now and then 1 READ of a
+    /// block's bitmap.
+    ///
+    /// # Errors
+    /// `Closed` if this member was declared dead or has left; `Corrupt`, `Fabric`. What was not
+    /// done is done by the next tick.
+    pub async fn tick(&self) -> Result<(), PoolError> {
+        let inner = &*self.inner;
+        let (pool, client) = (&**self.pool(), &inner.upkeep);
+        pool.check_open()?;
+        if inner.ticking.replace(true) {
+            return Ok(());
+        }
+        let _ticking = Ticking(&inner.ticking);
+        inner.ticks.set(inner.ticks.get().wrapping_add(1));
+        // What is retired from here on is not judged by what this tick sees (INV-EPOCH-5).
+        let own = inner.retired.claim();
+        let other = pool.next_retirement().and_then(|other| other.claim());
+        let closed = Closed::take(pool);
+        let seen = pool.observe(client).await?;
+        pool.announce(client).await?;
+        pool.advance(client, &seen).await?;
+        self.fill_tokens().await?;
+        let bound = pool.reuse_bound(&seen);
+        for freeing in own.iter().chain(&other) {
+            pool.reclaim(client, freeing, bound).await?;
+            pool.confirm(client, freeing).await?;
+        }
+        inner.pressed.set(inner.retired.lock().is_pressed());
+        if let Some(closed) = closed {
+            closed.finish(client, bound).await?;
+        }
+        pool.housekeep(client, inner.ticks.get()).await?;
+        pool.ask_for_suspects(client, &seen).await
+    }
+
+    /// This member leaves the pool: what it holds is given back, and every session of it ends.
+    ///
+    /// Cost: per own block 1 CAS and a batch per 64 words of its bitmap with free objects; some
+    /// ticks.
+    ///
+    /// # Errors
+    /// `Invalid` if it has other sessions, or this one has a clone or a pin: nothing was done.
+    /// `Fabric`, `Corrupt`: try again, or leave the rest to recovery.
+    pub async fn leave(&self) -> Result<(), PoolError> {
+        let (pool, client) = (&**self.pool(), &self.inner.upkeep);
+        pool.check_open()?;
+        let handles = std::rc::Rc::strong_count(&self.inner);
+        if pool.sessions() != 1 || handles != 1 {
+            return Err(PoolError::Invalid(format!(
+                "cannot leave the pool with {} other sessions and {} other handles of this one",
+                pool.sessions() - 1,
+                handles - 1
+            )));
+        }
+        if pool.recovering.load(Ordering::SeqCst) {
+            return Err(PoolError::Invalid("cannot leave the pool during a recovery".into()));
+        }
+        for _ in 0..LEAVE_TICKS {
+            if self.inner.retired.lock().len() == 0 && pool.closed().is_empty() {
+                break;
+            }
+            self.tick().await?;
+            self.endpoint().sleep(LEAVE_WAIT_NS).await;
+        }
+        while !pool.alloc().limbo.is_empty() {
+            pool.settle(client).await?;
+        }
+        let owned = pool.alloc().owned();
+        for (server, block) in owned {
+            let freed = pool.alloc().remove_if_free(pool.geometry(), server, block);
+            if let Some(word) = freed {
+                pool.release(client, server, block, word).await?;
+                continue;
+            }
+            let removed = pool.alloc().remove(pool.geometry(), server, block);
+            if let Some((word, free)) = removed {
+                pool.abandon(client, server, block, word, &free).await?;
+            }
+        }
+        self.give_up_entries().await
+    }
+
+    /// This member leaves the pool as if it had died: recovery takes over what it holds. For a
+    /// member that has sessions on threads that do not end them; all of them end with this call,
+    /// and none may have an operation under way.
+    ///
+    /// Cost: 1 CAS.
+    ///
+    /// # Errors
+    /// `Closed` if it has left before, `Fabric`.
+    pub async fn leave_as_dead(&self) -> Result<(), PoolError> {
+        let pool = &**self.pool();
+        pool.check_open()?;
+        pool.close();
+        let at = pool.geometry().member_addr(pool.member);
+        let live = MemberWord::new(MemberState::Live, pool.generation);
+        let dead = MemberWord::new(MemberState::Dead, pool.generation);
+        self.inner.upkeep.cas(at, live.0, dead.0).await?;
+        Ok(())
+    }
+
+    /// Frees the member's and the session's entries. If retired objects are left in the page, or
+    /// claims of a dropped recovery, the member stays, as dead, for recovery to see to them.
+    async fn give_up_entries(&self) -> Result<(), PoolError> {
+        let (pool, client) = (&**self.pool(), &self.inner.upkeep);
+        let left = self.inner.retired.lock().len() > 0
+            || !pool.closed().is_empty()
+            || pool.recovery_unfinished.load(Ordering::SeqCst);
+        let at = pool.geometry().member_addr(pool.member);
+        let live = MemberWord::new(MemberState::Live, pool.generation);
+        if left {
+            let dead = MemberWord::new(MemberState::Dead, pool.generation);
+            client.cas(at, live.0, dead.0).await?;
+            pool.close();
+            return Ok(());
+        }
+        let closed =
+            ClosedClient { claimed: self.claimed(), retired: Arc::clone(&self.inner.retired) };
+        pool.release_client(client, &closed).await?;
+        let free = MemberWord::new(MemberState::Free, pool.generation);
+        let mut ops = client.ops();
+        ops.cas(at, live.0, free.0);
+        ops.cas(at.plus(8), pool.incarnation.0, 0);
+        client.chain(ops).await?;
+        pool.close();
+        Ok(())
+    }
+}
+
+impl Pool {
+    /// Small duties: changes of unknown outcome, surplus blocks, what others gave back, a root
+    /// lock left behind.
+    async fn housekeep<E: Endpoint>(&self, client: &Client<E>, tick: u32) -> Result<(), PoolError> {
+        self.settle(client).await?;
+        self.release_root_leftover(client).await?;
+        if tick.is_multiple_of(HARVEST_TICKS) {
+            let owned = self.alloc().owned();
+            if let Some((server, block)) = owned.get(tick as usize / 16 % owned.len().max(1))
+                && let Some(held) = self.hold(*server, *block)
+            {
+                self.harvest(client, &held).await?;
+            }
+        }
+        // Bound to a name of its own, so that the lock is free again before the release.
+        let surplus = self.alloc().take_surplus(self.geometry());
+        if let Some((server, block, word)) = surplus {
+            self.release(client, server, block, word).await?;
+        }
+        Ok(())
+    }
+
+    pub(crate) async fn ask_for_suspects<E: Endpoint>(
+        &self,
+        client: &Client<E>,
+        seen: &Observation,
+    ) -> Result<(), PoolError> {
+        for (slot, word) in &seen.suspects {
+            self.declare_dead(client, *slot, *word).await?;
+        }
+        Ok(())
+    }
+}
+
+/// A dropped session's client in the hands of a tick; goes back to the list unless it is freed.
+struct Closed<'a> {
+    pool: &'a Pool,
+    client: Option<ClosedClient>,
+    freeing: Option<Freeing>,
+}
+
+impl<'a> Closed<'a> {
+    fn take(pool: &'a Pool) -> Option<Self> {
+        let client = {
+            let mut closed = pool.closed();
+            // The oldest first, so that one that has to wait does not hold up the others.
+            (!closed.is_empty()).then(|| closed.remove(0))
+        };
+        client.map(|client| {
+            let freeing = client.retired.claim();
+            Closed { pool, client: Some(client), freeing }
+        })
+    }
+
+    async fn finish<E: Endpoint>(
+        mut self,
+        client: &Client<E>,
+        bound: u64,
+    ) -> Result<(), PoolError> {
+        let (Some(closed), Some(freeing)) = (&self.client, &self.freeing) else { return Ok(()) };
+        self.pool.reclaim(client, freeing, bound).await?;
+        if closed.retired.lock().len() == 0 {
+            self.pool.release_client(client, closed).await?;
+            self.client = None;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Closed<'_> {
+    fn drop(&mut self) {
+        if let Some(client) = self.client.take() {
+            self.pool.closed().push(client);
+        }
+    }
+}
+
+/// Marks the end of a tick, however it ends.
+struct Ticking<'a>(&'a Cell<bool>);
+
+impl Drop for Ticking<'_> {
+    fn drop(&mut self) {
+        self.0.set(false);
+    }
+}

@@ -1,0 +1,192 @@
+//! The words that members change by CAS, and what their bits mean.
+//!
+//! INV-WORD-1: every change of a block's, member's or announcement's word changes its version,
+//! generation or sequence too. So a CAS whose outcome its initiator never learnt, and which lands
+//! late, finds another word and does nothing once anybody has changed the word since.
+
+use crate::PoolError;
+
+/// State of a block, in its word of the block table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BlockState {
+    /// Nobody's, content arbitrary. The zero word.
+    Free,
+    /// Claimed; its header is being written. Becomes free if the owner dies.
+    Carving,
+    /// Its owner hands out its objects.
+    Owned,
+    /// Carved, with objects in use, and nobody's: any member may adopt it.
+    Orphan,
+    /// Being searched for lost objects by the recoverer of its owner (or by its owner, if it was an
+    /// orphan).
+    Recovering,
+    /// Its header was found damaged: left alone.
+    Damaged,
+}
+
+/// Bits 0 to 3 state, 4 to 11 class, 12 to 26 owner's slot, 27 to 63 version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BlockWord(pub(crate) u64);
+
+impl BlockWord {
+    pub(crate) fn state(self) -> Result<BlockState, PoolError> {
+        Ok(match self.0 & 15 {
+            0 => BlockState::Free,
+            1 => BlockState::Carving,
+            2 => BlockState::Owned,
+            3 => BlockState::Orphan,
+            4 => BlockState::Recovering,
+            5 => BlockState::Damaged,
+            _ => return Err(PoolError::Corrupt(format!("block table holds {:#x}", self.0))),
+        })
+    }
+
+    pub(crate) fn is(self, state: BlockState) -> bool {
+        self.0 & 15 == state as u64
+    }
+
+    pub(crate) fn class(self) -> usize {
+        (self.0 >> 4) as usize & 0xff
+    }
+
+    pub(crate) fn owner(self) -> u32 {
+        (self.0 >> 12) as u32 & 0x7fff
+    }
+
+    pub(crate) fn version(self) -> u64 {
+        self.0 >> 27
+    }
+
+    /// The word after this one.
+    pub(crate) fn next(self, state: BlockState, class: usize, owner: u32) -> BlockWord {
+        let version = self.version().wrapping_add(1) << 27;
+        BlockWord(version | u64::from(owner) << 12 | (class as u64) << 4 | state as u64)
+    }
+}
+
+/// State of a member's entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MemberState {
+    /// Nobody's; joining, if the incarnation is set.
+    Free,
+    /// A member.
+    Live,
+    /// Fenced, or gone of its own will with something left behind. Waits for recovery.
+    Dead,
+    /// Being recovered by the member named in the word.
+    Recovering,
+}
+
+/// Bits 0 to 3 state, 4 to 18 recoverer's slot, 19 to 31 low bits of the recoverer's generation,
+/// 32 to 63 generation (one more with every life).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MemberWord(pub(crate) u64);
+
+impl MemberWord {
+    pub(crate) fn new(state: MemberState, generation: u32) -> Self {
+        MemberWord(u64::from(generation) << 32 | state as u64)
+    }
+
+    pub(crate) fn recovering(self, slot: u32, generation: u32) -> Self {
+        let recoverer = u64::from(slot) << 4 | u64::from(generation & 0x1fff) << 19;
+        MemberWord(self.0 >> 32 << 32 | recoverer | MemberState::Recovering as u64)
+    }
+
+    pub(crate) fn state(self) -> Result<MemberState, PoolError> {
+        Ok(match self.0 & 15 {
+            0 => MemberState::Free,
+            1 => MemberState::Live,
+            2 => MemberState::Dead,
+            3 => MemberState::Recovering,
+            _ => return Err(PoolError::Corrupt(format!("member table holds {:#x}", self.0))),
+        })
+    }
+
+    pub(crate) fn is(self, state: MemberState) -> bool {
+        self.0 & 15 == state as u64
+    }
+
+    pub(crate) fn generation(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    /// Slot and low bits of the generation of the member that recovers this one.
+    pub(crate) fn recoverer(self) -> (u32, u32) {
+        ((self.0 >> 4) as u32 & 0x7fff, (self.0 >> 19) as u32 & 0x1fff)
+    }
+}
+
+/// Bit 63 idle, 48 to 62 sequence, 0 to 47 epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AnnounceWord(pub(crate) u64);
+
+/// Epochs stay below this.
+pub(crate) const EPOCH_MAX: u64 = 1 << 48;
+
+impl AnnounceWord {
+    /// The announced epoch; `None` if idle.
+    pub(crate) fn epoch(self) -> Option<u64> {
+        (self.0 >> 63 == 0).then_some(self.0 & (EPOCH_MAX - 1))
+    }
+
+    fn next_sequence(self) -> u64 {
+        ((self.0 >> 48).wrapping_add(1) & 0x7fff) << 48
+    }
+
+    pub(crate) fn next_live(self, epoch: u64) -> AnnounceWord {
+        debug_assert!(epoch < EPOCH_MAX);
+        AnnounceWord(self.next_sequence() | epoch)
+    }
+
+    pub(crate) fn next_idle(self) -> AnnounceWord {
+        AnnounceWord(1 << 63 | self.next_sequence())
+    }
+}
+
+/// The word that names a client's owner: bit 63 set, 48 to 62 member's slot, 16 to 47 its
+/// generation, 0 to 15 a number of the session, so that a late release hits no later session.
+pub(crate) fn owner_word(member: u32, generation: u32, session: u16) -> u64 {
+    1 << 63 | u64::from(member) << 48 | u64::from(generation) << 16 | u64::from(session)
+}
+
+/// Slot and generation of a client's owner; `None` if the client is free.
+pub(crate) fn owner_of(word: u64) -> Option<(u32, u32)> {
+    (word >> 63 == 1).then_some(((word >> 48) as u32 & 0x7fff, (word >> 16) as u32))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn block_words_keep_their_parts() {
+        let word = BlockWord(0).next(BlockState::Owned, 52, 0x7fff);
+        assert_eq!(word.state(), Ok(BlockState::Owned));
+        assert_eq!((word.class(), word.owner(), word.version()), (52, 0x7fff, 1));
+        let next = word.next(BlockState::Free, 0, 0);
+        assert_eq!((next.state(), next.version()), (Ok(BlockState::Free), 2));
+        assert!(BlockWord(15).state().is_err());
+        let last = BlockWord(u64::MAX).next(BlockState::Orphan, 1, 2);
+        assert_eq!((last.version(), last.class(), last.owner()), (0, 1, 2));
+    }
+
+    #[test]
+    fn member_words_keep_their_parts() {
+        let live = MemberWord::new(MemberState::Live, 7);
+        let taken = live.recovering(0x7abc, 0x2001);
+        assert_eq!(taken.state(), Ok(MemberState::Recovering));
+        assert_eq!((taken.generation(), taken.recoverer()), (7, (0x7abc, 1)));
+        assert_eq!(owner_of(owner_word(0x7fff, u32::MAX, 9)), Some((0x7fff, u32::MAX)));
+        assert_eq!(owner_of(0), None);
+    }
+
+    #[test]
+    fn announcements_never_repeat_at_once() {
+        let idle = AnnounceWord(u64::MAX).next_idle();
+        assert_eq!(idle.epoch(), None);
+        let live = idle.next_live(9);
+        assert_eq!(live.epoch(), Some(9));
+        assert_ne!(live.next_live(9), live);
+        assert_ne!(live.next_idle(), idle);
+    }
+}
