@@ -1,0 +1,170 @@
+//! The root: its birth, growth and replacement.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use farleaf_fabric::{Endpoint, GlobalAddr};
+use farleaf_pool::Session;
+
+use super::lock::{Lock, LockWait};
+use super::{DEAD, Fail, META_BYTES, META_ROOT, META_ROOT_LOCK, Tree};
+use crate::IndexError;
+use crate::node::{Head, Layout, Node, NodeMut};
+
+/// First word of a meta object.
+const MAGIC: u64 = u64::from_le_bytes(*b"FLbtree1");
+
+/// Makes an empty leaf and the meta object that names it as the root.
+pub(super) async fn create<E: Endpoint>(
+    session: &Session<E>,
+    layout: &Layout,
+) -> Result<GlobalAddr, IndexError> {
+    let client = session.client();
+    let meta = session.alloc(session.place(), META_BYTES).await?;
+    let root = match session.alloc(session.place(), layout.node_bytes()).await {
+        Ok(root) => root,
+        Err(full) => {
+            session.free_unpublished(meta, META_BYTES);
+            return Err(full.into());
+        }
+    };
+    let mut leaf = client.buf(layout.node_bytes());
+    let head = Head { addr: root.word(), version: 1, ..Head::default() };
+    NodeMut::new(layout, leaf.words_mut())
+        .init_leaf(&head)
+        .map_err(|error| IndexError::Invalid(error.to_string()))?;
+    client.write(root, leaf).await?;
+    let mut object = client.buf(META_BYTES);
+    object.words_mut().fill(0);
+    object.words_mut()[0] = MAGIC;
+    object.words_mut()[META_ROOT as usize / 8] = root.word();
+    client.write(meta, object).await?;
+    Ok(meta)
+}
+
+impl Tree {
+    /// Makes sure that `level` exists: puts a new root over the old one and its right sibling.
+    ///
+    /// Cost: CAS, READ, WRITE, and 2 WRITEs in one chain.
+    pub(super) async fn grow<E: Endpoint>(
+        self: &Arc<Self>,
+        session: &Session<E>,
+        level: u8,
+    ) -> Result<(), Fail> {
+        let mut lock = self.lock_root(session).await?;
+        let (root, root_level) = self.refresh_root(session).await?;
+        if root_level >= level {
+            lock.release().await?;
+            return Ok(());
+        }
+        let (_, image) = self.node_at(session, super::read::Seek::First, root_level).await?;
+        let node = Node::new(&self.layout, image.words());
+        let mut separator = Vec::new();
+        let finite = node.high_fence(&mut separator);
+        if node.self_addr() != root.word() || !finite {
+            // The image is older than the split, or the split's own news is.
+            lock.release().await?;
+            return Err(Fail::Restart);
+        }
+        let children = [root.word(), node.right()];
+        let client = session.client();
+        let bytes = self.layout.node_bytes();
+        let top = session.alloc(session.place(), bytes).await?;
+        let mut image = client.buf(bytes);
+        let head = Head { addr: top.word(), level: root_level + 1, version: 1, ..Head::default() };
+        self.layout
+            .encode_inner(image.words_mut(), &head, &children, &[&separator])
+            .map_err(|error| self.damaged(root, error))?;
+        client.write(top, image).await?;
+        self.publish_root(session, &mut lock, top, root_level + 1).await?;
+        Ok(())
+    }
+
+    /// Names `root` in the root word and releases its lock, in one chain.
+    pub(super) async fn publish_root<E: Endpoint>(
+        &self,
+        session: &Session<E>,
+        lock: &mut Lock<E>,
+        root: GlobalAddr,
+        level: u8,
+    ) -> Result<(), IndexError> {
+        let word = root.word() | u64::from(level);
+        let mut ops = session.client().ops();
+        ops.write_word(self.meta.plus(META_ROOT), word);
+        lock.release_in(&mut ops);
+        let posted = session.client().chain(ops).await;
+        posted.map_err(|error| IndexError::OutcomeUnknown(error.to_string()))?;
+        self.root.store(word, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Locks the root word. A dead holder has left it as it was or as it wanted it: it is one word.
+    pub(super) async fn lock_root<E: Endpoint>(
+        &self,
+        session: &Session<E>,
+    ) -> Result<Lock<E>, IndexError> {
+        let word = self.meta.plus(META_ROOT_LOCK);
+        let mut wait = LockWait::default();
+        let mut expected = 0;
+        loop {
+            let token = session.lock_token();
+            let mut lock = Lock::about_to_take(session, word, token);
+            let holder = session.client().cas(word, expected, token).await?;
+            if holder == expected {
+                return Ok(lock);
+            }
+            lock.disarm();
+            let is_dead = holder != 0 && wait.again(session, word, holder).await?;
+            expected = if is_dead { holder } else { 0 };
+        }
+    }
+
+    /// The root has a single child left: makes that the root. Gives up if anybody is busy there.
+    ///
+    /// Cost: 2 CASes, 2 READs, 5 WRITEs.
+    pub(super) async fn shrink<E: Endpoint>(
+        self: &Arc<Self>,
+        session: &Session<E>,
+    ) -> Result<(), Fail> {
+        let mut lock = self.lock_root(session).await?;
+        let (root, level) = self.refresh_root(session).await?;
+        let token = session.lock_token();
+        let node = match self.try_lock(session, root, level, token).await {
+            Ok(Ok(node)) => node,
+            Ok(Err(_)) | Err(Fail::Restart) => {
+                lock.release().await?;
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        };
+        let content = node.node();
+        if level == 0 || content.count() > 0 || content.right() != 0 {
+            node.unlock().await?;
+            lock.release().await?;
+            return Ok(());
+        }
+        let child = self.pointer(content.child(0).unwrap_or(0), root)?;
+        let retiring = session.announce_retire(root).await?;
+        self.publish_root(session, &mut lock, child, level - 1).await?;
+        // From here on the old root is only met by those who know its address.
+        self.bury(node).await?;
+        session.retire(retiring);
+        Ok(())
+    }
+
+    /// Marks a locked node dead for good, in one chain.
+    pub(super) async fn bury<E: Endpoint>(
+        &self,
+        mut node: super::lock::Locked<E>,
+    ) -> Result<(), IndexError> {
+        node.node_mut().mark_dead();
+        node.seal();
+        let client = node.session.client();
+        let mut ops = client.ops();
+        let image = std::mem::replace(&mut node.image, client.buf(0));
+        ops.write(node.addr.plus(8), image.window(8..self.layout.node_bytes()));
+        node.lock.release_as_in(&mut ops, DEAD);
+        let posted = client.chain(ops).await;
+        posted.map(drop).map_err(|error| IndexError::OutcomeUnknown(error.to_string()))
+    }
+}

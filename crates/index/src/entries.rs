@@ -1,0 +1,99 @@
+//! What a scan fills: pairs in order, in one piece of memory that is used again and again.
+
+/// A list of key-value pairs. Cleared and filled again, it allocates nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Entries {
+    bytes: Vec<u8>,
+    /// Where each pair's key and value end in `bytes`.
+    ends: Vec<(usize, usize)>,
+}
+
+impl Entries {
+    /// An empty list.
+    pub fn new() -> Self {
+        Entries::default()
+    }
+
+    /// Number of pairs.
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// Forgets all pairs, keeps the memory.
+    pub fn clear(&mut self) {
+        self.bytes.clear();
+        self.ends.clear();
+    }
+
+    /// Forgets the pairs from `len` on.
+    pub fn truncate(&mut self, len: usize) {
+        if len < self.len() {
+            self.bytes.truncate(self.start(len));
+            self.ends.truncate(len);
+        }
+    }
+
+    /// Adds a pair at the end.
+    pub fn push(&mut self, key: &[u8], value: &[u8]) {
+        self.push_with(
+            |bytes| bytes.extend_from_slice(key),
+            |bytes| bytes.extend_from_slice(value),
+        );
+    }
+
+    /// Adds a pair that two functions append, the key first.
+    pub fn push_with(&mut self, key: impl FnOnce(&mut Vec<u8>), value: impl FnOnce(&mut Vec<u8>)) {
+        key(&mut self.bytes);
+        let key_end = self.bytes.len();
+        value(&mut self.bytes);
+        self.ends.push((key_end, self.bytes.len()));
+    }
+
+    /// The pair at `index`.
+    pub fn get(&self, index: usize) -> Option<(&[u8], &[u8])> {
+        let &(key_end, end) = self.ends.get(index)?;
+        Some((&self.bytes[self.start(index)..key_end], &self.bytes[key_end..end]))
+    }
+
+    /// The last pair.
+    pub fn last(&self) -> Option<(&[u8], &[u8])> {
+        self.get(self.len().checked_sub(1)?)
+    }
+
+    /// The pairs in order.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (&[u8], &[u8])> + ExactSizeIterator {
+        (0..self.len()).map(|index| {
+            let (key_end, end) = self.ends[index];
+            (&self.bytes[self.start(index)..key_end], &self.bytes[key_end..end])
+        })
+    }
+
+    fn start(&self, index: usize) -> usize {
+        if index == 0 { 0 } else { self.ends[index - 1].1 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_come_back_and_the_tail_can_go() {
+        let mut entries = Entries::new();
+        entries.push(b"", b"x");
+        entries.push(b"key", b"");
+        entries.push(b"k", b"value");
+        assert_eq!(entries.iter().collect::<Vec<_>>().len(), 3);
+        assert_eq!(entries.get(1), Some((&b"key"[..], &b""[..])));
+        assert_eq!(entries.last(), Some((&b"k"[..], &b"value"[..])));
+        entries.truncate(1);
+        assert_eq!(entries.last(), Some((&b""[..], &b"x"[..])));
+        entries.push(b"a", b"b");
+        assert_eq!(entries.get(1), Some((&b"a"[..], &b"b"[..])));
+    }
+}

@@ -1,0 +1,35 @@
+//! What an index operation can fail with.
+
+use farleaf_fabric::OpError;
+use farleaf_pool::PoolError;
+
+/// A failed index operation, by what its caller would do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum IndexError {
+    /// The request makes no sense for this table. Nothing was done.
+    #[error("{0}")]
+    Invalid(String),
+    /// Servers cannot be reached, or a lock was not released in time. Nothing was done; trying
+    /// again may help.
+    #[error("{0}")]
+    Unavailable(String),
+    /// A change may have happened, or may still happen.
+    #[error("outcome unknown: {0}")]
+    OutcomeUnknown(String),
+    /// The pool has no memory left. Nothing was done.
+    #[error("{0}")]
+    Full(String),
+    /// Remote memory does not hold what it must.
+    #[error("corrupt: {0}")]
+    Corrupt(String),
+    /// This compute server has been cut off and must open the pool anew.
+    #[error("{0}")]
+    Closed(String),
+}
+
+impl From<OpError> for IndexError {
+    fn from(error: OpError) -> Self {
+        IndexError::from(PoolError::from(error))
+    }
+}

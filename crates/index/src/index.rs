@@ -1,0 +1,150 @@
+//! The trait that every engine implements.
+
+use std::future::Future;
+use std::ops::Bound;
+
+use farleaf_fabric::Endpoint;
+use farleaf_pool::{Audit, Session};
+
+use crate::{Entries, IndexError};
+
+/// What a compare-exchange did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exchange {
+    /// The key held what was expected and holds the new value now, or is gone if there is none.
+    Done,
+    /// The key held something else; nothing was changed.
+    Differs,
+}
+
+/// Which keys a scan returns, and from which end.
+#[derive(Clone, Copy, Debug)]
+pub struct ScanRange<'a> {
+    /// Lower end.
+    pub from: Bound<&'a [u8]>,
+    /// Upper end.
+    pub to: Bound<&'a [u8]>,
+    /// From the largest key down.
+    pub reverse: bool,
+}
+
+impl ScanRange<'_> {
+    /// All keys, ascending.
+    pub const ALL: ScanRange<'static> =
+        ScanRange { from: Bound::Unbounded, to: Bound::Unbounded, reverse: false };
+}
+
+/// Sorted pairs for a bulk load, lent one at a time.
+pub trait SortedPairs {
+    /// The next pair, with a key larger than all before; `None` at the end.
+    fn next(&mut self) -> Option<(&[u8], &[u8])>;
+}
+
+/// What an engine's walk over its remote structure found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TableReport {
+    /// Keys present.
+    pub keys: u64,
+    /// Bytes of keys and values.
+    pub data_bytes: u64,
+    /// Bytes of nodes.
+    pub node_bytes: u64,
+    /// Bytes of records outside of nodes.
+    pub record_bytes: u64,
+    /// Nodes per level, leaves first.
+    pub nodes_per_level: Vec<u64>,
+    /// Nodes that no parent knows yet: splits that nobody has finished. They are legal, and finished
+    /// by whoever meets them.
+    pub unfinished_splits: u64,
+    /// Violated invariants, each with its name, place and what was found. Empty if all is well.
+    pub problems: Vec<String>,
+}
+
+/// One table of one engine, as one compute server sees it. Shared by all sessions of the server.
+///
+/// Keys are byte strings in lexicographic order. Point operations are linearizable across compute
+/// servers. All `async` methods may be dropped at any await: what was begun is then finished by a
+/// task of the engine, or had not begun.
+///
+/// Every method's errors: `Invalid` (key or value too large for the table; nothing done),
+/// `Unavailable` (nothing done; try again), `OutcomeUnknown` (a change that may have happened),
+/// `Full` (no memory; nothing done), `Corrupt` (remote memory does not hold what it must).
+pub trait Index: Send + Sync + 'static {
+    /// Copies `key`'s value into `value`, which is cleared first; `false` if there is none.
+    fn get<E: Endpoint>(
+        &self,
+        session: &Session<E>,
+        key: &[u8],
+        value: &mut Vec<u8>,
+    ) -> impl Future<Output = Result<bool, IndexError>>;
+
+    /// Adds an absent key; `false` if it is present, which changes nothing.
+    fn insert<E: Endpoint>(
+        &self,
+        session: &Session<E>,
+        key: &[u8],
+        value: &[u8],
+    ) -> impl Future<Output = Result<bool, IndexError>>;
+
+    /// Changes a present key; `false` if it is absent, which changes nothing.
+    fn update<E: Endpoint>(
+        &self,
+        session: &Session<E>,
+        key: &[u8],
+        value: &[u8],
+    ) -> impl Future<Output = Result<bool, IndexError>>;
+
+    /// Adds or changes a key; `true` if it was absent.
+    fn upsert<E: Endpoint>(
+        &self,
+        session: &Session<E>,
+        key: &[u8],
+        value: &[u8],
+    ) -> impl Future<Output = Result<bool, IndexError>>;
+
+    /// Removes a key; `false` if it was absent.
+    fn remove<E: Endpoint>(
+        &self,
+        session: &Session<E>,
+        key: &[u8],
+    ) -> impl Future<Output = Result<bool, IndexError>>;
+
+    /// Gives `key` the value `new` (`None`: removes it) if it holds `expected` (`None`: is
+    /// absent). What it held is left in `found`; `false` beside [`Exchange::Differs`] if nothing.
+    fn compare_exchange<E: Endpoint>(
+        &self,
+        session: &Session<E>,
+        key: &[u8],
+        expected: Option<&[u8]>,
+        new: Option<&[u8]>,
+        found: &mut Vec<u8>,
+    ) -> impl Future<Output = Result<(Exchange, bool), IndexError>>;
+
+    /// Appends at most `limit` pairs of `range` to `out`, in order. Every key that was present
+    /// throughout is returned (up to the limit), none that was absent throughout, each once, with
+    /// a value that it had during the scan. Not a snapshot.
+    fn scan<E: Endpoint>(
+        &self,
+        session: &Session<E>,
+        range: ScanRange<'_>,
+        limit: usize,
+        out: &mut Entries,
+    ) -> impl Future<Output = Result<(), IndexError>>;
+
+    /// Fills an empty table from sorted pairs; returns how many. `Invalid` for an unsorted or
+    /// repeated key (says which) or a table that is not empty; the table is then still empty.
+    fn bulk_load<E: Endpoint>(
+        &self,
+        session: &Session<E>,
+        pairs: &mut impl SortedPairs,
+    ) -> impl Future<Output = Result<u64, IndexError>>;
+
+    /// Walks the whole structure, checks its numbered invariants, and marks every object that it
+    /// reaches in `audit`. Meant for a quiet table; with writers about, changes that are under way
+    /// may be reported.
+    fn verify<E: Endpoint>(
+        &self,
+        session: &Session<E>,
+        audit: &mut Audit,
+    ) -> impl Future<Output = Result<TableReport, IndexError>>;
+}

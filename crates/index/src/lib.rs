@@ -1,0 +1,20 @@
+//! Ordered indexes on disaggregated memory, one folder an engine.
+//!
+//! Every engine implements the trait [`Index`] over a [`farleaf_pool::Session`], generic in the
+//! fabric. [`AnyIndex`] is the table of engines; [`node`] is what tree engines share.
+#![forbid(unsafe_code)]
+
+mod any;
+pub mod btree;
+mod entries;
+mod error;
+mod index;
+pub mod node;
+mod oneshot;
+mod recovery;
+
+pub use any::{AnyIndex, Engine, TableFormat, UnknownEngine};
+pub use entries::Entries;
+pub use error::IndexError;
+pub use index::{Exchange, Index, ScanRange, SortedPairs, TableReport};
+pub use recovery::recover;
