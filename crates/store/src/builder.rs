@@ -1,0 +1,149 @@
+//! Options for opening a store.
+
+use std::path::Path;
+
+use farleaf_fabric::mapped::Mapped;
+use farleaf_fabric::{Client, Fabric, FabricError};
+use farleaf_pool::PoolOptions;
+
+use crate::core::Core;
+use crate::error::{Error, Result};
+use crate::store::Farleaf;
+use crate::uri::Uri;
+
+/// Options for opening a store; made by [`Farleaf::builder`].
+///
+/// ```
+/// use farleaf::Farleaf;
+///
+/// let db = Farleaf::builder().memory_servers(4).pool_bytes(1 << 30).open("mem:")?;
+/// assert_eq!(db.stats()?.memory_servers, 4);
+/// # Ok::<(), farleaf::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "nothing is opened before `open`"]
+pub struct Builder {
+    memory_servers: usize,
+    pool_bytes: u64,
+    block_bytes: Option<u64>,
+    create: bool,
+    async_workers: usize,
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Builder {
+            memory_servers: 1,
+            pool_bytes: 4 << 30,
+            block_bytes: None,
+            create: false,
+            async_workers: 1,
+        }
+    }
+}
+
+impl Builder {
+    /// Memory servers of a pool that is made. Default: 1.
+    pub fn memory_servers(mut self, count: usize) -> Self {
+        self.memory_servers = count;
+        self
+    }
+
+    /// Bytes of a pool that is made, all memory servers together. The system commits memory as it
+    /// is used. Default: 4 GiB.
+    pub fn pool_bytes(mut self, bytes: u64) -> Self {
+        self.pool_bytes = bytes;
+        self
+    }
+
+    /// Bytes of a block of a pool that is made, the unit in which compute servers take memory: a
+    /// power of two, 64 KiB to 1 GiB. Default: what suits the pool's size, at most 16 MiB.
+    pub fn block_bytes(mut self, bytes: u64) -> Self {
+        self.block_bytes = Some(bytes);
+        self
+    }
+
+    /// Whether `shm:<folder>` makes a pool if the folder is missing or empty. A pool that is there
+    /// is opened as it is. Default: no.
+    pub fn create(mut self, create: bool) -> Self {
+        self.create = create;
+        self
+    }
+
+    /// Threads that do the work of the async API, 1 to 1024; they start when it is first used.
+    /// Default: 1.
+    pub fn async_workers(mut self, count: usize) -> Self {
+        self.async_workers = count;
+        self
+    }
+
+    /// Opens the pool at `uri`; see [`Farleaf::open`].
+    ///
+    /// # Errors
+    /// As [`Farleaf::open`]; [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) also for sizes that
+    /// make no sense, [`ErrorKind::Full`](crate::ErrorKind::Full) if memory cannot be had.
+    pub fn open(self, uri: &str) -> Result<Farleaf> {
+        let uri_parsed = Uri::parse(uri)?;
+        if !(1..=1024).contains(&self.async_workers) {
+            let count = self.async_workers;
+            return Err(Error::invalid(format!("{count} async workers: it takes 1 to 1024")));
+        }
+        let is_shared = uri_parsed != Uri::Mem;
+        let fabric = match uri_parsed {
+            Uri::Mem => self.make_anonymous(),
+            Uri::Shm(folder) if self.create => self.open_or_make(&folder),
+            Uri::Shm(folder) => Mapped::open(&folder).map_err(Error::from),
+        };
+        let core = fabric
+            .and_then(|fabric| Core::join(fabric, is_shared))
+            .map_err(|error| error.within(format_args!("cannot open \"{uri}\"")))?;
+        Farleaf::start(core, self.async_workers)
+            .map_err(|error| error.within(format_args!("cannot open \"{uri}\"")))
+    }
+
+    fn make_anonymous(&self) -> Result<Mapped> {
+        let fabric = Mapped::anonymous(self.memory_servers, self.region_bytes()?)?;
+        self.format(&fabric)?;
+        Ok(fabric)
+    }
+
+    fn open_or_make(&self, folder: &Path) -> Result<Mapped> {
+        match Mapped::open(folder) {
+            Err(FabricError::NotAPool { .. }) => {}
+            opened => return Ok(opened?),
+        }
+        match Mapped::create(folder, self.memory_servers, self.region_bytes()?) {
+            Ok((fabric, guard)) => {
+                self.format(&fabric)?;
+                guard.finish()?;
+                Ok(fabric)
+            }
+            // Somebody else may have made it meanwhile.
+            Err(refused @ FabricError::NotAPool { .. }) => {
+                Mapped::open(folder).map_err(|_| refused.into())
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn format(&self, fabric: &Mapped) -> Result<()> {
+        let mut options = PoolOptions::fitting(self.region_bytes()?);
+        if let Some(bytes) = self.block_bytes {
+            options.block_bytes = bytes;
+        }
+        let endpoint = fabric.endpoint()?;
+        let executor = endpoint.executor().clone();
+        let client = Client::new(endpoint);
+        executor.block_on(farleaf_pool::format(&client, &options))?;
+        Ok(())
+    }
+
+    /// Bytes of each server's region.
+    fn region_bytes(&self) -> Result<u64> {
+        let servers = self.memory_servers as u64;
+        if servers == 0 {
+            return Err(Error::invalid("0 memory servers: a pool has at least one"));
+        }
+        Ok(self.pool_bytes / servers / 4096 * 4096)
+    }
+}

@@ -1,0 +1,153 @@
+//! What all handles, threads and tasks of one store share.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::Thread;
+
+use farleaf_fabric::Client;
+use farleaf_fabric::Fabric;
+use farleaf_fabric::mapped::Mapped;
+use farleaf_pool::{Pool, PoolError, Root};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::lane::{Gates, Lane, Session};
+use crate::suggest;
+use crate::table::TableCore;
+
+/// One compute server's membership in a pool, and the tables that it has open.
+///
+/// It holds no handle, so that dropping the last handle is what closes the store.
+pub(crate) struct Core {
+    /// Which store of this process it is.
+    pub(crate) number: u64,
+    pub(crate) fabric: Mapped,
+    /// Whether others may have the pool open too.
+    pub(crate) is_shared: bool,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) gates: Gates,
+    pub(crate) activity: Activity,
+    closed: AtomicBool,
+    /// Those that this process has opened, by name.
+    tables: Mutex<BTreeMap<String, Arc<TableCore>>>,
+}
+
+static STORES: AtomicU64 = AtomicU64::new(0);
+
+impl Core {
+    /// Joins the pool that `fabric` reaches.
+    pub(crate) fn join(fabric: Mapped, is_shared: bool) -> Result<Arc<Core>> {
+        let endpoint = fabric.endpoint()?;
+        let executor = endpoint.executor().clone();
+        let client = Client::new(endpoint);
+        let pool = executor.block_on(Pool::join(&client))?;
+        Ok(Arc::new(Core {
+            number: STORES.fetch_add(1, Ordering::Relaxed),
+            fabric,
+            is_shared,
+            pool,
+            gates: Gates::default(),
+            activity: Activity::default(),
+            closed: AtomicBool::new(false),
+            tables: Mutex::default(),
+        }))
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
+    }
+
+    /// Lets no more operations begin; `false` if that was so already.
+    pub(crate) fn set_closed(&self) -> bool {
+        !self.closed.swap(true, Ordering::SeqCst)
+    }
+
+    /// The table of that name, opened if need be.
+    pub(crate) async fn open_table(&self, lane: &Lane, name: &str) -> Result<Arc<TableCore>> {
+        let session = lane.session().await?;
+        match session.open_root(name).await {
+            Ok(root) => self.open_root(root),
+            Err(PoolError::NoSuchTable(_)) => {
+                self.forget(name);
+                Err(no_such_table(&session, name).await)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The table of that root, opened if need be.
+    pub(crate) fn open_root(&self, root: Root) -> Result<Arc<TableCore>> {
+        let mut tables = self.tables();
+        if let Some(opened) = tables.get(&root.name) {
+            if *opened.root() == root {
+                return Ok(Arc::clone(opened));
+            }
+            // Dropped and made anew by another process.
+            opened.set_dropped();
+        }
+        let table = Arc::new(TableCore::open(root)?);
+        tables.insert(table.info().name.clone(), Arc::clone(&table));
+        Ok(table)
+    }
+
+    /// Takes a table out of the list of opened ones; from here on its handles fail.
+    pub(crate) fn forget(&self, name: &str) {
+        if let Some(table) = self.tables().remove(name) {
+            table.set_dropped();
+        }
+    }
+
+    fn tables(&self) -> MutexGuard<'_, BTreeMap<String, Arc<TableCore>>> {
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The error for a name that no table has, with the nearest one that a table has.
+#[cold]
+pub(crate) async fn no_such_table(session: &Session, name: &str) -> Error {
+    let roots = session.list_roots().await.unwrap_or_default();
+    let hint = suggest::hint(name, roots.iter().map(|root| root.name.as_str()));
+    Error::new(ErrorKind::NotFound, format!("there is no table \"{name}\"{hint}"))
+}
+
+/// Wakes the maintenance thread when something happens after a quiet time.
+#[derive(Debug, Default)]
+pub(crate) struct Activity {
+    is_idle: AtomicBool,
+    thread: OnceLock<Thread>,
+}
+
+impl Activity {
+    /// An operation begins. Called inside its gate; see [`Activity::set_idle`].
+    #[inline]
+    pub(crate) fn note(&self) {
+        if self.is_idle.load(Ordering::Relaxed) {
+            self.wake();
+        }
+    }
+
+    /// Wakes the maintenance thread.
+    #[cold]
+    pub(crate) fn wake(&self) {
+        self.is_idle.store(false, Ordering::SeqCst);
+        if let Some(thread) = self.thread.get() {
+            thread.unpark();
+        }
+    }
+
+    /// The maintenance thread is the calling one.
+    pub(crate) fn set_thread(&self) {
+        // Set once, by the only maintenance thread.
+        let _ = self.thread.set(std::thread::current());
+    }
+
+    /// The maintenance thread is about to sleep. It then looks at every gate once more: an
+    /// operation that it does not see there enters its gate later and finds the flag set.
+    pub(crate) fn set_idle(&self) {
+        self.is_idle.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.is_idle.load(Ordering::SeqCst)
+    }
+}

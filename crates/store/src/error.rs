@@ -1,0 +1,147 @@
+//! The one error of this library.
+
+use std::io;
+use std::sync::Arc;
+
+use farleaf_fabric::{FabricError, OpErrorKind};
+use farleaf_index::{IndexError, UnknownEngine};
+use farleaf_pool::PoolError;
+
+/// What the functions of this library return.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// A failed call. [`Error::kind`] says what a caller can do about it, the message says the rest.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct Error {
+    kind: ErrorKind,
+    message: String,
+    source: Option<Arc<io::Error>>,
+}
+
+/// What kind of failure an [`Error`] is, by what its caller would do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// The request makes no sense: a key too large for the table, an address that is none.
+    /// Nothing was done.
+    Invalid,
+    /// There is no such table or no pool. Nothing was done.
+    NotFound,
+    /// A table of that name is there. Nothing was done.
+    AlreadyExists,
+    /// The pool cannot be reached, or a lock was not released in time. Nothing was done; trying
+    /// again may help.
+    Unavailable,
+    /// A change may have happened, or may still happen.
+    OutcomeUnknown,
+    /// The pool has no memory left, or no free entry for one more table, thread or compute server.
+    /// Nothing was done.
+    Full,
+    /// The pool does not hold what it must.
+    Corrupt,
+    /// The handle was closed, or this process was cut off from the pool: open it anew. Nothing
+    /// was done.
+    Closed,
+    /// The operating system refused; [`std::error::Error::source`] is its error.
+    Io,
+    /// A fault of this library.
+    Internal,
+}
+
+impl Error {
+    /// What kind of failure it is.
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
+    }
+
+    pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Error { kind, message: message.into(), source: None }
+    }
+
+    pub(crate) fn invalid(message: impl Into<String>) -> Self {
+        Error::new(ErrorKind::Invalid, message)
+    }
+
+    #[cold]
+    pub(crate) fn closed() -> Self {
+        Error::new(ErrorKind::Closed, "the store was closed: open it anew")
+    }
+
+    /// Puts in front what failed.
+    #[cold]
+    pub(crate) fn within(mut self, what: impl std::fmt::Display) -> Self {
+        self.message = format!("{what}: {}", self.message);
+        self
+    }
+
+    /// The system refused `what`.
+    pub(crate) fn io(what: impl Into<String>, source: io::Error) -> Self {
+        Error { kind: ErrorKind::Io, message: what.into(), source: Some(Arc::new(source)) }
+    }
+}
+
+impl From<FabricError> for Error {
+    #[cold]
+    fn from(error: FabricError) -> Self {
+        match error {
+            FabricError::Io { what, path, source } => {
+                Error::io(format!("cannot {what} {}", path.display()), source)
+            }
+            FabricError::NotAPool { .. } => Error::new(ErrorKind::NotFound, error.to_string()),
+            FabricError::Damaged { .. } => Error::new(ErrorKind::Corrupt, error.to_string()),
+            FabricError::Config(_) => Error::invalid(error.to_string()),
+            FabricError::NoMemory { .. } => Error::new(ErrorKind::Full, error.to_string()),
+            other => Error::new(ErrorKind::Internal, other.to_string()),
+        }
+    }
+}
+
+impl From<IndexError> for Error {
+    #[cold]
+    fn from(error: IndexError) -> Self {
+        let kind = match &error {
+            IndexError::Invalid(_) => ErrorKind::Invalid,
+            IndexError::Unavailable(_) => ErrorKind::Unavailable,
+            IndexError::OutcomeUnknown(_) => ErrorKind::OutcomeUnknown,
+            IndexError::Full(_) => ErrorKind::Full,
+            IndexError::Corrupt(_) => ErrorKind::Corrupt,
+            IndexError::Closed(_) => ErrorKind::Closed,
+            _ => ErrorKind::Internal,
+        };
+        Error::new(kind, error.to_string())
+    }
+}
+
+impl From<PoolError> for Error {
+    #[cold]
+    fn from(error: PoolError) -> Self {
+        let kind = match &error {
+            PoolError::Fabric(error) => match error.kind {
+                OpErrorKind::Unavailable | OpErrorKind::Timeout | OpErrorKind::StillAlive => {
+                    ErrorKind::Unavailable
+                }
+                OpErrorKind::Fenced => ErrorKind::Closed,
+                OpErrorKind::OutOfBounds { .. } | OpErrorKind::Misaligned { .. } => {
+                    ErrorKind::Corrupt
+                }
+                _ => ErrorKind::Internal,
+            },
+            PoolError::Full { .. } | PoolError::NoSlot(..) => ErrorKind::Full,
+            PoolError::Corrupt(_) | PoolError::Format(_) => ErrorKind::Corrupt,
+            PoolError::NoSuchTable(_) => ErrorKind::NotFound,
+            PoolError::TableExists(_) => ErrorKind::AlreadyExists,
+            PoolError::RetireFull => ErrorKind::Unavailable,
+            PoolError::Invalid(_) => ErrorKind::Invalid,
+            PoolError::Closed => ErrorKind::Closed,
+            _ => ErrorKind::Internal,
+        };
+        Error::new(kind, error.to_string())
+    }
+}
+
+impl From<UnknownEngine> for Error {
+    fn from(error: UnknownEngine) -> Self {
+        Error::invalid(error.to_string())
+    }
+}

@@ -1,0 +1,477 @@
+//! What one thread works with, and how it is found again.
+//!
+//! An endpoint and its sessions stay on the thread that made them. A thread that calls the
+//! blocking API keeps them in a thread-local list, keyed by the store's number.
+//!
+//! - **INV-LANE-1** A lane runs one operation at a time. An operation from inside another one (the
+//!   caller's iterator of a bulk load asks a table) takes or makes a second lane.
+//! - **INV-LANE-2** While an operation of the blocking API runs, its lane's gate is locked. Whoever
+//!   has locked every gate after it set a flag that operations look at inside the gate knows that
+//!   none runs that has not seen the flag.
+//! - **INV-LANE-3** The lanes of a closed store are dropped when their thread next calls any store,
+//!   or ends. Until then they hold the mapping of the pool and nothing else.
+
+use std::cell::{Cell, RefCell};
+use std::ops::Deref;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+
+use farleaf_fabric::mapped::MappedEndpoint;
+use farleaf_fabric::{Endpoint, Fabric};
+
+use crate::core::Core;
+use crate::error::{Error, ErrorKind, Result};
+
+/// One logical thread of operations on the pool.
+pub(crate) type Session = farleaf_pool::Session<MappedEndpoint>;
+
+/// Operations of a session between two ticks of it.
+const TICK_OPS: u32 = 64;
+/// How often, and how long each time, an operation waits for a session.
+const SESSION_WAITS: u32 = 100;
+const SESSION_WAIT_NS: u64 = 10_000_000;
+/// A store takes no more than this part of the pool's sessions for overlapping operations.
+const SPARE_PART: usize = 4;
+
+/// One thread's endpoint, its executor and its sessions.
+pub(crate) struct Lane {
+    core: Arc<Core>,
+    endpoint: MappedEndpoint,
+    idle: RefCell<Vec<Counted>>,
+    gate: Arc<Gate>,
+}
+
+/// A session, and how many operations it has done.
+struct Counted {
+    session: Session,
+    ops: Cell<u32>,
+}
+
+/// Tells others that a lane is at work; see INV-LANE-2.
+#[derive(Debug, Default)]
+pub(crate) struct Gate(Mutex<GateState>);
+
+#[derive(Debug, Default)]
+struct GateState {
+    /// Operations begun.
+    ops: u64,
+    /// Jobs of a worker under way.
+    jobs: usize,
+}
+
+impl Lane {
+    /// A new lane for the calling thread.
+    pub(crate) fn new(core: &Arc<Core>) -> Result<Lane> {
+        let gate = Arc::new(Gate::default());
+        core.gates.add(&gate);
+        let endpoint = core.fabric.endpoint()?;
+        Ok(Lane { core: Arc::clone(core), endpoint, idle: RefCell::default(), gate })
+    }
+
+    /// Runs `op` on the calling thread to its end.
+    pub(crate) fn run<T>(core: &Arc<Core>, op: impl AsyncFnOnce(&Lane) -> Result<T>) -> Result<T> {
+        let lane = Borrowed::take(core)?;
+        let _at_work = lane.gate.enter(core);
+        if core.is_closed() {
+            return Err(Error::closed());
+        }
+        lane.endpoint.executor().block_on(op(&lane))
+    }
+
+    /// A session that nobody else uses meanwhile. Waits for one if the pool has none left.
+    ///
+    /// # Errors
+    /// `Full` if there is none for a second.
+    pub(crate) async fn session(&self) -> Result<SessionGuard<'_>> {
+        for _ in 0..SESSION_WAITS {
+            match self.try_session().await {
+                // Those of threads that have ended come back with the next tick.
+                Err(error) if error.kind() == ErrorKind::Full => {
+                    self.core.activity.note();
+                    self.endpoint.sleep(SESSION_WAIT_NS).await;
+                }
+                session => return session,
+            }
+        }
+        self.try_session().await
+    }
+
+    /// One more session for a call that already has one, if this store has few enough: the pool's
+    /// are for all threads of all processes, and closing and recovery need one, too.
+    pub(crate) async fn spare_session(&self) -> Option<SessionGuard<'_>> {
+        let most = self.core.pool.geometry().options().clients_max as usize / SPARE_PART;
+        if self.idle.borrow().is_empty() && self.core.pool.sessions() >= most {
+            return None;
+        }
+        self.try_session().await.ok()
+    }
+
+    /// A session that nobody else uses meanwhile.
+    ///
+    /// # Errors
+    /// `Full` if the pool has none left.
+    pub(crate) async fn try_session(&self) -> Result<SessionGuard<'_>> {
+        let idle = self.idle.borrow_mut().pop();
+        let counted = match idle {
+            Some(counted) => counted,
+            None => {
+                let session = self.core.pool.session(self.endpoint.clone()).await?;
+                Counted { session, ops: Cell::new(0) }
+            }
+        };
+        let guard = SessionGuard { lane: self, counted: Some(counted) };
+        guard.count_op().await;
+        Ok(guard)
+    }
+
+    /// Sessions that nobody uses.
+    #[cfg(test)]
+    pub(crate) fn idle_sessions(&self) -> usize {
+        self.idle.borrow().len()
+    }
+
+    /// The thread's endpoint.
+    pub(crate) fn endpoint(&self) -> &MappedEndpoint {
+        &self.endpoint
+    }
+
+    /// Counts a job of a worker, of which a lane has many at a time, until the guard is dropped.
+    pub(crate) fn begin_job(&self) -> impl Drop + use<'_> {
+        self.gate.enter(&self.core).jobs += 1;
+        Job(&self.gate)
+    }
+}
+
+struct Job<'a>(&'a Gate);
+
+impl Drop for Job<'_> {
+    fn drop(&mut self) {
+        self.0.lock().jobs -= 1;
+    }
+}
+
+/// A session on loan from its lane.
+pub(crate) struct SessionGuard<'a> {
+    lane: &'a Lane,
+    counted: Option<Counted>,
+}
+
+impl SessionGuard<'_> {
+    /// Counts an operation that is about to begin. Every so often, the session frees first what
+    /// it has retired, which nobody else can.
+    #[inline]
+    pub(crate) async fn count_op(&self) {
+        let ops = self.counted().ops.get().wrapping_add(1);
+        self.counted().ops.set(ops);
+        if ops.is_multiple_of(TICK_OPS) {
+            // What a tick could not do the next one does, and the operation says what is wrong.
+            let _ = self.tick().await;
+        }
+    }
+
+    #[inline]
+    fn counted(&self) -> &Counted {
+        // The session is there until the guard is dropped.
+        self.counted.as_ref().expect("a session on loan")
+    }
+}
+
+impl Deref for SessionGuard<'_> {
+    type Target = Session;
+
+    #[inline]
+    fn deref(&self) -> &Session {
+        &self.counted().session
+    }
+}
+
+impl Drop for SessionGuard<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // A panic may have left the session in the middle of something.
+        if let Some(counted) = self.counted.take()
+            && !std::thread::panicking()
+        {
+            self.lane.idle.borrow_mut().push(counted);
+        }
+    }
+}
+
+/// A lane out of the thread's list; goes back when dropped.
+struct Borrowed {
+    lane: Option<Lane>,
+}
+
+/// A thread's lanes of one store.
+struct Place {
+    store: u64,
+    idle: Vec<Lane>,
+    /// Lanes at work: more than one if operations are nested.
+    out: usize,
+}
+
+/// A thread's lanes.
+#[derive(Default)]
+struct Places {
+    places: Vec<Place>,
+    /// What [`CLOSED`] was when lanes of closed stores were last looked for.
+    seen_closed: u64,
+}
+
+thread_local! {
+    static PLACES: RefCell<Places> = RefCell::default();
+}
+
+/// Stores closed so far in this process.
+static CLOSED: AtomicU64 = AtomicU64::new(0);
+
+impl Borrowed {
+    #[inline]
+    fn take(core: &Arc<Core>) -> Result<Borrowed> {
+        match Borrowed::find(core, CLOSED.load(Ordering::Relaxed)) {
+            Some(lane) => Ok(Borrowed { lane: Some(lane) }),
+            None => Borrowed::make(core),
+        }
+    }
+
+    /// An idle lane, if nothing was closed since lanes of closed stores were last looked for.
+    #[inline]
+    fn find(core: &Core, closed: u64) -> Option<Lane> {
+        let lane = PLACES.try_with(|places| {
+            let mut places = places.borrow_mut();
+            if places.seen_closed != closed {
+                return None;
+            }
+            let place = places.places.iter_mut().find(|place| place.store == core.number)?;
+            let lane = place.idle.pop()?;
+            place.out += 1;
+            Some(lane)
+        });
+        // In a thread that is ending there may be no list any more.
+        lane.unwrap_or(None)
+    }
+
+    #[cold]
+    fn make(core: &Arc<Core>) -> Result<Borrowed> {
+        let closed = purge();
+        if core.is_closed() {
+            return Err(Error::closed());
+        }
+        if let Some(lane) = Borrowed::find(core, closed) {
+            return Ok(Borrowed { lane: Some(lane) });
+        }
+        let lane = Some(Lane::new(core)?);
+        // Without the list the lane lives for this one operation.
+        let _ = PLACES.try_with(|places| {
+            let places = &mut places.borrow_mut().places;
+            match places.iter_mut().find(|place| place.store == core.number) {
+                Some(place) => place.out += 1,
+                None => places.push(Place { store: core.number, idle: Vec::new(), out: 1 }),
+            }
+        });
+        Ok(Borrowed { lane })
+    }
+}
+
+impl Deref for Borrowed {
+    type Target = Lane;
+
+    #[inline]
+    fn deref(&self) -> &Lane {
+        // The lane is there until the loan is dropped.
+        self.lane.as_ref().expect("a lane on loan")
+    }
+}
+
+impl Drop for Borrowed {
+    #[inline]
+    fn drop(&mut self) {
+        let Some(lane) = self.lane.take() else { return };
+        let store = lane.core.number;
+        let mut lane = Some(lane);
+        let _ = PLACES.try_with(|places| {
+            let places = &mut places.borrow_mut().places;
+            if let Some(place) = places.iter_mut().find(|place| place.store == store) {
+                place.out -= 1;
+                if !std::thread::panicking() {
+                    place.idle.extend(lane.take());
+                }
+            }
+        });
+        // What did not go back is dropped here, outside of the list's borrow.
+        drop(lane);
+    }
+}
+
+/// Drops this thread's idle lanes of closed stores; returns how many stores had been closed.
+pub(crate) fn purge() -> u64 {
+    let closed = CLOSED.load(Ordering::Relaxed);
+    let mut gone = Vec::new();
+    let _ = PLACES.try_with(|places| {
+        let mut places = places.borrow_mut();
+        places.seen_closed = closed;
+        for place in &mut places.places {
+            if place.idle.first().is_some_and(|lane| lane.core.is_closed()) {
+                gone.append(&mut place.idle);
+            }
+        }
+        places.places.retain(|place| place.out > 0 || !place.idle.is_empty());
+    });
+    drop(gone);
+    closed
+}
+
+/// Has every thread look for lanes of closed stores when it next calls one.
+pub(crate) fn note_closed() {
+    CLOSED.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Whether the calling thread is inside an operation of the store.
+fn is_inside(core: &Core) -> bool {
+    PLACES
+        .try_with(|places| {
+            let places = &places.borrow().places;
+            places.iter().any(|place| place.store == core.number && place.out > 0)
+        })
+        .unwrap_or(false)
+}
+
+impl Gate {
+    /// Locks the gate for an operation of `core`.
+    #[inline]
+    fn enter(&self, core: &Core) -> MutexGuard<'_, GateState> {
+        let mut state = self.lock();
+        state.ops += 1;
+        core.activity.note();
+        state
+    }
+
+    fn lock(&self) -> MutexGuard<'_, GateState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The gates of all threads.
+#[derive(Debug, Default)]
+pub(crate) struct Gates(Mutex<Vec<Weak<Gate>>>);
+
+impl Gates {
+    fn add(&self, gate: &Arc<Gate>) {
+        self.list().push(Arc::downgrade(gate));
+    }
+
+    /// Asks whether the calling thread may wait for all operations of the store.
+    ///
+    /// # Errors
+    /// `Invalid` from inside an operation of the store, which would wait for itself.
+    pub(crate) fn check_outside(&self, core: &Core) -> Result<()> {
+        if is_inside(core) {
+            return Err(Error::invalid(
+                "this cannot be done from inside an operation of the same store",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Waits until every operation of the blocking API that runs now has ended.
+    pub(crate) fn pass(&self) {
+        let gates: Vec<_> = self.list().iter().filter_map(Weak::upgrade).collect();
+        for gate in gates {
+            drop(gate.lock());
+        }
+    }
+
+    /// Operations begun by the threads that are still there; `None` if one runs now.
+    pub(crate) fn ops(&self) -> Option<u64> {
+        let mut gates = self.list();
+        gates.retain(|gate| gate.strong_count() > 0);
+        gates.iter().filter_map(Weak::upgrade).try_fold(0_u64, |sum, gate| {
+            match gate.0.try_lock() {
+                Ok(state) => Some(sum.wrapping_add(state.ops)),
+                Err(TryLockError::Poisoned(state)) => {
+                    Some(sum.wrapping_add(state.into_inner().ops))
+                }
+                Err(TryLockError::WouldBlock) => None,
+            }
+        })
+    }
+
+    fn list(&self) -> MutexGuard<'_, Vec<Weak<Gate>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Farleaf;
+
+    fn small() -> Farleaf {
+        Farleaf::builder().pool_bytes(64 << 20).open("mem:").unwrap()
+    }
+
+    /// Idle lanes of the store on this thread, and those at work.
+    fn lanes(db: &Farleaf) -> (usize, usize) {
+        PLACES.with(|places| {
+            let places = &places.borrow().places;
+            let place = places.iter().find(|place| place.store == db.core().number);
+            place.map_or((0, 0), |place| (place.idle.len(), place.out))
+        })
+    }
+
+    #[test]
+    fn a_nested_operation_has_a_lane_of_its_own() {
+        let db = small();
+        let again = |depth| {
+            Lane::run(db.core(), async |_| {
+                let inner = Lane::run(db.core(), async |_| Ok(lanes(&db)));
+                assert_eq!(inner?, (0, 2));
+                Ok(depth)
+            })
+        };
+        for depth in 0..3 {
+            assert_eq!(again(depth).unwrap(), depth);
+            assert_eq!(lanes(&db), (2, 0));
+        }
+        assert!(db.core().gates.check_outside(db.core()).is_ok());
+    }
+
+    #[test]
+    fn a_panic_takes_its_lane_with_it_and_no_other() {
+        let db = small();
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            Lane::run(db.core(), async |lane| {
+                let _session = lane.session().await?;
+                if lanes(&db).1 == 1 { panic!("on purpose") } else { Ok(()) }
+            })
+        }));
+        assert!(panicked.is_err());
+        assert_eq!(lanes(&db), (0, 0));
+        assert!(Lane::run(db.core(), async |_| Ok(())).is_ok());
+        assert_eq!(lanes(&db), (1, 0));
+    }
+
+    #[test]
+    fn lanes_of_closed_stores_go_at_the_next_call_of_any() {
+        let (closed, other) = (small(), small());
+        let core = Arc::clone(closed.core());
+        std::thread::scope(|scope| {
+            let (used, is_used) = std::sync::mpsc::channel();
+            let (go_on, may_go_on) = std::sync::mpsc::channel::<()>();
+            let (core, other) = (&core, &other);
+            scope.spawn(move || {
+                Lane::run(core, async |_| Ok(())).unwrap();
+                used.send(()).unwrap();
+                may_go_on.recv().unwrap();
+                let count = || PLACES.with(|places| places.borrow().places.len());
+                assert_eq!(count(), 1);
+                Lane::run(other.core(), async |_| Ok(())).unwrap();
+                assert_eq!(count(), 1, "the other store's alone");
+            });
+            is_used.recv().unwrap();
+            closed.close().unwrap();
+            go_on.send(()).unwrap();
+        });
+        assert!(Lane::run(&core, async |_| Ok(())).is_err());
+    }
+}

@@ -1,0 +1,77 @@
+//! Farleaf: an ordered key-value store on disaggregated memory.
+//!
+//! A [`Farleaf`] is a pool of memory servers that is open; a [`Table`] in it is an ordered map from
+//! byte strings to byte strings, which every compute server that has the pool open reads and
+//! changes with one-sided operations, without asking anybody.
+//!
+//! ```
+//! use farleaf::{Farleaf, TableOptions};
+//!
+//! let db = Farleaf::open("mem:")?;
+//! let users = db.create_table("users", TableOptions::default())?;
+//! users.insert("ada", "1815")?;
+//! users.insert("alan", "1912")?;
+//! users.insert("grace", "1906")?;
+//!
+//! assert_eq!(users.get("ada")?, Some(b"1815".to_vec()));
+//! for pair in users.prefix("a") {
+//!     let (name, born) = pair?;
+//!     println!("{} was born in {}", name.escape_ascii(), born.escape_ascii());
+//! }
+//! users.remove("alan")?;
+//! assert_eq!(users.range("a".."h").count(), 2);
+//! assert!(db.verify()?.closes());
+//! db.close()?;
+//! # Ok::<(), farleaf::Error>(())
+//! ```
+//!
+//! | address | pool |
+//! |---|---|
+//! | `mem:` | new, in this process's memory |
+//! | `shm:<folder>` | in a folder of memory files, for several processes of one machine |
+//!
+//! A process that is killed leaves tables that the others go on reading and writing; what it held
+//! is cleared away by whoever notices. What a pool holds is memory: it is gone when the machine is
+//! switched off (a folder on `/dev/shm`) or the process ends (`mem:`).
+//!
+//! Any number of threads may share a handle; each that is at work takes one of the pool's sessions,
+//! of which a pool of 64 MiB or more has 256 for all processes, and gives it back when it ends.
+//!
+//! Calls block for as long as the operation takes, which on mapped memory is about a microsecond;
+//! [`Table::to_async`] gives the same as futures.
+#![forbid(unsafe_code)]
+
+mod async_table;
+mod bounds;
+mod builder;
+mod core;
+mod error;
+mod lane;
+mod maintain;
+mod many;
+mod options;
+mod range;
+mod report;
+mod store;
+mod suggest;
+mod table;
+mod uri;
+mod workers;
+
+pub use farleaf_fabric::{Cost, OpKind, ServerId, Snapshot};
+pub use farleaf_index::{Engine, UnknownEngine};
+pub use farleaf_pool::{AuditReport, ClassReport, MemoryUse};
+
+pub use crate::async_table::AsyncTable;
+pub use crate::builder::Builder;
+pub use crate::error::{Error, ErrorKind, Result};
+pub use crate::options::{KeyFormat, TableInfo, TableOptions, ValueFormat};
+pub use crate::range::{KeyRange, Range};
+pub use crate::report::{Stats, TableReport, TableStats, VerifyReport};
+pub use crate::store::Farleaf;
+pub use crate::table::{CompareExchange, Table};
+
+/// Compiles and runs the examples of the project's front page.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct FrontPage;

@@ -1,0 +1,120 @@
+//! The maintenance thread of a store, and the recovery of compute servers that died.
+//!
+//! While operations go on, it moves the pool's epochs forward every 10 ms, so that memory of what
+//! was removed comes back, and looks after members that died. After a quiet time it sleeps until
+//! the next operation.
+
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::core::Core;
+use crate::error::{Error, Result};
+use crate::lane::Lane;
+
+/// Time between two ticks.
+const TICK: Duration = Duration::from_millis(10);
+/// Ticks without an operation before it sleeps. Enough of them that all retired memory of before
+/// is freed and the epochs stand still.
+const QUIET_TICKS: u32 = 20;
+/// Ticks that leaving waits for threads that are just ending.
+const LEAVE_WAITS: u32 = 10;
+/// Time before a recovery that could not be done is tried again.
+const RECOVERY_PAUSE: Duration = Duration::from_secs(1);
+
+/// Starts the thread. It ends, and leaves the pool, once the store is closed and it is woken.
+pub(crate) fn start(core: Arc<Core>) -> Result<JoinHandle<Result<()>>> {
+    thread::Builder::new()
+        .name("farleaf-maintain".to_owned())
+        .spawn(move || maintain(&core))
+        .map_err(|source| Error::io("cannot start the maintenance thread", source))
+}
+
+fn maintain(core: &Arc<Core>) -> Result<()> {
+    core.activity.set_thread();
+    let lane = Lane::new(core)?;
+    let executor = lane.endpoint().executor().clone();
+    let mut seen_ops = None;
+    let mut quiet_ticks = 0;
+    let mut recover_after = Instant::now();
+    while !core.is_closed() {
+        let ops = core.gates.ops();
+        let is_quiet = ops.is_some() && ops == seen_ops;
+        quiet_ticks = if is_quiet { quiet_ticks + 1 } else { 0 };
+        seen_ops = ops;
+        executor.block_on(async {
+            let Ok(session) = lane.session().await else { return };
+            // A tick that fails changes nothing; the next one tries again, and the operations
+            // report what is wrong.
+            let _ = session.tick().await;
+            if core.pool.needs_recovery() && Instant::now() >= recover_after {
+                let recovered = farleaf_index::recover(&session).await;
+                let pause = if recovered.is_ok() { Duration::ZERO } else { RECOVERY_PAUSE };
+                recover_after = Instant::now() + pause;
+            }
+        });
+        if quiet_ticks < QUIET_TICKS {
+            thread::park_timeout(TICK);
+            continue;
+        }
+        core.activity.set_idle();
+        if core.gates.ops() != seen_ops {
+            core.activity.wake();
+        }
+        while core.activity.is_idle() && !core.is_closed() {
+            thread::park();
+        }
+        quiet_ticks = 0;
+    }
+    drop(lane);
+    leave(core)
+}
+
+/// Leaves the pool. The last thing that a store does; no operation is under way.
+pub(crate) fn leave(core: &Arc<Core>) -> Result<()> {
+    if !core.is_shared {
+        // The pool goes with the mapping.
+        return Ok(());
+    }
+    // Threads that are just ending still have sessions.
+    for _ in 0..LEAVE_WAITS {
+        if core.pool.sessions() == 0 {
+            break;
+        }
+        thread::sleep(TICK);
+    }
+    let lane = Lane::new(core)?;
+    let executor = lane.endpoint().executor().clone();
+    executor.block_on(async {
+        let session = lane.try_session().await?;
+        if core.pool.sessions() == 1 {
+            session.leave().await?;
+        } else {
+            // Threads that go on without using the store hold sessions that only they can end.
+            session.leave_as_dead().await?;
+        }
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::TableOptions;
+    use crate::store::Farleaf;
+
+    #[test]
+    fn the_thread_sleeps_when_nothing_happens_and_wakes_when_something_does() {
+        let db = Farleaf::builder().pool_bytes(64 << 20).open("mem:").unwrap();
+        let table = db.create_table("t", TableOptions::default()).unwrap();
+        for _ in 0..3 {
+            table.insert("a", "1").unwrap();
+            assert!(!db.core().activity.is_idle(), "an operation wakes it");
+            let end = Instant::now() + Duration::from_secs(10);
+            while !db.core().activity.is_idle() {
+                assert!(Instant::now() < end, "it never sleeps");
+                thread::sleep(TICK);
+            }
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Many operations of one thread in flight at once.
+
+use std::cell::Cell;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::task::Poll;
+
+use crate::error::Result;
+use crate::lane::{Lane, Session};
+
+/// Operations of one call that are in flight at once, at most.
+const IN_FLIGHT_MAX: usize = 32;
+
+/// Does `op` for every number below `count`, several at a time, each on a session of its own.
+///
+/// After the first failure nothing more is begun; what is in flight ends, and the failure is
+/// returned. On a fabric where nothing waits this makes one future and uses one session.
+pub(crate) async fn for_each(
+    lane: &Lane,
+    count: usize,
+    op: impl AsyncFn(&Session, usize) -> Result<()>,
+) -> Result<()> {
+    let next = Cell::new(0);
+    let stop = Cell::new(false);
+    let clients_begun = Cell::new(0);
+    let clients_most = Cell::new(IN_FLIGHT_MAX);
+    let client = || async {
+        let session = if clients_begun.get() == 0 {
+            lane.session().await?
+        } else if let Some(session) = lane.spare_session().await {
+            session
+        } else {
+            // No session can be spared: those that there are will do.
+            clients_most.set(clients_begun.get());
+            return Ok(());
+        };
+        clients_begun.set(clients_begun.get() + 1);
+        while next.get() < count && !stop.get() {
+            op(&session, next.replace(next.get() + 1)).await?;
+            session.count_op().await;
+        }
+        Ok(())
+    };
+    let mut clients: Vec<Pin<Box<_>>> = Vec::new();
+    let mut result = Ok(());
+    poll_fn(|context| {
+        let mut at = 0;
+        loop {
+            if at == clients.len() {
+                if at >= clients_most.get() || next.get() >= count || stop.get() {
+                    break;
+                }
+                clients.push(Box::pin(client()));
+            }
+            match clients[at].as_mut().poll(context) {
+                Poll::Pending => at += 1,
+                Poll::Ready(ended) => {
+                    drop(clients.swap_remove(at));
+                    if ended.is_err() && !stop.replace(true) {
+                        result = ended;
+                    }
+                }
+            }
+        }
+        if clients.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use farleaf_fabric::yield_now;
+
+    use super::*;
+    use crate::error::Error;
+    use crate::store::Farleaf;
+
+    fn run<T>(op: impl AsyncFnOnce(&Lane) -> T) -> T {
+        let db = Farleaf::builder().pool_bytes(256 << 20).open("mem:").unwrap();
+        Lane::run(db.core(), async |lane| Ok(op(lane).await)).unwrap()
+    }
+
+    #[test]
+    fn what_waits_overlaps_within_the_bound_and_is_done_once() {
+        let in_flight = Cell::new(0);
+        let in_flight_most = Cell::new(0);
+        let done = RefCell::new(vec![0; 200]);
+        run(async |lane| {
+            for_each(lane, 200, async |_, at| {
+                in_flight.set(in_flight.get() + 1);
+                in_flight_most.set(in_flight.get().max(in_flight_most.get()));
+                for _ in 0..at % 5 {
+                    yield_now().await;
+                }
+                in_flight.set(in_flight.get() - 1);
+                done.borrow_mut()[at] += 1;
+                Ok(())
+            })
+            .await
+        })
+        .unwrap();
+        assert_eq!(in_flight_most.get(), IN_FLIGHT_MAX);
+        assert_eq!(*done.borrow(), [1; 200]);
+    }
+
+    #[test]
+    fn what_does_not_wait_takes_one_session() {
+        let sessions = run(async |lane| {
+            for_each(lane, 100, async |_, _| Ok(())).await.unwrap();
+            lane.idle_sessions()
+        });
+        assert_eq!(sessions, 1);
+    }
+
+    #[test]
+    fn the_first_failure_ends_it_when_what_is_in_flight_has_ended() {
+        let (begun, ended) = (Cell::new(0), Cell::new(0));
+        let result = run(async |lane| {
+            for_each(lane, 1000, async |_, at| {
+                begun.set(begun.get() + 1);
+                yield_now().await;
+                ended.set(ended.get() + 1);
+                if at >= 40 { Err(Error::invalid(at.to_string())) } else { Ok(()) }
+            })
+            .await
+        });
+        assert_eq!(result.unwrap_err().to_string(), "40");
+        assert_eq!(begun.get(), ended.get());
+        assert!(begun.get() <= 40 + IN_FLIGHT_MAX);
+    }
+}

@@ -1,0 +1,78 @@
+//! What tables are made with.
+
+pub use farleaf_index::node::{KeyFormat, ValueFormat};
+use farleaf_index::{Engine, TableFormat};
+
+/// How a table is made. The default takes keys of up to 1024 bytes and values of any length.
+///
+/// ```
+/// use farleaf::{Farleaf, KeyFormat, TableOptions, ValueFormat};
+///
+/// let db = Farleaf::open("mem:")?;
+/// let counts = TableOptions::default().keys(KeyFormat::Fixed(8)).values(ValueFormat::Fixed(8));
+/// let table = db.create_table("counts", counts)?;
+/// table.insert(7_u64.to_be_bytes(), 1_u64.to_le_bytes())?;
+/// assert_eq!(table.info().keys, KeyFormat::Fixed(8));
+/// # Ok::<(), farleaf::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TableOptions {
+    pub(crate) format: TableFormat,
+}
+
+impl TableOptions {
+    /// The design of the index. Default: [`Engine::BTree`].
+    pub fn engine(mut self, engine: Engine) -> Self {
+        self.format.engine = engine;
+        self
+    }
+
+    /// Which keys the table takes. Fixed lengths make smaller nodes and quicker operations; write
+    /// integers with their most significant byte first, so that they sort as numbers. Default: up
+    /// to 1024 bytes.
+    pub fn keys(mut self, keys: KeyFormat) -> Self {
+        self.format.key = keys;
+        self
+    }
+
+    /// Which values the table takes. Default: any.
+    pub fn values(mut self, values: ValueFormat) -> Self {
+        self.format.value = values;
+        self
+    }
+
+    /// Bytes of a node: a power of two. Larger ones make shallower trees and dearer reads.
+    /// Default: the engine's choice for the formats.
+    pub fn node_bytes(mut self, bytes: u32) -> Self {
+        self.format.node_bytes = Some(bytes);
+        self
+    }
+}
+
+/// What a table is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TableInfo {
+    /// Its name.
+    pub name: String,
+    /// The design of its index.
+    pub engine: Engine,
+    /// Which keys it takes.
+    pub keys: KeyFormat,
+    /// Which values it takes.
+    pub values: ValueFormat,
+    /// Bytes of a node.
+    pub node_bytes: u32,
+}
+
+impl TableInfo {
+    pub(crate) fn new(name: &str, format: &TableFormat) -> Self {
+        TableInfo {
+            name: name.to_owned(),
+            engine: format.engine,
+            keys: format.key,
+            values: format.value,
+            node_bytes: format.node_bytes(),
+        }
+    }
+}

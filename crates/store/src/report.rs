@@ -1,0 +1,89 @@
+//! What a store tells about itself.
+
+use farleaf_fabric::Snapshot;
+use farleaf_pool::{AuditReport, MemoryUse};
+
+/// Numbers of a store, as this process sees them; made by [`Farleaf::stats`](crate::Farleaf::stats).
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Stats {
+    /// What carries the operations, as in `mapped`.
+    pub fabric: &'static str,
+    /// Memory servers of the pool.
+    pub memory_servers: usize,
+    /// Bytes of a block, the unit in which compute servers take memory.
+    pub block_bytes: u64,
+    /// Number of this compute server in the pool.
+    pub member: u32,
+    /// Memory, as far as this compute server knows.
+    pub memory: MemoryUse,
+    /// Remote operations of this compute server so far, by server and by kind of index operation.
+    pub counters: Snapshot,
+}
+
+/// Counts of a table; made by [`Table::stats`](crate::Table::stats).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TableStats {
+    /// Keys present.
+    pub keys: u64,
+    /// Bytes of keys and values.
+    pub data_bytes: u64,
+    /// Bytes of nodes.
+    pub node_bytes: u64,
+    /// Bytes of values that are kept outside of nodes.
+    pub record_bytes: u64,
+    /// Nodes of each level, leaves first.
+    pub nodes_per_level: Vec<u64>,
+}
+
+/// What a walk over a table found; made by [`Table::verify`](crate::Table::verify).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TableReport {
+    /// The table's name.
+    pub name: String,
+    /// What it holds.
+    pub stats: TableStats,
+    /// Violated invariants, each with its place. Empty if all is well.
+    pub problems: Vec<String>,
+}
+
+impl TableReport {
+    pub(crate) fn new(name: String, walked: farleaf_index::TableReport) -> Self {
+        let stats = TableStats {
+            keys: walked.keys,
+            data_bytes: walked.data_bytes,
+            node_bytes: walked.node_bytes,
+            record_bytes: walked.record_bytes,
+            nodes_per_level: walked.nodes_per_level,
+        };
+        TableReport { name, stats, problems: walked.problems }
+    }
+}
+
+/// What a walk over all tables found, and whether the memory adds up; made by
+/// [`Farleaf::verify`](crate::Farleaf::verify).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct VerifyReport {
+    /// Every table.
+    pub tables: Vec<TableReport>,
+    /// Every block and object of the pool.
+    pub memory: AuditReport,
+}
+
+impl VerifyReport {
+    /// Everything that is wrong, in tables and in memory.
+    pub fn problems(&self) -> impl Iterator<Item = String> {
+        let tables = self.tables.iter().flat_map(|table| {
+            table.problems.iter().map(|problem| format!("table \"{}\": {problem}", table.name))
+        });
+        tables.chain(self.memory.problems.iter().cloned())
+    }
+
+    /// Whether nothing is wrong and every object of the pool is accounted for.
+    pub fn closes(&self) -> bool {
+        self.memory.closes() && self.problems().next().is_none()
+    }
+}

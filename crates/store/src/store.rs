@@ -1,0 +1,278 @@
+//! The store: a pool that is open, and the tables in it.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use farleaf_fabric::{Fabric, Snapshot};
+use farleaf_index::AnyIndex;
+use farleaf_pool::{Audit, PoolError};
+
+use crate::builder::Builder;
+use crate::core::Core;
+use crate::error::{Error, ErrorKind, Result};
+use crate::lane::{self, Lane};
+use crate::maintain;
+use crate::options::{TableInfo, TableOptions};
+use crate::report::{Stats, VerifyReport};
+use crate::table::Table;
+use crate::workers::Workers;
+
+/// An open pool with its tables. Clones are handles of the same; use them from any thread.
+///
+/// When the last handle, table and iterator is dropped, the pool is left; [`Farleaf::close`] does
+/// the same at once and says whether it worked.
+#[derive(Clone)]
+pub struct Farleaf {
+    handle: Arc<Handle>,
+}
+
+struct Handle {
+    core: Arc<Core>,
+    workers: Workers,
+    maintenance: Mutex<Option<JoinHandle<Result<()>>>>,
+}
+
+impl Farleaf {
+    /// Opens the pool at `uri` with default options.
+    ///
+    /// `mem:` makes a new pool in this process's memory, which goes with the last handle: 4 GiB
+    /// on one memory server, of which the system commits what is used. `shm:<folder>` opens the
+    /// pool in that folder, which processes of this machine share; [`Builder::create`] makes one.
+    ///
+    /// If a compute server that had the pool open has died, what it left is cleared away first,
+    /// which walks all tables.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`] for an address that is not understood (the message lists those that
+    /// are), [`ErrorKind::NotFound`] if there is no pool, [`ErrorKind::Corrupt`] if what is there
+    /// is damaged or of another version, [`ErrorKind::Io`] if the system refuses.
+    pub fn open(uri: &str) -> Result<Farleaf> {
+        Farleaf::builder().open(uri)
+    }
+
+    /// Options for opening.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// The handle of a store that has just joined its pool. Clears away what dead members left.
+    pub(crate) fn start(core: Arc<Core>, async_workers: usize) -> Result<Farleaf> {
+        let (workers, maintenance) = (Workers::new(async_workers), Mutex::new(None));
+        let db = Farleaf { handle: Arc::new(Handle { core, workers, maintenance }) };
+        let recovered = db.run(async |_, lane| {
+            let session = lane.session().await?;
+            Ok(farleaf_index::recover(&session).await?)
+        });
+        match recovered {
+            // A table that is not whole must not keep others from the pool: `verify` tells of it.
+            Err(error) if error.kind() != ErrorKind::Corrupt => return Err(error),
+            _ => {}
+        }
+        let thread = maintain::start(Arc::clone(db.core()))?;
+        *db.handle.maintenance() = Some(thread);
+        Ok(db)
+    }
+
+    /// Makes a table.
+    ///
+    /// # Errors
+    /// [`ErrorKind::AlreadyExists`] if there is one of that name; [`ErrorKind::Invalid`] for a
+    /// name that is empty or longer than 128 bytes, or options that make no sense;
+    /// [`ErrorKind::Full`] if the pool has no room.
+    pub fn create_table(&self, name: &str, options: TableOptions) -> Result<Table> {
+        self.run(async |core, lane| {
+            let session = lane.session().await?;
+            match session.open_root(name).await {
+                Err(PoolError::NoSuchTable(_)) => {}
+                Ok(_) => return Err(PoolError::TableExists(name.to_owned()).into()),
+                Err(error) => return Err(error.into()),
+            }
+            if let Err(error) = AnyIndex::create(&session, name, &options.format).await {
+                // Somebody else may have been quicker than the look above.
+                if session.open_root(name).await.is_ok() {
+                    return Err(PoolError::TableExists(name.to_owned()).into());
+                }
+                return Err(Error::from(error).within(format_args!("cannot make table {name:?}")));
+            }
+            core.open_table(lane, name).await
+        })
+        .map(|table| Table::new(self.clone(), table))
+    }
+
+    /// Opens a table.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] if there is none of that name; the message names the nearest one.
+    pub fn table(&self, name: &str) -> Result<Table> {
+        let table = self.run(async |core, lane| core.open_table(lane, name).await)?;
+        Ok(Table::new(self.clone(), table))
+    }
+
+    /// Opens a table, or makes it if there is none of that name. An existing one keeps the options
+    /// that it was made with; see [`Table::info`].
+    ///
+    /// # Errors
+    /// As [`Farleaf::create_table`], except `AlreadyExists`.
+    pub fn table_or_create(&self, name: &str, options: TableOptions) -> Result<Table> {
+        match self.table(name) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            table => return table,
+        }
+        match self.create_table(name, options) {
+            // Somebody else was quicker.
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => self.table(name),
+            table => table,
+        }
+    }
+
+    /// Takes a table out of the pool and frees its memory. Its handles in this process fail with
+    /// [`ErrorKind::NotFound`] from then on; no other process may be using it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] if there is none of that name; [`ErrorKind::Invalid`] from inside
+    /// an operation of this store (an iterator that a bulk load reads).
+    pub fn drop_table(&self, name: &str) -> Result<()> {
+        let core = self.core();
+        let table = self.run(async |core, lane| core.open_table(lane, name).await)?;
+        core.gates.check_outside(core)?;
+        // From here on new operations fail, through handles that are made meanwhile too; those that
+        // have begun end first.
+        table.set_dropped();
+        core.gates.pass();
+        while table.has_async_ops() {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        let dropped = self.run(async |_, lane| {
+            let session = lane.session().await?;
+            Ok(AnyIndex::drop_table(&session, name).await?)
+        });
+        core.forget(name);
+        dropped
+    }
+
+    /// All tables, in the order in which they stand in the pool.
+    ///
+    /// # Errors
+    /// See [`Farleaf::verify`].
+    pub fn tables(&self) -> Result<Vec<TableInfo>> {
+        self.run(async |core, lane| {
+            let session = lane.session().await?;
+            let mut tables = Vec::new();
+            for root in session.list_roots().await? {
+                tables.push(core.open_root(root)?.info().clone());
+            }
+            Ok(tables)
+        })
+    }
+
+    /// Numbers of the store, as this process sees them. No remote operation.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Closed`] after [`Farleaf::close`].
+    pub fn stats(&self) -> Result<Stats> {
+        let core = self.core();
+        if core.is_closed() {
+            return Err(Error::closed());
+        }
+        let geometry = core.pool.geometry();
+        Ok(Stats {
+            fabric: core.fabric.name(),
+            memory_servers: geometry.servers(),
+            block_bytes: geometry.options().block_bytes,
+            member: core.pool.member(),
+            memory: core.pool.memory(),
+            counters: Snapshot::of(&core.fabric.counters()),
+        })
+    }
+
+    /// Checks every node of every table and accounts for every object of the pool. Meant for a
+    /// quiet store: changes that are under way may be reported as problems.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Corrupt`] if the walk cannot go on, [`ErrorKind::Closed`] after
+    /// [`Farleaf::close`].
+    pub fn verify(&self) -> Result<VerifyReport> {
+        self.run(async |core, lane| {
+            let session = lane.session().await?;
+            let mut audit = Audit::new(&session).await?;
+            let mut tables = Vec::new();
+            for root in session.list_roots().await? {
+                let table = core.open_root(root)?;
+                tables.push(table.verify(&session, &mut audit).await?);
+            }
+            let memory = audit.report(&session).await?;
+            Ok(VerifyReport { tables, memory })
+        })
+    }
+
+    /// Leaves the pool: waits for the operations that have begun, in all threads, and gives back
+    /// what this compute server holds. Every other handle, table and iterator of this store fails
+    /// with [`ErrorKind::Closed`] from then on. What a shared pool holds stays.
+    ///
+    /// A thread that has used the store and goes on keeps its memory mapped until it next uses any
+    /// store, or ends. What it held of a shared pool is then cleared away by whoever opens the pool
+    /// next, as if this process had died.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`] from inside an operation of this store; it is then still open.
+    /// Otherwise it is closed, and the error says what could not be given back; other members
+    /// clear that away.
+    pub fn close(self) -> Result<()> {
+        self.core().gates.check_outside(self.core())?;
+        self.handle.shut_down()
+    }
+
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.handle.core
+    }
+
+    pub(crate) fn workers(&self) -> &Workers {
+        &self.handle.workers
+    }
+
+    fn run<T>(&self, op: impl AsyncFnOnce(&Core, &Lane) -> Result<T>) -> Result<T> {
+        Lane::run(self.core(), async |lane| op(self.core(), lane).await)
+    }
+}
+
+impl fmt::Debug for Farleaf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Farleaf")
+            .field("fabric", &self.core().fabric)
+            .field("is_closed", &self.core().is_closed())
+            .finish()
+    }
+}
+
+impl Handle {
+    /// Ends everything, once. The caller is not inside an operation of the store.
+    fn shut_down(&self) -> Result<()> {
+        if !self.core.set_closed() {
+            return Ok(());
+        }
+        self.workers.close();
+        self.core.gates.pass();
+        lane::note_closed();
+        lane::purge();
+        self.core.activity.wake();
+        match self.maintenance().take() {
+            Some(thread) => thread.join().unwrap_or_else(|_| {
+                Err(Error::new(ErrorKind::Internal, "the maintenance thread ended by a panic"))
+            }),
+            None => maintain::leave(&self.core),
+        }
+    }
+
+    fn maintenance(&self) -> MutexGuard<'_, Option<JoinHandle<Result<()>>>> {
+        self.maintenance.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // Nobody is left to hear of a failure; the other members clear up after this one.
+        let _ = self.shut_down();
+    }
+}

@@ -1,0 +1,511 @@
+//! Tables: the blocking API.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use farleaf_index::{AnyIndex, Entries, Exchange, Index, IndexError, ScanRange, SortedPairs};
+use farleaf_pool::{Audit, PoolError, Root};
+
+use crate::async_table::AsyncTable;
+use crate::bounds::Interval;
+use crate::error::{Error, ErrorKind, Result};
+use crate::lane::{Lane, Session};
+use crate::many;
+use crate::options::TableInfo;
+use crate::range::{KeyRange, Range};
+use crate::report::{TableReport, TableStats};
+use crate::store::Farleaf;
+
+/// An ordered map from byte strings to byte strings, shared by everyone who has the pool open.
+///
+/// Keys sort as bytes do. Every single operation takes effect at one moment between its call and
+/// its return, whoever else is at work. Clones name the same table; use them from any thread, also
+/// from one that runs an async runtime (see [`Table::to_async`] if a call there must not wait).
+///
+/// # Errors
+/// All methods fail with [`ErrorKind::Closed`] after [`Farleaf::close`], with
+/// [`ErrorKind::NotFound`] once the table was dropped, and with [`ErrorKind::Unavailable`] if
+/// somebody holds a lock for too long; changes fail with [`ErrorKind::Full`] if the pool has no
+/// memory left. Unless it is [`ErrorKind::OutcomeUnknown`], nothing was done.
+#[derive(Clone)]
+pub struct Table {
+    store: Farleaf,
+    core: Arc<TableCore>,
+}
+
+/// What [`Table::compare_exchange`] did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CompareExchange {
+    /// The key held what was expected and holds the new value now.
+    Exchanged,
+    /// The key held this instead (`None`: was absent), and nothing was changed.
+    Found(Option<Vec<u8>>),
+}
+
+/// A table as all handles of this process share it.
+pub(crate) struct TableCore {
+    index: AnyIndex,
+    root: Root,
+    info: TableInfo,
+    dropped: AtomicBool,
+    /// Operations of workers that are under way.
+    async_ops: AtomicUsize,
+}
+
+impl Table {
+    pub(crate) fn new(store: Farleaf, core: Arc<TableCore>) -> Self {
+        Table { store, core }
+    }
+
+    /// The table's name.
+    pub fn name(&self) -> &str {
+        &self.core.info.name
+    }
+
+    /// What the table is.
+    pub fn info(&self) -> &TableInfo {
+        &self.core.info
+    }
+
+    /// The same table with `async` methods, which are done by worker threads of the store.
+    pub fn to_async(&self) -> AsyncTable {
+        AsyncTable::new(self.store.clone(), Arc::clone(&self.core))
+    }
+
+    /// The value of `key`.
+    ///
+    /// # Errors
+    /// See [`Table`]; `Invalid` for a key that the table does not take.
+    pub fn get(&self, key: impl AsRef<[u8]>) -> Result<Option<Vec<u8>>> {
+        let mut value = Vec::new();
+        Ok(self.get_into(key, &mut value)?.then_some(value))
+    }
+
+    /// Copies the value of `key` into `value`, whose content is replaced; `false` if there is none.
+    /// Allocates only if `value` is too small.
+    ///
+    /// # Errors
+    /// As [`Table::get`]; `value` is then arbitrary.
+    pub fn get_into(&self, key: impl AsRef<[u8]>, value: &mut Vec<u8>) -> Result<bool> {
+        let key = key.as_ref();
+        self.run(async |core, lane| core.get(lane, key, value).await)
+    }
+
+    /// Whether `key` is present. Costs what [`Table::get`] does.
+    ///
+    /// # Errors
+    /// As [`Table::get`].
+    pub fn contains_key(&self, key: impl AsRef<[u8]>) -> Result<bool> {
+        self.get_into(key, &mut Vec::new())
+    }
+
+    /// Adds or changes `key`; `true` if it was absent.
+    ///
+    /// # Errors
+    /// See [`Table`]; `Invalid` for a key or value that the table does not take.
+    pub fn insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<bool> {
+        let (key, value) = (key.as_ref(), value.as_ref());
+        self.run(async |core, lane| core.insert(lane, key, value).await)
+    }
+
+    /// Adds `key`; `false` if it is present, and then nothing is changed.
+    ///
+    /// # Errors
+    /// As [`Table::insert`].
+    pub fn insert_new(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<bool> {
+        let (key, value) = (key.as_ref(), value.as_ref());
+        self.run(async |core, lane| core.insert_new(lane, key, value).await)
+    }
+
+    /// Changes `key`; `false` if it is absent, and then nothing is changed.
+    ///
+    /// # Errors
+    /// As [`Table::insert`].
+    pub fn update(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<bool> {
+        let (key, value) = (key.as_ref(), value.as_ref());
+        self.run(async |core, lane| core.update(lane, key, value).await)
+    }
+
+    /// Removes `key`; `false` if it was absent.
+    ///
+    /// # Errors
+    /// See [`Table`]; `Invalid` for a key that the table does not take.
+    pub fn remove(&self, key: impl AsRef<[u8]>) -> Result<bool> {
+        let key = key.as_ref();
+        self.run(async |core, lane| core.remove(lane, key).await)
+    }
+
+    /// Gives `key` the value `new` (`None`: removes it) if it holds `expected` (`None`: is
+    /// absent), as one step.
+    ///
+    /// ```
+    /// use farleaf::{CompareExchange, Farleaf, TableOptions};
+    ///
+    /// let table = Farleaf::open("mem:")?.create_table("t", TableOptions::default())?;
+    /// let taken = table.compare_exchange("lock", None, Some(b"me"))?;
+    /// assert_eq!(taken, CompareExchange::Exchanged);
+    /// let taken = table.compare_exchange("lock", None, Some(b"you"))?;
+    /// assert_eq!(taken, CompareExchange::Found(Some(b"me".to_vec())));
+    /// # Ok::<(), farleaf::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Table::insert`].
+    pub fn compare_exchange(
+        &self,
+        key: impl AsRef<[u8]>,
+        expected: Option<&[u8]>,
+        new: Option<&[u8]>,
+    ) -> Result<CompareExchange> {
+        let key = key.as_ref();
+        self.run(async |core, lane| core.compare_exchange(lane, key, expected, new).await)
+    }
+
+    /// The pairs whose keys lie in `range`, ascending; `.rev()` for descending.
+    ///
+    /// A range that ends before it starts is empty. Entries are fetched in growing chunks as the
+    /// iterator goes on; see [`Range`] for what it promises while others write.
+    ///
+    /// ```
+    /// # let table = farleaf::Farleaf::open("mem:")?.create_table("t", Default::default())?;
+    /// table.insert_many([("ant", "6"), ("bee", "6"), ("cat", "4")])?;
+    /// for pair in table.range("b"..) {
+    ///     let (key, value) = pair?;
+    ///     println!("{} has {} legs", key.escape_ascii(), value.escape_ascii());
+    /// }
+    /// let last = table.range(..).rev().next().expect("three pairs")?;
+    /// assert_eq!(last, (b"cat".to_vec(), b"4".to_vec()));
+    /// # Ok::<(), farleaf::Error>(())
+    /// ```
+    pub fn range(&self, range: impl KeyRange) -> Range {
+        let (from, to) = range.ends();
+        Range::new(self.clone(), Interval::of(from, to, self.core.info.keys))
+    }
+
+    /// The pairs whose keys start with `prefix`, ascending.
+    pub fn prefix(&self, prefix: impl AsRef<[u8]>) -> Range {
+        let prefix = prefix.as_ref().to_vec();
+        Range::new(self.clone(), Interval::prefix(prefix, self.core.info.keys))
+    }
+
+    /// The pair with the smallest key.
+    ///
+    /// # Errors
+    /// See [`Table`].
+    pub fn first_key_value(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+        self.end(false)
+    }
+
+    /// The pair with the largest key.
+    ///
+    /// # Errors
+    /// See [`Table`].
+    pub fn last_key_value(&self) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+        self.end(true)
+    }
+
+    fn end(&self, reverse: bool) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+        let mut entries = Entries::new();
+        self.scan(ScanRange { reverse, ..ScanRange::ALL }, 1, &mut entries)?;
+        Ok(entries.get(0).map(|(key, value)| (key.to_vec(), value.to_vec())))
+    }
+
+    /// The values of `keys`, in their order. Up to 32 reads are in flight at once.
+    ///
+    /// # Errors
+    /// As [`Table::get`].
+    pub fn get_many<K: AsRef<[u8]>>(
+        &self,
+        keys: impl IntoIterator<Item = K>,
+    ) -> Result<Vec<Option<Vec<u8>>>> {
+        let keys: Vec<K> = keys.into_iter().collect();
+        self.run(async |core, lane| core.get_many(lane, &keys).await)
+    }
+
+    /// Adds or changes many keys; returns how many were absent. Of pairs with the same key the
+    /// last counts. Up to 32 operations are in flight at once; this is no transaction, others can
+    /// see some of the pairs before the rest.
+    ///
+    /// # Errors
+    /// As [`Table::insert`]; some of the pairs may then be in the table.
+    pub fn insert_many<K: AsRef<[u8]>, V: AsRef<[u8]>>(
+        &self,
+        pairs: impl IntoIterator<Item = (K, V)>,
+    ) -> Result<u64> {
+        let pairs: Vec<(K, V)> = pairs.into_iter().collect();
+        self.run(async |core, lane| core.insert_many(lane, &pairs).await)
+    }
+
+    /// Removes many keys; returns how many were present. Up to 32 operations are in flight at
+    /// once; this is no transaction.
+    ///
+    /// # Errors
+    /// As [`Table::remove`]; some of the keys may then be gone.
+    pub fn remove_many<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> Result<u64> {
+        let keys: Vec<K> = keys.into_iter().collect();
+        self.run(async |core, lane| core.remove_many(lane, &keys).await)
+    }
+
+    /// Fills an empty table from pairs that are sorted by key, without repetition; returns how
+    /// many. Much quicker than inserting them and leaves fuller nodes.
+    ///
+    /// # Errors
+    /// As [`Table::insert`]; `Invalid` also if the table is not empty or a key is not larger than
+    /// the one before. The table is then still empty.
+    pub fn bulk_load<K: AsRef<[u8]>, V: AsRef<[u8]>>(
+        &self,
+        pairs: impl IntoIterator<Item = (K, V)>,
+    ) -> Result<u64> {
+        let mut pairs = Pairs { rest: pairs.into_iter(), lent: None };
+        self.run(async |core, lane| core.bulk_load(lane, &mut pairs).await)
+    }
+
+    /// Counts of keys, bytes and nodes. Walks the whole table: 1 round trip for every node.
+    ///
+    /// # Errors
+    /// See [`Table`]; `Corrupt` if the walk cannot go on.
+    pub fn stats(&self) -> Result<TableStats> {
+        Ok(self.verify()?.stats)
+    }
+
+    /// Checks every node of the table against the invariants of its engine. Meant for a quiet
+    /// table: changes that are under way may be reported as problems. 1 round trip for every node.
+    ///
+    /// # Errors
+    /// See [`Table`]; `Corrupt` if the walk cannot go on.
+    pub fn verify(&self) -> Result<TableReport> {
+        self.run(async |core, lane| {
+            let session = lane.session().await?;
+            let mut audit = Audit::new(&session).await?;
+            core.verify(&session, &mut audit).await
+        })
+    }
+
+    /// Appends at most `limit` pairs of `range`, whose ends are possible keys, to `out`.
+    pub(crate) fn scan(&self, range: ScanRange<'_>, limit: usize, out: &mut Entries) -> Result<()> {
+        self.run(async |core, lane| core.scan(lane, range, limit, out).await)
+    }
+
+    fn run<T>(&self, op: impl AsyncFnOnce(&TableCore, &Lane) -> Result<T>) -> Result<T> {
+        let core = &self.core;
+        Lane::run(self.store.core(), async |lane| {
+            core.check_present()?;
+            core.explain(lane, op(core, lane).await).await
+        })
+    }
+}
+
+impl fmt::Debug for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Table").field(&self.core.info).finish()
+    }
+}
+
+/// The operations, on a lane of the calling thread.
+impl TableCore {
+    /// The table that `root` names. No remote operation.
+    pub(crate) fn open(root: Root) -> Result<Self> {
+        let (index, format) = AnyIndex::open(&root)?;
+        let info = TableInfo::new(&root.name, &format);
+        Ok(TableCore { index, root, info, dropped: false.into(), async_ops: 0.into() })
+    }
+
+    pub(crate) fn root(&self) -> &Root {
+        &self.root
+    }
+
+    pub(crate) fn info(&self) -> &TableInfo {
+        &self.info
+    }
+
+    pub(crate) async fn get(&self, lane: &Lane, key: &[u8], value: &mut Vec<u8>) -> Result<bool> {
+        self.named(self.index.get(&*lane.session().await?, key, value).await)
+    }
+
+    pub(crate) async fn insert(&self, lane: &Lane, key: &[u8], value: &[u8]) -> Result<bool> {
+        self.named(self.index.upsert(&*lane.session().await?, key, value).await)
+    }
+
+    pub(crate) async fn insert_new(&self, lane: &Lane, key: &[u8], value: &[u8]) -> Result<bool> {
+        self.named(self.index.insert(&*lane.session().await?, key, value).await)
+    }
+
+    pub(crate) async fn update(&self, lane: &Lane, key: &[u8], value: &[u8]) -> Result<bool> {
+        self.named(self.index.update(&*lane.session().await?, key, value).await)
+    }
+
+    pub(crate) async fn remove(&self, lane: &Lane, key: &[u8]) -> Result<bool> {
+        self.named(self.index.remove(&*lane.session().await?, key).await)
+    }
+
+    pub(crate) async fn compare_exchange(
+        &self,
+        lane: &Lane,
+        key: &[u8],
+        expected: Option<&[u8]>,
+        new: Option<&[u8]>,
+    ) -> Result<CompareExchange> {
+        let mut found = Vec::new();
+        let session = lane.session().await?;
+        let done = self.index.compare_exchange(&*session, key, expected, new, &mut found).await;
+        Ok(match self.named(done)? {
+            (Exchange::Done, _) => CompareExchange::Exchanged,
+            (Exchange::Differs, present) => CompareExchange::Found(present.then_some(found)),
+        })
+    }
+
+    pub(crate) async fn scan(
+        &self,
+        lane: &Lane,
+        range: ScanRange<'_>,
+        limit: usize,
+        out: &mut Entries,
+    ) -> Result<()> {
+        self.named(self.index.scan(&*lane.session().await?, range, limit, out).await)
+    }
+
+    pub(crate) async fn get_many<K: AsRef<[u8]>>(
+        &self,
+        lane: &Lane,
+        keys: &[K],
+    ) -> Result<Vec<Option<Vec<u8>>>> {
+        let values = RefCell::new(vec![None; keys.len()]);
+        many::for_each(lane, keys.len(), async |session, at| {
+            let mut value = Vec::new();
+            if self.named(self.index.get(session, keys[at].as_ref(), &mut value).await)? {
+                values.borrow_mut()[at] = Some(value);
+            }
+            Ok(())
+        })
+        .await?;
+        Ok(values.into_inner())
+    }
+
+    pub(crate) async fn insert_many<K: AsRef<[u8]>, V: AsRef<[u8]>>(
+        &self,
+        lane: &Lane,
+        pairs: &[(K, V)],
+    ) -> Result<u64> {
+        // Two changes of one key must not be in flight together: the last of them stands for all.
+        let last: BTreeMap<&[u8], &[u8]> =
+            pairs.iter().map(|(key, value)| (key.as_ref(), value.as_ref())).collect();
+        let last: Vec<_> = last.into_iter().collect();
+        let new = Cell::new(0);
+        many::for_each(lane, last.len(), async |session, at| {
+            let (key, value) = last[at];
+            let is_new = self.named(self.index.upsert(session, key, value).await)?;
+            new.set(new.get() + u64::from(is_new));
+            Ok(())
+        })
+        .await?;
+        Ok(new.get())
+    }
+
+    pub(crate) async fn remove_many<K: AsRef<[u8]>>(&self, lane: &Lane, keys: &[K]) -> Result<u64> {
+        let removed = Cell::new(0);
+        many::for_each(lane, keys.len(), async |session, at| {
+            let was_there = self.named(self.index.remove(session, keys[at].as_ref()).await)?;
+            removed.set(removed.get() + u64::from(was_there));
+            Ok(())
+        })
+        .await?;
+        Ok(removed.get())
+    }
+
+    pub(crate) async fn bulk_load(&self, lane: &Lane, pairs: &mut impl SortedPairs) -> Result<u64> {
+        self.named(self.index.bulk_load(&*lane.session().await?, pairs).await)
+    }
+
+    pub(crate) async fn verify(&self, session: &Session, audit: &mut Audit) -> Result<TableReport> {
+        let walked = self.named(self.index.verify(session, audit).await)?;
+        Ok(TableReport::new(self.info.name.clone(), walked))
+    }
+
+    /// From here on operations fail; the caller waits for those that have begun.
+    pub(crate) fn set_dropped(&self) {
+        self.dropped.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn check_present(&self) -> Result<()> {
+        if self.dropped.load(Ordering::Relaxed) {
+            return Err(self.gone());
+        }
+        Ok(())
+    }
+
+    /// Passes a result on. If another process dropped the table, its operations meet nodes that
+    /// are not its own: says so instead.
+    #[inline]
+    pub(crate) async fn explain<T>(&self, lane: &Lane, result: Result<T>) -> Result<T> {
+        match result {
+            Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Unavailable) => {
+                let Ok(session) = lane.session().await else { return Err(error) };
+                match session.open_root(&self.info.name).await {
+                    Err(PoolError::NoSuchTable(_)) => {}
+                    Ok(root) if root != self.root => {}
+                    _ => return Err(error),
+                }
+                self.set_dropped();
+                Err(self.gone())
+            }
+            result => result,
+        }
+    }
+
+    #[cold]
+    fn gone(&self) -> Error {
+        let message = format!("table \"{}\" was dropped", self.info.name);
+        Error::new(ErrorKind::NotFound, message)
+    }
+
+    /// Marks an operation of a worker as under way.
+    ///
+    /// # Errors
+    /// `NotFound` if the table was dropped.
+    pub(crate) fn begin_async(&self) -> Result<impl Drop> {
+        self.async_ops.fetch_add(1, Ordering::SeqCst);
+        let guard = AsyncOp(&self.async_ops);
+        // After the count: whoever drops the table sets the flag first and then looks at the count.
+        if self.dropped.load(Ordering::SeqCst) {
+            return Err(self.gone());
+        }
+        Ok(guard)
+    }
+
+    /// Whether operations of workers are under way.
+    pub(crate) fn has_async_ops(&self) -> bool {
+        self.async_ops.load(Ordering::SeqCst) > 0
+    }
+
+    /// Puts the table's name in front of an error.
+    #[inline]
+    fn named<T>(&self, result: Result<T, IndexError>) -> Result<T> {
+        result.map_err(|error| {
+            Error::from(error).within(format_args!("table \"{}\"", self.info.name))
+        })
+    }
+}
+
+struct AsyncOp<'a>(&'a AtomicUsize);
+
+impl Drop for AsyncOp<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// An iterator's pairs, lent one at a time.
+struct Pairs<K, V, I: Iterator<Item = (K, V)>> {
+    rest: I,
+    lent: Option<(K, V)>,
+}
+
+impl<K: AsRef<[u8]>, V: AsRef<[u8]>, I: Iterator<Item = (K, V)>> SortedPairs for Pairs<K, V, I> {
+    fn next(&mut self) -> Option<(&[u8], &[u8])> {
+        self.lent = self.rest.next();
+        self.lent.as_ref().map(|(key, value)| (key.as_ref(), value.as_ref()))
+    }
+}

@@ -1,0 +1,114 @@
+//! Several processes on one pool, one of which is killed.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use common::{Scratch, eventually, key};
+use farleaf::{Farleaf, TableOptions};
+
+/// Names the pool to the second process.
+const POOL: &str = "FARLEAF_TEST_POOL";
+
+/// Not a test of its own: what the second process does. It writes until it is killed, and says
+/// after every 100 keys how many are acknowledged.
+#[test]
+fn second_process() {
+    let Some(uri) = std::env::var_os(POOL) else { return };
+    let db = Farleaf::open(uri.to_str().unwrap()).unwrap();
+    let table = db.table("t").unwrap();
+    for number in (0..).step_by(2) {
+        table.insert(key(number), key(number)).unwrap();
+        table.insert("both", number.to_le_bytes()).unwrap();
+        if number % 10 == 0 {
+            table.remove(key(number)).unwrap();
+        }
+        if number % 200 == 0 {
+            eprintln!("done {number}");
+        }
+    }
+}
+
+fn start_second(scratch: &Scratch) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["second_process", "--exact", "--nocapture"])
+        .env(POOL, scratch.uri())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// The last number that the process says it has done once it is killed, after at least `least`.
+fn kill_after(mut child: Child, least: u32) -> u32 {
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let mut done = 0;
+    for line in lines.by_ref() {
+        let line = line.unwrap();
+        let Some(number) = line.strip_prefix("done ") else { panic!("{line}") };
+        done = number.parse().unwrap();
+        if done >= least {
+            break;
+        }
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    for line in lines {
+        if let Some(number) = line.unwrap().strip_prefix("done ") {
+            done = number.parse().unwrap_or(done);
+        }
+    }
+    done
+}
+
+#[test]
+fn a_killed_process_leaves_a_pool_that_works_and_adds_up() {
+    let scratch = Scratch::new("killed");
+    let db = scratch.open();
+    let table = db.create_table("t", TableOptions::default()).unwrap();
+    for round in 0..3 {
+        let child = start_second(&scratch);
+        let writer = std::thread::spawn({
+            let table = table.clone();
+            move || {
+                // Odd numbers, and one key that both write.
+                for number in (1..20_000).step_by(2) {
+                    table.insert(key(number), key(number)).unwrap();
+                    table.insert("both", number.to_le_bytes()).unwrap();
+                }
+            }
+        });
+        let done = kill_after(child, 3000 + 777 * round);
+        writer.join().unwrap();
+        for number in 0..done {
+            let expected = (number % 10 != 0).then(|| key(number));
+            if number < 20_000 || number % 2 == 0 {
+                assert_eq!(table.get(key(number)).unwrap(), expected, "{number} of {done}");
+            }
+        }
+        eventually(Duration::from_secs(10), "the dead member is cleared away", || {
+            table.insert("both", "again").unwrap();
+            db.verify().unwrap().closes()
+        });
+        table.remove_many((0..done + 10_000).map(key)).unwrap();
+    }
+}
+
+#[test]
+fn opening_a_pool_clears_away_the_dead() {
+    let scratch = Scratch::new("alone");
+    let db = scratch.open();
+    db.create_table("t", TableOptions::default()).unwrap();
+    db.close().unwrap();
+    let done = kill_after(start_second(&scratch), 2000);
+    let db = Farleaf::open(&scratch.uri()).unwrap();
+    let report = db.verify().unwrap();
+    assert!(report.closes(), "{report:?}");
+    let table = db.table("t").unwrap();
+    for number in (0..done).step_by(2) {
+        assert_eq!(table.contains_key(key(number)).unwrap(), number % 10 != 0, "{number}");
+    }
+}
