@@ -1,0 +1,365 @@
+//! What a bench is asked to do, and which requests make no sense.
+
+use std::{fmt, str::FromStr};
+
+use farleaf_index::Engine;
+use serde_json::{Map, Value, json};
+use thiserror::Error;
+
+use crate::{
+    distribution::DistributionError,
+    keys::{KeyOrder, KeySpec},
+    suggest::{did_you_mean, nearest},
+    units::Rate,
+    workload::Workload,
+};
+
+/// One run: an engine on a fabric, loaded with items and then asked for operations.
+///
+/// The default is YCSB's workload A on a million items, as `farleaf bench` without options.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BenchConfig {
+    /// The design that is measured.
+    pub engine: Engine,
+    /// What carries the operations.
+    pub fabric: FabricKind,
+    /// Operations, their items and the lengths of scans.
+    pub workload: Workload,
+    /// Items that are loaded, at least 1.
+    pub keys: u64,
+    /// How they are loaded.
+    pub load: LoadKind,
+    /// Operations before the measured ones, of all clients together.
+    pub warmup_ops: u64,
+    /// Measured operations, of all clients together; at least 1.
+    pub ops: u64,
+    /// Clients (coroutines) of all compute servers together; a multiple of `compute_servers`.
+    pub clients: usize,
+    /// Threads of all compute servers together; a multiple of `compute_servers`.
+    pub threads: usize,
+    /// Compute servers, at least 1.
+    pub compute_servers: usize,
+    /// Memory servers, at least 1.
+    pub memory_servers: usize,
+    /// What all randomness comes from.
+    pub seed: u64,
+    /// What keys look like.
+    pub key_type: KeySpec,
+    /// The length of every value in bytes.
+    pub value_bytes: usize,
+    /// Operations per second of all clients together, at which an open loop runs; `None` runs a
+    /// closed loop.
+    pub rate: Option<Rate>,
+    /// Bytes of a node; `None` leaves the choice to the engine.
+    pub node_bytes: Option<u32>,
+    /// Bytes of all memory servers together; `None` takes what the items need.
+    pub pool_bytes: Option<u64>,
+    /// Whether the simulator's adversary tears and reorders words.
+    pub torn: bool,
+    /// What the simulator gives beyond the contract.
+    pub capabilities: CapabilityKind,
+    /// Whether the table is walked and checked at the end.
+    pub verify: bool,
+}
+
+impl Default for BenchConfig {
+    fn default() -> Self {
+        Self {
+            engine: Engine::BTree,
+            fabric: FabricKind::Mapped,
+            workload: Workload::named("ycsb-a").expect("it is one of Workload::NAMES"),
+            keys: 1_000_000,
+            load: LoadKind::Bulk,
+            warmup_ops: 100_000,
+            ops: 1_000_000,
+            clients: 16,
+            threads: 2,
+            compute_servers: 1,
+            memory_servers: 2,
+            seed: 1,
+            key_type: KeySpec::U64(KeyOrder::Hashed),
+            value_bytes: 8,
+            rate: None,
+            node_bytes: None,
+            pool_bytes: None,
+            torn: false,
+            capabilities: CapabilityKind::None,
+            verify: false,
+        }
+    }
+}
+
+impl BenchConfig {
+    /// The most clients, threads or servers that a run takes.
+    pub const COUNT_MAX: usize = 1 << 16;
+    /// The largest value in bytes.
+    pub const VALUE_BYTES_MAX: usize = 1 << 20;
+
+    /// Refuses what makes no sense.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn validate(&self) -> Result<(), BenchConfigError> {
+        self.workload.request.validate()?;
+        for (what, count) in [("keys", self.keys), ("ops", self.ops)] {
+            if count == 0 {
+                return Err(BenchConfigError::Zero { what });
+            }
+        }
+        for (what, count) in [
+            ("clients", self.clients),
+            ("threads", self.threads),
+            ("compute servers", self.compute_servers),
+            ("memory servers", self.memory_servers),
+        ] {
+            if count == 0 {
+                return Err(BenchConfigError::Zero { what });
+            }
+            if count > Self::COUNT_MAX {
+                return Err(BenchConfigError::TooMany { what, count });
+            }
+        }
+        if self.threads > self.clients {
+            return Err(BenchConfigError::IdleThreads {
+                threads: self.threads,
+                clients: self.clients,
+            });
+        }
+        for (what, count) in [("clients", self.clients), ("threads", self.threads)] {
+            if !count.is_multiple_of(self.compute_servers) {
+                let compute_servers = self.compute_servers;
+                return Err(BenchConfigError::Uneven { what, count, compute_servers });
+            }
+        }
+        if self.value_bytes > Self::VALUE_BYTES_MAX {
+            return Err(BenchConfigError::ValueTooLong { value_bytes: self.value_bytes });
+        }
+        if self.torn && self.fabric != FabricKind::Sim {
+            return Err(BenchConfigError::TornNeedsSim { fabric: self.fabric });
+        }
+        Ok(())
+    }
+
+    /// The configuration as it stands in a [`Report`](crate::Report).
+    pub fn to_json(&self) -> Map<String, Value> {
+        let Workload { name, mix, request, scan_length } = &self.workload;
+        let fields = [
+            ("engine", json!(self.engine.name())),
+            ("fabric", json!(self.fabric.name())),
+            ("workload", json!(name)),
+            ("mix", json!(mix.to_string())),
+            ("distribution", json!(request.to_string())),
+            ("scan_length", json!(scan_length.to_string())),
+            ("keys", json!(self.keys)),
+            ("load", json!(self.load.name())),
+            ("warmup_ops", json!(self.warmup_ops)),
+            ("ops", json!(self.ops)),
+            ("clients", json!(self.clients)),
+            ("threads", json!(self.threads)),
+            ("compute_servers", json!(self.compute_servers)),
+            ("memory_servers", json!(self.memory_servers)),
+            ("seed", json!(self.seed)),
+            ("key_type", json!(self.key_type.to_string())),
+            ("value_bytes", json!(self.value_bytes)),
+            ("rate_ops_per_s", json!(self.rate.map(Rate::per_second))),
+            ("node_bytes", json!(self.node_bytes)),
+            ("pool_bytes", json!(self.pool_bytes)),
+            ("torn", json!(self.torn)),
+            ("verify", json!(self.verify)),
+        ];
+        fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+    }
+}
+
+/// What carries the operations. Reads and prints `mapped`, `sim`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FabricKind {
+    /// This process's memory, in real time.
+    Mapped,
+    /// The simulator, in virtual time.
+    Sim,
+}
+
+/// How items are loaded. Reads and prints `bulk`, `insert`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoadKind {
+    /// Sorted, in one bulk load.
+    Bulk,
+    /// Inserted by all clients, in shuffled order.
+    Insert,
+}
+
+/// What a simulated fabric gives beyond the contract. Reads and prints `none`, `mapped`. Mapped
+/// memory has what it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CapabilityKind {
+    /// Nothing.
+    None,
+    /// What mapped memory gives.
+    Mapped,
+}
+
+macro_rules! named {
+    ($type:ident, $what:literal, $($variant:ident = $name:literal),+) => {
+        impl $type {
+            /// Every name.
+            pub const NAMES: &[&str] = &[$($name),+];
+
+            /// Its name.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name),+ }
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(self.name())
+            }
+        }
+
+        impl FromStr for $type {
+            type Err = BenchConfigError;
+
+            fn from_str(text: &str) -> Result<Self, BenchConfigError> {
+                match text.trim().to_ascii_lowercase().as_str() {
+                    $($name => Ok(Self::$variant),)+
+                    lower => Err(BenchConfigError::UnknownName {
+                        what: $what,
+                        read: text.to_owned(),
+                        suggestion: nearest(lower, Self::NAMES.iter().copied()).map(str::to_owned),
+                        known: Self::NAMES.join(", "),
+                    }),
+                }
+            }
+        }
+    };
+}
+
+named!(FabricKind, "fabric", Mapped = "mapped", Sim = "sim");
+named!(LoadKind, "way to load", Bulk = "bulk", Insert = "insert");
+named!(CapabilityKind, "set of capabilities", None = "none", Mapped = "mapped");
+
+/// A configuration that makes no sense.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum BenchConfigError {
+    /// A count is 0.
+    #[error("a bench with 0 {what} measures nothing: give at least 1")]
+    Zero {
+        /// Of what.
+        what: &'static str,
+    },
+    /// A count is beyond [`BenchConfig::COUNT_MAX`].
+    #[error("{count} {what} are too many: at most {}", BenchConfig::COUNT_MAX)]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// How many.
+        count: usize,
+    },
+    /// Some threads would have no client.
+    #[error("{threads} threads for {clients} clients: each thread needs at least one client")]
+    IdleThreads {
+        /// Threads of all compute servers.
+        threads: usize,
+        /// Clients of all compute servers.
+        clients: usize,
+    },
+    /// Compute servers would differ.
+    #[error(
+        "{count} {what} cannot be shared evenly by {compute_servers} compute servers (the count \
+        is of all compute servers together)"
+    )]
+    Uneven {
+        /// Clients or threads.
+        what: &'static str,
+        /// How many.
+        count: usize,
+        /// Compute servers.
+        compute_servers: usize,
+    },
+    /// Values are longer than a table takes.
+    #[error("values of {value_bytes} bytes are too long: at most {}", BenchConfig::VALUE_BYTES_MAX)]
+    ValueTooLong {
+        /// Their length.
+        value_bytes: usize,
+    },
+    /// Only the simulator has an adversary.
+    #[error("torn words are the simulator's: the fabric {fabric} does not have them")]
+    TornNeedsSim {
+        /// The fabric that was asked for.
+        fabric: FabricKind,
+    },
+    /// Nothing of that sort has that name.
+    #[error("no {what} is named \"{read}\"{}; known: {known}", did_you_mean(suggestion.as_deref()))]
+    UnknownName {
+        /// Of what sort.
+        what: &'static str,
+        /// The name as it was given.
+        read: String,
+        /// What was probably meant.
+        suggestion: Option<String>,
+        /// What there is.
+        known: String,
+    },
+    /// The workload's distribution is wrong.
+    #[error(transparent)]
+    Distribution(#[from] DistributionError),
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::RequestDistribution;
+
+    fn refusal(change: impl FnOnce(&mut BenchConfig)) -> String {
+        let mut config = BenchConfig::default();
+        change(&mut config);
+        config.validate().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn nonsense_is_refused_with_a_sentence() {
+        assert_eq!(BenchConfig::default().validate(), Ok(()));
+        assert!(refusal(|it| it.clients = 0).contains("0 clients"));
+        assert!(refusal(|it| it.keys = 0).contains("0 keys"));
+        assert!(refusal(|it| it.ops = 0).contains("0 ops"));
+        assert!(refusal(|it| it.memory_servers = 0).contains("0 memory servers"));
+        assert!(refusal(|it| it.clients = 1 << 20).contains("too many"));
+        assert!(refusal(|it| it.threads = 17).contains("17 threads for 16 clients"));
+        assert!(refusal(|it| it.compute_servers = 3).contains("16 clients cannot be shared"));
+        let threads = refusal(|it| (it.clients, it.threads, it.compute_servers) = (8, 2, 4));
+        assert!(threads.contains("2 threads cannot be shared"), "{threads}");
+        assert!(refusal(|it| it.value_bytes = 1 << 21).contains("too long"));
+        assert!(refusal(|it| it.torn = true).contains("mapped does not have them"));
+        let theta = refusal(|it| it.workload.request = RequestDistribution::Zipfian { theta: 0.0 });
+        assert!(theta.contains("theta must be"), "{theta}");
+    }
+
+    #[test]
+    fn names_are_read_printed_and_corrected() {
+        for name in FabricKind::NAMES {
+            assert_eq!(name.parse::<FabricKind>().unwrap().to_string(), *name);
+        }
+        for name in LoadKind::NAMES {
+            assert_eq!(name.parse::<LoadKind>().unwrap().to_string(), *name);
+        }
+        let message = "maped".parse::<FabricKind>().unwrap_err().to_string();
+        assert_eq!(
+            message,
+            "no fabric is named \"maped\"; did you mean \"mapped\"?; known: mapped, sim"
+        );
+    }
+
+    #[test]
+    fn the_configuration_is_told_in_full() {
+        let told = BenchConfig::default().to_json();
+        assert_eq!(told["workload"], "ycsb-a");
+        assert_eq!(told["distribution"], "zipfian:0.99");
+        assert_eq!(told["keys"], 1_000_000);
+        assert_eq!(told["rate_ops_per_s"], Value::Null);
+        assert_eq!(told.len(), 22);
+    }
+}

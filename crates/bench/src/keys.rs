@@ -1,0 +1,296 @@
+//! What the key of an item looks like.
+//!
+//! - INV-KEY-1: different items have different keys, and an item has the same key always.
+
+use std::{fmt, path::PathBuf, str::FromStr, sync::Arc};
+
+use thiserror::Error;
+
+use crate::{
+    lines::{LineKeys, LinesError},
+    mix64::mix64,
+    suggest::{did_you_mean, nearest},
+};
+
+const USER: &[u8; 4] = b"user";
+/// As many as `u64::MAX` has.
+const DIGITS_MAX: usize = 20;
+
+/// Where the keys of neighbouring items lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyOrder {
+    /// Anywhere: the item is mixed, one to one, over all 64-bit numbers first.
+    Hashed,
+    /// Beside each other: keys sort as their items do.
+    Ordered,
+}
+
+/// Turns items into keys. Cheap to clone; clients on several threads can share one.
+#[derive(Clone, Debug)]
+pub enum KeyMaker {
+    /// Eight bytes, big-endian, so that they sort as the number does.
+    U64(KeyOrder),
+    /// `user` and decimal digits, as YCSB's keys: 5 to 24 bytes when hashed; when ordered always
+    /// 24, filled up with zeros (YCSB's own `insertorder=ordered` leaves them out unless
+    /// `zeropadding` is set, and then neither sorts by item nor spreads).
+    Bytes(KeyOrder),
+    /// Line `i` of a file for item `i`.
+    Lines(Arc<LineKeys>),
+}
+
+impl KeyMaker {
+    /// Writes the key of `item` into `key`, in place of what was there.
+    ///
+    /// Does not allocate if `key` has room for [`KeyMaker::key_bytes_max`] bytes.
+    ///
+    /// # Errors
+    /// [`KeyError::NoSuchLine`] if a file of keys has no line for `item`; `key` is then empty.
+    pub fn write_key(&self, item: u64, key: &mut Vec<u8>) -> Result<(), KeyError> {
+        key.clear();
+        match self {
+            Self::U64(order) => key.extend_from_slice(&order.number(item).to_be_bytes()),
+            Self::Bytes(order) => {
+                key.extend_from_slice(USER);
+                let mut digits = [b'0'; DIGITS_MAX];
+                let mut rest = order.number(item);
+                let mut first = DIGITS_MAX;
+                while rest > 0 || first == DIGITS_MAX {
+                    first -= 1;
+                    // A remainder by ten is one digit.
+                    digits[first] = b'0' + (rest % 10) as u8;
+                    rest /= 10;
+                }
+                let first = if *order == KeyOrder::Ordered { 0 } else { first };
+                key.extend_from_slice(&digits[first..]);
+            }
+            Self::Lines(lines) => {
+                let line = lines
+                    .line(item)
+                    .ok_or(KeyError::NoSuchLine { item, line_count: lines.count() })?;
+                key.extend_from_slice(line);
+            }
+        }
+        Ok(())
+    }
+
+    /// The longest key there can be, in bytes.
+    pub fn key_bytes_max(&self) -> usize {
+        match self {
+            Self::U64(_) => 8,
+            Self::Bytes(_) => USER.len() + DIGITS_MAX,
+            Self::Lines(lines) => lines.line_bytes_max(),
+        }
+    }
+
+    /// The length of every key in bytes, if they are all of one length by their making.
+    pub fn key_bytes_fixed(&self) -> Option<usize> {
+        match self {
+            Self::U64(_) | Self::Bytes(KeyOrder::Ordered) => Some(self.key_bytes_max()),
+            Self::Bytes(KeyOrder::Hashed) | Self::Lines(_) => None,
+        }
+    }
+
+    /// How many items have a key; `None` if all of them do.
+    pub fn items_max(&self) -> Option<u64> {
+        match self {
+            Self::U64(_) | Self::Bytes(_) => None,
+            Self::Lines(lines) => Some(lines.count()),
+        }
+    }
+}
+
+impl KeyOrder {
+    /// The number that stands for `item`.
+    fn number(self, item: u64) -> u64 {
+        match self {
+            Self::Hashed => mix64(item),
+            Self::Ordered => item,
+        }
+    }
+}
+
+/// Which keys to make, as people write it: `u64`, `u64:ordered`, `bytes`, `bytes:ordered`,
+/// `lines:PATH`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KeySpec {
+    /// [`KeyMaker::U64`].
+    U64(KeyOrder),
+    /// [`KeyMaker::Bytes`].
+    Bytes(KeyOrder),
+    /// [`KeyMaker::Lines`] of the file at this path.
+    Lines(PathBuf),
+}
+
+impl KeySpec {
+    /// Makes the key maker, which for `lines` reads the whole file into memory.
+    ///
+    /// # Errors
+    /// [`LinesError`] if the file cannot be read or has no usable keys.
+    pub fn open(&self) -> Result<KeyMaker, LinesError> {
+        Ok(match self {
+            Self::U64(order) => KeyMaker::U64(*order),
+            Self::Bytes(order) => KeyMaker::Bytes(*order),
+            Self::Lines(path) => KeyMaker::Lines(Arc::new(LineKeys::open(path)?)),
+        })
+    }
+}
+
+impl FromStr for KeySpec {
+    type Err = KeyError;
+
+    fn from_str(text: &str) -> Result<Self, KeyError> {
+        let (name, rest) = match text.trim().split_once(':') {
+            Some((name, rest)) => (name, Some(rest)),
+            None => (text.trim(), None),
+        };
+        let order = match rest {
+            None | Some("hashed") => Some(KeyOrder::Hashed),
+            Some("ordered") => Some(KeyOrder::Ordered),
+            Some(_) => None,
+        };
+        match (name, order, rest) {
+            ("u64", Some(order), _) => Ok(Self::U64(order)),
+            ("bytes", Some(order), _) => Ok(Self::Bytes(order)),
+            ("lines", _, Some(path)) if !path.is_empty() => Ok(Self::Lines(path.into())),
+            _ => Err(KeyError::Spec {
+                read: text.to_owned(),
+                suggestion: nearest(name, ["u64", "bytes", "lines"])
+                    .filter(|nearest| *nearest != name)
+                    .map(str::to_owned),
+            }),
+        }
+    }
+}
+
+impl fmt::Display for KeySpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::U64(KeyOrder::Hashed) => f.write_str("u64"),
+            Self::U64(KeyOrder::Ordered) => f.write_str("u64:ordered"),
+            Self::Bytes(KeyOrder::Hashed) => f.write_str("bytes"),
+            Self::Bytes(KeyOrder::Ordered) => f.write_str("bytes:ordered"),
+            Self::Lines(path) => write!(f, "lines:{}", path.display()),
+        }
+    }
+}
+
+/// A key that cannot be made.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum KeyError {
+    /// The text names no kind of keys.
+    #[error("\"{read}\" is not a kind of keys{} (accepted: u64, u64:ordered, bytes, \
+        bytes:ordered, lines:PATH)", did_you_mean(suggestion.as_deref()))]
+    Spec {
+        /// The text as it was given.
+        read: String,
+        /// What was probably meant.
+        suggestion: Option<String>,
+    },
+    /// The file of keys ends before the item.
+    #[error("item {item} has no key: the file has {line_count} keys")]
+    NoSuchLine {
+        /// The item asked for.
+        item: u64,
+        /// How many keys there are.
+        line_count: u64,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn key(maker: &KeyMaker, item: u64) -> Vec<u8> {
+        let mut key = b"left over from before".to_vec();
+        maker.write_key(item, &mut key).unwrap();
+        key
+    }
+
+    /// INV-KEY-1, and the stated lengths.
+    #[test]
+    fn keys_are_distinct_and_as_long_as_stated() {
+        for order in [KeyOrder::Hashed, KeyOrder::Ordered] {
+            for maker in [KeyMaker::U64(order), KeyMaker::Bytes(order)] {
+                let keys: BTreeSet<Vec<u8>> = (0..20_000).map(|item| key(&maker, item)).collect();
+                assert_eq!(keys.len(), 20_000);
+                assert!(keys.iter().all(|key| key.len() <= maker.key_bytes_max()));
+                if let Some(bytes) = maker.key_bytes_fixed() {
+                    assert!(keys.iter().all(|key| key.len() == bytes));
+                }
+                assert_eq!(key(&maker, 7), key(&maker, 7));
+                assert_eq!(maker.items_max(), None);
+            }
+        }
+    }
+
+    #[test]
+    fn ordered_keys_sort_by_item() {
+        for maker in [KeyMaker::U64(KeyOrder::Ordered), KeyMaker::Bytes(KeyOrder::Ordered)] {
+            let items = [0, 1, 9, 10, 255, 256, 99_999, 100_000, u64::MAX];
+            assert!(items.map(|item| key(&maker, item)).is_sorted());
+        }
+        assert_eq!(key(&KeyMaker::U64(KeyOrder::Ordered), 258), [0, 0, 0, 0, 0, 0, 1, 2]);
+        let bytes = KeyMaker::Bytes(KeyOrder::Ordered);
+        assert_eq!(key(&bytes, 42), b"user00000000000000000042");
+        assert_eq!(key(&bytes, u64::MAX), b"user18446744073709551615");
+    }
+
+    #[test]
+    fn hashed_keys_are_spread() {
+        let maker = KeyMaker::U64(KeyOrder::Hashed);
+        let mut parts = [0f64; 64];
+        for item in 0..6400 {
+            parts[usize::from(key(&maker, item)[0] >> 2)] += 1.0;
+        }
+        let chi_square: f64 = parts.iter().map(|seen| (seen - 100.0).powi(2) / 100.0).sum();
+        assert!(chi_square < 110.0, "{chi_square}");
+
+        let user = key(&KeyMaker::Bytes(KeyOrder::Hashed), 0);
+        assert!(user.starts_with(b"user") && user[4..].iter().all(u8::is_ascii_digit));
+    }
+
+    #[test]
+    fn writing_a_key_does_not_allocate() {
+        for maker in [KeyMaker::U64(KeyOrder::Hashed), KeyMaker::Bytes(KeyOrder::Hashed)] {
+            let mut key = Vec::with_capacity(maker.key_bytes_max());
+            let before = (key.as_ptr(), key.capacity());
+            for item in 0..1000 {
+                maker.write_key(item, &mut key).unwrap();
+            }
+            assert_eq!((key.as_ptr(), key.capacity()), before);
+        }
+    }
+
+    #[test]
+    fn lines_are_keys_until_they_end() {
+        let lines = LineKeys::from_bytes(b"b\na\nccc\n".to_vec(), "x".as_ref()).unwrap();
+        let maker = KeyMaker::Lines(Arc::new(lines));
+        assert_eq!(key(&maker, 0), b"b");
+        assert_eq!(key(&maker, 2), b"ccc");
+        assert_eq!((maker.items_max(), maker.key_bytes_max()), (Some(3), 3));
+        let error = maker.write_key(3, &mut Vec::new()).unwrap_err();
+        assert_eq!(error, KeyError::NoSuchLine { item: 3, line_count: 3 });
+    }
+
+    #[test]
+    fn specs_are_read_and_printed() {
+        for text in ["u64", "u64:ordered", "bytes", "bytes:ordered", "lines:/tmp/a:b.txt"] {
+            assert_eq!(text.parse::<KeySpec>().unwrap().to_string(), text);
+        }
+        assert_eq!("u64:hashed".parse(), Ok(KeySpec::U64(KeyOrder::Hashed)));
+        for text in ["", "u65", "u64:sorted", "lines", "lines:", "bytes:"] {
+            assert!(matches!(text.parse::<KeySpec>(), Err(KeyError::Spec { .. })), "{text}");
+        }
+        let message = "byte".parse::<KeySpec>().unwrap_err().to_string();
+        assert!(message.contains("did you mean \"bytes\"?"), "{message}");
+        assert!(matches!(
+            "lines:/does/not/exist".parse::<KeySpec>().unwrap().open(),
+            Err(LinesError::Read { .. })
+        ));
+    }
+}

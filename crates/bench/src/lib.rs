@@ -1,0 +1,66 @@
+//! Workloads, their distributions, and the bench that runs them on any engine.
+//!
+//! What is here needs no engine: what to do ([`Workload`], [`OpGenerator`], [`LoadPlan`]), on which
+//! keys and values ([`KeyMaker`], [`ValueMaker`]), how long it took ([`LatencyHistogram`]) and how
+//! that is told ([`Report`]).
+//!
+//! Items and keys are different things. An *item* is a number, `0..count`, in the order in which
+//! items come to exist; a [`KeyMaker`] turns it into a key. Distributions choose items.
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use farleaf_bench::{ItemSpace, KeyMaker, KeyOrder, OpGenerator, Workload};
+//!
+//! let workload: Workload = "ycsb-a".parse()?;
+//! let space = Arc::new(ItemSpace::new(1_000, None));
+//! let mut ops = OpGenerator::new(&workload, space, 42, 0, 1)?;
+//! let keys = KeyMaker::U64(KeyOrder::Hashed);
+//!
+//! let mut key = Vec::with_capacity(keys.key_bytes_max());
+//! let op = ops.next_op().expect("workload a inserts nothing, so that items never run out");
+//! keys.write_key(op.item, &mut key)?;
+//! assert_eq!(key.len(), 8);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod config;
+mod distribution;
+mod generator;
+mod histogram;
+mod item_space;
+mod keys;
+mod lines;
+mod load;
+mod machine;
+mod mix64;
+mod report;
+mod run;
+mod suggest;
+pub mod units;
+mod values;
+mod workload;
+mod ycsb;
+
+pub use config::{BenchConfig, BenchConfigError, CapabilityKind, FabricKind, LoadKind};
+pub use distribution::{
+    DistributionError, Exponential, Hotspot, ItemChooser, Latest, RequestDistribution, Scramble,
+    Sequential, Uniform, ZIPFIAN_THETA_DEFAULT, Zipfian,
+};
+pub use generator::{Op, OpGenerator};
+pub use histogram::{LatencyHistogram, LatencySummary};
+pub use item_space::ItemSpace;
+pub use keys::{KeyError, KeyMaker, KeyOrder, KeySpec};
+pub use lines::{LineKeys, LinesError};
+pub use load::{LoadOrder, LoadOrderError, LoadPlan};
+pub use machine::Machine;
+pub use report::{
+    KindReport, LatencyUs, LoopKind, MemoryReport, OpTotals, PerOp, PhaseReport, Report,
+    ReportKind, Row, RunReport, TimeKind, build_commit,
+};
+pub use run::{BenchError, NoProgress, Phase, Progress, run};
+pub use values::ValueMaker;
+pub use workload::{Mix, OpKind, ScanLength, Workload, WorkloadError};
+pub use ycsb::{YcsbConfig, YcsbError, YcsbOrigin, YcsbProperties};

@@ -1,0 +1,386 @@
+//! The result of a run, as JSON that other tools read and as rows for people.
+//!
+//! - INV-REPORT-1: the names and their order in JSON are an interface: a golden test holds them.
+//! - INV-REPORT-2: every number is finite: what would be a division by 0 is 0.
+
+use std::{collections::BTreeMap, iter::Sum, ops::AddAssign};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::{
+    histogram::LatencySummary,
+    machine::Machine,
+    units::{human_bytes, human_count, human_rate, human_us},
+    workload::OpKind,
+};
+
+/// The commit that this crate was built from, if it was built in a checkout.
+pub fn build_commit() -> Option<&'static str> {
+    option_env!("FARLEAF_COMMIT").filter(|commit| !commit.is_empty())
+}
+
+/// Everything about one run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// The engine's name.
+    pub engine: String,
+    /// The fabric's name.
+    pub fabric: String,
+    /// Whose clock the seconds and latencies are of.
+    pub time: TimeKind,
+    /// Whether clients waited for one operation before they began the next.
+    #[serde(rename = "loop")]
+    pub loop_kind: LoopKind,
+    /// What the run was asked to do, in the bench's own words.
+    pub config: Map<String, Value>,
+    /// The load phase.
+    pub load: PhaseReport,
+    /// The run phase.
+    pub run: RunReport,
+    /// What the run left in memory.
+    pub memory: MemoryReport,
+    /// Where it ran.
+    pub machine: Machine,
+    /// Which source it was built from.
+    pub commit: Option<String>,
+}
+
+/// Whose clock a run was measured by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TimeKind {
+    /// The machine's.
+    Real,
+    /// The simulator's.
+    Virtual,
+}
+
+/// When a client begins its next operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LoopKind {
+    /// When the last one is over.
+    Closed,
+    /// When its time has come, at a given rate; latency counts from then.
+    Open,
+}
+
+/// How much was done in which time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PhaseReport {
+    /// The duration in seconds.
+    pub seconds: f64,
+    /// The operations done.
+    pub ops: u64,
+    /// The operations per second.
+    pub ops_per_s: f64,
+}
+
+impl PhaseReport {
+    /// `ops` operations in `seconds`; in no time at all, their rate is given as 0.
+    pub fn new(seconds: f64, ops: u64) -> Self {
+        Self { seconds: finite(seconds), ops, ops_per_s: finite(ops as f64 / seconds) }
+    }
+}
+
+/// The run phase, as a whole and by kind of operation.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RunReport {
+    /// Duration, operations and rate.
+    #[serde(flatten)]
+    pub phase: PhaseReport,
+    /// Operations that gave an error or a wrong answer, those of the warm-up included; they are
+    /// not among `ops`.
+    pub errors: u64,
+    /// What the first of them said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_error: Option<String>,
+    /// The latency of every operation.
+    pub latency_us: LatencyUs,
+    /// What an operation costs, on average.
+    pub per_op: PerOp,
+    /// The same by kind, for the kinds that came.
+    pub by_kind: BTreeMap<ReportKind, KindReport>,
+}
+
+/// What a part of a [`RunReport`] is about. In JSON, its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub enum ReportKind {
+    /// Operations of one kind.
+    Op(OpKind),
+    /// What went over the fabric while the operations ran, but on behalf of none: epochs, memory,
+    /// looking after the others. It has no latency; its `ops` are those of the whole run, over
+    /// which its cost is spread.
+    Maintenance,
+}
+
+impl ReportKind {
+    /// Its name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Op(kind) => kind.name(),
+            Self::Maintenance => "maintenance",
+        }
+    }
+}
+
+impl From<ReportKind> for String {
+    fn from(kind: ReportKind) -> Self {
+        kind.name().to_owned()
+    }
+}
+
+impl TryFrom<String> for ReportKind {
+    type Error = String;
+
+    fn try_from(name: String) -> Result<Self, String> {
+        let kinds = OpKind::ALL.into_iter().map(Self::Op).chain([Self::Maintenance]);
+        let found = kinds.into_iter().find(|kind| kind.name() == name);
+        found.ok_or_else(|| format!("no kind of operation is named \"{name}\""))
+    }
+}
+
+/// One kind of operation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct KindReport {
+    /// How many were done.
+    pub ops: u64,
+    /// Their latency; maintenance has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latency_us: Option<LatencyUs>,
+    /// What one costs, on average.
+    pub per_op: PerOp,
+}
+
+/// Latencies in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LatencyUs {
+    /// The median.
+    pub p50: f64,
+    /// 90 % took no longer.
+    pub p90: f64,
+    /// 99 % took no longer.
+    pub p99: f64,
+    /// 99.9 % took no longer.
+    pub p999: f64,
+    /// The longest.
+    pub max: f64,
+}
+
+impl From<LatencySummary> for LatencyUs {
+    fn from(summary: LatencySummary) -> Self {
+        let LatencySummary { count: _, mean: _, p50, p90, p99, p999, max } = summary;
+        Self { p50, p90, p99, p999, max }
+    }
+}
+
+/// What one operation costs on the fabric, on average.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PerOp {
+    /// READs.
+    pub reads: f64,
+    /// WRITEs.
+    pub writes: f64,
+    /// CASes and FAAs.
+    pub atomics: f64,
+    /// RPCs.
+    pub rpcs: f64,
+    /// Waits for completions.
+    pub round_trips: f64,
+    /// Bytes that came from memory servers.
+    pub bytes_read: f64,
+    /// Bytes that went to memory servers.
+    pub bytes_written: f64,
+}
+
+impl Sum for PerOp {
+    fn sum<I: Iterator<Item = Self>>(costs: I) -> Self {
+        costs.fold(Self::default(), |sum, cost| Self {
+            reads: sum.reads + cost.reads,
+            writes: sum.writes + cost.writes,
+            atomics: sum.atomics + cost.atomics,
+            rpcs: sum.rpcs + cost.rpcs,
+            round_trips: sum.round_trips + cost.round_trips,
+            bytes_read: sum.bytes_read + cost.bytes_read,
+            bytes_written: sum.bytes_written + cost.bytes_written,
+        })
+    }
+}
+
+/// What some operations cost on the fabric together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OpTotals {
+    /// READs.
+    pub reads: u64,
+    /// WRITEs.
+    pub writes: u64,
+    /// CASes and FAAs.
+    pub atomics: u64,
+    /// RPCs.
+    pub rpcs: u64,
+    /// Waits for completions.
+    pub round_trips: u64,
+    /// Bytes that came from memory servers.
+    pub bytes_read: u64,
+    /// Bytes that went to memory servers.
+    pub bytes_written: u64,
+}
+
+impl OpTotals {
+    /// The average over `ops` operations; all 0 if there were none.
+    pub fn per_op(&self, ops: u64) -> PerOp {
+        let each = |total: u64| finite(total as f64 / ops as f64);
+        PerOp {
+            reads: each(self.reads),
+            writes: each(self.writes),
+            atomics: each(self.atomics),
+            rpcs: each(self.rpcs),
+            round_trips: each(self.round_trips),
+            bytes_read: each(self.bytes_read),
+            bytes_written: each(self.bytes_written),
+        }
+    }
+}
+
+impl AddAssign for OpTotals {
+    fn add_assign(&mut self, other: Self) {
+        self.reads += other.reads;
+        self.writes += other.writes;
+        self.atomics += other.atomics;
+        self.rpcs += other.rpcs;
+        self.round_trips += other.round_trips;
+        self.bytes_read += other.bytes_read;
+        self.bytes_written += other.bytes_written;
+    }
+}
+
+/// What the run left in memory, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryReport {
+    /// Taken from the pool.
+    pub pool_bytes: u64,
+    /// Of that, by the index itself.
+    pub index_bytes: u64,
+    /// Of that, by keys and values.
+    pub data_bytes: u64,
+    /// On the compute servers: caches and tables.
+    pub compute_bytes: u64,
+}
+
+/// One line of a table for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// The section: `run`, `load`, `memory`, a kind of operation.
+    pub group: &'static str,
+    /// The line's name, which is its name in JSON where it has one.
+    pub name: &'static str,
+    /// The value with its unit.
+    pub value: String,
+}
+
+impl Report {
+    /// The rows of a table that tells this report to people, group after group.
+    pub fn rows(&self) -> Vec<Row> {
+        let mut rows = Vec::new();
+        let mut add = |group, name, value| rows.push(Row { group, name, value });
+        let time = match self.time {
+            TimeKind::Real => "real",
+            TimeKind::Virtual => "virtual",
+        };
+        let loop_kind = match self.loop_kind {
+            LoopKind::Closed => "closed",
+            LoopKind::Open => "open",
+        };
+        add("bench", "engine", self.engine.clone());
+        add("bench", "fabric", self.fabric.clone());
+        add("bench", "time", time.to_owned());
+        add("bench", "loop", loop_kind.to_owned());
+        if let Some(commit) = &self.commit {
+            add("bench", "commit", commit.clone());
+        }
+        phase_rows(&mut add, "load", &self.load);
+        phase_rows(&mut add, "run", &self.run.phase);
+        add("run", "errors", human_count(self.run.errors));
+        if let Some(error) = &self.run.first_error {
+            add("run", "first_error", error.clone());
+        }
+        latency_rows(&mut add, "run", &self.run.latency_us);
+        cost_rows(&mut add, "run", &self.run.per_op);
+        for (kind, report) in &self.run.by_kind {
+            if let Some(latency) = &report.latency_us {
+                add(kind.name(), "ops", human_count(report.ops));
+                latency_rows(&mut add, kind.name(), latency);
+            }
+            cost_rows(&mut add, kind.name(), &report.per_op);
+        }
+        let MemoryReport { pool_bytes, index_bytes, data_bytes, compute_bytes } = self.memory;
+        add("memory", "pool_bytes", human_bytes(pool_bytes));
+        add("memory", "index_bytes", human_bytes(index_bytes));
+        add("memory", "data_bytes", human_bytes(data_bytes));
+        add("memory", "compute_bytes", human_bytes(compute_bytes));
+        let Machine { cpu, cores, memory_bytes, os, arch } = &self.machine;
+        for (name, value) in [
+            ("cpu", cpu.clone()),
+            ("cores", cores.map(|cores| cores.to_string())),
+            ("memory_bytes", memory_bytes.map(human_bytes)),
+            ("os", os.clone()),
+            ("arch", arch.clone()),
+        ] {
+            if let Some(value) = value {
+                add("machine", name, value);
+            }
+        }
+        rows
+    }
+}
+
+fn phase_rows(
+    add: &mut impl FnMut(&'static str, &'static str, String),
+    group: &'static str,
+    phase: &PhaseReport,
+) {
+    add(group, "seconds", format!("{:.3} s", phase.seconds));
+    add(group, "ops", human_count(phase.ops));
+    add(group, "ops_per_s", human_rate(phase.ops_per_s));
+}
+
+fn latency_rows(
+    add: &mut impl FnMut(&'static str, &'static str, String),
+    group: &'static str,
+    latency: &LatencyUs,
+) {
+    let LatencyUs { p50, p90, p99, p999, max } = *latency;
+    for (name, micros) in [("p50", p50), ("p90", p90), ("p99", p99), ("p999", p999), ("max", max)] {
+        add(group, name, human_us(micros));
+    }
+}
+
+fn cost_rows(
+    add: &mut impl FnMut(&'static str, &'static str, String),
+    group: &'static str,
+    per_op: &PerOp,
+) {
+    let PerOp { reads, writes, atomics, rpcs, round_trips, bytes_read, bytes_written } = *per_op;
+    for (name, each) in [
+        ("reads", reads),
+        ("writes", writes),
+        ("atomics", atomics),
+        ("rpcs", rpcs),
+        ("round_trips", round_trips),
+    ] {
+        add(group, name, format!("{each:.4} /op"));
+    }
+    for (name, each) in [("bytes_read", bytes_read), ("bytes_written", bytes_written)] {
+        add(group, name, format!("{each:.1} B/op"));
+    }
+}
+
+/// `number`, or 0 if it is the result of a division by 0 (INV-REPORT-2).
+fn finite(number: f64) -> f64 {
+    if number.is_finite() { number } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,184 @@
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+use crate::histogram::LatencyHistogram;
+
+fn sample() -> Report {
+    let mut histogram = LatencyHistogram::new();
+    (1..=1000).for_each(|nanos| histogram.record(nanos));
+    let totals = OpTotals {
+        reads: 330,
+        writes: 190,
+        atomics: 5,
+        rpcs: 1,
+        round_trips: 400,
+        bytes_read: 333_900,
+        bytes_written: 190_200,
+    };
+    let latency_us = Some(histogram.summary().into());
+    let kind = KindReport { ops: 500, latency_us, per_op: totals.per_op(500) };
+    let maintenance = KindReport { ops: 1000, latency_us: None, per_op: totals.per_op(1000) };
+    Report {
+        engine: "dex".to_owned(),
+        fabric: "sim".to_owned(),
+        time: TimeKind::Virtual,
+        loop_kind: LoopKind::Closed,
+        config: Map::from_iter([
+            ("workload".to_owned(), Value::from("ycsb-a")),
+            ("keys".to_owned(), Value::from(1_000_000)),
+            ("cache".to_owned(), Value::from("8%")),
+        ]),
+        load: PhaseReport::new(0.5, 1_000_000),
+        run: RunReport {
+            phase: PhaseReport::new(0.25, 1000),
+            errors: 2,
+            first_error: Some("update of item 7: full".to_owned()),
+            latency_us: histogram.summary().into(),
+            per_op: totals.per_op(1000),
+            by_kind: BTreeMap::from([
+                (ReportKind::Maintenance, maintenance),
+                (ReportKind::Op(OpKind::Update), kind),
+                (ReportKind::Op(OpKind::Get), kind),
+            ]),
+        },
+        memory: MemoryReport {
+            pool_bytes: 4096,
+            index_bytes: 1024,
+            data_bytes: 2048,
+            compute_bytes: 64,
+        },
+        machine: Machine {
+            cpu: None,
+            cores: Some(2),
+            memory_bytes: Some(1 << 30),
+            os: Some("Linux 6.1.0".to_owned()),
+            arch: Some("x86_64".to_owned()),
+        },
+        commit: None,
+    }
+}
+
+/// The names of all objects in `value`, in their order, one line for each number, text or null.
+fn names(prefix: &str, value: &Value, lines: &mut Vec<String>) {
+    match value {
+        Value::Object(members) => members
+            .iter()
+            .for_each(|(name, value)| names(&format!("{prefix}.{name}"), value, lines)),
+        _ => lines.push(prefix.to_owned()),
+    }
+}
+
+/// INV-REPORT-1. If this fails, the tools that read reports fail too.
+#[test]
+fn names_are_the_agreed_ones_in_their_order() {
+    const COST: [&str; 12] = [
+        "latency_us.p50",
+        "latency_us.p90",
+        "latency_us.p99",
+        "latency_us.p999",
+        "latency_us.max",
+        "per_op.reads",
+        "per_op.writes",
+        "per_op.atomics",
+        "per_op.rpcs",
+        "per_op.round_trips",
+        "per_op.bytes_read",
+        "per_op.bytes_written",
+    ];
+    let mut golden: Vec<String> = Vec::new();
+    let mut expect = |prefix: &str, names: &[&str]| {
+        golden.extend(names.iter().map(|name| format!("{prefix}.{name}")));
+    };
+    expect("", &["engine", "fabric", "time", "loop"]);
+    expect(".config", &["workload", "keys", "cache"]);
+    expect(".load", &["seconds", "ops", "ops_per_s"]);
+    expect(".run", &["seconds", "ops", "ops_per_s", "errors", "first_error"]);
+    expect(".run", &COST);
+    for kind in [".run.by_kind.get", ".run.by_kind.update"] {
+        expect(kind, &["ops"]);
+        expect(kind, &COST);
+    }
+    expect(".run.by_kind.maintenance", &["ops"]);
+    expect(".run.by_kind.maintenance", &COST[5..]);
+    expect(".memory", &["pool_bytes", "index_bytes", "data_bytes", "compute_bytes"]);
+    expect(".machine", &["cpu", "cores", "memory_bytes", "os", "arch"]);
+    expect("", &["commit"]);
+
+    // Through text, so that it is the order of the text that is looked at.
+    let text = serde_json::to_string(&sample()).unwrap();
+    let mut found = Vec::new();
+    names("", &serde_json::from_str(&text).unwrap(), &mut found);
+    assert_eq!(found, golden);
+}
+
+#[test]
+fn values_are_written_as_agreed() {
+    let json = serde_json::to_value(sample()).unwrap();
+    assert_eq!(json["time"], "virtual");
+    assert_eq!(json["loop"], "closed");
+    assert_eq!(json["load"]["ops_per_s"], 2_000_000.0);
+    assert_eq!(json["run"]["ops"], 1000);
+    assert_eq!(json["run"]["latency_us"]["p50"], 0.5);
+    assert_eq!(json["run"]["latency_us"]["max"], 1.0);
+    assert_eq!(json["run"]["per_op"]["reads"], 0.33);
+    assert_eq!(json["machine"]["cpu"], Value::Null);
+    assert_eq!(json["commit"], Value::Null);
+    assert_eq!(serde_json::to_value(TimeKind::Real).unwrap(), "real");
+    assert_eq!(serde_json::to_value(LoopKind::Open).unwrap(), "open");
+}
+
+#[test]
+fn reports_survive_the_way_through_json() {
+    let report = sample();
+    for text in
+        [serde_json::to_string(&report).unwrap(), serde_json::to_string_pretty(&report).unwrap()]
+    {
+        assert_eq!(serde_json::from_str::<Report>(&text).unwrap(), report);
+    }
+}
+
+/// INV-REPORT-2.
+#[test]
+fn nothing_done_in_no_time_is_zero() {
+    assert_eq!(PhaseReport::new(0.0, 0), PhaseReport::default());
+    assert_eq!(PhaseReport::new(0.0, 5).ops_per_s, 0.0);
+    assert_eq!(OpTotals { reads: 3, ..OpTotals::default() }.per_op(0), PerOp::default());
+}
+
+#[test]
+fn totals_add_up() {
+    let one = OpTotals { reads: 1, bytes_written: 8, ..OpTotals::default() };
+    let mut total = one;
+    total += one;
+    assert_eq!(total, OpTotals { reads: 2, bytes_written: 16, ..OpTotals::default() });
+}
+
+#[test]
+fn rows_tell_the_same() {
+    let rows = sample().rows();
+    let value = |group: &str, name: &str| {
+        rows.iter().find(|row| row.group == group && row.name == name).map(|row| row.value.as_str())
+    };
+    assert_eq!(value("bench", "time"), Some("virtual"));
+    assert_eq!(value("bench", "commit"), None);
+    assert_eq!(value("load", "ops_per_s"), Some("2.00 M ops/s"));
+    assert_eq!(value("run", "p50"), Some("500 ns"));
+    assert_eq!(value("run", "reads"), Some("0.3300 /op"));
+    assert_eq!(value("get", "bytes_read"), Some("667.8 B/op"));
+    assert_eq!(value("memory", "pool_bytes"), Some("4.00 KiB"));
+    assert_eq!(value("machine", "cpu"), None);
+    assert_eq!(value("machine", "cores"), Some("2"));
+
+    // Rows of a group stay together, so that a table can be cut between groups.
+    let mut groups: Vec<&str> = rows.iter().map(|row| row.group).collect();
+    groups.dedup();
+    assert_eq!(
+        groups,
+        ["bench", "load", "run", "get", "update", "maintenance", "memory", "machine"]
+    );
+}
+
+#[test]
+fn commit_is_a_commit_or_nothing() {
+    assert!(build_commit().is_none_or(|commit| commit.len() >= 7));
+}

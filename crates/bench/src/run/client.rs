@@ -1,0 +1,306 @@
+//! One client: makes its operations, does them, times them and checks what they answer.
+
+use std::{cell::RefCell, ops::Bound, rc::Rc, sync::Arc};
+
+use farleaf_fabric::Endpoint;
+use farleaf_index::{AnyIndex, Entries, Index, IndexError, ScanRange};
+use farleaf_pool::Session;
+
+use super::{context::Context, meet::Gather, tally::Tally};
+use crate::{
+    config::BenchConfig,
+    generator::{Op, OpGenerator},
+    load::{LoadOrder, LoadPlan},
+    mix64::mix64,
+    workload::OpKind,
+};
+
+/// Operations of one client between two reports of progress.
+const PROGRESS_OPS: u64 = 1 << 10;
+/// Bits of a version below the writer's number.
+const VERSION_BITS: u32 = 40;
+
+/// A client with its own session, generator and buffers.
+pub(super) struct Client<E: Endpoint> {
+    context: Arc<Context>,
+    session: Session<E>,
+    index: AnyIndex,
+    number: usize,
+    generator: OpGenerator,
+    /// The version that its next value gets: no two values of a run have the same.
+    version: u64,
+    rng: fastrand::Rng,
+    key: Vec<u8>,
+    value: Vec<u8>,
+    found: Vec<u8>,
+    entries: Entries,
+}
+
+/// What a client is to do.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Job {
+    /// Insert its share of the items.
+    Load,
+    /// So many operations of the workload, one after the other.
+    Closed(u64),
+    /// So many operations of the workload, each at its time, `gap_ns` apart on average.
+    Open(u64, f64),
+}
+
+impl Job {
+    /// The share of client `number` in `ops` operations, as the configuration paces them.
+    pub(super) fn share(config: &BenchConfig, ops: u64, number: usize) -> Job {
+        let clients = config.clients as u64;
+        let share = ops / clients + u64::from((number as u64) < ops % clients);
+        match config.rate {
+            None => Job::Closed(share),
+            Some(rate) => Job::Open(share, clients as f64 * 1e9 / rate.per_second() as f64),
+        }
+    }
+}
+
+/// Where a client reports to.
+pub(super) struct Desk<E: Endpoint> {
+    /// What the thread's clients count.
+    pub(super) tally: Rc<RefCell<Tally>>,
+    /// Where it goes when it is done.
+    pub(super) gather: Gather<Client<E>>,
+    /// Operations between which it lets the thread's other tasks go on; 0 if waiting for the
+    /// fabric does that.
+    pub(super) yield_ops: u64,
+}
+
+/// What an operation found.
+struct Found {
+    /// Whether the key was there.
+    present: bool,
+    /// What is wrong with the answer.
+    wrong: Option<String>,
+}
+
+impl<E: Endpoint> Client<E> {
+    /// Client `number` of the run.
+    pub(super) fn new(
+        context: &Arc<Context>,
+        session: Session<E>,
+        index: AnyIndex,
+        number: usize,
+    ) -> Result<Self, crate::DistributionError> {
+        let config = &context.config;
+        let (client, clients) = (number as u64, config.clients as u64);
+        let space = Arc::clone(&context.space);
+        let generator = OpGenerator::new(&config.workload, space, config.seed, client, clients)?;
+        Ok(Client {
+            session,
+            index,
+            number,
+            generator,
+            version: (client + 1) << VERSION_BITS,
+            rng: fastrand::Rng::with_seed(mix64(mix64(config.seed) ^ client ^ 1 << 63)),
+            key: Vec::with_capacity(context.keys.key_bytes_max()),
+            value: Vec::with_capacity(config.value_bytes),
+            found: Vec::with_capacity(config.value_bytes),
+            entries: Entries::new(),
+            context: Arc::clone(context),
+        })
+    }
+
+    /// Its number in the run.
+    pub(super) fn number(&self) -> usize {
+        self.number
+    }
+
+    /// Its session.
+    pub(super) fn session(&self) -> &Session<E> {
+        &self.session
+    }
+
+    /// Does `job` as a task of its own and then hands itself in.
+    pub(super) fn start(mut self, job: Job, desk: Desk<E>) {
+        let endpoint = self.session.endpoint().clone();
+        endpoint.spawn(async move {
+            match job {
+                Job::Load => self.load(&desk).await,
+                Job::Closed(ops) => self.run(ops, None, &desk).await,
+                Job::Open(ops, gap_ns) => self.run(ops, Some(gap_ns), &desk).await,
+            }
+            let gather = desk.gather.clone();
+            gather.finish(self);
+        });
+    }
+
+    async fn load(&mut self, desk: &Desk<E>) {
+        let config = &self.context.config;
+        let (client, clients) = (self.number as u64, config.clients as u64);
+        let plan = LoadPlan::new(config.keys, LoadOrder::Shuffled, config.seed, client, clients);
+        let mut steps = 0;
+        for item in plan {
+            if desk.tally.borrow().has_errors() {
+                break;
+            }
+            let op = Op { kind: OpKind::Insert, item, scan_len: 0 };
+            let answer = match self.prepare(op, 0) {
+                Ok(()) => self.insert().await,
+                Err(error) => Err(error),
+            };
+            self.settle(op, answer, desk);
+            steps += 1;
+            self.pause(steps, desk).await;
+        }
+        desk.gather.advance(steps % PROGRESS_OPS);
+    }
+
+    async fn run(&mut self, ops: u64, gap_ns: Option<f64>, desk: &Desk<E>) {
+        let endpoint = self.session.endpoint().clone();
+        let mut due_ns = endpoint.now_ns() as f64;
+        let mut steps = 0;
+        while steps < ops {
+            let Some(op) = self.generator.next_op() else { break };
+            self.version += 1;
+            if let Err(error) = self.prepare(op, self.version) {
+                self.settle(op, Err(error), desk);
+                steps += 1;
+                continue;
+            }
+            let mut began_ns = endpoint.now_ns();
+            if let Some(gap_ns) = gap_ns {
+                // Exponential gaps: clients come independently of each other.
+                due_ns -= gap_ns * (1.0 - self.rng.f64()).ln();
+                let due_ns = due_ns as u64;
+                if due_ns > began_ns {
+                    endpoint.sleep(due_ns - began_ns).await;
+                }
+                began_ns = due_ns;
+            }
+            let answer = match op.kind {
+                OpKind::Get => self.get(op.item).await,
+                OpKind::Update => self.update().await,
+                OpKind::Insert => self.insert().await,
+                OpKind::Scan => self.scan(op).await,
+                OpKind::ReadModifyWrite => self.read_modify_write(op.item).await,
+                OpKind::Remove => self.remove().await,
+                OpKind::Upsert => self.upsert().await,
+            };
+            let nanos = endpoint.now_ns().saturating_sub(began_ns);
+            if self.settle(op, answer, desk) {
+                desk.tally.borrow_mut().done(op.kind, nanos);
+            }
+            steps += 1;
+            self.pause(steps, desk).await;
+        }
+        desk.gather.advance(steps % PROGRESS_OPS);
+    }
+
+    /// After an operation: tells how far it is, and lets others go on.
+    #[inline]
+    async fn pause(&self, steps: u64, desk: &Desk<E>) {
+        if steps.is_multiple_of(PROGRESS_OPS) {
+            desk.gather.advance(PROGRESS_OPS);
+        }
+        if desk.yield_ops > 0 && steps.is_multiple_of(desk.yield_ops) {
+            self.session.endpoint().yield_now().await;
+        }
+    }
+
+    /// Makes the key, and the value if there is one to be written.
+    #[inline]
+    fn prepare(&mut self, op: Op, version: u64) -> Result<(), IndexError> {
+        let written = self.context.keys.write_key(op.item, &mut self.key);
+        written.map_err(|error| IndexError::Invalid(error.to_string()))?;
+        if !matches!(op.kind, OpKind::Get | OpKind::Scan | OpKind::Remove) {
+            self.context.values.write_value(op.item, version, &mut self.value);
+        }
+        Ok(())
+    }
+
+    async fn get(&mut self, item: u64) -> Result<Found, IndexError> {
+        let present = self.index.get(&self.session, &self.key, &mut self.found).await?;
+        let wrong = (present && !self.context.is_value_of(item, &self.found))
+            .then(|| "a get found a value that nobody wrote".to_owned());
+        Ok(Found { present, wrong })
+    }
+
+    async fn update(&mut self) -> Result<Found, IndexError> {
+        let present = self.index.update(&self.session, &self.key, &self.value).await?;
+        Ok(Found { present, wrong: None })
+    }
+
+    async fn insert(&mut self) -> Result<Found, IndexError> {
+        let present = !self.index.insert(&self.session, &self.key, &self.value).await?;
+        let wrong = present.then(|| "an insert of a new key found it present".to_owned());
+        Ok(Found { present, wrong })
+    }
+
+    async fn read_modify_write(&mut self, item: u64) -> Result<Found, IndexError> {
+        let found = self.get(item).await?;
+        if found.wrong.is_some() { Ok(found) } else { self.update().await }
+    }
+
+    async fn remove(&mut self) -> Result<Found, IndexError> {
+        let present = self.index.remove(&self.session, &self.key).await?;
+        Ok(Found { present, wrong: None })
+    }
+
+    async fn upsert(&mut self) -> Result<Found, IndexError> {
+        let present = !self.index.upsert(&self.session, &self.key, &self.value).await?;
+        Ok(Found { present, wrong: None })
+    }
+
+    async fn scan(&mut self, op: Op) -> Result<Found, IndexError> {
+        self.entries.clear();
+        let limit = op.scan_len as usize;
+        let from = Bound::Included(self.key.as_slice());
+        let range = ScanRange { from, to: Bound::Unbounded, reverse: false };
+        self.index.scan(&self.session, range, limit, &mut self.entries).await?;
+        let first = self.entries.get(0);
+        let present = first.is_some_and(|(key, _)| key == self.key);
+        let wrong = if self.entries.len() > limit {
+            Some(format!("a scan for {limit} pairs found {}", self.entries.len()))
+        } else if first.is_some_and(|(key, _)| key < self.key.as_slice())
+            || !self.entries.iter().is_sorted_by(|(left, _), (right, _)| left < right)
+        {
+            Some("a scan found keys out of order".to_owned())
+        } else if self.entries.iter().any(|(_, it)| it.len() != self.context.config.value_bytes)
+            || first.is_some_and(|(_, it)| present && !self.context.is_value_of(op.item, it))
+        {
+            Some("a scan found a value that nobody wrote".to_owned())
+        } else {
+            None
+        };
+        Ok(Found { present, wrong })
+    }
+
+    /// Books an operation's answer; whether it is as it should be.
+    #[inline]
+    fn settle(&self, op: Op, answer: Result<Found, IndexError>, desk: &Desk<E>) -> bool {
+        if op.kind == OpKind::Insert {
+            self.context.space.acknowledge(op.item);
+        }
+        let mut tally = desk.tally.borrow_mut();
+        let wrong = |what: &str| format!("{} of item {}: {what}", op.kind.name(), op.item);
+        let found = match answer {
+            Ok(Found { wrong: Some(what), .. }) => {
+                tally.wrong(|| wrong(&what));
+                return false;
+            }
+            Ok(found) => found,
+            Err(error) => {
+                tally.failed(op, error);
+                return false;
+            }
+        };
+        let bytes = (self.key.len() + self.context.config.value_bytes) as i64;
+        match op.kind {
+            OpKind::Insert => tally.data(bytes),
+            OpKind::Upsert if !found.present => tally.data(bytes),
+            OpKind::Remove if found.present => tally.data(-bytes),
+            OpKind::Remove | OpKind::Upsert => {}
+            _ if !found.present && self.context.all_present => {
+                tally.wrong(|| wrong("a key that must be there is absent"));
+                return false;
+            }
+            _ => {}
+        }
+        true
+    }
+}

@@ -1,0 +1,118 @@
+//! What all threads of a run share, and what follows from its configuration.
+
+use std::sync::Arc;
+
+use farleaf_index::{
+    TableFormat,
+    node::{KeyFormat, ValueFormat},
+};
+use farleaf_pool::PoolOptions;
+
+use super::error::BenchError;
+use crate::{
+    config::BenchConfig, item_space::ItemSpace, keys::KeyMaker, values::ValueMaker,
+    workload::OpKind,
+};
+
+/// The configuration with everything that has been worked out from it.
+#[derive(Debug)]
+pub(super) struct Context {
+    pub(super) config: BenchConfig,
+    pub(super) keys: KeyMaker,
+    pub(super) values: ValueMaker,
+    pub(super) space: Arc<ItemSpace>,
+    /// Whether every item below the frontier must be found: nothing takes any out.
+    pub(super) all_present: bool,
+    pub(super) format: TableFormat,
+    pub(super) pool: PoolOptions,
+    /// Bytes of each memory server.
+    pub(super) region_bytes: u64,
+}
+
+impl Context {
+    /// Checks the configuration and works the rest out.
+    ///
+    /// # Errors
+    /// `Config`, `Lines`, `TooFewLines`, `Table`.
+    pub(super) fn new(config: &BenchConfig) -> Result<Arc<Self>, BenchError> {
+        config.validate()?;
+        let keys = config.key_type.open()?;
+        if let Some(lines) = keys.items_max()
+            && lines < config.keys
+        {
+            return Err(BenchError::TooFewLines { keys: config.keys, lines });
+        }
+        let format = table_format(config, &keys);
+        let node_bytes = format.node_bytes();
+        format.layout().map_err(BenchError::Table)?;
+        let servers = config.memory_servers as u64;
+        let region_bytes = match config.pool_bytes {
+            Some(bytes) => bytes / servers,
+            None => region_bytes(config, &keys),
+        };
+        let region_bytes = region_bytes & !4095;
+        let mut pool = PoolOptions::fitting(region_bytes);
+        // A session for each client, one for each server's maintenance, and a few to set up.
+        let sessions = (config.clients + config.compute_servers + 8) as u32;
+        pool.clients_max = pool.clients_max.max(sessions);
+        pool.members_max = pool.members_max.max(config.compute_servers as u32 + 1);
+        // Room for what the largest change of a tree logs: three nodes and a header.
+        pool.redo_bytes = pool.redo_bytes.max((3 * node_bytes + 512).next_multiple_of(64));
+        Ok(Arc::new(Context {
+            values: ValueMaker::new(config.value_bytes),
+            space: Arc::new(ItemSpace::new(config.keys, keys.items_max())),
+            all_present: config.workload.mix.share(OpKind::Remove) == 0.0,
+            config: config.clone(),
+            keys,
+            format,
+            pool,
+            region_bytes,
+        }))
+    }
+
+    /// Bytes of all memory servers together.
+    pub(super) fn pool_bytes(&self) -> u64 {
+        self.region_bytes * self.config.memory_servers as u64
+    }
+
+    /// Whether `value` is all of one value that somebody wrote for `item`.
+    #[inline]
+    pub(super) fn is_value_of(&self, item: u64, value: &[u8]) -> bool {
+        match self.values.version_of(item, value) {
+            Some(version) => self.values.value_matches(item, version, value),
+            // Too short to hold a version.
+            None => value.len() == self.config.value_bytes,
+        }
+    }
+}
+
+/// Dense nodes for numbers, slotted ones for everything else.
+fn table_format(config: &BenchConfig, keys: &KeyMaker) -> TableFormat {
+    let format = match (keys, config.value_bytes) {
+        (KeyMaker::U64(_), 8) => TableFormat::fixed8(config.engine),
+        _ => TableFormat {
+            engine: config.engine,
+            key: KeyFormat::Bytes { max: keys.key_bytes_max() },
+            value: ValueFormat::Bytes,
+            ..TableFormat::default()
+        },
+    };
+    TableFormat { node_bytes: config.node_bytes, ..format }
+}
+
+/// Bytes of each memory server that the items certainly fit in. Only what is touched is ever
+/// committed, so that too much costs nothing.
+fn region_bytes(config: &BenchConfig, keys: &KeyMaker) -> u64 {
+    let mix = &config.workload.mix;
+    let added = mix.share(OpKind::Insert) + mix.share(OpKind::Upsert);
+    let ops = config.ops.saturating_add(config.warmup_ops);
+    let items = config.keys as f64 + (added * 1.1 + 0.01) * ops as f64;
+    // Nodes are at least half full but for the first few; records round up by less than half;
+    // changes of records leave old ones behind until they are reclaimed.
+    let item_bytes = (keys.key_bytes_max() + config.value_bytes + 40) as f64;
+    let servers = config.memory_servers as f64;
+    // Each compute server has a block of each size of object on each memory server.
+    let blocks = config.compute_servers as f64 * 16.0 * (16 << 20) as f64;
+    let clients = config.clients as f64 * (512 << 10) as f64;
+    (3.0 * items * item_bytes / servers + blocks + clients) as u64 + (256 << 20)
+}

@@ -1,0 +1,91 @@
+//! Why a bench could not be run.
+
+use std::io;
+
+use farleaf_fabric::{FabricError, sim::SimError};
+use farleaf_index::IndexError;
+use farleaf_pool::PoolError;
+use thiserror::Error;
+
+use crate::{
+    config::BenchConfigError, distribution::DistributionError, keys::KeyError, lines::LinesError,
+    units::human_bytes,
+};
+
+/// A bench that was not run to its end. Single operations that fail are counted instead, in
+/// [`RunReport::errors`](crate::RunReport::errors).
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum BenchError {
+    /// The configuration makes no sense.
+    #[error(transparent)]
+    Config(#[from] BenchConfigError),
+    /// The file of keys cannot be used.
+    #[error(transparent)]
+    Lines(#[from] LinesError),
+    /// The file of keys is shorter than what is to be loaded.
+    #[error("{keys} keys to load, but the file has {lines}: load at most that many")]
+    TooFewLines {
+        /// Keys to load.
+        keys: u64,
+        /// Distinct lines.
+        lines: u64,
+    },
+    /// An item has no key.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// The workload's numbers are out of range.
+    #[error(transparent)]
+    Distribution(#[from] DistributionError),
+    /// The engine has no table of such keys, values and nodes.
+    #[error("no such table: {0}")]
+    Table(#[source] IndexError),
+    /// The memory servers could not be set up.
+    #[error(transparent)]
+    Fabric(#[from] FabricError),
+    /// The pool could not be formatted or joined.
+    #[error("cannot set up a pool of {}: {source}", human_bytes(*.pool_bytes))]
+    Pool {
+        /// Bytes of all memory servers together.
+        pool_bytes: u64,
+        /// What is wrong.
+        source: PoolError,
+    },
+    /// The load does not fit.
+    #[error(
+        "a pool of {} is too small for the load: give more with --pool-bytes ({source})",
+        human_bytes(*.pool_bytes)
+    )]
+    PoolTooSmall {
+        /// Bytes of all memory servers together.
+        pool_bytes: u64,
+        /// What is full.
+        source: IndexError,
+    },
+    /// The load failed.
+    #[error("the load failed: {0}")]
+    Load(#[source] IndexError),
+    /// The load did not do what it should: the first thing that was wrong.
+    #[error("the load went wrong: {0}")]
+    WrongLoad(String),
+    /// The table could not be walked at the end.
+    #[error("the check at the end failed: {0}")]
+    Verify(#[source] IndexError),
+    /// The walk at the end found the table damaged.
+    #[error("the table is damaged in {count} places, the first: {first}")]
+    Damaged {
+        /// How many.
+        count: usize,
+        /// The first.
+        first: String,
+    },
+    /// The simulation cannot go on.
+    #[error(transparent)]
+    Sim(#[from] SimError),
+    /// A thread could not be started.
+    #[error("cannot start a thread")]
+    Thread(#[source] io::Error),
+    /// Another thread failed, which says why.
+    #[error("another thread failed")]
+    Aborted,
+}

@@ -1,0 +1,144 @@
+//! How tasks and threads wait for each other, on any fabric.
+
+use std::{
+    cell::RefCell,
+    future::poll_fn,
+    rc::Rc,
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+    task::{Poll, Waker},
+};
+
+use farleaf_fabric::Endpoint;
+
+use super::error::BenchError;
+
+/// Time between two looks at a gate. Short, so that threads start together; a thread that has
+/// nothing else to do gives its processor away meanwhile.
+const GATE_NS: u64 = 20_000;
+
+/// Brings a thread's tasks together: each hands in its result, one waits for all of them.
+#[derive(Debug)]
+pub(super) struct Gather<T>(Rc<RefCell<Gathered<T>>>);
+
+#[derive(Debug)]
+struct Gathered<T> {
+    results: Vec<T>,
+    missing: usize,
+    steps: u64,
+    waker: Option<Waker>,
+}
+
+impl<T> Clone for Gather<T> {
+    fn clone(&self) -> Self {
+        Gather(Rc::clone(&self.0))
+    }
+}
+
+impl<T> Gather<T> {
+    /// For `tasks` tasks.
+    pub(super) fn new(tasks: usize) -> Self {
+        let results = Vec::with_capacity(tasks);
+        Gather(Rc::new(RefCell::new(Gathered { results, missing: tasks, steps: 0, waker: None })))
+    }
+
+    /// Says that a task has done `steps` more steps.
+    pub(super) fn advance(&self, steps: u64) {
+        let mut gathered = self.0.borrow_mut();
+        gathered.steps += steps;
+        let waker = gathered.waker.take();
+        drop(gathered);
+        waker.into_iter().for_each(Waker::wake);
+    }
+
+    /// Hands in a task's result.
+    pub(super) fn finish(&self, result: T) {
+        let mut gathered = self.0.borrow_mut();
+        gathered.results.push(result);
+        gathered.missing -= 1;
+        let waker = gathered.waker.take();
+        drop(gathered);
+        waker.into_iter().for_each(Waker::wake);
+    }
+
+    /// Waits for all tasks, and passes on their steps meanwhile.
+    pub(super) async fn all(&self, mut on_steps: impl FnMut(u64)) -> Vec<T> {
+        poll_fn(|context| {
+            let mut gathered = self.0.borrow_mut();
+            let steps = std::mem::take(&mut gathered.steps);
+            let done = (gathered.missing == 0).then(|| std::mem::take(&mut gathered.results));
+            gathered.waker = Some(context.waker().clone());
+            drop(gathered);
+            if steps > 0 {
+                on_steps(steps);
+            }
+            done.map_or(Poll::Pending, Poll::Ready)
+        })
+        .await
+    }
+}
+
+/// A gate that opens when every thread has come to it, several times in a row.
+#[derive(Debug)]
+pub(super) struct Gate {
+    threads: usize,
+    arrived: AtomicUsize,
+    aborted: AtomicBool,
+}
+
+impl Gate {
+    /// For `threads` threads.
+    pub(super) fn new(threads: usize) -> Self {
+        Gate { threads, arrived: AtomicUsize::new(0), aborted: AtomicBool::new(false) }
+    }
+
+    /// Waits until all threads have come for the `turn`-th time, counting from 1. The thread's
+    /// other tasks go on meanwhile: somebody may wait for a lock of theirs.
+    ///
+    /// # Errors
+    /// [`BenchError::Aborted`] if a thread will not come.
+    pub(super) async fn pass<E: Endpoint>(
+        &self,
+        endpoint: &E,
+        turn: usize,
+    ) -> Result<(), BenchError> {
+        self.arrived.fetch_add(1, SeqCst);
+        while self.arrived.load(SeqCst) < self.threads * turn {
+            self.check()?;
+            endpoint.sleep(GATE_NS).await;
+        }
+        self.check()
+    }
+
+    /// # Errors
+    /// [`BenchError::Aborted`] if a thread has given up.
+    pub(super) fn check(&self) -> Result<(), BenchError> {
+        if self.aborted.load(SeqCst) { Err(BenchError::Aborted) } else { Ok(()) }
+    }
+
+    /// Tells all others that this thread gives up, when it is dropped before [`Promise::keep`].
+    pub(super) fn promise(&self) -> Promise<'_> {
+        Promise { gate: self, kept: false }
+    }
+}
+
+/// See [`Gate::promise`].
+#[derive(Debug)]
+pub(super) struct Promise<'a> {
+    gate: &'a Gate,
+    kept: bool,
+}
+
+impl Promise<'_> {
+    /// The thread has come to the last gate.
+    pub(super) fn keep(mut self) {
+        self.kept = true;
+    }
+}
+
+impl Drop for Promise<'_> {
+    fn drop(&mut self) {
+        if !self.kept {
+            self.gate.aborted.store(true, SeqCst);
+        }
+    }
+}

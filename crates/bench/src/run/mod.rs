@@ -1,0 +1,233 @@
+//! The bench itself: sets a cluster up, loads a table, runs a workload on it and reports.
+//!
+//! One loop serves every fabric (`client`): a client makes its next operation, does it on the
+//! engine, and checks the answer; a thread brings its clients through the phases together with
+//! all other threads (`worker`). The fabrics differ in who runs the threads (`mapped`, `sim`).
+//!
+//! - INV-RUN-1: in the simulator, the same configuration gives the same report, number by number.
+//! - INV-RUN-2: nothing but measured operations lies between the counts before and after the run
+//!   phase, except for maintenance.
+//! - INV-RUN-3: an answer that cannot be right is counted as an error, and so is a failure.
+
+mod client;
+mod context;
+mod error;
+mod mapped;
+mod meet;
+mod progress;
+mod sim;
+mod sorted;
+mod tally;
+#[cfg(test)]
+mod tests;
+mod worker;
+
+use farleaf_fabric::{Capabilities, Client, Endpoint};
+use farleaf_index::{AnyIndex, Index, IndexError, TableReport};
+use farleaf_pool::{Audit, Pool, PoolError, Session, format};
+use serde_json::{Map, Value, json};
+
+pub use error::BenchError;
+pub use progress::{NoProgress, Phase, Progress};
+
+use crate::{
+    config::{BenchConfig, FabricKind, LoadKind},
+    machine::Machine,
+    report::{LoopKind, MemoryReport, PhaseReport, Report, TimeKind, build_commit},
+};
+use context::Context;
+use sim::AboutSim;
+use sorted::Pairs;
+use worker::{Outcome, Server};
+
+/// The table's name in the pool.
+const TABLE: &str = "bench";
+
+/// Sets up what `config` asks for, runs it, and reports.
+///
+/// # Errors
+/// [`BenchError`] if it makes no sense, or fails before or after the operations. Operations that
+/// fail or answer wrongly are counted in the report.
+pub fn run(config: &BenchConfig, progress: &dyn Progress) -> Result<Report, BenchError> {
+    let context = Context::new(config)?;
+    let run = match config.fabric {
+        FabricKind::Mapped => mapped::run(&context, progress)?,
+        FabricKind::Sim => sim::run(&context, progress)?,
+    };
+    Ok(run.report(&context))
+}
+
+/// What is known when a run is over.
+struct Run {
+    outcome: Outcome,
+    /// The bulk load, if there was one.
+    load: Option<PhaseReport>,
+    /// Bytes of keys and values of the bulk load.
+    data_bytes: u64,
+    servers: Vec<Server>,
+    seen: Option<TableReport>,
+    capabilities: Capabilities,
+    about_sim: Option<AboutSim>,
+}
+
+impl Run {
+    fn report(self, context: &Context) -> Report {
+        let config = &context.config;
+        let Outcome { tally, load_ns, run_ns, cost } = &self.outcome;
+        let memory: Vec<_> = self.servers.iter().map(|server| server.pool.memory()).collect();
+        let data_bytes = self.data_bytes.saturating_add_signed(tally.data_bytes());
+        Report {
+            engine: config.engine.name().to_owned(),
+            fabric: config.fabric.name().to_owned(),
+            time: match config.fabric {
+                FabricKind::Mapped => TimeKind::Real,
+                FabricKind::Sim => TimeKind::Virtual,
+            },
+            loop_kind: if config.rate.is_some() { LoopKind::Open } else { LoopKind::Closed },
+            config: self.config(context),
+            load: self.load.unwrap_or_else(|| PhaseReport::new(seconds(*load_ns), config.keys)),
+            run: tally.report(seconds(*run_ns), cost),
+            memory: MemoryReport {
+                pool_bytes: context.pool_bytes(),
+                index_bytes: memory.iter().map(|it| it.live_bytes - it.retired_bytes).sum(),
+                data_bytes,
+                compute_bytes: 0,
+            },
+            machine: Machine::detect(),
+            commit: build_commit().map(str::to_owned),
+        }
+    }
+
+    /// The configuration with what was left open filled in, and what else explains the numbers.
+    fn config(&self, context: &Context) -> Map<String, Value> {
+        let mut config = context.config.to_json();
+        let mut set = |name: &str, value: Value| config.insert(name.to_owned(), value);
+        set("pool_bytes", json!(context.pool_bytes()));
+        set("block_bytes", json!(context.pool.block_bytes));
+        set("node_bytes", json!(context.format.node_bytes()));
+        set("capabilities", json!(capability_names(&self.capabilities)));
+        set("crash_atomic_bytes", json!(self.capabilities.crash_atomic_bytes));
+        if let Some(seen) = &self.seen {
+            set("levels", json!(seen.nodes_per_level.len()));
+            set("keys_at_end", json!(seen.keys));
+        }
+        if let Some(about) = self.about_sim {
+            // As text: numbers beyond 2^53 do not survive every reader of JSON.
+            set("trace_hash", json!(format!("{:016x}", about.trace_hash)));
+            set("sim_events", json!(about.events));
+            set("sim_remote_ops", json!(about.remote_ops));
+        }
+        config
+    }
+}
+
+/// A loaded table.
+struct Prepared {
+    servers: Vec<Server>,
+    load: Option<PhaseReport>,
+    data_bytes: u64,
+}
+
+/// Formats the pool, makes the table and opens it on every compute server; `endpoints` has one of
+/// each. Does the bulk load, if one is asked for.
+async fn prepare<E: Endpoint>(
+    context: &Context,
+    endpoints: &[E],
+    progress: &dyn Progress,
+) -> Result<Prepared, BenchError> {
+    let pool_bytes = context.pool_bytes();
+    let refused = |source: PoolError| BenchError::Pool { pool_bytes, source };
+    let mut servers = Vec::with_capacity(endpoints.len());
+    let mut loaded = None;
+    for endpoint in endpoints {
+        let client = Client::new(endpoint.clone());
+        if servers.is_empty() {
+            format(&client, &context.pool).await.map_err(refused)?;
+        }
+        let pool = Pool::join(&client).await.map_err(refused)?;
+        let session = pool.session(endpoint.clone()).await.map_err(refused)?;
+        let index = if servers.is_empty() {
+            let index = AnyIndex::create(&session, TABLE, &context.format)
+                .await
+                .map_err(|error| failed_load(pool_bytes, error))?;
+            if context.config.load == LoadKind::Bulk {
+                loaded = Some(bulk_load(context, &session, &index, progress).await?);
+            }
+            index
+        } else {
+            let root = session.open_root(TABLE).await.map_err(refused)?;
+            AnyIndex::open(&root).map_err(BenchError::Table)?.0
+        };
+        servers.push(Server { pool, index });
+    }
+    let (load, data_bytes) = loaded.unzip();
+    Ok(Prepared { servers, load, data_bytes: data_bytes.unwrap_or(0) })
+}
+
+async fn bulk_load<E: Endpoint>(
+    context: &Context,
+    session: &Session<E>,
+    index: &AnyIndex,
+    progress: &dyn Progress,
+) -> Result<(PhaseReport, u64), BenchError> {
+    let keys = context.config.keys;
+    progress.begin(Phase::Load, keys);
+    let mut pairs = Pairs::new(&context.keys, context.values, keys, progress);
+    let began_ns = session.endpoint().now_ns();
+    let count = index
+        .bulk_load(session, &mut pairs)
+        .await
+        .map_err(|error| failed_load(context.pool_bytes(), error))?;
+    let nanos = session.endpoint().now_ns() - began_ns;
+    let key_bytes = pairs.finish()?;
+    let data_bytes = key_bytes + count * context.config.value_bytes as u64;
+    Ok((PhaseReport::new(seconds(nanos), count), data_bytes))
+}
+
+fn failed_load(pool_bytes: u64, error: IndexError) -> BenchError {
+    match error {
+        IndexError::Full(_) => BenchError::PoolTooSmall { pool_bytes, source: error },
+        error => BenchError::Load(error),
+    }
+}
+
+/// Walks the table at the end, if that is asked for.
+async fn finish<E: Endpoint>(
+    context: &Context,
+    servers: &[Server],
+    endpoint: &E,
+    progress: &dyn Progress,
+) -> Result<Option<TableReport>, BenchError> {
+    let Some(server) = servers.first().filter(|_| context.config.verify) else { return Ok(None) };
+    progress.begin(Phase::Verify, 0);
+    let unread = |error: PoolError| BenchError::Verify(error.into());
+    let session = server.pool.session(endpoint.clone()).await.map_err(unread)?;
+    let mut audit = Audit::new(&session).await.map_err(unread)?;
+    let report = server.index.verify(&session, &mut audit).await.map_err(BenchError::Verify)?;
+    match report.problems.first() {
+        Some(first) => {
+            Err(BenchError::Damaged { count: report.problems.len(), first: first.clone() })
+        }
+        None => Ok(Some(report)),
+    }
+}
+
+fn capability_names(it: &Capabilities) -> Vec<&'static str> {
+    [
+        ("word_atomic", it.word_atomic),
+        ("line_atomic", it.line_atomic),
+        ("write_inorder", it.write_inorder),
+        ("write_vs_rmw", it.write_vs_rmw),
+        ("rmw_global", it.rmw_global),
+        ("cpu_visible", it.cpu_visible),
+        ("native_atomics", it.native_atomics),
+        ("needs_target_progress", it.needs_target_progress),
+    ]
+    .into_iter()
+    .filter_map(|(name, has)| has.then_some(name))
+    .collect()
+}
+
+fn seconds(nanos: u64) -> f64 {
+    nanos as f64 / 1e9
+}

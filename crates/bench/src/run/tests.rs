@@ -1,0 +1,316 @@
+#![allow(clippy::unwrap_used)]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::*;
+use crate::{
+    KeyOrder, KeySpec, OpKind, ReportKind, Workload, YcsbProperties, config::CapabilityKind,
+    units::Rate,
+};
+
+/// A small run: two compute servers, two memory servers.
+fn small(fabric: FabricKind, workload: &str) -> BenchConfig {
+    BenchConfig {
+        fabric,
+        workload: workload.parse().unwrap(),
+        keys: 3000,
+        warmup_ops: 200,
+        ops: 1500,
+        clients: 6,
+        threads: 2,
+        compute_servers: 2,
+        memory_servers: 2,
+        seed: 7,
+        verify: true,
+        ..BenchConfig::default()
+    }
+}
+
+const FABRICS: [FabricKind; 2] = [FabricKind::Mapped, FabricKind::Sim];
+
+fn run_well(config: &BenchConfig) -> Report {
+    let report = run(config, &NoProgress).unwrap();
+    assert_eq!(report.run.first_error, None, "{config:?}");
+    assert_eq!((report.run.errors, report.run.phase.ops), (0, config.ops), "{config:?}");
+    report
+}
+
+fn of(report: &Report, kind: OpKind) -> &crate::KindReport {
+    &report.run.by_kind[&ReportKind::Op(kind)]
+}
+
+#[test]
+fn every_workload_runs_on_every_fabric() {
+    for fabric in FABRICS {
+        for name in Workload::NAMES {
+            let config = small(fabric, name);
+            let report = run_well(&config);
+            let mut ops = 0;
+            for kind in OpKind::ALL {
+                let expected = config.workload.mix.share(kind) > 0.0;
+                assert_eq!(report.run.by_kind.contains_key(&ReportKind::Op(kind)), expected);
+                if expected {
+                    let report = of(&report, kind);
+                    ops += report.ops;
+                    let latency = report.latency_us.unwrap();
+                    assert!(latency.p50 <= latency.p99 && latency.p99 <= latency.max);
+                    assert!(report.per_op.reads >= 1.0 && report.per_op.round_trips >= 1.0);
+                }
+            }
+            assert_eq!(ops, config.ops);
+            let at_end = report.config["keys_at_end"].as_u64().unwrap();
+            // Those of the warm-up are not in the report.
+            let inserts = config.workload.mix.share(OpKind::Insert);
+            let inserted = (at_end - config.keys) as f64;
+            assert!((inserted - inserts * 1700.0).abs() < 100.0, "{name}: {inserted}");
+            assert_eq!(report.memory.data_bytes, 16 * at_end);
+            assert!(report.memory.index_bytes >= report.memory.data_bytes);
+            assert_eq!(report.load.ops, config.keys);
+            assert_eq!(report.fabric, fabric.name());
+        }
+    }
+}
+
+#[test]
+fn open_loops_keep_their_rate() {
+    for (fabric, rate, time) in [
+        (FabricKind::Mapped, 20_000, TimeKind::Real),
+        (FabricKind::Sim, 100_000, TimeKind::Virtual),
+    ] {
+        for name in ["ycsb-a", "scan-intensive"] {
+            let rate = Rate::new(rate);
+            let config = BenchConfig { rate, verify: false, ..small(fabric, name) };
+            let report = run_well(&config);
+            assert_eq!((report.loop_kind, report.time), (LoopKind::Open, time));
+            let expected = config.ops as f64 / rate.unwrap().per_second() as f64;
+            let ratio = report.run.phase.seconds / expected;
+            // Not every machine keeps up in real time.
+            let most = if time == TimeKind::Virtual { 1.3 } else { 20.0 };
+            assert!((0.8..most).contains(&ratio), "{ratio}");
+        }
+    }
+}
+
+/// An operation that waits for its turn takes longer, and that counts.
+#[test]
+fn late_operations_count_from_their_time() {
+    let closed = run_well(&small(FabricKind::Sim, "ycsb-c"));
+    let rate = Rate::new(100_000_000);
+    let open = run_well(&BenchConfig { rate, ..small(FabricKind::Sim, "ycsb-c") });
+    // At a hundred million a second, all but the first are late, more and more so.
+    assert!(open.run.latency_us.p50 > 20.0 * closed.run.latency_us.p50);
+    assert!(open.run.latency_us.max / 1e6 > 0.9 * open.run.phase.seconds);
+}
+
+/// INV-RUN-1.
+#[test]
+fn the_same_seed_gives_the_same_report() {
+    for name in ["ycsb-a", "ycsb-e", "insert-intensive"] {
+        for torn in [false, true] {
+            let config = BenchConfig { torn, ..small(FabricKind::Sim, name) };
+            let first = run_well(&config);
+            assert_eq!(first, run_well(&config));
+            let other = run_well(&BenchConfig { seed: 8, ..config });
+            assert_ne!(first.config["trace_hash"], other.config["trace_hash"]);
+            assert_ne!(first.run.latency_us, other.run.latency_us);
+        }
+    }
+}
+
+#[test]
+fn reads_cost_the_height_exactly() {
+    for fabric in FABRICS {
+        for (keys, node_bytes) in [(10, 1024), (3000, 1024), (3000, 256)] {
+            let base = small(fabric, "read-only");
+            let report = run_well(&BenchConfig { keys, node_bytes: Some(node_bytes), ..base });
+            let height = report.config["levels"].as_u64().unwrap();
+            let per_op = &of(&report, OpKind::Get).per_op;
+            assert_eq!((per_op.reads, per_op.round_trips), (height as f64, height as f64));
+            assert_eq!((per_op.writes, per_op.atomics), (0.0, 0.0));
+            assert_eq!(per_op.bytes_read, height as f64 * f64::from(node_bytes));
+            assert!(height > 1 || keys == 10);
+        }
+    }
+}
+
+/// A read-modify-write is given the cost of a get and an update; together with maintenance, all
+/// kinds come to the total.
+#[test]
+fn costs_by_kind_add_up() {
+    let report = run_well(&small(FabricKind::Sim, "get=40,rmw=30,update=10,upsert=10,insert=10"));
+    let (get, update) = (of(&report, OpKind::Get).per_op, of(&report, OpKind::Update).per_op);
+    let both = of(&report, OpKind::ReadModifyWrite).per_op;
+    assert!((both.reads - get.reads - update.reads).abs() < 1e-9);
+    assert!((both.writes - get.writes - update.writes).abs() < 1e-9);
+    let sum = |cost: fn(&crate::PerOp) -> f64| {
+        let kinds = report.run.by_kind.values();
+        kinds.map(|kind| cost(&kind.per_op) * kind.ops as f64).sum::<f64>()
+    };
+    let ops = report.run.phase.ops as f64;
+    let costs: [fn(&crate::PerOp) -> f64; 4] =
+        [|it| it.reads, |it| it.writes, |it| it.atomics, |it| it.bytes_written];
+    for cost in costs {
+        assert!((sum(cost) - cost(&report.run.per_op) * ops).abs() < 1e-3);
+    }
+}
+
+#[test]
+fn tables_can_be_loaded_by_inserts() {
+    for fabric in FABRICS {
+        let config = BenchConfig { load: LoadKind::Insert, ..small(fabric, "ycsb-c") };
+        let report = run_well(&config);
+        assert_eq!(report.load.ops, config.keys);
+        assert!(report.load.seconds > 0.0);
+        assert_eq!(report.memory.data_bytes, 16 * config.keys);
+        assert_eq!(report.config["keys_at_end"], config.keys);
+    }
+}
+
+#[test]
+fn keys_and_values_of_every_kind() {
+    let path = std::env::temp_dir().join(format!("farleaf-bench-keys-{}", std::process::id()));
+    let lines: String = (0..4000).map(|line| format!("line {}\n", line * 7919 % 4001)).collect();
+    std::fs::write(&path, lines).unwrap();
+    let kinds = [
+        KeySpec::U64(KeyOrder::Ordered),
+        KeySpec::Bytes(KeyOrder::Hashed),
+        KeySpec::Bytes(KeyOrder::Ordered),
+        KeySpec::Lines(path.clone()),
+    ];
+    for fabric in FABRICS {
+        for key_type in &kinds {
+            for value_bytes in [0, 3, 8, 100, 2000] {
+                let key_type = key_type.clone();
+                let base = small(fabric, "get=40,update=20,insert=20,scan=10,remove=10");
+                let ops = 400;
+                let config = BenchConfig { key_type, value_bytes, keys: 600, ops, ..base };
+                let report = run_well(&config);
+                let at_end = report.config["keys_at_end"].as_u64().unwrap();
+                let values = at_end * value_bytes as u64;
+                assert!((values..values + at_end * 25).contains(&report.memory.data_bytes));
+            }
+        }
+    }
+    std::fs::remove_file(&path).unwrap();
+}
+
+/// A file of keys ends: then inserts, and with them their clients, do too.
+#[test]
+fn running_out_of_keys_ends_the_run() {
+    let path = std::env::temp_dir().join(format!("farleaf-bench-few-{}", std::process::id()));
+    std::fs::write(&path, (0..120).map(|line| format!("{line}\n")).collect::<String>()).unwrap();
+    let base = small(FabricKind::Sim, "insert=1");
+    let key_type = KeySpec::Lines(path.clone());
+    let config = BenchConfig { keys: 100, warmup_ops: 0, key_type, ..base };
+    let report = run(&config, &NoProgress).unwrap();
+    assert_eq!((report.run.phase.ops, report.run.errors), (20, 0));
+    let error = run(&BenchConfig { keys: 121, ..config }, &NoProgress).unwrap_err();
+    assert_eq!(error.to_string(), "121 keys to load, but the file has 120: load at most that many");
+    std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
+fn ycsb_properties_are_run() {
+    let mut properties = YcsbProperties::new();
+    for property in [
+        "recordcount=500",
+        "operationcount=600",
+        "readproportion=0.4",
+        "updateproportion=0.2",
+        "scanproportion=0.2",
+        "readmodifywriteproportion=0.2",
+        "requestdistribution=latest",
+        "maxscanlength=20",
+        "fieldcount=3",
+        "fieldlength=40",
+    ] {
+        properties.set(property).unwrap();
+    }
+    let ycsb = properties.config().unwrap();
+    for fabric in FABRICS {
+        let config = BenchConfig {
+            workload: ycsb.workload.clone(),
+            keys: ycsb.record_count,
+            ops: ycsb.operation_count.unwrap(),
+            value_bytes: ycsb.value_bytes,
+            key_type: KeySpec::Bytes(ycsb.key_order),
+            ..small(fabric, "ycsb-a")
+        };
+        let report = run_well(&config);
+        assert!(of(&report, OpKind::ReadModifyWrite).ops > 80);
+        assert!(report.memory.data_bytes > 500 * (120 + 5));
+        assert_eq!(report.config["distribution"], "latest:0.99");
+    }
+}
+
+#[test]
+fn capabilities_of_the_simulator_can_be_chosen() {
+    let config = small(FabricKind::Sim, "ycsb-a");
+    let none = run_well(&config);
+    let mapped = run_well(&BenchConfig { capabilities: CapabilityKind::Mapped, ..config });
+    assert_eq!(none.config["capabilities"].as_array().unwrap().len(), 2);
+    let real = run_well(&small(FabricKind::Mapped, "ycsb-a"));
+    assert_eq!(mapped.config["capabilities"], real.config["capabilities"]);
+    let atomics = |report: &Report| of(report, OpKind::Update).per_op.atomics;
+    assert!(atomics(&none) > atomics(&mapped), "a lock is released by a WRITE where that is safe");
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let refusal = |change: &dyn Fn(&mut BenchConfig)| {
+        let mut config = small(FabricKind::Sim, "ycsb-a");
+        change(&mut config);
+        run(&config, &NoProgress).unwrap_err()
+    };
+    assert!(matches!(refusal(&|it| it.clients = 0), BenchError::Config(_)));
+    assert!(matches!(refusal(&|it| it.threads = 8), BenchError::Config(_)));
+    assert!(matches!(refusal(&|it| it.node_bytes = Some(1000)), BenchError::Table(_)));
+    let missing = refusal(&|it| it.key_type = "lines:/no/such/file".parse().unwrap());
+    assert!(matches!(missing, BenchError::Lines(_)));
+    for fabric in FABRICS {
+        for load in [LoadKind::Bulk, LoadKind::Insert] {
+            let error = refusal(&|it| {
+                (it.fabric, it.load, it.keys) = (fabric, load, 200_000);
+                it.pool_bytes = Some(3 << 20);
+            });
+            assert!(matches!(error, BenchError::PoolTooSmall { .. }), "{fabric}: {error}");
+            assert!(error.to_string().contains("--pool-bytes"), "{error}");
+        }
+        let error = refusal(&|it| (it.fabric, it.pool_bytes) = (fabric, Some(1000)));
+        assert!(matches!(error, BenchError::Fabric(_)), "{error}");
+    }
+}
+
+/// Counts what it is told.
+#[derive(Default)]
+struct Counting {
+    phases: AtomicU64,
+    total: AtomicU64,
+    steps: AtomicU64,
+}
+
+impl Progress for Counting {
+    fn begin(&self, _phase: Phase, total: u64) {
+        self.phases.fetch_add(1, Ordering::SeqCst);
+        self.total.fetch_add(total, Ordering::SeqCst);
+    }
+
+    fn advance(&self, steps: u64) {
+        self.steps.fetch_add(steps, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn progress_comes_to_the_total() {
+    for fabric in FABRICS {
+        for load in [LoadKind::Bulk, LoadKind::Insert] {
+            let progress = Counting::default();
+            let config = BenchConfig { load, ops: 9000, ..small(fabric, "ycsb-a") };
+            let report = run(&config, &progress).unwrap();
+            assert_eq!(report.run.phase.ops, 9000);
+            assert_eq!(progress.phases.into_inner(), 4);
+            assert_eq!(progress.total.into_inner(), 3000 + 200 + 9000);
+            assert_eq!(progress.steps.into_inner(), 3000 + 200 + 9000);
+        }
+    }
+}

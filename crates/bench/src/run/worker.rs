@@ -1,0 +1,218 @@
+//! What a thread does in a run: its clients load, warm up and run, phase by phase with all others.
+
+use std::{
+    cell::RefCell,
+    rc::Rc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+};
+
+use farleaf_fabric::{Counters, Endpoint, Snapshot};
+use farleaf_index::AnyIndex;
+use farleaf_pool::{Pool, Session};
+
+use super::{
+    client::{Client, Desk, Job},
+    context::Context,
+    error::BenchError,
+    meet::{Gate, Gather},
+    progress::{Phase, Progress},
+    tally::Tally,
+};
+use crate::config::LoadKind;
+
+/// Time between two rounds of maintenance of a compute server; its sessions take turns.
+const TICK_NS: u64 = 1_000_000;
+/// Most turns until a session's own comes.
+const TURNS_MAX: u64 = 10;
+
+/// A compute server's side of the table.
+#[derive(Clone, Debug)]
+pub(super) struct Server {
+    pub(super) pool: Arc<Pool>,
+    pub(super) index: AnyIndex,
+}
+
+/// What one thread has to do.
+pub(super) struct Duty<E: Endpoint> {
+    /// Its clients: number, compute server, and the endpoint of the thread that it runs on.
+    pub(super) clients: Vec<(usize, Server, E)>,
+    /// See [`Desk::yield_ops`].
+    pub(super) yield_ops: u64,
+    /// Whether it is the one that says which phase begins.
+    pub(super) leads: bool,
+}
+
+/// What came of it.
+#[derive(Debug, Default)]
+pub(super) struct Outcome {
+    /// What its clients counted.
+    pub(super) tally: Tally,
+    /// Nanoseconds of the load phase, 0 if it was none of this thread's business.
+    pub(super) load_ns: u64,
+    /// Nanoseconds of the run phase.
+    pub(super) run_ns: u64,
+    /// What the run phase cost.
+    pub(super) cost: Snapshot,
+}
+
+impl Outcome {
+    /// Adds another thread's, which ran at the same time.
+    pub(super) fn add(&mut self, other: Outcome) {
+        self.tally.add(other.tally);
+        self.load_ns = self.load_ns.max(other.load_ns);
+        self.run_ns = self.run_ns.max(other.run_ns);
+        self.cost.add(&other.cost);
+    }
+}
+
+/// Does a thread's share of the run. `home` is an endpoint of the thread.
+///
+/// # Errors
+/// `Pool`, `Distribution`, `WrongLoad`, or `Aborted` if another thread fails.
+pub(super) async fn work<E: Endpoint>(
+    context: &Arc<Context>,
+    home: &E,
+    duty: Duty<E>,
+    gate: &Gate,
+    progress: &dyn Progress,
+) -> Result<Outcome, BenchError> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let _stop = StopOnDrop(Arc::clone(&stop));
+    let mut clients = Vec::with_capacity(duty.clients.len());
+    for (number, server, endpoint) in duty.clients {
+        let session = server
+            .pool
+            .session(endpoint)
+            .await
+            .map_err(|source| BenchError::Pool { pool_bytes: context.pool_bytes(), source })?;
+        maintain(context, session.clone(), number as u64, Arc::clone(&stop));
+        clients.push(Client::new(context, session, server.index, number)?);
+    }
+    let mut crew = Crew {
+        tally: Rc::default(),
+        clients,
+        yield_ops: duty.yield_ops,
+        leads: duty.leads,
+        home: home.clone(),
+        gate,
+        turn: 0,
+        progress,
+    };
+
+    let config = &context.config;
+    let mut outcome = Outcome::default();
+    if config.load == LoadKind::Insert {
+        outcome.load_ns = crew.phase(Phase::Load, config.keys, |_| Job::Load).await?;
+        crew.tally.borrow().check_load(context.pool_bytes())?;
+    }
+    let ops = config.warmup_ops;
+    if ops > 0 {
+        crew.phase(Phase::WarmUp, ops, |number| Job::share(config, ops, number)).await?;
+        crew.tally.borrow_mut().restart();
+    }
+    crew.meet().await?;
+    let counters = crew.counters();
+    let before = Snapshot::of(&counters);
+    let ops = config.ops;
+    outcome.run_ns = crew.phase(Phase::Run, ops, |number| Job::share(config, ops, number)).await?;
+    outcome.cost = Snapshot::of(&counters).since(&before);
+    // Others may wait for what tasks of this thread hold.
+    crew.meet().await?;
+    outcome.tally = crew.tally.take();
+    Ok(outcome)
+}
+
+/// Does the maintenance of client `number`'s session beside its operations, until `stop` is set.
+fn maintain<E: Endpoint>(
+    context: &Context,
+    session: Session<E>,
+    number: u64,
+    stop: Arc<AtomicBool>,
+) {
+    let config = &context.config;
+    let clients = (config.clients / config.compute_servers) as u64;
+    let interval_ns = TICK_NS * clients.min(TURNS_MAX);
+    // Spread over the interval, so that not all come at once.
+    let first_ns = interval_ns * number / config.clients as u64;
+    let endpoint = session.endpoint().clone();
+    endpoint.clone().spawn(async move {
+        endpoint.sleep(first_ns).await;
+        while !stop.load(SeqCst) {
+            // A round that fails is done by the next one; the client meets what is wrong.
+            let _ = session.tick().await;
+            endpoint.sleep(interval_ns).await;
+        }
+    });
+}
+
+/// Ends maintenance, however the thread's work ends.
+struct StopOnDrop(Arc<AtomicBool>);
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        self.0.store(true, SeqCst);
+    }
+}
+
+/// A thread's clients.
+struct Crew<'a, E: Endpoint> {
+    clients: Vec<Client<E>>,
+    tally: Rc<RefCell<Tally>>,
+    yield_ops: u64,
+    leads: bool,
+    home: E,
+    gate: &'a Gate,
+    turn: usize,
+    progress: &'a dyn Progress,
+}
+
+impl<E: Endpoint> Crew<'_, E> {
+    /// Waits for all other threads.
+    async fn meet(&mut self) -> Result<(), BenchError> {
+        self.turn += 1;
+        self.gate.pass(&self.home, self.turn).await
+    }
+
+    /// Begins together with all other threads, lets every client do its job, and returns how long
+    /// that took in nanoseconds.
+    async fn phase(
+        &mut self,
+        phase: Phase,
+        total: u64,
+        job: impl Fn(usize) -> Job,
+    ) -> Result<u64, BenchError> {
+        if self.leads {
+            self.progress.begin(phase, total);
+        }
+        self.meet().await?;
+        let began_ns = self.home.now_ns();
+        let gather = Gather::new(self.clients.len());
+        for client in self.clients.drain(..) {
+            let desk = Desk {
+                tally: Rc::clone(&self.tally),
+                gather: gather.clone(),
+                yield_ops: self.yield_ops,
+            };
+            let job = job(client.number());
+            client.start(job, desk);
+        }
+        self.clients = gather.all(|steps| self.progress.advance(steps)).await;
+        self.clients.sort_unstable_by_key(Client::number);
+        Ok(self.home.now_ns() - began_ns)
+    }
+
+    /// The counters of its clients' endpoints, each once.
+    fn counters(&self) -> Vec<Arc<Counters>> {
+        let mut counters: Vec<Arc<Counters>> = Vec::new();
+        for client in &self.clients {
+            let its = client.session().endpoint().counters();
+            if !counters.iter().any(|known| Arc::ptr_eq(known, its)) {
+                counters.push(Arc::clone(its));
+            }
+        }
+        counters
+    }
+}
