@@ -1,0 +1,348 @@
+//! What can be said on the command line.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
+use clap_complete::Shell;
+use farleaf::{Engine, KeyFormat, ValueFormat};
+use farleaf_bench::units::{Count, Size};
+
+use crate::bench::BenchArgs;
+use crate::formats;
+use crate::input::ColumnSpec;
+use crate::suggest::OneOf;
+
+const EXIT_CODES: &str = "\
+Exit codes:
+    0  done
+    1  a key, table or pool was not found, a condition of put was not met, or verify found problems
+    2  the command line makes no sense
+    3  the pool is unavailable
+    4  the pool is full
+    5  the pool is corrupt
+    6  a change may or may not have happened
+    7  input data is malformed or cannot be read
+   70  internal error
+  130  interrupted";
+
+const POOLS: &str = "\
+Pools:
+  shm:FOLDER  a pool in memory files, which the processes of this machine share
+  mem:        a pool of one process; gone when it ends, so only programs can use it";
+
+/// Ordered key-value store on disaggregated memory
+#[derive(Debug, Parser)]
+#[command(
+    name = "farleaf",
+    version,
+    arg_required_else_help = true,
+    after_help = "Try 'farleaf help COMMAND' for a command's options.",
+    after_long_help = format!("{POOLS}\n\n{EXIT_CODES}")
+)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) global: GlobalArgs,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Options that every command takes.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Global options")]
+pub(crate) struct GlobalArgs {
+    /// Print JSON: one object, or one a line from get and scan
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// When to colour; NO_COLOR in the environment turns `auto` off
+    #[arg(long, global = true, value_name = "WHEN", default_value = "auto",
+        value_parser = OneOf::<When>::names())]
+    pub(crate) color: When,
+    /// Print results and errors only
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    pub(crate) quiet: bool,
+    /// Say what is being done, on standard error
+    #[arg(short, long, global = true)]
+    pub(crate) verbose: bool,
+}
+
+/// When output is coloured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum When {
+    /// On terminals
+    #[default]
+    Auto,
+    /// Into pipes and files, too
+    Always,
+    /// Not at all
+    Never,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Load records from a file or standard input into a table
+    Load(LoadArgs),
+    /// Print the values of keys
+    Get(GetArgs),
+    /// Add or change a key
+    Put(PutArgs),
+    /// Remove keys
+    Del(DelArgs),
+    /// Print keys and values in order
+    Scan(ScanArgs),
+    /// List the tables of a pool
+    Tables(PoolArgs),
+    /// Remove a table and all that is in it
+    Drop(DropArgs),
+    /// Print what a pool and its tables hold; walks all tables
+    Stats(PoolArgs),
+    /// Check every node of a pool and account for all its memory
+    ///
+    /// Meant for a quiet pool: changes that are under way may be reported as problems. Exits with
+    /// 1 if problems were found, with 5 if the damage keeps the check from going on.
+    Verify(PoolArgs),
+    /// Measure an engine under a workload
+    Bench(Box<BenchArgs>),
+    /// Print a completion script for a shell
+    ///
+    /// For bash: farleaf completions bash > ~/.local/share/bash-completion/completions/farleaf
+    Completions(CompletionsArgs),
+}
+
+/// A pool.
+#[derive(Debug, Args)]
+pub(crate) struct PoolArgs {
+    /// The pool, as in shm:/dev/shm/mypool
+    pub(crate) pool: String,
+}
+
+/// A table of a pool.
+#[derive(Debug, Args)]
+pub(crate) struct TableArgs {
+    /// The pool, as in shm:/dev/shm/mypool
+    pub(crate) pool: String,
+    /// The table
+    pub(crate) table: String,
+}
+
+/// How bytes look.
+#[derive(Clone, Copy, Debug, Args)]
+pub(crate) struct BytesArgs {
+    /// Read and print keys and values in hexadecimal
+    #[arg(long)]
+    pub(crate) hex: bool,
+    /// Print bytes as they are, also to a terminal
+    #[arg(long, conflicts_with_all = ["hex", "json"])]
+    pub(crate) raw: bool,
+}
+
+/// How a pool is made if there is none.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Making a pool")]
+pub(crate) struct CreateArgs {
+    /// Make the pool if the folder holds none
+    #[arg(long)]
+    pub(crate) create: bool,
+    /// Bytes of all memory servers together [default: 4GiB]
+    #[arg(long, value_name = "SIZE", requires = "create")]
+    pub(crate) pool_bytes: Option<Size>,
+    /// Memory servers of the pool [default: 1]
+    #[arg(long, value_name = "COUNT", requires = "create")]
+    pub(crate) memory_servers: Option<u32>,
+    /// Bytes of a block, the unit in which compute servers take memory: a power of two
+    #[arg(long, value_name = "SIZE", requires = "create")]
+    pub(crate) block_bytes: Option<Size>,
+}
+
+/// How a table is made if there is none.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Making a table")]
+pub(crate) struct NewTableArgs {
+    /// The design of the index [default: btree]
+    #[arg(long, value_parser = formats::parse_engine)]
+    pub(crate) engine: Option<Engine>,
+    /// Which keys it takes: bytes, bytes:MAX or fixed:N [default: bytes:1024]
+    #[arg(long, value_name = "FORMAT", value_parser = formats::parse_key_format)]
+    pub(crate) key_format: Option<KeyFormat>,
+    /// Which values it takes: bytes or fixed:N [default: bytes]
+    #[arg(long, value_name = "FORMAT", value_parser = formats::parse_value_format)]
+    pub(crate) value_format: Option<ValueFormat>,
+    /// Bytes of a node: a power of two [default: what suits the formats]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) node_bytes: Option<Size>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LoadArgs {
+    #[command(flatten)]
+    pub(crate) table: TableArgs,
+    /// The file to read; `-` or nothing for standard input
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub(crate) file: Option<PathBuf>,
+    /// What a record looks like
+    #[arg(short, long, default_value = "lines", value_parser = OneOf::<InputFormat>::names())]
+    pub(crate) format: InputFormat,
+    /// Column of the key, by number from 1 or by name (tsv, csv) [default: 1]
+    #[arg(long, value_name = "COLUMN")]
+    pub(crate) key_column: Option<ColumnSpec>,
+    /// Column of the value, by number from 1 or by name (tsv, csv) [default: 2]
+    #[arg(long, value_name = "COLUMN", conflicts_with_all = ["value", "value_from"])]
+    pub(crate) value_column: Option<ColumnSpec>,
+    /// The first line names the columns (tsv, csv)
+    #[arg(long)]
+    pub(crate) header: bool,
+    /// Give every key this value
+    #[arg(long, value_name = "TEXT", conflicts_with = "value_from")]
+    pub(crate) value: Option<OsString>,
+    /// Where values come from, if not from the input
+    #[arg(long, value_name = "SOURCE", value_parser = OneOf::<ValueFrom>::names())]
+    pub(crate) value_from: Option<ValueFrom>,
+    /// The input is sorted by key without repetition: fill an empty table from it in one go
+    #[arg(long)]
+    pub(crate) sorted: bool,
+    /// Leave out malformed records, and count them
+    #[arg(long)]
+    pub(crate) skip_errors: bool,
+    /// Threads that insert
+    #[arg(short, long, value_name = "COUNT", default_value_t = 1,
+        value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub(crate) threads: u16,
+    /// Records of a batch
+    #[arg(long, value_name = "COUNT", default_value = "1000")]
+    pub(crate) batch: Count,
+    #[command(flatten)]
+    pub(crate) create: CreateArgs,
+    #[command(flatten)]
+    pub(crate) new_table: NewTableArgs,
+}
+
+/// What a record of the input looks like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum InputFormat {
+    /// A key a line; the value is empty unless --value or --value-from says otherwise
+    Lines,
+    /// Columns between tabs, without quotes or escapes
+    Tsv,
+    /// Columns between commas, quoted where needed (RFC 4180)
+    Csv,
+    /// Key length, key, value length, value; lengths are 32 bits, least byte first
+    Binary,
+}
+
+/// Where a value comes from, if not from the record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ValueFrom {
+    /// The number of the line, from 1: in decimal, or as 8 bytes, least first, if values are fixed:8
+    LineNumber,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GetArgs {
+    #[command(flatten)]
+    pub(crate) table: TableArgs,
+    /// The keys
+    #[arg(required = true, value_name = "KEY")]
+    pub(crate) keys: Vec<OsString>,
+    #[command(flatten)]
+    pub(crate) bytes: BytesArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PutArgs {
+    #[command(flatten)]
+    pub(crate) table: TableArgs,
+    /// The key
+    pub(crate) key: OsString,
+    /// The value; `-` reads it from standard input
+    pub(crate) value: OsString,
+    /// Only add: exit with 1 if the key is there
+    #[arg(long, conflicts_with = "if_present")]
+    pub(crate) if_absent: bool,
+    /// Only change: exit with 1 if the key is not there
+    #[arg(long)]
+    pub(crate) if_present: bool,
+    /// Read key and value in hexadecimal
+    #[arg(long)]
+    pub(crate) hex: bool,
+    #[command(flatten)]
+    pub(crate) create: CreateArgs,
+    #[command(flatten)]
+    pub(crate) new_table: NewTableArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DelArgs {
+    #[command(flatten)]
+    pub(crate) table: TableArgs,
+    /// The keys
+    #[arg(required = true, value_name = "KEY")]
+    pub(crate) keys: Vec<OsString>,
+    /// Read keys in hexadecimal
+    #[arg(long)]
+    pub(crate) hex: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ScanArgs {
+    #[command(flatten)]
+    pub(crate) table: TableArgs,
+    /// Only keys that start with this
+    #[arg(long, value_name = "KEY", conflicts_with_all = ["from", "to"])]
+    pub(crate) prefix: Option<OsString>,
+    /// Start at this key, itself included
+    #[arg(long, value_name = "KEY")]
+    pub(crate) from: Option<OsString>,
+    /// Stop before this key
+    #[arg(long, value_name = "KEY")]
+    pub(crate) to: Option<OsString>,
+    /// At most so many
+    #[arg(short = 'n', long, value_name = "COUNT")]
+    pub(crate) limit: Option<Count>,
+    /// From the largest key down
+    #[arg(short, long)]
+    pub(crate) reverse: bool,
+    /// Leave out values
+    #[arg(short, long)]
+    pub(crate) keys_only: bool,
+    /// Print only how many there are
+    #[arg(short, long, conflicts_with = "keys_only")]
+    pub(crate) count: bool,
+    #[command(flatten)]
+    pub(crate) bytes: BytesArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DropArgs {
+    #[command(flatten)]
+    pub(crate) table: TableArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    #[arg(value_enum)]
+    pub(crate) shell: Shell,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_and_option_has_help() {
+        for command in Cli::command().get_subcommands() {
+            assert!(command.get_about().is_some(), "{}", command.get_name());
+            for option in command.get_arguments() {
+                let (command, option_id) = (command.get_name(), option.get_id());
+                assert!(option.get_help().is_some(), "{command} {option_id}");
+            }
+        }
+    }
+}

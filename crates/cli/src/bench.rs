@@ -1,0 +1,279 @@
+//! The options of `farleaf bench`, and the configurations that they stand for.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueHint};
+use farleaf::Engine;
+use farleaf_bench::units::{Count, Rate, Size};
+use farleaf_bench::{
+    BenchConfig, CapabilityKind, FabricKind, KeySpec, LoadKind, RequestDistribution, ScanLength,
+    Workload, YcsbConfig, YcsbProperties,
+};
+
+use crate::errors::{self, Failure};
+use crate::formats;
+
+/// Measure an engine under a workload
+#[derive(Debug, Default, Args)]
+#[command(
+    after_help = "Counts read 1000, 100K, 2.5M; sizes read 4096, 64KiB, 1GB; rates read 250K, 1.5M/s.",
+    after_long_help = "\
+Workloads: YCSB's a to f; read-only, read-intensive, write-intensive, insert-intensive and
+scan-intensive as in the paper of DEX; or a mix as in get=95,update=5.
+
+Counts read 1000, 100K, 2.5M; sizes read 4096, 64KiB, 1GB; rates read 250K, 1.5M/s."
+)]
+pub(crate) struct BenchArgs {
+    /// Engines to measure one after the other: names with commas between them, or all
+    #[arg(short, long, default_value = "btree", value_name = "ENGINES")]
+    pub(crate) engine: String,
+    /// What to do: a workload's name, or a mix as in get=95,update=5 [default: a]
+    #[arg(short, long, conflicts_with_all = ["property_file", "property"])]
+    pub(crate) workload: Option<String>,
+    /// Keys to load [default: 1M]
+    #[arg(short, long, value_name = "COUNT")]
+    pub(crate) keys: Option<Count>,
+    /// Operations before the measured ones, of all clients together [default: 100K]
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) warmup: Option<Count>,
+    /// Operations to measure, of all clients together [default: 1M]
+    #[arg(short = 'n', long, value_name = "COUNT")]
+    pub(crate) ops: Option<Count>,
+    /// Which keys are asked for: zipfian, uniform, latest, hotspot, exponential, sequential
+    /// [default: the workload's]
+    #[arg(short, long)]
+    pub(crate) distribution: Option<RequestDistribution>,
+    /// Skew of zipfian and latest, above 0 [default: 0.99]
+    #[arg(long, allow_negative_numbers = true)]
+    pub(crate) theta: Option<f64>,
+    /// Clients of all compute servers together [default: 16]
+    #[arg(short, long, value_name = "COUNT")]
+    pub(crate) clients: Option<Count>,
+    /// Threads of all compute servers together [default: 2, or as many as clients]
+    #[arg(short, long, value_name = "COUNT")]
+    pub(crate) threads: Option<Count>,
+    /// Compute servers [default: 1]
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) compute_servers: Option<Count>,
+    /// Memory servers [default: 2]
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) memory_servers: Option<Count>,
+    /// What carries the operations: mapped (this process's memory) or sim (simulated network,
+    /// virtual time) [default: mapped]
+    #[arg(short, long)]
+    pub(crate) fabric: Option<FabricKind>,
+    /// What all randomness comes from [default: 1]
+    #[arg(short, long)]
+    pub(crate) seed: Option<u64>,
+    /// YCSB workload file; may be given more than once
+    #[arg(short = 'P', value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) property_file: Vec<PathBuf>,
+    /// YCSB property, which wins over files; may be given more than once
+    #[arg(short = 'p', value_name = "PROPERTY=VALUE")]
+    pub(crate) property: Vec<String>,
+    /// What keys look like: u64, u64:ordered, bytes, bytes:ordered, lines:FILE [default: u64]
+    #[arg(long, value_name = "TYPE")]
+    pub(crate) key_type: Option<KeySpec>,
+    /// Length of values [default: 8]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) value_bytes: Option<Size>,
+    /// Pairs of a scan: 100, 1-100 or zipfian:1-100 [default: the workload's]
+    #[arg(long, value_name = "LENGTH")]
+    pub(crate) scan_length: Option<ScanLength>,
+    /// Operations per second of all clients together: an open loop, which does not wait
+    #[arg(short, long)]
+    pub(crate) rate: Option<Rate>,
+    /// How keys are loaded: bulk or insert [default: bulk]
+    #[arg(long)]
+    pub(crate) load: Option<LoadKind>,
+    /// Bytes of a node: a power of two [default: the engine's]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) node_bytes: Option<Size>,
+    /// Bytes of all memory servers together [default: what the keys need]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) pool_bytes: Option<Size>,
+    /// Have the simulator tear and reorder words (needs --fabric sim)
+    #[arg(long)]
+    pub(crate) torn: bool,
+    /// What the simulator gives beyond the contract: none or mapped [default: none]
+    #[arg(long, value_name = "SET")]
+    pub(crate) capabilities: Option<CapabilityKind>,
+    /// Check every node of the table at the end
+    #[arg(long)]
+    pub(crate) verify: bool,
+    /// Write the reports to this file, too, one JSON object a line
+    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) output: Option<PathBuf>,
+    /// Print what would be run as JSON, and run nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+}
+
+/// Runs that were asked for.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    /// One for each engine; they differ in nothing else.
+    pub(crate) runs: Vec<BenchConfig>,
+    /// YCSB's properties that were given and change nothing, by name.
+    pub(crate) ignored: Vec<String>,
+}
+
+impl BenchArgs {
+    /// Makes sense of the options.
+    ///
+    /// # Errors
+    /// [`Exit::Usage`](crate::errors::Exit::Usage) with a sentence on what does not.
+    pub(crate) fn plan(&self) -> Result<Plan, Failure> {
+        let engines = engines(&self.engine)?;
+        let ycsb = self.ycsb()?;
+        let mut config = BenchConfig::default();
+        let mut ignored = Vec::new();
+        if let Some(ycsb) = ycsb {
+            ignored = self.take_ycsb(ycsb, &mut config)?;
+        } else if let Some(workload) = &self.workload {
+            config.workload = workload.parse().map_err(usage)?;
+        }
+        self.take_workload(&mut config.workload)?;
+        self.take_counts(&mut config)?;
+        config.validate().map_err(usage)?;
+        let runs =
+            engines.into_iter().map(|engine| BenchConfig { engine, ..config.clone() }).collect();
+        Ok(Plan { runs, ignored })
+    }
+
+    fn ycsb(&self) -> Result<Option<YcsbConfig>, Failure> {
+        if self.property_file.is_empty() && self.property.is_empty() {
+            return Ok(None);
+        }
+        let mut properties = YcsbProperties::new();
+        for file in &self.property_file {
+            properties.read_file(file).map_err(usage)?;
+        }
+        for property in &self.property {
+            properties.set(property).map_err(usage)?;
+        }
+        properties.config().map(Some).map_err(usage)
+    }
+
+    /// Takes what YCSB's properties say; options win over them later. Returns those ignored.
+    fn take_ycsb(
+        &self,
+        ycsb: YcsbConfig,
+        config: &mut BenchConfig,
+    ) -> Result<Vec<String>, Failure> {
+        config.workload = ycsb.workload;
+        if ycsb.record_count > 0 {
+            config.keys = ycsb.record_count;
+        }
+        config.ops = ycsb.operation_count.unwrap_or(config.ops);
+        config.value_bytes = ycsb.value_bytes;
+        config.key_type = KeySpec::Bytes(ycsb.key_order);
+        if let Some(count) = ycsb.thread_count {
+            config.clients = to_usize(count);
+        }
+        config.rate = ycsb.target_ops_per_s.and_then(Rate::new);
+        let mut ignored: Vec<String> = ycsb.ignored.into_iter().map(|(name, _)| name).collect();
+        if ycsb.max_seconds.is_some() {
+            ignored.push("maxexecutiontime".to_owned());
+        }
+        Ok(ignored)
+    }
+
+    fn take_workload(&self, workload: &mut Workload) -> Result<(), Failure> {
+        if let Some(distribution) = self.distribution {
+            workload.request = distribution;
+        }
+        if let Some(wanted) = self.theta {
+            match &mut workload.request {
+                RequestDistribution::Zipfian { theta } | RequestDistribution::Latest { theta } => {
+                    *theta = wanted;
+                }
+                other => {
+                    return Err(Failure::usage(format!(
+                        "--theta is the skew of zipfian and latest; the distribution is {other}"
+                    )));
+                }
+            }
+        }
+        if let Some(length) = self.scan_length {
+            workload.scan_length = length;
+        }
+        Ok(())
+    }
+
+    fn take_counts(&self, config: &mut BenchConfig) -> Result<(), Failure> {
+        let defaults = (config.clients, config.threads);
+        for (given, place) in [
+            (self.keys, &mut config.keys),
+            (self.warmup, &mut config.warmup_ops),
+            (self.ops, &mut config.ops),
+        ] {
+            if let Some(count) = given {
+                *place = count.0;
+            }
+        }
+        for (given, place) in [
+            (self.clients, &mut config.clients),
+            (self.threads, &mut config.threads),
+            (self.compute_servers, &mut config.compute_servers),
+            (self.memory_servers, &mut config.memory_servers),
+        ] {
+            if let Some(count) = given {
+                *place = to_usize(count.0);
+            }
+        }
+        // A default never contradicts what was asked for.
+        if self.threads.is_none() {
+            let servers = config.compute_servers.max(1);
+            config.threads = defaults.1.min(config.clients).next_multiple_of(servers).max(1);
+        }
+        config.fabric = self.fabric.unwrap_or(config.fabric);
+        config.seed = self.seed.unwrap_or(config.seed);
+        config.load = self.load.unwrap_or(config.load);
+        config.torn = self.torn;
+        config.verify = self.verify;
+        config.capabilities = self.capabilities.unwrap_or(config.capabilities);
+        config.rate = self.rate.or(config.rate);
+        if let Some(key_type) = &self.key_type {
+            config.key_type = key_type.clone();
+        }
+        if let Some(size) = self.value_bytes {
+            config.value_bytes = to_usize(size.0);
+        }
+        if let Some(size) = self.node_bytes {
+            let bytes = u32::try_from(size.0).ok().filter(|bytes| bytes.is_power_of_two());
+            let refusal = || Failure::usage(format!("--node-bytes {size} is no power of two"));
+            config.node_bytes = Some(bytes.ok_or_else(refusal)?);
+        }
+        config.pool_bytes = self.pool_bytes.map(|size| size.0).or(config.pool_bytes);
+        Ok(())
+    }
+}
+
+/// Engines by their names, each once.
+fn engines(text: &str) -> Result<Vec<Engine>, Failure> {
+    if text.trim().eq_ignore_ascii_case("all") {
+        return Ok(Engine::ALL.to_vec());
+    }
+    let mut engines = Vec::new();
+    for name in text.split(',') {
+        let engine = formats::parse_engine(name).map_err(Failure::usage)?;
+        if !engines.contains(&engine) {
+            engines.push(engine);
+        }
+    }
+    Ok(engines)
+}
+
+/// An error of the library about what was asked for, with its causes.
+fn usage(error: impl std::error::Error + Send + Sync + 'static) -> Failure {
+    Failure::usage(errors::told(&anyhow::Error::new(error)))
+}
+
+/// What does not fit is far beyond every limit, and stays so.
+fn to_usize(count: u64) -> usize {
+    usize::try_from(count).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests;

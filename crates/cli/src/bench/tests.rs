@@ -1,0 +1,126 @@
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+
+use clap::Parser;
+
+use super::*;
+
+#[derive(Parser)]
+struct Line {
+    #[command(flatten)]
+    bench: BenchArgs,
+}
+
+fn plan(options: &str) -> Result<Plan, String> {
+    let words = ["bench"].into_iter().chain(options.split_whitespace());
+    let line = Line::try_parse_from(words).map_err(|error| error.to_string())?;
+    line.bench.plan().map_err(|failure| failure.to_string())
+}
+
+fn config(options: &str) -> BenchConfig {
+    plan(options).unwrap().runs.remove(0)
+}
+
+#[test]
+fn without_options_it_is_the_default() {
+    assert_eq!(config(""), BenchConfig::default());
+}
+
+#[test]
+fn every_option_reaches_the_configuration() {
+    let config = config(
+        "--engine btree --workload b --keys 2K --warmup 0 --ops 1.5M --distribution latest \
+         --theta 0.7 --clients 32 --threads 4 --compute-servers 2 --memory-servers 3 --fabric sim \
+         --seed 9 --key-type bytes:ordered --value-bytes 1KiB --scan-length 1-10 --rate 100K \
+         --load insert --node-bytes 4KiB --pool-bytes 1GiB --torn \
+         --capabilities mapped --verify",
+    );
+    let expected = BenchConfig {
+        engine: Engine::BTree,
+        fabric: FabricKind::Sim,
+        workload: Workload {
+            request: RequestDistribution::Latest { theta: 0.7 },
+            scan_length: ScanLength::Uniform { min: 1, max: 10 },
+            ..Workload::named("b").unwrap()
+        },
+        keys: 2_000,
+        load: LoadKind::Insert,
+        warmup_ops: 0,
+        ops: 1_500_000,
+        clients: 32,
+        threads: 4,
+        compute_servers: 2,
+        memory_servers: 3,
+        seed: 9,
+        key_type: "bytes:ordered".parse().unwrap(),
+        value_bytes: 1024,
+        rate: Rate::new(100_000),
+        node_bytes: Some(4096),
+        pool_bytes: Some(1 << 30),
+        torn: true,
+        capabilities: CapabilityKind::Mapped,
+        verify: true,
+    };
+    assert_eq!(config, expected);
+}
+
+#[test]
+fn defaults_give_way_to_what_was_asked_for() {
+    assert_eq!(config("--clients 1").threads, 1);
+    let four = config("--compute-servers 4");
+    assert_eq!((four.clients, four.threads), (16, 4));
+}
+
+#[test]
+fn nonsense_is_refused_with_a_sentence() {
+    for (options, sentence) in [
+        ("--clients 0", "0 clients"),
+        ("--ops 0", "0 ops"),
+        ("--threads 17", "17 threads for 16 clients"),
+        ("--theta 0", "theta must be a finite number above 0"),
+        ("--theta -1", "theta must be a finite number above 0"),
+        ("--theta 0.5 --distribution uniform", "the distribution is uniform"),
+        ("--workload red-only", "did you mean \"read-only\"?"),
+        ("--distribution zipfain", "did you mean \"zipfian\"?"),
+        ("--engine btre", "did you mean \"btree\"?"),
+        ("--engine btree,none", "no engine is named \"none\""),
+        ("--fabric maped", "did you mean \"mapped\"?"),
+        ("--compute-servers 3", "16 clients cannot be shared evenly"),
+        ("--torn", "torn words are the simulator's"),
+        ("--node-bytes 1000", "no power of two"),
+        ("--keys many", "is not a count"),
+        ("--pool-bytes 4G", "say GiB (1024) or GB (1000)"),
+        ("--rate 0", "at least 1 per second"),
+        ("--workload a -p readproportion=1", "cannot be used with"),
+        ("-p readproportion", "is not of the form property=value"),
+        ("-P /does/not/exist", "cannot read workload file"),
+    ] {
+        let error = plan(options).unwrap_err();
+        assert!(error.contains(sentence), "{options}: {error}");
+    }
+}
+
+#[test]
+fn engines_are_a_list() {
+    assert_eq!(plan("--engine all").unwrap().runs.len(), Engine::ALL.len());
+    assert_eq!(plan("--engine btree,btree").unwrap().runs.len(), 1);
+}
+
+#[test]
+fn workload_files_count_and_options_win_over_them() {
+    let path = std::env::temp_dir().join(format!("farleaf-bench-{}", std::process::id()));
+    let text = "recordcount=500\noperationcount=700\nworkload=site.ycsb.workloads.CoreWorkload\n\
+        readproportion=1\nupdateproportion=0\nthreadcount=4\nfieldcount=2\nfieldlength=10\n\
+        maxexecutiontime=9\ncolour=blue\n";
+    fs::write(&path, text).unwrap();
+    let options = format!("-P {} -p recordcount=600 --ops 800", path.display());
+    let plan = plan(&options);
+    fs::remove_file(&path).unwrap();
+    let mut plan = plan.unwrap();
+    assert_eq!(plan.ignored, ["colour", "maxexecutiontime"]);
+    let config = plan.runs.remove(0);
+    assert_eq!((config.keys, config.ops, config.clients, config.value_bytes), (600, 800, 4, 20));
+    assert_eq!(config.workload.mix.to_string(), "get=100");
+    assert_eq!(config.key_type.to_string(), "bytes");
+}

@@ -1,0 +1,78 @@
+//! `farleaf bench`.
+
+use std::fs::File;
+use std::io::Write;
+
+use farleaf_bench::{Report, Row};
+use serde_json::{Value, to_value};
+
+use crate::bench::BenchArgs;
+use crate::errors::{Exit, Failure};
+use crate::output::{Console, counted};
+use crate::progress::Meter;
+
+pub(super) fn run(args: &BenchArgs, console: &mut Console) -> anyhow::Result<Exit> {
+    let plan = args.plan()?;
+    for name in &plan.ignored {
+        console.warn(format_args!("the property {name} changes nothing here"));
+    }
+    if args.dry_run {
+        for config in &plan.runs {
+            console.json_line(&Value::Object(config.to_json()))?;
+        }
+        return Ok(Exit::Done);
+    }
+    // Before the runs, so that they are not in vain.
+    let mut file = None;
+    if let Some(path) = &args.output {
+        let unwritable = |error| Failure::unwritable(path.display(), error);
+        file = Some((path, File::create(path).map_err(unwritable)?));
+    }
+    let mut reports = Vec::new();
+    for config in &plan.runs {
+        console.detail(format_args!("runs {}", Value::Object(config.to_json())));
+        let meter = Meter::new(console.shows_progress(), None);
+        let run = farleaf_bench::run(config, &meter);
+        meter.clear();
+        let report = run?;
+        let told = to_value(&report)?;
+        if let Some((path, file)) = &mut file {
+            let unwritable = |error| Failure::unwritable(path.display(), error);
+            writeln!(file, "{told}").map_err(unwritable)?;
+        }
+        if console.json {
+            console.json_line(&told)?;
+        }
+        reports.push(report);
+    }
+    if !console.json {
+        print(&reports, console)?;
+    }
+    let errors: u64 = reports.iter().map(|report| report.run.errors).sum();
+    if errors > 0 {
+        let errors = counted(errors, "operation");
+        console.warn(format_args!("{errors} failed or gave a wrong answer"));
+        return Ok(Exit::NotFound);
+    }
+    Ok(Exit::Done)
+}
+
+/// One line for each number, one column for each run.
+fn print(reports: &[Report], console: &mut Console) -> std::io::Result<()> {
+    let runs: Vec<Vec<Row>> = reports.iter().map(Report::rows).collect();
+    let mut names: Vec<(&str, &str)> = Vec::new();
+    for row in runs.iter().flatten() {
+        if !names.contains(&(row.group, row.name)) {
+            names.push((row.group, row.name));
+        }
+    }
+    let line = |(group, name): (&str, &str)| {
+        let value = |rows: &Vec<Row>| {
+            let row = rows.iter().find(|row| (row.group, row.name) == (group, name));
+            row.map(|row| row.value.clone()).unwrap_or_default()
+        };
+        [group.to_owned(), name.to_owned()].into_iter().chain(runs.iter().map(value)).collect()
+    };
+    let lines: Vec<Vec<String>> = names.into_iter().map(line).collect();
+    console.table(&[], &lines)
+}

@@ -1,0 +1,198 @@
+//! `farleaf load`: records from a file into a table.
+
+mod pipeline;
+mod source;
+mod summary;
+
+use std::os::unix::ffi::OsStringExt;
+use std::process;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use anyhow::Context;
+use farleaf::{Table, ValueFormat};
+
+use self::pipeline::{Job, Outcome};
+use self::source::Source;
+use self::summary::Summary;
+use super::{close, open_or_create, table_or_create};
+use crate::args::{InputFormat, LoadArgs, ValueFrom};
+use crate::errors::{Exit, Failure};
+use crate::input::{self, ColumnSpec, Columns, ValueSource};
+use crate::output::{Console, counted};
+use crate::progress::Meter;
+
+pub(super) fn run(args: LoadArgs, console: &mut Console) -> anyhow::Result<Exit> {
+    check(&args)?;
+    let source = Source::open(args.file.as_deref())?;
+    let db = open_or_create(&args.table.pool, &args.create, console)?;
+    let (table, was_made) = table_or_create(&db, &args.table.table, &args.new_table, console)?;
+    let bulk = args.sorted && is_empty(&table, console)?;
+
+    let stop = stop_on_interrupt()?;
+    let (name, length) = (source.name.clone(), source.length);
+    let job = Job {
+        reader: input::open(args.format, source.input, columns(&args, &table)),
+        table: table.clone(),
+        bulk,
+        skip_errors: args.skip_errors,
+        threads: args.threads.into(),
+        batch_records: usize::try_from(args.batch.0).unwrap_or(usize::MAX),
+        stop: Arc::clone(&stop),
+    };
+    let progress = Meter::new(console.shows_progress(), length);
+    let start = Instant::now();
+    let outcome =
+        pipeline::run(job, |loaded| progress.show(loaded, source.read.load(Ordering::Relaxed)))?;
+    let seconds = start.elapsed().as_secs_f64();
+    progress.clear();
+
+    for skipped in &outcome.skipped_first {
+        console.warn(format_args!("{name}: {skipped}; left out"));
+    }
+    let told = outcome.skipped_first.len() as u64;
+    if outcome.skipped > told {
+        console.warn(format_args!("{} left out in all", counted(outcome.skipped, "record")));
+    }
+    let summary = Summary::new(&outcome, table.name(), was_made, bulk, seconds);
+    let is_interrupted = stop.load(Ordering::Relaxed);
+    drop(table);
+    let ended = end(outcome, &name, was_made && !args.sorted, console);
+    let is_complete = ended.is_ok() && !is_interrupted;
+    if console.json {
+        console.json_line(&summary.to_json(is_complete, ended.as_ref().err()))?;
+    } else if ended.is_ok() && !console.quiet {
+        summary.print(console)?;
+    }
+    console.flush()?;
+    ended?;
+    close(db)?;
+    if is_interrupted {
+        let loaded = counted(summary.loaded, "record");
+        console.note(format_args!("interrupted after {loaded} had been loaded"));
+        return Ok(Exit::Interrupted);
+    }
+    Ok(Exit::Done)
+}
+
+/// What went wrong, if anything did.
+fn end(outcome: Outcome, name: &str, may_hint: bool, console: &Console) -> anyhow::Result<()> {
+    let loaded = outcome.loaded;
+    if let Some(error) = outcome.store_error {
+        let loaded = counted(loaded, "record");
+        return Err(error).with_context(|| format!("stopped after {loaded} had been loaded"));
+    }
+    if let Some(error) = outcome.input_error {
+        let loaded = counted(loaded, "record");
+        let context = format!("{name}: {error} ({loaded} loaded before it)");
+        let source = match error.fault {
+            input::Fault::Io(source) => return Err(Failure::unreadable(context, source).into()),
+            _ => Failure::malformed(context),
+        };
+        return Err(source.into());
+    }
+    if may_hint && outcome.is_sorted && loaded > HINT_RECORDS_MIN {
+        console.note("the input was sorted: --sorted loads such input into a new table faster");
+    }
+    Ok(())
+}
+
+/// Records from which on it is worth saying that they could have been loaded faster.
+const HINT_RECORDS_MIN: u64 = 100_000;
+
+/// Refuses options that do not go together.
+fn check(args: &LoadArgs) -> Result<(), Failure> {
+    let format = match args.format {
+        InputFormat::Lines => "lines",
+        InputFormat::Tsv => "tsv",
+        InputFormat::Csv => "csv",
+        InputFormat::Binary => "binary",
+    };
+    let has_columns = matches!(args.format, InputFormat::Tsv | InputFormat::Csv);
+    let refuse = |option: &str, why: &str| {
+        Err(Failure::usage(format!("{option} makes no sense with --format {format}: {why}")))
+    };
+    for (option, is_given) in [
+        ("--key-column", args.key_column.is_some()),
+        ("--value-column", args.value_column.is_some()),
+        ("--header", args.header),
+    ] {
+        if is_given && !has_columns {
+            return refuse(option, "only tsv and csv have columns");
+        }
+    }
+    if args.format == InputFormat::Binary {
+        for (option, is_given) in
+            [("--value", args.value.is_some()), ("--value-from", args.value_from.is_some())]
+        {
+            if is_given {
+                return refuse(option, "its records hold their values");
+            }
+        }
+    }
+    for (option, column) in
+        [("--key-column", &args.key_column), ("--value-column", &args.value_column)]
+    {
+        match column {
+            Some(ColumnSpec::Number(0)) => {
+                return Err(Failure::usage(format!("{option} 0: columns are counted from 1")));
+            }
+            Some(ColumnSpec::Name(name)) if !args.header => {
+                return Err(Failure::usage(format!(
+                    "{option} \"{name}\" is a name, which needs --header (a column's number does \
+                     not)"
+                )));
+            }
+            _ => {}
+        }
+    }
+    if args.batch.0 == 0 {
+        return Err(Failure::usage("--batch 0: a batch has at least one record"));
+    }
+    if args.sorted && args.threads > 1 {
+        return Err(Failure::usage(
+            "--sorted fills the table from one thread: leave out --threads, or --sorted",
+        ));
+    }
+    Ok(())
+}
+
+fn columns(args: &LoadArgs, table: &Table) -> Columns {
+    let value = if let Some(value) = &args.value {
+        ValueSource::Constant(value.clone().into_vec())
+    } else if let Some(ValueFrom::LineNumber) = args.value_from {
+        ValueSource::LineNumber { as_u64: table.info().values == ValueFormat::Fixed(8) }
+    } else if args.format == InputFormat::Lines {
+        ValueSource::Constant(Vec::new())
+    } else {
+        ValueSource::Column(args.value_column.clone().unwrap_or(ColumnSpec::Number(2)))
+    };
+    let key = args.key_column.clone().unwrap_or(ColumnSpec::Number(1));
+    Columns { key, value, header: args.header }
+}
+
+/// Whether the table can be filled in one go; says so if it cannot.
+fn is_empty(table: &Table, console: &Console) -> anyhow::Result<bool> {
+    let is_empty = table.first_key_value()?.is_none();
+    if !is_empty {
+        console.note(format_args!(
+            "table \"{}\" holds keys already: inserting one batch after the other",
+            table.name()
+        ));
+    }
+    Ok(is_empty)
+}
+
+/// Has Ctrl-C set the flag that is returned; a second one ends the process at once.
+fn stop_on_interrupt() -> anyhow::Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&stop);
+    ctrlc::set_handler(move || {
+        if seen.swap(true, Ordering::Relaxed) {
+            process::exit(Exit::Interrupted as i32);
+        }
+    })
+    .context("cannot listen for Ctrl-C")?;
+    Ok(stop)
+}

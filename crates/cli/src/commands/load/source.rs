@@ -1,0 +1,76 @@
+//! Where records come from: a file or standard input, with its bytes counted.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::errors::Failure;
+
+const BUFFER_BYTES: usize = 256 << 10;
+
+/// An input that is open.
+pub(super) struct Source {
+    /// For messages.
+    pub(super) name: String,
+    pub(super) input: Box<dyn BufRead + Send>,
+    /// Bytes in all, if known.
+    pub(super) length: Option<u64>,
+    /// Bytes read so far.
+    pub(super) read: Arc<AtomicU64>,
+}
+
+impl Source {
+    /// Opens a file; `-` and nothing are standard input.
+    pub(super) fn open(path: Option<&Path>) -> Result<Source, Failure> {
+        let read = Arc::new(AtomicU64::new(0));
+        let Some(path) = path.filter(|path| *path != "-") else {
+            let input = Box::new(Counted::new(io::stdin(), &read));
+            return Ok(Source { name: "standard input".to_owned(), input, length: None, read });
+        };
+        let unreadable = |error| Failure::unreadable(path.display(), error);
+        let file = File::open(path).map_err(unreadable)?;
+        let metadata = file.metadata().map_err(unreadable)?;
+        if metadata.is_dir() {
+            return Err(unreadable(io::Error::from(io::ErrorKind::IsADirectory)));
+        }
+        Ok(Source {
+            name: path.display().to_string(),
+            input: Box::new(Counted::new(file, &read)),
+            length: metadata.is_file().then_some(metadata.len()),
+            read,
+        })
+    }
+}
+
+/// A buffer around an input that counts what was taken from it.
+struct Counted<R> {
+    input: BufReader<R>,
+    read: Arc<AtomicU64>,
+}
+
+impl<R: Read> Counted<R> {
+    fn new(input: R, read: &Arc<AtomicU64>) -> Self {
+        Counted { input: BufReader::with_capacity(BUFFER_BYTES, input), read: Arc::clone(read) }
+    }
+}
+
+impl<R: Read> Read for Counted<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.input.read(buffer)?;
+        self.read.fetch_add(count as u64, Ordering::Relaxed);
+        Ok(count)
+    }
+}
+
+impl<R: Read> BufRead for Counted<R> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        self.input.fill_buf()
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.input.consume(count);
+        self.read.fetch_add(count as u64, Ordering::Relaxed);
+    }
+}

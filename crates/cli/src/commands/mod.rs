@@ -1,0 +1,173 @@
+//! What the commands do: one file for each, or for a few that belong together.
+
+mod bench;
+mod completions;
+mod keys;
+mod load;
+mod put;
+mod scan;
+mod stats;
+mod tables;
+mod verify;
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+use anyhow::Context;
+use farleaf::{ErrorKind, Farleaf, Table, TableOptions};
+
+use crate::args::{Command, CreateArgs, NewTableArgs, TableArgs};
+use crate::errors::{Exit, Failure};
+use crate::formats;
+use crate::output::{Console, from_hex};
+
+/// Does what was asked for.
+///
+/// # Errors
+/// See [`crate::errors::exit_of`].
+pub(crate) fn run(command: Command, console: &mut Console) -> anyhow::Result<Exit> {
+    match command {
+        Command::Load(args) => load::run(args, console),
+        Command::Get(args) => keys::get(&args, console),
+        Command::Put(args) => put::run(&args, console),
+        Command::Del(args) => keys::del(&args, console),
+        Command::Scan(args) => scan::run(&args, console),
+        Command::Tables(args) => tables::list(&args, console),
+        Command::Drop(args) => tables::drop_table(&args, console),
+        Command::Stats(args) => stats::run(&args, console),
+        Command::Verify(args) => verify::run(&args, console),
+        Command::Bench(args) => bench::run(&args, console),
+        Command::Completions(args) => completions::run(&args, console),
+    }
+}
+
+/// Opens a pool that is there.
+fn open(pool: &str, console: &Console) -> anyhow::Result<Farleaf> {
+    refuse_mem(pool)?;
+    let db = Farleaf::open(pool)?;
+    console.detail(format_args!("opened {pool}"));
+    Ok(db)
+}
+
+/// Opens a pool, or makes it if that was asked for.
+fn open_or_create(pool: &str, create: &CreateArgs, console: &Console) -> anyhow::Result<Farleaf> {
+    refuse_mem(pool)?;
+    let mut builder = Farleaf::builder().create(create.create);
+    if let Some(size) = create.pool_bytes {
+        builder = builder.pool_bytes(size.0);
+    }
+    if let Some(count) = create.memory_servers {
+        builder = builder.memory_servers(count as usize);
+    }
+    if let Some(size) = create.block_bytes {
+        builder = builder.block_bytes(size.0);
+    }
+    let db = builder.open(pool).map_err(|error| {
+        let is_missing = error.kind() == ErrorKind::NotFound && !create.create;
+        let error = anyhow::Error::from(error);
+        if is_missing { error.context("there is no pool yet: --create makes one") } else { error }
+    })?;
+    console.detail(format_args!("opened {pool}"));
+    Ok(db)
+}
+
+/// A pool that vanishes with this very process is of no use to any command on a pool.
+fn refuse_mem(pool: &str) -> Result<(), Failure> {
+    if pool.trim().starts_with("mem:") {
+        return Err(Failure::usage(
+            "a mem: pool belongs to one process and is gone when it ends, so that it is always \
+             empty here; use a pool that outlives the command, as in shm:/dev/shm/mypool",
+        ));
+    }
+    Ok(())
+}
+
+/// Opens a table that is there.
+fn open_table(args: &TableArgs, console: &Console) -> anyhow::Result<(Farleaf, Table)> {
+    let db = open(&args.pool, console)?;
+    let table = db.table(&args.table)?;
+    Ok((db, table))
+}
+
+/// Opens a table, or makes it; `true` if it was made.
+///
+/// # Errors
+/// [`Exit::Usage`] if there is one that is not as `wanted` says.
+fn table_or_create(
+    db: &Farleaf,
+    name: &str,
+    wanted: &NewTableArgs,
+    console: &Console,
+) -> anyhow::Result<(Table, bool)> {
+    match db.table(name) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        table => return Ok((check_table(table?, wanted)?, false)),
+    }
+    let mut options = TableOptions::default();
+    if let Some(engine) = wanted.engine {
+        options = options.engine(engine);
+    }
+    if let Some(format) = wanted.key_format {
+        options = options.keys(format);
+    }
+    if let Some(format) = wanted.value_format {
+        options = options.values(format);
+    }
+    if let Some(size) = wanted.node_bytes {
+        let bytes = u32::try_from(size.0)
+            .map_err(|_| Failure::usage(format!("a node of {size} is too large")))?;
+        options = options.node_bytes(bytes);
+    }
+    match db.create_table(name, options) {
+        Ok(table) => {
+            console.detail(format_args!("made table \"{name}\" ({})", table.info().engine));
+            Ok((table, true))
+        }
+        // Somebody else was quicker.
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            Ok((check_table(db.table(name)?, wanted)?, false))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Refuses a table that is there and not as `wanted` says.
+fn check_table(table: Table, wanted: &NewTableArgs) -> Result<Table, Failure> {
+    let info = table.info();
+    let (keys, values) = (formats::key_format(info.keys), formats::value_format(info.values));
+    let node_bytes = info.node_bytes.to_string();
+    let pairs = [
+        ("--engine", info.engine.to_string(), wanted.engine.map(|engine| engine.to_string())),
+        ("--key-format", keys, wanted.key_format.map(formats::key_format)),
+        ("--value-format", values, wanted.value_format.map(formats::value_format)),
+        ("--node-bytes", node_bytes, wanted.node_bytes.map(|size| size.0.to_string())),
+    ];
+    for (option, is, wanted) in pairs {
+        if let Some(wanted) = wanted.filter(|wanted| *wanted != is) {
+            return Err(Failure::usage(format!(
+                "table \"{}\" was made with {option} {is}, not {wanted}: leave the option out, or \
+                 name another table",
+                info.name
+            )));
+        }
+    }
+    Ok(table)
+}
+
+/// The bytes that an argument stands for.
+///
+/// # Errors
+/// [`Exit::Usage`] if it is to be hexadecimal and is not.
+fn bytes_of(text: &OsStr, hex: bool) -> Result<Vec<u8>, Failure> {
+    if !hex {
+        return Ok(text.as_bytes().to_vec());
+    }
+    from_hex(text.as_bytes()).map_err(|why| {
+        Failure::usage(format!("\"{}\" is not hexadecimal: {why}", text.to_string_lossy()))
+    })
+}
+
+/// Leaves the pool in order.
+fn close(db: Farleaf) -> anyhow::Result<()> {
+    db.close().context("all was done, but the pool could not be left in order")
+}

@@ -1,0 +1,85 @@
+//! `farleaf put`.
+
+use std::io::{self, Read};
+
+use anyhow::Context;
+use serde_json::json;
+
+use super::{bytes_of, close, open, open_or_create, table_or_create};
+use crate::args::PutArgs;
+use crate::errors::{Exit, Failure};
+use crate::formats::VALUE_BYTES_MAX;
+use crate::output::{Console, escaped, from_hex};
+
+pub(super) fn run(args: &PutArgs, console: &mut Console) -> anyhow::Result<Exit> {
+    let key = bytes_of(&args.key, args.hex)?;
+    let value =
+        if args.value == "-" { read_value(args.hex)? } else { bytes_of(&args.value, args.hex)? };
+    let wanted = &args.new_table;
+    let (db, table) = if args.create.create {
+        let db = open_or_create(&args.table.pool, &args.create, console)?;
+        let (table, _) = table_or_create(&db, &args.table.table, wanted, console)?;
+        (db, table)
+    } else {
+        let options = [
+            ("--engine", wanted.engine.is_some()),
+            ("--key-format", wanted.key_format.is_some()),
+            ("--value-format", wanted.value_format.is_some()),
+            ("--node-bytes", wanted.node_bytes.is_some()),
+        ];
+        if let Some((option, _)) = options.iter().find(|(_, is_given)| *is_given) {
+            let message = format!("{option} says how a table is made: it needs --create");
+            return Err(Failure::usage(message).into());
+        }
+        let db = open(&args.table.pool, console)?;
+        let table = db.table(&args.table.table).map_err(|error| {
+            let is_missing = error.kind() == farleaf::ErrorKind::NotFound;
+            let error = anyhow::Error::from(error);
+            if is_missing {
+                error.context("nothing to put into (--create makes a table)")
+            } else {
+                error
+            }
+        })?;
+        (db, table)
+    };
+    let (done, refusal) = if args.if_absent {
+        (table.insert_new(&key, &value)?, "is there already")
+    } else if args.if_present {
+        (table.update(&key, &value)?, "is not there")
+    } else {
+        let is_new = table.insert(&key, &value)?;
+        console.detail(if is_new { "added" } else { "changed" });
+        (true, "")
+    };
+    if !done {
+        console.note(format_args!("nothing changed: key \"{}\" {refusal}", escaped(&key)));
+    }
+    if console.json {
+        console.json_line(&json!({ "changed": done }))?;
+    }
+    close(db)?;
+    Ok(if done { Exit::Done } else { Exit::NotFound })
+}
+
+/// Reads a value from standard input to its end.
+fn read_value(is_hex: bool) -> anyhow::Result<Vec<u8>> {
+    // Enough to tell that it is too long, in hexadecimal with blanks between bytes, too.
+    let limit = if is_hex { 4 * VALUE_BYTES_MAX } else { VALUE_BYTES_MAX };
+    let mut value = Vec::new();
+    io::stdin()
+        .lock()
+        .take(limit as u64 + 1)
+        .read_to_end(&mut value)
+        .map_err(|error| Failure::unreadable("standard input", error))?;
+    if value.len() > limit {
+        let message = format!("the value on standard input is longer than {VALUE_BYTES_MAX} bytes");
+        return Err(Failure::malformed(message).into());
+    }
+    if is_hex {
+        value = from_hex(&value)
+            .map_err(|why| Failure::malformed(format!("it is not hexadecimal: {why}")))
+            .context("cannot use the value on standard input")?;
+    }
+    Ok(value)
+}

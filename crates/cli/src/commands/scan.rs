@@ -1,0 +1,97 @@
+//! `farleaf scan`.
+
+use std::io::Write;
+use std::ops::Bound;
+
+use farleaf::Table;
+use serde_json::{Map, json};
+
+use super::{bytes_of, close, open_table};
+use crate::args::ScanArgs;
+use crate::errors::{Exit, Failure};
+use crate::output::Console;
+
+type Pair = farleaf::Result<(Vec<u8>, Vec<u8>)>;
+
+pub(super) fn run(args: &ScanArgs, console: &mut Console) -> anyhow::Result<Exit> {
+    let range = Keys::of(args)?;
+    let (db, table) = open_table(&args.table, console)?;
+    let limit = args.limit.map_or(u64::MAX, |limit| limit.0);
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    let pairs = range.of_table(&table, args.reverse).take(limit);
+    if args.count {
+        let mut count = 0_u64;
+        for pair in pairs {
+            pair?;
+            count += 1;
+        }
+        if console.json {
+            console.json_line(&json!({ "count": count }))?;
+        } else {
+            writeln!(console.out(), "{count}")?;
+        }
+    } else {
+        print(pairs, args, console)?;
+    }
+    console.flush()?;
+    drop(table);
+    close(db)?;
+    Ok(Exit::Done)
+}
+
+fn print(
+    pairs: impl Iterator<Item = Pair>,
+    args: &ScanArgs,
+    console: &mut Console,
+) -> anyhow::Result<()> {
+    let look = console.look(args.bytes);
+    for pair in pairs {
+        let (key, value) = pair?;
+        if console.json {
+            let mut object = Map::new();
+            look.put("key", &key, &mut object);
+            if !args.keys_only {
+                look.put("value", &value, &mut object);
+            }
+            console.json_line(&object.into())?;
+            continue;
+        }
+        let out = console.out();
+        look.write(&key, out)?;
+        if !args.keys_only {
+            out.write_all(b"\t")?;
+            look.write(&value, out)?;
+        }
+        out.write_all(b"\n")?;
+    }
+    Ok(())
+}
+
+/// Which keys were asked for.
+enum Keys {
+    Prefix(Vec<u8>),
+    Between(Bound<Vec<u8>>, Bound<Vec<u8>>),
+}
+
+impl Keys {
+    fn of(args: &ScanArgs) -> Result<Keys, Failure> {
+        let hex = args.bytes.hex;
+        if let Some(prefix) = &args.prefix {
+            return Ok(Keys::Prefix(bytes_of(prefix, hex)?));
+        }
+        let from = args.from.as_ref().map(|key| bytes_of(key, hex)).transpose()?;
+        let to = args.to.as_ref().map(|key| bytes_of(key, hex)).transpose()?;
+        Ok(Keys::Between(
+            from.map_or(Bound::Unbounded, Bound::Included),
+            to.map_or(Bound::Unbounded, Bound::Excluded),
+        ))
+    }
+
+    fn of_table(self, table: &Table, reverse: bool) -> Box<dyn Iterator<Item = Pair>> {
+        let range = match self {
+            Keys::Prefix(prefix) => table.prefix(prefix),
+            Keys::Between(from, to) => table.range((from, to)),
+        };
+        if reverse { Box::new(range.rev()) } else { Box::new(range) }
+    }
+}

@@ -1,0 +1,115 @@
+//! `farleaf stats`.
+
+use farleaf::{TableInfo, TableReport, TableStats};
+use farleaf_bench::units::{human_bytes, human_count};
+use serde_json::{Map, Value, json};
+
+use super::{close, open, tables};
+use crate::args::PoolArgs;
+use crate::errors::Exit;
+use crate::output::{Console, escaped};
+
+pub(super) fn run(args: &PoolArgs, console: &mut Console) -> anyhow::Result<Exit> {
+    let db = open(&args.pool, console)?;
+    let infos = db.tables()?;
+    let walked = db.verify()?;
+    let stats = db.stats()?;
+    let cost = stats.counters.total();
+    if !walked.closes() {
+        console.warn("the pool has problems, so that these numbers may be wrong: try verify");
+    }
+    let blocks = &walked.memory;
+    let info_of = |table: &TableReport| infos.iter().find(|info| info.name == table.name);
+    if console.json {
+        let table_json = |table: &TableReport| {
+            let mut told = table_json(&table.name, &table.stats);
+            told.extend(info_of(table).map(tables::to_json).unwrap_or_default());
+            Value::Object(told)
+        };
+        let tables: Vec<Value> = walked.tables.iter().map(table_json).collect();
+        console.json_line(&json!({
+            "fabric": stats.fabric,
+            "memory_servers": stats.memory_servers,
+            "pool_bytes": stats.memory.pool_bytes,
+            "block_bytes": stats.block_bytes,
+            "blocks_free": blocks.blocks_free,
+            "blocks_owned": blocks.blocks_owned,
+            "blocks_orphan": blocks.blocks_orphan,
+            "tables": tables,
+            "walk": {
+                "reads": cost.reads,
+                "round_trips": cost.round_trips,
+                "bytes_read": cost.bytes_read,
+            },
+        }))?;
+    } else {
+        console.fields(&[
+            ("fabric", stats.fabric.to_owned()),
+            ("memory_servers", stats.memory_servers.to_string()),
+            ("pool_bytes", size(stats.memory.pool_bytes, console)),
+            ("block_bytes", size(stats.block_bytes, console)),
+            ("blocks_free", count(blocks.blocks_free, console)),
+            ("blocks_owned", count(blocks.blocks_owned, console)),
+            ("blocks_orphan", count(blocks.blocks_orphan, console)),
+            ("walk_reads", count(cost.reads, console)),
+            ("walk_round_trips", count(cost.round_trips, console)),
+            ("walk_bytes_read", size(cost.bytes_read, console)),
+        ])?;
+        print_tables(&walked.tables, info_of, console)?;
+    }
+    close(db)?;
+    Ok(Exit::Done)
+}
+
+fn print_tables<'a>(
+    walked: &[TableReport],
+    info_of: impl Fn(&TableReport) -> Option<&'a TableInfo>,
+    console: &mut Console,
+) -> anyhow::Result<()> {
+    if walked.is_empty() {
+        return Ok(());
+    }
+    let row = |table: &TableReport| {
+        let stats = &table.stats;
+        let levels: Vec<String> = stats.nodes_per_level.iter().map(u64::to_string).collect();
+        vec![
+            escaped(table.name.as_bytes()),
+            info_of(table).map(|info| info.engine.to_string()).unwrap_or_default(),
+            count(stats.keys, console),
+            size(stats.data_bytes, console),
+            size(stats.node_bytes, console),
+            size(stats.record_bytes, console),
+            levels.join(","),
+        ]
+    };
+    let rows: Vec<_> = walked.iter().map(row).collect();
+    if console.is_terminal {
+        use std::io::Write;
+        writeln!(console.out())?;
+    }
+    let header = ["table", "engine", "keys", "data", "nodes", "records", "nodes by level"];
+    Ok(console.table(&header, &rows)?)
+}
+
+/// A table's counts as JSON tells them.
+pub(super) fn table_json(name: &str, stats: &TableStats) -> Map<String, Value> {
+    let fields = [
+        ("table", json!(name)),
+        ("keys", json!(stats.keys)),
+        ("data_bytes", json!(stats.data_bytes)),
+        ("nodes_bytes", json!(stats.node_bytes)),
+        ("record_bytes", json!(stats.record_bytes)),
+        ("nodes_per_level", json!(stats.nodes_per_level)),
+    ];
+    fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// A size for people on a terminal, in bytes for programs.
+fn size(bytes: u64, console: &Console) -> String {
+    if console.is_terminal { human_bytes(bytes) } else { bytes.to_string() }
+}
+
+/// A count for people on a terminal, in full for programs.
+fn count(count: u64, console: &Console) -> String {
+    if console.is_terminal { human_count(count) } else { count.to_string() }
+}

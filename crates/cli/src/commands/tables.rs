@@ -1,0 +1,59 @@
+//! `farleaf tables` and `farleaf drop`.
+
+use farleaf::TableInfo;
+use serde_json::{Map, Value, json};
+
+use super::{close, open};
+use crate::args::{DropArgs, PoolArgs};
+use crate::errors::Exit;
+use crate::formats::{key_format, value_format};
+use crate::output::{Console, escaped};
+
+pub(super) fn list(args: &PoolArgs, console: &mut Console) -> anyhow::Result<Exit> {
+    let db = open(&args.pool, console)?;
+    let tables = db.tables()?;
+    if console.json {
+        let tables: Vec<Value> = tables.iter().map(|table| Value::Object(to_json(table))).collect();
+        console.json_line(&json!({ "tables": tables }))?;
+    } else if tables.is_empty() {
+        console.note("the pool has no tables");
+    } else {
+        let row = |table: &TableInfo| {
+            vec![
+                escaped(table.name.as_bytes()),
+                table.engine.to_string(),
+                key_format(table.keys),
+                value_format(table.values),
+                table.node_bytes.to_string(),
+            ]
+        };
+        let rows: Vec<_> = tables.iter().map(row).collect();
+        console.table(&["table", "engine", "keys", "values", "node bytes"], &rows)?;
+    }
+    close(db)?;
+    Ok(Exit::Done)
+}
+
+pub(super) fn drop_table(args: &DropArgs, console: &mut Console) -> anyhow::Result<Exit> {
+    let db = open(&args.table.pool, console)?;
+    db.drop_table(&args.table.table)?;
+    if console.json {
+        console.json_line(&json!({ "dropped": args.table.table }))?;
+    } else {
+        console.detail(format_args!("dropped table \"{}\"", args.table.table));
+    }
+    close(db)?;
+    Ok(Exit::Done)
+}
+
+/// A table as JSON tells it.
+pub(super) fn to_json(table: &TableInfo) -> Map<String, Value> {
+    let fields = [
+        ("table", json!(table.name)),
+        ("engine", json!(table.engine.name())),
+        ("key_format", json!(key_format(table.keys))),
+        ("value_format", json!(value_format(table.values))),
+        ("node_bytes", json!(table.node_bytes)),
+    ];
+    fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}

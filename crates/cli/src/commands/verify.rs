@@ -1,0 +1,54 @@
+//! `farleaf verify`.
+
+use farleaf::TableReport;
+use serde_json::{Value, json};
+
+use super::{close, open, stats};
+use crate::args::PoolArgs;
+use crate::errors::Exit;
+use crate::output::{Console, counted, escaped};
+
+pub(super) fn run(args: &PoolArgs, console: &mut Console) -> anyhow::Result<Exit> {
+    let db = open(&args.pool, console)?;
+    let report = db.verify()?;
+    let is_sound = report.closes();
+    let mut problems: Vec<String> = report.problems().collect();
+    if !is_sound && problems.is_empty() {
+        problems.push("some memory of the pool is not accounted for".to_owned());
+    }
+    if console.json {
+        let table = |table: &TableReport| {
+            let mut told = stats::table_json(&table.name, &table.stats);
+            told.insert("problems".to_owned(), json!(table.problems));
+            Value::Object(told)
+        };
+        let tables: Vec<Value> = report.tables.iter().map(table).collect();
+        console.json_line(&json!({
+            "sound": is_sound,
+            "problems": problems,
+            "tables": tables,
+            "blocks_free": report.memory.blocks_free,
+            "blocks_owned": report.memory.blocks_owned,
+            "blocks_orphan": report.memory.blocks_orphan,
+        }))?;
+    } else {
+        let verdict = |table: &TableReport| match table.problems.len() {
+            0 => "sound".to_owned(),
+            count => counted(count as u64, "problem"),
+        };
+        let row = |table: &TableReport| {
+            let nodes: u64 = table.stats.nodes_per_level.iter().sum();
+            let (keys, nodes) = (table.stats.keys.to_string(), nodes.to_string());
+            vec![escaped(table.name.as_bytes()), keys, nodes, verdict(table)]
+        };
+        let mut rows: Vec<_> = report.tables.iter().map(row).collect();
+        let memory = if report.memory.closes() { "sound" } else { "does not add up" };
+        rows.push(vec!["(memory)".to_owned(), String::new(), String::new(), memory.to_owned()]);
+        console.table(&["table", "keys", "nodes", "verdict"], &rows)?;
+        for problem in &problems {
+            console.fields(&[("problem", escaped(problem.as_bytes()))])?;
+        }
+    }
+    close(db)?;
+    Ok(if is_sound { Exit::Done } else { Exit::NotFound })
+}

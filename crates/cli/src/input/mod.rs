@@ -1,0 +1,78 @@
+//! Records from files: one reader for each format, all with the same face.
+//!
+//! - INV-INPUT-1: whatever the input, a reader holds at most [`RECORD_BYTES_MAX`] bytes of a record
+//!   (csv: and one buffer more) and never panics.
+//! - INV-INPUT-2: after an error that is not fatal, the next read goes on with the next record.
+
+mod binary;
+mod columns;
+mod csv;
+mod delimited;
+mod error;
+mod lines;
+
+use std::io::BufRead;
+
+pub(crate) use columns::{ColumnSpec, Columns, ValueSource};
+pub(crate) use error::{Fault, InputError};
+
+use crate::args::InputFormat;
+
+/// The longest record that is read, in bytes: a key and a value of the longest fit many times.
+pub(crate) const RECORD_BYTES_MAX: usize = 16 << 20;
+
+/// A key and its value, and where they stood.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Record {
+    pub(crate) key: Vec<u8>,
+    pub(crate) value: Vec<u8>,
+    /// The line on which it begins, from 1; `None` if the format has no lines.
+    pub(crate) line: Option<u64>,
+    /// Which record of the input it is, from 1; those with errors count.
+    pub(crate) number: u64,
+}
+
+impl Record {
+    /// An error of this record, after which reading can go on.
+    pub(crate) fn error(&self, fault: Fault) -> InputError {
+        InputError { line: self.line, record: self.number, fault, fatal: false }
+    }
+}
+
+/// Reads records one after the other.
+pub(crate) trait RecordReader: Send {
+    /// Reads the next record into `record`, whose memory is reused; `false` at the end.
+    ///
+    /// # Errors
+    /// [`InputError`]; unless it is fatal, the next call reads the next record (INV-INPUT-2).
+    fn read(&mut self, record: &mut Record) -> Result<bool, InputError>;
+
+    /// Lines left out so far because they were empty.
+    fn empty_lines(&self) -> u64;
+}
+
+/// Opens a reader of `format`.
+pub(crate) fn open(
+    format: InputFormat,
+    input: Box<dyn BufRead + Send>,
+    columns: Columns,
+) -> Box<dyn RecordReader> {
+    match format {
+        InputFormat::Lines => Box::new(lines::LinesReader::new(input, columns.value)),
+        InputFormat::Tsv => Box::new(delimited::TsvReader::new(input, columns)),
+        InputFormat::Csv => Box::new(csv::CsvReader::new(input, columns)),
+        InputFormat::Binary => Box::new(binary::BinaryReader::new(input)),
+    }
+}
+
+/// Writes the number of a line as a value: in decimal, or as 8 bytes with the least first.
+fn write_line_number(line: u64, as_u64: bool, value: &mut Vec<u8>) {
+    if as_u64 {
+        value.extend_from_slice(&line.to_le_bytes());
+    } else {
+        value.extend_from_slice(line.to_string().as_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,149 @@
+//! get, put, del, scan, tables, drop, stats and verify.
+
+use serde_json::json;
+
+use crate::Pool;
+
+#[test]
+fn keys_are_put_got_and_deleted() {
+    let pool = Pool::new();
+    let put = |words: &[&str]| pool.run("put", words);
+    put(&["t", "ada", "1815"]).done();
+    put(&["t", "alan", "1912", "--if-absent"]).done();
+    put(&["t", "alan", "0", "--if-absent"]).failed(1, "key \"alan\" is there already");
+    put(&["t", "grace", "0", "--if-present"]).failed(1, "key \"grace\" is not there");
+    put(&["t", "ada", "1816", "--if-present"]).done();
+
+    assert_eq!(pool.run("get", &["t", "ada"]).done().text(), "1816\n");
+    let two = pool.run("get", &["t", "alan", "nobody", "ada"]).failed(1, "no key \"nobody\"");
+    assert_eq!(two.text(), "alan\t1912\nada\t1816\n");
+    let quiet = pool.run("get", &["t", "nobody", "-q"]).failed(1, "");
+    assert_eq!((quiet.text(), quiet.err), (String::new(), String::new()));
+
+    pool.run("del", &["t", "ada", "nobody"]).failed(1, "no key \"nobody\"");
+    pool.run("del", &["t", "alan"]).done();
+    assert_eq!(pool.scan("t"), "");
+}
+
+#[test]
+fn values_come_from_standard_input_to_the_byte() {
+    let pool = Pool::new();
+    let value: Vec<u8> = (0..=255).cycle().take(5000).collect();
+    pool.run_with("put", &["t", "all bytes", "-"], &value).done();
+    assert_eq!(pool.run("get", &["t", "all bytes", "--raw"]).done().out, value);
+    pool.run_with("put", &["t", "long", "-"], &vec![b'x'; (1 << 20) + 1])
+        .failed(7, "longer than 1048576 bytes");
+    pool.run_with("put", &["t", "2a", "-", "--hex"], b"00 ff\n").done();
+    assert_eq!(pool.run("get", &["t", "*"]).done().out, b"\x00\xff\n");
+    assert_eq!(pool.run("get", &["t", "2a", "--hex"]).done().text(), "00ff\n");
+    pool.run("get", &["t", "2g", "--hex"]).failed(2, "is not hexadecimal");
+}
+
+#[test]
+fn scans_start_end_and_turn_where_asked() {
+    let pool = Pool::new();
+    pool.load("t", &["--format", "tsv"], b"a\t1\nab\t2\nabc\t3\nb\t4\nc\t5\n").done();
+    let scan = |options: &[&str]| {
+        let words: Vec<&str> = ["t"].into_iter().chain(options.iter().copied()).collect();
+        pool.run("scan", &words).done().text()
+    };
+    assert_eq!(scan(&[]), "a\t1\nab\t2\nabc\t3\nb\t4\nc\t5\n");
+    assert_eq!(scan(&["--keys-only", "--prefix", "ab"]), "ab\nabc\n");
+    assert_eq!(scan(&["-k", "--from", "ab", "--to", "c"]), "ab\nabc\nb\n");
+    assert_eq!(scan(&["-k", "--reverse", "--limit", "2"]), "c\nb\n");
+    assert_eq!(scan(&["-k", "--reverse", "--to", "b", "-n", "1"]), "abc\n");
+    assert_eq!(scan(&["--count", "--from", "b"]), "2\n");
+    assert_eq!(scan(&["--count", "--from", "z", "--to", "a"]), "0\n");
+    assert_eq!(scan(&["--hex", "--prefix", "6162", "-n", "1"]), "6162\t32\n");
+    assert_eq!(scan(&["--count", "--json"]), "{\"count\":5}\n");
+    pool.run("scan", &["t", "--prefix", "a", "--from", "b"]).failed(2, "cannot be used with");
+}
+
+#[test]
+fn json_is_one_object_a_line() {
+    let pool = Pool::new();
+    pool.load("t", &[], b"text\n\xff\xfe\n").done();
+    let scanned = pool.run("scan", &["t", "--json"]).done().text();
+    let lines: Vec<&str> = scanned.lines().collect();
+    assert_eq!(lines, [r#"{"key":"text","value":""}"#, r#"{"key_hex":"fffe","value":""}"#]);
+    let got = pool.run("get", &["t", "nobody", "--json"]).failed(1, "no key");
+    assert_eq!(got.json(), json!({ "key": "nobody", "value": null }));
+    let put = pool.run("put", &["t", "text", "x", "--if-absent", "--json"]).failed(1, "");
+    assert_eq!(put.json(), json!({ "changed": false }));
+    let deleted = pool.run("del", &["t", "text", "nobody", "--json"]).failed(1, "");
+    assert_eq!(deleted.json(), json!({ "removed": 1, "absent": 1 }));
+}
+
+#[test]
+fn tables_are_made_listed_and_dropped() {
+    let pool = Pool::missing();
+    pool.run("put", &["users", "1", "ann"]).failed(1, "create the pool first");
+    pool.run("load", &["users", "/dev/null"]).failed(1, "--create makes one");
+    let small = ["--create", "--pool-bytes", "64MiB", "--memory-servers", "2"];
+    let put = |words: &[&str]| pool.run("put", &[words, &small].concat());
+    put(&["users", "1", "ann"]).done();
+    pool.run("put", &["user", "1", "ann"]).failed(1, "did you mean \"users\"?");
+    put(&["--key-format", "fixed:8", "--value-format", "fixed:2", "--hex", "n", "00", "00"])
+        .failed(2, "");
+    put(&["n", "12345678", "ab", "--key-format", "fixed:8", "--value-format", "fixed:2"]).done();
+    put(&["n", "12345678", "ab", "--key-format", "bytes"])
+        .failed(2, "was made with --key-format fixed:8, not bytes:1024");
+    put(&["n", "short", "ab"]).failed(2, "table \"n\"");
+
+    let listed = pool.run("tables", &[]).done().text();
+    assert_eq!(listed, "users\tbtree\tbytes:1024\tbytes\t4096\nn\tbtree\tfixed:8\tfixed:2\t1024\n");
+    let listed = pool.run("tables", &["--json"]).done().json();
+    assert_eq!(listed["tables"][1]["key_format"], "fixed:8");
+    assert_eq!(listed["tables"][1]["engine"], "btree");
+
+    pool.run("drop", &["users"]).done();
+    pool.run("drop", &["users"]).failed(1, "no table \"users\"");
+    assert_eq!(pool.run("tables", &[]).done().text().lines().count(), 1);
+    assert!(pool.run("verify", &[]).done().text().contains("sound"));
+}
+
+#[test]
+fn stats_and_verify_tell_what_is_there() {
+    let pool = Pool::new();
+    let input: String = (0..3000).map(|number| format!("key {number}\n")).collect();
+    pool.load("t", &["--value", "ten bytes."], input.as_bytes()).done();
+
+    let stats = pool.run("stats", &["--json"]).done().json();
+    assert_eq!(stats["fabric"], "mapped");
+    assert_eq!(stats["memory_servers"], 1);
+    assert_eq!(stats["pool_bytes"], 64 << 20);
+    let table = &stats["tables"][0];
+    assert_eq!((&table["table"], &table["keys"]), (&json!("t"), &json!(3000)));
+    assert_eq!(table["data_bytes"], input.len() - 3000 + 30_000);
+    assert_eq!(table["key_format"], "bytes:1024");
+    let lines = pool.run("stats", &[]).done().text();
+    assert!(lines.contains("pool_bytes\t67108864\n"), "{lines}");
+    assert!(lines.contains("\nt\tbtree\t3000\t"), "{lines}");
+
+    let verified = pool.run("verify", &["--json"]).done().json();
+    assert_eq!((&verified["sound"], &verified["problems"]), (&json!(true), &json!([])));
+    assert_eq!(verified["tables"][0]["keys"], 3000);
+}
+
+/// Bytes of a node are changed behind the store's back.
+#[test]
+fn damage_is_found() {
+    let pool = Pool::new();
+    let input: String = (0..2000).map(|number| format!("key {number}\n")).collect();
+    pool.load("t", &["--value", "needle in a haystack"], input.as_bytes()).done();
+    let region = pool.folder.join("region-00000");
+    let mut bytes = std::fs::read(&region).unwrap();
+    let needle = b"needle in a haystack";
+    let places: Vec<usize> = (0..bytes.len() - needle.len())
+        .filter(|at| bytes[*at] == needle[0] && bytes[*at..].starts_with(needle))
+        .collect();
+    assert!(places.len() >= 2000, "{}", places.len());
+    for at in places {
+        bytes[at] = b'N';
+    }
+    std::fs::write(&region, bytes).unwrap();
+    let run = pool.run("verify", &[]);
+    assert!(matches!(run.code, 1 | 5), "{} {}", run.code, run.err);
+    let told = format!("{}{}", run.text(), run.err);
+    assert!(told.contains("checksum") || told.contains("problem"), "{told}");
+}

@@ -1,0 +1,194 @@
+//! load: formats, options, and input that is not as it should be.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use std::{fs, thread};
+
+use crate::{Pool, command};
+
+#[test]
+fn every_format_is_loaded() {
+    let pool = Pool::new();
+    pool.load("lines", &["--value-from", "line-number"], b"b\r\n\na\n").done();
+    assert_eq!(pool.scan("lines"), "a\t3\nb\t1\n");
+    pool.load("tsv", &["-f", "tsv", "--key-column", "2", "--value-column", "1"], b"1\tann\n")
+        .done();
+    assert_eq!(pool.scan("tsv"), "ann\t1\n");
+    let csv = b"id,name,note\n1,\"Smith, J\",\"said \"\"hi\"\"\"\r\n2,bob,\n";
+    let options = ["-f", "csv", "--header", "--key-column", "name", "--value-column", "note"];
+    pool.load("csv", &options, csv).done();
+    assert_eq!(pool.scan("csv"), "Smith, J\tsaid \"hi\"\nbob\t\n");
+    let binary = b"\x03\0\0\0key\x05\0\0\0value\x01\0\0\0\xff\0\0\0\0";
+    pool.load("binary", &["-f", "binary"], binary).done();
+    assert_eq!(pool.run("scan", &["binary", "--hex"]).done().text(), "6b6579\t76616c7565\nff\t\n");
+    let number = ["--value-from", "line-number", "--value-format", "fixed:8"];
+    pool.load("numbers", &number, b"a\nb\n").done();
+    assert_eq!(pool.run("get", &["numbers", "b", "--raw"]).done().out, 2_u64.to_le_bytes());
+    assert_eq!(pool.run("verify", &[]).done().code, 0);
+}
+
+#[test]
+fn files_are_read_and_told_in_errors() {
+    let pool = Pool::new();
+    let path = pool.folder.with_extension("txt");
+    fs::write(&path, "one\ntwo\n").unwrap();
+    let name = path.to_str().unwrap();
+    pool.run("load", &["t", name]).done();
+    pool.run("load", &["t", name, "-f", "csv"]).failed(7, &format!("{name}: line 1 (record 1)"));
+    fs::remove_file(&path).unwrap();
+    assert_eq!(pool.scan("t"), "one\t\ntwo\t\n");
+    pool.run("load", &["t", name]).failed(7, &format!("cannot read {name}: No such file"));
+    pool.run("load", &["t", "/"]).failed(7, "directory");
+}
+
+#[test]
+fn the_summary_counts_new_and_changed_keys() {
+    let pool = Pool::new();
+    let input: String = (0..5000).map(|number| format!("{number}\n")).collect();
+    let first = pool.load("t", &["--json", "--threads", "4"], input.as_bytes()).done().json();
+    assert_eq!(first["records"], 5000);
+    assert_eq!((&first["keys_new"], &first["keys_changed"]), (&5000.into(), &0.into()));
+    assert_eq!(first["bytes"], input.len() - 5000);
+    assert_eq!(first["complete"], true);
+    assert!(first["error"].is_null() && first["seconds"].as_f64().unwrap() > 0.0);
+    let second = pool.load("t", &["--json", "--batch", "7"], b"1\n2\nnew\n\n").done().json();
+    assert_eq!((&second["keys_new"], &second["keys_changed"]), (&1.into(), &2.into()));
+    assert_eq!(second["empty_lines"], 1);
+    let lines = pool.load("t", &[], b"1\n").done().text();
+    assert!(lines.starts_with("table\tt\nrecords\t1\nkeys_new\t0\nkeys_changed\t1\n"), "{lines}");
+    assert_eq!(pool.load("t", &["-q"], b"1\n").done().text(), "");
+}
+
+/// Whatever the number of threads, the last record with a key stands.
+#[test]
+fn the_last_of_equal_keys_wins() {
+    let pool = Pool::new();
+    let input: String = (0..20_000).map(|number| format!("{}\t{number}\n", number % 10)).collect();
+    pool.load("t", &["-f", "tsv", "--threads", "4", "--batch", "3"], input.as_bytes()).done();
+    let expected: String = (0..10).map(|key| format!("{key}\t{}\n", 19_990 + key)).collect();
+    assert_eq!(pool.scan("t"), expected);
+}
+
+#[test]
+fn sorted_input_fills_a_table_in_one_go() {
+    let pool = Pool::new();
+    let input: String = (0..20_000).map(|number| format!("{number:05}\n")).collect();
+    let bulk = pool.load("t", &["--sorted", "--json"], input.as_bytes()).done().json();
+    assert_eq!((&bulk["bulk"], &bulk["keys_new"]), (&true.into(), &20_000.into()));
+    assert_eq!(pool.run("scan", &["t", "--count"]).done().text(), "20000\n");
+
+    let again = pool.load("t", &["--sorted", "--json"], b"00000\nzzz\n").done();
+    assert!(again.err.contains("table \"t\" holds keys already"), "{}", again.err);
+    assert_eq!(again.json()["bulk"], false);
+
+    let unsorted = pool.load("u", &["--sorted"], b"a\nc\nb\nd\n");
+    unsorted.failed(7, "line 3 (record 3): the key is not larger than the one before it");
+    assert_eq!(pool.scan("u"), "a\t\nc\t\n");
+    pool.load("v", &["--sorted", "--threads", "2"], b"").failed(2, "from one thread");
+    assert_eq!(pool.run("verify", &[]).done().code, 0);
+}
+
+#[test]
+fn malformed_input_ends_the_load_and_says_where() {
+    let pool = Pool::new();
+    let csv = b"k1,v1\nk2,v2\nk3\nk4,v4\n";
+    let failed = pool.load("csv", &["-f", "csv"], csv);
+    failed.failed(7, "standard input: line 3 (record 3): 1 column, but the first line has 2 (2 records loaded before it)");
+    assert_eq!(pool.scan("csv"), "k1\tv1\nk2\tv2\n");
+    pool.load("csv", &["-f", "csv"], b"a,1\nb,\"2\n").failed(7, "a quoted field does not end");
+    let failed = pool.load("csv", &["-f", "csv", "--header", "--key-column", "nam"], b"name,id\n");
+    failed.failed(7, "no column is named \"nam\"; did you mean \"name\"?");
+
+    let cut = b"\x03\0\0\0key\x05\0\0\0value\x03\0\0\0ke";
+    let failed = pool.load("binary", &["-f", "binary", "--json"], cut);
+    let failed = failed.failed(7, "record 2: the input ends inside the key: 2 of 3 bytes");
+    let summary = failed.json();
+    assert_eq!((&summary["complete"], &summary["records"]), (&false.into(), &1.into()));
+    assert!(summary["error"].as_str().unwrap().contains("record 2"));
+    assert_eq!(pool.scan("binary"), "key\tvalue\n");
+
+    let long = [vec![b'x'; 1025], b"\nok\n".to_vec()].concat();
+    pool.load("t", &[], &long).failed(7, "line 1 (record 1): a key of 1025 bytes");
+    pool.load("fixed", &["--key-format", "fixed:2"], b"ab\nabc\n")
+        .failed(7, "line 2 (record 2): a key of 3 bytes; the table's are of 2 (1 record loaded");
+}
+
+#[test]
+fn errors_can_be_skipped_and_are_counted() {
+    let pool = Pool::new();
+    let mut input = b"k1\tv1\nbad\n".to_vec();
+    input.extend(b"x\ty\tz\n".repeat(20));
+    input.extend(b"k2\tv2\n");
+    let options = ["-f", "tsv", "--skip-errors", "--json"];
+    let run = pool.load("t", &options, &input).done();
+    assert_eq!((&run.json()["skipped"], &run.json()["records"]), (&21.into(), &2.into()));
+    assert!(run.err.contains("warning: standard input: line 2 (record 2)"), "{}", run.err);
+    assert!(run.err.contains("21 records left out in all"), "{}", run.err);
+    assert_eq!(run.err.lines().count(), 11);
+    assert_eq!(pool.scan("t"), "k1\tv1\nk2\tv2\n");
+    let cut = pool.load("t", &["-f", "binary", "--skip-errors"], b"\x03\0\0\0ke");
+    cut.failed(7, "the input ends inside the key");
+}
+
+#[test]
+fn options_that_do_not_fit_the_format_are_refused() {
+    let pool = Pool::new();
+    for (options, words) in [
+        (&["--header"][..], "--header makes no sense with --format lines"),
+        (&["--key-column", "1"], "only tsv and csv have columns"),
+        (&["-f", "binary", "--value", "x"], "its records hold their values"),
+        (&["-f", "csv", "--key-column", "name"], "needs --header"),
+        (&["-f", "csv", "--key-column", "0"], "counted from 1"),
+        (&["-f", "csv", "--value", "x", "--value-column", "2"], "cannot be used with"),
+        (&["--batch", "0"], "at least one record"),
+        (&["--threads", "0"], "--threads"),
+        (&["--pool-bytes", "1GiB"], "--create"),
+        (&["--create", "--pool-bytes", "1G"], "say GiB (1024) or GB (1000)"),
+        (&["--format", "cvs"], "did you mean \"csv\"?"),
+        (&["--engine", "btre"], "did you mean \"btree\"?"),
+        (&["--key-format", "fixd:8"], "did you mean \"fixed:N\"?"),
+        (&["--value-from", "line"], "line-number"),
+    ] {
+        pool.load("t", options, b"").failed(2, words);
+    }
+}
+
+#[test]
+fn a_full_pool_says_so_and_stays_sound() {
+    let pool = Pool::missing();
+    let input: String = (0..20_000).map(|number| format!("{number}\n")).collect();
+    let value = "x".repeat(900);
+    let options = ["--create", "--pool-bytes", "16MiB", "--value", &value];
+    pool.load("t", &options, input.as_bytes()).failed(4, "records had been loaded");
+    let count: u64 = pool.run("scan", &["t", "--count"]).done().text().trim().parse().unwrap();
+    assert!(count > 100, "{count}");
+    assert!(pool.run("verify", &[]).done().text().contains("sound"));
+}
+
+/// Ctrl-C also ends a load that waits for its input.
+#[test]
+fn an_interrupt_ends_a_load_between_batches() {
+    let pool = Pool::new();
+    let mut child =
+        command(&["load", &pool.uri(), "t", "-", "--batch", "10", "--json"]).spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let lines: String = (0..100).map(|number| format!("{number:03}\n")).collect();
+    input.write_all(lines.as_bytes()).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while pool.run("scan", &["t", "--count"]).done().text() != "100\n" {
+        assert!(Instant::now() < deadline, "the records do not arrive");
+        thread::sleep(Duration::from_millis(20));
+    }
+    let id = child.id().to_string();
+    let killed = Command::new("kill").args(["-INT", &id]).stdout(Stdio::null()).status().unwrap();
+    assert!(killed.success());
+    let output = child.wait_with_output().unwrap();
+    drop(input);
+    assert_eq!(output.status.code(), Some(130));
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(told.contains("interrupted after 100 records had been loaded"), "{told}");
+    let summary: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&summary["complete"], &summary["records"]), (&false.into(), &100.into()));
+    assert!(pool.run("verify", &[]).done().text().contains("sound"));
+}

@@ -1,0 +1,58 @@
+//! Command lines that make no sense, and help.
+
+use crate::{Pool, farleaf};
+
+#[test]
+fn no_arguments_print_help() {
+    let run = farleaf(&[], b"").failed(2, "Usage: farleaf");
+    assert!(run.err.contains("load") && run.err.contains("completions"));
+    let help = farleaf(&["--help"], b"").done().text();
+    for line in ["0  done", "3  the pool is unavailable", "7  input data", "130  interrupted"] {
+        assert!(help.contains(line), "{line}");
+    }
+    for command in [
+        "load",
+        "get",
+        "put",
+        "del",
+        "scan",
+        "tables",
+        "drop",
+        "stats",
+        "verify",
+        "bench",
+        "completions",
+    ] {
+        let help = farleaf(&[command, "--help"], b"").done().text();
+        assert!(help.contains(&format!("Usage: farleaf {command}")), "{help}");
+    }
+    assert!(farleaf(&["--version"], b"").done().text().starts_with("farleaf "));
+}
+
+#[test]
+fn mistyped_words_are_corrected() {
+    farleaf(&["scna"], b"").failed(2, "'scan'");
+    farleaf(&["scan", "shm:/x", "t", "--prefx", "a"], b"").failed(2, "'--prefix'");
+    farleaf(&["tables", "shm:/x", "--color", "allways"], b"").failed(2, "did you mean \"always\"?");
+    let pool = Pool::new();
+    pool.run("get", &["tt", "k"]).failed(1, "did you mean \"t\"?");
+}
+
+#[test]
+fn addresses_that_are_none_are_explained() {
+    farleaf(&["tables", "/dev/shm/x"], b"").failed(2, "did you mean \"shm:/dev/shm/x\"?");
+    farleaf(&["tables", "smh:/dev/shm/x"], b"").failed(2, "did you mean \"shm:/dev/shm/x\"?");
+    farleaf(&["tables", "tcp://host"], b"").failed(2, "does not speak \"tcp:\"");
+    for words in [&["load", "mem:", "t"][..], &["get", "mem:", "t", "k"], &["stats", "mem:"]] {
+        farleaf(words, b"").failed(2, "gone when it ends");
+    }
+    let missing = Pool::missing();
+    missing.run("tables", &[]).failed(1, "there is no such folder");
+}
+
+#[test]
+fn completions_are_scripts() {
+    let script = farleaf(&["completions", "bash"], b"").done().text();
+    assert!(script.contains("_farleaf()") && script.contains("--skip-errors"));
+    farleaf(&["completions", "bsh"], b"").failed(2, "bash");
+}
