@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# Runs a small benchmark of every engine on every fabric and looks at its JSON: it is there, it has
+# counted round trips, and no operation failed. Says nothing about speed.
+#
+#   scripts/bench-smoke.sh [FARLEAF]     the binary; target/debug/farleaf if not given
+#
+# FARLEAF_ENGINES, FARLEAF_FABRICS: which ones.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+farleaf=${1:-${CARGO_TARGET_DIR:-target}/debug/farleaf}
+read -ra engines <<<"${FARLEAF_ENGINES:-btree}"
+read -ra fabrics <<<"${FARLEAF_FABRICS:-mapped sim}"
+
+report=$(mktemp)
+trap 'rm -f "$report"' EXIT
+
+# Prints round trips per operation as the report gives them.
+check_report() {
+    if command -v python3 >/dev/null 2>&1; then
+        python3 - "$report" <<'PY'
+import json
+import sys
+
+
+def values(node, key):
+    """All values of `key`, however deep, in the report's order."""
+    if isinstance(node, dict):
+        for name, value in node.items():
+            if name == key:
+                yield value
+            yield from values(value, key)
+    elif isinstance(node, list):
+        for value in node:
+            yield from values(value, key)
+
+
+with open(sys.argv[1], encoding="utf-8") as file:
+    report = json.load(file)
+trips = [n for n in values(report, "round_trips") if isinstance(n, (int, float))]
+if not any(n > 0 for n in trips):
+    sys.exit("no round trips were counted")
+errors = sum(n for n in values(report, "errors") if isinstance(n, int))
+if errors:
+    sys.exit(f"{errors} operations failed")
+print(f"{trips[0]:.3g} round trips per operation")
+PY
+        return
+    fi
+    # Without a parser: the two fields as they are written.
+    grep -Eq '"round_trips": *[0-9.]*[1-9]' "$report" || { echo "no round trips" >&2; return 1; }
+    ! grep -Eq '"errors": *[1-9]' "$report" || { echo "operations failed" >&2; return 1; }
+    grep -Eo '"round_trips": *[0-9.]+' "$report" | head -n 1
+}
+
+for engine in "${engines[@]}"; do
+    for fabric in "${fabrics[@]}"; do
+        command=("$farleaf" bench --engine "$engine" --fabric "$fabric" --workload a
+            --keys 5K --ops 10K --json)
+        printf '%-8s %-8s ' "$engine" "$fabric"
+        if ! "${command[@]}" >"$report"; then
+            echo "failed: ${command[*]}" >&2
+            exit 1
+        fi
+        if ! check_report; then
+            echo "the report of: ${command[*]}" >&2
+            head -c 4000 "$report" >&2
+            exit 1
+        fi
+    done
+done

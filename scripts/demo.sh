@@ -1,0 +1,136 @@
+#!/usr/bin/env bash
+# Farleaf's main job on real input: puts the paths of this machine's files into a pool in shared
+# memory, reads, scans, changes and removes some, checks the pool, and counts what an index
+# operation costs on each fabric. Every command is printed before it runs, so that it can be
+# repeated by hand. Leaves nothing behind.
+#
+#   scripts/demo.sh [FARLEAF]     the binary; target/release/farleaf if not given
+#
+# FARLEAF_DEMO_PATHS     most paths to load (400000)
+# FARLEAF_DEMO_KEYS      keys of the benchmark (200K)
+# FARLEAF_DEMO_OPS       operations of the benchmark (200K)
+# FARLEAF_ENGINES, FARLEAF_FABRICS     which ones to benchmark ("btree", "mapped sim")
+set -euo pipefail
+
+farleaf=${1:-$(dirname "$0")/../target/release/farleaf}
+paths_max=${FARLEAF_DEMO_PATHS:-400000}
+bench_keys=${FARLEAF_DEMO_KEYS:-200K}
+bench_ops=${FARLEAF_DEMO_OPS:-200K}
+read -ra engines <<<"${FARLEAF_ENGINES:-btree}"
+read -ra fabrics <<<"${FARLEAF_FABRICS:-mapped sim}"
+
+fail() { printf '\ndemo: %s\n' "$*" >&2; exit 1; }
+
+[ -x "$farleaf" ] || fail "there is no program $farleaf; build it with: make run"
+
+# Shared memory if it has room: containers often have only 64 MiB of it.
+pool_mib=1024
+shm_free_kib=$(df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 { print $4 }')
+if [ -w /dev/shm ] && [ "${shm_free_kib:-0}" -gt $(((pool_mib + 128) * 1024)) ]; then
+    home=/dev/shm
+else
+    home=${TMPDIR:-/tmp}
+    printf 'Note: /dev/shm has no room for %d MiB, so the pool lies in %s.\n' "$pool_mib" "$home"
+fi
+work=$home/farleaf-demo-$$
+pool=shm:$work/pool
+
+mkdir -m 700 "$work"
+# On exit, Ctrl-C and kill alike; bash runs the trap once the command in front has ended.
+trap 'rm -rf "$work"' EXIT
+trap 'exit 129' HUP
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+heading() { printf '\n--- %s\n' "$*"; }
+
+# Prints a command as a shell would take it. The binary goes by its name.
+show() {
+    printf '$ farleaf'
+    local word
+    for word in "$@"; do
+        if [[ $word =~ ^[A-Za-z0-9_./:=,+@%-]+$ ]]; then
+            printf ' %s' "$word"
+        else
+            printf ' %s' "${word@Q}"
+        fi
+    done
+    printf '\n'
+}
+
+run() {
+    show "$@"
+    "$farleaf" "$@"
+}
+
+# expect VALUE ARGS...: runs a get that must print VALUE.
+expect() {
+    local want=$1 got
+    shift
+    show "$@"
+    got=$("$farleaf" "$@")
+    printf '%s\n' "$got"
+    [ "$got" = "$want" ] || fail "that should have been $want"
+}
+
+# A get of a key that must not be there: prints nothing on standard output, and fails.
+expect_absent() {
+    local got status=0
+    show "$@"
+    got=$("$farleaf" "$@") || status=$?
+    if [ "$status" -eq 0 ] || [ -n "$got" ]; then fail "that key should be gone"; fi
+    printf '(exit status %d)\n' "$status"
+}
+
+heading "The input: up to $paths_max files of this machine, path and size"
+# Unreadable folders are skipped; so are names that hold a tab or a line end, or are longer than a
+# key may be. find ends early, by SIGPIPE, when head has enough.
+{ LC_ALL=C find / -xdev -path "$work" -prune -o -type f ! -name $'*[\t\n]*' -printf '%p\t%s\n' \
+    2>/dev/null || true; } |
+    LC_ALL=C awk -F '\t' 'NF == 2 && length($1) <= 1024' | head -n "$paths_max" >"$work/files.tsv" ||
+    true
+count=$(wc -l <"$work/files.tsv")
+[ "$count" -gt 0 ] || fail "found no readable file"
+printf '%d files; the first ones:\n' "$count"
+head -n 3 "$work/files.tsv"
+
+heading "Load them into the table 'files' of a new pool"
+run load "$pool" files "$work/files.tsv" --format tsv --create --pool-bytes "${pool_mib}MiB"
+
+# A file that surely is among them, and a folder with many of them.
+IFS=$'\t' read -r key size < <(awk -F '\t' '$1 == "/etc/passwd"' "$work/files.tsv") ||
+    IFS=$'\t' read -r key size <"$work/files.tsv"
+prefix=/usr/share/
+grep -q "^$prefix" "$work/files.tsv" || prefix=${key%/*}/
+
+heading "Look one up, from another process than the one that loaded it"
+expect "$size" get "$pool" files "$key"
+
+heading "The first files below $prefix in order"
+run scan "$pool" files --prefix "$prefix" --limit 10
+
+heading "Change a value"
+expect "$size" get "$pool" files "$key"
+run put "$pool" files "$key" "changed by the demo"
+expect "changed by the demo" get "$pool" files "$key"
+
+heading "Remove a key"
+run del "$pool" files "$key"
+expect_absent get "$pool" files "$key"
+
+heading "What the pool holds"
+run stats "$pool"
+
+heading "Walk the whole structure and check its invariants"
+run verify "$pool"
+
+heading "What an operation costs: YCSB workload A, remote operations counted"
+echo "mapped runs in real time on this machine; sim runs in virtual time, on simulated network cards."
+for engine in "${engines[@]}"; do
+    for fabric in "${fabrics[@]}"; do
+        run bench --engine "$engine" --fabric "$fabric" --workload a \
+            --keys "$bench_keys" --ops "$bench_ops"
+    done
+done
+
+heading "Done; the pool is removed"

@@ -1,0 +1,150 @@
+#!/usr/bin/env bash
+# Installs what building Farleaf takes and is missing here. Says what it does and why; does nothing,
+# and needs no network, when nothing is missing.
+#
+#   scripts/setup.sh            install what is missing
+#   scripts/setup.sh --check    only say what is missing; exit 1 if anything is
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+check_only=false
+case "${1:-}" in
+    "") ;;
+    --check) check_only=true ;;
+    *) echo "usage: scripts/setup.sh [--check]" >&2; exit 2 ;;
+esac
+
+missing=0
+
+have() { command -v "$1" >/dev/null 2>&1; }
+ok() { printf '  ok       %s\n' "$*"; }
+doing() { printf '  install  %s\n' "$*"; }
+fail() { printf '\nsetup: %s\n' "$*" >&2; exit 1; }
+
+# Says that something is missing; true if it is to be installed now.
+lacks() {
+    missing=1
+    if $check_only; then
+        printf '  missing  %s\n' "$*"
+        return 1
+    fi
+    doing "$*"
+}
+
+# True if a C program can be compiled and linked: a compiler alone, without libc's files, cannot.
+can_link() {
+    have cc || return 1
+    local out
+    out=$(mktemp) || return 1
+    if echo 'int main(void) { return 0; }' | cc -x c -o "$out" - 2>/dev/null; then
+        rm -f "$out"
+    else
+        rm -f "$out"
+        return 1
+    fi
+}
+
+# Runs a command as root, by sudo if need be.
+as_root() {
+    if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo "$@"; fi
+}
+
+apt_install() {
+    if ! have apt-get; then
+        fail "there is no apt-get here. Install by your system's own means: a C compiler with" \
+            "linker and libc headers (command cc), and make. Then run this again."
+    fi
+    if [ "$(id -u)" -ne 0 ] && ! have sudo; then
+        fail "installing packages takes root, and there is no sudo. Ask somebody who may:" \
+            "apt-get install $*"
+    fi
+    as_root apt-get update -qq
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@"
+}
+
+setup_linker() {
+    if can_link && have make; then
+        ok "cc and make"
+        return
+    fi
+    lacks "build-essential, ca-certificates: Rust links by cc, the targets are run by make," \
+        "crates are downloaded over TLS" || return 0
+    apt_install build-essential ca-certificates
+    can_link || fail "cc still cannot link a program; run: echo 'int main(){}' | cc -x c -"
+}
+
+# The value of a string key in one of our TOML files.
+toml_string() { sed -n "s/^$2 *= *\"\\([^\"]*\\)\".*/\\1/p" "$1" | head -n 1; }
+
+at_least() { # HAVE WANT
+    [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1)" = "$2" ]
+}
+
+setup_rust() {
+    local channel rust_min components component installed
+    channel=$(toml_string rust-toolchain.toml channel)
+    rust_min=$(toml_string Cargo.toml rust-version)
+    components=$(sed -n 's/^components *= *\[\(.*\)\].*/\1/p' rust-toolchain.toml | tr -d '",')
+
+    # rustup's own installer puts it there, but only a new shell's PATH shows it.
+    local cargo_bin="${CARGO_HOME:-$HOME/.cargo}/bin"
+    if ! have rustup && ! have cargo && [ -x "$cargo_bin/cargo" ]; then
+        PATH="$cargo_bin:$PATH"
+        echo "  note     $cargo_bin is not in PATH; for this shell: . $cargo_bin/../env"
+    fi
+
+    if have rustup && [ -z "${RUSTUP_TOOLCHAIN:-}" ]; then
+        if ! rustup toolchain list | grep -Eq "^$channel(-| |\$)"; then
+            lacks "Rust $channel by rustup: the version that rust-toolchain.toml pins" || return 0
+            # shellcheck disable=SC2086 # a list of words
+            rustup toolchain install "$channel" --profile minimal --no-self-update \
+                ${components:+--component ${components// /,}}
+        fi
+        installed=$(rustup component list --installed --toolchain "$channel")
+        for component in $components; do
+            case "$installed" in
+                *"$component"*) ;;
+                *)
+                    lacks "$component for Rust $channel: 'make lint' runs it" || continue
+                    rustup component add --toolchain "$channel" "$component"
+                    ;;
+            esac
+        done
+    elif ! have cargo || ! have rustc; then
+        missing=1
+        fail "Rust is missing. Get rustup, which brings the version that this project pins
+  ($channel): without root as https://rustup.rs says, or, from Debian 13 on, by
+  apt-get install rustup. Then run this again."
+    fi
+
+    $check_only && [ "$missing" -ne 0 ] && return 0
+    local version
+    version=$(rustc --version | cut -d' ' -f2)
+    at_least "${version%%-*}" "$rust_min" ||
+        fail "rustc is $version, and Farleaf takes $rust_min or later; with rustup: rustup update"
+    ok "rustc $version"
+    for component in $components; do
+        local tool=${component/rustfmt/fmt}
+        cargo "$tool" --version >/dev/null 2>&1 ||
+            echo "  note     cargo $tool is missing: 'make lint' and .ci/run will not work"
+    done
+}
+
+setup_crates() {
+    have cargo || return 0
+    local host
+    host=$(rustc -vV | sed -n 's/^host: //p')
+    if cargo fetch --quiet --locked --offline --target "$host" 2>/dev/null; then
+        ok "crates of Cargo.lock"
+        return
+    fi
+    lacks "crates of Cargo.lock, so that building works offline from here on" || return 0
+    cargo fetch --locked --target "$host"
+}
+
+echo "Farleaf: what building takes"
+setup_linker
+setup_rust
+if ! $check_only || [ "$missing" -eq 0 ]; then setup_crates; fi
+if [ "$missing" -ne 0 ] && $check_only; then exit 1; fi
+echo "Ready. Next: make run"
