@@ -263,7 +263,6 @@ impl AnyIndex {
 
     /// Frees all that the table consists of.
     async fn destroy<E: Endpoint>(&self, session: &Session<E>) -> Result<(), IndexError> {
-        let _pin = session.begin(farleaf_fabric::OpKind::Other).await?;
         each!(self, index => index.destroy(session).await)
     }
 

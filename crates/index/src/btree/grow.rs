@@ -12,7 +12,7 @@ use crate::IndexError;
 use crate::node::{Head, Layout, Node, NodeMut};
 
 /// First word of a meta object.
-const MAGIC: u64 = u64::from_le_bytes(*b"FLbtree1");
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"FLbtree1");
 
 /// Makes an empty leaf and the meta object that names it as the root.
 pub(super) async fn create<E: Endpoint>(

@@ -3,16 +3,20 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use farleaf_fabric::{Buf, Endpoint, GlobalAddr};
-use farleaf_pool::{Audit, LockToken, Session};
+use farleaf_fabric::{Buf, Endpoint, GlobalAddr, OpKind};
+use farleaf_pool::{Audit, LockToken, PoolError, Session};
 
 use super::read::{Restarts, Seek};
 use super::records::record_bytes;
-use super::{Fail, META_BYTES, META_ROOT_LOCK, Tree};
+use super::{Fail, META_BYTES, META_ROOT_LOCK, Tree, grow};
 use crate::IndexError;
 use crate::index::TableReport;
 use crate::node::{Kind, Node, RecordRef, Stored, verify_image};
 
+/// Waits of a table's destruction for one object's place, and how long each takes: others' epochs
+/// have to move on.
+const DESTROY_WAITS_MAX: u32 = 20_000;
+const DESTROY_WAIT_NS: u64 = 100_000;
 /// Problems that are told in full.
 const PROBLEMS_MAX: usize = 100;
 
@@ -46,19 +50,38 @@ impl Tree {
         Ok(report)
     }
 
-    /// Frees everything.
+    /// Frees everything, in steps of an operation each: what is retired is reused only after the
+    /// operation that retired it, and the pool has room for so many retired objects at a time.
+    ///
+    /// Cost: 1 READ per node, then what retiring costs per object.
     pub(super) async fn destroy<E: Endpoint>(
         self: &Arc<Self>,
         session: &Session<E>,
     ) -> Result<(), IndexError> {
         let mut collector = Collector::default();
-        self.walk(session, &mut TableReport::default(), &mut collector).await?;
-        for (addr, _) in collector.objects {
-            let retiring = announce(session, addr).await?;
-            session.retire(retiring);
+        {
+            let _pin = session.begin(OpKind::Other).await?;
+            self.walk(session, &mut TableReport::default(), &mut collector).await?;
         }
-        let retiring = announce(session, self.meta).await?;
-        session.retire(retiring);
+        collector.objects.push(self.meta);
+        let mut waits = 0;
+        while let Some(&addr) = collector.objects.last() {
+            let _pin = session.begin(OpKind::Maintenance).await?;
+            match session.announce_retire(addr).await {
+                Ok(retiring) => {
+                    session.retire(retiring);
+                    collector.objects.pop();
+                    waits = 0;
+                }
+                Err(PoolError::RetireFull) if waits < DESTROY_WAITS_MAX => waits += 1,
+                Err(error) => return Err(error.into()),
+            }
+            drop(_pin);
+            if waits > 0 {
+                session.tick().await?;
+                session.endpoint().sleep(DESTROY_WAIT_NS).await;
+            }
+        }
         Ok(())
     }
 
@@ -68,7 +91,7 @@ impl Tree {
         report: &mut TableReport,
         visitor: &mut impl Visitor,
     ) -> Result<(), IndexError> {
-        self.check_root_lock(session, report).await?;
+        self.check_meta(session, report).await?;
         let (_, top) = self.refresh_root(session).await?;
         report.nodes_per_level = vec![0; usize::from(top) + 1];
         // Low fences of the nodes that the level above points to, by address.
@@ -182,13 +205,20 @@ impl Tree {
         Ok(())
     }
 
-    async fn check_root_lock<E: Endpoint>(
+    async fn check_meta<E: Endpoint>(
         self: &Arc<Self>,
         session: &Session<E>,
         report: &mut TableReport,
     ) -> Result<(), IndexError> {
         let client = session.client();
-        let lock = client.read(self.meta.plus(META_ROOT_LOCK), client.buf(8)).await?.words()[0];
+        let meta = client.read(self.meta, client.buf(META_BYTES)).await?;
+        let (magic, lock) = (meta.words()[0], meta.words()[META_ROOT_LOCK as usize / 8]);
+        if magic != grow::MAGIC {
+            report.problems.push(format!(
+                "the meta object at {} begins with {magic:#018x}, which is not its tag",
+                self.meta
+            ));
+        }
         if LockToken::from_word(lock).is_some() {
             if session.owner_is_dead(lock).await? {
                 client.cas(self.meta.plus(META_ROOT_LOCK), lock, 0).await?;
@@ -273,25 +303,15 @@ impl Visitor for Marker<'_> {
 
 #[derive(Default)]
 struct Collector {
-    objects: Vec<(GlobalAddr, usize)>,
+    objects: Vec<GlobalAddr>,
 }
 
 impl Visitor for Collector {
-    fn node(&mut self, addr: GlobalAddr, bytes: usize) {
-        self.objects.push((addr, bytes));
+    fn node(&mut self, addr: GlobalAddr, _bytes: usize) {
+        self.objects.push(addr);
     }
 
     fn record(&mut self, record: RecordRef) {
-        if let Some(addr) = GlobalAddr::from_word(record.addr) {
-            self.objects.push((addr, record_bytes(record.len as usize)));
-        }
+        self.objects.extend(GlobalAddr::from_word(record.addr));
     }
-}
-
-/// Announces a retirement; while too many wait for their grace period, helps them along.
-async fn announce<E: Endpoint>(
-    session: &Session<E>,
-    addr: GlobalAddr,
-) -> Result<farleaf_pool::Retiring, IndexError> {
-    Ok(session.announce_retire(addr).await?)
 }
