@@ -220,19 +220,14 @@ impl<E: Endpoint> Locked<E> {
     }
 
     /// Writes the changed content back and unlocks, in one chain: 2 WRITEs, and one more for the
-    /// redo record if `many_words` were changed (`INV-BT-6`). `first` is posted in front of it.
+    /// redo record if `many_words` were changed (`INV-BT-6`).
     ///
     /// # Errors
     /// `OutcomeUnknown`; the lock stays until this compute server leaves or is declared dead.
-    pub(super) async fn publish(
-        mut self,
-        many_words: bool,
-        first: impl FnOnce(&mut Ops),
-    ) -> Result<(), IndexError> {
+    pub(super) async fn publish(mut self, many_words: bool) -> Result<(), IndexError> {
         self.seal();
         let client = self.session.client();
         let mut ops = client.ops();
-        first(&mut ops);
         if many_words && redo::is_needed(&self.session, &self.tree.layout) {
             let record =
                 redo::encode(&self.session, self.lock.token, &[(self.addr, self.image.words())]);

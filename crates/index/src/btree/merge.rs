@@ -24,7 +24,9 @@ use crate::node::{Cover, NodeMut};
 
 impl Tree {
     /// Tries to merge the node below `parent_level` that covers `key` with a neighbour, and goes on
-    /// upwards where that leaves a parent sparse. Gives up wherever somebody else is busy.
+    /// upwards where that leaves a parent sparse. Gives up wherever somebody else is busy, and at any
+    /// error: the change that left the node sparse has happened, merging is never needed, and what
+    /// is wrong shows in the next operation that needs it.
     ///
     /// Its cost counts as maintenance: a READ for each level down to the parent, 3 CASes, 3 READs
     /// and 8 WRITEs for one merge.
@@ -33,27 +35,20 @@ impl Tree {
         session: &Session<E>,
         key: &[u8],
         parent_level: u8,
-    ) -> Result<(), IndexError> {
+    ) {
         if self.height_seen() <= u64::from(parent_level) {
-            return Ok(());
+            return;
         }
         let (tree, task_session, key) = (Arc::clone(self), session.clone(), key.to_vec());
         let before = session.client().charge_to(OpKind::Maintenance);
-        let result = Tree::detach(session, async move {
+        Tree::detach(session, async move {
             let mut level = parent_level;
-            loop {
-                match tree.merge_at(&task_session, &key, level).await {
-                    Ok(true) => level += 1,
-                    Ok(false) | Err(Fail::Restart) => return Ok(()),
-                    // Merging is never needed; who has no room to announce it does without.
-                    Err(Fail::Error(IndexError::Full(_))) => return Ok(()),
-                    Err(Fail::Error(error)) => return Err(error),
-                }
+            while let Ok(true) = tree.merge_at(&task_session, &key, level).await {
+                level += 1;
             }
         })
         .await;
         session.client().charge_to(before);
-        result
     }
 
     /// One merge; says whether the parent is sparse now.

@@ -213,8 +213,8 @@ impl Tree {
     /// spans several nodes must not stop half way.
     async fn detach<E: Endpoint, T: 'static>(
         session: &Session<E>,
-        task: impl Future<Output = Result<T, IndexError>> + 'static,
-    ) -> Result<T, IndexError> {
+        task: impl Future<Output = T> + 'static,
+    ) -> T {
         let (sender, receiver) = crate::oneshot::channel();
         let hold = session.hold();
         session.endpoint().spawn(async move {

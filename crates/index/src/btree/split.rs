@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use farleaf_fabric::{Buf, Endpoint, GlobalAddr, Ops};
+use farleaf_fabric::{Buf, Endpoint, GlobalAddr};
 use farleaf_pool::Session;
 
 use super::lock::Locked;
@@ -75,7 +75,7 @@ impl Tree {
         };
         right_mut.seal(1);
         client.write(right_addr, right).await?;
-        node.publish(true, |_: &mut Ops| {}).await?;
+        node.publish(true).await?;
         Ok(Unfinished { level: level + 1, separator: split.separator, right: right_addr })
     }
 
@@ -124,7 +124,7 @@ impl Tree {
         }
         match parent.node_mut().insert_separator(separator, right.word()) {
             Ok(crate::node::Posted::Added(_)) => {
-                parent.publish(true, |_| {}).await?;
+                parent.publish(true).await?;
                 Ok(None)
             }
             Ok(crate::node::Posted::AlreadyThere(_))

@@ -9,7 +9,7 @@ use super::lock::Locked;
 use super::read::{Restarts, Unfinished};
 use super::{Fail, Tree};
 use crate::IndexError;
-use crate::node::{ChangeError, Cover, Node, RecordRef, Stored, Value};
+use crate::node::{ChangeError, Cover, Node, RecordRef, Value};
 
 /// What is to become of a key.
 #[derive(Debug)]
@@ -101,7 +101,8 @@ impl Tree {
         if let Some(unfinished) = unfinished
             && result.is_ok()
         {
-            self.finish_split(session, unfinished).await?;
+            // The change has happened; a separator that cannot be added now is added by another.
+            let _ = self.finish_split(session, unfinished).await;
         }
         result
     }
@@ -137,7 +138,7 @@ impl Tree {
             return Ok(Attempt::Done(outcome));
         }
         let old_record = match found {
-            Ok(index) => record_at(&leaf.node(), index),
+            Ok(index) => leaf.node().record(index),
             Err(_) => None,
         };
         let value = match (record, intent.value) {
@@ -172,12 +173,12 @@ impl Tree {
             None => None,
         };
         *published = record.is_some();
-        leaf.publish(many_words, |_| {}).await?;
+        leaf.publish(many_words).await?;
         if let Some(retiring) = retiring {
             session.retire(retiring);
         }
         if sparse {
-            self.merge(session, key, 1).await?;
+            self.merge(session, key, 1).await;
         }
         Ok(Attempt::Done(outcome))
     }
@@ -229,16 +230,5 @@ impl Tree {
 
     pub(super) fn damaged(&self, addr: GlobalAddr, error: ChangeError) -> IndexError {
         IndexError::Corrupt(format!("node {addr} of the table at {}: {error}", self.meta))
-    }
-}
-
-/// The record that entry `index` refers to, if it refers to one.
-fn record_at(node: &Node<'_, u64>, index: usize) -> Option<RecordRef> {
-    if node.layout().is_dense() {
-        return None;
-    }
-    match node.value(index, &mut Vec::new())? {
-        Stored::Record(record) => Some(record),
-        Stored::Inline => None,
     }
 }

@@ -239,14 +239,22 @@ impl<W: Word> Node<'_, W> {
     pub(super) fn slotted_value(&self, index: usize, out: &mut Vec<u8>) -> Stored {
         let slot = self.slot(Kind::Leaf, index);
         let at = usize::from(slot.offset) + usize::from(slot.len);
-        let (len, record) = value_len(load_at(self.words, at) as u16);
-        let at = at + VALUE_HEAD_BYTES;
-        if record {
-            let (addr, len) = (load_at(self.words, at), load_at(self.words, at + 8));
-            return Stored::Record(RecordRef { addr, len });
+        if let Some(record) = self.slotted_record(index) {
+            return Stored::Record(record);
         }
-        append(self.words, at, len, out);
+        let (len, _) = value_len(load_at(self.words, at) as u16);
+        append(self.words, at + VALUE_HEAD_BYTES, len, out);
         Stored::Inline
+    }
+
+    /// The record that value `index` is, if it is one.
+    pub(super) fn slotted_record(&self, index: usize) -> Option<RecordRef> {
+        let slot = self.slot(Kind::Leaf, index);
+        let at = usize::from(slot.offset) + usize::from(slot.len);
+        let (_, is_record) = value_len(load_at(self.words, at) as u16);
+        let at = at + VALUE_HEAD_BYTES;
+        is_record
+            .then(|| RecordRef { addr: load_at(self.words, at), len: load_at(self.words, at + 8) })
     }
 
     /// Bytes of the cell of `slot`.

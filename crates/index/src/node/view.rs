@@ -320,6 +320,15 @@ impl<'a, W: Word> Node<'a, W> {
         }
     }
 
+    /// Leaf: the record that entry `index` refers to, if it refers to one. Nothing is copied.
+    #[inline]
+    pub fn record(&self, index: usize) -> Option<RecordRef> {
+        if self.layout.dense || index >= self.leaf_count() {
+            return None;
+        }
+        self.slotted_record(index)
+    }
+
     /// Bytes in use, out of [`Node::capacity_bytes`]. Holes that compaction would close do not count.
     pub fn used_bytes(&self) -> usize {
         let inner = self.kind() == Kind::Inner;
