@@ -166,6 +166,15 @@ impl<E: Endpoint> Client<E> {
         Ok(())
     }
 
+    /// Ends doubt about what this thread has posted to `server`; see [`Endpoint::reconnect`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::reconnect`].
+    pub async fn reconnect(&self, server: ServerId) -> Result<(), OpError> {
+        self.count(server, Cost { round_trips: 1, ..ZERO });
+        self.endpoint.reconnect(server).await
+    }
+
     #[inline]
     fn count(&self, server: ServerId, cost: Cost) {
         self.endpoint.counters().add(self.kind.get(), server, cost);

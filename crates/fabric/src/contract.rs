@@ -9,8 +9,9 @@
 //!   one round trip with one completion.
 //! - **F4** Operations outside a chain have no order: wait for completion. Completion means that
 //!   the effect is visible to every operation that anyone posts later.
-//! - **F5** A failed operation has an unknown effect, which may even come later, until the
-//!   initiator is fenced. [`OpError`] names the kinds that are known to have done nothing.
+//! - **F5** A failed operation has an unknown effect, a WRITE in part too, which may even come
+//!   later, until the initiator is fenced (F6) or its thread has reconnected (F10). [`OpError`]
+//!   names the kinds that are known to have done nothing.
 //! - **F6** When [`Endpoint::fence`] has returned, no operation of that incarnation takes effect
 //!   on that server any more. A WRITE that was in flight may have landed in part, at the grain of
 //!   [`Capabilities::crash_atomic_bytes`].
@@ -20,6 +21,9 @@
 //!   not happen.
 //! - **F9** Time, randomness, sleeping and tasks come from the endpoint alone. That makes the
 //!   simulator deterministic.
+//! - **F10** When [`Endpoint::reconnect`] has returned, no operation that this thread posted to
+//!   that server before takes effect there any more. One that was in flight may have, a WRITE in
+//!   part too (F6). So a thread that lost a completion can find out what became of it.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -63,6 +67,12 @@ pub trait Endpoint: Clone + 'static {
 
     /// What this fabric gives beyond the contract.
     fn capabilities(&self) -> Capabilities;
+
+    /// Whether an operation may fail with `Timeout` or `Unavailable`. Where none can, nobody has to
+    /// keep what would have to be sent again.
+    fn is_lossy(&self) -> bool {
+        true
+    }
 
     /// This compute server's current life.
     fn incarnation(&self) -> Incarnation;
@@ -170,6 +180,16 @@ pub trait Endpoint: Clone + 'static {
         server: ServerId,
         who: Incarnation,
     ) -> impl Future<Output = Result<(), OpError>>;
+
+    /// Gives up this thread's connection to `server` and makes a new one (F10). What is still in
+    /// flight on the old one fails with `Timeout`, other tasks' operations too, at the latest when
+    /// this returns. What is posted to `server` after the call waits for the new connection: it
+    /// takes effect after all that was given up is dead, and is never part of it. 1 round trip.
+    ///
+    /// # Errors
+    /// As any operation; `Fenced` if this compute server has been cut off. Then nothing is known
+    /// of what was in flight, and the call may be repeated.
+    fn reconnect(&self, server: ServerId) -> impl Future<Output = Result<(), OpError>>;
 
     /// Whether `who` is known to have died or lost its lease. "No" is always a legal answer.
     fn is_dead(&self, who: Incarnation) -> impl Future<Output = bool>;

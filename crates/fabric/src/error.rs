@@ -16,6 +16,13 @@ pub struct OpError {
     pub kind: OpErrorKind,
 }
 
+impl OpError {
+    /// Whether the operation may have happened, or may still happen (F5).
+    pub fn is_unknown(&self) -> bool {
+        matches!(self.kind, OpErrorKind::Unavailable | OpErrorKind::Timeout | OpErrorKind::Fenced)
+    }
+}
+
 /// Why an operation failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -91,6 +98,32 @@ pub enum FabricError {
     /// A configuration that makes no sense.
     #[error("{0}")]
     Config(String),
+    /// A memory server cannot be reached.
+    #[error("cannot reach memory server {server} at {address}: {source}")]
+    Unreachable {
+        /// Which one.
+        server: ServerId,
+        /// Where it should be.
+        address: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A memory server does not let this program in.
+    #[error("memory server {server} at {address} refuses: {why}")]
+    Refused {
+        /// Which one.
+        server: ServerId,
+        /// Where it is.
+        address: String,
+        /// Why, and what to do.
+        why: String,
+    },
+    /// This compute server has been fenced and must join anew.
+    #[error("memory server {server} has cut this compute server off: join anew")]
+    CutOff {
+        /// Which one.
+        server: ServerId,
+    },
     /// Memory could not be had.
     #[error("cannot map {bytes} bytes of memory for memory server {server}")]
     NoMemory {

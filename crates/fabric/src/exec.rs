@@ -7,24 +7,41 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::future::Future;
 use std::pin::pin;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
-use std::thread::{self, Thread};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use async_task::Runnable;
 
+use crate::wake::{Flag, Home, Notify, Queue};
+
 /// Waits shorter than this are spun through: a parked thread wakes later than that.
 const SPIN_NS: u64 = 60_000;
 
+/// What a fabric does for a thread's operations between its tasks.
+pub(crate) trait Driver {
+    /// Sends what was posted and takes what has come, without waiting. True if anything came.
+    fn drive(&self) -> bool;
+
+    /// Whether anything may come at any moment.
+    fn is_busy(&self) -> bool;
+
+    /// Waits until something comes, `at_most` has passed, or the notifier is called.
+    fn wait(&self, at_most: Option<Duration>);
+
+    /// Ends a wait from any thread; the next one, if nothing waits (INV-WAKE-1).
+    fn notifier(&self) -> Notify;
+}
+
 /// A single-threaded executor with timers. Clone it freely; it stays on its thread.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Executor(Rc<Inner>);
 
-#[derive(Debug)]
 struct Inner {
-    queue: Arc<Queue>,
+    queue: Arc<Queue<Runnable>>,
+    /// Where ready tasks are taken to; empty but for its memory.
+    ready: Cell<VecDeque<Runnable>>,
     root: Arc<Root>,
     root_waker: Waker,
     timers: RefCell<BinaryHeap<Reverse<Timer>>>,
@@ -32,20 +49,13 @@ struct Inner {
     live: Rc<Cell<usize>>,
     running: Cell<bool>,
     start: Instant,
+    driver: Option<Rc<dyn Driver>>,
+    /// When something last came from the driver.
+    driven_ns: Cell<u64>,
 }
 
-/// Tasks that are ready. Wakers may push from any thread.
-#[derive(Debug)]
-struct Queue {
-    ready: Mutex<VecDeque<Runnable>>,
-    home: Thread,
-}
-
-#[derive(Debug)]
-struct Root {
-    woken: AtomicBool,
-    home: Thread,
-}
+/// What wakes the future of `block_on`.
+struct Root(Flag);
 
 #[derive(Debug)]
 struct Timer {
@@ -57,9 +67,20 @@ struct Timer {
 impl Executor {
     /// An executor for the calling thread.
     pub fn new() -> Self {
-        let root = Arc::new(Root { woken: AtomicBool::new(false), home: thread::current() });
+        Self::over(None)
+    }
+
+    /// An executor for the calling thread that drives a fabric, too.
+    pub(crate) fn with_driver(driver: Rc<impl Driver + 'static>) -> Self {
+        Self::over(Some(driver))
+    }
+
+    fn over(driver: Option<Rc<dyn Driver>>) -> Self {
+        let home = Home::new(driver.as_ref().map(|driver| driver.notifier()));
+        let root = Arc::new(Root(Flag::new(home.clone())));
         Executor(Rc::new(Inner {
-            queue: Arc::new(Queue { ready: Mutex::default(), home: thread::current() }),
+            queue: Arc::new(Queue::new(home)),
+            ready: Cell::default(),
             root_waker: Waker::from(Arc::clone(&root)),
             root,
             timers: RefCell::default(),
@@ -67,6 +88,8 @@ impl Executor {
             live: Rc::default(),
             running: Cell::new(false),
             start: Instant::now(),
+            driver,
+            driven_ns: Cell::new(0),
         }))
     }
 
@@ -99,12 +122,12 @@ impl Executor {
         let _running = Running(&self.0.running);
         let mut root = pin!(root);
         let mut context = Context::from_waker(&self.0.root_waker);
-        self.0.root.woken.store(true, Ordering::Relaxed);
+        let mut is_first = true;
         let mut result = None;
         loop {
             let mut progress = false;
             if result.is_none()
-                && self.0.root.woken.swap(false, Ordering::Acquire)
+                && (std::mem::take(&mut is_first) || self.0.root.0.take())
                 && let Poll::Ready(value) = root.as_mut().poll(&mut context)
             {
                 result = Some(value);
@@ -112,6 +135,8 @@ impl Executor {
             }
             progress |= self.run_ready();
             progress |= self.fire_timers();
+            // After the tasks: what they have posted goes out together.
+            progress |= self.drive();
             if self.0.live.get() == 0
                 && let Some(value) = result.take()
             {
@@ -149,12 +174,15 @@ impl Executor {
 
     /// Runs the tasks that are ready now, not those that they make ready.
     fn run_ready(&self) -> bool {
-        let count = self.0.queue.len();
-        for _ in 0..count {
-            let Some(runnable) = self.0.queue.pop() else { break };
+        // One lock for all of them.
+        let mut ready = self.0.ready.take();
+        self.0.queue.take(&mut ready);
+        let any = !ready.is_empty();
+        while let Some(runnable) = ready.pop_front() {
             runnable.run();
         }
-        count > 0
+        self.0.ready.replace(ready);
+        any
     }
 
     fn fire_timers(&self) -> bool {
@@ -172,19 +200,43 @@ impl Executor {
         fired
     }
 
+    fn drive(&self) -> bool {
+        let came = self.0.driver.as_ref().is_some_and(|driver| driver.drive());
+        if came {
+            self.0.driven_ns.set(self.now_ns());
+        }
+        came
+    }
+
     /// Nothing is ready: lets other threads run, or sleeps until a timer or a wake-up.
     fn idle(&self, root_waits: bool) {
-        if root_waits && self.0.root.woken.load(Ordering::Relaxed) {
+        if root_waits && self.0.root.0.is_raised() {
             // The root only yielded; others on this core may be what it waits for.
             thread::yield_now();
             return;
         }
         let next_ns = self.0.timers.borrow().peek().map(|Reverse(timer)| timer.at_ns);
-        match next_ns.map(|at_ns| at_ns.saturating_sub(self.now_ns())) {
+        let wait_ns = next_ns.map(|at_ns| at_ns.saturating_sub(self.now_ns()));
+        if let Some(driver) = &self.0.driver {
+            let spins = driver.is_busy() && self.now_ns() - self.0.driven_ns.get() < SPIN_NS;
+            return match wait_ns {
+                _ if spins => thread::yield_now(),
+                Some(wait_ns) if wait_ns < SPIN_NS => thread::yield_now(),
+                Some(wait_ns) => driver.wait(Some(Duration::from_nanos(wait_ns - SPIN_NS / 2))),
+                None => driver.wait(None),
+            };
+        }
+        match wait_ns {
             Some(wait_ns) if wait_ns < SPIN_NS => thread::yield_now(),
             Some(wait_ns) => thread::park_timeout(Duration::from_nanos(wait_ns - SPIN_NS / 2)),
             None => thread::park(),
         }
+    }
+}
+
+impl std::fmt::Debug for Executor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Executor({} tasks)", self.0.live.get())
     }
 }
 
@@ -206,31 +258,13 @@ pub fn yield_now() -> impl Future<Output = ()> {
     })
 }
 
-impl Queue {
-    fn push(&self, runnable: Runnable) {
-        self.ready.lock().unwrap_or_else(PoisonError::into_inner).push_back(runnable);
-        if thread::current().id() != self.home.id() {
-            self.home.unpark();
-        }
-    }
-
-    fn pop(&self) -> Option<Runnable> {
-        self.ready.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
-    }
-
-    fn len(&self) -> usize {
-        self.ready.lock().unwrap_or_else(PoisonError::into_inner).len()
-    }
-}
-
 impl Wake for Root {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.woken.store(true, Ordering::Release);
-        self.home.unpark();
+        self.0.wake();
     }
 }
 
@@ -272,6 +306,8 @@ impl Drop for Running<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     #[test]

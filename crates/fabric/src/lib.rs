@@ -9,6 +9,8 @@
 //! | implementation | memory | time |
 //! |---|---|---|
 //! | [`mapped`] | mapped into this process: anonymous, or files that several processes share | real |
+//! | [`tcp`] | of memory servers on a network | real |
+//! | [`tcp`] | that of memory servers on a network, over TCP | real |
 //! | [`sim`] | simulated memory servers with network cards | virtual, one seed, replayable |
 //!
 //! All unsafe code of the project is in the private module `raw`.
@@ -28,6 +30,9 @@ pub mod mapped;
 mod ops;
 mod raw;
 pub mod sim;
+mod sync;
+pub mod tcp;
+mod wake;
 
 pub use addr::{GlobalAddr, ServerId};
 pub use client::Client;

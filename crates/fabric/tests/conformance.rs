@@ -9,11 +9,13 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use farleaf_fabric::conformance::{Harness, SCRATCH_BYTES, SERVERS, Survivor, Task, victim};
 use farleaf_fabric::mapped::{Mapped, MappedEndpoint};
-use farleaf_fabric::sim::{Sim, SimConfig, SimEndpoint};
-use farleaf_fabric::{Counters, Fabric, GlobalAddr, ServerId, Service, ServiceId};
+use farleaf_fabric::sim::{AdversaryConfig, Sim, SimConfig, SimEndpoint};
+use farleaf_fabric::tcp::{MemoryServer, MemoryServerConfig, Tcp, TcpConfig, TcpEndpoint};
+use farleaf_fabric::{Counters, Fabric, GlobalAddr, ServerId, Service, ServiceId, Words};
 
 const REGION_BYTES: u64 = 4096 + SCRATCH_BYTES;
 
@@ -106,6 +108,30 @@ fn sim(torn: f64) -> SimHarness {
     SimHarness(Sim::new(config).expect("a simulation"))
 }
 
+/// All that may go wrong while every operation still succeeds.
+fn rough_sim(seed: u64) -> SimHarness {
+    let adversary = AdversaryConfig {
+        torn: 0.5,
+        split_rmw: 0.5,
+        late: 0.3,
+        late_ns: 15_000,
+        shuffle: true,
+        ..AdversaryConfig::default()
+    };
+    let config = SimConfig {
+        memory_servers: SERVERS,
+        compute_servers: 2,
+        region_bytes: REGION_BYTES,
+        queue_depth: 2,
+        lease_ns: 1_000_000,
+        clock_skew_ns: 50_000,
+        clock_drift_ppm: 2_000,
+        adversary,
+        ..SimConfig::seeded(seed)
+    };
+    SimHarness(Sim::new(config).expect("a simulation"))
+}
+
 impl Harness for SimHarness {
     type Endpoint = SimEndpoint;
 
@@ -152,15 +178,116 @@ impl Harness for SimHarness {
     }
 }
 
+/// Memory servers on loopback, and two compute servers that reach them.
+struct TcpHarness {
+    servers: Vec<MemoryServer>,
+    computers: Vec<Tcp>,
+}
+
+const LEASE: Duration = Duration::from_millis(300);
+
+fn tcp(threads: usize) -> TcpHarness {
+    let servers: Vec<MemoryServer> = (0..SERVERS)
+        .map(|server| {
+            let words = Words::anonymous((REGION_BYTES / 8) as usize).expect("memory");
+            let config = MemoryServerConfig {
+                server: ServerId(server as u16),
+                servers: SERVERS,
+                threads,
+                lease: LEASE,
+                ..MemoryServerConfig::default()
+            };
+            MemoryServer::start(config, Arc::new(words)).expect("a memory server")
+        })
+        .collect();
+    let config = TcpConfig::to(servers.iter().map(MemoryServer::address));
+    let computers = (0..2).map(|_| Tcp::connect(config.clone()).expect("connected")).collect();
+    TcpHarness { servers, computers }
+}
+
+impl Harness for TcpHarness {
+    type Endpoint = TcpEndpoint;
+
+    fn run(&self, tasks: Vec<Task<TcpEndpoint>>) {
+        thread::scope(|scope| {
+            for (task, computer) in tasks.into_iter().zip(self.computers.iter().cycle()) {
+                scope.spawn(move || {
+                    let endpoint = computer.endpoint().expect("an endpoint");
+                    endpoint.executor().block_on(task(endpoint.clone()));
+                });
+            }
+        });
+    }
+
+    fn scratch(&self) -> Range<u64> {
+        4096..REGION_BYTES
+    }
+
+    fn serve(&self, id: ServiceId, service: Arc<dyn Service>) {
+        for server in &self.servers {
+            server.serve(id, Arc::clone(&service));
+        }
+    }
+
+    fn counters(&self) -> Vec<Arc<Counters>> {
+        self.computers.iter().flat_map(Fabric::counters).collect()
+    }
+
+    fn buffers_out(endpoint: &TcpEndpoint) -> usize {
+        endpoint.buffers_out()
+    }
+
+    fn seed(endpoint: &TcpEndpoint, seed: u64) -> bool {
+        endpoint.seed(seed);
+        true
+    }
+
+    fn rounds(&self, rounds: u64) -> u64 {
+        rounds / 20
+    }
+
+    fn run_beside_victim(&self, addr: GlobalAddr, survivor: Survivor<TcpEndpoint>) -> bool {
+        let addresses: Vec<String> =
+            self.servers.iter().map(|server| server.address().to_string()).collect();
+        let mut child = Reaped(
+            Command::new(env::current_exe().expect("this test's path"))
+                .args(["--exact", "dies_when_asked_to", "--nocapture"])
+                .env(VICTIM_SERVERS, addresses.join(","))
+                .env(VICTIM_ADDR, addr.word().to_string())
+                .stdout(Stdio::null())
+                .spawn()
+                .expect("a second process"),
+        );
+        let endpoint = self.computers[0].endpoint().expect("an endpoint");
+        endpoint.executor().block_on(survivor(
+            endpoint.clone(),
+            Box::new(move || {
+                child.kill();
+                // Gone is who was not heard of for a lease.
+                thread::sleep(2 * LEASE);
+            }),
+        ));
+        true
+    }
+}
+
+const VICTIM_SERVERS: &str = "FARLEAF_TEST_VICTIM_SERVERS";
 const VICTIM_FOLDER: &str = "FARLEAF_TEST_VICTIM_FOLDER";
 const VICTIM_ADDR: &str = "FARLEAF_TEST_VICTIM_ADDR";
 
-/// Not a test of its own: the process that [`MappedHarness::run_beside_victim`] kills.
+/// Not a test of its own: the process that a harness's `run_beside_victim` kills.
 #[test]
 fn dies_when_asked_to() {
-    let (Ok(folder), Ok(addr)) = (env::var(VICTIM_FOLDER), env::var(VICTIM_ADDR)) else { return };
+    let Ok(addr) = env::var(VICTIM_ADDR) else { return };
     let addr = GlobalAddr::from_word(addr.parse().expect("a number")).expect("an address");
     assert_eq!(addr.server(), ServerId(1));
+    if let Ok(servers) = env::var(VICTIM_SERVERS) {
+        let servers = servers.split(',').map(|server| server.parse().expect("an address"));
+        let tcp = Tcp::connect(TcpConfig::to(servers)).expect("the other process's servers");
+        let endpoint = tcp.endpoint().expect("an endpoint");
+        return endpoint.executor().block_on(victim(endpoint.clone(), addr));
+    }
+    let folder = env::var(VICTIM_FOLDER).expect("a folder, where there are no servers");
     let mapped = Mapped::open(&PathBuf::from(folder)).expect("the other process's pool");
     let endpoint = mapped.endpoint().expect("an endpoint");
     endpoint.executor().block_on(victim(endpoint.clone(), addr));
@@ -210,10 +337,22 @@ mod mapped_folder {
     farleaf_fabric::conformance_tests!(super::folder());
 }
 
+mod tcp_one_thread {
+    farleaf_fabric::conformance_tests!(super::tcp(1));
+}
+
+mod tcp_three_threads {
+    farleaf_fabric::conformance_tests!(super::tcp(3));
+}
+
 mod simulated {
     farleaf_fabric::conformance_tests!(super::sim(0.0));
 }
 
 mod simulated_torn {
     farleaf_fabric::conformance_tests!(super::sim(1.0));
+}
+
+mod simulated_rough {
+    farleaf_fabric::conformance_tests!(super::rough_sim(11));
 }

@@ -112,7 +112,7 @@ fn an_allocation_is_seen() {
 #[test]
 fn sim_allocates_nothing() {
     for torn in [0.0, 1.0] {
-        let adversary = AdversaryConfig { torn, split_rmw: torn };
+        let adversary = AdversaryConfig { torn, split_rmw: torn, ..Default::default() };
         let config = SimConfig { memory_servers: 2, adversary, ..SimConfig::seeded(1) };
         let sim = Sim::new(config).expect("memory");
         let client = Client::new(sim.fabric(0).endpoint().expect("an endpoint"));

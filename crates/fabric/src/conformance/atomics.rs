@@ -31,15 +31,15 @@ pub(super) fn atomics_return_what_was_there<H: Harness>(harness: &H) {
 /// F2: no FAA is lost and every one gets a number of its own.
 pub(super) fn every_addition_counts<H: Harness>(harness: &H) {
     const TASKS: u64 = 4;
-    const ROUNDS: u64 = 25_000;
+    let rounds = harness.rounds(25_000);
     let (at, barrier) = (at(harness, OTHER, 4096), at(harness, ONE, 64));
     let numbers = Arc::new(Mutex::new(Vec::new()));
     let tasks = (0..TASKS).map(|_| {
         let numbers = Arc::clone(&numbers);
         task(move |end: H::Endpoint| async move {
             meet(&end, barrier, TASKS, 1).await;
-            let mut mine = Vec::with_capacity(ROUNDS as usize);
-            for _ in 0..ROUNDS {
+            let mut mine = Vec::with_capacity(rounds as usize);
+            for _ in 0..rounds {
                 mine.push(ok(end.faa(at, 1).await));
             }
             assert!(mine.is_sorted(), "my own later additions see my earlier ones");
@@ -49,7 +49,7 @@ pub(super) fn every_addition_counts<H: Harness>(harness: &H) {
     harness.run(tasks.collect());
     let mut numbers = std::mem::take(&mut *numbers.lock().unwrap_or_else(PoisonError::into_inner));
     numbers.sort_unstable();
-    assert!(numbers.into_iter().eq(0..TASKS * ROUNDS), "numbers given twice or never");
+    assert!(numbers.into_iter().eq(0..TASKS * rounds), "numbers given twice or never");
 }
 
 /// F2: of all that swap a value away, one wins; CAS and FAA on one word respect each other.
@@ -94,7 +94,7 @@ fn twice(half: u64) -> u64 {
 /// F1: an aligned word is old or new, whatever wrote it and whatever reads it, at any length of
 /// the operation and any place of the buffer.
 pub(super) fn words_are_never_torn<H: Harness>(harness: &H) {
-    const ROUNDS: u64 = 8_000;
+    let rounds = harness.rounds(8_000);
     const WORDS: usize = 96;
     let (base, barrier) = (at(harness, OTHER, 4096), at(harness, ONE, 64));
     let mut tasks = Vec::new();
@@ -102,7 +102,7 @@ pub(super) fn words_are_never_torn<H: Harness>(harness: &H) {
         tasks.push(task(move |end: H::Endpoint| async move {
             let mut all = end.buf(WORDS * 8);
             meet(&end, barrier, 4, 1).await;
-            for round in 0..ROUNDS {
+            for round in 0..rounds {
                 let value = twice(end.random());
                 let some = base.plus(round % WORDS as u64 * 8);
                 match (round + writer) % 6 {
@@ -135,7 +135,7 @@ pub(super) fn words_are_never_torn<H: Harness>(harness: &H) {
         tasks.push(task(move |end: H::Endpoint| async move {
             let mut into = end.buf(WORDS * 8 + 16);
             meet(&end, barrier, 4, 1).await;
-            for round in 0..ROUNDS as usize {
+            for round in 0..rounds as usize {
                 let words = if round % 3 == 0 { 1 + round % WORDS } else { WORDS + 1 };
                 let skip = if (round + reader) % 4 == 0 { 5 } else { 0 };
                 into = ok(end.read(base, into.window(skip..skip + words * 8)).await);

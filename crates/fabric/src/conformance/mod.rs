@@ -24,6 +24,7 @@ mod dropped;
 mod fenced;
 mod lists;
 mod order;
+mod reconnect;
 mod refused;
 mod rpc;
 mod tools;
@@ -80,6 +81,12 @@ pub trait Harness: 'static {
 
     /// Starts that endpoint's random numbers anew from `seed`; false if it cannot.
     fn seed(endpoint: &Self::Endpoint, seed: u64) -> bool;
+
+    /// How often a case repeats what it would repeat `rounds` times on memory of this process. Less
+    /// where a round trip takes thousands of times as long.
+    fn rounds(&self, rounds: u64) -> u64 {
+        rounds
+    }
 
     /// Runs [`victim`] at `addr` on a compute server of its own, in another process where that is
     /// what can die, and `survivor` beside it with the means to kill it. False, having run neither,
@@ -163,4 +170,6 @@ cases! { $
         a_spawned_task_outlives_its_parent, a_yield_lets_others_run,
         random_numbers_are_ones_own;
     fenced: the_living_are_not_dead, a_fenced_victim_writes_no_more;
+    reconnect: nothing_older_lands_after_a_reconnect, a_reconnect_leaves_nobody_waiting,
+        a_reconnect_is_ones_own;
 }

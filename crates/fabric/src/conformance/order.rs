@@ -45,16 +45,16 @@ pub(super) fn completion_is_visible_to_all<H: Harness>(harness: &H) {
 /// If one reads `j` in its round `i`, the other's WRITE of `j + 1` comes after that READ and so
 /// after the WRITE of `i`. Then the READ that follows the WRITE of `j + 1` must find at least `i`.
 pub(super) fn no_store_waits_behind_a_read<H: Harness>(harness: &H) {
-    const ROUNDS: u64 = 60_000;
+    let rounds = harness.rounds(60_000);
     let words = [at(harness, ONE, 4096), at(harness, OTHER, 4096)];
     let barrier = at(harness, ONE, 64);
     let seen: [Arc<Mutex<Vec<u64>>>; 2] = Default::default();
     let tasks = (0..2).map(|me| {
         let (mine, others, seen) = (words[me], words[1 - me], Arc::clone(&seen[me]));
         task(move |end: H::Endpoint| async move {
-            let mut all = Vec::with_capacity(ROUNDS as usize);
+            let mut all = Vec::with_capacity(rounds as usize);
             let (mut from, mut into) = (end.buf(8), end.buf(8));
-            for round in 1..=ROUNDS {
+            for round in 1..=rounds {
                 if round % 100 == 1 {
                     meet(&end, barrier, 2, round / 100 + 1).await;
                 }
@@ -70,7 +70,7 @@ pub(super) fn no_store_waits_behind_a_read<H: Harness>(harness: &H) {
     let seen =
         seen.map(|seen| std::mem::take(&mut *seen.lock().unwrap_or_else(PoisonError::into_inner)));
     for (mine, others) in [(&seen[0], &seen[1]), (&seen[1], &seen[0])] {
-        assert_eq!(mine.len(), ROUNDS as usize);
+        assert_eq!(mine.len(), rounds as usize);
         for (round, found) in (1..).zip(mine) {
             // Their round `found + 1` stands at index `found`.
             if let Some(theirs) = others.get(*found as usize) {

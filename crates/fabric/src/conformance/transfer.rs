@@ -109,11 +109,12 @@ pub(super) fn frames_are_filled_where_asked<H: Harness>(harness: &H) {
 /// Two writers of different bytes of the same words never undo each other.
 pub(super) fn neighbours_keep_their_bytes<H: Harness>(harness: &H) {
     let (base, barrier) = (at(harness, ONE, 4096), at(harness, ONE, 64));
+    let rounds = harness.rounds(2_000);
     // Bytes 0..5, 5..14 and 14..24 of three words: both borders lie inside a word.
     let tasks = [(0, 5), (5, 9), (14, 10)].map(|(offset, len)| {
         task(move |end: H::Endpoint| async move {
             meet(&end, barrier, 3, 1).await;
-            for number in 0..2_000 {
+            for number in 0..rounds {
                 let data = patterned(number, len);
                 put(&end, base.plus(offset), &data).await;
                 same(&get(&end, base.plus(offset), len).await, &data, "my own bytes");

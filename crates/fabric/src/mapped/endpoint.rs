@@ -206,6 +206,11 @@ impl Endpoint for MappedEndpoint {
         self.thread.shared.capabilities()
     }
 
+    /// Operations are done when they are posted.
+    fn is_lossy(&self) -> bool {
+        false
+    }
+
     fn incarnation(&self) -> Incarnation {
         self.thread.shared.incarnation
     }
@@ -301,6 +306,11 @@ impl Endpoint for MappedEndpoint {
         } else {
             Err(OpError { server, kind: OpErrorKind::StillAlive })
         }
+    }
+
+    /// An operation here has taken effect when its future is ready.
+    async fn reconnect(&self, _server: ServerId) -> Result<(), OpError> {
+        Ok(())
     }
 
     async fn is_dead(&self, who: Incarnation) -> bool {

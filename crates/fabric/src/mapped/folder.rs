@@ -2,18 +2,30 @@
 //!
 //! ```text
 //! <folder>/lock              locked while the pool is being made
+//! <folder>/making            there until the pool is made
 //! <folder>/region-00000      the memory of server 0; its length is the region's
 //! <folder>/members/<life>    locked by the process of that incarnation for as long as it lives
 //! ```
 //!
 //! The kernel gives a lock back when its process is gone, however it went, also across containers
 //! that share the folder. So a life is proven dead when its file is missing or can be locked.
+//!
+//! Whoever joins removes the files of the dead. A file is removed only under its lock, and only if its
+//! name still leads to what was locked; and a life begins only once its file's name leads to what it
+//! has locked. So no file of the living is removed, though it stands there unlocked for a moment.
+//!
+//! If `making` is there and `lock` can be had, the maker died: the folder is no pool, and the next one
+//! who makes a pool there removes what is left.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::{FabricError, Incarnation, Words};
+
+/// Attempts to make the own file; each fails only if another process is just joining.
+const JOIN_TRIES: usize = 1000;
 
 #[derive(Debug)]
 pub(super) struct Folder {
@@ -37,6 +49,8 @@ impl CreateGuard {
     /// # Errors
     /// What the system says.
     pub fn finish(mut self) -> Result<(), FabricError> {
+        let making = making_path(&self.path);
+        fs::remove_file(&making).map_err(|source| io_error("remove", &making, source))?;
         self.made.clear();
         self.lock.unlock().map_err(|source| io_error("unlock", &self.path, source))
     }
@@ -79,6 +93,15 @@ impl Folder {
         check_empty(path)?;
         let made = if is_new { vec![path.to_path_buf(), lock_path] } else { vec![lock_path] };
         let mut guard = CreateGuard { lock, path: path.to_path_buf(), made };
+        let making = making_path(path);
+        File::create(&making).map_err(|source| io_error("make", &making, source))?;
+        guard.made.push(making);
+        // Of a maker that died.
+        for left in left_of_a_pool(path)? {
+            let gone =
+                if left.is_dir() { fs::remove_dir_all(&left) } else { fs::remove_file(&left) };
+            gone.map_err(|source| io_error("remove", &left, source))?;
+        }
         check_space(path, servers as u64 * region_bytes)?;
         let mut regions = Vec::with_capacity(servers);
         for server in 0..servers {
@@ -118,6 +141,10 @@ impl Folder {
         let making = open_lock(&lock_path)?;
         // Waits for a process that is just making the pool.
         making.lock_shared().map_err(|source| io_error("lock", &lock_path, source))?;
+        if making_path(path).exists() {
+            let why = "whoever was making it died over it; make the pool again";
+            return Err(not_a_pool(path, why));
+        }
         let mut regions = Vec::new();
         loop {
             let region = region_path(path, regions.len());
@@ -142,12 +169,33 @@ impl Folder {
         Ok((folder, regions))
     }
 
-    /// Makes and locks this life's own file.
+    /// Makes and locks this life's own file, and removes those of the dead.
     fn join(path: &Path, incarnation: Incarnation) -> Result<Folder, FabricError> {
         let own = member_path(path, incarnation);
-        let lock = open_lock(&own)?;
-        lock.lock().map_err(|source| io_error("lock", &own, source))?;
-        Ok(Folder { path: path.to_path_buf(), own, _own_lock: lock })
+        for _ in 0..JOIN_TRIES {
+            let lock = open_lock(&own)?;
+            lock.lock().map_err(|source| io_error("lock", &own, source))?;
+            // Removed by somebody who took it for a dead one's, before it was locked?
+            if is_at(&lock, &own) {
+                let folder = Folder { path: path.to_path_buf(), own, _own_lock: lock };
+                folder.remove_dead();
+                return Ok(folder);
+            }
+        }
+        let source = io::Error::other("it is being removed by others");
+        Err(io_error("lock", &own, source))
+    }
+
+    /// Removes the files of lives that are gone. What cannot be removed now is left to the next.
+    fn remove_dead(&self) {
+        let Ok(entries) = fs::read_dir(self.path.join("members")) else { return };
+        for path in entries.flatten().map(|entry| entry.path()).filter(|path| *path != self.own) {
+            // Not made if it is gone meanwhile.
+            let Ok(file) = File::options().read(true).write(true).open(&path) else { continue };
+            if file.try_lock().is_ok() && is_at(&file, &path) {
+                let _ = fs::remove_file(&path);
+            }
+        }
     }
 
     /// Whether the process of that life is gone for certain.
@@ -175,6 +223,18 @@ fn member_path(path: &Path, who: Incarnation) -> PathBuf {
     path.join("members").join(who.to_string())
 }
 
+/// Whether the name leads to that very file.
+fn is_at(file: &File, path: &Path) -> bool {
+    match (file.metadata(), fs::metadata(path)) {
+        (Ok(one), Ok(other)) => (one.dev(), one.ino()) == (other.dev(), other.ino()),
+        _ => false,
+    }
+}
+
+fn making_path(path: &Path) -> PathBuf {
+    path.join("making")
+}
+
 fn open_lock(path: &Path) -> Result<File, FabricError> {
     File::options()
         .read(true)
@@ -185,14 +245,32 @@ fn open_lock(path: &Path) -> Result<File, FabricError> {
         .map_err(|source| io_error("open", path, source))
 }
 
-/// Refuses a folder that holds anything but the lock of a creation that failed.
+/// Refuses a folder that holds anything but the rest of a creation that failed.
 fn check_empty(path: &Path) -> Result<(), FabricError> {
     let entries = fs::read_dir(path).map_err(|source| io_error("list", path, source))?;
-    if entries.flatten().any(|entry| entry.file_name() != "lock") {
+    let is_half_made = making_path(path).exists();
+    let is_ours = |name: &str| name == "lock" || is_half_made && is_of_a_pool(name);
+    if entries.flatten().any(|entry| !entry.file_name().to_str().is_some_and(is_ours)) {
         let why = "it is not empty; open what it holds, or name a folder that is empty or new";
         return Err(not_a_pool(path, why));
     }
     Ok(())
+}
+
+/// Whether a pool has a file or folder of that name besides its lock.
+fn is_of_a_pool(name: &str) -> bool {
+    let digits = name.strip_prefix("region-");
+    name == "making"
+        || name == "members"
+        || digits.is_some_and(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+/// Regions and members in the folder.
+fn left_of_a_pool(path: &Path) -> Result<Vec<PathBuf>, FabricError> {
+    let entries = fs::read_dir(path).map_err(|source| io_error("list", path, source))?;
+    let is_left = |name: &str| name != "making" && is_of_a_pool(name);
+    let left = entries.flatten().filter(|entry| entry.file_name().to_str().is_some_and(is_left));
+    Ok(left.map(|entry| entry.path()).collect())
 }
 
 /// Memory files grow as they are touched; running out then would kill the process.
@@ -263,6 +341,70 @@ mod tests {
         });
     }
 
+    /// Files of processes that were killed stayed for ever.
+    #[test]
+    fn files_of_the_dead_are_removed_and_they_stay_dead() {
+        let scratch = Scratch::new("dead-files");
+        let (one, guard) = Mapped::create(&scratch.0, 1, 1 << 20).expect("create");
+        guard.finish().expect("finish");
+        let end = one.endpoint().expect("endpoint");
+        let names = || {
+            let entries = fs::read_dir(scratch.0.join("members")).expect("members").flatten();
+            let mut names: Vec<_> = entries.map(|entry| entry.file_name()).collect();
+            names.sort();
+            names
+        };
+        // As a kill leaves it: there, and unlocked.
+        let dead = Incarnation(0x00de_ad00);
+        File::create(member_path(&scratch.0, dead)).expect("a file");
+        assert_eq!(names().len(), 2);
+        let two = Mapped::open(&scratch.0).expect("open");
+        assert_eq!(names().len(), 2, "of the two that live");
+        assert!(!member_path(&scratch.0, dead).exists());
+        let two_end = two.endpoint().expect("endpoint");
+        one.endpoint().expect("endpoint").executor().block_on(async {
+            assert!(end.is_dead(dead).await);
+            assert_eq!(end.fence(ServerId(0), dead).await, Ok(()));
+            assert!(!end.is_dead(two_end.incarnation()).await);
+            assert!(!two_end.is_dead(end.incarnation()).await);
+        });
+        // One who was about to lock its file when that was removed makes it anew.
+        let own = member_path(&scratch.0, Incarnation(0x00be_9100));
+        let late = open_lock(&own).expect("made");
+        drop(Mapped::open(&scratch.0).expect("open"));
+        assert!(!is_at(&late, &own));
+        // Whoever comes upon another's new file under an old name leaves it alone.
+        let new = open_lock(&own).expect("made");
+        new.lock().expect("lock");
+        late.lock().expect("lock");
+        assert!(!is_at(&late, &own) && is_at(&new, &own));
+        drop(Mapped::open(&scratch.0).expect("open"));
+        assert!(own.exists(), "it is locked");
+    }
+
+    /// Lives begin at once, and each removes what is unlocked: none may lose its own file.
+    #[test]
+    #[allow(clippy::disallowed_methods, reason = "the system's processes are what it is about")]
+    fn lives_that_begin_at_once_leave_each_other_alone() {
+        let scratch = Scratch::new("at-once");
+        let (one, guard) = Mapped::create(&scratch.0, 1, 1 << 20).expect("create");
+        guard.finish().expect("finish");
+        std::thread::scope(|scope| {
+            for thread in 0..4_u64 {
+                let path = &scratch.0;
+                scope.spawn(move || {
+                    for life in 0..100 {
+                        let who = Incarnation(1 + thread * 1000 + life);
+                        let folder = Folder::join(path, who).expect("join");
+                        assert!(is_at(&folder._own_lock, &folder.own), "its file was removed");
+                        assert!(!folder.is_dead(who));
+                    }
+                });
+            }
+        });
+        drop(one);
+    }
+
     #[test]
     fn what_is_no_pool_is_refused_with_a_reason() {
         let scratch = Scratch::new("refuse");
@@ -279,6 +421,34 @@ mod tests {
         assert!(why(create(100)).contains("multiple of 4096"));
         let file = scratch.0.join("region-00000");
         assert!(why(Mapped::open(&file)).contains("it is a file"));
+    }
+
+    /// A process that was killed while it made a pool left a folder that could neither be opened
+    /// ("not formatted") nor made again ("not empty").
+    #[test]
+    fn a_killed_creation_keeps_nobody_from_making_the_pool() {
+        let scratch = Scratch::new("killed-creation");
+        let (mapped, guard) = Mapped::create(&scratch.0, 2, 1 << 20).expect("create");
+        let busy = Mapped::create(&scratch.0, 1, 1 << 20).expect_err("its maker lives").to_string();
+        assert!(busy.contains("another process"), "{busy}");
+        // As the death of the process leaves it: unlocked, and everything there.
+        guard.lock.unlock().expect("unlock");
+        std::mem::forget(guard);
+        std::mem::forget(mapped);
+        let why = Mapped::open(&scratch.0).expect_err("half made").to_string();
+        assert!(why.contains("make the pool again"), "{why}");
+        let (mapped, guard) = Mapped::create(&scratch.0, 1, 1 << 20).expect("create again");
+        guard.finish().expect("finish");
+        drop(mapped);
+        Mapped::open(&scratch.0).expect("open");
+        assert!(!scratch.0.join("region-00001").exists(), "of the dead maker");
+        let why = Mapped::create(&scratch.0, 1, 1 << 20).expect_err("it is a pool").to_string();
+        assert!(why.contains("not empty"), "{why}");
+        // A folder of somebody's is left alone, whatever its files are called.
+        fs::write(making_path(&scratch.0), "").expect("a file");
+        fs::write(scratch.0.join("thesis"), "").expect("a file");
+        assert!(Mapped::create(&scratch.0, 1, 1 << 20).is_err());
+        assert!(scratch.0.join("region-00000").exists());
     }
 
     #[test]

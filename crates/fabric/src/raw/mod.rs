@@ -6,6 +6,7 @@
 //!   time: the caller, or the operation it was given to.
 #![allow(unsafe_code)]
 
+mod copy;
 mod slab;
 mod words;
 

@@ -14,6 +14,8 @@ const LEAST_BYTES: usize = 64;
 const CLASSES: usize = 16;
 /// Bytes asked of the system at a time.
 const ARENA_BYTES: usize = 1 << 20;
+/// Bytes of the first arena of a class; each next one is four times as large, up to [`ARENA_BYTES`].
+const FIRST_ARENA_BYTES: usize = 32 << 10;
 
 /// A thread's store of buffers: arenas of registered memory, cut into power-of-two classes.
 ///
@@ -26,6 +28,8 @@ const ARENA_BYTES: usize = 1 << 20;
 pub struct Slab {
     free: [RefCell<Vec<NonNull<Slot>>>; CLASSES],
     arenas: RefCell<Vec<Arena>>,
+    /// Arenas of each class.
+    grown: [Cell<u8>; CLASSES],
     lists: RefCell<Vec<Vec<Op>>>,
     out: Cell<usize>,
 }
@@ -59,6 +63,7 @@ impl SlabRef {
         SlabRef(Rc::new(Slab {
             free: std::array::from_fn(|_| RefCell::default()),
             arenas: RefCell::default(),
+            grown: std::array::from_fn(|_| Cell::new(0)),
             lists: RefCell::default(),
             out: Cell::new(0),
         }))
@@ -102,7 +107,10 @@ impl Slab {
     #[cold]
     fn grow(&self, class: usize) -> NonNull<Slot> {
         let bytes = LEAST_BYTES << class;
-        let count = (ARENA_BYTES / bytes).clamp(1, 1024);
+        let grown = self.grown[class].get();
+        self.grown[class].set(grown.saturating_add(1));
+        let arena = (FIRST_ARENA_BYTES << (2 * u32::from(grown.min(8)))).min(ARENA_BYTES);
+        let count = (arena / bytes).clamp(1, 1024);
         let layout = alloc::Layout::from_size_align(bytes * count, 4096)
             .expect("at most 2 MiB, aligned to a page: a legal layout");
         // SAFETY: the size is at least 64.

@@ -2,16 +2,15 @@
 
 use std::fs::File;
 use std::io;
-use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::AtomicU64;
 
 use memmap2::{MmapOptions, MmapRaw};
 
-/// Words in one step of a copy: 1 KiB.
-const STEP_WORDS: usize = 128;
-/// Words in a cache line.
-const LINE_WORDS: usize = 8;
+use super::copy;
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+use super::copy::{LINE_WORDS, STEP_WORDS};
+
 /// Anonymous memory from this size on asks for huge pages.
 #[cfg(all(target_os = "linux", not(miri)))]
 const HUGE_FROM_BYTES: usize = 64 << 20;
@@ -97,22 +96,7 @@ impl Words {
     /// If the range is out of bounds.
     #[inline]
     pub fn load(&self, first: usize, into: &mut [u64]) {
-        let from = &self.as_slice()[first..first + into.len()];
-        let (mut from_steps, mut into_steps) =
-            (from.chunks_exact(STEP_WORDS), into.chunks_exact_mut(STEP_WORDS));
-        for (from, into) in (&mut from_steps).zip(&mut into_steps) {
-            // Word-wise loads and stores fill the out-of-order window after a few lines, so that
-            // cache misses would come one after another. One load per line first overlaps them;
-            // the constant count matters, it is unrolled.
-            let mut touched = 0;
-            for line in 0..STEP_WORDS / LINE_WORDS {
-                touched |= from[line * LINE_WORDS].load(Ordering::Relaxed);
-            }
-            std::hint::black_box(touched);
-            copy_out(from, into);
-        }
-        copy_out(from_steps.remainder(), into_steps.into_remainder());
-        fence(Ordering::Acquire);
+        copy::load(&self.as_slice()[first..first + into.len()], into);
     }
 
     /// Asks the processor to fetch `bytes` bytes from word `first` on, at most 1 KiB of them, for a
@@ -141,11 +125,7 @@ impl Words {
     /// If the range is out of bounds.
     #[inline]
     pub fn store(&self, first: usize, from: &[u64]) {
-        fence(Ordering::Release);
-        for (to, word) in self.as_slice()[first..first + from.len()].iter().zip(from) {
-            to.store(*word, Ordering::Relaxed);
-        }
-        fence(Ordering::SeqCst);
+        copy::store(&self.as_slice()[first..first + from.len()], from);
     }
 
     /// Copies bytes from any byte offset. Words are loaded whole.
@@ -153,12 +133,7 @@ impl Words {
     /// # Panics
     /// If the range is out of bounds.
     pub fn load_bytes(&self, offset: usize, into: &mut [u8]) {
-        let words = self.as_slice();
-        for (at, part) in split_at_words(offset, into.len()) {
-            let word = words[at / 8].load(Ordering::Relaxed).to_le_bytes();
-            into[part.clone()].copy_from_slice(&word[at % 8..at % 8 + part.len()]);
-        }
-        fence(Ordering::Acquire);
+        copy::load_bytes(self.as_slice(), offset, into);
     }
 
     /// Stores bytes at any byte offset. Whole words are stored as one; the first and the last may
@@ -167,27 +142,7 @@ impl Words {
     /// # Panics
     /// If the range is out of bounds.
     pub fn store_bytes(&self, offset: usize, from: &[u8]) {
-        fence(Ordering::Release);
-        let words = self.as_slice();
-        for (at, part) in split_at_words(offset, from.len()) {
-            let to = &words[at / 8];
-            let bytes = &from[part.clone()];
-            if let Ok(whole) = <[u8; 8]>::try_from(bytes) {
-                to.store(u64::from_le_bytes(whole), Ordering::Relaxed);
-                continue;
-            }
-            let mut old = to.load(Ordering::Relaxed);
-            loop {
-                let mut new = old.to_le_bytes();
-                new[at % 8..at % 8 + bytes.len()].copy_from_slice(bytes);
-                let new = u64::from_le_bytes(new);
-                match to.compare_exchange_weak(old, new, Ordering::Relaxed, Ordering::Relaxed) {
-                    Ok(_) => break,
-                    Err(now) => old = now,
-                }
-            }
-        }
-        fence(Ordering::SeqCst);
+        copy::store_bytes(self.as_slice(), offset, from);
     }
 
     /// CAS on one word; returns what was there.
@@ -196,10 +151,7 @@ impl Words {
     /// If `word` is out of bounds.
     #[inline]
     pub fn cas(&self, word: usize, expected: u64, new: u64) -> u64 {
-        let word = &self.as_slice()[word];
-        match word.compare_exchange(expected, new, Ordering::SeqCst, Ordering::SeqCst) {
-            Ok(old) | Err(old) => old,
-        }
+        copy::cas(&self.as_slice()[word], expected, new)
     }
 
     /// FAA on one word; returns what was there.
@@ -208,7 +160,7 @@ impl Words {
     /// If `word` is out of bounds.
     #[inline]
     pub fn faa(&self, word: usize, add: u64) -> u64 {
-        self.as_slice()[word].fetch_add(add, Ordering::SeqCst)
+        copy::faa(&self.as_slice()[word], add)
     }
 }
 
@@ -222,27 +174,10 @@ impl std::fmt::Debug for Words {
     }
 }
 
-#[inline]
-fn copy_out(from: &[AtomicU64], into: &mut [u64]) {
-    for (from, into) in from.iter().zip(into) {
-        *into = from.load(Ordering::Relaxed);
-    }
-}
-
-/// Cuts `len` bytes from byte `offset` on at word boundaries: (offset of the part, its range).
-fn split_at_words(offset: usize, len: usize) -> impl Iterator<Item = (usize, Range<usize>)> {
-    let mut done = 0;
-    std::iter::from_fn(move || {
-        let at = offset + done;
-        let part = (8 - at % 8).min(len - done);
-        let range = done..done + part;
-        done += part;
-        (part > 0).then_some((at, range))
-    })
-}
-
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
+
     use super::*;
 
     #[test]

@@ -45,6 +45,14 @@ pub(super) enum Kind {
     Resume,
     /// A sleep ends.
     Timer,
+    /// The third instant of a torn operation.
+    Third,
+    /// The fourth.
+    Fourth,
+    /// A message ends without an answer.
+    Vanish,
+    /// A client gives up waiting; the slot is the number of a timer.
+    Timeout,
 }
 
 /// A future event.

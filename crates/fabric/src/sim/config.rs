@@ -1,10 +1,18 @@
 //! What is simulated: how many servers, how fast, and how hostile.
 
+use std::ops::Range;
+
 use crate::mapped::check_geometry;
 use crate::{Capabilities, FabricError};
 
 /// Picoseconds in a nanosecond: the simulator's unit of time.
 pub(super) const PS: u64 = 1000;
+/// The longest delay of a fault: 10 s.
+const FAULT_NS_MAX: u64 = 10_000_000_000;
+/// The longest lease and the largest skew: 1,000 s.
+const LEASE_NS_MAX: u64 = 1_000_000_000_000;
+/// The largest drift: one in a hundred.
+const DRIFT_PPM_MAX: u32 = 10_000;
 
 /// A simulated cluster. [`SimConfig::default`] is one memory server and one compute server on a
 /// 100 Gb/s network as ConnectX-5 cards make it; change the fields that matter.
@@ -39,6 +47,23 @@ pub struct SimConfig {
     /// Events after which a run ends with [`super::SimError::TooManyEvents`], against clients that
     /// never get anywhere. Default `u64::MAX`.
     pub events_max: u64,
+    /// Operations in flight per worker thread and memory server, each of a chain or batch; more
+    /// wait in posted order for room, as in a full send queue. A longer chain goes alone. Default
+    /// `usize::MAX`: no limit.
+    pub queue_depth: usize,
+    /// A compute server that has been stopped for longer than this counts as dead
+    /// ([`crate::Endpoint::is_dead`]) to whoever asks meanwhile, and from then on to all. It may
+    /// still be resumed, as a zombie. Default 0: there are no leases.
+    pub lease_ns: u64,
+    /// How far the clock of a compute server may be ahead of true time at the start, by a choice
+    /// that follows from the seed; so two of them differ by at most this. Default 0.
+    pub clock_skew_ns: u64,
+    /// How much faster or slower than true time the clock of a compute server may run at most, in
+    /// millionths; at most 10,000. Its sleeps follow. Default 0.
+    pub clock_drift_ppm: u32,
+    /// Whether to keep a record of every remote operation; see [`super::Sim::recorded`].
+    /// Default false.
+    pub record: bool,
 }
 
 /// Latency of the simulated network.
@@ -99,17 +124,76 @@ pub struct RpcConfig {
     pub dispatch_ns: u64,
 }
 
-/// What goes wrong on purpose. Mean throughput is what it would be without.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// What goes wrong on purpose. Each fault strikes an operation by a choice that follows from the
+/// seed, the number of the operation's post and the fault alone, so that a narrower
+/// [`AdversaryConfig::window`] changes no other choice.
+#[derive(Clone, Debug, PartialEq)]
 pub struct AdversaryConfig {
-    /// Probability that an operation of more than one word is torn: a random choice of its words is
-    /// sampled or lands at another instant than the rest. A fence then also cuts WRITEs in the
-    /// middle. Keeps to `line_atomic`, `write_inorder` and `crash_atomic_bytes`. Default 0.
+    /// Probability that an operation of more than one word is torn: its words are sampled or land
+    /// at 2 to 4 instants, any word at any of them. A fence then also cuts WRITEs in the
+    /// middle. Keeps to `line_atomic`, `write_inorder` and `crash_atomic_bytes`, and takes no time.
+    /// Default 0.
     pub torn: f64,
     /// Probability that a CAS or FAA stores later than it loads, so that a WRITE to its word that
     /// comes between is lost. Other fabric atomics never come between. Never happens under the
     /// capability `write_vs_rmw`. Default 0.
     pub split_rmw: f64,
+    /// Probability that a message (a single operation, a chain, a part of a batch, an RPC, a
+    /// fence, a reconnect) is delayed, on its way there, on its way back, or partly on both.
+    /// Default 0.
+    pub late: f64,
+    /// The longest such delay, both ways together. Default 10,000.
+    pub late_ns: u64,
+    /// Probability that a message's outcome stays unknown: its client gets
+    /// [`crate::OpErrorKind::Timeout`]. One third each: it never happens (of a chain, a prefix
+    /// does; a torn WRITE may land in part), happens as usual, or happens later (the rest of a
+    /// chain) unless it has been fenced by then or its thread has reconnected. Default 0.
+    pub lost: f64,
+    /// The longest delay of what is lost and happens later. Default 100,000.
+    pub lost_ns: u64,
+    /// From the sending of a message that gets no answer to its client's
+    /// [`crate::OpErrorKind::Timeout`]. Counts for whatever gets none: what is lost, what waits at a
+    /// stopped memory server, what a broken link has swallowed. Default 50,000.
+    pub timeout_ns: u64,
+    /// Numbers of posts, from 1 on, that the faults above may strike: to find the one that breaks
+    /// a run by halving. [`super::Sim::posts`] says how many there have been. Default
+    /// `0..u64::MAX`: all.
+    pub window: Range<u64>,
+    /// Whether tasks that are ready at one instant are polled in an order drawn from the seed, in
+    /// place of the order in which they were woken. Default false.
+    pub shuffle: bool,
+}
+
+impl Default for AdversaryConfig {
+    fn default() -> Self {
+        AdversaryConfig {
+            torn: 0.0,
+            split_rmw: 0.0,
+            late: 0.0,
+            late_ns: 10_000,
+            lost: 0.0,
+            lost_ns: 100_000,
+            timeout_ns: 50_000,
+            window: 0..u64::MAX,
+            shuffle: false,
+        }
+    }
+}
+
+impl AdversaryConfig {
+    fn check(&self) -> Result<(), FabricError> {
+        let probabilities = [self.torn, self.split_rmw, self.late, self.lost];
+        if probabilities.iter().any(|probability| !(0.0..=1.0).contains(probability)) {
+            return Err(FabricError::Config(format!("{self:?}: probabilities are 0 to 1")));
+        }
+        let times = [self.late_ns, self.lost_ns, self.timeout_ns];
+        if times.iter().any(|ns| !(1..=FAULT_NS_MAX).contains(ns)) {
+            return Err(FabricError::Config(format!(
+                "{self:?}: late_ns, lost_ns and timeout_ns take 1 to {FAULT_NS_MAX}"
+            )));
+        }
+        Ok(())
+    }
 }
 
 impl SimConfig {
@@ -162,11 +246,22 @@ impl SimConfig {
         if self.cpu.yield_ns == 0 || network.service_ns == 0 || network.chain_step_ns == 0 {
             return refuse("yield_ns, service_ns and chain_step_ns take at least 1".to_owned());
         }
-        let adversary = [self.adversary.torn, self.adversary.split_rmw];
-        if adversary.iter().any(|probability| !(0.0..=1.0).contains(probability)) {
-            return refuse(format!("{:?}: probabilities are 0 to 1", self.adversary));
+        if self.queue_depth == 0 {
+            return refuse("queue_depth is 0: nothing could ever be sent".to_owned());
         }
-        Ok(())
+        if self.lease_ns > LEASE_NS_MAX || self.clock_skew_ns > LEASE_NS_MAX {
+            return refuse(format!(
+                "lease_ns is {}, clock_skew_ns {}: they take at most {LEASE_NS_MAX}",
+                self.lease_ns, self.clock_skew_ns
+            ));
+        }
+        if self.clock_drift_ppm > DRIFT_PPM_MAX {
+            return refuse(format!(
+                "clock_drift_ppm is {}: it takes at most {DRIFT_PPM_MAX}",
+                self.clock_drift_ppm
+            ));
+        }
+        self.adversary.check()
     }
 }
 
@@ -186,6 +281,11 @@ impl Default for SimConfig {
             adversary: AdversaryConfig::default(),
             capabilities: Capabilities::NONE,
             events_max: u64::MAX,
+            queue_depth: usize::MAX,
+            lease_ns: 0,
+            clock_skew_ns: 0,
+            clock_drift_ppm: 0,
+            record: false,
         }
     }
 }

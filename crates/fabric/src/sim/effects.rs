@@ -7,12 +7,13 @@
 //! - **EFF-3** Before every effect stands the question whether its life has been fenced; nothing of
 //!   a fenced life takes effect (F6).
 
-use super::adversary::{read_masked, write_masked};
+use super::adversary::{Later, read_masked, write_masked};
 use super::calendar::Kind;
 use super::config::PS;
+use super::crash::Fate;
 use super::machine::Machine;
 use super::nic::Load;
-use super::slots::{Payload, State};
+use super::slots::{Payload, Poster, Slot, State};
 use super::trace::fold;
 use crate::{Buf, Incarnation, Op, OpError, OpErrorKind, ServerId, access};
 
@@ -20,11 +21,12 @@ impl Machine {
     /// The server's card has taken in the request, or the next operation of a chain is due.
     #[inline]
     pub(super) fn execute(&mut self, index: u32, part: u16) {
+        if self.is_cut_short(index, part) {
+            return self.respond(index, part);
+        }
         match &self.slots[index].payload {
-            Payload::Rpc { .. } => return self.enqueue(index),
-            Payload::Fence { who, .. } => {
-                let who = *who;
-                return self.fence(index, who);
+            Payload::Rpc { .. } | Payload::Fence { .. } | Payload::Reconnect { .. } => {
+                return self.execute_message(index);
             }
             _ => {}
         }
@@ -40,12 +42,27 @@ impl Machine {
         self.effect(index, part);
     }
 
+    /// What is no operation on memory has been taken in.
+    fn execute_message(&mut self, index: u32) {
+        if self.adversary.harms && self.stops_here(index, 0) {
+            return;
+        }
+        match self.slots[index].payload {
+            Payload::Fence { who, .. } => self.fence(index, who),
+            Payload::Reconnect { server } => self.reconnect(index, server),
+            _ => self.enqueue(index),
+        }
+    }
+
     /// The operation's first or only instant.
     #[inline]
     pub(super) fn effect(&mut self, index: u32, part: u16) {
         self.ops += 1;
         if self.refused(index, part) {
             return self.respond(index, part);
+        }
+        if self.adversary.harms && self.stops_here(index, part) {
+            return;
         }
         let slot = &mut self.slots[index];
         let (serial, is_last) = match &slot.payload {
@@ -62,50 +79,68 @@ impl Machine {
             self.times.chain_step.min(self.times.service)
         };
         let atomic_ps = server.nic.atomics.cost_ps(Load { ops: 1, bytes: 0 });
-        let second = self.adversary.second_after(op, window, atomic_ps);
-        let mask = second.map(|_| self.adversary.mask(op, serial, part));
-        let outcome = match (mask, op) {
-            (Some(mask), Op::Write { to, from }) => access::check(region, *to, from.window_len())
-                .map(|words| write_masked(words, *to, from, mask, true)),
-            (Some(_), Op::Cas { at, old, .. } | Op::Faa { at, old, .. }) => {
+        let later = if self.adversary.tears {
+            self.adversary.later(op, serial, part, window, atomic_ps)
+        } else {
+            Later::NONE
+        };
+        let outcome = match op {
+            Op::Write { to, .. } if !later.is_none() => {
+                let to = *to;
+                let mask = self.adversary.mask(op, serial, part);
+                let Op::Write { from, .. } = op else { return };
+                access::check(region, to, from.window_len())
+                    .map(|words| write_masked(words, to, from, &mask, 0))
+            }
+            Op::Cas { at, old, .. } | Op::Faa { at, old, .. } if !later.is_none() => {
                 access::word(region, *at)
                     .map(|(words, word)| words.load(word, std::slice::from_mut(old)))
             }
-            (_, op) => access::run(region, op),
+            op => access::run(region, op),
         };
         if let Err(error) = outcome {
             slot.fail(error);
             self.trace.add(u64::MAX);
             return self.respond(index, part);
         }
-        if let Some(after) = second {
-            slot.half = true;
-            self.calendar.push(self.now + after, Kind::Second, index, part);
-        } else {
+        if later.is_none() {
             self.note(index, part);
+        } else {
+            slot.half = true;
+            let is_atomic = matches!(slot.op(part), Some(Op::Cas { .. } | Op::Faa { .. }));
+            for (after, kind) in later.iter().zip([Kind::Second, Kind::Third, Kind::Fourth]) {
+                self.calendar.push(self.now + after, kind, index, part);
+            }
+            self.strike(index, part, if is_atomic { "split" } else { "torn" });
         }
+        self.record_effect(index, part);
         if is_last {
             self.respond(index, part);
         } else {
-            self.calendar.push(self.now + self.times.chain_step, Kind::Execute, index, part + 1);
+            let mut at = self.now + self.times.chain_step;
+            if self.adversary.harms {
+                at = at.saturating_add(self.pause_before(index, part + 1));
+            }
+            self.calendar.push(at, Kind::Execute, index, part + 1);
         }
     }
 
-    /// The second instant of a torn operation.
-    pub(super) fn second(&mut self, index: u32, part: u16) {
-        let fenced = self.refused(index, part);
+    /// A later instant of a torn operation, from 1 on.
+    pub(super) fn instant(&mut self, index: u32, part: u16, instant: u8) {
+        let refused = self.refused(index, part);
         let slot = &mut self.slots[index];
-        slot.half = false;
-        if fenced {
+        if refused {
+            slot.half = false;
             return;
         }
         let serial = slot.serial;
         let Some(op) = slot.op_mut(part) else { return };
         let words = &*self.servers[op.addr().server().index()].words;
         let mask = self.adversary.mask(op, serial, part);
+        let is_last = instant == mask.last() || !matches!(op, Op::Read { .. } | Op::Write { .. });
         match op {
-            Op::Read { from, into } => read_masked(words, *from, into, mask),
-            Op::Write { to, from } => write_masked(words, *to, from, mask, false),
+            Op::Read { from, into } => read_masked(words, *from, into, &mask, instant),
+            Op::Write { to, from } => write_masked(words, *to, from, &mask, instant),
             Op::Cas { at, expected, new, old } => {
                 if old == expected {
                     words.store((at.offset() / 8) as usize, &[*new]);
@@ -116,19 +151,40 @@ impl Machine {
             }
             Op::WriteWord { .. } => {}
         }
-        self.note(index, part);
+        slot.half = !is_last;
+        self.record_effect(index, part);
+        if is_last {
+            self.note(index, part);
+        }
     }
 
-    /// Whether the operation comes from a life that this server has cut off.
+    /// Whether the operation comes from a life that this server has cut off, or over a connection
+    /// that has been given up since.
     #[inline]
-    fn refused(&mut self, index: u32, part: u16) -> bool {
-        let slot = &mut self.slots[index];
-        let Some(server) = slot.server(part) else { return false };
-        let fenced = self.servers[server.index()].fenced[slot.poster.life as usize];
-        if fenced {
-            slot.fail(OpError { server, kind: OpErrorKind::Fenced });
-        }
-        fenced
+    pub(super) fn refused(&mut self, index: u32, part: u16) -> bool {
+        let Some(error) = self.refusal(index, part) else { return false };
+        self.slots[index].fail(error);
+        self.strike(index, part, "refused");
+        true
+    }
+
+    /// Why an operation is refused where it goes, if it is.
+    #[inline]
+    fn refusal(&self, index: u32, part: u16) -> Option<OpError> {
+        let slot = &self.slots[index];
+        let server = slot.server(part)?;
+        let at = &self.servers[server.index()];
+        let Poster { thread, life, .. } = slot.poster;
+        let kind = if at.fenced[life as usize] {
+            OpErrorKind::Fenced
+        } else if !at.reconnected.is_empty()
+            && at.reconnected.get(&(life, thread)).is_some_and(|last| slot.serial < *last)
+        {
+            OpErrorKind::Timeout
+        } else {
+            return None;
+        };
+        Some(OpError { server, kind })
     }
 
     /// Folds a finished effect into the trace.
@@ -162,6 +218,9 @@ impl Machine {
     fn call(&mut self, index: u32) {
         self.ops += 1;
         let mut cpu_ps = self.times.dispatch;
+        if self.is_ill {
+            cpu_ps = self.slowed(index, 0, cpu_ps);
+        }
         if !self.refused(index, 0) {
             let slot = &mut self.slots[index];
             let Some(server) = slot.server(0) else { return };
@@ -180,6 +239,7 @@ impl Machine {
                 cpu_ps = cpu_ps.saturating_add(answer.cpu_ns.saturating_mul(PS));
                 self.trace.add(u64::from(*reply_len));
                 self.trace.add(content(request));
+                self.record_effect(index, 0);
             } else {
                 let kind = OpErrorKind::NoService { service: service.0 };
                 slot.fail(OpError { server, kind });
@@ -206,20 +266,22 @@ impl Machine {
             && let Some(server) = self.slots[index].server(0)
             && !self.servers[server.index()].fenced[life]
         {
-            self.cut(server, life as u32);
+            self.cut(server, |slot| slot.poster.life == life as u32);
             self.servers[server.index()].fenced[life] = true;
         }
         self.trace.add(who.0);
+        self.record_effect(index, 0);
         self.respond(index, 0);
     }
 
-    /// Of the WRITEs of `life` that have not begun, some land in part, now or never.
-    fn cut(&mut self, server: ServerId, life: u32) {
+    /// Of the WRITEs of slots that are `theirs` that have not begun, some land in part, now or never.
+    pub(super) fn cut(&mut self, server: ServerId, theirs: impl Fn(&Slot) -> bool) {
         for index in 0..self.slots.end() {
             let slot = &self.slots[index];
-            if slot.poster.life != life
-                || slot.state == State::Free
+            if slot.state == State::Free
+                || !theirs(slot)
                 || slot.half
+                || slot.held > 0
                 || slot.error.is_some()
             {
                 continue;
@@ -229,7 +291,8 @@ impl Machine {
                 Payload::Chain(_) => slot.begun,
                 _ => continue,
             };
-            if slot.begun > next || slot.missing == 0 {
+            let is_planned = self.crashes.fate(slot.serial, next) != Fate::Happens;
+            if slot.begun > next || slot.missing == 0 || is_planned {
                 continue;
             }
             let in_list = match &slot.payload {
@@ -240,14 +303,20 @@ impl Machine {
                 continue;
             }
             let Some(op @ Op::Write { to, from }) = slot.op(next) else { continue };
-            if to.server() != server || !self.adversary.cuts(from) {
+            // What an earlier reconnect has cut lands no more, not by another cut either.
+            if to.server() != server
+                || self.refusal(index, next).is_some()
+                || !self.adversary.cuts(from, slot.serial, next)
+            {
                 continue;
             }
             let region = Some(&*self.servers[server.index()].words);
             if let Ok(words) = access::check(region, *to, from.window_len()) {
                 let mask = self.adversary.mask(op, slot.serial, next);
-                write_masked(words, *to, from, mask, true);
+                write_masked(words, *to, from, &mask, 0);
                 self.trace.add(to.word());
+                self.record_effect(index, next);
+                self.strike(index, next, "cut");
             }
         }
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use super::Inner;
 use super::config::PS;
+use super::leases::Clock;
 use super::post::Post;
 use super::slots::{Failure, Payload, Poster};
 use crate::raw::SlabRef;
@@ -27,6 +28,7 @@ struct Thread {
     counters: Arc<Counters>,
     slab: SlabRef,
     rng: RefCell<fastrand::Rng>,
+    clock: Clock,
 }
 
 impl SimEndpoint {
@@ -37,7 +39,8 @@ impl SimEndpoint {
         seed: u64,
     ) -> Self {
         let rng = RefCell::new(fastrand::Rng::with_seed(seed));
-        let thread = Thread { inner, poster, counters, slab: SlabRef::new(), rng };
+        let clock = Clock::new(&inner.config, poster.thread as usize / inner.config.threads);
+        let thread = Thread { inner, poster, counters, slab: SlabRef::new(), rng, clock };
         SimEndpoint { thread: Rc::new(thread) }
     }
 
@@ -73,7 +76,7 @@ impl SimEndpoint {
 
 impl std::fmt::Debug for SimEndpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Poster { thread, life } = self.thread.poster;
+        let Poster { thread, life, .. } = self.thread.poster;
         write!(f, "SimEndpoint(thread {thread}, life {life})")
     }
 }
@@ -181,17 +184,24 @@ impl Endpoint for SimEndpoint {
         })
     }
 
+    fn reconnect(&self, server: ServerId) -> impl Future<Output = Result<(), OpError>> {
+        Post::new(self, Payload::Reconnect { server }, |_, failure| {
+            failure.map_or(Ok(()), |error| Err(*error))
+        })
+    }
+
     async fn is_dead(&self, who: Incarnation) -> bool {
         self.wait(Payload::Work { ps: self.yielding_ps() }).await;
-        self.thread.inner.is_dead(who)
+        self.thread.inner.is_dead(who, self.thread.clock)
     }
 
     fn now_ns(&self) -> u64 {
-        self.thread.inner.now_ns()
+        self.thread.clock.at(self.thread.inner.now_ps()) / PS
     }
 
     fn sleep(&self, ns: u64) -> impl Future<Output = ()> {
-        self.wait(Payload::Sleep { ps: ns.max(1).saturating_mul(PS) })
+        let ps = self.thread.clock.true_ps(ns.max(1).saturating_mul(PS));
+        self.wait(Payload::Sleep { ps })
     }
 
     fn yield_now(&self) -> impl Future<Output = ()> {

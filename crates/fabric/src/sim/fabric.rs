@@ -21,6 +21,14 @@ impl SimFabric {
         SimFabric { inner, compute, life }
     }
 
+    pub(super) fn inner(&self) -> &Inner {
+        &self.inner
+    }
+
+    pub(super) fn life(&self) -> u32 {
+        self.life
+    }
+
     /// An endpoint for worker thread `thread`. Endpoints of one thread share its time.
     ///
     /// # Errors
@@ -43,9 +51,10 @@ impl SimFabric {
         let mut computes = self.inner.computes.borrow_mut();
         let all = &mut computes[self.compute].counters;
         let seed = mix(mix(config.seed, u64::from(self.life) << 32 | 0xe9), all.len() as u64);
+        let number = all.len() as u32;
         all.push(Arc::clone(&counters));
         let thread = (self.compute * config.threads + thread) as u32;
-        let poster = Poster { thread, life: self.life };
+        let poster = Poster { thread, life: self.life, endpoint: number };
         Ok(SimEndpoint::new(Rc::clone(&self.inner), poster, counters, seed))
     }
 
@@ -66,7 +75,8 @@ impl SimFabric {
     }
 
     /// Stops its tasks, as a paused process: what they have posted goes on. Results, timers and
-    /// wake-ups are kept until [`SimFabric::resume`].
+    /// wake-ups are kept until [`SimFabric::resume`]. Its lease runs out
+    /// ([`super::SimConfig::lease_ns`]).
     pub fn stop(&self) {
         self.inner.stop(self.life);
     }

@@ -14,7 +14,12 @@ use std::sync::Arc;
 use super::adversary::Adversary;
 use super::calendar::{Calendar, Event, Kind};
 use super::config::{PS, SimConfig};
+use super::connections::Connections;
+use super::crash::Crashes;
+use super::fate::{Fate, Timers};
+use super::health::{Direction, Health};
 use super::nic::{Load, Nic};
+use super::record::Recorder;
 use super::slots::{Failure, Payload, Poster, Slots, State, Wake};
 use super::trace::{Trace, mix};
 use crate::{
@@ -28,6 +33,9 @@ pub(super) struct MemoryServer {
     pub nic: Nic,
     /// Lives that have been cut off.
     pub fenced: Vec<bool>,
+    /// Lives and threads that have reconnected: nothing posted before these posts of theirs counts.
+    pub reconnected: BTreeMap<(u32, u32), u64>,
+    pub health: Health,
     /// RPC threads without work.
     pub idle: usize,
     /// Requests that wait for one.
@@ -40,6 +48,12 @@ pub(super) struct Life {
     pub compute: usize,
     pub dead: bool,
     pub stopped: bool,
+    /// Since when, for its lease.
+    pub stopped_since: Option<u64>,
+    /// Somebody has seen its lease expired.
+    pub expired: bool,
+    /// Remote operations posted.
+    pub posted: u64,
 }
 
 /// The configuration's times, in picoseconds.
@@ -68,18 +82,28 @@ pub(super) struct Machine {
     pub adversary: Adversary,
     pub trace: Trace,
     pub times: Times,
+    pub crashes: Crashes,
     pub header_bytes: u64,
     /// Events so far.
     pub events: u64,
     /// Operations that have taken effect or been refused so far.
     pub ops: u64,
+    pub connections: Connections,
+    pub timers: Timers,
+    pub recorder: Option<Recorder>,
+    /// Some memory server is slow, stopped or cut off.
+    pub is_ill: bool,
+    pub threads_each: usize,
     client_nics: Vec<Nic>,
     /// When each worker thread is free.
-    threads: Vec<u64>,
-    posts: u64,
+    pub threads: Vec<u64>,
+    /// Posts so far, waits among them.
+    pub posts: u64,
     /// An event has called a waker, which may have woken tasks.
-    called_waker: bool,
+    pub called_waker: bool,
     rng: fastrand::Rng,
+    /// For the order of tasks that are ready at one instant.
+    shuffle: Option<fastrand::Rng>,
 }
 
 impl Machine {
@@ -93,6 +117,8 @@ impl Machine {
                     words: Arc::new(words),
                     nic: Nic::new(&config.memory_nic),
                     fenced: Vec::new(),
+                    reconnected: BTreeMap::new(),
+                    health: Health::new(config.compute_servers),
                     idle: config.rpc.threads,
                     queue: VecDeque::new(),
                 })
@@ -120,9 +146,15 @@ impl Machine {
                 completion: cpu.completion_ns * PS,
                 dispatch: config.rpc.dispatch_ns * PS,
             },
+            crashes: Crashes::default(),
             header_bytes: network.header_bytes,
             events: 0,
             ops: 0,
+            connections: Connections::new(config.queue_depth),
+            timers: Timers::default(),
+            recorder: config.record.then(Recorder::default),
+            is_ill: false,
+            threads_each: config.threads,
             client_nics: (0..config.compute_servers)
                 .map(|_| Nic::new(&config.compute_nic))
                 .collect(),
@@ -130,6 +162,8 @@ impl Machine {
             posts: 0,
             called_waker: false,
             rng: fastrand::Rng::with_seed(mix(config.seed, 0x0e7)),
+            shuffle: (config.adversary.shuffle)
+                .then(|| fastrand::Rng::with_seed(mix(config.seed, 0x5f1e))),
         };
         for compute in 0..config.compute_servers {
             machine.begin_life(compute);
@@ -139,7 +173,14 @@ impl Machine {
 
     /// A compute server starts; returns its life's number.
     pub(super) fn begin_life(&mut self, compute: usize) -> u32 {
-        self.lives.push(Life { compute, dead: false, stopped: false });
+        self.lives.push(Life {
+            compute,
+            dead: false,
+            stopped: false,
+            stopped_since: None,
+            expired: false,
+            posted: 0,
+        });
         self.servers.iter_mut().for_each(|server| server.fenced.resize(self.lives.len(), false));
         (self.lives.len() - 1) as u32
     }
@@ -161,7 +202,9 @@ impl Machine {
         assert!(listed <= usize::from(u16::MAX), "{listed} operations in one list: at most 65535");
         self.posts += 1;
         let thread = poster.thread;
-        let index = self.slots.insert(poster, self.posts, parts as u16, payload, wake);
+        let now = self.now;
+        let index = self.slots.insert(poster, self.posts, now, parts as u16, payload, wake);
+        self.count(index);
         match self.slots[index].payload {
             Payload::Sleep { ps } => {
                 let at = self.now.saturating_add(ps);
@@ -177,13 +220,29 @@ impl Machine {
         }
         let cost = self.times.post + (listed as u64 - 1) * self.times.post_more;
         let departs = self.occupy(thread, cost);
+        self.record_post(index);
+        if matches!(self.slots[index].payload, Payload::Reconnect { .. }) {
+            if self.begin_reconnect(index) {
+                self.depart_now(index, 0, departs);
+            }
+            return index;
+        }
         for part in 0..parts as u16 {
+            if self.connections.may_hold() && self.hold(index, part) {
+                continue;
+            }
             self.depart(index, part, departs);
         }
         index
     }
 
-    #[inline]
+    /// As [`Machine::depart`], for where it is rare.
+    #[cold]
+    pub(super) fn depart_now(&mut self, index: u32, part: u16, departs: u64) {
+        self.depart(index, part, departs);
+    }
+
+    #[inline(always)]
     fn depart(&mut self, index: u32, part: u16, departs: u64) {
         let server = self.slots[index].server(part).unwrap_or(ServerId(0));
         if server.index() >= self.servers.len() {
@@ -201,7 +260,10 @@ impl Machine {
         }
         let bytes = self.request(index, part).bytes;
         let transfer = self.client_nics[self.compute(index)].outbound.transfer_ps(bytes);
-        let at = departs.saturating_add(transfer + self.wire());
+        let mut at = departs.saturating_add(transfer + self.wire());
+        if self.adversary.harms {
+            at = at.saturating_add(self.meet_fate(index, part, departs));
+        }
         self.calendar.push(at, Kind::Arrive, index, part);
     }
 
@@ -214,14 +276,14 @@ impl Machine {
     }
 
     /// The latency of one message.
-    #[inline]
+    #[inline(always)]
     fn wire(&mut self) -> u64 {
         let jitter = self.times.jitter;
         self.times.wire + if jitter == 0 { 0 } else { self.rng.u64(0..=jitter) }
     }
 
     #[inline]
-    fn compute(&self, index: u32) -> usize {
+    pub(super) fn compute(&self, index: u32) -> usize {
         self.lives[self.slots[index].poster.life as usize].compute
     }
 
@@ -232,27 +294,63 @@ impl Machine {
         self.called_waker = false;
         while self.ready.is_empty() && !self.called_waker {
             let Some(event) = self.calendar.pop(until) else { return false };
-            self.now = event.at;
-            self.events += 1;
-            let what = u64::from(event.slot) << 16 | u64::from(event.part);
-            self.trace.add(event.at ^ (event.kind as u64) << 60 ^ what.rotate_left(20));
+            self.begin(event);
             self.handle(event);
+        }
+        if self.shuffle.is_some() {
+            self.finish_instant();
         }
         true
     }
 
+    /// Handles whatever happens at this very instant, for there to be an order to draw.
+    #[cold]
+    fn finish_instant(&mut self) {
+        while let Some(event) = self.calendar.pop(self.now) {
+            self.begin(event);
+            self.handle(event);
+        }
+    }
+
+    /// The next task to poll.
     #[inline]
+    pub(super) fn next_ready(&mut self) -> Option<u32> {
+        match &mut self.shuffle {
+            Some(rng) if self.ready.len() > 1 => {
+                let chosen = rng.usize(..self.ready.len());
+                self.ready.swap_remove_back(chosen)
+            }
+            _ => self.ready.pop_front(),
+        }
+    }
+
+    #[inline(always)]
+    fn begin(&mut self, event: Event) {
+        self.now = event.at;
+        self.events += 1;
+        let what = u64::from(event.slot) << 16 | u64::from(event.part);
+        self.trace.add(event.at ^ (event.kind as u64) << 60 ^ what.rotate_left(20));
+    }
+
+    #[inline(always)]
     fn handle(&mut self, event: Event) {
         let (slot, part) = (event.slot, event.part);
+        if self.is_ill && self.park(event.kind, slot, part) {
+            return;
+        }
         match event.kind {
             Kind::Arrive => self.leave_client(slot, part),
             Kind::Reach => self.reach_server(slot, part, self.request(slot, part)),
             Kind::Execute => self.execute(slot, part),
             Kind::Atomic => self.effect(slot, part),
-            Kind::Second => self.second(slot, part),
+            Kind::Second => self.instant(slot, part, 1),
+            Kind::Third => self.instant(slot, part, 2),
+            Kind::Fourth => self.instant(slot, part, 3),
             Kind::Handled => self.handled(slot),
             Kind::Complete => self.take_answer(slot, part),
-            Kind::Taken => self.complete(slot),
+            Kind::Taken => self.complete(slot, part),
+            Kind::Vanish => self.vanish(slot),
+            Kind::Timeout => self.timer_fires(slot),
             Kind::Resume => self.resume(slot),
             Kind::Timer => {
                 let free_at = self.threads[self.slots[slot].poster.thread as usize];
@@ -265,7 +363,7 @@ impl Machine {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn leave_client(&mut self, index: u32, part: u16) {
         let load = self.request(index, part);
         let compute = self.compute(index);
@@ -279,11 +377,14 @@ impl Machine {
 
     #[inline]
     fn reach_server(&mut self, index: u32, part: u16, load: Load) {
+        if self.is_ill && self.swallows(index, part, Direction::Requests) {
+            return self.vanish(index);
+        }
         let now = self.now;
         let through = self.server_of(index, part).nic.inbound.pass(now, load);
         if through > self.now {
             self.calendar.push(through, Kind::Execute, index, part);
-        } else {
+        } else if !self.is_ill || !self.park(Kind::Execute, index, part) {
             self.execute(index, part);
         }
     }
@@ -292,14 +393,29 @@ impl Machine {
     #[inline]
     pub(super) fn respond(&mut self, index: u32, part: u16) {
         let load = self.response(index, part);
-        let (now, service) = (self.now, self.times.service);
+        let (now, mut service, mut late) = (self.now, self.times.service, 0);
+        if self.is_ill {
+            service = self.slowed(index, part, service);
+            if self.swallows(index, part, Direction::Replies) {
+                return self.calendar.push(now + service, Kind::Vanish, index, part);
+            }
+        }
+        if self.adversary.harms {
+            match self.fate(index, part) {
+                Fate::Plain => {}
+                Fate::Late { back_ps, .. } => late = back_ps,
+                Fate::Lost(_) => {
+                    return self.calendar.push(now + service, Kind::Vanish, index, part);
+                }
+            }
+        }
         let pipe = &mut self.server_of(index, part).nic.outbound;
         let sent = pipe.pass(now + service + pipe.transfer_ps(load.bytes), load);
-        let at = sent + self.wire() + self.times.completion;
+        let at = sent + self.wire() + self.times.completion + late;
         self.calendar.push(at, Kind::Complete, index, part);
     }
 
-    #[inline]
+    #[inline(always)]
     fn take_answer(&mut self, index: u32, part: u16) {
         let load = self.response(index, part);
         let compute = self.compute(index);
@@ -307,13 +423,14 @@ impl Machine {
         if through > self.now {
             self.calendar.push(through, Kind::Taken, index, part);
         } else {
-            self.complete(index);
+            self.complete(index, part);
         }
     }
 
     /// The thread takes one completion, beginning `completion` ago if it was free then.
-    #[inline]
-    fn complete(&mut self, index: u32) {
+    #[inline(always)]
+    fn complete(&mut self, index: u32, part: u16) {
+        self.release(index, part);
         let completion = self.times.completion;
         let slot = &mut self.slots[index];
         slot.missing -= 1;
@@ -321,6 +438,10 @@ impl Machine {
         *free = (*free).max(self.now.saturating_sub(completion)).saturating_add(completion);
         let done = *free;
         if slot.missing == 0 {
+            if slot.silent || slot.timed_out.is_some() {
+                return self.end_in_doubt(index);
+            }
+            self.after_reconnect(index, true);
             if done > self.now {
                 self.calendar.push(done, Kind::Resume, index, 0);
             } else {
@@ -340,7 +461,8 @@ impl Machine {
         if self.lives[slot.poster.life as usize].dead {
             return;
         }
-        match &slot.wake {
+        self.record_back(index);
+        match &self.slots[index].wake {
             Wake::Nobody => {}
             Wake::Task(task) => self.ready.push_back(*task),
             Wake::Other(waker) => {
@@ -354,8 +476,13 @@ impl Machine {
     #[inline]
     pub(super) fn result(&mut self, index: u32) -> Option<(&mut Payload, Failure)> {
         let slot = &mut self.slots[index];
-        if slot.state != State::Done || self.lives[slot.poster.life as usize].dead {
+        let is_there = matches!(slot.state, State::Done | State::TimedOut);
+        if !is_there || self.lives[slot.poster.life as usize].dead {
             return None;
+        }
+        if slot.timed_out.is_some() {
+            let failure = slot.failure().map(Box::new);
+            return Some((&mut slot.payload, failure));
         }
         Some((&mut slot.payload, slot.error.take()))
     }
@@ -363,7 +490,10 @@ impl Machine {
     /// Ends with a slot. The waker is to be dropped without holding the machine, which it may call.
     #[inline]
     pub(super) fn give_back(&mut self, index: u32) -> Wake {
-        self.slots.remove(index)
+        if self.slots[index].state == State::Done {
+            return self.slots.remove(index);
+        }
+        self.abandon(index)
     }
 
     /// Notes whom to wake; the waker from before comes back as in [`Machine::give_back`].
@@ -371,11 +501,16 @@ impl Machine {
         std::mem::replace(&mut self.slots[index].wake, wake)
     }
 
-    /// Its future is gone: the operation goes on unseen. The waker comes back as in
+    /// Its future is gone: the operation goes on unseen, if it is under way. The waker comes back as in
     /// [`Machine::give_back`].
     pub(super) fn abandon(&mut self, index: u32) -> Wake {
         let slot = &mut self.slots[index];
         if slot.state == State::Done {
+            return self.slots.remove(index);
+        }
+        if slot.silent && slot.missing == 0 {
+            self.after_reconnect(index, false);
+            self.release_all(index);
             return self.slots.remove(index);
         }
         slot.state = State::Abandoned;

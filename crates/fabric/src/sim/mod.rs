@@ -25,17 +25,24 @@
 mod adversary;
 mod calendar;
 mod config;
+mod connections;
+mod crash;
 mod effects;
 mod endpoint;
 mod fabric;
+mod fate;
+mod health;
+mod leases;
 mod machine;
 mod nic;
 mod post;
+mod record;
 mod slots;
 mod tasks;
 #[cfg(test)]
 mod tests;
 mod trace;
+mod woken;
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -45,10 +52,13 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 pub use config::{AdversaryConfig, CpuConfig, NetworkConfig, NicConfig, RpcConfig, SimConfig};
+pub use crash::{CountedKind, CountedOp, CrashPlan, CrashWay, Landing};
 pub use endpoint::SimEndpoint;
 pub use fabric::SimFabric;
+pub use health::{Direction, SimServer};
+pub use record::{OpRecord, Posted, Verb};
 
-use crate::{Counters, FabricError, Incarnation, ServerId, Words};
+use crate::{Counters, FabricError, ServerId, Words};
 use config::PS;
 use machine::Machine;
 use tasks::{ROOT, TaskFuture, Tasks, Woken};
@@ -259,6 +269,43 @@ impl Sim {
         computes.iter().flat_map(|compute| compute.counters.iter().cloned()).collect()
     }
 
+    /// Memory server `server`, to stop it, slow it down or cut its links.
+    ///
+    /// # Panics
+    /// If there is no such server.
+    pub fn memory_server(&self, server: ServerId) -> SimServer {
+        let servers = self.inner.config.memory_servers;
+        assert!(server.index() < servers, "there is no memory server {server}");
+        SimServer::new(Rc::clone(&self.inner), server)
+    }
+
+    /// Posts so far, waits among them: the numbers that [`AdversaryConfig::window`] is about.
+    pub fn posts(&self) -> u64 {
+        self.inner.machine.borrow().posts
+    }
+
+    /// No post from now on is struck by a fault of the adversary's: ends
+    /// [`AdversaryConfig::window`] here.
+    pub fn calm(&self) {
+        let mut machine = self.inner.machine.borrow_mut();
+        let next = machine.posts + 1;
+        let window = &mut machine.adversary.config.window;
+        window.end = window.end.min(next);
+    }
+
+    /// The remote operations so far in the order in which they were posted, each of a chain or
+    /// batch, if [`SimConfig::record`] is on: the newest 1,048,576.
+    pub fn recorded(&self) -> Vec<OpRecord> {
+        let machine = self.inner.machine.borrow();
+        machine.recorder.as_ref().map_or_else(Vec::new, record::Recorder::to_vec)
+    }
+
+    /// Confines faults to posts with these numbers from here on, as
+    /// [`AdversaryConfig::window`] does from the start.
+    pub fn set_fault_window(&self, window: std::ops::Range<u64>) {
+        self.inner.machine.borrow_mut().adversary.config.window = window;
+    }
+
     /// What the cluster was made from.
     pub fn config(&self) -> &SimConfig {
         &self.inner.config
@@ -296,8 +343,12 @@ impl Inner {
         Running(&self.running)
     }
 
+    fn now_ps(&self) -> u64 {
+        self.machine.borrow().now
+    }
+
     fn now_ns(&self) -> u64 {
-        self.machine.borrow().now / PS
+        self.now_ps() / PS
     }
 
     fn spawn(&self, life: u32, future: TaskFuture) {
@@ -328,7 +379,7 @@ impl Inner {
                         machine.ready.push_back(task);
                     }
                 });
-                if let Some(task) = machine.ready.pop_front() {
+                if let Some(task) = machine.next_ready() {
                     break task;
                 }
                 if !machine.step(until) {
@@ -378,17 +429,17 @@ impl Inner {
     }
 
     fn stop(&self, life: u32) {
-        self.machine.borrow_mut().lives[life as usize].stopped = true;
+        let mut machine = self.machine.borrow_mut();
+        let now = machine.now;
+        let life = &mut machine.lives[life as usize];
+        life.stopped = true;
+        life.stopped_since.get_or_insert(now);
     }
 
     fn resume(&self, life: u32) {
         let mut machine = self.machine.borrow_mut();
         machine.lives[life as usize].stopped = false;
+        machine.lives[life as usize].stopped_since = None;
         machine.ready.extend(self.tasks.borrow_mut().unpark(life));
-    }
-
-    fn is_dead(&self, who: Incarnation) -> bool {
-        let machine = self.machine.borrow();
-        machine.life_of(who).is_none_or(|life| machine.lives[life].dead)
     }
 }

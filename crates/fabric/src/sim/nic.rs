@@ -10,6 +10,8 @@ pub(super) struct Pipe {
     free_at: u64,
     op_ps: u64,
     byte_fs: u64,
+    /// Both as configured.
+    base: (u64, u64),
 }
 
 /// What a message costs a card.
@@ -21,11 +23,15 @@ pub(super) struct Load {
 
 impl Pipe {
     fn new(ops_per_s: u64, bits_per_s: u64) -> Self {
-        Pipe {
-            free_at: 0,
-            op_ps: 1_000_000_000_000_u64.div_ceil(ops_per_s),
-            byte_fs: 8_000_000_000_000_000_u64.div_ceil(bits_per_s),
-        }
+        let op_ps = 1_000_000_000_000_u64.div_ceil(ops_per_s);
+        let byte_fs = 8_000_000_000_000_000_u64.div_ceil(bits_per_s);
+        Pipe { free_at: 0, op_ps, byte_fs, base: (op_ps, byte_fs) }
+    }
+
+    /// Everything takes `factor` times what is configured from now on.
+    fn slow(&mut self, factor: f64) {
+        self.op_ps = (self.base.0 as f64 * factor) as u64;
+        self.byte_fs = (self.base.1 as f64 * factor) as u64;
     }
 
     /// Time to transfer that many bytes.
@@ -63,6 +69,13 @@ impl Nic {
             inbound: Pipe::new(config.in_ops_per_s, config.in_bits_per_s),
             outbound: Pipe::new(config.out_ops_per_s, config.out_bits_per_s),
             atomics: Pipe::new(config.atomics_per_s, u64::MAX),
+        }
+    }
+
+    /// The whole card takes `factor` times what is configured from now on.
+    pub(super) fn slow(&mut self, factor: f64) {
+        for pipe in [&mut self.inbound, &mut self.outbound, &mut self.atomics] {
+            pipe.slow(factor);
         }
     }
 }

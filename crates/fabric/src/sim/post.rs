@@ -49,11 +49,16 @@ impl<'a, T> Post<'a, T> {
         }
         let inner = self.endpoint.inner();
         let poster = self.endpoint.poster();
+        if inner.holds(poster, &self.payload, context) {
+            return Poll::Pending;
+        }
         let mut machine = inner.machine.borrow_mut();
         // The dead post nothing.
         if !machine.lives[poster.life as usize].dead {
             let payload = std::mem::replace(&mut self.payload, Payload::Empty);
             self.stage = Stage::Sent(machine.post(poster, payload, inner.wake(context)));
+            drop(machine);
+            inner.end_planned();
         }
         Poll::Pending
     }

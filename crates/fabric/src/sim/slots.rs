@@ -1,13 +1,13 @@
 //! What has been posted and has not come back: operations in flight, and waits.
 //!
 //! - **SLOT-1** A slot is given back exactly once: by the future that takes its result, or, if that
-//!   was dropped, when the last completion comes in. Until then it owns the buffers (F7).
-//! - **SLOT-2** No event names a slot that has been given back.
+//!   was dropped, when the last message comes to its end. Until then it owns the buffers (F7).
+//! - **SLOT-2** No event names a slot that has been given back; timers name it with its serial.
 
 use std::ops::{Index, IndexMut};
 use std::task::Waker;
 
-use crate::{Incarnation, Op, OpError, Ops, ServerId, ServiceId};
+use crate::{Incarnation, Op, OpError, OpErrorKind, Ops, ServerId, ServiceId};
 
 /// Who posts.
 #[derive(Clone, Copy, Debug)]
@@ -15,6 +15,8 @@ pub(super) struct Poster {
     /// Worker thread, counted over all compute servers.
     pub thread: u32,
     pub life: u32,
+    /// Number of the endpoint, counted over its compute server's lives.
+    pub endpoint: u32,
 }
 
 /// What was posted; comes back with the results in it.
@@ -34,6 +36,9 @@ pub(super) enum Payload {
     Fence {
         server: ServerId,
         who: Incarnation,
+    },
+    Reconnect {
+        server: ServerId,
     },
     /// A wait that leaves the thread to others.
     Sleep {
@@ -66,6 +71,9 @@ pub(super) enum State {
     Done,
     /// The future was dropped: completes unseen.
     Abandoned,
+    /// The client has been told that nobody knows, or is about to be: completes unseen, as soon as
+    /// the future has taken that.
+    TimedOut,
 }
 
 #[derive(Debug)]
@@ -75,6 +83,20 @@ pub(super) struct Slot {
     pub poster: Poster,
     /// Number of the post.
     pub serial: u64,
+    /// When.
+    pub posted: u64,
+    /// Messages of the post.
+    pub parts: u16,
+    /// Those of them that have not left yet.
+    pub held: u16,
+    /// Later instants that wait at stopped servers.
+    pub parked: u16,
+    /// A message of it has ended without an answer.
+    pub silent: bool,
+    /// The client gives up: the server that did not answer.
+    pub timed_out: Option<ServerId>,
+    /// Number of its first record, if there are records.
+    pub record: u64,
     /// Completions still to come.
     pub missing: u16,
     /// Operations of a chain, or of a single one, that have begun to take effect.
@@ -111,9 +133,20 @@ impl Slot {
     pub(super) fn server(&self, part: u16) -> Option<ServerId> {
         match &self.payload {
             Payload::Rpc { list, .. } => list.server(),
-            Payload::Fence { server, .. } => Some(*server),
+            Payload::Fence { server, .. } | Payload::Reconnect { server } => Some(*server),
             _ => self.op(part).map(|op| op.addr().server()),
         }
+    }
+
+    /// Whether one thread of one life posted it.
+    pub(super) fn is_by(&self, poster: Poster) -> bool {
+        (self.poster.thread, self.poster.life) == (poster.thread, poster.life)
+    }
+
+    /// What the client is told of what went wrong.
+    pub(super) fn failure(&self) -> Option<OpError> {
+        let timeout = |server| OpError { server, kind: OpErrorKind::Timeout };
+        self.timed_out.map(timeout).or_else(|| self.error.as_deref().copied())
     }
 
     /// Notes an error unless there is one already.
@@ -136,6 +169,7 @@ impl Slots {
         &mut self,
         poster: Poster,
         serial: u64,
+        posted: u64,
         parts: u16,
         payload: Payload,
         wake: Wake,
@@ -147,6 +181,8 @@ impl Slots {
         slot.state = State::Flying;
         slot.poster = poster;
         slot.serial = serial;
+        slot.posted = posted;
+        slot.parts = parts;
         slot.missing = parts;
         slot.begun = 0;
         slot.half = false;
@@ -159,8 +195,15 @@ impl Slots {
         self.list.push(Slot {
             payload: Payload::Empty,
             state: State::Free,
-            poster: Poster { thread: 0, life: 0 },
+            poster: Poster { thread: 0, life: 0, endpoint: 0 },
             serial: 0,
+            posted: 0,
+            parts: 0,
+            held: 0,
+            parked: 0,
+            silent: false,
+            timed_out: None,
+            record: u64::MAX,
             missing: 0,
             begun: 0,
             half: false,
@@ -179,6 +222,8 @@ impl Slots {
         slot.state = State::Free;
         slot.payload = Payload::Empty;
         slot.error = None;
+        slot.silent = false;
+        slot.timed_out = None;
         let wake = std::mem::replace(&mut slot.wake, Wake::Nobody);
         self.free.push(index);
         wake

@@ -3,39 +3,15 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Wake, Waker};
+
+pub(super) use super::woken::Woken;
 
 /// The number that stands for the future of `block_on`.
 pub(super) const ROOT: u32 = u32::MAX;
 
 pub(super) type TaskFuture = Pin<Box<dyn Future<Output = ()>>>;
-
-/// Wake-ups that came through a [`Waker`] rather than straight from the machine.
-#[derive(Debug, Default)]
-pub(super) struct Woken {
-    any: AtomicBool,
-    list: Mutex<Vec<(u32, u32)>>,
-}
-
-impl Woken {
-    fn push(&self, task: u32, generation: u32) {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner).push((task, generation));
-        self.any.store(true, Ordering::Release);
-    }
-
-    /// Hands every task that was woken to `each`, in order.
-    #[inline]
-    pub(super) fn drain(&self, mut each: impl FnMut(u32, u32)) {
-        if !self.any.load(Ordering::Acquire) {
-            return;
-        }
-        self.any.store(false, Ordering::Relaxed);
-        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
-        list.drain(..).for_each(|(task, generation)| each(task, generation));
-    }
-}
 
 /// The waker of one task.
 struct TaskWaker {

@@ -78,6 +78,15 @@ fn absurd_configurations_are_refused() {
     refused(|config| config.cpu.yield_ns = 0);
     refused(|config| config.rpc.dispatch_ns = u64::MAX);
     refused(|config| config.adversary.torn = f64::NAN);
+    refused(|config| config.adversary.late = 1.5);
+    refused(|config| config.adversary.lost = -0.1);
+    refused(|config| config.adversary.late_ns = 0);
+    refused(|config| config.adversary.lost_ns = u64::MAX);
+    refused(|config| config.adversary.timeout_ns = 0);
+    refused(|config| config.queue_depth = 0);
+    refused(|config| config.lease_ns = u64::MAX);
+    refused(|config| config.clock_skew_ns = u64::MAX);
+    refused(|config| config.clock_drift_ppm = 10_001);
     let fabric: SimFabric = sim(config(1)).fabric(0);
     assert!(matches!(fabric.endpoint_on(4), Err(FabricError::Config(_))));
 }

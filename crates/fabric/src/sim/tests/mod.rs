@@ -1,12 +1,17 @@
 //! Tests of the simulator as a whole.
 #![allow(clippy::unwrap_used)]
 
+mod clocks;
+mod crash;
 mod errors;
 mod faults;
+mod links;
 mod order;
+mod records;
 mod replay;
 mod tasks;
 mod timing;
+mod unknown;
 
 use super::{AdversaryConfig, NetworkConfig, Sim, SimConfig, SimEndpoint};
 use crate::{Buf, Endpoint, Fabric, GlobalAddr, ServerId};
@@ -23,7 +28,10 @@ fn config(seed: u64) -> SimConfig {
 
 /// Everything that can go wrong does.
 fn hostile(seed: u64) -> SimConfig {
-    SimConfig { adversary: AdversaryConfig { torn: 1.0, split_rmw: 1.0 }, ..config(seed) }
+    SimConfig {
+        adversary: AdversaryConfig { torn: 1.0, split_rmw: 1.0, ..Default::default() },
+        ..config(seed)
+    }
 }
 
 /// A network without jitter.

@@ -111,3 +111,18 @@ fn many_clients_of_many_servers_end_and_replay() {
     assert_eq!(run(3), run(3));
     assert_ne!(run(3), run(4));
 }
+
+/// What is off costs nothing and changes nothing: these runs are from before there were any faults
+/// but torn operations.
+#[test]
+fn runs_without_faults_stay_what_they_were() {
+    let before = [
+        (0x80c2_1485_7c3a_0b05, 4144, 127_353),
+        (0x35ec_1f76_5b16_f4b6, 3983, 122_908),
+        (0xffd6_e990_9057_b3c9, 4124, 138_354),
+    ];
+    for (seed, before) in (0..).zip(before) {
+        let (hash, events, now_ns, _) = everything(config(seed));
+        assert_eq!((hash, events, now_ns), before);
+    }
+}

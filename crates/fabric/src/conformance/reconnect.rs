@@ -1,0 +1,106 @@
+//! Reconnecting: F10.
+
+use std::pin::pin;
+
+use super::tools::{ONE, OTHER, at, meet, ok, poll_once, put, put_word, word};
+use super::{Harness, task};
+use crate::{Endpoint, GlobalAddr, OpErrorKind};
+
+/// Times that each case tries.
+const TRIES: u64 = 40;
+/// Far longer than any operation takes.
+const SETTLE_NS: u64 = 200_000;
+/// Words of the block that is written.
+const WORDS: usize = 64;
+
+async fn block<E: Endpoint>(end: &E, at: GlobalAddr) -> Vec<u64> {
+    ok(end.read(at, end.buf(WORDS * 8)).await).words().to_vec()
+}
+
+/// F10: what was posted before and dropped has happened when the reconnect returns, or never does;
+/// a WRITE in part too. What is posted afterwards is as ever.
+pub(super) fn nothing_older_lands_after_a_reconnect<H: Harness>(harness: &H) {
+    let base = at(harness, OTHER, 4096);
+    harness.run(vec![task(move |end: H::Endpoint| async move {
+        for round in 1..=TRIES {
+            put(&end, base, &[0; WORDS * 8]).await;
+            {
+                let mut buf = end.buf(WORDS * 8);
+                buf.words_mut().fill(round);
+                let mut ops = end.ops();
+                ops.write_word(base.plus(4096), round);
+                ops.faa(base.plus(4104), 1);
+                let mut write = pin!(end.write(base, buf));
+                let mut chain = pin!(end.chain(ops));
+                let _ = poll_once(write.as_mut()).await;
+                let _ = poll_once(chain.as_mut()).await;
+                end.sleep(round * 50).await;
+            }
+            ok(end.reconnect(OTHER).await);
+            let seen = (block(&end, base).await, block(&end, base.plus(4096)).await);
+            assert!(seen.0.iter().all(|word| *word == 0 || *word == round), "F1");
+            end.sleep(SETTLE_NS).await;
+            let later = (block(&end, base).await, block(&end, base.plus(4096)).await);
+            assert!(seen == later, "something landed after the reconnect");
+            put_word(&end, base, u64::MAX).await;
+            assert_eq!(word(&end, base).await, u64::MAX);
+        }
+    })]);
+}
+
+/// F10: what another task of the thread has in flight comes back, with its result or with
+/// `Timeout`; with its result, it has happened.
+pub(super) fn a_reconnect_leaves_nobody_waiting<H: Harness>(harness: &H) {
+    let base = at(harness, OTHER, 4096);
+    harness.run(vec![task(move |end: H::Endpoint| async move {
+        let mut certain = 0;
+        for round in 1..=TRIES {
+            let mut add = pin!(end.faa(base, 1));
+            let mut other = pin!(end.faa(at_one(base), 1));
+            let first = poll_once(add.as_mut()).await;
+            let elsewhere = poll_once(other.as_mut()).await;
+            end.sleep(round * 50).await;
+            ok(end.reconnect(OTHER).await);
+            let before = word(&end, base).await;
+            let result = match first {
+                std::task::Poll::Ready(result) => result,
+                std::task::Poll::Pending => add.await,
+            };
+            match result {
+                Ok(_) => certain += 1,
+                Err(error) => assert_eq!((error.kind, error.server), (OpErrorKind::Timeout, OTHER)),
+            }
+            assert!((certain..=round).contains(&before), "{before} of {certain} to {round}");
+            assert_eq!(word(&end, base).await, before, "added after the reconnect");
+            // The other server's connection is as it was.
+            match elsewhere {
+                std::task::Poll::Ready(result) => drop(ok(result)),
+                std::task::Poll::Pending => drop(ok(other.await)),
+            }
+        }
+        assert_eq!(word(&end, at_one(base)).await, TRIES);
+    })]);
+}
+
+fn at_one(addr: GlobalAddr) -> GlobalAddr {
+    GlobalAddr::new(ONE, addr.offset())
+}
+
+/// F10: other threads' operations go on, and what has completed stays.
+pub(super) fn a_reconnect_is_ones_own<H: Harness>(harness: &H) {
+    let (sum, gate) = (at(harness, OTHER, 4096), at(harness, ONE, 4096));
+    let tasks = (0..2).map(|me| {
+        task(move |end: H::Endpoint| async move {
+            meet(&end, gate, 2, 1).await;
+            for _ in 0..TRIES {
+                ok(end.faa(sum, 1).await);
+                if me == 0 {
+                    ok(end.reconnect(OTHER).await);
+                }
+            }
+            meet(&end, gate, 2, 2).await;
+            assert_eq!(word(&end, sum).await, 2 * TRIES);
+        })
+    });
+    harness.run(tasks.collect());
+}

@@ -1,0 +1,250 @@
+//! The way from one worker thread to one memory server: room in the send queue, and reconnects.
+//!
+//! - **CONN-1** With a limit, what is in flight on a connection is at most
+//!   [`super::SimConfig::queue_depth`] operations, or one longer chain; the rest waits in posted
+//!   order.
+//! - **CONN-2** While a reconnect is under way nothing else leaves. What was posted before it and
+//!   has not left never does.
+//! - **CONN-3** A server that a reconnect has come to lets nothing of that thread and life take
+//!   effect that was posted before it (F10).
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::machine::Machine;
+use super::slots::{Payload, Poster, State};
+use crate::ServerId;
+
+/// Who connects to whom.
+pub(super) type Key = (u32, u32, ServerId);
+
+#[derive(Debug)]
+pub(super) struct Connections {
+    depth: usize,
+    /// Only those that have something in flight or waiting, and only while that matters.
+    list: BTreeMap<Key, Connection>,
+    /// Reconnects under way.
+    reconnects: usize,
+}
+
+#[derive(Debug, Default)]
+struct Connection {
+    /// Post, part and operations of what is in flight.
+    flying: Vec<(u64, u16, usize)>,
+    /// Slot and part of what waits.
+    waiting: VecDeque<(u32, u16)>,
+    /// The post that reconnects.
+    reconnecting: Option<u64>,
+}
+
+impl Connections {
+    pub(super) fn new(depth: usize) -> Self {
+        Connections { depth, list: BTreeMap::new(), reconnects: 0 }
+    }
+
+    /// Whether a message may have to wait before it leaves.
+    #[inline]
+    pub(super) fn may_hold(&self) -> bool {
+        self.depth != usize::MAX || self.reconnects > 0
+    }
+}
+
+impl Connection {
+    fn has_room(&self, depth: usize, ops: usize) -> bool {
+        let flying: usize = self.flying.iter().map(|(.., ops)| ops).sum();
+        self.flying.is_empty() || flying.saturating_add(ops) <= depth
+    }
+}
+
+impl Machine {
+    fn key(&self, index: u32, part: u16) -> Option<Key> {
+        let slot = &self.slots[index];
+        let server = slot.server(part)?;
+        (server.index() < self.servers.len()).then_some((
+            slot.poster.life,
+            slot.poster.thread,
+            server,
+        ))
+    }
+
+    fn weight(&self, index: u32) -> usize {
+        match &self.slots[index].payload {
+            Payload::Chain(ops) => ops.len(),
+            _ => 1,
+        }
+    }
+
+    /// Whether a message has to wait before it leaves (CONN-1, CONN-2); it is then sent in time.
+    #[cold]
+    pub(super) fn hold(&mut self, index: u32, part: u16) -> bool {
+        let Some(key) = self.key(index, part) else { return false };
+        let (serial, ops) = (self.slots[index].serial, self.weight(index));
+        let depth = self.connections.depth;
+        if depth == usize::MAX && !self.connections.list.contains_key(&key) {
+            return false;
+        }
+        let connection = self.connections.list.entry(key).or_default();
+        let is_held = connection.reconnecting.is_some()
+            || !connection.waiting.is_empty()
+            || !connection.has_room(depth, ops);
+        if is_held {
+            connection.waiting.push_back((index, part));
+            self.slots[index].held += 1;
+            self.strike_message(index, part, "held");
+        } else if depth != usize::MAX {
+            connection.flying.push((serial, part, ops));
+        }
+        is_held
+    }
+
+    /// A reconnect is posted; false if it has to wait for another's end.
+    pub(super) fn begin_reconnect(&mut self, index: u32) -> bool {
+        let Some(key) = self.key(index, 0) else { return true };
+        let serial = self.slots[index].serial;
+        let connection = self.connections.list.entry(key).or_default();
+        if connection.reconnecting.is_some() {
+            connection.waiting.push_back((index, 0));
+            self.slots[index].held += 1;
+            return false;
+        }
+        connection.reconnecting = Some(serial);
+        self.connections.reconnects += 1;
+        true
+    }
+
+    /// A message has been answered, or is no longer waited for.
+    #[inline]
+    pub(super) fn release(&mut self, index: u32, part: u16) {
+        if self.connections.may_hold() {
+            self.make_room(index, part);
+        }
+    }
+
+    #[cold]
+    fn make_room(&mut self, index: u32, part: u16) {
+        let Some(key) = self.key(index, part) else { return };
+        let serial = self.slots[index].serial;
+        // A chain is one message: its answer comes from its last operation.
+        let part = if matches!(self.slots[index].payload, Payload::Chain(_)) { 0 } else { part };
+        if let Some(connection) = self.connections.list.get_mut(&key) {
+            connection.flying.retain(|(post, number, _)| (*post, *number) != (serial, part));
+            self.send_waiting(key);
+        }
+    }
+
+    /// As [`Machine::release`] for all messages of a post.
+    pub(super) fn release_all(&mut self, index: u32) {
+        if self.connections.may_hold() {
+            for part in 0..self.slots[index].parts {
+                self.make_room(index, part);
+            }
+        }
+    }
+
+    /// Sends what has room now.
+    fn send_waiting(&mut self, key: Key) {
+        let depth = self.connections.depth;
+        loop {
+            let Some(connection) = self.connections.list.get_mut(&key) else { return };
+            let Some((index, part)) = connection.waiting.front().copied() else {
+                if connection.flying.is_empty() && connection.reconnecting.is_none() {
+                    self.connections.list.remove(&key);
+                }
+                return;
+            };
+            let is_reconnect = matches!(self.slots[index].payload, Payload::Reconnect { .. });
+            let ops = match &self.slots[index].payload {
+                Payload::Chain(ops) => ops.len(),
+                _ => 1,
+            };
+            if connection.reconnecting.is_some()
+                || !is_reconnect && !connection.has_room(depth, ops)
+            {
+                return;
+            }
+            connection.waiting.pop_front();
+            let slot = &mut self.slots[index];
+            slot.held -= 1;
+            if is_reconnect {
+                connection.reconnecting = Some(slot.serial);
+                self.connections.reconnects += 1;
+            } else if depth != usize::MAX {
+                connection.flying.push((slot.serial, part, ops));
+            }
+            self.depart_now(index, part, self.now);
+        }
+    }
+
+    /// If that was a reconnect, it has come to its end for its client, well or not: what was held
+    /// back for it leaves. If it went well, what was in flight before fails.
+    #[inline]
+    pub(super) fn after_reconnect(&mut self, index: u32, went_well: bool) {
+        if let Payload::Reconnect { server } = self.slots[index].payload {
+            self.end_reconnect(index, server, went_well);
+        }
+    }
+
+    #[cold]
+    fn end_reconnect(&mut self, index: u32, server: ServerId, went_well: bool) {
+        let Some(key) = self.key(index, 0) else { return };
+        let slot = &self.slots[index];
+        let (serial, poster) = (slot.serial, slot.poster);
+        let went_well = went_well && slot.error.is_none();
+        let reconnecting = self.connections.list.get(&key).and_then(|list| list.reconnecting);
+        if reconnecting != Some(serial) {
+            // Its client has given up on it before.
+            return;
+        }
+        if went_well {
+            self.fail_older(key, serial, poster, server);
+        }
+        if let Some(connection) = self.connections.list.get_mut(&key) {
+            connection.reconnecting = None;
+            self.connections.reconnects -= 1;
+        }
+        self.send_waiting(key);
+    }
+
+    /// What was posted before post `serial` and is not back fails; what has not left never does. A
+    /// batch fails with any part of it.
+    fn fail_older(&mut self, key: Key, serial: u64, poster: Poster, server: ServerId) {
+        let mut dead = Vec::new();
+        if let Some(connection) = self.connections.list.get_mut(&key) {
+            let slots = &mut self.slots;
+            connection.waiting.retain(|(index, _)| {
+                let slot = &mut slots[*index];
+                let is_older = slot.serial < serial;
+                if is_older {
+                    slot.held -= 1;
+                    dead.push(*index);
+                }
+                !is_older
+            });
+        }
+        dead.into_iter().for_each(|index| self.vanish(index));
+        for index in 0..self.slots.end() {
+            let slot = &self.slots[index];
+            if slot.state != State::Free
+                && slot.is_by(poster)
+                && slot.serial < serial
+                && (0..slot.parts).any(|part| slot.server(part) == Some(server))
+            {
+                self.time_out(index, server);
+            }
+        }
+    }
+
+    /// The reconnect in slot `index` has come to its server (CONN-3).
+    pub(super) fn reconnect(&mut self, index: u32, server: ServerId) {
+        self.ops += 1;
+        if !self.refused(index, 0) {
+            let (poster, serial) = (self.slots[index].poster, self.slots[index].serial);
+            self.cut(server, |slot| slot.is_by(poster) && slot.serial < serial);
+            let key = (poster.life, poster.thread);
+            let last = self.servers[server.index()].reconnected.entry(key).or_default();
+            *last = (*last).max(serial);
+            self.record_effect(index, 0);
+        }
+        self.trace.add(u64::from(server.0));
+        self.respond(index, 0);
+    }
+}

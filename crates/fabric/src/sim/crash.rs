@@ -1,0 +1,406 @@
+//! Deaths and pauses at a chosen remote operation, so that all of them can be gone through one by
+//! one.
+//!
+//! Operations are counted in the order of posting, each of a chain or a batch by itself, RPCs and
+//! fences too; local waits are not. What a plan does follows from the plan alone: no randomness, and
+//! nothing of it depends on timing.
+//!
+//! - **CRASH-1** Of what a life has posted before the chosen operation, everything takes effect,
+//!   unless a fence comes first.
+//! - **CRASH-2** Of what stands behind the chosen operation, nothing does; save the rest of its
+//!   batch with [`CrashWay::Skip`].
+//! - **CRASH-3** No WRITE lands in a way that the configured capabilities exclude.
+//! - **CRASH-4** A stopped life posts nothing.
+
+use std::task::Context;
+
+use super::adversary::{Mask, write_masked};
+use super::machine::Machine;
+use super::slots::{Payload, Poster, State};
+use super::tasks::ROOT;
+use super::{Inner, SimEndpoint, SimFabric};
+use crate::{Op, OpError, OpErrorKind, access};
+
+/// What is to happen at which operation of a compute server's life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CrashPlan {
+    /// The operation, from 0, counted from the moment at which the plan is given.
+    pub op: u64,
+    /// What happens there.
+    pub way: CrashWay,
+}
+
+/// What happens at the chosen operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CrashWay {
+    /// The life ends: the operation and all behind it never take effect.
+    Before,
+    /// The operation takes effect, nothing behind it does, and the life ends without learning of
+    /// it.
+    After,
+    /// As [`CrashWay::Before`], but if the operation is one of a batch, which has no order, the
+    /// whole rest of the batch takes effect.
+    Skip,
+    /// The operation is a WRITE and lands in part; then the life ends. Any other operation than a
+    /// WRITE, and a WRITE of at most [`crate::Capabilities::crash_atomic_bytes`], does not happen at all,
+    /// unless all of it is chosen.
+    Within(Landing),
+    /// The life stops before the operation is posted, together with the list that it is in.
+    PauseBefore,
+    /// The operation is posted, with its list, and the life stops before it can learn of any
+    /// completion.
+    PauseAfter,
+}
+
+/// Which words of a WRITE land.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Landing {
+    /// The first so many; of whole lines as far as they are complete, where lines are atomic.
+    Prefix(u32),
+    /// Some, chosen by a seed; where WRITEs land in order a prefix, where lines are atomic whole
+    /// lines.
+    Subset(u64),
+}
+
+/// The kind of a counted operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CountedKind {
+    /// READ.
+    Read,
+    /// WRITE of a buffer.
+    Write,
+    /// WRITE of one word.
+    WriteWord,
+    /// CAS.
+    Cas,
+    /// FAA.
+    Faa,
+    /// RPC.
+    Rpc,
+    /// Fence.
+    Fence,
+    /// A new connection.
+    Reconnect,
+}
+
+/// One operation as it was counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CountedOp {
+    /// What it is.
+    pub kind: CountedKind,
+    /// Words of the region that it touches.
+    pub words: u32,
+    /// Its place in the list that it was posted in.
+    pub part: u16,
+    /// Operations of that list.
+    pub parts: u16,
+    /// The list is a batch: its operations have no order.
+    pub is_batch: bool,
+}
+
+/// The plans of all lives. One that has been carried out stays, for what is still in flight.
+#[derive(Debug, Default)]
+pub(super) struct Crashes {
+    armed: Vec<Armed>,
+    /// A plan has just ended this life; its tasks are to be dropped.
+    ending: Option<u32>,
+    /// A plan has ended a life at one of its posts, so that posts may have a fate.
+    cuts: bool,
+}
+
+/// A plan, or a mere count.
+#[derive(Debug)]
+struct Armed {
+    life: u32,
+    /// Only what this endpoint posts counts.
+    endpoint: Option<u32>,
+    plan: Option<CrashPlan>,
+    counted: u64,
+    recorded: Option<Vec<CountedOp>>,
+    fired: bool,
+    cut: Option<Cut>,
+}
+
+/// The post that a life ended at.
+#[derive(Clone, Copy, Debug)]
+struct Cut {
+    serial: u64,
+    part: u16,
+    way: CrashWay,
+}
+
+/// What becomes of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    Happens,
+    Never,
+    InPart(Landing),
+}
+
+impl Crashes {
+    /// What becomes of `part` of the post `serial`.
+    #[inline]
+    pub(super) fn fate(&self, serial: u64, part: u16) -> Fate {
+        if !self.cuts {
+            return Fate::Happens;
+        }
+        let mut cuts = self.armed.iter().filter_map(|armed| armed.cut);
+        let Some(cut) = cuts.find(|cut| cut.serial == serial) else { return Fate::Happens };
+        let is_at = part == cut.part;
+        match cut.way {
+            _ if part < cut.part => Fate::Happens,
+            CrashWay::Before | CrashWay::Skip if is_at => Fate::Never,
+            CrashWay::After if is_at => Fate::Happens,
+            CrashWay::Within(landing) if is_at => Fate::InPart(landing),
+            CrashWay::Skip => Fate::Happens,
+            _ => Fate::Never,
+        }
+    }
+
+    /// The plan of the poster's life or endpoint that has not been carried out, and its number for
+    /// the next operation.
+    fn of(&mut self, poster: Poster) -> Option<&mut Armed> {
+        self.armed.iter_mut().find(|armed| {
+            !armed.fired
+                && armed.life == poster.life
+                && armed.endpoint.is_none_or(|endpoint| endpoint == poster.endpoint)
+        })
+    }
+}
+
+/// Operations of a payload; 0 for a wait.
+fn listed(payload: &Payload) -> u64 {
+    match payload {
+        Payload::Chain(ops) | Payload::Batch(ops) => ops.len() as u64,
+        Payload::Op(_)
+        | Payload::Rpc { .. }
+        | Payload::Fence { .. }
+        | Payload::Reconnect { .. } => 1,
+        Payload::Empty | Payload::Sleep { .. } | Payload::Work { .. } => 0,
+    }
+}
+
+fn counted(payload: &Payload, note: &mut impl FnMut(CountedOp)) {
+    let lone = |kind, words| CountedOp { kind, words, part: 0, parts: 1, is_batch: false };
+    let of = |op: &Op| {
+        let kind = match op {
+            Op::Read { .. } => CountedKind::Read,
+            Op::Write { .. } => CountedKind::Write,
+            Op::WriteWord { .. } => CountedKind::WriteWord,
+            Op::Cas { .. } => CountedKind::Cas,
+            Op::Faa { .. } => CountedKind::Faa,
+        };
+        let first = op.addr().offset();
+        lone(kind, ((first + op.bytes() as u64).div_ceil(8) - first / 8) as u32)
+    };
+    match payload {
+        Payload::Op(op) => note(of(op)),
+        Payload::Chain(ops) | Payload::Batch(ops) => {
+            for (part, op) in ops.iter().enumerate() {
+                let is_batch = matches!(payload, Payload::Batch(_));
+                note(CountedOp { part: part as u16, parts: ops.len() as u16, is_batch, ..of(op) });
+            }
+        }
+        Payload::Rpc { .. } => note(lone(CountedKind::Rpc, 0)),
+        Payload::Fence { .. } => note(lone(CountedKind::Fence, 0)),
+        Payload::Reconnect { .. } => note(lone(CountedKind::Reconnect, 0)),
+        Payload::Empty | Payload::Sleep { .. } | Payload::Work { .. } => {}
+    }
+}
+
+impl Machine {
+    /// A task of `poster`'s life is about to post `payload`. True if it has to
+    /// wait for its life to be resumed: it is stopped, or is now.
+    #[inline]
+    pub(super) fn holds(&mut self, poster: Poster, payload: &Payload) -> bool {
+        if self.crashes.armed.is_empty() {
+            return false;
+        }
+        let life = &mut self.lives[poster.life as usize];
+        if life.stopped {
+            return true;
+        }
+        let Some(armed) = self.crashes.of(poster) else { return false };
+        let next = armed.counted..armed.counted + listed(payload);
+        match armed.plan {
+            Some(CrashPlan { op, way: CrashWay::PauseBefore }) if next.contains(&op) => {
+                armed.fired = true;
+                life.stopped = true;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Counts what has just been posted, and carries out the plan if it is for one of these.
+    #[inline]
+    pub(super) fn count(&mut self, index: u32) {
+        let slot = &self.slots[index];
+        let (life, count) = (slot.poster.life, listed(&slot.payload));
+        self.lives[life as usize].posted += count;
+        if self.crashes.armed.is_empty() || count == 0 {
+            return;
+        }
+        let Some(armed) = self.crashes.of(slot.poster) else { return };
+        let first = armed.counted;
+        armed.counted += count;
+        if let Some(recorded) = &mut armed.recorded {
+            counted(&slot.payload, &mut |op| recorded.push(op));
+        }
+        let Some(plan) = armed.plan.filter(|plan| (first..first + count).contains(&plan.op)) else {
+            return;
+        };
+        armed.fired = true;
+        match plan.way {
+            CrashWay::PauseBefore => {}
+            CrashWay::PauseAfter => self.lives[life as usize].stopped = true,
+            way => {
+                let part = (plan.op - first) as u16;
+                armed.cut = Some(Cut { serial: slot.serial, part, way });
+                self.crashes.cuts = true;
+                self.crashes.ending = Some(life);
+            }
+        }
+    }
+
+    /// Whether a plan keeps this operation from taking effect, or from more than a part of it: the
+    /// part has then been done.
+    pub(super) fn is_cut_short(&mut self, index: u32, part: u16) -> bool {
+        let slot = &self.slots[index];
+        let landing = match self.crashes.fate(slot.serial, part) {
+            Fate::Happens => return false,
+            Fate::Never => None,
+            Fate::InPart(landing) => Some(landing),
+        };
+        let Some(server) = slot.server(part) else { return true };
+        let is_fenced = self.servers[server.index()].fenced[slot.poster.life as usize];
+        if let Some(landing) = landing
+            && !is_fenced
+        {
+            self.ops += 1;
+            self.land(index, part, landing);
+        }
+        // Nobody is told; it keeps the fence from cutting it once more.
+        self.slots[index].fail(OpError { server, kind: OpErrorKind::Timeout });
+        self.trace.add(u64::from(part) << 32 | 0xdead);
+        true
+    }
+
+    fn land(&mut self, index: u32, part: u16, landing: Landing) {
+        let slot = &self.slots[index];
+        let capabilities = self.adversary.capabilities();
+        let Some(op @ Op::Write { to, from }) = slot.op(part) else { return };
+        let region = Some(&*self.servers[to.server().index()].words);
+        let Ok(words) = access::check(region, *to, from.window_len()) else { return };
+        let mask = match landing {
+            Landing::Prefix(count) if is_whole(op, count) => Mask::prefix(op, count, false),
+            _ if from.window_len() <= capabilities.crash_atomic_bytes as usize => return,
+            Landing::Prefix(count) => Mask::prefix(op, count, capabilities.line_atomic),
+            Landing::Subset(seed) => Mask::subset(op, seed, &capabilities),
+        };
+        write_masked(words, *to, from, &mask, 0);
+        self.trace.add(to.word());
+    }
+
+    /// Whether anything remote of a life may still take effect.
+    fn has_in_flight(&self, life: u32) -> bool {
+        (0..self.slots.end()).map(|index| &self.slots[index]).any(|slot| {
+            slot.poster.life == life
+                && matches!(slot.state, State::Flying | State::Abandoned)
+                && listed(&slot.payload) > 0
+        })
+    }
+}
+
+/// Whether a prefix of `count` words is all of a WRITE.
+fn is_whole(op: &Op, count: u32) -> bool {
+    let (first, end) = (op.addr().offset() / 8, op.addr().offset() + op.bytes() as u64);
+    u64::from(count) >= end.div_ceil(8) - first
+}
+
+impl Inner {
+    /// As [`Machine::holds`], for the task that is being polled: woken again once its life goes on.
+    #[inline]
+    pub(super) fn holds(&self, poster: Poster, payload: &Payload, context: &Context<'_>) -> bool {
+        let current = self.current.get();
+        // Only tasks of that life stop with it.
+        if current == ROOT || self.tasks.borrow().life(current) != Some(poster.life) {
+            return false;
+        }
+        let holds = self.machine.borrow_mut().holds(poster, payload);
+        if holds {
+            // Whoever polls the task next finds it stopped, and keeps it until it is resumed.
+            context.waker().wake_by_ref();
+        }
+        holds
+    }
+
+    /// Ends the life whose plan has been carried out by the post before.
+    #[inline]
+    pub(super) fn end_planned(&self) {
+        let ending = self.machine.borrow_mut().crashes.ending.take();
+        if let Some(life) = ending {
+            self.kill(life);
+        }
+    }
+}
+
+impl SimFabric {
+    /// From now on, counts this life's remote operations from 0, and carries out `plan` at the one
+    /// that it names. Takes the place of an earlier plan of this life.
+    pub fn plan(&self, plan: CrashPlan) {
+        self.arm(None, Some(plan), false);
+    }
+
+    /// As [`SimFabric::plan`], counting what `endpoint` posts alone. The whole life ends or stops.
+    ///
+    /// # Panics
+    /// If the endpoint is of another life.
+    pub fn plan_at(&self, endpoint: &SimEndpoint, plan: CrashPlan) {
+        assert_eq!(endpoint.poster().life, self.life(), "an endpoint of another life");
+        self.arm(Some(endpoint.poster().endpoint), Some(plan), false);
+    }
+
+    /// From now on, notes this life's remote operations, in the order of posting: those that a plan
+    /// given at the same moment could name. Takes the place of an earlier plan of this life.
+    pub fn record_ops(&self) {
+        self.arm(None, None, true);
+    }
+
+    /// What has been noted since [`SimFabric::record_ops`].
+    pub fn recorded_ops(&self) -> Vec<CountedOp> {
+        let machine = self.inner().machine.borrow();
+        let armed = machine.crashes.armed.iter().find(|armed| armed.life == self.life());
+        armed.and_then(|armed| armed.recorded.clone()).unwrap_or_default()
+    }
+
+    /// Remote operations that this life has posted since it began.
+    pub fn ops_counted(&self) -> u64 {
+        self.inner().machine.borrow().lives[self.life() as usize].posted
+    }
+
+    /// Whether this life's plan has been carried out.
+    pub fn has_fired(&self) -> bool {
+        let machine = self.inner().machine.borrow();
+        machine.crashes.armed.iter().any(|armed| armed.life == self.life() && armed.fired)
+    }
+
+    /// Whether something that this life has posted may still take effect.
+    pub fn has_in_flight(&self) -> bool {
+        self.inner().machine.borrow().has_in_flight(self.life())
+    }
+
+    /// From now on, others are told that this life is dead, as when its lease has run out. It may
+    /// be fenced then; it may run on all the same.
+    pub fn condemn(&self) {
+        self.inner().machine.borrow_mut().lives[self.life() as usize].expired = true;
+    }
+
+    fn arm(&self, endpoint: Option<u32>, plan: Option<CrashPlan>, records: bool) {
+        let (life, recorded) = (self.life(), records.then(Vec::new));
+        let crashes = &mut self.inner().machine.borrow_mut().crashes;
+        crashes.armed.retain(|armed| armed.life != life);
+        let armed = Armed { life, endpoint, plan, counted: 0, recorded, fired: false, cut: None };
+        crashes.armed.push(armed);
+    }
+}

@@ -1,0 +1,241 @@
+//! What befalls messages: they come late, or nobody learns what became of them.
+//!
+//! A message is a single operation, a chain, a part of a batch, an RPC, a fence or a reconnect.
+//!
+//! - **FATE-1** A post whose answer may never come has a timer. When that fires, the client gets
+//!   `Timeout` and forgets; the machine goes on with what it has of the post, buffers included
+//!   (F7), until every message of it has come to its end.
+//! - **FATE-2** Every message ends exactly once: by its answer, or by [`Machine::vanish`] after
+//!   its last effect.
+
+use super::adversary::{Adversary, Fault, write_masked};
+use super::calendar::Kind;
+use super::config::PS;
+use super::machine::Machine;
+use super::slots::{Payload, State, Wake};
+use crate::{Op, ServerId, access};
+
+/// What befalls one message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// Nothing.
+    Plain,
+    /// It takes longer, there and back.
+    Late { there_ps: u64, back_ps: u64 },
+    /// Its answer never comes.
+    Lost(Lost),
+}
+
+/// What really happens to what is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lost {
+    /// What stands before `part` in its list; the rest never.
+    Never { part: u16 },
+    /// As if nothing were wrong.
+    Happens,
+    /// What stands before `part` in its list; the rest so much later.
+    Later { part: u16, after_ps: u64 },
+}
+
+impl Adversary {
+    /// What befalls message `part` of a post, a list of `count` operations.
+    pub(super) fn fate(&self, serial: u64, part: u16, count: usize) -> Fate {
+        let roll = |fault| self.roll(fault, serial, part);
+        if self.strikes(Fault::Lost, self.config.lost, serial, part) {
+            let prefix = (roll(Fault::Prefix) % count.max(1) as u64) as u16;
+            return Fate::Lost(match roll(Fault::Outcome) % 3 {
+                0 => Lost::Never { part: prefix },
+                1 => Lost::Happens,
+                _ => {
+                    let after_ps = 1 + roll(Fault::LostBy) % (self.config.lost_ns * PS);
+                    Lost::Later { part: prefix, after_ps }
+                }
+            });
+        }
+        if self.strikes(Fault::Late, self.config.late, serial, part) {
+            let all = 1 + roll(Fault::LateBy) % (self.config.late_ns * PS);
+            let way = roll(Fault::LateWay);
+            let there_ps = match way % 3 {
+                0 => all,
+                1 => 0,
+                _ => (way >> 8) % (all + 1),
+            };
+            return Fate::Late { there_ps, back_ps: all - there_ps };
+        }
+        Fate::Plain
+    }
+}
+
+/// Timers of posts, by number: a timer may outlive its slot.
+#[derive(Debug, Default)]
+pub(super) struct Timers {
+    list: Vec<(u32, u64)>,
+    free: Vec<u32>,
+}
+
+impl Machine {
+    /// What befalls the message that `part` of a slot's list travels in.
+    #[cold]
+    pub(super) fn fate(&self, index: u32, part: u16) -> Fate {
+        let slot = &self.slots[index];
+        match &slot.payload {
+            Payload::Chain(ops) => self.adversary.fate(slot.serial, 0, ops.len()),
+            Payload::Batch(_) => self.adversary.fate(slot.serial, part, 1),
+            _ => self.adversary.fate(slot.serial, 0, 1),
+        }
+    }
+
+    /// A message sets off at `departs`: returns how much longer it will take, and winds up its
+    /// timer if it is lost.
+    #[cold]
+    pub(super) fn meet_fate(&mut self, index: u32, part: u16, departs: u64) -> u64 {
+        match self.fate(index, part) {
+            Fate::Plain => 0,
+            Fate::Late { there_ps, .. } => {
+                self.strike_message(index, part, "late");
+                there_ps
+            }
+            Fate::Lost(lost) => {
+                self.wind_up(index, departs);
+                let (name, longer) = match lost {
+                    Lost::Never { part: 0 } => ("lost: never happens", 0),
+                    Lost::Never { .. } => ("lost: a prefix happens", 0),
+                    Lost::Happens => ("lost: happens", 0),
+                    Lost::Later { part: 0, after_ps } => ("lost: happens later", after_ps),
+                    Lost::Later { .. } => ("lost: the rest happens later", 0),
+                };
+                self.strike_message(index, part, name);
+                longer
+            }
+        }
+    }
+
+    /// Whether this is where a lost message stops for good. A torn WRITE may land in part first.
+    #[cold]
+    pub(super) fn stops_here(&mut self, index: u32, part: u16) -> bool {
+        let Fate::Lost(Lost::Never { part: last }) = self.fate(index, part) else { return false };
+        let slot = &self.slots[index];
+        if matches!(slot.payload, Payload::Chain(_)) && part != last {
+            return false;
+        }
+        if let Some(op @ Op::Write { to, from }) = slot.op(part)
+            && self.adversary.is_torn(op, slot.serial, part)
+        {
+            let region = Some(&*self.servers[to.server().index()].words);
+            if let Ok(words) = access::check(region, *to, from.window_len()) {
+                let mask = self.adversary.mask(op, slot.serial, part);
+                write_masked(words, *to, from, &mask, 0);
+                self.trace.add(to.word());
+                self.record_effect(index, part);
+                self.strike(index, part, "lost: lands in part");
+            }
+        }
+        self.vanish(index);
+        true
+    }
+
+    /// How long a lost chain waits before its operation `part`.
+    #[cold]
+    pub(super) fn pause_before(&self, index: u32, part: u16) -> u64 {
+        match self.fate(index, part) {
+            Fate::Lost(Lost::Later { part: first, after_ps }) if first == part => after_ps,
+            _ => 0,
+        }
+    }
+
+    /// The client will get `Timeout` when the limit after `from_ps` is over, unless the answer
+    /// comes before.
+    #[cold]
+    pub(super) fn wind_up(&mut self, index: u32, from_ps: u64) {
+        let timer = (index, self.slots[index].serial);
+        let number = match self.timers.free.pop() {
+            Some(number) => {
+                self.timers.list[number as usize] = timer;
+                number
+            }
+            None => {
+                self.timers.list.push(timer);
+                (self.timers.list.len() - 1) as u32
+            }
+        };
+        let at = from_ps.saturating_add(self.adversary.config.timeout_ns * PS).max(self.now);
+        self.calendar.push(at, Kind::Timeout, number, 0);
+    }
+
+    /// As [`Machine::wind_up`], from when it was posted.
+    pub(super) fn wind_up_from_post(&mut self, index: u32) {
+        self.wind_up(index, self.slots[index].posted);
+    }
+
+    /// A timer fires.
+    #[cold]
+    pub(super) fn timer_fires(&mut self, number: u32) {
+        let (index, serial) = self.timers.list[number as usize];
+        self.timers.free.push(number);
+        let slot = &self.slots[index];
+        if slot.serial == serial && slot.state != State::Free {
+            let server = (0..slot.parts).find_map(|part| slot.server(part));
+            self.time_out(index, server.unwrap_or(ServerId(0)));
+        }
+    }
+
+    /// The client gives up waiting, unless the answer is in.
+    #[cold]
+    pub(super) fn time_out(&mut self, index: u32, server: ServerId) {
+        let slot = &mut self.slots[index];
+        let is_answered = slot.missing == 0 && !slot.silent;
+        if slot.state == State::Abandoned && !is_answered {
+            self.release_all(index);
+            return self.after_reconnect(index, false);
+        }
+        if slot.state != State::Flying || is_answered {
+            return;
+        }
+        slot.timed_out = Some(server);
+        slot.state = if slot.missing == 0 { State::Done } else { State::TimedOut };
+        let Self { slots, threads, .. } = self;
+        let slot = &slots[index];
+        let free = &mut threads[slot.poster.thread as usize];
+        *free = (*free).max(self.now).saturating_add(self.times.completion);
+        let is_dead = self.lives[slot.poster.life as usize].dead;
+        self.record_back(index);
+        self.release_all(index);
+        self.after_reconnect(index, false);
+        if is_dead {
+            return;
+        }
+        match &self.slots[index].wake {
+            Wake::Nobody => {}
+            Wake::Task(task) => self.ready.push_back(*task),
+            Wake::Other(waker) => {
+                waker.wake_by_ref();
+                self.called_waker = true;
+            }
+        }
+    }
+
+    /// A message has come to its end without an answer.
+    pub(super) fn vanish(&mut self, index: u32) {
+        let slot = &mut self.slots[index];
+        slot.silent = true;
+        slot.missing -= 1;
+        if slot.missing == 0 {
+            self.end_in_doubt(index);
+        }
+    }
+
+    /// Nothing of a post is under way any more, and its client does not learn how it went.
+    #[cold]
+    pub(super) fn end_in_doubt(&mut self, index: u32) {
+        match self.slots[index].state {
+            State::Abandoned => {
+                self.release_all(index);
+                self.after_reconnect(index, false);
+                self.slots.remove(index);
+            }
+            State::TimedOut => self.slots[index].state = State::Done,
+            // By FATE-1 it has a timer.
+            State::Flying | State::Done | State::Free => {}
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! A record of every remote operation, for timelines.
+
+use std::collections::VecDeque;
+
+use super::config::PS;
+use super::machine::Machine;
+use super::slots::{Payload, Slot};
+use crate::{GlobalAddr, Incarnation, Op, OpErrorKind, ServerId};
+
+/// Records that are kept: the newest.
+pub(super) const RECORDS_MAX: usize = 1 << 20;
+
+/// What kind of operation it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// READ.
+    Read,
+    /// WRITE of a buffer.
+    Write,
+    /// WRITE of one word, part of a list.
+    WriteWord,
+    /// CAS.
+    Cas,
+    /// FAA.
+    Faa,
+    /// RPC.
+    Rpc,
+    /// Fence of another life.
+    Fence,
+    /// Reconnect.
+    Reconnect,
+}
+
+impl Verb {
+    /// Its name, as in `write_word`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Verb::Read => "read",
+            Verb::Write => "write",
+            Verb::WriteWord => "write_word",
+            Verb::Cas => "cas",
+            Verb::Faa => "faa",
+            Verb::Rpc => "rpc",
+            Verb::Fence => "fence",
+            Verb::Reconnect => "reconnect",
+        }
+    }
+}
+
+/// How an operation was posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Posted {
+    /// Alone.
+    Alone,
+    /// In a chain.
+    Chain,
+    /// With [`crate::Endpoint::post_many`].
+    Batch,
+}
+
+/// One remote operation, each of a chain or batch. Times are of the true clock.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OpRecord {
+    /// Number of its post, from 1 on; one chain or batch is one post.
+    pub serial: u64,
+    /// How it was posted.
+    pub posted: Posted,
+    /// Its place in its chain or batch.
+    pub index: u16,
+    /// The compute server that posted it.
+    pub compute: usize,
+    /// That server's worker thread.
+    pub thread: usize,
+    /// That server's life.
+    pub life: Incarnation,
+    /// The memory server that it went to.
+    pub server: ServerId,
+    /// What it was.
+    pub verb: Verb,
+    /// The first byte that it touches; offset 0 for an RPC, a fence or a reconnect.
+    pub addr: GlobalAddr,
+    /// The bytes that it touches; those of an RPC's request.
+    pub bytes: u64,
+    /// When it was posted.
+    pub posted_ns: u64,
+    /// Its first and its last instant at the server, if it took effect.
+    pub effect_ns: Option<(u64, u64)>,
+    /// When its post came back to the client, with a result or an error; `None` while it is under
+    /// way and when the client is gone.
+    pub back_ns: Option<u64>,
+    /// What a CAS expected.
+    pub expected: Option<u64>,
+    /// The new word of a CAS or a `write_word`, what an FAA added, whom a fence cut off.
+    pub operand: Option<u64>,
+    /// The word that a CAS or FAA found.
+    pub old: Option<u64>,
+    /// What struck it, each once, in order: `"torn"`, `"split"`, `"late"`, `"lost: ..."`, `"cut"`,
+    /// `"held"`, `"server stopped"`, `"request cut off"`, `"reply cut off"`, `"refused"`.
+    pub faults: Vec<&'static str>,
+    /// How its post failed, if the client was told so.
+    pub error: Option<OpErrorKind>,
+}
+
+/// The newest records.
+#[derive(Debug, Default)]
+pub(super) struct Recorder {
+    list: VecDeque<OpRecord>,
+    /// Number of the first that is kept.
+    first: u64,
+}
+
+impl Recorder {
+    fn next(&self) -> u64 {
+        self.first + self.list.len() as u64
+    }
+
+    fn push(&mut self, record: OpRecord) {
+        if self.list.len() == RECORDS_MAX {
+            self.list.pop_front();
+            self.first += 1;
+        }
+        self.list.push_back(record);
+    }
+
+    fn get(&mut self, number: u64) -> Option<&mut OpRecord> {
+        self.list.get_mut(usize::try_from(number.checked_sub(self.first)?).ok()?)
+    }
+
+    pub(super) fn to_vec(&self) -> Vec<OpRecord> {
+        self.list.iter().cloned().collect()
+    }
+}
+
+/// Operations that a slot has records of.
+fn listed(slot: &Slot) -> u16 {
+    match &slot.payload {
+        Payload::Chain(ops) | Payload::Batch(ops) => ops.len() as u16,
+        Payload::Empty | Payload::Sleep { .. } | Payload::Work { .. } => 0,
+        _ => 1,
+    }
+}
+
+impl Machine {
+    /// A post begins.
+    #[inline]
+    pub(super) fn record_post(&mut self, index: u32) {
+        if self.recorder.is_some() {
+            self.record_parts(index);
+        }
+    }
+
+    #[cold]
+    fn record_parts(&mut self, index: u32) {
+        let compute = self.compute(index);
+        let (threads, now_ns) = (self.threads_each, self.now / PS);
+        let Some(recorder) = &mut self.recorder else { return };
+        self.slots[index].record = recorder.next();
+        let slot = &self.slots[index];
+        let posted = match &slot.payload {
+            Payload::Chain(_) => Posted::Chain,
+            Payload::Batch(_) => Posted::Batch,
+            _ => Posted::Alone,
+        };
+        for part in 0..listed(slot) {
+            let server = slot.server(part).unwrap_or(ServerId(0));
+            let mut record = OpRecord {
+                serial: slot.serial,
+                posted,
+                index: part,
+                compute,
+                thread: slot.poster.thread as usize % threads,
+                life: Incarnation(u64::from(slot.poster.life) + 1),
+                server,
+                verb: Verb::Read,
+                addr: GlobalAddr::new(server, 0),
+                bytes: 0,
+                posted_ns: now_ns,
+                effect_ns: None,
+                back_ns: None,
+                expected: None,
+                operand: None,
+                old: None,
+                faults: Vec::new(),
+                error: None,
+            };
+            match &slot.payload {
+                Payload::Rpc { list, .. } => {
+                    record.verb = Verb::Rpc;
+                    record.bytes = list.get(0).bytes() as u64;
+                }
+                Payload::Fence { who, .. } => {
+                    record.verb = Verb::Fence;
+                    record.operand = Some(who.0);
+                }
+                Payload::Reconnect { .. } => record.verb = Verb::Reconnect,
+                _ => {}
+            }
+            if let Some(op) = slot.op(part) {
+                record.addr = op.addr();
+                record.bytes = op.bytes() as u64;
+                record.verb = match op {
+                    Op::Read { .. } => Verb::Read,
+                    Op::Write { .. } => Verb::Write,
+                    Op::WriteWord { value, .. } => {
+                        record.operand = Some(*value);
+                        Verb::WriteWord
+                    }
+                    Op::Cas { expected, new, .. } => {
+                        (record.expected, record.operand) = (Some(*expected), Some(*new));
+                        Verb::Cas
+                    }
+                    Op::Faa { add, .. } => {
+                        record.operand = Some(*add);
+                        Verb::Faa
+                    }
+                };
+            }
+            recorder.push(record);
+        }
+    }
+
+    /// One of its instants at the server is now.
+    #[inline]
+    pub(super) fn record_effect(&mut self, index: u32, part: u16) {
+        if let Some(recorder) = &mut self.recorder {
+            let slot = &self.slots[index];
+            let Some(record) = recorder.get(slot.record + u64::from(part)) else { return };
+            let now_ns = self.now / PS;
+            let first_ns = record.effect_ns.map_or(now_ns, |(first_ns, _)| first_ns);
+            record.effect_ns = Some((first_ns, now_ns));
+            if let Some(Op::Cas { old, .. } | Op::Faa { old, .. }) = slot.op(part) {
+                record.old = Some(*old);
+            }
+        }
+    }
+
+    /// The post comes back to its client.
+    #[inline]
+    pub(super) fn record_back(&mut self, index: u32) {
+        if let Some(recorder) = &mut self.recorder {
+            let slot = &self.slots[index];
+            let error = slot.failure().map(|error| error.kind);
+            for part in 0..listed(slot) {
+                if let Some(record) = recorder.get(slot.record + u64::from(part)) {
+                    record.back_ns = Some(self.now / PS);
+                    record.error = error;
+                }
+            }
+        }
+    }
+
+    /// A fault strikes one operation.
+    #[inline]
+    pub(super) fn strike(&mut self, index: u32, part: u16, fault: &'static str) {
+        if let Some(recorder) = &mut self.recorder {
+            let number = self.slots[index].record + u64::from(part);
+            if let Some(record) = recorder.get(number)
+                && !record.faults.contains(&fault)
+            {
+                record.faults.push(fault);
+            }
+        }
+    }
+
+    /// A fault strikes a message: every operation of a chain.
+    #[inline]
+    pub(super) fn strike_message(&mut self, index: u32, part: u16, fault: &'static str) {
+        if self.recorder.is_some() {
+            let chained = match &self.slots[index].payload {
+                Payload::Chain(ops) => ops.len() as u16,
+                _ => return self.strike(index, part, fault),
+            };
+            (0..chained).for_each(|part| self.strike(index, part, fault));
+        }
+    }
+}

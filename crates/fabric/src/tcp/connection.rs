@@ -1,0 +1,258 @@
+//! One thread's connection to one server: requests go out in the order of posting, answers come back
+//! in the same order.
+
+use std::io::{self, Read, Write};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use mio::net::TcpStream;
+use mio::{Interest, Registry, Token};
+
+use super::Shared;
+use super::inbox::{Ended, Inbox, Sink, Waiting};
+use super::output::Output;
+use super::wire::Request;
+use crate::wake::Notify;
+use crate::{FabricError, OpError, OpErrorKind, ServerId};
+
+/// Whether there is a connection.
+#[derive(Debug)]
+enum Line {
+    Up(TcpStream),
+    /// A thread tries to get one. What is posted waits for it.
+    Connecting(Arc<Mutex<Option<Connected>>>),
+    Down,
+    /// The server has cut this compute server off.
+    Fenced,
+}
+
+type Connected = Result<(std::net::TcpStream, u64), bool>;
+
+#[derive(Debug)]
+pub(super) struct Connection {
+    server: ServerId,
+    token: Token,
+    line: Line,
+    /// The server's number for the last connection that there was.
+    number: u64,
+    output: Output,
+    inbox: Inbox,
+    /// Posts that wait for the line that is being connected.
+    reconnects: Vec<u32>,
+}
+
+impl Connection {
+    pub(super) fn new(server: ServerId) -> Self {
+        Connection {
+            server,
+            token: Token(server.index()),
+            line: Line::Down,
+            number: 0,
+            output: Output::default(),
+            inbox: Inbox::new(),
+            reconnects: Vec::new(),
+        }
+    }
+
+    /// Takes a line that has been let in under `number`.
+    pub(super) fn attach(
+        &mut self,
+        stream: std::net::TcpStream,
+        number: u64,
+        registry: &Registry,
+    ) -> io::Result<()> {
+        stream.set_nonblocking(true)?;
+        let mut stream = TcpStream::from_std(stream);
+        registry.register(&mut stream, self.token, Interest::READABLE | Interest::WRITABLE)?;
+        self.line = Line::Up(stream);
+        self.number = number;
+        Ok(())
+    }
+
+    /// Whether answers, or a line, are waited for.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.inbox.is_empty() || matches!(self.line, Line::Connecting(_))
+    }
+
+    /// When the oldest request was posted.
+    pub(super) fn oldest_ns(&self) -> Option<u64> {
+        self.inbox.oldest_ns()
+    }
+
+    fn error(&self, kind: OpErrorKind) -> OpError {
+        OpError { server: self.server, kind }
+    }
+
+    /// Why nothing can be posted, if so.
+    pub(super) fn refusal(&self) -> Option<OpError> {
+        match self.line {
+            Line::Up(_) | Line::Connecting(_) => None,
+            Line::Down => Some(self.error(OpErrorKind::Unavailable)),
+            Line::Fenced => Some(self.error(OpErrorKind::Fenced)),
+        }
+    }
+
+    /// Adds a request; it is sent by the next [`Connection::drive`].
+    #[inline]
+    pub(super) fn post(&mut self, waiting: Waiting, request: Request, operands: [&[u8]; 2]) {
+        self.output.push(&request.encode());
+        self.output.push(operands[0]);
+        self.output.push(operands[1]);
+        self.inbox.expect(waiting);
+    }
+
+    /// Sends what was posted and takes what has come; true if anything came.
+    pub(super) fn drive(
+        &mut self,
+        registry: &Registry,
+        now_ns: impl FnOnce() -> u64,
+        sink: &mut impl Sink,
+    ) -> bool {
+        if self.inbox.is_empty() && !matches!(self.line, Line::Connecting(_)) {
+            return false;
+        }
+        self.inbox.mark(now_ns);
+        if let Line::Connecting(found) = &self.line {
+            let found = found.lock().unwrap_or_else(PoisonError::into_inner).take();
+            return match found {
+                Some(found) => {
+                    self.connected(found, registry, sink);
+                    true
+                }
+                None => false,
+            };
+        }
+        // What is being sent now has no answer yet; the executor comes again.
+        let sends = !self.output.is_empty();
+        let driven = match self.send() {
+            Ok(()) if sends && self.output.is_empty() => return true,
+            sent => sent.and_then(|()| self.receive(sink)),
+        };
+        match driven {
+            Ok(count) => count > 0,
+            Err(Ended::Lost) => {
+                self.lose(Line::Down, OpErrorKind::Unavailable, sink);
+                true
+            }
+            Err(Ended::Fenced) => {
+                self.lose(Line::Fenced, OpErrorKind::Fenced, sink);
+                true
+            }
+        }
+    }
+
+    fn send(&mut self) -> Result<(), Ended> {
+        let Line::Up(stream) = &mut self.line else { return Ok(()) };
+        while !self.output.is_empty() {
+            match stream.write(self.output.unsent()) {
+                Ok(0) => return Err(Ended::Lost),
+                Ok(count) => self.output.sent(count),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                // What the server said last may still be there to read: that it has cut us off.
+                Err(_) => self.output.clear(),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes all answers that have come; how many.
+    fn receive(&mut self, sink: &mut impl Sink) -> Result<usize, Ended> {
+        let mut count = 0;
+        let Line::Up(stream) = &mut self.line else { return Ok(count) };
+        loop {
+            let room = self.inbox.room();
+            let room_bytes = room.len();
+            let bytes = match stream.read(room) {
+                Ok(0) => return Err(Ended::Lost),
+                Ok(bytes) => bytes,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(count),
+                Err(_) => return Err(Ended::Lost),
+            };
+            count += self.inbox.came(bytes, sink)?;
+            if bytes < room_bytes {
+                return Ok(count);
+            }
+        }
+    }
+
+    /// The oldest request has waited for too long: all are given up, and so is a line that does not
+    /// come about.
+    pub(super) fn give_up(&mut self, sink: &mut impl Sink) {
+        self.lose(Line::Down, OpErrorKind::Timeout, sink);
+        let error = self.error(OpErrorKind::Timeout);
+        for slot in std::mem::take(&mut self.reconnects) {
+            sink.reconnected(slot, Err(error));
+        }
+    }
+
+    fn lose(&mut self, line: Line, kind: OpErrorKind, sink: &mut impl Sink) {
+        // Dropping a stream closes it and takes it off the registry.
+        self.line = line;
+        self.output.clear();
+        let error = self.error(kind);
+        self.inbox.lose(error, sink);
+    }
+
+    /// Begins to get a new line, for the post `slot` (F10). What is in flight fails.
+    pub(super) fn reconnect(
+        &mut self,
+        slot: u32,
+        shared: &Arc<Shared>,
+        notify: &Notify,
+        sink: &mut impl Sink,
+    ) {
+        match self.line {
+            Line::Fenced => {
+                let error = self.error(OpErrorKind::Fenced);
+                return sink.reconnected(slot, Err(error));
+            }
+            // Begun for another already. What was posted since then has not been sent.
+            Line::Connecting(_) => {
+                self.reconnects.push(slot);
+                self.output.clear();
+                let error = self.error(OpErrorKind::Timeout);
+                return self.inbox.lose(error, sink);
+            }
+            Line::Up(_) | Line::Down => {}
+        }
+        let found = Arc::new(Mutex::new(None));
+        self.lose(Line::Connecting(Arc::clone(&found)), OpErrorKind::Timeout, sink);
+        self.reconnects.push(slot);
+        let (shared, notify) = (Arc::clone(shared), Arc::clone(notify));
+        let (server, number) = (self.server, self.number);
+        let put = Arc::clone(&found);
+        // Connecting waits, and this thread has other things to do.
+        let begun = thread::Builder::new().name("farleaf-connect".to_owned()).spawn(move || {
+            let result = super::greet_again(&shared, server, number);
+            let result = match result {
+                Ok((stream, welcome)) => Ok((stream, welcome.connection)),
+                Err(FabricError::CutOff { .. }) => Err(true),
+                Err(_) => Err(false),
+            };
+            *put.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+            notify();
+        });
+        if begun.is_err() {
+            *found.lock().unwrap_or_else(PoisonError::into_inner) = Some(Err(false));
+        }
+    }
+
+    fn connected(&mut self, found: Connected, registry: &Registry, sink: &mut impl Sink) {
+        let result = match found {
+            Ok((stream, number)) => {
+                self.attach(stream, number, registry).map_err(|_| OpErrorKind::Unavailable)
+            }
+            Err(true) => Err(OpErrorKind::Fenced),
+            Err(false) => Err(OpErrorKind::Unavailable),
+        };
+        if let Err(kind) = result {
+            let is_fenced = kind == OpErrorKind::Fenced;
+            self.lose(if is_fenced { Line::Fenced } else { Line::Down }, kind, sink);
+        }
+        for slot in std::mem::take(&mut self.reconnects) {
+            sink.reconnected(slot, result.map_err(|kind| self.error(kind)));
+        }
+    }
+}

@@ -1,0 +1,301 @@
+//! One thread's way to the memory servers.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use super::Shared;
+use super::transport::{Payload, Transport};
+use super::wire::CAPABILITIES;
+use crate::raw::SlabRef;
+use crate::{
+    Buf, Capabilities, Counters, Endpoint, Executor, FabricError, GlobalAddr, Incarnation, Op,
+    OpError, OpErrorKind, Ops, ServerId, ServiceId,
+};
+
+/// One thread's connections to all memory servers.
+#[derive(Clone, Debug)]
+pub struct TcpEndpoint {
+    thread: Rc<Thread>,
+}
+
+#[derive(Debug)]
+struct Thread {
+    shared: Arc<Shared>,
+    transport: Rc<Transport>,
+    counters: Arc<Counters>,
+    slab: SlabRef,
+    executor: Executor,
+    rng: RefCell<fastrand::Rng>,
+}
+
+impl TcpEndpoint {
+    pub(super) fn connect(
+        shared: Arc<Shared>,
+        counters: Arc<Counters>,
+        seed: u64,
+    ) -> Result<Self, FabricError> {
+        let transport = Rc::new(Transport::connect(Arc::clone(&shared))?);
+        Ok(TcpEndpoint {
+            thread: Rc::new(Thread {
+                shared,
+                executor: Executor::with_driver(Rc::clone(&transport)),
+                transport,
+                counters,
+                slab: SlabRef::new(),
+                rng: RefCell::new(fastrand::Rng::with_seed(seed)),
+            }),
+        })
+    }
+
+    /// The executor that this thread's tasks run on.
+    pub fn executor(&self) -> &Executor {
+        &self.thread.executor
+    }
+
+    /// Buffers that are in somebody's hands or with an operation; 0 when all have come home.
+    pub fn buffers_out(&self) -> usize {
+        self.thread.slab.buffers_out()
+    }
+
+    /// Starts this thread's random numbers anew from `seed`.
+    pub fn seed(&self, seed: u64) {
+        self.thread.rng.borrow_mut().seed(seed);
+    }
+
+    #[inline]
+    fn post<T>(&self, payload: Payload, finish: fn(Payload, Option<OpError>) -> T) -> Post<'_, T> {
+        Post { transport: &self.thread.transport, stage: Stage::Unsent, payload, finish }
+    }
+}
+
+/// Sent off when first polled (F8). Dropped while in flight, it leaves the operation, and its
+/// buffers, to the transport (F7).
+struct Post<'a, T> {
+    transport: &'a Transport,
+    stage: Stage,
+    payload: Payload,
+    finish: fn(Payload, Option<OpError>) -> T,
+}
+
+#[derive(Clone, Copy)]
+enum Stage {
+    Unsent,
+    Sent(u32),
+    Done,
+}
+
+impl<T> Unpin for Post<'_, T> {}
+
+impl<T> Future for Post<'_, T> {
+    type Output = T;
+
+    #[inline]
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        let this = self.get_mut();
+        match this.stage {
+            Stage::Unsent => {
+                let payload = std::mem::replace(&mut this.payload, Payload::Empty);
+                if matches!(&payload, Payload::Chain(ops) | Payload::Batch(ops) if ops.is_empty()) {
+                    this.stage = Stage::Done;
+                    return Poll::Ready((this.finish)(payload, None));
+                }
+                this.stage = Stage::Sent(this.transport.post(payload, context));
+                Poll::Pending
+            }
+            Stage::Sent(slot) => match this.transport.result(slot, context, this.finish) {
+                Some(result) => {
+                    this.stage = Stage::Done;
+                    Poll::Ready(result)
+                }
+                None => Poll::Pending,
+            },
+            Stage::Done => panic!("polled after it was ready"),
+        }
+    }
+}
+
+impl<T> Drop for Post<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Stage::Sent(slot) = self.stage {
+            self.transport.abandon(slot);
+        }
+    }
+}
+
+#[inline]
+fn buffer(payload: Payload, error: Option<OpError>) -> Result<Buf, OpError> {
+    match (payload, error) {
+        (_, Some(error)) => Err(error),
+        (Payload::Op(Op::Read { into: buf, .. } | Op::Write { from: buf, .. }), None) => Ok(buf),
+        (other, None) => unreachable!("a READ or WRITE came back as {other:?}"),
+    }
+}
+
+#[inline]
+fn old_word(payload: Payload, error: Option<OpError>) -> Result<u64, OpError> {
+    match (payload, error) {
+        (_, Some(error)) => Err(error),
+        (Payload::Op(Op::Cas { old, .. } | Op::Faa { old, .. }), None) => Ok(old),
+        (other, None) => unreachable!("an atomic came back as {other:?}"),
+    }
+}
+
+#[inline]
+fn list(payload: Payload, error: Option<OpError>) -> Result<Ops, OpError> {
+    match (payload, error) {
+        (_, Some(error)) => Err(error),
+        (Payload::Chain(ops) | Payload::Batch(ops), None) => Ok(ops),
+        (other, None) => unreachable!("a list came back as {other:?}"),
+    }
+}
+
+fn nothing(_: Payload, error: Option<OpError>) -> Result<(), OpError> {
+    error.map_or(Ok(()), Err)
+}
+
+impl Endpoint for TcpEndpoint {
+    fn server_count(&self) -> usize {
+        self.thread.shared.region_bytes.len()
+    }
+
+    fn region_bytes(&self, server: ServerId) -> u64 {
+        self.thread.shared.region_bytes.get(server.index()).copied().unwrap_or(0)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        CAPABILITIES
+    }
+
+    fn incarnation(&self) -> Incarnation {
+        self.thread.shared.incarnation
+    }
+
+    #[inline]
+    fn counters(&self) -> &Arc<Counters> {
+        &self.thread.counters
+    }
+
+    #[inline]
+    fn buf(&self, len: usize) -> Buf {
+        self.thread.slab.buf(len)
+    }
+
+    #[inline]
+    fn ops(&self) -> Ops {
+        Ops::new(self.thread.slab.clone())
+    }
+
+    #[inline]
+    fn read(&self, from: GlobalAddr, into: Buf) -> impl Future<Output = Result<Buf, OpError>> {
+        self.post(Payload::Op(Op::Read { from, into }), buffer)
+    }
+
+    #[inline]
+    fn write(&self, to: GlobalAddr, from: Buf) -> impl Future<Output = Result<Buf, OpError>> {
+        self.post(Payload::Op(Op::Write { to, from }), buffer)
+    }
+
+    #[inline]
+    fn cas(
+        &self,
+        at: GlobalAddr,
+        expected: u64,
+        new: u64,
+    ) -> impl Future<Output = Result<u64, OpError>> {
+        self.post(Payload::Op(Op::Cas { at, expected, new, old: 0 }), old_word)
+    }
+
+    #[inline]
+    fn faa(&self, at: GlobalAddr, add: u64) -> impl Future<Output = Result<u64, OpError>> {
+        self.post(Payload::Op(Op::Faa { at, add, old: 0 }), old_word)
+    }
+
+    /// Requests of one connection are carried out in their order; those of a chain stop at an error.
+    #[inline]
+    fn chain(&self, ops: Ops) -> impl Future<Output = Result<Ops, OpError>> {
+        let server = ops.server();
+        let one_server = ops.iter().all(|op| Some(op.addr().server()) == server);
+        assert!(one_server, "a chain goes to one server");
+        self.post(Payload::Chain(ops), list)
+    }
+
+    #[inline]
+    fn post_many(&self, ops: Ops) -> impl Future<Output = Result<Ops, OpError>> {
+        self.post(Payload::Batch(ops), list)
+    }
+
+    fn rpc(
+        &self,
+        server: ServerId,
+        service: ServiceId,
+        request: Buf,
+        reply: Buf,
+    ) -> impl Future<Output = Result<Buf, OpError>> {
+        let payload = Payload::Rpc { server, service, request, reply, reply_len: 0 };
+        self.post(payload, |payload, error| match (payload, error) {
+            (_, Some(error)) => Err(error),
+            (Payload::Rpc { reply, reply_len, .. }, None) => {
+                let at = reply.window_start();
+                Ok(reply.window(at..at + reply_len))
+            }
+            (other, None) => unreachable!("an RPC came back as {other:?}"),
+        })
+    }
+
+    /// Asks memory server 0 first, which refuses to fence the living: 2 round trips for the others.
+    async fn fence(&self, server: ServerId, who: Incarnation) -> Result<(), OpError> {
+        let judge = ServerId(0);
+        if server != judge {
+            let judged = self.post(Payload::Fence(judge, who), nothing).await;
+            judged.map_err(|error| match error.kind {
+                OpErrorKind::StillAlive => OpError { server, ..error },
+                // It is the judge who has to be reached.
+                _ => error,
+            })?;
+        }
+        self.post(Payload::Fence(server, who), nothing).await
+    }
+
+    fn reconnect(&self, server: ServerId) -> impl Future<Output = Result<(), OpError>> {
+        self.post(Payload::Reconnect(server), nothing)
+    }
+
+    /// Asks memory server 0. If it cannot be reached, nothing is known, and the answer is no.
+    async fn is_dead(&self, who: Incarnation) -> bool {
+        if who == self.thread.shared.incarnation {
+            return false;
+        }
+        let payload = Payload::IsDead(ServerId(0), who, false);
+        self.post(payload, |payload, error| {
+            error.is_none() && matches!(payload, Payload::IsDead(_, _, true))
+        })
+        .await
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.thread.executor.now_ns()
+    }
+
+    fn sleep(&self, ns: u64) -> impl Future<Output = ()> {
+        self.thread.executor.sleep(ns)
+    }
+
+    fn yield_now(&self) -> impl Future<Output = ()> {
+        crate::yield_now()
+    }
+
+    fn spawn(&self, task: impl Future<Output = ()> + 'static) {
+        self.thread.executor.spawn(task);
+    }
+
+    fn random(&self) -> u64 {
+        self.thread.rng.borrow_mut().u64(..)
+    }
+
+    async fn work(&self, _ns: u64) {}
+}

@@ -1,0 +1,180 @@
+//! Both sides of a connection without sockets, fed with any bytes. For `crates/fuzz-targets`.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, RwLock};
+use std::task::Waker;
+use std::time::Instant;
+
+use super::inbox::{Inbox, Waiting};
+use super::lives::Lives;
+use super::output::Output;
+use super::session::{Host, Session, UNSENT_MAX};
+use super::transport::{Payload, Posts, for_each_request};
+use super::wire::{
+    ANSWER_BYTES, GREETING_BYTES, Hello, LENGTH_MAX, VERSION, Welcome, decode_answer,
+};
+use crate::raw::SlabRef;
+use crate::{
+    GlobalAddr, Incarnation, Op, OpError, OpErrorKind, Ops, ServerId, Service, ServiceId,
+    ServiceReply, Words,
+};
+
+const REGION_BYTES: usize = 64 << 10;
+
+/// Claims to have answered with as many bytes as the request's first.
+struct Boaster;
+
+impl Service for Boaster {
+    fn call(&self, _: &Words, request: &[u8], _: &mut [u8]) -> ServiceReply {
+        let len = request.first().map_or(usize::MAX, |first| usize::from(*first));
+        ServiceReply { len, cpu_ns: 0 }
+    }
+}
+
+/// A memory server gets `pieces`, one after the other, on one connection, behind a right greeting if
+/// `greets`. Checks that what it sends is of the protocol, and that it holds no more than it may.
+/// Gives the number of its answers.
+pub fn serve<'a>(greets: bool, pieces: impl Iterator<Item = &'a [u8]>) -> usize {
+    let Some(words) = Words::anonymous(REGION_BYTES / 8) else { return 0 };
+    let boaster: Arc<dyn Service> = Arc::new(Boaster);
+    let host = Arc::new(Host {
+        server: ServerId(0),
+        servers: 1,
+        lease_ms: 1_000,
+        connections_max: 1,
+        words: Arc::new(words),
+        services: RwLock::new(BTreeMap::from([(ServiceId(1), boaster)])),
+        lives: Lives::new(1_000),
+        start: Instant::now(),
+        guests: AtomicUsize::new(0),
+    });
+    let hello = Hello {
+        version: VERSION,
+        control: false,
+        incarnation: 7,
+        server: 0,
+        servers: 1,
+        replaces: 0,
+    };
+    let mut input = if greets { hello.encode().to_vec() } else { Vec::new() };
+    let (mut session, mut output) = (Session::default(), Output::default());
+    let (mut answers, mut greeted) = (0, false);
+    for piece in pieces {
+        input.extend_from_slice(piece);
+        loop {
+            let Ok(taken) = session.take(&host, &input, &mut output) else { return answers };
+            input.drain(..taken);
+            let sent = output.unsent();
+            assert!(sent.len() <= UNSENT_MAX + ANSWER_BYTES + LENGTH_MAX, "TCP-6");
+            answers += count_answers(sent, &mut greeted);
+            output.sent(sent.len());
+            if session.ends() {
+                return answers;
+            }
+            if taken == 0 {
+                break;
+            }
+        }
+        assert!(session.wanted(&input) <= 16 + LENGTH_MAX, "more room than any request needs");
+    }
+    answers
+}
+
+/// Takes apart what a server has sent.
+fn count_answers(mut sent: &[u8], greeted: &mut bool) -> usize {
+    if !*greeted && let Some((welcome, rest)) = sent.split_first_chunk::<GREETING_BYTES>() {
+        assert!(Welcome::decode(welcome).is_some(), "a greeting");
+        (*greeted, sent) = (true, rest);
+    }
+    let mut count = 0;
+    while let Some((head, rest)) = sent.split_first_chunk::<ANSWER_BYTES>() {
+        let Ok((_, length)) = decode_answer(head) else { panic!("no answer: {head:?}") };
+        sent = &rest[length..];
+        count += 1;
+    }
+    assert!(sent.is_empty(), "half an answer");
+    count
+}
+
+/// A client that has posted what `posts` says gets `pieces` as answers. Checks that each post comes
+/// back once and that no buffer is lost. Gives the number of posts that came back without an error.
+pub fn ask<'a>(posts: &[u8], pieces: impl Iterator<Item = &'a [u8]>) -> usize {
+    let slab = SlabRef::new();
+    let (mut table, mut inbox) = (Posts::default(), Inbox::new());
+    let mut slots = Vec::new();
+    for post in posts {
+        let slot = table.insert(payload(&slab, *post), Waker::noop().clone());
+        let mut parts = 0;
+        for_each_request(&table.slots[slot as usize].payload, |_, _, _| {
+            inbox.expect(Waiting { slot, part: parts });
+            parts += 1;
+        });
+        table.slots[slot as usize].missing = parts;
+        // Some futures have been dropped.
+        table.slots[slot as usize].abandoned = post & 0x80 != 0;
+        slots.push((slot, post & 0x80 != 0));
+    }
+    inbox.mark(|| 0);
+    let lost = OpError { server: ServerId(0), kind: OpErrorKind::Unavailable };
+    'pieces: for mut piece in pieces {
+        if let Some(greeting) = piece.first_chunk() {
+            let _ = Welcome::decode(greeting);
+        }
+        while !piece.is_empty() {
+            let room = inbox.room();
+            assert!(!room.is_empty());
+            let count = room.len().min(piece.len());
+            room[..count].copy_from_slice(&piece[..count]);
+            piece = &piece[count..];
+            if inbox.came(count, &mut table).is_err() {
+                break 'pieces;
+            }
+        }
+    }
+    inbox.lose(lost, &mut table);
+    assert!(inbox.is_empty() && inbox.oldest_ns().is_none());
+    let mut done = 0;
+    for (slot, is_abandoned) in slots {
+        let slot = &mut table.slots[slot as usize];
+        assert_eq!(slot.missing, 0, "a post that never comes back");
+        if is_abandoned {
+            assert!(matches!(slot.payload, Payload::Empty), "kept for nobody");
+            continue;
+        }
+        done += usize::from(slot.error.is_none());
+        slot.payload = Payload::Empty;
+    }
+    assert_eq!(slab.buffers_out(), 0, "a buffer is lost");
+    done
+}
+
+fn payload(slab: &SlabRef, post: u8) -> Payload {
+    let len = usize::from(post & 0x78);
+    let at = GlobalAddr::new(ServerId(0), 64);
+    let read = || Op::Read { from: at, into: slab.buf(len) };
+    let cas = || Op::Cas { at, expected: 1, new: 2, old: 0 };
+    let list = || {
+        let mut ops = Ops::new(slab.clone());
+        ops.read(at, slab.buf(len));
+        ops.write_word(at, 3);
+        ops.faa(at, 4);
+        ops
+    };
+    match post % 8 {
+        0 => Payload::Op(read()),
+        1 => Payload::Op(Op::Write { to: at, from: slab.buf(len) }),
+        2 => Payload::Op(cas()),
+        3 => Payload::Chain(list()),
+        4 => Payload::Batch(list()),
+        5 => Payload::Rpc {
+            server: ServerId(0),
+            service: ServiceId(1),
+            request: slab.buf(len),
+            reply: slab.buf(len),
+            reply_len: 0,
+        },
+        6 => Payload::Fence(ServerId(0), Incarnation(9)),
+        _ => Payload::IsDead(ServerId(0), Incarnation(9), false),
+    }
+}

@@ -1,0 +1,321 @@
+//! Memory servers on a network, reached over TCP.
+//!
+//! A [`MemoryServer`] exposes words; a [`Tcp`] is one compute server's way to all memory servers of a
+//! pool. Every thread has a connection of its own to each of them. What its tasks have posted by the
+//! time that none of them can go on goes out in one message per server, and the answers come back in
+//! one, so that throughput grows with the number of operations in flight. Both sides spin for a
+//! moment when nothing is there, and then sleep.
+//!
+//! The bytes are specified in `docs/design/wire.md`. Nothing on a connection is authenticated or
+//! encrypted yet, so a server listens on a loopback address unless it is told otherwise.
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use farleaf_fabric::tcp::{MemoryServer, MemoryServerConfig, Tcp, TcpConfig};
+//! use farleaf_fabric::{Endpoint, Fabric, GlobalAddr, ServerId, Words};
+//!
+//! let words = Arc::new(Words::anonymous(1 << 17).expect("1 MiB"));
+//! let server = MemoryServer::start(MemoryServerConfig::default(), words)?;
+//! let fabric = Tcp::connect(TcpConfig::to([server.address()]))?;
+//! let endpoint = fabric.endpoint()?;
+//! let there = GlobalAddr::new(ServerId(0), 4096);
+//! let old = endpoint.executor().block_on(async { endpoint.faa(there, 5).await })?;
+//! assert_eq!(old, 0);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Who is dead
+//!
+//! Each compute server sends signs of life. Memory server 0 is the judge: who has said goodbye, or was
+//! not heard of for a whole lease, is dead from the first time that anybody asks. Fencing asks the
+//! judge first; the others follow. An operation is carried out only once its last byte has come, under a
+//! lock that a fence takes, too: so what a dead compute server has posted takes effect in whole or not
+//! at all (per operation; a reader may still see some words of a WRITE before others).
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "a network is real time, real threads, and processes that must draw different numbers"
+)]
+
+mod connection;
+mod endpoint;
+#[cfg(feature = "fuzz")]
+#[doc(hidden)]
+pub mod fuzz;
+mod inbox;
+mod lives;
+mod output;
+mod server;
+mod session;
+mod transport;
+mod wire;
+mod worker;
+
+use std::hash::{BuildHasher, RandomState};
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+pub use endpoint::TcpEndpoint;
+pub use server::{MemoryServer, MemoryServerConfig};
+
+use crate::{Counters, Fabric, FabricError, Incarnation, ServerId, Service, ServiceId};
+use wire::{ANSWER_BYTES, Entry, GREETING_BYTES, Hello, Request, VERSION, Verb, Welcome};
+
+/// How long a side that has just been busy asks again before it sleeps.
+const SPIN: Duration = Duration::from_micros(50);
+
+/// Which memory servers, and how patient to be with them.
+#[derive(Clone, Debug)]
+pub struct TcpConfig {
+    /// One address per memory server, in the order of their numbers.
+    pub servers: Vec<SocketAddr>,
+    /// How long a connection may take to come about.
+    pub connect_timeout: Duration,
+    /// How long an operation may take before it fails with `Timeout`.
+    pub op_timeout: Duration,
+}
+
+impl TcpConfig {
+    /// The usual patience with the memory servers at these addresses.
+    pub fn to(servers: impl IntoIterator<Item = SocketAddr>) -> Self {
+        TcpConfig {
+            servers: servers.into_iter().collect(),
+            connect_timeout: Duration::from_secs(2),
+            op_timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+/// Memory servers that one compute server reaches over TCP. Clones share it; when the last one, and
+/// the last endpoint, is dropped, the compute server says goodbye and counts as dead.
+#[derive(Clone, Debug)]
+pub struct Tcp(Arc<Shared>);
+
+/// What the endpoints of a process share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    config: TcpConfig,
+    incarnation: Incarnation,
+    region_bytes: Vec<u64>,
+    counters: Mutex<Vec<Arc<Counters>>>,
+    /// Says goodbye when it is dropped.
+    _heart: Heart,
+}
+
+impl Tcp {
+    /// Connects to every memory server.
+    ///
+    /// # Errors
+    /// [`FabricError::Unreachable`] names the server that cannot be reached;
+    /// [`FabricError::Refused`] says why one does not let us in.
+    pub fn connect(config: TcpConfig) -> Result<Self, FabricError> {
+        if config.servers.is_empty() || config.servers.len() > usize::from(ServerId::MAX.0) {
+            return Err(config_error(format!(
+                "{} memory servers: a pool has 1 to {}",
+                config.servers.len(),
+                ServerId::MAX
+            )));
+        }
+        let random = RandomState::new().hash_one(std::process::id());
+        let incarnation = Incarnation(random | 1);
+        let mut region_bytes = Vec::new();
+        let mut streams = Vec::new();
+        let mut lease = Duration::MAX;
+        for server in 0..config.servers.len() {
+            let server = ServerId(server as u16);
+            let (stream, welcome) = greet(&config, incarnation, server, true, 0)?;
+            region_bytes.push(welcome.region_bytes);
+            lease = lease.min(Duration::from_millis(u64::from(welcome.lease_ms)));
+            streams.push(stream);
+        }
+        let _heart = Heart::start(&config, incarnation, streams, lease / 4)?;
+        let counters = Mutex::default();
+        Ok(Tcp(Arc::new(Shared { config, incarnation, region_bytes, counters, _heart })))
+    }
+
+    /// Its incarnation.
+    pub fn incarnation(&self) -> Incarnation {
+        self.0.incarnation
+    }
+}
+
+impl Fabric for Tcp {
+    type Endpoint = TcpEndpoint;
+
+    /// Connects the calling thread to every memory server.
+    fn endpoint(&self) -> Result<TcpEndpoint, FabricError> {
+        let shared = &self.0;
+        let counters = Counters::new(shared.config.servers.len());
+        let number = {
+            let mut all = shared.counters.lock().unwrap_or_else(PoisonError::into_inner);
+            all.push(Arc::clone(&counters));
+            all.len() as u64
+        };
+        let seed = shared.incarnation.0 ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        TcpEndpoint::connect(Arc::clone(shared), counters, seed)
+    }
+
+    fn name(&self) -> &'static str {
+        "tcp"
+    }
+
+    /// Nothing: this process hosts no memory server. [`MemoryServer::serve`] is what is meant.
+    fn serve(&self, _id: ServiceId, _service: Arc<dyn Service>) {}
+
+    fn counters(&self) -> Vec<Arc<Counters>> {
+        self.0.counters.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// Connects and greets, waiting.
+fn greet(
+    config: &TcpConfig,
+    incarnation: Incarnation,
+    server: ServerId,
+    control: bool,
+    replaces: u64,
+) -> Result<(TcpStream, Welcome), FabricError> {
+    let address = config.servers[server.index()];
+    let failed = |source| unreachable_at(server, address.to_string(), source);
+    let mut stream =
+        TcpStream::connect_timeout(&address, config.connect_timeout).map_err(failed)?;
+    stream.set_nodelay(true).map_err(failed)?;
+    stream.set_read_timeout(Some(config.connect_timeout)).map_err(failed)?;
+    stream.set_write_timeout(Some(config.connect_timeout)).map_err(failed)?;
+    let hello = Hello {
+        version: VERSION,
+        control,
+        incarnation: incarnation.0,
+        server: server.0,
+        servers: config.servers.len() as u16,
+        replaces,
+    };
+    stream.write_all(&hello.encode()).map_err(failed)?;
+    let mut bytes = [0; GREETING_BYTES];
+    stream.read_exact(&mut bytes).map_err(failed)?;
+    let refused =
+        |why: String| Err(FabricError::Refused { server, address: address.to_string(), why });
+    let Some(welcome) = Welcome::decode(&bytes) else {
+        return refused("what answers there is no memory server of Farleaf".to_owned());
+    };
+    match welcome.entry {
+        Entry::OtherVersion => refused(format!(
+            "it speaks version {} of the protocol, this program version {VERSION}: use the same \
+             version of Farleaf on both sides",
+            welcome.version
+        )),
+        Entry::OtherServer => refused(format!(
+            "it is memory server {} of {}, and was taken for {server} of {}: check the list of \
+             addresses and its order",
+            welcome.server,
+            welcome.servers,
+            config.servers.len()
+        )),
+        Entry::Fenced => Err(FabricError::CutOff { server }),
+        Entry::Full => refused("it has as many connections as it allows".to_owned()),
+        Entry::LetIn => Ok((stream, welcome)),
+    }
+}
+
+/// Greets anew, in the place of connection `replaces`. Who answers must be who was there before.
+fn greet_again(
+    shared: &Shared,
+    server: ServerId,
+    replaces: u64,
+) -> Result<(TcpStream, Welcome), FabricError> {
+    let (stream, welcome) = greet(&shared.config, shared.incarnation, server, false, replaces)?;
+    if welcome.region_bytes != shared.region_bytes[server.index()] {
+        return Err(FabricError::Refused {
+            server,
+            address: shared.config.servers[server.index()].to_string(),
+            why: "it exposes another amount of memory than before".to_owned(),
+        });
+    }
+    Ok((stream, welcome))
+}
+
+/// The threads that send signs of life, and say goodbye: one per server, so that one that does not
+/// answer keeps none of the others from hearing.
+#[derive(Debug)]
+struct Heart {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Heart {
+    fn start(
+        config: &TcpConfig,
+        incarnation: Incarnation,
+        streams: Vec<TcpStream>,
+        every: Duration,
+    ) -> Result<Self, FabricError> {
+        let mut heart = Heart { stop: Arc::new(AtomicBool::new(false)), threads: Vec::new() };
+        for (server, stream) in streams.into_iter().enumerate() {
+            let server = ServerId(server as u16);
+            let (stop, own) = (Arc::clone(&heart.stop), config.clone());
+            let thread = thread::Builder::new()
+                .name("farleaf-heart".to_owned())
+                .spawn(move || beat(&own, incarnation, server, stream, every, &stop))
+                .map_err(|error| {
+                    unreachable_at(server, config.servers[server.index()].to_string(), error)
+                })?;
+            heart.threads.push(thread);
+        }
+        Ok(heart)
+    }
+}
+
+impl Drop for Heart {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        for thread in &self.threads {
+            thread.thread().unpark();
+        }
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Signs of life to one server, until `stop`; then goodbye.
+fn beat(
+    config: &TcpConfig,
+    incarnation: Incarnation,
+    server: ServerId,
+    stream: TcpStream,
+    every: Duration,
+    stop: &AtomicBool,
+) {
+    let mut line = Some(stream);
+    while !stop.load(Ordering::SeqCst) {
+        let sent = line.as_mut().map(|stream| say(stream, Verb::Beat));
+        if !matches!(sent, Some(Ok(()))) {
+            // It may come back; until then its own clock runs against us.
+            line = greet(config, incarnation, server, true, 0).ok().map(|(stream, _)| stream);
+        }
+        thread::park_timeout(every);
+    }
+    // A server that is gone needs no goodbye.
+    if let Some(stream) = &mut line {
+        let _ = say(stream, Verb::Bye);
+    }
+}
+
+/// Sends a request without operands and waits for its answer.
+fn say(stream: &mut TcpStream, verb: Verb) -> io::Result<()> {
+    stream.write_all(&Request { verb, more: false, length: 0, offset: 0 }.encode())?;
+    stream.read_exact(&mut [0; ANSWER_BYTES])
+}
+
+fn config_error(what: String) -> FabricError {
+    FabricError::Config(what)
+}
+
+fn unreachable_at(server: ServerId, address: String, source: io::Error) -> FabricError {
+    FabricError::Unreachable { server, address, source }
+}

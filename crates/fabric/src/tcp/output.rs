@@ -1,0 +1,94 @@
+//! Bytes that wait to be sent.
+
+/// Kept at the end of a burst; more is given back.
+const KEPT_MAX: usize = 1 << 20;
+
+/// Bytes on their way out. What has been initialised once is not initialised again.
+#[derive(Debug, Default)]
+pub(super) struct Output {
+    bytes: Vec<u8>,
+    filled: usize,
+    sent: usize,
+}
+
+impl Output {
+    /// What has not been sent.
+    pub(super) fn unsent(&self) -> &[u8] {
+        &self.bytes[self.sent..self.filled]
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.sent == self.filled
+    }
+
+    /// End of what stands there, for [`Output::truncate`].
+    #[inline]
+    pub(super) fn end(&self) -> usize {
+        self.filled
+    }
+
+    /// Takes back what was added behind `end`.
+    #[inline]
+    pub(super) fn truncate(&mut self, end: usize) {
+        self.filled = self.filled.min(end);
+    }
+
+    /// `len` more bytes, with any content, to be filled.
+    #[inline]
+    pub(super) fn room(&mut self, len: usize) -> &mut [u8] {
+        let start = self.filled;
+        self.filled += len;
+        if self.filled > self.bytes.len() {
+            self.grow();
+        }
+        &mut self.bytes[start..self.filled]
+    }
+
+    #[cold]
+    fn grow(&mut self) {
+        self.bytes.resize(self.filled.next_power_of_two().max(4096), 0);
+    }
+
+    #[inline]
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        self.room(bytes.len()).copy_from_slice(bytes);
+    }
+
+    /// `count` bytes have been sent.
+    pub(super) fn sent(&mut self, count: usize) {
+        self.sent += count;
+        if self.sent == self.filled {
+            self.clear();
+        }
+    }
+
+    /// Forgets what has not been sent.
+    pub(super) fn clear(&mut self) {
+        (self.filled, self.sent) = (0, 0);
+        if self.bytes.len() > KEPT_MAX {
+            self.bytes = Vec::new();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_go_out_in_order_and_room_is_given_back() {
+        let mut output = Output::default();
+        output.push(b"abc");
+        let end = output.end();
+        output.push(b"wrong");
+        output.truncate(end);
+        output.push(b"d");
+        output.sent(2);
+        assert_eq!(output.unsent(), b"cd");
+        output.sent(2);
+        assert!(output.is_empty());
+        output.room(KEPT_MAX + 1).fill(1);
+        output.sent(KEPT_MAX + 1);
+        assert_eq!(output.bytes.capacity(), 0);
+    }
+}

@@ -1,0 +1,207 @@
+//! A memory server: exposes its words to whoever connects.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use mio::net::{TcpListener, TcpStream};
+use mio::{Interest, Poll, Token, Waker};
+
+use super::lives::Lives;
+use super::session::Host;
+use super::worker::Worker;
+use super::{config_error, unreachable_at};
+use crate::{FabricError, ServerId, Service, ServiceId, Words};
+
+pub(super) const LISTENER: Token = Token(usize::MAX);
+pub(super) const WAKER: Token = Token(usize::MAX - 1);
+
+/// How a memory server serves.
+#[derive(Clone, Debug)]
+pub struct MemoryServerConfig {
+    /// Where it listens. Port 0 takes a free one; see [`MemoryServer::address`].
+    pub listen: SocketAddr,
+    /// Its number in the pool.
+    pub server: ServerId,
+    /// How many memory servers the pool has.
+    pub servers: usize,
+    /// Threads that serve connections.
+    pub threads: usize,
+    /// How long a compute server is believed to live without a sign of life.
+    pub lease: Duration,
+    /// Most connections at a time.
+    pub connections_max: usize,
+    /// How long a connection may take to greet before it is closed.
+    pub greeting_timeout: Duration,
+    /// Allows an address that others than this machine can reach, although nothing on this
+    /// connection is authenticated or encrypted: whoever reaches it can read and destroy the pool.
+    pub insecure_public: bool,
+}
+
+impl Default for MemoryServerConfig {
+    fn default() -> Self {
+        MemoryServerConfig {
+            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            server: ServerId(0),
+            servers: 1,
+            threads: 1,
+            lease: Duration::from_millis(500),
+            connections_max: 4_096,
+            greeting_timeout: Duration::from_secs(5),
+            insecure_public: false,
+        }
+    }
+}
+
+/// A memory server of this process. It stops when it is dropped.
+#[derive(Debug)]
+pub struct MemoryServer {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// What the threads of a server share.
+pub(super) struct Shared {
+    pub(super) host: Arc<Host>,
+    listen: SocketAddr,
+    pub(super) greeting_timeout: Duration,
+    pub(super) stopping: AtomicBool,
+    /// Connections, those of strangers included.
+    pub(super) open: AtomicUsize,
+    /// One per thread: connections that it is to serve from now on, and how to tell it.
+    pub(super) inboxes: Vec<Inbox>,
+}
+
+pub(super) struct Inbox {
+    pub(super) streams: Mutex<Vec<TcpStream>>,
+    pub(super) waker: Waker,
+}
+
+impl MemoryServer {
+    /// Listens, and serves `words`.
+    ///
+    /// # Errors
+    /// [`FabricError::Config`] for a public address without `insecure_public`, a number of threads
+    /// or servers that makes no sense; [`FabricError::Unreachable`] if the address cannot be had.
+    pub fn start(config: MemoryServerConfig, words: Arc<Words>) -> Result<Self, FabricError> {
+        check(&config)?;
+        let failed = |source| unreachable_at(config.server, config.listen.to_string(), source);
+        let mut listener = TcpListener::bind(config.listen).map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let polls: Vec<Poll> =
+            (0..config.threads).map(|_| Poll::new()).collect::<Result<_, _>>().map_err(failed)?;
+        polls[0]
+            .registry()
+            .register(&mut listener, LISTENER, Interest::READABLE)
+            .map_err(failed)?;
+        let inboxes = polls
+            .iter()
+            .map(|poll| {
+                let waker = Waker::new(poll.registry(), WAKER)?;
+                Ok(Inbox { streams: Mutex::default(), waker })
+            })
+            .collect::<io::Result<Vec<_>>>()
+            .map_err(failed)?;
+        let lease_ms = config.lease.as_millis() as u32;
+        let host = Host {
+            server: config.server,
+            servers: config.servers as u16,
+            lease_ms,
+            connections_max: config.connections_max,
+            words,
+            services: RwLock::default(),
+            lives: Lives::new(u64::from(lease_ms)),
+            start: Instant::now(),
+            guests: AtomicUsize::new(0),
+        };
+        let shared = Arc::new(Shared {
+            host: Arc::new(host),
+            listen: address,
+            greeting_timeout: config.greeting_timeout,
+            stopping: AtomicBool::new(false),
+            open: AtomicUsize::new(0),
+            inboxes,
+        });
+        let mut listener = Some(listener);
+        let mut server = MemoryServer { shared, address, threads: Vec::new() };
+        for (number, poll) in polls.into_iter().enumerate() {
+            let (shared, listener) = (Arc::clone(&server.shared), listener.take());
+            let thread = thread::Builder::new()
+                .name(format!("farleaf-memory-{number}"))
+                .spawn(move || Worker::new(shared, number, poll, listener).run())
+                .map_err(|error| unreachable_at(config.server, address.to_string(), error))?;
+            server.threads.push(thread);
+        }
+        Ok(server)
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The memory that it exposes.
+    pub fn words(&self) -> &Arc<Words> {
+        &self.shared.host.words
+    }
+
+    /// Adds a service that answers RPCs.
+    pub fn serve(&self, id: ServiceId, service: Arc<dyn Service>) {
+        let services = &self.shared.host.services;
+        services.write().unwrap_or_else(PoisonError::into_inner).insert(id, service);
+    }
+
+    /// Connections that it has let in.
+    pub fn connections(&self) -> usize {
+        self.shared.host.guests.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for MemoryServer {
+    fn drop(&mut self) {
+        self.shared.stopping.store(true, Ordering::SeqCst);
+        for inbox in &self.shared.inboxes {
+            // It fails only if the thread has ended.
+            let _ = inbox.waker.wake();
+        }
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn check(config: &MemoryServerConfig) -> Result<(), FabricError> {
+    if !config.listen.ip().is_loopback() && !config.insecure_public {
+        return Err(config_error(format!(
+            "{} can be reached from other machines, and nothing here is authenticated: listen on a \
+             loopback address, or allow it by insecure_public in a network that you trust",
+            config.listen
+        )));
+    }
+    if config.threads == 0 || config.threads > 1_024 {
+        return Err(config_error(format!("{} threads: take 1 to 1024", config.threads)));
+    }
+    if config.servers == 0
+        || config.servers > usize::from(u16::MAX)
+        || config.server.index() >= config.servers
+    {
+        return Err(config_error(format!(
+            "memory server {} of a pool of {}: numbers begin with 0",
+            config.server, config.servers
+        )));
+    }
+    if config.lease < Duration::from_millis(10) || config.lease > Duration::from_secs(3_600) {
+        return Err(config_error(format!("a lease of {:?}: take 10 ms to an hour", config.lease)));
+    }
+    Ok(())
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "memory server {} at {}", self.host.server, self.listen)
+    }
+}

@@ -1,0 +1,329 @@
+//! One connection as the server sees it, without its socket: bytes go in, bytes come out.
+//!
+//! - **TCP-6** No more requests are carried out while [`UNSENT_MAX`] bytes of answers wait, so that
+//!   a reader that is slow, or asks for more than it takes, costs a bounded amount of memory.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Instant;
+
+use super::lives::{Gate, GateState, Life, Lives};
+use super::output::Output;
+use super::wire::{
+    ANSWER_BYTES, Entry, GREETING_BYTES, Hello, LENGTH_MAX, REQUEST_BYTES, Request, Status,
+    VERSION, Verb, Welcome, encode_answer, word_at,
+};
+use crate::{
+    GlobalAddr, Incarnation, OpError, OpErrorKind, ServerId, Service, ServiceId, Words, access,
+};
+
+/// Answers that may wait to be sent before no more requests of that connection are carried out. One
+/// more answer may come on top.
+pub(super) const UNSENT_MAX: usize = 4 << 20;
+
+/// What all connections of a server share.
+pub(super) struct Host {
+    pub(super) server: ServerId,
+    pub(super) servers: u16,
+    pub(super) lease_ms: u32,
+    pub(super) connections_max: usize,
+    pub(super) words: Arc<Words>,
+    pub(super) services: RwLock<BTreeMap<ServiceId, Arc<dyn Service>>>,
+    pub(super) lives: Lives,
+    pub(super) start: Instant,
+    /// Connections that have been let in.
+    pub(super) guests: AtomicUsize,
+}
+
+impl Host {
+    pub(super) fn now_ms(&self) -> u64 {
+        self.start.elapsed().as_millis() as u64
+    }
+}
+
+/// The connection is at its end, because of what came or because the other side has gone.
+#[derive(Debug)]
+pub(super) struct Gone;
+
+/// A connection that has been let in.
+struct Guest {
+    life: Arc<Life>,
+    number: u64,
+    gate: Arc<Gate>,
+    host: Arc<Host>,
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.life.leave(self.number);
+        self.host.guests.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// What a connection has come to.
+#[derive(Default)]
+pub(super) struct Session {
+    guest: Option<Guest>,
+    /// An operation of the chain that is being carried out has failed.
+    broken: bool,
+    ends: bool,
+}
+
+impl Session {
+    /// It has not greeted.
+    pub(super) fn is_stranger(&self) -> bool {
+        self.guest.is_none()
+    }
+
+    /// To be closed once everything has been sent.
+    pub(super) fn ends(&self) -> bool {
+        self.ends
+    }
+
+    /// How long its compute server has been silent.
+    pub(super) fn silent_ms(&self, now_ms: u64) -> u64 {
+        self.guest.as_ref().map_or(0, |guest| guest.life.silent_ms(now_ms))
+    }
+
+    /// Bytes to have room for, to carry out what stands at the head of `input`.
+    pub(super) fn wanted(&self, input: &[u8]) -> usize {
+        match &self.guest {
+            // A stranger has its greeting to send and nothing else.
+            None => GREETING_BYTES,
+            Some(_) => {
+                let request = input.first_chunk().and_then(|head| Request::decode(head).ok());
+                REQUEST_BYTES + request.map_or(0, Request::operand_bytes)
+            }
+        }
+    }
+
+    /// Carries out what has come in whole; how many bytes that was. Less than could be if the answers
+    /// have to be sent first (TCP-6).
+    pub(super) fn take(
+        &mut self,
+        host: &Arc<Host>,
+        input: &[u8],
+        output: &mut Output,
+    ) -> Result<usize, Gone> {
+        let mut taken = 0;
+        if self.guest.is_none() {
+            let Some(greeting) = input.first_chunk() else { return Ok(0) };
+            taken = GREETING_BYTES;
+            self.greet(host, greeting, output)?;
+        }
+        let Some(guest) = &self.guest else { return Ok(taken) };
+        guest.life.hear(host.now_ms());
+        loop {
+            // As many requests as need no other gate, under this one.
+            let gate = guest.gate.lock();
+            match *gate {
+                GateState::Open => {}
+                GateState::Closed => return Err(Gone),
+                GateState::Fenced => {
+                    output.push(&encode_answer(Status::Fenced, 0));
+                    self.ends = true;
+                    return Ok(taken);
+                }
+            }
+            let mut special = None;
+            while let Some(head) = input[taken..].first_chunk::<REQUEST_BYTES>()
+                && output.unsent().len() <= UNSENT_MAX
+            {
+                let request = Request::decode(head).map_err(|_| Gone)?;
+                let start = taken + REQUEST_BYTES;
+                let Some(operands) = input.get(start..start + request.operand_bytes()) else {
+                    break;
+                };
+                taken = start + operands.len();
+                prefetch(host, &input[taken..]);
+                if request.verb.is_about_lives() {
+                    special = Some((request.verb, operands));
+                    break;
+                }
+                if self.broken {
+                    output.push(&encode_answer(Status::Skipped, 0));
+                } else {
+                    self.broken = !carry_out(host, request, operands, output);
+                }
+                self.broken &= request.more;
+            }
+            drop(gate);
+            let Some((verb, operands)) = special else { return Ok(taken) };
+            self.broken = false;
+            answer_special(host, guest, verb, operands, output);
+        }
+    }
+
+    /// Takes a stranger's greeting.
+    fn greet(
+        &mut self,
+        host: &Arc<Host>,
+        greeting: &[u8; GREETING_BYTES],
+        output: &mut Output,
+    ) -> Result<(), Gone> {
+        let hello = Hello::decode(greeting).ok_or(Gone)?;
+        let mut welcome = Welcome {
+            version: VERSION,
+            entry: Entry::LetIn,
+            server: host.server.0,
+            servers: host.servers,
+            connection: 0,
+            region_bytes: host.words.bytes(),
+            lease_ms: host.lease_ms,
+        };
+        if hello.version != VERSION {
+            welcome.entry = Entry::OtherVersion;
+        } else if (hello.server, hello.servers) != (host.server.0, host.servers) {
+            welcome.entry = Entry::OtherServer;
+        } else if host.guests.fetch_add(1, Ordering::Relaxed) >= host.connections_max {
+            host.guests.fetch_sub(1, Ordering::Relaxed);
+            welcome.entry = Entry::Full;
+        } else {
+            let who = Incarnation(hello.incarnation);
+            match host.lives.enter(who, hello.replaces, host.now_ms()) {
+                Some((life, number, gate)) => {
+                    welcome.connection = number;
+                    self.guest = Some(Guest { life, number, gate, host: Arc::clone(host) });
+                }
+                None => {
+                    host.guests.fetch_sub(1, Ordering::Relaxed);
+                    welcome.entry = Entry::Fenced;
+                }
+            }
+        }
+        output.push(&welcome.encode());
+        self.ends = self.guest.is_none();
+        Ok(())
+    }
+}
+
+/// Fetches what a READ a little further on will want, if there is one: a hint, whatever the bytes are.
+#[inline]
+fn prefetch(host: &Host, coming: &[u8]) {
+    const AHEAD: usize = 3 * REQUEST_BYTES;
+    let Some(head) = coming.get(AHEAD..AHEAD + REQUEST_BYTES) else { return };
+    if head[0] == Verb::Read as u8 {
+        let length = word_at(head, 0) >> 32;
+        host.words.prefetch((word_at(head, 8) / 8) as usize, length as usize);
+    }
+}
+
+/// A request that touches memory; whether it was done.
+#[inline]
+fn carry_out(host: &Host, request: Request, operands: &[u8], output: &mut Output) -> bool {
+    let Request { verb, offset, length, .. } = request;
+    let before = output.end();
+    let done = match verb {
+        Verb::Read => read(host, offset, length as usize, output),
+        Verb::Write => write(host, offset, operands, output),
+        Verb::Cas | Verb::Faa | Verb::WriteWord => atomic(host, verb, offset, operands, output),
+        Verb::Rpc => call(host, offset, operands, output),
+        Verb::Beat | Verb::Fence | Verb::IsDead | Verb::Bye => {
+            output.push(&encode_answer(Status::Done, 0));
+            Ok(())
+        }
+    };
+    if let Err(error) = &done {
+        output.truncate(before);
+        output.push(&encode_answer(Status::of_error(&error.kind), 0));
+    }
+    done.is_ok()
+}
+
+/// The words around `offset`, if they are all there.
+#[inline]
+fn region(host: &Host, offset: u64, bytes: usize) -> Result<&Words, OpError> {
+    if offset > GlobalAddr::OFFSET_MAX {
+        return Err(access::out_of_bounds(None, GlobalAddr::new(host.server, 0), bytes));
+    }
+    access::check(Some(&*host.words), GlobalAddr::new(host.server, offset), bytes)
+}
+
+#[inline]
+fn read(host: &Host, offset: u64, len: usize, output: &mut Output) -> Result<(), OpError> {
+    let words = region(host, offset, len)?;
+    let (head, content) = output.room(ANSWER_BYTES + len).split_at_mut(ANSWER_BYTES);
+    head.copy_from_slice(&encode_answer(Status::Done, len as u32));
+    words.load_bytes(offset as usize, content);
+    Ok(())
+}
+
+#[inline]
+fn write(host: &Host, offset: u64, bytes: &[u8], output: &mut Output) -> Result<(), OpError> {
+    region(host, offset, bytes.len())?.store_bytes(offset as usize, bytes);
+    output.push(&encode_answer(Status::Done, 0));
+    Ok(())
+}
+
+#[inline]
+fn atomic(
+    host: &Host,
+    verb: Verb,
+    offset: u64,
+    operands: &[u8],
+    output: &mut Output,
+) -> Result<(), OpError> {
+    region(host, offset, 8)?;
+    let addr = GlobalAddr::new(host.server, offset);
+    let (words, word) = access::word(Some(&*host.words), addr)?;
+    let old = match verb {
+        Verb::Cas => words.cas(word, word_at(operands, 0), word_at(operands, 8)),
+        Verb::Faa => words.faa(word, word_at(operands, 0)),
+        _ => {
+            words.store(word, &[word_at(operands, 0)]);
+            output.push(&encode_answer(Status::Done, 0));
+            return Ok(());
+        }
+    };
+    output.push(&encode_answer(Status::Done, 8));
+    output.push(&old.to_le_bytes());
+    Ok(())
+}
+
+fn call(host: &Host, target: u64, request: &[u8], output: &mut Output) -> Result<(), OpError> {
+    let (service, room) = (ServiceId(target as u16), (target >> 32) as usize);
+    let services = host.services.read().unwrap_or_else(PoisonError::into_inner);
+    let Some(handler) = services.get(&service).cloned() else {
+        let kind = OpErrorKind::NoService { service: service.0 };
+        return Err(OpError { server: host.server, kind });
+    };
+    drop(services);
+    let at = output.end();
+    let room = room.min(LENGTH_MAX);
+    let (head, content) = output.room(ANSWER_BYTES + room).split_at_mut(ANSWER_BYTES);
+    // What others have read is not for the handler's caller.
+    content.fill(0);
+    let len = handler.call(&host.words, request, content).len.min(room);
+    head.copy_from_slice(&encode_answer(Status::Done, len as u32));
+    output.truncate(at + ANSWER_BYTES + len);
+    Ok(())
+}
+
+/// A request about lives: no gate is held.
+fn answer_special(host: &Host, guest: &Guest, verb: Verb, operands: &[u8], output: &mut Output) {
+    let now_ms = host.now_ms();
+    match verb {
+        Verb::Fence => {
+            let who = Incarnation(word_at(operands, 0));
+            // Server 0 is the judge of who lives; the others are asked after it.
+            let is_judge = host.server == ServerId(0);
+            let status = if is_judge && !host.lives.is_dead(who, now_ms) {
+                Status::StillAlive
+            } else {
+                host.lives.fence(who, now_ms);
+                Status::Done
+            };
+            output.push(&encode_answer(status, 0));
+        }
+        Verb::IsDead => {
+            let is_dead = host.lives.is_dead(Incarnation(word_at(operands, 0)), now_ms);
+            output.push(&encode_answer(Status::Done, 1));
+            output.push(&[is_dead.into()]);
+        }
+        _ => {
+            guest.life.end();
+            output.push(&encode_answer(Status::Done, 0));
+        }
+    }
+}

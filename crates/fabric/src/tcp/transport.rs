@@ -1,0 +1,480 @@
+//! A thread's posts and its connections.
+//!
+//! - **TCP-4** A slot is given back exactly once: by the future that takes its result, or, if that
+//!   was dropped, when the last answer has come. Until then it owns the buffers (F7).
+//! - **TCP-5** No waker is called or dropped while anything here is borrowed: it may drop a task,
+//!   and with it futures that come back here.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::sync::Arc;
+use std::task::{Context, Waker};
+use std::time::{Duration, Instant};
+
+use mio::{Events, Poll, Token};
+
+use super::Shared;
+use super::connection::Connection;
+use super::inbox::{Sink, Waiting};
+use super::wire::{Request, Status, Verb, word_at};
+use crate::exec::Driver;
+use crate::wake::Notify;
+use crate::{
+    Buf, FabricError, GlobalAddr, Incarnation, Op, OpError, OpErrorKind, Ops, ServerId, ServiceId,
+    access,
+};
+
+const WAKER: Token = Token(usize::MAX);
+/// Drives after which the oldest requests' times are looked at.
+const LOOK_EVERY: u32 = 1_024;
+
+/// What was posted together; comes back with the results in it.
+#[derive(Debug)]
+pub(super) enum Payload {
+    /// Nothing: the result has been taken.
+    Empty,
+    Op(Op),
+    Chain(Ops),
+    Batch(Ops),
+    Rpc {
+        server: ServerId,
+        service: ServiceId,
+        request: Buf,
+        reply: Buf,
+        reply_len: usize,
+    },
+    Fence(ServerId, Incarnation),
+    IsDead(ServerId, Incarnation, bool),
+    Reconnect(ServerId),
+}
+
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub(super) payload: Payload,
+    /// Parts that have not come back.
+    pub(super) missing: u32,
+    pub(super) error: Option<OpError>,
+    waker: Option<Waker>,
+    /// Its future is gone.
+    pub(super) abandoned: bool,
+}
+
+/// All posts whose futures have not taken their results.
+#[derive(Debug, Default)]
+pub(super) struct Posts {
+    pub(super) slots: Vec<Slot>,
+    free: Vec<u32>,
+    to_wake: Vec<Waker>,
+    /// Bytes that each server exposes.
+    region_bytes: Vec<u64>,
+}
+
+/// A thread's way to all servers.
+pub(super) struct Transport {
+    shared: Arc<Shared>,
+    posts: RefCell<Posts>,
+    connections: RefCell<Vec<Connection>>,
+    poll: RefCell<Poll>,
+    events: RefCell<Events>,
+    notify: Notify,
+    drives: Cell<u32>,
+    start: Instant,
+}
+
+impl Transport {
+    /// Connects to every server, waiting.
+    pub(super) fn connect(shared: Arc<Shared>) -> Result<Self, FabricError> {
+        let own = |source| FabricError::Io {
+            what: "watch connections of",
+            path: "this thread".into(),
+            source,
+        };
+        let poll = Poll::new().map_err(own)?;
+        let waker = mio::Waker::new(poll.registry(), WAKER).map_err(own)?;
+        let mut connections = Vec::new();
+        for server in 0..shared.config.servers.len() {
+            let server = ServerId(server as u16);
+            let (config, who) = (&shared.config, shared.incarnation);
+            let (stream, welcome) = super::greet(config, who, server, false, 0)?;
+            let mut connection = Connection::new(server);
+            connection.attach(stream, welcome.connection, poll.registry()).map_err(own)?;
+            connections.push(connection);
+        }
+        let region_bytes = shared.region_bytes.clone();
+        Ok(Transport {
+            shared,
+            posts: RefCell::new(Posts { region_bytes, ..Posts::default() }),
+            connections: RefCell::new(connections),
+            poll: RefCell::new(poll),
+            events: RefCell::new(Events::with_capacity(64)),
+            // It fails only if the thread, and so whoever could be woken, has ended.
+            notify: Arc::new(move || drop(waker.wake())),
+            drives: Cell::new(0),
+            start: Instant::now(),
+        })
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+
+    /// Posts; gives the slot that the result will stand in.
+    pub(super) fn post(&self, payload: Payload, context: &Context<'_>) -> u32 {
+        let mut posts = self.posts.borrow_mut();
+        let index = posts.insert(payload, context.waker().clone());
+        let mut connections = self.connections.borrow_mut();
+        if let Payload::Reconnect(server) = posts.slots[index as usize].payload {
+            posts.slots[index as usize].missing = 1;
+            match connections.get_mut(server.index()) {
+                Some(line) => line.reconnect(index, &self.shared, &self.notify, &mut *posts),
+                None => {
+                    let addr = GlobalAddr::new(server, 0);
+                    posts.reconnected(index, Err(access::out_of_bounds(None, addr, 0)));
+                }
+            }
+        } else {
+            let slot = &mut posts.slots[index as usize];
+            let mut part = 0;
+            for_each_request(&slot.payload, |server, request, operands| {
+                let waiting = Waiting { slot: index, part };
+                part += 1;
+                let refusal = match connections.get_mut(server.index()) {
+                    None => outside(server, &slot.payload, waiting.part as usize),
+                    Some(connection) => match connection.refusal() {
+                        Some(error) => error,
+                        None => {
+                            slot.missing += 1;
+                            return connection.post(waiting, request, operands);
+                        }
+                    },
+                };
+                slot.error.get_or_insert(refusal);
+            });
+            if slot.missing == 0 {
+                // Nothing is on its way: the future finds its result when it is polled again.
+                let waker = slot.waker.take();
+                posts.to_wake.extend(waker);
+            }
+        }
+        drop(connections);
+        drop(posts);
+        self.wake();
+        index
+    }
+
+    /// Hands the result to `finish` if it is there and gives the slot back.
+    pub(super) fn result<T>(
+        &self,
+        index: u32,
+        context: &Context<'_>,
+        finish: fn(Payload, Option<OpError>) -> T,
+    ) -> Option<T> {
+        let mut posts = self.posts.borrow_mut();
+        let slot = &mut posts.slots[index as usize];
+        if slot.missing > 0 {
+            let before = slot.waker.replace(context.waker().clone());
+            drop(posts);
+            drop(before);
+            return None;
+        }
+        let payload = std::mem::replace(&mut slot.payload, Payload::Empty);
+        let (error, waker) = (slot.error.take(), slot.waker.take());
+        posts.free.push(index);
+        drop(posts);
+        drop(waker);
+        Some(finish(payload, error))
+    }
+
+    /// The future is gone: the operation goes on unseen.
+    pub(super) fn abandon(&self, index: u32) {
+        let mut posts = self.posts.borrow_mut();
+        let slot = &mut posts.slots[index as usize];
+        let waker = slot.waker.take();
+        slot.abandoned = true;
+        let is_done = slot.missing == 0;
+        if is_done {
+            posts.release(index);
+        }
+        drop(posts);
+        drop(waker);
+    }
+
+    /// Calls the wakers that have gathered.
+    fn wake(&self) {
+        let mut posts = self.posts.borrow_mut();
+        if posts.to_wake.is_empty() {
+            return;
+        }
+        let mut wakers = std::mem::take(&mut posts.to_wake);
+        drop(posts);
+        wakers.drain(..).for_each(Waker::wake);
+        // What a waker has brought about gathers anew, and is called by the next call of this.
+        let mut posts = self.posts.borrow_mut();
+        if posts.to_wake.is_empty() {
+            posts.to_wake = wakers;
+        }
+    }
+
+    /// Gives up connections whose oldest request has waited for too long.
+    fn check_time(&self) {
+        let limit_ns = self.shared.config.op_timeout.as_nanos() as u64;
+        let now_ns = self.now_ns();
+        let mut connections = self.connections.borrow_mut();
+        for connection in connections.iter_mut() {
+            if connection.oldest_ns().is_some_and(|posted| now_ns.saturating_sub(posted) > limit_ns)
+            {
+                connection.give_up(&mut *self.posts.borrow_mut());
+            }
+        }
+    }
+}
+
+impl Driver for Transport {
+    fn drive(&self) -> bool {
+        let mut progress = false;
+        // A thread that never waits looks at the time, too.
+        self.drives.set(self.drives.get().wrapping_add(1));
+        if self.drives.get().is_multiple_of(LOOK_EVERY) {
+            self.check_time();
+        }
+        {
+            let mut connections = self.connections.borrow_mut();
+            let mut posts = self.posts.borrow_mut();
+            let poll = self.poll.borrow();
+            for connection in connections.iter_mut() {
+                progress |= connection.drive(poll.registry(), || self.now_ns(), &mut *posts);
+            }
+        }
+        self.wake();
+        progress
+    }
+
+    fn is_busy(&self) -> bool {
+        self.connections.borrow().iter().any(Connection::is_busy)
+    }
+
+    fn wait(&self, at_most: Option<Duration>) {
+        // The oldest request is looked at now and then.
+        let limit = self.shared.config.op_timeout / 4;
+        let at_most = match self.is_busy() {
+            true => Some(at_most.map_or(limit, |at_most| at_most.min(limit))),
+            false => at_most,
+        };
+        let waited = self.poll.borrow_mut().poll(&mut self.events.borrow_mut(), at_most);
+        if let Err(error) = waited
+            && error.kind() != io::ErrorKind::Interrupted
+        {
+            // Nothing can be waited for: go on asking instead.
+            std::thread::yield_now();
+        }
+        self.check_time();
+        self.wake();
+    }
+
+    fn notifier(&self) -> Notify {
+        Arc::clone(&self.notify)
+    }
+}
+
+impl Posts {
+    pub(super) fn insert(&mut self, payload: Payload, waker: Waker) -> u32 {
+        let slot = Slot { payload, missing: 0, error: None, waker: Some(waker), abandoned: false };
+        match self.free.pop() {
+            Some(index) => {
+                self.slots[index as usize] = slot;
+                index
+            }
+            None => {
+                self.slots.push(slot);
+                (self.slots.len() - 1) as u32
+            }
+        }
+    }
+
+    fn release(&mut self, index: u32) {
+        self.slots[index as usize].payload = Payload::Empty;
+        self.free.push(index);
+    }
+
+    /// One part of a post has come back.
+    #[inline]
+    fn came_back(&mut self, index: u32) {
+        let slot = &mut self.slots[index as usize];
+        slot.missing -= 1;
+        if slot.missing > 0 {
+            return;
+        }
+        if slot.abandoned {
+            return self.release(index);
+        }
+        self.to_wake.extend(slot.waker.take());
+    }
+}
+
+impl Sink for Posts {
+    #[inline]
+    fn answer(&mut self, waiting: Waiting, status: Status, content: &[u8]) -> bool {
+        let slot = &mut self.slots[waiting.slot as usize];
+        let part = waiting.part as usize;
+        let mut fits = true;
+        if status != Status::Done || !accept(&mut slot.payload, part, content) {
+            let error = error_of(&slot.payload, part, status, &self.region_bytes);
+            fits = error.kind != OpErrorKind::Unavailable || status == Status::Skipped;
+            slot.error.get_or_insert(error);
+        }
+        self.came_back(waiting.slot);
+        fits
+    }
+
+    fn fail(&mut self, waiting: Waiting, error: OpError) {
+        self.slots[waiting.slot as usize].error.get_or_insert(error);
+        self.came_back(waiting.slot);
+    }
+
+    fn reconnected(&mut self, slot: u32, result: Result<(), OpError>) {
+        self.slots[slot as usize].error = result.err();
+        self.came_back(slot);
+    }
+}
+
+/// Puts what came where it belongs; false if it is not what was asked for.
+#[inline]
+fn accept(payload: &mut Payload, part: usize, content: &[u8]) -> bool {
+    let op = match payload {
+        Payload::Op(op) => op,
+        Payload::Chain(ops) | Payload::Batch(ops) => ops.get_mut(part),
+        Payload::Rpc { reply, reply_len, .. } => {
+            let (at, room) = (reply.window_start(), reply.window_len());
+            if content.len() > room {
+                return false;
+            }
+            reply.bytes_mut()[at..at + content.len()].copy_from_slice(content);
+            *reply_len = content.len();
+            return true;
+        }
+        Payload::IsDead(_, _, is_dead) => {
+            *is_dead = content == [1];
+            return content.len() == 1;
+        }
+        Payload::Fence(..) => return content.is_empty(),
+        Payload::Empty | Payload::Reconnect(_) => return false,
+    };
+    match op {
+        Op::Read { into, .. } => {
+            let (at, len) = (into.window_start(), into.window_len());
+            if content.len() != len {
+                return false;
+            }
+            into.bytes_mut()[at..at + len].copy_from_slice(content);
+            true
+        }
+        Op::Write { .. } | Op::WriteWord { .. } => content.is_empty(),
+        Op::Cas { old, .. } | Op::Faa { old, .. } => {
+            let fits = content.len() == 8;
+            if fits {
+                *old = word_at(content, 0);
+            }
+            fits
+        }
+    }
+}
+
+/// The error that a status stands for.
+#[cold]
+fn error_of(payload: &Payload, part: usize, status: Status, region_bytes: &[u64]) -> OpError {
+    let (addr, bytes) = target(payload, part);
+    let server = addr.server();
+    let kind = match (status, payload) {
+        (Status::OutOfBounds, _) => {
+            let region_bytes = region_bytes.get(server.index()).copied().unwrap_or(0);
+            OpErrorKind::OutOfBounds { addr, bytes: bytes as u64, region_bytes }
+        }
+        (Status::Misaligned, _) => OpErrorKind::Misaligned { addr },
+        (Status::NoService, Payload::Rpc { service, .. }) => {
+            OpErrorKind::NoService { service: service.0 }
+        }
+        (Status::StillAlive, _) => OpErrorKind::StillAlive,
+        (Status::Fenced, _) => OpErrorKind::Fenced,
+        // An answer that does not belong to its request: whatever it is, it is no answer.
+        _ => OpErrorKind::Unavailable,
+    };
+    OpError { server, kind }
+}
+
+/// The error for a server that there is not.
+#[cold]
+fn outside(server: ServerId, payload: &Payload, part: usize) -> OpError {
+    let (addr, bytes) = target(payload, part);
+    access::out_of_bounds(None, GlobalAddr::new(server, addr.offset()), bytes)
+}
+
+/// Where a part of a post goes, and how much it moves.
+fn target(payload: &Payload, part: usize) -> (GlobalAddr, usize) {
+    match payload {
+        Payload::Op(op) => (op.addr(), op.bytes()),
+        Payload::Chain(ops) | Payload::Batch(ops) => (ops.get(part).addr(), ops.get(part).bytes()),
+        Payload::Rpc { server, .. }
+        | Payload::Fence(server, _)
+        | Payload::IsDead(server, ..)
+        | Payload::Reconnect(server) => (GlobalAddr::new(*server, 0), 0),
+        Payload::Empty => (GlobalAddr::NULL, 0),
+    }
+}
+
+/// Calls `each` with the server, the request and the operands of every part of a post.
+#[inline]
+pub(super) fn for_each_request(
+    payload: &Payload,
+    mut each: impl FnMut(ServerId, Request, [&[u8]; 2]),
+) {
+    match payload {
+        Payload::Empty | Payload::Reconnect(_) => {}
+        Payload::Op(op) => request_of(op, false, &mut each),
+        Payload::Chain(ops) => {
+            let last = ops.len() - 1;
+            ops.iter().enumerate().for_each(|(part, op)| request_of(op, part < last, &mut each));
+        }
+        Payload::Batch(ops) => ops.iter().for_each(|op| request_of(op, false, &mut each)),
+        Payload::Rpc { server, service, request, reply, .. } => {
+            let offset = (reply.window_len() as u64) << 32 | u64::from(service.0);
+            let bytes = request.window_bytes();
+            let request =
+                Request { verb: Verb::Rpc, more: false, length: bytes.len() as u32, offset };
+            each(*server, request, [bytes, &[]]);
+        }
+        Payload::Fence(server, who) => {
+            let request = Request { verb: Verb::Fence, more: false, length: 8, offset: 0 };
+            each(*server, request, [&who.0.to_le_bytes(), &[]]);
+        }
+        Payload::IsDead(server, who, _) => {
+            let request = Request { verb: Verb::IsDead, more: false, length: 8, offset: 0 };
+            each(*server, request, [&who.0.to_le_bytes(), &[]]);
+        }
+    }
+}
+
+#[inline]
+fn request_of(op: &Op, more: bool, each: &mut impl FnMut(ServerId, Request, [&[u8]; 2])) {
+    let (server, offset) = (op.addr().server(), op.addr().offset());
+    let of = |verb, length: usize| Request { verb, more, length: length as u32, offset };
+    match op {
+        Op::Read { into, .. } => each(server, of(Verb::Read, into.window_len()), [&[], &[]]),
+        Op::Write { from, .. } => {
+            let bytes = from.window_bytes();
+            each(server, of(Verb::Write, bytes.len()), [bytes, &[]]);
+        }
+        Op::WriteWord { value, .. } => {
+            each(server, of(Verb::WriteWord, 8), [&value.to_le_bytes(), &[]]);
+        }
+        Op::Cas { expected, new, .. } => {
+            each(server, of(Verb::Cas, 16), [&expected.to_le_bytes(), &new.to_le_bytes()]);
+        }
+        Op::Faa { add, .. } => each(server, of(Verb::Faa, 8), [&add.to_le_bytes(), &[]]),
+    }
+}
+
+impl std::fmt::Debug for Transport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Transport({} servers)", self.connections.borrow().len())
+    }
+}

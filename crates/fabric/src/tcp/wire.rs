@@ -1,0 +1,379 @@
+//! What goes over a connection, byte by byte. `docs/design/wire.md` is the specification.
+//!
+//! All integers are little-endian. A connection begins with a [`Hello`] and a [`Welcome`], 64 bytes
+//! each. Then the client sends requests, and the server answers each in the order of the requests:
+//!
+//! ```text
+//! request:  verb u8 | more u8 | 0 u16 | length u32 | offset u64 | operands
+//! answer:   status u8 | 0 u8 | 0 u16 | length u32 | content
+//! ```
+//!
+//! Nothing here trusts the other side: what is not exactly of this form is refused.
+
+use crate::{Capabilities, OpErrorKind};
+
+/// Version of this protocol. Both sides must speak the same.
+pub(super) const VERSION: u32 = 1;
+/// First bytes of both greetings.
+const MAGIC: [u8; 8] = *b"FarleafT";
+/// Bytes of a greeting.
+pub(super) const GREETING_BYTES: usize = 64;
+/// Bytes of a request in front of its operands.
+pub(super) const REQUEST_BYTES: usize = 16;
+/// Bytes of an answer in front of its content.
+pub(super) const ANSWER_BYTES: usize = 8;
+/// Most bytes that a READ or WRITE moves, or that an RPC's request or reply has.
+pub(super) const LENGTH_MAX: usize = 2 << 20;
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Verb {
+    /// `length` bytes from `offset`. No operands; they are the answer's content.
+    Read = 1,
+    /// Stores the `length` bytes that follow at `offset`.
+    Write = 2,
+    /// Operands: expected, new. Content: the word that was there.
+    Cas = 3,
+    /// Operand: what to add. Content: the word that was there.
+    Faa = 4,
+    /// `offset`: number of the service in the low 16 bits, room for the reply in the high 32. The
+    /// `length` bytes that follow are the request.
+    Rpc = 5,
+    /// Operand: an incarnation, to be cut off.
+    Fence = 6,
+    /// Operand: an incarnation. Content: one byte, whether it is dead.
+    IsDead = 7,
+    /// Nothing but a sign of life.
+    Beat = 8,
+    /// This compute server ends in order; its incarnation is dead from here on.
+    Bye = 9,
+    /// Operand: the new value of the aligned word at `offset`.
+    WriteWord = 10,
+}
+
+impl Verb {
+    fn of(byte: u8) -> Option<Verb> {
+        use Verb::{Beat, Bye, Cas, Faa, Fence, IsDead, Read, Rpc, Write, WriteWord};
+        [Read, Write, Cas, Faa, Rpc, Fence, IsDead, Beat, Bye, WriteWord]
+            .into_iter()
+            .find(|verb| *verb as u8 == byte)
+    }
+
+    /// Whether it is carried out without the connection's gate.
+    pub(super) fn is_about_lives(self) -> bool {
+        matches!(self, Verb::Fence | Verb::IsDead | Verb::Bye)
+    }
+
+    /// Whether operands of a fixed length follow, and of which.
+    fn operand_bytes(self) -> Option<usize> {
+        match self {
+            Verb::Read | Verb::Beat | Verb::Bye => Some(0),
+            Verb::Faa | Verb::Fence | Verb::IsDead | Verb::WriteWord => Some(8),
+            Verb::Cas => Some(16),
+            Verb::Write | Verb::Rpc => None,
+        }
+    }
+}
+
+/// The beginning of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Request {
+    pub(super) verb: Verb,
+    /// The next request is of the same chain: not carried out if this one fails.
+    pub(super) more: bool,
+    pub(super) length: u32,
+    pub(super) offset: u64,
+}
+
+/// A request that is not of the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Malformed;
+
+impl Request {
+    #[inline]
+    pub(super) fn encode(self) -> [u8; REQUEST_BYTES] {
+        let mut bytes = [0; REQUEST_BYTES];
+        bytes[0] = self.verb as u8;
+        bytes[1] = self.more.into();
+        bytes[4..8].copy_from_slice(&self.length.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.offset.to_le_bytes());
+        bytes
+    }
+
+    #[inline]
+    pub(super) fn decode(bytes: &[u8; REQUEST_BYTES]) -> Result<Request, Malformed> {
+        let [verb, more @ 0..=1, 0, 0, ..] = *bytes else { return Err(Malformed) };
+        let verb = Verb::of(verb).ok_or(Malformed)?;
+        let length = u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
+        let offset = word_at(bytes, 8);
+        let fits = match verb.operand_bytes() {
+            _ if verb == Verb::Read => length as usize <= LENGTH_MAX,
+            Some(operands) => length as usize == operands,
+            None => length as usize <= LENGTH_MAX,
+        };
+        let room_fits = verb != Verb::Rpc || offset >> 32 <= LENGTH_MAX as u64;
+        if !fits || !room_fits {
+            return Err(Malformed);
+        }
+        Ok(Request { verb, more: more == 1, length, offset })
+    }
+
+    /// Bytes that follow.
+    #[inline]
+    pub(super) fn operand_bytes(self) -> usize {
+        self.verb.operand_bytes().unwrap_or(self.length as usize)
+    }
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Status {
+    /// The content is what the verb gives.
+    Done = 0,
+    OutOfBounds = 1,
+    Misaligned = 2,
+    NoService = 3,
+    StillAlive = 4,
+    /// This incarnation has been cut off: nothing was done, and nothing ever will be.
+    Fenced = 5,
+    /// An operation in front of it in its chain failed: nothing was done.
+    Skipped = 6,
+}
+
+impl Status {
+    fn of(byte: u8) -> Option<Status> {
+        use Status::{Done, Fenced, Misaligned, NoService, OutOfBounds, Skipped, StillAlive};
+        [Done, OutOfBounds, Misaligned, NoService, StillAlive, Fenced, Skipped]
+            .into_iter()
+            .find(|status| *status as u8 == byte)
+    }
+
+    /// The status that tells of an error.
+    pub(super) fn of_error(kind: &OpErrorKind) -> Status {
+        match kind {
+            OpErrorKind::Misaligned { .. } => Status::Misaligned,
+            OpErrorKind::NoService { .. } => Status::NoService,
+            OpErrorKind::StillAlive => Status::StillAlive,
+            OpErrorKind::Fenced => Status::Fenced,
+            _ => Status::OutOfBounds,
+        }
+    }
+}
+
+/// The beginning of an answer.
+#[inline]
+pub(super) fn encode_answer(status: Status, length: u32) -> [u8; ANSWER_BYTES] {
+    let mut bytes = [0; ANSWER_BYTES];
+    bytes[0] = status as u8;
+    bytes[4..].copy_from_slice(&length.to_le_bytes());
+    bytes
+}
+
+/// Status and length of an answer.
+#[inline]
+pub(super) fn decode_answer(bytes: &[u8; ANSWER_BYTES]) -> Result<(Status, usize), Malformed> {
+    let [status, 0, 0, 0, length @ ..] = *bytes else { return Err(Malformed) };
+    let length = u32::from_le_bytes(length) as usize;
+    match Status::of(status) {
+        Some(status) if length <= LENGTH_MAX && (status == Status::Done || length == 0) => {
+            Ok((status, length))
+        }
+        _ => Err(Malformed),
+    }
+}
+
+/// What a client says first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Hello {
+    pub(super) version: u32,
+    /// This connection carries signs of life, and ends with its compute server.
+    pub(super) control: bool,
+    pub(super) incarnation: u64,
+    /// The server that is meant, and how many there are.
+    pub(super) server: u16,
+    pub(super) servers: u16,
+    /// The connection that this one takes the place of; 0 for none.
+    pub(super) replaces: u64,
+}
+
+impl Hello {
+    pub(super) fn encode(self) -> [u8; GREETING_BYTES] {
+        let mut bytes = [0; GREETING_BYTES];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..12].copy_from_slice(&self.version.to_le_bytes());
+        bytes[12] = self.control.into();
+        bytes[16..24].copy_from_slice(&self.incarnation.to_le_bytes());
+        bytes[24..26].copy_from_slice(&self.server.to_le_bytes());
+        bytes[26..28].copy_from_slice(&self.servers.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.replaces.to_le_bytes());
+        bytes
+    }
+
+    /// `None` if it is no greeting of this protocol. Of another version only that is known.
+    pub(super) fn decode(bytes: &[u8; GREETING_BYTES]) -> Option<Hello> {
+        let version = version_of(bytes)?;
+        let hello = Hello {
+            version,
+            control: bytes[12] == 1,
+            incarnation: word_at(bytes, 16),
+            server: u16::from_le_bytes([bytes[24], bytes[25]]),
+            servers: u16::from_le_bytes([bytes[26], bytes[27]]),
+            replaces: word_at(bytes, 32),
+        };
+        (version != VERSION || hello.encode() == *bytes && hello.incarnation != 0).then_some(hello)
+    }
+}
+
+/// Why a server lets a client in, or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Entry {
+    LetIn = 0,
+    OtherVersion = 1,
+    /// The server has another number, or the pool another number of servers.
+    OtherServer = 2,
+    Fenced = 3,
+    /// As many connections as it allows are open.
+    Full = 4,
+}
+
+/// What a server answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Welcome {
+    pub(super) version: u32,
+    pub(super) entry: Entry,
+    pub(super) server: u16,
+    pub(super) servers: u16,
+    /// The connection's number, for [`Hello::replaces`].
+    pub(super) connection: u64,
+    pub(super) region_bytes: u64,
+    /// How long a compute server is believed to live without a sign of life.
+    pub(super) lease_ms: u32,
+}
+
+impl Welcome {
+    pub(super) fn encode(self) -> [u8; GREETING_BYTES] {
+        let mut bytes = [0; GREETING_BYTES];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..12].copy_from_slice(&self.version.to_le_bytes());
+        bytes[12] = self.entry as u8;
+        bytes[16..24].copy_from_slice(&self.connection.to_le_bytes());
+        bytes[24..26].copy_from_slice(&self.server.to_le_bytes());
+        bytes[26..28].copy_from_slice(&self.servers.to_le_bytes());
+        bytes[28..32].copy_from_slice(&self.lease_ms.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.region_bytes.to_le_bytes());
+        bytes
+    }
+
+    /// `None` if it is no greeting of this protocol.
+    pub(super) fn decode(bytes: &[u8; GREETING_BYTES]) -> Option<Welcome> {
+        use Entry::{Fenced, Full, LetIn, OtherServer, OtherVersion};
+        let entries = [LetIn, OtherVersion, OtherServer, Fenced, Full];
+        Some(Welcome {
+            version: version_of(bytes)?,
+            entry: entries.into_iter().find(|entry| *entry as u8 == bytes[12])?,
+            server: u16::from_le_bytes([bytes[24], bytes[25]]),
+            servers: u16::from_le_bytes([bytes[26], bytes[27]]),
+            connection: word_at(bytes, 16),
+            region_bytes: word_at(bytes, 32),
+            lease_ms: u32::from_le_bytes([bytes[28], bytes[29], bytes[30], bytes[31]]),
+        })
+    }
+}
+
+fn version_of(bytes: &[u8; GREETING_BYTES]) -> Option<u32> {
+    let version = u32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]);
+    (bytes[..8] == MAGIC).then_some(version)
+}
+
+/// The word at byte `at`.
+///
+/// # Panics
+/// If there are no 8 bytes.
+#[inline]
+pub(super) fn word_at(bytes: &[u8], at: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(word)
+}
+
+/// What this fabric gives: words of the server are touched by its own CPU alone, one request after
+/// the other once it has come in whole.
+pub(super) const CAPABILITIES: Capabilities = Capabilities {
+    write_vs_rmw: true,
+    rmw_global: true,
+    cpu_visible: true,
+    // A WRITE is carried out after its last byte has come, under the same lock that a fence takes.
+    crash_atomic_bytes: LENGTH_MAX as u32,
+    ..Capabilities::NONE
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_come_back_as_they_went() {
+        for (verb, length) in [
+            (Verb::Read, 2 << 20),
+            (Verb::Write, 0),
+            (Verb::Cas, 16),
+            (Verb::Faa, 8),
+            (Verb::Rpc, 77),
+            (Verb::Fence, 8),
+            (Verb::IsDead, 8),
+            (Verb::Beat, 0),
+            (Verb::Bye, 0),
+            (Verb::WriteWord, 8),
+        ] {
+            let request = Request { verb, more: length == 16, length, offset: 0x1234_5678_9abc };
+            assert_eq!(Request::decode(&request.encode()), Ok(request));
+        }
+    }
+
+    #[test]
+    fn what_is_no_request_is_refused() {
+        let good = Request { verb: Verb::Cas, more: false, length: 16, offset: 8 }.encode();
+        for (at, byte) in [(0, 0), (0, 11), (1, 2), (2, 1), (3, 1), (4, 15), (7, 1)] {
+            let mut bytes = good;
+            bytes[at] = byte;
+            assert_eq!(Request::decode(&bytes), Err(Malformed), "byte {at}");
+        }
+        let long =
+            Request { verb: Verb::Write, more: false, length: LENGTH_MAX as u32 + 1, offset: 0 };
+        assert_eq!(Request::decode(&long.encode()), Err(Malformed));
+        let room = Request { verb: Verb::Rpc, more: false, length: 1, offset: u64::MAX };
+        assert_eq!(Request::decode(&room.encode()), Err(Malformed));
+    }
+
+    #[test]
+    fn greetings_come_back_as_they_went() {
+        let hello = Hello {
+            version: VERSION,
+            control: true,
+            incarnation: 7,
+            server: 3,
+            servers: 4,
+            replaces: 1 << 40,
+        };
+        assert_eq!(Hello::decode(&hello.encode()), Some(hello));
+        let newer = Hello { version: 9, ..hello };
+        assert_eq!(Hello::decode(&newer.encode()).map(|hello| hello.version), Some(9));
+        assert_eq!(Hello::decode(&Hello { incarnation: 0, ..hello }.encode()), None);
+        let mut foreign = hello.encode();
+        foreign[0] = b'G';
+        assert_eq!(Hello::decode(&foreign), None);
+        let welcome = Welcome {
+            version: VERSION,
+            entry: Entry::Full,
+            server: 1,
+            servers: 2,
+            connection: 5,
+            region_bytes: 1 << 30,
+            lease_ms: 500,
+        };
+        assert_eq!(Welcome::decode(&welcome.encode()), Some(welcome));
+    }
+}

@@ -1,0 +1,378 @@
+//! One thread of a memory server: its sockets.
+
+use std::io::{self, Read, Write};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use mio::net::{TcpListener, TcpStream};
+use mio::{Events, Interest, Poll, Token};
+
+use super::SPIN;
+use super::output::Output;
+use super::server::{LISTENER, Shared, WAKER};
+use super::session::{Gone, Session, UNSENT_MAX};
+
+/// Connections up to which a spinning thread asks each socket itself rather than the system for all.
+const HOT_MAX: usize = 4;
+/// Rounds in vain after which a connection is left to the system again.
+const VAIN_MAX: u32 = 256;
+/// Rounds after which a spinning thread asks the system, too: for whoever knocks.
+const ROUNDS_MAX: u32 = 64;
+/// Rounds for which only the system is asked once more connections were busy than can be hot.
+const CROWDED_ROUNDS: u32 = 4_096;
+/// Room to read into, at first.
+const INPUT_BYTES: usize = 64 << 10;
+/// Connections beyond those allowed that may be about to greet, and be told that there is no room.
+const STRANGERS_MAX: usize = 256;
+/// Leases after which a silent compute server's connections are closed: by then it is gone.
+const SILENT_LEASES: u64 = 20;
+
+pub(super) struct Worker {
+    shared: Arc<Shared>,
+    number: usize,
+    poll: Poll,
+    listener: Option<TcpListener>,
+    /// The listener has to be asked again, without being told to.
+    listens_again: bool,
+    connections: Vec<Option<Connection>>,
+    /// Connections that were busy of late, and how often they were asked in vain since.
+    hot: Vec<(usize, u32)>,
+    /// Rounds for which none is hot.
+    crowded: u32,
+    /// Connections that have not greeted.
+    strangers: usize,
+    next_inbox: usize,
+    looked_at: Instant,
+}
+
+impl Worker {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        number: usize,
+        poll: Poll,
+        listener: Option<TcpListener>,
+    ) -> Self {
+        Worker {
+            shared,
+            number,
+            poll,
+            listener,
+            listens_again: false,
+            connections: Vec::new(),
+            hot: Vec::new(),
+            crowded: 0,
+            strangers: 0,
+            next_inbox: 0,
+            looked_at: Instant::now(),
+        }
+    }
+
+    pub(super) fn run(mut self) {
+        let mut events = Events::with_capacity(256);
+        let mut busy_at = Instant::now();
+        let mut rounds = 0;
+        while !self.shared.stopping.load(Ordering::SeqCst) {
+            let spins = busy_at.elapsed() < SPIN;
+            let mut progress = false;
+            if spins {
+                progress |= self.ask_the_hot();
+                self.crowded = self.crowded.saturating_sub(1);
+                rounds += 1;
+            }
+            if !spins || self.hot.is_empty() || rounds > ROUNDS_MAX {
+                rounds = 0;
+                let wait = if spins { Some(Duration::ZERO) } else { self.patience() };
+                if let Err(error) = self.poll.poll(&mut events, wait)
+                    && error.kind() != io::ErrorKind::Interrupted
+                {
+                    return;
+                }
+                for event in &events {
+                    match event.token() {
+                        LISTENER => self.listens_again = true,
+                        WAKER => self.adopt(),
+                        Token(at) => {
+                            if self.turn(at, event.is_read_closed()) {
+                                progress = true;
+                                self.heat(at);
+                            }
+                        }
+                    }
+                }
+                if self.listens_again {
+                    self.accept();
+                }
+                self.send_away();
+            }
+            if progress {
+                busy_at = Instant::now();
+            } else if spins {
+                thread::yield_now();
+            }
+        }
+    }
+
+    /// Asks the sockets of the connections that were busy of late; true if one still is.
+    fn ask_the_hot(&mut self) -> bool {
+        let mut progress = false;
+        let mut hot = std::mem::take(&mut self.hot);
+        hot.retain_mut(|(at, vain)| {
+            *vain = if self.turn(*at, false) { 0 } else { *vain + 1 };
+            progress |= *vain == 0;
+            *vain < VAIN_MAX
+        });
+        self.hot = hot;
+        progress
+    }
+
+    /// A connection is busy.
+    fn heat(&mut self, at: usize) {
+        if self.crowded > 0 || self.hot.iter().any(|(hot, _)| *hot == at) {
+            return;
+        }
+        if self.hot.len() == HOT_MAX {
+            self.hot.clear();
+            self.crowded = CROWDED_ROUNDS;
+        } else {
+            self.hot.push((at, 0));
+        }
+    }
+
+    /// How long nothing has to be done if nothing comes.
+    fn patience(&self) -> Option<Duration> {
+        if self.listens_again {
+            Some(Duration::from_millis(10))
+        } else if self.connections.is_empty() {
+            None
+        } else {
+            Some(self.look_every())
+        }
+    }
+
+    fn look_every(&self) -> Duration {
+        let silent = Duration::from_millis(self.silent_ms_max() / 2);
+        if self.strangers > 0 { silent.min(self.shared.greeting_timeout / 5) } else { silent }
+    }
+
+    fn silent_ms_max(&self) -> u64 {
+        u64::from(self.shared.host.lease_ms) * SILENT_LEASES
+    }
+
+    fn accept(&mut self) {
+        self.listens_again = false;
+        while let Some(listener) = &self.listener {
+            match listener.accept() {
+                Ok((stream, _)) => {
+                    let most = self.shared.host.connections_max + STRANGERS_MAX;
+                    if self.shared.open.load(Ordering::Relaxed) >= most {
+                        continue;
+                    }
+                    self.shared.open.fetch_add(1, Ordering::Relaxed);
+                    let inbox = &self.shared.inboxes[self.next_inbox];
+                    self.next_inbox = (self.next_inbox + 1) % self.shared.inboxes.len();
+                    inbox.streams.lock().unwrap_or_else(PoisonError::into_inner).push(stream);
+                    // A thread that has ended serves nobody.
+                    let _ = inbox.waker.wake();
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                // Out of descriptors, for now.
+                Err(_) => {
+                    self.listens_again = true;
+                    return;
+                }
+            }
+        }
+    }
+
+    fn adopt(&mut self) {
+        let inbox = &self.shared.inboxes[self.number].streams;
+        let streams = std::mem::take(&mut *inbox.lock().unwrap_or_else(PoisonError::into_inner));
+        for mut stream in streams {
+            let open = self.connections.iter().position(Option::is_none);
+            let at = open.unwrap_or_else(|| {
+                self.connections.push(None);
+                self.connections.len() - 1
+            });
+            let interest = Interest::READABLE | Interest::WRITABLE;
+            let registered = self.poll.registry().register(&mut stream, Token(at), interest);
+            if registered.is_ok() && stream.set_nodelay(true).is_ok() {
+                self.strangers += 1;
+                self.connections[at] = Some(Connection::new(stream));
+                self.turn(at, false);
+            } else {
+                self.shared.open.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Does what there is to do for one connection; true if it did something.
+    fn turn(&mut self, at: usize, is_closed: bool) -> bool {
+        let Some(Some(connection)) = self.connections.get_mut(at) else { return false };
+        let was_stranger = connection.session.is_stranger();
+        let turned = connection.turn(&self.shared, is_closed);
+        if was_stranger && turned.is_ok() && !connection.session.is_stranger() {
+            self.strangers -= 1;
+        }
+        match turned {
+            Ok(progress) => progress,
+            Err(Gone) => {
+                self.close(at, was_stranger);
+                true
+            }
+        }
+    }
+
+    fn close(&mut self, at: usize, is_stranger: bool) {
+        self.connections[at] = None;
+        self.strangers -= usize::from(is_stranger);
+        self.shared.open.fetch_sub(1, Ordering::Relaxed);
+        while self.connections.last().is_some_and(Option::is_none) {
+            self.connections.pop();
+        }
+    }
+
+    /// Closes the connections of strangers that say nothing, and of those who have been silent for so
+    /// long that nobody is there.
+    fn send_away(&mut self) {
+        if self.connections.is_empty() || self.looked_at.elapsed() < self.look_every() {
+            return;
+        }
+        self.looked_at = Instant::now();
+        let (now_ms, most_ms) = (self.shared.host.now_ms(), self.silent_ms_max());
+        for at in (0..self.connections.len()).rev() {
+            let Some(Some(connection)) = self.connections.get(at) else { continue };
+            let is_stranger = connection.session.is_stranger();
+            let is_late = is_stranger && connection.since.elapsed() > self.shared.greeting_timeout;
+            if is_late || connection.session.silent_ms(now_ms) > most_ms {
+                self.close(at, is_stranger);
+            }
+        }
+    }
+}
+
+struct Connection {
+    stream: TcpStream,
+    session: Session,
+    since: Instant,
+    /// What has come, from `taken` to `filled` not carried out yet.
+    input: Vec<u8>,
+    taken: usize,
+    filled: usize,
+    /// Some of it was left until answers have been sent (TCP-6).
+    is_held: bool,
+    /// Nothing more comes.
+    is_closed: bool,
+    output: Output,
+}
+
+impl Connection {
+    fn new(stream: TcpStream) -> Self {
+        Connection {
+            stream,
+            session: Session::default(),
+            since: Instant::now(),
+            input: Vec::new(),
+            taken: 0,
+            filled: 0,
+            is_held: false,
+            is_closed: false,
+            output: Output::default(),
+        }
+    }
+
+    /// Sends, carries out and receives until one of them has to wait; true if it did anything.
+    fn turn(&mut self, shared: &Shared, is_closed: bool) -> Result<bool, Gone> {
+        let mut progress = false;
+        loop {
+            progress |= self.send()?;
+            if self.output.unsent().len() > UNSENT_MAX {
+                return Ok(progress);
+            }
+            if self.session.ends() {
+                return if self.output.is_empty() { Err(Gone) } else { Ok(progress) };
+            }
+            if self.is_held {
+                self.take(shared)?;
+                progress = true;
+                continue;
+            }
+            if self.is_closed {
+                // Who only sends no more still gets the answers.
+                return if self.output.is_empty() { Err(Gone) } else { Ok(progress) };
+            }
+            let (count, is_full) = self.receive()?;
+            if count == 0 && !self.is_closed {
+                return Ok(progress);
+            }
+            progress = true;
+            if count > 0 {
+                self.take(shared)?;
+            }
+            // Saves asking once more. What ends behind what has come would not be told again.
+            let may_go_on = is_full || is_closed || self.is_closed || self.is_held;
+            if !may_go_on && !self.session.is_stranger() && !self.session.ends() {
+                self.send()?;
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Carries out what has come.
+    fn take(&mut self, shared: &Shared) -> Result<(), Gone> {
+        let input = &self.input[self.taken..self.filled];
+        self.taken += self.session.take(&shared.host, input, &mut self.output)?;
+        self.is_held = self.output.unsent().len() > UNSENT_MAX;
+        Ok(())
+    }
+
+    /// Sends what the socket takes; true if it took something.
+    fn send(&mut self) -> Result<bool, Gone> {
+        let mut any = false;
+        while !self.output.is_empty() {
+            match self.stream.write(self.output.unsent()) {
+                Ok(0) => return Err(Gone),
+                Ok(count) => self.output.sent(count),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(any),
+                Err(_) => return Err(Gone),
+            }
+            any = true;
+        }
+        Ok(any)
+    }
+
+    /// Reads once; how much, and whether there may be more.
+    fn receive(&mut self) -> Result<(usize, bool), Gone> {
+        self.input.copy_within(self.taken..self.filled, 0);
+        self.filled -= self.taken;
+        self.taken = 0;
+        let wanted = self.session.wanted(&self.input[..self.filled]);
+        let room = if self.session.is_stranger() { wanted } else { INPUT_BYTES.max(wanted) };
+        if self.input.len() < room {
+            self.input.resize(room, 0);
+        } else if self.input.len() > room && self.filled <= INPUT_BYTES {
+            // A large WRITE has been carried out.
+            self.input.truncate(room);
+            self.input.shrink_to_fit();
+        }
+        loop {
+            match self.stream.read(&mut self.input[self.filled..room]) {
+                Ok(0) => {
+                    self.is_closed = true;
+                    return Ok((0, false));
+                }
+                Ok(count) => {
+                    self.filled += count;
+                    return Ok((count, self.filled == room));
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok((0, false)),
+                Err(_) => return Err(Gone),
+            }
+        }
+    }
+}

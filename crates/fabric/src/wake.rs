@@ -1,0 +1,99 @@
+//! How other threads wake the thread of an executor.
+//!
+//! INV-WAKE-1: what is pushed or raised by another thread is seen by the home thread before it
+//! waits, or ends its waiting: the pusher first stores and then wakes, and the token of `unpark`, or
+//! of the notifier in its place, stays until a wait takes it.
+//!
+//! INV-WAKE-2: what was done before a flag was raised is seen by who takes it down, although the home
+//! thread raises it too, when its root yields: raising is a read-modify-write, so that one does not
+//! take the place of another.
+//!
+//! Modelled in `crates/threads`.
+#![allow(clippy::disallowed_methods, reason = "part of the executor of real threads")]
+
+use std::collections::VecDeque;
+use std::sync::{Arc, PoisonError};
+
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::thread::{self, Thread};
+
+/// Ends a wait from any thread: the one that goes on, or else the next.
+pub(crate) type Notify = Arc<dyn Fn() + Send + Sync>;
+
+/// The thread that waits, and how its wait is ended.
+#[derive(Clone)]
+pub(crate) struct Home {
+    thread: Thread,
+    notify: Option<Notify>,
+}
+
+impl Home {
+    /// The calling thread. It parks, or waits for what `notify` ends.
+    pub(crate) fn new(notify: Option<Notify>) -> Self {
+        Home { thread: thread::current(), notify }
+    }
+
+    /// Ends its wait, if somebody else calls: it does not wait while it calls itself.
+    fn wake(&self) {
+        if thread::current().id() == self.thread.id() {
+            return;
+        }
+        match &self.notify {
+            Some(notify) => notify(),
+            None => self.thread.unpark(),
+        }
+    }
+}
+
+/// What is ready, in order. Any thread may push; the one that made it takes.
+pub(crate) struct Queue<T> {
+    ready: Mutex<VecDeque<T>>,
+    home: Home,
+}
+
+impl<T> Queue<T> {
+    /// An empty queue.
+    pub(crate) fn new(home: Home) -> Self {
+        Queue { ready: Mutex::new(VecDeque::new()), home }
+    }
+
+    pub(crate) fn push(&self, item: T) {
+        self.ready.lock().unwrap_or_else(PoisonError::into_inner).push_back(item);
+        self.home.wake();
+    }
+
+    /// Takes all that is ready, in order; `into` is empty before.
+    pub(crate) fn take(&self, into: &mut VecDeque<T>) {
+        std::mem::swap(&mut *self.ready.lock().unwrap_or_else(PoisonError::into_inner), into);
+    }
+}
+
+/// A flag that any thread raises and the one that made it takes down.
+pub(crate) struct Flag {
+    raised: AtomicBool,
+    home: Home,
+}
+
+impl Flag {
+    /// A flag that is not raised.
+    pub(crate) fn new(home: Home) -> Self {
+        Flag { raised: AtomicBool::new(false), home }
+    }
+
+    /// Raises it and wakes the home thread.
+    pub(crate) fn wake(&self) {
+        self.raised.swap(true, Ordering::Release);
+        self.home.wake();
+    }
+
+    /// Takes it down; whether it was raised. What was done before it was raised is seen then.
+    #[inline]
+    pub(crate) fn take(&self) -> bool {
+        self.raised.swap(false, Ordering::Acquire)
+    }
+
+    pub(crate) fn is_raised(&self) -> bool {
+        self.raised.load(Ordering::Relaxed)
+    }
+}
