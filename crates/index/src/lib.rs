@@ -6,6 +6,7 @@
 
 mod any;
 pub mod btree;
+mod drops;
 mod entries;
 mod error;
 mod index;
@@ -14,6 +15,7 @@ mod oneshot;
 mod recovery;
 
 pub use any::{AnyIndex, Engine, TableFormat, UnknownEngine};
+pub use drops::mark_drops;
 pub use entries::Entries;
 pub use error::IndexError;
 pub use index::{Exchange, Index, ScanRange, SortedPairs, TableReport};

@@ -3,26 +3,35 @@
 use farleaf_fabric::Endpoint;
 use farleaf_pool::{Recovered, Session};
 
+use crate::drops::{finish_drops, mark_drops};
 use crate::{AnyIndex, Index, IndexError};
 
 /// Takes over from every compute server that is known to be dead: finishes what they were doing,
-/// releases their locks, and gives their memory back. `None` if there is none.
+/// releases their locks, gives their memory back, and finishes dropping the tables that they were
+/// dropping. `None` if there is none; drops that were left behind are finished nevertheless.
 ///
 /// Others may go on meanwhile. Cost: 1 READ for every node of every table, and what the pool's
-/// recovery needs.
+/// recovery needs; 1 READ of the root table if there is none.
 ///
 /// # Errors
 /// `Corrupt` if a table does not verify: nothing is freed then. Any other error leaves the recovery
 /// to be tried again.
 pub async fn recover<E: Endpoint>(session: &Session<E>) -> Result<Option<Recovered>, IndexError> {
-    let Some(recovery) = session.recover_begin().await? else { return Ok(None) };
+    let Some(recovery) = session.recover_begin().await? else {
+        finish_drops(session).await?;
+        return Ok(None);
+    };
     let mut audit = recovery.audit();
-    for root in session.list_roots().await? {
-        let (index, _) = AnyIndex::open(&root)?;
+    let roots = session.list_roots().await?;
+    for root in &roots {
+        let (index, _) = AnyIndex::open(root)?;
         let report = index.verify(session, &mut audit).await?;
         if let Some(problem) = report.problems.first() {
             return Err(IndexError::Corrupt(format!("table {:?}: {problem}", root.name)));
         }
     }
-    Ok(Some(session.recover_finish(recovery, &audit).await?))
+    mark_drops(session, &mut audit, &roots).await?;
+    let mut done = session.recover_finish(recovery, &audit).await?;
+    done.problems.extend(finish_drops(session).await?);
+    Ok(Some(done))
 }

@@ -203,6 +203,15 @@ fn random_operations_on_sim() {
 }
 
 #[test]
+fn random_operations_on_tcp() {
+    for (seed, (name, format)) in formats().into_iter().enumerate() {
+        println!("{name}");
+        World::default()
+            .on_tcp(|session| random_operations(session, format, seed as u64, STEPS_TCP));
+    }
+}
+
+#[test]
 fn bulk_load_on_mapped() {
     for (seed, (name, format)) in formats().into_iter().enumerate() {
         println!("{name}");
@@ -221,3 +230,5 @@ fn bulk_load_on_sim() {
 /// Steps per format; there are seven. Together with the bulk tests 2.2 million operations.
 const STEPS_MAPPED: usize = 240_000;
 const STEPS_SIM: usize = 60_000;
+/// Each is some round trips through the system.
+const STEPS_TCP: usize = 1_200;

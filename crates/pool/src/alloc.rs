@@ -1,8 +1,9 @@
 //! Finding memory: an object of a class on a server, from the nearest place that has one.
 
-use farleaf_fabric::{Client, Endpoint, GlobalAddr, ServerId};
+use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 
 use crate::class::class_of;
+use crate::settle::Steady;
 use crate::words::{BlockState, BlockWord};
 use crate::{Pool, PoolError, Session};
 
@@ -57,8 +58,8 @@ impl<E: Endpoint> Session<E> {
                 continue;
             }
             let refilling = Refilling { pool, server, class };
-            if pool.refill(self.client(), server, class, Effort::Usual).await?
-                || pool.refill(self.client(), server, class, Effort::Hard).await?
+            if pool.refill(self.steady(), server, class, Effort::Usual).await?
+                || pool.refill(self.steady(), server, class, Effort::Hard).await?
             {
                 continue;
             }
@@ -80,7 +81,7 @@ impl Pool {
     /// Looks for objects of the class and makes them this member's; whether there is any now.
     async fn refill<E: Endpoint>(
         &self,
-        client: &Client<E>,
+        client: Steady<'_, E>,
         server: ServerId,
         class: usize,
         effort: Effort,
@@ -107,7 +108,7 @@ impl Pool {
     /// Adopts an orphan of the class with free objects, or carves a free block.
     async fn find_block<E: Endpoint>(
         &self,
-        client: &Client<E>,
+        client: Steady<'_, E>,
         server: ServerId,
         class: usize,
         effort: Effort,
@@ -150,8 +151,8 @@ impl Pool {
                 let removed = self
                     .hold(server, block)
                     .and_then(|_held| self.alloc().remove(self.geometry(), server, block));
-                if let Some((word, free)) = removed {
-                    self.abandon(client, server, block, word, &free).await?;
+                if let Some((word, left)) = removed {
+                    self.abandon(client, server, block, word, left).await?;
                 }
             }
             for (block, word) in blocks() {

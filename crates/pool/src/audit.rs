@@ -4,15 +4,18 @@
 //! where nobody else runs, every object of a carved block is one of live (marked), free (in its
 //! block's bitmap, or with the caller's own member), or retired; what is none of these is lost.
 
+mod tables;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use farleaf_fabric::{Client, Endpoint, GlobalAddr, ServerId};
+use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 
 use crate::block::{HEADER_WORDS, check_header};
 use crate::class::{CLASS_COUNT, class_bytes, class_of};
 use crate::geometry::{CLIENT_BYTES, RETIRE_BYTES};
 use crate::retire::CONFIRMED;
+use crate::settle::Steady;
 use crate::words::{BlockState, BlockWord, owner_of};
 use crate::{Pool, PoolError, Session};
 
@@ -85,9 +88,11 @@ impl AuditReport {
 }
 
 impl Audit {
-    /// Reads the block tables and the headers of carved blocks.
+    /// Reads the block tables and the headers of carved blocks, and checks the other tables. The
+    /// report's problems name the invariants that do not hold.
     ///
-    /// Cost: per server 1 READ for each 64 KiB of its block table, and 1 READ for each carved block.
+    /// Cost: per server 1 READ for each 64 KiB of its block table, and 1 READ for each carved block
+    /// and of 4 KiB for each free client; some READs of the tables on server 0.
     ///
     /// # Errors
     /// `Fabric`. Damage is a finding of the report, not an error.
@@ -100,10 +105,11 @@ impl Audit {
             problems: Vec::new(),
         };
         for server in session.pool().geometry().server_ids() {
-            for (block, word) in session.pool().read_block_words(session.client(), server).await? {
+            for (block, word) in session.pool().read_block_words(session.steady(), server).await? {
                 audit.add_block(session, server, block, word).await?;
             }
         }
+        tables::check(session, &mut audit.problems).await?;
         Ok(audit)
     }
 
@@ -141,7 +147,9 @@ impl Audit {
             return Err(format!("{bytes} bytes at {addr} are in no block"));
         };
         let Some(block) = self.blocks.get_mut(&(addr.server(), number)) else {
-            return ignored(format!("{bytes} bytes at {addr} are in a block that is not carved"));
+            return ignored(format!(
+                "INV-BLOCK-2: {bytes} bytes at {addr} are in a block that is not carved"
+            ));
         };
         let shape = self.pool.geometry().shape(block.word.class());
         let Some(index) = shape.object_at(offset) else {
@@ -179,13 +187,13 @@ impl Audit {
         };
         let pool = session.pool();
         let mut retired: BTreeMap<(ServerId, u32), Vec<(u32, bool)>> = BTreeMap::new();
-        for word in pool.read_retired(session.client(), |_| true).await? {
+        for word in pool.read_retired(session.steady(), |_| true).await? {
             let RetiredWord { client, addr, is_confirmed } = word;
             match self.locate(addr) {
                 Some((at, index)) => retired.entry(at).or_default().push((index, is_confirmed)),
-                None => report
-                    .problems
-                    .push(format!("client {client} has retired {addr}, where no object starts")),
+                None => report.problems.push(format!(
+                    "INV-RETIRE-1: client {client} has retired {addr}, where no object starts"
+                )),
             }
         }
         let mut classes = vec![ClassReport::default(); CLASS_COUNT];
@@ -214,8 +222,11 @@ impl Audit {
     ) -> Result<(), PoolError> {
         let pool = session.pool();
         let shape = pool.geometry().shape(block.word.class());
-        let bitmap = session.client().buf(shape.bitmap_words() * 8);
-        let bitmap = session.client().read(pool.bitmap_addr(server, number, 0), bitmap).await?;
+        let words = shape.bitmap_words();
+        let bitmaps = session.steady().buf(words * 16);
+        let bitmaps = session.steady().read(pool.given_addr(server, number, 0), bitmaps).await?;
+        let (given, taken) = bitmaps.words().split_at(words);
+        let free: Vec<u64> = given.iter().zip(taken).map(|(given, taken)| given ^ taken).collect();
         let alloc = pool.alloc();
         let local = alloc.block(server, number);
         let is_others = local.is_none() && !block.word.is(BlockState::Orphan);
@@ -227,7 +238,8 @@ impl Audit {
             if *is_confirmed && *before == 2 {
                 let at = shape.offset_of(*index);
                 problems.push(format!(
-                    "block {number} of server {server}: the object at {at:#x} is retired twice"
+                    "INV-RETIRE-3: block {number} of server {server}: the object at {at:#x} is \
+                     retired twice"
                 ));
             }
             *before = (*before).max(1 + u8::from(*is_confirmed));
@@ -235,7 +247,7 @@ impl Audit {
         for (index, retirement) in (0..shape.count).zip(retirement) {
             let (word, bit) = ((index / 64) as usize, index % 64);
             let is_marked = block.marks[word] >> bit & 1 == 1;
-            let in_bitmap = bitmap.words()[word] >> bit & 1 == 1;
+            let in_bitmap = free[word] >> bit & 1 == 1;
             let is_local = local.is_some_and(|local| local.is_free(index));
             let claims = [
                 (is_marked, "live"),
@@ -248,8 +260,9 @@ impl Audit {
             if claims.iter().filter(|(holds, _)| *holds).count() > 1 {
                 let what: Vec<&str> =
                     claims.iter().filter(|(holds, _)| *holds).map(|(_, what)| *what).collect();
+                let invariant = if retirement == 2 { "INV-RETIRE-3" } else { "INV-ALLOC-1" };
                 problems.push(format!(
-                    "block {number} of server {server}: the object at {:#x} is {}",
+                    "{invariant}: block {number} of server {server}: the object at {:#x} is {}",
                     shape.offset_of(index),
                     what.join(" and ")
                 ));
@@ -266,11 +279,12 @@ impl Audit {
                 sums.leaked += 1;
             }
         }
-        for word in 0..shape.bitmap_words() {
-            let beyond = bitmap.words()[word] & !shape.valid_bits(word);
+        for (word, free) in free.iter().enumerate() {
+            let beyond = free & !shape.valid_bits(word);
             if beyond != 0 {
                 problems.push(format!(
-                    "block {number} of server {server}: its bitmap has bits beyond its objects"
+                    "INV-ALLOC-1: block {number} of server {server}: its bitmap has bits beyond its \
+                     objects"
                 ));
             }
         }
@@ -310,11 +324,11 @@ impl Audit {
             BlockState::Orphan => self.states[2] += 1,
         }
         let pool = session.pool();
-        let front = session.client().buf(HEADER_WORDS * 8);
+        let front = session.steady().buf(HEADER_WORDS * 8);
         let at = pool.geometry().block_addr(server, number);
-        let front = session.client().read(at, front).await?;
+        let front = session.steady().read(at, front).await?;
         if let Err(why) = check_header(pool.geometry(), word, front.words()) {
-            problem(why);
+            problem(format!("INV-BLOCK-1: {why}"));
             return Ok(());
         }
         let words = pool.geometry().shape(word.class()).bitmap_words();
@@ -361,7 +375,7 @@ impl Pool {
     /// The words of a server's block table.
     pub(crate) async fn read_block_words<E: Endpoint>(
         &self,
-        client: &Client<E>,
+        client: Steady<'_, E>,
         server: ServerId,
     ) -> Result<Vec<(u32, BlockWord)>, PoolError> {
         let count = self.geometry().block_count(server);
@@ -380,7 +394,7 @@ impl Pool {
     /// The clients in use, with slot and generation of their owners.
     pub(crate) async fn read_clients<E: Endpoint>(
         &self,
-        client: &Client<E>,
+        client: Steady<'_, E>,
     ) -> Result<Vec<(u32, (u32, u32))>, PoolError> {
         let count = self.geometry().options().clients_max;
         let table = client.buf(count as usize * CLIENT_BYTES as usize);
@@ -395,7 +409,7 @@ impl Pool {
     /// Everything in the retire pages of clients with a chosen owner.
     pub(crate) async fn read_retired<E: Endpoint>(
         &self,
-        client: &Client<E>,
+        client: Steady<'_, E>,
         is_chosen: impl Fn((u32, u32)) -> bool,
     ) -> Result<Vec<RetiredWord>, PoolError> {
         let mut all = Vec::new();

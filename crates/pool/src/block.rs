@@ -2,23 +2,28 @@
 //!
 //! Words of a block's header: 0 tag, 1 object bytes, 2 number of objects, 3 offset of the first
 //! object, 4 version of the block's word when it was carved, 5 checksum (xxh3-64 of words 0 to 4).
-//! The bitmap follows at byte 64.
+//! The bitmaps *given* and *taken* (see `local`) follow at byte 64.
 //!
 //! INV-BLOCK-1: a block is owned, orphan or recovering only with a whole header of the class in its
 //! word: it is carved in state carving.
 //! INV-BLOCK-2: a block becomes free only when none of its objects is in use or retired.
 
-use farleaf_fabric::{Client, Endpoint, ServerId};
+use farleaf_fabric::{Endpoint, ServerId};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::class::CLASS_COUNT;
-use crate::give_back::{BATCH, SetBits};
-use crate::local::Limbo;
+use crate::class::{BLOCK_HEADER_BYTES, CLASS_COUNT};
+use crate::give_back::BATCH;
+use crate::local::{Left, Limbo};
+use crate::settle::{Cas, Steady};
 use crate::words::{BlockState, BlockWord};
 use crate::{Geometry, Pool, PoolError};
 
 const TAG: u64 = u64::from_le_bytes(*b"FLBLOCK1");
 pub(crate) const HEADER_WORDS: usize = 6;
+/// Tries at a word of *taken*, which only an own lost harvest can have changed.
+const TELL_ATTEMPTS: usize = 4;
+/// How long to wait for another session that tries for a block.
+const CHANGING_WAIT_NS: u64 = 2_000;
 
 /// The header of a block whose word, when it was carved, had `version`.
 fn header(geometry: &Geometry, class: usize, version: u64) -> [u64; HEADER_WORDS] {
@@ -68,7 +73,7 @@ impl Pool {
     /// Cost: 1 CAS and 1 chain.
     pub(crate) async fn carve<E: Endpoint>(
         &self,
-        client: &Client<E>,
+        client: Steady<'_, E>,
         server: ServerId,
         block: u32,
         free: BlockWord,
@@ -77,25 +82,30 @@ impl Pool {
         let geometry = self.geometry();
         let at = geometry.block_word_addr(server, block);
         let carving = free.next(BlockState::Carving, class, self.member);
-        let mut limbo = Changing::new(self, server, block, true);
+        let Some(mut limbo) = Changing::of_none(self, server, block, true) else {
+            return Ok(false);
+        };
         if client.cas(at, free.0, carving.0).await? != free.0 {
             limbo.settled();
             return Ok(false);
         }
         let owned = carving.next(BlockState::Owned, class, self.member);
-        let mut front = client.buf(geometry.shape(class).first_object as usize);
-        front.words_mut().fill(0);
         let words = header(geometry, class, carving.version());
-        front.words_mut()[..HEADER_WORDS].copy_from_slice(&words);
-        let mut ops = client.ops();
-        ops.write(geometry.block_addr(server, block), front);
-        let cas = ops.cas(at, carving.0, owned.0);
-        let ops = client.chain(ops).await?;
-        if ops.old(cas) != carving.0 {
-            return Err(self.stolen(server, block, ops.old(cas)));
+        let (ops, again) = client
+            .chain(|ops| {
+                let mut front = client.buf(geometry.shape(class).first_object as usize);
+                front.words_mut().fill(0);
+                front.words_mut()[..HEADER_WORDS].copy_from_slice(&words);
+                ops.write(geometry.block_addr(server, block), front);
+                ops.cas(at, carving.0, owned.0);
+            })
+            .await?;
+        let found = ops.old(1);
+        if found != carving.0 && !(again && found == owned.0) {
+            return Err(self.stolen(server, block, found));
         }
         limbo.settled();
-        self.alloc().install(geometry, server, block, owned, true);
+        self.alloc().install(geometry, server, block, owned, None);
         Ok(true)
     }
 
@@ -105,7 +115,7 @@ impl Pool {
     /// Cost: 1 CAS and 1 READ.
     pub(crate) async fn adopt<E: Endpoint>(
         &self,
-        client: &Client<E>,
+        client: Steady<'_, E>,
         server: ServerId,
         block: u32,
         orphan: BlockWord,
@@ -113,74 +123,78 @@ impl Pool {
         let geometry = self.geometry();
         let at = geometry.block_word_addr(server, block);
         let owned = orphan.next(BlockState::Owned, orphan.class(), self.member);
-        let mut limbo = Changing::new(self, server, block, false);
+        let Some(mut limbo) = Changing::of_none(self, server, block, false) else {
+            return Ok(None);
+        };
         if client.cas(at, orphan.0, owned.0).await? != orphan.0 {
             limbo.settled();
             return Ok(None);
         }
-        let front = client.buf(HEADER_WORDS * 8);
+        let shape = geometry.shape(owned.class());
+        let front = client.buf((shape.first_object as usize).max(HEADER_WORDS * 8));
         let front = client.read(geometry.block_addr(server, block), front).await?;
         if check_header(geometry, owned, front.words()).is_err() {
             let damaged = owned.next(BlockState::Damaged, owned.class(), self.member);
-            client.cas(at, owned.0, damaged.0).await?;
+            client.cas_release(at, owned.0, damaged.0).await?;
             limbo.settled();
             return Ok(None);
         }
         limbo.settled();
-        self.alloc().install(geometry, server, block, owned, false);
+        let first = BLOCK_HEADER_BYTES as usize / 8 + shape.bitmap_words();
+        let taken = front.words()[first..first + shape.bitmap_words()].into();
+        self.alloc().install(geometry, server, block, owned, Some(taken));
         Ok(Some(Held { pool: self, server, block }))
     }
 
-    /// Moves free objects from an own block's bitmap to this member; how many.
+    /// Moves free objects from an own block's bitmaps to this member; how many.
     ///
     /// Cost: 1 READ, and a batch of CAS per 64 words with a free object.
     pub(crate) async fn harvest<E: Endpoint>(
         &self,
-        client: &Client<E>,
+        client: Steady<'_, E>,
         held: &Held<'_>,
     ) -> Result<u32, PoolError> {
         let geometry = self.geometry();
         let Held { server, block, .. } = *held;
         let Some(class) = self.alloc().class_at(server, block) else { return Ok(0) };
+        if self.alloc().harvest_begins(server, block) {
+            client.settle(server).await?;
+        }
         let shape = geometry.shape(class);
-        let bitmap = client.buf(shape.bitmap_words() * 8);
-        let bitmap = client.read(self.bitmap_addr(server, block, 0), bitmap).await?;
-        let mut taken = 0;
-        // Of an earlier CAS with unknown outcome: nobody but the owner clears bits, and nobody
-        // sets those of objects that nobody holds. So if they are clear it was done.
-        let undecided = self.alloc().undecided(server, block);
-        for (word, bits) in undecided {
-            let done = bitmap.words().get(word as usize).is_some_and(|found| found & bits == 0);
-            taken += if done { bits.count_ones() } else { 0 };
-            self.alloc().harvest_ends(geometry, server, block, (word, bits), done)?;
+        let words = shape.bitmap_words();
+        let bitmaps = client.buf(words * 16);
+        let bitmaps = client.read(self.given_addr(server, block, 0), bitmaps).await?;
+        let (given, taken) = bitmaps.words().split_at(words);
+        let (mut found, mut outcome) = (0, Ok(()));
+        let mut note = |word: usize, value: u64| match self.alloc().note_taken(
+            geometry,
+            (server, block),
+            word,
+            value,
+        ) {
+            Ok(added) => found += added,
+            Err(error) => outcome = Err(error),
+        };
+        let mut list = Vec::new();
+        let mut at = Vec::new();
+        for word in 0..words {
+            // What a harvest whose outcome was lost has taken.
+            note(word, taken[word]);
+            let free = (given[word] ^ taken[word]) & shape.valid_bits(word);
+            if free != 0 {
+                let (expected, new) = (taken[word], taken[word] ^ free);
+                list.push(Cas { at: self.taken_addr(server, block, words, word), expected, new });
+                at.push(word);
+            }
         }
-        let mut from = 0;
-        while from < shape.bitmap_words() {
-            let mut ops = client.ops();
-            let mut words = [(0_u32, 0_u64); BATCH];
-            while from < shape.bitmap_words() && ops.len() < BATCH {
-                let bits = bitmap.words()[from];
-                if bits != 0 {
-                    words[ops.len()] = (from as u32, bits);
-                    self.alloc().harvest_begins(server, block, from as u32, bits);
-                    ops.cas(self.bitmap_addr(server, block, from), bits, 0);
-                }
-                from += 1;
+        for (list, at) in list.chunks(BATCH).zip(at.chunks(BATCH)) {
+            let olds = client.cas_many(list).await?;
+            for ((cas, word), old) in list.iter().zip(at).zip(olds) {
+                note(*word, if old == cas.expected { cas.new } else { old });
             }
-            if ops.is_empty() {
-                break;
-            }
-            let ops = client.post_many(ops).await?;
-            let mut outcome = Ok(());
-            for (index, word) in words[..ops.len()].iter().enumerate() {
-                let done = ops.old(index) == word.1;
-                taken += if done { word.1.count_ones() } else { 0 };
-                let ended = self.alloc().harvest_ends(geometry, server, block, *word, done);
-                outcome = outcome.and(ended);
-            }
-            outcome?;
         }
-        Ok(taken)
+        self.alloc().harvest_ends(server, block);
+        outcome.map(|()| found)
     }
 
     /// Takes an own block in hand, unless somebody else has it.
@@ -193,7 +207,7 @@ impl Pool {
     /// Makes a block that was taken out of this member's accounts free for all. 1 CAS.
     pub(crate) async fn release<E: Endpoint>(
         &self,
-        client: &Client<E>,
+        client: Steady<'_, E>,
         server: ServerId,
         block: u32,
         word: BlockWord,
@@ -201,45 +215,86 @@ impl Pool {
         self.change(client, server, block, word, BlockState::Free).await
     }
 
-    /// Gives a block up with objects in use: its free ones go to its bitmap, and it is an orphan.
+    /// Gives a block up with objects in use: its free ones go to its bitmaps, and it is an orphan.
     ///
     /// Cost: a batch of CAS per 64 words of the bitmap with a free object, and 1 CAS.
     pub(crate) async fn abandon<E: Endpoint>(
         &self,
-        client: &Client<E>,
+        client: Steady<'_, E>,
         server: ServerId,
         block: u32,
         word: BlockWord,
-        free: &[u64],
+        left: Left,
     ) -> Result<(), PoolError> {
-        let sets = free.iter().enumerate().filter(|(_, bits)| **bits != 0).map(|(at, bits)| {
-            SetBits { at: self.bitmap_addr(server, block, at), bits: *bits, expected: 0 }
-        });
-        let twice = self.set_bits(client, sets.collect()).await?;
-        self.change(client, server, block, word, BlockState::Orphan).await?;
-        match twice {
-            Some(set) => Err(PoolError::Corrupt(format!(
-                "objects {:#x} of the bitmap at {} were freed twice",
-                set.bits, set.at
-            ))),
-            None => Ok(()),
+        let mut limbo = Changing::of_own(self, client, server, block, false).await;
+        if let Some(limbo) = &mut limbo.limbo {
+            limbo.left = Some(left.clone());
         }
+        self.tell_taken(client, server, block, left).await?;
+        let next = word.next(BlockState::Orphan, word.class(), 0);
+        let at = self.geometry().block_word_addr(server, block);
+        let found = client.cas_release(at, word.0, next.0).await?;
+        limbo.settled();
+        if found == word.0 { Ok(()) } else { Err(self.stolen(server, block, found)) }
+    }
+
+    /// Makes what is free of a block that is given up free in its bitmaps. May be done again.
+    async fn tell_taken<E: Endpoint>(
+        &self,
+        client: Steady<'_, E>,
+        server: ServerId,
+        block: u32,
+        left: Left,
+    ) -> Result<(), PoolError> {
+        let words = left.free.len();
+        let Left { mut free, mut taken } = left;
+        let mut to_do: Vec<usize> = (0..words).filter(|word| free[*word] != 0).collect();
+        for _ in 0..TELL_ATTEMPTS {
+            let mut failed = Vec::new();
+            for words_now in to_do.chunks(BATCH) {
+                let list: Vec<Cas> = words_now
+                    .iter()
+                    .map(|&word| Cas {
+                        at: self.taken_addr(server, block, words, word),
+                        expected: taken[word],
+                        new: taken[word] ^ free[word],
+                    })
+                    .collect();
+                let olds = client.cas_many(&list).await?;
+                for ((cas, &word), old) in list.iter().zip(words_now).zip(olds) {
+                    if old != cas.expected && old != cas.new {
+                        // A harvest whose outcome was lost: what it took is free, too.
+                        free[word] |= old ^ taken[word];
+                        taken[word] = old;
+                        failed.push(word);
+                    }
+                }
+            }
+            if failed.is_empty() {
+                return Ok(());
+            }
+            to_do = failed;
+        }
+        Err(PoolError::Corrupt(format!(
+            "the bitmaps of block {block} of memory server {server} are changed by others"
+        )))
     }
 
     /// Changes an own block's word.
     pub(crate) async fn change<E: Endpoint>(
         &self,
-        client: &Client<E>,
+        client: Steady<'_, E>,
         server: ServerId,
         block: u32,
         word: BlockWord,
         state: BlockState,
     ) -> Result<(), PoolError> {
-        let mut limbo = Changing::new(self, server, block, state == BlockState::Free);
+        let to_free = state == BlockState::Free;
+        let mut limbo = Changing::of_own(self, client, server, block, to_free).await;
         let class = if state == BlockState::Free { 0 } else { word.class() };
         let next = word.next(state, class, 0);
         let at = self.geometry().block_word_addr(server, block);
-        let found = client.cas(at, word.0, next.0).await?;
+        let found = client.cas_release(at, word.0, next.0).await?;
         limbo.settled();
         if found == word.0 { Ok(()) } else { Err(self.stolen(server, block, found)) }
     }
@@ -247,12 +302,13 @@ impl Pool {
     /// Finds out about one block whose change had no known outcome, and finishes it.
     ///
     /// Cost: 1 READ and 1 CAS.
-    pub(crate) async fn settle<E: Endpoint>(&self, client: &Client<E>) -> Result<(), PoolError> {
+    pub(crate) async fn settle<E: Endpoint>(&self, client: Steady<'_, E>) -> Result<(), PoolError> {
         let Some(limbo) = self.alloc().limbo.pop() else { return Ok(()) };
-        let Limbo { server, block, to_free } = limbo;
-        let mut again = Changing::new(self, server, block, to_free);
+        let Limbo { server, block, to_free, .. } = limbo;
+        let left = limbo.left.clone();
+        let mut again = Changing { pool: self, limbo: Some(limbo) };
         let at = self.geometry().block_word_addr(server, block);
-        let word = BlockWord(client.read(at, client.buf(8)).await?.words()[0]);
+        let word = BlockWord(client.word(at).await?);
         let mine = word.owner() == self.member
             && (word.is(BlockState::Carving) || word.is(BlockState::Owned))
             && self.alloc().block(server, block).is_none();
@@ -265,6 +321,9 @@ impl Pool {
             _ if mine => word.next(BlockState::Orphan, word.class(), 0).0,
             _ => word.0,
         };
+        if let (true, Some(left)) = (mine, left) {
+            self.tell_taken(client, server, block, left).await?;
+        }
         if next != word.0 {
             client.cas(at, word.0, next).await?;
         }
@@ -301,12 +360,48 @@ struct Changing<'a> {
 }
 
 impl<'a> Changing<'a> {
-    fn new(pool: &'a Pool, server: ServerId, block: u32, to_free: bool) -> Self {
-        Changing { pool, limbo: Some(Limbo { server, block, to_free }) }
+    /// `None` if another session is changing it, or an earlier change has no known outcome.
+    fn new(pool: &'a Pool, server: ServerId, block: u32, to_free: bool) -> Option<Self> {
+        let is_first = pool.alloc().changing.insert((server, block));
+        let limbo = Limbo { server, block, to_free, left: None };
+        // Made only if it is the first: dropping one notes the block.
+        is_first.then(|| Changing { pool, limbo: Some(limbo) })
+    }
+
+    /// As [`Changing::new`], for a block that is not in this member's accounts.
+    fn of_none(pool: &'a Pool, server: ServerId, block: u32, to_free: bool) -> Option<Self> {
+        let is_own = pool.alloc().block(server, block).is_some();
+        if is_own { None } else { Changing::new(pool, server, block, to_free) }
+    }
+
+    /// For a block that has just been taken out of this member's accounts, so that nobody else
+    /// knows of it: waits for whoever tries to have it on the strength of an old look at the table.
+    async fn of_own<E: Endpoint>(
+        pool: &'a Pool,
+        client: Steady<'_, E>,
+        server: ServerId,
+        block: u32,
+        to_free: bool,
+    ) -> Self {
+        // Given up while it waits, the block is still found out about. That the other one still tries
+        // does no harm then: it can only fail.
+        let limbo = Limbo { server, block, to_free, left: None };
+        let mut waiting = Changing { pool, limbo: Some(limbo) };
+        loop {
+            if let Some(changing) = Changing::new(pool, server, block, to_free) {
+                waiting.limbo = None;
+                return changing;
+            }
+            // If the other has left its outcome unknown, it is found out here.
+            let _ = Box::pin(pool.settle(client)).await;
+            client.endpoint().sleep(CHANGING_WAIT_NS).await;
+        }
     }
 
     fn settled(&mut self) {
-        self.limbo = None;
+        if let Some(Limbo { server, block, .. }) = self.limbo.take() {
+            self.pool.alloc().changing.remove(&(server, block));
+        }
     }
 }
 

@@ -8,7 +8,7 @@
 pub(crate) const CLASS_COUNT: usize = 53;
 /// Objects start at multiples of this.
 pub(crate) const OBJECT_ALIGN: u64 = 64;
-/// Bytes of a block's header, in front of its bitmap.
+/// Bytes of a block's header, in front of its bitmaps.
 pub(crate) const BLOCK_HEADER_BYTES: u64 = 64;
 
 /// Bytes of an object of `class`.
@@ -34,7 +34,7 @@ pub(crate) fn class_of(bytes: usize) -> Option<usize> {
     (class < CLASS_COUNT).then_some(class)
 }
 
-/// How a block is divided for one class: header, bitmap, objects.
+/// How a block is divided for one class: header, bitmaps, objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BlockShape {
     pub(crate) object_bytes: u64,
@@ -55,7 +55,7 @@ impl BlockShape {
         BlockShape { object_bytes, count: count as u32, first_object }
     }
 
-    /// Words of the bitmap.
+    /// Words of each of the two bitmaps.
     pub(crate) fn bitmap_words(&self) -> usize {
         self.count.div_ceil(64) as usize
     }
@@ -84,7 +84,7 @@ impl BlockShape {
 }
 
 fn first_object(count: u64) -> u64 {
-    BLOCK_HEADER_BYTES + (count.div_ceil(64) * 8).next_multiple_of(OBJECT_ALIGN)
+    BLOCK_HEADER_BYTES + (count.div_ceil(64) * 16).next_multiple_of(OBJECT_ALIGN)
 }
 
 #[cfg(test)]

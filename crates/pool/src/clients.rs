@@ -9,16 +9,18 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use farleaf_fabric::{Client, Endpoint};
+use farleaf_fabric::Endpoint;
 
 use crate::geometry::{CLIENT_BYTES, RETIRE_BYTES};
 use crate::retire::Retirement;
+use crate::settle::Steady;
 use crate::words::{MemberState, MemberWord, owner_of, owner_word};
 use crate::{LockToken, Pool, PoolError};
 
 /// Tokens that are taken from the table at once; given back when the session ends.
 pub(crate) const TOKEN_STEP: u64 = 1 << 20;
 const COUNTER_END: u64 = 1 << LockToken::COUNTER_BITS;
+const ATTEMPTS_MAX: usize = 16;
 
 /// A client that belongs to a session.
 #[derive(Debug)]
@@ -33,13 +35,15 @@ pub(crate) struct ClaimedClient {
 pub(crate) struct ClosedClient {
     pub(crate) claimed: ClaimedClient,
     pub(crate) retired: Arc<Retirement>,
+    /// Freeing it was begun before: then its tokens are not given back, as another's may follow.
+    pub(crate) tried: bool,
 }
 
 impl Pool {
     /// Takes a free client.
     pub(crate) async fn claim_client<E: Endpoint>(
         &self,
-        client: &Client<E>,
+        client: Steady<'_, E>,
     ) -> Result<ClaimedClient, PoolError> {
         let count = self.geometry().options().clients_max;
         let words = CLIENT_BYTES as usize / 8;
@@ -58,19 +62,17 @@ impl Pool {
                 claim.done = true;
                 continue;
             }
-            let mut ops = client.ops();
-            ops.faa(at.plus(8), TOKEN_STEP);
-            ops.read(at, client.buf(32));
-            let ops = client.chain(ops).await?;
-            let start = ops.old(0);
+            let (start, latest) = self.first_tokens(client, id, entry[1]).await?;
             if start > COUNTER_END - TOKEN_STEP {
                 continue;
             }
-            if !self.is_own(ops.buf(1).words()[3]) {
-                let mut ops = client.ops();
-                ops.write_word(at.plus(16), start);
-                ops.write_word(at.plus(24), owner);
-                client.chain(ops).await?;
+            if !self.is_own(latest) {
+                client
+                    .chain(|ops| {
+                        ops.write_word(at.plus(16), start);
+                        ops.write_word(at.plus(24), owner);
+                    })
+                    .await?;
             }
             claim.done = true;
             self.token_starts[id as usize].fetch_min(start, Ordering::SeqCst);
@@ -79,18 +81,56 @@ impl Pool {
         Err(PoolError::NoSlot("client", count as usize))
     }
 
-    /// More tokens for the client.
+    /// Takes tokens for a client that has just been claimed, with `given` out so far when it was
+    /// last looked at; their start, and the entry's latest owner. Nobody else changes its count.
+    ///
+    /// Cost: 1 chain.
+    async fn first_tokens<E: Endpoint>(
+        &self,
+        client: Steady<'_, E>,
+        id: u32,
+        given: u64,
+    ) -> Result<(u64, u64), PoolError> {
+        let at = self.geometry().client_addr(id);
+        let mut start = given;
+        for _ in 0..ATTEMPTS_MAX {
+            if start > COUNTER_END - TOKEN_STEP {
+                return Ok((start, 0));
+            }
+            let end = start + TOKEN_STEP;
+            let (ops, again) = client
+                .chain(|ops| {
+                    ops.cas(at.plus(8), start, end);
+                    ops.read(at, client.buf(32));
+                })
+                .await?;
+            let found = ops.old(0);
+            if found == start || again && found == end {
+                return Ok((start, ops.buf(1).words()[3]));
+            }
+            start = found;
+        }
+        Err(PoolError::Corrupt(format!("the tokens of client {id} are taken by others")))
+    }
+
+    /// More tokens for the client, which has had those below `given`.
     pub(crate) async fn more_tokens<E: Endpoint>(
         &self,
-        client: &Client<E>,
+        client: Steady<'_, E>,
         id: u32,
+        given: u64,
     ) -> Result<u64, PoolError> {
-        let at = self.geometry().client_addr(id).plus(8);
-        let start = client.faa(at, TOKEN_STEP).await?;
-        if start > COUNTER_END - TOKEN_STEP {
+        if given > COUNTER_END - TOKEN_STEP {
             return Err(PoolError::NoSlot("lock token", COUNTER_END as usize));
         }
-        Ok(start)
+        let at = self.geometry().client_addr(id).plus(8);
+        // Only the client's owner changes it; so what is more was taken by a call of this session
+        // that was dropped.
+        let found = client.cas(at, given, given + TOKEN_STEP).await?;
+        if found != given && found != given + TOKEN_STEP {
+            return Err(PoolError::Corrupt(format!("client {id} has given out {found} tokens")));
+        }
+        Ok(given)
     }
 
     /// Frees a client that has nothing retired any more.
@@ -99,7 +139,7 @@ impl Pool {
     /// taken back. Such an object stays in use or is lost until a sweep finds it.
     pub(crate) async fn release_client<E: Endpoint>(
         &self,
-        client: &Client<E>,
+        client: Steady<'_, E>,
         closed: &ClosedClient,
     ) -> Result<(), PoolError> {
         let ClaimedClient { id, owner, tokens } = &closed.claimed;
@@ -112,10 +152,15 @@ impl Pool {
             }
         }
         let at = self.geometry().client_addr(*id);
-        let mut ops = client.ops();
-        ops.cas(at.plus(8), tokens.end, tokens.start);
-        ops.cas(at, *owner, 0);
-        client.chain(ops).await?;
+        let give_tokens = !closed.tried;
+        client
+            .release(at, *owner, |ops| {
+                if give_tokens {
+                    ops.cas(at.plus(8), tokens.end, tokens.start);
+                }
+                ops.cas(at, *owner, 0);
+            })
+            .await?;
         Ok(())
     }
 
@@ -123,7 +168,7 @@ impl Pool {
     /// [`crate::Session::owner_is_dead`].
     pub(crate) async fn token_is_dead<E: Endpoint>(
         &self,
-        client: &Client<E>,
+        client: Steady<'_, E>,
         word: u64,
     ) -> Result<bool, PoolError> {
         let options = self.geometry().options();
@@ -136,10 +181,12 @@ impl Pool {
             let start = self.token_starts[token.client() as usize].load(Ordering::SeqCst);
             return Ok(token.counter() < start);
         }
-        let mut ops = client.ops();
-        ops.read(self.geometry().member_addr(token.member()), client.buf(8));
-        ops.read(self.geometry().client_addr(token.client()), client.buf(32));
-        let ops = client.chain(ops).await?;
+        let (ops, _) = client
+            .chain(|ops| {
+                ops.read(self.geometry().member_addr(token.member()), client.buf(8));
+                ops.read(self.geometry().client_addr(token.client()), client.buf(32));
+            })
+            .await?;
         let member = MemberWord(ops.buf(0).words()[0]);
         let entry = ops.buf(1).words();
         if member.state()? != MemberState::Live {
@@ -174,7 +221,7 @@ impl Drop for Claim<'_> {
             // The tokens that may have been taken stay unused.
             let claimed = ClaimedClient { id: self.id, owner: self.owner, tokens: 0..0 };
             let retired = Retirement::new(claimed.id, self.pool.geometry().servers());
-            self.pool.closed().push(ClosedClient { claimed, retired });
+            self.pool.closed().push(ClosedClient { claimed, retired, tried: false });
         }
     }
 }

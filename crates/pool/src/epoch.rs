@@ -25,11 +25,12 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use farleaf_fabric::{Client, Endpoint};
+use farleaf_fabric::{Endpoint, OpErrorKind};
 
 use crate::geometry::MEMBER_BYTES;
 use crate::member;
 use crate::pins::UNPINNED;
+use crate::settle::Steady;
 use crate::words::{AnnounceWord, EPOCH_MAX, MemberState, MemberWord};
 use crate::{Pool, PoolError};
 
@@ -90,6 +91,10 @@ impl Epochs {
         self.announced.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn is_unknown(&self) -> bool {
+        matches!(*self.announced(), Announced::Unknown)
+    }
+
     /// The right to change the announcement, if no other session has it.
     fn acquire(&self) -> Option<Announcing<'_>> {
         let mut announced = self.announced();
@@ -120,7 +125,7 @@ impl Pool {
     /// Sees to it that this member is announced live. Nothing if it is; otherwise 1 chain.
     pub(crate) async fn ensure_live<E: Endpoint>(
         &self,
-        client: &Client<E>,
+        client: Steady<'_, E>,
     ) -> Result<(), PoolError> {
         let epochs = &self.epochs;
         let mut announcing = loop {
@@ -139,13 +144,15 @@ impl Pool {
         let at = self.geometry().member_addr(self.member).plus(16);
         let mut before = self.announcement(client, &announcing).await?;
         for _ in 0..ATTEMPTS_MAX {
-            let epoch = epochs.view.load(Ordering::SeqCst).min(self.pins.least());
+            let epoch = self.pins.announceable(&epochs.view);
             let live = before.next_live(epoch);
-            let mut ops = client.ops();
-            ops.cas(at, before.0, live.0);
-            ops.read(self.geometry().epoch_addr(), client.buf(8));
-            let ops = client.chain(ops).await?;
-            if ops.old(0) == before.0 {
+            let (ops, again) = client
+                .chain(|ops| {
+                    ops.cas(at, before.0, live.0);
+                    ops.read(self.geometry().epoch_addr(), client.buf(8));
+                })
+                .await?;
+            if ops.old(0) == before.0 || again && ops.old(0) == live.0 {
                 self.note_epoch(ops.buf(1).words()[0])?;
                 announcing.after = Some(live);
                 epochs.announced_live.store(true, Ordering::SeqCst);
@@ -159,14 +166,16 @@ impl Pool {
     /// READs the epoch and all members' announcements. 1 chain.
     pub(crate) async fn observe<E: Endpoint>(
         &self,
-        client: &Client<E>,
+        client: Steady<'_, E>,
     ) -> Result<Observation, PoolError> {
         let geometry = self.geometry();
         let bytes = geometry.options().members_max as usize * MEMBER_BYTES as usize;
-        let mut ops = client.ops();
-        ops.read(geometry.epoch_addr(), client.buf(8));
-        ops.read(geometry.member_addr(0), client.buf(bytes));
-        let ops = client.chain(ops).await?;
+        let (ops, _) = client
+            .chain(|ops| {
+                ops.read(geometry.epoch_addr(), client.buf(8));
+                ops.read(geometry.member_addr(0), client.buf(bytes));
+            })
+            .await?;
         let epoch = ops.buf(0).words()[0];
         self.note_epoch(epoch)?;
         let table = ops.buf(1).words();
@@ -218,30 +227,25 @@ impl Pool {
     }
 
     /// Announces what this member holds on to, or that it is idle. At most 1 CAS.
-    pub(crate) async fn announce<E: Endpoint>(&self, client: &Client<E>) -> Result<(), PoolError> {
+    pub(crate) async fn announce<E: Endpoint>(
+        &self,
+        client: Steady<'_, E>,
+    ) -> Result<(), PoolError> {
         let epochs = &self.epochs;
         let begun = self.pins.begun();
         let quiet = epochs.begun_before.swap(begun, Ordering::Relaxed) == begun;
-        if !epochs.announced_live.load(Ordering::SeqCst) {
+        if !epochs.announced_live.load(Ordering::SeqCst) && !epochs.is_unknown() {
             return Ok(());
         }
         let Some(mut announcing) = epochs.acquire() else { return Ok(()) };
         if !epochs.announced_live.load(Ordering::SeqCst) {
-            announcing.after = announcing.before;
-            return Ok(());
+            return self.announce_idle(client, announcing).await;
         }
         let at = self.geometry().member_addr(self.member).plus(16);
         let mut before = self.announcement(client, &announcing).await?;
         for _ in 0..ATTEMPTS_MAX {
-            let mut idle = false;
-            if quiet {
-                epochs.announced_live.store(false, Ordering::SeqCst);
-                idle = self.pins.least() == UNPINNED;
-                epochs.announced_live.store(!idle, Ordering::SeqCst);
-            }
-            // The view first, then the pins (INV-EPOCH-1).
-            let view = epochs.view.load(Ordering::SeqCst);
-            let epoch = view.min(self.pins.least());
+            let idle = quiet && self.pins.try_idle(&epochs.announced_live);
+            let epoch = self.pins.announceable(&epochs.view);
             let next = if idle { before.next_idle() } else { before.next_live(epoch) };
             if !idle && before.epoch() == Some(epoch) {
                 announcing.after = Some(before);
@@ -257,10 +261,35 @@ impl Pool {
         Err(PoolError::Corrupt("this member's announcement is changed by others".into()))
     }
 
+    /// Sees to it that a member that takes itself for idle is announced so: the CAS that was to say
+    /// so may have been dropped.
+    async fn announce_idle<E: Endpoint>(
+        &self,
+        client: Steady<'_, E>,
+        mut announcing: Announcing<'_>,
+    ) -> Result<(), PoolError> {
+        if announcing.before.is_some() {
+            announcing.after = announcing.before;
+            return Ok(());
+        }
+        let before = self.announcement(client, &announcing).await?;
+        if before.epoch().is_none() {
+            announcing.after = Some(before);
+            return Ok(());
+        }
+        // Whoever begins meanwhile waits until this is done (INV-EPOCH-4).
+        let at = self.geometry().member_addr(self.member).plus(16);
+        let idle = before.next_idle();
+        if client.cas(at, before.0, idle.0).await? == before.0 {
+            announcing.after = Some(idle);
+        }
+        Ok(())
+    }
+
     /// Moves the global epoch on if everybody is there. At most 1 CAS.
     pub(crate) async fn advance<E: Endpoint>(
         &self,
-        client: &Client<E>,
+        client: Steady<'_, E>,
         seen: &Observation,
     ) -> Result<(), PoolError> {
         let own = match *self.epochs.announced() {
@@ -271,11 +300,13 @@ impl Pool {
         if own.is_none_or(|own| own < seen.epoch) || seen.least_of_others < seen.epoch {
             return Ok(());
         }
-        let found = client.cas(self.geometry().epoch_addr(), seen.epoch, seen.epoch + 1).await?;
-        if found == seen.epoch {
-            self.note_epoch(seen.epoch + 1)?;
+        // Whenever it lands, it is what this tick has seen to be right; so its outcome need not be
+        // known.
+        match client.client().cas(self.geometry().epoch_addr(), seen.epoch, seen.epoch + 1).await {
+            Ok(found) if found == seen.epoch => self.note_epoch(seen.epoch + 1),
+            Err(error) if error.kind == OpErrorKind::Fenced => Err(error.into()),
+            Ok(_) | Err(_) => Ok(()),
         }
-        Ok(())
     }
 
     /// Objects retired at an epoch two or more below this may be reused, if they were retired
@@ -294,7 +325,7 @@ impl Pool {
 
     async fn announcement<E: Endpoint>(
         &self,
-        client: &Client<E>,
+        client: Steady<'_, E>,
         announcing: &Announcing<'_>,
     ) -> Result<AnnounceWord, PoolError> {
         if let Some(word) = announcing.before {

@@ -41,6 +41,10 @@ pub enum PoolError {
     /// try again.
     #[error("{0} is locked by another compute server: try again")]
     Busy(&'static str),
+    /// An earlier operation of this session has an outcome that is still to be found out, as a
+    /// server cannot be reached. Nothing was done; try again.
+    #[error("an earlier operation is still waiting for a memory server: try again")]
+    Unsettled,
     /// The request makes no sense. Nothing was done.
     #[error("{0}")]
     Invalid(String),

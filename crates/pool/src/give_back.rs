@@ -1,8 +1,10 @@
-//! Setting bits of blocks' bitmaps: how an object goes back to a block that is not this member's.
+//! Giving an object back to a block that is not this member's: turning its bit of *given*
+//! (INV-ALLOC-3).
 
-use farleaf_fabric::{Client, Endpoint, GlobalAddr, ServerId};
+use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 
 use crate::class::BLOCK_HEADER_BYTES;
+use crate::settle::{Cas, Steady};
 use crate::words::{BlockState, BlockWord};
 use crate::{Pool, PoolError};
 
@@ -11,92 +13,131 @@ pub(crate) const BATCH: usize = 64;
 /// A CAS fails only because another succeeded; so many in a row are somebody's malfunction.
 const ATTEMPTS_MAX: usize = 1 << 16;
 
-/// Bits of one word of a bitmap that are to be set.
+/// Bits of one word of *given* that are to be turned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SetBits {
-    pub(crate) at: GlobalAddr,
-    pub(crate) bits: u64,
-    /// What the word is thought to hold.
-    pub(crate) expected: u64,
+struct Turn {
+    at: GlobalAddr,
+    bits: u64,
+    /// What the word is thought to hold; its `bits` are as they were.
+    expected: u64,
+}
+
+/// Where an object's bits are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Bit {
+    pub(crate) given: GlobalAddr,
+    pub(crate) taken: GlobalAddr,
+    pub(crate) bit: u64,
 }
 
 impl Pool {
-    /// Gives objects back to the bitmaps of their blocks.
+    /// Gives objects back to the bitmaps of their blocks. The member is announced live and pinned at
+    /// an epoch from before they were last seen in use, until this has returned; and it must not be
+    /// dropped.
     ///
-    /// Cost: per 64 objects 1 batch of READs and 1 of CAS, plus 1 for those that meet another's.
+    /// Cost: per 64 objects 2 batches of READs and 1 of CAS, plus 1 for those that meet another's.
     ///
     /// # Errors
     /// `Corrupt` if an address is no object's or its object is free already (the others are given
     /// back); `Fabric` (those whose outcome is unknown may be lost until a sweep finds them).
     pub(crate) async fn give_back<E: Endpoint>(
         &self,
-        client: &Client<E>,
+        client: Steady<'_, E>,
         objects: &[GlobalAddr],
     ) -> Result<(), PoolError> {
         let mut outcome = Ok(());
         for objects in objects.chunks(BATCH) {
-            let mut ops = client.ops();
+            let mut ops = client.client().ops();
+            let mut in_blocks = Vec::with_capacity(objects.len());
             for addr in objects {
-                let (block, _) = self.block_of(*addr)?;
-                let at = self.geometry().block_word_addr(addr.server(), block);
-                ops.read(at, client.buf(8));
-            }
-            let ops = client.post_many(ops).await?;
-            let mut sets: Vec<SetBits> = Vec::with_capacity(objects.len());
-            for (index, addr) in objects.iter().enumerate() {
-                let set = match self.bit_of(*addr, BlockWord(ops.buf(index).words()[0])) {
-                    Ok(set) => set,
-                    Err(error) => {
-                        outcome = Err(error);
-                        continue;
+                match self.block_of(*addr) {
+                    Ok((block, _)) => {
+                        let at = self.geometry().block_word_addr(addr.server(), block);
+                        ops.read(at, client.buf(8));
+                        in_blocks.push(*addr);
                     }
-                };
-                match sets.iter_mut().find(|other| other.at == set.at) {
-                    Some(other) if other.bits & set.bits == 0 => other.bits |= set.bits,
-                    Some(_) => outcome = Err(freed_twice(set)),
-                    None => sets.push(set),
+                    Err(error) => outcome = Err(error),
                 }
             }
-            if let Some(set) = self.set_bits(client, sets).await? {
-                outcome = Err(freed_twice(set));
+            let words = client.post_many(ops).await?;
+            let mut ops = client.client().ops();
+            let mut bits = Vec::with_capacity(objects.len());
+            for (index, addr) in in_blocks.iter().enumerate() {
+                match self.bit_of(*addr, BlockWord(words.buf(index).words()[0])) {
+                    Ok(bit) => {
+                        ops.read(bit.given, client.buf(8));
+                        ops.read(bit.taken, client.buf(8));
+                        bits.push(bit);
+                    }
+                    Err(error) => outcome = Err(error),
+                }
+            }
+            if bits.is_empty() {
+                continue;
+            }
+            let found = client.post_many(ops).await?;
+            let mut turns: Vec<Turn> = Vec::with_capacity(objects.len());
+            for (index, bit) in bits.iter().enumerate() {
+                let [given, taken] =
+                    [2 * index, 2 * index + 1].map(|index| found.buf(index).words()[0]);
+                // The object's two bits cannot change but by this.
+                if (given ^ taken) & bit.bit != 0 {
+                    outcome = Err(freed_twice(bit.bit, bit.given));
+                    continue;
+                }
+                match turns.iter_mut().find(|other| other.at == bit.given) {
+                    Some(other) if other.bits & bit.bit == 0 => {
+                        // Of this bit, the expected word holds what this READ saw.
+                        other.expected = other.expected & !bit.bit | given & bit.bit;
+                        other.bits |= bit.bit;
+                    }
+                    Some(_) => outcome = Err(freed_twice(bit.bit, bit.given)),
+                    None => turns.push(Turn { at: bit.given, bits: bit.bit, expected: given }),
+                }
+            }
+            if let Err(error) = self.turn_bits(client, turns).await? {
+                outcome = Err(error);
             }
         }
         outcome
     }
 
-    /// Sets bits; the first that were set already, if any (the others are set).
-    pub(crate) async fn set_bits<E: Endpoint>(
+    /// Turns bits; the inner error tells of some that somebody else has turned.
+    async fn turn_bits<E: Endpoint>(
         &self,
-        client: &Client<E>,
-        mut sets: Vec<SetBits>,
-    ) -> Result<Option<SetBits>, PoolError> {
-        let mut twice = None;
+        client: Steady<'_, E>,
+        mut turns: Vec<Turn>,
+    ) -> Result<Result<(), PoolError>, PoolError> {
+        let mut outcome = Ok(());
         for _ in 0..ATTEMPTS_MAX {
-            if sets.is_empty() {
-                return Ok(twice);
+            if turns.is_empty() {
+                return Ok(outcome);
             }
-            let count = sets.len().min(BATCH);
-            let mut ops = client.ops();
-            for set in &sets[..count] {
-                ops.cas(set.at, set.expected, set.expected | set.bits);
-            }
-            let ops = client.post_many(ops).await?;
+            let list: Vec<Cas> = turns
+                .iter()
+                .map(|turn| {
+                    let new = turn.expected ^ turn.bits;
+                    Cas { at: turn.at, expected: turn.expected, new }
+                })
+                .collect();
+            let olds = client.cas_many(&list).await?;
             let mut failed = Vec::new();
-            for (index, mut set) in sets.drain(..count).enumerate() {
-                let found = ops.old(index);
-                if found == set.expected {
+            for (mut turn, old) in turns.drain(..).zip(olds) {
+                if old == turn.expected {
                     continue;
                 }
-                if found & set.bits != 0 {
-                    twice = twice.or(Some(set));
-                    set.bits &= !found;
-                }
-                set.expected = found;
-                if set.bits != 0 {
-                    failed.push(set);
+                match (old ^ turn.expected) & turn.bits {
+                    // Others have turned theirs.
+                    0 => {
+                        turn.expected = old;
+                        failed.push(turn);
+                    }
+                    // Turned by a try whose outcome was lost, and others have turned theirs since.
+                    turned if turned == turn.bits => {}
+                    turned => outcome = Err(freed_twice(turned, turn.at)),
                 }
             }
-            sets.extend(failed);
+            turns = failed;
         }
         Err(PoolError::Corrupt("a block's bitmap never holds still".into()))
     }
@@ -107,27 +148,44 @@ impl Pool {
         self.geometry().block_of(addr).ok_or_else(outside)
     }
 
-    /// The bit of an object in a block with that word.
-    pub(crate) fn bit_of(&self, addr: GlobalAddr, word: BlockWord) -> Result<SetBits, PoolError> {
+    /// The bits of an object in a block with that word.
+    pub(crate) fn bit_of(&self, addr: GlobalAddr, word: BlockWord) -> Result<Bit, PoolError> {
         let (block, offset) = self.block_of(addr)?;
+        let nowhere = || PoolError::Corrupt(format!("no object starts at {addr}"));
         let is_carved = match word.state()? {
             BlockState::Owned | BlockState::Orphan | BlockState::Recovering => true,
             BlockState::Free | BlockState::Carving | BlockState::Damaged => false,
         };
-        let index = (is_carved && word.class() < crate::class::CLASS_COUNT)
-            .then(|| self.geometry().shape(word.class()).object_at(offset))
-            .flatten()
-            .ok_or_else(|| PoolError::Corrupt(format!("no object starts at {addr}")))?;
-        let at = self.bitmap_addr(addr.server(), block, (index / 64) as usize);
-        Ok(SetBits { at, bits: 1 << (index % 64), expected: 0 })
+        if !is_carved || word.class() >= crate::class::CLASS_COUNT {
+            return Err(nowhere());
+        }
+        let shape = self.geometry().shape(word.class());
+        let index = shape.object_at(offset).ok_or_else(nowhere)?;
+        let (server, at) = (addr.server(), (index / 64) as usize);
+        Ok(Bit {
+            given: self.given_addr(server, block, at),
+            taken: self.taken_addr(server, block, shape.bitmap_words(), at),
+            bit: 1 << (index % 64),
+        })
     }
 
-    /// The address of a word of a block's bitmap.
-    pub(crate) fn bitmap_addr(&self, server: ServerId, block: u32, word: usize) -> GlobalAddr {
+    /// The address of a word of a block's *given*.
+    pub(crate) fn given_addr(&self, server: ServerId, block: u32, word: usize) -> GlobalAddr {
         self.geometry().block_addr(server, block).plus(BLOCK_HEADER_BYTES + word as u64 * 8)
+    }
+
+    /// The address of a word of the *taken* of a block whose bitmaps have `words` words each.
+    pub(crate) fn taken_addr(
+        &self,
+        server: ServerId,
+        block: u32,
+        words: usize,
+        word: usize,
+    ) -> GlobalAddr {
+        self.given_addr(server, block, words + word)
     }
 }
 
-fn freed_twice(set: SetBits) -> PoolError {
-    PoolError::Corrupt(format!("an object is freed twice: {:#x} at {}", set.bits, set.at))
+fn freed_twice(bits: u64, at: GlobalAddr) -> PoolError {
+    PoolError::Corrupt(format!("an object is freed twice: {bits:#x} at {at}"))
 }

@@ -33,8 +33,10 @@
 mod alloc;
 mod audit;
 mod block;
+pub mod canary;
 mod class;
 mod clients;
+mod drops;
 mod epoch;
 mod error;
 mod geometry;
@@ -47,12 +49,16 @@ mod recover;
 mod retire;
 mod root;
 mod session;
+mod settle;
 mod superblock;
+mod sync;
 mod tick;
 mod token;
+mod unlinked;
 mod words;
 
 pub use audit::{Audit, AuditReport, ClassReport};
+pub use drops::Dropping;
 pub use error::{FormatError, FormatFault, PoolError};
 pub use geometry::{Geometry, PoolOptions};
 pub use pool::{MemoryUse, Pool};
@@ -60,8 +66,10 @@ pub use recover::{Recovered, Recovery};
 pub use retire::Retiring;
 pub use root::Root;
 pub use session::{OwnedPin, Pinned, Session};
+pub use settle::{Steady, Trial, is_open};
 pub use superblock::format;
 pub use token::LockToken;
+pub use unlinked::Unlinked;
 
 #[cfg(test)]
 mod tests;

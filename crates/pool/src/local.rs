@@ -1,11 +1,21 @@
 //! What a member knows of the blocks that it owns: which of their objects are free.
 //!
+//! A block has two bitmaps in the pool: *given* and *taken*. An object whose bits differ is free for
+//! the owner to take.
+//!
 //! INV-ALLOC-1: a free object of a block is known to the block's owner alone (a set bit here), or
-//! to the block's bitmap in the pool alone (a set bit there), never to both, and to nobody else.
-//! INV-ALLOC-2: only a block's owner clears bits of its bitmap; anybody who holds an object may
-//! set its bit, and gives the object up with that.
+//! to the block's bitmaps in the pool alone (two bits that differ), never to both, and to nobody
+//! else.
+//! INV-ALLOC-2: only a block's owner changes *taken*, and takes an object by making its bit equal
+//! again. So a change whose outcome was lost shows in the word for ever after.
+//! INV-ALLOC-3: anybody who holds an object may turn its *given* bit, announced live and pinned, and
+//! gives the object up with that. As long as that pin holds, nobody can turn it once more: the
+//! object would have to be retired and reclaimed in between. So whoever has lost the outcome finds
+//! it in the bit. (With a single bitmap, a bit that is clear may have been set, and taken since.)
 //!
 //! No operation here waits or goes over the fabric; the pool keeps all of it in one mutex.
+
+use std::collections::BTreeSet;
 
 use farleaf_fabric::{GlobalAddr, ServerId};
 
@@ -21,6 +31,8 @@ pub(crate) struct Allocator {
     surplus: Vec<(ServerId, u32)>,
     /// Blocks whose change of state may or may not have happened; see [`Limbo`].
     pub(crate) limbo: Vec<Limbo>,
+    /// Those, and those whose state a session is changing.
+    pub(crate) changing: BTreeSet<(ServerId, u32)>,
     free_bytes: u64,
     owned_bytes: u64,
     carved_bytes: u64,
@@ -28,12 +40,23 @@ pub(crate) struct Allocator {
 
 /// A block whose word was to be changed by a CAS of unknown outcome, and what it is to become if
 /// it is found to be this member's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) struct Limbo {
     pub(crate) server: ServerId,
     pub(crate) block: u32,
     /// To be free; otherwise to be an orphan.
     pub(crate) to_free: bool,
+    /// What an orphan's bitmaps are still to be told.
+    pub(crate) left: Option<Left>,
+}
+
+/// What is known of the objects of a block that was taken out of the accounts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Left {
+    /// Free at the owner.
+    pub(crate) free: Box<[u64]>,
+    /// Words of *taken* as last seen.
+    pub(crate) taken: Box<[u64]>,
 }
 
 #[derive(Debug)]
@@ -67,9 +90,10 @@ pub(crate) struct LocalBlock {
     hint: usize,
     /// Somebody harvests it or decides about it: it must not be taken out.
     busy: bool,
-    /// Bits that are being harvested by a CAS whose outcome is not known yet: word of the bitmap
-    /// and bits.
-    harvesting: Vec<(u32, u64)>,
+    /// Words of *taken* as last seen.
+    taken: Box<[u64]>,
+    /// A harvest was begun and has not ended: its CASes may be under way.
+    harvesting: bool,
 }
 
 impl Allocator {
@@ -81,8 +105,9 @@ impl Allocator {
                 classes: (0..CLASS_COUNT).map(|_| ClassBlocks::default()).collect(),
             })
             .collect();
-        let (surplus, limbo) = Default::default();
-        Allocator { servers, surplus, limbo, free_bytes: 0, owned_bytes: 0, carved_bytes: 0 }
+        let (surplus, limbo, changing) = Default::default();
+        let (free_bytes, owned_bytes, carved_bytes) = (0, 0, 0);
+        Allocator { servers, surplus, limbo, changing, free_bytes, owned_bytes, carved_bytes }
     }
 
     /// Bytes of owned blocks, of objects in use, of free objects.
@@ -154,15 +179,17 @@ impl Allocator {
         self.servers.get(server.index())?.blocks.get(number as usize)?.as_deref()
     }
 
-    /// Takes in a block that became this member's, with all of its objects free, or none.
+    /// Takes in a block that became this member's: with all of its objects free, or none and
+    /// `taken` as it was found.
     pub(crate) fn install(
         &mut self,
         geometry: &Geometry,
         server: ServerId,
         number: u32,
         word: BlockWord,
-        all_free: bool,
+        taken: Option<Box<[u64]>>,
     ) {
+        let all_free = taken.is_none();
         // An adopted block is in the hands of its adopter until the bitmap has been looked at.
         let busy = !all_free;
         let class = word.class();
@@ -177,7 +204,8 @@ impl Allocator {
             free_count: if all_free { shape.count } else { 0 },
             hint: 0,
             busy,
-            harvesting: Vec::new(),
+            taken: taken.unwrap_or_else(|| vec![0; shape.bitmap_words()].into()),
+            harvesting: false,
         };
         let blocks = &mut self.servers[server.index()];
         blocks.blocks[number as usize] = Some(Box::new(block));
@@ -196,13 +224,13 @@ impl Allocator {
         self.owned_bytes += geometry.options().block_bytes;
     }
 
-    /// Takes a block out, whatever its objects' state; its word and its free bits.
+    /// Takes a block out, whatever its objects' state; its word and what is known of its objects.
     pub(crate) fn remove(
         &mut self,
         geometry: &Geometry,
         server: ServerId,
         number: u32,
-    ) -> Option<(BlockWord, Box<[u64]>)> {
+    ) -> Option<(BlockWord, Left)> {
         let blocks = &mut self.servers[server.index()];
         let block = blocks.blocks[number as usize].take()?;
         let shape = geometry.shape(block.class);
@@ -213,7 +241,7 @@ impl Allocator {
         self.carved_bytes -= u64::from(shape.count) * shape.object_bytes;
         self.free_bytes -= u64::from(block.free_count) * shape.object_bytes;
         self.owned_bytes -= geometry.options().block_bytes;
-        Some((block.word, block.free))
+        Some((block.word, Left { free: block.free, taken: block.taken }))
     }
 
     /// As [`Allocator::remove`], but only if no object is in use.
@@ -225,7 +253,7 @@ impl Allocator {
     ) -> Option<BlockWord> {
         let block = self.block(server, number)?;
         let is_free = block.free_count == geometry.shape(block.class).count;
-        (is_free && !block.busy && block.harvesting.is_empty())
+        (is_free && !block.busy && !block.harvesting)
             .then(|| self.remove(geometry, server, number))?
             .map(|(word, _)| word)
     }
@@ -314,42 +342,40 @@ impl Allocator {
         }
     }
 
-    /// What earlier harvests of the block left undecided.
-    pub(crate) fn undecided(&self, server: ServerId, number: u32) -> Vec<(u32, u64)> {
-        self.block(server, number).map(|block| block.harvesting.clone()).unwrap_or_default()
+    /// Notes that the block's *taken* words are about to be changed; whether an earlier harvest
+    /// has not ended.
+    pub(crate) fn harvest_begins(&mut self, server: ServerId, number: u32) -> bool {
+        let block = self.servers[server.index()].blocks[number as usize].as_mut();
+        block.is_some_and(|block| std::mem::replace(&mut block.harvesting, true))
     }
 
-    /// Notes that `bits` of the block's bitmap are about to be cleared.
-    pub(crate) fn harvest_begins(&mut self, server: ServerId, number: u32, word: u32, bits: u64) {
-        if let Some(block) = self.servers[server.index()].blocks[number as usize].as_mut()
-            && !block.harvesting.contains(&(word, bits))
-        {
-            block.harvesting.push((word, bits));
+    pub(crate) fn harvest_ends(&mut self, server: ServerId, number: u32) {
+        if let Some(block) = self.servers[server.index()].blocks[number as usize].as_mut() {
+            block.harvesting = false;
         }
     }
 
-    /// The outcome of a harvest: the bits are this member's now, or still the bitmap's.
+    /// A word of the block's *taken* holds `value`: objects whose bit has changed are this member's
+    /// now. How many.
     ///
     /// # Errors
     /// `Corrupt` if an object was free here already; it is counted once.
-    pub(crate) fn harvest_ends(
+    pub(crate) fn note_taken(
         &mut self,
         geometry: &Geometry,
-        server: ServerId,
-        number: u32,
-        (word, bits): (u32, u64),
-        taken: bool,
-    ) -> Result<(), PoolError> {
+        (server, number): (ServerId, u32),
+        word: usize,
+        value: u64,
+    ) -> Result<u32, PoolError> {
         let Some(block) = self.servers[server.index()].blocks[number as usize].as_mut() else {
-            return Ok(());
+            return Ok(0);
         };
-        let before = block.harvesting.len();
-        block.harvesting.retain(|entry| *entry != (word, bits));
-        if !taken || block.harvesting.len() == before {
-            return Ok(());
+        let bits = std::mem::replace(&mut block.taken[word], value) ^ value;
+        if bits == 0 {
+            return Ok(0);
         }
         let shape = geometry.shape(block.class);
-        let added = block.add(word as usize, bits & shape.valid_bits(word as usize));
+        let added = block.add(word, bits & shape.valid_bits(word));
         if added > 0 {
             self.note_added(shape, server, number, added);
         }
@@ -359,7 +385,7 @@ impl Allocator {
                  freed twice ({bits:#x})"
             )));
         }
-        Ok(())
+        Ok(added)
     }
 
     /// Accounts for objects of a block that have just become free.
@@ -381,6 +407,11 @@ impl Allocator {
 }
 
 impl LocalBlock {
+    /// Whether a harvest was begun and has not ended.
+    pub(crate) fn is_harvesting(&self) -> bool {
+        self.harvesting
+    }
+
     /// Whether the object is free here.
     pub(crate) fn is_free(&self, index: u32) -> bool {
         self.free[(index / 64) as usize] >> (index % 64) & 1 == 1

@@ -3,19 +3,30 @@
 //! INV-PIN-1: a pin, once it is visible to others, is at least every announcement that was
 //! computed before it became visible: it is stored, and then the view is read again, so that
 //! either [`Pins::least`] sees it or it sees the view that `least`'s caller had read before.
+//! INV-PIN-2: an epoch that is pinned twice is so by the pin in front and by one behind it, and
+//! [`Pins::least`] looks from the front on. So it sees the second if the first is dropped while it
+//! looks. (A second pin in front could be looked at before it is set, and the first one after it
+//! was dropped.)
+//!
+//! All of this is modelled in `crates/threads`.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::cell::Cell;
+
+use crate::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 /// The value of a pin that holds nothing.
 pub(crate) const UNPINNED: u64 = u64::MAX;
 /// Pins of a session; the last is shared by all that find the others taken.
 pub(crate) const SESSION_PINS: usize = 4;
 
+/// The pins of a session's operations.
+pub(crate) type SessionPins = [AtomicU64; SESSION_PINS];
+
 /// The pins of one session, on a cache line of their own.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Line {
-    operations: [AtomicU64; SESSION_PINS],
+    operations: SessionPins,
     reclaim: AtomicU64,
     /// Operations begun. One writer.
     begun: AtomicU64,
@@ -50,8 +61,8 @@ impl Pins {
     }
 
     #[inline]
-    pub(crate) fn operation(&self, client: u32, slot: usize) -> &AtomicU64 {
-        &self.lines[client as usize].operations[slot]
+    pub(crate) fn operations(&self, client: u32) -> &SessionPins {
+        &self.lines[client as usize].operations
     }
 
     pub(crate) fn reclaim(&self, client: u32) -> &AtomicU64 {
@@ -77,6 +88,82 @@ impl Pins {
         let pins = lines.iter().flat_map(|line| line.operations.iter().chain([&line.reclaim]));
         pins.chain([&self.recovery]).map(|pin| pin.load(Ordering::SeqCst)).min().unwrap_or(UNPINNED)
     }
+
+    /// The epoch that the member may announce: the view first, then the pins (INV-EPOCH-1).
+    pub(crate) fn announceable(&self, view: &AtomicU64) -> u64 {
+        view.load(Ordering::SeqCst).min(self.least())
+    }
+
+    /// Whether the member may be announced idle; then `live` is cleared. It is cleared first, and
+    /// then the pins are looked at (INV-EPOCH-4).
+    pub(crate) fn try_idle(&self, live: &AtomicBool) -> bool {
+        live.store(false, Ordering::SeqCst);
+        let idle = self.least() == UNPINNED;
+        live.store(!idle, Ordering::SeqCst);
+        idle
+    }
+}
+
+/// Which of a session's pins are in use. It stays on the session's thread.
+#[derive(Debug, Default)]
+pub(crate) struct PinSlots {
+    /// Bit per pin in front of the last.
+    taken: Cell<u8>,
+    last_users: Cell<u32>,
+}
+
+/// The pin that all share who find the others taken.
+pub(crate) const LAST_PIN: usize = SESSION_PINS - 1;
+
+impl PinSlots {
+    /// Pins the current view with a free pin. The last one keeps its first user's epoch, which
+    /// holds back more than is needed.
+    #[inline]
+    pub(crate) fn take(&self, pins: &SessionPins, view: &AtomicU64) -> usize {
+        let slot = self.reserve(0);
+        if slot < LAST_PIN || self.last_users.get() == 1 {
+            pin_at(&pins[slot], view);
+        }
+        slot
+    }
+
+    /// A second pin of the epoch that `slot` holds, behind it (INV-PIN-2).
+    pub(crate) fn double(&self, pins: &SessionPins, slot: usize) -> usize {
+        let epoch = pins[slot].load(Ordering::Relaxed);
+        let second = self.reserve(slot + 1);
+        // The first pin holds the epoch until this store is done.
+        let pin = &pins[second];
+        pin.store(epoch.min(pin.load(Ordering::Relaxed)), Ordering::SeqCst);
+        second
+    }
+
+    #[inline]
+    pub(crate) fn release(&self, pins: &SessionPins, slot: usize) {
+        if slot == LAST_PIN {
+            let users = self.last_users.get() - 1;
+            self.last_users.set(users);
+            if users > 0 {
+                return;
+            }
+        } else {
+            self.taken.set(self.taken.get() & !(1 << slot));
+        }
+        pins[slot].store(UNPINNED, Ordering::Release);
+    }
+
+    /// A free pin from `first` on, or the last.
+    #[inline]
+    pub(crate) fn reserve(&self, first: usize) -> usize {
+        let taken = self.taken.get();
+        let skipped = taken | ((1_u8 << first.min(LAST_PIN)) - 1);
+        let slot = (skipped.trailing_ones() as usize).min(LAST_PIN);
+        if slot == LAST_PIN {
+            self.last_users.set(self.last_users.get() + 1);
+        } else {
+            self.taken.set(taken | 1 << slot);
+        }
+        slot
+    }
 }
 
 /// Sets `pin` to the current view.
@@ -100,30 +187,5 @@ pub(crate) struct PinGuard<'a>(pub(crate) &'a AtomicU64);
 impl Drop for PinGuard<'_> {
     fn drop(&mut self) {
         self.0.store(UNPINNED, Ordering::SeqCst);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_least_pin_counts() {
-        let pins = Pins::new(3);
-        let view = AtomicU64::new(7);
-        pin_at(pins.operation(2, 1), &view);
-        assert_eq!(pins.least(), UNPINNED, "not enabled");
-        pins.enable(2);
-        assert_eq!(pins.least(), 7);
-        view.store(9, Ordering::SeqCst);
-        pin_at(pins.reclaim(0), &view);
-        assert_eq!(pins.least(), 7);
-        drop(PinGuard(pins.operation(2, 1)));
-        assert_eq!(pins.least(), 9);
-        pins.recovery.store(3, Ordering::SeqCst);
-        assert_eq!(pins.least(), 3);
-        pins.count_begin(1);
-        pins.count_begin(2);
-        assert_eq!(pins.begun(), 2);
     }
 }

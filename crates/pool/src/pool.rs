@@ -4,13 +4,14 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use farleaf_fabric::{Client, Endpoint, Incarnation, OpKind};
+use farleaf_fabric::{Client, Counters, Endpoint, Incarnation, OpKind};
 
 use crate::clients::ClosedClient;
 use crate::epoch::Epochs;
 use crate::local::Allocator;
 use crate::pins::Pins;
 use crate::retire::Retirement;
+use crate::settle::{Lines, PATIENCE_NS, Steady};
 use crate::words::owner_of;
 use crate::{Geometry, PoolError, Session, member, superblock};
 
@@ -60,6 +61,8 @@ pub struct Pool {
     /// One was dropped; what it had claimed is claimed still.
     pub(crate) recovery_unfinished: AtomicBool,
     left: AtomicBool,
+    /// Reconnects of the threads that have had a session, by their counters.
+    lines: Mutex<Vec<(Arc<Counters>, Arc<Lines>)>>,
 }
 
 impl Pool {
@@ -70,8 +73,10 @@ impl Pool {
     /// # Errors
     /// `Format` with the server and what to do, `NoSlot` if all member slots are taken, `Fabric`.
     pub async fn join<E: Endpoint>(client: &Client<E>) -> Result<Arc<Pool>, PoolError> {
-        let geometry = superblock::open(client).await?;
-        let joined = member::join(client, &geometry).await?;
+        let lines = Arc::new(Lines::new(client.endpoint().server_count()));
+        let steady = Steady::new(client, &lines, PATIENCE_NS);
+        let geometry = superblock::open(steady).await?;
+        let joined = member::join(steady, &geometry).await?;
         let clients = geometry.options().clients_max;
         Ok(Arc::new(Pool {
             member: joined.slot,
@@ -92,6 +97,7 @@ impl Pool {
             recovering: AtomicBool::new(false),
             recovery_unfinished: AtomicBool::new(false),
             left: AtomicBool::new(false),
+            lines: Mutex::new(vec![(Arc::clone(client.endpoint().counters()), lines)]),
             geometry,
         }))
     }
@@ -108,11 +114,24 @@ impl Pool {
         endpoint: E,
     ) -> Result<Session<E>, PoolError> {
         self.check_open()?;
+        let endpoint_counters = Arc::clone(endpoint.counters());
         let client = Client::new(endpoint);
         client.charge_to(OpKind::Maintenance);
-        let claimed = self.claim_client(&client).await?;
+        let lines = self.lines_of(&endpoint_counters);
+        let claimed = self.claim_client(Steady::new(&client, &lines, PATIENCE_NS)).await?;
         client.charge_to(OpKind::Other);
-        Ok(Session::new(self, client, claimed))
+        Ok(Session::new(self, client, lines, claimed))
+    }
+
+    /// The reconnects of the thread with those counters.
+    fn lines_of(&self, counters: &Arc<Counters>) -> Arc<Lines> {
+        let mut all = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, lines)) = all.iter().find(|(of, _)| Arc::ptr_eq(of, counters)) {
+            return Arc::clone(lines);
+        }
+        let lines = Arc::new(Lines::new(self.geometry().servers()));
+        all.push((Arc::clone(counters), Arc::clone(&lines)));
+        lines
     }
 
     /// Where everything is.
@@ -137,10 +156,11 @@ impl Pool {
         self.member
     }
 
-    /// Whether the last tick saw a dead member that nobody is recovering: then
-    /// [`Session::recover_begin`] has something to do.
+    /// Whether the last tick saw a dead member that nobody is recovering, or a recovery of this
+    /// member's was not completed: then [`Session::recover_begin`] has something to do.
     pub fn needs_recovery(&self) -> bool {
         self.needs_recovery.load(Ordering::Relaxed)
+            || self.recovery_unfinished.load(Ordering::Relaxed)
     }
 
     /// Open sessions of this member.

@@ -16,8 +16,10 @@
 //!   recoverer waits until everybody announces a later epoch or idleness, and only then reads the
 //!   bitmaps: the bit is set.
 //!
-//! Where members do not tick, that wait ends without success. Then nothing is freed: the blocks
-//! become orphans as they are, and a later sweep finds what is lost.
+//! Where members do not tick, that wait ends without success. Then nothing is freed: the dead's
+//! blocks with lost objects, pages and entries stay as they are, claimed, and recovery is to be begun
+//! anew. Were they let go, nobody would know that something is lost in them: whoever adopted such a
+//! block would keep it, and after that nobody has a reason to look.
 //! INV-REC-3: of what the dead had announced in blocks that are not claimed, only what is confirmed
 //! is freed (INV-RETIRE-3), once: the dead's pages are cleared before. The rest is free, or used
 //! again, or lost until its block is swept.
@@ -28,13 +30,14 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use farleaf_fabric::{Client, Endpoint, GlobalAddr, ServerId};
+use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 
 use crate::block::{HEADER_WORDS, check_header};
 use crate::geometry::RETIRE_BYTES;
-use crate::give_back::SetBits;
+use crate::give_back::BATCH;
 use crate::member::{MemberEntry, read_table};
 use crate::pins::{UNPINNED, pin_at};
+use crate::settle::{Cas, Steady};
 use crate::words::{AnnounceWord, BlockState, BlockWord, MemberState, MemberWord};
 use crate::{Audit, Pool, PoolError, Session};
 
@@ -72,7 +75,7 @@ pub struct Recovered {
     /// Objects that were lost and are free again.
     pub objects_freed: u64,
     /// Whether lost objects were looked for. Not if another member neither ticked nor was idle: then
-    /// sweep again later.
+    /// the dead stay claimed, and recovery is to be begun again later.
     pub complete: bool,
     /// What was found damaged and left alone.
     pub problems: Vec<String>,
@@ -80,7 +83,8 @@ pub struct Recovered {
 
 impl<E: Endpoint> Session<E> {
     /// Finds out which members are dead, and claims them, together with all orphan blocks. `None`
-    /// if none is dead or this member is recovering already.
+    /// if none is dead, nothing is left of an earlier recovery of this member's, or this member is
+    /// recovering already.
     ///
     /// Before the walk, or during it, the caller must finish or undo what the dead have left half
     /// done in the tables, announcing and retiring itself what that unlinks. The walk must mark every
@@ -106,7 +110,7 @@ impl<E: Endpoint> Session<E> {
     }
 
     async fn begin_recovery(&self, with_members: bool) -> Result<Option<Recovery>, PoolError> {
-        let (pool, client) = (self.pool(), &self.inner.upkeep);
+        let (pool, client) = (self.pool(), self.upkeep());
         pool.check_open()?;
         if pool.recovering.swap(true, Ordering::SeqCst) {
             return Ok(None);
@@ -123,7 +127,8 @@ impl<E: Endpoint> Session<E> {
         pool.ensure_live(client).await?;
         if with_members {
             recovery.members = pool.claim_dead(client).await?;
-            if recovery.members.is_empty() {
+            let is_left = pool.recovery_unfinished.load(Ordering::SeqCst);
+            if recovery.members.is_empty() && !is_left {
                 return Ok(None);
             }
         }
@@ -131,12 +136,16 @@ impl<E: Endpoint> Session<E> {
         let announced = pool.read_retired(client, |owner| recovery.is_dead(owner)).await?;
         recovery.announced = announced.into_iter().map(|word| word.addr).collect();
         let is_empty = recovery.members.is_empty() && recovery.blocks.is_empty();
+        if is_empty && with_members {
+            pool.recovery_unfinished.store(false, Ordering::SeqCst);
+        }
         Ok((!is_empty).then_some(recovery))
     }
 
     /// Frees what `audit`, marked in a walk since `recovery` began, shows to be lost, makes the
     /// blocks orphans or free, and clears the dead members' entries. Not within an operation: it
-    /// waits for everybody's pins.
+    /// waits for everybody's pins. If that takes too long, it is not [`Recovered::complete`], and is
+    /// to be begun anew.
     ///
     /// Cost: per block 1 READ and a batch of CAS per 64 words with lost objects, and 1 CAS; per dead
     /// client and server 2 WRITEs; some ticks' worth of waiting.
@@ -148,7 +157,7 @@ impl<E: Endpoint> Session<E> {
         mut recovery: Recovery,
         audit: &Audit,
     ) -> Result<Recovered, PoolError> {
-        let (pool, client) = (&**self.pool(), &self.inner.upkeep);
+        let (pool, client) = (&**self.pool(), self.upkeep());
         let missing = recovery
             .blocks
             .iter()
@@ -171,9 +180,13 @@ impl<E: Endpoint> Session<E> {
             problems: recovery.problems.clone(),
             ..Recovered::default()
         };
-        for (id, owner) in pool.read_clients(client).await? {
-            if recovery.is_dead(owner) {
-                pool.zero_areas(client, id).await?;
+        // From here on nobody else could finish it: what has been zeroed is known here alone.
+        let client = client.patient();
+        if done.complete {
+            for (id, owner) in pool.read_clients(client).await? {
+                if recovery.is_dead(owner) {
+                    pool.zero_areas(client, id).await?;
+                }
             }
         }
         for (server, block, word) in &recovery.blocks {
@@ -194,20 +207,24 @@ impl<E: Endpoint> Session<E> {
                 && !others.contains(addr)
         });
         if done.complete {
+            // Pinned, as who gives back must be (INV-ALLOC-3).
+            pin_at(&pool.pins.recovery, &pool.epochs.view);
+            pool.ensure_live(client).await?;
             pool.free_announced(client, &lost, &mut done).await?;
+            pool.pins.recovery.store(UNPINNED, Ordering::SeqCst);
+            for member in &recovery.members {
+                pool.clear_member(client, member).await?;
+            }
+            recovery.is_finished = true;
+            pool.recovery_unfinished.store(false, Ordering::SeqCst);
         }
-        for member in &recovery.members {
-            pool.clear_member(client, member).await?;
-        }
-        recovery.is_finished = true;
-        pool.recovery_unfinished.store(false, Ordering::SeqCst);
         Ok(done)
     }
 
     /// Waits until every other member announces an epoch after the current one, or idleness;
     /// whether all did.
     async fn wait_for_others(&self) -> Result<bool, PoolError> {
-        let (pool, client) = (&**self.pool(), &self.inner.upkeep);
+        let (pool, client) = (&**self.pool(), self.upkeep());
         let from = pool.observe(client).await?.epoch;
         let mut wait_ns = 1_000;
         for _ in 0..GRACE_LOOKS {
@@ -244,7 +261,7 @@ impl Recovery {
     }
 
     /// Claims the dead members' blocks and all orphans.
-    async fn claim_blocks<E: Endpoint>(&mut self, client: &Client<E>) -> Result<(), PoolError> {
+    async fn claim_blocks<E: Endpoint>(&mut self, client: Steady<'_, E>) -> Result<(), PoolError> {
         let pool = Arc::clone(&self.pool);
         for server in pool.geometry().server_ids() {
             for (block, word) in pool.read_block_words(client, server).await? {
@@ -276,7 +293,7 @@ impl Recovery {
                 if let Err(why) = check_header(pool.geometry(), next, front.words()) {
                     self.problems.push(format!("block {block} of server {server}: {why}"));
                     let damaged = next.next(BlockState::Damaged, next.class(), 0);
-                    client.cas(at, next.0, damaged.0).await?;
+                    client.cas_release(at, next.0, damaged.0).await?;
                     continue;
                 }
                 self.blocks.push((server, block, next));
@@ -299,7 +316,7 @@ impl Drop for Recovery {
 
 impl Pool {
     /// Finds the dead and makes them this member's to recover.
-    async fn claim_dead<E: Endpoint>(&self, client: &Client<E>) -> Result<Vec<Dead>, PoolError> {
+    async fn claim_dead<E: Endpoint>(&self, client: Steady<'_, E>) -> Result<Vec<Dead>, PoolError> {
         for (slot, entry) in (0..).zip(read_table(client, self.geometry()).await?) {
             if slot != self.member && entry.word.state()? == MemberState::Live {
                 self.declare_dead(client, slot, entry.word).await?;
@@ -332,18 +349,21 @@ impl Pool {
             })
     }
 
-    /// Frees a claimed block's lost objects and lets the block go.
+    /// Frees a claimed block's lost objects and lets the block go. If the recovery is not complete,
+    /// a dead member's block with lost objects stays claimed.
     async fn rebuild<E: Endpoint>(
         &self,
-        client: &Client<E>,
+        client: Steady<'_, E>,
         (server, block, word): (ServerId, u32, BlockWord),
         marks: &[u64],
         retired: &BTreeSet<GlobalAddr>,
         done: &mut Recovered,
     ) -> Result<(), PoolError> {
         let shape = self.geometry().shape(word.class());
-        let bitmap = client.buf(shape.bitmap_words() * 8);
-        let bitmap = client.read(self.bitmap_addr(server, block, 0), bitmap).await?;
+        let words = shape.bitmap_words();
+        let bitmaps =
+            client.read(self.given_addr(server, block, 0), client.buf(words * 16)).await?;
+        let (given, taken) = bitmaps.words().split_at(words);
         let start = self.geometry().block_addr(server, block);
         let end = start.plus(self.geometry().options().block_bytes - 1);
         let mut kept = marks.to_vec();
@@ -353,32 +373,38 @@ impl Pool {
                 None => done.problems.push(format!("{addr} is retired, where no object starts")),
             }
         }
-        let mut sets = Vec::new();
+        let mut list = Vec::new();
         let mut in_use = false;
-        for (at, (kept, free)) in kept.iter().zip(bitmap.words()).enumerate() {
+        for (at, kept) in kept.iter().enumerate() {
             // What is marked and free now has been removed since the walk.
-            let lost = shape.valid_bits(at) & !kept & !free;
+            let lost = shape.valid_bits(at) & !kept & !(given[at] ^ taken[at]);
             if lost != 0 && done.complete {
                 done.objects_freed += u64::from(lost.count_ones());
-                let expected = *free;
-                sets.push(SetBits {
-                    at: self.bitmap_addr(server, block, at),
-                    bits: lost,
-                    expected,
+                list.push(Cas {
+                    at: self.taken_addr(server, block, words, at),
+                    expected: taken[at],
+                    new: taken[at] ^ lost,
                 });
             }
-            in_use |= kept & shape.valid_bits(at) != 0 || (lost != 0 && !done.complete);
+            if lost != 0 && !done.complete {
+                if word.owner() != self.member {
+                    return Ok(());
+                }
+                in_use = true;
+            }
+            in_use |= kept & shape.valid_bits(at) != 0;
         }
         // Free only if nothing else is in it: then nobody has an object left to give back.
         let state = if in_use { BlockState::Orphan } else { BlockState::Free };
         if in_use {
-            // A give-back of unknown outcome may have landed meanwhile: then the bit is set.
-            self.set_bits(client, sets).await?;
+            for list in list.chunks(BATCH) {
+                client.cas_many(list).await?;
+            }
         }
         let class = if in_use { word.class() } else { 0 };
         let at = self.geometry().block_word_addr(server, block);
         let next = word.next(state, class, 0);
-        let found = client.cas(at, word.0, next.0).await?;
+        let found = client.cas_release(at, word.0, next.0).await?;
         if found != word.0 {
             return Err(PoolError::Corrupt(format!(
                 "block {block} of memory server {server} was changed to {found:#x} while it was \
@@ -391,7 +417,7 @@ impl Pool {
     /// Frees objects that the dead had announced, outside of claimed blocks.
     async fn free_announced<E: Endpoint>(
         &self,
-        client: &Client<E>,
+        client: Steady<'_, E>,
         objects: &[GlobalAddr],
         done: &mut Recovered,
     ) -> Result<(), PoolError> {
@@ -412,7 +438,11 @@ impl Pool {
     }
 
     /// Makes a dead client's redo areas and retire pages zero.
-    async fn zero_areas<E: Endpoint>(&self, client: &Client<E>, id: u32) -> Result<(), PoolError> {
+    async fn zero_areas<E: Endpoint>(
+        &self,
+        client: Steady<'_, E>,
+        id: u32,
+    ) -> Result<(), PoolError> {
         let redo_bytes = self.geometry().options().redo_bytes as usize;
         for server in self.geometry().server_ids() {
             let mut area = client.buf(redo_bytes + RETIRE_BYTES as usize);
@@ -425,25 +455,28 @@ impl Pool {
     /// Frees a recovered member's clients and entry.
     async fn clear_member<E: Endpoint>(
         &self,
-        client: &Client<E>,
+        client: Steady<'_, E>,
         dead: &Dead,
     ) -> Result<(), PoolError> {
         for (id, owner) in self.read_clients(client).await? {
             if owner == (dead.slot, dead.word.generation()) {
                 let at = self.geometry().client_addr(id);
-                let word = client.read(at, client.buf(8)).await?.words()[0];
-                client.cas(at, word, 0).await?;
+                let word = client.word(at).await?;
+                client.cas_release(at, word, 0).await?;
             }
         }
         let at = self.geometry().member_addr(dead.slot);
         let entry = client.read(at, client.buf(24)).await?;
         let (incarnation, announced) = (entry.words()[1], AnnounceWord(entry.words()[2]));
         let free = MemberWord::new(MemberState::Free, dead.word.generation());
-        let mut ops = client.ops();
-        ops.cas(at.plus(16), announced.0, announced.next_idle().0);
-        ops.cas(at, dead.word.0, free.0);
-        ops.cas(at.plus(8), incarnation, 0);
-        client.chain(ops).await?;
+        // Repeated, it does nothing to the entry's next user: no word comes back.
+        client
+            .chain(|ops| {
+                ops.cas(at.plus(16), announced.0, announced.next_idle().0);
+                ops.cas(at, dead.word.0, free.0);
+                ops.cas(at.plus(8), incarnation, 0);
+            })
+            .await?;
         Ok(())
     }
 }

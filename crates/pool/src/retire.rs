@@ -5,12 +5,14 @@
 //! it is about to be freed. The word is cleared first and the object freed after.
 //! INV-RETIRE-2: from the clearing to the freeing, the member is announced live and the session's
 //! reclaim pin is set, also across a failure or a dropped future in between, until a later tick has
-//! seen to it. Recovery waits for such pins (see `recover`).
+//! seen to it. Recovery waits for such pins (see `recover`). Objects of others' blocks are given back
+//! by a task, which nobody can drop half way (INV-ALLOC-3).
 //! INV-RETIRE-3: a word with bit 63 names an object that this client has unlinked and nobody else
 //! will free. A word without may be left over: its client may have lost the race for the unlinking
 //! and died, and the object may have been freed and handed out again since. So recovery frees on
 //! the strength of confirmed words alone. Objects of own blocks need none: should this member die,
-//! their blocks are searched.
+//! their blocks are searched. A client that drops a table, which nobody else takes objects from, writes
+//! confirmed words at once (INV-DROP-2); so recovery frees only what is not reachable.
 //! INV-RETIRE-4: words are confirmed and cleared by CAS from what they are known to hold, so that one
 //! that lands late does nothing to the word's next user.
 
@@ -18,26 +20,48 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use farleaf_fabric::{Client, Endpoint, GlobalAddr, ServerId};
+use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 
+use crate::canary::Canary;
 use crate::geometry::RETIRE_WORDS;
 use crate::pins::{PinGuard, UNPINNED, pin_at};
-use crate::{Pool, PoolError};
+use crate::settle::{Cas, Steady, wait_until};
+use crate::{Pool, PoolError, Session};
 
+/// Between looks whether the task that gives objects back is done.
+const GIVE_WAIT_NS: u64 = 500;
 /// Objects that are reclaimed with one doorbell.
 const BATCH: usize = 64;
 
 /// An object announced for retirement: to be given to [`crate::Session::retire`] once it is
 /// unlinked, or to [`crate::Session::cancel_retire`] if it stays.
 ///
-/// Dropped, its word in the retire page stays taken until the session ends; then the object counts
-/// as in use, and a sweep frees it if it is not.
-#[derive(Debug, PartialEq, Eq)]
+/// Dropped, a later tick clears its word in the retire page; then the object counts as in use, and
+/// a sweep frees it if it is not.
+#[derive(Debug)]
 #[must_use = "the object must be retired, or its retirement cancelled"]
 pub struct Retiring {
     pub(crate) addr: GlobalAddr,
     pub(crate) word: u16,
     pub(crate) client: u32,
+    /// `None` once the word is somebody else's to care for.
+    pub(crate) of: Option<Arc<Retirement>>,
+}
+
+impl PartialEq for Retiring {
+    fn eq(&self, other: &Self) -> bool {
+        (self.addr, self.word, self.client) == (other.addr, other.word, other.client)
+    }
+}
+
+impl Eq for Retiring {}
+
+impl Drop for Retiring {
+    fn drop(&mut self) {
+        if let Some(of) = self.of.take() {
+            of.lock().spoiled.push((self.addr.server(), self.word));
+        }
+    }
 }
 
 impl Retiring {
@@ -73,7 +97,7 @@ impl Retirement {
     pub(crate) fn claim(self: &Arc<Self>) -> Option<Freeing> {
         // Made only if it is claimed: dropping one lets go.
         let claimed = !self.busy.swap(true, Ordering::SeqCst);
-        claimed.then(|| Freeing { count: self.lock().len(), of: Arc::clone(self) })
+        claimed.then(|| Freeing { count: self.lock().queue.len(), of: Arc::clone(self) })
     }
 }
 
@@ -95,6 +119,11 @@ impl Drop for Freeing {
 pub(crate) struct Retired {
     queue: VecDeque<Entry>,
     pages: Vec<Page>,
+    /// Objects of others' blocks that a task is giving back.
+    giving: usize,
+    give_error: Option<PoolError>,
+    /// Words that may hold the address of an object that nobody will retire.
+    spoiled: Vec<(ServerId, u16)>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -141,12 +170,15 @@ impl Retired {
         Retired {
             queue: VecDeque::with_capacity(RETIRE_WORDS),
             pages: vec![Page::default(); servers],
+            giving: 0,
+            give_error: None,
+            spoiled: Vec::new(),
         }
     }
 
-    /// Number of objects that wait.
+    /// Number of objects that wait or are being given back.
     pub(crate) fn len(&self) -> usize {
-        self.queue.len()
+        self.queue.len() + self.giving
     }
 
     /// Whether a page is nearly full.
@@ -172,8 +204,8 @@ impl Retired {
         self.pages[server.index()].0 != [0; RETIRE_WORDS / 64]
     }
 
-    /// Queues an unlinked object.
-    pub(crate) fn push(&mut self, pool: &Pool, addr: GlobalAddr, word: u16) {
+    /// Queues an unlinked object, whose word of the page holds `page`.
+    fn push(&mut self, pool: &Pool, addr: GlobalAddr, word: u16, page: PageWord) {
         let class = pool
             .geometry()
             .block_of(addr)
@@ -181,7 +213,7 @@ impl Retired {
         let bytes = class.map_or(0, |class| pool.geometry().shape(class).object_bytes);
         pool.retired_bytes.fetch_add(bytes, Ordering::Relaxed);
         let epoch = pool.epochs.view.load(Ordering::SeqCst);
-        let (bytes, page) = (bytes as u32, PageWord::Announced);
+        let bytes = bytes as u32;
         self.queue.push_back(Entry { epoch, addr, word, bytes, page, clearing: false });
     }
 }
@@ -196,21 +228,23 @@ impl Entry {
     }
 }
 
-impl Pool {
+impl<E: Endpoint> Session<E> {
     /// Frees what `bound` allows of the objects that were retired when `freeing` was taken.
     ///
     /// Cost: nothing if none is due. Per 64 objects 1 batch of CAS; for those of other members'
-    /// blocks a batch of READs and one of CAS more.
-    pub(crate) async fn reclaim<E: Endpoint>(
-        &self,
-        client: &Client<E>,
-        freeing: &Freeing,
-        bound: u64,
-    ) -> Result<(), PoolError> {
-        let (retired, owner, mut count) = (&*freeing.of, freeing.of.id, freeing.count);
+    /// blocks 2 batches of READs and one of CAS more.
+    pub(crate) async fn reclaim(&self, freeing: &Freeing, bound: u64) -> Result<(), PoolError> {
+        let (pool, client) = (&**self.pool(), self.upkeep());
+        let (of, mut count) = (&freeing.of, freeing.count);
         loop {
-            let is_due = |entry: &Entry| entry.clearing || entry.epoch + 2 <= bound;
-            let batch: Vec<Entry> = retired
+            if of.lock().giving > 0 {
+                // A task is at it still, under the same pin.
+                return Ok(());
+            }
+            let is_due = |entry: &Entry| {
+                entry.clearing || entry.epoch + 2 <= bound || Canary::ReuseEarly.is_armed()
+            };
+            let batch: Vec<Entry> = of
                 .lock()
                 .queue
                 .iter()
@@ -221,51 +255,120 @@ impl Pool {
             if batch.is_empty() {
                 return Ok(());
             }
-            let pin = self.pins.reclaim(owner);
+            let pin = pool.pins.reclaim(of.id);
             if pin.load(Ordering::SeqCst) == UNPINNED {
-                pin_at(pin, &self.epochs.view);
+                pin_at(pin, &pool.epochs.view);
             }
-            self.ensure_live(client).await?;
-            for entry in retired.lock().queue.iter_mut().take(batch.len()) {
+            pool.ensure_live(client).await?;
+            for entry in of.lock().queue.iter_mut().take(batch.len()) {
                 entry.clearing = true;
             }
-            let mut outcome = self.clear_words(client, owner, &batch).await?;
+            let mut outcome = pool.clear_words(client, of.id, &batch).await?;
             // Everything before may be done again by the next tick, under the same pin.
-            let _pinned = PinGuard(pin);
+            let pinned = PinGuard(pin);
             count -= batch.len();
             let mut foreign = Vec::new();
             for entry in batch {
-                retired.lock().queue.pop_front();
-                retired.lock().give_word(entry.addr.server(), entry.word);
-                self.retired_bytes.fetch_sub(u64::from(entry.bytes), Ordering::Relaxed);
-                let own = self.alloc().free(self.geometry(), entry.addr);
+                of.lock().queue.pop_front();
+                of.lock().give_word(entry.addr.server(), entry.word);
+                pool.retired_bytes.fetch_sub(u64::from(entry.bytes), Ordering::Relaxed);
+                let own = pool.alloc().free(pool.geometry(), entry.addr);
                 match own {
                     Ok(true) => {}
                     Ok(false) => foreign.push(entry.addr),
                     Err(error) => outcome = Err(error),
                 }
             }
-            self.give_back(client, &foreign).await?;
+            if !foreign.is_empty() {
+                std::mem::forget(pinned);
+                self.give_back_in_task(of, foreign);
+                if !wait_until(client, GIVE_WAIT_NS, || of.lock().giving == 0).await {
+                    return outcome;
+                }
+                if let Some(error) = of.lock().give_error.take() {
+                    return Err(error);
+                }
+            }
             outcome?;
         }
     }
 
+    /// Writes the words of objects that nobody else will unlink, as confirmed.
+    pub(crate) async fn announce_confirmed(&self, all: &[Retiring]) -> Result<(), PoolError> {
+        let mut ops = self.client().ops();
+        for retiring in all {
+            ops.write_word(self.retire_addr(retiring), retiring.addr.word() | CONFIRMED);
+        }
+        self.steady().post_many(ops).await?;
+        Ok(())
+    }
+
+    /// As [`Session::retire`], for an object of [`Session::announce_confirmed`].
+    pub(crate) fn retire_confirmed(&self, retiring: Retiring) {
+        self.queue_retired(retiring, PageWord::Confirmed);
+    }
+
+    /// As [`Session::retire`], for an object that was announced alone.
+    pub(crate) fn retire_announced(&self, retiring: Retiring) {
+        self.queue_retired(retiring, PageWord::Announced);
+    }
+
+    fn queue_retired(&self, mut retiring: Retiring, page: PageWord) {
+        assert_eq!(retiring.client, self.id(), "retired by another session than announced it");
+        retiring.of = None;
+        self.inner.retired.lock().push(self.pool(), retiring.addr, retiring.word, page);
+    }
+
+    /// Gives objects back under the client's reclaim pin, which is let go after.
+    fn give_back_in_task(&self, of: &Arc<Retirement>, objects: Vec<GlobalAddr>) {
+        of.lock().giving = objects.len();
+        let of = Arc::clone(of);
+        self.spawn(async move |session| {
+            let pool = &**session.pool();
+            let outcome = pool.give_back(session.upkeep(), &objects).await;
+            drop(PinGuard(pool.pins.reclaim(of.id)));
+            let mut retired = of.lock();
+            retired.give_error = outcome.err();
+            retired.giving = 0;
+        });
+    }
+
+    /// Clears the words of announcements that came to nothing. 1 reconnect and 1 WRITE each.
+    pub(crate) async fn clear_spoiled(&self, freeing: &Freeing) -> Result<(), PoolError> {
+        let (pool, client, of) = (&**self.pool(), self.upkeep(), &freeing.of);
+        loop {
+            let next = of.lock().spoiled.last().copied();
+            let Some((server, word)) = next else { return Ok(()) };
+            // The WRITE that announced it may be under way.
+            client.settle(server).await?;
+            let at = pool.geometry().retire_addr(server, of.id, usize::from(word));
+            client.write_word(at, 0).await?;
+            let mut retired = of.lock();
+            retired.spoiled.retain(|other| *other != (server, word));
+            retired.give_word(server, word);
+        }
+    }
+}
+
+impl Pool {
     /// Clears the words of `entries`. The inner result tells of a word that held something else.
     async fn clear_words<E: Endpoint>(
         &self,
-        client: &Client<E>,
+        client: Steady<'_, E>,
         owner: u32,
         entries: &[Entry],
     ) -> Result<Result<(), PoolError>, PoolError> {
-        let mut ops = client.ops();
-        for entry in entries {
-            ops.cas(self.page_word(owner, entry), entry.expected(), 0);
-        }
-        let ops = client.post_many(ops).await?;
+        let list: Vec<Cas> = entries
+            .iter()
+            .map(|entry| {
+                let at = self.page_word(owner, entry);
+                Cas { at, expected: entry.expected(), new: 0 }
+            })
+            .collect();
+        let olds = client.cas_many(&list).await?;
         let mut outcome = Ok(());
-        for (index, entry) in entries.iter().enumerate() {
-            let (plain, mut expected, mut found) =
-                (entry.addr.word(), entry.expected(), ops.old(index));
+        for (entry, old) in entries.iter().zip(olds) {
+            let (plain, mut expected, mut found) = (entry.addr.word(), entry.expected(), old);
             for _ in 0..CLEAR_ATTEMPTS {
                 if found == expected || found == 0 || found & !CONFIRMED != plain {
                     break;
@@ -288,18 +391,19 @@ impl Pool {
     /// Cost: per 64 such objects that were retired since the last time, 1 batch of CAS.
     pub(crate) async fn confirm<E: Endpoint>(
         &self,
-        client: &Client<E>,
+        client: Steady<'_, E>,
         freeing: &Freeing,
     ) -> Result<(), PoolError> {
         let (retired, owner) = (&*freeing.of, freeing.of.id);
         loop {
-            let mut ops = client.ops();
+            let mut list = Vec::new();
             let mut words = Vec::new();
             for entry in &mut retired.lock().queue {
                 if entry.bytes == 0 && entry.page != PageWord::Confirmed && !entry.clearing {
                     entry.page = PageWord::Confirming;
                     let plain = entry.addr.word();
-                    ops.cas(self.page_word(owner, entry), plain, plain | CONFIRMED);
+                    let at = self.page_word(owner, entry);
+                    list.push(Cas { at, expected: plain, new: plain | CONFIRMED });
                     words.push((entry.addr, entry.word));
                     if words.len() == BATCH {
                         break;
@@ -309,7 +413,7 @@ impl Pool {
             if words.is_empty() {
                 return Ok(());
             }
-            client.post_many(ops).await?;
+            client.cas_many(&list).await?;
             for entry in &mut retired.lock().queue {
                 if words.contains(&(entry.addr, entry.word)) {
                     entry.page = PageWord::Confirmed;

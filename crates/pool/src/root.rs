@@ -1,20 +1,23 @@
 //! The root table: named tables, their engine and where they start.
 //!
-//! Words of an entry: 0 state (bits 0 to 3: 0 free, 1 being made, 2 live; the rest a version),
-//! 1 lengths of name (bits 0 to 7) and engine name (8 to 15), 2 to 17 name, 18 and 19 engine name,
-//! 20 to 27 parameters, 28 root address, 29 checksum (xxh3-64 of words 1 to 27).
+//! Words of an entry: 0 state (bits 0 to 3: 0 free, 1 being made, 2 live, 3 being dropped; the rest a
+//! version), 1 lengths of name (bits 0 to 7) and engine name (8 to 15), 2 to 17 name, 18 and 19 engine
+//! name, 20 to 27 parameters, 28 root address, 29 checksum (xxh3-64 of words 1 to 27), 30 and 31 of
+//! a table that is being dropped, see [`crate::drops`].
 //!
 //! INV-ROOT-1: entries are changed only by the holder of the root lock (a word on server 0 that
-//! holds its lock token). So an entry that its holder finds half made was left by a dead or failed
-//! one and is free.
+//! holds its lock token), but for word 30, which is its dropper's. So an entry that the lock's holder
+//! finds half made was left by a dead or failed one and is free.
 //! INV-ROOT-2: no two live entries have the same name.
 
 use std::sync::atomic::Ordering;
 
-use farleaf_fabric::{Client, Endpoint, GlobalAddr};
+use farleaf_fabric::{Endpoint, GlobalAddr};
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::drops::{Dropping, UNCOUNTED};
 use crate::geometry::ROOT_BYTES;
+use crate::settle::Steady;
 use crate::{LockToken, Pool, PoolError, Session};
 
 const WORDS: usize = ROOT_BYTES as usize / 8;
@@ -26,16 +29,21 @@ const PARAMS_WORD: usize = 20;
 const ADDR_WORD: usize = 28;
 const CHECKSUM_WORD: usize = 29;
 const BODY_END: usize = 30;
+pub(crate) const LEFT_WORD: usize = 30;
+pub(crate) const OWNER_WORD: usize = 31;
 
-const FREE: u64 = 0;
+pub(crate) const FREE: u64 = 0;
 const MAKING: u64 = 1;
 const LIVE: u64 = 2;
+pub(crate) const DROPPING: u64 = 3;
 
 /// How long to wait for the lock between two tries, tries between looks whether its holder lives,
 /// and tries in all.
 const WAIT_NS: u64 = 20_000;
 const LOOK_TRIES: usize = 16;
 const TRIES_MAX: usize = 10_000;
+/// Entries that are read at once: 1 MiB.
+const READ_ENTRIES: usize = 4096;
 /// READs of an entry that is being made at that very moment.
 const READS_MAX: usize = 4;
 
@@ -57,10 +65,11 @@ pub struct Root {
 impl<E: Endpoint> Session<E> {
     /// Adds a table. The object at `addr` must be complete: others find it from then on.
     ///
-    /// Cost: 1 READ of the root table, 4 CAS, 1 WRITE.
+    /// Cost: 1 READ of the root table for each 4,096 entries, 4 CAS, 1 WRITE.
     ///
     /// # Errors
-    /// `TableExists`, `NoSlot`, `Invalid` (a name too long or empty), `Busy`: nothing was done.
+    /// `TableExists`, `NoSlot` (tables that are being dropped count), `Invalid` (a name too long or
+    /// empty), `Busy`: nothing was done.
     /// `Fabric`: look whether it exists.
     pub async fn create_root(
         &self,
@@ -87,6 +96,9 @@ impl<E: Endpoint> Session<E> {
         let table = self.read_roots().await?;
         let mut free = None;
         for (slot, entry) in table.chunks_exact(WORDS).enumerate() {
+            if entry[0] & 15 == DROPPING {
+                continue;
+            }
             if entry[0] & 15 != LIVE {
                 free = free.or(Some((slot, entry[0])));
             } else if name_in(entry) == Some(name.as_bytes().to_vec()) {
@@ -101,14 +113,14 @@ impl<E: Endpoint> Session<E> {
         self.change_root(at, word, making).await?;
         let body = self.client().buf((BODY_END - 1) * 8);
         let body = encode(&root, body);
-        self.client().write(at.plus(8), body).await?;
+        self.steady().write(at.plus(8), body).await?;
         self.change_root(at, making, (making >> 4).wrapping_add(1) << 4 | LIVE).await?;
         Ok(root)
     }
 
     /// The table of that name.
     ///
-    /// Cost: 1 READ of the root table.
+    /// Cost: 1 READ of the root table for each 4,096 entries.
     ///
     /// # Errors
     /// `NoSuchTable`, `Corrupt` (an entry is damaged, perhaps this one), `Fabric`.
@@ -127,7 +139,7 @@ impl<E: Endpoint> Session<E> {
 
     /// All tables, in the order of their slots.
     ///
-    /// Cost: 1 READ of the root table.
+    /// Cost: 1 READ of the root table for each 4,096 entries.
     ///
     /// # Errors
     /// `Corrupt` if an entry is damaged, `Fabric`.
@@ -140,33 +152,86 @@ impl<E: Endpoint> Session<E> {
         Ok(roots)
     }
 
-    /// Takes the table of that name out. Its objects are then the caller's to retire; should it
-    /// die before it has, a sweep frees them.
+    /// Takes the table of that name out: nobody finds it from then on, and the name is free. Its root
+    /// entry is the dropper's until [`Session::end_drop`], and its objects are retired by
+    /// [`Session::retire_dropped`] alone. Should this compute server die before, another finishes it
+    /// ([`Session::adopt_drop`]).
     ///
-    /// Cost: 1 READ of the root table, 3 CAS.
+    /// Cost: 1 READ of the root table for each 4,096 entries, 1 READ, 1 WRITE, 3 CAS.
     ///
     /// # Errors
     /// `NoSuchTable`, `Busy`: nothing was done. `Corrupt`, `Fabric`.
-    pub async fn drop_root(&self, name: &str) -> Result<Root, PoolError> {
+    pub async fn drop_root(&self, name: &str) -> Result<Dropping, PoolError> {
         let lock = RootLock::acquire(self).await?;
         let dropped = self.drop_locked(name).await;
         lock.release().await?;
         dropped
     }
 
-    async fn drop_locked(&self, name: &str) -> Result<Root, PoolError> {
+    async fn drop_locked(&self, name: &str) -> Result<Dropping, PoolError> {
         let root = self.open_root(name).await?;
         let at = self.pool().geometry().root_addr(root.slot);
-        let word = self.client().read(at, self.client().buf(8)).await?.words()[0];
-        self.change_root(at, word, (word >> 4).wrapping_add(1) << 4 | FREE).await?;
-        Ok(root)
+        let word = self.steady().word(at).await?;
+        let owner = self.lock_token();
+        let mut words = self.client().buf(16);
+        words.words_mut().copy_from_slice(&[UNCOUNTED, owner]);
+        // Nobody reads them while the table is live.
+        self.steady().write(at.plus(LEFT_WORD as u64 * 8), words).await?;
+        let state = (word >> 4).wrapping_add(1) << 4 | DROPPING;
+        self.change_root(at, word, state).await?;
+        Ok(Dropping { root, left: None, state, owner })
+    }
+
+    pub(crate) async fn read_drops(&self) -> Result<Vec<Dropping>, PoolError> {
+        let table = self.read_roots().await?;
+        let mut drops = Vec::new();
+        for (slot, entry) in table.chunks_exact(WORDS).enumerate() {
+            if entry[0] & 15 == DROPPING {
+                drops.extend(self.read_drop(slot).await?);
+            }
+        }
+        Ok(drops)
+    }
+
+    /// The entry in `slot`, if its table is being dropped.
+    ///
+    /// The words of one READ may be of different moments; those between two looks at the same state
+    /// are of that state.
+    async fn read_drop(&self, slot: usize) -> Result<Option<Dropping>, PoolError> {
+        let at = self.pool().geometry().root_addr(slot);
+        let mut before = self.steady().word(at).await?;
+        for _ in 0..READS_MAX {
+            if before & 15 != DROPPING {
+                return Ok(None);
+            }
+            let entry = self.steady().read(at, self.client().buf(ROOT_BYTES as usize)).await?;
+            let after = self.steady().word(at).await?;
+            if after == before {
+                let words = entry.words();
+                let root = decode(words, slot).map_err(|why| {
+                    PoolError::Corrupt(format!("entry {slot} of the root table: {why}"))
+                })?;
+                let left = (words[LEFT_WORD] != UNCOUNTED).then_some(words[LEFT_WORD]);
+                let owner = words[OWNER_WORD];
+                return Ok(Some(Dropping { root, left, state: before, owner }));
+            }
+            before = after;
+        }
+        Err(PoolError::Corrupt(format!("entry {slot} of the root table never holds still")))
     }
 
     async fn read_roots(&self) -> Result<Vec<u64>, PoolError> {
         let geometry = self.pool().geometry();
-        let bytes = geometry.options().tables_max as usize * ROOT_BYTES as usize;
-        let table = self.client().read(geometry.root_addr(0), self.client().buf(bytes)).await?;
-        Ok(table.words().to_vec())
+        let tables_max = geometry.options().tables_max as usize;
+        let mut table = Vec::with_capacity(tables_max * WORDS);
+        // The largest table is longer than any buffer.
+        for first in (0..tables_max).step_by(READ_ENTRIES) {
+            let bytes = READ_ENTRIES.min(tables_max - first) * ROOT_BYTES as usize;
+            let part = self.client().buf(bytes);
+            let part = self.steady().read(geometry.root_addr(first), part).await?;
+            table.extend_from_slice(part.words());
+        }
+        Ok(table)
     }
 
     /// The entry in `slot` of a table that was read; `None` if it is not live.
@@ -183,14 +248,19 @@ impl<E: Endpoint> Session<E> {
             }
             // Its words may be of before and after it was made.
             let at = self.pool().geometry().root_addr(slot);
-            let buf = self.client().read(at, self.client().buf(ROOT_BYTES as usize)).await?;
+            let buf = self.steady().read(at, self.client().buf(ROOT_BYTES as usize)).await?;
             entry.copy_from_slice(buf.words());
         }
         Err(PoolError::Corrupt(format!("entry {slot} of the root table: {problem}")))
     }
 
-    async fn change_root(&self, at: GlobalAddr, from: u64, to: u64) -> Result<(), PoolError> {
-        let found = self.client().cas(at, from, to).await?;
+    pub(crate) async fn change_root(
+        &self,
+        at: GlobalAddr,
+        from: u64,
+        to: u64,
+    ) -> Result<(), PoolError> {
+        let found = self.steady().cas(at, from, to).await?;
         if found == from {
             return Ok(());
         }
@@ -202,11 +272,11 @@ impl Pool {
     /// Gives back a root lock that a dropped call left behind. 1 CAS if there is one.
     pub(crate) async fn release_root_leftover<E: Endpoint>(
         &self,
-        client: &Client<E>,
+        client: Steady<'_, E>,
     ) -> Result<(), PoolError> {
         let token = self.root_leftover.load(Ordering::SeqCst);
         if token != 0 {
-            client.cas(self.geometry().root_lock_addr(), token, 0).await?;
+            client.cas_release(self.geometry().root_lock_addr(), token, 0).await?;
             // Unless another has been left behind meanwhile.
             let _ =
                 self.root_leftover.compare_exchange(token, 0, Ordering::SeqCst, Ordering::SeqCst);
@@ -216,14 +286,14 @@ impl Pool {
 }
 
 /// The root lock, held.
-struct RootLock<'a, E: Endpoint> {
+pub(crate) struct RootLock<'a, E: Endpoint> {
     session: &'a Session<E>,
     token: u64,
     released: bool,
 }
 
 impl<'a, E: Endpoint> RootLock<'a, E> {
-    async fn acquire(session: &'a Session<E>) -> Result<Self, PoolError> {
+    pub(crate) async fn acquire(session: &'a Session<E>) -> Result<Self, PoolError> {
         let pool = session.pool();
         pool.check_open()?;
         session.fill_tokens().await?;
@@ -243,7 +313,7 @@ impl<'a, E: Endpoint> RootLock<'a, E> {
         let lock = RootLock { session, token, released: false };
         let mut expected = 0;
         for tries in 1..=TRIES_MAX {
-            let found = session.client().cas(at, expected, token).await?;
+            let found = session.steady().cas(at, expected, token).await?;
             if found == expected {
                 return Ok(lock);
             }
@@ -261,9 +331,9 @@ impl<'a, E: Endpoint> RootLock<'a, E> {
         Err(PoolError::Busy("the root table"))
     }
 
-    async fn release(mut self) -> Result<(), PoolError> {
+    pub(crate) async fn release(mut self) -> Result<(), PoolError> {
         let at = self.session.pool().geometry().root_lock_addr();
-        self.session.client().cas(at, self.token, 0).await?;
+        self.session.steady().cas_release(at, self.token, 0).await?;
         self.released = true;
         Ok(())
     }
@@ -273,7 +343,16 @@ impl<E: Endpoint> Drop for RootLock<'_, E> {
     fn drop(&mut self) {
         let pool = self.session.pool();
         if !self.released {
+            // Where this thread does not come to it, a tick does.
             pool.root_leftover.store(self.token, Ordering::SeqCst);
+            let token = self.token;
+            self.session.spawn(async move |session| {
+                let at = session.pool().geometry().root_lock_addr();
+                // The CAS that was to take it may be under way still.
+                if session.upkeep().settle(at.server()).await.is_ok() {
+                    let _ = session.upkeep().cas_release(at, token, 0).await;
+                }
+            });
         }
         pool.root_token.store(0, Ordering::SeqCst);
     }

@@ -3,13 +3,15 @@
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use farleaf_fabric::{Client, Endpoint, GlobalAddr, OpKind, Ops, ServerId};
 
+use crate::canary::Canary;
 use crate::clients::{ClaimedClient, ClosedClient, TOKEN_STEP};
-use crate::pins::{SESSION_PINS, UNPINNED, pin_at};
+use crate::pins::{LAST_PIN, PinSlots, SessionPins, pin_at};
 use crate::retire::{Retirement, Retiring};
+use crate::settle::{Lines, PATIENCE_NS, Steady, is_open, wait_until};
 use crate::{LockToken, Pool, PoolError};
 
 /// Tokens that are left after every `begin` and `tick`.
@@ -33,22 +35,26 @@ const RELIEF_WAIT_NS_MAX: u64 = 1_000_000;
 #[derive(Debug)]
 pub struct Session<E: Endpoint> {
     pub(crate) inner: Rc<Inner<E>>,
+    patience_ns: u64,
 }
 
 #[derive(Debug)]
 pub(crate) struct Inner<E: Endpoint> {
     client: Client<E>,
     /// As `client`, but counts as maintenance.
-    pub(crate) upkeep: Client<E>,
+    upkeep: Client<E>,
+    lines: Arc<Lines>,
     pool: Arc<Pool>,
     pub(crate) id: u32,
     owner: u64,
     tokens: Cell<(u64, u64)>,
-    /// Bit per pin in use, and users of the last one.
-    pins_taken: Cell<u8>,
-    last_pin_users: Cell<u32>,
+    pin_slots: PinSlots,
     /// Tasks that outlive their operations; see [`Session::hold`].
     held: Cell<usize>,
+    /// Tasks of [`Session::spawn`] that have not ended.
+    tasks: Cell<usize>,
+    /// Leaving was begun before.
+    pub(crate) tried_to_leave: Cell<bool>,
     place: Cell<usize>,
     pub(crate) retired: Arc<Retirement>,
     /// A retire page is nearly full.
@@ -59,7 +65,7 @@ pub(crate) struct Inner<E: Endpoint> {
 
 impl<E: Endpoint> Clone for Session<E> {
     fn clone(&self) -> Self {
-        Session { inner: Rc::clone(&self.inner) }
+        Session { inner: Rc::clone(&self.inner), patience_ns: self.patience_ns }
     }
 }
 
@@ -80,7 +86,12 @@ pub struct OwnedPin<E: Endpoint> {
 }
 
 impl<E: Endpoint> Session<E> {
-    pub(crate) fn new(pool: &Arc<Pool>, client: Client<E>, claimed: ClaimedClient) -> Self {
+    pub(crate) fn new(
+        pool: &Arc<Pool>,
+        client: Client<E>,
+        lines: Arc<Lines>,
+        claimed: ClaimedClient,
+    ) -> Self {
         pool.sessions.fetch_add(1, Ordering::SeqCst);
         pool.pins.enable(claimed.id);
         let upkeep = Client::new(client.endpoint().clone());
@@ -88,12 +99,14 @@ impl<E: Endpoint> Session<E> {
         let inner = Inner {
             client,
             upkeep,
+            lines,
             id: claimed.id,
             owner: claimed.owner,
             tokens: Cell::new((claimed.tokens.start, claimed.tokens.end)),
-            pins_taken: Cell::new(0),
-            last_pin_users: Cell::new(0),
+            pin_slots: PinSlots::default(),
             held: Cell::new(0),
+            tasks: Cell::new(0),
+            tried_to_leave: Cell::new(false),
             place: Cell::new(claimed.id as usize),
             retired: pool.new_retirement(claimed.id),
             pressed: Cell::new(false),
@@ -101,13 +114,52 @@ impl<E: Endpoint> Session<E> {
             ticks: Cell::new(0),
             pool: Arc::clone(pool),
         };
-        Session { inner: Rc::new(inner) }
+        Session { inner: Rc::new(inner), patience_ns: PATIENCE_NS }
     }
 
     /// The client that remote operations go through.
     #[inline]
     pub fn client(&self) -> &Client<E> {
         &self.inner.client
+    }
+
+    /// The same client, with operations whose outcome is known; see [`Steady`].
+    #[inline]
+    pub fn steady(&self) -> Steady<'_, E> {
+        Steady::new(&self.inner.client, &self.inner.lines, self.patience_ns)
+    }
+
+    /// As [`Session::steady`], but counts as maintenance.
+    #[inline]
+    pub fn upkeep(&self) -> Steady<'_, E> {
+        Steady::new(&self.inner.upkeep, &self.inner.lines, self.patience_ns)
+    }
+
+    /// This session for work that must end once begun: its operations are tried until the server
+    /// can be reached, or this compute server is cut off.
+    #[must_use]
+    pub fn patient(&self) -> Self {
+        Session { inner: Rc::clone(&self.inner), patience_ns: u64::MAX }
+    }
+
+    /// Runs `task` on this thread to its end, with a patient session. Leaving waits for it.
+    pub fn spawn<T>(&self, task: T)
+    where
+        T: AsyncFnOnce(Session<E>) + 'static,
+    {
+        let session = self.patient();
+        session.inner.tasks.set(session.inner.tasks.get() + 1);
+        self.endpoint().spawn(async move {
+            let inner = Rc::clone(&session.inner);
+            task(session).await;
+            inner.tasks.set(inner.tasks.get() - 1);
+        });
+    }
+
+    /// Waits until the tasks of [`Session::spawn`] have ended; whether they did while patience
+    /// lasted.
+    pub(crate) async fn finish_tasks(&self) -> bool {
+        wait_until(self.steady(), HELD_WAIT_NS, || self.inner.tasks.get() == 0).await
     }
 
     /// The thread's endpoint.
@@ -150,8 +202,10 @@ impl<E: Endpoint> Session<E> {
             self.begin_slowly(&pinned).await?;
         }
         // A task of an operation whose caller was dropped still uses this client's redo area.
-        while self.inner.held.get() > 0 {
-            self.endpoint().sleep(HELD_WAIT_NS).await;
+        if self.inner.held.get() > 0
+            && !wait_until(self.steady(), HELD_WAIT_NS, || self.inner.held.get() == 0).await
+        {
+            return Err(PoolError::Unsettled);
         }
         Ok(pinned)
     }
@@ -161,10 +215,10 @@ impl<E: Endpoint> Session<E> {
     /// begins when the task is done, since both would use the same redo area; so the task must not
     /// begin one. Called within an operation: without one there is no moment to hold.
     pub fn hold(&self) -> OwnedPin<E> {
-        let slots = 0..SESSION_PINS;
-        let oldest = slots.min_by_key(|slot| self.pin(*slot).load(Ordering::Relaxed)).unwrap_or(0);
+        let (slots, pins) = (0..=LAST_PIN, self.pins());
+        let oldest = slots.min_by_key(|slot| pins[*slot].load(Ordering::Relaxed)).unwrap_or(0);
         self.inner.held.set(self.inner.held.get() + 1);
-        OwnedPin { session: self.clone(), slot: self.double_pin(oldest) }
+        OwnedPin { session: self.clone(), slot: self.inner.pin_slots.double(pins, oldest) }
     }
 
     /// Waits until a nearly full retire page has room again, for a while. Before the pin, which
@@ -173,7 +227,12 @@ impl<E: Endpoint> Session<E> {
     async fn relieve(&self) -> Result<(), PoolError> {
         let mut wait_ns = RELIEF_WAIT_NS;
         for _ in 0..RELIEF_TICKS {
-            self.tick().await?;
+            match self.tick().await {
+                // What was not done is done later.
+                Ok(()) => {}
+                Err(PoolError::Fabric(error)) if is_open(error) => {}
+                Err(error) => return Err(error),
+            }
             if !self.inner.pressed.get() {
                 return Ok(());
             }
@@ -187,10 +246,10 @@ impl<E: Endpoint> Session<E> {
     async fn begin_slowly(&self, pinned: &Pinned<'_, E>) -> Result<(), PoolError> {
         self.inner.pool.check_open()?;
         self.fill_tokens().await?;
-        self.inner.pool.ensure_live(&self.inner.upkeep).await?;
+        self.inner.pool.ensure_live(self.upkeep()).await?;
         // The view may have been old; nothing was read yet, so the pin may move up.
-        if pinned.slot < SESSION_PINS - 1 {
-            pin_at(self.pin(pinned.slot), &self.inner.pool.epochs.view);
+        if pinned.slot < LAST_PIN {
+            pin_at(&self.pins()[pinned.slot], &self.inner.pool.epochs.view);
         }
         Ok(())
     }
@@ -246,9 +305,7 @@ impl<E: Endpoint> Session<E> {
                 result => break result?,
             }
         };
-        let mut word = self.client().buf(8);
-        word.words_mut()[0] = addr.word();
-        self.client().write(self.retire_addr(&retiring), word).await?;
+        self.steady().write_word(self.retire_addr(&retiring), addr.word()).await?;
         Ok(retiring)
     }
 
@@ -275,8 +332,7 @@ impl<E: Endpoint> Session<E> {
     /// # Panics
     /// If another session announced it.
     pub fn retire(&self, retiring: Retiring) {
-        assert_eq!(retiring.client, self.inner.id, "retired by another session than announced it");
-        self.inner.retired.lock().push(self.pool(), retiring.addr, retiring.word);
+        self.retire_announced(retiring);
     }
 
     /// The announced object stays, or another client has unlinked it.
@@ -284,14 +340,15 @@ impl<E: Endpoint> Session<E> {
     /// Cost: 1 CAS.
     ///
     /// # Errors
-    /// `Fabric`: the page's word stays taken until the session ends.
+    /// `Fabric`: a later tick clears the page's word.
     ///
     /// # Panics
     /// If another session announced it.
-    pub async fn cancel_retire(&self, retiring: Retiring) -> Result<(), PoolError> {
+    pub async fn cancel_retire(&self, mut retiring: Retiring) -> Result<(), PoolError> {
         assert_eq!(retiring.client, self.inner.id, "cancelled by another session");
         let at = self.retire_addr(&retiring);
-        self.client().cas(at, retiring.addr.word(), 0).await?;
+        self.steady().cas_release(at, retiring.addr.word(), 0).await?;
+        retiring.of = None;
         self.inner.retired.lock().give_word(retiring.addr.server(), retiring.word);
         Ok(())
     }
@@ -338,7 +395,7 @@ impl<E: Endpoint> Session<E> {
     /// # Errors
     /// `Corrupt` if it is no token of this pool, `Fabric`.
     pub async fn owner_is_dead(&self, token: u64) -> Result<bool, PoolError> {
-        self.pool().token_is_dead(&self.inner.upkeep, token).await
+        self.pool().token_is_dead(self.upkeep(), token).await
     }
 
     pub(crate) async fn fill_tokens(&self) -> Result<(), PoolError> {
@@ -346,7 +403,7 @@ impl<E: Endpoint> Session<E> {
         if end - next >= TOKENS_LEAST {
             return Ok(());
         }
-        let start = self.pool().more_tokens(&self.inner.upkeep, self.inner.id).await?;
+        let start = self.pool().more_tokens(self.upkeep(), self.inner.id, end).await?;
         // Another task of this session may have used or added some meanwhile.
         let (next, end) = self.inner.tokens.get();
         let next = if start == end { next } else { start };
@@ -368,70 +425,37 @@ impl<E: Endpoint> Session<E> {
             .ok_or_else(|| PoolError::Corrupt(format!("{word:#x} is no lock's token")))
     }
 
-    fn take_retire_word(&self, addr: GlobalAddr) -> Result<Retiring, PoolError> {
+    pub(crate) fn take_retire_word(&self, addr: GlobalAddr) -> Result<Retiring, PoolError> {
         self.pool().block_of(addr)?;
         let mut retired = self.inner.retired.lock();
         let word = retired.take_word(addr.server());
         self.inner.pressed.set(retired.is_pressed());
         let word = word.ok_or(PoolError::RetireFull)?;
-        Ok(Retiring { addr, word, client: self.inner.id })
+        let of = Some(Arc::clone(&self.inner.retired));
+        Ok(Retiring { addr, word, client: self.inner.id, of })
     }
 
-    fn retire_addr(&self, retiring: &Retiring) -> GlobalAddr {
+    pub(crate) fn retire_addr(&self, retiring: &Retiring) -> GlobalAddr {
         let word = usize::from(retiring.word);
         self.pool().geometry().retire_addr(retiring.addr.server(), self.inner.id, word)
     }
 
     #[inline]
-    fn pin(&self, slot: usize) -> &AtomicU64 {
-        self.inner.pool.pins.operation(self.inner.id, slot)
+    fn pins(&self) -> &SessionPins {
+        self.inner.pool.pins.operations(self.inner.id)
     }
 
-    /// Pins the current view with a free pin. The last one is shared by those that find none; it
-    /// keeps its first user's epoch, which holds back more than is needed.
     #[inline]
     fn take_pin(&self) -> usize {
-        let slot = self.reserve_pin();
-        if slot < SESSION_PINS - 1 || self.inner.last_pin_users.get() == 1 {
-            pin_at(self.pin(slot), &self.inner.pool.epochs.view);
+        if Canary::SkipPin.is_armed() {
+            return self.inner.pin_slots.reserve(0);
         }
-        slot
-    }
-
-    #[inline]
-    fn reserve_pin(&self) -> usize {
-        let taken = self.inner.pins_taken.get();
-        let slot = (taken.trailing_ones() as usize).min(SESSION_PINS - 1);
-        if slot == SESSION_PINS - 1 {
-            self.inner.last_pin_users.set(self.inner.last_pin_users.get() + 1);
-        } else {
-            self.inner.pins_taken.set(taken | 1 << slot);
-        }
-        slot
+        self.inner.pin_slots.take(self.pins(), &self.inner.pool.epochs.view)
     }
 
     #[inline]
     fn drop_pin(&self, slot: usize) {
-        if slot == SESSION_PINS - 1 {
-            let users = self.inner.last_pin_users.get() - 1;
-            self.inner.last_pin_users.set(users);
-            if users > 0 {
-                return;
-            }
-        } else {
-            self.inner.pins_taken.set(self.inner.pins_taken.get() & !(1 << slot));
-        }
-        self.pin(slot).store(UNPINNED, Ordering::Release);
-    }
-
-    /// A second pin of the epoch that `slot` holds.
-    fn double_pin(&self, slot: usize) -> usize {
-        let epoch = self.pin(slot).load(Ordering::Relaxed);
-        let second = self.reserve_pin();
-        // The first pin holds the epoch until this store is done.
-        let pin = self.pin(second);
-        pin.store(epoch.min(pin.load(Ordering::Relaxed)), Ordering::SeqCst);
-        second
+        self.inner.pin_slots.release(self.pins(), slot);
     }
 }
 
@@ -456,6 +480,7 @@ impl<E: Endpoint> Drop for Inner<E> {
         self.pool.closed().push(ClosedClient {
             claimed: ClaimedClient { id: self.id, owner: self.owner, tokens: next..end },
             retired: Arc::clone(&self.retired),
+            tried: self.tried_to_leave.get(),
         });
         self.pool.sessions.fetch_sub(1, Ordering::SeqCst);
     }

@@ -13,6 +13,7 @@ use farleaf_fabric::{Client, Endpoint, GlobalAddr, ServerId};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::geometry::{Geometry, SUPERBLOCK_BYTES};
+use crate::settle::{Lines, PATIENCE_NS, Steady};
 use crate::{FormatError, FormatFault, PoolError, PoolOptions};
 
 /// `FARLEAF` and a line end.
@@ -35,6 +36,8 @@ pub async fn format<E: Endpoint>(
     client: &Client<E>,
     options: &PoolOptions,
 ) -> Result<(), PoolError> {
+    let lines = Lines::new(client.endpoint().server_count());
+    let client = Steady::new(client, &lines, PATIENCE_NS);
     let endpoint = client.endpoint();
     let lengths: Vec<u64> = (0..endpoint.server_count())
         .map(|server| endpoint.region_bytes(ServerId(server as u16)))
@@ -42,7 +45,7 @@ pub async fn format<E: Endpoint>(
     let geometry = Geometry::new(*options, &lengths)?;
     let pool_id = u128::from(endpoint.random()) << 64 | u128::from(endpoint.random());
     for server in geometry.server_ids() {
-        write_word(client, GlobalAddr::new(server, 0), 0).await?;
+        client.write_word(GlobalAddr::new(server, 0), 0).await?;
     }
     for server in geometry.server_ids() {
         zero(client, server, SUPERBLOCK_BYTES, geometry.server(server).blocks_at).await?;
@@ -52,9 +55,9 @@ pub async fn format<E: Endpoint>(
         page.words_mut()[0] = 0;
         client.write(GlobalAddr::new(server, 0), page).await?;
     }
-    write_word(client, geometry.epoch_addr(), 1).await?;
+    client.write_word(geometry.epoch_addr(), 1).await?;
     for server in geometry.server_ids() {
-        write_word(client, GlobalAddr::new(server, 0), MAGIC).await?;
+        client.write_word(GlobalAddr::new(server, 0), MAGIC).await?;
     }
     Ok(())
 }
@@ -65,10 +68,10 @@ pub async fn format<E: Endpoint>(
 ///
 /// # Errors
 /// `Format` with the server and the reason; `Fabric`.
-pub(crate) async fn open<E: Endpoint>(client: &Client<E>) -> Result<Geometry, PoolError> {
+pub(crate) async fn open<E: Endpoint>(client: Steady<'_, E>) -> Result<Geometry, PoolError> {
     let endpoint = client.endpoint();
     let count = endpoint.server_count();
-    let mut ops = client.ops();
+    let mut ops = client.client().ops();
     for server in 0..count {
         ops.read(GlobalAddr::new(ServerId(server as u16), 0), client.buf(WORDS * 8));
     }
@@ -187,21 +190,10 @@ fn rebuild(blocks: &[[u64; WORDS]]) -> Result<Geometry, String> {
     Geometry::new(options, &lengths).map_err(|error| error.to_string())
 }
 
-async fn write_word<E: Endpoint>(
-    client: &Client<E>,
-    to: GlobalAddr,
-    value: u64,
-) -> Result<(), PoolError> {
-    let mut buf = client.buf(8);
-    buf.words_mut()[0] = value;
-    client.write(to, buf).await?;
-    Ok(())
-}
-
 /// Makes bytes `from` to `to` zero. Memory that is zero is only read, so that fresh memory is not
 /// committed.
 async fn zero<E: Endpoint>(
-    client: &Client<E>,
+    client: Steady<'_, E>,
     server: ServerId,
     from: u64,
     to: u64,

@@ -4,13 +4,14 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use farleaf_fabric::{Client, Endpoint};
+use farleaf_fabric::Endpoint;
 
 use crate::clients::ClosedClient;
 use crate::epoch::Observation;
 use crate::retire::Freeing;
+use crate::settle::Steady;
 use crate::words::{MemberState, MemberWord};
-use crate::{Pool, PoolError, Session};
+use crate::{Pool, PoolError, Session, member};
 
 /// Ticks between looks at one own block for what others have given back.
 const HARVEST_TICKS: u32 = 16;
@@ -36,7 +37,7 @@ impl<E: Endpoint> Session<E> {
     /// done is done by the next tick.
     pub async fn tick(&self) -> Result<(), PoolError> {
         let inner = &*self.inner;
-        let (pool, client) = (&**self.pool(), &inner.upkeep);
+        let (pool, client) = (&**self.pool(), self.upkeep());
         pool.check_open()?;
         if inner.ticking.replace(true) {
             return Ok(());
@@ -53,12 +54,16 @@ impl<E: Endpoint> Session<E> {
         self.fill_tokens().await?;
         let bound = pool.reuse_bound(&seen);
         for freeing in own.iter().chain(&other) {
-            pool.reclaim(client, freeing, bound).await?;
+            self.reclaim(freeing, bound).await?;
             pool.confirm(client, freeing).await?;
+        }
+        if let Some(own) = &own {
+            // Only on its own thread: what was posted there is settled by a reconnect there.
+            self.clear_spoiled(own).await?;
         }
         inner.pressed.set(inner.retired.lock().is_pressed());
         if let Some(closed) = closed {
-            closed.finish(client, bound).await?;
+            closed.finish(self, bound).await?;
         }
         pool.housekeep(client, inner.ticks.get()).await?;
         pool.ask_for_suspects(client, &seen).await
@@ -73,8 +78,11 @@ impl<E: Endpoint> Session<E> {
     /// `Invalid` if it has other sessions, or this one has a clone or a pin: nothing was done.
     /// `Fabric`, `Corrupt`: try again, or leave the rest to recovery.
     pub async fn leave(&self) -> Result<(), PoolError> {
-        let (pool, client) = (&**self.pool(), &self.inner.upkeep);
+        let (pool, client) = (&**self.pool(), self.upkeep());
         pool.check_open()?;
+        if !self.finish_tasks().await {
+            return Err(PoolError::Unsettled);
+        }
         let handles = std::rc::Rc::strong_count(&self.inner);
         if pool.sessions() != 1 || handles != 1 {
             return Err(PoolError::Invalid(format!(
@@ -103,9 +111,14 @@ impl<E: Endpoint> Session<E> {
                 pool.release(client, server, block, word).await?;
                 continue;
             }
+            // What a harvest whose outcome was lost has taken, must be known first.
+            let lost = pool.alloc().block(server, block).is_some_and(|block| block.is_harvesting());
+            if let (true, Some(held)) = (lost, pool.hold(server, block)) {
+                pool.harvest(client, &held).await?;
+            }
             let removed = pool.alloc().remove(pool.geometry(), server, block);
-            if let Some((word, free)) = removed {
-                pool.abandon(client, server, block, word, &free).await?;
+            if let Some((word, left)) = removed {
+                pool.abandon(client, server, block, word, left).await?;
             }
         }
         self.give_up_entries().await
@@ -126,14 +139,14 @@ impl<E: Endpoint> Session<E> {
         let at = pool.geometry().member_addr(pool.member);
         let live = MemberWord::new(MemberState::Live, pool.generation);
         let dead = MemberWord::new(MemberState::Dead, pool.generation);
-        self.inner.upkeep.cas(at, live.0, dead.0).await?;
+        self.upkeep().cas_release(at, live.0, dead.0).await?;
         Ok(())
     }
 
     /// Frees the member's and the session's entries. If retired objects are left in the page, or
     /// claims of a dropped recovery, the member stays, as dead, for recovery to see to them.
     async fn give_up_entries(&self) -> Result<(), PoolError> {
-        let (pool, client) = (&**self.pool(), &self.inner.upkeep);
+        let (pool, client) = (&**self.pool(), self.upkeep());
         let left = self.inner.retired.lock().len() > 0
             || !pool.closed().is_empty()
             || pool.recovery_unfinished.load(Ordering::SeqCst);
@@ -141,18 +154,18 @@ impl<E: Endpoint> Session<E> {
         let live = MemberWord::new(MemberState::Live, pool.generation);
         if left {
             let dead = MemberWord::new(MemberState::Dead, pool.generation);
-            client.cas(at, live.0, dead.0).await?;
+            client.cas_release(at, live.0, dead.0).await?;
             pool.close();
             return Ok(());
         }
-        let closed =
-            ClosedClient { claimed: self.claimed(), retired: Arc::clone(&self.inner.retired) };
+        let closed = ClosedClient {
+            claimed: self.claimed(),
+            retired: Arc::clone(&self.inner.retired),
+            tried: self.inner.tried_to_leave.replace(true),
+        };
         pool.release_client(client, &closed).await?;
-        let free = MemberWord::new(MemberState::Free, pool.generation);
-        let mut ops = client.ops();
-        ops.cas(at, live.0, free.0);
-        ops.cas(at.plus(8), pool.incarnation.0, 0);
-        client.chain(ops).await?;
+        let life = (pool.member, pool.generation);
+        member::leave(client, pool.geometry(), life, pool.incarnation).await?;
         pool.close();
         Ok(())
     }
@@ -161,7 +174,11 @@ impl<E: Endpoint> Session<E> {
 impl Pool {
     /// Small duties: changes of unknown outcome, surplus blocks, what others gave back, a root
     /// lock left behind.
-    async fn housekeep<E: Endpoint>(&self, client: &Client<E>, tick: u32) -> Result<(), PoolError> {
+    async fn housekeep<E: Endpoint>(
+        &self,
+        client: Steady<'_, E>,
+        tick: u32,
+    ) -> Result<(), PoolError> {
         self.settle(client).await?;
         self.release_root_leftover(client).await?;
         if tick.is_multiple_of(HARVEST_TICKS) {
@@ -182,7 +199,7 @@ impl Pool {
 
     pub(crate) async fn ask_for_suspects<E: Endpoint>(
         &self,
-        client: &Client<E>,
+        client: Steady<'_, E>,
         seen: &Observation,
     ) -> Result<(), PoolError> {
         for (slot, word) in &seen.suspects {
@@ -214,13 +231,21 @@ impl<'a> Closed<'a> {
 
     async fn finish<E: Endpoint>(
         mut self,
-        client: &Client<E>,
+        session: &Session<E>,
         bound: u64,
     ) -> Result<(), PoolError> {
-        let (Some(closed), Some(freeing)) = (&self.client, &self.freeing) else { return Ok(()) };
-        self.pool.reclaim(client, freeing, bound).await?;
+        let (Some(closed), Some(freeing)) = (&mut self.client, &self.freeing) else {
+            return Ok(());
+        };
+        session.reclaim(freeing, bound).await?;
+        // Should this member leave before they are free, recovery has to know that they are dead.
+        self.pool.confirm(session.upkeep(), freeing).await?;
         if closed.retired.lock().len() == 0 {
-            self.pool.release_client(client, closed).await?;
+            let freed = self.pool.release_client(session.upkeep(), closed);
+            if let Err(error) = freed.await {
+                closed.tried = true;
+                return Err(error);
+            }
             self.client = None;
         }
         Ok(())

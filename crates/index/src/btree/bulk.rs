@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use farleaf_fabric::{Endpoint, GlobalAddr};
+use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 use farleaf_pool::Session;
 
 use super::records::{VALUE_BYTES_MAX, fill_record, record_bytes};
@@ -28,19 +28,81 @@ impl Tree {
     ) -> Result<u64, IndexError> {
         self.refresh_root(session).await?;
         let mut builder = Builder::new(self, session);
-        let built = match builder.run(pairs).await {
-            Ok(()) => builder.put_in_place(self).await,
-            Err(error) => Err(error),
-        };
-        match built {
-            Ok(()) => Ok(builder.count),
-            Err(error) => {
-                if !matches!(error, IndexError::OutcomeUnknown(_)) {
-                    builder.give_back();
-                }
-                Err(error)
+        builder.run(pairs).await?;
+        let (root, built, count) = (builder.root, builder.built, builder.count);
+        let tree = Arc::clone(self);
+        let done = Tree::detach(session, async move |session| {
+            tree.put_in_place(&session, root, built).await
+        });
+        done.await.unwrap_or_else(|| {
+            Err(IndexError::OutcomeUnknown("the new tree is still being put in place".into()))
+        })?;
+        Ok(count)
+    }
+
+    /// Makes the new tree the table's, if the old one is an empty leaf still.
+    async fn put_in_place<E: Endpoint>(
+        self: &Arc<Self>,
+        session: &Session<E>,
+        (root, level): (GlobalAddr, u8),
+        mut built: Built<E>,
+    ) -> Result<(), IndexError> {
+        let lock = self.lock_root(session).await?;
+        let (old, old_level) = self.refresh_root(session).await?;
+        let leaf = match self.lock(session, old, old_level).await {
+            Ok(leaf) => leaf,
+            Err(Fail::Error(error)) => return Err(error),
+            Err(Fail::Restart) => {
+                lock.release().await?;
+                return Err(not_empty());
             }
+        };
+        if old_level > 0 || leaf.node().count() > 0 || leaf.node().right() != 0 {
+            leaf.unlock().await?;
+            lock.release().await?;
+            return Err(not_empty());
         }
+        let retiring = session.announce_retire(old).await?;
+        built.keep();
+        self.publish_root(session, lock, root, level).await?;
+        self.bury(leaf, Some(retiring)).await
+    }
+}
+
+/// The objects of a tree that is being built; freed when dropped, unless they are kept.
+struct Built<E: Endpoint> {
+    session: Session<E>,
+    objects: Vec<(GlobalAddr, usize)>,
+    /// WRITEs were posted, and have not come back.
+    writing: bool,
+}
+
+impl<E: Endpoint> Built<E> {
+    fn keep(&mut self) {
+        self.objects.clear();
+    }
+}
+
+impl<E: Endpoint> Drop for Built<E> {
+    fn drop(&mut self) {
+        let objects = std::mem::take(&mut self.objects);
+        if !self.writing || objects.is_empty() || !self.session.endpoint().is_lossy() {
+            for (addr, bytes) in objects {
+                self.session.free_unpublished(addr, bytes);
+            }
+            return;
+        }
+        self.session.spawn(async move |session| {
+            for server in 0..session.endpoint().server_count() {
+                // An error is final: this compute server has been cut off.
+                if session.upkeep().settle(ServerId(server as u16)).await.is_err() {
+                    return;
+                }
+            }
+            for (addr, bytes) in objects {
+                session.free_unpublished(addr, bytes);
+            }
+        });
     }
 }
 
@@ -100,8 +162,7 @@ struct Builder<'a, E: Endpoint> {
     levels: Vec<Level>,
     batch: farleaf_fabric::Ops,
     root: (GlobalAddr, u8),
-    nodes: Vec<GlobalAddr>,
-    records: Vec<(GlobalAddr, usize)>,
+    built: Built<E>,
 }
 
 impl<'a, E: Endpoint> Builder<'a, E> {
@@ -117,8 +178,7 @@ impl<'a, E: Endpoint> Builder<'a, E> {
             levels: Vec::new(),
             batch: session.client().ops(),
             root: (GlobalAddr::NULL, 0),
-            nodes: Vec::new(),
-            records: Vec::new(),
+            built: Built { session: session.clone(), objects: Vec::new(), writing: false },
         }
     }
 
@@ -183,9 +243,11 @@ impl<'a, E: Endpoint> Builder<'a, E> {
         if value.len() > self.layout.inline_value_max() {
             let bytes = record_bytes(value.len());
             let addr = self.session.alloc(self.session.place(), bytes).await?;
-            self.records.push((addr, bytes));
+            self.built.objects.push((addr, bytes));
             let buf = fill_record(self.session.client().buf(bytes), value);
-            self.session.client().write(addr, buf).await?;
+            self.built.writing = true;
+            self.session.steady().write(addr, buf).await?;
+            self.built.writing = false;
             record = Some(RecordRef { addr: addr.word(), len: value.len() as u64 });
         } else {
             self.waiting.bytes.extend_from_slice(value);
@@ -337,7 +399,7 @@ impl<'a, E: Endpoint> Builder<'a, E> {
 
     async fn node(&mut self) -> Result<GlobalAddr, IndexError> {
         let addr = self.session.alloc(self.session.place(), self.layout.node_bytes()).await?;
-        self.nodes.push(addr);
+        self.built.objects.push((addr, self.layout.node_bytes()));
         Ok(addr)
     }
 
@@ -348,43 +410,11 @@ impl<'a, E: Endpoint> Builder<'a, E> {
     async fn flush(&mut self) -> Result<(), IndexError> {
         let batch = std::mem::replace(&mut self.batch, self.session.client().ops());
         if !batch.is_empty() {
-            self.session.client().post_many(batch).await?;
+            self.built.writing = true;
+            self.session.steady().post_many(batch).await?;
+            self.built.writing = false;
         }
         Ok(())
-    }
-
-    /// Makes the new tree the table's, if the old one is an empty leaf still.
-    async fn put_in_place(&mut self, tree: &Arc<Tree>) -> Result<(), IndexError> {
-        let mut lock = tree.lock_root(self.session).await?;
-        let (old, level) = tree.refresh_root(self.session).await?;
-        let leaf = match tree.lock(self.session, old, level).await {
-            Ok(leaf) => leaf,
-            Err(Fail::Error(error)) => return Err(error),
-            Err(Fail::Restart) => {
-                lock.release().await?;
-                return Err(not_empty());
-            }
-        };
-        if level > 0 || leaf.node().count() > 0 || leaf.node().right() != 0 {
-            leaf.unlock().await?;
-            lock.release().await?;
-            return Err(not_empty());
-        }
-        let retiring = self.session.announce_retire(old).await?;
-        tree.publish_root(self.session, &mut lock, self.root.0, self.root.1).await?;
-        tree.bury(leaf).await?;
-        self.session.retire(retiring);
-        Ok(())
-    }
-
-    fn give_back(&mut self) {
-        let bytes = self.layout.node_bytes();
-        for addr in self.nodes.drain(..) {
-            self.session.free_unpublished(addr, bytes);
-        }
-        for (addr, bytes) in self.records.drain(..) {
-            self.session.free_unpublished(addr, bytes);
-        }
     }
 }
 

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use farleaf_fabric::{Endpoint, GlobalAddr};
-use farleaf_pool::Session;
+use farleaf_pool::canary::Canary;
+use farleaf_pool::{Retiring, Session};
 
 use super::lock::{Lock, LockWait};
 use super::{DEAD, Fail, META_BYTES, META_ROOT, META_ROOT_LOCK, Tree};
@@ -20,26 +21,22 @@ pub(super) async fn create<E: Endpoint>(
     layout: &Layout,
 ) -> Result<GlobalAddr, IndexError> {
     let client = session.client();
-    let meta = session.alloc(session.place(), META_BYTES).await?;
-    let root = match session.alloc(session.place(), layout.node_bytes()).await {
-        Ok(root) => root,
-        Err(full) => {
-            session.free_unpublished(meta, META_BYTES);
-            return Err(full.into());
-        }
-    };
+    let meta = session.alloc_unlinked(session.place(), META_BYTES).await?;
+    let root = session.alloc_unlinked(session.place(), layout.node_bytes()).await?;
     let mut leaf = client.buf(layout.node_bytes());
-    let head = Head { addr: root.word(), version: 1, ..Head::default() };
+    let head = Head { addr: root.addr().word(), version: 1, ..Head::default() };
     NodeMut::new(layout, leaf.words_mut())
         .init_leaf(&head)
         .map_err(|error| IndexError::Invalid(error.to_string()))?;
-    client.write(root, leaf).await?;
+    root.write(leaf).await?;
     let mut object = client.buf(META_BYTES);
     object.words_mut().fill(0);
     object.words_mut()[0] = MAGIC;
-    object.words_mut()[META_ROOT as usize / 8] = root.word();
-    client.write(meta, object).await?;
-    Ok(meta)
+    object.words_mut()[META_ROOT as usize / 8] = root.addr().word();
+    meta.write(object).await?;
+    root.keep();
+    meta.keep();
+    Ok(meta.addr())
 }
 
 impl Tree {
@@ -51,8 +48,15 @@ impl Tree {
         session: &Session<E>,
         level: u8,
     ) -> Result<(), Fail> {
-        let mut lock = self.lock_root(session).await?;
-        let (root, root_level) = self.refresh_root(session).await?;
+        let before = match Canary::GrowFromOldRoot.is_armed() {
+            true => Some(self.root(session).await?),
+            false => None,
+        };
+        let lock = self.lock_root(session).await?;
+        let (root, root_level) = match before {
+            Some(before) => before,
+            None => self.refresh_root(session).await?,
+        };
         if root_level >= level {
             lock.release().await?;
             return Ok(());
@@ -69,14 +73,16 @@ impl Tree {
         let children = [root.word(), node.right()];
         let client = session.client();
         let bytes = self.layout.node_bytes();
-        let top = session.alloc(session.place(), bytes).await?;
+        let top = session.alloc_unlinked(session.place(), bytes).await?;
         let mut image = client.buf(bytes);
-        let head = Head { addr: top.word(), level: root_level + 1, version: 1, ..Head::default() };
+        let head =
+            Head { addr: top.addr().word(), level: root_level + 1, version: 1, ..Head::default() };
         self.layout
             .encode_inner(image.words_mut(), &head, &children, &[&separator])
             .map_err(|error| self.damaged(root, error))?;
-        client.write(top, image).await?;
-        self.publish_root(session, &mut lock, top, root_level + 1).await?;
+        top.write(image).await?;
+        top.keep();
+        self.publish_root(session, lock, top.addr(), root_level + 1).await?;
         Ok(())
     }
 
@@ -84,16 +90,14 @@ impl Tree {
     pub(super) async fn publish_root<E: Endpoint>(
         &self,
         session: &Session<E>,
-        lock: &mut Lock<E>,
+        lock: Lock<E>,
         root: GlobalAddr,
         level: u8,
     ) -> Result<(), IndexError> {
         let word = root.word() | u64::from(level);
         let mut ops = session.client().ops();
         ops.write_word(self.meta.plus(META_ROOT), word);
-        lock.release_in(&mut ops);
-        let posted = session.client().chain(ops).await;
-        posted.map_err(|error| IndexError::OutcomeUnknown(error.to_string()))?;
+        lock.finish(ops, 0, None).await?;
         self.root.store(word, Ordering::Relaxed);
         Ok(())
     }
@@ -109,7 +113,7 @@ impl Tree {
         loop {
             let token = session.lock_token();
             let mut lock = Lock::about_to_take(session, word, token);
-            let holder = session.client().cas(word, expected, token).await?;
+            let holder = session.steady().cas(word, expected, token).await?;
             if holder == expected {
                 return Ok(lock);
             }
@@ -126,7 +130,7 @@ impl Tree {
         self: &Arc<Self>,
         session: &Session<E>,
     ) -> Result<(), Fail> {
-        let mut lock = self.lock_root(session).await?;
+        let lock = self.lock_root(session).await?;
         let (root, level) = self.refresh_root(session).await?;
         let token = session.lock_token();
         let node = match self.try_lock(session, root, level, token).await {
@@ -145,26 +149,22 @@ impl Tree {
         }
         let child = self.pointer(content.child(0).unwrap_or(0), root)?;
         let retiring = session.announce_retire(root).await?;
-        self.publish_root(session, &mut lock, child, level - 1).await?;
+        self.publish_root(session, lock, child, level - 1).await?;
         // From here on the old root is only met by those who know its address.
-        self.bury(node).await?;
-        session.retire(retiring);
+        self.bury(node, Some(retiring)).await?;
         Ok(())
     }
 
-    /// Marks a locked node dead for good, in one chain.
+    /// Marks a locked node dead for good, in one chain, and retires it.
     pub(super) async fn bury<E: Endpoint>(
         &self,
         mut node: super::lock::Locked<E>,
+        retiring: Option<Retiring>,
     ) -> Result<(), IndexError> {
         node.node_mut().mark_dead();
         node.seal();
-        let client = node.session.client();
-        let mut ops = client.ops();
-        let image = std::mem::replace(&mut node.image, client.buf(0));
-        ops.write(node.addr.plus(8), image.window(8..self.layout.node_bytes()));
-        node.lock.release_as_in(&mut ops, DEAD);
-        let posted = client.chain(ops).await;
-        posted.map(drop).map_err(|error| IndexError::OutcomeUnknown(error.to_string()))
+        let mut ops = node.session.client().ops();
+        ops.write(node.addr.plus(8), node.image.window(8..self.layout.node_bytes()));
+        node.lock.finish(ops, DEAD, retiring).await
     }
 }

@@ -2,17 +2,15 @@
 
 use std::sync::Arc;
 
-use farleaf_fabric::{Buf, Endpoint, GlobalAddr, Ops};
-use farleaf_pool::{LockToken, Session};
+use farleaf_fabric::{Buf, Endpoint, GlobalAddr, OpError, Ops};
+use farleaf_pool::canary::Canary;
+use farleaf_pool::{LockToken, Retiring, Session, is_open};
 
 use super::read::{LOCK_WAIT_MAX_NS, OWNER_CHECK_NS, backoff, locked_too_long};
 use super::{DEAD, Fail, Tree, redo};
 use crate::IndexError;
 use crate::node::{Kind, Node, NodeMut};
-
-/// Tries at giving back a lock whose taker was dropped, and the wait between them.
-const RELEASE_TRIES: u32 = 50;
-const RELEASE_WAIT_NS: u64 = 100_000;
+use crate::oneshot::{Receiver, channel};
 
 /// A lock word that holds this client's token, given back when dropped.
 #[derive(Debug)]
@@ -20,31 +18,34 @@ pub(super) struct Lock<E: Endpoint> {
     session: Session<E>,
     word: GlobalAddr,
     token: u64,
-    armed: bool,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// The CAS for it may be under way; or it is held.
+    Taken,
+    /// The operation that gives it back may be under way.
+    Releasing,
+    /// Not this one's to give back.
+    Gone,
 }
 
 impl<E: Endpoint> Lock<E> {
     /// A lock that is about to be asked for: dropped from here on, it is given back.
     pub(super) fn about_to_take(session: &Session<E>, word: GlobalAddr, token: u64) -> Self {
-        Lock { session: session.clone(), word, token, armed: true }
+        Lock { session: session.clone(), word, token, state: State::Taken }
     }
 
-    /// The lock was not taken, or is given back by an operation that is posted before the next
-    /// await.
+    /// The lock was not taken, or is left to whoever recovers this compute server.
     pub(super) fn disarm(&mut self) {
-        self.armed = false;
+        self.state = State::Gone;
     }
 
-    /// Adds the release to `ops` and disarms.
+    /// Adds the release to `ops`, leaving `word` in the lock word.
     ///
     /// Without `write_vs_rmw` a WRITE could be lost against another's CAS, so it is a CAS there.
-    pub(super) fn release_in(&mut self, ops: &mut Ops) {
-        self.release_as_in(ops, 0);
-    }
-
-    /// As [`Lock::release_in`], leaving `word` in the lock word.
-    pub(super) fn release_as_in(&mut self, ops: &mut Ops, word: u64) {
-        self.disarm();
+    fn release_in(&self, ops: &mut Ops, word: u64) {
         if self.session.endpoint().capabilities().write_vs_rmw {
             ops.write_word(self.word, word);
         } else {
@@ -52,32 +53,143 @@ impl<E: Endpoint> Lock<E> {
         }
     }
 
-    /// Gives it back. 1 round trip.
+    /// Gives it back; by a task, if the outcome is lost. 1 round trip.
+    ///
+    /// # Errors
+    /// `Closed`.
     pub(super) async fn release(mut self) -> Result<(), IndexError> {
-        let mut ops = self.session.client().ops();
-        self.release_in(&mut ops);
-        self.session.client().chain(ops).await?;
+        let client = self.session.client();
+        let mut ops = client.ops();
+        self.release_in(&mut ops, 0);
+        self.state = State::Releasing;
+        match self.session.client().chain(ops).await {
+            Ok(_) => self.disarm(),
+            Err(error) if is_open(error) => {}
+            Err(error) => {
+                self.disarm();
+                return Err(error.into());
+            }
+        }
         Ok(())
+    }
+
+    /// Posts `ops`, all WRITEs to what the lock protects or to this client's own areas on the lock's
+    /// server, and leaves `word` in the lock word, in one chain; `retiring` is retired then. Whatever
+    /// becomes of the caller and of the completion, it is done to its end (`INV-BT-8`).
+    ///
+    /// # Errors
+    /// `OutcomeUnknown` if it takes longer than the caller waits; it will happen once the server can
+    /// be reached.
+    pub(super) async fn finish(
+        mut self,
+        mut ops: Ops,
+        word: u64,
+        retiring: Option<Retiring>,
+    ) -> Result<(), IndexError> {
+        let session = self.session.clone();
+        let spare = session.steady().spare_ops(&ops);
+        self.release_in(&mut ops, word);
+        self.disarm();
+        let (lock, token) = (self.word, self.token);
+        let mut posted = Posted { session: &session, spare, lock, token, word, retiring };
+        match session.client().chain(ops).await {
+            Ok(_) => {
+                posted.spare = None;
+                if let Some(retiring) = posted.retiring.take() {
+                    session.retire(retiring);
+                }
+                Ok(())
+            }
+            Err(error) if is_open(error) => {
+                let unknown = || IndexError::OutcomeUnknown(error.to_string());
+                let done = posted.settle().ok_or_else(unknown)?;
+                let done = session.steady().within(done).await;
+                done.and_then(Result::ok).ok_or_else(unknown)
+            }
+            Err(error) => {
+                posted.spare = None;
+                Err(IndexError::OutcomeUnknown(error.to_string()))
+            }
+        }
     }
 }
 
 impl<E: Endpoint> Drop for Lock<E> {
-    /// The taker was dropped, or failed, between taking and releasing. The lock's own CAS may still
-    /// be under way, so the release is tried for a while; the token is unique, so that it can never
-    /// release somebody else's lock.
+    /// The taker was dropped, or failed, between taking and releasing, or the release's outcome was
+    /// lost. The token is unique, so that giving it back can never release somebody else's lock.
     fn drop(&mut self) {
-        if !self.armed {
+        if self.state == State::Gone {
             return;
         }
-        let (session, word, token) = (self.session.clone(), self.word, self.token);
-        self.session.endpoint().spawn(async move {
-            for _ in 0..RELEASE_TRIES {
-                match session.client().cas(word, token, 0).await {
-                    Ok(old) if old == token => return,
-                    _ => session.endpoint().sleep(RELEASE_WAIT_NS).await,
+        let is_lossy = self.session.endpoint().is_lossy();
+        let (word, token, state) = (self.word, self.token, self.state);
+        if state == State::Releasing && !is_lossy {
+            return;
+        }
+        self.session.spawn(async move |session| {
+            let steady = session.upkeep();
+            if state == State::Taken {
+                let found = steady.client().cas(word, token, 0).await;
+                if found == Ok(token) || !is_lossy {
+                    return;
                 }
             }
+            // The lock's own CAS, or a release by WRITE, may be under way still.
+            if steady.settle(word.server()).await.is_ok() {
+                // An error is final: this compute server has been cut off.
+                let _ = steady.cas_release(word, token, 0).await;
+            }
         });
+    }
+}
+
+/// A chain that has been posted and must be done to its end. Dropped, a task sees to that.
+struct Posted<'a, E: Endpoint> {
+    session: &'a Session<E>,
+    /// The WRITEs; `None` once they are done, or where no completion is ever lost.
+    spare: Option<Ops>,
+    lock: GlobalAddr,
+    token: u64,
+    /// What is left in the lock word.
+    word: u64,
+    retiring: Option<Retiring>,
+}
+
+impl<E: Endpoint> Posted<'_, E> {
+    /// Has it done by a task; a receiver that hears of the end. `None` if nothing is to be done.
+    fn settle(&mut self) -> Option<Receiver<Result<(), OpError>>> {
+        let spare = self.spare.take()?;
+        let (sender, receiver) = channel();
+        let hold = self.session.hold();
+        let (lock, token, word, retiring) =
+            (self.lock, self.token, self.word, self.retiring.take());
+        self.session.spawn(async move |session| {
+            let steady = session.upkeep();
+            let done = async {
+                steady.settle(lock.server()).await?;
+                if steady.word(lock).await? != token && !Canary::ResendBlindly.is_armed() {
+                    return Ok(());
+                }
+                let chain = |ops: &mut Ops| {
+                    steady.copy_into(&spare, ops);
+                    ops.cas(lock, token, word);
+                };
+                steady.release(lock, token, chain).await
+            };
+            let done: Result<(), OpError> = done.await;
+            if let (Ok(()), Some(retiring)) = (done, retiring) {
+                session.retire(retiring);
+            }
+            drop(hold);
+            sender.send(done);
+        });
+        Some(receiver)
+    }
+}
+
+impl<E: Endpoint> Drop for Posted<'_, E> {
+    fn drop(&mut self) {
+        let _ = self.settle();
     }
 }
 
@@ -108,7 +220,7 @@ impl LockWait {
         let waited_ns = now_ns - self.since_ns;
         if waited_ns >= OWNER_CHECK_NS
             && LockToken::from_word(holder).is_some()
-            && session.owner_is_dead(holder).await?
+            && (Canary::StealLock.is_armed() || session.owner_is_dead(holder).await?)
         {
             return Ok(true);
         }
@@ -165,14 +277,21 @@ impl Tree {
         token: u64,
     ) -> Result<Result<Locked<E>, u64>, Fail> {
         let client = session.client();
-        let mut ops = client.ops();
-        ops.cas(addr, 0, token);
-        ops.read(addr, client.buf(self.layout.node_bytes()));
         let mut lock = Lock::about_to_take(session, addr, token);
-        let mut ops = client.chain(ops).await?;
-        if ops.old(0) != 0 {
+        let mut trial = session.steady().trial();
+        let mut ops = loop {
+            let mut ops = client.ops();
+            ops.cas(addr, 0, token);
+            ops.read(addr, client.buf(self.layout.node_bytes()));
+            match client.chain(ops).await {
+                Ok(ops) => break ops,
+                Err(error) => session.steady().again(&mut trial, error).await?,
+            }
+        };
+        let found = ops.old(0);
+        if found != 0 && !(trial.in_doubt() && found == token) {
             lock.disarm();
-            return Ok(Err(ops.old(0)));
+            return Ok(Err(found));
         }
         let image = ops.take_buf(1);
         if !self.is_current(&image, addr, level) {
@@ -215,16 +334,27 @@ impl<E: Endpoint> Locked<E> {
 
     /// Seals the content as the node's next version.
     pub(super) fn seal(&mut self) {
-        let version = self.node().version() + 1;
+        let version = self.node().version().wrapping_add(1);
         self.node_mut().seal(version);
     }
 
+    /// Makes whatever goes on with it wait as long as `session` does.
+    pub(super) fn with_session(mut self, session: &Session<E>) -> Self {
+        self.session = session.clone();
+        self.lock.session = session.clone();
+        self
+    }
+
     /// Writes the changed content back and unlocks, in one chain: 2 WRITEs, and one more for the
-    /// redo record if `many_words` were changed (`INV-BT-6`).
+    /// redo record if `many_words` were changed (`INV-BT-6`). Then `retiring` is retired.
     ///
     /// # Errors
-    /// `OutcomeUnknown`; the lock stays until this compute server leaves or is declared dead.
-    pub(super) async fn publish(mut self, many_words: bool) -> Result<(), IndexError> {
+    /// `OutcomeUnknown`, as [`Lock::finish`].
+    pub(super) async fn publish(
+        mut self,
+        many_words: bool,
+        retiring: Option<Retiring>,
+    ) -> Result<(), IndexError> {
         self.seal();
         let client = self.session.client();
         let mut ops = client.ops();
@@ -234,10 +364,17 @@ impl<E: Endpoint> Locked<E> {
             ops.write(self.session.redo_addr(self.addr.server()), record);
         }
         let bytes = self.tree.layout.node_bytes();
-        let image = std::mem::replace(&mut self.image, client.buf(0));
-        ops.write(self.addr.plus(8), image.window(8..bytes));
-        self.lock.release_in(&mut ops);
-        let posted = client.chain(ops).await;
-        posted.map(drop).map_err(|error| IndexError::OutcomeUnknown(error.to_string()))
+        ops.write(self.addr.plus(8), self.image.window(8..bytes));
+        if Canary::UnlockBeforeWrite.is_armed() {
+            self.lock.release().await?;
+            self.session.client().chain(ops).await?;
+            return Ok(());
+        }
+        if Canary::AnswerBeforeWrite.is_armed() {
+            let (session, lock) = (self.session.clone(), self.lock);
+            session.endpoint().spawn(async move { drop(lock.finish(ops, 0, retiring).await) });
+            return Ok(());
+        }
+        self.lock.finish(ops, 0, retiring).await
     }
 }

@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use farleaf_fabric::{Endpoint, GlobalAddr, OpKind};
 use farleaf_pool::Session;
+use farleaf_pool::canary::Canary;
 
 use super::lock::Locked;
 use super::read::Seek;
@@ -39,11 +40,11 @@ impl Tree {
         if self.height_seen() <= u64::from(parent_level) {
             return;
         }
-        let (tree, task_session, key) = (Arc::clone(self), session.clone(), key.to_vec());
+        let (tree, key) = (Arc::clone(self), key.to_vec());
         let before = session.client().charge_to(OpKind::Maintenance);
-        Tree::detach(session, async move {
+        Tree::detach(session, async move |session| {
             let mut level = parent_level;
-            while let Ok(true) = tree.merge_at(&task_session, &key, level).await {
+            while let Ok(true) = tree.merge_at(&session, &key, level).await {
                 level += 1;
             }
         })
@@ -150,8 +151,10 @@ impl Tree {
             children: parent.node().count() + 1,
             is_sparse: self.is_sparse(&parent.node()),
         };
-        self.write_merge(session, [&mut left, &mut parent], right).await?;
-        session.retire(retiring);
+        self.write_merge(session, left, parent, right).await?;
+        if !Canary::ForgetRetire.is_armed() {
+            session.retire(retiring);
+        }
         Ok(Some(merged))
     }
 
@@ -159,42 +162,44 @@ impl Tree {
     async fn write_merge<E: Endpoint>(
         &self,
         session: &Session<E>,
-        changed: [&mut Locked<E>; 2],
-        mut right: Locked<E>,
+        mut left: Locked<E>,
+        mut parent: Locked<E>,
+        right: Locked<E>,
     ) -> Result<(), IndexError> {
-        right.lock.disarm();
-        let client = session.client();
-        let bytes = self.layout.node_bytes();
-        let [left, parent] = changed;
+        let (steady, bytes) = (session.steady(), self.layout.node_bytes());
         debug_assert_eq!((left.token(), right.token()), (parent.token(), parent.token()));
-        // From here on a failure leaves the locks to whoever recovers this compute server.
-        left.lock.disarm();
-        parent.lock.disarm();
+        let mut right = right;
+        // This is a task's work, and its session does not give up. So what fails from here on is
+        // that this compute server has been cut off: its locks are for whoever recovers it.
+        for node in [&mut left, &mut parent, &mut right] {
+            node.lock.disarm();
+        }
         if redo::is_needed(session, &self.layout) {
-            let mut dead = client.buf(bytes);
+            let mut dead = steady.buf(bytes);
             dead.words_mut().copy_from_slice(right.image.words());
             let mut dead_mut = NodeMut::new(&self.layout, dead.words_mut());
             dead_mut.mark_dead();
-            dead_mut.seal(right.node().version() + 1);
+            dead_mut.seal(right.node().version().wrapping_add(1));
             let nodes = [
                 (left.addr, left.image.words()),
                 (parent.addr, parent.image.words()),
                 (right.addr, dead.words()),
             ];
             let record = redo::encode(session, left.token(), &nodes);
-            client.write(session.redo_addr(left.addr.server()), record).await?;
+            steady.write(session.redo_addr(left.addr.server()), record).await?;
         }
-        for node in [&mut *left, &mut *parent] {
-            let image = std::mem::replace(&mut node.image, client.buf(0));
-            let image = client.write(node.addr.plus(8), image.window(8..bytes)).await;
-            node.image = image.map_err(|error| IndexError::OutcomeUnknown(error.to_string()))?;
+        for node in [&mut left, &mut parent] {
+            let image = std::mem::replace(&mut node.image, steady.buf(0));
+            let written = steady.write(node.addr.plus(8), image.window(8..bytes)).await;
+            written.map_err(|error| IndexError::OutcomeUnknown(error.to_string()))?;
         }
-        self.bury(right).await?;
+        if Canary::UnlockLeftEarly.is_armed() {
+            let _ = session.client().cas(left.addr, left.token(), 0).await;
+        }
+        self.bury(right, None).await?;
         for node in [parent, left] {
-            let mut ops = client.ops();
-            node.lock.release_in(&mut ops);
-            let posted = client.chain(ops).await;
-            posted.map_err(|error| IndexError::OutcomeUnknown(error.to_string()))?;
+            let ops = session.client().ops();
+            node.lock.finish(ops, 0, None).await?;
         }
         Ok(())
     }

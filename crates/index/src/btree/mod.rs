@@ -38,8 +38,11 @@
 //!   short by a death, follows a complete redo record under the same token.
 //! - `INV-BT-7` Who holds one node's lock waits for another only from parent to child and from left
 //!   to right, and only by trying: so there is no deadlock.
+//! - `INV-BT-8` Once a WRITE to a linked node or the root word has been posted, it is posted again
+//!   until it has happened and its lock is given back, by a task if its caller does not wait.
 
 mod bulk;
+mod destroy;
 mod grow;
 mod lock;
 mod merge;
@@ -52,7 +55,6 @@ mod split;
 mod verify;
 mod write;
 
-use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -163,8 +165,35 @@ impl BTree {
         &self.0.layout
     }
 
-    /// Frees everything that the table consists of, the meta object included. Nobody may use the
-    /// table any more.
+    /// The first `left` of the objects that the table consists of, or all, in an order that stays
+    /// the same while nobody changes it. What is left of a table that is retired from its last object
+    /// on can be walked.
+    ///
+    /// # Errors
+    /// `Corrupt` if there are fewer.
+    pub async fn collect<E: Endpoint>(
+        &self,
+        session: &Session<E>,
+        left: Option<u64>,
+    ) -> Result<Vec<GlobalAddr>, IndexError> {
+        self.0.collect(session, left).await
+    }
+
+    /// Marks the first `left` of the objects of [`BTree::collect`]; gives what is wrong.
+    ///
+    /// # Errors
+    /// As [`Index::verify`].
+    pub async fn mark_left<E: Endpoint>(
+        &self,
+        session: &Session<E>,
+        audit: &mut Audit,
+        left: u64,
+    ) -> Result<Vec<String>, IndexError> {
+        self.0.mark_left(session, audit, left).await
+    }
+
+    /// Frees everything that the table consists of, the meta object included. Nobody may have come
+    /// to know of the table.
     ///
     /// # Errors
     /// As [`Index::verify`].
@@ -209,20 +238,22 @@ impl Tree {
         )))
     }
 
-    /// Runs `task` to its end on this thread whatever becomes of the caller, and waits for it: what
-    /// spans several nodes must not stop half way.
+    /// Runs `task` to its end on this thread whatever becomes of the caller, with a session that
+    /// does not give up, and waits for it: what spans several nodes must not stop half way. `None`
+    /// if it goes on for longer than the caller waits: then a memory server cannot be reached, and
+    /// the session's next operation begins once the task is done.
     async fn detach<E: Endpoint, T: 'static>(
         session: &Session<E>,
-        task: impl Future<Output = T> + 'static,
-    ) -> T {
+        task: impl AsyncFnOnce(Session<E>) -> T + 'static,
+    ) -> Option<T> {
         let (sender, receiver) = crate::oneshot::channel();
         let hold = session.hold();
-        session.endpoint().spawn(async move {
-            let result = task.await;
+        session.spawn(async move |session| {
+            let result = task(session).await;
             drop(hold);
             sender.send(result);
         });
-        receiver.await
+        session.steady().within(receiver).await
     }
 }
 
@@ -331,4 +362,11 @@ impl Index for BTree {
         let _pin = session.begin(OpKind::Other).await?;
         self.0.verify(session, audit).await
     }
+}
+
+/// What takes longer than its caller waits.
+fn unfinished_work(what: &str) -> IndexError {
+    IndexError::Unavailable(format!(
+        "{what} is waiting for a memory server that cannot be reached: try again"
+    ))
 }

@@ -5,7 +5,7 @@
 //! with zeros to 8 bytes.
 
 use farleaf_fabric::{Buf, Endpoint, GlobalAddr};
-use farleaf_pool::Session;
+use farleaf_pool::{Session, Unlinked};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::Tree;
@@ -49,8 +49,8 @@ impl Tree {
         value: &mut Vec<u8>,
     ) -> Result<(), IndexError> {
         let (addr, bytes) = self.record_place(record)?;
-        let client = session.client();
-        let buf = client.read(addr, client.buf(bytes)).await?;
+        let steady = session.steady();
+        let buf = steady.read(addr, steady.buf(bytes)).await?;
         value.clear();
         value.extend_from_slice(self.record_value(&buf, record)?);
         Ok(())
@@ -96,12 +96,29 @@ impl Tree {
         &self,
         session: &Session<E>,
         value: &[u8],
-    ) -> Result<RecordRef, IndexError> {
+    ) -> Result<NewRecord<E>, IndexError> {
         let bytes = record_bytes(value.len());
-        let addr = session.alloc(session.place(), bytes).await?;
-        let client = session.client();
-        client.write(addr, fill_record(client.buf(bytes), value)).await?;
-        Ok(RecordRef { addr: addr.word(), len: value.len() as u64 })
+        let object = session.alloc_unlinked(session.place(), bytes).await?;
+        object.write(fill_record(session.client().buf(bytes), value)).await?;
+        Ok(NewRecord { object, len: value.len() as u64 })
+    }
+}
+
+/// A record that no leaf refers to yet; freed when dropped, unless it is kept.
+#[derive(Debug)]
+pub(super) struct NewRecord<E: Endpoint> {
+    object: Unlinked<E>,
+    len: u64,
+}
+
+impl<E: Endpoint> NewRecord<E> {
+    pub(super) fn reference(&self) -> RecordRef {
+        RecordRef { addr: self.object.addr().word(), len: self.len }
+    }
+
+    /// A leaf is about to refer to it.
+    pub(super) fn keep(&self) {
+        self.object.keep();
     }
 }
 

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use farleaf_fabric::{Buf, Endpoint, GlobalAddr};
 use farleaf_pool::Session;
+use farleaf_pool::canary::Canary;
 
 use super::read::{Restarts, Seek};
 use super::records::VALUE_BYTES_MAX;
@@ -152,9 +153,9 @@ impl Tree {
             }
             cursor.children.push_back(self.pointer(node.child(child).unwrap_or(0), self.meta)?);
         }
-        let client = session.client();
+        let steady = session.steady();
         let addr = self.pointer(first, self.meta)?;
-        let mut leaf = client.read(addr, client.buf(self.layout.node_bytes())).await?;
+        let mut leaf = steady.read(addr, steady.buf(self.layout.node_bytes())).await?;
         if !self.is_current(&leaf, addr, 0) {
             leaf = self.read_again(session, addr, 0, leaf).await?;
         }
@@ -182,7 +183,7 @@ impl Tree {
         for addr in cursor.children.iter().take(leaves) {
             ops.read(*addr, client.buf(self.layout.node_bytes()));
         }
-        let mut ops = client.post_many(ops).await?;
+        let mut ops = session.steady().post_many(ops).await?;
         for (index, addr) in cursor.children.drain(..leaves).enumerate() {
             cursor.ahead.push_back((addr, ops.take_buf(index)));
         }
@@ -211,6 +212,7 @@ impl Tree {
         };
         // The leaf may have taken in the neighbour that the scan has been through already.
         let (first, last) = match place {
+            _ if Canary::ScanBack.is_armed() => (first, last),
             Place::End => (first, last),
             Place::At(key) if range.reverse => (first, last.min(node.upper_bound(key))),
             Place::At(key) => (first.max(node.lower_bound(key)), last),
@@ -262,7 +264,7 @@ impl Tree {
             let (addr, bytes) = self.record_place(*record)?;
             ops.read(addr, client.buf(bytes));
         }
-        let ops = client.post_many(ops).await?;
+        let ops = session.steady().post_many(ops).await?;
         for (index, (key, record)) in pending.drain(..).enumerate() {
             out.push(&key, self.record_value(ops.buf(index), record)?);
         }

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use farleaf_fabric::{Buf, Endpoint, GlobalAddr};
 use farleaf_pool::Session;
+use farleaf_pool::canary::Canary;
 
 use super::lock::Locked;
 use super::read::{Restarts, Unfinished};
-use super::{Fail, Tree};
+use super::{Fail, Tree, unfinished_work};
 use crate::IndexError;
 use crate::node::{ChangeError, Node, NodeMut};
 
@@ -25,12 +26,13 @@ impl Tree {
         node: Locked<E>,
         key: Vec<u8>,
     ) -> Result<(), IndexError> {
-        let (tree, task_session) = (Arc::clone(self), session.clone());
-        Tree::detach(session, async move {
-            let unfinished = tree.split_now(&task_session, node, &key).await?;
-            tree.finish_split_now(&task_session, unfinished).await
+        let tree = Arc::clone(self);
+        Tree::detach(session, async move |session| {
+            let unfinished = tree.split_now(&session, node.with_session(&session), &key).await?;
+            tree.finish_split_now(&session, unfinished).await
         })
         .await
+        .unwrap_or_else(|| Err(unfinished_work("a split")))
     }
 
     /// Adds the separator of a split that somebody has left unfinished, if it is still missing.
@@ -42,9 +44,12 @@ impl Tree {
         session: &Session<E>,
         unfinished: Unfinished,
     ) -> Result<(), IndexError> {
-        let (tree, task_session) = (Arc::clone(self), session.clone());
-        Tree::detach(session, async move { tree.finish_split_now(&task_session, unfinished).await })
-            .await
+        let tree = Arc::clone(self);
+        Tree::detach(session, async move |session| {
+            tree.finish_split_now(&session, unfinished).await
+        })
+        .await
+        .unwrap_or_else(|| Err(unfinished_work("a split")))
     }
 
     /// The new node first, then the old one (`INV-BT-2`). Gives what the parent must learn.
@@ -56,26 +61,34 @@ impl Tree {
     ) -> Result<Unfinished, IndexError> {
         let client = session.client();
         let bytes = self.layout.node_bytes();
-        let right_addr = match session.alloc(session.place(), bytes).await {
-            Ok(addr) => addr,
+        let right_object = match session.alloc_unlinked(session.place(), bytes).await {
+            Ok(object) => object,
             Err(full) => {
                 node.unlock().await?;
                 return Err(full.into());
             }
         };
+        let right_addr = right_object.addr();
         let level = node.node().level();
         let mut right: Buf = client.buf(bytes);
         let mut right_mut = NodeMut::new(&self.layout, right.words_mut());
         let split = match node.node_mut().split_for(key, &mut right_mut, right_addr.word(), 0) {
             Ok(split) => split,
-            Err(error) => {
-                session.free_unpublished(right_addr, bytes);
-                return Err(self.damaged(node.addr, error));
-            }
+            Err(error) => return Err(self.damaged(node.addr, error)),
         };
+        if Canary::DropSibling.is_armed() {
+            right_mut.set_right(0);
+        }
         right_mut.seal(1);
-        client.write(right_addr, right).await?;
-        node.publish(true).await?;
+        if Canary::PublishOldFirst.is_armed() {
+            node.publish(true, None).await?;
+            right_object.write(right).await?;
+            right_object.keep();
+        } else {
+            right_object.write(right).await?;
+            right_object.keep();
+            node.publish(true, None).await?;
+        }
         Ok(Unfinished { level: level + 1, separator: split.separator, right: right_addr })
     }
 
@@ -117,14 +130,16 @@ impl Tree {
         let parent = self.way_to(session, separator, *level, &mut further).await?;
         let mut parent =
             self.lock_covering(session, parent, separator, *level, &mut further).await?;
-        if !self.still_starts_at(session, *right, *level - 1, separator).await? {
+        if !Canary::SeparatorUnchecked.is_armed()
+            && !self.still_starts_at(session, *right, *level - 1, separator).await?
+        {
             // Merged away since, by somebody who then removed the separator, too.
             parent.unlock().await?;
             return Ok(None);
         }
         match parent.node_mut().insert_separator(separator, right.word()) {
             Ok(crate::node::Posted::Added(_)) => {
-                parent.publish(true).await?;
+                parent.publish(true, None).await?;
                 Ok(None)
             }
             Ok(crate::node::Posted::AlreadyThere(_))
@@ -146,8 +161,8 @@ impl Tree {
         level: u8,
         separator: &[u8],
     ) -> Result<bool, Fail> {
-        let client = session.client();
-        let mut image = client.read(addr, client.buf(self.layout.node_bytes())).await?;
+        let steady = session.steady();
+        let mut image = steady.read(addr, steady.buf(self.layout.node_bytes())).await?;
         if !self.is_current(&image, addr, level) {
             image = match self.read_again(session, addr, level, image).await {
                 Ok(image) => image,

@@ -1,11 +1,15 @@
 //! Walking the whole remote structure.
 
-use std::collections::BTreeMap;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use farleaf_fabric::{Buf, Endpoint, GlobalAddr, OpKind};
-use farleaf_pool::{Audit, LockToken, PoolError, Session};
+use farleaf_fabric::{Buf, Endpoint, GlobalAddr};
+use farleaf_pool::{Audit, LockToken, Session};
 
+use super::lock::LockWait;
 use super::read::{Restarts, Seek};
 use super::records::record_bytes;
 use super::{Fail, META_BYTES, META_ROOT_LOCK, Tree, grow};
@@ -13,15 +17,17 @@ use crate::IndexError;
 use crate::index::TableReport;
 use crate::node::{Kind, Node, RecordRef, Stored, verify_image};
 
-/// Waits of a table's destruction for one object's place, and how long each takes: others' epochs
-/// have to move on.
-const DESTROY_WAITS_MAX: u32 = 20_000;
-const DESTROY_WAIT_NS: u64 = 100_000;
+/// Attempts at finding a node. Others' changes explain some; this many mean that pointers lead astray.
+const FIND_TRIES_MAX: u32 = 2_000;
 /// Problems that are told in full.
 const PROBLEMS_MAX: usize = 100;
 
 /// What a walk does with what it comes by.
-trait Visitor {
+pub(super) trait Visitor {
+    /// Whether it has seen enough: the walk ends without looking at any further node.
+    fn is_done(&self) -> bool {
+        false
+    }
     /// A node, once each.
     fn node(&mut self, addr: GlobalAddr, bytes: usize);
     /// A record, once for each reference.
@@ -31,7 +37,14 @@ trait Visitor {
 impl Tree {
     /// Checks every node and marks everything reachable in `audit`.
     ///
+    /// A problem begins with the invariant that it breaks. `INV-BT-3`, `-6` and `-7` are about what
+    /// writers do, which a walk cannot see; what breaks `INV-BT-2` shows as a pointer that leads to
+    /// no node of this tree.
+    ///
     /// Cost: 1 READ per node.
+    ///
+    /// # Errors
+    /// `Corrupt` if the walk cannot go on, with what was found before.
     pub(super) async fn verify<E: Endpoint>(
         self: &Arc<Self>,
         session: &Session<E>,
@@ -40,8 +53,17 @@ impl Tree {
         let mut report = TableReport::default();
         let mut marker = Marker { audit, problems: Vec::new() };
         marker.mark(self.meta, META_BYTES, "the meta object");
-        self.walk(session, &mut report, &mut marker).await?;
+        let walked = self.walk(session, &mut report, &mut marker).await;
         report.problems.append(&mut marker.problems);
+        if let Err(IndexError::Corrupt(why)) = &walked
+            && !report.problems.is_empty()
+        {
+            // What was found on the way is most likely why.
+            report.problems.truncate(PROBLEMS_MAX);
+            let found = report.problems.join("; ");
+            return Err(IndexError::Corrupt(format!("{why}; found before: {found}")));
+        }
+        walked?;
         if report.problems.len() > PROBLEMS_MAX {
             let more = report.problems.len() - PROBLEMS_MAX;
             report.problems.truncate(PROBLEMS_MAX);
@@ -50,59 +72,35 @@ impl Tree {
         Ok(report)
     }
 
-    /// Frees everything, in steps of an operation each: what is retired is reused only after the
-    /// operation that retired it, and the pool has room for so many retired objects at a time.
-    ///
-    /// Cost: 1 READ per node, then what retiring costs per object.
-    pub(super) async fn destroy<E: Endpoint>(
-        self: &Arc<Self>,
-        session: &Session<E>,
-    ) -> Result<(), IndexError> {
-        let mut collector = Collector::default();
-        {
-            let _pin = session.begin(OpKind::Other).await?;
-            self.walk(session, &mut TableReport::default(), &mut collector).await?;
-        }
-        collector.objects.push(self.meta);
-        let mut waits = 0;
-        while let Some(&addr) = collector.objects.last() {
-            let _pin = session.begin(OpKind::Maintenance).await?;
-            match session.announce_retire(addr).await {
-                Ok(retiring) => {
-                    session.retire(retiring);
-                    collector.objects.pop();
-                    waits = 0;
-                }
-                Err(PoolError::RetireFull) if waits < DESTROY_WAITS_MAX => waits += 1,
-                Err(error) => return Err(error.into()),
-            }
-            drop(_pin);
-            if waits > 0 {
-                session.tick().await?;
-                session.endpoint().sleep(DESTROY_WAIT_NS).await;
-            }
-        }
-        Ok(())
-    }
-
-    async fn walk<E: Endpoint>(
+    pub(super) async fn walk<E: Endpoint>(
         self: &Arc<Self>,
         session: &Session<E>,
         report: &mut TableReport,
         visitor: &mut impl Visitor,
     ) -> Result<(), IndexError> {
         self.check_meta(session, report).await?;
+        if visitor.is_done() {
+            return Ok(());
+        }
         let (_, top) = self.refresh_root(session).await?;
         report.nodes_per_level = vec![0; usize::from(top) + 1];
         // Low fences of the nodes that the level above points to, by address.
         let mut expected: BTreeMap<u64, Option<Vec<u8>>> = BTreeMap::new();
         for level in (0..=top).rev() {
             expected = self.walk_level(session, level, expected, report, visitor).await?;
+            if visitor.is_done() {
+                break;
+            }
         }
         Ok(())
     }
 
     /// Walks one level from left to right; gives what it says of the level below.
+    ///
+    /// Others may merge nodes meanwhile. Then a node begins before the place that the walk has come
+    /// to, because it has taken in its right neighbour, or a child is gone that its parent had; both
+    /// are told from damage by looking again. Everything that was there before the walk, and stays,
+    /// is visited.
     async fn walk_level<E: Endpoint>(
         self: &Arc<Self>,
         session: &Session<E>,
@@ -113,33 +111,54 @@ impl Tree {
     ) -> Result<BTreeMap<u64, Option<Vec<u8>>>, IndexError> {
         let mut below = BTreeMap::new();
         let mut fence: Option<Vec<u8>> = None;
+        let mut before: Option<(GlobalAddr, u64)> = None;
+        let mut visited = BTreeSet::new();
         let mut unpointed = 0;
+        // The right sibling that the node before names.
+        let mut sibling: Option<u64> = None;
         loop {
             let seek = fence.as_deref().map_or(Seek::First, Seek::After);
-            let (addr, image) = self.find(session, seek, level).await?;
+            let Some((addr, image)) = self.find_unlocked(session, seek, level, report).await?
+            else {
+                // The root has given way to its only child: the level is gone.
+                return Ok(below);
+            };
             let node = Node::new(&self.layout, image.words());
-            report.nodes_per_level[usize::from(level)] += 1;
-            report.node_bytes += self.layout.node_bytes() as u64;
-            visitor.node(addr, self.layout.node_bytes());
-            self.check_node(session, addr, &image, report).await?;
+            if let Err(error) = verify_image(&self.layout, image.words(), addr.word()) {
+                report.problems.push(format!("node {addr}: {error}"));
+            }
             let mut low = Vec::new();
             let low = node.low_fence(&mut low).then_some(low);
-            if low != fence {
-                report.problems.push(format!(
-                    "INV-BT-1: node {addr} (level {level}) does not start where its left neighbour ends"
-                ));
+            let is_sibling = sibling.is_none_or(|sibling| sibling == addr.word());
+            if (low != fence || !is_sibling) && !self.has_changed(session, before, level).await? {
+                let what = match is_sibling {
+                    true => "does not start where its left neighbour ends",
+                    false => "is not the right sibling that its left neighbour names",
+                };
+                report.problems.push(format!("INV-BT-1: node {addr} (level {level}) {what}"));
             }
-            match expected.remove(&addr.word()) {
-                Some(said) if said != low => report.problems.push(format!(
-                    "INV-BT-4: the parent of node {addr} (level {level}) has another low fence for it"
-                )),
-                Some(_) => {}
-                None => unpointed += 1,
+            sibling = Some(node.right());
+            if visited.insert(addr) {
+                report.nodes_per_level[usize::from(level)] += 1;
+                report.node_bytes += self.layout.node_bytes() as u64;
+                visitor.node(addr, self.layout.node_bytes());
+                match expected.remove(&addr.word()) {
+                    Some(said) if said != low => report.problems.push(format!(
+                        "INV-BT-4: the parent of node {addr} (level {level}) has another low fence for it"
+                    )),
+                    Some(_) => {}
+                    None => unpointed += 1,
+                }
             }
+            before = Some((addr, node.version()));
+            // What lies before the fence has been visited.
             if level > 0 {
-                self.children(&node, low, &mut below);
+                self.children(&node, low, fence.as_deref(), &mut below);
             } else {
-                self.leaf(&node, addr, report, visitor);
+                self.leaf(&node, addr, fence.as_deref(), report, visitor);
+            }
+            if visitor.is_done() {
+                return Ok(BTreeMap::new());
             }
             let mut high = Vec::new();
             if !node.high_fence(&mut high) {
@@ -152,10 +171,12 @@ impl Tree {
             }
             fence = Some(high);
         }
-        for (addr, _) in expected {
-            report.problems.push(format!(
-                "INV-BT-4: a parent points to {addr:#x}, which is no node of level {level}"
-            ));
+        for (addr, low) in expected {
+            if self.is_child(session, addr, low.as_deref(), level).await? {
+                report.problems.push(format!(
+                    "INV-BT-4: a parent points to {addr:#x}, which is no node of level {level}"
+                ));
+            }
         }
         // The root has no parent; others without one are splits that nobody has finished yet.
         if usize::from(level) + 1 < report.nodes_per_level.len() {
@@ -164,45 +185,94 @@ impl Tree {
         Ok(below)
     }
 
+    /// Finds a node; `None` if the level is gone.
     async fn find<E: Endpoint>(
         self: &Arc<Self>,
         session: &Session<E>,
         seek: Seek<'_>,
         level: u8,
-    ) -> Result<(GlobalAddr, Buf), IndexError> {
+    ) -> Result<Option<(GlobalAddr, Buf)>, IndexError> {
         let mut restarts = Restarts::default();
-        loop {
+        for _ in 0..FIND_TRIES_MAX {
             match self.node_at(session, seek, level).await {
-                Ok(found) => return Ok(found),
-                Err(Fail::Restart) => restarts.again(self, session).await?,
+                Ok(found) => return Ok(Some(found)),
+                Err(Fail::Restart) => {
+                    restarts.again(self, session).await?;
+                    if self.root(session).await?.1 < level {
+                        return Ok(None);
+                    }
+                }
                 Err(Fail::Error(error)) => return Err(error),
+            }
+        }
+        Err(IndexError::Corrupt(format!(
+            "INV-BT-4: in {FIND_TRIES_MAX} attempts no way was found to the next node of level {level}"
+        )))
+    }
+
+    /// Finds a node that nobody has locked; `None` if the level is gone.
+    ///
+    /// Under a lock something may be about to be linked that only its holder knows of: what a dead
+    /// one's redo record says, written again by whoever takes over. A recovery that does not see it
+    /// would take it for lost.
+    async fn find_unlocked<E: Endpoint>(
+        self: &Arc<Self>,
+        session: &Session<E>,
+        seek: Seek<'_>,
+        level: u8,
+        report: &mut TableReport,
+    ) -> Result<Option<(GlobalAddr, Buf)>, IndexError> {
+        let mut wait = LockWait::default();
+        loop {
+            let Some((addr, image)) = self.find(session, seek, level).await? else {
+                return Ok(None);
+            };
+            let lock = image.words()[0];
+            if lock == 0 {
+                return Ok(Some((addr, image)));
+            }
+            if LockToken::from_word(lock).is_none() {
+                report.problems.push(format!(
+                    "INV-BT-5: the lock word of node {addr} is {lock:#018x}, which names nobody"
+                ));
+                return Ok(Some((addr, image)));
+            }
+            if session.owner_is_dead(lock).await? || wait.again(session, addr, lock).await? {
+                self.recover(session, addr, lock).await?;
             }
         }
     }
 
-    /// Checks the node's own content, and that nobody dead holds its lock.
-    async fn check_node<E: Endpoint>(
+    /// Whether a node that was seen in a version is another now, or dead.
+    async fn has_changed<E: Endpoint>(
+        &self,
+        session: &Session<E>,
+        seen: Option<(GlobalAddr, u64)>,
+        level: u8,
+    ) -> Result<bool, IndexError> {
+        let Some((addr, version)) = seen else { return Ok(false) };
+        let client = session.client();
+        let image = client.read(addr, client.buf(self.layout.node_bytes())).await?;
+        let node = Node::new(&self.layout, image.words());
+        Ok(!self.is_current(&image, addr, level) || node.version() != version)
+    }
+
+    /// Whether the parent of the node of `level` that starts at `low` points to `addr` now.
+    async fn is_child<E: Endpoint>(
         self: &Arc<Self>,
         session: &Session<E>,
-        addr: GlobalAddr,
-        image: &Buf,
-        report: &mut TableReport,
-    ) -> Result<(), IndexError> {
-        if let Err(error) = verify_image(&self.layout, image.words(), addr.word()) {
-            report.problems.push(format!("node {addr}: {error}"));
+        addr: u64,
+        low: Option<&[u8]>,
+        level: u8,
+    ) -> Result<bool, IndexError> {
+        if self.refresh_root(session).await?.1 <= level {
+            return Ok(false);
         }
-        let lock = image.words()[0];
-        if lock == 0 {
-            return Ok(());
-        }
-        if LockToken::from_word(lock).is_none() {
-            report.problems.push(format!(
-                "INV-BT-5: the lock word of node {addr} is {lock:#018x}, which names nobody"
-            ));
-        } else if session.owner_is_dead(lock).await? {
-            self.recover(session, addr, lock).await?;
-        }
-        Ok(())
+        let seek = low.map_or(Seek::First, Seek::After);
+        let Some((_, image)) = self.find(session, seek, level + 1).await? else {
+            return Ok(false);
+        };
+        Ok(seek.child(&Node::new(&self.layout, image.words())).1 == addr)
     }
 
     async fn check_meta<E: Endpoint>(
@@ -210,8 +280,8 @@ impl Tree {
         session: &Session<E>,
         report: &mut TableReport,
     ) -> Result<(), IndexError> {
-        let client = session.client();
-        let meta = client.read(self.meta, client.buf(META_BYTES)).await?;
+        let steady = session.steady();
+        let meta = steady.read(self.meta, steady.buf(META_BYTES)).await?;
         let (magic, lock) = (meta.words()[0], meta.words()[META_ROOT_LOCK as usize / 8]);
         if magic != grow::MAGIC {
             report.problems.push(format!(
@@ -221,7 +291,7 @@ impl Tree {
         }
         if LockToken::from_word(lock).is_some() {
             if session.owner_is_dead(lock).await? {
-                client.cas(self.meta.plus(META_ROOT_LOCK), lock, 0).await?;
+                steady.cas(self.meta.plus(META_ROOT_LOCK), lock, 0).await?;
             }
         } else if lock != 0 {
             report.problems.push(format!(
@@ -231,16 +301,20 @@ impl Tree {
         Ok(())
     }
 
-    /// The children of an inner node with the low fences that it gives them.
+    /// The children of an inner node from `from` on, with the low fences that it gives them.
     fn children(
         &self,
         node: &Node<'_, u64>,
         low: Option<Vec<u8>>,
+        from: Option<&[u8]>,
         below: &mut BTreeMap<u64, Option<Vec<u8>>>,
     ) {
         let mut bound = low;
         for index in 0..=node.count() {
-            below.insert(node.child(index).unwrap_or(0), bound.take());
+            let low = bound.take();
+            if low.as_deref() >= from {
+                below.insert(node.child(index).unwrap_or(0), low);
+            }
             let mut separator = Vec::new();
             node.separator(index, &mut separator);
             bound = Some(separator);
@@ -251,6 +325,7 @@ impl Tree {
         &self,
         node: &Node<'_, u64>,
         addr: GlobalAddr,
+        above: Option<&[u8]>,
         report: &mut TableReport,
         visitor: &mut impl Visitor,
     ) {
@@ -258,6 +333,9 @@ impl Tree {
         let (mut key, mut value) = (Vec::new(), Vec::new());
         for index in 0..node.count() {
             node.key(index, &mut key);
+            if above.is_some_and(|above| key.as_slice() <= above) {
+                continue;
+            }
             report.keys += 1;
             report.data_bytes += key.len() as u64;
             match node.value(index, &mut value) {
@@ -276,13 +354,13 @@ impl Tree {
     }
 }
 
-struct Marker<'a> {
-    audit: &'a mut Audit,
-    problems: Vec<String>,
+pub(super) struct Marker<'a> {
+    pub(super) audit: &'a mut Audit,
+    pub(super) problems: Vec<String>,
 }
 
 impl Marker<'_> {
-    fn mark(&mut self, addr: GlobalAddr, bytes: usize, what: &str) {
+    pub(super) fn mark(&mut self, addr: GlobalAddr, bytes: usize, what: &str) {
         if let Err(problem) = self.audit.mark(addr, bytes) {
             self.problems.push(format!("{what} at {addr}: {problem}"));
         }
@@ -298,20 +376,5 @@ impl Visitor for Marker<'_> {
         if let Some(addr) = GlobalAddr::from_word(record.addr) {
             self.mark(addr, record_bytes(record.len as usize), "the value record");
         }
-    }
-}
-
-#[derive(Default)]
-struct Collector {
-    objects: Vec<GlobalAddr>,
-}
-
-impl Visitor for Collector {
-    fn node(&mut self, addr: GlobalAddr, _bytes: usize) {
-        self.objects.push(addr);
-    }
-
-    fn record(&mut self, record: RecordRef) {
-        self.objects.extend(GlobalAddr::from_word(record.addr));
     }
 }

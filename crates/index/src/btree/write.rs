@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use farleaf_fabric::{Endpoint, GlobalAddr, OpKind};
 use farleaf_pool::Session;
+use farleaf_pool::canary::Canary;
 
 use super::lock::Locked;
 use super::read::{Restarts, Unfinished};
+use super::records::NewRecord;
 use super::{Fail, Tree};
 use crate::IndexError;
-use crate::node::{ChangeError, Cover, Node, RecordRef, Value};
+use crate::node::{ChangeError, Cover, Node, Value};
 
 /// What is to become of a key.
 #[derive(Debug)]
@@ -74,11 +76,9 @@ impl Tree {
         };
         let mut unfinished = None;
         let mut restarts = Restarts::default();
-        let mut published = false;
         let result = loop {
-            let attempt = self
-                .attempt(session, key, &mut intent, record, &mut unfinished, &mut published)
-                .await;
+            let attempt =
+                self.attempt(session, key, &mut intent, record.as_ref(), &mut unfinished).await;
             match attempt {
                 Ok(Attempt::Done(outcome)) => break Ok(outcome),
                 Ok(Attempt::Again) => {}
@@ -90,14 +90,8 @@ impl Tree {
                 Err(Fail::Error(error)) => break Err(error),
             }
         };
-        let unknown = matches!(result, Err(IndexError::OutcomeUnknown(_)));
-        if let Some(record) = record
-            && !published
-            && !unknown
-        {
-            let (addr, bytes) = self.record_place(record)?;
-            session.free_unpublished(addr, bytes);
-        }
+        // Freed, unless a leaf refers to it.
+        drop(record);
         if let Some(unfinished) = unfinished
             && result.is_ok()
         {
@@ -113,14 +107,20 @@ impl Tree {
         session: &Session<E>,
         key: &[u8],
         intent: &mut Intent<'_>,
-        record: Option<RecordRef>,
+        record: Option<&NewRecord<E>>,
         unfinished: &mut Option<Unfinished>,
-        published: &mut bool,
     ) -> Result<Attempt, Fail> {
+        let compared = Canary::CompareUnlocked.is_armed() && intent.expected.is_some();
+        if compared && let Some((expected, held)) = &mut intent.expected {
+            let existed = self.get(session, key, held).await?;
+            if existed.then_some(held.as_slice()) != *expected {
+                return Ok(Attempt::Done(Outcome { existed, differs: true }));
+            }
+        }
         let mut leaf = self.lock_leaf(session, key, unfinished).await?;
         let found = leaf.node().find(key);
         let outcome = Outcome { existed: found.is_ok(), differs: false };
-        if let Some((expected, held)) = &mut intent.expected {
+        if !compared && let Some((expected, held)) = &mut intent.expected {
             held.clear();
             if let Ok(index) = found {
                 let node = Node::new(&self.layout, leaf.image.words());
@@ -142,7 +142,7 @@ impl Tree {
             Err(_) => None,
         };
         let value = match (record, intent.value) {
-            (Some(record), _) => Some(Value::Record(record)),
+            (Some(record), _) => Some(Value::Record(record.reference())),
             (None, Some(value)) => Some(Value::Inline(value)),
             (None, None) => None,
         };
@@ -172,11 +172,11 @@ impl Tree {
             Some((addr, _)) => Some(session.announce_retire(addr).await?),
             None => None,
         };
-        *published = record.is_some();
-        leaf.publish(many_words).await?;
-        if let Some(retiring) = retiring {
-            session.retire(retiring);
+        if let Some(record) = record {
+            record.keep();
         }
+        let retiring = retiring.filter(|_| !Canary::ForgetRetire.is_armed());
+        leaf.publish(many_words, retiring).await?;
         if sparse {
             self.merge(session, key, 1).await;
         }
@@ -208,6 +208,7 @@ impl Tree {
             let node = locked.node();
             match node.covers(key) {
                 Cover::Inside => return Ok(locked),
+                _ if Canary::SkipCoverCheck.is_armed() => return Ok(locked),
                 Cover::Above => {
                     let right = self.pointer(node.right(), addr)?;
                     *unfinished = Some(Unfinished::of(&node, right));

@@ -22,10 +22,10 @@ pub enum NodeError {
         expected: usize,
     },
     /// Content and checksum disagree.
-    #[error("checksum does not match the content")]
+    #[error("INV-NODE-4: checksum does not match the content")]
     Sum,
     /// The header is not one of this format.
-    #[error("not a node: format tag {0:#04x}")]
+    #[error("INV-NODE-4: not a node: format tag {0:#04x}")]
     Tag(u8),
     /// The kind is unknown.
     #[error("unknown kind of node {0:#04x}")]
@@ -56,25 +56,25 @@ pub enum NodeError {
         cap: usize,
     },
     /// Fences are out of order, outside the image, too long, or do not fit the stored prefix.
-    #[error("fences are not valid")]
+    #[error("INV-NODE-1: fences are not valid")]
     Fences,
     /// A cell lies outside the heap, overlaps another, or its slot contradicts it.
-    #[error("cell of entry {index} is not valid")]
+    #[error("INV-NODE-5: cell of entry {index} is not valid")]
     Cell {
         /// The entry or separator.
         index: usize,
     },
     /// The heap's size is not that of its content.
-    #[error("heap accounting is wrong")]
+    #[error("INV-NODE-5: heap accounting is wrong")]
     Heap,
     /// A key or separator is not above the one before it.
-    #[error("entry {index} is not above the one before it")]
+    #[error("INV-NODE-2: entry {index} is not above the one before it")]
     Order {
         /// The later of the two.
         index: usize,
     },
     /// A key or separator lies outside the fences.
-    #[error("entry {index} is outside the fences")]
+    #[error("INV-NODE-1: entry {index} is outside the fences")]
     Outside {
         /// The entry or separator.
         index: usize,
@@ -94,7 +94,7 @@ pub enum NodeError {
         index: usize,
     },
     /// A child's address is null.
-    #[error("child {index} is null")]
+    #[error("INV-NODE-3: child {index} is null")]
     Child {
         /// The child.
         index: usize,

@@ -2,10 +2,12 @@
 #![allow(dead_code, unreachable_pub, reason = "each suite uses its part")]
 
 use std::future::Future;
+use std::sync::Arc;
 
 use farleaf_fabric::mapped::{Mapped, MappedEndpoint};
 use farleaf_fabric::sim::{Sim, SimConfig, SimEndpoint};
-use farleaf_fabric::{Client, Endpoint, Fabric, OpKind, ServerId, Snapshot};
+use farleaf_fabric::tcp::{MemoryServer, MemoryServerConfig, Tcp, TcpConfig, TcpEndpoint};
+use farleaf_fabric::{Client, Endpoint, Fabric, OpKind, ServerId, Snapshot, Words};
 use farleaf_index::node::{KeyFormat, ValueFormat};
 use farleaf_index::{AnyIndex, Engine, Index, SortedPairs, TableFormat, TableReport};
 use farleaf_pool::{Audit, AuditReport, Pool, PoolOptions, Session, format};
@@ -36,6 +38,27 @@ impl World {
         test: impl FnOnce(Session<MappedEndpoint>) -> F,
     ) {
         let fabric = Mapped::anonymous(self.servers, self.region_bytes).expect("memory");
+        let endpoint = fabric.endpoint().expect("endpoint");
+        endpoint.seed(self.seed);
+        let executor = endpoint.executor().clone();
+        executor.block_on(async { test(start(endpoint, &self.pool_options()).await).await });
+    }
+
+    /// Runs `test` with one session on memory servers of this process, over loopback.
+    pub fn on_tcp<F: Future<Output = ()>>(self, test: impl FnOnce(Session<TcpEndpoint>) -> F) {
+        let servers: Vec<MemoryServer> = (0..self.servers)
+            .map(|server| {
+                let words = Words::anonymous((self.region_bytes / 8) as usize).expect("memory");
+                let config = MemoryServerConfig {
+                    server: ServerId(server as u16),
+                    servers: self.servers,
+                    ..MemoryServerConfig::default()
+                };
+                MemoryServer::start(config, Arc::new(words)).expect("a memory server")
+            })
+            .collect();
+        let config = TcpConfig::to(servers.iter().map(MemoryServer::address));
+        let fabric = Tcp::connect(config).expect("connected");
         let endpoint = fabric.endpoint().expect("endpoint");
         endpoint.seed(self.seed);
         let executor = endpoint.executor().clone();

@@ -44,12 +44,12 @@ fn live_and_free_at_once_is_found() {
     with_objects(async |session, [one, two]| {
         let (block, offset) = session.pool().geometry().block_of(two).unwrap();
         let index = session.pool().geometry().shape(1).object_at(offset).unwrap();
-        let at = session.pool().bitmap_addr(ONE, block, (index / 64) as usize);
+        let at = session.pool().given_addr(ONE, block, (index / 64) as usize);
         set_word(&session, at, 1 << (index % 64)).await;
         let report = audit_of(&session, &[(one, 100), (two, 100)]).await;
         assert_eq!(report.problems.len(), 1, "{report:?}");
         assert!(report.problems[0].contains("live and free in the bitmap"), "{report:?}");
-        let elsewhere = session.pool().bitmap_addr(ONE, block, 7);
+        let elsewhere = session.pool().given_addr(ONE, block, 7);
         let beyond = session.pool().geometry().shape(1).valid_bits(7);
         set_word(&session, elsewhere, !beyond).await;
         let report = audit_of(&session, &[(one, 100), (two, 100)]).await;
@@ -111,7 +111,7 @@ fn damaged_headers_and_tables_are_found_and_not_used() {
 fn a_second_free_from_elsewhere_is_an_error() {
     with_objects(async |session, [one, _]| {
         let other = member(&session.endpoint().clone()).await;
-        let client = other.client();
+        let client = other.steady();
         other.pool().give_back(client, &[one]).await.unwrap();
         let twice = other.pool().give_back(client, &[one]).await;
         assert!(matches!(twice, Err(PoolError::Corrupt(_))), "{twice:?}");
@@ -119,5 +119,60 @@ fn a_second_free_from_elsewhere_is_an_error() {
         assert!(matches!(no_object, Err(PoolError::Corrupt(_))), "{no_object:?}");
         let announced = other.announce_retire(GlobalAddr::NULL).await;
         assert!(matches!(announced, Err(PoolError::Corrupt(_))), "{announced:?}");
+    });
+}
+
+/// Each word that breaks a numbered invariant of the tables is told by the invariant's name, and
+/// nothing else is.
+#[test]
+fn audits_name_the_invariant_that_is_broken() {
+    with_objects(async |session, [one, two]| {
+        let geometry = session.pool().geometry().clone();
+        let live = [(one, 100), (two, 100)];
+        let (block, _) = geometry.block_of(one).unwrap();
+        let free_client = geometry.options().clients_max - 1;
+        let own = geometry.client_addr(session.id());
+        for (name, at, value) in [
+            ("INV-BLOCK-1", geometry.block_addr(ONE, block).plus(8), 1),
+            ("INV-ALLOC-1", session.pool().given_addr(ONE, block, 7), 1 << 63),
+            ("INV-RETIRE-1", geometry.retire_addr(ONE, session.id(), 9), two.plus(64).word()),
+            ("INV-CLIENT-1", geometry.retire_addr(ONE, free_client, 9), two.word()),
+            ("INV-CLIENT-2", own.plus(16), 1 << 40),
+            ("INV-MEM-1", geometry.member_addr(3), 7 << 32 | 2),
+            ("INV-EPOCH-2", geometry.epoch_addr(), 0),
+            ("INV-EPOCH-2", geometry.epoch_addr(), 1 << 48),
+            ("INV-ROOT-1", geometry.root_lock_addr(), 77),
+        ] {
+            let before = word(&session, at).await;
+            set_word(&session, at, value).await;
+            let mut audit = Audit::new(&session).await.unwrap();
+            if name != "INV-BLOCK-1" {
+                for (addr, bytes) in live {
+                    audit.mark(addr, bytes).unwrap();
+                }
+            }
+            let problems = audit.report(&session).await.unwrap().problems;
+            assert!(problems.iter().any(|what| what.contains(name)), "{name}: {problems:?}");
+            let is_named = |what: &String| what.contains(name) || what.contains("INV-EPOCH-3");
+            assert!(problems.iter().all(is_named), "{name}: {problems:?}");
+            set_word(&session, at, before).await;
+        }
+        // An epoch that a member announces before there is one.
+        let announced = geometry.member_addr(session.pool().member).plus(16);
+        let before = word(&session, announced).await;
+        set_word(&session, announced, 1 << 48 | 4_000).await;
+        let report = audit_of(&session, &live).await;
+        assert!(report.problems[0].contains("INV-EPOCH-3"), "{report:?}");
+        set_word(&session, announced, before).await;
+        // The same name twice.
+        session.create_root("same", "btree", &[0; 64], one).await.unwrap();
+        for at in (0..256).step_by(8) {
+            let copied = word(&session, geometry.root_addr(0).plus(at)).await;
+            set_word(&session, geometry.root_addr(1).plus(at), copied).await;
+        }
+        let report = audit_of(&session, &live).await;
+        assert!(report.problems[0].contains("INV-ROOT-2"), "{report:?}");
+        set_word(&session, geometry.root_addr(1), 0).await;
+        assert!(audit_of(&session, &live).await.closes());
     });
 }

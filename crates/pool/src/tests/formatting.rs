@@ -4,6 +4,7 @@ use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::{Client, Endpoint, Fabric, GlobalAddr, ServerId};
 
 use super::{SMALL, endpoint, formatted};
+use crate::settle::{Lines, PATIENCE_NS, Steady};
 use crate::{FormatFault, Geometry, Pool, PoolError, PoolOptions, format, superblock};
 
 const REGION: u64 = 4 << 20;
@@ -18,7 +19,8 @@ fn opened(fabric: &Mapped, change: Option<(u16, u64, u64)>) -> Result<Geometry, 
             buf.words_mut()[0] = value;
             client.write(GlobalAddr::new(ServerId(server), word * 8), buf).await.unwrap();
         }
-        superblock::open(&client).await
+        let lines = Lines::new(client.endpoint().server_count());
+        superblock::open(Steady::new(&client, &lines, PATIENCE_NS)).await
     })
 }
 

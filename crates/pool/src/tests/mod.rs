@@ -7,8 +7,11 @@ mod epochs;
 mod formatting;
 mod members;
 mod model;
+mod pins;
 mod roots;
 mod simulated;
+mod unknown;
+mod wraps;
 
 use std::path::PathBuf;
 use std::sync::Arc;

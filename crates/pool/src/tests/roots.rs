@@ -27,10 +27,18 @@ fn tables_are_made_found_listed_and_dropped() {
         let names: Vec<String> =
             one.list_roots().await.unwrap().into_iter().map(|root| root.name).collect();
         assert_eq!(names, [long.as_str(), "a", "b", "\u{e9}"]);
-        assert_eq!(one.drop_root(&long).await, Ok(made));
+        let dropping = one.drop_root(&long).await.unwrap();
+        assert_eq!((&dropping.root, dropping.left), (&made, None));
         assert_eq!(two.open_root(&long).await, Err(PoolError::NoSuchTable(long.clone())));
         assert_eq!(two.drop_root("x").await, Err(PoolError::NoSuchTable("x".into())));
-        assert_eq!(one.create_root("e", "dex", &[0; 64], addr).await.unwrap().slot, 0);
+        // Its entry is in use until it has ended, and known to those who walk; the name is free.
+        let full = one.create_root("e", "dex", &[0; 64], addr).await;
+        assert_eq!(full, Err(PoolError::NoSlot("table", 4)));
+        assert_eq!(two.list_drops().await, Ok(vec![dropping.clone()]));
+        assert_eq!(two.adopt_drop(&dropping).await, Ok(None), "its owner lives");
+        one.end_drop(dropping).await.unwrap();
+        assert_eq!(two.list_drops().await, Ok(Vec::new()));
+        assert_eq!(one.create_root(&long, "dex", &[0; 64], addr).await.unwrap().slot, 0);
         for name in ["", &"n".repeat(129)] {
             let refused = one.create_root(name, "dex", &[0; 64], addr).await;
             assert!(matches!(refused, Err(PoolError::Invalid(_))));

@@ -1,0 +1,191 @@
+//! Dropping tables, and finishing what dead compute servers were dropping.
+//!
+//! See `farleaf_pool::drops` for the invariants. The work is a task: it goes on if its caller goes away.
+
+use farleaf_fabric::{Endpoint, GlobalAddr, OpKind};
+use farleaf_pool::{Audit, Dropping, PoolError, Root, Session};
+
+use crate::oneshot::{self, Receiver, Sender};
+use crate::{AnyIndex, IndexError};
+
+/// Objects that are retired in one step.
+const BATCH: usize = 64;
+/// Walks of a table until two agree: dead compute servers' changes are finished by them.
+const WALKS_MAX: usize = 16;
+/// Waits for room in the retire pages until the caller is told, and how long each takes.
+const WAITS_MAX: u32 = 20_000;
+const WAIT_NS: u64 = 100_000;
+
+type Outcome = Result<(), IndexError>;
+
+/// Takes a drop to its end in a task. The caller is told when it has ended, or that it takes long.
+pub(crate) fn spawn<E: Endpoint>(
+    session: &Session<E>,
+    drop: impl AsyncFnOnce(&Session<E>) -> Result<Dropping, IndexError> + 'static,
+) -> Receiver<Outcome> {
+    let (sender, receiver) = oneshot::channel();
+    session.spawn(async move |session| {
+        let mut sender = Some(sender);
+        let outcome = match drop(&session).await {
+            Ok(dropping) => finish(&session, dropping, &mut sender).await,
+            Err(error) => Err(error),
+        };
+        if let Some(sender) = sender {
+            sender.send(outcome);
+        }
+    });
+    receiver
+}
+
+/// Retires what is left of a table, and ends the drop.
+async fn finish<E: Endpoint>(
+    session: &Session<E>,
+    mut of: Dropping,
+    sender: &mut Option<Sender<Outcome>>,
+) -> Outcome {
+    match retire(session, &mut of, sender).await {
+        // What is left is for a sweep to find: it must not keep others from recovery.
+        Err(IndexError::Corrupt(why)) => {
+            let why = format!("table {:?} was dropped, but is damaged: {why}", of.root.name);
+            end(session, &of).await?;
+            Err(IndexError::Corrupt(why))
+        }
+        Err(error) => Err(error),
+        Ok(()) => end(session, &of).await,
+    }
+}
+
+async fn end<E: Endpoint>(session: &Session<E>, of: &Dropping) -> Outcome {
+    for _ in 0..WAITS_MAX {
+        match session.end_drop(of.clone()).await {
+            Err(PoolError::Busy(_)) => session.endpoint().sleep(WAIT_NS).await,
+            ended => return Ok(ended?),
+        }
+    }
+    Err(IndexError::Unavailable("another compute server keeps the root lock".into()))
+}
+
+async fn retire<E: Endpoint>(
+    session: &Session<E>,
+    of: &mut Dropping,
+    sender: &mut Option<Sender<Outcome>>,
+) -> Outcome {
+    let (index, _) = AnyIndex::open(&of.root)?;
+    let mut objects = match of.left {
+        Some(_) => index.collect(session, of.left).await?,
+        None => {
+            let all = collect_all(session, &index).await?;
+            session.count_drop(of, all.len() as u64).await?;
+            all
+        }
+    };
+    let mut waits = 0;
+    while !objects.is_empty() {
+        let from = objects.len().saturating_sub(BATCH);
+        let pin = session.begin(OpKind::Maintenance).await?;
+        let retired = session.retire_dropped(of, &objects[from..]).await?;
+        drop(pin);
+        objects.truncate(objects.len() - retired);
+        if retired > 0 {
+            waits = 0;
+            continue;
+        }
+        session.tick().await?;
+        session.endpoint().sleep(WAIT_NS).await;
+        waits += 1;
+        if waits == WAITS_MAX
+            && let Some(sender) = sender.take()
+        {
+            sender.send(Err(IndexError::Unavailable(format!(
+                "table {:?} is dropped, and its memory is freed as soon as other compute servers \
+                 let it be reused",
+                of.root.name
+            ))));
+        }
+    }
+    Ok(())
+}
+
+/// All objects of a table that nobody changes any more, but to finish what the dead have begun.
+async fn collect_all<E: Endpoint>(
+    session: &Session<E>,
+    index: &AnyIndex,
+) -> Result<Vec<GlobalAddr>, IndexError> {
+    let mut before = index.collect(session, None).await?;
+    for _ in 0..WALKS_MAX {
+        let after = index.collect(session, None).await?;
+        if after == before {
+            return Ok(after);
+        }
+        before = after;
+    }
+    Err(IndexError::Corrupt("it is being changed still".into()))
+}
+
+/// Marks what is left of the tables that are being dropped. Every walk that looks for lost objects
+/// needs it, after those of all tables; `walked` are their roots, some of which may have been
+/// dropped since.
+///
+/// Cost: 1 READ of the root table for each 4,096 entries, and 1 for every node.
+///
+/// # Errors
+/// `Corrupt` if one does not verify. Of a dead compute server's drop, such a table is given up
+/// instead: what it consists of counts as lost.
+pub async fn mark_drops<E: Endpoint>(
+    session: &Session<E>,
+    audit: &mut Audit,
+    walked: &[Root],
+) -> Result<(), IndexError> {
+    for of in session.list_drops().await? {
+        if walked.contains(&of.root) {
+            continue;
+        }
+        let name = of.root.name.clone();
+        let (index, _) = AnyIndex::open(&of.root)?;
+        let problem = match of.left {
+            Some(left) => index.mark_left(session, audit, left).await,
+            None => {
+                crate::Index::verify(&index, session, audit).await.map(|report| report.problems)
+            }
+        };
+        let problem = match problem {
+            Ok(problems) => problems.into_iter().next(),
+            Err(IndexError::Corrupt(why)) => Some(why),
+            Err(error) => return Err(error),
+        };
+        if let Some(problem) = problem {
+            if !session.owner_is_dead(of.owner()).await? {
+                return Err(IndexError::Corrupt(format!("dropped table {name:?}: {problem}")));
+            }
+            session.abandon_drop(of).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Finishes the drops of compute servers that have died, and were recovered, or have left. What went
+/// wrong with some.
+///
+/// Cost: 1 READ of the root table for each 4,096 entries if there is none.
+pub(crate) async fn finish_drops<E: Endpoint>(
+    session: &Session<E>,
+) -> Result<Vec<String>, IndexError> {
+    let mut under_way = Vec::new();
+    for of in session.list_drops().await? {
+        under_way.push(spawn(session, async move |session| {
+            match session.adopt_drop(&of).await? {
+                Some(adopted) => Ok(adopted),
+                None => Err(IndexError::Unavailable("somebody else's".into())),
+            }
+        }));
+    }
+    let mut problems = Vec::new();
+    for outcome in under_way {
+        match outcome.await {
+            Ok(()) | Err(IndexError::Unavailable(_)) => {}
+            Err(IndexError::Corrupt(why)) => problems.push(why),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(problems)
+}

@@ -1,0 +1,189 @@
+//! Seeded bugs, which the lab must find.
+//!
+//! A lab that finds nothing may have nothing to find, or may not look. So each kind of bug that the
+//! design guards against stands behind a switch here; `farleaf check canaries` turns them on one
+//! at a time and counts the seeds until the lab complains. Without the feature `canary` no switch
+//! can be turned on, and the compiler removes the bugs.
+
+/// A seeded bug: what is done wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Canary {
+    /// A change unlocks its node before it writes it.
+    UnlockBeforeWrite,
+    /// A change is acknowledged before it is written.
+    AnswerBeforeWrite,
+    /// A change of many words leaves no redo record.
+    LoseRedoRecord,
+    /// Whoever takes over a lock also replays a redo record of another lock.
+    RedoOfAnyToken,
+    /// A split writes the old node, which points to the new one, first.
+    PublishOldFirst,
+    /// A split forgets the right sibling of the new node.
+    DropSibling,
+    /// An unfinished split is finished without a look whether the new node still lives.
+    SeparatorUnchecked,
+    /// A merge unlocks the left node before the right one is dead.
+    UnlockLeftEarly,
+    /// What a merge or a changed value unlinks is never freed.
+    ForgetRetire,
+    /// A new root is built from the root as it was before its lock was taken.
+    GrowFromOldRoot,
+    /// A locked node is not checked for covering the key.
+    SkipCoverCheck,
+    /// A compare-exchange compares before it locks.
+    CompareUnlocked,
+    /// A READ is accepted whatever its checksum says.
+    AcceptTorn,
+    /// A scan takes all of a leaf that has taken in the one before it.
+    ScanBack,
+    /// A lock that is held for long is taken from a living holder.
+    StealLock,
+    /// The dead are not cut off before their locks are taken over.
+    SkipFence,
+    /// A retired object is reused whoever may still hold it.
+    ReuseEarly,
+    /// Operations do not pin the epoch that they began in.
+    SkipPin,
+    /// A lost change is written again without a look whether its lock is still held.
+    ResendBlindly,
+    /// What became of a lost operation is looked at while it may still happen.
+    SettleWithoutReconnect,
+}
+
+impl Canary {
+    /// All of them.
+    pub const ALL: &[Canary] = &[
+        Canary::UnlockBeforeWrite,
+        Canary::AnswerBeforeWrite,
+        Canary::LoseRedoRecord,
+        Canary::RedoOfAnyToken,
+        Canary::PublishOldFirst,
+        Canary::DropSibling,
+        Canary::SeparatorUnchecked,
+        Canary::UnlockLeftEarly,
+        Canary::ForgetRetire,
+        Canary::GrowFromOldRoot,
+        Canary::SkipCoverCheck,
+        Canary::CompareUnlocked,
+        Canary::AcceptTorn,
+        Canary::ScanBack,
+        Canary::StealLock,
+        Canary::SkipFence,
+        Canary::ReuseEarly,
+        Canary::SkipPin,
+        Canary::SettleWithoutReconnect,
+        Canary::ResendBlindly,
+    ];
+
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Canary::UnlockBeforeWrite => "unlock-before-write",
+            Canary::AnswerBeforeWrite => "answer-before-write",
+            Canary::LoseRedoRecord => "lose-redo-record",
+            Canary::RedoOfAnyToken => "redo-of-any-token",
+            Canary::PublishOldFirst => "publish-old-first",
+            Canary::DropSibling => "drop-sibling",
+            Canary::SeparatorUnchecked => "separator-unchecked",
+            Canary::UnlockLeftEarly => "unlock-left-early",
+            Canary::ForgetRetire => "forget-retire",
+            Canary::GrowFromOldRoot => "grow-from-old-root",
+            Canary::SkipCoverCheck => "skip-cover-check",
+            Canary::CompareUnlocked => "compare-unlocked",
+            Canary::AcceptTorn => "accept-torn",
+            Canary::ScanBack => "scan-back",
+            Canary::StealLock => "steal-lock",
+            Canary::SkipFence => "skip-fence",
+            Canary::ReuseEarly => "reuse-early",
+            Canary::SkipPin => "skip-pin",
+            Canary::SettleWithoutReconnect => "settle-without-reconnect",
+            Canary::ResendBlindly => "resend-blindly",
+        }
+    }
+
+    /// What is done wrong, as a sentence.
+    pub fn describe(self) -> &'static str {
+        match self {
+            Canary::UnlockBeforeWrite => "a change unlocks its node before it writes it",
+            Canary::AnswerBeforeWrite => "a change is acknowledged before it is written",
+            Canary::LoseRedoRecord => "a change of many words leaves no redo record",
+            Canary::RedoOfAnyToken => {
+                "whoever takes over a lock also replays a redo record of another lock"
+            }
+            Canary::PublishOldFirst => {
+                "a split writes the old node, which points to the new one, first"
+            }
+            Canary::DropSibling => "a split forgets the right sibling of the new node",
+            Canary::SeparatorUnchecked => {
+                "an unfinished split is finished without a look whether the new node still lives"
+            }
+            Canary::UnlockLeftEarly => "a merge unlocks the left node before the right one is dead",
+            Canary::ForgetRetire => "what a merge or a changed value unlinks is never freed",
+            Canary::GrowFromOldRoot => {
+                "a new root is built from the root as it was before its lock was taken"
+            }
+            Canary::SkipCoverCheck => "a locked node is not checked for covering the key",
+            Canary::CompareUnlocked => "a compare-exchange compares before it locks",
+            Canary::AcceptTorn => "a READ is accepted whatever its checksum says",
+            Canary::ScanBack => "a scan takes all of a leaf that has taken in the one before it",
+            Canary::StealLock => "a lock that is held for long is taken from a living holder",
+            Canary::SkipFence => "the dead are not cut off before their locks are taken over",
+            Canary::ReuseEarly => "a retired object is reused whoever may still hold it",
+            Canary::SkipPin => "operations do not pin the epoch that they began in",
+            Canary::SettleWithoutReconnect => {
+                "what became of a lost operation is looked at while it may still happen"
+            }
+            Canary::ResendBlindly => {
+                "a lost change is written again without a look whether its lock is still held"
+            }
+        }
+    }
+
+    /// Whether it is armed on this thread. Always `false` without the feature `canary`.
+    #[inline]
+    pub fn is_armed(self) -> bool {
+        #[cfg(feature = "canary")]
+        return armed::ARMED.get() == Some(self);
+        #[cfg(not(feature = "canary"))]
+        false
+    }
+}
+
+/// Arming, for tests.
+#[cfg(feature = "canary")]
+mod armed {
+    use std::cell::Cell;
+    use std::marker::PhantomData;
+
+    use super::Canary;
+
+    thread_local! {
+        pub(super) static ARMED: Cell<Option<Canary>> = const { Cell::new(None) };
+    }
+
+    /// Keeps a canary armed on this thread until it is dropped.
+    #[derive(Debug)]
+    #[must_use = "the canary is disarmed when this is dropped"]
+    pub struct ArmedCanary {
+        before: Option<Canary>,
+        /// Belongs to its thread.
+        _thread: PhantomData<*const ()>,
+    }
+
+    impl Canary {
+        /// Turns the bug on for all code that this thread runs.
+        pub fn arm(self) -> ArmedCanary {
+            ArmedCanary { before: ARMED.replace(Some(self)), _thread: PhantomData }
+        }
+    }
+
+    impl Drop for ArmedCanary {
+        fn drop(&mut self) {
+            ARMED.set(self.before);
+        }
+    }
+}
+
+#[cfg(feature = "canary")]
+pub use armed::ArmedCanary;

@@ -1,0 +1,201 @@
+//! Tables that are being dropped.
+//!
+//! A table is more than the retire pages hold. So it is taken apart in steps, from the last object of
+//! its engine's walk to the first, and its root entry stays until the end, under no name: word 30
+//! counts the objects that are left, or is all ones before they have been counted; word 31 is a lock
+//! token of whoever drops it.
+//!
+//! INV-DROP-1: what word 30 leaves is whole, and reachable from the root: recovery marks it. What it
+//! does not leave has been announced before: lowering the count is the unlinking (INV-RETIRE-1).
+//! INV-DROP-2: only the session of word 31 lowers the count and retires the objects. It announces
+//! them as confirmed, before: recovery frees of these what is not reachable any more.
+//! INV-DROP-3: another takes a drop over only once the entry of the member that word 31 names has been
+//! cleared, and with it its retire pages. Before, an object could stand in two pages, as confirmed,
+//! and the older word outlive its reuse.
+
+use farleaf_fabric::{Endpoint, GlobalAddr};
+
+use crate::retire::Retiring;
+use crate::root::{DROPPING, FREE, LEFT_WORD, OWNER_WORD, RootLock};
+use crate::words::{MemberState, MemberWord};
+use crate::{LockToken, PoolError, Root, Session};
+
+/// Words of a root entry that tell of a drop.
+pub(crate) const UNCOUNTED: u64 = u64::MAX;
+
+/// A table that is being dropped, as it was when it was looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dropping {
+    /// What it was.
+    pub root: Root,
+    /// How many of its objects are left, in the order of the engine's walk; `None` for all.
+    pub left: Option<u64>,
+    /// The entry's state word.
+    pub(crate) state: u64,
+    /// Word 31.
+    pub(crate) owner: u64,
+}
+
+impl Dropping {
+    /// The lock token of the session that drops it.
+    pub fn owner(&self) -> u64 {
+        self.owner
+    }
+}
+
+impl<E: Endpoint> Session<E> {
+    /// The tables that are being dropped, also by compute servers that have died meanwhile. Their
+    /// names are free. A walk that looks for lost objects has to mark what is left of them.
+    ///
+    /// Cost: 1 READ of the root table for each 4,096 entries, and 2 for each table that is being
+    /// dropped.
+    ///
+    /// # Errors
+    /// `Corrupt` if an entry is damaged, `Fabric`.
+    pub async fn list_drops(&self) -> Result<Vec<Dropping>, PoolError> {
+        self.read_drops().await
+    }
+
+    /// Takes over a drop whose compute server has died and been recovered, or has left. `None` if it
+    /// is not to be had: its owner lives, is still to be recovered, or somebody else was quicker.
+    ///
+    /// Cost: 1 chain (2 READs), 5 CAS, 1 READ.
+    ///
+    /// # Errors
+    /// `Busy`, `Fabric`: nothing was done, or the drop is this session's and stays so until its member
+    /// has left.
+    pub async fn adopt_drop(&self, of: &Dropping) -> Result<Option<Dropping>, PoolError> {
+        if !self.is_forgotten(of.owner).await? {
+            return Ok(None);
+        }
+        let lock = RootLock::acquire(self).await?;
+        let adopted = self.adopt_locked(of).await;
+        lock.release().await?;
+        adopted
+    }
+
+    async fn adopt_locked(&self, of: &Dropping) -> Result<Option<Dropping>, PoolError> {
+        let at = self.pool().geometry().root_addr(of.root.slot);
+        if self.steady().word(at).await? != of.state {
+            return Ok(None);
+        }
+        let owner = self.lock_token();
+        if self.steady().cas(at.plus(OWNER_WORD as u64 * 8), of.owner, owner).await? != of.owner {
+            return Ok(None);
+        }
+        let left = self.steady().word(at.plus(LEFT_WORD as u64 * 8)).await?;
+        let left = (left != UNCOUNTED).then_some(left);
+        Ok(Some(Dropping { owner, left, ..of.clone() }))
+    }
+
+    /// Says how many objects the table has, which must be known before the first is retired.
+    ///
+    /// Cost: 1 CAS.
+    ///
+    /// # Errors
+    /// `Corrupt`, `Fabric`.
+    pub async fn count_drop(&self, of: &mut Dropping, count: u64) -> Result<(), PoolError> {
+        self.lower(of, count).await
+    }
+
+    /// Retires objects of a table that is being dropped by this session: the last of those that are
+    /// left. `objects` is in the order of the walk. Within an operation. Gives how many were
+    /// retired: fewer, or none, if the retire pages have no room.
+    ///
+    /// Cost: 1 batch of WRITEs and 1 CAS.
+    ///
+    /// # Errors
+    /// `Corrupt`, `Fabric`: they are left, and will be announced again.
+    pub async fn retire_dropped(
+        &self,
+        of: &mut Dropping,
+        objects: &[GlobalAddr],
+    ) -> Result<usize, PoolError> {
+        let mut announced: Vec<Retiring> = Vec::with_capacity(objects.len());
+        for addr in objects.iter().rev() {
+            match self.take_retire_word(*addr) {
+                Ok(retiring) => announced.push(retiring),
+                Err(PoolError::RetireFull) => break,
+                Err(error) => return Err(error),
+            }
+        }
+        if announced.is_empty() {
+            return Ok(0);
+        }
+        self.announce_confirmed(&announced).await?;
+        let left = of.left.unwrap_or(0).saturating_sub(announced.len() as u64);
+        self.lower(of, left).await?;
+        let count = announced.len();
+        announced.into_iter().for_each(|retiring| self.retire_confirmed(retiring));
+        Ok(count)
+    }
+
+    async fn lower(&self, of: &mut Dropping, left: u64) -> Result<(), PoolError> {
+        let at = self.pool().geometry().root_addr(of.root.slot).plus(LEFT_WORD as u64 * 8);
+        let before = of.left.unwrap_or(UNCOUNTED);
+        let found = self.steady().cas(at, before, left).await?;
+        if found != before {
+            return Err(PoolError::Corrupt(format!(
+                "INV-DROP-2: {found:#x} objects are left of table {:?}, not {before:#x}",
+                of.root.name
+            )));
+        }
+        of.left = Some(left);
+        Ok(())
+    }
+
+    /// Ends a drop: its entry of the root table is free. What is left of the table is lost until it is
+    /// swept.
+    ///
+    /// Cost: 3 CAS.
+    ///
+    /// # Errors
+    /// `Busy`, `Corrupt`, `Fabric`.
+    pub async fn end_drop(&self, of: Dropping) -> Result<(), PoolError> {
+        let lock = RootLock::acquire(self).await?;
+        let at = self.pool().geometry().root_addr(of.root.slot);
+        let free = (of.state >> 4).wrapping_add(1) << 4 | FREE;
+        let ended = self.change_root(at, of.state, free).await;
+        lock.release().await?;
+        ended
+    }
+
+    /// Gives up a drop whose owner is dead, because what is left of the table is damaged. Before the
+    /// owner's recovery is finished.
+    ///
+    /// Cost: as [`Session::end_drop`].
+    ///
+    /// # Errors
+    /// As [`Session::end_drop`].
+    pub async fn abandon_drop(&self, of: Dropping) -> Result<(), PoolError> {
+        debug_assert_eq!(of.state & 15, DROPPING);
+        self.end_drop(of).await
+    }
+
+    /// Whether the life that a token names has ended, and nothing of it is left.
+    async fn is_forgotten(&self, token: u64) -> Result<bool, PoolError> {
+        let Some(slot) = LockToken::from_word(token).map(LockToken::member) else {
+            return Ok(true);
+        };
+        let (pool, client) = (&**self.pool(), self.upkeep());
+        if slot >= pool.geometry().options().members_max {
+            return Ok(true);
+        }
+        if slot != pool.member {
+            let word = client.word(pool.geometry().member_addr(slot)).await?;
+            match MemberWord(word).state()? {
+                MemberState::Free => return Ok(true),
+                MemberState::Dead | MemberState::Recovering => return Ok(false),
+                MemberState::Live => {}
+            }
+            if !pool.token_is_dead(client, token).await? {
+                return Ok(false);
+            }
+            // Dead is either an earlier life of the slot, or the one that has been found dead now.
+            let word = client.word(pool.geometry().member_addr(slot)).await?;
+            let state = MemberWord(word).state()?;
+            return Ok(matches!(state, MemberState::Live | MemberState::Free));
+        }
+        pool.token_is_dead(client, token).await
+    }
+}

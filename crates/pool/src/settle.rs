@@ -1,0 +1,520 @@
+//! Operations whose completion was lost: what became of them, and what to do.
+//!
+//! An operation that fails with `Timeout` or `Unavailable` has happened, or has not, or happens later
+//! (F5). Once the thread has reconnected to that server it does not happen later any more (F10),
+//! and what is left of the doubt is settled by posting the same operation once more:
+//!
+//! - **READ**: nothing has happened.
+//! - **WRITE** to memory that nobody else writes: the same bytes again.
+//! - **CAS to a word that only this one makes**, and that nobody takes away again before it returns
+//!   (a lock's token, a block's next version): if the word holds it already, it was the first
+//!   try's doing. [`Steady::cas`]. Where others may take it away at once, it has to be the second:
+//! - **CAS away from a word that only this one holds**: if it is gone, the first try took it away.
+//!   [`Steady::cas_release`].
+//! - **Chain that ends with such a release**: while the word is still held, the whole chain again;
+//!   once it is gone, all in front of it was done (F3). [`Steady::release`].
+//!
+//! INV-SETTLE-1: no operation here returns while one that it posted may still take effect, but with
+//! an error: then the server could not be reached for the caller's patience. What must not stay
+//! half done is then left to a task of a session without bound ([`crate::Session::patient`]).
+//! INV-SETTLE-2: `Fenced` is final: nothing is tried again.
+//!
+//! Reconnecting fails what the thread's other tasks have in flight. So that tasks do not chase one
+//! another, one reconnect serves all whose operations were posted before it began.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::Poll;
+
+use crate::canary::Canary;
+use farleaf_fabric::{
+    Buf, Client, Endpoint, GlobalAddr, Incarnation, Op, OpError, OpErrorKind, Ops, ServerId,
+};
+
+/// How long an operation that is waited for is tried: then it is `Unavailable`, or its outcome
+/// unknown.
+pub(crate) const PATIENCE_NS: u64 = 1_000_000_000;
+/// First and longest wait between two tries.
+const BACKOFF_NS: (u64, u64) = (2_000, 2_000_000);
+/// First wait between looks whether another task's reconnect is done.
+const BUSY_WAIT_NS: u64 = 2_000;
+/// Longest wait between looks whether a task is done.
+const WAIT_NS_MAX: u64 = 1_000_000;
+
+/// One thread's reconnects.
+#[derive(Debug)]
+pub(crate) struct Lines {
+    /// Reconnects begun, to any server.
+    begun: AtomicU64,
+    servers: Box<[Line]>,
+}
+
+#[derive(Debug, Default)]
+struct Line {
+    /// Number of the latest reconnect that succeeded.
+    ended: AtomicU64,
+    /// One is under way.
+    busy: AtomicBool,
+}
+
+impl Lines {
+    pub(crate) fn new(servers: usize) -> Self {
+        Lines { begun: AtomicU64::new(0), servers: (0..servers).map(|_| Line::default()).collect() }
+    }
+}
+
+/// Tries at one operation: when it was posted, and since when it has been failing.
+#[derive(Debug)]
+pub struct Trial {
+    /// Reconnects that had begun when it was posted.
+    mark: u64,
+    failing_since_ns: u64,
+    failures: u32,
+}
+
+impl Trial {
+    /// Whether an earlier try may have taken effect.
+    #[inline]
+    pub fn in_doubt(&self) -> bool {
+        self.failures > 0
+    }
+}
+
+/// A client whose operations have known outcomes, as far as its servers can be reached in time. See
+/// the module's page (`settle`).
+///
+/// Costs are those of [`Client`]; each failure adds at most one reconnect and the same again.
+#[derive(Debug)]
+pub struct Steady<'a, E: Endpoint> {
+    client: &'a Client<E>,
+    lines: &'a Lines,
+    patience_ns: u64,
+}
+
+impl<E: Endpoint> Clone for Steady<'_, E> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<E: Endpoint> Copy for Steady<'_, E> {}
+
+/// A CAS of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Cas {
+    pub(crate) at: GlobalAddr,
+    pub(crate) expected: u64,
+    pub(crate) new: u64,
+}
+
+impl<'a, E: Endpoint> Steady<'a, E> {
+    pub(crate) fn new(client: &'a Client<E>, lines: &'a Lines, patience_ns: u64) -> Self {
+        Steady { client, lines, patience_ns }
+    }
+
+    /// The client below.
+    #[inline]
+    pub fn client(self) -> &'a Client<E> {
+        self.client
+    }
+
+    /// The thread's endpoint.
+    #[inline]
+    pub fn endpoint(self) -> &'a E {
+        self.client.endpoint()
+    }
+
+    /// A buffer; see [`Client::buf`].
+    #[inline]
+    pub fn buf(self, len: usize) -> Buf {
+        self.client.buf(len)
+    }
+
+    /// The same, trying for ever.
+    #[must_use]
+    pub fn patient(self) -> Self {
+        Steady { patience_ns: u64::MAX, ..self }
+    }
+
+    /// Begins tries at an operation that is about to be posted.
+    #[inline]
+    pub fn trial(self) -> Trial {
+        Trial { mark: self.lines.begun.load(Ordering::SeqCst), failing_since_ns: 0, failures: 0 }
+    }
+
+    /// After a try at an operation on `error.server` has failed: returns once no earlier try takes
+    /// effect any more, and it is time for the next.
+    ///
+    /// # Errors
+    /// `error` itself if it is final; the last one if patience is at an end: earlier tries may still
+    /// take effect.
+    #[cold]
+    pub async fn again(self, trial: &mut Trial, error: OpError) -> Result<(), OpError> {
+        self.again_on(trial, error, &[error.server]).await
+    }
+
+    /// As [`Steady::again`] for a batch to several servers.
+    async fn again_on(
+        self,
+        trial: &mut Trial,
+        error: OpError,
+        servers: &[ServerId],
+    ) -> Result<(), OpError> {
+        if !is_open(error) {
+            return Err(error);
+        }
+        let now_ns = self.endpoint().now_ns();
+        if trial.failures == 0 {
+            trial.failing_since_ns = now_ns;
+        }
+        trial.failures += 1;
+        if trial.failures > 2 {
+            if now_ns - trial.failing_since_ns >= self.patience_ns {
+                return Err(error);
+            }
+            self.back_off(trial.failures - 2).await;
+        }
+        for server in servers {
+            if !Canary::SettleWithoutReconnect.is_armed() {
+                self.renew(*server, trial).await?;
+            }
+        }
+        trial.mark = self.lines.begun.load(Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Returns once a reconnect to `server` that began after the trial's operation was posted has
+    /// succeeded.
+    async fn renew(self, server: ServerId, trial: &Trial) -> Result<(), OpError> {
+        let line = &self.lines.servers[server.index()];
+        let mut attempt = 0;
+        let mut last = OpError { server, kind: OpErrorKind::Unavailable };
+        while line.ended.load(Ordering::SeqCst) <= trial.mark {
+            let waited_ns = self.endpoint().now_ns() - trial.failing_since_ns;
+            if attempt > 0 && waited_ns >= self.patience_ns {
+                return Err(last);
+            }
+            if line.busy.swap(true, Ordering::SeqCst) {
+                self.endpoint().sleep(BUSY_WAIT_NS << attempt.min(8)).await;
+                attempt += 1;
+                continue;
+            }
+            let busy = Busy(&line.busy);
+            let number = self.lines.begun.fetch_add(1, Ordering::SeqCst) + 1;
+            match self.client.reconnect(server).await {
+                Ok(()) => {
+                    line.ended.fetch_max(number, Ordering::SeqCst);
+                }
+                Err(error) if is_open(error) => {
+                    last = error;
+                    drop(busy);
+                    attempt += 1;
+                    self.back_off(attempt).await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    async fn back_off(self, attempt: u32) {
+        let most = (BACKOFF_NS.0 << attempt.min(16)).min(BACKOFF_NS.1);
+        let ns = most / 2 + self.endpoint().random() % (most / 2 + 1);
+        self.endpoint().sleep(ns).await;
+    }
+
+    /// Returns once nothing that this thread has posted to `server` before takes effect any more.
+    ///
+    /// # Errors
+    /// Patience is at an end, or this compute server has been cut off.
+    pub async fn settle(self, server: ServerId) -> Result<(), OpError> {
+        let mut trial = self.trial();
+        let error = OpError { server, kind: OpErrorKind::Timeout };
+        self.again(&mut trial, error).await
+    }
+
+    /// READ, until it succeeds.
+    ///
+    /// # Errors
+    /// As [`Endpoint::read`]; nothing was done.
+    pub async fn read(self, from: GlobalAddr, into: Buf) -> Result<Buf, OpError> {
+        let (len, window) = (into.len(), window_of(&into));
+        let mut trial = self.trial();
+        let mut posted = self.client.read(from, into).await;
+        while let Err(error) = posted {
+            self.again(&mut trial, error).await?;
+            posted = self.client.read(from, self.buf(len).window(window.clone())).await;
+        }
+        posted
+    }
+
+    /// After a READ of `from` into a buffer of `len` bytes has failed: as [`Steady::read`].
+    ///
+    /// # Errors
+    /// As [`Steady::read`].
+    #[cold]
+    pub async fn read_again(
+        self,
+        mut trial: Trial,
+        mut error: OpError,
+        from: GlobalAddr,
+        len: usize,
+    ) -> Result<Buf, OpError> {
+        loop {
+            self.again(&mut trial, error).await?;
+            match self.client.read(from, self.buf(len)).await {
+                Ok(buf) => return Ok(buf),
+                Err(again) => error = again,
+            }
+        }
+    }
+
+    /// Reads one word.
+    ///
+    /// # Errors
+    /// As [`Steady::read`].
+    pub async fn word(self, at: GlobalAddr) -> Result<u64, OpError> {
+        Ok(self.read(at, self.buf(8)).await?.words()[0])
+    }
+
+    /// WRITE to memory that nobody else writes, until it has happened.
+    ///
+    /// # Errors
+    /// As [`Endpoint::write`].
+    pub async fn write(self, to: GlobalAddr, from: Buf) -> Result<(), OpError> {
+        let spare = self.spare(&from);
+        let mut trial = self.trial();
+        let mut posted = self.client.write(to, from).await;
+        while let Err(error) = posted {
+            let Some(spare) = &spare else { return Err(error) };
+            self.again(&mut trial, error).await?;
+            posted = self.client.write(to, self.copy(spare)).await;
+        }
+        posted.map(drop)
+    }
+
+    /// WRITE of one word that nobody else writes.
+    pub(crate) async fn write_word(self, to: GlobalAddr, value: u64) -> Result<(), OpError> {
+        let mut buf = self.buf(8);
+        buf.words_mut()[0] = value;
+        self.write(to, buf).await
+    }
+
+    /// CAS to a word that nobody but the caller ever stores there, and that nobody takes away before
+    /// this has returned. The word that was there: `expected` if the change has happened.
+    ///
+    /// # Errors
+    /// As [`Endpoint::cas`].
+    pub async fn cas(self, at: GlobalAddr, expected: u64, new: u64) -> Result<u64, OpError> {
+        let mut trial = self.trial();
+        loop {
+            match self.client.cas(at, expected, new).await {
+                Ok(found) if trial.in_doubt() && found == new => return Ok(expected),
+                Ok(found) => return Ok(found),
+                Err(error) => self.again(&mut trial, error).await?,
+            }
+        }
+    }
+
+    /// CAS from a word that nobody but the caller changes. The word that was there: `own` if the
+    /// change has happened.
+    ///
+    /// # Errors
+    /// As [`Endpoint::cas`].
+    pub async fn cas_release(self, at: GlobalAddr, own: u64, new: u64) -> Result<u64, OpError> {
+        let mut trial = self.trial();
+        loop {
+            match self.client.cas(at, own, new).await {
+                Ok(_) if trial.in_doubt() => return Ok(own),
+                Ok(found) => return Ok(found),
+                Err(error) => self.again(&mut trial, error).await?,
+            }
+        }
+    }
+
+    /// CASes of the kind of [`Steady::cas`], posted together; what each found.
+    pub(crate) async fn cas_many(self, list: &[Cas]) -> Result<Vec<u64>, OpError> {
+        let mut trial = self.trial();
+        loop {
+            let mut ops = self.client.ops();
+            for cas in list {
+                ops.cas(cas.at, cas.expected, cas.new);
+            }
+            match self.client.post_many(ops).await {
+                Ok(ops) => {
+                    let found = list.iter().enumerate().map(|(index, cas)| match ops.old(index) {
+                        found if trial.in_doubt() && found == cas.new => cas.expected,
+                        found => found,
+                    });
+                    return Ok(found.collect());
+                }
+                Err(error) => {
+                    let servers = servers_of(list.iter().map(|cas| cas.at));
+                    self.again_on(&mut trial, error, &servers).await?;
+                }
+            }
+        }
+    }
+
+    /// READs, and WRITEs to memory that nobody else writes, posted together.
+    ///
+    /// # Errors
+    /// As [`Endpoint::post_many`].
+    pub async fn post_many(self, ops: Ops) -> Result<Ops, OpError> {
+        let spare = self.spare_ops(&ops);
+        let mut trial = self.trial();
+        let mut posted = self.client.post_many(ops).await;
+        while let Err(error) = posted {
+            let Some(spare) = &spare else { return Err(error) };
+            let servers = servers_of(spare.iter().map(Op::addr));
+            self.again_on(&mut trial, error, &servers).await?;
+            posted = self.client.post_many(self.copy_ops(spare)).await;
+        }
+        posted
+    }
+
+    /// A chain that may be repeated: of READs, of WRITEs to memory that nobody else writes, and of
+    /// CASes of the kind of [`Steady::cas`], whose result is then either word. Also says whether it
+    /// was.
+    ///
+    /// # Errors
+    /// As [`Endpoint::chain`].
+    pub async fn chain(self, build: impl Fn(&mut Ops)) -> Result<(Ops, bool), OpError> {
+        let mut trial = self.trial();
+        loop {
+            let mut ops = self.client.ops();
+            build(&mut ops);
+            match self.client.chain(ops).await {
+                Ok(ops) => return Ok((ops, trial.in_doubt())),
+                Err(error) => self.again(&mut trial, error).await?,
+            }
+        }
+    }
+
+    /// A chain whose last operation takes `own` away from `word`, and that may be repeated until
+    /// that has happened.
+    ///
+    /// # Errors
+    /// As [`Endpoint::chain`].
+    pub async fn release(
+        self,
+        word: GlobalAddr,
+        own: u64,
+        build: impl Fn(&mut Ops),
+    ) -> Result<(), OpError> {
+        let mut trial = self.trial();
+        loop {
+            let mut ops = self.client.ops();
+            build(&mut ops);
+            let Err(error) = self.client.chain(ops).await else { return Ok(()) };
+            self.again(&mut trial, error).await?;
+            if self.word(word).await? != own {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Cuts off a dead compute server from every server.
+    pub(crate) async fn fence_everywhere(self, who: Incarnation) -> Result<(), OpError> {
+        let mut trial = self.trial();
+        while let Err(error) = self.client.fence_everywhere(who).await {
+            self.again(&mut trial, error).await?;
+        }
+        Ok(())
+    }
+
+    /// A copy of what is about to be written, where it may have to be written again.
+    pub fn spare(self, buf: &Buf) -> Option<Buf> {
+        self.endpoint().is_lossy().then(|| self.copy(buf))
+    }
+
+    /// A copy of a buffer.
+    pub fn copy(self, buf: &Buf) -> Buf {
+        let mut copy = self.buf(buf.len());
+        copy.words_mut().copy_from_slice(buf.words());
+        copy.window(window_of(buf))
+    }
+
+    /// As [`Steady::spare`], of a list.
+    pub fn spare_ops(self, ops: &Ops) -> Option<Ops> {
+        self.endpoint().is_lossy().then(|| self.copy_ops(ops))
+    }
+
+    fn copy_ops(self, ops: &Ops) -> Ops {
+        let mut copy = self.client.ops();
+        self.copy_into(ops, &mut copy);
+        copy
+    }
+
+    /// Adds copies of all operations of `ops` to `copy`.
+    pub fn copy_into(self, ops: &Ops, copy: &mut Ops) {
+        for op in ops.iter() {
+            match op {
+                Op::Read { from, into } => {
+                    copy.read(*from, self.buf(into.len()).window(window_of(into)))
+                }
+                Op::Write { to, from } => copy.write(*to, self.copy(from)),
+                Op::WriteWord { to, value } => copy.write_word(*to, *value),
+                Op::Cas { at, expected, new, .. } => copy.cas(*at, *expected, *new),
+                Op::Faa { at, add, .. } => copy.faa(*at, *add),
+            };
+        }
+    }
+
+    /// What `work` gives, unless it takes longer than the caller has patience.
+    pub async fn within<T>(self, work: impl Future<Output = T>) -> Option<T> {
+        if self.patience_ns == u64::MAX || !self.endpoint().is_lossy() {
+            return Some(work.await);
+        }
+        let (mut work, mut sleep) = (pin!(work), pin!(self.endpoint().sleep(self.patience_ns)));
+        poll_fn(|context| match work.as_mut().poll(context) {
+            Poll::Ready(result) => Poll::Ready(Some(result)),
+            Poll::Pending => sleep.as_mut().poll(context).map(|()| None),
+        })
+        .await
+    }
+}
+
+/// Whether the operation may have happened, and the server may be reached again.
+pub fn is_open(error: OpError) -> bool {
+    matches!(error.kind, OpErrorKind::Timeout | OpErrorKind::Unavailable)
+}
+
+fn window_of(buf: &Buf) -> std::ops::Range<usize> {
+    buf.window_start()..buf.window_start() + buf.window_len()
+}
+
+fn servers_of(addrs: impl Iterator<Item = GlobalAddr>) -> Vec<ServerId> {
+    let mut servers: Vec<ServerId> = addrs.map(GlobalAddr::server).collect();
+    servers.sort_unstable();
+    servers.dedup();
+    servers
+}
+
+/// A reconnect under way, however it ends.
+struct Busy<'a>(&'a AtomicBool);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::SeqCst);
+    }
+}
+
+/// Waits for `done` to become true, for as long as the caller has patience; whether it did.
+pub(crate) async fn wait_until<E: Endpoint>(
+    steady: Steady<'_, E>,
+    wait_ns: u64,
+    done: impl Fn() -> bool,
+) -> bool {
+    let since_ns = steady.endpoint().now_ns();
+    while !done() {
+        let waited_ns = steady.endpoint().now_ns() - since_ns;
+        if waited_ns >= steady.patience_ns {
+            return false;
+        }
+        // Rarely, where it takes long.
+        steady.endpoint().sleep(wait_ns.max(waited_ns / 16).min(WAIT_NS_MAX)).await;
+    }
+    true
+}

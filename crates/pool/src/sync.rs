@@ -1,0 +1,4 @@
+//! The atomics of the words that sessions share. `crates/threads` compiles the modules that use
+//! this by path, with modelled ones in its place.
+
+pub(crate) use std::sync::atomic;
