@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::Thread;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use farleaf_fabric::Client;
 use farleaf_fabric::Fabric;
@@ -11,7 +10,8 @@ use farleaf_fabric::mapped::Mapped;
 use farleaf_pool::{Pool, PoolError, Root};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::lane::{Gates, Lane, Session};
+use crate::gate::{Activity, Gates};
+use crate::lane::{Lane, Session};
 use crate::suggest;
 use crate::table::TableCore;
 
@@ -65,10 +65,13 @@ impl Core {
     /// The table of that name, opened if need be.
     pub(crate) async fn open_table(&self, lane: &Lane, name: &str) -> Result<Arc<TableCore>> {
         let session = lane.session().await?;
+        let opened = self.tables().get(name).cloned();
         match session.open_root(name).await {
             Ok(root) => self.open_root(root),
             Err(PoolError::NoSuchTable(_)) => {
-                self.forget(name);
+                if let Some(opened) = opened {
+                    self.forget(&opened);
+                }
                 Err(no_such_table(&session, name).await)
             }
             Err(error) => Err(error.into()),
@@ -90,10 +93,14 @@ impl Core {
         Ok(table)
     }
 
-    /// Takes a table out of the list of opened ones; from here on its handles fail.
-    pub(crate) fn forget(&self, name: &str) {
-        if let Some(table) = self.tables().remove(name) {
-            table.set_dropped();
+    /// Takes a table out of the list of opened ones; from here on its handles fail. A newer one of
+    /// the same name, which another thread has made meanwhile, stays.
+    pub(crate) fn forget(&self, table: &Arc<TableCore>) {
+        table.set_dropped();
+        let mut tables = self.tables();
+        let name = &table.info().name;
+        if tables.get(name).is_some_and(|opened| Arc::ptr_eq(opened, table)) {
+            tables.remove(name);
         }
     }
 
@@ -108,46 +115,4 @@ pub(crate) async fn no_such_table(session: &Session, name: &str) -> Error {
     let roots = session.list_roots().await.unwrap_or_default();
     let hint = suggest::hint(name, roots.iter().map(|root| root.name.as_str()));
     Error::new(ErrorKind::NotFound, format!("there is no table \"{name}\"{hint}"))
-}
-
-/// Wakes the maintenance thread when something happens after a quiet time.
-#[derive(Debug, Default)]
-pub(crate) struct Activity {
-    is_idle: AtomicBool,
-    thread: OnceLock<Thread>,
-}
-
-impl Activity {
-    /// An operation begins. Called inside its gate; see [`Activity::set_idle`].
-    #[inline]
-    pub(crate) fn note(&self) {
-        if self.is_idle.load(Ordering::Relaxed) {
-            self.wake();
-        }
-    }
-
-    /// Wakes the maintenance thread.
-    #[cold]
-    pub(crate) fn wake(&self) {
-        self.is_idle.store(false, Ordering::SeqCst);
-        if let Some(thread) = self.thread.get() {
-            thread.unpark();
-        }
-    }
-
-    /// The maintenance thread is the calling one.
-    pub(crate) fn set_thread(&self) {
-        // Set once, by the only maintenance thread.
-        let _ = self.thread.set(std::thread::current());
-    }
-
-    /// The maintenance thread is about to sleep. It then looks at every gate once more: an
-    /// operation that it does not see there enters its gate later and finds the flag set.
-    pub(crate) fn set_idle(&self) {
-        self.is_idle.store(true, Ordering::SeqCst);
-    }
-
-    pub(crate) fn is_idle(&self) -> bool {
-        self.is_idle.load(Ordering::SeqCst)
-    }
 }

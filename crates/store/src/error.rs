@@ -131,7 +131,7 @@ impl From<PoolError> for Error {
             PoolError::Corrupt(_) | PoolError::Format(_) => ErrorKind::Corrupt,
             PoolError::NoSuchTable(_) => ErrorKind::NotFound,
             PoolError::TableExists(_) => ErrorKind::AlreadyExists,
-            PoolError::RetireFull => ErrorKind::Unavailable,
+            PoolError::RetireFull | PoolError::Unsettled => ErrorKind::Unavailable,
             PoolError::Invalid(_) => ErrorKind::Invalid,
             PoolError::Closed => ErrorKind::Closed,
             _ => ErrorKind::Internal,

@@ -13,14 +13,15 @@
 
 use std::cell::{Cell, RefCell};
 use std::ops::Deref;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 
 use farleaf_fabric::mapped::MappedEndpoint;
 use farleaf_fabric::{Endpoint, Fabric};
 
 use crate::core::Core;
 use crate::error::{Error, ErrorKind, Result};
+use crate::gate::Gate;
 
 /// One logical thread of operations on the pool.
 pub(crate) type Session = farleaf_pool::Session<MappedEndpoint>;
@@ -47,18 +48,6 @@ struct Counted {
     ops: Cell<u32>,
 }
 
-/// Tells others that a lane is at work; see INV-LANE-2.
-#[derive(Debug, Default)]
-pub(crate) struct Gate(Mutex<GateState>);
-
-#[derive(Debug, Default)]
-struct GateState {
-    /// Operations begun.
-    ops: u64,
-    /// Jobs of a worker under way.
-    jobs: usize,
-}
-
 impl Lane {
     /// A new lane for the calling thread.
     pub(crate) fn new(core: &Arc<Core>) -> Result<Lane> {
@@ -71,7 +60,7 @@ impl Lane {
     /// Runs `op` on the calling thread to its end.
     pub(crate) fn run<T>(core: &Arc<Core>, op: impl AsyncFnOnce(&Lane) -> Result<T>) -> Result<T> {
         let lane = Borrowed::take(core)?;
-        let _at_work = lane.gate.enter(core);
+        let _at_work = lane.gate.enter(&core.activity);
         if core.is_closed() {
             return Err(Error::closed());
         }
@@ -137,7 +126,7 @@ impl Lane {
 
     /// Counts a job of a worker, of which a lane has many at a time, until the guard is dropped.
     pub(crate) fn begin_job(&self) -> impl Drop + use<'_> {
-        self.gate.enter(&self.core).jobs += 1;
+        self.gate.begin_job(&self.core.activity);
         Job(&self.gate)
     }
 }
@@ -146,7 +135,7 @@ struct Job<'a>(&'a Gate);
 
 impl Drop for Job<'_> {
     fn drop(&mut self) {
-        self.0.lock().jobs -= 1;
+        self.0.end_job();
     }
 }
 
@@ -336,69 +325,17 @@ fn is_inside(core: &Core) -> bool {
         .unwrap_or(false)
 }
 
-impl Gate {
-    /// Locks the gate for an operation of `core`.
-    #[inline]
-    fn enter(&self, core: &Core) -> MutexGuard<'_, GateState> {
-        let mut state = self.lock();
-        state.ops += 1;
-        core.activity.note();
-        state
+/// Asks whether the calling thread may wait for all operations of the store.
+///
+/// # Errors
+/// `Invalid` from inside an operation of the store, which would wait for itself.
+pub(crate) fn check_outside(core: &Core) -> Result<()> {
+    if is_inside(core) {
+        return Err(Error::invalid(
+            "this cannot be done from inside an operation of the same store",
+        ));
     }
-
-    fn lock(&self) -> MutexGuard<'_, GateState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The gates of all threads.
-#[derive(Debug, Default)]
-pub(crate) struct Gates(Mutex<Vec<Weak<Gate>>>);
-
-impl Gates {
-    fn add(&self, gate: &Arc<Gate>) {
-        self.list().push(Arc::downgrade(gate));
-    }
-
-    /// Asks whether the calling thread may wait for all operations of the store.
-    ///
-    /// # Errors
-    /// `Invalid` from inside an operation of the store, which would wait for itself.
-    pub(crate) fn check_outside(&self, core: &Core) -> Result<()> {
-        if is_inside(core) {
-            return Err(Error::invalid(
-                "this cannot be done from inside an operation of the same store",
-            ));
-        }
-        Ok(())
-    }
-
-    /// Waits until every operation of the blocking API that runs now has ended.
-    pub(crate) fn pass(&self) {
-        let gates: Vec<_> = self.list().iter().filter_map(Weak::upgrade).collect();
-        for gate in gates {
-            drop(gate.lock());
-        }
-    }
-
-    /// Operations begun by the threads that are still there; `None` if one runs now.
-    pub(crate) fn ops(&self) -> Option<u64> {
-        let mut gates = self.list();
-        gates.retain(|gate| gate.strong_count() > 0);
-        gates.iter().filter_map(Weak::upgrade).try_fold(0_u64, |sum, gate| {
-            match gate.0.try_lock() {
-                Ok(state) => Some(sum.wrapping_add(state.ops)),
-                Err(TryLockError::Poisoned(state)) => {
-                    Some(sum.wrapping_add(state.into_inner().ops))
-                }
-                Err(TryLockError::WouldBlock) => None,
-            }
-        })
-    }
-
-    fn list(&self) -> MutexGuard<'_, Vec<Weak<Gate>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -433,7 +370,7 @@ mod tests {
             assert_eq!(again(depth).unwrap(), depth);
             assert_eq!(lanes(&db), (2, 0));
         }
-        assert!(db.core().gates.check_outside(db.core()).is_ok());
+        assert!(check_outside(db.core()).is_ok());
     }
 
     #[test]

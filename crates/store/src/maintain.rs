@@ -49,7 +49,8 @@ fn maintain(core: &Arc<Core>) -> Result<()> {
             let _ = session.tick().await;
             if core.pool.needs_recovery() && Instant::now() >= recover_after {
                 let recovered = farleaf_index::recover(&session).await;
-                let pause = if recovered.is_ok() { Duration::ZERO } else { RECOVERY_PAUSE };
+                let is_done = recovered.is_ok_and(|done| done.is_none_or(|done| done.complete));
+                let pause = if is_done { Duration::ZERO } else { RECOVERY_PAUSE };
                 recover_after = Instant::now() + pause;
             }
         });

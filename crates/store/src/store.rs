@@ -128,7 +128,9 @@ impl Farleaf {
     }
 
     /// Takes a table out of the pool and frees its memory. Its handles in this process fail with
-    /// [`ErrorKind::NotFound`] from then on; no other process may be using it.
+    /// [`ErrorKind::NotFound`] from then on; no other process may be using it. The name is free for a
+    /// new table at once. Others may recover dead processes meanwhile; should this one die over it,
+    /// they finish it.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`] if there is none of that name; [`ErrorKind::Invalid`] from inside
@@ -136,10 +138,13 @@ impl Farleaf {
     pub fn drop_table(&self, name: &str) -> Result<()> {
         let core = self.core();
         let table = self.run(async |core, lane| core.open_table(lane, name).await)?;
-        core.gates.check_outside(core)?;
+        lane::check_outside(core)?;
         // From here on new operations fail, through handles that are made meanwhile too; those that
         // have begun end first.
-        table.set_dropped();
+        if !table.set_dropped() {
+            // Another thread is dropping it.
+            return Err(table.gone());
+        }
         core.gates.pass();
         while table.has_async_ops() {
             std::thread::sleep(Duration::from_micros(100));
@@ -148,7 +153,7 @@ impl Farleaf {
             let session = lane.session().await?;
             Ok(AnyIndex::drop_table(&session, name).await?)
         });
-        core.forget(name);
+        core.forget(&table);
         dropped
     }
 
@@ -198,10 +203,12 @@ impl Farleaf {
             let session = lane.session().await?;
             let mut audit = Audit::new(&session).await?;
             let mut tables = Vec::new();
-            for root in session.list_roots().await? {
-                let table = core.open_root(root)?;
+            let roots = session.list_roots().await?;
+            for root in &roots {
+                let table = core.open_root(root.clone())?;
                 tables.push(table.verify(&session, &mut audit).await?);
             }
+            farleaf_index::mark_drops(&session, &mut audit, &roots).await?;
             let memory = audit.report(&session).await?;
             Ok(VerifyReport { tables, memory })
         })
@@ -220,7 +227,7 @@ impl Farleaf {
     /// Otherwise it is closed, and the error says what could not be given back; other members
     /// clear that away.
     pub fn close(self) -> Result<()> {
-        self.core().gates.check_outside(self.core())?;
+        lane::check_outside(self.core())?;
         self.handle.shut_down()
     }
 

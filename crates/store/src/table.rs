@@ -424,9 +424,10 @@ impl TableCore {
         Ok(TableReport::new(self.info.name.clone(), walked))
     }
 
-    /// From here on operations fail; the caller waits for those that have begun.
-    pub(crate) fn set_dropped(&self) {
-        self.dropped.store(true, Ordering::SeqCst);
+    /// From here on operations fail; the caller waits for those that have begun. `false` if that was
+    /// so already.
+    pub(crate) fn set_dropped(&self) -> bool {
+        !self.dropped.swap(true, Ordering::SeqCst)
     }
 
     pub(crate) fn check_present(&self) -> Result<()> {
@@ -456,7 +457,7 @@ impl TableCore {
     }
 
     #[cold]
-    fn gone(&self) -> Error {
+    pub(crate) fn gone(&self) -> Error {
         let message = format!("table \"{}\" was dropped", self.info.name);
         Error::new(ErrorKind::NotFound, message)
     }

@@ -293,3 +293,25 @@ fn add_one(table: &Table) {
         }
     }
 }
+
+/// Two threads drop the same table: one does, the other is told that there is none. (It was once told
+/// that its request made no sense.) A third makes another table meanwhile, which stays usable.
+#[test]
+fn one_of_two_drops_a_table() {
+    let db = small();
+    for _ in 0..50 {
+        db.create_table("t", TableOptions::default()).unwrap();
+        let [one, other] = std::thread::scope(|scope| {
+            let drops = [(); 2].map(|()| scope.spawn(|| db.drop_table("t")));
+            let made = db.create_table("new", TableOptions::default()).unwrap();
+            made.insert("k", "v").unwrap();
+            drops.map(|drop| drop.join().unwrap())
+        });
+        let error = match (one, other) {
+            (Ok(()), Err(error)) | (Err(error), Ok(())) => error,
+            both => panic!("{both:?}"),
+        };
+        assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+        db.drop_table("new").unwrap();
+    }
+}

@@ -1,0 +1,136 @@
+//! Gates: who works on a store now; and waking the maintenance thread when somebody begins to.
+//!
+//! - **INV-GATE-1** Whoever sets a flag and then has passed all gates ([`Gates::pass`]) knows that
+//!   no operation runs that entered its gate without seeing the flag, if operations look at the
+//!   flag inside. The gate's lock orders the two.
+//! - **INV-GATE-2** While the maintenance thread sleeps, no operation has begun that it has not
+//!   counted: it first says that it sleeps, and then counts once more; an operation first counts,
+//!   and then looks whether it sleeps.
+//!
+//! Modelled in `crates/threads`.
+
+use std::sync::{PoisonError, TryLockError};
+
+use crate::sync::atomic::{AtomicBool, Ordering, fence};
+use crate::sync::thread::{self, Thread};
+use crate::sync::{Arc, Mutex, MutexGuard, Weak};
+
+/// Tells others that a lane is at work: locked while an operation of the blocking API runs.
+#[derive(Debug, Default)]
+pub(crate) struct Gate(Mutex<GateState>);
+
+#[derive(Debug, Default)]
+pub(crate) struct GateState {
+    /// Operations begun.
+    ops: u64,
+    /// Jobs of a worker under way.
+    jobs: usize,
+}
+
+impl Gate {
+    /// Locks the gate for an operation.
+    #[inline]
+    pub(crate) fn enter(&self, activity: &Activity) -> MutexGuard<'_, GateState> {
+        let mut state = self.lock();
+        state.ops += 1;
+        activity.note();
+        state
+    }
+
+    /// Counts a job of a worker as an operation, and as under way.
+    pub(crate) fn begin_job(&self, activity: &Activity) {
+        self.enter(activity).jobs += 1;
+    }
+
+    pub(crate) fn end_job(&self) {
+        self.lock().jobs -= 1;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, GateState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The gates of all threads.
+#[derive(Debug, Default)]
+pub(crate) struct Gates(Mutex<Vec<Weak<Gate>>>);
+
+impl Gates {
+    pub(crate) fn add(&self, gate: &Arc<Gate>) {
+        self.list().push(Arc::downgrade(gate));
+    }
+
+    /// Waits until every operation of the blocking API that runs now has ended.
+    pub(crate) fn pass(&self) {
+        let gates: Vec<_> = self.list().iter().filter_map(Weak::upgrade).collect();
+        for gate in gates {
+            drop(gate.lock());
+        }
+        // A gate whose lane is gone has no lock to pass; that it is gone was read without order.
+        fence(Ordering::Acquire);
+    }
+
+    /// Operations begun by the threads that are still there; `None` if one runs now.
+    pub(crate) fn ops(&self) -> Option<u64> {
+        let mut gates = self.list();
+        gates.retain(|gate| gate.strong_count() > 0);
+        gates.iter().filter_map(Weak::upgrade).try_fold(0_u64, |sum, gate| {
+            match gate.0.try_lock() {
+                Ok(state) => Some(sum.wrapping_add(state.ops)),
+                Err(TryLockError::Poisoned(state)) => {
+                    Some(sum.wrapping_add(state.into_inner().ops))
+                }
+                Err(TryLockError::WouldBlock) => None,
+            }
+        })
+    }
+
+    fn list(&self) -> MutexGuard<'_, Vec<Weak<Gate>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Wakes the maintenance thread when something happens after a quiet time.
+#[derive(Debug, Default)]
+pub(crate) struct Activity {
+    is_idle: AtomicBool,
+    thread: Mutex<Option<Thread>>,
+}
+
+impl Activity {
+    /// An operation begins. Called inside its gate; see [`Activity::set_idle`].
+    #[inline]
+    pub(crate) fn note(&self) {
+        if self.is_idle.load(Ordering::Relaxed) {
+            self.wake();
+        }
+    }
+
+    /// Wakes the maintenance thread.
+    #[cold]
+    pub(crate) fn wake(&self) {
+        self.is_idle.store(false, Ordering::SeqCst);
+        if let Some(thread) = &*self.thread() {
+            thread.unpark();
+        }
+    }
+
+    /// The maintenance thread is the calling one.
+    pub(crate) fn set_thread(&self) {
+        *self.thread() = Some(thread::current());
+    }
+
+    /// The maintenance thread is about to sleep. It then looks at every gate once more: an
+    /// operation that it does not see there enters its gate later and finds the flag set.
+    pub(crate) fn set_idle(&self) {
+        self.is_idle.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.is_idle.load(Ordering::SeqCst)
+    }
+
+    fn thread(&self) -> MutexGuard<'_, Option<Thread>> {
+        self.thread.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
