@@ -1,0 +1,238 @@
+//! What the compute server does that dies of it.
+
+use std::ops::Bound;
+
+use farleaf_fabric::sim::SimEndpoint;
+use farleaf_fabric::{Client, OpKind};
+use farleaf_index::{
+    AnyIndex, Entries, Exchange, Index, IndexError, ScanRange, SortedPairs, recover,
+};
+use farleaf_pool::{Audit, Pool, Session};
+
+use super::formats::Format;
+use crate::history::{Answer, Call};
+use crate::world::{Fault, join};
+
+/// The table that all is about.
+pub(super) const TABLE: &str = "t";
+/// A table beside it, to be made or dropped.
+pub(super) const OTHER: &str = "other";
+/// Version of values that the table is filled with.
+pub(super) const INITIAL: u32 = 1;
+/// Version of values that the action writes.
+pub(super) const WRITTEN: u32 = 2;
+
+/// An action. Keys are numbers; see [`Format::key`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    Get(u32),
+    Insert(u32),
+    Update(u32),
+    Upsert(u32),
+    Remove(u32),
+    /// Expected version and new version; 0 stands for an absent key.
+    Exchange(u32, u32, u32),
+    Scan {
+        reverse: bool,
+    },
+    /// Fills the empty table with so many keys.
+    BulkLoad(u32),
+    CreateTable,
+    DropTable,
+    Join,
+    Leave,
+    Ticks(u32),
+    /// An object of a size that nobody has used yet.
+    Alloc,
+    Recover,
+    Verify,
+}
+
+impl Action {
+    /// The key that it is about.
+    pub(super) fn key(self) -> Option<u32> {
+        match self {
+            Action::Get(key)
+            | Action::Insert(key)
+            | Action::Update(key)
+            | Action::Upsert(key)
+            | Action::Remove(key)
+            | Action::Exchange(key, ..) => Some(key),
+            _ => None,
+        }
+    }
+
+    /// As it stands in a history, if it is about one key.
+    pub(super) fn call(self, format: &Format) -> Option<Call> {
+        let number = self.key()?;
+        let key = format.key(number);
+        let value = format.value(number, WRITTEN);
+        let version = |version: u32| (version != 0).then(|| format.value(number, version));
+        Some(match self {
+            Action::Insert(_) => Call::Insert { key, value },
+            Action::Update(_) => Call::Update { key, value },
+            Action::Upsert(_) => Call::Upsert { key, value },
+            Action::Remove(_) => Call::Remove { key },
+            Action::Exchange(_, expected, new) => {
+                Call::CompareExchange { key, expected: version(expected), new: version(new) }
+            }
+            _ => Call::Get { key },
+        })
+    }
+}
+
+/// Who acts.
+pub(super) struct Actor {
+    pub(super) format: Format,
+    pub(super) endpoint: SimEndpoint,
+    /// Not yet a member of the pool, if it is to join.
+    pub(super) member: Option<(Session<SimEndpoint>, AnyIndex)>,
+}
+
+/// Joins the pool and opens the table.
+pub(super) async fn enter(
+    endpoint: SimEndpoint,
+) -> Result<(Session<SimEndpoint>, AnyIndex), Fault> {
+    let session = join(endpoint).await?;
+    let root = session.open_root(TABLE).await?;
+    let (index, _) = AnyIndex::open(&root)?;
+    Ok((session, index))
+}
+
+impl Actor {
+    /// Does it.
+    pub(super) async fn act(&self, action: Action) -> Result<Answer, IndexError> {
+        let nothing = Ok(Answer::Flag(true));
+        let Some((session, index)) = &self.member else {
+            let client = Client::new(self.endpoint.clone());
+            let session = Pool::join(&client).await?.session(self.endpoint.clone()).await?;
+            AnyIndex::open(&session.open_root(TABLE).await?)?;
+            return nothing;
+        };
+        match action {
+            Action::Scan { reverse } => {
+                let range = ScanRange { reverse, ..ScanRange::ALL };
+                Ok(Answer::Pairs(scan(session, index, range).await?))
+            }
+            Action::BulkLoad(count) => {
+                let mut pairs =
+                    Bulk { format: &self.format, next: 0, count, pair: Default::default() };
+                index.bulk_load(session, &mut pairs).await.map(|_| Answer::Flag(true))
+            }
+            Action::CreateTable => {
+                AnyIndex::create(session, OTHER, &self.format.table).await?;
+                nothing
+            }
+            Action::DropTable => {
+                AnyIndex::drop_table(session, OTHER).await?;
+                nothing
+            }
+            Action::Leave => {
+                session.leave().await?;
+                nothing
+            }
+            Action::Ticks(count) => {
+                for _ in 0..count {
+                    session.tick().await?;
+                }
+                nothing
+            }
+            Action::Alloc => {
+                let _pin = session.begin(OpKind::Other).await?;
+                let addr = session.alloc(session.place(), 3_000).await?;
+                session.free_unpublished(addr, 3_000);
+                nothing
+            }
+            Action::Recover => {
+                while recover(session).await?.is_some() {}
+                nothing
+            }
+            Action::Verify => {
+                let mut audit = Audit::new(session).await?;
+                let report = index.verify(session, &mut audit).await?;
+                match report.problems.first() {
+                    Some(problem) => Err(IndexError::Corrupt(problem.clone())),
+                    None => nothing,
+                }
+            }
+            _ => match action.call(&self.format) {
+                Some(call) => answer(session, index, &call).await,
+                None => nothing,
+            },
+        }
+    }
+}
+
+/// Makes a call about one key.
+pub(super) async fn answer(
+    session: &Session<SimEndpoint>,
+    index: &AnyIndex,
+    call: &Call,
+) -> Result<Answer, IndexError> {
+    let mut held = Vec::new();
+    Ok(match call {
+        Call::Get { key } => {
+            let found = index.get(session, key, &mut held).await?;
+            Answer::Value(found.then_some(held))
+        }
+        Call::Insert { key, value } => Answer::Flag(index.insert(session, key, value).await?),
+        Call::Update { key, value } => Answer::Flag(index.update(session, key, value).await?),
+        Call::Upsert { key, value } => Answer::Flag(index.upsert(session, key, value).await?),
+        Call::Remove { key } => Answer::Flag(index.remove(session, key).await?),
+        Call::CompareExchange { key, expected, new } => {
+            let (expected, new) = (expected.as_deref(), new.as_deref());
+            let (exchange, found) =
+                index.compare_exchange(session, key, expected, new, &mut held).await?;
+            Answer::Exchanged { done: exchange == Exchange::Done, held: found.then_some(held) }
+        }
+        Call::Scan { from, to, reverse, .. } => {
+            let (from, to) = (as_slice(from), as_slice(to));
+            let range = ScanRange { from, to, reverse: *reverse };
+            Answer::Pairs(scan(session, index, range).await?)
+        }
+    })
+}
+
+fn as_slice(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
+    bound.as_ref().map(Vec::as_slice)
+}
+
+pub(super) type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
+
+/// All pairs of a range.
+pub(super) async fn scan(
+    session: &Session<SimEndpoint>,
+    index: &AnyIndex,
+    range: ScanRange<'_>,
+) -> Result<Pairs, IndexError> {
+    let mut out = Entries::new();
+    index.scan(session, range, usize::MAX, &mut out).await?;
+    Ok(out.iter().map(|(key, value)| (key.to_vec(), value.to_vec())).collect())
+}
+
+/// What [`Action::BulkLoad`] loads.
+pub(super) fn bulk_pairs(format: &Format, count: u32) -> Pairs {
+    (0..count)
+        .map(|index| (10 + 10 * index, WRITTEN))
+        .map(|(number, version)| (format.key(number), format.value(number, version)))
+        .collect()
+}
+
+struct Bulk<'a> {
+    format: &'a Format,
+    next: u32,
+    count: u32,
+    pair: (Vec<u8>, Vec<u8>),
+}
+
+impl SortedPairs for Bulk<'_> {
+    fn next(&mut self) -> Option<(&[u8], &[u8])> {
+        if self.next == self.count {
+            return None;
+        }
+        self.next += 1;
+        let number = 10 * self.next;
+        self.pair = (self.format.key(number), self.format.value(number, WRITTEN));
+        Some((&self.pair.0, &self.pair.1))
+    }
+}

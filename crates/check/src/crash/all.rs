@@ -1,0 +1,152 @@
+//! Going through many cases on several threads.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::{CrashCase, CrashFailure, CrashPoint, cases};
+
+/// What to go through.
+#[derive(Clone, Debug)]
+pub struct CrashOptions {
+    /// Threads; each runs simulations of its own.
+    pub threads: usize,
+    /// Every n-th point of each case only; 1 for all.
+    pub stride: usize,
+    /// No further point is begun after so long. What was left out is counted.
+    pub budget: Option<Duration>,
+    /// No further point is begun after so many failures.
+    pub failures_max: usize,
+}
+
+impl Default for CrashOptions {
+    fn default() -> Self {
+        CrashOptions { threads: 2, stride: 1, budget: None, failures_max: 20 }
+    }
+}
+
+/// How a case went.
+#[derive(Clone, Debug)]
+pub struct Progress {
+    /// The case.
+    pub name: String,
+    /// Remote operations of its action.
+    pub ops: usize,
+    /// Points that were run.
+    pub points: usize,
+    /// Those after which something was wrong, and the case itself if it could not be made.
+    pub failures: usize,
+    /// Real time, on one thread.
+    pub took: Duration,
+}
+
+/// What was gone through.
+#[derive(Clone, Debug, Default)]
+pub struct CrashReport {
+    /// Cases that were begun.
+    pub cases: usize,
+    /// Points that were run.
+    pub points: usize,
+    /// Points of the chosen cases that were left out: by the stride, the budget, or too many
+    /// failures. Those of cases that were not begun are not counted.
+    pub left_out: usize,
+    /// Cases that were not begun.
+    pub cases_left_out: usize,
+    /// Points after which objects were lost until a sweep found them, and how many objects.
+    pub swept: (usize, u64),
+    /// What was wrong, by name.
+    pub failures: Vec<CrashFailure>,
+    /// Real time.
+    pub took: Duration,
+}
+
+/// Runs the points of every case whose name `filter` takes. `progress` is told of each case once
+/// it is done, from the thread that did it.
+pub fn run_all(
+    filter: impl Fn(&str) -> bool,
+    options: &CrashOptions,
+    progress: impl Fn(&Progress) + Sync,
+) -> CrashReport {
+    let started = Instant::now();
+    let chosen: Vec<CrashCase> = cases().into_iter().filter(|case| filter(case.name())).collect();
+    let next = AtomicUsize::new(0);
+    let stopped = AtomicBool::new(false);
+    let report = Mutex::new(CrashReport::default());
+    let locked = || report.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_over = || {
+        let late = options.budget.is_some_and(|budget| started.elapsed() > budget);
+        if late || locked().failures.len() >= options.failures_max {
+            stopped.store(true, Ordering::Relaxed);
+        }
+        stopped.load(Ordering::Relaxed)
+    };
+    let work = || {
+        while let Some(case) = chosen.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if is_over() {
+                locked().cases_left_out += 1;
+                continue;
+            }
+            let from = Instant::now();
+            let (points, failures) = match case.points() {
+                Ok(points) => {
+                    let wanted: Vec<CrashPoint> =
+                        points.iter().copied().step_by(options.stride.max(1)).collect();
+                    locked().left_out += points.len() - wanted.len();
+                    run_points(case, &wanted, &is_over, &locked)
+                }
+                Err(failure) => {
+                    locked().failures.push(failure);
+                    (0, 1)
+                }
+            };
+            locked().cases += 1;
+            progress(&Progress {
+                name: case.name().to_string(),
+                ops: case.ops().unwrap_or(0),
+                points,
+                failures,
+                took: from.elapsed(),
+            });
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..options.threads.max(1) {
+            scope.spawn(work);
+        }
+    });
+    let mut report = report.into_inner().unwrap_or_else(PoisonError::into_inner);
+    report.failures.sort_by(|a, b| a.name.cmp(&b.name));
+    report.took = started.elapsed();
+    report
+}
+
+/// Runs points of one case; how many, and how many failed.
+fn run_points<'a>(
+    case: &CrashCase,
+    wanted: &[CrashPoint],
+    is_over: &impl Fn() -> bool,
+    locked: &impl Fn() -> std::sync::MutexGuard<'a, CrashReport>,
+) -> (usize, usize) {
+    let mut failures = 0;
+    for (count, point) in wanted.iter().enumerate() {
+        if is_over() {
+            locked().left_out += wanted.len() - count;
+            return (count, failures);
+        }
+        let ran = case.run(*point);
+        let mut report = locked();
+        report.points += 1;
+        match ran {
+            Ok(0) => {}
+            Ok(lost) => {
+                report.swept.0 += 1;
+                report.swept.1 += lost;
+            }
+            Err(failure) => {
+                failures += 1;
+                report.failures.push(failure);
+            }
+        }
+    }
+    (wanted.len(), failures)
+}

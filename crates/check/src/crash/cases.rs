@@ -1,0 +1,82 @@
+//! The table of cases: what is done, in which state.
+
+use super::action::{Action, INITIAL, WRITTEN};
+use super::state::{Change, Deed, Order, Prelude, Script, State};
+
+/// The cases of every engine and format, by name.
+pub(super) fn table() -> Vec<(&'static str, State)> {
+    let grow = |change, order| State::new(Script::Grow(change, order), Deed::Found);
+    let shrink = |keys, change, order| State::new(Script::Shrink(keys, change, order), Deed::Found);
+    let keys = |count, action| State::new(Script::Keys(count), Deed::Do(action));
+    let split = grow(Change::LeafSplit, Order::Up);
+    let unfinished = |deed| State { prelude: Prelude::Unfinished, deed, ..split };
+    let recover = |state, from_last| State {
+        prelude: Prelude::Died(from_last),
+        deed: Deed::Do(Action::Recover),
+        ..state
+    };
+    let growth = grow(Change::Growth(2), Order::Up);
+    let merge = shrink(14, Change::LeafMerge, Order::Up);
+    let by_actor = |state| State { by_actor: true, ..state };
+    let cold = |state| State { is_cold: true, ..state };
+    vec![
+        ("get", keys(12, Action::Get(60))),
+        ("get-absent", cold(keys(12, Action::Get(61)))),
+        ("get-unfinished", unfinished(Deed::Get)),
+        ("scan", keys(12, Action::Scan { reverse: false })),
+        ("scan-reverse", cold(keys(12, Action::Scan { reverse: true }))),
+        ("verify", keys(12, Action::Verify)),
+        ("insert-first", keys(0, Action::Insert(10))),
+        ("insert", grow(Change::None, Order::Up)),
+        ("insert-present", keys(12, Action::Insert(60))),
+        ("insert-leaf-split", split),
+        ("insert-leaf-split-left", grow(Change::LeafSplit, Order::Down)),
+        ("insert-leaf-split-middle", grow(Change::LeafSplit, Order::Mixed)),
+        ("insert-leaf-split-cold", cold(split)),
+        ("insert-block-exhausted", State { is_exhausted: true, ..split }),
+        ("insert-first-growth", grow(Change::FirstGrowth, Order::Up)),
+        ("insert-inner-split", grow(Change::InnerSplit, Order::Up)),
+        ("insert-root-growth", growth),
+        ("insert-deep-growth", grow(Change::Growth(3), Order::Up)),
+        ("insert-unfinished", unfinished(Deed::InsertBeside)),
+        ("update", keys(12, Action::Update(60))),
+        ("update-own", by_actor(keys(12, Action::Update(60)))),
+        ("update-absent", keys(12, Action::Update(61))),
+        ("upsert-absent", cold(keys(12, Action::Upsert(61)))),
+        ("upsert-present", keys(12, Action::Upsert(60))),
+        ("remove", keys(12, Action::Remove(60))),
+        ("remove-absent", keys(12, Action::Remove(61))),
+        ("remove-last", keys(1, Action::Remove(10))),
+        ("remove-merge-right", merge),
+        ("remove-merge-left", shrink(14, Change::LeafMerge, Order::Down)),
+        ("remove-merge-own", by_actor(merge)),
+        ("remove-merge-cascade", shrink(30, Change::InnerMerge, Order::Up)),
+        ("remove-root-shrink", shrink(6, Change::Shrink(2), Order::Up)),
+        ("remove-shrink-cascade", shrink(14, Change::Shrink(3), Order::Up)),
+        ("remove-unfinished", unfinished(Deed::RemoveBefore)),
+        ("exchange-change", keys(12, Action::Exchange(60, INITIAL, WRITTEN))),
+        ("exchange-differs", keys(12, Action::Exchange(60, WRITTEN, INITIAL))),
+        ("exchange-add", keys(12, Action::Exchange(61, 0, WRITTEN))),
+        ("exchange-remove", keys(12, Action::Exchange(60, INITIAL, 0))),
+        ("bulk-load", keys(0, Action::BulkLoad(9))),
+        ("create-table", keys(6, Action::CreateTable)),
+        ("create-table-cold", cold(keys(6, Action::CreateTable))),
+        ("drop-table", State { has_other: true, ..keys(6, Action::DropTable) }),
+        ("drop-table-own", State { has_other: true, ..by_actor(keys(6, Action::DropTable)) }),
+        ("join", keys(6, Action::Join)),
+        ("leave", keys(6, Action::Leave)),
+        ("leave-own", by_actor(shrink_then(Action::Leave))),
+        ("tick", shrink_then(Action::Ticks(6))),
+        ("tick-own", by_actor(shrink_then(Action::Ticks(6)))),
+        ("alloc", cold(keys(6, Action::Alloc))),
+        ("recover-split", recover(split, 1)),
+        ("recover-growth", recover(growth, 0)),
+        ("recover-merge", recover(merge, 2)),
+    ]
+}
+
+/// The actor makes the table shrink first, so that it has something retired.
+fn shrink_then(action: Action) -> State {
+    let script = Script::Shrink(14, Change::Shrink(3), Order::Up);
+    State::new(script, Deed::Do(action))
+}

@@ -1,0 +1,84 @@
+//! Formats with nodes so small that a few keys reach every structural change.
+
+use farleaf_index::node::{KeyFormat, ValueFormat};
+use farleaf_index::{Engine, TableFormat};
+
+/// A table's format, and its keys and values by number.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Format {
+    pub(super) name: &'static str,
+    pub(super) table: TableFormat,
+    /// Bytes of the values that do not fit into a leaf, if there are such.
+    record_bytes: usize,
+}
+
+impl Format {
+    /// The formats that each engine is tried with.
+    pub(super) fn of(engine: Engine) -> Vec<Format> {
+        let tiny = TableFormat {
+            cap_leaf: Some(4),
+            cap_inner: Some(3),
+            node_bytes: Some(256),
+            ..TableFormat::fixed8(engine)
+        };
+        let bytes =
+            TableFormat { key: KeyFormat::Bytes { max: 40 }, value: ValueFormat::Bytes, ..tiny };
+        vec![
+            Format { name: "u64-tiny", table: tiny, record_bytes: 0 },
+            Format { name: "bytes-tiny", table: bytes, record_bytes: 0 },
+            Format { name: "records", table: bytes, record_bytes: 200 },
+        ]
+    }
+
+    /// Key `number`; in the order of the numbers.
+    pub(super) fn key(&self, number: u32) -> Vec<u8> {
+        match self.table.key {
+            KeyFormat::Fixed(_) => u64::from(number).to_be_bytes().to_vec(),
+            KeyFormat::Bytes { .. } => format!("key:{number:05}").into_bytes(),
+        }
+    }
+
+    /// A value of key `number` that no other key and no other version has.
+    pub(super) fn value(&self, number: u32, version: u32) -> Vec<u8> {
+        match self.table.value {
+            ValueFormat::Fixed(_) => {
+                (u64::from(version) << 32 | u64::from(number)).to_le_bytes().to_vec()
+            }
+            ValueFormat::Bytes => {
+                let mut value = format!("{number}.{version}").into_bytes();
+                while value.len() < self.record_bytes {
+                    value.push(b'a' + (value.len() as u32 % 23 + version % 3) as u8);
+                }
+                value
+            }
+        }
+    }
+
+    /// Sizes of the objects that such tables consist of.
+    pub(super) fn object_bytes(&self) -> Vec<usize> {
+        let nodes = self.table.node_bytes() as usize;
+        if self.record_bytes == 0 { vec![nodes] } else { vec![nodes, self.record_bytes + 24] }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_stand_where_the_format_says() {
+        for format in Engine::ALL.iter().flat_map(|engine| Format::of(*engine)) {
+            let layout = format.table.layout().unwrap();
+            for (number, version) in [(1, 1), (1_200, 2_001)] {
+                let (key, value) = (format.key(number), format.value(number, version));
+                assert!(layout.takes_key(key.len()) && layout.takes_value(value.len()));
+                let is_record = value.len() > layout.inline_value_max();
+                assert_eq!(is_record, format.name == "records", "{}", format.name);
+                assert!(format.key(number) < format.key(number + 1));
+                assert_ne!(value, format.value(number, version + 1));
+                assert_ne!(value, format.value(number + 1, version));
+            }
+        }
+    }
+}

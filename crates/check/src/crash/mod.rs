@@ -1,0 +1,173 @@
+//! Every death, one by one: at each remote operation of each action, before it, after it and within
+//! it, and as a pause from which a zombie comes back.
+//!
+//! A [`CrashCase`] is an action of a compute server (an insert, a scan, joining, recovery itself)
+//! in a state in which it does something particular (split a leaf, grow the root, take the last
+//! object of a block). A run without a death counts its remote operations; then there is one run
+//! for each operation and each way to die there. In each, the survivors go on at once: two clients
+//! read and change the keys concerned and their neighbours, a third recovers the dead; a compute
+//! server that was only stopped goes on after that. Checked are:
+//!
+//! - `CHECK-1` The answers of all clients have an order in which each is right, with the dead
+//!   action done at some moment or never.
+//! - `CHECK-2` No other key has changed; a scan, a reverse scan and gets agree.
+//! - `CHECK-3` The engine's `verify` and the pool's audit have nothing to say, and every object is
+//!   live, free or retired. What the dead had taken out of a table, in a block of a survivor's, may
+//!   be lost until that has left, too, and the block was swept: this is done then.
+//! - `CHECK-4` Every entry of the member, client and root tables can be had again.
+//! - `CHECK-5` A zombie changes no word, and is told that it has been cut off.
+//! - `CHECK-6` All this takes bounded virtual time, and nobody who lives meets an error.
+//!
+//! A point has a name, `btree/u64-tiny/insert-root-growth#k=7,within=prefix:3`, and everything that
+//! happens there follows from it; [`by_name`] runs it again.
+
+mod action;
+mod all;
+mod cases;
+mod formats;
+mod point;
+mod run;
+mod state;
+mod survivors;
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, OnceLock};
+
+use farleaf_fabric::Capabilities;
+use farleaf_fabric::sim::CountedOp;
+use farleaf_index::Engine;
+
+pub use all::{CrashOptions, CrashReport, Progress, run_all};
+pub use point::{CrashPoint, NoCrashPoint};
+
+use crate::world::Fault;
+use formats::Format;
+use state::{Found, State};
+
+/// One action in one state, on a table of one engine and format. Clones share what has been found
+/// out about it.
+#[derive(Clone)]
+pub struct CrashCase(Arc<Case>);
+
+struct Case {
+    name: String,
+    seed: u64,
+    format: Format,
+    state: State,
+    prepared: OnceLock<Result<Prepared, String>>,
+}
+
+struct Prepared {
+    found: Found,
+    ops: Vec<CountedOp>,
+}
+
+/// A death after which something was not as it should be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name}: {what}")]
+pub struct CrashFailure {
+    /// What [`by_name`] takes to run it again.
+    pub name: String,
+    /// What was wrong.
+    pub what: String,
+}
+
+/// Every case of every engine and format.
+pub fn cases() -> Vec<CrashCase> {
+    let mut cases = Vec::new();
+    for engine in Engine::ALL {
+        for format in Format::of(*engine) {
+            for (action, state) in cases::table() {
+                let name = format!("{engine}/{}/{action}", format.name);
+                let seed = name.bytes().fold(7, |seed: u64, byte| {
+                    seed.wrapping_mul(0x0100_0000_01b3) ^ u64::from(byte)
+                });
+                let prepared = OnceLock::new();
+                cases.push(CrashCase(Arc::new(Case { name, seed, format, state, prepared })));
+            }
+        }
+    }
+    cases
+}
+
+/// Runs the one point that `name` says, as in
+/// `btree/u64-tiny/insert-root-growth#k=7,within=prefix:3`.
+///
+/// # Errors
+/// What was wrong; also that there is no such point.
+pub fn by_name(name: &str) -> Result<(), CrashFailure> {
+    let none = |what: &str| CrashFailure { name: name.to_string(), what: what.to_string() };
+    let (case, point) = name.split_once('#').ok_or_else(|| none("no # between case and point"))?;
+    let point: CrashPoint =
+        point.parse().map_err(|error: NoCrashPoint| none(&error.to_string()))?;
+    let case = cases().into_iter().find(|other| other.name() == case);
+    case.ok_or_else(|| none("there is no such case"))?.run(point).map(drop)
+}
+
+impl CrashCase {
+    /// Engine, format and action: `btree/u64-tiny/insert-root-growth`.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// Every point at which the compute server can die in it. The first call finds the state and
+    /// makes a run without a death.
+    ///
+    /// # Errors
+    /// If there is no such state, or the action fails without a death.
+    pub fn points(&self) -> Result<Vec<CrashPoint>, CrashFailure> {
+        let prepared = self.prepared()?;
+        Ok(CrashPoint::all(&prepared.ops, Capabilities::NONE.crash_atomic_bytes))
+    }
+
+    /// Remote operations of the action.
+    ///
+    /// # Errors
+    /// As [`CrashCase::points`].
+    pub fn ops(&self) -> Result<usize, CrashFailure> {
+        Ok(self.prepared()?.ops.len())
+    }
+
+    /// Dies at `point`, takes over and checks everything. Some milliseconds of real time. Gives the
+    /// number of objects that only a later sweep found (`CHECK-3`).
+    ///
+    /// # Errors
+    /// What was wrong.
+    pub fn run(&self, point: CrashPoint) -> Result<u64, CrashFailure> {
+        let prepared = self.prepared()?;
+        let Case { seed, format, state, .. } = &*self.0;
+        let ran = guarded(|| run::run(*seed, format, state, &prepared.found, point));
+        ran.map_err(|what| CrashFailure { name: format!("{}#{point}", self.name()), what })
+    }
+
+    fn prepared(&self) -> Result<&Prepared, CrashFailure> {
+        let Case { name, seed, format, state, prepared } = &*self.0;
+        let prepared = prepared.get_or_init(|| {
+            guarded(|| {
+                let found = state::find(*seed, format, state)?;
+                let ops = run::dry(*seed, format, state, &found)?;
+                Ok(Prepared { found, ops })
+            })
+        });
+        prepared.as_ref().map_err(|what| CrashFailure { name: name.clone(), what: what.clone() })
+    }
+}
+
+impl fmt::Debug for CrashCase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CrashCase({})", self.name())
+    }
+}
+
+/// Turns a panic into a message.
+fn guarded<T>(run: impl FnOnce() -> Result<T, Fault>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(run)) {
+        Ok(result) => result.map_err(|fault| fault.0),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+            Err(format!("panicked: {}", text.unwrap_or("without a message")))
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Points at which a compute server dies, and their names.
+
+use std::fmt;
+use std::str::FromStr;
+
+use farleaf_fabric::sim::{CountedKind, CountedOp, CrashPlan, CrashWay, Landing};
+
+/// Every prefix is tried of WRITEs of at most so many words.
+const ALL_PREFIXES_WORDS: u32 = 48;
+/// Seeded subsets of the words of each WRITE.
+const SUBSETS: u64 = 4;
+
+/// One way to die, or to be stopped, at one remote operation. Written as in `k=7,before`,
+/// `k=7,after`, `k=7,skip`, `k=7,within=prefix:3`, `k=7,within=subset:2`, `k=7,pause=before`,
+/// `k=7,pause=after`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CrashPoint(pub CrashPlan);
+
+impl CrashPoint {
+    /// Whether the compute server comes back as a zombie.
+    pub fn is_pause(self) -> bool {
+        matches!(self.0.way, CrashWay::PauseBefore | CrashWay::PauseAfter)
+    }
+
+    /// Everything that can happen at the operations `ops`, to WRITEs of more than
+    /// `crash_atomic_bytes` in part too.
+    pub(super) fn all(ops: &[CountedOp], crash_atomic_bytes: u32) -> Vec<CrashPoint> {
+        let mut points = Vec::new();
+        for (op, counted) in (0..).zip(ops) {
+            let mut add = |way| points.push(CrashPoint(CrashPlan { op, way }));
+            let is_last = counted.part + 1 == counted.parts;
+            // A list is posted as a whole: the process is never stopped inside of one.
+            if counted.part == 0 {
+                add(CrashWay::PauseBefore);
+            }
+            add(CrashWay::Before);
+            if counted.is_batch && !is_last {
+                add(CrashWay::Skip);
+            }
+            if counted.kind == CountedKind::Write && counted.words * 8 > crash_atomic_bytes {
+                for words in prefixes(counted.words) {
+                    add(CrashWay::Within(Landing::Prefix(words)));
+                }
+                for seed in 0..SUBSETS {
+                    add(CrashWay::Within(Landing::Subset(seed)));
+                }
+            }
+            add(CrashWay::After);
+            if is_last {
+                add(CrashWay::PauseAfter);
+            }
+        }
+        points
+    }
+}
+
+/// Numbers of words of a WRITE that may have landed: neither none nor all.
+fn prefixes(words: u32) -> Vec<u32> {
+    if words <= ALL_PREFIXES_WORDS {
+        return (1..words).collect();
+    }
+    // The edges of headers and lines, and of what may be a list of nodes.
+    let parts = [1, 2, 4, 7, 8, 9, 16, words / 4, words / 3, words / 2, words * 2 / 3];
+    let mut chosen = parts.to_vec();
+    chosen.extend([words * 3 / 4, words - 9, words - 8, words - 2, words - 1]);
+    chosen.sort_unstable();
+    chosen.dedup();
+    chosen
+}
+
+impl fmt::Display for CrashPoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "k={},", self.0.op)?;
+        match self.0.way {
+            CrashWay::Before => f.write_str("before"),
+            CrashWay::After => f.write_str("after"),
+            CrashWay::Skip => f.write_str("skip"),
+            CrashWay::Within(Landing::Prefix(words)) => write!(f, "within=prefix:{words}"),
+            CrashWay::Within(Landing::Subset(seed)) => write!(f, "within=subset:{seed}"),
+            CrashWay::PauseBefore => f.write_str("pause=before"),
+            CrashWay::PauseAfter => f.write_str("pause=after"),
+        }
+    }
+}
+
+/// A text that names no point.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no crash point: write it as in k=7,before or k=7,within=prefix:3")]
+pub struct NoCrashPoint(pub String);
+
+impl FromStr for CrashPoint {
+    type Err = NoCrashPoint;
+
+    fn from_str(text: &str) -> Result<Self, NoCrashPoint> {
+        parse(text).ok_or_else(|| NoCrashPoint(text.to_string()))
+    }
+}
+
+fn parse(text: &str) -> Option<CrashPoint> {
+    let (op, way) = text.strip_prefix("k=")?.split_once(',')?;
+    let way = match way {
+        "before" => CrashWay::Before,
+        "after" => CrashWay::After,
+        "skip" => CrashWay::Skip,
+        "pause=before" => CrashWay::PauseBefore,
+        "pause=after" => CrashWay::PauseAfter,
+        other => match other.strip_prefix("within=")?.split_once(':')? {
+            ("prefix", words) => CrashWay::Within(Landing::Prefix(words.parse().ok()?)),
+            ("subset", seed) => CrashWay::Within(Landing::Subset(seed.parse().ok()?)),
+            _ => return None,
+        },
+    };
+    Some(CrashPoint(CrashPlan { op: op.parse().ok()?, way }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_as_they_are_written() {
+        let op =
+            CountedOp { kind: CountedKind::Write, words: 9, part: 0, parts: 2, is_batch: true };
+        let large = CountedOp { words: 640, part: 1, ..op };
+        let points = CrashPoint::all(&[op, large], 8);
+        for point in &points {
+            assert_eq!(point.to_string().parse().as_ref(), Ok(point));
+        }
+        let count = |of: &str| points.iter().filter(|point| point.to_string().contains(of)).count();
+        assert_eq!((count("k=0,within=prefix"), count("subset")), (8, 8));
+        assert_eq!((count("pause"), count("skip"), count("k=0,")), (2, 1, 16));
+        assert!(count("k=1,within=prefix") < 20);
+        // WRITEs that land whole or not at all.
+        assert!(CrashPoint::all(&[op], 72).iter().all(|at| !at.to_string().contains("within")));
+        for wrong in ["", "k=,before", "k=1", "k=1,never", "k=1,within=prefix:", "1,before"] {
+            assert!(wrong.parse::<CrashPoint>().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,579 @@
+//! One simulated run: a compute server dies in its action, others take over, everything is checked.
+//!
+//! Compute server 0 survives and has three sessions, 1 acts, 2 dies in preludes. What comes before
+//! the action is the same in every run of a case, bit by bit, so that the operation `k` of one run
+//! is that of all.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use farleaf_fabric::sim::{CountedOp, CrashPlan, CrashWay, Sim, SimEndpoint, SimFabric};
+use farleaf_fabric::{Client, Endpoint, Fabric, OpKind, ServerId};
+use farleaf_index::{AnyIndex, Index, IndexError, ScanRange, recover};
+use farleaf_pool::{Audit, Session};
+
+use super::action::{Action, Actor, INITIAL, OTHER, Pairs, TABLE, bulk_pairs, enter, scan};
+use super::formats::Format;
+use super::point::CrashPoint;
+use super::state::{Deed, Found, State, Step, look, step};
+use super::survivors::{self, Log, Survivor};
+use crate::history::{Answer, Event, History};
+use crate::linear::{Limits, check};
+use crate::world::{Fault, SmallWorld, check_all, join, settle, sweep};
+
+const ACTOR: usize = 1;
+const THIRD: usize = 2;
+/// Client numbers in histories.
+const ACTOR_CLIENT: u32 = 0;
+const THIRD_CLIENT: u32 = 9;
+/// Virtual time that everything after the death may take.
+const TAKEOVER_NS_MAX: u64 = 2_000_000_000;
+/// Virtual time that an action may take.
+const ACTION_NS_MAX: u64 = 1_000_000_000;
+
+/// Everything up to the action.
+struct Stage {
+    sim: Sim,
+    format: Format,
+    /// Sessions of the survivor.
+    survivors: [Session<SimEndpoint>; 3],
+    index: AnyIndex,
+    actor: Actor,
+    /// What the table holds.
+    model: BTreeMap<Vec<u8>, Vec<u8>>,
+    /// Numbers of its keys.
+    numbers: Vec<u32>,
+    /// What the third compute server has begun.
+    pending: Option<Event>,
+    members: usize,
+}
+
+/// The actor's own end of the story.
+#[derive(Debug, Default)]
+struct Outcome {
+    /// When the action ended, and how.
+    ended: Option<(u64, Result<Answer, IndexError>)>,
+    /// What it could do afterwards.
+    later: Option<(Result<(), IndexError>, Result<(), IndexError>)>,
+}
+
+fn seed_model(format: &Format, steps: &[Step]) -> BTreeMap<u32, Vec<u8>> {
+    let mut model = BTreeMap::new();
+    for step in steps {
+        match step {
+            Step::Put(key) => drop(model.insert(*key, format.value(*key, INITIAL))),
+            Step::Remove(key) => drop(model.remove(key)),
+        }
+    }
+    model
+}
+
+impl Stage {
+    fn set(seed: u64, format: &Format, state: &State, found: &Found) -> Result<Stage, Fault> {
+        let (sim, first) = SmallWorld::new(seed, 3).start()?;
+        let mut steps = found.steps.clone();
+        let (survivors, index, actor) = sim.block_on(async {
+            // All on one thread: they share its buffers, too.
+            let second = first.pool().session(first.endpoint().clone()).await?;
+            let third = first.pool().session(first.endpoint().clone()).await?;
+            let index = AnyIndex::create(&first, TABLE, &format.table).await?;
+            let endpoint = sim.fabric(ACTOR).endpoint()?;
+            let mut actor = Actor { format: *format, endpoint, member: None };
+            if found.action != Action::Join {
+                actor.member = Some(enter(actor.endpoint.clone()).await?);
+            }
+            let (filler, filled) = match &actor.member {
+                Some((session, index)) if state.by_actor => (session, index),
+                _ => (&first, &index),
+            };
+            for (count, next) in steps.iter().enumerate() {
+                step(filler, filled, format, *next).await?;
+                if count % 8 == 0 {
+                    filler.tick().await?;
+                }
+            }
+            if state.has_other {
+                let other = AnyIndex::create(filler, OTHER, &format.table).await?;
+                for number in 1..=9 {
+                    step(filler, &other, format, Step::Put(10 * number)).await?;
+                }
+            }
+            if let Some((session, index)) = &actor.member {
+                if !state.is_cold {
+                    warm_up(session, index, format, state.is_exhausted).await?;
+                }
+                if let Some(own) = found.own_step {
+                    step(session, index, format, own).await?;
+                    steps.push(own);
+                }
+                if found.action == Action::Recover {
+                    // Nothing of its own, so that all that it does is for others.
+                    settle(session).await?;
+                }
+            }
+            // Whoever has sessions that do nothing is to be idle.
+            settle(&first).await?;
+            Ok::<_, Fault>(([first, second, third], index, actor))
+        })??;
+        let model = seed_model(format, &steps);
+        let members = usize::from(actor.member.is_some());
+        let mut stage = Stage {
+            sim,
+            format: *format,
+            survivors,
+            index,
+            actor,
+            numbers: model.keys().copied().collect(),
+            model: model.into_iter().map(|(key, value)| (format.key(key), value)).collect(),
+            pending: None,
+            members,
+        };
+        if let Some((action, plan)) = found.prelude {
+            stage.third(action, plan, state)?;
+        }
+        Ok(stage)
+    }
+
+    /// The third compute server dies in `action`; it is recovered only if that is not what the actor
+    /// is to do.
+    fn third(&mut self, action: Action, plan: CrashPlan, state: &State) -> Result<(), Fault> {
+        let fabric = self.sim.fabric(THIRD);
+        let endpoint = fabric.endpoint()?;
+        let format = self.format;
+        let actor = self.sim.block_on(async {
+            let member = enter(endpoint.clone()).await?;
+            warm_up(&member.0, &member.1, &format, false).await?;
+            Ok::<_, Fault>(Actor { format, endpoint, member: Some(member) })
+        })??;
+        let from_ns = self.sim.now_ns();
+        fabric.plan(plan);
+        let outcome = start(&self.sim, THIRD, actor, action);
+        wait_for_death(&self.sim, &fabric, &outcome)?;
+        if let Some(call) = action.call(&format) {
+            let event = Event { client: THIRD_CLIENT, call, from_ns, answer: None };
+            self.pending = Some(event);
+        }
+        if state.prelude == super::state::Prelude::Unfinished {
+            let (session, index) = (&self.survivors[0], &self.index);
+            let (pairs, is_complete) = self.sim.block_on(async {
+                let recovered = recover(session).await?;
+                let recovered = recovered
+                    .ok_or_else(|| Fault("nobody is dead after the prelude".to_string()))?;
+                settle(session).await?;
+                let pairs = scan(session, index, ScanRange::ALL).await?;
+                Ok::<_, Fault>((pairs, recovered.complete))
+            })??;
+            self.model = pairs.into_iter().collect();
+            self.pending = None;
+            // The actor does not tick meanwhile: the dead then stays claimed, for the next recovery.
+            self.members += usize::from(!is_complete);
+        } else {
+            self.members += 1;
+        }
+        Ok(())
+    }
+}
+
+/// Makes the actor ready for steady work: it has blocks, knows the root, and is live.
+async fn warm_up(
+    session: &Session<SimEndpoint>,
+    index: &AnyIndex,
+    format: &Format,
+    exhaust: bool,
+) -> Result<(), Fault> {
+    let pin = session.begin(OpKind::Other).await?;
+    let servers = session.endpoint().server_count() as u16;
+    for server in (0..servers).map(ServerId) {
+        for bytes in format.object_bytes() {
+            let addr = session.alloc(server, bytes).await?;
+            session.free_unpublished(addr, bytes);
+        }
+    }
+    // Objects that are never given back, until there is none left.
+    let bytes = format.table.node_bytes() as usize;
+    while exhaust && session.pool().memory().free_bytes >= bytes as u64 {
+        let before = session.pool().memory().block_bytes_owned;
+        session.alloc(session.place(), bytes).await?;
+        if session.pool().memory().block_bytes_owned > before {
+            return Err(Fault("a block was taken while one had room".to_string()));
+        }
+    }
+    drop(pin);
+    index.get(session, &format.key(1), &mut Vec::new()).await?;
+    Ok(())
+}
+
+/// Sets the actor to work.
+fn start(sim: &Sim, compute: usize, actor: Actor, action: Action) -> Rc<RefCell<Outcome>> {
+    let outcome = Rc::<RefCell<Outcome>>::default();
+    let result = Rc::clone(&outcome);
+    sim.spawn(compute, async move {
+        let ended = actor.act(action).await;
+        result.borrow_mut().ended = Some((actor.endpoint.now_ns(), ended));
+        if let Some((session, index)) = &actor.member {
+            let key = actor.format.key(10);
+            let got = index.get(session, &key, &mut Vec::new()).await.map(drop);
+            let ticked = session.tick().await.map_err(IndexError::from);
+            result.borrow_mut().later = Some((got, ticked));
+        }
+    });
+    outcome
+}
+
+/// Runs until the plan has been carried out and all has landed that it lets land.
+fn wait_for_death(sim: &Sim, fabric: &SimFabric, outcome: &RefCell<Outcome>) -> Result<(), Fault> {
+    let limit_ns = sim.now_ns() + ACTION_NS_MAX;
+    while !fabric.has_fired() || fabric.has_in_flight() {
+        sim.run_until(sim.now_ns() + 2_000)?;
+        if let Some((_, ended)) = &outcome.borrow().ended
+            && !fabric.has_fired()
+        {
+            return Err(Fault(format!("the action ended before its death: {ended:?}")));
+        }
+        if sim.now_ns() > limit_ns {
+            return Err(Fault("the action does not come to its death".to_string()));
+        }
+    }
+    Ok(())
+}
+
+/// Runs until the outcome says that the action, and what comes after it, has ended.
+fn wait_for_end(sim: &Sim, outcome: &RefCell<Outcome>, has_later: bool) -> Result<(), Fault> {
+    let limit_ns = sim.now_ns() + ACTION_NS_MAX;
+    let is_done = || {
+        let outcome = outcome.borrow();
+        outcome.ended.is_some() && (!has_later || outcome.later.is_some())
+    };
+    while !is_done() {
+        sim.run_until(sim.now_ns() + 10_000)?;
+        if sim.now_ns() > limit_ns {
+            return Err(Fault("the action does not end".to_string()));
+        }
+    }
+    Ok(())
+}
+
+/// Runs the action to its end; the remote operations that it consists of.
+///
+/// # Errors
+/// Also if the action does not do what the state is there for.
+pub(super) fn dry(
+    seed: u64,
+    format: &Format,
+    state: &State,
+    found: &Found,
+) -> Result<Vec<CountedOp>, Fault> {
+    // In a run of its own: looking would change what comes after it.
+    let (before, retired_before) = match found.prelude {
+        Some(_) => (None, 0),
+        None => {
+            let Stage { sim, survivors: [session, ..], index, .. } =
+                Stage::set(seed, format, state, found)?;
+            let report = sim.block_on(look(&session, &index))??;
+            (Some(report), sim.block_on(retired(&session))??)
+        }
+    };
+    let Stage { sim, survivors: [session, ..], index, actor, .. } =
+        Stage::set(seed, format, state, found)?;
+    let fabric = sim.fabric(ACTOR);
+    let pool = actor.member.as_ref().map(|(session, _)| Arc::clone(session.pool()));
+    let memory = || pool.as_ref().map(|pool| pool.memory()).unwrap_or_default();
+    let memory_before = memory();
+    fabric.record_ops();
+    let outcome = Rc::<RefCell<Option<(Result<Answer, IndexError>, Vec<CountedOp>)>>>::default();
+    let (ended, action, own) = (Rc::clone(&outcome), found.action, fabric.clone());
+    sim.spawn(ACTOR, async move {
+        let answer = actor.act(action).await;
+        *ended.borrow_mut() = Some((answer, own.recorded_ops()));
+    });
+    sim.run()?;
+    let (answer, ops) = outcome.take().ok_or_else(|| Fault(format!("{action:?} does not end")))?;
+    answer.map_err(|error| Fault::from(error).within(format!("{action:?} without a death")))?;
+    let memory_after = memory();
+    let after = sim.block_on(look(&session, &index))??;
+    let retired_after = sim.block_on(retired(&session))??;
+    let misses = |what: &str| {
+        Err(Fault(format!(
+            "{action:?} does not {what}: {memory_before:?}, {memory_after:?}, {after:?}"
+        )))
+    };
+    match (action, state.deed) {
+        _ if state.is_exhausted
+            && memory_after.block_bytes_owned <= memory_before.block_bytes_owned =>
+        {
+            misses("take a block")
+        }
+        (Action::Ticks(_), _) if retired_before <= retired_after => {
+            misses("reclaim what is retired")
+        }
+        (_, Deed::InsertBeside) if after.unfinished_splits > 0 => misses("finish the split"),
+        (_, Deed::Found)
+            if before.is_some_and(|before| !state.script.is_reached(&before, &after)) =>
+        {
+            misses("make its change")
+        }
+        _ => Ok(ops),
+    }
+}
+
+/// Objects that are retired.
+async fn retired(session: &Session<SimEndpoint>) -> Result<u64, Fault> {
+    let report = Audit::new(session).await?.report(session).await?;
+    Ok(report.classes.iter().map(|class| class.retired).sum())
+}
+
+/// Splits that are unfinished after a death by `plan` and the recovery.
+pub(super) fn unfinished_after(
+    seed: u64,
+    format: &Format,
+    state: &State,
+    found: &Found,
+    plan: CrashPlan,
+) -> Result<u64, Fault> {
+    let Stage { sim, survivors, index, actor, .. } = Stage::set(seed, format, state, found)?;
+    let fabric = sim.fabric(ACTOR);
+    fabric.plan(plan);
+    let outcome = start(&sim, ACTOR, actor, found.action);
+    wait_for_death(&sim, &fabric, &outcome)?;
+    let [session, ..] = &survivors;
+    sim.block_on(async {
+        while recover(session).await?.is_some() {}
+        let mut audit = Audit::new(session).await?;
+        Ok::<_, Fault>(index.verify(session, &mut audit).await?.unfinished_splits)
+    })?
+}
+
+/// Dies at `point`, takes over, checks. Gives the number of objects that were lost until the blocks
+/// that they are in had no owner any more, and were swept.
+pub(super) fn run(
+    seed: u64,
+    format: &Format,
+    state: &State,
+    found: &Found,
+    point: CrashPoint,
+) -> Result<u64, Fault> {
+    let Stage { sim, survivors, index, actor, model, numbers, pending, members, .. } =
+        Stage::set(seed, format, state, found)?;
+    let fabric = sim.fabric(ACTOR);
+    let from_ns = sim.now_ns();
+    let (action, is_member) = (found.action, actor.member.is_some());
+    fabric.plan(point.0);
+    let outcome = start(&sim, ACTOR, actor, action);
+    wait_for_death(&sim, &fabric, &outcome)?;
+    let died_ns = sim.now_ns();
+    if point.is_pause() {
+        fabric.condemn();
+    }
+
+    let log = Log::default();
+    let involved = survivors::involved(&numbers, action, found.prelude.map(|(before, _)| before));
+    let takers = Survivor { format: *format, index: index.clone(), log: log.clone() };
+    // A death after an operation leaves what a death before the next one does: so each such state
+    // meets both orders.
+    let at_once = matches!(point.0.way, CrashWay::After | CrashWay::PauseAfter | CrashWay::Skip)
+        || matches!(point.0.way, CrashWay::Within(_) if point.0.op % 2 == 1);
+    let recovered = survivors::take_over(&sim, &survivors, &takers, action, &involved, at_once)
+        .map_err(|fault| fault.within("taking over"))?;
+    if recovered.members > members + usize::from(!is_member) {
+        return Err(Fault(format!("{} dead members were recovered", recovered.members)));
+    }
+    if let Some(problem) = recovered.problems.first() {
+        return Err(Fault(format!("recovery: {problem}")));
+    }
+
+    if point.is_pause() {
+        zombie(&sim, &fabric, &survivors[0], &outcome, action, is_member)?;
+    }
+    let session = &survivors[0];
+    let answer = told(&outcome.borrow())?;
+    let done = matches!(&answer, Some((_, Answer::Flag(true))));
+    let (held, lost) = sim.block_on(async {
+        survivors::check_others(session, format, action).await?;
+        vacancies(session, &survivors).await?;
+        let held = takers.scan(session, 3, false).await?;
+        if held != takers.scan(session, 3, true).await? {
+            return Err(Fault("a scan and a reverse scan differ".to_string()));
+        }
+        for number in &involved {
+            takers.get(session, 3, *number).await?;
+        }
+        if recover(session).await?.is_some() {
+            return Err(Fault("somebody dead was left over".to_string()));
+        }
+        let (reports, lost) = check_all(session).await?;
+        if reports.first().is_none_or(|report| report.keys != held.len() as u64) {
+            return Err(Fault(format!("verify counts {reports:?}, a scan {} keys", held.len())));
+        }
+        Ok((held, lost))
+    })??;
+    let took_ns = sim.now_ns() - died_ns;
+    if took_ns > TAKEOVER_NS_MAX {
+        return Err(Fault(format!("all this took {took_ns} ns")));
+    }
+
+    let begun =
+        action.call(format).map(|call| Event { client: ACTOR_CLIENT, call, from_ns, answer });
+    if let Action::BulkLoad(count) = action {
+        survivors::check_bulk(&log.events(), &bulk_pairs(format, count), &held, done)?;
+    } else {
+        check_history(
+            &log,
+            format,
+            &involved,
+            model,
+            &held,
+            begun.into_iter().chain(pending).collect(),
+        )?;
+    }
+    if lost > 0 {
+        sim.block_on(sweep_all(survivors, index))?.map_err(|fault| fault.within("sweeping"))?;
+    }
+    Ok(lost)
+}
+
+/// `CHECK-1` and `CHECK-2`.
+fn check_history(
+    log: &Log,
+    format: &Format,
+    involved: &[u32],
+    model: BTreeMap<Vec<u8>, Vec<u8>>,
+    held: &Pairs,
+    unknown: Vec<Event>,
+) -> Result<(), Fault> {
+    let mut events = log.events();
+    events.extend(unknown);
+    let initial: Vec<_> = model.into_iter().collect();
+    let is_involved = |key: &[u8]| involved.iter().any(|number| format.key(*number) == key);
+    let untouched = |pairs: &[(Vec<u8>, Vec<u8>)]| -> Vec<(Vec<u8>, Vec<u8>)> {
+        pairs.iter().filter(|(key, _)| !is_involved(key)).cloned().collect()
+    };
+    if untouched(held) != untouched(&initial) {
+        return Err(Fault("keys that nobody has touched have changed".to_string()));
+    }
+    for event in events.iter().filter(|event| event.client == 3) {
+        let Some((_, Answer::Value(value))) = &event.answer else { continue };
+        let crate::history::Call::Get { key } = &event.call else { continue };
+        let scanned = held.iter().find(|(other, _)| other == key).map(|(_, value)| value);
+        if scanned != value.as_ref() {
+            return Err(Fault("a scan and a get differ".to_string()));
+        }
+    }
+    let history = History { initial, events };
+    let checked = check(&history, &Limits::default()).map_err(|what| Fault(what.to_string()))?;
+    match checked.undecided.first() {
+        None => Ok(()),
+        Some(key) => Err(Fault(format!("too many orders of the operations on {:?}", key.key))),
+    }
+}
+
+/// The actor's answer as it goes into the history.
+fn told(outcome: &Outcome) -> Result<Option<(u64, Answer)>, Fault> {
+    match &outcome.ended {
+        None => Ok(None),
+        Some((at_ns, Ok(answer))) => Ok(Some((*at_ns, answer.clone()))),
+        // Closed says nothing about the change that was under way.
+        Some((_, Err(IndexError::Closed(_) | IndexError::OutcomeUnknown(_)))) => Ok(None),
+        Some((at_ns, Err(IndexError::Unavailable(_)))) => Ok(Some((*at_ns, Answer::Nothing))),
+        Some((_, Err(error))) => {
+            Err(Fault::from(error.clone()).within("the zombie's action ended with"))
+        }
+    }
+}
+
+/// The stopped actor goes on, cut off: nothing changes any more, and it is told so.
+fn zombie(
+    sim: &Sim,
+    fabric: &SimFabric,
+    session: &Session<SimEndpoint>,
+    outcome: &RefCell<Outcome>,
+    action: Action,
+    is_member: bool,
+) -> Result<(), Fault> {
+    if matches!(action, Action::Join | Action::Leave) {
+        // Who is not a member, or not yet, or not any more, need not be cut off by the others.
+        let client = Client::new(session.endpoint().clone());
+        sim.block_on(async { client.fence_everywhere(fabric.incarnation()).await })??;
+    }
+    let before = snapshot(sim);
+    fabric.resume();
+    wait_for_end(sim, outcome, is_member)?;
+    let limit_ns = sim.now_ns() + ACTION_NS_MAX;
+    // Tasks that it has left behind, and their last operations.
+    while sim.live_tasks() > 0 || fabric.has_in_flight() {
+        sim.run_until(sim.now_ns() + 100_000)?;
+        if sim.now_ns() > limit_ns {
+            return Err(Fault("the zombie never rests".to_string()));
+        }
+    }
+    for (server, (before, after)) in before.iter().zip(snapshot(sim)).enumerate() {
+        if let Some(word) = (0..after.len()).find(|word| before[*word] != after[*word]) {
+            return Err(Fault(format!(
+                "the zombie has changed the word at {:#x} of server {server} from {:#x} to {:#x}",
+                word * 8,
+                before[word],
+                after[word]
+            )));
+        }
+    }
+    let closed = |result: &Result<(), IndexError>| matches!(result, Err(IndexError::Closed(_)));
+    match &outcome.borrow().later {
+        Some((got, ticked)) if !closed(got) || !closed(ticked) => {
+            Err(Fault(format!("the zombie can still read ({got:?}) or tick ({ticked:?})")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The survivor leaves, and whoever comes next sweeps its blocks: then every object is there again.
+async fn sweep_all(sessions: [Session<SimEndpoint>; 3], index: AnyIndex) -> Result<(), Fault> {
+    let [first, second, third] = sessions;
+    drop((second, third, index));
+    let endpoint = first.endpoint().clone();
+    first.leave().await?;
+    drop(first);
+    let session = join(endpoint).await?;
+    sweep(&session).await?;
+    match check_all(&session).await? {
+        (_, 0) => Ok(()),
+        (_, lost) => Err(Fault(format!("{lost} objects are lost for good"))),
+    }
+}
+
+/// Every word of every memory server.
+fn snapshot(sim: &Sim) -> Vec<Vec<u64>> {
+    (0..sim.config().memory_servers as u16)
+        .filter_map(|server| sim.memory(ServerId(server)))
+        .map(|memory| {
+            let mut words = vec![0; (memory.bytes() / 8) as usize];
+            memory.load(0, &mut words);
+            words
+        })
+        .collect()
+}
+
+/// Every entry of member and client tables that nobody living has is to be had again.
+async fn vacancies(
+    session: &Session<SimEndpoint>,
+    living: &[Session<SimEndpoint>],
+) -> Result<(), Fault> {
+    let options = *session.pool().geometry().options();
+    let mut members = Vec::new();
+    for count in 1..options.members_max {
+        let joined = join(session.endpoint().clone()).await;
+        members.push(joined.map_err(|fault| fault.within(format!("joining as number {count}")))?);
+    }
+    let mut clients = Vec::new();
+    for _ in living.len() + members.len()..options.clients_max as usize {
+        clients.push(members[0].pool().session(session.endpoint().clone()).await?);
+    }
+    if members[0].pool().session(session.endpoint().clone()).await.is_ok() {
+        return Err(Fault("there are more clients than there may be".to_string()));
+    }
+    drop(clients);
+    for member in members {
+        member.leave().await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,311 @@
+//! The states that actions start from, and how they are found.
+//!
+//! A state that has to reach a certain structural change is not written down as keys, which would
+//! fit one layout of nodes only. It is hunted for: keys are added or removed one by one, the table
+//! is walked after each, and the first step that makes the change is the action; what stands before
+//! it is the state.
+
+use farleaf_fabric::sim::{CountedKind, CountedOp, CrashPlan, CrashWay, Landing, SimEndpoint};
+use farleaf_index::{AnyIndex, Index, TableReport};
+use farleaf_pool::{Audit, Session};
+
+use super::action::{Action, INITIAL, TABLE};
+use super::formats::Format;
+use super::run;
+use crate::world::{Fault, SmallWorld};
+
+/// Most keys that a hunt adds.
+const HUNT_KEYS: u32 = 120;
+
+/// Which way keys are added or removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    Up,
+    Down,
+    /// To and fro.
+    Mixed,
+}
+
+/// What the action does to the nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    /// Nothing, in a tree of two levels or more.
+    None,
+    /// A leaf is split and its parent takes the separator.
+    LeafSplit,
+    /// The only leaf is split and gets a parent.
+    FirstGrowth,
+    /// A leaf and its parent, which is not the root, are split.
+    InnerSplit,
+    /// Everything up to the root is split, at so many levels before.
+    Growth(usize),
+    /// A leaf is merged away.
+    LeafMerge,
+    /// A leaf and its parent are merged away.
+    InnerMerge,
+    /// The tree loses a level, of so many before.
+    Shrink(usize),
+}
+
+impl Change {
+    /// Whether it is what lies between two walks.
+    fn is_between(self, before: &TableReport, after: &TableReport) -> bool {
+        let (b, a) = (&before.nodes_per_level, &after.nodes_per_level);
+        let (from, to) = (b.len(), a.len());
+        // By how much the numbers of leaves and of their parents change.
+        let by = |level: usize| -> i64 {
+            let count = |nodes: &[u64]| nodes.get(level).map_or(0, |count| *count as i64);
+            count(a) - count(b)
+        };
+        let whole = before.unfinished_splits + after.unfinished_splits == 0;
+        let grows = to == from + 1;
+        whole
+            && match self {
+                Change::None => a == b && from >= 2,
+                Change::LeafSplit => from == to && from >= 2 && by(0) == 1 && by(1) == 0,
+                Change::FirstGrowth => from == 1 && grows,
+                Change::InnerSplit => from == to && from >= 3 && by(0) == 1 && by(1) == 1,
+                Change::Growth(levels) => from == levels && grows && by(0) == 1,
+                Change::LeafMerge => from == to && by(0) == -1 && by(1) == 0,
+                Change::InnerMerge => from == to && by(0) == -1 && by(1) == -1,
+                Change::Shrink(levels) => from == levels && to + 1 == from,
+            }
+    }
+}
+
+/// One step on the way to a state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    Put(u32),
+    Remove(u32),
+}
+
+/// How the table is filled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Script {
+    /// Keys 10, 20 and so on, so many.
+    Keys(u32),
+    /// Keys are added until the next one makes the change.
+    Grow(Change, Order),
+    /// So many keys; they are removed until the next removal makes the change.
+    Shrink(u32, Change, Order),
+}
+
+impl Script {
+    /// Whether the change that was hunted for, if any, lies between two walks.
+    pub(super) fn is_reached(self, before: &TableReport, after: &TableReport) -> bool {
+        match self {
+            Script::Keys(_) => true,
+            Script::Grow(change, _) | Script::Shrink(_, change, _) => {
+                change.is_between(before, after)
+            }
+        }
+    }
+}
+
+/// What the compute server does, in terms of what the hunt has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Deed {
+    /// This.
+    Do(Action),
+    /// What makes the change that was hunted for.
+    Found,
+    /// Something else, about the key that was found, or the existing one before it.
+    Get,
+    InsertBeside,
+    RemoveBefore,
+}
+
+/// What happens between filling and the action.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Prelude {
+    Nothing,
+    /// A third compute server begins what was found, leaves the split unfinished, and dies; it is
+    /// recovered.
+    Unfinished,
+    /// A third compute server begins what was found and dies in the middle of the WRITE that is so
+    /// many from the last one, and is not recovered.
+    Died(usize),
+}
+
+/// A state, and what is done in it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct State {
+    pub(super) script: Script,
+    pub(super) deed: Deed,
+    pub(super) prelude: Prelude,
+    /// The table is filled by the compute server that acts, so that its blocks hold the nodes.
+    pub(super) by_actor: bool,
+    /// It has no block yet, and does not know the table's root.
+    pub(super) is_cold: bool,
+    /// Its blocks are full.
+    pub(super) is_exhausted: bool,
+    /// There is a second table.
+    pub(super) has_other: bool,
+}
+
+impl State {
+    pub(super) fn new(script: Script, deed: Deed) -> State {
+        State {
+            script,
+            deed,
+            prelude: Prelude::Nothing,
+            by_actor: false,
+            is_cold: false,
+            is_exhausted: false,
+            has_other: false,
+        }
+    }
+}
+
+/// A state that has been found.
+#[derive(Clone, Debug)]
+pub(super) struct Found {
+    pub(super) steps: Vec<Step>,
+    /// A last step, which the actor makes itself.
+    pub(super) own_step: Option<Step>,
+    pub(super) action: Action,
+    /// What the third compute server does, and where it dies.
+    pub(super) prelude: Option<(Action, CrashPlan)>,
+}
+
+fn ordered(count: u32, order: Order) -> Vec<u32> {
+    let up = (1..=count).map(|index| 10 * index);
+    match order {
+        Order::Up => up.collect(),
+        Order::Down => up.rev().collect(),
+        Order::Mixed => (1..=count).map(|index| 10 * (index * 37 % 127 + 1)).collect(),
+    }
+}
+
+/// Makes a step.
+pub(super) async fn step(
+    session: &Session<SimEndpoint>,
+    index: &AnyIndex,
+    format: &Format,
+    step: Step,
+) -> Result<(), Fault> {
+    let done = match step {
+        Step::Put(key) => {
+            index.insert(session, &format.key(key), &format.value(key, INITIAL)).await?
+        }
+        Step::Remove(key) => index.remove(session, &format.key(key)).await?,
+    };
+    if done { Ok(()) } else { Err(Fault(format!("{step:?} has nothing to do"))) }
+}
+
+/// Walks the table alone.
+pub(super) async fn look(
+    session: &Session<SimEndpoint>,
+    index: &AnyIndex,
+) -> Result<TableReport, Fault> {
+    let mut audit = Audit::new(session).await?;
+    let report = index.verify(session, &mut audit).await?;
+    match report.problems.first() {
+        Some(problem) => Err(Fault(format!("verify: {problem}"))),
+        None => Ok(report),
+    }
+}
+
+/// Finds the steps to a state and the action that makes the change.
+pub(super) fn find(seed: u64, format: &Format, state: &State) -> Result<Found, Fault> {
+    let (base, order, change, grows) = match state.script {
+        Script::Keys(count) => (count, Order::Up, None, true),
+        Script::Grow(change, order) => (0, order, Some(change), true),
+        Script::Shrink(count, change, order) => (count, order, Some(change), false),
+    };
+    let mut steps: Vec<Step> = ordered(base, Order::Up).into_iter().map(Step::Put).collect();
+    let hunted = match change {
+        Some(change) => Some(hunt(seed, format, &mut steps, change, order, grows)?),
+        None => None,
+    };
+    let found = match hunted {
+        Some(Step::Put(key)) => Some(Action::Insert(key)),
+        Some(Step::Remove(key)) => Some(Action::Remove(key)),
+        None => None,
+    };
+    let missing = || Fault("nothing was hunted for".to_string());
+    let key = || found.and_then(Action::key).ok_or_else(missing);
+    let action = match state.deed {
+        Deed::Do(action) => action,
+        Deed::Found => found.ok_or_else(missing)?,
+        Deed::Get => Action::Get(key()? - 10),
+        Deed::InsertBeside => Action::Insert(key()? + 1),
+        Deed::RemoveBefore => Action::Remove(key()? - 10),
+    };
+    let is_own = matches!(state.deed, Deed::Do(_)) && state.prelude == Prelude::Nothing;
+    let own_step = hunted.filter(|_| is_own);
+    let mut result = Found { steps, own_step, action, prelude: None };
+    if state.prelude != Prelude::Nothing {
+        let before = found.ok_or_else(missing)?;
+        let plan = prelude(seed, format, state, &result, before)?;
+        result.prelude = Some((before, plan));
+    }
+    Ok(result)
+}
+
+fn hunt(
+    seed: u64,
+    format: &Format,
+    steps: &mut Vec<Step>,
+    change: Change,
+    order: Order,
+    grows: bool,
+) -> Result<Step, Fault> {
+    let (sim, session) = SmallWorld::new(seed, 1).start()?;
+    sim.block_on(async {
+        let index = AnyIndex::create(&session, TABLE, &format.table).await?;
+        for put in &*steps {
+            step(&session, &index, format, *put).await?;
+        }
+        let next =
+            if grows { ordered(HUNT_KEYS, order) } else { ordered(steps.len() as u32, order) };
+        let mut before = look(&session, &index).await?;
+        for key in next {
+            let next = if grows { Step::Put(key) } else { Step::Remove(key) };
+            step(&session, &index, format, next).await?;
+            let after = look(&session, &index).await?;
+            if change.is_between(&before, &after) {
+                return Ok(next);
+            }
+            session.tick().await?;
+            steps.push(next);
+            before = after;
+        }
+        Err(Fault(format!("{change:?} {order:?} was not found: {:?}", before.nodes_per_level)))
+    })?
+}
+
+/// Where the third compute server has to die.
+fn prelude(
+    seed: u64,
+    format: &Format,
+    state: &State,
+    found: &Found,
+    before: Action,
+) -> Result<CrashPlan, Fault> {
+    let alone = State { prelude: Prelude::Nothing, by_actor: false, ..*state };
+    let found = Found { action: before, ..found.clone() };
+    let ops = run::dry(seed, format, &alone, &found)?;
+    match state.prelude {
+        Prelude::Nothing => Err(Fault("no prelude".to_string())),
+        Prelude::Died(from_last) => {
+            let is_write = |op: &CountedOp| op.kind == CountedKind::Write;
+            let mut writes = ops.iter().enumerate().filter(|(_, op)| is_write(op));
+            let (op, counted) = writes.nth_back(from_last).ok_or_else(|| {
+                Fault(format!("{before:?} has no WRITE {from_last} from its last"))
+            })?;
+            let way = CrashWay::Within(Landing::Prefix(counted.words / 2));
+            Ok(CrashPlan { op: op as u64, way })
+        }
+        Prelude::Unfinished => {
+            for op in (0..ops.len() as u64).rev() {
+                let plan = CrashPlan { op, way: CrashWay::Before };
+                if run::unfinished_after(seed, format, &alone, &found, plan)? > 0 {
+                    return Ok(plan);
+                }
+            }
+            Err(Fault(format!("{before:?} never leaves a split unfinished")))
+        }
+    }
+}

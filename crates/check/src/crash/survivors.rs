@@ -1,0 +1,318 @@
+//! What those do that take over.
+
+use std::cell::RefCell;
+use std::ops::Bound;
+use std::rc::Rc;
+
+use farleaf_fabric::Endpoint;
+use farleaf_fabric::sim::{Sim, SimEndpoint};
+use farleaf_index::{AnyIndex, Index, IndexError, ScanRange, recover};
+use farleaf_pool::{PoolError, Recovered, Session};
+
+use super::action::{Action, OTHER, Pairs, answer, scan};
+use super::formats::Format;
+use crate::history::{Answer, Call, Event};
+use crate::world::Fault;
+
+/// Virtual time that taking over may take.
+const LIMIT_NS: u64 = 1_000_000_000;
+
+/// The events of a run, in the order in which they ended.
+#[derive(Clone, Default)]
+pub(super) struct Log(Rc<RefCell<Vec<Event>>>);
+
+impl Log {
+    pub(super) fn events(&self) -> Vec<Event> {
+        self.0.borrow().clone()
+    }
+}
+
+/// Makes calls and notes them.
+#[derive(Clone)]
+pub(super) struct Survivor {
+    pub(super) format: Format,
+    pub(super) index: AnyIndex,
+    pub(super) log: Log,
+}
+
+impl Survivor {
+    async fn call(
+        &self,
+        session: &Session<SimEndpoint>,
+        client: u32,
+        call: Call,
+    ) -> Result<Answer, Fault> {
+        let from_ns = session.endpoint().now_ns();
+        let told = answer(session, &self.index, &call).await;
+        let told = told.map_err(|error| Fault::from(error).within(format!("{call:?}")))?;
+        let answer = Some((session.endpoint().now_ns(), told.clone()));
+        self.log.0.borrow_mut().push(Event { client, call, from_ns, answer });
+        Ok(told)
+    }
+
+    pub(super) async fn get(
+        &self,
+        session: &Session<SimEndpoint>,
+        client: u32,
+        number: u32,
+    ) -> Result<Option<Vec<u8>>, Fault> {
+        let key = self.format.key(number);
+        match self.call(session, client, Call::Get { key }).await? {
+            Answer::Value(held) => Ok(held),
+            other => Err(Fault(format!("a get is answered by {other:?}"))),
+        }
+    }
+
+    /// All pairs, in the order of the keys.
+    pub(super) async fn scan(
+        &self,
+        session: &Session<SimEndpoint>,
+        client: u32,
+        reverse: bool,
+    ) -> Result<Pairs, Fault> {
+        let (from, to) = (Bound::Unbounded, Bound::Unbounded);
+        let call = Call::Scan { from, to, reverse, limit: usize::MAX };
+        match self.call(session, client, call).await? {
+            Answer::Pairs(mut pairs) => {
+                if reverse {
+                    pairs.reverse();
+                }
+                Ok(pairs)
+            }
+            other => Err(Fault(format!("a scan is answered by {other:?}"))),
+        }
+    }
+
+    /// Reads and changes every key, upwards.
+    async fn first(&self, session: &Session<SimEndpoint>, keys: &[u32]) -> Result<(), Fault> {
+        for number in keys {
+            self.get(session, 1, *number).await?;
+        }
+        for number in keys {
+            let (key, value) = (self.format.key(*number), self.format.value(*number, 1_001));
+            self.call(session, 1, Call::Upsert { key, value }).await?;
+            session.tick().await?;
+            self.get(session, 1, *number).await?;
+        }
+        Ok(())
+    }
+
+    /// Reads and changes every key, downwards, and removes some.
+    async fn second(&self, session: &Session<SimEndpoint>, keys: &[u32]) -> Result<(), Fault> {
+        for (index, number) in keys.iter().rev().enumerate() {
+            let expected = self.get(session, 2, *number).await?;
+            let (key, value) = (self.format.key(*number), self.format.value(*number, 2_001));
+            let new = Some(value.clone());
+            self.call(session, 2, Call::CompareExchange { key: key.clone(), expected, new })
+                .await?;
+            if index % 2 == 0 {
+                self.call(session, 2, Call::Remove { key: key.clone() }).await?;
+            }
+            if index % 4 == 0 {
+                self.call(session, 2, Call::Insert { key, value }).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads every key and changes none.
+    async fn look(
+        &self,
+        session: &Session<SimEndpoint>,
+        client: u32,
+        keys: &[u32],
+    ) -> Result<(), Fault> {
+        for number in keys {
+            self.get(session, client, *number).await?;
+        }
+        Ok(())
+    }
+}
+
+/// The keys that are read and changed: that of the action, its neighbours, and one that is absent
+/// between them.
+pub(super) fn involved(numbers: &[u32], action: Action, before: Option<Action>) -> Vec<u32> {
+    if let Action::BulkLoad(count) = action {
+        return vec![10, 10 * (count / 2), 10 * count];
+    }
+    let middle = numbers.get(numbers.len() / 2).copied().unwrap_or(10);
+    let center = action.key().unwrap_or(middle);
+    let at = numbers.partition_point(|number| *number < center);
+    let around = at.saturating_sub(2)..(at + 3).min(numbers.len());
+    let mut keys = numbers[around].to_vec();
+    keys.extend([center, center + 1]);
+    keys.extend(before.and_then(Action::key));
+    keys.sort_unstable();
+    keys.dedup();
+    keys
+}
+
+/// Two clients go on with the table, a third recovers the dead: at once, or when they are done.
+pub(super) fn take_over(
+    sim: &Sim,
+    sessions: &[Session<SimEndpoint>; 3],
+    takers: &Survivor,
+    action: Action,
+    keys: &[u32],
+    at_once: bool,
+) -> Result<Recovered, Fault> {
+    let ended = Rc::new(RefCell::new(Vec::new()));
+    let total = Rc::new(RefCell::new(Recovered { complete: true, ..Recovered::default() }));
+    for (number, session) in sessions.iter().enumerate() {
+        let (session, takers, keys) = (session.clone(), takers.clone(), keys.to_vec());
+        let (ended, total) = (Rc::clone(&ended), Rc::clone(&total));
+        sim.spawn(0, async move {
+            let result = match (number, action) {
+                (0 | 1, Action::BulkLoad(_)) => {
+                    takers.look(&session, 1 + number as u32, &keys).await
+                }
+                (0 | 1, _) => {
+                    let first = meet_other(&session, &takers.format, action, number).await;
+                    match (first, number) {
+                        (Err(fault), _) => Err(fault),
+                        (_, 0) => takers.first(&session, &keys).await,
+                        _ => takers.second(&session, &keys).await,
+                    }
+                }
+                _ => {
+                    while !at_once && ended.borrow().len() < 2 {
+                        session.endpoint().sleep(20_000).await;
+                    }
+                    recover_all(&session, &total).await
+                }
+            };
+            ended.borrow_mut().push(result);
+        });
+    }
+    let limit_ns = sim.now_ns() + LIMIT_NS;
+    while ended.borrow().len() < sessions.len() {
+        sim.run_until(sim.now_ns() + 50_000)?;
+        if sim.now_ns() > limit_ns {
+            let clients: Vec<u32> =
+                takers.log.0.borrow().iter().map(|event| event.client).collect();
+            return Err(Fault(format!(
+                "not done after {LIMIT_NS} ns: {} of {} have ended; calls by client: {clients:?}",
+                ended.borrow().len(),
+                sessions.len()
+            )));
+        }
+    }
+    ended.take().into_iter().collect::<Result<Vec<()>, Fault>>()?;
+    Ok(total.take())
+}
+
+async fn recover_all(
+    session: &Session<SimEndpoint>,
+    total: &RefCell<Recovered>,
+) -> Result<(), Fault> {
+    while let Some(done) =
+        recover(session).await.map_err(|error| Fault::from(error).within("recover"))?
+    {
+        let mut total = total.borrow_mut();
+        total.members += done.members;
+        total.blocks += done.blocks;
+        total.objects_freed += done.objects_freed;
+        total.complete &= done.complete;
+        total.problems.extend(done.problems);
+    }
+    Ok(())
+}
+
+/// Two survivors come upon the table that the dead was making or dropping.
+async fn meet_other(
+    session: &Session<SimEndpoint>,
+    format: &Format,
+    action: Action,
+    number: usize,
+) -> Result<(), Fault> {
+    match (action, number) {
+        (Action::CreateTable, _) => {
+            // One of them, or the dead, makes it.
+            let index = match AnyIndex::create(session, OTHER, &format.table).await {
+                Ok(index) => index,
+                Err(IndexError::Invalid(_)) => AnyIndex::open(&session.open_root(OTHER).await?)?.0,
+                Err(error) => return Err(Fault::from(error).within("making the other table")),
+            };
+            let key = format.key(number as u32);
+            if !index.insert(session, &key, &format.value(1, 1)).await? {
+                return Err(Fault("a new table is not empty".to_string()));
+            }
+            Ok(())
+        }
+        (Action::DropTable, 0) => {
+            let root = match session.open_root(OTHER).await {
+                Ok(root) => root,
+                Err(PoolError::NoSuchTable(_)) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            };
+            // Still there: then all of it.
+            let index = AnyIndex::open(&root)?.0;
+            let held = scan(session, &index, ScanRange::ALL).await?;
+            if held.len() != 9 {
+                return Err(Fault(format!("the table is there with {} of 9 keys", held.len())));
+            }
+            Ok(AnyIndex::drop_table(session, OTHER).await?)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What must hold of the second table in the end.
+pub(super) async fn check_others(
+    session: &Session<SimEndpoint>,
+    format: &Format,
+    action: Action,
+) -> Result<(), Fault> {
+    match action {
+        Action::CreateTable => {
+            let index = AnyIndex::open(&session.open_root(OTHER).await?)?.0;
+            let held = scan(session, &index, ScanRange::ALL).await?;
+            if held.len() != 2 {
+                return Err(Fault(format!("the new table has {} keys, not 2", held.len())));
+            }
+            AnyIndex::drop_table(session, OTHER).await?;
+        }
+        Action::DropTable => {
+            if session.open_root(OTHER).await.is_ok() {
+                return Err(Fault("the table that was dropped is there".to_string()));
+            }
+        }
+        _ => return Ok(()),
+    }
+    // Every entry of the root table can be had.
+    let tables = session.pool().geometry().options().tables_max;
+    let names: Vec<String> = (1..tables).map(|number| format!("more {number}")).collect();
+    for name in &names {
+        AnyIndex::create(session, name, &format.table).await?;
+    }
+    for name in &names {
+        AnyIndex::drop_table(session, name).await?;
+    }
+    Ok(())
+}
+
+/// A bulk load has happened for everybody or for nobody.
+pub(super) fn check_bulk(
+    events: &[Event],
+    pairs: &Pairs,
+    held: &Pairs,
+    done: bool,
+) -> Result<(), Fault> {
+    if !held.is_empty() && held != pairs {
+        return Err(Fault(format!("{} of {} pairs are there", held.len(), pairs.len())));
+    }
+    if done && held.is_empty() {
+        return Err(Fault("it was told that all was loaded, and there is nothing".to_string()));
+    }
+    for event in events {
+        let (Call::Get { key }, Some((_, Answer::Value(value)))) = (&event.call, &event.answer)
+        else {
+            continue;
+        };
+        let now = held.iter().find(|(other, _)| other == key).map(|(_, value)| value);
+        if now != value.as_ref() {
+            return Err(Fault("a key was there and is not, or the reverse".to_string()));
+        }
+    }
+    Ok(())
+}

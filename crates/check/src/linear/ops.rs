@@ -1,0 +1,85 @@
+//! The operations on one key in small numbers.
+
+/// What a key holds: [`ABSENT`], [`UNSEEN`], or the number of a value that an answer or a
+/// comparison names.
+pub(super) type State = u32;
+
+/// The key is absent.
+pub(super) const ABSENT: State = 0;
+
+/// The key holds some value that nobody was ever told and nobody compares with. All these are one
+/// state: no answer of the history can tell them apart, so that an order exists with them
+/// told apart exactly if one exists without.
+pub(super) const UNSEEN: State = 1;
+
+/// No operation.
+pub(super) const NONE: u32 = u32::MAX;
+
+/// What an operation does to one key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Finds this state. Also a scan's view of the key.
+    Get(State),
+    Insert(State),
+    Update(State),
+    Upsert(State),
+    Remove,
+    Exchange {
+        expected: State,
+        new: State,
+        /// What it was told that the key held; meaningless if the answer is unknown.
+        held: State,
+    },
+}
+
+/// One operation on one key.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Op {
+    pub(super) kind: Kind,
+    /// The flag that it was answered; `None` if unknown. True for gets.
+    pub(super) answer: Option<bool>,
+    pub(super) from_ns: u64,
+    /// `u64::MAX` if unknown.
+    pub(super) to_ns: u64,
+    /// Its place in the history.
+    pub(super) event: u32,
+    /// The operation on this key which the same client ended at the very moment at which this one
+    /// began; or [`NONE`]. Its place among the key's operations.
+    pub(super) after: u32,
+}
+
+impl Op {
+    /// The state after it if it takes effect in `state`, or `None` if its answer does not fit.
+    pub(super) fn apply(&self, state: State) -> Option<State> {
+        let (next, flag) = match self.kind {
+            Kind::Get(value) => return (state == value).then_some(state),
+            Kind::Insert(value) if state == ABSENT => (value, true),
+            Kind::Update(value) if state != ABSENT => (value, true),
+            Kind::Insert(_) | Kind::Update(_) => (state, false),
+            Kind::Upsert(value) => (value, state == ABSENT),
+            Kind::Remove => (ABSENT, state != ABSENT),
+            Kind::Exchange { held, .. } if self.answer.is_some() && held != state => return None,
+            Kind::Exchange { expected, new, .. } if expected == state => (new, true),
+            Kind::Exchange { .. } => (state, false),
+        };
+        match self.answer {
+            Some(told) if told != flag => None,
+            _ => Some(next),
+        }
+    }
+
+    /// With its answer, it leaves every state in which it can take effect as it is.
+    pub(super) fn is_pure(&self) -> bool {
+        match self.kind {
+            Kind::Get(_) => true,
+            Kind::Upsert(_) => false,
+            Kind::Exchange { expected, new, .. } if expected == new => self.answer.is_some(),
+            _ => self.answer == Some(false),
+        }
+    }
+
+    /// It was answered.
+    pub(super) fn is_known(&self) -> bool {
+        self.answer.is_some()
+    }
+}

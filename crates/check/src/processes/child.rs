@@ -1,0 +1,152 @@
+//! A process that the driver has started.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{self, ChildStdin, Command, ExitStatus, Stdio};
+use std::time::Instant;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::config::Launcher;
+use super::spec::{ChildEnd, Role, Spec};
+
+/// What the child is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Client,
+    Tables,
+    /// `farleaf load`, by its number.
+    Load(usize),
+    /// A command that opens the pool, and so recovers what the dead have left.
+    Opener,
+    /// One that dies by itself.
+    Dying,
+    /// A command that makes a pool in a folder.
+    Creation(PathBuf),
+    Judge,
+}
+
+/// How a child ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    Done,
+    /// By the driver's `kill -9`.
+    Killed,
+    NotStarted,
+    /// In a way that it should not.
+    Badly(ExitStatus),
+}
+
+#[derive(Debug)]
+pub(super) struct Child {
+    pub(super) name: String,
+    pub(super) kind: Kind,
+    process: process::Child,
+    /// Its end tells the process to end.
+    input: Option<ChildStdin>,
+    errors: PathBuf,
+    /// When it is to be continued, if it is stopped.
+    pub(super) continue_at: Option<Instant>,
+    /// When it is to be killed, if that is planned.
+    pub(super) kill_at: Option<Instant>,
+    is_killed: bool,
+}
+
+impl Child {
+    /// Starts it; what it says on standard error goes to `<folder>/<name>.err`.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(super) fn start(
+        launcher: &Launcher,
+        folder: &Path,
+        name: String,
+        kind: Kind,
+        role: Role,
+    ) -> io::Result<Child> {
+        let spec = Spec { parent: process::id(), role };
+        let errors = folder.join(format!("{name}.err"));
+        let mut process = Command::new(&launcher.program)
+            .args(&launcher.arguments)
+            .arg(serde_json::to_string(&spec)?)
+            // Ctrl-C is the driver's business.
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(File::create(&errors)?)
+            .spawn()?;
+        let input = process.stdin.take();
+        let (continue_at, kill_at) = (None, None);
+        Ok(Child { name, kind, process, input, errors, continue_at, kill_at, is_killed: false })
+    }
+
+    pub(super) fn is_killed(&self) -> bool {
+        self.is_killed
+    }
+
+    fn may_die(&self) -> bool {
+        self.is_killed || self.kind == Kind::Dying
+    }
+
+    /// `kill -9`.
+    pub(super) fn kill(&mut self) {
+        self.is_killed = true;
+        self.signal(Signal::KILL);
+    }
+
+    pub(super) fn stop(&mut self, until: Instant) {
+        self.continue_at = Some(until);
+        self.signal(Signal::STOP);
+    }
+
+    pub(super) fn go_on(&mut self) {
+        self.continue_at = None;
+        self.signal(Signal::CONT);
+    }
+
+    /// Tells it to end by itself.
+    pub(super) fn end(&mut self) {
+        self.input = None;
+    }
+
+    /// How it ended, if it has.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(super) fn ended(&mut self) -> io::Result<Option<Ended>> {
+        let Some(status) = self.process.try_wait()? else { return Ok(None) };
+        let unavailable = Some(ChildEnd::NotStarted as i32);
+        // `farleaf` says 4 for a full pool.
+        Ok(Some(match status.code() {
+            Some(0) => Ended::Done,
+            None if self.may_die() && status.signal() == Some(9) => Ended::Killed,
+            code if code == unavailable => Ended::NotStarted,
+            Some(4) if !matches!(self.kind, Kind::Client | Kind::Judge) => Ended::NotStarted,
+            _ => Ended::Badly(status),
+        }))
+    }
+
+    /// The end of what it said on standard error.
+    pub(super) fn last_words(&self) -> String {
+        const BYTES_MAX: usize = 2000;
+        let said = fs::read(&self.errors).unwrap_or_default();
+        let said = String::from_utf8_lossy(&said[said.len().saturating_sub(BYTES_MAX)..]);
+        said.trim().to_owned()
+    }
+
+    fn signal(&self, signal: Signal) {
+        // The process has not been waited for, so that the number is its own; it may have ended.
+        let _ = kill_process(Pid::from_child(&self.process), signal);
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        if matches!(self.process.try_wait(), Ok(None)) {
+            self.signal(Signal::KILL);
+            let _ = self.process.wait();
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! A child that does random operations and writes down what it was told.
+
+use std::future::Future;
+use std::path::Path;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+
+use farleaf::{AsyncTable, CompareExchange, Error, ErrorKind, Farleaf, Table};
+
+use super::calls::{CALLS_MAX, Form, Job, Jobs};
+use super::log::Log;
+use super::spec::{ClientSpec, Failed};
+use super::values::Shape;
+use crate::history::{Answer, Call};
+
+/// Errors that a process tells of; all are in the history.
+const TOLD_MAX: u32 = 5;
+
+/// A call's answer; `None` if its outcome is unknown.
+type Told = Option<Answer>;
+type Pair = (Vec<u8>, Vec<u8>);
+
+pub(super) fn run(spec: &ClientSpec, stop: &AtomicBool) -> Result<(), Failed> {
+    let db = Farleaf::open(&spec.pool).map_err(Failed::at_start)?;
+    let table = db.table(&spec.table).map_err(Failed::at_start)?;
+    let told = AtomicU32::new(0);
+    let ended: Vec<Result<(), Failed>> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..)
+            .zip(&spec.logs)
+            .map(|(number, log)| {
+                let (table, told) = (table.clone(), &told);
+                scope.spawn(move || {
+                    let ended = work(spec, number, log, table, stop, told);
+                    if ended.is_err() {
+                        stop.store(true, Ordering::SeqCst);
+                    }
+                    ended
+                })
+            })
+            .collect();
+        let panicked = || Err(Failed::Fault("a client thread panicked".to_owned()));
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| panicked())).collect()
+    });
+    ended.into_iter().collect::<Result<(), Failed>>()?;
+    drop(table);
+    db.close().or_else(Failed::at_end)
+}
+
+fn work(
+    spec: &ClientSpec,
+    thread: u32,
+    log: &Path,
+    table: Table,
+    stop: &AtomicBool,
+    told: &AtomicU32,
+) -> Result<(), Failed> {
+    let client = spec.client + thread * CALLS_MAX as u32;
+    let seed = spec.seed ^ u64::from(thread).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut worker = Worker {
+        shape: spec.shape,
+        jobs: Jobs::new(spec.shape, spec.keys, client, seed),
+        client,
+        log: Log::create(log)?,
+        asynchronous: table.to_async(),
+        table,
+        told,
+    };
+    while !stop.load(Ordering::Relaxed) {
+        worker.one()?;
+    }
+    Ok(())
+}
+
+struct Worker<'a> {
+    shape: Shape,
+    jobs: Jobs,
+    client: u32,
+    log: Log,
+    table: Table,
+    asynchronous: AsyncTable,
+    told: &'a AtomicU32,
+}
+
+impl Worker<'_> {
+    /// Does the next job and writes it down.
+    fn one(&mut self) -> Result<(), Failed> {
+        let Job { form, calls } = self.jobs.next();
+        let mut numbers = Vec::with_capacity(calls.len());
+        for (client, call) in (self.client..).zip(&calls) {
+            numbers.push(self.log.begin(client, call)?);
+        }
+        let answers = match form {
+            Form::Blocking => vec![self.settle(&calls[0], self.blocking(&calls[0]))?],
+            Form::Async => vec![self.settle(&calls[0], self.in_worker(&calls[0]))?],
+            Form::Many => self.many(&calls)?,
+        };
+        for (number, answer) in numbers.into_iter().zip(&answers) {
+            if let Some(answer) = answer {
+                self.log.end(number, answer)?;
+            }
+        }
+        for (call, answer) in calls.iter().zip(answers) {
+            self.learn(call, answer);
+        }
+        Ok(())
+    }
+
+    /// What an error says about the call; some must not be.
+    fn settle(&self, call: &Call, result: Result<Answer, Error>) -> Result<Told, Failed> {
+        let error = match result {
+            Ok(Answer::Value(value)) => {
+                return Ok(Some(Answer::Value(self.optional_stamp(call, value)?)));
+            }
+            Ok(Answer::Exchanged { done, held }) => {
+                let held = self.optional_stamp(call, held)?;
+                return Ok(Some(Answer::Exchanged { done, held }));
+            }
+            Ok(Answer::Pairs(pairs)) => {
+                let pairs = pairs
+                    .into_iter()
+                    .map(|(key, value)| Ok((key, self.stamp(call, &value)?)))
+                    .collect::<Result<Vec<Pair>, Failed>>()?;
+                return Ok(Some(Answer::Pairs(pairs)));
+            }
+            Ok(answer) => return Ok(Some(answer)),
+            Err(error) => error,
+        };
+        let told = match error.kind() {
+            ErrorKind::Unavailable | ErrorKind::Full => Some(Answer::Nothing),
+            ErrorKind::OutcomeUnknown => None,
+            kind => return Err(Failed::Fault(format!("{error} ({kind:?}), from {call:?}"))),
+        };
+        self.tell(&error);
+        Ok(told)
+    }
+
+    fn tell(&self, error: &Error) {
+        if self.told.fetch_add(1, Ordering::Relaxed) < TOLD_MAX {
+            eprintln!("refused: {error} ({:?})", error.kind());
+        }
+    }
+
+    fn stamp(&self, call: &Call, value: &[u8]) -> Result<Vec<u8>, Failed> {
+        let fault = |why| Failed::Fault(format!("{why}, from {call:?}"));
+        self.shape.stamp_of(value).map_err(fault)
+    }
+
+    fn optional_stamp(
+        &self,
+        call: &Call,
+        value: Option<Vec<u8>>,
+    ) -> Result<Option<Vec<u8>>, Failed> {
+        value.map(|value| self.stamp(call, &value)).transpose()
+    }
+
+    fn blocking(&self, call: &Call) -> Result<Answer, Error> {
+        let (table, shape) = (&self.table, self.shape);
+        Ok(match call {
+            Call::Get { key } => Answer::Value(table.get(key)?),
+            Call::Insert { key, value } => Answer::Flag(table.insert_new(key, shape.value(value))?),
+            Call::Update { key, value } => Answer::Flag(table.update(key, shape.value(value))?),
+            Call::Upsert { key, value } => Answer::Flag(table.insert(key, shape.value(value))?),
+            Call::Remove { key } => Answer::Flag(table.remove(key)?),
+            Call::CompareExchange { key, expected, new } => {
+                let (whole, new) = (whole(shape, expected), whole(shape, new));
+                let done = table.compare_exchange(key, whole.as_deref(), new.as_deref())?;
+                exchanged(done, whole)
+            }
+            Call::Scan { from, to, reverse: false, limit } => {
+                let range = table.range((from.clone(), to.clone()));
+                Answer::Pairs(range.take(*limit).collect::<Result<_, _>>()?)
+            }
+            Call::Scan { from, to, reverse: true, limit } => {
+                let range = table.range((from.clone(), to.clone())).rev();
+                Answer::Pairs(range.take(*limit).collect::<Result<_, _>>()?)
+            }
+        })
+    }
+
+    /// The same in a worker thread of the store; this thread waits for it.
+    fn in_worker(&self, call: &Call) -> Result<Answer, Error> {
+        let (table, shape) = (&self.asynchronous, self.shape);
+        Ok(match call.clone() {
+            Call::Get { key } => Answer::Value(wait(table.get(key))?),
+            Call::Insert { key, value } => {
+                Answer::Flag(wait(table.insert_new(key, shape.value(&value)))?)
+            }
+            Call::Update { key, value } => {
+                Answer::Flag(wait(table.update(key, shape.value(&value)))?)
+            }
+            Call::Upsert { key, value } => {
+                Answer::Flag(wait(table.insert(key, shape.value(&value)))?)
+            }
+            Call::Remove { key } => Answer::Flag(wait(table.remove(key))?),
+            Call::CompareExchange { key, expected, new } => {
+                let (whole, new) = (whole(shape, &expected), whole(shape, &new));
+                exchanged(
+                    wait(table.compare_exchange(key, whole.as_deref(), new.as_deref()))?,
+                    whole,
+                )
+            }
+            Call::Scan { from, to, reverse: false, limit } => {
+                Answer::Pairs(wait(table.scan((from, to), limit))?)
+            }
+            // The async API goes up only.
+            down @ Call::Scan { .. } => return self.blocking(&down),
+        })
+    }
+
+    /// Calls of one kind with different keys, in one.
+    fn many(&self, calls: &[Call]) -> Result<Vec<Told>, Failed> {
+        let keys: Vec<&[u8]> = calls.iter().map(key).collect();
+        let counted = match calls[0] {
+            Call::Get { .. } => {
+                return match self.table.get_many(&keys) {
+                    Ok(values) => {
+                        let told = calls.iter().zip(values).map(|(call, value)| {
+                            Ok(Some(Answer::Value(self.optional_stamp(call, value)?)))
+                        });
+                        told.collect()
+                    }
+                    Err(error) => {
+                        let told = self.settle(&calls[0], Err(error))?;
+                        Ok(vec![told; calls.len()])
+                    }
+                };
+            }
+            Call::Remove { .. } => self.table.remove_many(&keys),
+            _ => {
+                let values = calls.iter().map(|call| match call {
+                    Call::Upsert { value, .. } => self.shape.value(value),
+                    _ => Vec::new(),
+                });
+                let pairs: Vec<_> = keys.iter().copied().zip(values).collect();
+                self.table.insert_many(pairs)
+            }
+        };
+        let told = match counted {
+            // How many is all that it says: with some of them, nobody knows which.
+            Ok(0) => Some(Answer::Flag(false)),
+            Ok(count) if count == calls.len() as u64 => Some(Answer::Flag(true)),
+            Ok(count) if count < calls.len() as u64 => None,
+            Ok(count) => {
+                let asked = calls.len();
+                return Err(Failed::Fault(format!("{count} of {asked} done, from {calls:?}")));
+            }
+            // Some may have happened.
+            Err(error) => self.settle(&calls[0], Err(error))?.and(None),
+        };
+        Ok(vec![told; calls.len()])
+    }
+
+    /// Remembers what keys hold, so that some exchanges are met.
+    fn learn(&mut self, call: &Call, answer: Told) {
+        match (call, answer) {
+            (Call::Get { key }, Some(Answer::Value(value))) => self.jobs.saw(key, value),
+            (
+                Call::Update { key, value } | Call::Insert { key, value },
+                Some(Answer::Flag(true)),
+            )
+            | (Call::Upsert { key, value }, Some(Answer::Flag(_))) => {
+                self.jobs.saw(key, Some(value.clone()));
+            }
+            (Call::Remove { key }, Some(Answer::Flag(_))) => self.jobs.saw(key, None),
+            (Call::CompareExchange { key, new, .. }, Some(Answer::Exchanged { done, held })) => {
+                self.jobs.saw(key, if done { new.clone() } else { held });
+            }
+            _ => {}
+        }
+    }
+}
+
+fn key(call: &Call) -> &[u8] {
+    match call {
+        Call::Get { key }
+        | Call::Insert { key, .. }
+        | Call::Update { key, .. }
+        | Call::Upsert { key, .. }
+        | Call::Remove { key }
+        | Call::CompareExchange { key, .. } => key,
+        Call::Scan { .. } => &[],
+    }
+}
+
+fn whole(shape: Shape, stamp: &Option<Vec<u8>>) -> Option<Vec<u8>> {
+    stamp.as_ref().map(|stamp| shape.value(stamp))
+}
+
+fn exchanged(done: CompareExchange, expected: Option<Vec<u8>>) -> Answer {
+    match done {
+        CompareExchange::Exchanged => Answer::Exchanged { done: true, held: expected },
+        CompareExchange::Found(held) => Answer::Exchanged { done: false, held },
+    }
+}
+
+/// Waits for a future on this thread.
+fn wait<T>(future: impl Future<Output = T>) -> T {
+    struct Unpark(Thread);
+
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let (mut future, mut context) = (pin!(future), Context::from_waker(&waker));
+    loop {
+        match future.as_mut().poll(&mut context) {
+            Poll::Ready(value) => return value,
+            Poll::Pending => thread::park(),
+        }
+    }
+}

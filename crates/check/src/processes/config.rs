@@ -1,0 +1,234 @@
+//! What is asked of a run, and what it says at its end.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+use std::{io, ops::AddAssign};
+
+use farleaf::Engine;
+use serde::Serialize;
+
+use super::calls::CALLS_MAX;
+
+/// Threads of all processes together, at most: each takes a session of the pool.
+const THREADS_MAX: u32 = 64;
+const KEYS_MAX: u32 = 9999;
+const RATE_MAX: f64 = 1000.0;
+
+/// A run of processes that are killed and stopped.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Processes that do random operations at the same time. Others come and go beside them: one
+    /// that makes and drops tables, loads, and some that just open the pool.
+    pub processes: u32,
+    /// Client threads of each.
+    pub threads: u32,
+    /// How long the run takes. The round that is under way is brought to its end.
+    pub time: Duration,
+    /// How long clients run before the history is checked.
+    pub round_time: Duration,
+    /// Mean rate of `kill -9`, at random moments.
+    pub kills_per_second: f64,
+    /// Mean rate of SIGSTOP, at random moments.
+    pub stops_per_second: f64,
+    /// SIGCONT follows after this time at most; most stops are much shorter.
+    pub stop_time_max: Duration,
+    /// Of all that is random in the driver and in the clients.
+    pub seed: u64,
+    /// Keys of a table.
+    pub keys: u32,
+    /// The design of the index.
+    pub engine: Engine,
+    /// Bytes of the pool.
+    pub pool_bytes: u64,
+    /// Where pool and histories go: new or empty. Default: a folder of its own in `/dev/shm`, or
+    /// where temporary files go.
+    pub folder: Option<PathBuf>,
+    /// Leave the folder, also if nothing was found.
+    pub keep: bool,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            processes: 3,
+            threads: 2,
+            time: Duration::from_secs(60),
+            round_time: Duration::from_secs(2),
+            kills_per_second: 6.0,
+            stops_per_second: 6.0,
+            stop_time_max: Duration::from_millis(500),
+            seed: 1,
+            keys: 48,
+            engine: Engine::BTree,
+            pool_bytes: 256 << 20,
+            folder: None,
+            keep: false,
+        }
+    }
+}
+
+impl Config {
+    /// # Errors
+    /// [`ProcessesError::Config`] for what makes no sense.
+    pub(super) fn check(&self) -> Result<(), ProcessesError> {
+        let refuse = |why: String| Err(ProcessesError::Config(why));
+        let threads = self.processes.saturating_mul(self.threads);
+        if threads == 0 || threads > THREADS_MAX {
+            let (processes, each) = (self.processes, self.threads);
+            return refuse(format!(
+                "{processes} processes of {each} threads: take at least one of each, and at most \
+                 {THREADS_MAX} threads in all"
+            ));
+        }
+        if self.keys == 0 || self.keys > KEYS_MAX {
+            return refuse(format!("{} keys: it takes 1 to {KEYS_MAX}", self.keys));
+        }
+        for (what, rate) in [("kills", self.kills_per_second), ("stops", self.stops_per_second)] {
+            if !(0.0..=RATE_MAX).contains(&rate) {
+                return refuse(format!("{rate} {what} a second: it takes 0 to {RATE_MAX}"));
+            }
+        }
+        if self.round_time.is_zero() {
+            return refuse("rounds of no time: nothing would happen in them".to_owned());
+        }
+        Ok(())
+    }
+
+    /// Numbers in the history that a client process takes.
+    pub(super) fn clients_each(&self) -> u32 {
+        self.threads * CALLS_MAX as u32
+    }
+}
+
+/// How the driver starts a child: the program, and what stands on its command line before the
+/// child's specification. It must hand that to [`run_child`](super::run_child).
+#[derive(Clone, Debug)]
+pub struct Launcher {
+    /// The program. It also is the command `farleaf` itself, whose `load` and `tables` are run.
+    pub program: PathBuf,
+    /// Arguments in front.
+    pub arguments: Vec<OsString>,
+}
+
+/// What a run did.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Counts {
+    /// Operations begun, all of them checked.
+    pub operations: u64,
+    /// Of these: refused, and certainly not done.
+    pub refused: u64,
+    /// Of these: without an answer, mostly because the process was killed.
+    pub unknown: u64,
+    /// Keys whose operations were put in order, each round's anew.
+    pub keys_checked: u64,
+    /// Of these: given up, since too many operations overlap or have no answer.
+    pub keys_undecided: u64,
+    /// Client processes started.
+    pub clients: u64,
+    /// Clients killed.
+    pub kills_clients: u64,
+    /// Others killed while they made, filled and dropped tables.
+    pub kills_tables: u64,
+    /// `farleaf load` killed.
+    pub kills_loads: u64,
+    /// Processes killed while they opened the pool and recovered what others had left.
+    pub kills_openers: u64,
+    /// Processes killed while they made another pool.
+    pub kills_creations: u64,
+    /// Processes stopped, and continued unless they were killed first.
+    pub stops: u64,
+    /// Processes that could not begin, because somebody was stopped.
+    pub not_started: u64,
+    /// Loads that ended well.
+    pub loads: u64,
+    /// Tables that killed processes had left.
+    pub tables_left: u64,
+}
+
+impl Counts {
+    /// All kills.
+    pub fn kills(&self) -> u64 {
+        self.kills_clients
+            + self.kills_tables
+            + self.kills_loads
+            + self.kills_openers
+            + self.kills_creations
+    }
+}
+
+impl AddAssign<&Counts> for Counts {
+    fn add_assign(&mut self, more: &Counts) {
+        self.operations += more.operations;
+        self.refused += more.refused;
+        self.unknown += more.unknown;
+        self.keys_checked += more.keys_checked;
+        self.keys_undecided += more.keys_undecided;
+        self.clients += more.clients;
+        self.kills_clients += more.kills_clients;
+        self.kills_tables += more.kills_tables;
+        self.kills_loads += more.kills_loads;
+        self.kills_openers += more.kills_openers;
+        self.kills_creations += more.kills_creations;
+        self.stops += more.stops;
+        self.not_started += more.not_started;
+        self.loads += more.loads;
+        self.tables_left += more.tables_left;
+    }
+}
+
+/// The end of a run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// The seed that it was asked for with.
+    pub seed: u64,
+    /// Rounds that were begun.
+    pub rounds: u64,
+    /// What was done.
+    pub counts: Counts,
+    /// Seconds in all.
+    pub seconds: f64,
+    /// Seconds of them that went into checking histories.
+    pub check_seconds: f64,
+    /// It was told to stop before its time.
+    pub is_interrupted: bool,
+    /// Where everything lies, if it was kept.
+    pub folder: Option<PathBuf>,
+    /// What must not be, if anything was found.
+    pub failure: Option<Failure>,
+}
+
+/// Something that must not be.
+#[derive(Clone, Debug, Serialize)]
+pub struct Failure {
+    /// The round in which it was found, from 1.
+    pub round: u64,
+    /// What was found.
+    pub what: String,
+    /// The round's folder: history files (`*.jsonl`), what processes said (`*.err`).
+    pub folder: PathBuf,
+    /// The pool as it was left.
+    pub pool: String,
+}
+
+/// Why a run could not be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProcessesError {
+    /// What was asked for makes no sense.
+    #[error("{0}")]
+    Config(String),
+    /// The pool could not be made.
+    #[error("cannot make the pool")]
+    Store(#[from] farleaf::Error),
+    /// The system refused.
+    #[error("cannot {what} {path}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+}

@@ -1,0 +1,70 @@
+//! History files: what a thread asks stands in its file before it asks.
+//!
+//! Each line is one `write` into the page cache, where it is safe from the death of the process (not
+//! of the machine: nothing is synced). The clock is the machine's monotonic one, the same for all
+//! processes.
+
+use std::fs::File;
+use std::path::Path;
+
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::history::{
+    Answer, Call, History, HistoryError, HistoryWriter, OperationNumber, read_jsonl,
+};
+
+/// Nanoseconds of the machine's monotonic clock.
+fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    // The clock starts at 0 when the machine does.
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// A file that one thread writes.
+#[derive(Debug)]
+pub(super) struct Log(HistoryWriter<File>);
+
+impl Log {
+    /// # Errors
+    /// What the system says.
+    pub(super) fn create(path: &Path) -> Result<Log, HistoryError> {
+        Ok(Log(HistoryWriter::new(File::create_new(path)?)?))
+    }
+
+    /// `client` is about to make `call`.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(super) fn begin(
+        &mut self,
+        client: u32,
+        call: &Call,
+    ) -> Result<OperationNumber, HistoryError> {
+        self.0.begin(client, call, now_ns())
+    }
+
+    /// The operation was answered.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(super) fn end(
+        &mut self,
+        number: OperationNumber,
+        answer: &Answer,
+    ) -> Result<(), HistoryError> {
+        // Before anything else: writing takes its time.
+        let to_ns = now_ns();
+        self.0.end(number, to_ns, answer)
+    }
+}
+
+/// Reads a file back; `None` if the process was killed before it made it.
+///
+/// # Errors
+/// As [`read_jsonl`].
+pub(super) fn read(path: &Path) -> Result<Option<History>, HistoryError> {
+    match File::open(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        file => Ok(Some(read_jsonl(file?)?)),
+    }
+}

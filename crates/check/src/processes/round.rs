@@ -1,0 +1,411 @@
+//! One round: processes run, are killed, stopped and continued, and all end; a fresh one judges.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::child::{Child, Ended, Kind};
+use super::config::{Config, Counts, Launcher, ProcessesError};
+use super::judge;
+use super::spec::{ClientSpec, JudgeSpec, LoadSpec, Role, TablesSpec};
+use super::values::Shape;
+
+/// Time for a process to end by itself: longer than operations wait for a lock.
+const END_TIME_MAX: Duration = Duration::from_secs(40);
+/// Time for the judge.
+const JUDGE_TIME_MAX: Duration = Duration::from_secs(60);
+/// Between two looks at the children, at most.
+const LOOK_TIME: Duration = Duration::from_millis(2);
+/// Processes that are to die young do so within this time of their start.
+const YOUNG_TIME: Duration = Duration::from_millis(25);
+/// A pool that is made by processes that are killed over it.
+const CREATION_POOL: &str = "64MiB";
+
+/// Why a round did not end well.
+#[derive(Debug)]
+pub(super) enum Trouble {
+    /// Something that must not be.
+    Found(String),
+    Interrupted,
+    Error(ProcessesError),
+}
+
+/// What the rounds of a run share.
+pub(super) struct Run<'a> {
+    pub(super) config: &'a Config,
+    pub(super) launcher: &'a Launcher,
+    pub(super) stop: &'a AtomicBool,
+    pub(super) rng: fastrand::Rng,
+    /// Of pool and rounds.
+    pub(super) folder: PathBuf,
+    pub(super) pool: String,
+    /// The next number in the history.
+    pub(super) client: u32,
+    /// The next number of a child.
+    pub(super) child: u32,
+}
+
+pub(super) struct Round<'a, 'b> {
+    run: &'b mut Run<'a>,
+    folder: PathBuf,
+    shape: Shape,
+    children: Vec<Child>,
+    loads: Vec<LoadSpec>,
+    pub(super) counts: Counts,
+    pub(super) logs: Vec<PathBuf>,
+}
+
+/// The name of the table of that shape.
+pub(super) fn table_name(shape: Shape) -> &'static str {
+    match shape {
+        Shape::Words => "words",
+        Shape::Strings => "strings",
+    }
+}
+
+impl<'a, 'b> Round<'a, 'b> {
+    pub(super) fn new(run: &'b mut Run<'a>, folder: PathBuf, shape: Shape) -> Self {
+        Round {
+            run,
+            folder,
+            shape,
+            children: Vec::new(),
+            loads: Vec::new(),
+            counts: Counts::default(),
+            logs: Vec::new(),
+        }
+    }
+
+    /// Plays the round to the judge's verdict.
+    pub(super) fn play(&mut self) -> Result<(), Trouble> {
+        for _ in 0..self.run.config.processes {
+            self.start_client()?;
+        }
+        self.start_tables()?;
+        self.start_load()?;
+        if self.run.rng.bool() {
+            self.start_creation()?;
+        }
+        self.disturb()?;
+        self.end_all()?;
+        for _ in 0..self.run.rng.u32(..3) {
+            // Nobody else is there to recover the dead, and this one dies over it.
+            self.start_opener()?;
+            self.wait_for_all(END_TIME_MAX)?;
+        }
+        // What died between taking an object out of a table and handing it over is found only by a
+        // walk over all blocks, which a recovery makes when nobody else is there.
+        let name = self.name("dying");
+        self.start(name, Kind::Dying, Role::Die(self.run.pool.clone()))?;
+        self.wait_for_all(END_TIME_MAX)?;
+        self.judge()
+    }
+
+    /// Kills, stops and continues until the round's time is over.
+    fn disturb(&mut self) -> Result<(), Trouble> {
+        let end = Instant::now() + self.run.config.round_time;
+        let (kills, stops) = (self.run.config.kills_per_second, self.run.config.stops_per_second);
+        let mut kill_at = Instant::now() + self.pause(kills);
+        let mut stop_at = Instant::now() + self.pause(stops);
+        loop {
+            self.check_interrupt()?;
+            self.reap(true)?;
+            let now = Instant::now();
+            self.keep_dates(now);
+            if now >= end {
+                return Ok(());
+            }
+            if now >= kill_at {
+                kill_at = now + self.pause(kills);
+                if self.run.rng.u32(..4) == 0 {
+                    self.start_opener()?;
+                } else {
+                    self.kill_somebody();
+                }
+            }
+            if now >= stop_at {
+                stop_at = now + self.pause(stops);
+                self.stop_somebody(now);
+            }
+            let next = [kill_at, stop_at, end, now + LOOK_TIME].into_iter().min();
+            thread::sleep(next.map_or(LOOK_TIME, |next| next.saturating_duration_since(now)));
+        }
+    }
+
+    /// A time between two events of that mean rate.
+    fn pause(&mut self, per_second: f64) -> Duration {
+        const LONG: f64 = 1e6;
+        let seconds = -(1.0 - self.run.rng.f64()).ln() / per_second;
+        Duration::from_secs_f64(seconds.min(LONG))
+    }
+
+    /// Kills and continues whoever is due.
+    fn keep_dates(&mut self, now: Instant) {
+        for child in &mut self.children {
+            if child.kill_at.is_some_and(|at| at <= now) && !child.is_killed() {
+                child.kill_at = None;
+                child.kill();
+                count_kill(&mut self.counts, &child.kind);
+            }
+            if child.continue_at.is_some_and(|at| at <= now) {
+                child.go_on();
+            }
+        }
+    }
+
+    fn kill_somebody(&mut self) {
+        let at = self.run.rng.usize(..self.children.len().max(1));
+        if let Some(child) = self.children.get_mut(at).filter(|child| !child.is_killed()) {
+            child.kill();
+            count_kill(&mut self.counts, &child.kind);
+        }
+    }
+
+    fn stop_somebody(&mut self, now: Instant) {
+        let at = self.run.rng.usize(..self.children.len().max(1));
+        let part = self.run.rng.f64().powi(4);
+        let time = self.run.config.stop_time_max.mul_f64(part);
+        let may_stop = |child: &&mut Child| !child.is_killed() && child.continue_at.is_none();
+        if let Some(child) = self.children.get_mut(at).filter(may_stop) {
+            child.stop(now + time);
+            self.counts.stops += 1;
+        }
+    }
+
+    /// Looks after children that have ended; `renew` starts others in their place.
+    fn reap(&mut self, renew: bool) -> Result<(), Trouble> {
+        let mut at = 0;
+        while at < self.children.len() {
+            let Some(ended) = self.children[at].ended().map_err(|source| self.io(source))? else {
+                at += 1;
+                continue;
+            };
+            let child = self.children.swap_remove(at);
+            self.bury(&child, ended, renew)?;
+        }
+        Ok(())
+    }
+
+    fn bury(&mut self, child: &Child, ended: Ended, renew: bool) -> Result<(), Trouble> {
+        match ended {
+            Ended::Badly(status) => {
+                let (name, said) = (&child.name, child.last_words());
+                return Err(Trouble::Found(format!("process {name} ended with {status}: {said}")));
+            }
+            Ended::NotStarted => self.counts.not_started += 1,
+            Ended::Killed | Ended::Done => {}
+        }
+        let is_done = ended == Ended::Done;
+        match &child.kind {
+            Kind::Client | Kind::Tables if is_done && renew => {
+                let name = &child.name;
+                Err(Trouble::Found(format!("process {name} ended, although nobody told it to")))
+            }
+            Kind::Client if renew => self.start_client(),
+            Kind::Tables if renew => self.start_tables(),
+            Kind::Load(number) => {
+                self.counts.loads += u64::from(is_done);
+                self.loads[*number].acknowledged = is_done;
+                if renew { self.start_load() } else { Ok(()) }
+            }
+            Kind::Creation(folder) if is_done => {
+                fs::remove_dir_all(folder).map_err(|source| self.io(source))
+            }
+            // What a killed creation leaves must not keep the next one from making the pool.
+            Kind::Creation(folder) => {
+                let folder = folder.clone();
+                self.create(folder, None)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn start_client(&mut self) -> Result<(), Trouble> {
+        let name = self.name("client");
+        let logs = (0..self.run.config.threads)
+            .map(|thread| self.folder.join(format!("{name}-{thread}.jsonl")));
+        let logs: Vec<PathBuf> = logs.collect();
+        self.logs.extend(logs.iter().cloned());
+        let role = Role::Client(ClientSpec {
+            pool: self.run.pool.clone(),
+            table: table_name(self.shape).to_owned(),
+            shape: self.shape,
+            keys: self.run.config.keys,
+            logs,
+            client: self.run.client,
+            seed: self.run.rng.u64(..),
+        });
+        self.run.client += self.run.config.clients_each();
+        self.counts.clients += 1;
+        self.start(name, Kind::Client, role)
+    }
+
+    fn start_tables(&mut self) -> Result<(), Trouble> {
+        let name = self.name("tables");
+        let role = Role::Tables(TablesSpec {
+            pool: self.run.pool.clone(),
+            prefix: format!("{name}-"),
+            engine: self.run.config.engine.to_string(),
+            seed: self.run.rng.u64(..),
+        });
+        self.start(name, Kind::Tables, role)
+    }
+
+    fn start_load(&mut self) -> Result<(), Trouble> {
+        let name = self.name("load");
+        let sorted = self.run.rng.bool();
+        let records = records_path(&self.run.folder).display().to_string();
+        let mut words = vec!["load".to_owned(), self.run.pool.clone(), name.clone(), records];
+        words.extend(["--quiet", "--format", "tsv"].map(str::to_owned));
+        words.extend(["--engine".to_owned(), self.run.config.engine.to_string()]);
+        if sorted {
+            words.push("--sorted".to_owned());
+        }
+        let number = self.loads.len();
+        self.loads.push(LoadSpec { table: name.clone(), sorted, acknowledged: false });
+        self.start(name, Kind::Load(number), Role::Command(words))?;
+        if self.run.rng.bool() {
+            // At some moment of a load that takes its time.
+            self.die_within(YOUNG_TIME * 8);
+        }
+        Ok(())
+    }
+
+    /// A process that opens the pool and is killed soon.
+    fn start_opener(&mut self) -> Result<(), Trouble> {
+        let name = self.name("opener");
+        let words = vec!["tables".to_owned(), self.run.pool.clone()];
+        self.start(name, Kind::Opener, Role::Command(words))?;
+        self.die_within(YOUNG_TIME);
+        Ok(())
+    }
+
+    fn start_creation(&mut self) -> Result<(), Trouble> {
+        let name = self.name("creation");
+        self.create(self.folder.join(name), Some(YOUNG_TIME))
+    }
+
+    /// A process that makes another pool, and is killed over it if `within` says so.
+    fn create(&mut self, folder: PathBuf, within: Option<Duration>) -> Result<(), Trouble> {
+        let name = self.name("creator");
+        let (uri, records) = (format!("shm:{}", folder.display()), records_path(&self.run.folder));
+        let records = records.display().to_string();
+        let words = ["load", &uri, "t", &records, "--quiet", "--format", "tsv", "--sorted"];
+        let words = words.into_iter().chain(["--create", "--pool-bytes", CREATION_POOL]);
+        let role = Role::Command(words.map(str::to_owned).collect());
+        self.start(name, Kind::Creation(folder), role)?;
+        if let Some(time) = within {
+            self.die_within(time);
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, name: String, kind: Kind, role: Role) -> Result<(), Trouble> {
+        let child = Child::start(self.run.launcher, &self.folder, name, kind, role);
+        self.children.push(child.map_err(|source| self.io(source))?);
+        Ok(())
+    }
+
+    /// Lets the child that was started last die within that time.
+    fn die_within(&mut self, time: Duration) {
+        let part = self.run.rng.f64();
+        if let Some(child) = self.children.last_mut() {
+            child.kill_at = Some(Instant::now() + time.mul_f64(part));
+        }
+    }
+
+    fn name(&mut self, what: &str) -> String {
+        self.run.child += 1;
+        format!("{what}-{}", self.run.child)
+    }
+
+    /// Ends everybody, some by `kill -9`, and waits for it.
+    fn end_all(&mut self) -> Result<(), Trouble> {
+        for child in &mut self.children {
+            let may_die = matches!(child.kind, Kind::Client | Kind::Tables | Kind::Load(_));
+            if may_die && !child.is_killed() && self.run.rng.u32(..3) == 0 {
+                child.kill();
+                count_kill(&mut self.counts, &child.kind);
+            }
+            if child.continue_at.is_some() {
+                child.go_on();
+            }
+            child.end();
+        }
+        self.wait_for_all(END_TIME_MAX)
+    }
+
+    fn wait_for_all(&mut self, time: Duration) -> Result<(), Trouble> {
+        let end = Instant::now() + time;
+        loop {
+            self.check_interrupt()?;
+            self.reap(false)?;
+            let now = Instant::now();
+            self.keep_dates(now);
+            if self.children.is_empty() {
+                return Ok(());
+            }
+            if now >= end {
+                let names: Vec<&str> = self.children.iter().map(|child| &*child.name).collect();
+                let (names, seconds) = (names.join(", "), time.as_secs());
+                let why = format!("{names}: still at work {seconds} s after it was to end");
+                return Err(Trouble::Found(why));
+            }
+            thread::sleep(LOOK_TIME);
+        }
+    }
+
+    /// A fresh process recovers, verifies, and writes down what is there.
+    fn judge(&mut self) -> Result<(), Trouble> {
+        let (log, verdict) = (self.folder.join("content.jsonl"), self.folder.join("verdict.json"));
+        let name = self.name("judge");
+        let role = Role::Judge(JudgeSpec {
+            pool: self.run.pool.clone(),
+            table: table_name(self.shape).to_owned(),
+            shape: self.shape,
+            stay: Shape::ALL.map(|shape| table_name(shape).to_owned()).to_vec(),
+            loads: self.loads.clone(),
+            log: log.clone(),
+            client: self.run.client,
+            verdict: verdict.clone(),
+        });
+        self.run.client += 1;
+        self.start(name, Kind::Judge, role)?;
+        self.wait_for_all(JUDGE_TIME_MAX)?;
+        let verdict = judge::read(&verdict).map_err(Trouble::Found)?;
+        self.counts.tables_left += verdict.dropped;
+        self.logs.push(log);
+        if verdict.problems.is_empty() {
+            return Ok(());
+        }
+        Err(Trouble::Found(verdict.problems.join("\n")))
+    }
+
+    fn check_interrupt(&self) -> Result<(), Trouble> {
+        if self.run.stop.load(Ordering::Relaxed) { Err(Trouble::Interrupted) } else { Ok(()) }
+    }
+
+    fn io(&self, source: io::Error) -> Trouble {
+        let path = self.folder.clone();
+        Trouble::Error(ProcessesError::Io { what: "run processes in", path, source })
+    }
+}
+
+/// Where the records lie that are loaded.
+pub(super) fn records_path(folder: &Path) -> PathBuf {
+    folder.join("records.tsv")
+}
+
+fn count_kill(counts: &mut Counts, kind: &Kind) {
+    match kind {
+        Kind::Client => counts.kills_clients += 1,
+        Kind::Tables => counts.kills_tables += 1,
+        Kind::Load(_) => counts.kills_loads += 1,
+        Kind::Opener => counts.kills_openers += 1,
+        Kind::Creation(_) => counts.kills_creations += 1,
+        Kind::Dying | Kind::Judge => {}
+    }
+}

@@ -1,0 +1,186 @@
+//! What a child process is told to do, as JSON on its command line, and how it ends.
+
+use std::io::{self, Read};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use farleaf::{ErrorKind, Farleaf};
+use rustix::process::{Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
+use serde::{Deserialize, Serialize};
+
+use super::values::Shape;
+use super::{client, judge, tables};
+use crate::history::HistoryError;
+
+/// A child's task.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Spec {
+    /// Process id of the driver. The child does not outlive it.
+    pub(super) parent: u32,
+    pub(super) role: Role,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Role {
+    Client(ClientSpec),
+    Tables(TablesSpec),
+    Judge(JudgeSpec),
+    /// Opens the pool at this address and dies, so that the next one recovers and sweeps.
+    Die(String),
+    /// The program itself with these arguments, as a user would run it.
+    Command(Vec<String>),
+}
+
+/// Threads that do random operations on a table until standard input ends.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct ClientSpec {
+    pub(super) pool: String,
+    pub(super) table: String,
+    pub(super) shape: Shape,
+    pub(super) keys: u32,
+    /// One history file each.
+    pub(super) logs: Vec<PathBuf>,
+    /// The first thread's first number in the history; [`calls::CALLS_MAX`](super::calls::CALLS_MAX)
+    /// belong to each thread.
+    pub(super) client: u32,
+    pub(super) seed: u64,
+}
+
+/// Makes, fills and drops tables until standard input ends.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct TablesSpec {
+    pub(super) pool: String,
+    /// What the tables' names begin with; nobody else has tables of such names.
+    pub(super) prefix: String,
+    pub(super) engine: String,
+    pub(super) seed: u64,
+}
+
+/// Opens the pool when everybody else has ended, and says what is in it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct JudgeSpec {
+    pub(super) pool: String,
+    /// The table whose content is wanted, and those that are to stay.
+    pub(super) table: String,
+    pub(super) shape: Shape,
+    pub(super) stay: Vec<String>,
+    pub(super) loads: Vec<LoadSpec>,
+    /// The history file for the table's content, and its number in the history.
+    pub(super) log: PathBuf,
+    pub(super) client: u32,
+    /// Where the verdict goes.
+    pub(super) verdict: PathBuf,
+}
+
+/// A `farleaf load` of [`super::loads`]' records.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct LoadSpec {
+    pub(super) table: String,
+    pub(super) sorted: bool,
+    /// The process said that all was done.
+    pub(super) acknowledged: bool,
+}
+
+/// How a child ended, as its exit code says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChildEnd {
+    /// It did what it was told.
+    Done = 0,
+    /// It met something that must not be; standard error says what.
+    Fault = 1,
+    /// It could not begin, since the pool was unavailable or full for the moment.
+    NotStarted = 3,
+}
+
+/// Why a child ended before its time.
+#[derive(Debug)]
+pub(super) enum Failed {
+    NotStarted(String),
+    Fault(String),
+}
+
+impl Failed {
+    /// An error on the way into the pool.
+    pub(super) fn at_start(error: farleaf::Error) -> Failed {
+        match error.kind() {
+            ErrorKind::Unavailable | ErrorKind::Full => Failed::NotStarted(error.to_string()),
+            _ => Failed::Fault(error.to_string()),
+        }
+    }
+
+    /// An error on the way out. What could not be given back, others clear away.
+    pub(super) fn at_end(error: farleaf::Error) -> Result<(), Failed> {
+        match error.kind() {
+            ErrorKind::Unavailable | ErrorKind::Full => Ok(()),
+            kind => Err(Failed::Fault(format!("cannot leave the pool: {error} ({kind:?})"))),
+        }
+    }
+}
+
+impl From<HistoryError> for Failed {
+    fn from(error: HistoryError) -> Self {
+        Failed::Fault(format!("cannot write the history: {error}"))
+    }
+}
+
+/// Does what a child process is told by the driver: the whole of a hidden command whose one argument
+/// is `spec`. Says on standard error what went wrong.
+///
+/// The process dies with its parent.
+pub fn run_child(spec: &str) -> ChildEnd {
+    match try_run(spec) {
+        Ok(()) => ChildEnd::Done,
+        Err(Failed::NotStarted(why)) => {
+            eprintln!("not started: {why}");
+            ChildEnd::NotStarted
+        }
+        Err(Failed::Fault(why)) => {
+            eprintln!("fault: {why}");
+            ChildEnd::Fault
+        }
+    }
+}
+
+fn try_run(spec: &str) -> Result<(), Failed> {
+    let spec: Spec = serde_json::from_str(spec)
+        .map_err(|error| Failed::Fault(format!("not the driver's specification: {error}")))?;
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(|error| Failed::Fault(format!("cannot ask to die with the driver: {error}")))?;
+    // The driver may have died before that.
+    let parent = getppid().map_or(0, |parent| parent.as_raw_nonzero().get() as u32);
+    if parent != spec.parent {
+        return Err(Failed::Fault("the driver is gone, or is not the parent".to_owned()));
+    }
+    match spec.role {
+        Role::Client(spec) => client::run(&spec, &until_end_of_input()),
+        Role::Tables(spec) => tables::run(&spec, &until_end_of_input()),
+        Role::Judge(spec) => judge::run(&spec),
+        Role::Die(pool) => {
+            let _db = Farleaf::open(&pool).map_err(Failed::at_start)?;
+            let died = kill_process(getpid(), Signal::KILL);
+            Err(Failed::Fault(format!("cannot die: {died:?}")))
+        }
+        Role::Command(arguments) => {
+            let program = std::env::current_exe()
+                .map_err(|error| Failed::Fault(format!("cannot find the program: {error}")))?;
+            // The wish to die with the driver outlives this.
+            let error = Command::new(program).args(arguments).exec();
+            Err(Failed::Fault(format!("cannot run the program: {error}")))
+        }
+    }
+}
+
+/// A flag that is set when standard input ends: the driver wants the process to end, or is gone.
+fn until_end_of_input() -> Arc<AtomicBool> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&stop);
+    std::thread::spawn(move || {
+        let _ = io::stdin().lock().read_to_end(&mut Vec::new());
+        seen.store(true, Ordering::SeqCst);
+    });
+    stop
+}

@@ -1,0 +1,269 @@
+//! One client: does its steps and writes down what it was told.
+
+use std::collections::BTreeMap;
+use std::future::{Future, poll_fn};
+use std::ops::Bound;
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::Poll;
+
+use farleaf_fabric::Endpoint;
+use farleaf_fabric::sim::SimEndpoint;
+use farleaf_index::{AnyIndex, Entries, Exchange, Index, IndexError, ScanRange};
+use farleaf_pool::{PoolError, Session};
+
+use super::outcome::Failure;
+use super::record::Shared;
+use super::steps::{Step, Steps, count_of};
+use crate::history::{Answer, Call};
+
+/// Steps between two ticks.
+const TICK_STEPS: u32 = 8;
+/// Attempts to count a number up.
+const COUNT_ATTEMPTS: usize = 6;
+
+/// This life has been cut off: it must begin anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CutOff;
+
+/// One client of one life.
+pub(super) struct Client {
+    pub(super) shared: Rc<Shared>,
+    /// Which of the scenario's.
+    pub(super) number: usize,
+    /// Which of the history's.
+    pub(super) id: u32,
+    pub(super) session: Session<SimEndpoint>,
+    pub(super) index: AnyIndex,
+    /// What it last saw of keys.
+    pub(super) known: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
+}
+
+impl Client {
+    /// Does what is left to do.
+    ///
+    /// # Errors
+    /// [`CutOff`]; what was under way has an unknown outcome.
+    pub(super) async fn work(mut self) -> Result<(), CutOff> {
+        let shared = Rc::clone(&self.shared);
+        let mut done = 0;
+        loop {
+            let next = shared.left[self.number].borrow_mut().pop_front();
+            let Some(index) = next.filter(|_| !shared.stop.get()) else { return Ok(()) };
+            let think_ns = shared.scenario.think_ns * 2;
+            let random = self.session.endpoint().random();
+            // At least 1: an answer and the next call are never of the same moment.
+            self.session.endpoint().sleep(1 + random % (think_ns + 1)).await;
+            self.step(index).await?;
+            done += 1;
+            if done % TICK_STEPS == 0 {
+                tick(&shared, &self.session).await?;
+            }
+        }
+    }
+
+    async fn step(&mut self, index: u32) -> Result<(), CutOff> {
+        let shared = Rc::clone(&self.shared);
+        let steps = Steps::new(&shared.scenario);
+        let at = Some((self.number, index));
+        match steps.step(self.number, index) {
+            Step::Get(key) => self.run(at, Call::Get { key }).await.map(drop),
+            Step::Insert(key, value) => self.run(at, Call::Insert { key, value }).await.map(drop),
+            Step::Update(key, value) => self.run(at, Call::Update { key, value }).await.map(drop),
+            Step::Upsert(key, value) => self.run(at, Call::Upsert { key, value }).await.map(drop),
+            Step::Remove(key) => self.run(at, Call::Remove { key }).await.map(drop),
+            Step::Exchange { key, of_absent, new } => {
+                let known = self.known.get(&key).cloned().flatten();
+                let expected = known.filter(|_| !of_absent);
+                self.run(at, Call::CompareExchange { key, expected, new }).await.map(drop)
+            }
+            Step::Count(key) => self.count(at, &steps, key).await,
+            Step::Scan { from, to, reverse, limit } => {
+                self.run(at, Call::Scan { from, to, reverse, limit }).await.map(drop)
+            }
+        }
+    }
+
+    /// Adds one to a number, or gives up after some attempts.
+    async fn count(
+        &mut self,
+        at: Option<(usize, u32)>,
+        steps: &Steps<'_>,
+        key: Vec<u8>,
+    ) -> Result<(), CutOff> {
+        let mut expected = self.known.get(&key).cloned().flatten();
+        for _ in 0..COUNT_ATTEMPTS {
+            let next = expected.as_deref().map_or(0, count_of).wrapping_add(1);
+            let new = Some(steps.count_value(next));
+            let call = Call::CompareExchange { key: key.clone(), expected, new };
+            match self.run(at, call).await? {
+                Some(Answer::Exchanged { done: false, held }) => expected = held,
+                _ => return Ok(()),
+            }
+            self.session.endpoint().sleep(1).await;
+        }
+        Ok(())
+    }
+
+    /// One operation. `None` if its outcome is unknown.
+    pub(super) async fn run(
+        &mut self,
+        at: Option<(usize, u32)>,
+        call: Call,
+    ) -> Result<Option<Answer>, CutOff> {
+        let shared = Rc::clone(&self.shared);
+        let place = shared.call(self.id, at, call.clone());
+        let impatience = shared.scenario.impatience;
+        let endpoint = self.session.endpoint();
+        let random = endpoint.random();
+        let is_impatient = impatience > 0.0
+            && at.is_some()
+            && ((random >> 11) as f64) * 0.5_f64.powi(53) < impatience;
+        let patience_ns = is_impatient.then(|| 200 + endpoint.random() % 14_000);
+        let done = within(endpoint, patience_ns, ask(&self.index, &self.session, &call)).await;
+        let answer = match done {
+            None => {
+                shared.count(|stats| stats.unknown += 1);
+                self.forget(&call);
+                return Ok(None);
+            }
+            Some(Ok(answer)) => {
+                self.learn(&call, &answer);
+                answer
+            }
+            Some(Err(error)) => {
+                self.forget(&call);
+                match self.failed(&call, error)? {
+                    Some(answer) => answer,
+                    None => return Ok(None),
+                }
+            }
+        };
+        shared.answer(place, answer.clone());
+        Ok(Some(answer))
+    }
+
+    /// The answer that an error stands for; `None` if the outcome is unknown.
+    fn failed(&self, call: &Call, error: IndexError) -> Result<Option<Answer>, CutOff> {
+        let shared = &self.shared;
+        match error {
+            IndexError::Full(_) => shared.count(|stats| stats.full += 1),
+            IndexError::Unavailable(_) => shared.count(|stats| stats.unavailable += 1),
+            IndexError::OutcomeUnknown(_) => {
+                shared.count(|stats| stats.unknown += 1);
+                return Ok(None);
+            }
+            IndexError::Closed(_) => {
+                shared.count(|stats| stats.unknown += 1);
+                return Err(CutOff);
+            }
+            IndexError::Invalid(why) => shared.fail(Failure::Refused(format!("{call:?}: {why}"))),
+            error => {
+                let who = self.id;
+                shared.fail(Failure::Corrupt(format!("client {who}, {call:?}: {error}")));
+            }
+        }
+        Ok(Some(Answer::Nothing))
+    }
+
+    fn learn(&mut self, call: &Call, answer: &Answer) {
+        let (key, value) = match (call, answer) {
+            (Call::Get { key }, Answer::Value(value)) => (key, value.clone()),
+            (Call::Insert { key, value }, Answer::Flag(true))
+            | (Call::Update { key, value }, Answer::Flag(true))
+            | (Call::Upsert { key, value }, Answer::Flag(_)) => (key, Some(value.clone())),
+            (Call::Remove { key }, Answer::Flag(_)) => (key, None),
+            (Call::CompareExchange { key, new, .. }, Answer::Exchanged { done: true, .. }) => {
+                (key, new.clone())
+            }
+            (Call::CompareExchange { key, .. }, Answer::Exchanged { held, .. }) => {
+                (key, held.clone())
+            }
+            (call, _) => return self.forget(call),
+        };
+        self.known.insert(key.clone(), value);
+    }
+
+    fn forget(&mut self, call: &Call) {
+        match call {
+            Call::Get { .. } | Call::Scan { .. } => {}
+            Call::Insert { key, .. }
+            | Call::Update { key, .. }
+            | Call::Upsert { key, .. }
+            | Call::Remove { key }
+            | Call::CompareExchange { key, .. } => {
+                self.known.remove(key);
+            }
+        }
+    }
+}
+
+/// Maintenance. Failures of the fabric are for the next one.
+pub(super) async fn tick(shared: &Shared, session: &Session<SimEndpoint>) -> Result<(), CutOff> {
+    match session.tick().await {
+        Ok(()) => Ok(()),
+        Err(PoolError::Corrupt(why)) => {
+            shared.fail(Failure::Corrupt(format!("tick: {why}")));
+            Ok(())
+        }
+        Err(error) => match IndexError::from(error) {
+            IndexError::Closed(_) => Err(CutOff),
+            _ => Ok(()),
+        },
+    }
+}
+
+/// Asks the index.
+async fn ask(
+    index: &AnyIndex,
+    session: &Session<SimEndpoint>,
+    call: &Call,
+) -> Result<Answer, IndexError> {
+    let mut found = Vec::new();
+    Ok(match call {
+        Call::Get { key } => {
+            let has = index.get(session, key, &mut found).await?;
+            Answer::Value(has.then_some(found))
+        }
+        Call::Insert { key, value } => Answer::Flag(index.insert(session, key, value).await?),
+        Call::Update { key, value } => Answer::Flag(index.update(session, key, value).await?),
+        Call::Upsert { key, value } => Answer::Flag(index.upsert(session, key, value).await?),
+        Call::Remove { key } => Answer::Flag(index.remove(session, key).await?),
+        Call::CompareExchange { key, expected, new } => {
+            let (expected, new) = (expected.as_deref(), new.as_deref());
+            let (exchange, had) =
+                index.compare_exchange(session, key, expected, new, &mut found).await?;
+            Answer::Exchanged { done: exchange == Exchange::Done, held: had.then_some(found) }
+        }
+        Call::Scan { from, to, reverse, limit } => {
+            let mut out = Entries::new();
+            let range = ScanRange { from: borrowed(from), to: borrowed(to), reverse: *reverse };
+            index.scan(session, range, *limit, &mut out).await?;
+            let pairs = out.iter().map(|(key, value)| (key.to_vec(), value.to_vec()));
+            Answer::Pairs(pairs.collect())
+        }
+    })
+}
+
+fn borrowed(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
+    match bound {
+        Bound::Included(key) => Bound::Included(key),
+        Bound::Excluded(key) => Bound::Excluded(key),
+        Bound::Unbounded => Bound::Unbounded,
+    }
+}
+
+/// Polls `work` for at most `ns`, then drops it.
+async fn within<T>(
+    endpoint: &SimEndpoint,
+    ns: Option<u64>,
+    work: impl Future<Output = T>,
+) -> Option<T> {
+    let Some(ns) = ns else { return Some(work.await) };
+    let (mut work, mut sleep) = (pin!(work), pin!(endpoint.sleep(ns)));
+    poll_fn(|context| match work.as_mut().poll(context) {
+        Poll::Ready(result) => Poll::Ready(Some(result)),
+        Poll::Pending => sleep.as_mut().poll(context).map(|()| None),
+    })
+    .await
+}

@@ -1,0 +1,483 @@
+//! Makes the world, starts lives, lets faults happen in time, and brings everything to an end.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use farleaf_fabric::sim::{
+    AdversaryConfig, Direction, NetworkConfig, OpRecord, Sim, SimConfig, SimEndpoint, SimError,
+};
+use farleaf_fabric::{Client as FabricClient, Endpoint, Fabric, ServerId};
+use farleaf_index::{AnyIndex, Index, IndexError, SortedPairs};
+use farleaf_pool::{Audit, Pool, PoolError, PoolOptions, Session, format};
+
+use super::client::{Client, tick};
+use super::life::{LifeState, Stage, TABLE, live, take_over};
+use super::outcome::{Failure, Outcome};
+use super::record::Shared;
+use super::steps::Steps;
+use crate::history::Call;
+use crate::scenario::{FaultKind, Scenario, mix};
+
+/// Virtual time that everybody has after the faults have stopped.
+const PATIENCE_NS: u64 = 3_000_000_000;
+/// Events of a whole run: a livelock makes more.
+const EVENTS_MAX: u64 = 40_000_000;
+/// How often the driver looks whether a life was cut off.
+const LOOK_NS: u64 = 100_000;
+/// Between two ticks of the looker-on.
+const KEEPER_NS: u64 = 150_000;
+/// Rounds of taking over at the end, and ticks until everything retired is free.
+const TAKE_OVERS: usize = 50;
+const SETTLE_TICKS: usize = 12;
+
+type Mine = Session<SimEndpoint>;
+
+pub(super) fn run(scenario: &Scenario, is_recorded: bool) -> (Outcome, Vec<OpRecord>) {
+    let mut outcome = Outcome::default();
+    let sim = match Sim::new(config(scenario, is_recorded)) {
+        Ok(sim) => Rc::new(sim),
+        Err(error) => {
+            outcome.failure = Some(Failure::Setup(error.to_string()));
+            return (outcome, Vec::new());
+        }
+    };
+    let shared = Rc::new(Shared::new(scenario, &sim));
+    let driver = Driver {
+        scenario,
+        sim: &sim,
+        shared: Rc::clone(&shared),
+        lives: RefCell::new(Vec::new()),
+        marks: RefCell::default(),
+    };
+    if let Err(failure) = driver.run() {
+        shared.fail(failure);
+    }
+    shared.count(|stats| {
+        stats.remote_ops = sim.ops();
+        stats.virtual_ns = sim.now_ns();
+    });
+    outcome.history = shared.history.take();
+    outcome.steps = shared.steps.take();
+    outcome.marks = driver.marks.take();
+    outcome.trace_hash = sim.trace_hash();
+    outcome.stats = shared.stats.get();
+    outcome.failure = shared.failure.take();
+    (outcome, if is_recorded { sim.recorded() } else { Vec::new() })
+}
+
+fn config(scenario: &Scenario, is_recorded: bool) -> SimConfig {
+    let faults = &scenario.faults;
+    let defaults = AdversaryConfig::default();
+    let or = |value: f64, default: u64| if value > 0.0 { value as u64 } else { default };
+    SimConfig {
+        memory_servers: scenario.memory_servers,
+        // One more looks on.
+        compute_servers: scenario.compute_servers + 1,
+        threads: threads(scenario),
+        region_bytes: scenario.region_kib << 10,
+        network: NetworkConfig {
+            jitter_ns: or(faults.jitter, NetworkConfig::default().jitter_ns),
+            ..NetworkConfig::default()
+        },
+        adversary: AdversaryConfig {
+            torn: faults.torn,
+            split_rmw: faults.split,
+            late: faults.late,
+            late_ns: or(faults.late_ns, defaults.late_ns),
+            lost: faults.lost,
+            lost_ns: or(faults.lost_ns, defaults.lost_ns),
+            timeout_ns: or(faults.timeout_ns, defaults.timeout_ns),
+            // Not before the clients start.
+            window: 0..0,
+            shuffle: faults.shuffle > 0.0,
+        },
+        events_max: EVENTS_MAX,
+        queue_depth: or(faults.queue, u64::MAX).try_into().unwrap_or(usize::MAX),
+        lease_ns: faults.lease as u64,
+        clock_skew_ns: faults.skew as u64,
+        clock_drift_ppm: faults.drift as u32,
+        record: is_recorded,
+        ..SimConfig::seeded(mix(scenario.seed, scenario.salt))
+    }
+}
+
+/// A life that the driver has begun.
+struct Life {
+    compute: usize,
+    state: Rc<LifeState>,
+}
+
+struct Driver<'a> {
+    scenario: &'a Scenario,
+    sim: &'a Rc<Sim>,
+    shared: Rc<Shared>,
+    /// The latest of each compute server.
+    lives: RefCell<Vec<Life>>,
+    marks: RefCell<Vec<(u64, String)>>,
+}
+
+impl Driver<'_> {
+    fn run(&self) -> Result<(), Failure> {
+        let keeper = self.sim.block_on(self.set_up()).map_err(stuck)??;
+        let start_ns = self.sim.now_ns();
+        let posts = self.sim.posts();
+        let window = self.scenario.window;
+        self.sim.set_fault_window(
+            posts.saturating_add(window.from) + 1
+                ..posts.saturating_add(window.to).saturating_add(1),
+        );
+        self.mark("start".to_owned());
+        self.keep(&keeper);
+        for compute in 0..self.scenario.compute_servers {
+            let life = self.begin(compute)?;
+            self.lives.borrow_mut().push(life);
+        }
+        for event in &self.scenario.events.0 {
+            self.run_until(start_ns.saturating_add(event.at_ns))?;
+            if self.shared.stop.get() {
+                return Ok(());
+            }
+            self.happen(event.kind)?;
+        }
+        self.end(keeper)
+    }
+
+    /// Makes pool and table; the looker-on's session.
+    async fn set_up(&self) -> Result<Mine, Failure> {
+        let setup = |error: IndexError| Failure::Setup(error.to_string());
+        let pool = |error: PoolError| setup(error.into());
+        let fabric = self.sim.fabric(self.scenario.compute_servers);
+        let endpoint = fabric.endpoint().map_err(|error| Failure::Setup(error.to_string()))?;
+        let client = FabricClient::new(endpoint.clone());
+        format(&client, &pool_options(self.scenario)).await.map_err(pool)?;
+        let session = Pool::join(&client).await.map_err(pool)?;
+        let session = session.session(endpoint).await.map_err(pool)?;
+        let table = self.scenario.format.table(self.scenario.engine);
+        let index = AnyIndex::create(&session, TABLE, &table).await.map_err(setup)?;
+        let pairs = self.shared.history.borrow().initial.clone();
+        if !pairs.is_empty() {
+            let loaded = index.bulk_load(&session, &mut Pairs(pairs.iter())).await;
+            match loaded {
+                Ok(loaded) if loaded == pairs.len() as u64 => {}
+                Ok(loaded) => {
+                    let why = format!("loaded {loaded} of {} pairs", pairs.len());
+                    return Err(Failure::Setup(why));
+                }
+                // A small pool: the table is still empty.
+                Err(IndexError::Full(_)) => self.shared.history.borrow_mut().initial.clear(),
+                Err(error) => return Err(setup(error)),
+            }
+        }
+        Ok(session)
+    }
+
+    /// Keeps the looker-on's epochs going.
+    fn keep(&self, keeper: &Mine) {
+        let (keeper, shared) = (keeper.clone(), Rc::clone(&self.shared));
+        let at = self.scenario.compute_servers;
+        self.sim.spawn(at, async move {
+            while !shared.stop.get() {
+                if tick(&shared, &keeper).await.is_err() {
+                    shared.fail(Failure::Stuck("the looker-on was cut off".to_owned()));
+                }
+                keeper.endpoint().sleep(KEEPER_NS).await;
+            }
+        });
+    }
+
+    /// Begins the current life of a compute server.
+    fn begin(&self, compute: usize) -> Result<Life, Failure> {
+        let fabric = self.sim.fabric(compute);
+        // Every client has a thread of its own, and maintenance another: so a record of remote
+        // operations shows whose they are.
+        let endpoint = |thread: usize| {
+            fabric.endpoint_on(thread).map_err(|error| Failure::Setup(error.to_string()))
+        };
+        let clients = (compute..self.scenario.clients)
+            .step_by(self.scenario.compute_servers)
+            .enumerate()
+            .map(|(thread, client)| Ok((client, endpoint(thread)?)))
+            .collect::<Result<Vec<_>, Failure>>()?;
+        let state = LifeState::new();
+        let upkeep = endpoint(threads(self.scenario) - 1)?;
+        let life = live(Rc::clone(&self.shared), Rc::clone(&state), upkeep, clients);
+        self.sim.spawn(compute, life);
+        Ok(Life { compute, state })
+    }
+
+    /// Lets one of the scenario's faults happen.
+    fn happen(&self, kind: FaultKind) -> Result<(), Failure> {
+        let is_there = kind.compute().is_none_or(|at| at < self.scenario.compute_servers)
+            && kind.server().is_none_or(|at| at < self.scenario.memory_servers);
+        if !is_there {
+            return Ok(());
+        }
+        self.mark(kind.to_string());
+        let server = |at: usize| self.sim.memory_server(ServerId(at as u16));
+        match kind {
+            FaultKind::Kill(compute) => self.kill(compute),
+            FaultKind::Restart(compute) => self.restart(compute)?,
+            FaultKind::Stop(compute) => self.sim.fabric(compute).stop(),
+            FaultKind::Resume(compute) => self.sim.fabric(compute).resume(),
+            FaultKind::Slow(at, factor) => server(at).slow(factor.clamp(1, 1_000)),
+            FaultKind::StopMemory(at) => server(at).stop(),
+            FaultKind::ResumeMemory(at) => server(at).resume(),
+            FaultKind::CutRequests(compute, at) => server(at).cut(compute, Direction::Requests),
+            FaultKind::CutReplies(compute, at) => server(at).cut(compute, Direction::Replies),
+            FaultKind::Heal(compute, at) => server(at).heal(compute),
+        }
+        Ok(())
+    }
+
+    fn kill(&self, compute: usize) {
+        let lives = self.lives.borrow();
+        let state = &lives[compute].state;
+        if state.stage.get() != Stage::Dead {
+            state.stage.set(Stage::Dead);
+            self.sim.fabric(compute).kill();
+            self.shared.count(|stats| stats.killed += 1);
+        }
+    }
+
+    fn restart(&self, compute: usize) -> Result<(), Failure> {
+        self.kill(compute);
+        let _ = self.sim.fabric(compute).restart();
+        self.shared.count(|stats| stats.restarted += 1);
+        let life = self.begin(compute)?;
+        self.lives.borrow_mut()[compute] = life;
+        Ok(())
+    }
+
+    /// Runs up to a moment; lives that are cut off begin anew.
+    fn run_until(&self, ns: u64) -> Result<(), Failure> {
+        while self.sim.now_ns() < ns && !self.shared.stop.get() {
+            self.sim.run_until(ns.min(self.sim.now_ns() + LOOK_NS)).map_err(stuck)?;
+            self.revive()?;
+        }
+        Ok(())
+    }
+
+    /// Lives that are cut off begin anew.
+    fn revive(&self) -> Result<(), Failure> {
+        let cut_off: Vec<usize> = {
+            let lives = self.lives.borrow();
+            let cut_off = lives.iter().filter(|life| life.state.stage.get() == Stage::CutOff);
+            cut_off.map(|life| life.compute).collect()
+        };
+        for compute in cut_off {
+            self.shared.count(|stats| stats.cut_off += 1);
+            self.mark(format!("cut-off:{compute}"));
+            self.restart(compute)?;
+        }
+        Ok(())
+    }
+
+    /// Faults stop; everybody comes to an end; then the last checks.
+    fn end(&self, keeper: Mine) -> Result<(), Failure> {
+        self.mark("faults stop".to_owned());
+        self.sim.set_fault_window(0..0);
+        for server in 0..self.scenario.memory_servers {
+            let server = self.sim.memory_server(ServerId(server as u16));
+            server.slow(1);
+            server.resume();
+            (0..self.scenario.compute_servers).for_each(|compute| server.heal(compute));
+        }
+        (0..self.scenario.compute_servers).for_each(|at| self.sim.fabric(at).resume());
+        let until_ns = self.sim.now_ns() + PATIENCE_NS;
+        let is_over = || {
+            let lives = self.lives.borrow();
+            let mut stages = lives.iter().map(|life| life.state.stage.get());
+            stages.all(|stage| matches!(stage, Stage::Done | Stage::Dead))
+        };
+        while !is_over() && !self.shared.stop.get() {
+            if self.sim.now_ns() >= until_ns {
+                return Err(self.still_at_work());
+            }
+            self.run_until(self.sim.now_ns() + LOOK_NS)?;
+        }
+        if self.shared.failure.borrow().is_some() {
+            return Ok(());
+        }
+        self.mark("last look".to_owned());
+        self.shared.stop.set(true);
+        // The looker-on's own task ends.
+        self.sim.run_until(self.sim.now_ns() + 2 * KEEPER_NS).map_err(stuck)?;
+        self.sim.block_on(self.look(keeper)).map_err(stuck)?
+    }
+
+    fn still_at_work(&self) -> Failure {
+        let lives = self.lives.borrow();
+        let mut told: Vec<String> = Vec::new();
+        for life in lives.iter() {
+            let stage = life.state.stage.get();
+            if !matches!(stage, Stage::Done | Stage::Dead) {
+                told.push(format!("compute server {} {stage:?}", life.compute));
+            }
+        }
+        let history = self.shared.history.borrow();
+        for event in history.events.iter().filter(|event| event.answer.is_none()).rev().take(4) {
+            told.push(format!("client {} waits since {} ns", event.client, event.from_ns));
+        }
+        Failure::Stuck(format!(
+            "after {} ms of virtual time: {}",
+            PATIENCE_NS / 1_000_000,
+            told.join(", ")
+        ))
+    }
+
+    /// Takes over from the dead, looks at everything, and checks table and pool.
+    async fn look(&self, keeper: Mine) -> Result<(), Failure> {
+        let closed = || Failure::Stuck("the looker-on was cut off".to_owned());
+        let corrupt = |error: IndexError| Failure::Corrupt(error.to_string());
+        let endpoint = &keeper.endpoint().clone();
+        let mut quiet = 0;
+        for _ in 0..TAKE_OVERS {
+            tick(&self.shared, &keeper).await.map_err(|_| closed())?;
+            let did = take_over(&self.shared, &keeper).await.map_err(|_| closed())?;
+            let is_quiet = !did && !keeper.pool().needs_recovery();
+            quiet = if is_quiet { quiet + 1 } else { 0 };
+            if quiet == 3 {
+                break;
+            }
+            endpoint.sleep(KEEPER_NS).await;
+        }
+        if quiet < 3 {
+            return Err(Failure::Recovery("there are dead left to take over from".to_owned()));
+        }
+        let root = keeper.open_root(TABLE).await.map_err(|error| corrupt(error.into()))?;
+        let (index, _) = AnyIndex::open(&root).map_err(corrupt)?;
+        self.read_all(&keeper, &index).await?;
+        let keeper =
+            if self.scenario.loses_memory() { self.replace(keeper).await? } else { keeper };
+        let keeper = &keeper;
+        for _ in 0..SETTLE_TICKS {
+            tick(&self.shared, keeper).await.map_err(|_| closed())?;
+            endpoint.sleep(20_000).await;
+        }
+        let mut audit = Audit::new(keeper).await.map_err(|error| corrupt(error.into()))?;
+        let report = index.verify(keeper, &mut audit).await.map_err(corrupt)?;
+        if !report.problems.is_empty() {
+            return Err(Failure::Damaged(report.problems));
+        }
+        let report = audit.report(keeper).await.map_err(|error| corrupt(error.into()))?;
+        if !report.problems.is_empty() {
+            return Err(Failure::Leaked(report.problems.join("; ")));
+        }
+        if !report.closes() {
+            let open = report
+                .classes
+                .iter()
+                .filter(|class| class.handed_out != class.live + class.free + class.retired);
+            return Err(Failure::Leaked(format!("{:?}", open.collect::<Vec<_>>())));
+        }
+        Ok(())
+    }
+
+    /// The looker-on leaves, and comes back as another member that looks for lost objects: also in
+    /// what were its own blocks the dead may have lost some.
+    async fn replace(&self, keeper: Mine) -> Result<Mine, Failure> {
+        let failed = |error: PoolError| Failure::Recovery(error.to_string());
+        let endpoint = keeper.endpoint().clone();
+        for attempt in 0.. {
+            match keeper.leave().await {
+                Ok(()) => break,
+                // Tasks of the table may hold the session for a moment.
+                Err(PoolError::Invalid(_)) if attempt < TAKE_OVERS => {}
+                Err(error) => return Err(failed(error)),
+            }
+            endpoint.sleep(KEEPER_NS).await;
+        }
+        drop(keeper);
+        let pool = Pool::join(&FabricClient::new(endpoint.clone())).await.map_err(failed)?;
+        let keeper = pool.session(endpoint).await.map_err(failed)?;
+        let closed = || Failure::Stuck("the looker-on was cut off".to_owned());
+        while take_over(&self.shared, &keeper).await.map_err(|_| closed())? {}
+        sweep(&keeper).await?;
+        Ok(keeper)
+    }
+
+    /// A last look at all keys, one by one and in scans, as one more client.
+    async fn read_all(&self, keeper: &Mine, index: &AnyIndex) -> Result<(), Failure> {
+        use std::ops::Bound::Unbounded;
+        let mut client = Client {
+            shared: Rc::clone(&self.shared),
+            number: 0,
+            id: self.shared.new_client(),
+            session: keeper.clone(),
+            index: index.clone(),
+            known: Default::default(),
+        };
+        let scan =
+            |reverse| Call::Scan { from: Unbounded, to: Unbounded, reverse, limit: usize::MAX };
+        let keys = Steps::new(self.scenario).keys().into_iter().map(|key| Call::Get { key });
+        for call in [scan(false), scan(true)].into_iter().chain(keys) {
+            keeper.endpoint().sleep(1).await;
+            let told = client.run(None, call.clone()).await;
+            match told {
+                Ok(Some(crate::history::Answer::Nothing)) | Ok(None) | Err(_) => {
+                    let why = format!("{call:?} is not answered in a quiet pool");
+                    return Err(Failure::Stuck(why));
+                }
+                Ok(Some(_)) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn mark(&self, what: String) {
+        self.marks.borrow_mut().push((self.sim.now_ns(), what));
+    }
+}
+
+/// Looks for objects that were lost in blocks whose owners have gone.
+async fn sweep(keeper: &Mine) -> Result<(), Failure> {
+    let failed = |error: IndexError| Failure::Recovery(error.to_string());
+    let pool = |error: PoolError| failed(error.into());
+    let Some(recovery) = keeper.sweep_begin().await.map_err(pool)? else { return Ok(()) };
+    let mut audit = recovery.audit();
+    let roots = keeper.list_roots().await.map_err(pool)?;
+    for root in &roots {
+        let (index, _) = AnyIndex::open(root).map_err(failed)?;
+        let report = index.verify(keeper, &mut audit).await.map_err(failed)?;
+        if !report.problems.is_empty() {
+            return Err(Failure::Damaged(report.problems));
+        }
+    }
+    farleaf_index::mark_drops(keeper, &mut audit, &roots).await.map_err(failed)?;
+    let swept = keeper.recover_finish(recovery, &audit).await.map_err(pool)?;
+    match swept.problems.first() {
+        None if swept.complete => Ok(()),
+        None => Err(Failure::Recovery("a sweep of a quiet pool was not complete".to_owned())),
+        Some(problem) => Err(Failure::Recovery(problem.clone())),
+    }
+}
+
+/// Worker threads of each compute server: one per client, and one for maintenance.
+pub(crate) fn threads(scenario: &Scenario) -> usize {
+    scenario.clients.div_ceil(scenario.compute_servers) + 1
+}
+
+fn stuck(error: SimError) -> Failure {
+    Failure::Stuck(error.to_string())
+}
+
+/// Small blocks, and room for a few lives of every client.
+fn pool_options(scenario: &Scenario) -> PoolOptions {
+    let is_small = scenario.region_kib < 4 << 10;
+    PoolOptions {
+        block_bytes: 64 << 10,
+        clients_max: if is_small { 32 } else { 128 },
+        members_max: 32,
+        tables_max: 4,
+        redo_bytes: 16 << 10,
+    }
+}
+
+/// Pairs from a slice.
+struct Pairs<'a>(std::slice::Iter<'a, (Vec<u8>, Vec<u8>)>);
+
+impl SortedPairs for Pairs<'_> {
+    fn next(&mut self) -> Option<(&[u8], &[u8])> {
+        self.0.next().map(|(key, value)| (key.as_slice(), value.as_slice()))
+    }
+}

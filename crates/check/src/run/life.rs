@@ -1,0 +1,215 @@
+//! One life of a compute server: joins the pool, runs its clients, keeps its epochs going, takes
+//! over from the dead, and leaves.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use farleaf_fabric::sim::SimEndpoint;
+use farleaf_fabric::{Client as FabricClient, Endpoint};
+use farleaf_index::{AnyIndex, IndexError, recover};
+use farleaf_pool::{Pool, PoolError, Session};
+
+use super::client::{Client, CutOff, tick};
+use super::outcome::Failure;
+use super::record::Shared;
+
+/// Between two rounds of maintenance.
+const UPKEEP_NS: u64 = 60_000;
+/// Attempts to join, and to leave.
+const ATTEMPTS: usize = 200;
+const ATTEMPT_NS: u64 = 100_000;
+
+/// Where a life stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Its clients work.
+    Works,
+    /// They have done what they had to; it leaves the pool.
+    Leaves,
+    /// It is done.
+    Done,
+    /// It was cut off.
+    CutOff,
+    /// It was killed.
+    Dead,
+}
+
+/// What the driver and a life's tasks share.
+pub(super) struct LifeState {
+    pub(super) stage: Cell<Stage>,
+    /// Clients that work.
+    working: Cell<usize>,
+    is_cut_off: Cell<bool>,
+}
+
+impl LifeState {
+    pub(super) fn new() -> Rc<Self> {
+        Rc::new(LifeState {
+            stage: Cell::new(Stage::Works),
+            working: Cell::new(0),
+            is_cut_off: Cell::new(false),
+        })
+    }
+}
+
+/// Runs one life; `clients` are the numbers of its clients, each with an endpoint.
+pub(super) async fn live(
+    shared: Rc<Shared>,
+    state: Rc<LifeState>,
+    endpoint: SimEndpoint,
+    clients: Vec<(usize, SimEndpoint)>,
+) {
+    let ended = try_live(&shared, &state, endpoint, clients).await;
+    state.stage.set(match ended {
+        Ok(()) => Stage::Done,
+        Err(CutOff) => Stage::CutOff,
+    });
+}
+
+async fn try_live(
+    shared: &Rc<Shared>,
+    state: &Rc<LifeState>,
+    endpoint: SimEndpoint,
+    clients: Vec<(usize, SimEndpoint)>,
+) -> Result<(), CutOff> {
+    let joined = insist(shared, &endpoint, "join", async || {
+        let pool = Pool::join(&FabricClient::new(endpoint.clone())).await?;
+        let session = pool.session(endpoint.clone()).await?;
+        Ok(session)
+    });
+    let Some(upkeep) = joined.await? else { return Ok(()) };
+    let opened = insist(shared, &endpoint, "open", async || {
+        let root = upkeep.open_root(TABLE).await?;
+        Ok(AnyIndex::open(&root)?.0)
+    });
+    let Some(index) = opened.await? else { return Ok(()) };
+    for (number, endpoint) in clients {
+        if shared.left[number].borrow().is_empty() {
+            continue;
+        }
+        let pool = Arc::clone(upkeep.pool());
+        let opened = insist(shared, &endpoint, "open a session", async || {
+            Ok(pool.session(endpoint.clone()).await?)
+        });
+        let Some(session) = opened.await? else { return Ok(()) };
+        state.working.set(state.working.get() + 1);
+        let client = Client {
+            id: shared.new_client(),
+            shared: Rc::clone(shared),
+            number,
+            session,
+            index: index.clone(),
+            known: BTreeMap::new(),
+        };
+        let state = Rc::clone(state);
+        endpoint.spawn(async move {
+            let ended = client.work().await;
+            state.is_cut_off.set(state.is_cut_off.get() || ended.is_err());
+            state.working.set(state.working.get() - 1);
+        });
+    }
+    while state.working.get() > 0 {
+        keep_up(shared, state, &upkeep).await?;
+        endpoint.sleep(UPKEEP_NS).await;
+    }
+    state.stage.set(Stage::Leaves);
+    leave(shared, state, &upkeep).await
+}
+
+/// One round of maintenance.
+async fn keep_up(
+    shared: &Rc<Shared>,
+    state: &LifeState,
+    upkeep: &Session<SimEndpoint>,
+) -> Result<(), CutOff> {
+    if state.is_cut_off.get() {
+        return Err(CutOff);
+    }
+    tick(shared, upkeep).await?;
+    if upkeep.pool().needs_recovery() {
+        take_over(shared, upkeep).await?;
+    }
+    Ok(())
+}
+
+/// Takes over from the dead, if there are any.
+pub(super) async fn take_over(
+    shared: &Shared,
+    session: &Session<SimEndpoint>,
+) -> Result<bool, CutOff> {
+    match recover(session).await {
+        Ok(None) => Ok(false),
+        Ok(Some(recovered)) => {
+            shared.count(|stats| stats.recovered += recovered.members as u64);
+            if let Some(problem) = recovered.problems.first() {
+                shared.fail(Failure::Recovery(problem.clone()));
+            }
+            Ok(true)
+        }
+        Err(IndexError::Closed(_)) => Err(CutOff),
+        Err(IndexError::Unavailable(_)) => Ok(false),
+        Err(error) => {
+            shared.fail(Failure::Recovery(error.to_string()));
+            Ok(false)
+        }
+    }
+}
+
+/// Leaves the pool. Tasks of given-up operations may hold it up for a while.
+async fn leave(
+    shared: &Rc<Shared>,
+    state: &LifeState,
+    upkeep: &Session<SimEndpoint>,
+) -> Result<(), CutOff> {
+    let mut why = String::new();
+    for _ in 0..ATTEMPTS {
+        keep_up(shared, state, upkeep).await?;
+        match upkeep.leave().await {
+            Ok(()) => return Ok(()),
+            Err(PoolError::Corrupt(why)) => {
+                shared.fail(Failure::Corrupt(format!("leave: {why}")));
+                return Ok(());
+            }
+            Err(PoolError::Closed) => return Err(CutOff),
+            Err(error) => match IndexError::from(error) {
+                IndexError::Closed(_) => return Err(CutOff),
+                error => why = error.to_string(),
+            },
+        }
+        upkeep.endpoint().sleep(ATTEMPT_NS).await;
+    }
+    shared.fail(Failure::Stuck(format!("a compute server could not leave the pool: {why}")));
+    Ok(())
+}
+
+/// Tries again what the fabric's failures keep from working. `None` after a failure of the run.
+async fn insist<T>(
+    shared: &Shared,
+    endpoint: &SimEndpoint,
+    what: &str,
+    mut attempt: impl AsyncFnMut() -> Result<T, IndexError>,
+) -> Result<Option<T>, CutOff> {
+    let mut why = String::new();
+    for _ in 0..ATTEMPTS {
+        match attempt().await {
+            Ok(done) => return Ok(Some(done)),
+            Err(IndexError::Closed(_)) => return Err(CutOff),
+            Err(IndexError::Corrupt(why)) => {
+                shared.fail(Failure::Corrupt(format!("{what}: {why}")));
+                return Ok(None);
+            }
+            Err(error) => why = error.to_string(),
+        }
+        if shared.stop.get() {
+            return Ok(None);
+        }
+        endpoint.sleep(ATTEMPT_NS).await;
+    }
+    shared.fail(Failure::Stuck(format!("cannot {what}: {why}")));
+    Ok(None)
+}
+
+/// The table's name.
+pub(super) const TABLE: &str = "t";

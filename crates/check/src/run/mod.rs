@@ -1,0 +1,59 @@
+//! One run of a scenario in the simulator, and the checks that it must pass.
+//!
+//! Clients work while servers die, stand still and come back; then faults stop, and everybody left
+//! must come to an end within bounded virtual time. What died is taken over from, everything is
+//! looked at once more, and then:
+//!
+//! - the history, that last look included, is linearizable ([`crate::linear`]);
+//! - the table's own check finds no problem;
+//! - the pool's accounts close: every object is live, free or retired.
+//!
+//! The looker-on is one more compute server, which makes the table, ticks, and does the last checks.
+
+mod client;
+mod driver;
+mod life;
+mod outcome;
+mod record;
+mod steps;
+#[cfg(test)]
+mod tests;
+mod verdict;
+
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+pub(crate) use driver::threads;
+pub use outcome::{Failure, Outcome, RunStats};
+
+use crate::scenario::Scenario;
+use farleaf_fabric::sim::OpRecord;
+
+thread_local! {
+    static RUNNING: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// The command line of the run that this thread is in, for panic hooks.
+pub fn running() -> Option<String> {
+    RUNNING.with_borrow(Clone::clone)
+}
+
+/// Runs `scenario` and checks it. The same scenario gives the same outcome.
+pub fn run(scenario: &Scenario) -> Outcome {
+    run_with(scenario, false).0
+}
+
+/// The same, with a record of the newest remote operations if `is_recorded`.
+pub fn run_with(scenario: &Scenario, is_recorded: bool) -> (Outcome, Vec<OpRecord>) {
+    RUNNING.set(Some(scenario.to_string()));
+    let ended = catch_unwind(AssertUnwindSafe(|| driver::run(scenario, is_recorded)));
+    RUNNING.set(None);
+    let (mut outcome, records) = ended.unwrap_or_else(|panic| {
+        let why = panic.downcast_ref::<String>().map(String::as_str);
+        let why = why.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("somehow");
+        let failure = Some(Failure::Panicked(why.to_owned()));
+        (Outcome { failure, ..Outcome::default() }, Vec::new())
+    });
+    verdict::judge(&mut outcome);
+    (outcome, records)
+}

@@ -1,0 +1,88 @@
+//! What all tasks of a run share: the history, how far clients are, what went wrong.
+
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
+
+use farleaf_fabric::sim::Sim;
+
+use super::outcome::{Failure, RunStats};
+use super::steps::Steps;
+use crate::history::{Answer, Call, Event, History};
+use crate::scenario::Scenario;
+
+/// Shared by all tasks of a run, outside of the simulated world.
+pub(super) struct Shared {
+    pub(super) scenario: Scenario,
+    /// For the time: clocks of compute servers may be wrong.
+    pub(super) sim: Weak<Sim>,
+    pub(super) history: RefCell<History>,
+    pub(super) steps: RefCell<Vec<Option<(usize, u32)>>>,
+    /// Per client, the steps that are left.
+    pub(super) left: Vec<RefCell<std::collections::VecDeque<u32>>>,
+    pub(super) failure: RefCell<Option<Failure>>,
+    pub(super) stats: Cell<RunStats>,
+    /// Number of the next client of the history: each life's clients are others.
+    next_client: Cell<u32>,
+    pub(super) stop: Cell<bool>,
+}
+
+impl Shared {
+    pub(super) fn new(scenario: &Scenario, sim: &Rc<Sim>) -> Self {
+        let left = (0..scenario.clients)
+            .map(|client| RefCell::new(scenario.only.of(client, scenario.ops).into()))
+            .collect();
+        let initial = Steps::new(scenario).preload();
+        Shared {
+            scenario: scenario.clone(),
+            sim: Rc::downgrade(sim),
+            history: RefCell::new(History { initial, events: Vec::new() }),
+            steps: RefCell::default(),
+            left,
+            failure: RefCell::default(),
+            stats: Cell::default(),
+            next_client: Cell::new(0),
+            stop: Cell::new(false),
+        }
+    }
+
+    pub(super) fn now_ns(&self) -> u64 {
+        self.sim.upgrade().map_or(0, |sim| sim.now_ns())
+    }
+
+    pub(super) fn new_client(&self) -> u32 {
+        let next = self.next_client.get();
+        self.next_client.set(next + 1);
+        next
+    }
+
+    /// An operation begins; returns its place.
+    pub(super) fn call(&self, client: u32, step: Option<(usize, u32)>, call: Call) -> usize {
+        self.count(|stats| {
+            stats.ops += 1;
+            stats.scans += u64::from(matches!(call, Call::Scan { .. }));
+        });
+        let from_ns = self.now_ns();
+        self.steps.borrow_mut().push(step);
+        let events = &mut self.history.borrow_mut().events;
+        events.push(Event { client, call, from_ns, answer: None });
+        events.len() - 1
+    }
+
+    /// It ends.
+    pub(super) fn answer(&self, place: usize, answer: Answer) {
+        let now_ns = self.now_ns();
+        self.history.borrow_mut().events[place].answer = Some((now_ns, answer));
+    }
+
+    /// Something is wrong; the first is kept.
+    pub(super) fn fail(&self, failure: Failure) {
+        self.failure.borrow_mut().get_or_insert(failure);
+        self.stop.set(true);
+    }
+
+    pub(super) fn count(&self, change: impl FnOnce(&mut RunStats)) {
+        let mut stats = self.stats.get();
+        change(&mut stats);
+        self.stats.set(stats);
+    }
+}

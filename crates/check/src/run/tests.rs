@@ -1,0 +1,42 @@
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use super::*;
+use crate::scenario::Choices;
+
+#[test]
+fn the_same_scenario_is_the_same_run() {
+    for seed in 0..6 {
+        let scenario = Scenario::from_seed(seed, &Choices::default());
+        let (first, second) = (run(&scenario), run(&scenario));
+        assert_eq!(first.trace_hash, second.trace_hash);
+        assert_eq!(first.history, second.history);
+        assert_eq!(first.failure, second.failure);
+        let salted = run(&Scenario { salt: 1, ..scenario });
+        assert_ne!(first.trace_hash, salted.trace_hash);
+    }
+}
+
+/// A last look that does not fit is found.
+#[test]
+fn a_wrong_last_look_is_found() {
+    let mut choices = Choices::default();
+    for (flag, text) in [
+        ("clients", "1"),
+        ("ops", "20"),
+        ("faults", "none"),
+        ("event", "none"),
+        ("impatience", "0"),
+    ] {
+        choices.set(flag, text).unwrap();
+    }
+    let mut outcome = run(&choices.scenario(3));
+    assert_eq!(outcome.failure, None);
+    assert_eq!(outcome.stats.unknown + outcome.stats.unavailable + outcome.stats.killed, 0);
+    // The last look, backwards and forwards, is part of what is judged.
+    let scan = outcome.steps.iter().position(Option::is_none).unwrap();
+    let answer = outcome.history.events[scan].answer.as_mut().unwrap();
+    answer.1 = crate::history::Answer::Pairs(vec![(b"nobody".to_vec(), b"wrote this".to_vec())]);
+    verdict::judge(&mut outcome);
+    let failure = outcome.failure.unwrap();
+    assert!(matches!(&failure, Failure::NotLinearizable { .. }), "{failure}");
+}

@@ -1,0 +1,150 @@
+//! What of a scenario is pinned, by flags.
+
+use std::fmt::Display;
+use std::str::FromStr;
+
+use farleaf_index::Engine;
+
+use super::{Events, Faults, FormatName, Scenario, Subset, Window, Workload, draw};
+
+/// A flag that makes no sense, and why.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ScenarioError(pub String);
+
+impl ScenarioError {
+    /// There is no `what` called `name`.
+    pub(crate) fn name<'a>(
+        what: &str,
+        name: &str,
+        known: impl IntoIterator<Item = &'a str>,
+    ) -> Self {
+        let known: Vec<&str> = known.into_iter().collect();
+        let near = known.iter().find(|known| is_near(name, known));
+        let hint = near.map(|near| format!("; did you mean \"{near}\"?")).unwrap_or_default();
+        ScenarioError(format!("no {what} is named \"{name}\"{hint} (known: {})", known.join(", ")))
+    }
+}
+
+/// Whether `a` is `b` with at most two letters wrong, missing or too many.
+fn is_near(a: &str, b: &str) -> bool {
+    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.iter().enumerate() {
+        let mut before = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let edits = (before + usize::from(x != y)).min(row[j] + 1).min(row[j + 1] + 1);
+            before = std::mem::replace(&mut row[j + 1], edits);
+        }
+    }
+    row[b.len()] <= 2.min(b.len() / 2)
+}
+
+/// What of a scenario is pinned; the rest is drawn from the seed.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[allow(missing_docs, reason = "as in Scenario")]
+pub struct Choices {
+    pub salt: Option<u64>,
+    pub engine: Option<Engine>,
+    pub format: Option<FormatName>,
+    pub memory_servers: Option<usize>,
+    pub compute_servers: Option<usize>,
+    pub clients: Option<usize>,
+    pub workload: Option<Workload>,
+    pub ops: Option<usize>,
+    pub keys: Option<u64>,
+    pub preload: Option<u64>,
+    pub region_kib: Option<u64>,
+    pub think_ns: Option<u64>,
+    pub impatience: Option<f64>,
+    pub faults: Option<Faults>,
+    pub window: Option<Window>,
+    pub events: Option<Events>,
+    pub only: Option<Subset>,
+}
+
+impl Choices {
+    /// The names of all flags that pin something.
+    pub const FLAGS: &'static [&'static str] = &[
+        "engine",
+        "salt",
+        "format",
+        "memory-servers",
+        "compute-servers",
+        "clients",
+        "workload",
+        "ops",
+        "keys",
+        "preload",
+        "region-kib",
+        "think-ns",
+        "impatience",
+        "faults",
+        "window",
+        "event",
+        "only",
+    ];
+
+    /// Pins what `--flag text` says.
+    ///
+    /// # Errors
+    /// [`ScenarioError`]: what is wrong with it; nothing was changed.
+    pub fn set(&mut self, flag: &str, text: &str) -> Result<(), ScenarioError> {
+        let text = text.trim();
+        match flag {
+            "salt" => self.salt = Some(within(flag, text, 0, u64::MAX)?),
+            "engine" => {
+                let engine = text.parse().map_err(|_| {
+                    let names = Engine::ALL.iter().map(|engine| engine.name());
+                    ScenarioError::name("engine", text, names)
+                })?;
+                self.engine = Some(engine);
+            }
+            "format" => self.format = Some(text.parse()?),
+            "memory-servers" => self.memory_servers = Some(within(flag, text, 1, 16)?),
+            "compute-servers" => self.compute_servers = Some(within(flag, text, 1, 16)?),
+            "clients" => self.clients = Some(within(flag, text, 1, 64)?),
+            "workload" => self.workload = Some(text.parse()?),
+            "ops" => self.ops = Some(within(flag, text, 1, 100_000)?),
+            "keys" => self.keys = Some(within(flag, text, 1, 1_000_000)?),
+            "preload" => self.preload = Some(within(flag, text, 0, 1_000_000)?),
+            "region-kib" => self.region_kib = Some(within(flag, text, 1024, 1 << 20)?),
+            "think-ns" => self.think_ns = Some(within(flag, text, 0, 1_000_000_000)?),
+            "impatience" => self.impatience = Some(within(flag, text, 0.0, 1.0)?),
+            "faults" => self.faults = Some(text.parse()?),
+            "window" => self.window = Some(text.parse()?),
+            "event" => self.events = Some(text.parse()?),
+            "only" => self.only = Some(text.parse()?),
+            _ => {
+                let known = Choices::FLAGS.iter().copied();
+                return Err(ScenarioError::name("flag", flag, known));
+            }
+        }
+        Ok(())
+    }
+
+    /// The scenario of `seed` with what is pinned here.
+    pub fn scenario(&self, seed: u64) -> Scenario {
+        draw::scenario(seed, self)
+    }
+}
+
+impl Scenario {
+    /// Draws what `choices` leaves open from `seed`.
+    pub fn from_seed(seed: u64, choices: &Choices) -> Scenario {
+        choices.scenario(seed)
+    }
+}
+
+fn within<T: FromStr + PartialOrd + Display>(
+    flag: &str,
+    text: &str,
+    least: T,
+    most: T,
+) -> Result<T, ScenarioError> {
+    let number = text.parse().ok().filter(|number| *number >= least && *number <= most);
+    number.ok_or_else(|| {
+        ScenarioError(format!("\"{text}\" is not for --{flag}: it takes {least} to {most}"))
+    })
+}

@@ -1,0 +1,175 @@
+//! Drawing a scenario from a seed.
+
+use farleaf_index::Engine;
+use fastrand::Rng;
+
+use super::{
+    Choices, Events, FaultKind, Faults, FormatName, Scenario, Subset, TimedFault, Workload, mix,
+};
+
+/// A generator for one field (INV-SCENARIO-1).
+fn rng(seed: u64, field: &str) -> Rng {
+    Rng::with_seed(field.bytes().fold(mix(seed, 0x5ce7), |hash, byte| mix(hash, byte.into())))
+}
+
+fn pick<T: Copy>(rng: &mut Rng, list: &[T]) -> T {
+    list[rng.usize(..list.len())]
+}
+
+/// `some` with that probability, else the default.
+fn maybe<T: Default>(rng: &mut Rng, probability: f64, some: impl FnOnce(&mut Rng) -> T) -> T {
+    if rng.f64() < probability { some(rng) } else { T::default() }
+}
+
+pub(super) fn scenario(seed: u64, choices: &Choices) -> Scenario {
+    let mut drawn = Scenario {
+        seed,
+        salt: choices.salt.unwrap_or(0),
+        engine: choices.engine.unwrap_or_else(|| pick(&mut rng(seed, "engine"), Engine::ALL)),
+        format: choices.format.unwrap_or_else(|| format(&mut rng(seed, "format"))),
+        memory_servers: choices.memory_servers.unwrap_or_else(|| rng(seed, "memory").usize(1..=3)),
+        compute_servers: choices
+            .compute_servers
+            .unwrap_or_else(|| rng(seed, "compute").usize(1..=3)),
+        clients: 1,
+        workload: choices
+            .workload
+            .unwrap_or_else(|| pick(&mut rng(seed, "workload"), Workload::ALL)),
+        ops: 1,
+        keys: 1,
+        preload: 0,
+        region_kib: 0,
+        think_ns: 0,
+        impatience: 0.0,
+        faults: Faults::default(),
+        window: choices.window.unwrap_or_default(),
+        events: Events::default(),
+        only: choices.only.clone().unwrap_or(Subset(None)),
+    };
+    drawn.clients = choices.clients.unwrap_or_else(|| {
+        let mut rng = rng(seed, "clients");
+        drawn.compute_servers * rng.usize(1..=3) - rng.usize(..2).min(drawn.compute_servers - 1)
+    });
+    drawn.ops = choices.ops.unwrap_or_else(|| {
+        // Some hundred operations in all.
+        let all = pick(&mut rng(seed, "ops"), &[60, 150, 250, 400, 600]);
+        (all / drawn.clients).max(8)
+    });
+    drawn.keys = choices.keys.unwrap_or_else(|| keys(&drawn, &mut rng(seed, "keys")));
+    drawn.preload = choices.preload.unwrap_or_else(|| {
+        let mut rng = rng(seed, "preload");
+        match drawn.workload {
+            Workload::Removes | Workload::Reads => drawn.keys,
+            Workload::Ascending => maybe(&mut rng, 0.3, |rng| rng.u64(..=drawn.keys / 4)),
+            _ => maybe(&mut rng, 0.6, |rng| rng.u64(..=drawn.keys)),
+        }
+    });
+    drawn.region_kib = choices.region_kib.unwrap_or_else(|| {
+        let mut rng = rng(seed, "region");
+        // The smallest have room for a few blocks only, and run full.
+        if rng.u8(..8) == 0 { rng.u64(17..32) * 64 } else { 8 << 10 }
+    });
+    drawn.think_ns =
+        choices.think_ns.unwrap_or_else(|| pick(&mut rng(seed, "think"), &[0, 0, 0, 500, 4_000]));
+    drawn.impatience =
+        choices.impatience.unwrap_or_else(|| maybe(&mut rng(seed, "impatience"), 0.15, |_| 0.04));
+    drawn.faults = choices.faults.clone().unwrap_or_else(|| faults(&mut rng(seed, "faults")));
+    drawn.events =
+        choices.events.clone().unwrap_or_else(|| Events(events(&drawn, &mut rng(seed, "events"))));
+    drawn
+}
+
+/// Half of the time tiny nodes.
+fn format(rng: &mut Rng) -> FormatName {
+    if rng.bool() {
+        pick(rng, &[FormatName::U64Tiny, FormatName::WideTiny, FormatName::ShortTiny])
+    } else {
+        pick(rng, FormatName::ALL)
+    }
+}
+
+fn keys(drawn: &Scenario, rng: &mut Rng) -> u64 {
+    let all = (drawn.clients * drawn.ops) as u64;
+    match drawn.workload {
+        Workload::Ascending => all,
+        Workload::Counters => rng.u64(1..=8),
+        Workload::Hot => rng.u64(4..=60),
+        Workload::Removes => rng.u64(all / 3..=all),
+        _ => pick(rng, &[5, 20, 60, 150, 400]),
+    }
+}
+
+fn faults(rng: &mut Rng) -> Faults {
+    let mut faults = Faults {
+        torn: maybe(rng, 0.75, |rng| pick(rng, &[0.1, 0.5, 1.0])),
+        split: maybe(rng, 0.5, |rng| pick(rng, &[0.1, 0.5, 1.0])),
+        jitter: maybe(rng, 0.6, |rng| pick(rng, &[200.0, 1_000.0, 1_500.0])),
+        late: maybe(rng, 0.4, |rng| pick(rng, &[0.01, 0.1, 0.5])),
+        shuffle: maybe(rng, 0.5, |_| 1.0),
+        lease: maybe(rng, 0.6, |rng| pick(rng, &[50_000.0, 300_000.0, 2_000_000.0])),
+        skew: maybe(rng, 0.3, |rng| pick(rng, &[1_000.0, 100_000.0, 5_000_000.0])),
+        drift: maybe(rng, 0.2, |rng| pick(rng, &[50.0, 1_000.0])),
+        queue: maybe(rng, 0.2, |rng| pick(rng, &[1.0, 2.0, 8.0])),
+        ..Faults::default()
+    };
+    if faults.late > 0.0 {
+        faults.late_ns = pick(rng, &[2_000.0, 10_000.0, 100_000.0]);
+    }
+    faults.lost = maybe(rng, 0.5, |rng| pick(rng, &[0.0005, 0.005, 0.02]));
+    if faults.lost > 0.0 {
+        faults.lost_ns = pick(rng, &[10_000.0, 100_000.0, 1_000_000.0]);
+    }
+    faults
+}
+
+/// Servers that die, with or without coming back, stand still or are slow for a while, and links
+/// that break for a while.
+fn events(drawn: &Scenario, rng: &mut Rng) -> Vec<TimedFault> {
+    let mut events = Vec::new();
+    let count = pick(rng, &[0, 0, 0, 0, 1, 1, 1, 2, 3]);
+    let end_ns = drawn.likely_ns().max(1_000);
+    let mut push = |at_ns: u64, kind: FaultKind| events.push(TimedFault { at_ns, kind });
+    for _ in 0..count {
+        let compute = rng.usize(..drawn.compute_servers);
+        let server = rng.usize(..drawn.memory_servers);
+        let at_ns = rng.u64(..end_ns);
+        // Short ones and such that outlast every lease.
+        let over_ns = at_ns
+            + 1
+            + match rng.u8(..4) {
+                0..2 => rng.u64(..end_ns),
+                2 => rng.u64(..4_000_000),
+                _ => rng.u64(..40_000_000),
+            };
+        match rng.u8(..10) {
+            0..3 => {
+                push(at_ns, FaultKind::Kill(compute));
+                if rng.u8(..3) > 0 {
+                    push(over_ns, FaultKind::Restart(compute));
+                }
+            }
+            3..6 => {
+                push(at_ns, FaultKind::Stop(compute));
+                push(over_ns, FaultKind::Resume(compute));
+            }
+            6 => {
+                push(at_ns, FaultKind::Slow(server, pick(rng, &[3, 10, 50])));
+                push(over_ns, FaultKind::Slow(server, 1));
+            }
+            7 => {
+                push(at_ns, FaultKind::StopMemory(server));
+                push(over_ns, FaultKind::ResumeMemory(server));
+            }
+            8 => {
+                push(at_ns, FaultKind::CutRequests(compute, server));
+                push(over_ns, FaultKind::Heal(compute, server));
+            }
+            _ => {
+                push(at_ns, FaultKind::CutReplies(compute, server));
+                push(over_ns, FaultKind::Heal(compute, server));
+            }
+        }
+    }
+    events.sort_by_key(|event| event.at_ns);
+    events
+}

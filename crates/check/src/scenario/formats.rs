@@ -1,0 +1,104 @@
+//! Formats of tables that runs are made on, by name.
+
+use std::fmt;
+use std::str::FromStr;
+
+use farleaf_index::node::{KeyFormat, ValueFormat};
+use farleaf_index::{Engine, TableFormat};
+
+/// A format of table, chosen so that small trees are deep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FormatName {
+    /// `u64` to `u64`, 4 keys a leaf, 3 separators an inner node.
+    U64Tiny,
+    /// `u64` to `u64`, nodes of 256 bytes.
+    U64Small,
+    /// `u64` to `u64`, nodes of 1 KiB.
+    U64,
+    /// 16 bytes to 24, 4 keys a leaf.
+    WideTiny,
+    /// Keys of up to 40 bytes, values of any length, 4 keys a leaf.
+    ShortTiny,
+    /// Keys of up to 1,024 bytes, values of any length, 3 keys a leaf, 2 separators.
+    BytesTiny,
+    /// Keys of up to 1,024 bytes, values of any length.
+    Bytes,
+    /// 5 bytes to 3.
+    Odd,
+}
+
+impl FormatName {
+    /// Every one.
+    pub const ALL: &'static [FormatName] = &[
+        FormatName::U64Tiny,
+        FormatName::U64Small,
+        FormatName::U64,
+        FormatName::WideTiny,
+        FormatName::ShortTiny,
+        FormatName::BytesTiny,
+        FormatName::Bytes,
+        FormatName::Odd,
+    ];
+
+    /// As flags take it.
+    pub fn name(self) -> &'static str {
+        match self {
+            FormatName::U64Tiny => "u64-tiny",
+            FormatName::U64Small => "u64-small",
+            FormatName::U64 => "u64",
+            FormatName::WideTiny => "wide-tiny",
+            FormatName::ShortTiny => "short-tiny",
+            FormatName::BytesTiny => "bytes-tiny",
+            FormatName::Bytes => "bytes",
+            FormatName::Odd => "odd",
+        }
+    }
+
+    /// What a table of `engine` is made with.
+    pub fn table(self, engine: Engine) -> TableFormat {
+        let bytes = TableFormat { engine, ..TableFormat::default() };
+        let fixed = TableFormat::fixed8(engine);
+        let tiny =
+            TableFormat { cap_leaf: Some(4), cap_inner: Some(3), node_bytes: Some(256), ..fixed };
+        match self {
+            FormatName::U64Tiny => tiny,
+            FormatName::U64Small => TableFormat { node_bytes: Some(256), ..fixed },
+            FormatName::U64 => fixed,
+            FormatName::WideTiny => TableFormat {
+                key: KeyFormat::Fixed(16),
+                value: ValueFormat::Fixed(24),
+                node_bytes: Some(512),
+                ..tiny
+            },
+            FormatName::ShortTiny => {
+                TableFormat { key: KeyFormat::Bytes { max: 40 }, value: ValueFormat::Bytes, ..tiny }
+            }
+            FormatName::BytesTiny => TableFormat { cap_leaf: Some(3), cap_inner: Some(2), ..bytes },
+            FormatName::Bytes => bytes,
+            FormatName::Odd => {
+                TableFormat { key: KeyFormat::Fixed(5), value: ValueFormat::Fixed(3), ..bytes }
+            }
+        }
+    }
+
+    /// Whether values may be of any length.
+    pub fn has_large_values(self) -> bool {
+        matches!(self, FormatName::ShortTiny | FormatName::BytesTiny | FormatName::Bytes)
+    }
+}
+
+impl fmt::Display for FormatName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for FormatName {
+    type Err = super::ScenarioError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let names = || FormatName::ALL.iter().map(|format| format.name());
+        let found = FormatName::ALL.iter().find(|format| format.name() == text);
+        found.copied().ok_or_else(|| super::ScenarioError::name("format", text, names()))
+    }
+}

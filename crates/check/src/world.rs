@@ -1,0 +1,165 @@
+//! A small pool in the simulator, and what shows that it is in order.
+
+use farleaf_fabric::sim::{Sim, SimConfig, SimEndpoint, SimError};
+use farleaf_fabric::{Client, Endpoint, Fabric, FabricError, OpError};
+use farleaf_index::{AnyIndex, Index, IndexError, TableReport, mark_drops};
+use farleaf_pool::{Audit, AuditReport, Pool, PoolError, PoolOptions, Session, format};
+
+/// Why a run is not as it should be.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Fault(pub String);
+
+impl Fault {
+    /// The same, saying what was being done.
+    #[must_use]
+    pub fn within(self, what: impl std::fmt::Display) -> Fault {
+        Fault(format!("{what}: {}", self.0))
+    }
+}
+
+macro_rules! from {
+    ($($error:ty),*) => {
+        $(impl From<$error> for Fault {
+            fn from(error: $error) -> Self {
+                Fault(format!("{error} ({error:?})"))
+            }
+        })*
+    };
+}
+
+from!(SimError, FabricError, OpError, PoolError, IndexError);
+
+/// Memory servers of a few hundred KiB, and tables, clients and members by the handful.
+#[derive(Clone, Debug)]
+pub struct SmallWorld {
+    /// The cluster.
+    pub config: SimConfig,
+    /// The pool.
+    pub options: PoolOptions,
+}
+
+impl SmallWorld {
+    /// `computes` compute servers and two memory servers; READs and WRITEs torn.
+    pub fn new(seed: u64, computes: usize) -> SmallWorld {
+        let mut config = SimConfig {
+            memory_servers: 2,
+            compute_servers: computes,
+            region_bytes: 768 << 10,
+            events_max: 20_000_000,
+            ..SimConfig::seeded(seed)
+        };
+        config.adversary.torn = 0.5;
+        let options = PoolOptions {
+            block_bytes: 64 << 10,
+            clients_max: 10,
+            members_max: 5,
+            tables_max: 4,
+            redo_bytes: 1 << 10,
+        };
+        SmallWorld { config, options }
+    }
+
+    /// The cluster with a formatted pool, in which compute server 0 has one session.
+    ///
+    /// # Errors
+    /// Whatever fails.
+    pub fn start(&self) -> Result<(Sim, Session<SimEndpoint>), Fault> {
+        let sim = Sim::new(self.config.clone())?;
+        let endpoint = sim.fabric(0).endpoint()?;
+        let session = sim.block_on(async {
+            format(&Client::new(endpoint.clone()), &self.options).await?;
+            join(endpoint.clone()).await
+        })??;
+        Ok((sim, session))
+    }
+}
+
+/// Joins the pool as a member of its own, with one session.
+///
+/// # Errors
+/// Whatever fails.
+pub async fn join<E: Endpoint>(endpoint: E) -> Result<Session<E>, Fault> {
+    let pool = Pool::join(&Client::new(endpoint.clone())).await?;
+    Ok(pool.session(endpoint).await?)
+}
+
+/// Lets every retired object be reclaimed, where no other member runs.
+///
+/// # Errors
+/// Whatever fails.
+pub async fn settle<E: Endpoint>(session: &Session<E>) -> Result<(), Fault> {
+    for _ in 0..8 {
+        session.tick().await?;
+    }
+    Ok(())
+}
+
+/// Walks `tables` and the pool.
+///
+/// # Errors
+/// Whatever fails. What is found wrong stands in the reports.
+pub async fn audit<E: Endpoint>(
+    session: &Session<E>,
+    tables: &[&AnyIndex],
+) -> Result<(Vec<TableReport>, AuditReport), Fault> {
+    let mut audit = Audit::new(session).await?;
+    let mut reports = Vec::new();
+    for table in tables {
+        reports.push(table.verify(session, &mut audit).await?);
+    }
+    Ok((reports, audit.report(session).await?))
+}
+
+/// Walks every table of the pool, and the pool, where no other member runs: nothing may be wrong.
+/// Gives the tables' reports, and the number of objects that nobody knows.
+///
+/// # Errors
+/// What is wrong.
+pub async fn check_all<E: Endpoint>(
+    session: &Session<E>,
+) -> Result<(Vec<TableReport>, u64), Fault> {
+    settle(session).await?;
+    let mut tables = Vec::new();
+    for root in session.list_roots().await? {
+        tables.push(AnyIndex::open(&root)?.0);
+    }
+    let tables: Vec<&AnyIndex> = tables.iter().collect();
+    let (reports, audit) = audit(session, &tables).await?;
+    for report in &reports {
+        if let Some(problem) = report.problems.first() {
+            return Err(Fault(format!("verify: {problem}")));
+        }
+    }
+    if let Some(problem) = audit.problems.first() {
+        return Err(Fault(format!("audit: {problem}")));
+    }
+    let lost: u64 = audit.classes.iter().map(|class| class.leaked).sum();
+    if lost == 0 && !audit.closes() {
+        return Err(Fault(format!("the pool's accounts do not close: {:?}", audit.classes)));
+    }
+    Ok((reports, lost))
+}
+
+/// Looks for lost objects in blocks whose member has left, and frees them.
+///
+/// # Errors
+/// Whatever fails.
+pub async fn sweep<E: Endpoint>(session: &Session<E>) -> Result<(), Fault> {
+    let Some(recovery) = session.sweep_begin().await? else { return Ok(()) };
+    let mut audit = recovery.audit();
+    let roots = session.list_roots().await?;
+    for root in &roots {
+        let report = AnyIndex::open(root)?.0.verify(session, &mut audit).await?;
+        if let Some(problem) = report.problems.first() {
+            return Err(Fault(format!("verify: {problem}")));
+        }
+    }
+    mark_drops(session, &mut audit, &roots).await?;
+    let done = session.recover_finish(recovery, &audit).await?;
+    match done.problems.first() {
+        Some(problem) => Err(Fault(format!("sweep: {problem}"))),
+        None if done.complete => Ok(()),
+        None => Err(Fault("a sweep had to wait for others, and there are none".to_string())),
+    }
+}

@@ -1,0 +1,95 @@
+//! A small part of what `make check` runs: many scenarios, all checks, every engine.
+//! `FARLEAF_SOAK=n` runs n times as many.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use farleaf_check::linear::{Limits, check as check_history};
+use farleaf_check::report::{Plan, check};
+use farleaf_check::run::{Failure, run};
+use farleaf_check::scenario::{Choices, Scenario, Workload};
+use farleaf_index::Engine;
+
+fn soak() -> u64 {
+    std::env::var("FARLEAF_SOAK").ok().and_then(|times| times.parse().ok()).unwrap_or(1)
+}
+
+#[test]
+fn seeds_pass_every_check() {
+    for engine in Engine::ALL {
+        let plan = Plan {
+            seeds: 0..200 * soak(),
+            choices: Choices { engine: Some(*engine), ..Choices::default() },
+            ..Plan::default()
+        };
+        let told = AtomicU64::new(0);
+        let report = check(&plan, &AtomicBool::new(false), &|_, failed| {
+            told.fetch_add(1, Ordering::Relaxed);
+            if let Some(failed) = failed {
+                println!("{}\n    {}", failed.scenario, failed.failure);
+            }
+        });
+        assert_eq!(report.failures.len(), 0, "replay with the command lines above");
+        assert!(report.is_complete);
+        assert_eq!((report.seeds, told.into_inner()), (plan.seeds.end, plan.seeds.end));
+        assert_eq!(report.twice, plan.seeds.end.div_ceil(20));
+        // And what was to go wrong did.
+        let stats = &report.stats;
+        assert!(stats.ops > 300 * report.seeds, "{stats:?}");
+        assert!(stats.scans > 10 * report.seeds, "{stats:?}");
+        let told = [stats.unknown, stats.full, stats.killed, stats.restarted, stats.cut_off];
+        assert!(told.iter().all(|count| *count > 0), "{stats:?}");
+        assert!(stats.recovered > stats.killed / 3, "{stats:?}");
+        assert!(stats.undecided <= report.seeds / 50, "{stats:?}");
+    }
+}
+
+/// Every workload gives histories in which something happens, and which the checker would refuse
+/// if one answer were another.
+#[test]
+fn histories_are_worth_checking() {
+    for workload in Workload::ALL {
+        let choices = Choices { workload: Some(*workload), ..Choices::default() };
+        let scenario = Scenario { impatience: 0.0, ..choices.scenario(11) };
+        let outcome = run(&scenario);
+        assert_eq!(outcome.failure, None, "{scenario}");
+        let mut history = outcome.history;
+        assert!(check_history(&history, &Limits::default()).is_ok());
+        // The last look finds a key that it did not find, or the other way round.
+        let last = history.events.last_mut().unwrap();
+        let (_, answer) = last.answer.as_mut().unwrap();
+        use farleaf_check::history::Answer;
+        *answer = match answer {
+            Answer::Value(None) => Answer::Value(Some(b"never written".to_vec())),
+            _ => Answer::Value(None),
+        };
+        assert!(check_history(&history, &Limits::default()).is_err(), "{scenario}");
+    }
+}
+
+#[test]
+fn time_and_interrupts_end_it_early() {
+    let plan = Plan { seeds: 0..u64::MAX, threads: 2, ..Plan::default() };
+    let stop = AtomicBool::new(false);
+    let report = check(&plan, &stop, &|seed, _| {
+        if seed >= 3 {
+            stop.store(true, Ordering::Relaxed);
+        }
+    });
+    assert!(!report.is_complete && (4..8).contains(&report.seeds), "{}", report.seeds);
+    let plan = Plan { time: Some(Duration::from_millis(300)), ..plan };
+    let report = check(&plan, &AtomicBool::new(false), &|_, _| {});
+    assert!(!report.is_complete && report.seeds > 0);
+}
+
+/// What cannot work at all is a failure of the run, not of the program.
+#[test]
+fn what_cannot_work_is_told() {
+    let drawn = Choices::default().scenario(2);
+    let outcome = run(&Scenario { region_kib: 600, ..drawn });
+    match outcome.failure {
+        Some(Failure::Setup(why)) => assert!(why.contains("no room for a block"), "{why}"),
+        other => panic!("{other:?}"),
+    }
+}

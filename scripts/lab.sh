@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# The whole lab, one instrument after the other: lab.sh FARLEAF [PAGE]. FARLEAF is a binary with the
+# feature canary. With a PAGE, the figures go into it, between its two markers. Fails if anything is
+# found, or a canary is not.
+set -euo pipefail
+farleaf=$1 page=${2:-}
+out=$(mktemp)
+trap 'rm -f "$out"' EXIT
+
+# step TITLE ARGUMENT...
+step() {
+    local title=$1
+    shift
+    printf '### %s: `farleaf %s`\n\n```text\n' "$title" "$*" | tee -a "$out"
+    "$farleaf" -q "$@" | tee -a "$out"
+    printf '```\n\n' | tee -a "$out"
+}
+
+step "Seeds" check --seeds "${SEEDS:-10000}" --time 5m
+step "Crash points" check crash
+step "Processes" check processes --time "${PROCESSES_TIME:-20s}"
+step "Canaries" check canaries --seeds 4K
+
+if [ -n "$page" ]; then
+    new=$(mktemp)
+    awk -v figures="$out" '
+        /<!-- figures: begin/ { print; print ""; while ((getline line < figures) > 0) print line; skip = 1 }
+        /<!-- figures: end/ { skip = 0 }
+        !skip { print }
+    ' "$page" >"$new"
+    cat "$new" >"$page"
+    rm -f "$new"
+fi
