@@ -7,17 +7,18 @@
 //!   can be looked up with success;
 //! - INV-SPACE-2: the frontier never goes back, never passes the next new item, and catches up with
 //!   it when all inserts are acknowledged.
+//!
+//! Modelled in `crates/threads`.
 
-use std::{
-    collections::BTreeSet,
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst},
-    },
+use std::{collections::BTreeSet, sync::PoisonError};
+
+use crate::sync::{
+    Mutex,
+    atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst},
 };
 
 /// Acknowledgements this far ahead of the frontier are kept without a lock.
-const WINDOW: u64 = 1 << 14;
+pub(crate) const WINDOW: u64 = 1 << 14;
 
 /// The items of a table and its frontier, shared by all clients. 128 KiB.
 #[derive(Debug)]
@@ -26,8 +27,8 @@ pub struct ItemSpace {
     next: AtomicU64,
     end: u64,
     frontier: AtomicU64,
-    /// Slot `i % WINDOW` holds `i + 1` once item `i` is acknowledged. Only items in
-    /// `frontier..frontier + WINDOW` are written, so that no two unfinished ones share a slot.
+    /// Slot `i % window.len()` holds `i + 1` once item `i` is acknowledged. Only items in
+    /// `frontier..frontier + window.len()` are written, so that no two unfinished ones share a slot.
     window: Box<[AtomicU64]>,
     /// Acknowledged items beyond the window: one insert is very late and many others are not.
     beyond: Mutex<BTreeSet<u64>>,
@@ -38,12 +39,16 @@ impl ItemSpace {
     /// Items `0..loaded` exist; inserts may go on up to `items_max` items in all, if that is given
     /// (a file of keys has an end). A maximum below `loaded` allows no insert.
     pub fn new(loaded: u64, items_max: Option<u64>) -> Self {
+        Self::with_window(loaded, items_max, WINDOW)
+    }
+
+    pub(crate) fn with_window(loaded: u64, items_max: Option<u64>, window: u64) -> Self {
         Self {
             loaded,
             next: AtomicU64::new(loaded),
             end: items_max.unwrap_or(u64::MAX).max(loaded),
             frontier: AtomicU64::new(loaded),
-            window: (0..WINDOW).map(|_| AtomicU64::new(0)).collect(),
+            window: (0..window).map(|_| AtomicU64::new(0)).collect(),
             beyond: Mutex::new(BTreeSet::new()),
             beyond_count: AtomicUsize::new(0),
         }
@@ -82,7 +87,7 @@ impl ItemSpace {
         if item < frontier || item >= self.next.load(SeqCst) {
             return;
         }
-        if item - frontier < WINDOW {
+        if item - frontier < self.window.len() as u64 {
             self.slot(item).store(item + 1, SeqCst);
         } else {
             let mut beyond = self.beyond.lock().unwrap_or_else(PoisonError::into_inner);
@@ -113,7 +118,7 @@ impl ItemSpace {
     fn bring_in(&self) -> bool {
         let mut beyond = self.beyond.lock().unwrap_or_else(PoisonError::into_inner);
         let frontier = self.frontier.load(SeqCst);
-        let far = beyond.split_off(&frontier.saturating_add(WINDOW));
+        let far = beyond.split_off(&frontier.saturating_add(self.window.len() as u64));
         let near = std::mem::replace(&mut *beyond, far);
         self.beyond_count.store(beyond.len(), SeqCst);
         for item in near.iter().filter(|item| **item >= frontier) {
@@ -123,106 +128,6 @@ impl ItemSpace {
     }
 
     fn slot(&self, item: u64) -> &AtomicU64 {
-        &self.window[(item % WINDOW) as usize]
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-
-    use std::thread;
-
-    use super::*;
-
-    #[test]
-    fn frontier_waits_for_the_oldest_insert() {
-        let space = ItemSpace::new(10, None);
-        assert_eq!([(); 3].map(|()| space.claim().unwrap()), [10, 11, 12]);
-        space.acknowledge(12);
-        space.acknowledge(11);
-        assert_eq!(space.readable(), 10);
-        space.acknowledge(10);
-        assert_eq!(space.readable(), 13);
-        assert_eq!(space.claimed(), 13);
-    }
-
-    #[test]
-    fn strangers_and_repetitions_have_no_effect() {
-        let space = ItemSpace::new(10, None);
-        space.acknowledge(3);
-        space.acknowledge(10);
-        assert_eq!(space.readable(), 10);
-        space.claim().unwrap();
-        space.acknowledge(10);
-        space.acknowledge(10);
-        assert_eq!(space.readable(), 11);
-    }
-
-    #[test]
-    fn items_come_to_an_end() {
-        let space = ItemSpace::new(3, Some(5));
-        assert_eq!([(); 4].map(|()| space.claim()), [Some(3), Some(4), None, None]);
-        assert_eq!(space.claimed(), 5);
-        assert_eq!(ItemSpace::new(3, Some(1)).claim(), None);
-        let full = ItemSpace::new(u64::MAX, None);
-        assert_eq!(full.claim(), None);
-        full.acknowledge(u64::MAX);
-        assert_eq!(full.readable(), u64::MAX);
-        let last = ItemSpace::new(u64::MAX - 1, None);
-        last.acknowledge(last.claim().unwrap());
-        assert_eq!((last.readable(), last.claim()), (u64::MAX, None));
-    }
-
-    #[test]
-    fn one_late_insert_holds_back_any_number() {
-        let space = ItemSpace::new(5, None);
-        let late = space.claim().unwrap();
-        let others: Vec<u64> = (0..4 * WINDOW + 77).map(|_| space.claim().unwrap()).collect();
-        let mut shuffled = others;
-        fastrand::Rng::with_seed(1).shuffle(&mut shuffled);
-        for item in shuffled {
-            space.acknowledge(item);
-            assert_eq!(space.readable(), late);
-        }
-        space.acknowledge(late);
-        assert_eq!(space.readable(), space.claimed());
-    }
-
-    /// INV-SPACE-1 and INV-SPACE-2 with real threads.
-    #[test]
-    fn frontier_is_right_under_threads() {
-        const EACH: u64 = 50_000;
-        let space = ItemSpace::new(0, None);
-        let done: Vec<AtomicU64> = (0..4 * EACH).map(|_| AtomicU64::new(0)).collect();
-        thread::scope(|scope| {
-            for client in 0..4 {
-                let (space, done) = (&space, &done);
-                scope.spawn(move || {
-                    let mut rng = fastrand::Rng::with_seed(client);
-                    let mut held = Vec::new();
-                    for _ in 0..EACH {
-                        held.push(space.claim().unwrap());
-                        // Up to a few unfinished at once, finished in any order.
-                        while held.len() > rng.usize(0..8) {
-                            let item = held.swap_remove(rng.usize(0..held.len()));
-                            done[item as usize].store(1, SeqCst);
-                            space.acknowledge(item);
-                        }
-                        let readable = space.readable();
-                        assert!(readable <= space.claimed());
-                        if readable > 0 {
-                            let newest = readable - 1;
-                            assert_eq!(done[newest as usize].load(SeqCst), 1);
-                        }
-                    }
-                    for item in held {
-                        done[item as usize].store(1, SeqCst);
-                        space.acknowledge(item);
-                    }
-                });
-            }
-        });
-        assert_eq!(space.readable(), 4 * EACH);
+        &self.window[(item % self.window.len() as u64) as usize]
     }
 }

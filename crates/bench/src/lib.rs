@@ -31,6 +31,8 @@ mod distribution;
 mod generator;
 mod histogram;
 mod item_space;
+#[cfg(test)]
+mod item_space_tests;
 mod keys;
 mod lines;
 mod load;
@@ -39,6 +41,7 @@ mod mix64;
 mod report;
 mod run;
 mod suggest;
+mod sync;
 pub mod units;
 mod values;
 mod workload;

@@ -42,7 +42,7 @@ impl LineKeys {
     ///
     /// # Errors
     /// As [`LineKeys::open`].
-    pub(crate) fn from_bytes(mut bytes: Vec<u8>, path: &Path) -> Result<Self, LinesError> {
+    pub fn from_bytes(mut bytes: Vec<u8>, path: &Path) -> Result<Self, LinesError> {
         let mut kept: Vec<(usize, usize)> = Vec::new();
         let mut duplicate_count = 0;
         let mut empty_count = 0;

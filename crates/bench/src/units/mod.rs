@@ -139,10 +139,10 @@ impl Share {
 
     fn read(text: &str) -> Result<Self, UnitFault> {
         let (number, unit) = split(text);
-        let number = Decimal::read(number)?.as_f64();
+        let number = Decimal::read(number)?;
         match unit {
-            "%" => Self::checked(number),
-            "" => Self::checked(number * 100.0),
+            "%" => Self::checked(number.as_f64(0)),
+            "" => Self::checked(number.as_f64(2)),
             _ => Err(UnitFault::UnknownUnit(unit.to_owned())),
         }
     }

@@ -105,11 +105,11 @@ impl Decimal {
         u64::try_from(product / divisor).map_err(|_| UnitFault::TooLarge)
     }
 
-    /// The nearest floating-point number.
-    pub(super) fn as_f64(self) -> f64 {
-        // Dividing two exact numbers rounds once, as reading the decimal text itself would; powers
-        // of ten are exact to 10^22.
-        self.digits as f64 / 10f64.powi(self.scale as i32)
+    /// The floating-point number nearest to this one times `10^power`.
+    pub(super) fn as_f64(self, power: i64) -> f64 {
+        // Reading text rounds once, whatever the number of digits; arithmetic on `f64` does not.
+        let text = format!("{}e{}", self.digits, power - i64::from(self.scale));
+        text.parse().unwrap_or(f64::INFINITY)
     }
 }
 

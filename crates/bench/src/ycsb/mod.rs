@@ -159,7 +159,11 @@ impl YcsbProperties {
         })
     }
 
-    fn add_bytes(&mut self, bytes: &[u8], path: &Path) -> Result<(), YcsbError> {
+    /// Takes `bytes` for the contents of the file at `path`; see [`YcsbProperties::read_file`].
+    ///
+    /// # Errors
+    /// [`YcsbError::Syntax`].
+    pub fn add_bytes(&mut self, bytes: &[u8], path: &Path) -> Result<(), YcsbError> {
         let found = properties::parse(bytes).map_err(|(line_number, fault)| YcsbError::Syntax {
             path: path.to_owned(),
             line_number,

@@ -1,0 +1,218 @@
+//! Writes the first inputs of every target's corpus, `fuzz/corpus/<target>/seed-*`.
+//!
+//! `cargo run -p farleaf-fuzz-targets --example seeds`. What the fuzzer has found beside them stays.
+#![allow(clippy::unwrap_used, reason = "a tool for developers")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn main() {
+    let corpus = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus");
+    node(&corpus);
+    superblock(&corpus);
+    regions(&corpus);
+    fabric(&corpus);
+    records(&corpus);
+    texts(&corpus);
+    wire(&corpus);
+}
+
+fn write(corpus: &Path, target: &str, name: &str, bytes: &[u8]) {
+    let folder = corpus.join(target);
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join(format!("seed-{name}")), bytes).unwrap();
+}
+
+/// Each layout, as a leaf and as an inner node, sealed, with a changed word.
+fn node(corpus: &Path) {
+    for layout in 0..10_u8 {
+        for (kind, name) in [(1, "leaf"), (2, "inner")] {
+            let mode = kind | 4 | layout << 4;
+            let keys = [0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 1, 0];
+            let change = [5, 0, 7, 2, 200, 9, 0, 1, 3];
+            let bytes = [&[layout, mode][..], &keys, &change].concat();
+            write(corpus, "node", &format!("{layout}-{name}"), &bytes);
+        }
+    }
+    write(corpus, "node", "raw", &[[1, 0].as_slice(), &[0x41; 256]].concat());
+}
+
+/// A real superblock as it is and sealed anew, and formatting with usual and extreme options.
+fn superblock(corpus: &Path) {
+    let image = farleaf_fuzz_targets::image_bytes();
+    // Of 64 KiB << 5 = 2 MiB, as the image's.
+    write(corpus, "superblock", "real", &[&[0, 5, 0][..], &image[..152]].concat());
+    write(corpus, "superblock", "sealed", &[&[2, 5, 0][..], &image[..152]].concat());
+    let options = |mode: u8, block: u8, rest: [u16; 4]| {
+        let rest: Vec<u8> = rest.iter().flat_map(|option| option.to_le_bytes()).collect();
+        [&[mode, 9, 0, block][..], &rest].concat()
+    };
+    write(corpus, "superblock", "usual", &options(1, 20, [16, 64, 16, 64]));
+    write(corpus, "superblock", "small", &options(1, 16, [1, 1, 1, 1]));
+    write(corpus, "superblock", "tables", &options(1, 16, [16, 64, 65535, 64]));
+    write(corpus, "superblock", "members", &options(0x81, 16, [4096, 32767, 255, 1]));
+    let changed = [&options(0x63, 16, [4, 4, 4, 64])[..], &[8, 6, 1, 0, 17, 2, 1]].concat();
+    write(corpus, "superblock", "changed", &changed);
+}
+
+/// One change in each area, then every operation.
+fn regions(corpus: &Path) {
+    for (target, selectors) in [("pool", 8_u8), ("table", 20)] {
+        for selector in 0..selectors {
+            let change = [selector, 7, 1, 1, 3];
+            let ops: Vec<u8> =
+                (0..16).step_by(2).flat_map(|what| [what | selector << 4, 9]).collect();
+            let alive = [&[0xfe, 1][..], &change, &ops].concat();
+            write(corpus, target, &format!("alive-{selector:02}"), &alive);
+            let dead = [&[0xff, 1][..], &change, &[1, 0, 0, 0, 12, 9, 15, 20, 5, 0, 2, 0]].concat();
+            write(corpus, target, &format!("dead-{selector:02}"), &dead);
+        }
+        let all: Vec<u8> = (0..12).flat_map(|what| [what + 4, 30]).collect();
+        write(corpus, target, "whole", &[&[0, 0][..], &all].concat());
+        write(corpus, target, "whole-dead", &[1, 0, 1, 0, 0, 0, 2, 0, 3, 0, 8, 14, 12, 3, 7, 0]);
+    }
+}
+
+fn fabric(corpus: &Path) {
+    let inside: Vec<u8> = (0..6).flat_map(|what| [what | 0x40, 9, 64, 0, 1, 0, 0]).collect();
+    write(corpus, "fabric", "inside", &inside);
+    let beyond: Vec<u8> = (0..6).flat_map(|what| [what | 0x10, 9, 64, 0, 1, 0, 0]).collect();
+    write(corpus, "fabric", "beyond", &beyond);
+    write(corpus, "fabric", "call", &[0x47, 0, 6, 0, 8, 0, 8, 0, 100, 0, 16]);
+    write(corpus, "fabric", "claims", &[0x47, 0, 6, 0, 8, 0, 255, 255, 100, 0, 16]);
+    write(corpus, "fabric", "nobody", &[0x46, 0, 6, 0, 8, 0, 8, 0, 100, 0, 16]);
+}
+
+fn records(corpus: &Path) {
+    // Format, options (column of the key, of the value, header), value's column, buffer.
+    let cases: [(&str, [u8; 4], &[u8]); 7] = [
+        ("lines", [0, 0, 0, 3], b"one\ntwo\r\n\nthree"),
+        ("tsv", [1, 4, 1, 0], b"k\tv\nk2\tv2\n"),
+        ("csv", [2, 4, 1, 7], b"\"a \"\"b\"\"\",1\r\nc,\"two\nlines\"\n"),
+        ("csv-header", [2, 0x45, 5, 2], b"a,b\n1,2\n3,4\n"),
+        ("csv-open", [2, 4, 1, 2], b"a,\"b\n1,2\n"),
+        ("binary", [3, 0, 0, 5], b"\x03\0\0\0key\x02\0\0\0vv\x01\0\0\0a\0\0\0\0"),
+        ("binary-long", [3, 0, 0, 5], b"\xff\xff\xff\xffkey"),
+    ];
+    for (name, front, file) in cases {
+        // The third byte is read only if the value has a column.
+        let front = if front[1] >> 1 & 3 >= 2 {
+            front.to_vec()
+        } else {
+            [&front[..2], &front[3..]].concat()
+        };
+        write(corpus, "records", name, &[&front, file].concat());
+    }
+}
+
+fn texts(corpus: &Path) {
+    write(corpus, "keys", "plain", b"alpha\nbeta\r\n\nalpha\ngamma");
+    write(corpus, "keys", "empty", b"\n\r\n\n");
+    write(corpus, "keys", "long", &[b'x'; 1100]);
+    let file: &[u8] = b"# a comment\nworkload=site.ycsb.workloads.CoreWorkload\nrecordcount=1000\n\
+        readproportion=0.5\nupdateproportion : 0.5\nrequestdistribution zipfian\nfieldcount=\\\n  2\n";
+    write(corpus, "ycsb", "a", &[&[0][..], file].concat());
+    write(corpus, "ycsb", "override", &[&[14][..], b"recordcount=1e", file].concat());
+    write(corpus, "ycsb", "escapes", b"\0ke\\u0079=\\u00e9\\n\\t\\\nreadproportion=1\n");
+    write(
+        corpus,
+        "ycsb",
+        "scan",
+        b"\0scanproportion=1\nmaxscanlength=5\nscanlengthdistribution=uniform\n",
+    );
+    let texts = [
+        "1_000",
+        "2.5M",
+        "64KiB",
+        "1GB",
+        "8%",
+        "0.08",
+        "250K",
+        "1.5M/s",
+        "250ns",
+        "1.5s",
+        "2m",
+        "shm:",
+        "mem:x",
+        "shm://pool",
+        "read=0.5,update=0.5",
+        "zipfian:0.99",
+        "hotspot:0.2,0.8",
+        "latest",
+        "uniform:1-100",
+        "lines:keys.txt",
+        "u64:ordered",
+        "btree",
+        "sim",
+        "ycsb-a",
+        "closed:8",
+        "open:100K",
+        "99999999999999999999",
+        "1e309",
+        "-1",
+        "0",
+    ];
+    for (number, text) in texts.iter().enumerate() {
+        write(corpus, "text", &format!("{number:02}"), text.as_bytes());
+    }
+}
+
+/// Every verb as a server gets it, what is wrong with one, and answers as a client gets them.
+fn wire(corpus: &Path) {
+    let request = |verb: u8, more: u8, offset: u64, length: u32, operands: &[u8]| {
+        let head = [&[verb, more, 0, 0][..], &length.to_le_bytes(), &offset.to_le_bytes()].concat();
+        [&head, operands].concat()
+    };
+    let word = 7_u64.to_le_bytes();
+    let verbs = [
+        request(1, 0, 64, 24, &[]),
+        request(2, 0, 61, 11, b"hello world"),
+        request(3, 0, 64, 16, &[word, word].concat()),
+        request(4, 0, 64, 8, &word),
+        request(5, 0, 9 << 32 | 1, 3, &[5, 6, 7]),
+        request(6, 0, 0, 8, &9_u64.to_le_bytes()),
+        request(7, 0, 0, 8, &word),
+        request(8, 0, 0, 0, &[]),
+        request(10, 0, 72, 8, &word),
+        request(9, 0, 0, 0, &[]),
+    ]
+    .concat();
+    write(corpus, "wire", "verbs", &[&[2, 255][..], &verbs].concat());
+    write(corpus, "wire", "pieces", &[&[2, 2][..], &verbs].concat());
+    let chain = [request(4, 1, 1 << 40, 8, &word), request(4, 0, 64, 8, &word)].concat();
+    write(corpus, "wire", "chain", &[&[2, 255][..], &chain].concat());
+    let oneself = [request(9, 0, 0, 0, &[]), request(6, 0, 0, 8, &word)].concat();
+    write(corpus, "wire", "fenced", &[&[2, 255][..], &oneself, &verbs].concat());
+    let long = [request(5, 0, 2 << 52 | 1, 0, &[]), request(1, 0, 0, 1 << 16, &[])].concat();
+    write(corpus, "wire", "long", &[&[2, 255][..], &long.repeat(8)].concat());
+    let mut hello = [&[0, 255][..], b"FarleafT", &[1, 0, 0, 0, 0, 0, 0, 0], &word].concat();
+    hello.extend([0, 0, 1, 0]);
+    hello.resize(66, 0);
+    write(corpus, "wire", "hello", &[&hello, &verbs[..]].concat());
+
+    let answer = |status: u8, content: &[u8]| {
+        [&[status, 0, 0, 0][..], &(content.len() as u32).to_le_bytes(), content].concat()
+    };
+    // READ of 16 bytes, WRITE, CAS, chain, batch, RPC, fence, question.
+    let posts = [0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17];
+    let list = [answer(0, &[1; 16]), answer(0, &[]), answer(0, &word)].concat();
+    let all = [
+        answer(0, &[1; 16]),
+        answer(0, &[]),
+        answer(0, &word),
+        list.clone(),
+        list,
+        answer(0, &[2; 5]),
+        answer(0, &[]),
+        answer(0, &[1]),
+    ]
+    .concat();
+    let front = |piece: u8| [&[1, piece, 8][..], &posts].concat();
+    write(corpus, "wire", "answers", &[front(255), all.clone()].concat());
+    write(corpus, "wire", "answers-pieces", &[front(0), all.clone()].concat());
+    let abandoned = [&[1, 255, 8][..], &posts.map(|post| post | 0x80), &all].concat();
+    write(corpus, "wire", "answers-abandoned", &abandoned);
+    let statuses: Vec<u8> = (1..7).flat_map(|status| answer(status, &[])).collect();
+    write(corpus, "wire", "statuses", &[front(255), statuses].concat());
+    write(corpus, "wire", "answers-short", &[front(255), answer(0, &[1; 15])].concat());
+}

@@ -1,0 +1,102 @@
+//! What the fuzzers call: one function per kind of input that comes from outside.
+//!
+//! Each takes any bytes and returns. A panic, an endless loop or memory out of proportion is a
+//! finding. The same functions are called by libFuzzer (`fuzz/`, `make fuzz`) and, with a corpus
+//! and a fixed number of seeded mutations, by an ordinary test (`tests/fuzz_smoke.rs`). A finding
+//! is fixed, and its input kept as a test in `tests/findings.rs`.
+//!
+//! What a target reads beyond its own few bytes is as the real thing has it: a region's words, a
+//! node's image, a file. Checksums keep most changes from reaching what is behind them, so targets
+//! of remote memory can be told by their input to make them right again.
+
+#![forbid(unsafe_code)]
+
+mod bytes;
+mod fabric;
+mod image;
+mod keys;
+mod node;
+mod records;
+mod region;
+mod superblock;
+mod text;
+mod wire;
+mod ycsb;
+
+/// What `farleaf load` reads, by path: the command is no library.
+#[allow(dead_code, reason = "the command uses all of it")]
+#[path = "../../cli/src/input/mod.rs"]
+mod input;
+
+/// What [`input`] asks of the command's other modules.
+mod args {
+    /// As the command's own, which has its help in it.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) enum InputFormat {
+        Lines,
+        Tsv,
+        Csv,
+        Binary,
+    }
+}
+
+mod suggest {
+    pub(crate) fn hint<'a>(text: &str, names: impl Iterator<Item = &'a str>) -> String {
+        format!("; not {text} but one of {}", names.count())
+    }
+}
+
+mod output {
+    pub(crate) fn counted(count: u64, what: &str) -> String {
+        format!("{count} {what}")
+    }
+}
+
+pub use region::image_bytes;
+
+/// One kind of input.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// Its name: of its corpus, of its libFuzzer wrapper.
+    pub name: &'static str,
+    /// Gives it any bytes.
+    pub run: fn(&[u8]),
+    /// Bytes beyond which an input tells nothing new.
+    pub input_bytes_max: usize,
+    /// Most memory that one call may hold at a time, beside 64 times the input.
+    pub memory_bytes_max: u64,
+}
+
+/// Every target.
+pub const TARGETS: &[Target] = &[
+    Target { name: "node", run: node::run, input_bytes_max: 4096, memory_bytes_max: 1 << 20 },
+    Target {
+        name: "superblock",
+        run: superblock::run,
+        input_bytes_max: 512,
+        memory_bytes_max: 96 << 20,
+    },
+    Target {
+        name: "pool",
+        run: region::run_pool,
+        input_bytes_max: 1024,
+        memory_bytes_max: 32 << 20,
+    },
+    Target {
+        name: "table",
+        run: region::run_table,
+        input_bytes_max: 1024,
+        memory_bytes_max: 32 << 20,
+    },
+    Target { name: "fabric", run: fabric::run, input_bytes_max: 1024, memory_bytes_max: 32 << 20 },
+    Target { name: "records", run: records::run, input_bytes_max: 4096, memory_bytes_max: 4 << 20 },
+    Target { name: "keys", run: keys::run, input_bytes_max: 4096, memory_bytes_max: 4 << 20 },
+    Target { name: "ycsb", run: ycsb::run, input_bytes_max: 2048, memory_bytes_max: 4 << 20 },
+    Target { name: "text", run: text::run, input_bytes_max: 256, memory_bytes_max: 4 << 20 },
+    Target { name: "wire", run: wire::run, input_bytes_max: 4096, memory_bytes_max: 16 << 20 },
+];
+
+/// The target of that name.
+pub fn target(name: &str) -> Option<&'static Target> {
+    TARGETS.iter().find(|target| target.name == name)
+}
