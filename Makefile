@@ -7,7 +7,7 @@ TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 SELECT := --workspace --all-features --locked
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint doc bench-smoke miri ci
+.PHONY: help setup run test check correctness threads fuzz tsan asan lint doc bench-smoke miri ci
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -22,6 +22,26 @@ run: setup ## Build the release binary and run the demo on this machine's own fi
 test: setup ## Run all tests
 	$(CARGO) test $(SELECT)
 
+# 2 to 3 minutes; `make test` runs the same models, the random ones less often.
+threads: ## Run the models of what threads share (loom, shuttle) for longer
+	FARLEAF_SOAK=40 $(CARGO) test --locked -p farleaf-threads
+
+# TARGET: one of crates/fuzz-targets' (node, superblock, pool, table, fabric, records, keys, ycsb,
+# text, wire); TIME: seconds.
+fuzz: ## Fuzz one target: make fuzz TARGET=node TIME=60 (needs nightly)
+	@scripts/fuzz.sh "$(TARGET)" "$(or $(TIME),60)"
+
+HOST = $(shell rustc -vV | sed -n 's/^host: //p')
+STRESS = --target $(HOST) --locked -p farleaf --example stress
+
+# The standard library is built too: else its locks are unknown, and races are seen that are none.
+tsan: ## Look for data races under load (needs: rustup +nightly component add rust-src)
+	CARGO_TARGET_DIR=$(TARGET_DIR)/tsan RUSTFLAGS=-Zsanitizer=thread \
+		TSAN_OPTIONS=halt_on_error=1 $(CARGO) +nightly run -Zbuild-std $(STRESS)
+
+asan: ## Look for wild accesses and leaks under load (needs nightly)
+	CARGO_TARGET_DIR=$(TARGET_DIR)/asan RUSTFLAGS=-Zsanitizer=address $(CARGO) +nightly run $(STRESS)
+
 lint: ## Check formatting, clippy's lints and what scripts/check-sources.sh looks for
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy $(SELECT) --all-targets -- -D warnings
@@ -30,6 +50,15 @@ lint: ## Check formatting, clippy's lints and what scripts/check-sources.sh look
 # The command has the name of the library, and nothing to import.
 doc: ## Build the documentation of all libraries; its warnings are errors
 	RUSTDOCFLAGS="-D warnings $(RUSTDOCFLAGS)" $(CARGO) doc $(SELECT) --no-deps --lib
+
+# What fails is told with the command line that replays it.
+check: setup ## Run the whole lab: seeds, crash points, processes, canaries (under 10 minutes, and the build)
+	$(CARGO) build --profile lab --locked -p farleaf-cli --features canary
+	scripts/lab.sh $(TARGET_DIR)/lab/farleaf
+
+correctness: setup ## Run the whole lab and write its figures into docs/correctness.md
+	$(CARGO) build --profile lab --locked -p farleaf-cli --features canary
+	scripts/lab.sh $(TARGET_DIR)/lab/farleaf docs/correctness.md
 
 bench-smoke: ## Run a small benchmark of every engine on every fabric (unoptimised: not for figures)
 	$(CARGO) build --profile test $(SELECT) --bin farleaf

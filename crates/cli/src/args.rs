@@ -9,6 +9,7 @@ use farleaf::{Engine, KeyFormat, ValueFormat};
 use farleaf_bench::units::{Count, Size};
 
 use crate::bench::BenchArgs;
+use crate::commands::check::CheckArgs;
 use crate::formats;
 use crate::input::ColumnSpec;
 use crate::suggest::OneOf;
@@ -16,7 +17,8 @@ use crate::suggest::OneOf;
 const EXIT_CODES: &str = "\
 Exit codes:
     0  done
-    1  a key, table or pool was not found, a condition of put was not met, or verify found problems
+    1  a key, table or pool was not found, a condition of put was not met, or verify or check found
+       problems
     2  the command line makes no sense
     3  the pool is unavailable
     4  the pool is full
@@ -103,6 +105,11 @@ pub(crate) enum Command {
     Verify(PoolArgs),
     /// Measure an engine under a workload
     Bench(Box<BenchArgs>),
+    /// Check engines where everything goes wrong: in simulated clusters, unless a command says where
+    ///
+    /// Runs one scenario per seed: clients, faults, deaths; then checks that what the clients saw is
+    /// linearizable, that every node of the table is in order and that no memory was lost.
+    Check(Box<CheckArgs>),
     /// Print a completion script for a shell
     ///
     /// For bash: farleaf completions bash > ~/.local/share/bash-completion/completions/farleaf

@@ -54,6 +54,18 @@ impl Meter {
         }
     }
 
+    /// One step more is done.
+    pub(crate) fn step(&self) {
+        self.bar.inc(1);
+    }
+
+    /// Prints lines above the bar, if there is one.
+    pub(crate) fn tell(&self, lines: &str) {
+        if !self.bar.is_hidden() {
+            self.bar.println(lines);
+        }
+    }
+
     /// Takes the line away.
     pub(crate) fn clear(&self) {
         self.bar.finish_and_clear();

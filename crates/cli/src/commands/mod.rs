@@ -1,6 +1,7 @@
 //! What the commands do: one file for each, or for a few that belong together.
 
 mod bench;
+pub(crate) mod check;
 mod completions;
 mod keys;
 mod load;
@@ -12,6 +13,9 @@ mod verify;
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::process;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context;
 use farleaf::{ErrorKind, Farleaf, Table, TableOptions};
@@ -37,6 +41,7 @@ pub(crate) fn run(command: Command, console: &mut Console) -> anyhow::Result<Exi
         Command::Stats(args) => stats::run(&args, console),
         Command::Verify(args) => verify::run(&args, console),
         Command::Bench(args) => bench::run(&args, console),
+        Command::Check(args) => check::run(&args, console),
         Command::Completions(args) => completions::run(&args, console),
     }
 }
@@ -170,4 +175,17 @@ fn bytes_of(text: &OsStr, hex: bool) -> Result<Vec<u8>, Failure> {
 /// Leaves the pool in order.
 fn close(db: Farleaf) -> anyhow::Result<()> {
     db.close().context("all was done, but the pool could not be left in order")
+}
+
+/// Has Ctrl-C set the flag that is returned; a second one ends the process at once.
+fn stop_on_interrupt() -> anyhow::Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&stop);
+    ctrlc::set_handler(move || {
+        if seen.swap(true, Ordering::Relaxed) {
+            process::exit(Exit::Interrupted as i32);
+        }
+    })
+    .context("cannot listen for Ctrl-C")?;
+    Ok(stop)
 }

@@ -2,9 +2,11 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod bench;
+mod check;
 mod keys;
 mod load;
 mod pipes;
+mod processes;
 mod usage;
 
 use std::io::Write;

@@ -21,6 +21,7 @@ fn no_arguments_print_help() {
         "stats",
         "verify",
         "bench",
+        "check",
         "completions",
     ] {
         let help = farleaf(&[command, "--help"], b"").done().text();

@@ -5,9 +5,8 @@ mod source;
 mod summary;
 
 use std::os::unix::ffi::OsStringExt;
-use std::process;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use anyhow::Context;
@@ -16,7 +15,7 @@ use farleaf::{Table, ValueFormat};
 use self::pipeline::{Job, Outcome};
 use self::source::Source;
 use self::summary::Summary;
-use super::{close, open_or_create, table_or_create};
+use super::{close, open_or_create, stop_on_interrupt, table_or_create};
 use crate::args::{InputFormat, LoadArgs, ValueFrom};
 use crate::errors::{Exit, Failure};
 use crate::input::{self, ColumnSpec, Columns, ValueSource};
@@ -182,17 +181,4 @@ fn is_empty(table: &Table, console: &Console) -> anyhow::Result<bool> {
         ));
     }
     Ok(is_empty)
-}
-
-/// Has Ctrl-C set the flag that is returned; a second one ends the process at once.
-fn stop_on_interrupt() -> anyhow::Result<Arc<AtomicBool>> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let seen = Arc::clone(&stop);
-    ctrlc::set_handler(move || {
-        if seen.swap(true, Ordering::Relaxed) {
-            process::exit(Exit::Interrupted as i32);
-        }
-    })
-    .context("cannot listen for Ctrl-C")?;
-    Ok(stop)
 }

@@ -1,0 +1,269 @@
+//! The options of `farleaf check`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueHint};
+use farleaf_bench::units::{Count, TimeSpan};
+use farleaf_check::report::Plan;
+use farleaf_check::scenario::Choices;
+
+use super::processes::{ProcessArgs, ProcessesArgs};
+use crate::errors::Failure;
+
+/// How many seeds are run unless told.
+const SEEDS: u64 = 1_000;
+
+#[derive(Debug, Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "Exits with 1 if a check failed; each failure is told with the command line that replays it.",
+    after_long_help = "\
+Every option from --engine on pins something that otherwise follows from the seed.
+
+Faults: torn, split, late, lost, shuffle (probabilities, or above 0); jitter, late-ns, lost-ns,
+timeout-ns, lease, skew (nanoseconds); drift (millionths); queue (operations). As in
+torn=0.5,late=0.01, or none.
+
+Events: kill:C, restart:C, stop:C, resume:C (compute server C); slow:M-F (memory server M takes F
+times as long), stop-memory:M, resume-memory:M; cut-requests:C-M, cut-replies:C-M, heal:C-M. Each
+with its time in nanoseconds, as in kill:1@60000, with commas between them, or none.
+
+Exits with 1 if a check failed; each failure is told with the command line that replays it."
+)]
+pub(crate) struct CheckArgs {
+    #[command(subcommand)]
+    pub(crate) command: Option<CheckCommand>,
+    #[command(flatten)]
+    pub(crate) run: SeedsArgs,
+}
+
+/// What else can be checked.
+#[derive(Debug, Subcommand)]
+pub(crate) enum CheckCommand {
+    /// End compute servers at every one of their remote operations
+    ///
+    /// For every kind of operation of every engine, from small tables chosen so that it splits, merges,
+    /// grows and so on: the compute server that does it dies before and after each of its remote
+    /// operations and within its WRITEs, or is stopped there, replaced, and comes back. The others
+    /// must find everything in order. Exits with 1 if they do not.
+    Crash(CrashArgs),
+    /// Seed bugs and count the seeds until they are found
+    ///
+    /// Exits with 1 if one is not found.
+    #[cfg(feature = "canary")]
+    Canaries(CanariesArgs),
+    /// Check files of histories, as others write them, too
+    ///
+    /// Several files are one history, of as many processes: their times must come from one clock.
+    /// Exits with 1 if it is none that a table may produce, with 7 if a file cannot be read.
+    History(HistoryArgs),
+    /// Kill and stop real processes that share a pool, and check what they were told
+    ///
+    /// Exits with 1 if something was found; the folder is then kept.
+    Processes(Box<ProcessesArgs>),
+    /// What processes starts
+    #[command(hide = true)]
+    Process(ProcessArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct HistoryArgs {
+    /// The files; `-` for standard input
+    #[arg(required = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) files: Vec<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CrashArgs {
+    /// Part of the names of cases to go through, or one point, as in
+    /// 'btree/u64-tiny/update#k=2,after' [default: all]
+    pub(crate) cases: Option<String>,
+    /// Print the names of the cases and run nothing
+    #[arg(long)]
+    pub(crate) list: bool,
+    /// Run every n-th point of each case only
+    #[arg(long, value_name = "N", default_value_t = 1,
+        value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) stride: u16,
+    /// Threads [default: as many as the machine has]
+    #[arg(short, long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) threads: Option<u16>,
+    /// Begin no more points after this time, as in 90s
+    #[arg(long)]
+    pub(crate) time: Option<TimeSpan>,
+}
+
+#[cfg(feature = "canary")]
+#[derive(Debug, Args)]
+pub(crate) struct CanariesArgs {
+    /// Which ones [default: all]
+    #[arg(value_name = "CANARY")]
+    pub(crate) names: Vec<String>,
+    /// Seeds within which each must be found
+    #[arg(short = 'n', long, value_name = "COUNT", default_value = "2K")]
+    pub(crate) seeds: Count,
+    /// Threads [default: as many as the machine has]
+    #[arg(short, long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) threads: Option<u16>,
+}
+
+/// As many threads as were asked for, or as the machine has.
+pub(super) fn threads(wanted: Option<u16>) -> usize {
+    match wanted {
+        Some(threads) => threads.into(),
+        None => std::thread::available_parallelism().map_or(1, Into::into),
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SeedsArgs {
+    /// Seeds to run, one scenario each [default: 1000, or 1 with --seed]
+    #[arg(short = 'n', long, value_name = "COUNT")]
+    seeds: Option<Count>,
+    /// The first seed [default: 0]
+    #[arg(short, long)]
+    seed: Option<u64>,
+    /// Threads [default: as many as the machine has]
+    #[arg(short, long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// End after this time, as in 90s
+    #[arg(long)]
+    time: Option<TimeSpan>,
+    /// End after so many failures
+    #[arg(long, value_name = "COUNT", default_value_t = 10,
+        value_parser = clap::value_parser!(u16).range(1..))]
+    failures: u16,
+    /// Make the first failing scenario smaller, as long as it fails in the same way
+    #[arg(long)]
+    pub(crate) shrink: bool,
+    /// Runs that shrinking may take
+    #[arg(long, value_name = "COUNT", default_value = "3K", requires = "shrink")]
+    pub(crate) tries: Count,
+    /// Write what clients saw to this file: of the first failing run, or of the last
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) history: Option<PathBuf>,
+    /// Write a drawing of that run to this file, one page of HTML
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) trace: Option<PathBuf>,
+    #[command(flatten)]
+    pins: PinArgs,
+}
+
+/// What is pinned of a scenario. What they take is read by [`Choices::set`].
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Scenario")]
+struct PinArgs {
+    /// Engine to check, or all
+    #[arg(short, long)]
+    engine: Option<String>,
+    /// Format of the table: u64-tiny, u64-small, u64, wide-tiny, short-tiny, bytes-tiny, bytes, odd
+    #[arg(short, long)]
+    format: Option<String>,
+    /// What clients do: mixed, hot, ascending, removes, churn, counters, reads, large
+    #[arg(short, long)]
+    workload: Option<String>,
+    /// Memory servers
+    #[arg(long, value_name = "COUNT")]
+    memory_servers: Option<String>,
+    /// Compute servers
+    #[arg(long, value_name = "COUNT")]
+    compute_servers: Option<String>,
+    /// Clients of all compute servers together
+    #[arg(short, long, value_name = "COUNT")]
+    clients: Option<String>,
+    /// Operations of each client
+    #[arg(short, long, value_name = "COUNT")]
+    ops: Option<String>,
+    /// Different keys
+    #[arg(short, long, value_name = "COUNT")]
+    keys: Option<String>,
+    /// Keys that the table holds at first
+    #[arg(long, value_name = "COUNT")]
+    preload: Option<String>,
+    /// Bytes of each memory server, in KiB
+    #[arg(long, value_name = "KIB")]
+    region_kib: Option<String>,
+    /// Mean time between two operations of a client
+    #[arg(long, value_name = "NS")]
+    think_ns: Option<String>,
+    /// Probability that a caller gives an operation up half done
+    #[arg(long, value_name = "PROBABILITY")]
+    impatience: Option<String>,
+    /// What goes wrong with operations, as in torn=0.5,late=0.01, or none
+    #[arg(long, value_name = "LIST")]
+    faults: Option<String>,
+    /// Posts that something may go wrong with, counted from the start of the clients: 100..2000, all
+    #[arg(long, value_name = "RANGE")]
+    window: Option<String>,
+    /// What happens to servers, and when, as in kill:1@60000, or none
+    #[arg(long, value_name = "LIST")]
+    event: Vec<String>,
+    /// Operations that are run, as in 0:0-5,9/2:3 (client 0's 0 to 5 and 9, client 2's 3), all, none
+    #[arg(long, value_name = "LIST")]
+    only: Option<String>,
+    /// Another draw of the simulator's luck
+    #[arg(long)]
+    salt: Option<String>,
+}
+
+impl SeedsArgs {
+    /// What is to be run.
+    ///
+    /// # Errors
+    /// A usage error with a sentence on what makes no sense.
+    pub(crate) fn plan(&self) -> Result<Plan, Failure> {
+        let first = self.seed.unwrap_or(0);
+        let count = match (self.seeds, self.seed) {
+            (Some(Count(0)), _) => {
+                return Err(Failure::usage("no seeds to run: --seeds takes 1 or more"));
+            }
+            (Some(Count(count)), _) => count,
+            (None, Some(_)) => 1,
+            (None, None) => SEEDS,
+        };
+        let threads = threads(self.threads);
+        let Some(end) = first.checked_add(count) else {
+            return Err(Failure::usage(format!("there are no {count} seeds from {first} on")));
+        };
+        Ok(Plan {
+            seeds: first..end,
+            choices: self.pins.choices()?,
+            threads,
+            time: self.time.map(TimeSpan::duration),
+            failures_max: self.failures.into(),
+        })
+    }
+}
+
+impl PinArgs {
+    fn choices(&self) -> Result<Choices, Failure> {
+        let mut choices = Choices::default();
+        let events = (!self.event.is_empty()).then(|| self.event.join(","));
+        for (flag, text) in [
+            ("engine", &self.engine),
+            ("format", &self.format),
+            ("workload", &self.workload),
+            ("memory-servers", &self.memory_servers),
+            ("compute-servers", &self.compute_servers),
+            ("clients", &self.clients),
+            ("ops", &self.ops),
+            ("keys", &self.keys),
+            ("preload", &self.preload),
+            ("region-kib", &self.region_kib),
+            ("think-ns", &self.think_ns),
+            ("impatience", &self.impatience),
+            ("faults", &self.faults),
+            ("window", &self.window),
+            ("event", &events),
+            ("only", &self.only),
+            ("salt", &self.salt),
+        ] {
+            let Some(text) = text.as_deref().filter(|text| (flag, *text) != ("engine", "all"))
+            else {
+                continue;
+            };
+            choices.set(flag, text).map_err(|error| Failure::usage(error.to_string()))?;
+        }
+        Ok(choices)
+    }
+}

@@ -1,0 +1,73 @@
+//! `farleaf check canaries`: seeded bugs, and how soon they are found.
+
+use std::sync::atomic::Ordering;
+
+use farleaf_check::canaries::{Canary, Sung, hunt};
+use farleaf_check::scenario::Choices;
+use serde_json::json;
+
+use super::super::stop_on_interrupt;
+use super::args::CanariesArgs;
+use crate::errors::{Exit, Failure};
+use crate::output::Console;
+use crate::progress::Meter;
+
+pub(super) fn run(args: &CanariesArgs, console: &mut Console) -> anyhow::Result<Exit> {
+    let mut canaries = Vec::new();
+    for name in &args.names {
+        let Some(canary) = Canary::ALL.iter().find(|canary| canary.name() == name) else {
+            let known: Vec<&str> = Canary::ALL.iter().map(|canary| canary.name()).collect();
+            return Err(Failure::usage(format!(
+                "there is no canary \"{name}\" (known: {})",
+                known.join(", ")
+            ))
+            .into());
+        };
+        canaries.push(*canary);
+    }
+    if canaries.is_empty() {
+        canaries.extend_from_slice(Canary::ALL);
+    }
+    // What a canary breaks may panic; that is a finding, and no news.
+    std::panic::set_hook(Box::new(|_| {}));
+    let stop = stop_on_interrupt()?;
+    let meter = Meter::new(console.shows_progress(), Some(canaries.len() as u64));
+    let (seeds, threads) = (args.seeds.0, super::args::threads(args.threads));
+    let sung = hunt(&canaries, &Choices::default(), seeds, threads, &stop, &|_| meter.step());
+    meter.clear();
+    print(&sung, console)?;
+    Ok(if stop.load(Ordering::Relaxed) {
+        Exit::Interrupted
+    } else if sung.iter().all(|sung| sung.found.is_some()) {
+        Exit::Done
+    } else {
+        Exit::NotFound
+    })
+}
+
+fn print(sung: &[Sung], console: &mut Console) -> anyhow::Result<()> {
+    let kind = |sung: &Sung| sung.found.as_ref().map(|(_, failure)| failure.kind());
+    if console.json {
+        for sung in sung {
+            console.json_line(&json!({
+                "canary": sung.canary.name(),
+                "what": sung.canary.describe(),
+                "seeds": sung.seeds,
+                "found_by": kind(sung),
+                "elapsed_ns": u64::try_from(sung.elapsed.as_nanos()).unwrap_or(u64::MAX),
+            }))?;
+        }
+        return Ok(());
+    }
+    let row = |sung: &Sung| {
+        vec![
+            sung.canary.name().to_owned(),
+            sung.seeds.to_string(),
+            kind(sung).unwrap_or("NOT FOUND").to_owned(),
+            sung.canary.describe().to_owned(),
+        ]
+    };
+    let rows: Vec<_> = sung.iter().map(row).collect();
+    console.table(&["canary", "seeds", "found by", "what is done wrong"], &rows)?;
+    Ok(())
+}

@@ -1,0 +1,115 @@
+//! `farleaf check processes`: the command kills its children, and leaves none behind.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::{Pool, command, farleaf};
+
+const NAME: &[&str] = &["check", "processes"];
+
+/// Multiplies the time of the run.
+fn soak() -> u64 {
+    std::env::var("FARLEAF_SOAK").ok().and_then(|times| times.parse().ok()).unwrap_or(1)
+}
+
+fn words<'a>(options: &[&'a str]) -> Vec<&'a str> {
+    NAME.iter().chain(options).copied().collect()
+}
+
+/// Processes whose command line names the folder.
+fn at_work_in(folder: &Path) -> usize {
+    let name = folder.to_str().unwrap().as_bytes();
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let lines = processes.filter_map(|process| fs::read(process.path().join("cmdline")).ok());
+    lines.filter(|line| line.windows(name.len()).any(|part| part == name)).count()
+}
+
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !is_so() {
+        assert!(Instant::now() < end, "not within 20 s: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A driver at work in a folder, with children.
+fn start(folder: &Path) -> Child {
+    let folder_word = folder.to_str().unwrap();
+    let options = ["--pool", folder_word, "--time", "60s", "--round-time", "30s"];
+    let mut driver = command(&words(&options));
+    let driver = driver.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    // The driver, three clients and more.
+    wait_until("children are at work", || at_work_in(folder) >= 5);
+    driver
+}
+
+fn signal(name: &str, process: &Child) {
+    let id = process.id().to_string();
+    assert!(Command::new("kill").args(["-s", name, &id]).status().unwrap().success());
+}
+
+fn scratch() -> (Pool, PathBuf) {
+    let pool = Pool::missing();
+    let folder = pool.folder.clone();
+    (pool, folder)
+}
+
+#[test]
+fn processes_that_are_killed_and_stopped_leave_a_table_that_is_right() {
+    let (_pool, folder) = scratch();
+    let time = format!("{}s", 8 * soak());
+    let options = ["--pool", folder.to_str().unwrap(), "--time", &time, "--json"];
+    let report = farleaf(&words(&options), b"").done().json();
+    assert!(report["failure"].is_null(), "{report}");
+    let count = |name: &str| report["counts"][name].as_u64().unwrap();
+    assert!(count("operations") > 5_000, "{report}");
+    for name in ["kills_clients", "kills_tables", "kills_loads", "kills_openers", "stops"] {
+        assert!(count(name) > 0, "{name}: {report}");
+    }
+    assert!(count("keys_checked") > 40, "{report}");
+    assert_eq!(count("keys_undecided"), 0, "{report}");
+    assert!(!folder.exists(), "the folder is removed");
+    assert_eq!(at_work_in(&folder), 0);
+}
+
+#[test]
+fn an_interrupt_ends_all_processes_and_removes_the_folder() {
+    let (_pool, folder) = scratch();
+    let mut driver = start(&folder);
+    signal("INT", &driver);
+    assert_eq!(driver.wait().unwrap().code(), Some(130));
+    assert_eq!(at_work_in(&folder), 0);
+    assert!(!folder.exists());
+}
+
+#[test]
+fn no_process_outlives_a_driver_that_is_killed() {
+    let (_pool, folder) = scratch();
+    let mut driver = start(&folder);
+    driver.kill().unwrap();
+    driver.wait().unwrap();
+    wait_until("the children die too", || at_work_in(&folder) == 0);
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let refused = |options: &[&str], why| farleaf(&words(options), b"").failed(2, why);
+    refused(&["--processes", "0"], "at least one of each");
+    refused(&["--processes", "99", "--threads", "99"], "at most 64 threads");
+    refused(&["--keys", "0"], "1 to 9999");
+    refused(&["--keys", "1T"], "too many");
+    refused(&["--kills-per-second", "-1"], "");
+    refused(&["--stops-per-second", "NaN"], "0 to 1000");
+    refused(&["--round-time", "0s"], "rounds of no time");
+    refused(&["--time", "5"], "unit");
+    refused(&["--engine", "btre"], "did you mean \"btree\"?");
+    let (_pool, folder) = scratch();
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join("thesis"), "mine").unwrap();
+    refused(&["--pool", folder.to_str().unwrap()], "is not empty");
+    assert!(folder.join("thesis").exists());
+    // Only the driver can start a child.
+    farleaf(&["check", "process", "{}"], b"").failed(1, "not the driver's");
+}
