@@ -15,6 +15,7 @@ fn main() {
     records(&corpus);
     texts(&corpus);
     wire(&corpus);
+    history(&corpus);
 }
 
 fn write(corpus: &Path, target: &str, name: &str, bytes: &[u8]) {
@@ -215,4 +216,34 @@ fn wire(corpus: &Path) {
     let statuses: Vec<u8> = (1..7).flat_map(|status| answer(status, &[])).collect();
     write(corpus, "wire", "statuses", &[front(255), statuses].concat());
     write(corpus, "wire", "answers-short", &[front(255), answer(0, &[1; 15])].concat());
+}
+
+/// Every operation in one line, an operation in two, and what is not linearizable.
+fn history(corpus: &Path) {
+    let header = "{\"op\":\"history\",\"version\":1}\n";
+    let first = "{\"op\":\"initial\",\"key\":\"aw==\",\"value\":\"MQ==\"}\n";
+    let of = |client: u32, rest: &str| format!("{{\"client\":{client},{rest}}}\n");
+    let whole = [
+        of(0, r#""op":"get","key":"aw==","from_ns":1,"to_ns":2,"result":"MQ==""#),
+        of(0, r#""op":"insert","key":"eg==","value":"Mg==","from_ns":3,"to_ns":4,"result":true"#),
+        of(1, r#""op":"update","key":"aw==","value":"Mw==","from_ns":3,"to_ns":6,"result":true"#),
+        of(0, r#""op":"upsert","key":"aw==","value":"NA==","from_ns":5,"to_ns":null"#),
+        of(1, r#""op":"remove","key":"eg==","from_ns":7,"to_ns":8,"result":true"#),
+        of(
+            1,
+            r#""op":"compare_exchange","key":"eg==","expected":null,"value":"Mg==","from_ns":9,"to_ns":10,"result":{"done":true,"held":null}"#,
+        ),
+        of(
+            2,
+            r#""op":"scan","from":{"included":"aw=="},"to":null,"reverse":false,"limit":null,"from_ns":11,"to_ns":12,"result":[["aw==","Mw=="],["eg==","Mg=="]]"#,
+        ),
+    ];
+    write(corpus, "history", "whole", [header, first, &whole.concat()].concat().as_bytes());
+    let begun =
+        format!("{{\"begin\":17,{}", &of(3, r#""op":"remove","key":"aw==","from_ns":3"#)[1..]);
+    let ended = "{\"end\":17,\"to_ns\":5,\"result\":true}\n";
+    write(corpus, "history", "begun", [header, first, &begun, ended].concat().as_bytes());
+    write(corpus, "history", "cut", [header, first, &begun, &ended[..9]].concat().as_bytes());
+    let wrong = of(0, r#""op":"get","key":"aw==","from_ns":1,"to_ns":2,"result":null"#);
+    write(corpus, "history", "wrong", [header, first, &wrong].concat().as_bytes());
 }
