@@ -2,8 +2,12 @@
 
 use farleaf_fabric::sim::{Sim, SimConfig, SimEndpoint, SimError};
 use farleaf_fabric::{Client, Endpoint, Fabric, FabricError, OpError};
-use farleaf_index::{AnyIndex, Index, IndexError, TableReport, mark_drops};
+use farleaf_index::{
+    AnyIndex, Entries, Exchange, Index, IndexError, ScanRange, TableReport, mark_drops,
+};
 use farleaf_pool::{Audit, AuditReport, Pool, PoolError, PoolOptions, Session, format};
+
+use crate::history::{Answer, Call};
 
 /// Why a run is not as it should be.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -139,6 +143,40 @@ pub async fn check_all<E: Endpoint>(
         return Err(Fault(format!("the pool's accounts do not close: {:?}", audit.classes)));
     }
     Ok((reports, lost))
+}
+
+/// Asks the table.
+pub(crate) async fn ask<E: Endpoint>(
+    session: &Session<E>,
+    index: &AnyIndex,
+    call: &Call,
+) -> Result<Answer, IndexError> {
+    let mut held = Vec::new();
+    Ok(match call {
+        Call::Get { key } => {
+            let found = index.get(session, key, &mut held).await?;
+            Answer::Value(found.then_some(held))
+        }
+        Call::Insert { key, value } => Answer::Flag(index.insert(session, key, value).await?),
+        Call::Update { key, value } => Answer::Flag(index.update(session, key, value).await?),
+        Call::Upsert { key, value } => Answer::Flag(index.upsert(session, key, value).await?),
+        Call::Remove { key } => Answer::Flag(index.remove(session, key).await?),
+        Call::CompareExchange { key, expected, new } => {
+            let (expected, new) = (expected.as_deref(), new.as_deref());
+            let (exchange, found) =
+                index.compare_exchange(session, key, expected, new, &mut held).await?;
+            Answer::Exchanged { done: exchange == Exchange::Done, held: found.then_some(held) }
+        }
+        Call::Scan { from, to, reverse, limit } => {
+            let (from, to) = (from.as_ref(), to.as_ref());
+            let (from, to) = (from.map(Vec::as_slice), to.map(Vec::as_slice));
+            let mut out = Entries::new();
+            index
+                .scan(session, ScanRange { from, to, reverse: *reverse }, *limit, &mut out)
+                .await?;
+            Answer::Pairs(out.iter().map(|(key, value)| (key.to_vec(), value.to_vec())).collect())
+        }
+    })
 }
 
 /// Looks for lost objects in blocks whose member has left, and frees them.

@@ -40,17 +40,26 @@ fn folder() -> MappedHarness {
     MappedHarness { computers: vec![maker, other], folder: Some(scratch) }
 }
 
+/// Every task on a thread of its own, of the compute servers in turn.
+fn run_on_threads<F: Fabric + Sync>(
+    computers: &[F],
+    tasks: Vec<Task<F::Endpoint>>,
+    run: impl Fn(F::Endpoint, Task<F::Endpoint>) + Sync,
+) {
+    thread::scope(|scope| {
+        for (task, computer) in tasks.into_iter().zip(computers.iter().cycle()) {
+            let run = &run;
+            scope.spawn(move || run(computer.endpoint().expect("an endpoint"), task));
+        }
+    });
+}
+
 impl Harness for MappedHarness {
     type Endpoint = MappedEndpoint;
 
     fn run(&self, tasks: Vec<Task<MappedEndpoint>>) {
-        thread::scope(|scope| {
-            for (task, computer) in tasks.into_iter().zip(self.computers.iter().cycle()) {
-                scope.spawn(move || {
-                    let endpoint = computer.endpoint().expect("an endpoint");
-                    endpoint.executor().block_on(task(endpoint.clone()));
-                });
-            }
+        run_on_threads(&self.computers, tasks, |endpoint, task| {
+            endpoint.executor().block_on(task(endpoint.clone()));
         });
     }
 
@@ -209,13 +218,8 @@ impl Harness for TcpHarness {
     type Endpoint = TcpEndpoint;
 
     fn run(&self, tasks: Vec<Task<TcpEndpoint>>) {
-        thread::scope(|scope| {
-            for (task, computer) in tasks.into_iter().zip(self.computers.iter().cycle()) {
-                scope.spawn(move || {
-                    let endpoint = computer.endpoint().expect("an endpoint");
-                    endpoint.executor().block_on(task(endpoint.clone()));
-                });
-            }
+        run_on_threads(&self.computers, tasks, |endpoint, task| {
+            endpoint.executor().block_on(task(endpoint.clone()));
         });
     }
 

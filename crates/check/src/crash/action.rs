@@ -1,17 +1,16 @@
 //! What the compute server does that dies of it.
 
-use std::ops::Bound;
 
 use farleaf_fabric::sim::SimEndpoint;
 use farleaf_fabric::{Client, OpKind};
 use farleaf_index::{
-    AnyIndex, Entries, Exchange, Index, IndexError, ScanRange, SortedPairs, recover,
+    AnyIndex, Entries, Index, IndexError, ScanRange, SortedPairs, recover,
 };
 use farleaf_pool::{Audit, Pool, Session};
 
 use super::formats::Format;
 use crate::history::{Answer, Call};
-use crate::world::{Fault, join};
+use crate::world::{Fault, ask, join};
 
 /// The table that all is about.
 pub(super) const TABLE: &str = "t";
@@ -156,45 +155,11 @@ impl Actor {
                 }
             }
             _ => match action.call(&self.format) {
-                Some(call) => answer(session, index, &call).await,
+                Some(call) => ask(session, index, &call).await,
                 None => nothing,
             },
         }
     }
-}
-
-/// Makes a call about one key.
-pub(super) async fn answer(
-    session: &Session<SimEndpoint>,
-    index: &AnyIndex,
-    call: &Call,
-) -> Result<Answer, IndexError> {
-    let mut held = Vec::new();
-    Ok(match call {
-        Call::Get { key } => {
-            let found = index.get(session, key, &mut held).await?;
-            Answer::Value(found.then_some(held))
-        }
-        Call::Insert { key, value } => Answer::Flag(index.insert(session, key, value).await?),
-        Call::Update { key, value } => Answer::Flag(index.update(session, key, value).await?),
-        Call::Upsert { key, value } => Answer::Flag(index.upsert(session, key, value).await?),
-        Call::Remove { key } => Answer::Flag(index.remove(session, key).await?),
-        Call::CompareExchange { key, expected, new } => {
-            let (expected, new) = (expected.as_deref(), new.as_deref());
-            let (exchange, found) =
-                index.compare_exchange(session, key, expected, new, &mut held).await?;
-            Answer::Exchanged { done: exchange == Exchange::Done, held: found.then_some(held) }
-        }
-        Call::Scan { from, to, reverse, .. } => {
-            let (from, to) = (as_slice(from), as_slice(to));
-            let range = ScanRange { from, to, reverse: *reverse };
-            Answer::Pairs(scan(session, index, range).await?)
-        }
-    })
-}
-
-fn as_slice(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
-    bound.as_ref().map(Vec::as_slice)
 }
 
 pub(super) type Pairs = Vec<(Vec<u8>, Vec<u8>)>;

@@ -9,10 +9,10 @@ use farleaf_fabric::sim::{Sim, SimEndpoint};
 use farleaf_index::{AnyIndex, Index, IndexError, ScanRange, recover};
 use farleaf_pool::{PoolError, Recovered, Session};
 
-use super::action::{Action, OTHER, Pairs, answer, scan};
+use super::action::{Action, OTHER, Pairs, scan};
 use super::formats::Format;
 use crate::history::{Answer, Call, Event};
-use crate::world::Fault;
+use crate::world::{Fault, ask};
 
 /// Virtual time that taking over may take.
 const LIMIT_NS: u64 = 1_000_000_000;
@@ -43,7 +43,7 @@ impl Survivor {
         call: Call,
     ) -> Result<Answer, Fault> {
         let from_ns = session.endpoint().now_ns();
-        let told = answer(session, &self.index, &call).await;
+        let told = ask(session, &self.index, &call).await;
         let told = told.map_err(|error| Fault::from(error).within(format!("{call:?}")))?;
         let answer = Some((session.endpoint().now_ns(), told.clone()));
         self.log.0.borrow_mut().push(Event { client, call, from_ns, answer });

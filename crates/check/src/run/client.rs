@@ -2,20 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
-use std::ops::Bound;
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
 
 use farleaf_fabric::Endpoint;
 use farleaf_fabric::sim::SimEndpoint;
-use farleaf_index::{AnyIndex, Entries, Exchange, Index, IndexError, ScanRange};
+use farleaf_index::{AnyIndex, IndexError};
 use farleaf_pool::{PoolError, Session};
 
 use super::outcome::Failure;
 use super::record::Shared;
 use super::steps::{Step, Steps, count_of};
 use crate::history::{Answer, Call};
+use crate::world::ask;
 
 /// Steps between two ticks.
 const TICK_STEPS: u32 = 8;
@@ -120,7 +120,7 @@ impl Client {
             && at.is_some()
             && ((random >> 11) as f64) * 0.5_f64.powi(53) < impatience;
         let patience_ns = is_impatient.then(|| 200 + endpoint.random() % 14_000);
-        let done = within(endpoint, patience_ns, ask(&self.index, &self.session, &call)).await;
+        let done = within(endpoint, patience_ns, ask(&self.session, &self.index, &call)).await;
         let answer = match done {
             None => {
                 shared.count(|stats| stats.unknown += 1);
@@ -210,46 +210,6 @@ pub(super) async fn tick(shared: &Shared, session: &Session<SimEndpoint>) -> Res
             IndexError::Closed(_) => Err(CutOff),
             _ => Ok(()),
         },
-    }
-}
-
-/// Asks the index.
-async fn ask(
-    index: &AnyIndex,
-    session: &Session<SimEndpoint>,
-    call: &Call,
-) -> Result<Answer, IndexError> {
-    let mut found = Vec::new();
-    Ok(match call {
-        Call::Get { key } => {
-            let has = index.get(session, key, &mut found).await?;
-            Answer::Value(has.then_some(found))
-        }
-        Call::Insert { key, value } => Answer::Flag(index.insert(session, key, value).await?),
-        Call::Update { key, value } => Answer::Flag(index.update(session, key, value).await?),
-        Call::Upsert { key, value } => Answer::Flag(index.upsert(session, key, value).await?),
-        Call::Remove { key } => Answer::Flag(index.remove(session, key).await?),
-        Call::CompareExchange { key, expected, new } => {
-            let (expected, new) = (expected.as_deref(), new.as_deref());
-            let (exchange, had) =
-                index.compare_exchange(session, key, expected, new, &mut found).await?;
-            Answer::Exchanged { done: exchange == Exchange::Done, held: had.then_some(found) }
-        }
-        Call::Scan { from, to, reverse, limit } => {
-            let mut out = Entries::new();
-            let range = ScanRange { from: borrowed(from), to: borrowed(to), reverse: *reverse };
-            index.scan(session, range, *limit, &mut out).await?;
-            let pairs = out.iter().map(|(key, value)| (key.to_vec(), value.to_vec()));
-            Answer::Pairs(pairs.collect())
-        }
-    })
-}
-
-fn borrowed(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
-    match bound {
-        Bound::Included(key) => Bound::Included(key),
-        Bound::Excluded(key) => Bound::Excluded(key),
-        Bound::Unbounded => Bound::Unbounded,
     }
 }
 
