@@ -171,6 +171,8 @@ impl Shrinker<'_> {
         let best = self.best.clone();
         self.attempt(Scenario { think_ns: 0, ..best });
         let best = self.best.clone();
+        self.attempt(Scenario { aged: false, ..best });
+        let best = self.best.clone();
         self.attempt(Scenario { region_kib: 8 << 10, ..best });
         for part in [0, 4, 2] {
             let best = self.best.clone();

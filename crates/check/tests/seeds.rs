@@ -68,6 +68,17 @@ fn histories_are_worth_checking() {
     }
 }
 
+/// Counters that start just before they wrap make another run of it, and as good a one.
+#[test]
+fn counters_that_wrap_do_no_harm() {
+    for seed in 0..40 * soak() {
+        let of = |aged| Choices { aged: Some(aged), ..Choices::default() }.scenario(seed);
+        let (aged, new) = (run(&of(true)), run(&of(false)));
+        assert_eq!((&aged.failure, &new.failure), (&None, &None), "{}", of(true));
+        assert_ne!(aged.trace_hash, new.trace_hash, "{}", of(true));
+    }
+}
+
 #[test]
 fn time_and_interrupts_end_it_early() {
     let plan = Plan { seeds: 0..u64::MAX, threads: 2, ..Plan::default() };

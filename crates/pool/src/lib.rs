@@ -30,6 +30,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod age;
 mod alloc;
 mod audit;
 mod block;
@@ -57,6 +58,7 @@ mod token;
 mod unlinked;
 mod words;
 
+pub use age::age;
 pub use audit::{Audit, AuditReport, ClassReport};
 pub use drops::Dropping;
 pub use error::{FormatError, FormatFault, PoolError};

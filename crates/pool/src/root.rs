@@ -33,6 +33,8 @@ pub(crate) const LEFT_WORD: usize = 30;
 pub(crate) const OWNER_WORD: usize = 31;
 
 pub(crate) const FREE: u64 = 0;
+/// A free entry with the last version but one.
+pub(crate) const AGED: u64 = u64::MAX << 5 | FREE;
 const MAKING: u64 = 1;
 const LIVE: u64 = 2;
 pub(crate) const DROPPING: u64 = 3;

@@ -29,6 +29,11 @@ pub(crate) enum BlockState {
 pub(crate) struct BlockWord(pub(crate) u64);
 
 impl BlockWord {
+    /// Free, with the last version of all.
+    pub(crate) fn aged() -> BlockWord {
+        BlockWord(u64::MAX << 27 | BlockState::Free as u64)
+    }
+
     pub(crate) fn state(self) -> Result<BlockState, PoolError> {
         Ok(match self.0 & 15 {
             0 => BlockState::Free,
@@ -87,6 +92,11 @@ impl MemberWord {
         MemberWord(u64::from(generation) << 32 | state as u64)
     }
 
+    /// Free, with the last generation but one.
+    pub(crate) fn aged() -> Self {
+        MemberWord::new(MemberState::Free, u32::MAX - 1)
+    }
+
     pub(crate) fn recovering(self, slot: u32, generation: u32) -> Self {
         let recoverer = u64::from(slot) << 4 | u64::from(generation & 0x1fff) << 19;
         MemberWord(self.0 >> 32 << 32 | recoverer | MemberState::Recovering as u64)
@@ -124,6 +134,11 @@ pub(crate) struct AnnounceWord(pub(crate) u64);
 pub(crate) const EPOCH_MAX: u64 = 1 << 48;
 
 impl AnnounceWord {
+    /// Idle, with the last sequence but two.
+    pub(crate) fn aged() -> AnnounceWord {
+        AnnounceWord(1 << 63 | 0x7ffd << 48)
+    }
+
     /// The announced epoch; `None` if idle.
     pub(crate) fn epoch(self) -> Option<u64> {
         (self.0 >> 63 == 0).then_some(self.0 & (EPOCH_MAX - 1))

@@ -1,11 +1,8 @@
 //! What the compute server does that dies of it.
 
-
 use farleaf_fabric::sim::SimEndpoint;
 use farleaf_fabric::{Client, OpKind};
-use farleaf_index::{
-    AnyIndex, Entries, Index, IndexError, ScanRange, SortedPairs, recover,
-};
+use farleaf_index::{AnyIndex, Entries, Index, IndexError, ScanRange, SortedPairs, recover};
 use farleaf_pool::{Audit, Pool, Session};
 
 use super::formats::Format;

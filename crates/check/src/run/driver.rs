@@ -8,7 +8,7 @@ use farleaf_fabric::sim::{
 };
 use farleaf_fabric::{Client as FabricClient, Endpoint, Fabric, ServerId};
 use farleaf_index::{AnyIndex, Index, IndexError, SortedPairs};
-use farleaf_pool::{Audit, Pool, PoolError, PoolOptions, Session, format};
+use farleaf_pool::{Audit, Pool, PoolError, PoolOptions, Session, age, format};
 
 use super::client::{Client, tick};
 use super::life::{LifeState, Stage, TABLE, live, take_over};
@@ -150,6 +150,9 @@ impl Driver<'_> {
         let endpoint = fabric.endpoint().map_err(|error| Failure::Setup(error.to_string()))?;
         let client = FabricClient::new(endpoint.clone());
         format(&client, &pool_options(self.scenario)).await.map_err(pool)?;
+        if self.scenario.aged {
+            age(&client).await.map_err(pool)?;
+        }
         let session = Pool::join(&client).await.map_err(pool)?;
         let session = session.session(endpoint).await.map_err(pool)?;
         let table = self.scenario.format.table(self.scenario.engine);
@@ -167,6 +170,9 @@ impl Driver<'_> {
                 Err(IndexError::Full(_)) => self.shared.history.borrow_mut().initial.clear(),
                 Err(error) => return Err(setup(error)),
             }
+        }
+        if self.scenario.aged {
+            index.age(&session).await.map_err(setup)?;
         }
         Ok(session)
     }

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use farleaf_index::Engine;
 
-use super::{Events, Faults, FormatName, Scenario, Subset, Window, Workload, draw};
+use super::{Events, Faults, FormatName, Scenario, Subset, TimedFault, Window, Workload, draw};
 
 /// A flag that makes no sense, and why.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -41,6 +41,9 @@ fn is_near(a: &str, b: &str) -> bool {
     row[b.len()] <= 2.min(b.len() / 2)
 }
 
+/// Most servers of one kind.
+const SERVERS_MAX: usize = 16;
+
 /// What of a scenario is pinned; the rest is drawn from the seed.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[allow(missing_docs, reason = "as in Scenario")]
@@ -61,6 +64,7 @@ pub struct Choices {
     pub faults: Option<Faults>,
     pub window: Option<Window>,
     pub events: Option<Events>,
+    pub aged: Option<bool>,
     pub only: Option<Subset>,
 }
 
@@ -83,6 +87,7 @@ impl Choices {
         "faults",
         "window",
         "event",
+        "aged",
         "only",
     ];
 
@@ -102,8 +107,8 @@ impl Choices {
                 self.engine = Some(engine);
             }
             "format" => self.format = Some(text.parse()?),
-            "memory-servers" => self.memory_servers = Some(within(flag, text, 1, 16)?),
-            "compute-servers" => self.compute_servers = Some(within(flag, text, 1, 16)?),
+            "memory-servers" => self.memory_servers = Some(within(flag, text, 1, SERVERS_MAX)?),
+            "compute-servers" => self.compute_servers = Some(within(flag, text, 1, SERVERS_MAX)?),
             "clients" => self.clients = Some(within(flag, text, 1, 64)?),
             "workload" => self.workload = Some(text.parse()?),
             "ops" => self.ops = Some(within(flag, text, 1, 100_000)?),
@@ -115,6 +120,7 @@ impl Choices {
             "faults" => self.faults = Some(text.parse()?),
             "window" => self.window = Some(text.parse()?),
             "event" => self.events = Some(text.parse()?),
+            "aged" => self.aged = Some(read_yes_or_no(flag, text)?),
             "only" => self.only = Some(text.parse()?),
             _ => {
                 let known = Choices::FLAGS.iter().copied();
@@ -122,6 +128,19 @@ impl Choices {
             }
         }
         Ok(())
+    }
+
+    /// An event of a server that no scenario has, if one is pinned.
+    pub fn event_nowhere(&self) -> Option<TimedFault> {
+        let computes = self.compute_servers.unwrap_or(SERVERS_MAX);
+        let servers = self.memory_servers.unwrap_or(SERVERS_MAX);
+        let mut events = self.events.iter().flat_map(|events| &events.0);
+        events
+            .find(|event| {
+                event.kind.compute().is_some_and(|at| at >= computes)
+                    || event.kind.server().is_some_and(|at| at >= servers)
+            })
+            .copied()
     }
 
     /// The scenario of `seed` with what is pinned here.
@@ -135,6 +154,17 @@ impl Scenario {
     pub fn from_seed(seed: u64, choices: &Choices) -> Scenario {
         choices.scenario(seed)
     }
+}
+
+pub(super) fn yes_or_no(is: bool) -> &'static str {
+    if is { "yes" } else { "no" }
+}
+
+fn read_yes_or_no(flag: &str, text: &str) -> Result<bool, ScenarioError> {
+    [false, true]
+        .into_iter()
+        .find(|is| yes_or_no(*is) == text)
+        .ok_or_else(|| ScenarioError(format!("\"{text}\" is not for --{flag}: it takes yes or no")))
 }
 
 fn within<T: FromStr + PartialOrd + Display>(

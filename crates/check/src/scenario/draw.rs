@@ -44,6 +44,7 @@ pub(super) fn scenario(seed: u64, choices: &Choices) -> Scenario {
         faults: Faults::default(),
         window: choices.window.unwrap_or_default(),
         events: Events::default(),
+        aged: choices.aged.unwrap_or_else(|| rng(seed, "aged").u8(..6) == 0),
         only: choices.only.clone().unwrap_or(Subset(None)),
     };
     drawn.clients = choices.clients.unwrap_or_else(|| {

@@ -62,6 +62,8 @@ pub struct Scenario {
     pub window: Window,
     /// What happens to servers, and when.
     pub events: Events,
+    /// Whether counters start just before they wrap: those of the pool, and versions of nodes.
+    pub aged: bool,
     /// Which operations are run.
     pub only: Subset,
 }
@@ -101,6 +103,7 @@ impl Scenario {
             ("faults", self.faults.to_string()),
             ("window", self.window.to_string()),
             ("event", self.events.to_string()),
+            ("aged", choices::yes_or_no(self.aged).to_owned()),
             ("only", self.only.to_string()),
         ]
         .into_iter()

@@ -26,7 +26,7 @@ fn command_lines_give_the_scenario_back() {
         assert_eq!(line, format!("farleaf check --engine {} --seed {seed}", scenario.engine));
         // And one that was changed, as shrinking does it.
         let mut changed = scenario.clone();
-        match seed % 9 {
+        match seed % 10 {
             0 => changed.clients = 1 + changed.clients % 3,
             1 => changed.ops = 3,
             2 => changed.faults.torn = 0.25,
@@ -35,6 +35,7 @@ fn command_lines_give_the_scenario_back() {
             5 => changed.keys = 2,
             6 => changed.only = Subset(Some(vec![vec![0, 1, 2, 7], Vec::new(), vec![3]])),
             7 => changed.compute_servers = 1,
+            8 => changed.aged = !changed.aged,
             _ => changed.salt = 3,
         }
         assert_eq!(read(&changed.to_string()), changed, "{changed}");
@@ -53,6 +54,7 @@ fn seeds_differ_widely() {
     assert!(count(&|scenario| scenario.events.to_string()) > 200);
     assert!(count(&|scenario| scenario.clients.to_string()) >= 6);
     assert!(drawn.iter().any(|scenario| scenario.region_kib < 2048));
+    assert!(drawn.iter().filter(|scenario| scenario.aged).count() > 50);
     assert!(drawn.iter().all(|scenario| scenario.clients * scenario.ops <= 700));
 }
 
@@ -66,6 +68,7 @@ fn nonsense_is_explained() {
     assert!(refused("faults", "torn=2").contains("0 to 1"));
     assert!(refused("event", "kil:1@5").contains("did you mean \"kill\"?"));
     assert!(refused("event", "kill:1").contains("kill:1@60000"));
+    assert!(refused("aged", "1").contains("yes or no"));
     assert!(refused("window", "9..3").contains("no window"));
     assert!(refused("only", "0").contains("names no operations"));
     assert!(refused("clients", "0").contains("1 to 64"));

@@ -41,6 +41,7 @@
 //! - `INV-BT-8` Once a WRITE to a linked node or the root word has been posted, it is posted again
 //!   until it has happened and its lock is given back, by a task if its caller does not wait.
 
+mod age;
 mod bulk;
 mod destroy;
 mod grow;
@@ -190,6 +191,17 @@ impl BTree {
         left: u64,
     ) -> Result<Vec<String>, IndexError> {
         self.0.mark_left(session, audit, left).await
+    }
+
+    /// Seals every node with one of the last versions that there are, so that they wrap soon. For
+    /// tests; nobody else may use the table.
+    ///
+    /// Cost: 2 READs and 1 WRITE for each node.
+    ///
+    /// # Errors
+    /// As [`Index::verify`].
+    pub async fn age<E: Endpoint>(&self, session: &Session<E>) -> Result<(), IndexError> {
+        self.0.age(session).await
     }
 
     /// Frees everything that the table consists of, the meta object included. Nobody may have come

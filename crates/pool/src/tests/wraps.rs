@@ -24,14 +24,7 @@ fn words_wrap_under_use() {
         let first = member(&end).await;
         let geometry: Geometry = first.pool().geometry().clone();
         first.leave().await.unwrap();
-        for block in 0..geometry.block_count(ONE) {
-            set(&client, geometry.block_word_addr(ONE, block), u64::MAX << 27).await;
-        }
-        for slot in 0..geometry.options().members_max {
-            let at = geometry.member_addr(slot);
-            set(&client, at, (u64::from(u32::MAX) - 1) << 32).await;
-            set(&client, at.plus(16), 1 << 63 | 0x7ffd << 48).await;
-        }
+        crate::age(&client).await.unwrap();
         for life in 0..4 {
             let session = member(&end).await;
             for round in 0..20 {

@@ -198,6 +198,9 @@ struct PinArgs {
     /// What happens to servers, and when, as in kill:1@60000, or none
     #[arg(long, value_name = "LIST")]
     event: Vec<String>,
+    /// Whether counters start just before they wrap: those of the pool and the versions of nodes
+    #[arg(long, value_name = "YES|NO")]
+    aged: Option<String>,
     /// Operations that are run, as in 0:0-5,9/2:3 (client 0's 0 to 5 and 9, client 2's 3), all, none
     #[arg(long, value_name = "LIST")]
     only: Option<String>,
@@ -255,6 +258,7 @@ impl PinArgs {
             ("faults", &self.faults),
             ("window", &self.window),
             ("event", &events),
+            ("aged", &self.aged),
             ("only", &self.only),
             ("salt", &self.salt),
         ] {
@@ -263,6 +267,9 @@ impl PinArgs {
                 continue;
             };
             choices.set(flag, text).map_err(|error| Failure::usage(error.to_string()))?;
+        }
+        if let Some(event) = choices.event_nowhere() {
+            return Err(Failure::usage(format!("--event {event}: there is no such server")));
         }
         Ok(choices)
     }
