@@ -7,7 +7,7 @@ TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 SELECT := --workspace --all-features --locked
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check correctness threads fuzz tsan asan lint doc bench-smoke miri ci
+.PHONY: help setup run test check correctness threads fuzz tsan asan lint doc bench-smoke verbs verbs-rate miri ci
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -63,6 +63,13 @@ correctness: setup ## Run the whole lab and write its figures into docs/correctn
 bench-smoke: ## Run a small benchmark of every engine on every fabric (unoptimised: not for figures)
 	$(CARGO) build --profile test $(SELECT) --bin farleaf
 	scripts/bench-smoke.sh $(TARGET_DIR)/debug/farleaf
+
+# Skips nothing: without the machine, or without its device, it fails and says why. About 3 minutes.
+verbs: ## Run the tests of the fabric verbs in a virtual machine with Soft-RoCE
+	@scripts/verbs.sh
+
+verbs-rate: ## Measure verbs beside perftest in a virtual machine with Soft-RoCE
+	@scripts/verbs.sh rate
 
 miri: ## Run the unsafe module's tests under Miri (needs: rustup +nightly component add miri rust-src)
 	MIRIFLAGS="-Zmiri-strict-provenance -Zmiri-symbolic-alignment-check" \

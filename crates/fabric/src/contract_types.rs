@@ -83,4 +83,11 @@ pub struct ServiceReply {
 pub trait Service: Send + Sync {
     /// Answers one request. `reply` is as long as the caller's reply buffer.
     fn call(&self, memory: &Words, request: &[u8], reply: &mut [u8]) -> ServiceReply;
+
+    /// Answers a request that came when the server's queue was full, without a look at it; `None`, as
+    /// here, lets it wait all the same. Asked by fabrics that have such a queue (the simulator).
+    fn busy(&self, reply: &mut [u8]) -> Option<ServiceReply> {
+        let _ = reply;
+        None
+    }
 }

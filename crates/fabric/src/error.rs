@@ -60,6 +60,9 @@ pub enum OpErrorKind {
         /// The service asked for.
         service: u16,
     },
+    /// The buffer's memory could not be registered with the card. Nothing was done.
+    #[error("a buffer could not be registered with the card: raise the limit of locked memory")]
+    Unregistered,
     /// A fence of a compute server that cannot be proven dead. Nothing was done.
     #[error("the compute server to be fenced is alive")]
     StillAlive,
@@ -124,6 +127,10 @@ pub enum FabricError {
         /// Which one.
         server: ServerId,
     },
+    /// RDMA cannot be used.
+    #[cfg(feature = "verbs")]
+    #[error(transparent)]
+    Verbs(#[from] crate::verbs::VerbsError),
     /// Memory could not be had.
     #[error("cannot map {bytes} bytes of memory for memory server {server}")]
     NoMemory {

@@ -50,8 +50,9 @@ struct Inner {
     running: Cell<bool>,
     start: Instant,
     driver: Option<Rc<dyn Driver>>,
-    /// When something last came from the driver.
+    /// When something last came from the driver, and whether more has since that was noted.
     driven_ns: Cell<u64>,
+    is_driven: Cell<bool>,
 }
 
 /// What wakes the future of `block_on`.
@@ -90,6 +91,7 @@ impl Executor {
             start: Instant::now(),
             driver,
             driven_ns: Cell::new(0),
+            is_driven: Cell::new(false),
         }))
     }
 
@@ -203,7 +205,8 @@ impl Executor {
     fn drive(&self) -> bool {
         let came = self.0.driver.as_ref().is_some_and(|driver| driver.drive());
         if came {
-            self.0.driven_ns.set(self.now_ns());
+            // Noted when there is nothing else to do: asking for the time costs.
+            self.0.is_driven.set(true);
         }
         came
     }
@@ -218,7 +221,11 @@ impl Executor {
         let next_ns = self.0.timers.borrow().peek().map(|Reverse(timer)| timer.at_ns);
         let wait_ns = next_ns.map(|at_ns| at_ns.saturating_sub(self.now_ns()));
         if let Some(driver) = &self.0.driver {
-            let spins = driver.is_busy() && self.now_ns() - self.0.driven_ns.get() < SPIN_NS;
+            let now_ns = self.now_ns();
+            if self.0.is_driven.take() {
+                self.0.driven_ns.set(now_ns);
+            }
+            let spins = driver.is_busy() && now_ns - self.0.driven_ns.get() < SPIN_NS;
             return match wait_ns {
                 _ if spins => thread::yield_now(),
                 Some(wait_ns) if wait_ns < SPIN_NS => thread::yield_now(),

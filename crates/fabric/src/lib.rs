@@ -9,8 +9,8 @@
 //! | implementation | memory | time |
 //! |---|---|---|
 //! | [`mapped`] | mapped into this process: anonymous, or files that several processes share | real |
-//! | [`tcp`] | of memory servers on a network | real |
 //! | [`tcp`] | that of memory servers on a network, over TCP | real |
+//! | `verbs` | that of memory servers, by RDMA (feature `verbs`) | real |
 //! | [`sim`] | simulated memory servers with network cards | virtual, one seed, replayable |
 //!
 //! All unsafe code of the project is in the private module `raw`.
@@ -32,6 +32,8 @@ mod raw;
 pub mod sim;
 mod sync;
 pub mod tcp;
+#[cfg(feature = "verbs")]
+pub mod verbs;
 mod wake;
 
 pub use addr::{GlobalAddr, ServerId};

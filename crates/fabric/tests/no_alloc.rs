@@ -122,3 +122,28 @@ fn sim_allocates_nothing() {
         });
     }
 }
+
+#[test]
+#[cfg(feature = "verbs")]
+fn verbs_allocates_nothing() {
+    use farleaf_fabric::tcp::MemoryServerConfig;
+    use farleaf_fabric::verbs::{CardConfig, Verbs, VerbsConfig, VerbsServer, devices};
+
+    if devices().is_ok_and(|names| !names.is_empty()) {
+        let servers = [0, 1].map(|server| {
+            let server = ServerId(server);
+            let config = MemoryServerConfig { server, servers: 2, ..Default::default() };
+            let words = Arc::new(Words::anonymous(1 << 17).expect("1 MiB of memory"));
+            VerbsServer::start(config, &CardConfig::default(), words).expect("a memory server")
+        });
+        let config = VerbsConfig::to(servers.iter().map(VerbsServer::address));
+        let fabric = Verbs::connect(config).expect("connected");
+        let client = Client::new(fabric.endpoint().expect("an endpoint"));
+        let frame = Arc::new(Words::anonymous(128).expect("1 KiB of memory"));
+        assert_no_allocation(|verb, rounds| {
+            client.endpoint().executor().block_on(work(&client, verb, &frame, rounds));
+        });
+    } else {
+        eprintln!("verbs_allocates_nothing: skipped: no RDMA device; `make verbs` runs it");
+    }
+}

@@ -125,7 +125,8 @@ fn malformed_requests_end_their_connection() {
     let long = (2 << 20) + 1;
     let bad = [
         request(0, 0, 0, &[]),
-        request(11, 0, 0, &[]),
+        request(12, 0, 0, &[]),
+        request(11, 0, 257, &[0; 257]),
         request(READ, 0, long, &[]),
         request(READ, 0, u32::MAX, &[]),
         request(WRITE, 64, long, &[1; 64]),
@@ -145,6 +146,17 @@ fn malformed_requests_end_their_connection() {
     let mut all = vec![0; 64];
     pool[0].words().load(0, &mut all);
     assert!(all.iter().all(|word| *word == 0), "nothing was touched");
+}
+
+/// Verb 11, the question for another way, where there is none: said so, and the connection goes on.
+#[test]
+fn a_server_without_a_card_says_so() {
+    let (_pool, config) = pool(1, LONG);
+    let mut stream = enter(config.servers[0], 7, 0, 1);
+    stream.write_all(&request(11, 0, 64, &[1; 64])).unwrap();
+    stream.write_all(&request(FAA, 128, 8, &1_u64.to_le_bytes())).unwrap();
+    assert_eq!(answer(&mut stream), (3, Vec::new()));
+    assert_eq!(answer(&mut stream), (0, vec![0; 8]));
 }
 
 #[test]

@@ -10,6 +10,15 @@ use crate::{Endpoint, GlobalAddr, ServerId};
 /// Longest wait for something that must come, in the fabric's own time.
 const PATIENCE_NS: u64 = 30_000_000_000;
 
+/// Values below this differ in one byte alone, which nothing tears. So what races plain WRITEs and READs
+/// of words can be shown where words are not atomic, too ([`crate::Capabilities::word_atomic`]).
+const BYTE_VALUES: u64 = 250;
+
+/// How often a case counts up in words that others READ meanwhile.
+pub(super) fn countable<E: Endpoint>(end: &E, rounds: u64) -> u64 {
+    if end.capabilities().word_atomic { rounds } else { rounds.min(BYTE_VALUES) }
+}
+
 /// Two servers, by number.
 pub(super) const ONE: ServerId = ServerId(0);
 pub(super) const OTHER: ServerId = ServerId(1);

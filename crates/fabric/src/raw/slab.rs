@@ -1,6 +1,7 @@
 //! Buffers that a fabric can reach, recycled per thread.
 
 use std::alloc;
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::ops::{Bound, RangeBounds};
 use std::ptr::NonNull;
@@ -24,8 +25,8 @@ const FIRST_ARENA_BYTES: usize = 32 << 10;
 ///   slab's handles and all its buffers are gone.
 ///
 /// A fabric that must register memory does so once per arena.
-#[derive(Debug)]
 pub struct Slab {
+    registrar: Option<Box<dyn Registrar>>,
     free: [RefCell<Vec<NonNull<Slot>>>; CLASSES],
     arenas: RefCell<Vec<Arena>>,
     /// Arenas of each class.
@@ -34,9 +35,26 @@ pub struct Slab {
     out: Cell<usize>,
 }
 
+/// Makes memory known to a card.
+pub(super) trait Registrar {
+    /// Registers memory for this side's own use; `None` if it cannot be had.
+    ///
+    /// # Safety
+    /// The memory stays until the guard has been dropped.
+    unsafe fn register(&self, memory: NonNull<u8>, bytes: usize) -> Option<Registered>;
+}
+
+/// Memory that a card knows by `key`, until the guard is dropped.
+pub(super) struct Registered {
+    pub(super) key: u32,
+    #[expect(dead_code, reason = "held for its Drop, which deregisters")]
+    pub(super) guard: Box<dyn Any>,
+}
+
 /// Memory of many buffers of one class, and what is known about each of them.
-#[derive(Debug)]
 struct Arena {
+    /// Keeps it registered.
+    registered: Option<Registered>,
     memory: NonNull<u8>,
     layout: alloc::Layout,
     slots: NonNull<[Slot]>,
@@ -50,6 +68,9 @@ struct Slot {
     len: u32,
     at: u32,
     window: u32,
+    /// What a card knows the memory by; 0 if it does not.
+    #[cfg_attr(not(feature = "verbs"), expect(dead_code, reason = "only cards ask"))]
+    key: u32,
     class: u8,
     home: Option<SlabRef>,
 }
@@ -60,7 +81,18 @@ pub(crate) struct SlabRef(Rc<Slab>);
 
 impl SlabRef {
     pub(crate) fn new() -> Self {
+        Self::over(None)
+    }
+
+    /// Buffers of memory that is registered by `registrar`.
+    #[cfg(feature = "verbs")]
+    pub(super) fn registered(registrar: impl Registrar + 'static) -> Self {
+        Self::over(Some(Box::new(registrar)))
+    }
+
+    fn over(registrar: Option<Box<dyn Registrar>>) -> Self {
         SlabRef(Rc::new(Slab {
+            registrar,
             free: std::array::from_fn(|_| RefCell::default()),
             arenas: RefCell::default(),
             grown: std::array::from_fn(|_| Cell::new(0)),
@@ -117,6 +149,10 @@ impl Slab {
         let Some(memory) = NonNull::new(unsafe { alloc::alloc_zeroed(layout) }) else {
             alloc::handle_alloc_error(layout)
         };
+        // SAFETY: an arena's registration is dropped before its memory is given back.
+        let register = |by: &dyn Registrar| unsafe { by.register(memory, bytes * count) };
+        let registered = self.registrar.as_deref().and_then(register);
+        let key = registered.as_ref().map_or(0, |registered| registered.key);
         let slots: Box<[Slot]> = (0..count)
             .map(|index| Slot {
                 // SAFETY: `index * bytes` lies inside the arena of `count * bytes`.
@@ -124,12 +160,13 @@ impl Slab {
                 len: 0,
                 at: 0,
                 window: 0,
+                key,
                 class: class as u8,
                 home: None,
             })
             .collect();
         let slots = NonNull::from(Box::leak(slots));
-        self.arenas.borrow_mut().push(Arena { memory, layout, slots });
+        self.arenas.borrow_mut().push(Arena { registered, memory, layout, slots });
         let mut free = self.free[class].borrow_mut();
         let first = slots.cast::<Slot>();
         // SAFETY: each index is below the number of slots.
@@ -145,9 +182,16 @@ impl Drop for Slab {
             // SAFETY: leaked from a box in `grow`; every buffer holds the slab (INV-SLAB-2), so
             // nobody else has a slot, and the free lists are not used again.
             drop(unsafe { Box::from_raw(arena.slots.as_ptr()) });
+            drop(arena.registered);
             // SAFETY: allocated in `grow` with this layout; no buffer is left, as above.
             unsafe { alloc::dealloc(arena.memory.as_ptr(), arena.layout) };
         }
+    }
+}
+
+impl std::fmt::Debug for Slab {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Slab({} buffers out)", self.out.get())
     }
 }
 
@@ -225,6 +269,20 @@ impl Buf {
     #[inline]
     pub fn window_bytes(&self) -> &[u8] {
         &self.bytes()[self.window_start()..self.window_start() + self.window_len()]
+    }
+
+    /// Where the window begins, its length, and the key by which a card knows it.
+    #[cfg(feature = "verbs")]
+    pub(super) fn place(&self) -> (u64, u32, u32) {
+        let slot = self.slot();
+        let start = slot.start.expose_provenance().get() as u64;
+        (start + u64::from(slot.at), slot.window, slot.key)
+    }
+
+    /// Whether a card knows its memory.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn is_registered(&self) -> bool {
+        self.slot().key != 0
     }
 
     /// All bytes.

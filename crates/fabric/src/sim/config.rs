@@ -122,6 +122,8 @@ pub struct RpcConfig {
     /// What every request costs such a thread beside the handler's own
     /// [`crate::ServiceReply::cpu_ns`]. Default 400.
     pub dispatch_ns: u64,
+    /// Requests that wait, for each thread, before [`crate::Service::busy`] is asked. Default 256.
+    pub queue_max: usize,
 }
 
 /// What goes wrong on purpose. Each fault strikes an operation by a choice that follows from the
@@ -322,6 +324,6 @@ impl Default for CpuConfig {
 
 impl Default for RpcConfig {
     fn default() -> Self {
-        RpcConfig { threads: 1, dispatch_ns: 400 }
+        RpcConfig { threads: 1, dispatch_ns: 400, queue_max: 256 }
     }
 }

@@ -205,13 +205,39 @@ impl Machine {
 
     /// An RPC has come: an idle thread takes it, or it waits for one.
     fn enqueue(&mut self, index: u32) {
+        let queue_max = self.rpc_queue_max;
         let server = self.server_of(index, 0);
         if server.idle == 0 {
-            server.queue.push_back(index);
+            if server.queue.len() >= queue_max && self.turned_away(index) {
+                return self.respond(index, 0);
+            }
+            self.server_of(index, 0).queue.push_back(index);
         } else {
             server.idle -= 1;
             self.call(index);
         }
+    }
+
+    /// The queue is full: whether the request's service answers it at once.
+    fn turned_away(&mut self, index: u32) -> bool {
+        if self.refused(index, 0) {
+            return true;
+        }
+        let slot = &mut self.slots[index];
+        let Payload::Rpc { service, reply_len, list } = &mut slot.payload else { return false };
+        let (Some(handler), [_, Op::Read { into: reply, .. }]) =
+            (self.services.get(service), list.as_mut_slice())
+        else {
+            return false;
+        };
+        let (at, room) = (reply.window_start(), reply.window_len());
+        let Some(answer) = handler.busy(&mut reply.bytes_mut()[at..at + room]) else {
+            return false;
+        };
+        *reply_len = answer.len.min(room) as u32;
+        self.ops += 1;
+        self.trace.add(u64::from(*reply_len));
+        true
     }
 
     /// A thread begins with a request: the handler's effects are of this instant.

@@ -93,6 +93,8 @@ pub(super) struct Machine {
     pub recorder: Option<Recorder>,
     /// Some memory server is slow, stopped or cut off.
     pub is_ill: bool,
+    /// Requests that wait at a memory server before its services are asked whether to turn them away.
+    pub rpc_queue_max: usize,
     pub threads_each: usize,
     client_nics: Vec<Nic>,
     /// When each worker thread is free.
@@ -154,6 +156,7 @@ impl Machine {
             timers: Timers::default(),
             recorder: config.record.then(Recorder::default),
             is_ill: false,
+            rpc_queue_max: config.rpc.queue_max.saturating_mul(config.rpc.threads),
             threads_each: config.threads,
             client_nics: (0..config.compute_servers)
                 .map(|_| Nic::new(&config.compute_nic))

@@ -39,15 +39,40 @@ impl TcpEndpoint {
         seed: u64,
     ) -> Result<Self, FabricError> {
         let transport = Rc::new(Transport::connect(Arc::clone(&shared))?);
-        Ok(TcpEndpoint {
-            thread: Rc::new(Thread {
-                shared,
-                executor: Executor::with_driver(Rc::clone(&transport)),
-                transport,
-                counters,
-                slab: SlabRef::new(),
-                rng: RefCell::new(fastrand::Rng::with_seed(seed)),
-            }),
+        let executor = Executor::with_driver(Rc::clone(&transport));
+        Ok(Self::over(shared, transport, executor, counters, SlabRef::new(), seed))
+    }
+
+    /// Over a transport that `executor` drives.
+    pub(crate) fn over(
+        shared: Arc<Shared>,
+        transport: Rc<Transport>,
+        executor: Executor,
+        counters: Arc<Counters>,
+        slab: SlabRef,
+        seed: u64,
+    ) -> Self {
+        let rng = RefCell::new(fastrand::Rng::with_seed(seed));
+        let thread = Thread { shared, transport, counters, slab, executor, rng };
+        TcpEndpoint { thread: Rc::new(thread) }
+    }
+
+    /// Asks about another way to the server's words; see [`super::offer`]. 1 round trip.
+    ///
+    /// # Errors
+    /// `NoService` if the server offers none; otherwise as any operation.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn ask(
+        &self,
+        server: ServerId,
+        question: Vec<u8>,
+    ) -> impl Future<Output = Result<Vec<u8>, OpError>> {
+        self.post(Payload::Ask(server, question, Vec::new()), |payload, error| {
+            match (payload, error) {
+                (_, Some(error)) => Err(error),
+                (Payload::Ask(_, _, answer), None) => Ok(answer),
+                (other, None) => unreachable!("a question came back as {other:?}"),
+            }
         })
     }
 

@@ -46,6 +46,7 @@ pub fn serve<'a>(greets: bool, pieces: impl Iterator<Item = &'a [u8]>) -> usize 
         words: Arc::new(words),
         services: RwLock::new(BTreeMap::from([(ServiceId(1), boaster)])),
         lives: Lives::new(1_000),
+        offer: None,
         start: Instant::now(),
         guests: AtomicUsize::new(0),
     });

@@ -3,6 +3,8 @@
 //! - **TCP-1** Requests of a connection are carried out while its gate is held and open. Closing a
 //!   gate takes it: afterwards nothing of that connection takes effect.
 //! - **TCP-2** An incarnation that has been fenced stays so: no connection of it is let in again.
+//! - **TCP-7** A gate is shut only once the other ways that belong to its connection have been cut; a
+//!   fence that cannot cut one is not answered. A way is added to an open gate only.
 //! - **TCP-3** Nobody takes a gate while holding another: a fence is carried out between the
 //!   requests around it.
 
@@ -10,6 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::offer::Way;
 use crate::Incarnation;
 
 /// Whether a connection's requests are carried out.
@@ -23,12 +26,49 @@ pub(super) enum GateState {
 }
 
 /// Held while requests of one connection are carried out.
+pub(super) struct Gate {
+    state: Mutex<GateState>,
+    /// Other ways that the connection has. Taken while the state is held, or alone.
+    ways: Mutex<Vec<Box<dyn Way>>>,
+}
+
+/// A way could not be cut.
 #[derive(Debug)]
-pub(super) struct Gate(Mutex<GateState>);
+pub(super) struct Uncut;
 
 impl Gate {
+    fn open() -> Arc<Gate> {
+        Arc::new(Gate { state: Mutex::new(GateState::Open), ways: Mutex::default() })
+    }
+
+    /// Adds a way; false, with the way cut, if the gate is shut (TCP-7).
+    pub(super) fn add(&self, way: Box<dyn Way>) -> bool {
+        let state = self.lock();
+        let is_open = *state == GateState::Open;
+        if is_open {
+            self.ways.lock().unwrap_or_else(PoisonError::into_inner).push(way);
+        }
+        is_open
+    }
+
+    /// Cuts all ways and shuts the gate (TCP-7). What could not be cut stays, and can be tried again;
+    /// the gate itself is shut in any case.
+    pub(super) fn shut(&self, to: GateState) -> Result<(), Uncut> {
+        let mut state = self.lock();
+        *state = to;
+        let mut ways = self.ways.lock().unwrap_or_else(PoisonError::into_inner);
+        ways.retain_mut(|way| way.cut().is_err());
+        if ways.is_empty() { Ok(()) } else { Err(Uncut) }
+    }
+
     pub(super) fn lock(&self) -> MutexGuard<'_, GateState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for Gate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Gate({:?})", *self.lock())
     }
 }
 
@@ -74,6 +114,15 @@ impl Life {
     }
 }
 
+/// Why a connection is not let in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Denied {
+    /// Its compute server has been cut off.
+    Fenced,
+    /// The connection that it replaces could not be cut.
+    Uncut,
+}
+
 /// All lives that this server has heard of.
 #[derive(Debug)]
 pub(super) struct Lives {
@@ -91,14 +140,13 @@ impl Lives {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets a connection in; `None` if its compute server has been cut off. The connection that it
-    /// replaces does nothing any more.
+    /// Lets a connection in. The one that it replaces does nothing any more.
     pub(super) fn enter(
         &self,
         who: Incarnation,
         replaces: u64,
         now_ms: u64,
-    ) -> Option<(Arc<Life>, u64, Arc<Gate>)> {
+    ) -> Result<(Arc<Life>, u64, Arc<Gate>), Denied> {
         let life = Arc::clone(self.known().entry(who).or_insert_with(|| {
             Arc::new(Life {
                 heard_ms: AtomicU64::new(now_ms),
@@ -108,17 +156,20 @@ impl Lives {
         }));
         let mut state = life.state();
         if state.fenced {
-            return None;
+            return Err(Denied::Fenced);
         }
-        if let Some(gate) = state.connections.remove(&replaces) {
-            *gate.lock() = GateState::Closed;
+        if let Some(gate) = state.connections.get(&replaces) {
+            if gate.shut(GateState::Closed).is_err() {
+                return Err(Denied::Uncut);
+            }
+            state.connections.remove(&replaces);
         }
         let number = self.connections.fetch_add(1, Ordering::Relaxed) + 1;
-        let gate = Arc::new(Gate(Mutex::new(GateState::Open)));
+        let gate = Gate::open();
         state.connections.insert(number, Arc::clone(&gate));
         drop(state);
         life.hear(now_ms);
-        Some((life, number, gate))
+        Ok((life, number, gate))
     }
 
     /// Whether a life has ended or was not heard of for a whole lease; if so it stays dead. One that
@@ -131,8 +182,9 @@ impl Lives {
         life.dead.load(Ordering::SeqCst)
     }
 
-    /// Cuts a life off. The caller holds no gate (TCP-3).
-    pub(super) fn fence(&self, who: Incarnation, now_ms: u64) {
+    /// Cuts a life off. The caller holds no gate (TCP-3). On failure it is let in nowhere, but may still
+    /// act by a way that could not be cut: to be tried again.
+    pub(super) fn fence(&self, who: Incarnation, now_ms: u64) -> Result<(), Uncut> {
         let life = Arc::clone(self.known().entry(who).or_insert_with(|| {
             Arc::new(Life {
                 heard_ms: AtomicU64::new(now_ms),
@@ -140,15 +192,21 @@ impl Lives {
                 state: Mutex::default(),
             })
         }));
+        // They stay in the list until they are shut: another fence must wait for them, too.
         let gates = {
             let mut state = life.state();
             state.fenced = true;
-            std::mem::take(&mut state.connections)
+            state.connections.clone()
         };
         life.end();
-        for gate in gates.values() {
-            *gate.lock() = GateState::Fenced;
+        let mut fenced = Ok(());
+        for (number, gate) in gates {
+            match gate.shut(GateState::Fenced) {
+                Ok(()) => life.leave(number),
+                Err(uncut) => fenced = Err(uncut),
+            }
         }
+        fenced
     }
 }
 
@@ -164,11 +222,11 @@ mod tests {
         let (_, _, first) = lives.enter(WHO, 0, 0).expect("in");
         let (_, _, second) = lives.enter(WHO, 0, 0).expect("in");
         let (_, _, other) = lives.enter(Incarnation(8), 0, 0).expect("in");
-        lives.fence(WHO, 1);
+        lives.fence(WHO, 1).expect("cut off");
         assert_eq!(*first.lock(), GateState::Fenced);
         assert_eq!(*second.lock(), GateState::Fenced);
         assert_eq!(*other.lock(), GateState::Open);
-        assert!(lives.enter(WHO, 0, 2).is_none());
+        assert_eq!(lives.enter(WHO, 0, 2).err(), Some(Denied::Fenced));
         assert!(lives.is_dead(WHO, 2));
     }
 
@@ -179,6 +237,58 @@ mod tests {
         let (_, _, second) = lives.enter(WHO, number, 0).expect("in");
         assert_eq!(*first.lock(), GateState::Closed);
         assert_eq!(*second.lock(), GateState::Open);
+    }
+
+    /// A way that can be cut only after so many attempts, and whether it has been.
+    struct Stubborn(u32, Arc<AtomicBool>);
+
+    impl Way for Stubborn {
+        fn cut(&mut self) -> std::io::Result<()> {
+            if self.0 > 0 {
+                self.0 -= 1;
+                return Err(std::io::ErrorKind::ResourceBusy.into());
+            }
+            self.1.store(true, Ordering::SeqCst);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_fence_is_not_done_before_every_way_is_cut() {
+        let lives = Lives::new(100);
+        let cut: [Arc<AtomicBool>; 2] = Default::default();
+        let (_, number, gate) = lives.enter(WHO, 0, 0).expect("in");
+        assert!(gate.add(Box::new(Stubborn(2, Arc::clone(&cut[0])))));
+        assert!(gate.add(Box::new(Stubborn(0, Arc::clone(&cut[1])))));
+        assert_eq!(lives.enter(WHO, number, 0).err(), Some(Denied::Uncut));
+        assert!(lives.fence(WHO, 1).is_err());
+        assert_eq!(*gate.lock(), GateState::Fenced);
+        assert!(!cut[0].load(Ordering::SeqCst) && cut[1].load(Ordering::SeqCst));
+        lives.fence(WHO, 1).expect("the third attempt");
+        assert!(cut[0].load(Ordering::SeqCst));
+        assert!(!gate.add(Box::new(Stubborn(0, Arc::default()))), "a way behind the fence");
+    }
+
+    /// A second fence used to find no connection any more, and was answered while the first still waited
+    /// for a gate behind which a request was being carried out.
+    #[test]
+    fn no_fence_returns_before_every_gate_is_shut() {
+        let lives = Lives::new(100);
+        let (_, _, gate) = lives.enter(WHO, 0, 0).expect("in");
+        let returned = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            let request = gate.lock();
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    lives.fence(WHO, 1).expect("cut off");
+                    returned.fetch_add(1, Ordering::SeqCst);
+                });
+            }
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            assert_eq!(returned.load(Ordering::SeqCst), 0);
+            drop(request);
+        });
+        assert_eq!(returned.load(Ordering::SeqCst), 2);
     }
 
     #[test]

@@ -45,6 +45,7 @@ mod endpoint;
 pub mod fuzz;
 mod inbox;
 mod lives;
+pub(crate) mod offer;
 mod output;
 mod server;
 mod session;
@@ -62,6 +63,8 @@ use std::time::Duration;
 
 pub use endpoint::TcpEndpoint;
 pub use server::{MemoryServer, MemoryServerConfig};
+#[cfg(feature = "verbs")]
+pub(crate) use transport::Transport;
 
 use crate::{Counters, Fabric, FabricError, Incarnation, ServerId, Service, ServiceId};
 use wire::{ANSWER_BYTES, Entry, GREETING_BYTES, Hello, Request, VERSION, Verb, Welcome};
@@ -138,6 +141,30 @@ impl Tcp {
         Ok(Tcp(Arc::new(Shared { config, incarnation, region_bytes, counters, _heart })))
     }
 
+    /// Counters and the seed of one more thread.
+    pub(crate) fn new_thread(&self) -> (Arc<Counters>, u64) {
+        let shared = &self.0;
+        let counters = Counters::new(shared.config.servers.len());
+        let number = {
+            let mut all = shared.counters.lock().unwrap_or_else(PoisonError::into_inner);
+            all.push(Arc::clone(&counters));
+            all.len() as u64
+        };
+        (counters, shared.incarnation.0 ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    }
+
+    /// What its endpoints share.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.0
+    }
+
+    /// Bytes that each server exposes.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn region_bytes(&self) -> &[u64] {
+        &self.0.region_bytes
+    }
+
     /// Its incarnation.
     pub fn incarnation(&self) -> Incarnation {
         self.0.incarnation
@@ -149,15 +176,8 @@ impl Fabric for Tcp {
 
     /// Connects the calling thread to every memory server.
     fn endpoint(&self) -> Result<TcpEndpoint, FabricError> {
-        let shared = &self.0;
-        let counters = Counters::new(shared.config.servers.len());
-        let number = {
-            let mut all = shared.counters.lock().unwrap_or_else(PoisonError::into_inner);
-            all.push(Arc::clone(&counters));
-            all.len() as u64
-        };
-        let seed = shared.incarnation.0 ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        TcpEndpoint::connect(Arc::clone(shared), counters, seed)
+        let (counters, seed) = self.new_thread();
+        TcpEndpoint::connect(Arc::clone(&self.0), counters, seed)
     }
 
     fn name(&self) -> &'static str {
@@ -220,6 +240,37 @@ fn greet(
         Entry::Full => refused("it has as many connections as it allows".to_owned()),
         Entry::LetIn => Ok((stream, welcome)),
     }
+}
+
+/// Asks about another way to a server's words (see [`offer`]), on a connection of its own, waiting.
+#[cfg(feature = "verbs")]
+pub(crate) fn ask_once(
+    tcp: &Tcp,
+    server: ServerId,
+    question: &[u8],
+) -> Result<Result<Vec<u8>, crate::OpErrorKind>, FabricError> {
+    use wire::{Status, decode_answer};
+    let config = &tcp.0.config;
+    let (mut stream, _) = greet(config, tcp.0.incarnation, server, false, 0)?;
+    let length = question.len() as u32;
+    let request = Request { verb: Verb::Ask, more: false, length, offset: 0 }.encode();
+    let mut head = [0; ANSWER_BYTES];
+    let asked = stream
+        .write_all(&[&request, question].concat())
+        .and_then(|()| stream.read_exact(&mut head))
+        .map_err(|source| {
+            unreachable_at(server, config.servers[server.index()].to_string(), source)
+        });
+    asked?;
+    let (status, length) = decode_answer(&head).unwrap_or((Status::Skipped, 0));
+    let mut answer = vec![0; length];
+    let read = stream.read_exact(&mut answer);
+    Ok(match status {
+        Status::Done if read.is_ok() => Ok(answer),
+        Status::NoService => Err(crate::OpErrorKind::NoService { service: 0 }),
+        Status::Fenced => Err(crate::OpErrorKind::Fenced),
+        _ => Err(crate::OpErrorKind::Unavailable),
+    })
 }
 
 /// Greets anew, in the place of connection `replaces`. Who answers must be who was there before.

@@ -11,6 +11,7 @@ use mio::net::{TcpListener, TcpStream};
 use mio::{Interest, Poll, Token, Waker};
 
 use super::lives::Lives;
+use super::offer::Offer;
 use super::session::Host;
 use super::worker::Worker;
 use super::{config_error, unreachable_at};
@@ -88,6 +89,15 @@ impl MemoryServer {
     /// [`FabricError::Config`] for a public address without `insecure_public`, a number of threads
     /// or servers that makes no sense; [`FabricError::Unreachable`] if the address cannot be had.
     pub fn start(config: MemoryServerConfig, words: Arc<Words>) -> Result<Self, FabricError> {
+        Self::start_with(config, words, None)
+    }
+
+    /// The same, with another way to the words for those who ask.
+    pub(crate) fn start_with(
+        config: MemoryServerConfig,
+        words: Arc<Words>,
+        offer: Option<Arc<dyn Offer>>,
+    ) -> Result<Self, FabricError> {
         check(&config)?;
         let failed = |source| unreachable_at(config.server, config.listen.to_string(), source);
         let mut listener = TcpListener::bind(config.listen).map_err(failed)?;
@@ -115,6 +125,7 @@ impl MemoryServer {
             words,
             services: RwLock::default(),
             lives: Lives::new(u64::from(lease_ms)),
+            offer,
             start: Instant::now(),
             guests: AtomicUsize::new(0),
         };

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
 
-use super::lives::{Gate, GateState, Life, Lives};
+use super::lives::{Denied, Gate, GateState, Life, Lives};
+use super::offer::Offer;
 use super::output::Output;
 use super::wire::{
     ANSWER_BYTES, Entry, GREETING_BYTES, Hello, LENGTH_MAX, REQUEST_BYTES, Request, Status,
@@ -31,6 +32,8 @@ pub(super) struct Host {
     pub(super) words: Arc<Words>,
     pub(super) services: RwLock<BTreeMap<ServiceId, Arc<dyn Service>>>,
     pub(super) lives: Lives,
+    /// Another way to the words, for those who ask.
+    pub(super) offer: Option<Arc<dyn Offer>>,
     pub(super) start: Instant,
     /// Connections that have been let in.
     pub(super) guests: AtomicUsize,
@@ -56,7 +59,10 @@ struct Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        self.life.leave(self.number);
+        // What cannot be cut stays known, so that a fence tries again (TCP-7).
+        if self.gate.shut(GateState::Closed).is_ok() {
+            self.life.leave(self.number);
+        }
         self.host.guests.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -137,7 +143,7 @@ impl Session {
                 };
                 taken = start + operands.len();
                 prefetch(host, &input[taken..]);
-                if request.verb.is_about_lives() {
+                if request.verb.is_without_gate() {
                     special = Some((request.verb, operands));
                     break;
                 }
@@ -151,7 +157,7 @@ impl Session {
             drop(gate);
             let Some((verb, operands)) = special else { return Ok(taken) };
             self.broken = false;
-            answer_special(host, guest, verb, operands, output);
+            answer_special(host, guest, verb, operands, output)?;
         }
     }
 
@@ -182,13 +188,17 @@ impl Session {
         } else {
             let who = Incarnation(hello.incarnation);
             match host.lives.enter(who, hello.replaces, host.now_ms()) {
-                Some((life, number, gate)) => {
+                Ok((life, number, gate)) => {
                     welcome.connection = number;
                     self.guest = Some(Guest { life, number, gate, host: Arc::clone(host) });
                 }
-                None => {
+                Err(denied) => {
                     host.guests.fetch_sub(1, Ordering::Relaxed);
-                    welcome.entry = Entry::Fenced;
+                    welcome.entry = match denied {
+                        Denied::Fenced => Entry::Fenced,
+                        // It may come again.
+                        Denied::Uncut => return Err(Gone),
+                    };
                 }
             }
         }
@@ -219,7 +229,7 @@ fn carry_out(host: &Host, request: Request, operands: &[u8], output: &mut Output
         Verb::Write => write(host, offset, operands, output),
         Verb::Cas | Verb::Faa | Verb::WriteWord => atomic(host, verb, offset, operands, output),
         Verb::Rpc => call(host, offset, operands, output),
-        Verb::Beat | Verb::Fence | Verb::IsDead | Verb::Bye => {
+        Verb::Beat | Verb::Fence | Verb::IsDead | Verb::Bye | Verb::Ask => {
             output.push(&encode_answer(Status::Done, 0));
             Ok(())
         }
@@ -300,8 +310,14 @@ fn call(host: &Host, target: u64, request: &[u8], output: &mut Output) -> Result
     Ok(())
 }
 
-/// A request about lives: no gate is held.
-fn answer_special(host: &Host, guest: &Guest, verb: Verb, operands: &[u8], output: &mut Output) {
+/// A request about lives or ways: no gate is held.
+fn answer_special(
+    host: &Host,
+    guest: &Guest,
+    verb: Verb,
+    operands: &[u8],
+    output: &mut Output,
+) -> Result<(), Gone> {
     let now_ms = host.now_ms();
     match verb {
         Verb::Fence => {
@@ -311,7 +327,8 @@ fn answer_special(host: &Host, guest: &Guest, verb: Verb, operands: &[u8], outpu
             let status = if is_judge && !host.lives.is_dead(who, now_ms) {
                 Status::StillAlive
             } else {
-                host.lives.fence(who, now_ms);
+                // Unanswered, whoever asks tries again.
+                host.lives.fence(who, now_ms).map_err(|_| Gone)?;
                 Status::Done
             };
             output.push(&encode_answer(status, 0));
@@ -321,9 +338,22 @@ fn answer_special(host: &Host, guest: &Guest, verb: Verb, operands: &[u8], outpu
             output.push(&encode_answer(Status::Done, 1));
             output.push(&[is_dead.into()]);
         }
+        Verb::Ask => {
+            let Some(offer) = &host.offer else {
+                output.push(&encode_answer(Status::NoService, 0));
+                return Ok(());
+            };
+            let offered = offer.answer(operands).ok_or(Gone)?;
+            // If the gate is shut by now, the caller sees that, and this answer is not sent.
+            if offered.way.is_none_or(|way| guest.gate.add(way)) {
+                output.push(&encode_answer(Status::Done, offered.answer.len() as u32));
+                output.push(&offered.answer);
+            }
+        }
         _ => {
             guest.life.end();
             output.push(&encode_answer(Status::Done, 0));
         }
     }
+    Ok(())
 }

@@ -7,6 +7,8 @@
 
 use std::cell::{Cell, RefCell};
 use std::io;
+#[cfg(feature = "verbs")]
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
@@ -25,6 +27,8 @@ use crate::{
 };
 
 const WAKER: Token = Token(usize::MAX);
+#[cfg(feature = "verbs")]
+const OTHER: Token = Token(usize::MAX - 1);
 /// Drives after which the oldest requests' times are looked at.
 const LOOK_EVERY: u32 = 1_024;
 
@@ -46,6 +50,9 @@ pub(super) enum Payload {
     Fence(ServerId, Incarnation),
     IsDead(ServerId, Incarnation, bool),
     Reconnect(ServerId),
+    /// A question about another way, and the answer.
+    #[cfg_attr(not(feature = "verbs"), expect(dead_code, reason = "only cards ask"))]
+    Ask(ServerId, Vec<u8>, Vec<u8>),
 }
 
 #[derive(Debug)]
@@ -70,7 +77,7 @@ pub(super) struct Posts {
 }
 
 /// A thread's way to all servers.
-pub(super) struct Transport {
+pub(crate) struct Transport {
     shared: Arc<Shared>,
     posts: RefCell<Posts>,
     connections: RefCell<Vec<Connection>>,
@@ -83,7 +90,7 @@ pub(super) struct Transport {
 
 impl Transport {
     /// Connects to every server, waiting.
-    pub(super) fn connect(shared: Arc<Shared>) -> Result<Self, FabricError> {
+    pub(crate) fn connect(shared: Arc<Shared>) -> Result<Self, FabricError> {
         let own = |source| FabricError::Io {
             what: "watch connections of",
             path: "this thread".into(),
@@ -116,6 +123,14 @@ impl Transport {
 
     fn now_ns(&self) -> u64 {
         self.start.elapsed().as_nanos() as u64
+    }
+
+    /// Makes [`Driver::wait`] end when there is something to read at `other`, too.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn watch(&self, other: &impl AsRawFd) -> io::Result<()> {
+        let fd = other.as_raw_fd();
+        let mut source = mio::unix::SourceFd(&fd);
+        self.poll.borrow().registry().register(&mut source, OTHER, mio::Interest::READABLE)
     }
 
     /// Posts; gives the slot that the result will stand in.
@@ -356,6 +371,10 @@ fn accept(payload: &mut Payload, part: usize, content: &[u8]) -> bool {
             *is_dead = content == [1];
             return content.len() == 1;
         }
+        Payload::Ask(_, _, answer) => {
+            answer.extend_from_slice(content);
+            return true;
+        }
         Payload::Fence(..) => return content.is_empty(),
         Payload::Empty | Payload::Reconnect(_) => return false,
     };
@@ -393,6 +412,7 @@ fn error_of(payload: &Payload, part: usize, status: Status, region_bytes: &[u64]
         (Status::NoService, Payload::Rpc { service, .. }) => {
             OpErrorKind::NoService { service: service.0 }
         }
+        (Status::NoService, Payload::Ask(..)) => OpErrorKind::NoService { service: 0 },
         (Status::StillAlive, _) => OpErrorKind::StillAlive,
         (Status::Fenced, _) => OpErrorKind::Fenced,
         // An answer that does not belong to its request: whatever it is, it is no answer.
@@ -416,7 +436,8 @@ fn target(payload: &Payload, part: usize) -> (GlobalAddr, usize) {
         Payload::Rpc { server, .. }
         | Payload::Fence(server, _)
         | Payload::IsDead(server, ..)
-        | Payload::Reconnect(server) => (GlobalAddr::new(*server, 0), 0),
+        | Payload::Reconnect(server)
+        | Payload::Ask(server, ..) => (GlobalAddr::new(*server, 0), 0),
         Payload::Empty => (GlobalAddr::NULL, 0),
     }
 }
@@ -449,6 +470,11 @@ pub(super) fn for_each_request(
         Payload::IsDead(server, who, _) => {
             let request = Request { verb: Verb::IsDead, more: false, length: 8, offset: 0 };
             each(*server, request, [&who.0.to_le_bytes(), &[]]);
+        }
+        Payload::Ask(server, question, _) => {
+            let length = question.len() as u32;
+            let request = Request { verb: Verb::Ask, more: false, length, offset: 0 };
+            each(*server, request, [question, &[]]);
         }
     }
 }

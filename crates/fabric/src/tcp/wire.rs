@@ -24,6 +24,8 @@ pub(super) const REQUEST_BYTES: usize = 16;
 pub(super) const ANSWER_BYTES: usize = 8;
 /// Most bytes that a READ or WRITE moves, or that an RPC's request or reply has.
 pub(super) const LENGTH_MAX: usize = 2 << 20;
+/// Most bytes of a question.
+pub(super) const QUESTION_MAX: usize = 256;
 
 /// What a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,19 +52,22 @@ pub(super) enum Verb {
     Bye = 9,
     /// Operand: the new value of the aligned word at `offset`.
     WriteWord = 10,
+    /// The `length` bytes that follow are a question about another way to the words, see
+    /// [`super::offer`]. Content: the answer.
+    Ask = 11,
 }
 
 impl Verb {
     fn of(byte: u8) -> Option<Verb> {
-        use Verb::{Beat, Bye, Cas, Faa, Fence, IsDead, Read, Rpc, Write, WriteWord};
-        [Read, Write, Cas, Faa, Rpc, Fence, IsDead, Beat, Bye, WriteWord]
+        use Verb::{Ask, Beat, Bye, Cas, Faa, Fence, IsDead, Read, Rpc, Write, WriteWord};
+        [Read, Write, Cas, Faa, Rpc, Fence, IsDead, Beat, Bye, WriteWord, Ask]
             .into_iter()
             .find(|verb| *verb as u8 == byte)
     }
 
     /// Whether it is carried out without the connection's gate.
-    pub(super) fn is_about_lives(self) -> bool {
-        matches!(self, Verb::Fence | Verb::IsDead | Verb::Bye)
+    pub(super) fn is_without_gate(self) -> bool {
+        matches!(self, Verb::Fence | Verb::IsDead | Verb::Bye | Verb::Ask)
     }
 
     /// Whether operands of a fixed length follow, and of which.
@@ -71,7 +76,7 @@ impl Verb {
             Verb::Read | Verb::Beat | Verb::Bye => Some(0),
             Verb::Faa | Verb::Fence | Verb::IsDead | Verb::WriteWord => Some(8),
             Verb::Cas => Some(16),
-            Verb::Write | Verb::Rpc => None,
+            Verb::Write | Verb::Rpc | Verb::Ask => None,
         }
     }
 }
@@ -112,6 +117,7 @@ impl Request {
             Some(operands) => length as usize == operands,
             None => length as usize <= LENGTH_MAX,
         };
+        let fits = fits && (verb != Verb::Ask || length as usize <= QUESTION_MAX);
         let room_fits = verb != Verb::Rpc || offset >> 32 <= LENGTH_MAX as u64;
         if !fits || !room_fits {
             return Err(Malformed);
@@ -327,6 +333,7 @@ mod tests {
             (Verb::Beat, 0),
             (Verb::Bye, 0),
             (Verb::WriteWord, 8),
+            (Verb::Ask, 256),
         ] {
             let request = Request { verb, more: length == 16, length, offset: 0x1234_5678_9abc };
             assert_eq!(Request::decode(&request.encode()), Ok(request));
@@ -336,7 +343,7 @@ mod tests {
     #[test]
     fn what_is_no_request_is_refused() {
         let good = Request { verb: Verb::Cas, more: false, length: 16, offset: 8 }.encode();
-        for (at, byte) in [(0, 0), (0, 11), (1, 2), (2, 1), (3, 1), (4, 15), (7, 1)] {
+        for (at, byte) in [(0, 0), (0, 12), (1, 2), (2, 1), (3, 1), (4, 15), (7, 1)] {
             let mut bytes = good;
             bytes[at] = byte;
             assert_eq!(Request::decode(&bytes), Err(Malformed), "byte {at}");

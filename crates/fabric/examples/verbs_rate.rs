@@ -1,0 +1,197 @@
+//! READs and CASes per second by verbs: each posted alone, and in lists of 16 with one doorbell, beside
+//! what perftest (`ib_read_bw`, `ib_atomic_bw`) says of the same device where that is installed. Server
+//! and client are two processes of this machine. All of a row are measured in turn, several times; the
+//! figures are the best of each, which others on the machine disturb least.
+//!
+//! Usage: `verbs_rate [SECONDS [TURNS [DEPTH]]]`: seconds per figure and turn, and the only depth. `make verbs-rate` runs it in a
+//! virtual machine with Soft-RoCE whose clock counts instructions, a nanosecond each: compare the figures
+//! with each other, and with nothing else.
+#![allow(clippy::disallowed_methods, reason = "real time is what is measured")]
+
+use std::cell::Cell;
+use std::env;
+use std::error::Error;
+use std::io::{BufRead, BufReader, Read};
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use farleaf_fabric::tcp::MemoryServerConfig;
+use farleaf_fabric::verbs::{CardConfig, Verbs, VerbsConfig, VerbsEndpoint, VerbsServer, devices};
+use farleaf_fabric::{Endpoint, Fabric, GlobalAddr, ServerId, Words};
+
+const REGION_BYTES: u64 = 1 << 20;
+/// Operations go anywhere into so many bytes: perftest stays within one page, too.
+const PLACES_BYTES: u64 = 4096;
+/// Operations per doorbell of the listed figures.
+const LIST: usize = 16;
+
+type Any = Box<dyn Error>;
+
+fn main() -> Result<(), Any> {
+    let mut arguments = env::args().skip(1);
+    match arguments.next().as_deref() {
+        Some("serve") => serve(),
+        seconds => {
+            let seconds = seconds.map_or(Ok(1.0), str::parse)?;
+            let turns = arguments.next().map_or(Ok(3), |turns| turns.parse())?;
+            let depth = arguments.next().map(|depth| depth.parse()).transpose()?;
+            measure(Duration::from_secs_f64(seconds), turns, depth)
+        }
+    }
+}
+
+fn serve() -> Result<(), Any> {
+    let words = Words::anonymous((REGION_BYTES / 8) as usize).ok_or("no memory")?;
+    let (config, card) = (MemoryServerConfig::default(), CardConfig::default());
+    let server = VerbsServer::start(config, &card, Arc::new(words))?;
+    println!("{}", server.address());
+    // Until the parent has gone.
+    std::io::stdin().read_to_end(&mut Vec::new())?;
+    Ok(())
+}
+
+/// A child that ends with its parent.
+struct Reaped(Child);
+
+impl Drop for Reaped {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[derive(Clone, Copy)]
+enum What {
+    Read(usize),
+    Cas,
+}
+
+impl What {
+    fn name(self) -> String {
+        match self {
+            What::Read(bytes) => format!("READ {bytes}"),
+            What::Cas => "CAS".to_owned(),
+        }
+    }
+}
+
+/// Operations per second of `depth` tasks, each with one in flight.
+fn ours(endpoint: &VerbsEndpoint, what: What, depth: usize, time: Duration) -> f64 {
+    let count = Rc::new(Cell::new(0_u64));
+    let start = Instant::now();
+    for task in 0..depth as u64 {
+        let (own, count) = (endpoint.clone(), Rc::clone(&count));
+        endpoint.spawn(async move {
+            let mut rng = fastrand::Rng::with_seed(task);
+            let mut place = || {
+                let offset = rng.u64(..PLACES_BYTES / 64) * 64;
+                GlobalAddr::new(ServerId(0), offset)
+            };
+            let mut buf = own.buf(if let What::Read(bytes) = what { bytes } else { 8 });
+            while start.elapsed() < time {
+                for _ in 0..8 {
+                    match what {
+                        What::Read(_) => buf = own.read(place(), buf).await.expect("a READ"),
+                        What::Cas => drop(Some(own.cas(place(), 0, 0).await.expect("a CAS"))),
+                    }
+                    count.set(count.get() + 1);
+                }
+            }
+        });
+    }
+    endpoint.executor().block_on(async {});
+    count.get() as f64 / start.elapsed().as_secs_f64()
+}
+
+/// What perftest measures, one request after the other signalled; `None` if it is not there.
+fn perftest(device: &str, what: What, depth: usize, listed: bool) -> Option<f64> {
+    let (program, size) = match what {
+        What::Read(bytes) => ("ib_read_bw", Some(bytes)),
+        What::Cas => ("ib_atomic_bw", None),
+    };
+    let mut arguments: Vec<String> =
+        ["-d", device, "-x", "1", "-n", "4800", "-F"].map(str::to_owned).into();
+    if let Some(size) = size {
+        arguments.extend(["-s".to_owned(), size.to_string()]);
+    } else {
+        arguments.extend(["-A", "CMP_AND_SWAP"].map(str::to_owned));
+    }
+    arguments.extend(["-t".to_owned(), depth.to_string(), "-p".to_owned(), "18555".to_owned()]);
+    let list = LIST.to_string();
+    if listed {
+        arguments.extend(["-l".to_owned(), list.clone(), "-Q".to_owned(), list]);
+    } else {
+        arguments.extend(["-Q", "1"].map(str::to_owned));
+    }
+    let mut run = Command::new(program);
+    run.args(&arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let _server = Reaped(run.spawn().ok()?);
+    thread::sleep(Duration::from_millis(400));
+    let output = Command::new(program).args(&arguments).arg("127.0.0.1").output().ok()?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    // #bytes #iterations peak average rate: the last in millions per second.
+    let numbers = |line: &str| -> Vec<f64> {
+        line.split_whitespace().filter_map(|word| word.parse().ok()).collect()
+    };
+    let rate = text.lines().map(numbers).find(|numbers| numbers.len() == 5 && numbers[1] >= 1000.0);
+    rate.map(|numbers| numbers[4] * 1e6)
+}
+
+fn best(values: Vec<f64>) -> f64 {
+    values.into_iter().fold(f64::NAN, f64::max)
+}
+
+fn measure(time: Duration, turns: usize, only: Option<usize>) -> Result<(), Any> {
+    let Some(device) = devices()?.into_iter().next() else {
+        println!("no RDMA device here; `make verbs-rate` measures in a virtual machine");
+        return Ok(());
+    };
+    let mut child = Command::new(env::current_exe()?)
+        .arg("serve")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().ok_or("no output")?).read_line(&mut line)?;
+    let _server = Reaped(child);
+    let address: SocketAddr = line.trim().parse()?;
+    let endpoint = |list_max| -> Result<(Verbs, VerbsEndpoint), Any> {
+        let fabric = Verbs::connect(VerbsConfig { list_max, ..VerbsConfig::to([address]) })?;
+        let endpoint = fabric.endpoint()?;
+        Ok((fabric, endpoint))
+    };
+    let (alone, listed) = (endpoint(1)?, endpoint(LIST)?);
+    println!("{}: operations per second, best of {turns}", alone.0.place());
+    println!(
+        "{:<10} {:>5} | {:>8} {:>8} {:>6} | {:>8} {:>8} {:>6} | {:>6}",
+        "", "depth", "alone", "perftest", "ratio", "listed", "perftest", "ratio", "gain"
+    );
+    for what in [What::Read(64), What::Read(1024), What::Cas] {
+        for depth in [1, 16, 64].into_iter().filter(|depth| only.is_none_or(|only| only == *depth))
+        {
+            let mut all: [Vec<f64>; 4] = Default::default();
+            for _ in 0..turns {
+                all[0].push(ours(&alone.1, what, depth, time));
+                all[1].extend(perftest(&device, what, depth, false));
+                if depth >= LIST {
+                    all[2].push(ours(&listed.1, what, depth, time));
+                    all[3].extend(perftest(&device, what, depth, true));
+                }
+            }
+            let [alone, theirs, listed, theirs_listed] = all.map(best);
+            println!(
+                "{:<10} {depth:>5} | {alone:>8.0} {theirs:>8.0} {:>6.2} | {listed:>8.0} \
+                 {theirs_listed:>8.0} {:>6.2} | {:>6.2}",
+                what.name(),
+                alone / theirs,
+                listed / theirs_listed,
+                listed / alone
+            );
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,109 @@
+//! Who owns the buffers of what is in flight.
+//!
+//! - **INV-HOLD-1** While a card may read or write a buffer, a [`super::Lane`] has a clone of the
+//!   [`Hold`] that owns it. The lane drops its clone when the work request has completed, or when the
+//!   queue pair has been destroyed.
+//! - **INV-HOLD-2** What a hold owns is changed, and given away, only while it has one owner. So
+//!   nobody sees a buffer that a card may write.
+
+use std::cell::UnsafeCell;
+use std::rc::Rc;
+
+use crate::{Op, Ops};
+
+/// What was posted together.
+#[derive(Debug)]
+pub(crate) enum Load {
+    Empty,
+    One(Op),
+    Chain(Ops),
+    Batch(Ops),
+}
+
+impl Load {
+    /// Its operations, in order.
+    pub(crate) fn ops(&self) -> impl Iterator<Item = &Op> {
+        let (one, many) = match self {
+            Load::Empty => (None, None),
+            Load::One(op) => (Some(op), None),
+            Load::Chain(ops) | Load::Batch(ops) => (None, Some(ops)),
+        };
+        one.into_iter().chain(many.into_iter().flat_map(Ops::iter))
+    }
+
+    fn part(&self, part: u32) -> &Op {
+        match self {
+            Load::One(op) => op,
+            Load::Chain(ops) | Load::Batch(ops) => ops.get(part as usize),
+            Load::Empty => unreachable!("INV-HOLD-2: nothing is taken out of what is in flight"),
+        }
+    }
+
+    fn part_mut(&mut self, part: u32) -> &mut Op {
+        match self {
+            Load::One(op) => op,
+            Load::Chain(ops) | Load::Batch(ops) => ops.get_mut(part as usize),
+            Load::Empty => unreachable!("INV-HOLD-2: nothing is taken out of what is in flight"),
+        }
+    }
+}
+
+/// A load that lanes share while it is in flight.
+pub(crate) struct Hold(UnsafeCell<Load>);
+
+impl Hold {
+    /// An empty one.
+    pub(crate) fn new() -> Rc<Hold> {
+        Rc::new(Hold(UnsafeCell::new(Load::Empty)))
+    }
+
+    /// Exchanges what it holds, if nobody else has it.
+    pub(crate) fn swap(this: &mut Rc<Hold>, load: Load) -> Result<Load, Load> {
+        match Rc::get_mut(this) {
+            Some(hold) => Ok(std::mem::replace(hold.0.get_mut(), load)),
+            None => Err(load),
+        }
+    }
+
+    /// Calls `with` for one operation. Not to be called from inside of itself.
+    pub(super) fn with<T>(&self, part: u32, with: impl FnOnce(&Op) -> T) -> T {
+        // SAFETY: a hold stays on its thread, the only exclusive views are made in `swap`, which takes
+        // a hold of one owner, and in `set_old`, which ends before anybody else runs.
+        let op = unsafe { &*self.0.get() }.part(part);
+        with(op)
+    }
+
+    /// Stores the word that an atomic found.
+    pub(super) fn set_old(&self, part: u32, found: u64) {
+        // SAFETY: as in `with`; no other view exists on this thread now.
+        match unsafe { &mut *self.0.get() }.part_mut(part) {
+            Op::Cas { old, .. } | Op::Faa { old, .. } => *old = found,
+            Op::Read { .. } | Op::Write { .. } | Op::WriteWord { .. } => {}
+        }
+    }
+}
+
+impl std::fmt::Debug for Hold {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Hold")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::GlobalAddr;
+
+    #[test]
+    fn what_is_shared_is_not_given_away() {
+        let mut hold = Hold::new();
+        let faa = Op::Faa { at: GlobalAddr::NULL, add: 1, old: 0 };
+        assert!(matches!(Hold::swap(&mut hold, Load::One(faa)), Ok(Load::Empty)));
+        let in_flight = Rc::clone(&hold);
+        assert!(Hold::swap(&mut hold, Load::Empty).is_err());
+        in_flight.set_old(0, 7);
+        drop(in_flight);
+        let load = Hold::swap(&mut hold, Load::Empty);
+        assert!(matches!(load, Ok(Load::One(Op::Faa { old: 7, .. }))));
+    }
+}

@@ -1,0 +1,27 @@
+//! Another way to a memory server's words, beside its connections: for cards.
+//!
+//! A connection that has been let in may ask for such a way (verb 11). It belongs to the connection:
+//! who shuts the connection's gate cuts it first (TCP-7 in `lives.rs`), so that fences and reconnects
+//! hold for both.
+
+use std::io;
+
+/// Makes ways, on the server.
+pub(crate) trait Offer: Send + Sync {
+    /// Answers a question. `None` if it is not of the protocol.
+    fn answer(&self, question: &[u8]) -> Option<Offered>;
+}
+
+/// What a question has brought.
+pub(crate) struct Offered {
+    pub(crate) answer: Vec<u8>,
+    /// A way that was made.
+    pub(crate) way: Option<Box<dyn Way>>,
+}
+
+/// A way to the server's words. Dropped, it is cut too, but nobody learns whether that was done.
+pub(crate) trait Way: Send {
+    /// When this has succeeded, nothing that came this way takes effect any more. It may be called
+    /// again if it has failed.
+    fn cut(&mut self) -> io::Result<()>;
+}

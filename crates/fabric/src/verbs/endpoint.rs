@@ -1,0 +1,444 @@
+//! One thread's way to the memory servers.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use super::transport::Transport;
+use super::wire::{Answer, Outcome, Question, VERSION};
+use super::{Shared, VerbsError};
+use crate::raw::verbs::{
+    Completions, Ends, Lane, Load, QueuePair, Remote, WordsKey, registered_slab,
+};
+use crate::tcp::{self, TcpEndpoint};
+use crate::{
+    Buf, Capabilities, Counters, Endpoint, Executor, FabricError, GlobalAddr, Incarnation, Op,
+    OpError, OpErrorKind, Ops, ServerId, ServiceId, Words,
+};
+
+/// One thread's queue pairs and connections to all memory servers.
+#[derive(Clone, Debug)]
+pub struct VerbsEndpoint {
+    thread: Rc<Thread>,
+}
+
+#[derive(Debug)]
+struct Thread {
+    shared: Arc<Shared>,
+    transport: Rc<Transport>,
+    completions: Arc<Completions>,
+    /// Result words of atomics, one stretch per server.
+    results: Vec<Arc<WordsKey>>,
+    /// RPCs, fences, questions of life, time, tasks and randomness.
+    tcp: TcpEndpoint,
+}
+
+impl VerbsEndpoint {
+    pub(super) fn connect(shared: Arc<Shared>) -> Result<Self, FabricError> {
+        let (device, config) = (&shared.place.device, &shared.config);
+        let servers = config.tcp.servers.len() as u32;
+        // Each place may complete, and what was flushed on a lane before may still lie there.
+        let entries = (servers * shared.depth).saturating_mul(2).saturating_add(64);
+        let completions = Completions::new(device, entries.min(device.facts.completions_max))?;
+        let stretch = || {
+            let words = Words::anonymous(shared.depth as usize);
+            let words = words.ok_or(FabricError::NoMemory {
+                bytes: u64::from(shared.depth) * 8,
+                server: ServerId(0),
+            })?;
+            Ok::<_, FabricError>(Arc::new(device.register(Arc::new(words), false)?))
+        };
+        let results = (0..servers).map(|_| stretch()).collect::<Result<_, _>>()?;
+        let side = Rc::new(tcp::Transport::connect(Arc::clone(shared.tcp.shared()))?);
+        let transport = Rc::new(Transport::new(
+            Rc::clone(&side),
+            Arc::clone(&completions),
+            shared.region_bytes.clone(),
+            config.tcp.op_timeout,
+            config.list_max,
+        )?);
+        let executor = Executor::with_driver(Rc::clone(&transport));
+        let (counters, seed) = shared.tcp.new_thread();
+        let (inner, slab) = (Arc::clone(shared.tcp.shared()), registered_slab(device));
+        let tcp = TcpEndpoint::over(inner, side, executor.clone(), counters, slab, seed);
+        let thread = Rc::new(Thread { shared, transport, completions, results, tcp });
+        for server in 0..servers {
+            let server = ServerId(server as u16);
+            let lane = executor.block_on(thread.connect(server))?;
+            thread.transport.connected(server, Ok(lane));
+        }
+        Ok(VerbsEndpoint { thread })
+    }
+
+    /// The executor that this thread's tasks run on.
+    pub fn executor(&self) -> &Executor {
+        self.thread.tcp.executor()
+    }
+
+    /// Buffers that are in somebody's hands or with an operation; 0 when all have come home.
+    pub fn buffers_out(&self) -> usize {
+        self.thread.tcp.buffers_out()
+    }
+
+    /// Starts this thread's random numbers anew from `seed`.
+    pub fn seed(&self, seed: u64) {
+        self.thread.tcp.seed(seed);
+    }
+
+    /// Doorbells that this thread has rung, and operations that it has posted by them.
+    pub fn posted(&self) -> (u64, u64) {
+        self.thread.transport.posted()
+    }
+
+    #[inline]
+    fn post<T>(&self, load: Load, finish: fn(Load, Option<OpError>) -> T) -> Post<'_, T> {
+        Post { transport: &self.thread.transport, stage: Stage::Unsent, load, finish }
+    }
+}
+
+impl Thread {
+    /// Makes a queue pair to a server, over the connection that there is. 1 round trip.
+    async fn connect(&self, server: ServerId) -> Result<Lane, FabricError> {
+        let (shared, place) = (&self.shared, &self.shared.place);
+        let config = &shared.config;
+        let mut pair =
+            QueuePair::new(&self.completions, shared.depth, config.inline_max, place.port, false)?;
+        let first_packet = self.tcp.random() as u32 & 0xff_ffff;
+        let ends =
+            Ends { queue: pair.number(), first_packet, gid: place.gid, lid: place.facts.lid };
+        let question = shared.question(ends, true);
+        let answer = self.tcp.ask(server, question.encode()).await;
+        let answer = answer.map_err(|error| shared.not_asked(server, error.kind))?;
+        let answer = shared.check_answer(server, &answer)?;
+        let flights = place.device.facts.flights_max.min(answer.answers);
+        let here = place.here(first_packet, answer.mtu.min(place.mtu), 1, flights);
+        pair.connect(&here, &answer.ends)?;
+        let remote = Remote { base: answer.base, key: answer.key };
+        let results = Arc::clone(&self.results[server.index()]);
+        let first = self.transport.next(server);
+        Ok(Lane::new(pair, server.0, shared.depth as usize, remote, results, first))
+    }
+
+    /// Gets a new connection and a new queue pair (F10).
+    async fn connect_again(self: Rc<Self>, server: ServerId) {
+        // The server cuts the old queue pair before it lets the new connection in.
+        let result = match self.tcp.reconnect(server).await {
+            Ok(()) => self.connect(server).await.map_err(|error| match error {
+                FabricError::CutOff { .. } => OpErrorKind::Fenced,
+                _ => OpErrorKind::Unavailable,
+            }),
+            Err(error) => Err(error.kind),
+        };
+        self.transport.connected(server, result);
+    }
+}
+
+impl Shared {
+    pub(super) fn question(&self, ends: Ends, connects: bool) -> Question {
+        Question {
+            version: VERSION,
+            connects,
+            mtu: self.place.mtu,
+            flights: self.place.device.facts.flights_max,
+            is_ethernet: self.place.facts.is_ethernet,
+            ends,
+        }
+    }
+
+    /// Why a server did not answer a question.
+    pub(super) fn not_asked(&self, server: ServerId, kind: OpErrorKind) -> FabricError {
+        let why = match kind {
+            OpErrorKind::Fenced => return FabricError::CutOff { server },
+            OpErrorKind::NoService { .. } => {
+                "serves tcp alone: start it with verbs, or connect by tcp".to_owned()
+            }
+            kind => format!("did not answer: {kind}"),
+        };
+        self.server_error(server, why)
+    }
+
+    fn server_error(&self, server: ServerId, why: String) -> FabricError {
+        let address = self.config.tcp.servers[server.index()].to_string();
+        VerbsError::Server { server, address, why }.into()
+    }
+
+    /// The answer, if it is one and says yes.
+    pub(super) fn check_answer(
+        &self,
+        server: ServerId,
+        answer: &[u8],
+    ) -> Result<Answer, FabricError> {
+        let Some(answer) = Answer::decode(answer) else {
+            return Err(self.server_error(server, "does not keep to the protocol".to_owned()));
+        };
+        let here = if self.place.facts.is_ethernet { "Ethernet" } else { "InfiniBand" };
+        let why = match answer.outcome {
+            Outcome::Done if answer.version == VERSION => return Ok(answer),
+            Outcome::Done | Outcome::OtherVersion => format!(
+                "speaks version {} of verbs, this program version {VERSION}: use the same version of \
+                 Farleaf on both sides",
+                answer.version
+            ),
+            Outcome::OtherNetwork => {
+                format!("has its card on another kind of network than {here}, as it is here")
+            }
+            Outcome::NoQueuePair => {
+                "cannot make a queue pair: its card has no more, or cannot reach this one's address"
+                    .to_owned()
+            }
+        };
+        Err(self.server_error(server, why))
+    }
+}
+
+/// Posted when first polled (F8). Dropped while in flight, it leaves the operation, and its buffers,
+/// to the transport (F7).
+struct Post<'a, T> {
+    transport: &'a Transport,
+    stage: Stage,
+    load: Load,
+    finish: fn(Load, Option<OpError>) -> T,
+}
+
+#[derive(Clone, Copy)]
+enum Stage {
+    Unsent,
+    Sent(u32),
+    Done,
+}
+
+impl<T> Unpin for Post<'_, T> {}
+
+impl<T> Future for Post<'_, T> {
+    type Output = T;
+
+    #[inline]
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        let this = self.get_mut();
+        match this.stage {
+            Stage::Unsent => {
+                let load = std::mem::replace(&mut this.load, Load::Empty);
+                if load.ops().next().is_none() {
+                    this.stage = Stage::Done;
+                    return Poll::Ready((this.finish)(load, None));
+                }
+                this.stage = Stage::Sent(this.transport.post(load, context));
+                Poll::Pending
+            }
+            Stage::Sent(slot) => match this.transport.result(slot, context, this.finish) {
+                Some(result) => {
+                    this.stage = Stage::Done;
+                    Poll::Ready(result)
+                }
+                None => Poll::Pending,
+            },
+            Stage::Done => panic!("polled after it was ready"),
+        }
+    }
+}
+
+impl<T> Drop for Post<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Stage::Sent(slot) = self.stage {
+            self.transport.abandon(slot);
+        }
+    }
+}
+
+#[inline]
+fn buffer(load: Load, error: Option<OpError>) -> Result<Buf, OpError> {
+    match (load, error) {
+        (_, Some(error)) => Err(error),
+        (Load::One(Op::Read { into: buf, .. } | Op::Write { from: buf, .. }), None) => Ok(buf),
+        (other, None) => unreachable!("a READ or WRITE came back as {other:?}"),
+    }
+}
+
+#[inline]
+fn old_word(load: Load, error: Option<OpError>) -> Result<u64, OpError> {
+    match (load, error) {
+        (_, Some(error)) => Err(error),
+        (Load::One(Op::Cas { old, .. } | Op::Faa { old, .. }), None) => Ok(old),
+        (other, None) => unreachable!("an atomic came back as {other:?}"),
+    }
+}
+
+#[inline]
+fn list(load: Load, error: Option<OpError>) -> Result<Ops, OpError> {
+    match (load, error) {
+        (_, Some(error)) => Err(error),
+        (Load::Chain(ops) | Load::Batch(ops), None) => Ok(ops),
+        (other, None) => unreachable!("a list came back as {other:?}"),
+    }
+}
+
+/// Waits for a reconnect. Dropped, it leaves the reconnecting to its task.
+struct Reconnect<'a> {
+    thread: &'a Rc<Thread>,
+    server: ServerId,
+    stage: Stage,
+}
+
+impl Future for Reconnect<'_> {
+    type Output = Result<(), OpError>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        let transport = &this.thread.transport;
+        match this.stage {
+            Stage::Unsent => {
+                let (slot, begins) = transport.reconnect(this.server, context);
+                this.stage = Stage::Sent(slot);
+                if begins {
+                    this.thread.tcp.spawn(Rc::clone(this.thread).connect_again(this.server));
+                }
+                Poll::Pending
+            }
+            Stage::Sent(slot) => {
+                let finish = |_, error: Option<OpError>| error.map_or(Ok(()), Err);
+                match transport.result(slot, context, finish) {
+                    Some(result) => {
+                        this.stage = Stage::Done;
+                        Poll::Ready(result)
+                    }
+                    None => Poll::Pending,
+                }
+            }
+            Stage::Done => panic!("polled after it was ready"),
+        }
+    }
+}
+
+impl Drop for Reconnect<'_> {
+    fn drop(&mut self) {
+        if let Stage::Sent(slot) = self.stage {
+            self.thread.transport.abandon(slot);
+        }
+    }
+}
+
+impl Endpoint for VerbsEndpoint {
+    fn server_count(&self) -> usize {
+        self.thread.tcp.server_count()
+    }
+
+    fn region_bytes(&self, server: ServerId) -> u64 {
+        self.thread.tcp.region_bytes(server)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.thread.shared.capabilities
+    }
+
+    fn incarnation(&self) -> Incarnation {
+        self.thread.tcp.incarnation()
+    }
+
+    #[inline]
+    fn counters(&self) -> &Arc<Counters> {
+        self.thread.tcp.counters()
+    }
+
+    #[inline]
+    fn buf(&self, len: usize) -> Buf {
+        self.thread.tcp.buf(len)
+    }
+
+    #[inline]
+    fn ops(&self) -> Ops {
+        self.thread.tcp.ops()
+    }
+
+    #[inline]
+    fn read(&self, from: GlobalAddr, into: Buf) -> impl Future<Output = Result<Buf, OpError>> {
+        self.post(Load::One(Op::Read { from, into }), buffer)
+    }
+
+    #[inline]
+    fn write(&self, to: GlobalAddr, from: Buf) -> impl Future<Output = Result<Buf, OpError>> {
+        self.post(Load::One(Op::Write { to, from }), buffer)
+    }
+
+    #[inline]
+    fn cas(
+        &self,
+        at: GlobalAddr,
+        expected: u64,
+        new: u64,
+    ) -> impl Future<Output = Result<u64, OpError>> {
+        self.post(Load::One(Op::Cas { at, expected, new, old: 0 }), old_word)
+    }
+
+    #[inline]
+    fn faa(&self, at: GlobalAddr, add: u64) -> impl Future<Output = Result<u64, OpError>> {
+        self.post(Load::One(Op::Faa { at, add, old: 0 }), old_word)
+    }
+
+    /// Posted on one queue pair, in order, with the fence flag where a READ or an atomic has to have
+    /// ended first: then it is more than one trip of the wire, though one wait.
+    #[inline]
+    fn chain(&self, ops: Ops) -> impl Future<Output = Result<Ops, OpError>> {
+        let server = ops.server();
+        let one_server = ops.iter().all(|op| Some(op.addr().server()) == server);
+        assert!(one_server, "a chain goes to one server");
+        self.post(Load::Chain(ops), list)
+    }
+
+    #[inline]
+    fn post_many(&self, ops: Ops) -> impl Future<Output = Result<Ops, OpError>> {
+        self.post(Load::Batch(ops), list)
+    }
+
+    /// Over the connection, not by the card.
+    fn rpc(
+        &self,
+        server: ServerId,
+        service: ServiceId,
+        request: Buf,
+        reply: Buf,
+    ) -> impl Future<Output = Result<Buf, OpError>> {
+        self.thread.tcp.rpc(server, service, request, reply)
+    }
+
+    /// Asks memory server 0 first, which refuses to fence the living: 2 round trips for the others.
+    fn fence(
+        &self,
+        server: ServerId,
+        who: Incarnation,
+    ) -> impl Future<Output = Result<(), OpError>> {
+        self.thread.tcp.fence(server, who)
+    }
+
+    fn reconnect(&self, server: ServerId) -> impl Future<Output = Result<(), OpError>> {
+        Reconnect { thread: &self.thread, server, stage: Stage::Unsent }
+    }
+
+    fn is_dead(&self, who: Incarnation) -> impl Future<Output = bool> {
+        self.thread.tcp.is_dead(who)
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.thread.tcp.now_ns()
+    }
+
+    fn sleep(&self, ns: u64) -> impl Future<Output = ()> {
+        self.thread.tcp.sleep(ns)
+    }
+
+    fn yield_now(&self) -> impl Future<Output = ()> {
+        crate::yield_now()
+    }
+
+    fn spawn(&self, task: impl Future<Output = ()> + 'static) {
+        self.thread.tcp.spawn(task);
+    }
+
+    fn random(&self) -> u64 {
+        self.thread.tcp.random()
+    }
+
+    async fn work(&self, _ns: u64) {}
+}

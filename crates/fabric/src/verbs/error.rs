@@ -1,0 +1,119 @@
+//! What can go wrong with opening a card.
+
+use std::io;
+
+use crate::ServerId;
+
+/// RDMA cannot be used; nothing was changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum VerbsError {
+    /// The library that talks to cards is not there.
+    #[error(
+        "no rdma-core here ({why}): install libibverbs1 and ibverbs-providers (Debian) or \
+         rdma-core, or use tcp"
+    )]
+    NoLibrary {
+        /// What the dynamic linker said.
+        why: String,
+    },
+    /// There is no card, or not the one that was asked for.
+    #[error(
+        "no RDMA device{}: {}", wanted.as_ref().map(|name| format!(" named {name}")).unwrap_or_default(),
+        if found.is_empty() { "this machine has none that rdma-core knows".to_owned() }
+        else { format!("there are {}", found.join(", ")) }
+    )]
+    NoDevice {
+        /// The name that was asked for.
+        wanted: Option<String>,
+        /// The names that there are.
+        found: Vec<String>,
+    },
+    /// The card must not be used by this user.
+    #[error(
+        "no permission to {what} of RDMA device {device}: {source}; see the rights of \
+         /dev/infiniband/uverbs*"
+    )]
+    Denied {
+        /// The device.
+        device: String,
+        /// What was tried.
+        what: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Memory cannot be locked for the card.
+    #[error(
+        "cannot register {bytes} bytes with RDMA device {device}: {source}; {}, and every \
+         registration counts: raise it (ulimit -l, LimitMEMLOCK)",
+        limit_bytes.map_or("the limit of locked memory is none".to_owned(),
+            |limit| format!("the limit of locked memory is {limit} bytes"))
+    )]
+    Memory {
+        /// The device.
+        device: String,
+        /// Bytes that were to be registered.
+        bytes: u64,
+        /// `RLIMIT_MEMLOCK`, if there is one.
+        limit_bytes: Option<u64>,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The port is not there or has no link.
+    #[error("port {port} of RDMA device {device} {why}")]
+    Port {
+        /// The device.
+        device: String,
+        /// The port, from 1.
+        port: u8,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The GID index that was asked for is not in the table, or its entry is empty.
+    #[error(
+        "GID index {index} of RDMA device {device} port {port} cannot be used: the table has \
+         {entries} entries{}; `ibv_devinfo -v` lists them",
+        if *index < *entries { ", and this one is empty" } else { "" }
+    )]
+    Gid {
+        /// The device.
+        device: String,
+        /// The port.
+        port: u8,
+        /// The index that was asked for.
+        index: u32,
+        /// Length of the table.
+        entries: u32,
+    },
+    /// The card cannot do what every engine needs.
+    #[error("RDMA device {device} cannot be used: {why}")]
+    Unfit {
+        /// The device.
+        device: String,
+        /// What it lacks.
+        why: String,
+    },
+    /// A setting that makes no sense.
+    #[error("{0}")]
+    Config(String),
+    /// A memory server cannot be used over verbs.
+    #[error("memory server {server} at {address} {why}")]
+    Server {
+        /// Which one.
+        server: ServerId,
+        /// Where it is.
+        address: String,
+        /// What is wrong, and what to do.
+        why: String,
+    },
+    /// Any other call of the library failed.
+    #[error("cannot {what} of RDMA device {device}: {source}")]
+    Failed {
+        /// The device.
+        device: String,
+        /// What was tried.
+        what: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+}

@@ -1,0 +1,193 @@
+//! Memory servers reached by RDMA: verbs over rdma-core, on InfiniBand and RoCE cards.
+//!
+//! A [`VerbsServer`] is a [`tcp::MemoryServer`] whose words are registered with a card, too. A [`Verbs`]
+//! is one compute server's way to all memory servers of a pool. Every thread has a connection of `tcp`
+//! and a reliable queue pair to each of them. READ, WRITE, CAS and FAA, alone, in chains and in batches,
+//! go by the queue pair and take no processor of the server. The connection carries all else: greeting,
+//! signs of life, fences, what both ends of a queue pair must know of each other, and RPCs.
+//!
+//! libibverbs is loaded when it is first used. Without it, or without a card, [`Verbs::connect`] and
+//! [`VerbsServer::start`] say so, and everything else goes on.
+//!
+//! What holds and why stands in `docs/design/verbs.md`. Nothing is authenticated or encrypted: whoever
+//! can connect has the key to all words.
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//!
+//! use farleaf_fabric::tcp::MemoryServerConfig;
+//! use farleaf_fabric::verbs::{CardConfig, Verbs, VerbsConfig, VerbsServer};
+//! use farleaf_fabric::{Endpoint, Fabric, GlobalAddr, ServerId, Words};
+//!
+//! let words = Arc::new(Words::anonymous(1 << 17).expect("1 MiB"));
+//! let (config, card) = (MemoryServerConfig::default(), CardConfig::default());
+//! let server = VerbsServer::start(config, &card, words)?;
+//! let fabric = Verbs::connect(VerbsConfig::to([server.address()]))?;
+//! let endpoint = fabric.endpoint()?;
+//! let there = GlobalAddr::new(ServerId(0), 4096);
+//! let old = endpoint.executor().block_on(async { endpoint.faa(there, 5).await })?;
+//! assert_eq!(old, 0);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! [`tcp::MemoryServer`]: crate::tcp::MemoryServer
+#![allow(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "a network is real time and real threads"
+)]
+
+mod endpoint;
+mod error;
+mod place;
+mod posts;
+mod self_test;
+mod server;
+mod transport;
+mod wire;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+pub use endpoint::VerbsEndpoint;
+pub use error::VerbsError;
+pub use place::CardConfig;
+pub use server::VerbsServer;
+
+use crate::raw::verbs::{Ends, device_names};
+use crate::tcp::{Tcp, TcpConfig, ask_once};
+use crate::{
+    Capabilities, Counters, Fabric, FabricError, Incarnation, ServerId, Service, ServiceId,
+};
+use place::Place;
+
+/// Which memory servers, by which card, and how.
+#[derive(Clone, Debug)]
+pub struct VerbsConfig {
+    /// Where the memory servers listen, and how patient to be with them.
+    pub tcp: TcpConfig,
+    /// The card of this side.
+    pub card: CardConfig,
+    /// Operations that a thread may have outstanding at each server; more wait. Less if the card has no
+    /// room for as many.
+    pub depth: u32,
+    /// Most operations per doorbell.
+    pub list_max: usize,
+    /// WRITEs up to so many bytes travel in the request itself, if the card can.
+    pub inline_max: u32,
+}
+
+impl VerbsConfig {
+    /// The usual settings, for the memory servers at these addresses.
+    pub fn to(servers: impl IntoIterator<Item = SocketAddr>) -> Self {
+        VerbsConfig {
+            tcp: TcpConfig::to(servers),
+            card: CardConfig::default(),
+            depth: 256,
+            list_max: 64,
+            inline_max: 64,
+        }
+    }
+}
+
+/// Names of the RDMA devices of this machine.
+///
+/// # Errors
+/// [`VerbsError::NoLibrary`] if rdma-core is not there.
+pub fn devices() -> Result<Vec<String>, VerbsError> {
+    device_names()
+}
+
+/// Memory servers that one compute server reaches by RDMA. Clones share it; when the last one, and the
+/// last endpoint, is dropped, the compute server says goodbye and counts as dead.
+#[derive(Clone, Debug)]
+pub struct Verbs(Arc<Shared>);
+
+/// What the endpoints of a process share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    tcp: Tcp,
+    config: VerbsConfig,
+    place: Place,
+    region_bytes: Vec<u64>,
+    capabilities: Capabilities,
+    /// Work requests that a queue pair may have outstanding.
+    depth: u32,
+}
+
+impl Verbs {
+    /// Opens the card, tests it, connects to every memory server and asks what its card can do.
+    ///
+    /// # Errors
+    /// [`FabricError::Verbs`] says what is wrong with the card, or a server's; otherwise as
+    /// [`Tcp::connect`].
+    pub fn connect(config: VerbsConfig) -> Result<Self, FabricError> {
+        if config.depth == 0 || config.list_max == 0 {
+            let why = "a depth and a length of lists of at least 1 are needed".to_owned();
+            return Err(VerbsError::Config(why).into());
+        }
+        let place = Place::open(&config.card)?;
+        let own = self_test::run(&place)?;
+        let tcp = Tcp::connect(config.tcp.clone())?;
+        let region_bytes = tcp.region_bytes().to_vec();
+        // A completion queue that overflows is broken for good: it has room for all that can complete,
+        // and for what was flushed on queue pairs that are gone.
+        let facts = &place.device.facts;
+        let share = facts.completions_max / (2 * config.tcp.servers.len() as u32);
+        let depth = config.depth.min(facts.queue_max).min(share).max(1);
+        let mut capabilities = Capabilities {
+            word_atomic: !own.torn_words,
+            // Asked of the servers' cards below, which is where atomics are done.
+            rmw_global: true,
+            native_atomics: true,
+            needs_target_progress: false,
+            ..Capabilities::NONE
+        };
+        let mut shared = Shared { tcp, config, place, region_bytes, capabilities, depth };
+        for server in 0..shared.config.tcp.servers.len() {
+            let server = ServerId(server as u16);
+            let here = &shared.place;
+            let ends = Ends { queue: 0, first_packet: 0, gid: here.gid, lid: here.facts.lid };
+            let question = shared.question(ends, false).encode();
+            let answer = ask_once(&shared.tcp, server, &question)?
+                .map_err(|kind| shared.not_asked(server, kind))?;
+            let answer = shared.check_answer(server, &answer)?;
+            capabilities.word_atomic &= !answer.torn_words;
+            capabilities.rmw_global &= answer.global_atomics;
+        }
+        shared.capabilities = capabilities;
+        Ok(Verbs(Arc::new(shared)))
+    }
+
+    /// Its incarnation.
+    pub fn incarnation(&self) -> Incarnation {
+        self.0.tcp.incarnation()
+    }
+
+    /// The card, port, GID index and largest packet that are used on this side.
+    pub fn place(&self) -> String {
+        let place = &self.0.place;
+        let (name, mtu) = (place.device.name(), 128 << place.mtu);
+        format!("{name} port {} GID index {} MTU {mtu}", place.port, place.gid_index)
+    }
+}
+
+impl Fabric for Verbs {
+    type Endpoint = VerbsEndpoint;
+
+    /// Connects the calling thread to every memory server.
+    fn endpoint(&self) -> Result<VerbsEndpoint, FabricError> {
+        VerbsEndpoint::connect(Arc::clone(&self.0))
+    }
+
+    fn name(&self) -> &'static str {
+        "verbs"
+    }
+
+    /// Nothing: this process hosts no memory server. [`VerbsServer::serve`] is what is meant.
+    fn serve(&self, _id: ServiceId, _service: Arc<dyn Service>) {}
+
+    fn counters(&self) -> Vec<Arc<Counters>> {
+        self.0.tcp.counters()
+    }
+}

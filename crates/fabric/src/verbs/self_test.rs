@@ -1,0 +1,221 @@
+//! What a card really does, found out on a connection of it with itself.
+//!
+//! Each side tests its own card when it starts, on memory of its own, so that no stranger's memory is
+//! touched and nothing is asked of a busy server. A test can show that a card lacks something, never
+//! that it has it: what is claimed on its ground alone is nothing.
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::VerbsError;
+use super::place::Place;
+use crate::raw::SlabRef;
+use crate::raw::verbs::{
+    Completions, Ends, Here, Hold, Lane, Load, QueuePair, Remote, WordsKey, Work, registered_slab,
+};
+use crate::{GlobalAddr, Op, Ops, ServerId, Words};
+
+/// How long one operation may take.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// READs that race with WRITEs, and how long that may take.
+const RACES: usize = 1_000;
+const RACE: Duration = Duration::from_millis(60);
+/// Words of the line that is raced for.
+const LINE: usize = 8;
+
+/// What a card was found to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Findings {
+    /// A READ that raced with a WRITE saw a word in part, or the card is known for that.
+    pub(super) torn_words: bool,
+    /// Its atomics are atomic against the processor's: what it says itself.
+    pub(super) global_atomics: bool,
+}
+
+/// Tests the card at `place`.
+///
+/// # Errors
+/// [`VerbsError::Unfit`] if it does not do what every engine needs.
+pub(super) fn run(place: &Place) -> Result<Findings, VerbsError> {
+    let words = Words::anonymous(512).ok_or_else(|| unfit(place, "no memory to test it on"))?;
+    let key = Arc::new(place.device.register(Arc::new(words), true)?);
+    let mut probe = Probe::new(place, &key)?;
+    probe.check_operations()?;
+    let is_torn = race(place, &key, &mut probe)?;
+    Ok(Findings {
+        // Soft-RoCE copies by the processor, in whatever steps that takes.
+        torn_words: is_torn || place.device.facts.is_soft_roce,
+        global_atomics: place.device.facts.global_atomics,
+    })
+}
+
+/// Whether a READ sees a word in part while another queue pair writes it.
+fn race(place: &Place, key: &Arc<WordsKey>, probe: &mut Probe<'_>) -> Result<bool, VerbsError> {
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| -> Result<(), VerbsError> {
+            let mut writer = Probe::new(place, key)?;
+            let mut fill: u8 = 0;
+            while !stop.load(Ordering::Relaxed) {
+                fill = fill.wrapping_add(0x5b);
+                let mut from = writer.slab.buf(LINE * 8);
+                from.bytes_mut().fill(fill);
+                writer.one(Op::Write { to: at(8), from })?;
+            }
+            Ok(())
+        });
+        let start = Instant::now();
+        let mut torn = Ok(false);
+        for _ in 0..RACES {
+            torn = probe.line_is_torn();
+            if !matches!(torn, Ok(false)) || start.elapsed() > RACE {
+                break;
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        let written = writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        written.and(torn)
+    })
+}
+
+/// A connection of a card with itself.
+struct Probe<'a> {
+    place: &'a Place,
+    lane: Lane,
+    slab: SlabRef,
+    hold: Rc<Hold>,
+    completions: Arc<Completions>,
+    // Destroyed behind the lane.
+    _target: QueuePair,
+}
+
+impl<'a> Probe<'a> {
+    fn new(place: &'a Place, key: &Arc<WordsKey>) -> Result<Probe<'a>, VerbsError> {
+        let completions = Completions::new(&place.device, 64)?;
+        let mut source = QueuePair::new(&completions, 16, 64, place.port, false)?;
+        let mut target = QueuePair::new(&completions, 1, 0, place.port, true)?;
+        let ends = |queue| Ends { queue, first_packet: 1, gid: place.gid, lid: place.facts.lid };
+        let here = place.here(1, place.mtu, 1, 1);
+        source.connect(&here, &ends(target.number()))?;
+        target.connect(&here, &ends(source.number()))?;
+        let results =
+            Words::anonymous(16).ok_or_else(|| unfit(place, "no memory to test it on"))?;
+        let results = Arc::new(place.device.register(Arc::new(results), false)?);
+        let remote = Remote { base: key.base(), key: key.remote() };
+        let lane = Lane::new(source, 0, 16, remote, results, 0);
+        let slab = registered_slab(&place.device);
+        Ok(Probe { place, lane, slab, hold: Hold::new(), completions, _target: target })
+    }
+
+    /// Posts a chain and waits for it.
+    fn run(&mut self, load: Load) -> Result<Load, VerbsError> {
+        let count = load.ops().count();
+        let in_use = |_| unfit(self.place, "an operation that ended was still in flight");
+        Hold::swap(&mut self.hold, load).map_err(in_use)?;
+        let mut backlog = VecDeque::new();
+        for part in 0..count as u32 {
+            let hold = Rc::clone(&self.hold);
+            // In order, whatever stands beside each other.
+            backlog.push_back(Work { hold, part, slot: 0, is_fenced: part > 0 });
+        }
+        let failed = |source| VerbsError::Failed {
+            device: self.place.device.name().to_owned(),
+            what: "post to a queue pair",
+            source,
+        };
+        let start = Instant::now();
+        while self.lane.in_flight() > 0 || !backlog.is_empty() {
+            self.lane.post(&mut backlog, 16).map_err(failed)?;
+            let (lane, mut status) = (&mut self.lane, None);
+            let came = self.completions.poll(|completion| {
+                if completion.is_done {
+                    lane.retire(completion.number, |_| {});
+                } else {
+                    status.get_or_insert(completion.status);
+                }
+            });
+            if let Some(status) = status {
+                let why = format!(
+                    "an operation on its own memory failed with status {status} (see ibv_wc_status)"
+                );
+                return Err(unfit(self.place, &why));
+            }
+            if start.elapsed() > PATIENCE {
+                return Err(unfit(self.place, "it does not answer itself within 2 s"));
+            }
+            if came == 0 {
+                thread::yield_now();
+            }
+        }
+        let in_use = |_| unfit(self.place, "an operation that ended was still in flight");
+        Hold::swap(&mut self.hold, Load::Empty).map_err(in_use)
+    }
+
+    fn one(&mut self, op: Op) -> Result<Load, VerbsError> {
+        self.run(Load::One(op))
+    }
+
+    /// WRITE, inline and not, READ, CAS and FAA, with a value that shows the order of bytes.
+    fn check_operations(&mut self) -> Result<(), VerbsError> {
+        const VALUE: u64 = 0x0102_0304_0506_0708;
+        let mut ops = Ops::new(self.slab.clone());
+        ops.write_word(at(0), VALUE);
+        let mut long = self.slab.buf(1024);
+        long.bytes_mut().fill(0x77);
+        ops.write(at(128), long);
+        let hit = ops.cas(at(0), VALUE, VALUE + 1);
+        let miss = ops.cas(at(0), VALUE, 0);
+        let added = ops.faa(at(0), 5);
+        let word = ops.read(at(0), self.slab.buf(8));
+        let block = ops.read(at(128), self.slab.buf(1024));
+        let Load::Chain(ops) = self.run(Load::Chain(ops))? else {
+            return Err(unfit(self.place, "a chain came back as something else"));
+        };
+        let found = [ops.old(hit), ops.old(miss), ops.old(added), ops.buf(word).words()[0]];
+        if found != [VALUE, VALUE + 1, VALUE + 1, VALUE + 6] {
+            let why = format!("CAS, CAS, FAA and READ of one word gave {found:x?}");
+            return Err(unfit(self.place, &why));
+        }
+        if ops.buf(block).bytes() != [0x77; 1024] {
+            return Err(unfit(self.place, "a READ gave something else than was written"));
+        }
+        Ok(())
+    }
+
+    fn line_is_torn(&mut self) -> Result<bool, VerbsError> {
+        let read = self.one(Op::Read { from: at(8), into: self.slab.buf(LINE * 8) })?;
+        let Load::One(Op::Read { into, .. }) = read else { return Ok(false) };
+        // Each WRITE fills the line with one byte.
+        Ok(into.bytes().chunks_exact(8).any(|word| word.iter().any(|byte| *byte != word[0])))
+    }
+}
+
+/// The raced line stands at word 8, the others' places before and behind it.
+fn at(word: u64) -> GlobalAddr {
+    GlobalAddr::new(ServerId(0), word * 8)
+}
+
+fn unfit(place: &Place, why: &str) -> VerbsError {
+    VerbsError::Unfit { device: place.device.name().to_owned(), why: why.to_owned() }
+}
+
+impl Place {
+    /// This end of a connection. Packets are sent again up to 6 times: 7 is for ever on some cards.
+    pub(super) fn here(&self, first_packet: u32, mtu: u8, answers: u8, flights: u8) -> Here {
+        Here {
+            port: self.port,
+            gid_index: self.gid_index,
+            is_global: self.facts.is_ethernet,
+            first_packet,
+            answers,
+            flights,
+            mtu,
+            timeout: 14,
+            retries: 6,
+        }
+    }
+}

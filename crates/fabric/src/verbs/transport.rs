@@ -1,0 +1,527 @@
+//! One thread's queue pairs, and its driver.
+//!
+//! - **VERBS-5** What is posted to a server goes out in the order of posting, on one queue pair. What is
+//!   posted while there is none waits, and is posted on the next one or not at all (F10).
+//! - **VERBS-6** A line that has lost one operation is cut: all that was outstanding on it has failed,
+//!   and none of it touches this side's memory any more.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Waker};
+use std::time::{Duration, Instant};
+
+use super::posts::Posts;
+use crate::exec::Driver;
+use crate::raw::verbs::{Completions, Lane, Load, Work, lane_of};
+use crate::tcp;
+use crate::wake::Notify;
+use crate::{FabricError, GlobalAddr, Op, OpError, OpErrorKind, ServerId, access};
+
+/// Drives after which the time is looked at.
+const LOOK_EVERY: u32 = 1_024;
+
+/// Whether there is a queue pair.
+#[derive(Debug)]
+enum Way {
+    Up(Box<Lane>),
+    /// A task is getting one. What is posted waits for it.
+    Connecting,
+    Down,
+    /// The server has cut this compute server off.
+    Fenced,
+}
+
+#[derive(Debug)]
+struct Line {
+    way: Way,
+    backlog: VecDeque<Work>,
+    /// Posts that wait for the queue pair that is being connected.
+    reconnects: Vec<u32>,
+    /// What a lane begins to count with, so that nothing of an older one is taken for its own.
+    next: u64,
+    /// Something has moved, or began to be waited for, since the time was looked at.
+    has_moved: bool,
+    /// When that was, as far as it is known.
+    moved_ns: u64,
+}
+
+struct State {
+    lines: Vec<Line>,
+    posts: Posts,
+    /// Parts of a list that is being posted: server, part, fence flag. Kept for its memory.
+    planned: Vec<(usize, u32, bool)>,
+    /// Lists that were posted on lanes that are gone, and work requests in them.
+    posted: (u64, u64),
+}
+
+/// A thread's way to all servers: queue pairs for operations, and connections for all else.
+pub(super) struct Transport {
+    tcp: Rc<tcp::Transport>,
+    completions: Arc<Completions>,
+    region_bytes: Vec<u64>,
+    op_timeout: Duration,
+    list_max: usize,
+    state: RefCell<State>,
+    drives: Cell<u32>,
+    start: Instant,
+}
+
+impl Transport {
+    /// With no queue pair yet.
+    pub(super) fn new(
+        tcp: Rc<tcp::Transport>,
+        completions: Arc<Completions>,
+        region_bytes: Vec<u64>,
+        op_timeout: Duration,
+        list_max: usize,
+    ) -> Result<Self, FabricError> {
+        tcp.watch(&*completions).map_err(|source| FabricError::Io {
+            what: "watch completions of",
+            path: "this thread".into(),
+            source,
+        })?;
+        let line = || Line {
+            way: Way::Down,
+            backlog: VecDeque::new(),
+            reconnects: Vec::new(),
+            next: 0,
+            has_moved: false,
+            moved_ns: 0,
+        };
+        let lines = region_bytes.iter().map(|_| line()).collect();
+        let state = State { lines, posts: Posts::default(), planned: Vec::new(), posted: (0, 0) };
+        Ok(Transport {
+            tcp,
+            completions,
+            region_bytes,
+            op_timeout,
+            list_max,
+            state: RefCell::new(state),
+            drives: Cell::new(0),
+            start: Instant::now(),
+        })
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+
+    /// Lists that were posted so far, and work requests in them.
+    pub(super) fn posted(&self) -> (u64, u64) {
+        let state = self.state.borrow();
+        state.lines.iter().fold(state.posted, |sum, line| match &line.way {
+            Way::Up(lane) => (sum.0 + lane.posted().0, sum.1 + lane.posted().1),
+            _ => sum,
+        })
+    }
+
+    /// Posts; gives the slot that the result will stand in. What is known to be wrong does nothing at
+    /// all, a chain or a batch neither.
+    pub(super) fn post(&self, load: Load, context: &Context<'_>) -> u32 {
+        let mut state = self.state.borrow_mut();
+        let State { lines, posts, planned, .. } = &mut *state;
+        let refused = load.ops().find_map(|op| self.refusal(lines, op));
+        let mut plan = Plan::new(matches!(load, Load::Chain(_)));
+        if refused.is_some() {
+            let index = posts.insert(load, context.waker().clone());
+            posts.posted(index, refused);
+            drop(state);
+            self.wake();
+            return index;
+        }
+        let one = match &load {
+            Load::One(op) => Some((op.addr().server().index(), op.bytes() > 0)),
+            _ => None,
+        };
+        let index = match one {
+            Some((server, true)) => {
+                let index = posts.insert(load, context.waker().clone());
+                let hold = posts.part(index);
+                lines[server].push(Work { hold, part: 0, slot: index, is_fenced: false });
+                index
+            }
+            Some((_, false)) => posts.insert(load, context.waker().clone()),
+            None => {
+                // Planned while the load is still at hand; then it is given away.
+                let parts = load.ops().zip(0..).filter(|(op, _)| op.bytes() > 0);
+                planned.extend(
+                    parts.map(|(op, part)| (op.addr().server().index(), part, plan.is_fenced(op))),
+                );
+                let index = posts.insert(load, context.waker().clone());
+                for (server, part, is_fenced) in planned.drain(..) {
+                    let hold = posts.part(index);
+                    lines[server].push(Work { hold, part, slot: index, is_fenced });
+                }
+                index
+            }
+        };
+        posts.posted(index, None);
+        drop(state);
+        self.wake();
+        index
+    }
+
+    /// Why an operation cannot be posted, if so.
+    fn refusal(&self, lines: &[Line], op: &Op) -> Option<OpError> {
+        let (addr, bytes) = (op.addr(), op.bytes());
+        let server = addr.server();
+        let error = |kind| Some(OpError { server, kind });
+        let Some(region_bytes) = self.region_bytes.get(server.index()).copied() else {
+            return Some(access::out_of_bounds(None, addr, bytes));
+        };
+        if addr.offset() + bytes as u64 > region_bytes {
+            return error(OpErrorKind::OutOfBounds { addr, bytes: bytes as u64, region_bytes });
+        }
+        let is_registered = match op {
+            Op::Read { into: buf, .. } | Op::Write { from: buf, .. } => buf.is_registered(),
+            Op::WriteWord { .. } | Op::Cas { .. } | Op::Faa { .. } => {
+                if !addr.offset().is_multiple_of(8) {
+                    return error(OpErrorKind::Misaligned { addr });
+                }
+                true
+            }
+        };
+        if !is_registered && bytes > 0 {
+            return error(OpErrorKind::Unregistered);
+        }
+        match lines[server.index()].way {
+            Way::Up(_) | Way::Connecting => None,
+            Way::Down => error(OpErrorKind::Unavailable),
+            Way::Fenced => error(OpErrorKind::Fenced),
+        }
+    }
+
+    /// Hands the result to `finish` if it is there and gives the slot back.
+    pub(super) fn result<T>(
+        &self,
+        index: u32,
+        context: &Context<'_>,
+        finish: fn(Load, Option<OpError>) -> T,
+    ) -> Option<T> {
+        let taken = self.state.borrow_mut().posts.take(index, context.waker());
+        match taken {
+            Ok((load, error, waker)) => {
+                drop(waker);
+                Some(finish(load, error))
+            }
+            Err(before) => {
+                drop(before);
+                None
+            }
+        }
+    }
+
+    /// The future is gone: the operation goes on unseen.
+    pub(super) fn abandon(&self, index: u32) {
+        let waker = self.state.borrow_mut().posts.abandon(index);
+        drop(waker);
+    }
+
+    /// Begins to get a new queue pair (F10); the slot to wait for, and whether the caller is the one who
+    /// has to connect. What is in flight fails.
+    pub(super) fn reconnect(&self, server: ServerId, context: &Context<'_>) -> (u32, bool) {
+        let mut state = self.state.borrow_mut();
+        let State { lines, posts, posted, .. } = &mut *state;
+        let index = posts.insert(Load::Empty, context.waker().clone());
+        let mut begins = false;
+        let refused = match lines.get_mut(server.index()) {
+            None => Some(access::out_of_bounds(None, GlobalAddr::new(server, 0), 0)),
+            Some(Line { way: Way::Fenced, .. }) => {
+                Some(OpError { server, kind: OpErrorKind::Fenced })
+            }
+            Some(line) => {
+                if !matches!(line.way, Way::Connecting) {
+                    begins = true;
+                    if let Way::Up(lane) = &mut line.way {
+                        lane.stop();
+                    }
+                    // What has ended by now has ended well.
+                    self.take_completions(lines, posts, posted);
+                }
+                let line = &mut lines[server.index()];
+                let error = OpError { server, kind: OpErrorKind::Timeout };
+                line.lose(Way::Connecting, error, posts, posted);
+                line.reconnects.push(index);
+                posts.wait(index);
+                None
+            }
+        };
+        posts.posted(index, refused);
+        drop(state);
+        self.wake();
+        (index, begins)
+    }
+
+    /// What the next lane to a server begins to count with.
+    pub(super) fn next(&self, server: ServerId) -> u64 {
+        self.state.borrow().lines[server.index()].next
+    }
+
+    /// A queue pair was connected, or could not be.
+    pub(super) fn connected(&self, server: ServerId, result: Result<Lane, OpErrorKind>) {
+        let mut state = self.state.borrow_mut();
+        let State { lines, posts, posted, .. } = &mut *state;
+        let line = &mut lines[server.index()];
+        line.has_moved = true;
+        let result = match result {
+            Ok(lane) => {
+                line.way = Way::Up(Box::new(lane));
+                Ok(())
+            }
+            Err(kind) => {
+                let error = OpError { server, kind };
+                let is_fenced = kind == OpErrorKind::Fenced;
+                line.lose(if is_fenced { Way::Fenced } else { Way::Down }, error, posts, posted);
+                Err(error)
+            }
+        };
+        for slot in std::mem::take(&mut line.reconnects) {
+            posts.ended(slot, result);
+        }
+        drop(state);
+        self.wake();
+    }
+
+    /// Calls the wakers that have gathered.
+    fn wake(&self) {
+        let mut wakers = self.state.borrow_mut().posts.wakers();
+        if wakers.capacity() == 0 {
+            return;
+        }
+        wakers.drain(..).for_each(Waker::wake);
+        // What a waker has brought about gathers anew, and is called by the next call of this.
+        self.state.borrow_mut().posts.give_back(wakers);
+    }
+
+    /// Posts what waits and takes what has completed; true if anything moved.
+    fn advance(&self) -> bool {
+        let mut state = self.state.borrow_mut();
+        let State { lines, posts, posted, .. } = &mut *state;
+        let (mut progress, mut in_flight) = (false, false);
+        for (server, line) in lines.iter_mut().enumerate() {
+            let Way::Up(lane) = &mut line.way else { continue };
+            if !line.backlog.is_empty() {
+                match lane.post(&mut line.backlog, self.list_max) {
+                    Ok(count) => progress |= count > 0,
+                    Err(_) => {
+                        let error = unavailable(server);
+                        line.lose(Way::Down, error, posts, posted);
+                        progress = true;
+                        continue;
+                    }
+                }
+            }
+            in_flight |= lane.in_flight() > 0;
+        }
+        if in_flight {
+            progress |= self.take_completions(lines, posts, posted);
+        }
+        drop(state);
+        progress
+    }
+
+    fn take_completions(
+        &self,
+        lines: &mut [Line],
+        posts: &mut Posts,
+        posted: &mut (u64, u64),
+    ) -> bool {
+        let count = self.completions.poll(|completion| {
+            let (server, count) = lane_of(completion.number);
+            let Some(line) = lines.get_mut(server) else { return };
+            let Way::Up(lane) = &mut line.way else { return };
+            if !lane.is_outstanding(count) {
+                return;
+            }
+            if completion.is_done {
+                lane.retire(count, |slot| posts.ended(slot, Ok(())));
+                line.has_moved = true;
+            } else {
+                line.lose(Way::Down, unavailable(server), posts, posted);
+            }
+        });
+        count > 0
+    }
+
+    /// Gives up lines on which nothing moves.
+    fn check_time(&self) {
+        let limit_ns = self.op_timeout.as_nanos() as u64;
+        let now_ns = self.now_ns();
+        let mut state = self.state.borrow_mut();
+        let State { lines, posts, posted, .. } = &mut *state;
+        for (server, line) in lines.iter_mut().enumerate() {
+            if std::mem::take(&mut line.has_moved) {
+                line.moved_ns = now_ns;
+            }
+            if !line.is_waiting() || now_ns.saturating_sub(line.moved_ns) <= limit_ns {
+                continue;
+            }
+            let error = OpError { server: ServerId(server as u16), kind: OpErrorKind::Timeout };
+            match line.way {
+                // The connecting goes on.
+                Way::Connecting => line.lose(Way::Connecting, error, posts, posted),
+                _ => line.lose(Way::Down, error, posts, posted),
+            }
+        }
+    }
+}
+
+fn unavailable(server: usize) -> OpError {
+    OpError { server: ServerId(server as u16), kind: OpErrorKind::Unavailable }
+}
+
+impl Line {
+    fn push(&mut self, work: Work) {
+        self.has_moved |= !self.is_waiting();
+        self.backlog.push_back(work);
+    }
+
+    /// Whether anybody waits for something of it.
+    fn is_waiting(&self) -> bool {
+        let in_flight = matches!(&self.way, Way::Up(lane) if lane.in_flight() > 0);
+        in_flight || !self.backlog.is_empty()
+    }
+
+    /// Cuts the queue pair, if there is one; all that was outstanding, or waited, fails (VERBS-6).
+    fn lose(&mut self, way: Way, error: OpError, posts: &mut Posts, posted: &mut (u64, u64)) {
+        if let Way::Up(mut lane) = std::mem::replace(&mut self.way, way) {
+            lane.cut(|slot| posts.ended(slot, Err(error)));
+            self.next = lane.next();
+            posted.0 += lane.posted().0;
+            posted.1 += lane.posted().1;
+        }
+        for work in self.backlog.drain(..) {
+            let slot = work.slot;
+            drop(work);
+            posts.ended(slot, Err(error));
+        }
+    }
+}
+
+/// Which operations of a list have to wait for those in front of them.
+///
+/// A reliable connection carries requests out in the order of posting, but for one thing: READs and
+/// atomics are answered later, and what comes behind them need not wait for that. So in a chain all that
+/// follows a READ gets the fence flag, and a WRITE behind an atomic too; READs and atomics behind an
+/// atomic are carried out in order by themselves. `docs/design/verbs.md` has the table.
+struct Plan {
+    is_chain: bool,
+    read: bool,
+    atomic: bool,
+}
+
+impl Plan {
+    fn new(is_chain: bool) -> Plan {
+        Plan { is_chain, read: false, atomic: false }
+    }
+
+    /// Whether the next operation gets the fence flag.
+    fn is_fenced(&mut self, op: &Op) -> bool {
+        if !self.is_chain {
+            return false;
+        }
+        let is_write = matches!(op, Op::Write { .. } | Op::WriteWord { .. });
+        let is_fenced = self.read || self.atomic && is_write;
+        if is_fenced {
+            (self.read, self.atomic) = (false, false);
+        }
+        self.read |= matches!(op, Op::Read { .. });
+        self.atomic |= matches!(op, Op::Cas { .. } | Op::Faa { .. });
+        is_fenced
+    }
+}
+
+impl Driver for Transport {
+    fn drive(&self) -> bool {
+        let mut progress = self.tcp.drive();
+        self.drives.set(self.drives.get().wrapping_add(1));
+        if self.drives.get().is_multiple_of(LOOK_EVERY) {
+            self.check_time();
+        }
+        progress |= self.advance();
+        self.wake();
+        progress
+    }
+
+    fn is_busy(&self) -> bool {
+        self.tcp.is_busy() || self.state.borrow().lines.iter().any(Line::is_waiting)
+    }
+
+    fn wait(&self, at_most: Option<Duration>) {
+        let is_waiting = self.state.borrow().lines.iter().any(Line::is_waiting);
+        let at_most = match is_waiting {
+            true => {
+                // What completes between the look and the wait is told, but not what came before.
+                let is_armed = self.completions.arm();
+                if self.advance() || !is_armed {
+                    return self.wake();
+                }
+                let limit = self.op_timeout / 4;
+                Some(at_most.map_or(limit, |at_most| at_most.min(limit)))
+            }
+            false => at_most,
+        };
+        self.tcp.wait(at_most);
+        self.completions.take_events();
+        self.check_time();
+        self.wake();
+    }
+
+    fn notifier(&self) -> Notify {
+        self.tcp.notifier()
+    }
+}
+
+impl std::fmt::Debug for Transport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Transport({} servers)", self.region_bytes.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::raw::SlabRef;
+    use crate::{Buf, Ops};
+
+    fn fences(build: impl FnOnce(&mut Ops, &dyn Fn() -> Buf), is_chain: bool) -> Vec<bool> {
+        let slab = SlabRef::new();
+        let mut ops = Ops::new(slab.clone());
+        build(&mut ops, &|| slab.buf(8));
+        let mut plan = Plan::new(is_chain);
+        ops.iter().map(|op| plan.is_fenced(op)).collect()
+    }
+
+    const AT: GlobalAddr = GlobalAddr::NULL;
+
+    #[test]
+    fn what_follows_a_read_is_fenced() {
+        let build = |ops: &mut Ops, buf: &dyn Fn() -> Buf| {
+            ops.read(AT, buf());
+            ops.write(AT, buf());
+            ops.cas(AT, 0, 0);
+            ops.read(AT, buf());
+            ops.read(AT, buf());
+            ops.faa(AT, 0);
+            ops.faa(AT, 0);
+            ops.write_word(AT, 0);
+            ops.write_word(AT, 0);
+        };
+        let wanted = [false, true, false, false, true, true, false, true, false];
+        assert_eq!(fences(build, true), wanted);
+        assert_eq!(fences(build, false), [false; 9], "a batch has no order");
+    }
+
+    #[test]
+    fn the_usual_chain_waits_for_nothing() {
+        let build = |ops: &mut Ops, buf: &dyn Fn() -> Buf| {
+            ops.write(AT, buf());
+            ops.write(AT, buf());
+            ops.cas(AT, 0, 0);
+            ops.read(AT, buf());
+        };
+        assert_eq!(fences(build, true), [false; 4]);
+    }
+}
