@@ -16,6 +16,7 @@ fn main() {
     texts(&corpus);
     wire(&corpus);
     history(&corpus);
+    offload(&corpus);
 }
 
 fn write(corpus: &Path, target: &str, name: &str, bytes: &[u8]) {
@@ -246,4 +247,27 @@ fn history(corpus: &Path) {
     write(corpus, "history", "cut", [header, first, &begun, &ended[..9]].concat().as_bytes());
     let wrong = of(0, r#""op":"get","key":"aw==","from_ns":1,"to_ns":2,"result":null"#);
     write(corpus, "history", "wrong", [header, first, &wrong].concat().as_bytes());
+}
+
+/// Each operation in each layout, on a key that is there and one that is not; with damage of either kind;
+/// requests that are none.
+fn offload(corpus: &Path) {
+    for layout in 0..4_u8 {
+        for operation in 1..6_u8 {
+            let name = |what: &str| format!("{layout}-{operation}-{what}");
+            let both = [layout, 0, 2, operation, 2, 0, 0, operation, 3, 0, 0];
+            write(corpus, "offload", &name("sound"), &both);
+            // A word of the leaf, of the inner node, sealed or not.
+            let sealed = [layout | 0x10, 1, 9, 0, 7, 2, 1, operation, 2, 0, 0];
+            write(corpus, "offload", &name("sealed"), &sealed);
+            let torn = [layout, 1, 5, 1, 7, 2, 1, operation, 2, 0, 0];
+            write(corpus, "offload", &name("torn"), &torn);
+            // Twice the same, and then a changed byte of the request.
+            let again =
+                [layout, 0, 3, operation, 2, 0, 0, operation, 2, 1, 0, operation, 2, 2, 1, 9, 1];
+            write(corpus, "offload", &name("again"), &again);
+        }
+    }
+    write(corpus, "offload", "raw", &[[0x80, 0].as_slice(), b"FDO1", &[1; 92]].concat());
+    write(corpus, "offload", "short", &[0x80, 0, b'F']);
 }

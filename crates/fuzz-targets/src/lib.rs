@@ -17,6 +17,7 @@ mod history;
 mod image;
 mod keys;
 mod node;
+mod offload;
 mod records;
 mod region;
 mod superblock;
@@ -94,6 +95,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "keys", run: keys::run, input_bytes_max: 4096, memory_bytes_max: 4 << 20 },
     Target { name: "ycsb", run: ycsb::run, input_bytes_max: 2048, memory_bytes_max: 4 << 20 },
     Target { name: "text", run: text::run, input_bytes_max: 256, memory_bytes_max: 4 << 20 },
+    Target { name: "offload", run: offload::run, input_bytes_max: 1024, memory_bytes_max: 2 << 20 },
     Target { name: "wire", run: wire::run, input_bytes_max: 4096, memory_bytes_max: 16 << 20 },
     Target { name: "history", run: history::run, input_bytes_max: 4096, memory_bytes_max: 8 << 20 },
 ];

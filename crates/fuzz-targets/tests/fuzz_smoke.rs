@@ -106,4 +106,4 @@ macro_rules! smoke {
     };
 }
 
-smoke!(node, superblock, pool, table, fabric, records, keys, ycsb, text, wire, history);
+smoke!(node, superblock, pool, table, fabric, records, keys, ycsb, text, offload, wire, history);

@@ -6,13 +6,16 @@
 
 mod any;
 pub mod btree;
+pub mod dex;
 mod drops;
 mod entries;
 mod error;
 mod index;
+mod local;
 pub mod node;
 mod oneshot;
 mod recovery;
+mod sync;
 
 pub use any::{AnyIndex, Engine, TableFormat, UnknownEngine};
 pub use drops::mark_drops;

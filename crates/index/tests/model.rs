@@ -232,3 +232,39 @@ const STEPS_MAPPED: usize = 240_000;
 const STEPS_SIM: usize = 60_000;
 /// Each is some round trips through the system.
 const STEPS_TCP: usize = 1_200;
+
+/// `make verbs` runs it where there is a device.
+#[test]
+fn random_operations_on_verbs() {
+    use std::sync::Arc;
+
+    use farleaf_fabric::tcp::MemoryServerConfig;
+    use farleaf_fabric::verbs::{CardConfig, Verbs, VerbsConfig, VerbsServer, devices};
+    use farleaf_fabric::{Fabric, ServerId, Words};
+
+    if !devices().is_ok_and(|names| !names.is_empty()) {
+        eprintln!("random_operations_on_verbs: skipped: no RDMA device; `make verbs` runs it");
+        return;
+    }
+    let world = World { region_bytes: 16 << 20, ..World::default() };
+    for (seed, (name, format)) in formats().into_iter().enumerate() {
+        println!("{name}");
+        let servers: Vec<VerbsServer> = (0..world.servers)
+            .map(|server| {
+                let words = Words::anonymous((world.region_bytes / 8) as usize).expect("memory");
+                let server = ServerId(server as u16);
+                let config =
+                    MemoryServerConfig { server, servers: world.servers, ..Default::default() };
+                VerbsServer::start(config, &CardConfig::default(), Arc::new(words))
+                    .expect("a memory server")
+            })
+            .collect();
+        let config = VerbsConfig::to(servers.iter().map(VerbsServer::address));
+        let endpoint = Verbs::connect(config).expect("connected").endpoint().expect("endpoint");
+        let executor = endpoint.executor().clone();
+        executor.block_on(async {
+            let session = common::start(endpoint, &world.pool_options()).await;
+            random_operations(session, format, seed as u64, STEPS_TCP / 2).await;
+        });
+    }
+}

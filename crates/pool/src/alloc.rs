@@ -7,8 +7,10 @@ use crate::settle::Steady;
 use crate::words::{BlockState, BlockWord};
 use crate::{Pool, PoolError, Session};
 
-/// How long to wait for another session that looks for the same.
+/// How long to wait for another session that looks for the same, at first; then twice as long each
+/// time, up to about 1 ms: its thread may not be running at the moment.
 const WAIT_NS: u64 = 1_000;
+const WAIT_DOUBLINGS: usize = 10;
 /// Own blocks that are harvested before another block is taken.
 const HARVEST_BLOCKS: usize = 8;
 /// Words of the block table that are read at once.
@@ -49,12 +51,12 @@ impl<E: Endpoint> Session<E> {
             )));
         };
         let mut ticks = 0;
-        for _ in 0..ROUNDS_MAX {
+        for round in 0..ROUNDS_MAX {
             if let Some(addr) = pool.alloc().take(geometry, server, class) {
                 return Ok(addr);
             }
             if !pool.alloc().begin_refill(server, class) {
-                self.endpoint().sleep(WAIT_NS).await;
+                self.endpoint().sleep(WAIT_NS << round.min(WAIT_DOUBLINGS)).await;
                 continue;
             }
             let refilling = Refilling { pool, server, class };

@@ -49,10 +49,13 @@ pub enum Canary {
     ResendBlindly,
     /// What became of a lost operation is looked at while it may still happen.
     SettleWithoutReconnect,
+    /// A node that was cached as shared is taken for exclusive without a look whether it is current. The
+    /// suites of the engine `dex` arm it; the lab does not run that engine.
+    AdoptUnchecked,
 }
 
 impl Canary {
-    /// All of them.
+    /// All that the lab is to find.
     pub const ALL: &[Canary] = &[
         Canary::UnlockBeforeWrite,
         Canary::AnswerBeforeWrite,
@@ -99,6 +102,7 @@ impl Canary {
             Canary::SkipPin => "skip-pin",
             Canary::SettleWithoutReconnect => "settle-without-reconnect",
             Canary::ResendBlindly => "resend-blindly",
+            Canary::AdoptUnchecked => "adopt-unchecked",
         }
     }
 
@@ -136,6 +140,9 @@ impl Canary {
             }
             Canary::ResendBlindly => {
                 "a lost change is written again without a look whether its lock is still held"
+            }
+            Canary::AdoptUnchecked => {
+                "a shared node is taken for exclusive without a look whether it is current"
             }
         }
     }

@@ -210,6 +210,20 @@ impl<E: Endpoint> Session<E> {
         Ok(pinned)
     }
 
+    /// Counts an operation of `kind` that was done in this compute server's own memory and reached
+    /// nothing in the pool, so that nothing had to be pinned for it.
+    ///
+    /// Cost: none.
+    ///
+    /// # Errors
+    /// `Closed`: what it has found is not to be told any more.
+    #[inline]
+    pub fn count_local(&self, kind: OpKind) -> Result<(), PoolError> {
+        self.inner.pool.check_open()?;
+        self.inner.client.begin(kind);
+        Ok(())
+    }
+
     /// A pin for a task that must end even if the operation's caller is dropped: of the oldest
     /// moment that a running operation of this session has pinned. The session's next operation
     /// begins when the task is done, since both would use the same redo area; so the task must not

@@ -416,7 +416,10 @@ impl<'a, E: Endpoint> Steady<'a, E> {
     }
 
     /// Cuts off a dead compute server from every server.
-    pub(crate) async fn fence_everywhere(self, who: Incarnation) -> Result<(), OpError> {
+    ///
+    /// # Errors
+    /// As [`Endpoint::fence`].
+    pub async fn fence_everywhere(self, who: Incarnation) -> Result<(), OpError> {
         let mut trial = self.trial();
         while let Err(error) = self.client.fence_everywhere(who).await {
             self.again(&mut trial, error).await?;

@@ -43,7 +43,7 @@
 //! - *Operations of workers on a table* (`TableCore::begin_async`): count, then look at the flag;
 //!   flag, then look at the count: all `SeqCst`, as for pins.
 //! - *Lives and gates of a memory server* (`fabric/src/tcp/lives.rs`): a mutex each, taken in the order
-//!   known lives, one life, one gate, and never two gates.
+//!   known lives, one life, one gate, its other ways, and never two gates.
 //! - *Jobs of the async API*: `async-channel`, and a mutex around starting and closing.
 //! - *A mapped fabric's services and counters*: a lock each; *regions*: never change.
 //! - *`farleaf load`*: channels, and flags from which nothing follows.

@@ -1,6 +1,7 @@
 //! Filling an empty table from sorted pairs, bottom up.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 use farleaf_pool::Session;
@@ -163,14 +164,33 @@ struct Builder<'a, E: Endpoint> {
     batch: farleaf_fabric::Ops,
     root: (GlobalAddr, u8),
     built: Built<E>,
+    group: Option<Group>,
+}
+
+/// What is being built of a tree whose lower levels lie on one server, subtree by subtree: leaves and
+/// what stands above them up to `level`. No node up to there has children of two groups.
+struct Group {
+    level: u8,
+    /// Leaves of a full subtree.
+    leaves: u64,
+    /// Leaves of this group so far.
+    done: u64,
+    server: ServerId,
 }
 
 impl<'a, E: Endpoint> Builder<'a, E> {
     fn new(tree: &'a Tree, session: &'a Session<E>) -> Self {
+        let fill_percent = (tree.options.bulk_fill.clamp(0.1, 1.0) * 100.0) as usize;
+        let group = tree.placed.load(Ordering::Relaxed).checked_sub(1).map(|level| {
+            let children = tree.layout.inner_cap() * fill_percent / 100;
+            let leaves = (children.max(1) as u64 + 1).saturating_pow(level.into());
+            Group { level, leaves, done: 0, server: session.place() }
+        });
         Builder {
             layout: &tree.layout,
             session,
-            fill_percent: (tree.options.bulk_fill.clamp(0.1, 1.0) * 100.0) as usize,
+            fill_percent,
+            group,
             count: 0,
             waiting: Waiting::default(),
             low: None,
@@ -183,7 +203,7 @@ impl<'a, E: Endpoint> Builder<'a, E> {
     }
 
     async fn run(&mut self, pairs: &mut impl SortedPairs) -> Result<(), IndexError> {
-        self.leaf = self.node().await?;
+        self.leaf = self.node(0).await?;
         let mut last: Vec<u8> = Vec::new();
         let most_pairs = (self.layout.leaf_cap() * self.fill_percent / 100).max(1);
         let most_bytes = AHEAD_NODES * self.layout.node_bytes();
@@ -275,7 +295,10 @@ impl<'a, E: Endpoint> Builder<'a, E> {
         if !is_last {
             let (below, above) = (self.waiting.entry(count - 1), self.waiting.entry(count));
             self.layout.separator(below.key, above.key, &mut high);
-            right = self.node().await?;
+        }
+        let before = if is_last { None } else { self.next_group() };
+        if !is_last {
+            right = self.node(0).await?;
         }
         let head = Head {
             addr: self.leaf.word(),
@@ -300,7 +323,57 @@ impl<'a, E: Endpoint> Builder<'a, E> {
             return Ok(());
         }
         self.low = Some(high.clone());
-        self.add_child(0, done, (!is_last).then_some(high)).await
+        let Some(before) = before else {
+            return self.add_child(0, done, (!is_last).then_some(high)).await;
+        };
+        // Its parents are still the old group's.
+        let next = self.group_server(Some(before));
+        self.add_child(0, done, Some(high)).await?;
+        self.end_group(before, next).await
+    }
+
+    /// The leaf that is being ended is the last of its group: begins the next one; gives the server of
+    /// the old one.
+    fn next_group(&mut self) -> Option<ServerId> {
+        let group = self.group.as_mut()?;
+        group.done += 1;
+        if group.done < group.leaves {
+            return None;
+        }
+        group.done = 0;
+        Some(std::mem::replace(&mut group.server, self.session.place()))
+    }
+
+    /// Sets the server that nodes of groups go to; gives the one before.
+    fn group_server(&mut self, server: Option<ServerId>) -> Option<ServerId> {
+        let group = self.group.as_mut()?;
+        Some(std::mem::replace(&mut group.server, server?))
+    }
+
+    /// Writes all nodes that the group on `server` still lacks, up to its subtree's top. What comes
+    /// after them goes to the `next` server.
+    async fn end_group(
+        &mut self,
+        server: ServerId,
+        next: Option<ServerId>,
+    ) -> Result<(), IndexError> {
+        let top = self.group.as_ref().map_or(0, |group| usize::from(group.level));
+        for level in 0..top {
+            loop {
+                let ahead = self.levels.get(level).map_or(0, |here| here.children.len());
+                if ahead == 0 {
+                    break;
+                }
+                let count = self.fit_inner(level).min(ahead);
+                // The last one's right sibling is of the next group.
+                self.group_server(if count == ahead { next } else { Some(server) });
+                let (node, bound) = self.end_inner(level, count).await?;
+                self.group_server(Some(server));
+                self.add_child(level + 1, node, bound).await?;
+            }
+        }
+        self.group_server(next);
+        Ok(())
     }
 
     /// Tells `level`, which is one above the child, of a finished child and its upper bound.
@@ -313,7 +386,7 @@ impl<'a, E: Endpoint> Builder<'a, E> {
         let most = (self.layout.inner_cap() * self.fill_percent / 100).max(1);
         loop {
             if level == self.levels.len() {
-                let addr = self.node().await?;
+                let addr = self.node(level as u8 + 1).await?;
                 let (children, bounds) = Default::default();
                 let (low, bytes, is_first) = (None, 0, true);
                 self.levels.push(Level { low, addr, children, bounds, bytes, is_first });
@@ -365,7 +438,7 @@ impl<'a, E: Endpoint> Builder<'a, E> {
     ) -> Result<(GlobalAddr, Option<Vec<u8>>), IndexError> {
         let is_last =
             count == self.levels[level].children.len() && self.levels[level].bounds.len() < count;
-        let right = if is_last { GlobalAddr::NULL } else { self.node().await? };
+        let right = if is_last { GlobalAddr::NULL } else { self.node(level as u8 + 1).await? };
         let here = &mut self.levels[level];
         let high = (!is_last).then(|| here.bounds[count - 1].clone());
         let head = Head {
@@ -397,8 +470,13 @@ impl<'a, E: Endpoint> Builder<'a, E> {
         Ok((done, high))
     }
 
-    async fn node(&mut self) -> Result<GlobalAddr, IndexError> {
-        let addr = self.session.alloc(self.session.place(), self.layout.node_bytes()).await?;
+    /// Memory for a node of `level`.
+    async fn node(&mut self, level: u8) -> Result<GlobalAddr, IndexError> {
+        let on = match &self.group {
+            Some(group) if level <= group.level => group.server,
+            _ => self.session.place(),
+        };
+        let addr = self.session.alloc(on, self.layout.node_bytes()).await?;
         self.built.objects.push((addr, self.layout.node_bytes()));
         Ok(addr)
     }
@@ -420,4 +498,37 @@ impl<'a, E: Endpoint> Builder<'a, E> {
 
 fn not_empty() -> IndexError {
     IndexError::Invalid("a bulk load needs an empty table, and this one has keys".into())
+}
+
+/// A tree that was built beside the table's and that nothing points to yet; freed when dropped,
+/// unless it is kept.
+pub(super) struct BuiltTree<E: Endpoint> {
+    /// Its root and the root's level.
+    pub(super) root: (GlobalAddr, u8),
+    /// Keys in it.
+    pub(super) count: u64,
+    built: Built<E>,
+}
+
+impl<E: Endpoint> BuiltTree<E> {
+    /// It is about to be pointed to.
+    pub(super) fn keep(&mut self) {
+        self.built.keep();
+    }
+}
+
+impl Tree {
+    /// Builds a tree of `pairs` and leaves it to the caller to put it in place.
+    ///
+    /// Cost: 1 WRITE per node, up to 16 in one round trip, and 1 per record.
+    pub(super) async fn build<E: Endpoint>(
+        self: &Arc<Self>,
+        session: &Session<E>,
+        pairs: &mut impl SortedPairs,
+    ) -> Result<BuiltTree<E>, IndexError> {
+        let mut builder = Builder::new(self, session);
+        builder.run(pairs).await?;
+        let Builder { root, count, built, .. } = builder;
+        Ok(BuiltTree { root, count, built })
+    }
 }

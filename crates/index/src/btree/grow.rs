@@ -73,7 +73,8 @@ impl Tree {
         let children = [root.word(), node.right()];
         let client = session.client();
         let bytes = self.layout.node_bytes();
-        let top = session.alloc_unlinked(session.place(), bytes).await?;
+        let on = self.server_beside(session, root, root_level + 1);
+        let top = session.alloc_unlinked(on, bytes).await?;
         let mut image = client.buf(bytes);
         let head =
             Head { addr: top.addr().word(), level: root_level + 1, version: 1, ..Head::default() };
@@ -107,7 +108,15 @@ impl Tree {
         &self,
         session: &Session<E>,
     ) -> Result<Lock<E>, IndexError> {
-        let word = self.meta.plus(META_ROOT_LOCK);
+        self.lock_word(session, self.meta.plus(META_ROOT_LOCK)).await
+    }
+
+    /// Locks a word of the meta object that is a lock and nothing else.
+    pub(super) async fn lock_word<E: Endpoint>(
+        &self,
+        session: &Session<E>,
+        word: GlobalAddr,
+    ) -> Result<Lock<E>, IndexError> {
         let mut wait = LockWait::default();
         let mut expected = 0;
         loop {

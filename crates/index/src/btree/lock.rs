@@ -14,7 +14,7 @@ use crate::oneshot::{Receiver, channel};
 
 /// A lock word that holds this client's token, given back when dropped.
 #[derive(Debug)]
-pub(super) struct Lock<E: Endpoint> {
+pub(crate) struct Lock<E: Endpoint> {
     session: Session<E>,
     word: GlobalAddr,
     token: u64,

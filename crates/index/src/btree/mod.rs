@@ -50,6 +50,7 @@ mod merge;
 mod read;
 mod records;
 mod redo;
+pub(crate) mod remote;
 mod scan;
 mod split;
 
@@ -57,7 +58,7 @@ mod verify;
 mod write;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use farleaf_fabric::{Endpoint, GlobalAddr, OpError, OpKind};
 use farleaf_pool::{Audit, PoolError, Session};
@@ -110,6 +111,9 @@ struct Tree {
     /// The root word as last seen, 0 before that. Old roots are valid entries as long as their
     /// checksum, which is bound to this tree, fits.
     root: AtomicU64,
+    /// Nodes up to this level, less 1, lie on their children's memory server; 0 if they may lie
+    /// anywhere, as in a table of this engine's own.
+    placed: AtomicU8,
 }
 
 /// Why an attempt did not come to an end.
@@ -158,7 +162,8 @@ impl BTree {
     ///
     /// Cost: none; the first operation reads the root word.
     pub fn open(meta: GlobalAddr, layout: Layout, options: BTreeOptions) -> Self {
-        BTree(Arc::new(Tree { layout, options, meta, root: AtomicU64::new(0) }))
+        let (root, placed) = Default::default();
+        BTree(Arc::new(Tree { layout, options, meta, root, placed }))
     }
 
     /// Geometry of the nodes.

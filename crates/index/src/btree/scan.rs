@@ -26,7 +26,7 @@ const RECORDS_AT_ONCE: (usize, usize) = (16, 4 * VALUE_BYTES_MAX);
 
 /// The place where a scan goes on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Place {
+pub(super) enum Place {
     /// At one end of the key space.
     End,
     /// At a key.
@@ -98,7 +98,7 @@ impl Tree {
             // As many as this leaf would have if it were filled as usual.
             let usual = node.count() * node.capacity_bytes() * 6 / 10 / node.used_bytes().max(1);
             cursor.entries_per_leaf = node.count().max(usual).max(1);
-            self.take(session, &node, &range, &cursor.place, end, out).await?;
+            self.take_pairs(session, &node, &range, &cursor.place, end, out).await?;
             let mut fence = Vec::new();
             let more = if range.reverse {
                 node.low_fence(&mut fence)
@@ -191,7 +191,7 @@ impl Tree {
     }
 
     /// Appends the leaf's pairs from `place` on that are in the range, until `out` has `end` pairs.
-    async fn take<E: Endpoint>(
+    pub(super) async fn take_pairs<E: Endpoint>(
         &self,
         session: &Session<E>,
         node: &Node<'_, u64>,
@@ -273,7 +273,7 @@ impl Tree {
 }
 
 /// Whether no key can be in the range.
-fn is_empty(range: &ScanRange<'_>) -> bool {
+pub(super) fn is_empty(range: &ScanRange<'_>) -> bool {
     match (range.from, range.to) {
         (Bound::Included(from), Bound::Included(to)) => from > to,
         (Bound::Included(from) | Bound::Excluded(from), Bound::Excluded(to))
@@ -284,7 +284,7 @@ fn is_empty(range: &ScanRange<'_>) -> bool {
 
 /// Whether everything on the far side of `fence` is outside the range: above it, exclusive, when
 /// ascending; at or below it when descending.
-fn is_past(range: &ScanRange<'_>, fence: &[u8]) -> bool {
+pub(super) fn is_past(range: &ScanRange<'_>, fence: &[u8]) -> bool {
     if range.reverse {
         match range.from {
             Bound::Unbounded => false,

@@ -1,8 +1,9 @@
 //! Dividing a full node, and telling its parent.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use farleaf_fabric::{Buf, Endpoint, GlobalAddr};
+use farleaf_fabric::{Buf, Endpoint, GlobalAddr, ServerId};
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
@@ -52,6 +53,17 @@ impl Tree {
         .unwrap_or_else(|| Err(unfinished_work("a split")))
     }
 
+    /// Where a new node of `level` goes, beside the one at `addr` or above it.
+    pub(super) fn server_beside<E: Endpoint>(
+        &self,
+        session: &Session<E>,
+        addr: GlobalAddr,
+        level: u8,
+    ) -> ServerId {
+        let is_placed = level < self.placed.load(Ordering::Relaxed);
+        if is_placed { addr.server() } else { session.place() }
+    }
+
     /// The new node first, then the old one (`INV-BT-2`). Gives what the parent must learn.
     async fn split_now<E: Endpoint>(
         self: &Arc<Self>,
@@ -61,7 +73,8 @@ impl Tree {
     ) -> Result<Unfinished, IndexError> {
         let client = session.client();
         let bytes = self.layout.node_bytes();
-        let right_object = match session.alloc_unlinked(session.place(), bytes).await {
+        let on = self.server_beside(session, node.addr, node.node().level());
+        let right_object = match session.alloc_unlinked(on, bytes).await {
             Ok(object) => object,
             Err(full) => {
                 node.unlock().await?;

@@ -139,6 +139,13 @@ impl<'l, I: Image> NodeMut<'l, I> {
         self.image.set(META_WORD, meta.pack());
     }
 
+    /// Takes back [`NodeMut::mark_dead`].
+    pub fn mark_alive(&mut self) {
+        let mut meta = self.as_node().meta();
+        meta.set_alive();
+        self.image.set(META_WORD, meta.pack());
+    }
+
     /// Sets the right sibling.
     pub fn set_right(&mut self, addr: u64) {
         self.image.set(RIGHT_WORD, addr);

@@ -121,6 +121,11 @@ impl Meta {
         self.kind = KIND_DEAD;
     }
 
+    /// A dead node keeps its level, which says what it was.
+    pub(super) fn set_alive(&mut self) {
+        self.kind = if self.level == 0 { KIND_LEAF } else { KIND_INNER };
+    }
+
     #[inline(always)]
     pub(super) fn low_infinite(self) -> bool {
         self.flags & FLAG_LOW_INFINITE != 0

@@ -183,6 +183,11 @@ impl Layout {
         Layout { tree, ..self }
     }
 
+    /// The number that its checksums are bound to; see [`Layout::for_tree`].
+    pub(crate) fn tree(&self) -> u64 {
+        self.tree
+    }
+
     fn set_dense(&mut self, key_words: usize, value_words: usize) -> Result<(), LayoutError> {
         let slots = |node_bytes: usize| {
             let payload = node_bytes / 8 - HEAD_WORDS;

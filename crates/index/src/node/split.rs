@@ -93,6 +93,42 @@ impl<I: Image> NodeMut<'_, I> {
         Ok(Split { separator, goes_right })
     }
 
+    /// Cuts a leaf at `bound`, a fence strictly between its own: this node keeps the keys up to it,
+    /// `right` is built afresh with the rest. Either may be empty. Neither is sealed.
+    ///
+    /// # Errors
+    /// [`ChangeError`] if this is no leaf or the bound is none of it. Nothing was changed.
+    pub fn cut_leaf_at<J: Image>(
+        &mut self,
+        bound: &[u8],
+        right: &mut NodeMut<'_, J>,
+        right_addr: u64,
+    ) -> Result<Split, ChangeError> {
+        let node = self.as_node();
+        if node.kind() != Kind::Leaf {
+            return Err(ChangeError::WrongKind);
+        }
+        if !self.layout.takes_separator(bound.len()) {
+            return Err(ChangeError::BadKey { len: bound.len() });
+        }
+        if [node.covers(bound), node.covers_after(bound)] != [Cover::Inside; 2] {
+            return Err(ChangeError::OutsideFences);
+        }
+        let old = self.copy();
+        let old = Node::new(self.layout, &old);
+        let fences = old.fences();
+        let (left, count) = (old.upper_bound(bound), old.leaf_count());
+        let head = old.head(&fences);
+        let right_head = Head { addr: right_addr, incarnation: 0, low: Some(bound), ..head };
+        let left_head = Head { right: right_addr, high: Some(bound), ..head };
+        let [mut new_left, mut new_right] = [0, 0].map(|_| vec![0; self.layout.node_words]);
+        copy_part(&old, Kind::Leaf, &right_head, (left, count), &mut new_right)?;
+        copy_part(&old, Kind::Leaf, &left_head, (0, left), &mut new_left)?;
+        self.image.assign(1, &new_left[1..]);
+        right.image.assign(0, &new_right);
+        Ok(Split { separator: bound.to_vec(), goes_right: false })
+    }
+
     /// Keeps the first `keep` entries or separators of a dense node.
     fn cut_dense(&mut self, kind: Kind, keep: usize, separator: &[u8], right_addr: u64) {
         let layout = self.layout;

@@ -8,6 +8,7 @@ use farleaf_fabric::mapped::{Mapped, MappedEndpoint};
 use farleaf_fabric::sim::{Sim, SimConfig, SimEndpoint};
 use farleaf_fabric::tcp::{MemoryServer, MemoryServerConfig, Tcp, TcpConfig, TcpEndpoint};
 use farleaf_fabric::{Client, Endpoint, Fabric, OpKind, ServerId, Snapshot, Words};
+use farleaf_index::dex::offload::{OFFLOAD_SERVICE, OffloadService};
 use farleaf_index::node::{KeyFormat, ValueFormat};
 use farleaf_index::{AnyIndex, Engine, Index, SortedPairs, TableFormat, TableReport};
 use farleaf_pool::{Audit, AuditReport, Pool, PoolOptions, Session, format};
@@ -38,6 +39,7 @@ impl World {
         test: impl FnOnce(Session<MappedEndpoint>) -> F,
     ) {
         let fabric = Mapped::anonymous(self.servers, self.region_bytes).expect("memory");
+        fabric.serve(OFFLOAD_SERVICE, offload_service());
         let endpoint = fabric.endpoint().expect("endpoint");
         endpoint.seed(self.seed);
         let executor = endpoint.executor().clone();
@@ -54,7 +56,9 @@ impl World {
                     servers: self.servers,
                     ..MemoryServerConfig::default()
                 };
-                MemoryServer::start(config, Arc::new(words)).expect("a memory server")
+                let server = MemoryServer::start(config, Arc::new(words)).expect("a memory server");
+                server.serve(OFFLOAD_SERVICE, offload_service());
+                server
             })
             .collect();
         let config = TcpConfig::to(servers.iter().map(MemoryServer::address));
@@ -81,12 +85,20 @@ impl World {
     ) {
         let mut config = self.sim_config();
         config.adversary.torn = 0.5;
+        // What handlers see is what has completed.
+        config.capabilities.cpu_visible = true;
         let sim = Sim::new(config).expect("sim");
+        sim.fabric(0).serve(OFFLOAD_SERVICE, offload_service());
         let endpoint = sim.fabric(0).endpoint().expect("endpoint");
         let options = self.pool_options();
         sim.block_on(async move { test(start(endpoint, &options).await).await })
             .expect("the simulation ends");
     }
+}
+
+/// What memory servers offer the engine `dex`.
+pub fn offload_service() -> Arc<OffloadService> {
+    Arc::new(OffloadService::new(1, None))
 }
 
 /// Formats the pool and joins it.

@@ -1,0 +1,466 @@
+//! Misses: reading a node, keeping it or not.
+//!
+//! - `INV-DEX-IO` A node is read from, and a leaf that is not cached written to, remote memory only
+//!   under the `Io` mark of its address. So no two tasks of this compute server work on one node
+//!   remotely, and only the first that misses it reads it.
+//! - `INV-DEX-PTR` (R-PTR) Bit 63, which marks a pointer to a frame, is in no word of remote memory.
+//!   Looked at before every WRITE of a page, and after every READ.
+//! - `INV-DEX-PIN` (R-PIN) A mark holds a pin on the parent's frame: the parent stays Hot, and keeps
+//!   the child, as long as the mark is there.
+
+use std::sync::Arc;
+
+use farleaf_fabric::{Buf, Endpoint, GlobalAddr};
+use farleaf_pool::Session;
+
+use super::frames::{State, TOP};
+use super::mapping_table::Entry;
+use super::walk::Unfinished;
+use super::{Cache, Fail};
+use crate::IndexError;
+use crate::local::Version;
+use crate::node::{Kind, Node};
+
+/// READs of one node whose checksum does not fit before it counts as damaged. Nobody writes an
+/// exclusive node while it is read, so this is never needed but after a crash.
+const READS_MAX: u32 = 3;
+
+/// The right and the duty to see to a node that is not cached: the `Io` mark and the pin on its
+/// parent. Dropped, both are given back.
+#[derive(Debug)]
+pub(super) struct Claim {
+    pub(super) cache: Arc<Cache>,
+    pub(super) addr: u64,
+    pub(super) parent: u32,
+    /// The node's level.
+    pub(super) level: u8,
+    /// Others may change the node, or the parent, which may then be out of date.
+    pub(super) shared: bool,
+    shared_parent: bool,
+    /// The range that the parent gives it.
+    low: Option<Vec<u8>>,
+    high: Option<Vec<u8>>,
+    pub(super) armed: bool,
+}
+
+/// How a node looks to the parent that led to it.
+pub(super) enum Arrival {
+    /// As it must.
+    Fits,
+    /// It was split and the parent does not know.
+    Unfinished(Unfinished),
+    /// It has taken in its right neighbour and the parent does not know.
+    Absorbed(Vec<u8>),
+}
+
+impl Claim {
+    /// Marks a node that has no entry, below a parent that was Hot at `version`.
+    pub(super) fn take(
+        cache: &Arc<Cache>,
+        addr: u64,
+        parent: u32,
+        version: Version,
+        level: u8,
+        low: Option<Vec<u8>>,
+        high: Option<Vec<u8>>,
+    ) -> Option<Claim> {
+        if cache.map.claim(addr, Entry::Io).is_err() {
+            return None;
+        }
+        if !cache.frames.pin(parent, version) {
+            cache.map.exchange(addr, Some(Entry::Io), None);
+            cache.lot.unpark(addr);
+            return None;
+        }
+        let shared_parent = cache.frames.ctl(parent).is_shared();
+        // Below an exclusive parent it is exclusive still (INV-DEX-SHARED-3), also if a range is just
+        // being given away: the parent is pinned, and becomes shared before it.
+        let shared = shared_parent && cache.crosses_bounds(low.as_deref(), high.as_deref());
+        let cache = Arc::clone(cache);
+        Some(Claim { cache, addr, parent, level, shared, shared_parent, low, high, armed: true })
+    }
+
+    /// The node.
+    pub(super) fn addr(&self) -> GlobalAddr {
+        GlobalAddr::from_word(self.addr).unwrap_or(GlobalAddr::NULL)
+    }
+
+    /// The node is in `frame` now, which is filled: makes it the parent's child, or leaves it
+    /// Cooling if somebody holds the parent.
+    fn settle(mut self, frame: u32, worker: u32) {
+        let cache = Arc::clone(&self.cache);
+        let ctl = cache.frames.ctl(frame);
+        let above = &cache.frames.ctl(self.parent).latch;
+        let to = Some(Entry::Resident(frame));
+        let taken = above.sample().is_some_and(|version| above.try_x(version));
+        let slot = taken
+            .then(|| cache.frames.node(cache.layout(), self.parent).find_child(self.addr))
+            .flatten();
+        if let Some(index) = slot {
+            cache.swizzle_in(self.parent, index, frame);
+            ctl.latch.revive();
+            let settled = cache.map.exchange(self.addr, Some(Entry::Io), to);
+            debug_assert!(settled, "INV-DEX-MAP-2");
+        } else {
+            debug_assert!(!taken, "INV-DEX-PIN: the parent keeps the child");
+            if ctl.is_shared() {
+                // INV-DEX-SHARED-3: it is read again.
+                ctl.set_state(State::Free);
+                cache.free.push(worker, frame);
+                return;
+            }
+            ctl.set_state(State::Cooling);
+            ctl.latch.revive();
+            let settled = cache.map.exchange(self.addr, Some(Entry::Io), to);
+            debug_assert!(settled, "INV-DEX-MAP-2");
+            cache.put_cooling(self.addr, frame, worker);
+        }
+        if taken {
+            cache.release_x(self.parent);
+        }
+        self.armed = false;
+        self.give_back();
+    }
+
+    fn give_back(&self) {
+        self.cache.frames.unpin(self.parent);
+        self.cache.lot.unpark(self.addr);
+    }
+
+    /// What the node that was read there is to the parent.
+    pub(super) fn arrival(&self, node: &Node<'_, u64>) -> Result<Arrival, IndexError> {
+        let (mut low, mut high) = (Vec::new(), Vec::new());
+        let has_low = node.low_fence(&mut low);
+        let has_high = node.high_fence(&mut high);
+        let same_low = has_low.then_some(low.as_slice()) == self.low.as_deref();
+        let bound = self.high.as_deref();
+        if same_low && has_high.then_some(high.as_slice()) == bound {
+            return Ok(Arrival::Fits);
+        }
+        if same_low && has_high && node.right() != 0 && bound.is_none_or(|bound| *high < *bound) {
+            let (level, right) = (self.level + 1, node.right());
+            return Ok(Arrival::Unfinished(Unfinished { level, separator: high, right }));
+        }
+        if let Some(bound) = bound
+            && same_low
+            && (!has_high || *high > *bound)
+        {
+            return Ok(Arrival::Absorbed(bound.to_vec()));
+        }
+        Err(IndexError::Corrupt(format!(
+            "node {} (level {}) does not cover the range that its parent gives it",
+            self.addr(),
+            self.level
+        )))
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if self.armed {
+            self.cache.map.exchange(self.addr, Some(Entry::Io), None);
+            self.give_back();
+        }
+    }
+}
+
+impl Cache {
+    /// Whether a leaf that is missed now is to be kept.
+    pub(super) fn admits<E: Endpoint>(&self, session: &Session<E>) -> bool {
+        let chance = self.options.admit_leaf;
+        self.free.has_fresh()
+            || chance >= 1.0
+            || (session.endpoint().random() >> 11) as f64 / ((1_u64 << 53) as f64) < chance
+    }
+
+    /// Reads a claimed node into a frame. Runs to its end whatever becomes of the caller.
+    ///
+    /// Cost: 1 READ; 1 WRITE for each dirty node that has to make room.
+    pub(super) async fn load<E: Endpoint>(
+        self: &Arc<Self>,
+        session: &Session<E>,
+        claim: Claim,
+    ) -> Result<(), Fail> {
+        let (cache, task_session) = (Arc::clone(self), session.clone());
+        self.detach(session, async move { cache.load_now(&task_session, claim).await }).await
+    }
+
+    async fn load_now<E: Endpoint>(
+        self: &Arc<Self>,
+        session: &Session<E>,
+        claim: Claim,
+    ) -> Result<(), Fail> {
+        let Some(frame) = self.frame(session).await? else { return Err(Fail::NoFrame) };
+        let image = match self.read_claimed(session, &claim).await? {
+            Ok(image) => image,
+            Err(unfinished) => {
+                drop((claim, frame));
+                self.heal(session, unfinished).await?;
+                return Err(Fail::Restart);
+            }
+        };
+        let count = match claim.level {
+            0 => &self.stats.leaves_admitted,
+            _ => &self.stats.inner_admitted,
+        };
+        count.add();
+        let node = Node::new(self.layout(), image.words());
+        let frame = frame.take();
+        self.frames.fill(frame, image.words(), claim.addr, claim.level, node.version());
+        self.frames.ctl(frame).set_shared(claim.shared_parent && self.is_shared(&node));
+        claim.settle(frame, session.id());
+        Ok(())
+    }
+
+    /// Reads a claimed node and looks how it fits (R-ARRIVE); what is unfinished there, if anything.
+    pub(super) async fn read_claimed<E: Endpoint>(
+        &self,
+        session: &Session<E>,
+        claim: &Claim,
+    ) -> Result<Result<Buf, Heal>, Fail> {
+        let stale = |unfinished| {
+            let addr = self.frames.ctl(claim.parent).addr_word();
+            Heal::Stale { frame: claim.parent, addr, unfinished }
+        };
+        let image = if claim.shared {
+            self.remote.read_shared(session, claim.addr(), claim.level).await?
+        } else {
+            let begun_ns = session.endpoint().now_ns();
+            let read = self.read_node(session, claim.addr(), claim.level).await;
+            self.note_read(session, claim.addr(), begun_ns);
+            match read {
+                Ok(image) => Some(image),
+                // Perhaps it has been another's alone for long, and is gone.
+                Err(IndexError::Corrupt(_)) if claim.shared_parent => None,
+                Err(error) => return Err(error.into()),
+            }
+        };
+        let Some(image) = image else { return Ok(Err(stale(None))) };
+        let node = Node::new(self.layout(), image.words());
+        if claim.shared_parent {
+            let fits = match node.kind() {
+                Kind::Dead => Err(None),
+                _ => match claim.arrival(&node) {
+                    Ok(Arrival::Fits) => Ok(()),
+                    Ok(Arrival::Unfinished(unfinished)) => Err(Some(unfinished)),
+                    Ok(Arrival::Absorbed(_)) | Err(_) => Err(None),
+                },
+            };
+            return Ok(fits.map(|()| image).map_err(stale));
+        }
+        let level = claim.level + 1;
+        if node.kind() == Kind::Dead {
+            return Ok(Err(Heal::Dead { level, low: claim.low.clone(), image }));
+        }
+        Ok(match claim.arrival(&node)? {
+            Arrival::Fits => Ok(image),
+            Arrival::Unfinished(unfinished) => Err(Heal::Separator(unfinished)),
+            Arrival::Absorbed(bound) => Err(Heal::Absorbed { level, bound }),
+        })
+    }
+
+    /// READs a node that this compute server alone may write: 1 READ. It may be dead.
+    pub(super) async fn read_node<E: Endpoint>(
+        &self,
+        session: &Session<E>,
+        addr: GlobalAddr,
+        level: u8,
+    ) -> Result<Buf, IndexError> {
+        let steady = session.steady();
+        for _ in 0..READS_MAX {
+            let image = steady.read(addr, steady.buf(self.layout().node_bytes())).await?;
+            let node = Node::new(self.layout(), image.words());
+            let dead = node.kind() == Kind::Dead && node.self_addr() == addr.word();
+            if self.remote.is_current(&image, addr, level) || dead && node.sum_ok() {
+                if Self::has_swizzled(&node, level) {
+                    return Err(IndexError::Corrupt(format!(
+                        "INV-DEX-PTR: node {addr} of the table at {} holds a pointer to a frame",
+                        self.remote.meta()
+                    )));
+                }
+                return Ok(image);
+            }
+        }
+        Err(IndexError::Corrupt(format!(
+            "node {addr} (level {level}) of the table at {} does not hold what it must, and nobody \
+             writes it",
+            self.remote.meta()
+        )))
+    }
+
+    /// Whether others may change a node, by its own fences.
+    pub(super) fn is_shared(&self, node: &Node<'_, u64>) -> bool {
+        let (mut low, mut high) = (Vec::new(), Vec::new());
+        let low = node.low_fence(&mut low).then_some(low.as_slice());
+        let high = node.high_fence(&mut high).then_some(high.as_slice());
+        self.crosses_bounds(low, high)
+    }
+
+    /// Whether a node of `level`, dead or alive, points to a frame.
+    fn has_swizzled(node: &Node<'_, u64>, level: u8) -> bool {
+        level > 0 && (0..=node.count()).filter_map(|at| node.child(at)).any(|word| word >> 63 != 0)
+    }
+
+    /// WRITEs a page, of one that exists all but its lock word (R-SHWRITE), and waits until it has
+    /// landed; sends it again until it has, as nobody else writes the page. Where such a WRITE can be cut
+    /// short, an image of it is in the journal first.
+    ///
+    /// Cost: 1 WRITE; with a journal 2 for a page that exists.
+    pub(super) async fn write_page<E: Endpoint>(
+        &self,
+        session: &Session<E>,
+        addr: GlobalAddr,
+        image: &Buf,
+        from: usize,
+    ) -> Result<(), IndexError> {
+        let node = Node::new(self.layout(), image.words());
+        debug_assert_eq!(node.self_addr(), addr.word());
+        assert!(!Self::has_swizzled(&node, node.level()), "INV-DEX-PTR: about to write {addr}");
+        // A page that is written in whole is new: nothing leads to it.
+        let _kept = match from {
+            0 => None,
+            _ => self.journal(session, &[image]).await?,
+        };
+        self.write_surely(session, addr, image, from).await
+    }
+
+    /// As [`Cache::write_page`] of pages that exist, together. 1 WRITE each, and 1 for all with a journal.
+    pub(super) async fn write_pages<E: Endpoint>(
+        &self,
+        session: &Session<E>,
+        pages: &[(GlobalAddr, Buf)],
+    ) -> Result<(), IndexError> {
+        if let [(addr, image)] = pages {
+            return self.write_page(session, *addr, image, 8).await;
+        }
+        let images: Vec<&Buf> = pages.iter().map(|(_, image)| image).collect();
+        let _kept = self.journal(session, &images).await?;
+        let session = session.patient();
+        let steady = session.steady();
+        let mut ops = session.client().ops();
+        for (addr, image) in pages {
+            let node = Node::new(self.layout(), image.words());
+            assert!(!Self::has_swizzled(&node, node.level()), "INV-DEX-PTR: about to write {addr}");
+            ops.write(addr.plus(8), steady.copy(image).window(8..image.len()));
+        }
+        if !pages.is_empty() {
+            steady.post_many(ops).await?;
+        }
+        Ok(())
+    }
+
+    /// WRITEs `image` from byte `from` on to where nobody else writes, until it has landed.
+    ///
+    /// # Errors
+    /// This compute server has been cut off.
+    pub(super) async fn write_surely<E: Endpoint>(
+        &self,
+        session: &Session<E>,
+        addr: GlobalAddr,
+        image: &Buf,
+        from: usize,
+    ) -> Result<(), IndexError> {
+        let session = session.patient();
+        let steady = session.steady();
+        let copy = steady.copy(image).window(from..image.len());
+        Ok(steady.write(addr.plus(from as u64), copy).await?)
+    }
+
+    /// Reads a claimed leaf and does not keep it. Runs to its end whatever becomes of the caller.
+    ///
+    /// Cost: 1 READ.
+    pub(super) async fn stream<E: Endpoint>(
+        self: &Arc<Self>,
+        session: &Session<E>,
+        claim: Claim,
+    ) -> Result<Buf, Fail> {
+        let (cache, task_session) = (Arc::clone(self), session.clone());
+        self.detach(session, async move {
+            match cache.read_claimed(&task_session, &claim).await? {
+                Ok(image) => {
+                    cache.stats.leaves_streamed.add();
+                    Ok(image)
+                }
+                Err(heal) => {
+                    drop(claim);
+                    cache.heal(&task_session, heal).await?;
+                    Err(Fail::Restart)
+                }
+            }
+        })
+        .await
+    }
+
+    /// Caches the root. Runs to its end whatever becomes of the caller.
+    ///
+    /// Cost: 1 READ of the root word, 1 READ; for the first time 1 CAS to make the tree this cache's.
+    pub(super) async fn load_root<E: Endpoint>(
+        self: &Arc<Self>,
+        session: &Session<E>,
+    ) -> Result<(), Fail> {
+        let meta = self.remote.meta().word();
+        let Some(version) = self.frames.ctl(TOP).latch.sample() else { return Err(Fail::Restart) };
+        // The meta object's address stands for the root's until that is known.
+        let Some(claim) = Claim::take(self, meta, TOP, version, 0, None, None) else {
+            let waiting = || self.map.get(meta).is_none();
+            self.lot.park(meta, waiting).await;
+            return Err(Fail::Restart);
+        };
+        let (cache, task_session) = (Arc::clone(self), session.clone());
+        self.detach(session, async move { cache.load_root_now(&task_session, claim).await }).await
+    }
+
+    async fn load_root_now<E: Endpoint>(
+        self: &Arc<Self>,
+        session: &Session<E>,
+        claim: Claim,
+    ) -> Result<(), Fail> {
+        if self.frames.root() != 0 {
+            return Ok(());
+        }
+        self.own(session).await?;
+        let Some(frame) = self.frame(session).await? else { return Err(Fail::NoFrame) };
+        let (addr, level) = self.remote.read_root(session).await?;
+        let map = self.view();
+        let image = match map {
+            None => self.read_node(session, addr, level).await?,
+            Some(_) => match self.remote.read_shared(session, addr, level).await? {
+                Some(image) => image,
+                None => return Err(Fail::Restart),
+            },
+        };
+        let latch = &self.frames.ctl(TOP).latch;
+        if !latch.sample().is_some_and(|version| latch.try_x(version)) {
+            return Err(Fail::Restart);
+        }
+        let frame = frame.take();
+        let node = Node::new(self.layout(), image.words());
+        self.frames.fill(frame, image.words(), addr.word(), level, node.version());
+        // With a growth that is not finished, the root word names a node that may lie in one partition;
+        // what is done above it concerns all.
+        let shared = map.is_some_and(|view| view.map.count() > 1 || view.crosses(None, None));
+        self.frames.ctl(frame).set_shared(shared);
+        self.frames.ctl(frame).set_state(State::Hot);
+        let entered = self.map.claim(addr.word(), Entry::Resident(frame));
+        debug_assert_eq!(entered, Ok(()), "nobody knew of it");
+        self.frames.ctl(frame).latch.revive();
+        self.frames.set_root(self.frames.swizzle(frame));
+        self.release_x(TOP);
+        drop(claim);
+        Ok(())
+    }
+}
+
+/// What a crash has left half done, as it was met.
+#[derive(Debug)]
+pub(super) enum Heal {
+    /// A separator is missing.
+    Separator(Unfinished),
+    /// A child of the node of `level` that covers the place above `low` is dead.
+    Dead { level: u8, low: Option<Vec<u8>>, image: Buf },
+    /// The copy of the shared node at `addr` that `frame` holds is out of date; perhaps because of
+    /// a split that nobody has finished.
+    Stale { frame: u32, addr: u64, unfinished: Option<Unfinished> },
+    /// The child that ends at `bound`, says the node of `level`, covers the next one, too.
+    Absorbed { level: u8, bound: Vec<u8> },
+}

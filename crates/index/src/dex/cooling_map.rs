@@ -1,0 +1,189 @@
+//! The cooling map: frames that are about to go, in buckets of first in, first out.
+//!
+//! A *Cooling* frame is clean, no pointer is swizzled to it, and nobody reads it. Whoever takes it out
+//! of its bucket owns it and decides: a descent swizzles it again (its second chance), eviction frees
+//! it. So `INV-DEX-COOL-1`: a frame is Cooling from when it is put into a bucket until it is taken
+//! out, and exactly one thread takes it out.
+
+use super::cooling_queue::CoolingQueue;
+use crate::sync::{Mutex, lock};
+
+/// Frames of a bucket.
+const SLOTS: usize = 6;
+
+/// Frames from the oldest to the youngest.
+#[derive(Debug)]
+struct Fifo {
+    frames: [u32; SLOTS],
+    tags: [u16; SLOTS],
+    count: u8,
+}
+
+/// A line of the processor's cache.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Bucket(Mutex<Fifo>);
+
+#[cfg(not(all(test, loom)))]
+const _: () = assert!(size_of::<Bucket>() == 64, "a bucket is one line");
+
+/// See the [module page](self).
+#[derive(Debug)]
+pub(super) struct CoolingMap(Stage);
+
+#[derive(Debug)]
+enum Stage {
+    Buckets(Box<[Bucket]>),
+    /// What the buckets are held against: all frames in one queue behind one lock.
+    Queue(Mutex<CoolingQueue>),
+}
+
+impl CoolingMap {
+    /// Room for `ratio` of `frames`, in buckets, or in a single queue.
+    pub(super) fn new(frames: usize, ratio: f64, single_queue: bool) -> Self {
+        let room = (frames as f64 * ratio).ceil() as usize;
+        if single_queue {
+            return CoolingMap(Stage::Queue(Mutex::new(CoolingQueue::new(frames, room))));
+        }
+        let count = room.div_ceil(SLOTS).max(1);
+        let fifo = || Fifo { frames: [0; SLOTS], tags: [0; SLOTS], count: 0 };
+        CoolingMap(Stage::Buckets((0..count).map(|_| Bucket(Mutex::new(fifo()))).collect()))
+    }
+
+    /// Number of buckets.
+    pub(super) fn buckets(&self) -> usize {
+        match &self.0 {
+            Stage::Buckets(buckets) => buckets.len(),
+            Stage::Queue(_) => 1,
+        }
+    }
+
+    /// The bucket of an address, and its tag there.
+    fn place(buckets: &[Bucket], addr: u64) -> (&Bucket, u16) {
+        let hash = (addr >> 6).wrapping_mul(0xd6e8_feb8_6659_fd93);
+        let bucket = (u128::from(hash) * buckets.len() as u128) >> 64;
+        (&buckets[bucket as usize], hash as u16)
+    }
+
+    /// Puts a frame in, as the youngest of its bucket. If the bucket is full its oldest comes out,
+    /// and is the caller's.
+    #[must_use = "a frame that comes out is the caller's to evict"]
+    pub(super) fn insert(&self, addr: u64, frame: u32) -> Option<u32> {
+        let buckets = match &self.0 {
+            Stage::Buckets(buckets) => buckets,
+            Stage::Queue(queue) => return lock(queue).insert(addr, frame),
+        };
+        let (bucket, tag) = Self::place(buckets, addr);
+        let mut fifo = lock(&bucket.0);
+        let out = if usize::from(fifo.count) == SLOTS { fifo.take(0) } else { None };
+        let at = usize::from(fifo.count);
+        (fifo.frames[at], fifo.tags[at]) = (frame, tag);
+        fifo.count += 1;
+        out
+    }
+
+    /// Takes out the frame that holds `addr`, if it is in.
+    pub(super) fn remove(&self, addr: u64, frame: u32) -> bool {
+        let buckets = match &self.0 {
+            Stage::Buckets(buckets) => buckets,
+            Stage::Queue(queue) => return lock(queue).remove(addr, frame),
+        };
+        let (bucket, tag) = Self::place(buckets, addr);
+        let mut fifo = lock(&bucket.0);
+        let taken = 0..usize::from(fifo.count);
+        let found = taken.into_iter().find(|&at| fifo.tags[at] == tag && fifo.frames[at] == frame);
+        found.and_then(|at| fifo.take(at)).is_some()
+    }
+
+    /// Takes out the oldest frame of bucket `index`.
+    pub(super) fn take_oldest(&self, index: usize) -> Option<u32> {
+        match &self.0 {
+            Stage::Buckets(buckets) => lock(&buckets[index].0).take(0),
+            Stage::Queue(queue) => lock(queue).take_oldest(),
+        }
+    }
+
+    /// All frames that are in.
+    pub(super) fn frames(&self) -> Vec<u32> {
+        let buckets = match &self.0 {
+            Stage::Buckets(buckets) => buckets,
+            Stage::Queue(queue) => return lock(queue).frames(),
+        };
+        let mut frames = Vec::new();
+        for bucket in buckets {
+            let fifo = lock(&bucket.0);
+            frames.extend_from_slice(&fifo.frames[..usize::from(fifo.count)]);
+        }
+        frames
+    }
+}
+
+impl Fifo {
+    fn take(&mut self, at: usize) -> Option<u32> {
+        let count = usize::from(self.count);
+        if at >= count {
+            return None;
+        }
+        let frame = self.frames[at];
+        self.frames.copy_within(at + 1..count, at);
+        self.tags.copy_within(at + 1..count, at);
+        self.count -= 1;
+        Some(frame)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_bucket_gives_its_oldest() {
+        let map = CoolingMap::new(8, 0.1, false);
+        assert_eq!(map.buckets(), 1);
+        for frame in 0..6 {
+            assert_eq!(map.insert(u64::from(frame + 1) * 64, frame), None);
+        }
+        assert_eq!(map.insert(700, 6), Some(0));
+        assert!(map.remove(3 * 64, 2) && !map.remove(3 * 64, 2));
+        assert!(!map.remove(64, 0), "it came out before");
+        assert_eq!(map.frames(), [1, 3, 4, 5, 6]);
+        assert_eq!(map.insert(64, 0), None);
+        assert_eq!(
+            (0..7).filter_map(|_| map.take_oldest(0)).collect::<Vec<_>>(),
+            [1, 3, 4, 5, 6, 0]
+        );
+    }
+
+    #[test]
+    fn addresses_spread_over_the_buckets() {
+        let map = CoolingMap::new(6_000, 0.1, false);
+        assert_eq!(map.buckets(), 100);
+        let out =
+            (0..600).filter_map(|frame| map.insert((u64::from(frame) + 5) << 10, frame)).count();
+        assert!(out < 150, "{out} of 600 came out early");
+        assert_eq!(map.frames().len() + out, 600);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use std::sync::Arc;
+
+    use loom::thread;
+
+    use super::*;
+
+    #[test]
+    fn loom_promotion_and_eviction_do_not_both_get_a_frame() {
+        loom::model(|| {
+            let map = Arc::new(CoolingMap::new(8, 0.1, false));
+            assert_eq!(map.insert(64, 3), None);
+            let evict = {
+                let map = Arc::clone(&map);
+                thread::spawn(move || map.take_oldest(0).is_some())
+            };
+            let promoted = map.remove(64, 3);
+            assert!(promoted ^ evict.join().expect("evict"), "exactly one");
+        });
+    }
+}

@@ -1,0 +1,97 @@
+//! Frames that hold nothing: a short list for each worker, and one for all.
+
+use crate::sync::{AtomicUsize, Mutex, Ordering, lock};
+
+/// Lists that workers share by their number.
+const LOCAL_LISTS: usize = 64;
+/// Frames of a worker's own list.
+const LOCAL_CAP: usize = 16;
+
+/// `INV-DEX-FREE-1`: a frame is in one list at most, once, and only while its latch is dead.
+#[derive(Debug)]
+pub(super) struct FreeFrames {
+    local: Box<[Mutex<Vec<u32>>]>,
+    global: Mutex<Vec<u32>>,
+    /// Frames from here on were never used.
+    fresh: AtomicUsize,
+    frames: usize,
+}
+
+impl FreeFrames {
+    /// All of `frames` frames, none used yet.
+    pub(super) fn new(frames: usize) -> Self {
+        FreeFrames {
+            local: (0..LOCAL_LISTS).map(|_| Mutex::new(Vec::new())).collect(),
+            global: Mutex::new(Vec::new()),
+            fresh: AtomicUsize::new(0),
+            frames,
+        }
+    }
+
+    /// Whether there are frames that were never used.
+    pub(super) fn has_fresh(&self) -> bool {
+        self.fresh.load(Ordering::Relaxed) < self.frames
+    }
+
+    /// A free frame for `worker`: of its own list, never used, of the common list, or of another's.
+    pub(super) fn pop(&self, worker: u32) -> Option<u32> {
+        let own = worker as usize % LOCAL_LISTS;
+        if let Some(frame) = lock(&self.local[own]).pop() {
+            return Some(frame);
+        }
+        if self.has_fresh() {
+            let frame = self.fresh.fetch_add(1, Ordering::Relaxed);
+            if frame < self.frames {
+                return Some(frame as u32);
+            }
+        }
+        if let Some(frame) = lock(&self.global).pop() {
+            return Some(frame);
+        }
+        // A worker that sleeps must not keep what others need.
+        self.local.iter().find_map(|list| lock(list).pop())
+    }
+
+    /// Takes back a frame that `worker` has freed.
+    pub(super) fn push(&self, worker: u32, frame: u32) {
+        let mut local = lock(&self.local[worker as usize % LOCAL_LISTS]);
+        if local.len() < LOCAL_CAP {
+            local.push(frame);
+        } else {
+            drop(local);
+            lock(&self.global).push(frame);
+        }
+    }
+
+    /// Every free frame.
+    pub(super) fn frames(&self) -> Vec<u32> {
+        let fresh = self.fresh.load(Ordering::Relaxed).min(self.frames);
+        let mut frames: Vec<u32> = (fresh as u32..self.frames as u32).collect();
+        frames.extend_from_slice(&lock(&self.global));
+        for list in &self.local {
+            frames.extend_from_slice(&lock(list));
+        }
+        frames
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_frame_comes_out_once_and_goes_back() {
+        let free = FreeFrames::new(40);
+        let mut taken: Vec<u32> = (0..40).map(|_| free.pop(1).expect("free")).collect();
+        assert_eq!((free.pop(1), free.pop(2), free.has_fresh()), (None, None, false));
+        taken.sort_unstable();
+        assert_eq!(taken, (0..40).collect::<Vec<_>>());
+        for frame in 0..40 {
+            free.push(1, frame);
+        }
+        assert_eq!(lock(&free.global).len(), 24);
+        let mut others: Vec<u32> = std::iter::from_fn(|| free.pop(2)).collect();
+        others.sort_unstable();
+        assert_eq!(others, taken, "also those of the first one's own list");
+    }
+}

@@ -1,0 +1,319 @@
+//! Moving boundaries by load, by itself. Off unless it is asked for.
+//!
+//! Every so often the loads of all partitions are gathered: counts that are halved each time, so that
+//! old load fades, and a sample of keys. If two compute servers that are neighbours in the key space
+//! differ by more than `ratio` for `patience` rounds on end, the boundary between them is moved so far
+//! that, by the sample, both have the same; then nothing is moved for `rest` rounds, in which the
+//! counts come to show the new state. A move that would not lower the larger one's load by `gain` is
+//! not made. Load travels over several neighbours in several moves.
+
+use farleaf_fabric::{Endpoint, Incarnation};
+use farleaf_pool::Session;
+
+use super::super::{Cache, Dex};
+use super::MoveError;
+
+/// Whether boundaries are moved by load.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Balance {
+    /// Only when somebody calls for it.
+    #[default]
+    Off,
+    /// By [`Dex::keep_balanced`].
+    Auto,
+}
+
+/// When boundaries are moved by load.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BalanceOptions {
+    /// Whether at all.
+    pub mode: Balance,
+    /// Time between two rounds.
+    pub round_ns: u64,
+    /// A compute server has too much if it has this many times as much as a neighbour.
+    pub ratio: f64,
+    /// For so many rounds on end.
+    pub patience: u32,
+    /// Rounds without a move after a move.
+    pub rest: u32,
+    /// Share of the larger load that a move must take away from the larger load.
+    pub gain: f64,
+    /// Fewer operations than that are no load.
+    pub least_ops: u64,
+}
+
+impl Default for BalanceOptions {
+    fn default() -> Self {
+        BalanceOptions {
+            mode: Balance::Off,
+            round_ns: 1_000_000_000,
+            ratio: 1.3,
+            patience: 2,
+            rest: 4,
+            gain: 0.1,
+            least_ops: 1_000,
+        }
+    }
+}
+
+/// How much is done on one partition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartLoad {
+    /// Who serves it.
+    pub owner: Incarnation,
+    /// Exclusive lower bound.
+    pub low: Option<Vec<u8>>,
+    /// Inclusive upper bound.
+    pub high: Option<Vec<u8>>,
+    /// Operations, the older ones counted less.
+    pub ops: u64,
+    /// A sample of their keys.
+    pub keys: Vec<Vec<u8>>,
+}
+
+/// A range that had better be another's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decision {
+    /// Exclusive lower bound.
+    pub low: Option<Vec<u8>>,
+    /// Inclusive upper bound.
+    pub high: Option<Vec<u8>>,
+    /// Whose it is.
+    pub from: Incarnation,
+    /// Whose it should be.
+    pub to: Incarnation,
+}
+
+/// What the balancing remembers from round to round.
+#[derive(Clone, Debug)]
+pub struct Balancer {
+    options: BalanceOptions,
+    uneven: u32,
+    resting: u32,
+}
+
+/// The key of a sample below which, or at which, this share of it lies.
+pub(super) fn quantile(keys: &[Vec<u8>], share: f64) -> Option<Vec<u8>> {
+    let mut keys: Vec<&Vec<u8>> = keys.iter().collect();
+    keys.sort_unstable();
+    let at = ((keys.len() as f64 * share) as usize).checked_sub(1)?;
+    keys.get(at).map(|key| (*key).clone())
+}
+
+impl Balancer {
+    /// One that has seen nothing yet.
+    pub fn new(options: BalanceOptions) -> Self {
+        Balancer { options, uneven: 0, resting: 0 }
+    }
+
+    /// One round: what to move, if anything. `loads` are in the order of their keys.
+    pub fn decide(&mut self, loads: &[PartLoad]) -> Option<Decision> {
+        if self.resting > 0 {
+            self.resting -= 1;
+            return None;
+        }
+        let sum = |owner: Incarnation| -> u64 {
+            loads.iter().filter(|load| load.owner == owner).map(|load| load.ops).sum()
+        };
+        let neighbours = loads.windows(2).filter(|pair| {
+            pair[0].owner != pair[1].owner && pair[0].high.is_some() && pair[0].high == pair[1].low
+        });
+        let gap = |pair: &&[PartLoad]| sum(pair[0].owner).abs_diff(sum(pair[1].owner));
+        let widest = neighbours.max_by_key(gap);
+        let Some(pair) = widest else {
+            self.uneven = 0;
+            return None;
+        };
+        let upwards = sum(pair[0].owner) > sum(pair[1].owner);
+        let (giver, taker) = if upwards { (&pair[0], &pair[1]) } else { (&pair[1], &pair[0]) };
+        let (most, least) = (sum(giver.owner) as f64, sum(taker.owner) as f64);
+        if most < self.options.least_ops as f64 || most < least.max(1.0) * self.options.ratio {
+            self.uneven = 0;
+            return None;
+        }
+        self.uneven += 1;
+        if self.uneven < self.options.patience || giver.ops == 0 {
+            return None;
+        }
+        let share = ((most - least) / 2.0 / giver.ops as f64).min(1.0);
+        let bound = quantile(&giver.keys, if upwards { 1.0 - share } else { share })?;
+        let inside = giver.low.as_ref().is_none_or(|low| bound > *low)
+            && giver.high.as_ref().is_none_or(|high| bound < *high);
+        let moves = giver.keys.iter().filter(|key| (**key > bound) == upwards).count();
+        let moved = moves as f64 / giver.keys.len() as f64 * giver.ops as f64;
+        let after = (most - moved).max(least + moved);
+        if !inside || after > most * (1.0 - self.options.gain) {
+            return None;
+        }
+        (self.uneven, self.resting) = (0, self.options.rest);
+        let (low, high) = match upwards {
+            true => (Some(bound), giver.high.clone()),
+            false => (giver.low.clone(), Some(bound)),
+        };
+        Some(Decision { low, high, from: giver.owner, to: taker.owner })
+    }
+}
+
+impl Dex {
+    /// One round of balancing: gathers the loads and moves a boundary if that is worth while; the map's
+    /// epoch after it, if something was moved.
+    ///
+    /// # Errors
+    /// As [`Dex::move_range`].
+    pub async fn balance<E: Endpoint>(
+        &self,
+        session: &Session<E>,
+        balancer: &mut Balancer,
+    ) -> Result<Option<u64>, MoveError> {
+        let loads = self.loads(session, true).await?;
+        let Some(Decision { low, high, to, .. }) = balancer.decide(&loads) else {
+            return Ok(None);
+        };
+        self.move_range(session, low.as_deref(), high.as_deref(), to).await.map(Some)
+    }
+
+    /// Balances until the table is closed here, if `options` say so. Every compute server may run it;
+    /// the one that owns the lowest keys acts.
+    ///
+    /// # Errors
+    /// `Closed`. A move that fails is left to the next round.
+    pub async fn keep_balanced<E: Endpoint>(
+        &self,
+        session: &Session<E>,
+        options: BalanceOptions,
+    ) -> Result<(), crate::IndexError> {
+        if options.mode == Balance::Off {
+            return Ok(());
+        }
+        let mut balancer = Balancer::new(options);
+        loop {
+            session.endpoint().sleep(options.round_ns).await;
+            self.0.check_open()?;
+            if self.0.view().is_some_and(|view| view.owned[0]) {
+                let _ = self.balance(session, &mut balancer).await;
+            }
+            session.tick().await?;
+        }
+    }
+}
+
+impl Cache {
+    /// What has been done on each partition of this cache's, by its own count and sample.
+    pub(in super::super) fn own_load(&self, decay: bool) -> Vec<PartLoad> {
+        let (Some(gate), Some(view)) = (self.gate(), self.view()) else { return Vec::new() };
+        let meter = gate.load();
+        if decay {
+            gate.decay();
+        }
+        let mut loads: Vec<(usize, PartLoad)> = (0..view.map.count())
+            .filter(|number| view.owned[*number])
+            .map(|number| {
+                let range = view.map.owned_range(number);
+                let owner = Incarnation(view.map.owners[number]);
+                let (low, high) = (range.low, range.high);
+                (number, PartLoad { owner, low, high, ops: 0, keys: Vec::new() })
+            })
+            .collect();
+        let all = meter.keys.len() as u64;
+        for key in meter.keys {
+            let number = view.map.of(&key, false);
+            if let Some((_, load)) = loads.iter_mut().find(|(own, _)| *own == number) {
+                load.keys.push(key);
+            }
+        }
+        for (_, load) in &mut loads {
+            load.ops = (meter.ops * load.keys.len() as u64).checked_div(all).unwrap_or(0);
+        }
+        loads.into_iter().map(|(_, load)| load).collect()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// Loads of compute servers whose ranges end at `bounds`, when the keys 0 to 99 are used so often.
+    fn loads(bounds: &[u8], weight: impl Fn(u8) -> usize) -> Vec<PartLoad> {
+        let ends: Vec<Option<Vec<u8>>> = bounds.iter().map(|end| Some(vec![*end])).collect();
+        (0..=bounds.len())
+            .map(|at| {
+                let low = at.checked_sub(1).map(|before| bounds[before]);
+                let own = (0..100_u8).filter(|key| {
+                    low.is_none_or(|low| *key > low) && bounds.get(at).is_none_or(|end| key <= end)
+                });
+                let keys: Vec<Vec<u8>> = own.flat_map(|key| vec![vec![key]; weight(key)]).collect();
+                PartLoad {
+                    owner: Incarnation(at as u64 + 1),
+                    low: low.map(|low| vec![low]),
+                    high: ends.get(at).cloned().flatten(),
+                    ops: keys.len() as u64 * 100,
+                    keys,
+                }
+            })
+            .collect()
+    }
+
+    fn spread(loads: &[PartLoad]) -> f64 {
+        let ops = |load: &PartLoad| load.ops as f64;
+        let most = loads.iter().map(ops).fold(0.0, f64::max);
+        most / loads.iter().map(ops).fold(f64::MAX, f64::min).max(1.0)
+    }
+
+    /// Runs until nothing has been moved for a while; the bounds, and how often something was moved.
+    fn settle(mut bounds: Vec<u8>, weight: impl Fn(u8) -> usize) -> (Vec<u8>, u32) {
+        let mut balancer = Balancer::new(BalanceOptions::default());
+        let mut moves = 0;
+        for _ in 0..400 {
+            let now = loads(&bounds, &weight);
+            let Some(Decision { low, high, from, to }) = balancer.decide(&now) else { continue };
+            moves += 1;
+            // Of neighbours: the bound between the two is the other end now.
+            let (at, end) = if to > from { (from.0, low) } else { (to.0, high) };
+            bounds[at as usize - 1] = end.expect("a bound")[0];
+            assert!(bounds.is_sorted_by(|a, b| a < b), "{bounds:?}");
+        }
+        (bounds, moves)
+    }
+
+    #[test]
+    fn an_even_load_stays_where_it_is() {
+        let (bounds, moves) = settle(vec![24, 49, 74], |_| 3);
+        assert_eq!((bounds, moves), (vec![24, 49, 74], 0));
+        // Within the hysteresis, too.
+        assert_eq!(settle(vec![27, 49, 74], |_| 3).1, 0);
+    }
+
+    #[test]
+    fn a_skewed_load_becomes_even_and_rests() {
+        let weight = |key: u8| if key < 10 { 30 } else { 1 };
+        let before = spread(&loads(&[24, 49, 74], weight));
+        let (bounds, moves) = settle(vec![24, 49, 74], weight);
+        let after = spread(&loads(&bounds, weight));
+        println!("{before} to {after} in {moves} moves: {bounds:?}");
+        assert!(before > 10.0 && after < 1.8, "{before}, {after}");
+        assert!(moves < 40, "{moves} moves");
+    }
+
+    #[test]
+    fn one_hot_key_is_not_sent_to_and_fro() {
+        let (_, moves) = settle(vec![49], |key| if key == 20 { 1_000 } else { 1 });
+        assert!(moves <= 3, "{moves} moves");
+    }
+
+    #[test]
+    fn it_takes_patience_and_load() {
+        let mut balancer = Balancer::new(BalanceOptions::default());
+        let uneven = loads(&[79], |_| 3);
+        assert_eq!(balancer.decide(&uneven), None, "once is chance");
+        let decision = balancer.decide(&uneven).expect("twice is not");
+        assert_eq!((decision.from, decision.to), (Incarnation(1), Incarnation(2)));
+        assert_eq!(decision.high, Some(vec![79]));
+        for _ in 0..4 {
+            assert_eq!(balancer.decide(&uneven), None, "it rests");
+        }
+        let mut little = uneven.clone();
+        little.iter_mut().for_each(|load| load.ops /= 100);
+        let mut balancer = Balancer::new(BalanceOptions::default());
+        assert!((0..9).all(|_| balancer.decide(&little).is_none()), "that is no load");
+    }
+}

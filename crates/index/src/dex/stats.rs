@@ -1,0 +1,155 @@
+//! What the cache has done.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A count that any thread adds to.
+#[derive(Debug, Default)]
+pub(super) struct Count(AtomicU64);
+
+impl Count {
+    pub(super) fn add(&self) {
+        self.add_many(1);
+    }
+
+    pub(super) fn add_many(&self, count: u64) {
+        self.0.fetch_add(count, Ordering::Relaxed);
+    }
+
+    pub(super) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+macro_rules! stats {
+    ($($(#[$doc:meta])* $name:ident),+ $(,)?) => {
+        /// Counts of what the cache of one compute server has done. Hits are not counted: they touch
+        /// nothing that threads share.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct DexStats {
+            $($(#[$doc])* pub $name: u64,)+
+        }
+
+        #[derive(Debug, Default)]
+        pub(super) struct Stats {
+            $(pub(super) $name: Count,)+
+        }
+
+        impl Stats {
+            pub(super) fn get(&self) -> DexStats {
+                DexStats { $($name: self.$name.get(),)+ }
+            }
+
+            /// Adds what another cache has done for this one.
+            pub(super) fn take_in(&self, other: &Stats) {
+                $(self.$name.add_many(other.$name.get());)+
+            }
+        }
+    };
+}
+
+stats! {
+    /// Inner nodes read into frames.
+    inner_admitted,
+    /// Leaves read into frames.
+    leaves_admitted,
+    /// Leaves read and not kept.
+    leaves_streamed,
+    /// Frames that were Cooling and were wanted again.
+    second_chances,
+    /// Frames that became Cooling.
+    cooled,
+    /// Frames that were evicted.
+    evicted,
+    /// Nodes written back because their frame was wanted.
+    written_back,
+    /// Nodes written by a flush.
+    flushed,
+    /// Samples that were no candidates for cooling.
+    sample_misses,
+    /// Frames that were looked for in vain.
+    frames_wanting,
+    /// Walks that began again.
+    restarts,
+    /// Waits for somebody else's remote operation on a node.
+    waits,
+    /// Splits.
+    splits,
+    /// Merges.
+    merges,
+    /// Shared nodes that were dropped because they were out of date.
+    refreshes,
+    /// Separators added that a crash had left out.
+    separators_healed,
+    /// Merges finished that a crash had cut short.
+    merges_finished,
+    /// Merges undone that a crash had cut short before the left node had taken all in.
+    merges_undone,
+    /// Changes that were logged.
+    log_records,
+    /// WRITEs to the log, each of all changes that had come together.
+    log_writes,
+    /// Changes that found no room in the log and were written through.
+    log_full,
+    /// Nodes written back to make room in the log.
+    log_cleaned,
+    /// Images of nodes that were put into the journal.
+    journalled,
+    /// WRITEs to the journal, each of all images that had come together.
+    journal_writes,
+    /// Changes of a dead owner's log that remote memory did not have.
+    replayed,
+    /// Nodes whose last WRITE a death had cut short, written again.
+    repaired,
+    /// Misses that could be offloaded and were to be.
+    offload_chosen,
+    /// Misses that could be offloaded and were not to be.
+    offload_declined,
+    /// Of both, those that were to find out what it costs.
+    offload_explored,
+    /// Misses that could not be offloaded for want of the capability `cpu_visible`.
+    offload_blind,
+    /// Gets that joined others at a node.
+    offload_joined,
+    /// Offloaded operations that found or changed what they were for.
+    offload_ok,
+    /// Those whose key was not there.
+    offload_absent,
+    /// Inserts whose key was there.
+    offload_exists,
+    /// Those told to fetch: the leaf has no room, or a record is involved.
+    offload_need_smo,
+    /// Those told to fetch: a node is not what it was taken for.
+    offload_wrong_fence,
+    /// Those told to fetch: the way leads to another memory server.
+    offload_cross_server,
+    /// Those turned away by a memory server that had too much to do.
+    offload_busy,
+    /// Those that were not understood.
+    offload_refused,
+    /// Those that met no such service.
+    offload_no_service,
+    /// Sessions that memory servers have granted, a request each.
+    offload_sessions,
+    /// Requests sent again because a completion was lost.
+    offload_resent,
+    /// Changes, and gets, of which no answer was to be had.
+    offload_unknown,
+    /// Cached leaves that were dropped because a memory server had changed them.
+    offload_invalidated,
+    /// Nanoseconds of memory servers' threads, by their own account.
+    offload_handler_ns,
+    /// Operations that were sent to their key's owner.
+    forwarded,
+    /// Operations that waited for a range that was being given away.
+    parked,
+    /// Readings of the ownership map.
+    map_reads,
+    /// Ranges that were given away.
+    moves,
+    /// Nodes written back because their range was given away.
+    moved_nodes,
+    /// Shared nodes found current, that lie in this compute server's range by now.
+    adopted,
+    /// Dead compute servers whose partitions were taken over.
+    takeovers,
+}

@@ -1,0 +1,314 @@
+//! The latch of one cached node: optimistic readers, one intending writer, one writer.
+//!
+//! One word: bit 0 X (being written), bit 1 SX (somebody is going to write and keeps other writers
+//! out; readers pass), bit 2 DEAD (holds no node), the rest a version that grows whenever X is
+//! released. A reader samples the version, reads words that may change under it, and *validates*:
+//! if the version is the same and X never came, what it read is of one moment.
+//!
+//! - `INV-LATCH-1` Words under a latch change only while X or DEAD is set, and by one thread.
+//! - `INV-LATCH-2` The version never comes back: it survives the node that the latch belonged to, so
+//!   that a reader of a recycled frame finds it changed.
+//! - `INV-LATCH-3` X is never held across an await. SX may be.
+//!
+//! Nobody waits in here: every method tries once.
+
+use crate::sync::{AtomicU64, Ordering, fence};
+
+const X: u64 = 1;
+const SX: u64 = 2;
+const DEAD: u64 = 4;
+const STEP: u64 = 8;
+
+/// A version at which a latch was neither X nor DEAD.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Version(u64);
+
+/// See the [module page](self).
+#[derive(Debug)]
+pub(crate) struct Latch(AtomicU64);
+
+impl Latch {
+    /// A latch of something that is alive.
+    pub(crate) fn new() -> Self {
+        Latch(AtomicU64::new(0))
+    }
+
+    /// A latch of a frame without a node.
+    pub(crate) fn new_dead() -> Self {
+        Latch(AtomicU64::new(DEAD))
+    }
+
+    /// The version, unless somebody writes or there is nothing to read.
+    #[inline]
+    pub(crate) fn sample(&self) -> Option<Version> {
+        let word = self.0.load(Ordering::Acquire);
+        (word & (X | DEAD) == 0).then_some(Version(word & !SX))
+    }
+
+    /// Whether everything read since `version` was sampled is of one moment.
+    #[inline]
+    pub(crate) fn validate(&self, version: Version) -> bool {
+        // What was read before must not be older than this load sees.
+        fence(Ordering::Acquire);
+        self.0.load(Ordering::Relaxed) & !SX == version.0
+    }
+
+    /// Whether nothing has changed since `version` and nobody intends to: for who has just announced
+    /// itself by a store that a writer looks for after it has set SX or X.
+    #[inline]
+    pub(crate) fn is_quiet_at(&self, version: Version) -> bool {
+        fence(Ordering::SeqCst);
+        self.0.load(Ordering::SeqCst) == version.0
+    }
+
+    /// Whether somebody holds it as X or SX.
+    pub(crate) fn is_held(&self) -> bool {
+        self.0.load(Ordering::SeqCst) & (X | SX) != 0
+    }
+
+    /// Takes SX, if nobody holds the latch and the version is still `version`.
+    #[inline]
+    pub(crate) fn try_sx(&self, version: Version) -> bool {
+        let taken =
+            self.0.compare_exchange(version.0, version.0 | SX, Ordering::SeqCst, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        taken.is_ok()
+    }
+
+    /// Takes X, if nobody holds the latch and the version is still `version`.
+    #[inline]
+    pub(crate) fn try_x(&self, version: Version) -> bool {
+        let taken =
+            self.0.compare_exchange(version.0, version.0 | X, Ordering::SeqCst, Ordering::Relaxed);
+        // The words' stores must not come before X is seen. What a reader announced before it found the
+        // latch quiet must be seen by the loads that follow: there, announcement and look at the latch
+        // are both SeqCst, as here this exchange and the look for announcements are. Loom takes
+        // SeqCst accesses for weaker ones, so for it there is a fence.
+        fence(if cfg!(loom) { Ordering::SeqCst } else { Ordering::Release });
+        taken.is_ok()
+    }
+
+    /// The holder of SX takes X beside it.
+    #[inline]
+    pub(crate) fn sx_to_x(&self) {
+        let word = self.0.fetch_or(X, Ordering::SeqCst);
+        debug_assert!(word & (X | SX | DEAD) == SX, "SX is held, and nothing else");
+        fence(Ordering::SeqCst);
+    }
+
+    /// Releases X, and SX if it was held beside it: the next version.
+    #[inline]
+    pub(crate) fn release_x(&self) {
+        self.leave_x(0);
+    }
+
+    /// Releases X and keeps SX: the next version.
+    pub(crate) fn x_to_sx(&self) {
+        self.leave_x(SX);
+    }
+
+    /// Releases X; there is nothing to read any more.
+    pub(crate) fn x_to_dead(&self) {
+        self.leave_x(DEAD);
+    }
+
+    fn leave_x(&self, flags: u64) {
+        let word = self.0.load(Ordering::Relaxed);
+        debug_assert!(word & (X | DEAD) == X, "X is held");
+        self.0.store(((word & !(X | SX)) + STEP) | flags, Ordering::Release);
+    }
+
+    /// Releases SX, and X was not taken: the same version.
+    #[inline]
+    pub(crate) fn release_sx(&self) {
+        let word = self.0.fetch_and(!SX, Ordering::Release);
+        debug_assert!(word & (X | SX | DEAD) == SX, "SX is held, and nothing else");
+    }
+
+    /// The one owner of a dead frame has filled it.
+    pub(crate) fn revive(&self) {
+        let word = self.0.load(Ordering::Relaxed);
+        debug_assert!(word & (X | SX | DEAD) == DEAD, "dead, and nobody holds it");
+        self.0.store((word & !DEAD) + STEP, Ordering::Release);
+    }
+
+    /// The one owner of a dead frame begins to fill it: orders its stores behind DEAD, for readers
+    /// that still hold a reference from the frame's life before.
+    pub(crate) fn begin_filling(&self) {
+        debug_assert!(self.0.load(Ordering::Relaxed) & DEAD != 0, "dead");
+        fence(Ordering::Release);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_tell_writes_from_intentions() {
+        let latch = Latch::new();
+        let first = latch.sample().expect("alive");
+        assert!(latch.try_sx(first));
+        assert!(latch.validate(first) && !latch.is_quiet_at(first) && latch.is_held());
+        assert_eq!(latch.sample(), Some(first), "readers pass SX");
+        assert!(!latch.try_sx(first) && !latch.try_x(first), "one writer");
+        latch.release_sx();
+        assert!(latch.is_quiet_at(first) && !latch.is_held());
+        assert!(latch.try_x(first));
+        assert!(latch.sample().is_none() && !latch.validate(first));
+        latch.release_x();
+        assert!(!latch.validate(first));
+        let second = latch.sample().expect("alive");
+        assert!(latch.try_sx(second));
+        latch.sx_to_x();
+        latch.x_to_sx();
+        assert!(latch.is_held() && !latch.validate(second));
+        latch.sx_to_x();
+        latch.release_x();
+        assert!(!latch.is_held());
+    }
+
+    #[test]
+    fn the_version_survives_recycling() {
+        let latch = Latch::new_dead();
+        assert!(latch.sample().is_none());
+        let mut seen = Vec::new();
+        for _ in 0..3 {
+            latch.begin_filling();
+            latch.revive();
+            let version = latch.sample().expect("alive");
+            assert!(!seen.contains(&version));
+            seen.push(version);
+            assert!(latch.try_x(version));
+            latch.x_to_dead();
+            assert!(seen.iter().all(|version| !latch.validate(*version)));
+            assert!(!latch.try_x(version) && !latch.try_sx(version), "dead");
+        }
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use std::sync::Arc;
+
+    use loom::sync::atomic::AtomicU64;
+    use loom::thread;
+
+    use super::*;
+
+    /// Two words under a latch, always equal but while they are written.
+    struct Pair {
+        latch: Latch,
+        words: [AtomicU64; 2],
+    }
+
+    impl Pair {
+        fn new(latch: Latch) -> Arc<Self> {
+            Arc::new(Pair { latch, words: [AtomicU64::new(0), AtomicU64::new(0)] })
+        }
+
+        fn read(&self) -> Option<u64> {
+            let version = self.latch.sample()?;
+            let words = [0, 1].map(|at: usize| self.words[at].load(Ordering::Relaxed));
+            if !self.latch.validate(version) {
+                return None;
+            }
+            assert_eq!(words[0], words[1], "a validated read is of one moment");
+            Some(words[0])
+        }
+
+        fn write(&self, value: u64) {
+            for word in &self.words {
+                word.store(value, Ordering::Relaxed);
+            }
+        }
+    }
+
+    #[test]
+    fn loom_validated_reads_are_of_one_moment() {
+        loom::model(|| {
+            let pair = Pair::new(Latch::new());
+            let writer = {
+                let pair = Arc::clone(&pair);
+                thread::spawn(move || {
+                    let version = pair.latch.sample().expect("nobody else writes");
+                    assert!(pair.latch.try_x(version));
+                    pair.write(1);
+                    pair.latch.release_x();
+                })
+            };
+            let _ = pair.read();
+            writer.join().expect("writer");
+            assert_eq!(pair.read(), Some(1));
+        });
+    }
+
+    #[test]
+    fn loom_readers_of_a_recycled_frame_notice() {
+        loom::model(|| {
+            let pair = Pair::new(Latch::new());
+            let owner = {
+                let pair = Arc::clone(&pair);
+                thread::spawn(move || {
+                    let version = pair.latch.sample().expect("nobody else writes");
+                    assert!(pair.latch.try_x(version));
+                    pair.latch.x_to_dead();
+                    pair.latch.begin_filling();
+                    pair.write(7);
+                    pair.latch.revive();
+                })
+            };
+            let _ = pair.read();
+            owner.join().expect("owner");
+            assert_eq!(pair.read(), Some(7));
+        });
+    }
+
+    #[test]
+    fn loom_one_writer_at_a_time() {
+        loom::model(|| {
+            let pair = Pair::new(Latch::new());
+            let add = |pair: &Pair, via_sx: bool| {
+                let Some(version) = pair.latch.sample() else { return 0 };
+                if via_sx {
+                    if !pair.latch.try_sx(version) {
+                        return 0;
+                    }
+                    pair.latch.sx_to_x();
+                } else if !pair.latch.try_x(version) {
+                    return 0;
+                }
+                pair.write(pair.words[0].load(Ordering::Relaxed) + 1);
+                pair.latch.release_x();
+                1
+            };
+            let other = {
+                let pair = Arc::clone(&pair);
+                thread::spawn(move || add(&pair, true))
+            };
+            let mine = add(&pair, false);
+            let both = mine + other.join().expect("other");
+            assert!(both >= 1);
+            assert_eq!(pair.read(), Some(both));
+        });
+    }
+
+    /// A reader that announces itself (a pin) and then finds the latch quiet, and a writer that takes
+    /// the latch and then looks for announcements, never miss each other.
+    #[test]
+    fn loom_a_pin_and_a_writer_do_not_miss_each_other() {
+        loom::model(|| {
+            let latch = Arc::new(Latch::new());
+            let pins = Arc::new(AtomicU64::new(0));
+            let version = latch.sample().expect("alive");
+            let writer = {
+                let (latch, pins) = (Arc::clone(&latch), Arc::clone(&pins));
+                thread::spawn(move || latch.try_x(version) && pins.load(Ordering::SeqCst) == 0)
+            };
+            pins.fetch_add(1, Ordering::SeqCst);
+            let pinned = latch.is_quiet_at(version);
+            let alone = writer.join().expect("writer");
+            assert!(!(pinned && alone), "both believe that they are alone");
+        });
+    }
+}

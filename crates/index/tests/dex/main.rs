@@ -1,0 +1,17 @@
+//! The suites of the engine `dex`: one program, as what they share takes longer to build than they run.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod storm;
+mod tables;
+
+mod cluster;
+mod concurrent;
+mod costs;
+mod crash;
+mod log;
+mod model;
+mod move_crash;
+mod moves;
+mod offload;
+mod partitions;

@@ -1,0 +1,48 @@
+//! Tables of the engine `dex` for its suites.
+#![allow(dead_code, unreachable_pub, reason = "each suite uses its part")]
+
+use farleaf_fabric::{Endpoint, GlobalAddr};
+use farleaf_index::dex::{Dex, DexOptions, Durability};
+use farleaf_index::node::Layout;
+use farleaf_index::{Index, TableFormat, TableReport};
+use farleaf_pool::{Audit, Session};
+
+use crate::common::settle;
+
+/// The remote structure of a new table.
+pub async fn create<E: Endpoint>(
+    session: &Session<E>,
+    format: &TableFormat,
+) -> (GlobalAddr, Layout) {
+    let layout = format.layout().expect("layout").for_tree(session.endpoint().random());
+    (Dex::create(session, &layout).await.expect("create"), layout)
+}
+
+/// With one durability or the other, and a log that goes round quickly or does not.
+pub fn some_durability(seed: u64, options: DexOptions) -> DexOptions {
+    let (durability, log_bytes) = match seed % 3 {
+        0 => (Durability::Volatile, options.log_bytes),
+        1 => (Durability::Logged, options.log_bytes),
+        _ => (Durability::Logged, 8 << 10),
+    };
+    DexOptions { durability, log_bytes, ..options }
+}
+
+/// Its table with a cache of `frames` nodes.
+pub fn open((meta, layout): (GlobalAddr, Layout), frames: u64, options: DexOptions) -> Dex {
+    let cache_bytes = frames * layout.node_bytes() as u64;
+    Dex::open(meta, layout, DexOptions { cache_bytes, ..options }).expect("open")
+}
+
+/// Cache, remote structure and the pool's accounts are in order.
+pub async fn check<E: Endpoint>(session: &Session<E>, index: &Dex) -> TableReport {
+    settle(session).await;
+    assert_eq!(index.check_cache(), Vec::<String>::new());
+    let mut audit = Audit::new(session).await.expect("audit");
+    let report = index.verify(session, &mut audit).await.expect("verify");
+    assert_eq!(report.problems, Vec::<String>::new());
+    let audit = audit.report(session).await.expect("report");
+    assert_eq!(audit.problems, Vec::<String>::new());
+    assert!(audit.closes(), "handed out = live + free + retired does not hold: {audit:#?}");
+    report
+}
