@@ -39,6 +39,7 @@ mod load;
 mod machine;
 mod mix64;
 mod report;
+pub mod repro;
 mod run;
 mod suggest;
 mod sync;

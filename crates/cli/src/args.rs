@@ -10,6 +10,7 @@ use farleaf_bench::units::{Count, Size};
 
 use crate::bench::BenchArgs;
 use crate::commands::check::CheckArgs;
+use crate::commands::repro::ReproArgs;
 use crate::formats;
 use crate::input::ColumnSpec;
 use crate::suggest::OneOf;
@@ -105,6 +106,11 @@ pub(crate) enum Command {
     Verify(PoolArgs),
     /// Measure an engine under a workload
     Bench(Box<BenchArgs>),
+    /// Repeat experiments of papers, and print the paper's figures beside ours
+    ///
+    /// In the simulator, unless an experiment says otherwise: virtual time, the same again from one
+    /// seed.
+    Repro(ReproArgs),
     /// Check engines where everything goes wrong: in simulated clusters, unless a command says where
     ///
     /// Runs one scenario per seed: clients, faults, deaths; then checks that what the clients saw is

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::{fmt, io};
 
 use farleaf::ErrorKind;
-use farleaf_bench::BenchError;
+use farleaf_bench::{BenchError, repro::ReproError};
 
 use crate::input::InputError;
 
@@ -97,6 +97,9 @@ pub(crate) fn exit_of(error: &anyhow::Error) -> Exit {
         if let Some(error) = cause.downcast_ref::<BenchError>() {
             return exit_of_bench(error);
         }
+        if let Some(error) = cause.downcast_ref::<ReproError>() {
+            return exit_of_repro(error);
+        }
         if cause.is::<InputError>() {
             return Exit::Malformed;
         }
@@ -112,6 +115,16 @@ fn exit_of_kind(kind: ErrorKind) -> Exit {
         ErrorKind::Full => Exit::Full,
         ErrorKind::Corrupt => Exit::Corrupt,
         ErrorKind::OutcomeUnknown => Exit::OutcomeUnknown,
+        _ => Exit::Internal,
+    }
+}
+
+fn exit_of_repro(error: &ReproError) -> Exit {
+    match error {
+        ReproError::UnknownExperiment { .. }
+        | ReproError::Scale { .. }
+        | ReproError::TooSmall { .. } => Exit::Usage,
+        ReproError::Bench(error) => exit_of_bench(error),
         _ => Exit::Internal,
     }
 }

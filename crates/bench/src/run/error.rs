@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use crate::{
     config::BenchConfigError, distribution::DistributionError, keys::KeyError, lines::LinesError,
-    units::human_bytes,
+    units::human_bytes, workload::WorkloadError,
 };
 
 /// A bench that was not run to its end. Single operations that fail are counted instead, in
@@ -34,6 +34,9 @@ pub enum BenchError {
     /// An item has no key.
     #[error(transparent)]
     Key(#[from] KeyError),
+    /// The workload makes no sense.
+    #[error(transparent)]
+    Workload(#[from] WorkloadError),
     /// The workload's numbers are out of range.
     #[error(transparent)]
     Distribution(#[from] DistributionError),

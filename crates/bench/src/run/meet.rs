@@ -18,7 +18,7 @@ const GATE_NS: u64 = 20_000;
 
 /// Brings a thread's tasks together: each hands in its result, one waits for all of them.
 #[derive(Debug)]
-pub(super) struct Gather<T>(Rc<RefCell<Gathered<T>>>);
+pub(crate) struct Gather<T>(Rc<RefCell<Gathered<T>>>);
 
 #[derive(Debug)]
 struct Gathered<T> {
@@ -36,13 +36,13 @@ impl<T> Clone for Gather<T> {
 
 impl<T> Gather<T> {
     /// For `tasks` tasks.
-    pub(super) fn new(tasks: usize) -> Self {
+    pub(crate) fn new(tasks: usize) -> Self {
         let results = Vec::with_capacity(tasks);
         Gather(Rc::new(RefCell::new(Gathered { results, missing: tasks, steps: 0, waker: None })))
     }
 
     /// Says that a task has done `steps` more steps.
-    pub(super) fn advance(&self, steps: u64) {
+    pub(crate) fn advance(&self, steps: u64) {
         let mut gathered = self.0.borrow_mut();
         gathered.steps += steps;
         let waker = gathered.waker.take();
@@ -51,7 +51,7 @@ impl<T> Gather<T> {
     }
 
     /// Hands in a task's result.
-    pub(super) fn finish(&self, result: T) {
+    pub(crate) fn finish(&self, result: T) {
         let mut gathered = self.0.borrow_mut();
         gathered.results.push(result);
         gathered.missing -= 1;
@@ -61,7 +61,7 @@ impl<T> Gather<T> {
     }
 
     /// Waits for all tasks, and passes on their steps meanwhile.
-    pub(super) async fn all(&self, mut on_steps: impl FnMut(u64)) -> Vec<T> {
+    pub(crate) async fn all(&self, mut on_steps: impl FnMut(u64)) -> Vec<T> {
         poll_fn(|context| {
             let mut gathered = self.0.borrow_mut();
             let steps = std::mem::take(&mut gathered.steps);
@@ -79,7 +79,7 @@ impl<T> Gather<T> {
 
 /// A gate that opens when every thread has come to it, several times in a row.
 #[derive(Debug)]
-pub(super) struct Gate {
+pub(crate) struct Gate {
     threads: usize,
     arrived: AtomicUsize,
     aborted: AtomicBool,
@@ -87,7 +87,7 @@ pub(super) struct Gate {
 
 impl Gate {
     /// For `threads` threads.
-    pub(super) fn new(threads: usize) -> Self {
+    pub(crate) fn new(threads: usize) -> Self {
         Gate { threads, arrived: AtomicUsize::new(0), aborted: AtomicBool::new(false) }
     }
 
@@ -96,7 +96,7 @@ impl Gate {
     ///
     /// # Errors
     /// [`BenchError::Aborted`] if a thread will not come.
-    pub(super) async fn pass<E: Endpoint>(
+    pub(crate) async fn pass<E: Endpoint>(
         &self,
         endpoint: &E,
         turn: usize,
@@ -111,26 +111,26 @@ impl Gate {
 
     /// # Errors
     /// [`BenchError::Aborted`] if a thread has given up.
-    pub(super) fn check(&self) -> Result<(), BenchError> {
+    pub(crate) fn check(&self) -> Result<(), BenchError> {
         if self.aborted.load(SeqCst) { Err(BenchError::Aborted) } else { Ok(()) }
     }
 
     /// Tells all others that this thread gives up, when it is dropped before [`Promise::keep`].
-    pub(super) fn promise(&self) -> Promise<'_> {
+    pub(crate) fn promise(&self) -> Promise<'_> {
         Promise { gate: self, kept: false }
     }
 }
 
 /// See [`Gate::promise`].
 #[derive(Debug)]
-pub(super) struct Promise<'a> {
+pub(crate) struct Promise<'a> {
     gate: &'a Gate,
     kept: bool,
 }
 
 impl Promise<'_> {
     /// The thread has come to the last gate.
-    pub(super) fn keep(mut self) {
+    pub(crate) fn keep(mut self) {
         self.kept = true;
     }
 }

@@ -13,10 +13,10 @@ mod client;
 mod context;
 mod error;
 mod mapped;
-mod meet;
+pub(crate) mod meet;
 mod progress;
 mod sim;
-mod sorted;
+pub(crate) mod sorted;
 mod tally;
 #[cfg(test)]
 mod tests;

@@ -20,7 +20,7 @@ const PROGRESS_PAIRS: u64 = 1 << 16;
 /// Memory: none for ordered keys; 8 bytes an item, but at most 256 MiB, for hashed `u64` keys; 8
 /// bytes an item for the others.
 #[derive(Debug)]
-pub(super) struct SortedItems(Source);
+pub(crate) struct SortedItems(Source);
 
 #[derive(Debug)]
 enum Source {
@@ -31,7 +31,7 @@ enum Source {
 
 impl SortedItems {
     /// The items `0..count` of `keys`.
-    pub(super) fn new(keys: &KeyMaker, count: u64) -> Self {
+    pub(crate) fn new(keys: &KeyMaker, count: u64) -> Self {
         SortedItems(match keys {
             KeyMaker::U64(KeyOrder::Ordered) | KeyMaker::Bytes(KeyOrder::Ordered) => {
                 Source::InOrder(0..count)
@@ -122,7 +122,7 @@ impl Iterator for MixedKeys {
 }
 
 /// The pairs of a bulk load, made as they are asked for.
-pub(super) struct Pairs<'a> {
+pub(crate) struct Pairs<'a> {
     items: SortedItems,
     keys: &'a KeyMaker,
     values: ValueMaker,
@@ -136,7 +136,7 @@ pub(super) struct Pairs<'a> {
 
 impl<'a> Pairs<'a> {
     /// The pairs of the items `0..count`, with values of version 0.
-    pub(super) fn new(
+    pub(crate) fn new(
         keys: &'a KeyMaker,
         values: ValueMaker,
         count: u64,
@@ -159,7 +159,7 @@ impl<'a> Pairs<'a> {
     ///
     /// # Errors
     /// [`KeyError`] if the pairs ended early because an item has no key.
-    pub(super) fn finish(self) -> Result<u64, KeyError> {
+    pub(crate) fn finish(self) -> Result<u64, KeyError> {
         self.progress.advance(self.count % PROGRESS_PAIRS);
         self.error.map_or(Ok(self.key_bytes), Err)
     }

@@ -6,6 +6,7 @@ mod completions;
 mod keys;
 mod load;
 mod put;
+pub(crate) mod repro;
 mod scan;
 mod stats;
 mod tables;
@@ -41,6 +42,7 @@ pub(crate) fn run(command: Command, console: &mut Console) -> anyhow::Result<Exi
         Command::Stats(args) => stats::run(&args, console),
         Command::Verify(args) => verify::run(&args, console),
         Command::Bench(args) => bench::run(&args, console),
+        Command::Repro(args) => repro::run(&args, console),
         Command::Check(args) => check::run(&args, console),
         Command::Completions(args) => completions::run(&args, console),
     }

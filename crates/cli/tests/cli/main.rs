@@ -7,6 +7,7 @@ mod keys;
 mod load;
 mod pipes;
 mod processes;
+mod repro;
 mod usage;
 
 use std::io::Write;

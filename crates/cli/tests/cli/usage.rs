@@ -21,6 +21,7 @@ fn no_arguments_print_help() {
         "stats",
         "verify",
         "bench",
+        "repro",
         "check",
         "completions",
     ] {

@@ -1,0 +1,63 @@
+//! Why an experiment could not be repeated.
+
+use farleaf_index::IndexError;
+use thiserror::Error;
+
+use crate::{run::BenchError, suggest::did_you_mean};
+
+/// An experiment that was not run to its end.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ReproError {
+    /// There is no such experiment.
+    #[error(
+        "no experiment is named \"{read}\"{}; known: {known}",
+        did_you_mean(suggestion.as_deref())
+    )]
+    UnknownExperiment {
+        /// The name as it was given.
+        read: String,
+        /// What was probably meant.
+        suggestion: Option<String>,
+        /// What there is.
+        known: String,
+    },
+    /// The scale is no share of the paper's.
+    #[error(
+        "a scale of {read} makes no sense: it is a share of the paper's sizes, above 0 and at most 1"
+    )]
+    Scale {
+        /// What was given.
+        read: f64,
+    },
+    /// So little is left at that scale that the experiment shows nothing.
+    #[error("at scale {scale}, {what}: give at least {least}")]
+    TooSmall {
+        /// The scale.
+        scale: f64,
+        /// What is too little.
+        what: String,
+        /// The smallest scale that works.
+        least: f64,
+    },
+    /// The papers' figures that are built in cannot be read.
+    #[error("the papers' figures cannot be read: {0}")]
+    Figures(#[source] serde_json::Error),
+    /// The report could not be drawn.
+    #[error("the report cannot be drawn: {0}")]
+    Drawing(String),
+    /// Setting up or loading failed.
+    #[error(transparent)]
+    Bench(#[from] BenchError),
+    /// An operation failed.
+    #[error("{kind} failed: {source}")]
+    Operation {
+        /// Which.
+        kind: &'static str,
+        /// Why.
+        source: IndexError,
+    },
+    /// An answer, or what was left behind, cannot be right.
+    #[error("went wrong: {0}")]
+    Wrong(String),
+}

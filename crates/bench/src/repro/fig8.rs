@@ -1,0 +1,155 @@
+//! DEX, Figure 8: what each technique adds, one after the other.
+
+use farleaf_index::{
+    btree::{BTree, BTreeOptions},
+    dex::DexOptions,
+};
+
+use super::{
+    ReproOptions,
+    error::ReproError,
+    papers::{self, DexPaper},
+    report::ReproReport,
+    setup,
+    world::{Load, Measured, World},
+};
+use crate::{
+    distribution::RequestDistribution,
+    report::TimeKind,
+    run::{BenchError, Progress},
+    workload::Workload,
+};
+
+/// The smallest scale at which 1 % of the data is more than the least cache.
+const SCALE_MIN: f64 = 0.01;
+/// Nodes of the least cache for each client: a path, and two more.
+const PATH_NODES: u64 = 8;
+/// Clients of the paper's comparison at two threads: here one of each compute server.
+const FEW_CLIENTS: usize = 4;
+/// Steps without a real cache need neither a long warm-up nor many operations.
+const UNCACHED_SHARE: u64 = 10;
+
+const SIM_THROUGHPUT: &str = "throughput is the simulator's: cards and links like the paper's, and 400 ns of \
+    processor time for each operation";
+
+pub(super) fn run(
+    options: &ReproOptions,
+    progress: &dyn Progress,
+) -> Result<ReproReport, ReproError> {
+    let paper = papers::dex()?;
+    setup::check_scale(options, SCALE_MIN, "1 % of the data is less than the clients' paths take")?;
+    let title = "throughput as the techniques come together, write-intensive, cache 1 %";
+    let mut report = ReproReport::new("dex-fig8", title, &paper.source, TimeKind::Virtual);
+    let world = World::new(setup::world(&paper, options), progress)?;
+    setup::describe(&mut report, &paper, options, &world);
+    let computes = paper.setup.compute_servers as u64;
+    let paths = paper.setup.threads as u64 / computes * PATH_NODES;
+    let least = paths * world.layout.node_bytes() as u64;
+    let cache = setup::scaled(paper.fig8.cache_bytes, options);
+    let ops = setup::scaled(paper.setup.warmup_ops, options);
+    report.set("workload", "write-intensive");
+    report.set("cache_bytes", cache);
+    report.set("least_cache_bytes", least);
+    report.set("local_ns", paper.setup.cached_page_access_ns);
+    report.set("ops", ops);
+    report.set("uncached_ops", ops / UNCACHED_SHARE);
+    let steps = Steps { world: &world, paper: &paper, ops, progress };
+    let distributions = [
+        ("skewed", RequestDistribution::Zipfian { theta: paper.setup.zipf_theta }),
+        ("uniform", RequestDistribution::Uniform),
+    ];
+    // The base comes first: once the tree is cut, btree does not own it any more.
+    let few = steps.base(distributions[0].1, Some(FEW_CLIENTS))?;
+    let bases = distributions.map(|(_, request)| steps.base(request, None));
+    world.partition()?;
+    let few_cut = steps.dex(distributions[0].1, least, ops / UNCACHED_SHARE, Some(FEW_CLIENTS))?;
+    add_step(&mut report, "4 clients, base (btree)", &few);
+    add_step(&mut report, "4 clients, + partitioning", &few_cut);
+    for ((name, request), base) in distributions.into_iter().zip(bases) {
+        let cut = steps.dex(request, least, ops / UNCACHED_SHARE, None)?;
+        let cached = steps.dex(request, cache, ops, None)?;
+        add_step(&mut report, &format!("{name}, base (btree)"), &base?);
+        add_step(&mut report, &format!("{name}, + partitioning"), &cut);
+        add_step(&mut report, &format!("{name}, + cache"), &cached);
+        let told = paper.fig8.cache_gain.get(&request_name(request)).copied();
+        let why = format!(
+            "the step before has {paths} frames on each compute server, one path for each client, \
+             which keep the upper levels cached, so that there is less left to gain; {SIM_THROUGHPUT}"
+        );
+        let gain = cached.mops() / cut.mops();
+        report.row(&format!("{name}, + cache"), "gain over the step before", told, gain, &why);
+        let told = paper.fig8.offloading_gain.get(&request_name(request)).copied();
+        let off = format!("{name}, + offloading");
+        report.missing(&off, "gain over the step before", told, "offloading is not built yet");
+    }
+    let gain = few_cut.mops() / few.mops();
+    let why = format!(
+        "two threads of one machine there, one client of each of {computes} compute servers here; \
+         {SIM_THROUGHPUT}"
+    );
+    let told = Some(paper.fig8.partitioning_gain_2_threads);
+    report.row("4 clients, + partitioning", "gain over the step before", told, gain, &why);
+    report.set("trace_hash", format!("{:016x}", world.trace_hash()));
+    Ok(report)
+}
+
+/// The name of a distribution in the paper's figures.
+fn request_name(request: RequestDistribution) -> String {
+    match request {
+        RequestDistribution::Uniform => "uniform".to_owned(),
+        _ => "zipfian".to_owned(),
+    }
+}
+
+fn add_step(report: &mut ReproReport, case: &str, measured: &Measured) {
+    report.row(case, "Mops", None, measured.mops(), "");
+    report.row(case, "remote operations /op", None, measured.verbs_per_op(), "");
+}
+
+/// What runs a step.
+struct Steps<'a> {
+    world: &'a World,
+    paper: &'a DexPaper,
+    ops: u64,
+    progress: &'a dyn Progress,
+}
+
+impl Steps<'_> {
+    fn load(&self, request: RequestDistribution) -> Result<Workload, ReproError> {
+        let workload = Workload::named("write-intensive").map_err(BenchError::from)?;
+        Ok(Workload { request, ..workload })
+    }
+
+    /// Every client works on the whole tree.
+    fn base(
+        &self,
+        request: RequestDistribution,
+        clients: Option<usize>,
+    ) -> Result<Measured, ReproError> {
+        let tree = BTree::open(self.world.meta, self.world.layout, BTreeOptions::default());
+        let indexes = vec![tree; self.paper.setup.compute_servers];
+        let ops = self.ops / UNCACHED_SHARE;
+        let local_ns = self.paper.setup.cached_page_access_ns;
+        let workload = self.load(request)?;
+        let load = Load { workload: &workload, warmup: ops / 10, ops, local_ns, clients };
+        self.world.run(&indexes, &load, self.progress)
+    }
+
+    /// Each compute server has a partition and a cache.
+    fn dex(
+        &self,
+        request: RequestDistribution,
+        cache_bytes: u64,
+        ops: u64,
+        clients: Option<usize>,
+    ) -> Result<Measured, ReproError> {
+        let caches =
+            self.world.open(DexOptions { cache_bytes, ..super::setup::as_in_the_paper() })?;
+        let local_ns = self.paper.setup.cached_page_access_ns;
+        let workload = self.load(request)?;
+        let load = Load { workload: &workload, warmup: ops, ops, local_ns, clients };
+        let measured = self.world.run(&caches, &load, self.progress)?;
+        self.world.close(caches)?;
+        Ok(measured)
+    }
+}

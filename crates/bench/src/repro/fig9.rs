@@ -1,0 +1,168 @@
+//! DEX, Figure 9: the cooling map against a single queue behind one lock, and the admission of leaves
+//! by chance against that of every leaf.
+
+use farleaf_index::{
+    Index,
+    dex::{Dex, DexOptions},
+};
+
+use super::{
+    ReproOptions,
+    error::ReproError,
+    papers::{self, DexPaper},
+    report::ReproReport,
+    setup,
+    slices::{Bed, Plan, THREADS},
+    world::{Load, Measured, World},
+};
+use crate::{
+    distribution::{Scramble, Zipfian},
+    report::TimeKind,
+    run::{BenchError, Phase, Progress},
+    workload::Workload,
+};
+
+/// Caches of each compute server, MiB at scale 1.
+const CACHES_MIB: [u64; 2] = [64, 256];
+const SCALE_MIN: f64 = 0.01;
+const SLICE_OPS: usize = 5_000;
+const ROUNDS: usize = 100;
+/// Keys on mapped memory at scale 1, and the cache's share of their bytes.
+const MAPPED_KEYS: u64 = 10_000_000;
+const MAPPED_CACHE_SHARE: u64 = 16;
+
+/// What is measured against each other: single queue, and how likely a leaf is admitted.
+const BASE: (bool, f64) = (true, 1.0);
+const MAP: (bool, f64) = (false, 1.0);
+const BOTH: (bool, f64) = (false, 0.1);
+
+pub(super) fn run(
+    options: &ReproOptions,
+    progress: &dyn Progress,
+) -> Result<ReproReport, ReproError> {
+    let paper = papers::dex()?;
+    setup::check_scale(options, SCALE_MIN, "the caches do not hold the paths of all clients")?;
+    let title = "the cooling map against one queue, leaves kept by chance against always";
+    let mut report = ReproReport::new("dex-fig9", title, &paper.source, TimeKind::Virtual);
+    simulated(&mut report, &paper, options, progress)?;
+    mapped(&mut report, &paper, options, progress)?;
+    report.notes.push(
+        "What was simulated is of virtual time; what says \"2 threads\" is of real time, on mapped \
+         memory, where a miss costs little more than a copy, in alternating slices."
+            .to_owned(),
+    );
+    Ok(report)
+}
+
+fn dex_options(cache_bytes: u64, (single_queue, admit_leaf): (bool, f64)) -> DexOptions {
+    DexOptions { cache_bytes, single_queue, admit_leaf, ..super::setup::as_in_the_paper() }
+}
+
+fn simulated(
+    report: &mut ReproReport,
+    paper: &DexPaper,
+    options: &ReproOptions,
+    progress: &dyn Progress,
+) -> Result<(), ReproError> {
+    let world = World::new(setup::world(paper, options), progress)?;
+    world.partition()?;
+    setup::describe(report, paper, options, &world);
+    let workload = Workload::named("read-intensive").map_err(BenchError::from)?;
+    let ops = setup::scaled(paper.setup.warmup_ops, options);
+    let local_ns = paper.setup.cached_page_access_ns;
+    report.set("workload", "read-intensive");
+    report.set("warmup_ops", ops);
+    report.set("ops", ops);
+    report.set("local_ns", local_ns);
+    for mib in CACHES_MIB {
+        let cache_bytes = setup::scaled(mib << 20, options);
+        let step = |kind| -> Result<Measured, ReproError> {
+            let caches = world.open(dex_options(cache_bytes, kind))?;
+            let load = Load { workload: &workload, warmup: ops, ops, local_ns, clients: None };
+            let measured = world.run(&caches, &load, progress)?;
+            world.close(caches)?;
+            Ok(measured)
+        };
+        let (base, map, both) = (step(BASE)?, step(MAP)?, step(BOTH)?);
+        for (name, measured) in
+            [("one queue", &base), ("cooling map", &map), ("map, admission 0.1", &both)]
+        {
+            let case = format!("{mib} MiB, {name}");
+            report.row(&case, "Mops", None, measured.mops(), "");
+            report.row(&case, "remote operations /op", None, measured.verbs_per_op(), "");
+        }
+        let key = mib.to_string();
+        let told = paper.fig9.cooling_map_gain.get(&key).copied();
+        let why = "in the simulator nobody waits for a lock between threads: what the map gains by \
+                   being many locks is not seen, only that it costs no more remote operations";
+        let gain = map.mops() / base.mops();
+        report.row(&format!("{mib} MiB, cooling map"), "gain", told, gain, why);
+        let told = paper.fig9.leaf_admission_gain.get(&key).copied();
+        let why = "the gain here is that of fewer remote operations alone; the paper's includes the \
+                   processors' work for admitting and evicting";
+        let gain = both.mops() / map.mops();
+        report.row(&format!("{mib} MiB, admission 0.1"), "gain", told, gain, why);
+    }
+    report.set("trace_hash", format!("{:016x}", world.trace_hash()));
+    Ok(())
+}
+
+fn mapped(
+    report: &mut ReproReport,
+    paper: &DexPaper,
+    options: &ReproOptions,
+    progress: &dyn Progress,
+) -> Result<(), ReproError> {
+    let keys = (MAPPED_KEYS as f64 * options.scale) as u64;
+    let cache_bytes = (keys * 16 / MAPPED_CACHE_SHARE).max(1 << 18);
+    let bed = Bed::new(keys * 3, options.seed)?;
+    progress.begin(Phase::Load, keys * 3);
+    let mut sides = Vec::new();
+    for kind in [BASE, MAP, BOTH] {
+        sides.push(bed.table(keys, dex_options(cache_bytes, kind), progress)?);
+    }
+    let zipfian = Zipfian::new(paper.setup.zipf_theta, keys).map_err(BenchError::from)?;
+    let scramble = Scramble::new(keys, options.seed);
+    let plan = Plan {
+        sides: sides.len(),
+        rounds: ROUNDS,
+        slice_ops: SLICE_OPS,
+        seed: options.seed,
+        draw: &|rng| scramble.item(zipfian.sample(rng)),
+        slice: &|side, seat, wanted| {
+            let (index, session): (&Dex, _) = (&sides[side], &seat.session);
+            seat.block_on(async {
+                let (mut found, mut value) = (0, Vec::with_capacity(8));
+                for (step, (key, item)) in wanted.iter().enumerate() {
+                    // 95 gets for 5 updates.
+                    let is_there = if step % 20 == 0 {
+                        index.update(session, key, &item.to_le_bytes()).await
+                    } else {
+                        index.get(session, key, &mut value).await
+                    };
+                    let failed = |source| ReproError::Operation { kind: "operation", source };
+                    found += usize::from(is_there.map_err(failed)?);
+                }
+                Ok(found)
+            })
+        },
+    };
+    let times = bed.measure(&plan, progress)?;
+    report.set("mapped_keys", keys);
+    report.set("mapped_cache_bytes", cache_bytes);
+    for (side, name) in ["one queue", "cooling map", "map, admission 0.1"].iter().enumerate() {
+        let case = format!("{THREADS} threads, {name}");
+        report.row(&case, "Mops (real time)", None, times.mops(side), "");
+    }
+    let key = CACHES_MIB[0].to_string();
+    let told = paper.fig9.cooling_map_gain.get(&key).copied();
+    let why = "two threads on two processors hardly meet at one lock; the paper has 144";
+    let case = format!("{THREADS} threads, cooling map");
+    report.row(&case, "gain", told, times.ratio(1, 0), why);
+    let told = paper.fig9.leaf_admission_gain.get(&key).copied();
+    let why = "a miss costs little more than a copy on mapped memory, so that keeping leaves out \
+               saves the work of eviction and costs hits";
+    let case = format!("{THREADS} threads, admission 0.1");
+    report.row(&case, "gain", told, times.ratio(2, 1), why);
+    Ok(())
+}

@@ -1,0 +1,133 @@
+//! Experiments of papers, repeated: the paper's figures beside ours.
+//!
+//! Each experiment sets up the paper's cluster, in the simulator unless it says otherwise, at a
+//! share of its sizes ([`ReproOptions::scale`]), runs the paper's workloads, and gives a
+//! [`ReproReport`].
+
+mod error;
+mod fig11;
+mod fig8;
+mod fig9;
+mod local;
+mod local_tree;
+mod papers;
+mod report;
+mod router;
+mod setup;
+mod slices;
+mod svg;
+mod table2;
+#[cfg(test)]
+mod tests;
+mod world;
+
+use std::str::FromStr;
+
+pub use error::ReproError;
+pub use report::{ReproCheck, ReproReport, ReproRow, TOLERANCE};
+
+use crate::{run::Progress, suggest::nearest};
+
+/// An experiment of a paper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Experiment {
+    /// DEX, Table 2.
+    DexTable2,
+    /// DEX, Figure 8.
+    DexFig8,
+    /// DEX, Figure 9.
+    DexFig9,
+    /// DEX, Figure 11.
+    DexFig11,
+    /// DEX, section 7: the cost of a cache that holds everything.
+    DexLocal,
+}
+
+/// How to repeat it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ReproOptions {
+    /// Share of the paper's keys, cache and operations: above 0, at most 1.
+    pub scale: f64,
+    /// What all randomness comes from.
+    pub seed: u64,
+}
+
+impl Default for ReproOptions {
+    fn default() -> Self {
+        ReproOptions { scale: 1.0, seed: 1 }
+    }
+}
+
+impl Experiment {
+    /// Every experiment.
+    pub const ALL: [Experiment; 5] = [
+        Experiment::DexTable2,
+        Experiment::DexFig8,
+        Experiment::DexFig9,
+        Experiment::DexFig11,
+        Experiment::DexLocal,
+    ];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Experiment::DexTable2 => "dex-table2",
+            Experiment::DexFig8 => "dex-fig8",
+            Experiment::DexFig9 => "dex-fig9",
+            Experiment::DexFig11 => "dex-fig11",
+            Experiment::DexLocal => "dex-local",
+        }
+    }
+
+    /// What it shows, for people.
+    pub fn about(self) -> &'static str {
+        match self {
+            Experiment::DexTable2 => {
+                "DEX, Table 2: remote operations and bytes for each index operation"
+            }
+            Experiment::DexFig8 => "DEX, Figure 8: what each technique adds",
+            Experiment::DexFig9 => {
+                "DEX, Figure 9: the cooling map against one queue, admission of leaves by chance"
+            }
+            Experiment::DexFig11 => "DEX, Figure 11: throughput over the size of the cache",
+            Experiment::DexLocal => {
+                "DEX: a cache that holds all, beside trees in local memory (real time)"
+            }
+        }
+    }
+
+    /// Runs it.
+    ///
+    /// # Errors
+    /// [`ReproError`] if the options make no sense, or something fails on the way. That a figure
+    /// differs from the paper's, or a check does not hold, is no error.
+    pub fn run(
+        self,
+        options: &ReproOptions,
+        progress: &dyn Progress,
+    ) -> Result<ReproReport, ReproError> {
+        match self {
+            Experiment::DexTable2 => table2::run(options, progress),
+            Experiment::DexFig8 => fig8::run(options, progress),
+            Experiment::DexFig9 => fig9::run(options, progress),
+            Experiment::DexFig11 => fig11::run(options, progress),
+            Experiment::DexLocal => local::run(options, progress),
+        }
+    }
+}
+
+impl FromStr for Experiment {
+    type Err = ReproError;
+
+    fn from_str(text: &str) -> Result<Self, ReproError> {
+        let lower = text.trim().to_ascii_lowercase();
+        let known = || Experiment::ALL.map(Experiment::name);
+        Experiment::ALL.into_iter().find(|it| it.name() == lower).ok_or_else(|| {
+            ReproError::UnknownExperiment {
+                read: text.to_owned(),
+                suggestion: nearest(&lower, known()).map(str::to_owned),
+                known: known().join(", "),
+            }
+        })
+    }
+}

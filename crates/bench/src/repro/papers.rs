@@ -1,0 +1,106 @@
+//! What the papers report: the figures of `data/papers.json` that experiments are held against.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use super::error::ReproError;
+
+const TEXT: &str = include_str!("../../data/papers.json");
+
+#[derive(Clone, Debug, Deserialize)]
+struct Papers {
+    dex: DexPaper,
+}
+
+/// DEX, PVLDB 17(10).
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct DexPaper {
+    pub(super) source: String,
+    pub(super) setup: DexSetup,
+    /// By workload: per index operation.
+    pub(super) table2: BTreeMap<String, Table2Row>,
+    pub(super) fig8: DexFig8,
+    pub(super) fig9: DexFig9,
+    pub(super) local: DexLocal,
+}
+
+/// Section 7.1.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct DexSetup {
+    pub(super) keys: u64,
+    pub(super) key_bytes: u64,
+    pub(super) value_bytes: u64,
+    pub(super) compute_servers: usize,
+    pub(super) memory_servers: usize,
+    pub(super) threads: usize,
+    /// Of each compute server.
+    pub(super) cache_bytes: u64,
+    pub(super) warmup_ops: u64,
+    pub(super) zipf_theta: f64,
+    pub(super) cached_page_access_ns: u64,
+}
+
+/// One workload of Table 2.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub(super) struct Table2Row {
+    pub(super) reads: f64,
+    pub(super) writes: f64,
+    pub(super) atomics: f64,
+    pub(super) rpcs: f64,
+    pub(super) bytes: f64,
+}
+
+/// Figure 8: what each technique multiplies the throughput by.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct DexFig8 {
+    pub(super) cache_bytes: u64,
+    pub(super) partitioning_gain_2_threads: f64,
+    /// By distribution.
+    pub(super) cache_gain: BTreeMap<String, f64>,
+    pub(super) offloading_gain: BTreeMap<String, f64>,
+}
+
+/// Figure 9: gains in throughput, by megabytes of cache.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct DexFig9 {
+    pub(super) cooling_map_gain: BTreeMap<String, f64>,
+    pub(super) leaf_admission_gain: BTreeMap<String, f64>,
+}
+
+/// The comparison with a tree in local memory.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct DexLocal {
+    pub(super) share_of_local_tree: f64,
+}
+
+/// The figures of DEX.
+///
+/// # Errors
+/// [`ReproError::Figures`] if the file that was built in cannot be read.
+pub(super) fn dex() -> Result<DexPaper, ReproError> {
+    serde_json::from_str::<Papers>(TEXT).map(|papers| papers.dex).map_err(ReproError::Figures)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn the_figures_are_there() {
+        let paper = dex().unwrap();
+        assert_eq!(
+            paper.setup.keys * (paper.setup.key_bytes + paper.setup.value_bytes),
+            3_200_000_000
+        );
+        assert_eq!(paper.setup.threads % paper.setup.compute_servers, 0);
+        // Section 16 of the design: bytes are about 1,024 times READs and WRITEs.
+        for (name, row) in &paper.table2 {
+            let nodes = row.bytes / 1024.0;
+            assert!((nodes - row.reads - row.writes).abs() < 0.01, "{name}: {row:?}");
+        }
+        assert_eq!(paper.fig9.cooling_map_gain.len(), paper.fig9.leaf_admission_gain.len());
+    }
+}

@@ -1,0 +1,209 @@
+//! What came of an experiment: the paper's figure, ours, and their ratio, row by row.
+//!
+//! - INV-REPRO-1: at one seed and scale, an experiment in the simulator gives the same report.
+//! - INV-REPRO-2: a row that differs from the paper's by more than a quarter says why.
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use crate::{
+    machine::Machine,
+    report::{TimeKind, build_commit},
+};
+
+/// The ratio may be off by this much without a reason.
+pub const TOLERANCE: f64 = 0.25;
+/// What stands where nobody has found the reason.
+const UNEXPLAINED: &str = "not explained";
+
+/// What an experiment has found, beside the paper.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ReproReport {
+    /// The experiment's name.
+    pub experiment: String,
+    /// What it shows.
+    pub title: String,
+    /// The paper.
+    pub source: String,
+    /// Whose clock throughput is by.
+    pub time: TimeKind,
+    /// Share of the paper's sizes.
+    pub scale: f64,
+    /// What was run.
+    pub config: Map<String, Value>,
+    /// The figures.
+    pub rows: Vec<ReproRow>,
+    /// What must hold.
+    pub checks: Vec<ReproCheck>,
+    /// What else there is to say.
+    pub notes: Vec<String>,
+    /// Where it ran.
+    pub machine: Machine,
+    /// Which source it was built from.
+    pub commit: Option<String>,
+}
+
+/// One figure.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ReproRow {
+    /// What was run, as in `read-only`.
+    pub case: String,
+    /// What was measured, with its unit.
+    pub quantity: String,
+    /// The paper's figure, if it gives one.
+    pub paper: Option<f64>,
+    /// Ours, if it could be measured.
+    pub ours: Option<f64>,
+    /// Ours divided by the paper's, where that is a number.
+    pub ratio: Option<f64>,
+    /// Why it differs, or is not there.
+    pub reason: Option<String>,
+}
+
+/// Something that must hold.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ReproCheck {
+    /// What.
+    pub what: String,
+    /// Whether it does; `None` if it was not asked for at this scale.
+    pub holds: Option<bool>,
+}
+
+impl ReproReport {
+    /// A report without rows.
+    pub(super) fn new(experiment: &str, title: &str, source: &str, time: TimeKind) -> Self {
+        ReproReport {
+            experiment: experiment.to_owned(),
+            title: title.to_owned(),
+            source: source.to_owned(),
+            time,
+            scale: 1.0,
+            config: Map::new(),
+            rows: Vec::new(),
+            checks: Vec::new(),
+            notes: Vec::new(),
+            machine: Machine::detect(),
+            commit: build_commit().map(str::to_owned),
+        }
+    }
+
+    /// Says how it was run.
+    pub(super) fn set(&mut self, name: &str, value: impl Into<Value>) {
+        self.config.insert(name.to_owned(), value.into());
+    }
+
+    /// Adds a figure. `reason` is told if it differs by more than [`TOLERANCE`].
+    pub(super) fn row(
+        &mut self,
+        case: &str,
+        quantity: &str,
+        paper: Option<f64>,
+        ours: f64,
+        reason: &str,
+    ) {
+        let ratio = paper.filter(|paper| *paper != 0.0).map(|paper| ours / paper);
+        let differs = match (paper, ratio) {
+            (_, Some(ratio)) => (ratio - 1.0).abs() > TOLERANCE,
+            // There is no share of nothing: whatever we have is more.
+            (Some(_), None) => ours != 0.0,
+            (None, None) => false,
+        };
+        let reason = if reason.is_empty() { UNEXPLAINED } else { reason };
+        self.rows.push(ReproRow {
+            case: case.to_owned(),
+            quantity: quantity.to_owned(),
+            paper,
+            ours: Some(ours),
+            ratio,
+            reason: differs.then(|| reason.to_owned()),
+        });
+    }
+
+    /// Adds a figure of the paper that cannot be measured here, and why.
+    pub(super) fn missing(&mut self, case: &str, quantity: &str, paper: Option<f64>, why: &str) {
+        self.rows.push(ReproRow {
+            case: case.to_owned(),
+            quantity: quantity.to_owned(),
+            paper,
+            ours: None,
+            ratio: None,
+            reason: Some(why.to_owned()),
+        });
+    }
+
+    /// Adds something that must hold.
+    pub(super) fn check(&mut self, what: impl Into<String>, holds: Option<bool>) {
+        self.checks.push(ReproCheck { what: what.into(), holds });
+    }
+
+    /// What does not hold.
+    pub fn failed(&self) -> impl Iterator<Item = &ReproCheck> {
+        self.checks.iter().filter(|check| check.holds == Some(false))
+    }
+
+    /// The figures as rows for people: case, quantity, paper, ours, ratio, reason.
+    pub fn table(&self) -> (Vec<&'static str>, Vec<Vec<String>>) {
+        let header = vec!["case", "quantity", "paper", "ours", "ratio", "reason"];
+        let number = |number: Option<f64>| number.map_or("-".to_owned(), figure);
+        let row = |row: &ReproRow| {
+            vec![
+                row.case.clone(),
+                row.quantity.clone(),
+                number(row.paper),
+                number(row.ours),
+                row.ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2}")),
+                row.reason.clone().unwrap_or_default(),
+            ]
+        };
+        (header, self.rows.iter().map(row).collect())
+    }
+}
+
+/// A number with four significant digits or so.
+pub(super) fn figure(number: f64) -> String {
+    match number.abs() {
+        0.0 => "0".to_owned(),
+        size if size >= 1000.0 => format!("{number:.0}"),
+        size if size >= 10.0 => format!("{number:.1}"),
+        size if size >= 0.1 => format!("{number:.3}"),
+        _ => format!("{number:.2e}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_differs_says_why() {
+        let mut report = ReproReport::new("x", "", "", TimeKind::Virtual);
+        report.row("a", "reads", Some(0.33), 0.31, "never told");
+        report.row("a", "writes", Some(0.2), 0.1, "because");
+        report.row("a", "atomics", Some(0.0), 0.0, "never told");
+        report.row("a", "rpcs", Some(0.0), 0.5, "");
+        report.row("a", "mops", None, 3.0, "never told");
+        report.missing("b", "mops", Some(2.0), "not built");
+        let reasons: Vec<_> = report.rows.iter().map(|row| row.reason.as_deref()).collect();
+        let expected = [None, Some("because"), None, Some(UNEXPLAINED), None, Some("not built")];
+        assert_eq!(reasons, expected);
+        let (header, rows) = report.table();
+        assert!(rows.iter().all(|row| row.len() == header.len()));
+        assert_eq!(rows[1], ["a", "writes", "0.200", "0.100", "0.50", "because"]);
+        assert_eq!(rows[5][3], "-");
+    }
+
+    #[test]
+    fn figures_are_short() {
+        let told = [0.0, 1234.5, 319.39, 0.3117, 7.31e-5].map(figure);
+        assert_eq!(told, ["0", "1234", "319.4", "0.312", "7.31e-5"]);
+    }
+
+    #[test]
+    fn only_what_was_asked_for_fails() {
+        let mut report = ReproReport::new("x", "", "", TimeKind::Real);
+        report.check("a", Some(true));
+        report.check("b", None);
+        report.check("c", Some(false));
+        assert_eq!(report.failed().map(|check| check.what.as_str()).collect::<Vec<_>>(), ["c"]);
+    }
+}

@@ -1,0 +1,100 @@
+//! The operations of a workload, each given to the compute server that owns its key.
+
+use std::collections::VecDeque;
+
+use crate::{
+    generator::{Op, OpGenerator},
+    keys::{KeyError, KeyMaker},
+};
+
+/// One stream of operations that all clients take from, cut by partition.
+///
+/// An operation that is drawn while a client of another partition asks waits in its partition's
+/// queue. So each partition gets the share of the operations that its keys have in the workload,
+/// as with clients that send an operation to its owner, whatever their pace.
+#[derive(Debug)]
+pub(super) struct Router {
+    generator: OpGenerator,
+    keys: KeyMaker,
+    /// Inclusive upper bounds of all partitions but the last.
+    bounds: Vec<Vec<u8>>,
+    queues: Vec<VecDeque<Op>>,
+    left: u64,
+    key: Vec<u8>,
+}
+
+impl Router {
+    /// Hands out what `generator` makes.
+    pub(super) fn new(generator: OpGenerator, keys: KeyMaker, bounds: Vec<Vec<u8>>) -> Self {
+        let queues = bounds.iter().map(|_| VecDeque::new()).chain([VecDeque::new()]).collect();
+        Router { generator, keys, bounds, queues, left: 0, key: Vec::new() }
+    }
+
+    /// Allows so many more operations.
+    pub(super) fn allow(&mut self, ops: u64) {
+        self.left += ops;
+    }
+
+    /// The next operation of `partition`, whose key is then in `key`; `None` if there is none left.
+    ///
+    /// # Errors
+    /// [`KeyError`] if an item has no key.
+    pub(super) fn next(
+        &mut self,
+        partition: usize,
+        key: &mut Vec<u8>,
+    ) -> Result<Option<Op>, KeyError> {
+        if let Some(op) = self.queues[partition].pop_front() {
+            self.keys.write_key(op.item, key)?;
+            return Ok(Some(op));
+        }
+        while self.left > 0 {
+            let Some(op) = self.generator.next_op() else { break };
+            self.left -= 1;
+            self.keys.write_key(op.item, &mut self.key)?;
+            let owner = self.bounds.partition_point(|bound| *bound < self.key);
+            if owner == partition {
+                std::mem::swap(&mut self.key, key);
+                return Ok(Some(op));
+            }
+            self.queues[owner].push_back(op);
+        }
+        Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{item_space::ItemSpace, keys::KeyOrder, workload::Workload};
+
+    #[test]
+    fn every_operation_goes_to_its_owner_once() {
+        let workload = Workload::named("write-intensive").unwrap();
+        let generator = || {
+            let space = Arc::new(ItemSpace::new(1000, None));
+            OpGenerator::new(&workload, space, 5, 0, 1).unwrap()
+        };
+        let mut all = generator();
+        let mut expected: Vec<Op> = (0..2000).map(|_| all.next_op().unwrap()).collect();
+        let keys = KeyMaker::U64(KeyOrder::Hashed);
+        let bounds = [1u64 << 62, 1 << 63].map(|bound| bound.to_be_bytes().to_vec()).to_vec();
+        let mut router = Router::new(generator(), keys, bounds.clone());
+        let (mut taken, mut key) = (Vec::new(), Vec::new());
+        router.allow(2000);
+        for partition in [2, 0, 1] {
+            while let Some(op) = router.next(partition, &mut key).unwrap() {
+                assert_eq!(bounds.partition_point(|bound| *bound < key), partition);
+                taken.push(op);
+            }
+        }
+        let order = |op: &Op| (op.item, op.kind);
+        expected.sort_by_key(order);
+        taken.sort_by_key(order);
+        assert_eq!(taken, expected);
+    }
+}

@@ -1,0 +1,290 @@
+//! Several sides that do the same operations in turns, in real time, on mapped memory.
+//!
+//! A slice takes some milliseconds, and every side has one in every round, on all threads at once: what
+//! else the machine does strikes all sides alike, and medians over rounds leave out what does not.
+
+use std::{
+    sync::{Arc, Barrier, Mutex, PoisonError},
+    thread,
+    time::Instant,
+};
+
+use farleaf_fabric::{
+    Client, Cost, Endpoint, Fabric, Snapshot,
+    mapped::{Mapped, MappedEndpoint},
+};
+use farleaf_index::{
+    Engine, Index, TableFormat,
+    dex::{Dex, DexOptions},
+    node::Layout,
+};
+use farleaf_pool::{Pool, PoolOptions, Session, format};
+use rustix::time::{ClockId, clock_gettime};
+
+use super::{error::ReproError, setup};
+use crate::{
+    keys::{KeyMaker, KeyOrder},
+    mix64::mix64,
+    run::{
+        BenchError, Phase, Progress,
+        sorted::{Pairs, SortedItems},
+    },
+    values::ValueMaker,
+};
+
+/// Threads, each on a session of its own.
+pub(super) const THREADS: usize = 2;
+
+/// Memory of one server, with a pool.
+pub(super) struct Bed {
+    fabric: Mapped,
+    main: MappedEndpoint,
+    pool: Arc<Pool>,
+    home: Session<MappedEndpoint>,
+    pub(super) layout: Layout,
+}
+
+/// What a thread works with.
+pub(super) struct Seat {
+    pub(super) number: usize,
+    endpoint: MappedEndpoint,
+    pub(super) session: Session<MappedEndpoint>,
+}
+
+/// Keys that are wanted, with their items.
+pub(super) type Wanted = [([u8; 8], u64)];
+
+/// What one side does in a slice: an operation on each key. Gives how many were found.
+pub(super) type Slice<'a> = dyn Fn(usize, &Seat, &Wanted) -> Result<usize, ReproError> + Sync + 'a;
+
+/// What a measurement consists of.
+pub(super) struct Plan<'a> {
+    pub(super) sides: usize,
+    pub(super) rounds: usize,
+    /// Operations of a slice.
+    pub(super) slice_ops: usize,
+    pub(super) seed: u64,
+    /// Chooses an item.
+    pub(super) draw: &'a (dyn Fn(&mut fastrand::Rng) -> u64 + Sync),
+    pub(super) slice: &'a Slice<'a>,
+}
+
+/// Operations of all threads, per second and per second of processor time.
+#[derive(Clone, Copy, Debug, Default)]
+struct Rate {
+    wall: f64,
+    processor: f64,
+}
+
+/// What was measured.
+pub(super) struct Times {
+    /// By round and side.
+    rates: Vec<Vec<Rate>>,
+    /// Remote operations of index operations.
+    pub(super) cost: Cost,
+}
+
+impl Times {
+    /// The median of a side's throughput, million operations per second.
+    pub(super) fn mops(&self, side: usize) -> f64 {
+        median(self.rates.iter().map(|round| round[side].wall / 1e6).collect())
+    }
+
+    /// The median over rounds of a side's throughput divided by another's.
+    pub(super) fn ratio(&self, side: usize, over: usize) -> f64 {
+        median(self.rates.iter().map(|round| round[side].wall / round[over].wall).collect())
+    }
+
+    /// As [`Times::ratio`], by processor time: what else runs on the machine does not count. For sides
+    /// that never wait.
+    pub(super) fn processor_ratio(&self, side: usize, over: usize) -> f64 {
+        let ratio = |round: &Vec<Rate>| round[side].processor / round[over].processor;
+        median(self.rates.iter().map(ratio).collect())
+    }
+}
+
+fn median(mut numbers: Vec<f64>) -> f64 {
+    numbers.sort_by(f64::total_cmp);
+    numbers.get(numbers.len() / 2).copied().unwrap_or(0.0)
+}
+
+/// How long this thread has run on a processor.
+fn processor_seconds() -> f64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// The key of an item as a number.
+pub(super) fn number_of(item: u64) -> u64 {
+    mix64(item)
+}
+
+/// The pairs of a load, in the order of their keys.
+pub(super) fn pairs<'a>(keys: &'a KeyMaker, count: u64, progress: &'a dyn Progress) -> Pairs<'a> {
+    Pairs::new(keys, ValueMaker::new(8), count, progress)
+}
+
+/// What the keys of [`pairs`] are made by.
+pub(super) const KEYS: KeyMaker = KeyMaker::U64(KeyOrder::Hashed);
+
+impl Bed {
+    /// Memory for `keys` pairs of 8 + 8 bytes.
+    ///
+    /// # Errors
+    /// [`ReproError::Bench`].
+    pub(super) fn new(keys: u64, seed: u64) -> Result<Self, ReproError> {
+        let layout = TableFormat::fixed8(Engine::BTree).layout().map_err(BenchError::Table)?;
+        let pool_bytes = (keys * 64 + (512 << 20)) & !4095;
+        let fabric = Mapped::anonymous(1, pool_bytes).map_err(BenchError::from)?;
+        let main = fabric.endpoint().map_err(BenchError::from)?;
+        main.seed(seed);
+        let refused = |source| BenchError::Pool { pool_bytes, source };
+        let opened = main.executor().block_on(async {
+            let client = Client::new(main.clone());
+            format(&client, &PoolOptions::fitting(pool_bytes)).await?;
+            let pool = Pool::join(&client).await?;
+            let home = pool.session(main.clone()).await?;
+            Ok((pool, home))
+        });
+        let (pool, home) = opened.map_err(refused)?;
+        Ok(Bed { fabric, main, pool, home, layout })
+    }
+
+    /// A table with `keys` pairs and a cache of it, in which every leaf has been wanted once.
+    ///
+    /// # Errors
+    /// [`ReproError`].
+    pub(super) fn table(
+        &self,
+        keys: u64,
+        options: DexOptions,
+        progress: &dyn Progress,
+    ) -> Result<Dex, ReproError> {
+        let session = &self.home;
+        self.main.executor().block_on(async {
+            let meta = Dex::create(session, &self.layout).await.map_err(BenchError::Load)?;
+            let dex = Dex::open(meta, self.layout, options).map_err(BenchError::Load)?;
+            let mut pairs = pairs(&KEYS, keys, progress);
+            dex.bulk_load(session, &mut pairs).await.map_err(BenchError::Load)?;
+            pairs.finish().map_err(BenchError::from)?;
+            let mut value = Vec::new();
+            for item in SortedItems::new(&KEYS, keys) {
+                let key = number_of(item).to_be_bytes();
+                let failed = |source| ReproError::Operation { kind: "get", source };
+                if !dex.get(session, &key, &mut value).await.map_err(failed)? {
+                    let text = format!("item {item} was loaded and is not found");
+                    return Err(ReproError::Wrong(text));
+                }
+            }
+            Ok(dex)
+        })
+    }
+
+    /// Measures. A slice in which a key is not found is an error.
+    ///
+    /// # Errors
+    /// The first one of any thread.
+    pub(super) fn measure(
+        &self,
+        plan: &Plan<'_>,
+        progress: &dyn Progress,
+    ) -> Result<Times, ReproError> {
+        progress.begin(Phase::Run, plan.rounds as u64);
+        let rates = Mutex::new(vec![vec![Rate::default(); plan.sides]; plan.rounds]);
+        let barrier = Barrier::new(THREADS);
+        let cost = thread::scope(|scope| {
+            let threads: Vec<_> = (0..THREADS)
+                .map(|number| {
+                    let (rates, barrier) = (&rates, &barrier);
+                    let (fabric, pool) = (&self.fabric, &self.pool);
+                    scope.spawn(move || {
+                        let seat = Seat::take(fabric, pool, number);
+                        // Whether or not that went well: the others wait.
+                        barrier.wait();
+                        seat?.run(plan, barrier, rates, progress)
+                    })
+                })
+                .collect();
+            let (mut cost, mut failure) = (Cost::default(), None);
+            for thread in threads {
+                match thread.join() {
+                    Ok(Ok(its)) => cost += its,
+                    Ok(Err(error)) => failure = failure.or(Some(error)),
+                    Err(panic) => std::panic::resume_unwind(panic),
+                }
+            }
+            failure.map_or(Ok(cost), Err)
+        })?;
+        let rates = rates.into_inner().unwrap_or_else(PoisonError::into_inner);
+        Ok(Times { rates, cost })
+    }
+}
+
+impl Seat {
+    /// Opens a session for this thread.
+    fn take(fabric: &Mapped, pool: &Arc<Pool>, number: usize) -> Result<Self, ReproError> {
+        let endpoint = fabric.endpoint().map_err(BenchError::from)?;
+        endpoint.seed(number as u64 + 1);
+        let made = endpoint.executor().block_on(pool.session(endpoint.clone()));
+        let session = made.map_err(|source| BenchError::Pool { pool_bytes: 0, source })?;
+        Ok(Seat { number, endpoint, session })
+    }
+
+    /// Runs a future of this thread to its end.
+    pub(super) fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
+        self.endpoint.executor().block_on(future)
+    }
+
+    fn run(
+        &self,
+        plan: &Plan<'_>,
+        barrier: &Barrier,
+        rates: &Mutex<Vec<Vec<Rate>>>,
+        progress: &dyn Progress,
+    ) -> Result<Cost, ReproError> {
+        let mut rng = fastrand::Rng::with_seed(mix64(plan.seed) ^ self.number as u64);
+        let mut failure = None;
+        let before = Snapshot::of([self.endpoint.counters()]);
+        let mut wanted = vec![([0_u8; 8], 0_u64); plan.slice_ops];
+        for round in 0..plan.rounds {
+            for (key, item) in &mut wanted {
+                *item = (plan.draw)(&mut rng);
+                *key = number_of(*item).to_be_bytes();
+            }
+            for step in 0..plan.sides {
+                // Nobody always comes first.
+                let side = (step + round) % plan.sides;
+                barrier.wait();
+                let (began, worked) = (Instant::now(), processor_seconds());
+                let found = (plan.slice)(side, self, &wanted);
+                let ops = plan.slice_ops as f64;
+                let processor = ops / (processor_seconds() - worked);
+                let wall = ops / began.elapsed().as_secs_f64();
+                match found {
+                    Ok(found) if found == plan.slice_ops => {}
+                    Ok(found) => {
+                        let text = format!(
+                            "side {side} found {found} of {} keys that are there",
+                            plan.slice_ops
+                        );
+                        failure.get_or_insert(ReproError::Wrong(text));
+                    }
+                    // The others still wait for this thread in every slice.
+                    Err(error) => {
+                        failure.get_or_insert(error);
+                    }
+                }
+                let mut rates = rates.lock().unwrap_or_else(PoisonError::into_inner);
+                rates[round][side].wall += wall;
+                rates[round][side].processor += processor;
+            }
+            if self.number == 0 {
+                progress.advance(1);
+            }
+        }
+        let spent = Snapshot::of([self.endpoint.counters()]).since(&before);
+        let mut cost = Cost::default();
+        setup::OPERATIONS.iter().for_each(|kind| cost += spent.kind(*kind));
+        failure.map_or(Ok(cost), Err)
+    }
+}

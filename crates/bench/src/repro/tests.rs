@@ -1,0 +1,99 @@
+#![allow(clippy::unwrap_used)]
+
+use super::*;
+use crate::NoProgress;
+
+fn tiny(seed: u64) -> ReproOptions {
+    ReproOptions { scale: 0.002, seed }
+}
+
+/// INV-REPRO-1, and that a hit costs nothing: at most one node for each operation is read.
+#[test]
+fn table2_is_the_same_again_from_its_seed() {
+    let run = |seed| Experiment::DexTable2.run(&tiny(seed), &NoProgress).unwrap();
+    let report = run(1);
+    assert_eq!(report, run(1));
+    let hash = |report: &ReproReport| report.config["trace_hash"].clone();
+    assert_ne!(hash(&report), hash(&run(2)));
+    let quantities = ["READs /op", "WRITEs /op", "atomics /op", "two-sided /op", "bytes /op"];
+    let cases = ["read-only", "write-intensive"];
+    let shape: Vec<_> =
+        report.rows.iter().map(|row| (row.case.as_str(), row.quantity.as_str())).collect();
+    let expected: Vec<_> =
+        cases.iter().flat_map(|case| quantities.map(|quantity| (*case, quantity))).collect();
+    assert_eq!(shape, expected);
+    let ours = |case: &str, quantity: &str| {
+        let row = report.rows.iter().find(|row| row.case == case && row.quantity == quantity);
+        row.unwrap().ours.unwrap()
+    };
+    for case in cases {
+        let reads = ours(case, "READs /op");
+        assert!((0.2..0.8).contains(&reads), "{case}: {reads} READs");
+        assert_eq!(ours(case, "two-sided /op"), 0.0);
+    }
+    assert_eq!(ours("read-only", "WRITEs /op"), 0.0);
+    assert!(ours("write-intensive", "WRITEs /op") > 0.05);
+    // What was not asked for at this scale neither holds nor fails.
+    assert_eq!(report.failed().count(), 0);
+    assert_eq!(report.checks.iter().filter(|check| check.holds == Some(true)).count(), 2);
+    for row in &report.rows {
+        let differs = row.ratio.is_some_and(|ratio| (ratio - 1.0).abs() > TOLERANCE);
+        assert!(!differs || row.reason.is_some(), "INV-REPRO-2: {row:?}");
+    }
+}
+
+/// Each technique makes it quicker, and the base is the same again from its seed.
+#[test]
+fn fig8_grows_step_by_step() {
+    let options = ReproOptions { scale: 0.01, seed: 3 };
+    let report = Experiment::DexFig8.run(&options, &NoProgress).unwrap();
+    let mops = |case: &str| {
+        let row = report.rows.iter().find(|row| row.case == case && row.quantity == "Mops");
+        row.and_then(|row| row.ours).unwrap()
+    };
+    for name in ["skewed", "uniform"] {
+        let steps = ["base (btree)", "+ partitioning", "+ cache"];
+        let [base, cut, cached] = steps.map(|step| mops(&format!("{name}, {step}")));
+        assert!(base < cut && cut < cached, "{name}: {base}, {cut}, {cached}");
+        let off = format!("{name}, + offloading");
+        let row = report.rows.iter().find(|row| row.case == off).unwrap();
+        assert!(row.ours.is_none() && row.paper.is_some() && row.reason.is_some());
+    }
+    assert!(report.rows.iter().all(|row| {
+        row.ratio.is_none_or(|ratio| (ratio - 1.0).abs() <= TOLERANCE) || row.reason.is_some()
+    }));
+}
+
+/// On a warm cache nothing goes over the fabric, whatever else the machine does.
+#[test]
+fn a_cache_that_holds_all_needs_no_remote_operation() {
+    let options = ReproOptions { scale: 0.0005, seed: 1 };
+    let report = Experiment::DexLocal.run(&options, &NoProgress).unwrap();
+    let check = |what: &str| report.checks.iter().find(|check| check.what.contains(what)).unwrap();
+    assert_eq!(check("no remote operation").holds, Some(true));
+    assert_eq!(check("local tree's throughput").holds, None, "not at this scale");
+    assert_eq!(report.rows.iter().filter(|row| row.quantity.starts_with("share")).count(), 2);
+    assert!(report.rows.iter().filter_map(|row| row.ours).all(|ours| ours > 0.0));
+}
+
+#[test]
+fn nonsense_is_refused_with_a_sentence() {
+    let refusal = |scale| {
+        let options = ReproOptions { scale, seed: 1 };
+        Experiment::DexTable2.run(&options, &NoProgress).unwrap_err().to_string()
+    };
+    for scale in [0.0, -1.0, 1.5, f64::NAN] {
+        assert!(refusal(scale).contains("makes no sense"), "{scale}");
+    }
+    assert!(refusal(1e-6).contains("give at least"));
+    let unknown = "dex-tabel2".parse::<Experiment>().unwrap_err().to_string();
+    assert!(unknown.contains("did you mean \"dex-table2\"?"), "{unknown}");
+}
+
+#[test]
+fn names_are_read_and_listed() {
+    for experiment in Experiment::ALL {
+        assert_eq!(experiment.name().parse::<Experiment>().unwrap(), experiment);
+        assert!(!experiment.about().is_empty());
+    }
+}

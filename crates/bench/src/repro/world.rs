@@ -1,0 +1,421 @@
+//! A simulated cluster with a loaded tree, on which one index after the other is run.
+
+use std::{
+    cell::{Cell, RefCell},
+    rc::Rc,
+    sync::Arc,
+};
+
+use farleaf_fabric::{
+    Client, Endpoint, GlobalAddr, Snapshot,
+    sim::{Sim, SimConfig, SimEndpoint},
+};
+use farleaf_index::{
+    Engine, Index, IndexError, TableFormat,
+    dex::{Dex, DexOptions, DexStats, equal_width},
+    node::Layout,
+};
+use farleaf_pool::{Pool, PoolError, PoolOptions, Session, format};
+
+use super::{error::ReproError, router::Router};
+use crate::{
+    generator::{Op, OpGenerator},
+    item_space::ItemSpace,
+    keys::{KeyMaker, KeyOrder},
+    run::{BenchError, Phase, Progress, meet::Gather, sorted::Pairs},
+    values::ValueMaker,
+    workload::{OpKind, Workload},
+};
+
+/// Bytes of keys and of values.
+const VALUE_BYTES: usize = 8;
+/// Operations of one client between two reports of progress.
+const PROGRESS_OPS: u64 = 1 << 12;
+/// Time between two rounds of maintenance of a session.
+const TICK_NS: u64 = 10_000_000;
+/// Bits of a version below the writer's number.
+const VERSION_BITS: u32 = 40;
+
+/// The cluster and what is loaded.
+#[derive(Clone, Debug)]
+pub(super) struct WorldConfig {
+    pub(super) keys: u64,
+    pub(super) seed: u64,
+    pub(super) compute_servers: usize,
+    pub(super) memory_servers: usize,
+    /// Worker threads of all compute servers, with one client each.
+    pub(super) threads: usize,
+    pub(super) bulk_fill: f64,
+}
+
+/// One run on a [`World`].
+#[derive(Clone, Debug)]
+pub(super) struct Load<'a> {
+    pub(super) workload: &'a Workload,
+    /// Operations before the measured ones, of all clients together.
+    pub(super) warmup: u64,
+    /// Measured operations, of all clients together.
+    pub(super) ops: u64,
+    /// What an operation costs its worker thread beside what it waits for, nanoseconds of virtual
+    /// time.
+    pub(super) local_ns: u64,
+    /// How many of the clients take part, the same number of each compute server; `None` for all.
+    pub(super) clients: Option<usize>,
+}
+
+/// What the measured operations of a run came to.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Measured {
+    pub(super) ops: u64,
+    /// Virtual time.
+    pub(super) nanos: u64,
+    /// Of all compute servers, maintenance included.
+    pub(super) cost: Snapshot,
+}
+
+/// Remote operations and bytes for each index operation.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct PerOperation {
+    pub(super) reads: f64,
+    pub(super) writes: f64,
+    pub(super) atomics: f64,
+    pub(super) rpcs: f64,
+    pub(super) bytes: f64,
+}
+
+impl Measured {
+    pub(super) fn per_op(&self) -> PerOperation {
+        let cost = self.cost.total();
+        let each = |count: u64| count as f64 / self.ops.max(1) as f64;
+        PerOperation {
+            reads: each(cost.reads),
+            writes: each(cost.writes),
+            atomics: each(cost.atomics()),
+            rpcs: each(cost.rpcs),
+            bytes: each(cost.bytes_read + cost.bytes_written),
+        }
+    }
+
+    /// Remote operations of all kinds for each index operation.
+    pub(super) fn verbs_per_op(&self) -> f64 {
+        self.cost.total().verbs() as f64 / self.ops.max(1) as f64
+    }
+
+    /// Millions of operations per second of virtual time.
+    pub(super) fn mops(&self) -> f64 {
+        if self.nanos == 0 { 0.0 } else { self.ops as f64 * 1e3 / self.nanos as f64 }
+    }
+}
+
+/// See the [module page](self).
+pub(super) struct World {
+    pub(super) config: WorldConfig,
+    sim: Sim,
+    /// One for each worker thread; thread `t` is of compute server `t % compute_servers`.
+    sessions: Vec<Session<SimEndpoint>>,
+    pub(super) meta: GlobalAddr,
+    pub(super) layout: Layout,
+    space: Arc<ItemSpace>,
+    keys: KeyMaker,
+    values: ValueMaker,
+    /// Bounds of the partitions, once there are some.
+    bounds: RefCell<Vec<Vec<u8>>>,
+    runs: Cell<u64>,
+}
+
+impl World {
+    /// Sets the cluster up and fills the tree: nodes as `btree` and `dex` both have them.
+    ///
+    /// # Errors
+    /// [`ReproError`] if the cluster makes no sense or the keys do not fit.
+    pub(super) fn new(config: WorldConfig, progress: &dyn Progress) -> Result<Self, ReproError> {
+        let layout = TableFormat::fixed8(Engine::BTree).layout().map_err(BenchError::Table)?;
+        let region_bytes = region_bytes(&config);
+        let computes = config.compute_servers;
+        let sim = Sim::new(SimConfig {
+            memory_servers: config.memory_servers,
+            compute_servers: computes,
+            threads: config.threads.div_ceil(computes),
+            region_bytes,
+            ..SimConfig::seeded(config.seed)
+        })
+        .map_err(BenchError::from)?;
+        let endpoints = (0..config.threads)
+            .map(|thread| sim.fabric(thread % computes).endpoint_on(thread / computes))
+            .collect::<Result<Vec<SimEndpoint>, _>>()
+            .map_err(BenchError::from)?;
+        let mut options = PoolOptions::fitting(region_bytes);
+        options.clients_max = options.clients_max.max(config.threads as u32 + 8);
+        options.members_max = options.members_max.max(computes as u32 + 1);
+        let keys = KeyMaker::U64(KeyOrder::Hashed);
+        let values = ValueMaker::new(VALUE_BYTES);
+        progress.begin(Phase::Load, config.keys);
+        let pool_bytes = region_bytes * config.memory_servers as u64;
+        let refused = |source: PoolError| BenchError::Pool { pool_bytes, source };
+        let loading = async {
+            let mut pools: Vec<Arc<Pool>> = Vec::new();
+            let mut sessions = Vec::new();
+            for endpoint in &endpoints {
+                if pools.len() < computes {
+                    let client = Client::new(endpoint.clone());
+                    if pools.is_empty() {
+                        format(&client, &options).await.map_err(refused)?;
+                    }
+                    pools.push(Pool::join(&client).await.map_err(refused)?);
+                }
+                let pool = &pools[sessions.len() % computes];
+                sessions.push(pool.session(endpoint.clone()).await.map_err(refused)?);
+            }
+            let first = &sessions[0];
+            let layout = layout.for_tree(first.endpoint().random());
+            let meta = Dex::create(first, &layout).await.map_err(BenchError::Load)?;
+            let options = DexOptions {
+                cache_bytes: 64 * layout.node_bytes() as u64,
+                bulk_fill: config.bulk_fill,
+                ..super::setup::as_in_the_paper()
+            };
+            let whole = Dex::open(meta, layout, options).map_err(BenchError::Load)?;
+            let mut pairs = Pairs::new(&keys, values, config.keys, progress);
+            let loaded = whole.bulk_load(first, &mut pairs).await;
+            loaded.map_err(|source| match source {
+                IndexError::Full(_) => BenchError::PoolTooSmall { pool_bytes, source },
+                error => BenchError::Load(error),
+            })?;
+            pairs.finish()?;
+            whole.close(first).await.map_err(BenchError::Load)?;
+            Ok::<_, BenchError>((sessions, meta, layout))
+        };
+        let (sessions, meta, layout) = sim.block_on(loading).map_err(BenchError::from)??;
+        Ok(World {
+            space: Arc::new(ItemSpace::new(config.keys, None)),
+            config,
+            sim,
+            sessions,
+            meta,
+            layout,
+            keys,
+            values,
+            bounds: RefCell::default(),
+            runs: Cell::new(0),
+        })
+    }
+
+    /// Bytes of keys and values.
+    pub(super) fn data_bytes(&self) -> u64 {
+        self.config.keys * (8 + VALUE_BYTES as u64)
+    }
+
+    /// Cuts the tree into one partition for each compute server, of equal widths. For good.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub(super) fn partition(&self) -> Result<(), ReproError> {
+        let count = self.config.compute_servers;
+        let bounds = equal_width(&self.layout, count).unwrap_or_default();
+        let options = DexOptions {
+            cache_bytes: 4096 * self.layout.node_bytes() as u64,
+            ..super::setup::as_in_the_paper()
+        };
+        let whole = Dex::open(self.meta, self.layout, options).map_err(BenchError::Load)?;
+        let cut = self.sim.block_on(whole.partition(&self.sessions[0], &bounds));
+        cut.map_err(BenchError::from)?.map_err(BenchError::Load)?;
+        *self.bounds.borrow_mut() = bounds;
+        Ok(())
+    }
+
+    /// Each compute server's cache of its partition, empty.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub(super) fn open(&self, options: DexOptions) -> Result<Vec<Dex>, ReproError> {
+        let opening = async {
+            let mut caches = Vec::new();
+            for number in 0..self.config.compute_servers {
+                let session = &self.sessions[number];
+                let (meta, layout) = (self.meta, self.layout);
+                caches.push(Dex::open_partition(session, meta, layout, options, number).await?);
+            }
+            Ok::<_, IndexError>(caches)
+        };
+        let opened = self.sim.block_on(opening).map_err(BenchError::from)?;
+        Ok(opened.map_err(BenchError::Table)?)
+    }
+
+    /// Checks the caches and gives them up, so that others can be opened; what they have done.
+    ///
+    /// # Errors
+    /// The engine's; [`ReproError::Wrong`] if a cache is not in order.
+    pub(super) fn close(&self, caches: Vec<Dex>) -> Result<Vec<DexStats>, ReproError> {
+        let mut stats = Vec::new();
+        for (number, cache) in caches.iter().enumerate() {
+            if let Some(first) = cache.check_cache().into_iter().next() {
+                return Err(ReproError::Wrong(first));
+            }
+            stats.push(cache.stats());
+            let closed = self.sim.block_on(cache.close(&self.sessions[number]));
+            closed.map_err(BenchError::from)?.map_err(BenchError::Load)?;
+        }
+        Ok(stats)
+    }
+
+    /// Runs a workload on `indexes`, one of each compute server. If the tree is partitioned, the
+    /// clients of a compute server do the operations on the keys that it owns, else any.
+    ///
+    /// # Errors
+    /// An operation's; [`ReproError::Wrong`] for an answer that cannot be right.
+    pub(super) fn run<I: Index + Clone + 'static>(
+        &self,
+        indexes: &[I],
+        load: &Load<'_>,
+        progress: &dyn Progress,
+    ) -> Result<Measured, ReproError> {
+        let number = self.runs.replace(self.runs.get() + 1);
+        let space = Arc::clone(&self.space);
+        let generator = OpGenerator::new(load.workload, space, self.config.seed, 0, 1)
+            .map_err(BenchError::from)?;
+        let bounds = self.bounds.borrow().clone();
+        let is_partitioned = !bounds.is_empty();
+        let router = Router::new(generator, self.keys.clone(), bounds);
+        let desk = Rc::new(Desk {
+            router: RefCell::new(router),
+            failure: RefCell::default(),
+            stop: Cell::new(false),
+            local_ns: load.local_ns,
+            values: self.values,
+        });
+        self.maintain(&desk);
+        let phase = |phase, ops| {
+            progress.begin(phase, ops);
+            desk.router.borrow_mut().allow(ops);
+            let clients = load.clients.unwrap_or(self.sessions.len()).min(self.sessions.len());
+            let gather = Gather::new(clients);
+            for (thread, session) in self.sessions[..clients].iter().enumerate() {
+                let compute = thread % self.config.compute_servers;
+                let writer = (number << 1 | u64::from(phase == Phase::Run)) << 12 | thread as u64;
+                let client = Worker {
+                    desk: Rc::clone(&desk),
+                    session: session.clone(),
+                    index: indexes[compute].clone(),
+                    partition: if is_partitioned { compute } else { 0 },
+                    version: (writer + 1) << VERSION_BITS,
+                };
+                let gather = gather.clone();
+                self.sim.spawn(compute, async move {
+                    if let Err(error) = client.run(&gather).await {
+                        client.desk.failure.borrow_mut().get_or_insert(error);
+                    }
+                    gather.finish(());
+                });
+            }
+            let all = self.sim.block_on(gather.all(|steps| progress.advance(steps)));
+            all.map_err(BenchError::from)?;
+            desk.failure.borrow_mut().take().map_or(Ok(()), Err)
+        };
+        phase(Phase::WarmUp, load.warmup)?;
+        let counters = self.sim.counters();
+        let (before, began_ns) = (Snapshot::of(&counters), self.sim.now_ns());
+        phase(Phase::Run, load.ops)?;
+        let cost = Snapshot::of(&self.sim.counters()).since(&before);
+        desk.stop.set(true);
+        Ok(Measured { ops: load.ops, nanos: self.sim.now_ns() - began_ns, cost })
+    }
+
+    /// Does the maintenance of every session until the run is over.
+    fn maintain(&self, desk: &Rc<Desk>) {
+        for (thread, session) in self.sessions.iter().enumerate() {
+            let (desk, session) = (Rc::clone(desk), session.clone());
+            let first_ns = TICK_NS * thread as u64 / self.sessions.len() as u64;
+            self.sim.spawn(thread % self.config.compute_servers, async move {
+                let endpoint = session.endpoint();
+                endpoint.sleep(first_ns).await;
+                while !desk.stop.get() {
+                    // A round that fails is done by the next one.
+                    let _ = session.tick().await;
+                    endpoint.sleep(TICK_NS).await;
+                }
+            });
+        }
+    }
+
+    /// A hash over every event and effect so far.
+    pub(super) fn trace_hash(&self) -> u64 {
+        self.sim.trace_hash()
+    }
+}
+
+/// What the clients of a run share.
+struct Desk {
+    router: RefCell<Router>,
+    failure: RefCell<Option<ReproError>>,
+    stop: Cell<bool>,
+    local_ns: u64,
+    values: ValueMaker,
+}
+
+/// One client: a task on a worker thread of its own.
+struct Worker<I> {
+    desk: Rc<Desk>,
+    session: Session<SimEndpoint>,
+    index: I,
+    partition: usize,
+    version: u64,
+}
+
+impl<I: Index> Worker<I> {
+    async fn run(&self, gather: &Gather<()>) -> Result<(), ReproError> {
+        let desk = &*self.desk;
+        let (mut key, mut value, mut found) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut version, mut steps) = (self.version, 0);
+        loop {
+            let next = desk.router.borrow_mut().next(self.partition, &mut key);
+            let Some(op) = next.map_err(BenchError::from)? else { break };
+            if desk.failure.borrow().is_some() {
+                break;
+            }
+            if desk.local_ns > 0 {
+                self.session.endpoint().work(desk.local_ns).await;
+            }
+            let failed = |error| ReproError::Operation { kind: op.kind.name(), source: error };
+            let present = match op.kind {
+                OpKind::Get => {
+                    let got = self.index.get(&self.session, &key, &mut found).await;
+                    got.map_err(failed)? && self.is_value_of(op, &found)
+                }
+                OpKind::Update => {
+                    version += 1;
+                    desk.values.write_value(op.item, version, &mut value);
+                    self.index.update(&self.session, &key, &value).await.map_err(failed)?
+                }
+                other => {
+                    return Err(ReproError::Wrong(format!("no {} is made here", other.name())));
+                }
+            };
+            if !present {
+                let kind = op.kind.name();
+                let text =
+                    format!("{kind} of item {} found nothing, or what nobody wrote", op.item);
+                return Err(ReproError::Wrong(text));
+            }
+            steps += 1;
+            if steps % PROGRESS_OPS == 0 {
+                gather.advance(PROGRESS_OPS);
+            }
+        }
+        gather.advance(steps % PROGRESS_OPS);
+        Ok(())
+    }
+
+    fn is_value_of(&self, op: Op, value: &[u8]) -> bool {
+        let values = &self.desk.values;
+        let version = values.version_of(op.item, value);
+        version.is_some_and(|version| values.value_matches(op.item, version, value))
+    }
+}
+
+/// Bytes of each memory server that the items certainly fit in; only what is touched is committed.
+fn region_bytes(config: &WorldConfig) -> u64 {
+    let nodes = config.keys * 64 / config.memory_servers as u64;
+    let blocks = (config.compute_servers as u64) * 16 * (16 << 20);
+    let clients = config.threads as u64 * (512 << 10);
+    (nodes + blocks + clients + (256 << 20)) & !4095
+}

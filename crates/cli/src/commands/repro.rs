@@ -1,0 +1,113 @@
+//! `farleaf repro`.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::{Args, ValueHint};
+use farleaf_bench::repro::{Experiment, ReproOptions, ReproReport};
+use serde_json::{json, to_value};
+
+use crate::errors::{Exit, Failure};
+use crate::output::Console;
+use crate::progress::Meter;
+
+/// Repeat experiments of papers
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Exits with 1 if something that must hold does not. A figure that differs from the paper's does not
+count as that: its row says why it does.")]
+pub(crate) struct ReproArgs {
+    /// The experiment, as in dex-table2; --list names all
+    #[arg(required_unless_present = "list")]
+    pub(crate) experiment: Option<String>,
+    /// List the experiments
+    #[arg(long, conflicts_with = "experiment")]
+    pub(crate) list: bool,
+    /// Share of the paper's keys, cache and operations, above 0 and at most 1 [default: 1]
+    #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
+    pub(crate) scale: Option<f64>,
+    /// What all randomness comes from [default: 1]
+    #[arg(short, long)]
+    pub(crate) seed: Option<u64>,
+    /// Write the report to this file, too, as JSON
+    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) output: Option<PathBuf>,
+    /// Draw the figures into this file
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) svg: Option<PathBuf>,
+}
+
+pub(super) fn run(args: &ReproArgs, console: &mut Console) -> anyhow::Result<Exit> {
+    let Some(name) = &args.experiment else { return list(console) };
+    let experiment: Experiment = name.parse()?;
+    let defaults = ReproOptions::default();
+    let options = ReproOptions {
+        scale: args.scale.unwrap_or(defaults.scale),
+        seed: args.seed.unwrap_or(defaults.seed),
+    };
+    // Before the run, so that it is not in vain.
+    let mut files = Vec::new();
+    for path in [&args.output, &args.svg] {
+        files.push(match path {
+            Some(path) => {
+                let unwritable = |error| Failure::unwritable(path.display(), error);
+                Some((path, File::create(path).map_err(unwritable)?))
+            }
+            None => None,
+        });
+    }
+    let meter = Meter::new(console.shows_progress(), None);
+    let ran = experiment.run(&options, &meter);
+    meter.clear();
+    let report = ran?;
+    let told = to_value(&report)?;
+    let texts = [format!("{told}\n"), report.svg()?];
+    for (file, text) in files.iter_mut().zip(texts) {
+        if let Some((path, file)) = file {
+            let unwritable = |error| Failure::unwritable(path.display(), error);
+            file.write_all(text.as_bytes()).map_err(unwritable)?;
+        }
+    }
+    if console.json {
+        console.json_line(&told)?;
+    } else {
+        print(&report, console)?;
+    }
+    let mut exit = Exit::Done;
+    for check in report.failed() {
+        console.warn(format_args!("does not hold: {}", check.what));
+        exit = Exit::NotFound;
+    }
+    Ok(exit)
+}
+
+fn list(console: &mut Console) -> anyhow::Result<Exit> {
+    if console.json {
+        for it in Experiment::ALL {
+            console.json_line(&json!({ "experiment": it.name(), "about": it.about() }))?;
+        }
+        return Ok(Exit::Done);
+    }
+    let row = |it: Experiment| vec![it.name().to_owned(), it.about().to_owned()];
+    console.table(&["experiment", "about"], &Experiment::ALL.map(row))?;
+    Ok(Exit::Done)
+}
+
+fn print(report: &ReproReport, console: &mut Console) -> std::io::Result<()> {
+    console.note(format_args!("{}: {} ({})", report.experiment, report.title, report.source));
+    let (header, rows) = report.table();
+    console.table(&header, &rows)?;
+    for check in &report.checks {
+        let holds = match check.holds {
+            Some(true) => "holds",
+            Some(false) => "does not hold",
+            None => "not asked for at this scale",
+        };
+        console.note(format_args!("{}: {holds}", check.what));
+    }
+    for note in &report.notes {
+        console.note(note);
+    }
+    Ok(())
+}
