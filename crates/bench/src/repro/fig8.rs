@@ -80,7 +80,7 @@ pub(super) fn run(
         report.row(&format!("{name}, + cache"), "gain over the step before", told, gain, &why);
         let told = paper.fig8.offloading_gain.get(&request_name(request)).copied();
         let off = format!("{name}, + offloading");
-        report.missing(&off, "gain over the step before", told, "offloading is not built yet");
+        report.missing(&off, "gain over the step before", told, "not measured here yet");
     }
     let gain = few_cut.mops() / few.mops();
     let why = format!(
