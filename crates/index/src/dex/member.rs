@@ -244,8 +244,8 @@ impl Cache {
         Ok(number.is_some_and(|number| view.owned[number]))
     }
 
-    /// Makes partitions this cache's: the one of this range, or at most so many that are free. What the
-    /// dead have counts as free. The caller has a pin.
+    /// Makes partitions this cache's: the one of this range, from a dead owner too, whose log is gone through
+    /// then; or at most so many that nobody has. The caller has a pin.
     pub(super) async fn claim<E: Endpoint>(
         self: &Arc<Self>,
         session: &Session<E>,

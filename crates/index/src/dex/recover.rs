@@ -2,7 +2,8 @@
 //! the owner has died, and given up when the table is closed.
 //!
 //! - `INV-DEX-RECOVER-1` A table's log is named until every change that it has is in remote memory. A new
-//!   owner's log takes its place by one WRITE of a word. So whoever takes over from an owner that died
+//!   owner's log takes its place by one WRITE of a word; of a partitioned table, the map that gives the
+//!   ranges to another names the log no more. So whoever takes over from an owner that died
 //!   while it was taking over finds the same log, and does the same again.
 //! - `INV-DEX-RECOVER-2` Changes are gone through in the order of their numbers, and a leaf that is
 //!   written meanwhile is sealed with the number of the last: none is done twice, and none over a newer
