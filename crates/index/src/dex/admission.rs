@@ -398,16 +398,22 @@ impl Cache {
         self: &Arc<Self>,
         session: &Session<E>,
     ) -> Result<(), Fail> {
-        let meta = self.remote.meta().word();
-        let Some(version) = self.frames.ctl(TOP).latch.sample() else { return Err(Fail::Restart) };
-        // The meta object's address stands for the root's until that is known.
-        let Some(claim) = Claim::take(self, meta, TOP, version, 0, None, None) else {
-            let waiting = || self.map.get(meta).is_none();
-            self.lot.park(meta, waiting).await;
-            return Err(Fail::Restart);
-        };
+        let claim = self.claim_root().await?;
         let (cache, task_session) = (Arc::clone(self), session.clone());
         self.detach(session, async move { cache.load_root_now(&task_session, claim).await }).await
+    }
+
+    /// The right to take the table and to cache its root, which one task has at a time; waits, and
+    /// begins again, if another has it.
+    pub(super) async fn claim_root(self: &Arc<Self>) -> Result<Claim, Fail> {
+        // The meta object's address stands for the root's until that is known.
+        let meta = self.remote.meta().word();
+        let Some(version) = self.frames.ctl(TOP).latch.sample() else { return Err(Fail::Restart) };
+        if let Some(claim) = Claim::take(self, meta, TOP, version, 0, None, None) {
+            return Ok(claim);
+        }
+        self.lot.park(meta, || self.map.get(meta).is_none()).await;
+        Err(Fail::Restart)
     }
 
     async fn load_root_now<E: Endpoint>(
@@ -418,7 +424,7 @@ impl Cache {
         if self.frames.root() != 0 {
             return Ok(());
         }
-        self.own(session).await?;
+        self.own_now(session, &claim).await?;
         let Some(frame) = self.frame(session).await? else { return Err(Fail::NoFrame) };
         let (addr, level) = self.remote.read_root(session).await?;
         let map = self.view();

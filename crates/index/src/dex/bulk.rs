@@ -7,10 +7,11 @@ use farleaf_pool::Session;
 
 use super::frames::TOP;
 use super::mapping_table::Entry;
+use super::ops::unfinished_change;
 use super::walk::Seek;
 use super::{Cache, Fail, Found, Restarts};
 use crate::IndexError;
-use crate::btree::remote::Remote;
+use crate::btree::remote::{NewTree, Remote};
 use crate::index::SortedPairs;
 use crate::node::{Kind, NodeMut};
 
@@ -37,12 +38,13 @@ impl Cache {
             restarts.after(fail, self, session).await?;
         }
         let mut new = self.remote.build(session, pairs).await?;
-        let (root, count) = (new.root(), new.count());
+        let count = new.count();
         let (cache, task_session) = (Arc::clone(self), session.clone());
-        let placed = Remote::detach(session, async move {
+        // The task has the new tree: who does not wait any longer must not free what it is about to name.
+        let placed = Remote::detach_within(session, async move {
             let mut tries = 0;
             loop {
-                match cache.replace_root(&task_session, root).await {
+                match cache.replace_root(&task_session, &mut new).await {
                     Err(Fail::Restart | Fail::NoFrame) if tries < TRIES_MAX => {
                         tries += 1;
                         Remote::backoff(&task_session, tries).await;
@@ -54,25 +56,15 @@ impl Cache {
             }
         })
         .await;
-        match placed {
-            Ok(()) => {
-                new.keep();
-                Ok(count)
-            }
-            Err(error) => {
-                if matches!(error, IndexError::OutcomeUnknown(_)) {
-                    new.keep();
-                }
-                Err(error)
-            }
-        }
+        placed.unwrap_or_else(|| Err(unfinished_change()))?;
+        Ok(count)
     }
 
     /// Names another root, if the tree is an empty leaf still.
     async fn replace_root<E: Endpoint>(
         self: &Arc<Self>,
         session: &Session<E>,
-        (addr, level): (farleaf_fabric::GlobalAddr, u8),
+        new: &mut NewTree<E>,
     ) -> Result<(), Fail> {
         let mut restarts = Restarts::default();
         restarts.keep();
@@ -107,6 +99,8 @@ impl Cache {
         let mut dead = NodeMut::new(self.layout(), image.words_mut());
         dead.mark_dead();
         dead.seal(version);
+        new.keep();
+        let (addr, level) = new.root();
         let published = self.publish_root(session, addr, level).await;
         self.must_succeed(published)?;
         let buried = self.write_page(session, old, &image, 8).await;

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use farleaf_fabric::{Endpoint, Incarnation, Ops};
 use farleaf_pool::Session;
 
+use super::admission::Claim;
 use super::frames::State;
 use super::journal::BATCH_MAX;
 use super::recover::{MAYBE_TAKEN, NOT_TAKEN, TAKEN, TAKEN_OVER};
@@ -100,26 +101,46 @@ impl Cache {
         Err(IndexError::Unavailable("a node is being changed all the time: try again".into()))
     }
 
-    /// Makes the tree this cache's, or makes sure that it is.
+    /// Makes the tree this cache's, or makes sure that it is. Runs to its end whatever becomes of the
+    /// caller: a log that is about to be named is not freed.
     ///
     /// Cost: 1 CAS for the first time; if a dead compute server had it, a fence per memory server
     /// and 1 CAS more; and what `begin_log` costs.
     ///
     /// # Errors
     /// `Unavailable` if another compute server, or another cache of this one, has it.
-    pub(super) async fn own<E: Endpoint>(&self, session: &Session<E>) -> Result<(), Fail> {
+    pub(super) async fn own<E: Endpoint>(
+        self: &Arc<Self>,
+        session: &Session<E>,
+    ) -> Result<(), Fail> {
         self.check_open()?;
-        if self.ownership() == OWNED {
+        if self.is_owned() {
             return Ok(());
         }
-        if self.part.is_some() {
-            // Its partitions were claimed before anybody came here.
+        let first = self.claim_root().await?;
+        let (cache, task_session) = (Arc::clone(self), session.clone());
+        self.detach(session, async move { cache.own_now(&task_session, &first).await }).await
+    }
+
+    /// As [`Cache::own`], of a task that has the root's claim: one at a time is the first.
+    pub(super) async fn own_now<E: Endpoint>(
+        &self,
+        session: &Session<E>,
+        _first: &Claim,
+    ) -> Result<(), Fail> {
+        self.check_open()?;
+        if self.is_owned() {
             return Ok(());
         }
         self.take_table(session).await?;
         self.begin_log(session).await?;
         self.set_ownership(OWNED);
         Ok(())
+    }
+
+    /// Whether there is nothing to take: partitions were claimed before anybody came here.
+    fn is_owned(&self) -> bool {
+        self.ownership() == OWNED || self.part.is_some()
     }
 
     /// Puts this compute server's incarnation into the owner's word.

@@ -47,7 +47,8 @@ pub(super) const MAYBE_TAKEN: u8 = 3;
 
 impl Cache {
     /// After this cache's incarnation has come to stand in the owner's word: goes through the log that a
-    /// dead owner has left, if that is possible, and makes this cache's own. May be begun again.
+    /// dead owner has left, if that is possible, and makes this cache's own. May be begun again. Called by
+    /// a task that runs to its end: else a log could be freed that has just been named.
     ///
     /// Cost: none; with a log 2 WRITEs; after a death 1 READ, and if there is a log 1 READ for each of its
     /// segments, and about what the changes cost that are not in remote memory yet.

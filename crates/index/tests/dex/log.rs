@@ -14,11 +14,11 @@ use farleaf_index::node::Layout;
 use farleaf_index::{Engine, Entries, Exchange, Index, IndexError, ScanRange, TableFormat};
 use farleaf_pool::{Audit, ClassReport, Pool, Session};
 
-type Key = Vec<u8>;
-type Model = BTreeMap<Key, Vec<u8>>;
-type Made = (GlobalAddr, Layout);
+pub(crate) type Key = Vec<u8>;
+pub(crate) type Model = BTreeMap<Key, Vec<u8>>;
+pub(crate) type Made = (GlobalAddr, Layout);
 
-fn key(number: u64) -> Key {
+pub(crate) fn key(number: u64) -> Key {
     number.to_be_bytes().to_vec()
 }
 
@@ -26,7 +26,7 @@ fn soak() -> u64 {
     std::env::var("FARLEAF_SOAK").ok().and_then(|times| times.parse().ok()).unwrap_or(1)
 }
 
-fn tiny() -> TableFormat {
+pub(crate) fn tiny() -> TableFormat {
     TableFormat {
         cap_leaf: Some(4),
         cap_inner: Some(3),
@@ -40,7 +40,7 @@ fn bytes() -> TableFormat {
     TableFormat { cap_leaf: Some(3), cap_inner: Some(2), ..TableFormat::default() }
 }
 
-fn logged() -> DexOptions {
+pub(crate) fn logged() -> DexOptions {
     DexOptions { durability: Durability::Logged, ..DexOptions::default() }
 }
 
@@ -187,12 +187,12 @@ impl Known {
     }
 }
 
-fn sim_config(seed: u64, computes: usize) -> SimConfig {
+pub(crate) fn sim_config(seed: u64, computes: usize) -> SimConfig {
     SimConfig { compute_servers: computes, ..World { seed, ..World::default() }.sim_config() }
 }
 
 /// A simulation with a pool and a table, made by compute server 0.
-fn world(config: SimConfig, format: &TableFormat) -> (Sim, Session<SimEndpoint>, Made) {
+pub(crate) fn world(config: SimConfig, format: &TableFormat) -> (Sim, Session<SimEndpoint>, Made) {
     let sim = Sim::new(config).expect("sim");
     let endpoint = sim.fabric(0).endpoint().expect("endpoint");
     let options = World::default().pool_options();
@@ -249,10 +249,17 @@ fn live_and_die(
     (known, fired)
 }
 
-async fn content<E: Endpoint>(session: &Session<E>, index: &Dex) -> Model {
+pub(crate) async fn content<E: Endpoint>(session: &Session<E>, index: &Dex) -> Model {
+    try_content(session, index).await.expect("scan")
+}
+
+pub(crate) async fn try_content<E: Endpoint>(
+    session: &Session<E>,
+    index: &Dex,
+) -> Result<Model, IndexError> {
     let mut out = Entries::new();
-    index.scan(session, ScanRange::ALL, usize::MAX, &mut out).await.expect("scan");
-    out.iter().map(|(key, value)| (key.to_vec(), value.to_vec())).collect()
+    index.scan(session, ScanRange::ALL, usize::MAX, &mut out).await?;
+    Ok(out.iter().map(|(key, value)| (key.to_vec(), value.to_vec())).collect())
 }
 
 /// Opens the table after a death: exactly what is known is there, all is in order, and when the pool

@@ -9,6 +9,7 @@ mod cluster;
 mod concurrent;
 mod costs;
 mod crash;
+mod first;
 mod log;
 mod model;
 mod move_crash;
