@@ -22,7 +22,8 @@ run: setup ## Build the release binary and run the demo on this machine's own fi
 test: setup ## Run all tests
 	$(CARGO) test $(SELECT)
 
-# 2 to 3 minutes; `make test` runs the same models, the random ones less often.
+# 2 to 3 minutes; `make test`, and so continuous integration, runs the same models, the random ones less
+# often.
 threads: ## Run the models of what threads share (loom, shuttle) for longer
 	FARLEAF_SOAK=40 $(CARGO) test --locked -p farleaf-threads
 

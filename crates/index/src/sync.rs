@@ -1,13 +1,8 @@
-//! Atomics and mutexes of the protocols between threads of one compute server: those of the standard
-//! library, or loom's when `RUSTFLAGS="--cfg loom"` builds this crate's tests.
+//! Atomics and mutexes of the protocols between threads of one compute server: the standard library's
+//! here. `crates/threads` compiles these modules with those of model checkers in their place, and with
+//! `cfg(loom)`, so that their plain tests are left out.
 
-#[cfg(all(test, loom))]
-pub(crate) use loom::sync::Mutex;
-#[cfg(all(test, loom))]
-pub(crate) use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
-#[cfg(not(all(test, loom)))]
 pub(crate) use std::sync::Mutex;
-#[cfg(not(all(test, loom)))]
 pub(crate) use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 
 use std::ops::DerefMut;

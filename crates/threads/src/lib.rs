@@ -5,7 +5,8 @@
 //! `crate::sync`. In their own crate that is the standard library's. The tests here compile the same
 //! files by path, with `loom`'s (`tests/loom.rs`) or `shuttle`'s (`tests/shuttle.rs`) in its place.
 //! So no crate is built twice, release code is what it was, and the models run with `make test`;
-//! `make threads` lets them run longer.
+//! `make threads` lets them run longer. (`cfg(loom)` is set in this crate alone: a module that has plain
+//! tests of its own leaves them out under it.)
 //!
 //! `loom` runs every interleaving, and every value that a load may return under the C11 rules. It
 //! takes a `SeqCst` load or store for an acquire or a release, and would call protocols wrong that
@@ -22,6 +23,8 @@
 //! | wake-ups of the simulator | `fabric/src/sim/woken.rs` | loom |
 //! | pins, view, announced-live flag of a member | `pool/src/pins.rs` | shuttle, two threads exhaustively |
 //! | gates of lanes, closing, the sleeping maintenance thread | `store/src/gate.rs` | loom |
+//! | latches, mapping table, cooling map and queue, free frames, waiters of the engine `dex` | `index/src/local/`, `index/src/dex/` | loom (`tests/loom_index.rs`) |
+//! | pins on its frames, against who takes the latch | `index/src/local/latch.rs` | shuttle, exhaustively: four `SeqCst` accesses, see `Latch::try_x` |
 //! | items of the bench | `bench/src/item_space.rs` | shuttle |
 //!
 //! The rest is argued, and run under ThreadSanitizer (`make tsan`):

@@ -4,12 +4,16 @@
 
 /// What the modelled modules take for the standard library's.
 mod sync {
+    pub(crate) use shuttle::sync::atomic::{AtomicU64, Ordering, fence};
     pub(crate) use shuttle::sync::{Mutex, atomic};
 }
 
 #[allow(dead_code, unreachable_pub, reason = "the bench uses all of it, and makes it public")]
 #[path = "../../bench/src/item_space.rs"]
 mod item_space;
+#[allow(dead_code, reason = "the index uses all of it")]
+#[path = "../../index/src/local/latch.rs"]
+mod latch;
 #[allow(dead_code, reason = "the pool uses all of it")]
 #[path = "../../pool/src/pins.rs"]
 mod pins;
@@ -17,6 +21,7 @@ mod pins;
 use std::sync::Arc;
 
 use item_space::ItemSpace;
+use latch::Latch;
 use pins::{PinGuard, PinSlots, Pins, UNPINNED, pin_at};
 use shuttle::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use shuttle::thread;
@@ -162,4 +167,28 @@ fn the_frontier_passes_acknowledged_items_alone() {
         clients.into_iter().for_each(|client| client.join().unwrap());
         assert_eq!(space.readable(), 9, "the frontier stays behind");
     });
+}
+
+/// A reader that announces itself (a pin on a frame) and then finds the latch quiet, and a writer that takes
+/// the latch and then looks for announcements, never miss each other.
+#[test]
+fn a_pinned_frame_and_a_writer_do_not_miss_each_other() {
+    for via_sx in [false, true] {
+        all(move || {
+            let latch = Arc::new(Latch::new());
+            let pins = Arc::new(AtomicU64::new(0));
+            let version = latch.sample().unwrap();
+            let writer = {
+                let (latch, pins) = (Arc::clone(&latch), Arc::clone(&pins));
+                thread::spawn(move || {
+                    let taken = if via_sx { latch.try_sx(version) } else { latch.try_x(version) };
+                    taken && pins.load(SeqCst) == 0
+                })
+            };
+            pins.fetch_add(1, SeqCst);
+            let pinned = latch.is_quiet_at(version);
+            let alone = writer.join().unwrap();
+            assert!(!(pinned && alone), "both believe that they are alone");
+        });
+    }
 }

@@ -260,7 +260,7 @@ impl Forward for Cluster {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -59,7 +59,6 @@ pub(super) struct Ctl {
     shared: AtomicBool,
 }
 
-#[cfg(not(all(test, loom)))]
 const _: () = assert!(size_of::<Ctl>() == 64, "one line a frame");
 
 /// A frame's latch, and what else is known about it.
@@ -361,7 +360,7 @@ impl Frames {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::node::{Head, KeyFormat, LayoutOptions, ValueFormat};

@@ -427,7 +427,7 @@ pub(super) async fn change_map_now<E: Endpoint>(
     Ok(new)
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::node::{LayoutOptions, ValueFormat};

@@ -82,9 +82,8 @@ impl Latch {
             self.0.compare_exchange(version.0, version.0 | X, Ordering::SeqCst, Ordering::Relaxed);
         // The words' stores must not come before X is seen. What a reader announced before it found the
         // latch quiet must be seen by the loads that follow: there, announcement and look at the latch
-        // are both SeqCst, as here this exchange and the look for announcements are. Loom takes
-        // SeqCst accesses for weaker ones, so for it there is a fence.
-        fence(if cfg!(loom) { Ordering::SeqCst } else { Ordering::Release });
+        // are both SeqCst, as here this exchange and the look for announcements are.
+        fence(Ordering::Release);
         taken.is_ok()
     }
 
@@ -184,131 +183,5 @@ mod tests {
             assert!(seen.iter().all(|version| !latch.validate(*version)));
             assert!(!latch.try_x(version) && !latch.try_sx(version), "dead");
         }
-    }
-}
-
-#[cfg(all(test, loom))]
-mod loom_tests {
-    use std::sync::Arc;
-
-    use loom::sync::atomic::AtomicU64;
-    use loom::thread;
-
-    use super::*;
-
-    /// Two words under a latch, always equal but while they are written.
-    struct Pair {
-        latch: Latch,
-        words: [AtomicU64; 2],
-    }
-
-    impl Pair {
-        fn new(latch: Latch) -> Arc<Self> {
-            Arc::new(Pair { latch, words: [AtomicU64::new(0), AtomicU64::new(0)] })
-        }
-
-        fn read(&self) -> Option<u64> {
-            let version = self.latch.sample()?;
-            let words = [0, 1].map(|at: usize| self.words[at].load(Ordering::Relaxed));
-            if !self.latch.validate(version) {
-                return None;
-            }
-            assert_eq!(words[0], words[1], "a validated read is of one moment");
-            Some(words[0])
-        }
-
-        fn write(&self, value: u64) {
-            for word in &self.words {
-                word.store(value, Ordering::Relaxed);
-            }
-        }
-    }
-
-    #[test]
-    fn loom_validated_reads_are_of_one_moment() {
-        loom::model(|| {
-            let pair = Pair::new(Latch::new());
-            let writer = {
-                let pair = Arc::clone(&pair);
-                thread::spawn(move || {
-                    let version = pair.latch.sample().expect("nobody else writes");
-                    assert!(pair.latch.try_x(version));
-                    pair.write(1);
-                    pair.latch.release_x();
-                })
-            };
-            let _ = pair.read();
-            writer.join().expect("writer");
-            assert_eq!(pair.read(), Some(1));
-        });
-    }
-
-    #[test]
-    fn loom_readers_of_a_recycled_frame_notice() {
-        loom::model(|| {
-            let pair = Pair::new(Latch::new());
-            let owner = {
-                let pair = Arc::clone(&pair);
-                thread::spawn(move || {
-                    let version = pair.latch.sample().expect("nobody else writes");
-                    assert!(pair.latch.try_x(version));
-                    pair.latch.x_to_dead();
-                    pair.latch.begin_filling();
-                    pair.write(7);
-                    pair.latch.revive();
-                })
-            };
-            let _ = pair.read();
-            owner.join().expect("owner");
-            assert_eq!(pair.read(), Some(7));
-        });
-    }
-
-    #[test]
-    fn loom_one_writer_at_a_time() {
-        loom::model(|| {
-            let pair = Pair::new(Latch::new());
-            let add = |pair: &Pair, via_sx: bool| {
-                let Some(version) = pair.latch.sample() else { return 0 };
-                if via_sx {
-                    if !pair.latch.try_sx(version) {
-                        return 0;
-                    }
-                    pair.latch.sx_to_x();
-                } else if !pair.latch.try_x(version) {
-                    return 0;
-                }
-                pair.write(pair.words[0].load(Ordering::Relaxed) + 1);
-                pair.latch.release_x();
-                1
-            };
-            let other = {
-                let pair = Arc::clone(&pair);
-                thread::spawn(move || add(&pair, true))
-            };
-            let mine = add(&pair, false);
-            let both = mine + other.join().expect("other");
-            assert!(both >= 1);
-            assert_eq!(pair.read(), Some(both));
-        });
-    }
-
-    /// A reader that announces itself (a pin) and then finds the latch quiet, and a writer that takes
-    /// the latch and then looks for announcements, never miss each other.
-    #[test]
-    fn loom_a_pin_and_a_writer_do_not_miss_each_other() {
-        loom::model(|| {
-            let latch = Arc::new(Latch::new());
-            let pins = Arc::new(AtomicU64::new(0));
-            let version = latch.sample().expect("alive");
-            let writer = {
-                let (latch, pins) = (Arc::clone(&latch), Arc::clone(&pins));
-                thread::spawn(move || latch.try_x(version) && pins.load(Ordering::SeqCst) == 0)
-            };
-            pins.fetch_add(1, Ordering::SeqCst);
-            let pinned = latch.is_quiet_at(version);
-            let alone = writer.join().expect("writer");
-            assert!(!(pinned && alone), "both believe that they are alone");
-        });
     }
 }

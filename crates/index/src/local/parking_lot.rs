@@ -190,32 +190,3 @@ mod tests {
         assert_eq!(lot.waiting(), 0);
     }
 }
-
-#[cfg(all(test, loom))]
-mod loom_tests {
-    use std::sync::Arc;
-
-    use loom::thread;
-
-    use super::*;
-
-    #[test]
-    fn loom_no_wake_up_is_lost() {
-        loom::model(|| {
-            let lot = Arc::new(ParkingLot::new(1));
-            let over = Arc::new(AtomicUsize::new(0));
-            let other = {
-                let (lot, over) = (Arc::clone(&lot), Arc::clone(&over));
-                thread::spawn(move || {
-                    over.store(1, Ordering::Release);
-                    lot.unpark(9);
-                })
-            };
-            let seen = Arc::clone(&over);
-            // Loom reports a deadlock if the waker is never called.
-            loom::future::block_on(lot.park(9, move || seen.load(Ordering::Acquire) == 1));
-            other.join().expect("other");
-            assert_eq!(lot.waiting(), 0);
-        });
-    }
-}

@@ -28,7 +28,7 @@ mod client;
 mod handler;
 mod mark;
 mod model;
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests;
 mod wire;
 

@@ -334,7 +334,7 @@ fn u16_at(bytes: &[u8], at: usize) -> u16 {
     byte(at) | byte(at + 1) << 8
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -1,0 +1,476 @@
+//! Every interleaving of what threads of one compute server share in the engine `dex`: latches, lists
+//! of frames, the mapping table, waiting. See the crate's page.
+#![allow(clippy::unwrap_used)]
+#![allow(clippy::arc_with_non_send_sync, reason = "loom has one thread and checks who shares")]
+
+/// What the modelled modules take for the standard library's.
+mod sync {
+    use std::ops::DerefMut;
+
+    pub(crate) use loom::sync::Mutex;
+    pub(crate) use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+
+    pub(crate) fn lock<T>(mutex: &Mutex<T>) -> impl DerefMut<Target = T> + '_ {
+        mutex.lock().unwrap()
+    }
+}
+
+#[allow(dead_code, reason = "the index uses all of it")]
+#[path = "../../index/src/dex/cooling_map.rs"]
+mod cooling_map;
+#[allow(dead_code, reason = "the index uses all of it")]
+#[path = "../../index/src/dex/cooling_queue.rs"]
+mod cooling_queue;
+#[allow(dead_code, reason = "the index uses all of it")]
+#[path = "../../index/src/dex/free_frames.rs"]
+mod free_frames;
+#[allow(dead_code, reason = "the index uses all of it")]
+#[path = "../../index/src/local/latch.rs"]
+mod latch;
+#[allow(dead_code, reason = "the index uses all of it")]
+#[path = "../../index/src/dex/mapping_table.rs"]
+mod mapping_table;
+#[allow(dead_code, reason = "the index uses all of it")]
+#[path = "../../index/src/local/parking_lot.rs"]
+mod parking_lot;
+
+use std::sync::Arc;
+
+use cooling_map::CoolingMap;
+use free_frames::FreeFrames;
+use latch::Latch;
+use loom::cell::UnsafeCell;
+use loom::sync::Mutex;
+use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use loom::thread;
+use mapping_table::{Entry, MappingTable};
+use parking_lot::ParkingLot;
+
+/// An address that is worked on.
+const ADDR: u64 = 64;
+/// A reader of an `OffS` mark, in both halves of its number.
+const READER: u32 = 1 | 1 << 16;
+
+/// Two words under a latch, always equal but while they are written.
+struct Pair {
+    latch: Latch,
+    words: [AtomicU64; 2],
+}
+
+impl Pair {
+    fn new(latch: Latch) -> Arc<Self> {
+        Arc::new(Pair { latch, words: [AtomicU64::new(0), AtomicU64::new(0)] })
+    }
+
+    fn read(&self) -> Option<u64> {
+        let version = self.latch.sample()?;
+        let words = [0, 1].map(|at: usize| self.words[at].load(Ordering::Relaxed));
+        if !self.latch.validate(version) {
+            return None;
+        }
+        assert_eq!(words[0], words[1], "a validated read is of one moment");
+        Some(words[0])
+    }
+
+    fn write(&self, value: u64) {
+        for word in &self.words {
+            word.store(value, Ordering::Relaxed);
+        }
+    }
+}
+
+/// INV-LATCH-1: by a writer that takes X at once, and by one that takes SX first.
+#[test]
+fn validated_reads_are_of_one_moment() {
+    for via_sx in [false, true] {
+        loom::model(move || {
+            let pair = Pair::new(Latch::new());
+            let writer = {
+                let pair = Arc::clone(&pair);
+                thread::spawn(move || {
+                    let version = pair.latch.sample().unwrap();
+                    if via_sx {
+                        assert!(pair.latch.try_sx(version));
+                        pair.latch.sx_to_x();
+                    } else {
+                        assert!(pair.latch.try_x(version));
+                    }
+                    pair.write(1);
+                    pair.latch.release_x();
+                })
+            };
+            let _ = pair.read();
+            writer.join().unwrap();
+            assert_eq!(pair.read(), Some(1));
+        });
+    }
+}
+
+/// INV-LATCH-2.
+#[test]
+fn readers_of_a_recycled_frame_notice() {
+    loom::model(|| {
+        let pair = Pair::new(Latch::new());
+        let owner = {
+            let pair = Arc::clone(&pair);
+            thread::spawn(move || {
+                let version = pair.latch.sample().unwrap();
+                assert!(pair.latch.try_x(version));
+                pair.latch.x_to_dead();
+                pair.latch.begin_filling();
+                pair.write(7);
+                pair.latch.revive();
+            })
+        };
+        let _ = pair.read();
+        owner.join().unwrap();
+        assert_eq!(pair.read(), Some(7));
+    });
+}
+
+/// The same where one thread evicts and another, to which a list of free frames hands the frame, fills it.
+#[test]
+fn readers_of_a_frame_that_another_fills_notice() {
+    loom::model(|| {
+        let pair = Pair::new(Latch::new());
+        let free = Arc::new(Mutex::new(false));
+        let evicts = {
+            let (pair, free) = (Arc::clone(&pair), Arc::clone(&free));
+            thread::spawn(move || {
+                let version = pair.latch.sample().unwrap();
+                assert!(pair.latch.try_x(version));
+                pair.latch.x_to_dead();
+                *free.lock().unwrap() = true;
+            })
+        };
+        let fills = {
+            let (pair, free) = (Arc::clone(&pair), Arc::clone(&free));
+            thread::spawn(move || {
+                if std::mem::take(&mut *free.lock().unwrap()) {
+                    pair.latch.begin_filling();
+                    pair.write(7);
+                    pair.latch.revive();
+                }
+            })
+        };
+        let _ = pair.read();
+        evicts.join().unwrap();
+        fills.join().unwrap();
+        let filled = !*free.lock().unwrap();
+        assert_eq!(pair.read(), filled.then_some(7));
+    });
+}
+
+#[test]
+fn one_writer_at_a_time() {
+    loom::model(|| {
+        let pair = Pair::new(Latch::new());
+        let add = |pair: &Pair, via_sx: bool| {
+            let Some(version) = pair.latch.sample() else { return 0 };
+            if via_sx {
+                if !pair.latch.try_sx(version) {
+                    return 0;
+                }
+                pair.latch.sx_to_x();
+            } else if !pair.latch.try_x(version) {
+                return 0;
+            }
+            pair.write(pair.words[0].load(Ordering::Relaxed) + 1);
+            pair.latch.release_x();
+            1
+        };
+        let other = {
+            let pair = Arc::clone(&pair);
+            thread::spawn(move || add(&pair, true))
+        };
+        let mine = add(&pair, false);
+        let both = mine + other.join().unwrap();
+        assert!(both >= 1);
+        assert_eq!(pair.read(), Some(both));
+    });
+}
+
+#[test]
+fn no_wake_up_is_lost() {
+    loom::model(|| {
+        let lot = Arc::new(ParkingLot::new(1));
+        let over = Arc::new(AtomicUsize::new(0));
+        let other = {
+            let (lot, over) = (Arc::clone(&lot), Arc::clone(&over));
+            thread::spawn(move || {
+                over.store(1, Ordering::Release);
+                lot.unpark(9);
+            })
+        };
+        let seen = Arc::clone(&over);
+        // Loom reports a deadlock if the waker is never called.
+        loom::future::block_on(lot.park(9, move || seen.load(Ordering::Acquire) == 1));
+        other.join().unwrap();
+        assert_eq!(lot.waiting(), 0);
+    });
+}
+
+/// INV-DEX-COOL-1, of the buckets and of the single queue.
+#[test]
+fn promotion_and_eviction_do_not_both_get_a_frame() {
+    for single_queue in [false, true] {
+        loom::model(move || {
+            let map = Arc::new(CoolingMap::new(8, 0.1, single_queue));
+            assert_eq!(map.insert(ADDR, 3), None);
+            let evict = {
+                let map = Arc::clone(&map);
+                thread::spawn(move || map.take_oldest(0).is_some())
+            };
+            let promoted = map.remove(ADDR, 3);
+            assert!(promoted ^ evict.join().unwrap(), "exactly one");
+        });
+    }
+}
+
+/// INV-DEX-FREE-1: of two workers one gets the last frame that was never used, and what one of them
+/// gives back comes out once.
+#[test]
+fn a_free_frame_comes_out_once() {
+    let mut model = loom::model::Builder::new();
+    // A worker in vain looks into all 64 lists.
+    model.preemption_bound = Some(2);
+    model.check(|| {
+        let free = Arc::new(FreeFrames::new(1));
+        let other = {
+            let free = Arc::clone(&free);
+            thread::spawn(move || {
+                let got = free.pop(1);
+                got.inspect(|&frame| free.push(1, frame)).is_some()
+            })
+        };
+        let mine = free.pop(2);
+        let gave_back = other.join().unwrap();
+        assert!(mine.is_some() || gave_back, "one of them gets it");
+        assert_eq!(free.pop(3).is_some(), mine.is_none(), "it is in one place");
+        assert_eq!(free.pop(3), None);
+    });
+}
+
+/// What a mark gives the right to work on; loom sees who does so beside another.
+struct Node {
+    map: MappingTable,
+    lot: ParkingLot,
+    remote: UnsafeCell<()>,
+    frame: UnsafeCell<()>,
+}
+
+impl Node {
+    fn new() -> Arc<Self> {
+        Arc::new(Node {
+            map: MappingTable::new(4),
+            lot: ParkingLot::new(1),
+            remote: UnsafeCell::new(()),
+            frame: UnsafeCell::new(()),
+        })
+    }
+
+    /// As `Cache::wait_for_node`.
+    fn wait(&self) {
+        let is_over = || matches!(self.map.get(ADDR), None | Some(Entry::Resident(_)));
+        loom::future::block_on(self.lot.park(ADDR, is_over));
+    }
+
+    /// Ends a mark that its holder has alone.
+    fn end(&self, mark: Entry, to: Option<Entry>) {
+        assert!(self.map.exchange(ADDR, Some(mark), to), "INV-DEX-MAP-2");
+        self.lot.unpark(ADDR);
+    }
+
+    /// As a miss that is kept: reads the node into its frame, or waits until that is there. Whether
+    /// it was this one that read it.
+    fn load(&self) -> bool {
+        loop {
+            match self.map.claim(ADDR, Entry::Io) {
+                Ok(()) => {
+                    self.remote.with(|_| ());
+                    self.frame.with_mut(|_| ());
+                    self.end(Entry::Io, Some(Entry::Resident(5)));
+                    return true;
+                }
+                Err(Entry::Resident(frame)) => {
+                    assert_eq!(frame, 5);
+                    self.frame.with(|_| ());
+                    return false;
+                }
+                Err(_) => self.wait(),
+            }
+        }
+    }
+
+    /// As a change at a memory server, or a streamed one: alone with what is remote.
+    fn change(&self, mark: Entry) -> bool {
+        loop {
+            match self.map.claim(ADDR, mark) {
+                Ok(()) => {
+                    self.remote.with_mut(|_| ());
+                    self.end(mark, None);
+                    return true;
+                }
+                Err(Entry::Resident(_)) => return false,
+                Err(_) => self.wait(),
+            }
+        }
+    }
+
+    /// As gets at a memory server: the first one marks, others join, the last one takes the mark away.
+    fn get_there(&self) -> bool {
+        loop {
+            let joined = match self.map.claim(ADDR, Entry::OffS(READER)) {
+                Ok(()) => true,
+                Err(Entry::OffS(count)) => {
+                    let to = Entry::OffS(count + READER);
+                    self.map.exchange(ADDR, Some(Entry::OffS(count)), Some(to))
+                }
+                Err(Entry::Resident(_)) => return false,
+                Err(_) => false,
+            };
+            if joined {
+                break;
+            }
+            self.wait();
+        }
+        self.remote.with(|_| ());
+        loop {
+            let Some(Entry::OffS(count)) = self.map.get(ADDR) else { panic!("INV-DEX-MAP-2") };
+            let left = (count & 0xffff > 1).then(|| Entry::OffS(count - 1));
+            if self.map.exchange(ADDR, Some(Entry::OffS(count)), left) {
+                break;
+            }
+        }
+        self.lot.unpark(ADDR);
+        true
+    }
+}
+
+/// INV-DEX-IO and INV-DEX-MAP-2: of two that miss a node one reads it, and both find it in its frame.
+#[test]
+fn one_of_two_reads_a_node() {
+    loom::model(|| {
+        let node = Node::new();
+        let other = {
+            let node = Arc::clone(&node);
+            thread::spawn(move || node.load())
+        };
+        let mine = node.load();
+        assert!(mine ^ other.join().unwrap(), "one READ");
+        assert_eq!(node.map.get(ADDR), Some(Entry::Resident(5)));
+    });
+}
+
+/// Who changes a node remotely, whether by a WRITE or by a memory server, is alone with it.
+#[test]
+fn a_change_excludes_a_miss_and_another_change() {
+    for marks in [[Entry::Io, Entry::OffX], [Entry::OffX, Entry::OffX]] {
+        loom::model(move || {
+            let node = Node::new();
+            let other = {
+                let node = Arc::clone(&node);
+                thread::spawn(move || node.change(marks[0]))
+            };
+            assert!(node.change(marks[1]) && other.join().unwrap());
+            assert_eq!(node.map.get(ADDR), None);
+        });
+    }
+    loom::model(|| {
+        let node = Node::new();
+        let other = {
+            let node = Arc::clone(&node);
+            thread::spawn(move || node.change(Entry::OffX))
+        };
+        assert!(node.load(), "nobody else does");
+        other.join().unwrap();
+        assert_eq!(node.map.get(ADDR), Some(Entry::Resident(5)));
+    });
+}
+
+/// INV-DEX-OFF-4: gets at a memory server share a mark, which goes with the last of them; a change
+/// waits for that.
+#[test]
+fn gets_share_a_mark_that_changes_wait_for() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let node = Node::new();
+        let gets = [0, 1].map(|_| {
+            let node = Arc::clone(&node);
+            thread::spawn(move || node.get_there())
+        });
+        assert!(node.change(Entry::OffX));
+        assert!(gets.into_iter().all(|get| get.join().unwrap()));
+        assert_eq!(node.map.get(ADDR), None, "the mark is gone");
+    });
+}
+
+/// INV-DEX-MAP-1: who finds a node Resident in a Cooling frame and takes that out of its bucket finds the
+/// node in it, though another evicts it meanwhile, fills the frame with another node and lets that cool.
+#[test]
+fn a_promoted_frame_holds_the_node() {
+    const OTHER: u64 = 128;
+    loom::model(|| {
+        let map = Arc::new(MappingTable::new(4));
+        let cooling = Arc::new(CoolingMap::new(8, 0.1, false));
+        // What frame 5 holds.
+        let holds = Arc::new(AtomicU64::new(ADDR));
+        assert_eq!(map.claim(ADDR, Entry::Resident(5)), Ok(()));
+        assert_eq!(cooling.insert(ADDR, 5), None);
+        let evicts = {
+            let (map, cooling, holds) =
+                (Arc::clone(&map), Arc::clone(&cooling), Arc::clone(&holds));
+            thread::spawn(move || {
+                let Some(frame) = cooling.take_oldest(0) else { return false };
+                assert!(map.exchange(ADDR, Some(Entry::Resident(frame)), None), "INV-DEX-MAP-1");
+                assert_eq!(map.claim(OTHER, Entry::Io), Ok(()));
+                holds.store(OTHER, Ordering::Relaxed);
+                assert!(map.exchange(OTHER, Some(Entry::Io), Some(Entry::Resident(frame))));
+                assert_eq!(cooling.insert(OTHER, frame), None);
+                true
+            })
+        };
+        let mut promoted = false;
+        if let Some(entry) = map.get(ADDR) {
+            assert_eq!(entry, Entry::Resident(5));
+            promoted = cooling.remove(ADDR, 5);
+        }
+        if promoted {
+            assert_eq!(holds.load(Ordering::Relaxed), ADDR);
+        }
+        assert!(promoted ^ evicts.join().unwrap());
+        let now = if promoted { ADDR } else { OTHER };
+        assert_eq!(map.entries(), [(now, Entry::Resident(5))]);
+    });
+}
+
+/// Entries that share a stripe are found while others come and go beside them, move into gaps, and the
+/// stripe grows.
+#[test]
+fn an_entry_stays_while_its_stripe_moves() {
+    const FEW: u64 = 8;
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let map = Arc::new(MappingTable::new(4));
+        for node in 1..FEW - 1 {
+            assert_eq!(map.claim(node * ADDR, Entry::Resident(node as u32)), Ok(()));
+        }
+        let other = {
+            let map = Arc::clone(&map);
+            thread::spawn(move || {
+                assert_eq!(map.claim(FEW * ADDR, Entry::Io), Ok(()), "the stripe grows");
+                assert!(map.exchange(ADDR, Some(Entry::Resident(1)), None), "a gap is closed");
+                assert!(map.exchange(FEW * ADDR, Some(Entry::Io), None));
+            })
+        };
+        for node in 2..4 {
+            assert_eq!(map.get(node * ADDR), Some(Entry::Resident(node as u32)));
+        }
+        assert!(map.exchange(2 * ADDR, Some(Entry::Resident(2)), None));
+        other.join().unwrap();
+        assert_eq!((map.get(ADDR), map.get(2 * ADDR), map.get(FEW * ADDR)), (None, None, None));
+        assert_eq!(map.entries().len() as u64, FEW - 4);
+    });
+}
