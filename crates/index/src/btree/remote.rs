@@ -405,6 +405,16 @@ impl<'a> Passage<'a> {
         (next, self.range.reverse)
     }
 
+    /// Pairs that are still wanted.
+    pub(crate) fn wanted(&self, out: &Entries) -> usize {
+        self.end.saturating_sub(out.len())
+    }
+
+    /// Whether the range ends before the leaf behind this fence.
+    pub(crate) fn ends_before(&self, fence: &[u8]) -> bool {
+        is_past(&self.range, fence)
+    }
+
     /// Takes the leaf's pairs; whether there is more to come.
     pub(crate) async fn pass<E: Endpoint>(
         &mut self,

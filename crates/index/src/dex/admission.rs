@@ -13,8 +13,10 @@ use std::sync::Arc;
 use farleaf_fabric::{Buf, Endpoint, GlobalAddr};
 use farleaf_pool::Session;
 
+use super::eviction::InHand;
 use super::frames::{State, TOP};
 use super::mapping_table::Entry;
+use super::stats::Cause;
 use super::walk::Unfinished;
 use super::{Cache, Fail};
 use crate::IndexError;
@@ -40,6 +42,8 @@ pub(super) struct Claim {
     /// The range that the parent gives it.
     low: Option<Vec<u8>>,
     high: Option<Vec<u8>>,
+    /// What it is read for.
+    pub(super) cause: Cause,
     pub(super) armed: bool,
 }
 
@@ -77,7 +81,8 @@ impl Claim {
         // being given away: the parent is pinned, and becomes shared before it.
         let shared = shared_parent && cache.crosses_bounds(low.as_deref(), high.as_deref());
         let cache = Arc::clone(cache);
-        Some(Claim { cache, addr, parent, level, shared, shared_parent, low, high, armed: true })
+        let (cause, armed) = (Cause::Descent, true);
+        Some(Claim { cache, addr, parent, level, shared, shared_parent, low, high, cause, armed })
     }
 
     /// The node.
@@ -199,6 +204,12 @@ impl Cache {
                 return Err(Fail::Restart);
             }
         };
+        self.keep(claim, frame, &image, session.id());
+        Ok(())
+    }
+
+    /// Puts a claimed node that was read and is in order into a frame.
+    pub(super) fn keep(&self, claim: Claim, frame: InHand, image: &Buf, worker: u32) {
         let count = match claim.level {
             0 => &self.stats.leaves_admitted,
             _ => &self.stats.inner_admitted,
@@ -208,8 +219,7 @@ impl Cache {
         let frame = frame.take();
         self.frames.fill(frame, image.words(), claim.addr, claim.level, node.version());
         self.frames.ctl(frame).set_shared(claim.shared_parent && self.is_shared(&node));
-        claim.settle(frame, session.id());
-        Ok(())
+        claim.settle(frame, worker);
     }
 
     /// Reads a claimed node and looks how it fits (R-ARRIVE); what is unfinished there, if anything.
@@ -222,6 +232,7 @@ impl Cache {
             let addr = self.frames.ctl(claim.parent).addr_word();
             Heal::Stale { frame: claim.parent, addr, unfinished }
         };
+        self.stats.note_read(claim.cause, claim.level, claim.shared);
         let image = if claim.shared {
             self.remote.read_shared(session, claim.addr(), claim.level).await?
         } else {
@@ -267,7 +278,10 @@ impl Cache {
         level: u8,
     ) -> Result<Buf, IndexError> {
         let steady = session.steady();
-        for _ in 0..READS_MAX {
+        for attempt in 0..READS_MAX {
+            if attempt > 0 {
+                self.stats.reads_again.add();
+            }
             let image = steady.read(addr, steady.buf(self.layout().node_bytes())).await?;
             let node = Node::new(self.layout(), image.words());
             let dead = node.kind() == Kind::Dead && node.self_addr() == addr.word();
@@ -428,6 +442,7 @@ impl Cache {
         let Some(frame) = self.frame(session).await? else { return Err(Fail::NoFrame) };
         let (addr, level) = self.remote.read_root(session).await?;
         let map = self.view();
+        self.stats.reads_root.add();
         let image = match map {
             None => self.read_node(session, addr, level).await?,
             Some(_) => match self.remote.read_shared(session, addr, level).await? {

@@ -160,6 +160,7 @@ impl Cache {
             Some(frame) => self.frames.node(self.layout(), frame).high_fence(&mut fence),
             None => {
                 let left = self.remote.pointer(left, self.frames.addr(spot.frame))?;
+                self.stats.reads_heal.add();
                 let image = self.read_node(session, left, level - 1).await?;
                 Node::new(self.layout(), image.words()).high_fence(&mut fence)
             }

@@ -19,7 +19,7 @@
 //! | `admission` | misses: read, keep or stream; the root |
 //! | `eviction` | sampling, write-back, cooling |
 //! | `frames`, `mapping_table`, `cooling_map` (`cooling_queue`), `free_frames` | what the threads share |
-//! | `ops`, `scan`, `bulk` | operations |
+//! | `ops`, `scan` (`prefetch`), `bulk` | operations |
 //! | `split`, `merge`, `heal` | changes of the tree's shape, and what a crash left of them |
 //! | `partitions`, `member`, `gate`, `shared` | several compute servers: who owns what, joining and taking over, who may work on which keys now, inner nodes that cross bounds |
 //! | `forward`, `cluster` | operations on others' keys, and their way between compute servers of one process |
@@ -55,6 +55,7 @@ pub mod offload;
 mod ops;
 mod partitions;
 mod placement;
+mod prefetch;
 mod recover;
 mod repartition;
 mod ring;
@@ -65,7 +66,7 @@ mod stats;
 mod verify;
 mod walk;
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use farleaf_fabric::{Endpoint, GlobalAddr, OpError, OpKind};
@@ -93,7 +94,7 @@ pub use repartition::{
     Balance, BalanceOptions, Balancer, Decision, MoveError, MoveOptions, PartLoad,
 };
 pub use stats::DexStats;
-use stats::Stats;
+use stats::{Cause, Stats};
 use walk::{Seek, Spot, Walk};
 
 /// Fewest frames of a cache.
@@ -127,6 +128,9 @@ pub struct DexOptions {
     pub sample_count: u32,
     /// Cooling buckets that are looked into before that.
     pub probe_buckets: usize,
+    /// Leaves that are not cached and that a scan reads, if it is likely to want them, in the same round trip
+    /// with one that it has missed; 0 reads each by itself. At most 64.
+    pub scan_prefetch: usize,
     /// Probability that a leaf is kept when it is read, once the cache is full. Inner nodes always are.
     pub admit_leaf: f64,
     /// A node below this share is merged with a neighbour if the sum is at most `merge_sum`.
@@ -163,6 +167,7 @@ impl Default for DexOptions {
             single_queue: false,
             sample_count: 2,
             probe_buckets: 8,
+            scan_prefetch: 8,
             admit_leaf: 0.1,
             merge_low: 0.25,
             merge_sum: 0.75,
@@ -202,6 +207,8 @@ struct Cache {
     stats: Stats,
     log: Log,
     offloads: Offloads,
+    /// Entries of a leaf as the last scan found them; 0 before the first. A hint.
+    leaf_entries: AtomicUsize,
     ownership: AtomicU8,
     /// Why nothing works any more.
     broken: Mutex<String>,
@@ -267,6 +274,10 @@ struct Restarts {
     no_frame: bool,
     /// What may be offloaded.
     wish: Option<Wish>,
+    /// A leaf that is missed is the caller's to read, whether it is to be kept or not.
+    ahead: bool,
+    /// What it reads nodes for.
+    cause: Cause,
 }
 
 impl Restarts {
@@ -275,9 +286,20 @@ impl Restarts {
         Restarts { wish, ..Restarts::default() }
     }
 
+    /// Of a scan, which reads ahead or does not.
+    fn scanning(ahead: bool) -> Self {
+        Restarts { ahead, cause: Cause::Scan, ..Restarts::default() }
+    }
+
     /// Nothing of it is offloaded any more (`INV-DEX-OFF-6`).
     fn fetch(&mut self) {
         self.wish = None;
+    }
+
+    /// As [`Restarts::fetch`], as it was told by a memory server, or could not be asked.
+    fn fall_back(&mut self) {
+        self.fetch();
+        self.cause = Cause::Fallback;
     }
 
     /// The leaf must be cached for what comes next.
@@ -425,6 +447,7 @@ impl Dex {
             lot: ParkingLot::new(64),
             stats: Stats::default(),
             offloads: Offloads::default(),
+            leaf_entries: AtomicUsize::new(0),
             ownership: AtomicU8::new(UNOWNED),
             broken: Mutex::default(),
             remote: Remote::open(meta, layout, remote_options),
@@ -611,14 +634,15 @@ impl Cache {
             let failed = match self.walk(seek, level) {
                 Walk::At(spot) => return Ok(Found::Spot(spot)),
                 Walk::TooLow => return Ok(Found::TooLow),
-                Walk::Miss(claim) => {
+                Walk::Miss(mut claim) => {
+                    claim.cause = restarts.cause;
                     if let Some(wish) = restarts.wish
                         && self.offloads(session, &claim)
                     {
                         return Ok(Found::Offload(Off::of(claim, wish == Wish::Read)));
                     }
                     let streams = claim.level == 0 && may_stream && !restarts.keep;
-                    if streams && (restarts.no_frame || !self.admits(session)) {
+                    if streams && (restarts.ahead || restarts.no_frame || !self.admits(session)) {
                         return Ok(Found::Missing(claim));
                     }
                     self.load(session, claim).await

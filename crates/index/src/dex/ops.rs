@@ -221,7 +221,7 @@ impl Cache {
                     if let Some(has) = self.get_offloaded(session, off, key, value).await? {
                         return Ok(has);
                     }
-                    restarts.fetch();
+                    restarts.fall_back();
                 }
                 Found::Spot(spot) => {
                     let Some(stored) = self.value_in(spot, key, value) else {
@@ -320,7 +320,7 @@ impl Cache {
                         Some((outcome, true)) => Ok(Attempt::Changed(outcome, false)),
                         Some((outcome, false)) => Ok(Attempt::Left(outcome)),
                         None => {
-                            restarts.fetch();
+                            restarts.fall_back();
                             continue;
                         }
                     }
@@ -461,6 +461,7 @@ impl Cache {
                 let version = cache.log.version(0, ctl.version());
                 let image = cache.make_remote(image, version);
                 let addr = cache.frames.addr(frame);
+                cache.stats.written_through.add();
                 if let Err(error) = cache.write_page(&session, addr, &image, 8).await {
                     return Err(IndexError::OutcomeUnknown(error.to_string()).into());
                 }
@@ -568,6 +569,7 @@ impl Cache {
             }
             None => None,
         };
+        self.stats.written_streamed.add();
         if let Err(error) = self.write_page(session, claim.addr(), &image, 8).await {
             return Err(IndexError::OutcomeUnknown(error.to_string()).into());
         }

@@ -128,6 +128,7 @@ impl Cache {
         self.frames.copy(frame, cached.words_mut());
         let cached = self.make_remote(cached, ctl.version());
         let at = self.frames.addr(frame);
+        self.stats.reads_compared.add();
         let remote = self.remote.read_shared(session, at, ctl.level()).await?;
         // All but the lock word.
         Ok(remote.is_some_and(|remote| cached.words()[1..] == remote.words()[1..]))

@@ -20,6 +20,37 @@ impl Count {
     }
 }
 
+/// What a node is read for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Cause {
+    /// The way down of an operation on a key, or of a change of the tree's shape.
+    #[default]
+    Descent,
+    /// A scan.
+    Scan,
+    /// A scan, which will want it.
+    Prefetch,
+    /// An operation that a memory server was to do and did not.
+    Fallback,
+}
+
+impl Stats {
+    /// Counts a READ of a node that was missed.
+    pub(super) fn note_read(&self, cause: Cause, level: u8, shared: bool) {
+        let count = match (cause, level) {
+            _ if shared => &self.reads_shared,
+            (Cause::Descent, 0) => &self.reads_leaf,
+            (Cause::Descent, _) => &self.reads_inner,
+            (Cause::Scan, 0) => &self.reads_scan_leaf,
+            (Cause::Scan, _) => &self.reads_scan_inner,
+            (Cause::Prefetch, _) => &self.reads_prefetch,
+            (Cause::Fallback, 0) => &self.reads_fallback_leaf,
+            (Cause::Fallback, _) => &self.reads_fallback_inner,
+        };
+        count.add();
+    }
+}
+
 macro_rules! stats {
     ($($(#[$doc:meta])* $name:ident),+ $(,)?) => {
         /// Counts of what the cache of one compute server has done. Hits are not counted: they touch
@@ -48,6 +79,36 @@ macro_rules! stats {
 }
 
 stats! {
+    /// READs of the root, behind one of the root word.
+    reads_root,
+    /// READs of inner nodes on the way of an operation on a key, or of a change of the tree's shape.
+    reads_inner,
+    /// READs of leaves for the same.
+    reads_leaf,
+    /// READs of inner nodes on a scan's way.
+    reads_scan_inner,
+    /// READs of leaves that a scan missed.
+    reads_scan_leaf,
+    /// READs of leaves beside those, which the scan was likely to want.
+    reads_prefetch,
+    /// READs of inner nodes of operations that a memory server was to do and did not.
+    reads_fallback_inner,
+    /// READs of leaves for the same.
+    reads_fallback_leaf,
+    /// Nodes read that others may write, each counted once, however often it was torn.
+    reads_shared,
+    /// Copies of shared nodes that were compared with remote memory, counted in the same way.
+    reads_compared,
+    /// READs of a neighbour, to find out what a crash has left.
+    reads_heal,
+    /// READs again of a node that was not whole, or not what it must be.
+    reads_again,
+    /// Of the READs of a scan that read ahead, those whose leaf was not in order: read again when it comes.
+    reads_in_vain,
+    /// Leaves that are not kept, written because they were changed.
+    written_streamed,
+    /// Cached leaves written through, for a record's sake or for want of room in the log.
+    written_through,
     /// Inner nodes read into frames.
     inner_admitted,
     /// Leaves read into frames.

@@ -251,18 +251,25 @@ impl Cache {
             Some(Entry::Io | Entry::OffX) => Some(Walk::Wait(addr)),
             Some(Entry::OffS(_)) => Some(Walk::Readers { addr, parent, version, level: level - 1 }),
             None => {
-                let (mut low, mut high) = (Vec::new(), Vec::new());
-                let has_low = match index.checked_sub(1) {
-                    Some(before) => node.separator(before, &mut low),
-                    None => node.low_fence(&mut low),
-                };
-                let has_high = node.separator(index, &mut high) || node.high_fence(&mut high);
-                let low = has_low.then_some(low);
-                let high = has_high.then_some(high);
+                let (low, high) = Self::child_range(node, index);
                 let claim = Claim::take(self, addr, parent, version, level - 1, low, high);
                 Some(claim.map_or_else(busy, Walk::Miss))
             }
         }
+    }
+
+    /// The range that a node gives its child `index`.
+    pub(super) fn child_range<W: Word>(
+        node: &Node<'_, W>,
+        index: usize,
+    ) -> (Option<Vec<u8>>, Option<Vec<u8>>) {
+        let (mut low, mut high) = (Vec::new(), Vec::new());
+        let has_low = match index.checked_sub(1) {
+            Some(before) => node.separator(before, &mut low),
+            None => node.low_fence(&mut low),
+        };
+        let has_high = node.separator(index, &mut high) || node.high_fence(&mut high);
+        (has_low.then_some(low), has_high.then_some(high))
     }
 
     /// Second chance: swizzles a Cooling child again, under X of the parent. Fails if it is not in

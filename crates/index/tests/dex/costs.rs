@@ -52,6 +52,8 @@ async fn cold_and_warm<E: Endpoint>(session: Session<E>) {
     let cost = since(&session, &before);
     assert_eq!(verbs(cost), (2 + height, 0, 1), "{cost:?}");
     assert_eq!((cost.round_trips, cost.bytes_read), (2 + height, 32 + height * 1024));
+    let stats = index.stats();
+    assert_eq!((stats.reads_root, stats.reads_inner, stats.reads_leaf), (1, height - 2, 1));
 
     // A neighbour is a hit; a leaf under the same parent is one READ.
     let before = costs(&session);
@@ -192,6 +194,166 @@ async fn streams<E: Endpoint>(session: Session<E>) {
 fn a_leaf_that_is_not_kept_is_read_and_written_each_time() {
     World::default().on_mapped(streams);
     World::default().on_sim(streams);
+}
+
+/// Whatever was read is in one of the counters by cause, but for the words that say whose the table is and
+/// where its root.
+async fn reads_by_cause<E: Endpoint>(session: Session<E>) {
+    let (made, _) = loaded(&session, 10_000).await;
+    let before = costs(&session);
+    let options = DexOptions { scan_prefetch: 4, ..volatile() };
+    let index = open(made, 60, options);
+    let mut rng = fastrand::Rng::with_seed(5);
+    let (mut value, mut out) = (Vec::new(), Entries::new());
+    for step in 0..4_000 {
+        let key = number(rng.u64(..20_000));
+        match step % 4 {
+            0 => drop(index.upsert(&session, &key, &key).await.expect("upsert")),
+            1 => drop(index.remove(&session, &key).await.expect("remove")),
+            2 => drop(index.get(&session, &key, &mut value).await.expect("get")),
+            _ => {
+                out.clear();
+                let from = std::ops::Bound::Included(&key[..]);
+                let range = ScanRange { from, reverse: step % 8 == 7, ..ScanRange::ALL };
+                index.scan(&session, range, 60, &mut out).await.expect("scan");
+            }
+        }
+    }
+    let stats = index.stats();
+    let cost = since(&session, &before);
+    let scans = stats.reads_scan_inner + stats.reads_scan_leaf + stats.reads_prefetch;
+    let others = stats.reads_root + stats.reads_inner + stats.reads_leaf;
+    assert_eq!(cost.reads, 2 + scans + others, "{stats:?}");
+    assert!(stats.reads_prefetch > 100 && stats.reads_scan_leaf > 100, "{stats:?}");
+    let none = [stats.reads_shared, stats.reads_compared, stats.reads_heal, stats.reads_again];
+    assert_eq!((none, stats.reads_in_vain), ([0; 4], 0));
+    assert_eq!((stats.reads_fallback_inner, stats.reads_fallback_leaf), (0, 0));
+    let leaves = stats.reads_scan_leaf + stats.reads_prefetch + stats.reads_leaf;
+    assert_eq!(leaves, stats.leaves_admitted + stats.leaves_streamed);
+    let new = 2 * stats.splits;
+    let written = stats.written_back + stats.written_streamed + new;
+    assert!(stats.written_streamed > 100, "{stats:?}");
+    assert!(cost.writes >= written && stats.written_through == 0, "{cost:?} {stats:?}");
+}
+
+#[test]
+fn every_read_has_its_cause() {
+    World::default().on_mapped(reads_by_cause);
+    World::default().on_sim(reads_by_cause);
+}
+
+/// A scan from `from` on, or down from there; what it has cost.
+async fn scan_cost<E: Endpoint>(
+    session: &Session<E>,
+    index: &Dex,
+    (from, reverse, limit): (Option<u64>, bool, usize),
+) -> (Cost, Vec<Vec<u8>>) {
+    let (mut out, key) = (Entries::new(), from.map(number));
+    let bound =
+        key.as_ref().map_or(std::ops::Bound::Unbounded, |key| std::ops::Bound::Included(&key[..]));
+    let range = match reverse {
+        true => ScanRange { to: bound, reverse, ..ScanRange::ALL },
+        false => ScanRange { from: bound, ..ScanRange::ALL },
+    };
+    let before = costs(session);
+    index.scan(session, range, limit, &mut out).await.expect("scan");
+    let cost = cost_since(session, &before, OpKind::Scan);
+    (cost, out.iter().map(|(key, _)| key.to_vec()).collect())
+}
+
+/// Leaves that are read ahead save their round trips, and are the same READs.
+async fn prefetching<E: Endpoint>(session: Session<E>) {
+    let (made, height) = loaded(&session, 10_000).await;
+    for reverse in [false, true] {
+        let mut found = Vec::new();
+        for ahead in [0_u64, 2, 8] {
+            let options = DexOptions { scan_prefetch: ahead as usize, ..volatile() };
+            let index = open(made, 1_000, options);
+            let (cost, keys) = scan_cost(&session, &index, (None, reverse, usize::MAX)).await;
+            assert_eq!(keys.len(), 10_000);
+            found.push(keys);
+            let stats = index.stats();
+            let leaves = stats.reads_scan_leaf + stats.reads_prefetch;
+            assert_eq!(leaves, 239);
+            let inner = 1 + stats.reads_scan_inner;
+            assert_eq!((cost.reads, cost.cas, cost.writes), (2 + inner + leaves, 1, 0));
+            assert_eq!(cost.round_trips, 2 + inner + stats.reads_scan_leaf);
+            // Below each of the level-1 nodes, of 42 leaves each, a batch for each so many.
+            let batches = match ahead {
+                0 => 239,
+                2 => 5 * 14 + 10,
+                _ => 5 * 5 + 4,
+            };
+            assert_eq!(stats.reads_scan_leaf, batches, "{ahead} ahead");
+            index.close(&session).await.expect("close");
+
+            // What a leaf holds is known after the first scan.
+            let index = open(made, 1_000, options);
+            assert_eq!(index.get(&session, &number(0), &mut Vec::new()).await, Ok(true));
+            let far = if reverse { 2 * 42 * 20 } else { 2 * 42 * 10 };
+            let (cost, keys) = scan_cost(&session, &index, (Some(far), reverse, 400)).await;
+            assert_eq!(keys.len(), 400);
+            assert!((10..=12).contains(&cost.reads), "{cost:?}");
+            // 100 pairs from the end of a leaf on that is not cached, below a parent that is: 3 leaves.
+            let next = if reverse { 2 * (42 * 6 - 1) } else { 2 * 42 * 30 };
+            let (cost, keys) = scan_cost(&session, &index, (Some(next), reverse, 100)).await;
+            assert_eq!(keys.len(), 100);
+            let trips = if ahead == 0 { 3 } else { 1 };
+            assert_eq!((cost.reads, cost.round_trips), (3, trips), "{ahead} ahead, {reverse}");
+            let (cost, _) = scan_cost(&session, &index, (Some(next), reverse, 100)).await;
+            assert_eq!(cost, Cost::default(), "all of it is cached");
+            assert_eq!(index.stats().reads_in_vain, 0);
+            index.close(&session).await.expect("close");
+        }
+        assert!(found.iter().all(|keys| *keys == found[0]));
+    }
+    assert_eq!(height, 3);
+}
+
+#[test]
+fn leaves_read_ahead_save_round_trips() {
+    World::default().on_mapped(prefetching);
+    World::default().on_sim(prefetching);
+}
+
+/// Scans of 100 pairs from anywhere, in a cache of a tenth: READs, round trips, and virtual time.
+async fn scans_in_a_small_cache<E: Endpoint>(session: Session<E>) {
+    const SCANS: u64 = 1_000;
+    let (made, _) = loaded(&session, 20_000).await;
+    let mut rows = Vec::new();
+    for ahead in [0, 2, 4, 8] {
+        // 477 leaves and 13 inner nodes.
+        let index = open(made, 49, DexOptions { scan_prefetch: ahead, ..volatile() });
+        let mut rng = fastrand::Rng::with_seed(3);
+        let (mut total, mut begun) = (Cost::default(), 0);
+        for scan in 0..2 * SCANS {
+            if scan == SCANS {
+                (total, begun) = (Cost::default(), session.endpoint().now_ns());
+            }
+            let from = 2 * rng.u64(..19_900);
+            total += scan_cost(&session, &index, (Some(from), false, 100)).await.0;
+        }
+        let ns = session.endpoint().now_ns() - begun;
+        let each = |count: u64| count as f64 / SCANS as f64;
+        println!(
+            "{ahead} ahead: {:.2} READs, {:.2} round trips, {:.0} bytes, {} ns a scan",
+            each(total.reads),
+            each(total.round_trips),
+            each(total.bytes_read),
+            ns / SCANS
+        );
+        rows.push((each(total.reads), each(total.round_trips)));
+        index.close(&session).await.expect("close");
+    }
+    for (reads, trips) in &rows[1..] {
+        assert!(*reads < 1.1 * rows[0].0, "{rows:?}");
+        assert!(*trips < 0.6 * rows[0].1, "{rows:?}");
+    }
+}
+
+#[test]
+fn reading_ahead_halves_the_round_trips_of_short_scans() {
+    World::default().on_sim(scans_in_a_small_cache);
 }
 
 /// A cache that holds all but a few nodes misses about as often as it must.

@@ -18,14 +18,16 @@ pub async fn create<E: Endpoint>(
     (Dex::create(session, &layout).await.expect("create"), layout)
 }
 
-/// With one durability or the other, and a log that goes round quickly or does not.
+/// With one durability or the other, a log that goes round quickly or does not, and scans that read ahead
+/// or do not.
 pub fn some_durability(seed: u64, options: DexOptions) -> DexOptions {
     let (durability, log_bytes) = match seed % 3 {
         0 => (Durability::Volatile, options.log_bytes),
         1 => (Durability::Logged, options.log_bytes),
         _ => (Durability::Logged, 8 << 10),
     };
-    DexOptions { durability, log_bytes, ..options }
+    let scan_prefetch = [8, 0, 3][(seed / 3 % 3) as usize];
+    DexOptions { durability, log_bytes, scan_prefetch, ..options }
 }
 
 /// Its table with a cache of `frames` nodes.
