@@ -5,6 +5,7 @@ mod common;
 mod storm;
 mod tables;
 
+mod admission;
 mod cluster;
 mod concurrent;
 mod costs;

@@ -1,0 +1,81 @@
+//! Which leaves the engine `dex` keeps: what that costs in READs, with keys of which some are wanted much
+//! more than others.
+
+use crate::common::{Pairs, World, cost_since, costs};
+use crate::tables::{create, open};
+use farleaf_fabric::{Endpoint, OpKind};
+use farleaf_index::dex::{DexOptions, Durability};
+use farleaf_index::{Engine, Index, TableFormat};
+use farleaf_pool::Session;
+
+const KEYS: u64 = 40_000;
+const GETS: u64 = 60_000;
+
+/// Ranks by Zipf's law with exponent 0.99.
+struct Zipf(Vec<f64>);
+
+impl Zipf {
+    fn new() -> Self {
+        let mut sum = 0.0;
+        let step = |rank: u64| {
+            sum += 1.0 / (rank as f64).powf(0.99);
+            sum
+        };
+        Zipf((1..=KEYS).map(step).collect())
+    }
+
+    fn rank(&self, rng: &mut fastrand::Rng) -> u64 {
+        let all = self.0.last().copied().unwrap_or(1.0);
+        let at = rng.f64() * all;
+        self.0.partition_point(|sum| *sum < at) as u64
+    }
+}
+
+/// What is wanted most is another every so many gets, or never.
+async fn reads_each<E: Endpoint>(
+    session: &Session<E>,
+    zipf: &Zipf,
+    shift: Option<u64>,
+    admit_leaf: f64,
+) -> f64 {
+    let made = create(session, &TableFormat::fixed8(Engine::BTree)).await;
+    let durability = Durability::Volatile;
+    let options = DexOptions { durability, admit_leaf, ..DexOptions::default() };
+    // 953 leaves below 24 inner nodes: a tenth.
+    let index = open(made, 98, options);
+    let pairs: Vec<_> =
+        (0..KEYS).map(|key| (key.to_be_bytes().to_vec(), key.to_be_bytes().to_vec())).collect();
+    assert_eq!(index.bulk_load(session, &mut Pairs(pairs.iter())).await, Ok(KEYS));
+    let mut rng = fastrand::Rng::with_seed(11);
+    let (mut value, mut before) = (Vec::new(), costs(session));
+    for number in 0..2 * GETS {
+        if number == GETS {
+            before = costs(session);
+        }
+        let turned = shift.map_or(0, |every| number / every * 7_919);
+        let key = (zipf.rank(&mut rng) * 24_593 + turned) % KEYS;
+        assert_eq!(index.get(session, &key.to_be_bytes(), &mut value).await, Ok(true));
+    }
+    let reads = cost_since(session, &before, OpKind::Get).reads;
+    assert_eq!(index.check_cache(), Vec::<String>::new());
+    index.destroy(session).await.expect("destroy");
+    reads as f64 / GETS as f64
+}
+
+/// Keeping leaves seldom pays as long as the same keys are wanted, and keeping all where that changes;
+/// either is worth a few per cent.
+async fn seldom_or_always<E: Endpoint>(session: Session<E>) {
+    let zipf = Zipf::new();
+    for (name, shift) in [("the same keys", None), ("others every 2,000", Some(2_000))] {
+        let seldom = reads_each(&session, &zipf, shift, 0.1).await;
+        let always = reads_each(&session, &zipf, shift, 1.0).await;
+        println!("{name}: {seldom:.3} READs a get with 0.1, {always:.3} with 1");
+        let (better, other) = if shift.is_none() { (seldom, always) } else { (always, seldom) };
+        assert!(better < other && other < 1.05 * better, "{name}: {seldom} {always}");
+    }
+}
+
+#[test]
+fn how_often_leaves_are_kept_is_worth_a_few_per_cent() {
+    World::default().on_mapped(seldom_or_always);
+}
