@@ -205,17 +205,17 @@ impl Machine {
 
     /// An RPC has come: an idle thread takes it, or it waits for one.
     fn enqueue(&mut self, index: u32) {
-        let queue_max = self.rpc_queue_max;
+        let each_max = self.rpc_queue_max;
         let server = self.server_of(index, 0);
-        if server.idle == 0 {
-            if server.queue.len() >= queue_max && self.turned_away(index) {
-                return self.respond(index, 0);
-            }
-            self.server_of(index, 0).queue.push_back(index);
-        } else {
-            server.idle -= 1;
-            self.call(index);
+        if server.rpc_busy < server.rpc_threads {
+            server.rpc_busy += 1;
+            return self.call(index);
         }
+        let queue_max = each_max.saturating_mul(server.rpc_threads);
+        if server.queue.len() >= queue_max && self.turned_away(index) {
+            return self.respond(index, 0);
+        }
+        self.server_of(index, 0).queue.push_back(index);
     }
 
     /// The queue is full: whether the request's service answers it at once.
@@ -278,9 +278,22 @@ impl Machine {
     pub(super) fn handled(&mut self, index: u32) {
         self.respond(index, 0);
         let server = self.server_of(index, 0);
-        match server.queue.pop_front() {
-            Some(next) => self.call(next),
-            None => server.idle += 1,
+        server.rpc_busy -= 1;
+        if let Some(server) = self.slots[index].server(0) {
+            self.take_requests(server);
+        }
+    }
+
+    /// Threads of a server that have nothing to do take requests that wait.
+    pub(super) fn take_requests(&mut self, server: ServerId) {
+        loop {
+            let server = &mut self.servers[server.index()];
+            if server.rpc_busy >= server.rpc_threads {
+                return;
+            }
+            let Some(next) = server.queue.pop_front() else { return };
+            server.rpc_busy += 1;
+            self.call(next);
         }
     }
 

@@ -75,6 +75,22 @@ impl SimServer {
         self.inner.machine.borrow_mut().servers[self.server.index()].nic.slow(factor);
     }
 
+    /// Gives it `threads` threads for handlers from now on, in the place of
+    /// [`super::RpcConfig::threads`]. If those are fewer, the others end with what they are at.
+    ///
+    /// # Panics
+    /// If there are none.
+    pub fn set_rpc_threads(&self, threads: usize) {
+        assert!(threads > 0, "a server without threads for handlers");
+        let mut machine = self.inner.machine.borrow_mut();
+        let server = &mut machine.servers[self.server.index()];
+        server.rpc_threads = threads;
+        // A stopped one takes requests once it has ended what it is at.
+        if !server.health.stopped {
+            machine.take_requests(self.server);
+        }
+    }
+
     /// Stops it: nothing takes effect until [`SimServer::resume`]. Requests wait meanwhile;
     /// their clients get `Timeout` after [`super::AdversaryConfig::timeout_ns`]. Answers that have
     /// left arrive.

@@ -36,8 +36,10 @@ pub(super) struct MemoryServer {
     /// Lives and threads that have reconnected: nothing posted before these posts of theirs counts.
     pub reconnected: BTreeMap<(u32, u32), u64>,
     pub health: Health,
-    /// RPC threads without work.
-    pub idle: usize,
+    /// RPC threads, and how many of them are at a request: more than there are for a while, if some were
+    /// taken away.
+    pub rpc_threads: usize,
+    pub rpc_busy: usize,
     /// Requests that wait for one.
     pub queue: VecDeque<u32>,
 }
@@ -93,7 +95,8 @@ pub(super) struct Machine {
     pub recorder: Option<Recorder>,
     /// Some memory server is slow, stopped or cut off.
     pub is_ill: bool,
-    /// Requests that wait at a memory server before its services are asked whether to turn them away.
+    /// Requests that wait at a memory server, for each of its threads, before its services are asked
+    /// whether to turn them away.
     pub rpc_queue_max: usize,
     pub threads_each: usize,
     client_nics: Vec<Nic>,
@@ -121,7 +124,8 @@ impl Machine {
                     fenced: Vec::new(),
                     reconnected: BTreeMap::new(),
                     health: Health::new(config.compute_servers),
-                    idle: config.rpc.threads,
+                    rpc_threads: config.rpc.threads,
+                    rpc_busy: 0,
                     queue: VecDeque::new(),
                 })
             })
@@ -156,7 +160,7 @@ impl Machine {
             timers: Timers::default(),
             recorder: config.record.then(Recorder::default),
             is_ill: false,
-            rpc_queue_max: config.rpc.queue_max.saturating_mul(config.rpc.threads),
+            rpc_queue_max: config.rpc.queue_max,
             threads_each: config.threads,
             client_nics: (0..config.compute_servers)
                 .map(|_| Nic::new(&config.compute_nic))

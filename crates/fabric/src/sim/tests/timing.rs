@@ -185,9 +185,10 @@ impl Service for Costly {
 
 #[test]
 fn handlers_answer_and_their_threads_are_a_limit() {
-    for threads in [1, 3] {
-        let config = SimConfig { rpc: RpcConfig { threads, ..Default::default() }, ..roomy() };
-        let sim = sim(config);
+    // Threads from the start, and from when requests wait for them.
+    for (first, threads) in [(1, 1), (3, 3), (1, 3), (3, 1)] {
+        let rpc = RpcConfig { threads: first, ..Default::default() };
+        let sim = sim(SimConfig { rpc, ..roomy() });
         sim.fabric(0).serve(ServiceId(3), Arc::new(Costly));
         for _ in 0..32 {
             let endpoint = endpoint(&sim, 0);
@@ -202,6 +203,10 @@ fn handlers_answer_and_their_threads_are_a_limit() {
                     assert_eq!(reply.words()[1], round);
                 }
             });
+        }
+        if first != threads {
+            sim.run_until(10_000).unwrap();
+            sim.memory_server(ServerId(0)).set_rpc_threads(threads);
         }
         sim.run().unwrap();
         assert_eq!(look(&sim, 0, 0, 1), [3_200]);
