@@ -285,12 +285,16 @@ impl Cache {
             self.visit_children(session, end).await?;
         }
         // 4
+        let (tasks, mut most) = (options.flush_tasks, usize::MAX);
         for pass in 0..EARLY_PASSES {
             let _pin = session.begin(OpKind::Maintenance).await.map_err(IndexError::from)?;
-            let dirty = self.flush_range(session, range, options.flush_tasks).await?;
-            if dirty <= FEW * (pass + 1) {
+            let dirty = self.flush_range(session, range, tasks, most).await?;
+            // Under a heavy load what has been written is soon dirty again: no use in writing it twice
+            // before the range is closed.
+            if dirty <= FEW * (pass + 1) || dirty > most {
                 break;
             }
+            most = dirty / 2;
         }
         // 5
         gate.change(|view| Some(View { cuts: ends.clone(), ..view.clone() }));
@@ -302,7 +306,7 @@ impl Cache {
         // 7
         let _pin = session.begin(OpKind::Maintenance).await.map_err(IndexError::from)?;
         for _ in 0..PASSES_MAX {
-            if self.flush_range(session, range, options.flush_tasks).await? == 0 {
+            if self.flush_range(session, range, tasks, usize::MAX).await? == 0 {
                 break;
             }
         }

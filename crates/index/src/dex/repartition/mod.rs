@@ -7,7 +7,8 @@
 //! 2. A merges nothing from now on, and waits until no merge is under way.
 //! 3. A splits leaves so that X's ends are fences, and visits the children of the inner nodes that
 //!    will cross them, so that what a crash left half done there is done.
-//! 4. A writes back what is dirty in X, children first, while operations go on.
+//! 4. A writes back what is dirty in X, children first, while operations go on; again as long as what has
+//!    become dirty meanwhile is at most half of what was.
 //! 5. A takes X's ends for bounds: nodes that it reads are shared if they cross one, and those that it
 //!    has cached are written back and become shared.
 //! 6. A closes X: operations on it wait. It drains its gate.

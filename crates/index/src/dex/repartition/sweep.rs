@@ -80,7 +80,8 @@ impl Cache {
     }
 
     /// Writes back all nodes that meet `range` and are dirty now, those of one level at the same time, as
-    /// far as there are tasks; children before their parents (R-ORDER). How many there were.
+    /// far as there are tasks; children before their parents (R-ORDER). None if there are more than
+    /// `most`. How many there were.
     ///
     /// Cost: 1 WRITE each.
     pub(super) async fn flush_range<E: Endpoint>(
@@ -88,10 +89,14 @@ impl Cache {
         session: &Session<E>,
         range: &Range,
         tasks: usize,
+        most: usize,
     ) -> Result<usize, IndexError> {
         let meets = |_: u32, held: &Range| range.meets(held.low.as_deref(), held.high.as_deref());
         let dirty = self.select(session, meets, |frame| self.frames.ctl(frame).is_dirty()).await;
         let count = dirty.len();
+        if count > most {
+            return Ok(count);
+        }
         for level in dirty.chunk_by(|a, b| a.level == b.level) {
             let frames: Vec<u32> = level.iter().map(|place| place.frame).collect();
             let rest = Rc::new(RefCell::new(frames.into_iter()));
