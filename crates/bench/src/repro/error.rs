@@ -1,6 +1,6 @@
 //! Why an experiment could not be repeated.
 
-use farleaf_index::IndexError;
+use farleaf_index::{IndexError, dex::MoveError};
 use thiserror::Error;
 
 use crate::{run::BenchError, suggest::did_you_mean};
@@ -57,6 +57,9 @@ pub enum ReproError {
         /// Why.
         source: IndexError,
     },
+    /// A range could not be given to another compute server.
+    #[error("a range did not move: {0}")]
+    Move(#[from] MoveError),
     /// An answer, or what was left behind, cannot be right.
     #[error("went wrong: {0}")]
     Wrong(String),

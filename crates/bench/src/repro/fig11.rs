@@ -2,16 +2,8 @@
 
 use farleaf_index::dex::DexOptions;
 
-use super::{
-    ReproOptions,
-    error::ReproError,
-    papers,
-    report::ReproReport,
-    setup,
-    world::{Load, World},
-};
+use super::{ReproOptions, error::ReproError, papers, report::ReproReport, setup, world::Load};
 use crate::{
-    report::TimeKind,
     run::{BenchError, Progress},
     workload::Workload,
 };
@@ -30,26 +22,19 @@ pub(super) fn run(
     let paper = papers::dex()?;
     setup::check_scale(options, SCALE_MIN, "1 % of the data is less than the clients' paths take")?;
     let title = "throughput over the size of the cache";
-    let mut report = ReproReport::new("dex-fig11", title, &paper.source, TimeKind::Virtual);
-    let world = World::new(setup::world(&paper, options), progress)?;
+    let title = ("dex-fig11", title);
+    let (mut report, world) = setup::begin(title, &paper, options, 0, progress)?;
     world.partition()?;
-    setup::describe(&mut report, &paper, options, &world);
-    let ops = setup::scaled(paper.setup.warmup_ops, options);
-    let local_ns = paper.setup.cached_page_access_ns;
-    report.set("warmup_ops", ops);
-    report.set("ops", ops);
-    report.set("local_ns", local_ns);
+    let (ops, local_ns) = setup::paced(&mut report, &paper, options);
     for name in ["read-intensive", "write-intensive"] {
         let workload = Workload::named(name).map_err(BenchError::from)?;
         let mut last = 0.0;
         let mut grows = true;
         for percent in SIZES {
             let cache_bytes = world.data_bytes() * percent / 100;
-            let caches =
-                world.open(DexOptions { cache_bytes, ..super::setup::as_in_the_paper() })?;
+            let cache = DexOptions { cache_bytes, ..super::setup::as_in_the_paper() };
             let load = Load { workload: &workload, warmup: ops, ops, local_ns, clients: None };
-            let measured = world.run(&caches, &load, progress)?;
-            world.close(caches)?;
+            let measured = world.run_dex(cache, &load, progress)?;
             let case = format!("{name}, {percent} %");
             report.row(&case, "Mops", None, measured.mops(), "");
             report.row(&case, "READs /op", None, measured.per_op().reads, "");

@@ -68,20 +68,13 @@ fn simulated(
     world.partition()?;
     setup::describe(report, paper, options, &world);
     let workload = Workload::named("read-intensive").map_err(BenchError::from)?;
-    let ops = setup::scaled(paper.setup.warmup_ops, options);
-    let local_ns = paper.setup.cached_page_access_ns;
     report.set("workload", "read-intensive");
-    report.set("warmup_ops", ops);
-    report.set("ops", ops);
-    report.set("local_ns", local_ns);
+    let (ops, local_ns) = setup::paced(report, paper, options);
     for mib in CACHES_MIB {
         let cache_bytes = setup::scaled(mib << 20, options);
         let step = |kind| -> Result<Measured, ReproError> {
-            let caches = world.open(dex_options(cache_bytes, kind))?;
             let load = Load { workload: &workload, warmup: ops, ops, local_ns, clients: None };
-            let measured = world.run(&caches, &load, progress)?;
-            world.close(caches)?;
-            Ok(measured)
+            world.run_dex(dex_options(cache_bytes, kind), &load, progress)
         };
         let (base, map, both) = (step(BASE)?, step(MAP)?, step(BOTH)?);
         for (name, measured) in

@@ -5,7 +5,9 @@
 //! [`ReproReport`].
 
 mod error;
+mod fig10;
 mod fig11;
+mod fig12;
 mod fig8;
 mod fig9;
 mod local;
@@ -19,6 +21,7 @@ mod svg;
 mod table2;
 #[cfg(test)]
 mod tests;
+mod watch;
 mod world;
 
 use std::str::FromStr;
@@ -37,8 +40,12 @@ pub enum Experiment {
     DexFig8,
     /// DEX, Figure 9.
     DexFig9,
+    /// DEX, Figure 10.
+    DexFig10,
     /// DEX, Figure 11.
     DexFig11,
+    /// DEX, Figure 12.
+    DexFig12,
     /// DEX, section 7: the cost of a cache that holds everything.
     DexLocal,
 }
@@ -60,11 +67,13 @@ impl Default for ReproOptions {
 
 impl Experiment {
     /// Every experiment.
-    pub const ALL: [Experiment; 5] = [
+    pub const ALL: [Experiment; 7] = [
         Experiment::DexTable2,
         Experiment::DexFig8,
         Experiment::DexFig9,
+        Experiment::DexFig10,
         Experiment::DexFig11,
+        Experiment::DexFig12,
         Experiment::DexLocal,
     ];
 
@@ -74,7 +83,9 @@ impl Experiment {
             Experiment::DexTable2 => "dex-table2",
             Experiment::DexFig8 => "dex-fig8",
             Experiment::DexFig9 => "dex-fig9",
+            Experiment::DexFig10 => "dex-fig10",
             Experiment::DexFig11 => "dex-fig11",
+            Experiment::DexFig12 => "dex-fig12",
             Experiment::DexLocal => "dex-local",
         }
     }
@@ -89,10 +100,23 @@ impl Experiment {
             Experiment::DexFig9 => {
                 "DEX, Figure 9: the cooling map against one queue, admission of leaves by chance"
             }
+            Experiment::DexFig10 => "DEX, Figure 10: throughput while ranges move to a new server",
             Experiment::DexFig11 => "DEX, Figure 11: throughput over the size of the cache",
+            Experiment::DexFig12 => "DEX, Figure 12: offloading over memory servers' threads",
             Experiment::DexLocal => {
                 "DEX: a cache that holds all, beside trees in local memory (real time)"
             }
+        }
+    }
+
+    /// The scale for who names none: 1 where what must hold is said of that, else one at which it takes
+    /// a minute or two.
+    pub fn usual_scale(self) -> f64 {
+        match self {
+            Experiment::DexTable2 | Experiment::DexLocal => 1.0,
+            Experiment::DexFig8 | Experiment::DexFig9 => 0.05,
+            Experiment::DexFig11 | Experiment::DexFig12 => 0.02,
+            Experiment::DexFig10 => 0.01,
         }
     }
 
@@ -110,7 +134,9 @@ impl Experiment {
             Experiment::DexTable2 => table2::run(options, progress),
             Experiment::DexFig8 => fig8::run(options, progress),
             Experiment::DexFig9 => fig9::run(options, progress),
+            Experiment::DexFig10 => fig10::run(options, progress),
             Experiment::DexFig11 => fig11::run(options, progress),
+            Experiment::DexFig12 => fig12::run(options, progress),
             Experiment::DexLocal => local::run(options, progress),
         }
     }

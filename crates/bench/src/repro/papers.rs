@@ -22,6 +22,9 @@ pub(super) struct DexPaper {
     pub(super) table2: BTreeMap<String, Table2Row>,
     pub(super) fig8: DexFig8,
     pub(super) fig9: DexFig9,
+    pub(super) fig10: DexFig10,
+    /// By workload.
+    pub(super) fig12: BTreeMap<String, DexFig12>,
     pub(super) local: DexLocal,
 }
 
@@ -34,6 +37,10 @@ pub(super) struct DexSetup {
     pub(super) compute_servers: usize,
     pub(super) memory_servers: usize,
     pub(super) threads: usize,
+    /// Of all memory servers.
+    pub(super) memory_threads: usize,
+    /// Highest level at which is offloaded (M).
+    pub(super) offload_level: u8,
     /// Of each compute server.
     pub(super) cache_bytes: u64,
     pub(super) warmup_ops: u64,
@@ -66,6 +73,23 @@ pub(super) struct DexFig8 {
 pub(super) struct DexFig9 {
     pub(super) cooling_map_gain: BTreeMap<String, f64>,
     pub(super) leaf_admission_gain: BTreeMap<String, f64>,
+}
+
+/// Figure 10: a range moves to a compute server that is added.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct DexFig10 {
+    /// Caches that were tried, MiB of each compute server.
+    pub(super) caches_mib: Vec<u64>,
+    /// The move takes less.
+    pub(super) seconds: f64,
+}
+
+/// Figure 12: what four threads of each memory server gain over none.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub(super) struct DexFig12 {
+    /// Share of the READs and WRITEs that are not done any more.
+    pub(super) saved: f64,
+    pub(super) gain: f64,
 }
 
 /// The comparison with a tree in local memory.

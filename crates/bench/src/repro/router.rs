@@ -1,11 +1,15 @@
 //! The operations of a workload, each given to the compute server that owns its key.
 
-use std::collections::VecDeque;
+use std::{cell::RefCell, collections::VecDeque, rc::Rc};
 
 use crate::{
     generator::{Op, OpGenerator},
     keys::{KeyError, KeyMaker},
 };
+
+/// Inclusive upper bounds of all partitions but the last. They may move; what waits in a queue by then
+/// stays there.
+pub(super) type Bounds = Rc<RefCell<Vec<Vec<u8>>>>;
 
 /// One stream of operations that all clients take from, cut by partition.
 ///
@@ -16,8 +20,7 @@ use crate::{
 pub(super) struct Router {
     generator: OpGenerator,
     keys: KeyMaker,
-    /// Inclusive upper bounds of all partitions but the last.
-    bounds: Vec<Vec<u8>>,
+    bounds: Bounds,
     queues: Vec<VecDeque<Op>>,
     left: u64,
     key: Vec<u8>,
@@ -25,14 +28,26 @@ pub(super) struct Router {
 
 impl Router {
     /// Hands out what `generator` makes.
-    pub(super) fn new(generator: OpGenerator, keys: KeyMaker, bounds: Vec<Vec<u8>>) -> Self {
-        let queues = bounds.iter().map(|_| VecDeque::new()).chain([VecDeque::new()]).collect();
+    pub(super) fn new(generator: OpGenerator, keys: KeyMaker, bounds: Bounds) -> Self {
+        let queues = vec![VecDeque::new(); bounds.borrow().len() + 1];
         Router { generator, keys, bounds, queues, left: 0, key: Vec::new() }
     }
 
     /// Allows so many more operations.
     pub(super) fn allow(&mut self, ops: u64) {
         self.left += ops;
+    }
+
+    /// Whether a partition has no keys at the moment, but may still get some.
+    pub(super) fn is_idle(&self, partition: usize) -> bool {
+        let bounds = self.bounds.borrow();
+        let is_empty = match (partition.checked_sub(1).map(|at| &bounds[at]), bounds.get(partition))
+        {
+            (Some(low), Some(high)) => low == high,
+            (Some(low), None) => low.iter().all(|byte| *byte == u8::MAX),
+            (None, _) => false,
+        };
+        is_empty && self.left > 0
     }
 
     /// The next operation of `partition`, whose key is then in `key`; `None` if there is none left.
@@ -52,7 +67,7 @@ impl Router {
             let Some(op) = self.generator.next_op() else { break };
             self.left -= 1;
             self.keys.write_key(op.item, &mut self.key)?;
-            let owner = self.bounds.partition_point(|bound| *bound < self.key);
+            let owner = self.bounds.borrow().partition_point(|bound| *bound < self.key);
             if owner == partition {
                 std::mem::swap(&mut self.key, key);
                 return Ok(Some(op));
@@ -83,7 +98,8 @@ mod tests {
         let mut expected: Vec<Op> = (0..2000).map(|_| all.next_op().unwrap()).collect();
         let keys = KeyMaker::U64(KeyOrder::Hashed);
         let bounds = [1u64 << 62, 1 << 63].map(|bound| bound.to_be_bytes().to_vec()).to_vec();
-        let mut router = Router::new(generator(), keys, bounds.clone());
+        let shared = Rc::new(RefCell::new(bounds.clone()));
+        let mut router = Router::new(generator(), keys, shared);
         let (mut taken, mut key) = (Vec::new(), Vec::new());
         router.allow(2000);
         for partition in [2, 0, 1] {
@@ -96,5 +112,24 @@ mod tests {
         expected.sort_by_key(order);
         taken.sort_by_key(order);
         assert_eq!(taken, expected);
+    }
+
+    #[test]
+    fn bounds_move_and_who_has_no_keys_is_idle() {
+        let workload = Workload::named("read-only").unwrap();
+        let space = Arc::new(ItemSpace::new(1000, None));
+        let generator = OpGenerator::new(&workload, space, 5, 0, 1).unwrap();
+        let bounds = Rc::new(RefCell::new(vec![vec![0x7f; 8], vec![0xff; 8]]));
+        let mut router = Router::new(generator, KeyMaker::U64(KeyOrder::Hashed), bounds.clone());
+        router.allow(100);
+        assert_eq!([0, 1, 2].map(|partition| router.is_idle(partition)), [false, false, true]);
+        bounds.borrow_mut()[1] = vec![0xbf; 8];
+        assert!(!router.is_idle(2));
+        let mut key = Vec::new();
+        assert!(router.next(2, &mut key).unwrap().is_some() && key > vec![0xbf; 8]);
+        bounds.borrow_mut()[1] = vec![0x7f; 8];
+        assert!(router.is_idle(1));
+        while router.next(2, &mut key).unwrap().is_some() {}
+        assert!(!router.is_idle(1), "nothing is left for it to wait for");
     }
 }

@@ -10,11 +10,16 @@ use super::{
     report::ReproReport,
     world::{World, WorldConfig},
 };
+use crate::{report::TimeKind, run::Progress};
 
 /// The kinds of index operations that experiments make, as the fabric counts them.
 pub(super) const OPERATIONS: [OpKind; 2] = [OpKind::Get, OpKind::Update];
 /// Share of a node that the bulk load fills, as random inserts leave it.
 const BULK_FILL: f64 = 0.7;
+/// Entries that a node has then, about.
+const FANOUT: u64 = 41;
+/// Subtrees on each memory server, at least.
+const SUBTREES_EACH: u64 = 4;
 
 /// The engine as the paper has it: a compute server's death loses what it had not written back.
 pub(super) fn as_in_the_paper() -> DexOptions {
@@ -45,14 +50,58 @@ pub(super) fn check_scale(
 
 /// DEX's cluster.
 pub(super) fn world(paper: &DexPaper, options: &ReproOptions) -> WorldConfig {
+    let keys = scaled(paper.setup.keys, options);
     WorldConfig {
-        keys: scaled(paper.setup.keys, options),
+        keys,
         seed: options.seed,
         compute_servers: paper.setup.compute_servers,
         memory_servers: paper.setup.memory_servers,
         threads: paper.setup.threads,
+        spare_threads: 0,
         bulk_fill: BULK_FILL,
+        handler_threads: (paper.setup.memory_threads / paper.setup.memory_servers).max(1),
+        subtree_level: subtree_level(paper, keys),
     }
+}
+
+/// The paper's, or the highest below it with which every memory server has subtrees enough: a smaller
+/// tree has fewer of one height.
+fn subtree_level(paper: &DexPaper, keys: u64) -> u8 {
+    let subtrees = |level: u8| keys / FANOUT.pow(u32::from(level) + 1);
+    let enough = SUBTREES_EACH * paper.setup.memory_servers as u64;
+    (1..=paper.setup.offload_level).rev().find(|level| subtrees(*level) >= enough).unwrap_or(1)
+}
+
+/// A report that says what is run, and the paper's cluster, loaded.
+///
+/// # Errors
+/// Those of [`World::new`].
+pub(super) fn begin(
+    (name, title): (&str, &str),
+    paper: &DexPaper,
+    options: &ReproOptions,
+    spare_threads: usize,
+    progress: &dyn Progress,
+) -> Result<(ReproReport, World), ReproError> {
+    let mut report = ReproReport::new(name, title, &paper.source, TimeKind::Virtual);
+    let config = WorldConfig { spare_threads, ..world(paper, options) };
+    let world = World::new(config, progress)?;
+    describe(&mut report, paper, options, &world);
+    Ok((report, world))
+}
+
+/// As many operations to warm up as are measured, and what each costs its worker thread; says so.
+pub(super) fn paced(
+    report: &mut ReproReport,
+    paper: &DexPaper,
+    options: &ReproOptions,
+) -> (u64, u64) {
+    let (ops, local_ns) =
+        (scaled(paper.setup.warmup_ops, options), paper.setup.cached_page_access_ns);
+    report.set("warmup_ops", ops);
+    report.set("ops", ops);
+    report.set("local_ns", local_ns);
+    (ops, local_ns)
 }
 
 /// Says what was run.
@@ -76,6 +125,7 @@ pub(super) fn describe(
     report.set("clients", config.threads);
     report.set("node_bytes", world.layout.node_bytes());
     report.set("bulk_fill", config.bulk_fill);
+    report.set("subtree_level", config.subtree_level);
     report.set("partitions", "of equal width, one for each compute server");
     report.set("offload", "none");
 }

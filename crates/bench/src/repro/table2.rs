@@ -9,10 +9,9 @@ use super::{
     papers::{self, DexPaper, Table2Row},
     report::ReproReport,
     setup,
-    world::{Load, Measured, World},
+    world::{Load, Measured},
 };
 use crate::{
-    report::TimeKind,
     run::{BenchError, Progress},
     workload::Workload,
 };
@@ -36,15 +35,14 @@ pub(super) fn run(
     let paper = papers::dex()?;
     setup::check_scale(options, SCALE_MIN, "the caches do not hold the paths of all clients")?;
     let title = "remote operations and bytes for each index operation";
-    let mut report = ReproReport::new("dex-table2", title, &paper.source, TimeKind::Virtual);
-    let world = World::new(setup::world(&paper, options), progress)?;
+    let title = ("dex-table2", title);
+    let (mut report, world) = setup::begin(title, &paper, options, 0, progress)?;
     world.partition()?;
     let cache = DexOptions {
         cache_bytes: setup::scaled(paper.setup.cache_bytes, options),
         ..super::setup::as_in_the_paper()
     };
     let ops = setup::scaled(paper.setup.warmup_ops, options);
-    setup::describe(&mut report, &paper, options, &world);
     report.set("cache_bytes", cache.cache_bytes);
     report.set("admit_leaf", cache.admit_leaf);
     report.set("cooling_ratio", cache.cooling_ratio);

@@ -7,17 +7,24 @@ use std::{
 };
 
 use farleaf_fabric::{
-    Client, Endpoint, GlobalAddr, Snapshot,
-    sim::{Sim, SimConfig, SimEndpoint},
+    Client, Endpoint, Fabric, GlobalAddr, ServerId, Snapshot,
+    sim::{RpcConfig, Sim, SimConfig, SimEndpoint},
 };
 use farleaf_index::{
     Engine, Index, IndexError, TableFormat,
-    dex::{Dex, DexOptions, DexStats, equal_width},
+    dex::{
+        Dex, DexOptions, DexStats, equal_width,
+        offload::{OFFLOAD_SERVICE, OffloadService},
+    },
     node::Layout,
 };
 use farleaf_pool::{Pool, PoolError, PoolOptions, Session, format};
 
-use super::{error::ReproError, router::Router};
+use super::{
+    error::ReproError,
+    router::{Bounds, Router},
+    watch::{LOOK_NS, Span, Watch},
+};
 use crate::{
     generator::{Op, OpGenerator},
     item_space::ItemSpace,
@@ -45,7 +52,13 @@ pub(super) struct WorldConfig {
     pub(super) memory_servers: usize,
     /// Worker threads of all compute servers, with one client each.
     pub(super) threads: usize,
+    /// Further worker threads of each compute server, for what its clients do not do.
+    pub(super) spare_threads: usize,
     pub(super) bulk_fill: f64,
+    /// Threads of each memory server that do what is offloaded.
+    pub(super) handler_threads: usize,
+    /// Nodes up to this level lie on one memory server with all below them.
+    pub(super) subtree_level: u8,
 }
 
 /// One run on a [`World`].
@@ -71,6 +84,8 @@ pub(super) struct Measured {
     pub(super) nanos: u64,
     /// Of all compute servers, maintenance included.
     pub(super) cost: Snapshot,
+    /// Share of the time that the memory servers' threads were busy with what was offloaded.
+    pub(super) handlers_busy: f64,
 }
 
 /// Remote operations and bytes for each index operation.
@@ -110,17 +125,33 @@ impl Measured {
 /// See the [module page](self).
 pub(super) struct World {
     pub(super) config: WorldConfig,
-    sim: Sim,
+    pub(super) sim: Sim,
     /// One for each worker thread; thread `t` is of compute server `t % compute_servers`.
-    sessions: Vec<Session<SimEndpoint>>,
+    pub(super) sessions: Vec<Session<SimEndpoint>>,
     pub(super) meta: GlobalAddr,
     pub(super) layout: Layout,
     space: Arc<ItemSpace>,
     keys: KeyMaker,
     values: ValueMaker,
-    /// Bounds of the partitions, once there are some.
-    bounds: RefCell<Vec<Vec<u8>>>,
+    /// Bounds of what each compute server has, once there are some.
+    pub(super) bounds: Bounds,
     runs: Cell<u64>,
+    handlers: Handlers,
+}
+
+/// What memory servers do for others.
+struct Handlers {
+    service: Arc<OffloadService>,
+    dispatch_ns: u64,
+    threads: Cell<usize>,
+}
+
+impl Handlers {
+    /// Time of all servers' threads so far.
+    fn worked_ns(&self) -> u64 {
+        let stats = self.service.stats();
+        stats.busy_ns + stats.requests * self.dispatch_ns
+    }
 }
 
 impl World {
@@ -132,20 +163,27 @@ impl World {
         let layout = TableFormat::fixed8(Engine::BTree).layout().map_err(BenchError::Table)?;
         let region_bytes = region_bytes(&config);
         let computes = config.compute_servers;
-        let sim = Sim::new(SimConfig {
+        let mut sim_config = SimConfig {
             memory_servers: config.memory_servers,
             compute_servers: computes,
-            threads: config.threads.div_ceil(computes),
+            threads: config.threads.div_ceil(computes) + config.spare_threads,
             region_bytes,
+            rpc: RpcConfig { threads: config.handler_threads, ..RpcConfig::default() },
             ..SimConfig::seeded(config.seed)
-        })
-        .map_err(BenchError::from)?;
+        };
+        // The paper's memory servers see what has been written to them.
+        sim_config.capabilities.cpu_visible = true;
+        let dispatch_ns = sim_config.rpc.dispatch_ns;
+        let sim = Sim::new(sim_config).map_err(BenchError::from)?;
+        let offloads = Arc::new(OffloadService::new(1, None));
+        sim.fabric(0).serve(OFFLOAD_SERVICE, offloads.clone());
         let endpoints = (0..config.threads)
             .map(|thread| sim.fabric(thread % computes).endpoint_on(thread / computes))
             .collect::<Result<Vec<SimEndpoint>, _>>()
             .map_err(BenchError::from)?;
         let mut options = PoolOptions::fitting(region_bytes);
-        options.clients_max = options.clients_max.max(config.threads as u32 + 8);
+        options.clients_max =
+            options.clients_max.max((config.threads + 8) as u32) + 32 * config.spare_threads as u32;
         options.members_max = options.members_max.max(computes as u32 + 1);
         let keys = KeyMaker::U64(KeyOrder::Hashed);
         let values = ValueMaker::new(VALUE_BYTES);
@@ -168,7 +206,8 @@ impl World {
             }
             let first = &sessions[0];
             let layout = layout.for_tree(first.endpoint().random());
-            let meta = Dex::create(first, &layout).await.map_err(BenchError::Load)?;
+            let meta = Dex::create_placed(first, &layout, config.subtree_level).await;
+            let meta = meta.map_err(BenchError::Load)?;
             let options = DexOptions {
                 cache_bytes: 64 * layout.node_bytes() as u64,
                 bulk_fill: config.bulk_fill,
@@ -188,15 +227,20 @@ impl World {
         let (sessions, meta, layout) = sim.block_on(loading).map_err(BenchError::from)??;
         Ok(World {
             space: Arc::new(ItemSpace::new(config.keys, None)),
-            config,
             sim,
             sessions,
             meta,
             layout,
             keys,
             values,
-            bounds: RefCell::default(),
+            bounds: Bounds::default(),
             runs: Cell::new(0),
+            handlers: Handlers {
+                service: offloads,
+                dispatch_ns,
+                threads: Cell::new(config.handler_threads),
+            },
+            config,
         })
     }
 
@@ -205,13 +249,27 @@ impl World {
         self.config.keys * (8 + VALUE_BYTES as u64)
     }
 
+    /// Gives each memory server so many threads for what is offloaded.
+    pub(super) fn set_handler_threads(&self, threads: usize) {
+        for server in 0..self.config.memory_servers {
+            self.sim.memory_server(ServerId(server as u16)).set_rpc_threads(threads);
+        }
+        self.handlers.threads.set(threads);
+    }
+
     /// Cuts the tree into one partition for each compute server, of equal widths. For good.
     ///
     /// # Errors
     /// The engine's.
     pub(super) fn partition(&self) -> Result<(), ReproError> {
-        let count = self.config.compute_servers;
-        let bounds = equal_width(&self.layout, count).unwrap_or_default();
+        self.cut(equal_width(&self.layout, self.config.compute_servers).unwrap_or_default())
+    }
+
+    /// Cuts the tree at `bounds`. For good.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub(super) fn cut(&self, bounds: Vec<Vec<u8>>) -> Result<(), ReproError> {
         let options = DexOptions {
             cache_bytes: 4096 * self.layout.node_bytes() as u64,
             ..super::setup::as_in_the_paper()
@@ -269,19 +327,33 @@ impl World {
         load: &Load<'_>,
         progress: &dyn Progress,
     ) -> Result<Measured, ReproError> {
+        self.run_watched(indexes, load, None, progress)
+    }
+
+    /// As [`World::run`]. A `watch` is told of every operation, and ends the run.
+    ///
+    /// # Errors
+    /// As [`World::run`].
+    pub(super) fn run_watched<I: Index + Clone + 'static>(
+        &self,
+        indexes: &[I],
+        load: &Load<'_>,
+        watch: Option<&Rc<Watch>>,
+        progress: &dyn Progress,
+    ) -> Result<Measured, ReproError> {
         let number = self.runs.replace(self.runs.get() + 1);
         let space = Arc::clone(&self.space);
         let generator = OpGenerator::new(load.workload, space, self.config.seed, 0, 1)
             .map_err(BenchError::from)?;
-        let bounds = self.bounds.borrow().clone();
-        let is_partitioned = !bounds.is_empty();
-        let router = Router::new(generator, self.keys.clone(), bounds);
+        let is_partitioned = !self.bounds.borrow().is_empty();
+        let router = Router::new(generator, self.keys.clone(), Rc::clone(&self.bounds));
         let desk = Rc::new(Desk {
             router: RefCell::new(router),
             failure: RefCell::default(),
             stop: Cell::new(false),
             local_ns: load.local_ns,
             values: self.values,
+            watch: watch.cloned(),
         });
         self.maintain(&desk);
         let phase = |phase, ops| {
@@ -314,10 +386,57 @@ impl World {
         phase(Phase::WarmUp, load.warmup)?;
         let counters = self.sim.counters();
         let (before, began_ns) = (Snapshot::of(&counters), self.sim.now_ns());
+        let worked_ns = self.handlers.worked_ns();
+        desk.watch.iter().for_each(|watch| watch.begin_measuring());
         phase(Phase::Run, load.ops)?;
         let cost = Snapshot::of(&self.sim.counters()).since(&before);
         desk.stop.set(true);
-        Ok(Measured { ops: load.ops, nanos: self.sim.now_ns() - began_ns, cost })
+        let nanos = self.sim.now_ns() - began_ns;
+        let threads = self.config.memory_servers * self.handlers.threads.get();
+        let worked_ns = self.handlers.worked_ns() - worked_ns;
+        let handlers_busy = worked_ns as f64 / (nanos.max(1) as f64 * threads as f64);
+        Ok(Measured { ops: load.ops, nanos, cost, handlers_busy })
+    }
+
+    /// Runs a workload on caches of the partitions that are empty before it, and closed after it.
+    ///
+    /// # Errors
+    /// As [`World::open`], [`World::run`] and [`World::close`].
+    pub(super) fn run_dex(
+        &self,
+        options: DexOptions,
+        load: &Load<'_>,
+        progress: &dyn Progress,
+    ) -> Result<Measured, ReproError> {
+        let caches = self.open(options)?;
+        let measured = self.run(&caches, load, progress)?;
+        self.close(caches)?;
+        Ok(measured)
+    }
+
+    /// How many of the items that were written under a watch have a value that they cannot have if
+    /// every acknowledged write is there.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub(super) fn lost(&self, index: &Dex, watch: &Watch) -> Result<u64, ReproError> {
+        let session = &self.sessions[0];
+        let reading = async {
+            let (mut lost, mut key, mut value) = (0, Vec::new(), Vec::new());
+            for (step, (item, versions)) in watch.written().into_iter().enumerate() {
+                self.keys.write_key(item, &mut key).map_err(BenchError::from)?;
+                let failed = |source| ReproError::Operation { kind: "get", source };
+                let is_there = index.get(session, &key, &mut value).await.map_err(failed)?;
+                let version = version_of(&self.values, item, &value).filter(|_| is_there);
+                lost += u64::from(!version.is_some_and(|version| versions.contains(&version)));
+                if step % 256 == 0 {
+                    // A round that fails is done by the next one.
+                    let _ = session.tick().await;
+                }
+            }
+            Ok::<_, ReproError>(lost)
+        };
+        self.sim.block_on(reading).map_err(BenchError::from)?
     }
 
     /// Does the maintenance of every session until the run is over.
@@ -350,6 +469,7 @@ struct Desk {
     stop: Cell<bool>,
     local_ns: u64,
     values: ValueMaker,
+    watch: Option<Rc<Watch>>,
 }
 
 /// One client: a task on a worker thread of its own.
@@ -366,15 +486,22 @@ impl<I: Index> Worker<I> {
         let desk = &*self.desk;
         let (mut key, mut value, mut found) = (Vec::new(), Vec::new(), Vec::new());
         let (mut version, mut steps) = (self.version, 0);
+        let endpoint = self.session.endpoint();
         loop {
-            let next = desk.router.borrow_mut().next(self.partition, &mut key);
-            let Some(op) = next.map_err(BenchError::from)? else { break };
-            if desk.failure.borrow().is_some() {
+            if desk.failure.borrow().is_some() || desk.watch.as_ref().is_some_and(|it| it.is_over())
+            {
                 break;
             }
-            if desk.local_ns > 0 {
-                self.session.endpoint().work(desk.local_ns).await;
+            if desk.router.borrow().is_idle(self.partition) {
+                endpoint.sleep(LOOK_NS).await;
+                continue;
             }
+            let next = desk.router.borrow_mut().next(self.partition, &mut key);
+            let Some(op) = next.map_err(BenchError::from)? else { break };
+            if desk.local_ns > 0 {
+                endpoint.work(desk.local_ns).await;
+            }
+            let began_ns = endpoint.now_ns();
             let failed = |error| ReproError::Operation { kind: op.kind.name(), source: error };
             let present = match op.kind {
                 OpKind::Get => {
@@ -396,6 +523,13 @@ impl<I: Index> Worker<I> {
                     format!("{kind} of item {} found nothing, or what nobody wrote", op.item);
                 return Err(ReproError::Wrong(text));
             }
+            if let Some(watch) = &desk.watch {
+                let span = Span { began_ns, ended_ns: endpoint.now_ns() };
+                watch.note(&key, span);
+                if op.kind == OpKind::Update {
+                    watch.note_write(op.item, version, span);
+                }
+            }
             steps += 1;
             if steps % PROGRESS_OPS == 0 {
                 gather.advance(PROGRESS_OPS);
@@ -406,10 +540,14 @@ impl<I: Index> Worker<I> {
     }
 
     fn is_value_of(&self, op: Op, value: &[u8]) -> bool {
-        let values = &self.desk.values;
-        let version = values.version_of(op.item, value);
-        version.is_some_and(|version| values.value_matches(op.item, version, value))
+        version_of(&self.desk.values, op.item, value).is_some()
     }
+}
+
+/// The version that a value of an item has; `None` if nobody has written it.
+fn version_of(values: &ValueMaker, item: u64, value: &[u8]) -> Option<u64> {
+    let version = values.version_of(item, value);
+    version.filter(|version| values.value_matches(item, *version, value))
 }
 
 /// Bytes of each memory server that the items certainly fit in; only what is touched is committed.

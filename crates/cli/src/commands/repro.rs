@@ -24,7 +24,7 @@ pub(crate) struct ReproArgs {
     /// List the experiments
     #[arg(long, conflicts_with = "experiment")]
     pub(crate) list: bool,
-    /// Share of the paper's keys, cache and operations, above 0 and at most 1 [default: 1]
+    /// Share of the paper's keys, cache and operations, above 0 and at most 1 [default: see --list]
     #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
     pub(crate) scale: Option<f64>,
     /// What all randomness comes from [default: 1]
@@ -43,7 +43,7 @@ pub(super) fn run(args: &ReproArgs, console: &mut Console) -> anyhow::Result<Exi
     let experiment: Experiment = name.parse()?;
     let defaults = ReproOptions::default();
     let options = ReproOptions {
-        scale: args.scale.unwrap_or(defaults.scale),
+        scale: args.scale.unwrap_or(experiment.usual_scale()),
         seed: args.seed.unwrap_or(defaults.seed),
     };
     // Before the run, so that it is not in vain.
@@ -85,12 +85,16 @@ pub(super) fn run(args: &ReproArgs, console: &mut Console) -> anyhow::Result<Exi
 fn list(console: &mut Console) -> anyhow::Result<Exit> {
     if console.json {
         for it in Experiment::ALL {
-            console.json_line(&json!({ "experiment": it.name(), "about": it.about() }))?;
+            let (name, about) = (it.name(), it.about());
+            let line = json!({ "experiment": name, "about": about, "scale": it.usual_scale() });
+            console.json_line(&line)?;
         }
         return Ok(Exit::Done);
     }
-    let row = |it: Experiment| vec![it.name().to_owned(), it.about().to_owned()];
-    console.table(&["experiment", "about"], &Experiment::ALL.map(row))?;
+    let row = |it: Experiment| {
+        vec![it.name().to_owned(), it.about().to_owned(), it.usual_scale().to_string()]
+    };
+    console.table(&["experiment", "about", "scale"], &Experiment::ALL.map(row))?;
     Ok(Exit::Done)
 }
 

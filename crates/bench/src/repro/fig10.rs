@@ -1,0 +1,280 @@
+//! DEX, Figure 10: three compute servers become four while their clients go on.
+
+use std::{cell::RefCell, rc::Rc, sync::Arc};
+
+use farleaf_fabric::{Endpoint, Incarnation, sim::SimEndpoint};
+use farleaf_index::dex::{Cluster, Dex, DexOptions, JoinOptions, MoveError, Take, equal_width};
+use farleaf_pool::Session;
+
+use super::{
+    ReproOptions,
+    error::ReproError,
+    papers::{self, DexPaper},
+    report::{ReproReport, figure},
+    setup,
+    watch::{LOOK_NS, Span, Watch},
+    world::{Load, World},
+};
+use crate::{
+    run::{BenchError, Progress},
+    workload::Workload,
+};
+
+const SCALE_MIN: f64 = 0.002;
+/// Compute servers at first; one more gets a share.
+const FIRST: usize = 3;
+/// Tasks of each compute server that answer requests of others.
+const SERVE_TASKS: usize = 2;
+/// A message between compute servers takes half of a round trip.
+const MESSAGE_NS: u64 = 1_000;
+/// Time before the move, for each node that a cache holds; and how many times as long after it.
+const LEAD_NS: u64 = 500;
+const AFTER: u64 = 4;
+/// Points of the curve before, during and after the move.
+const POINTS: [u64; 3] = [4, 8, 6];
+/// The longest that an operation outside of the ranges may take, milliseconds.
+const STALL_MS: f64 = 10.0;
+/// The cache whose move is held to the paper's time, MiB.
+const BAR_MIB: u64 = 256;
+
+/// A range, and who gives it to the next one.
+#[derive(Clone)]
+struct Move {
+    low: Vec<u8>,
+    high: Option<Vec<u8>>,
+    from: usize,
+}
+
+/// From three parts of equal width to four: the last server first, as who gives must have room to
+/// take.
+fn moves(twelfths: &[Vec<u8>]) -> Vec<Move> {
+    let upper = |twelfth: usize| twelfths.get(twelfth - 1).cloned();
+    let range = |low: usize, high: usize, from: usize| Move {
+        low: upper(low).unwrap_or_default(),
+        high: upper(high),
+        from,
+    };
+    vec![range(9, 12, 2), range(6, 8, 1), range(3, 4, 0)]
+}
+
+pub(super) fn run(
+    options: &ReproOptions,
+    progress: &dyn Progress,
+) -> Result<ReproReport, ReproError> {
+    let paper = papers::dex()?;
+    setup::check_scale(options, SCALE_MIN, "the caches do not hold the paths of all clients")?;
+    let title = "throughput while ranges move to a compute server that is added";
+    let title = ("dex-fig10", title);
+    let (mut report, world) = setup::begin(title, &paper, options, 1, progress)?;
+    let twelfths = equal_width(&world.layout, 12).unwrap_or_default();
+    let bounds = [4, 8].map(|at: usize| twelfths[at - 1].clone());
+    world.cut(bounds.to_vec())?;
+    report.set("partitions", "three of equal width; then four");
+    report.set("flush_tasks", 1);
+    report.set("workload", "write-intensive");
+    report.set("warmup_ops", setup::scaled(paper.setup.warmup_ops, options));
+    report.set("local_ns", paper.setup.cached_page_access_ns);
+    let scene = Scene { world: &world, paper: &paper, options, moves: moves(&twelfths), progress };
+    for mib in &paper.fig10.caches_mib {
+        // The fourth has nothing yet.
+        *world.bounds.borrow_mut() = bounds.iter().cloned().chain([vec![u8::MAX; 8]]).collect();
+        scene.cache(&mut report, *mib)?;
+    }
+    report.set("trace_hash", format!("{:016x}", world.trace_hash()));
+    report.notes.push(
+        "Of three compute servers with a third of the keys each, the last gives the last quarter to a \
+         fourth, then each of the others what is another's in four equal parts, one after the other: \
+         half of all keys. Outside are operations on keys that stay."
+            .to_owned(),
+    );
+    report.notes.push(
+        "Lost are items whose value is neither that of their last acknowledged write nor of one that \
+         was under way at the same time as it."
+            .to_owned(),
+    );
+    Ok(report)
+}
+
+/// What is the same for all caches.
+struct Scene<'a> {
+    world: &'a World,
+    paper: &'a DexPaper,
+    options: &'a ReproOptions,
+    moves: Vec<Move>,
+    progress: &'a dyn Progress,
+}
+
+impl Scene<'_> {
+    fn cache(&self, report: &mut ReproReport, mib: u64) -> Result<(), ReproError> {
+        let (world, scale) = (self.world, self.options.scale);
+        let cache_bytes = setup::scaled(mib << 20, self.options);
+        let cluster = Cluster::new(MESSAGE_NS);
+        let options = DexOptions { cache_bytes, ..setup::as_in_the_paper() };
+        let caches = self.join(options, &cluster)?;
+        let frames = cache_bytes / world.layout.node_bytes() as u64;
+        let lead_ns = frames * LEAD_NS;
+        let moved = self.moves.iter().map(|it| {
+            (it.low.clone(), it.high.clone().unwrap_or_else(|| vec![u8::MAX; it.low.len()]))
+        });
+        let watch = Rc::new(Watch::new(moved.collect(), (lead_ns / 64).max(1)));
+        let outcome = self.spawn_move(&caches, &watch, lead_ns)?;
+        let workload = Workload::named("write-intensive").map_err(BenchError::from)?;
+        let load = Load {
+            workload: &workload,
+            warmup: setup::scaled(self.paper.setup.warmup_ops, self.options),
+            // The watch ends it.
+            ops: u64::MAX / 2,
+            local_ns: self.paper.setup.cached_page_access_ns,
+            clients: None,
+        };
+        world.run_watched(&caches, &load, Some(&watch), self.progress)?;
+        outcome.replace(Ok(()))?;
+        let nodes: u64 = caches.iter().map(|cache| cache.stats().moved_nodes).sum();
+        let lost = world.lost(&caches[0], &watch)?;
+        let span = watch.move_span();
+        let seconds = (span.ended_ns - span.began_ns) as f64 / 1e9;
+        let [outside, inside] = watch.longest_ns().map(|ns| ns as f64 / 1e6);
+        let case = format!("{mib} MiB");
+        let why = "the paper says that it is less; here the three ranges move one after the other, and \
+                   under the simulator's load what one task has written back is dirty again by the \
+                   time the range is closed, and is written once more";
+        let told = Some(self.paper.fig10.seconds);
+        report.row(&case, "seconds of the move, over the scale", told, seconds / scale, why);
+        for (quantity, ours) in [
+            ("seconds of the move", seconds),
+            ("nodes written back, for each that a cache holds", nodes as f64 / frames as f64),
+            ("longest operation outside, ms", outside),
+            ("longest operation inside, ms", inside),
+            ("acknowledged writes", watch.acknowledged() as f64),
+            ("items whose last write is lost", lost as f64),
+        ] {
+            report.row(&case, quantity, None, ours, "");
+        }
+        self.curve(report, &case, &watch, lead_ns);
+        let most = self.paper.fig10.seconds * scale;
+        let holds = (mib == BAR_MIB).then_some(seconds < most);
+        report.check(format!("{case}: the move takes less than {} s", figure(most)), holds);
+        let what = format!("{case}: nothing outside takes longer than {STALL_MS} ms");
+        report.check(what, Some(outside <= STALL_MS));
+        report.check(format!("{case}: no acknowledged write is lost"), Some(lost == 0));
+        self.move_back(&caches)?;
+        cluster.members().into_iter().for_each(|who| cluster.leave(who));
+        world.close(caches)?;
+        Ok(())
+    }
+
+    /// Throughput over time; 0 is when the move begins.
+    fn curve(&self, report: &mut ReproReport, case: &str, watch: &Watch, lead_ns: u64) {
+        let moving = watch.move_span();
+        let (began_ns, ended_ns) = (moving.began_ns, moving.ended_ns);
+        let spans = [
+            ("before", Span { began_ns: began_ns - lead_ns, ended_ns: began_ns }),
+            ("during", moving),
+            ("after", Span { began_ns: ended_ns, ended_ns: ended_ns + AFTER * lead_ns }),
+        ];
+        for (name, span) in spans {
+            report.row(&format!("{case}, {name}"), "Mops", None, watch.mops(span), "");
+        }
+        for ((_, span), points) in spans.into_iter().zip(POINTS) {
+            let step_ns = ((span.ended_ns - span.began_ns) / points).max(1);
+            for point in 0..points {
+                let from_ns = span.began_ns + point * step_ns;
+                let part = Span { began_ns: from_ns, ended_ns: from_ns + step_ns - 1 };
+                let at_ms = (from_ns as f64 - began_ns as f64) / 1e6;
+                let quantity = format!("{case}: Mops over time");
+                report.row(&format!("{at_ms:.1} ms"), &quantity, None, watch.mops(part), "");
+            }
+        }
+    }
+
+    /// Opens the caches: three with a partition each, and one with none.
+    fn join(&self, options: DexOptions, cluster: &Arc<Cluster>) -> Result<Vec<Dex>, ReproError> {
+        let world = self.world;
+        let joining = async {
+            let mut caches = Vec::new();
+            for number in 0..world.config.compute_servers {
+                let take = if number < FIRST { Take::Free(1) } else { Take::Nothing };
+                let join = JoinOptions { take, take_over: false };
+                let (session, forward) = (&world.sessions[number], Arc::clone(cluster));
+                let joined = Dex::join(session, world.meta, world.layout, options, forward, join);
+                caches.push(joined.await.map_err(BenchError::Table)?);
+            }
+            for (number, cache) in caches.iter().enumerate() {
+                for _ in 0..SERVE_TASKS {
+                    let (session, cache) = (self.spare(number).await?, cache.clone());
+                    let cluster = Arc::clone(cluster);
+                    // If it ends early, operations on the way to it fail, and say so.
+                    world.sim.spawn(number, async move {
+                        let _ = cluster.serve(cache, session).await;
+                    });
+                }
+            }
+            Ok::<_, ReproError>(caches)
+        };
+        world.sim.block_on(joining).map_err(BenchError::from)?
+    }
+
+    /// A session on a compute server's spare thread.
+    async fn spare(&self, compute: usize) -> Result<Session<SimEndpoint>, ReproError> {
+        let world = self.world;
+        let thread = world.config.threads.div_ceil(world.config.compute_servers);
+        let endpoint = world.sim.fabric(compute).endpoint_on(thread).map_err(BenchError::from)?;
+        let session = world.sessions[compute].pool().session(endpoint).await;
+        Ok(session.map_err(|source| BenchError::Pool { pool_bytes: 0, source })?)
+    }
+
+    /// Lets the ranges move once the warm-up is over; gives where it is told how that went.
+    fn spawn_move(
+        &self,
+        caches: &[Dex],
+        watch: &Rc<Watch>,
+        lead_ns: u64,
+    ) -> Result<Rc<RefCell<Result<(), MoveError>>>, ReproError> {
+        let world = self.world;
+        let session = world.sim.block_on(self.spare(0)).map_err(BenchError::from)??;
+        let outcome = Rc::new(RefCell::new(Ok(())));
+        let (told, watch, index) = (Rc::clone(&outcome), Rc::clone(watch), caches[0].clone());
+        let (moves, bounds) = (self.moves.clone(), Rc::clone(&world.bounds));
+        let names = self.names();
+        world.sim.spawn(0, async move {
+            let endpoint = session.endpoint();
+            while !watch.is_measuring() {
+                endpoint.sleep(LOOK_NS).await;
+            }
+            endpoint.sleep(lead_ns).await;
+            watch.begin_move(endpoint.now_ns());
+            for Move { low, high, from } in moves {
+                let to = names[from + 1];
+                let moved = index.move_range(&session, Some(&low), high.as_deref(), to).await;
+                if let Err(error) = moved {
+                    *told.borrow_mut() = Err(error);
+                    break;
+                }
+                bounds.borrow_mut()[from] = low;
+            }
+            watch.end_move(endpoint.now_ns());
+            endpoint.sleep(AFTER * lead_ns).await;
+            watch.end();
+        });
+        Ok(outcome)
+    }
+
+    /// Gives every range back to who had it.
+    fn move_back(&self, caches: &[Dex]) -> Result<(), ReproError> {
+        let (world, names) = (self.world, self.names());
+        let giving = async {
+            for Move { low, high, from } in self.moves.iter().rev() {
+                let (session, to) = (&world.sessions[0], names[*from]);
+                caches[0].move_range(session, Some(low), high.as_deref(), to).await?;
+            }
+            Ok::<_, MoveError>(())
+        };
+        Ok(world.sim.block_on(giving).map_err(BenchError::from)??)
+    }
+
+    /// What the compute servers are called.
+    fn names(&self) -> Vec<Incarnation> {
+        let computes = 0..self.world.config.compute_servers;
+        computes.map(|compute| self.world.sim.fabric(compute).incarnation()).collect()
+    }
+}
