@@ -32,11 +32,12 @@ const SLICE_OPS: usize = 5_000;
 const ROUNDS: usize = 100;
 const SCALE_MIN: f64 = 0.0001;
 
-/// What takes turns. The first two are the comparison, the others stand beside it.
+/// What takes turns. The first three are the comparison, the others stand beside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
     Dex,
     Local,
+    LocalPrefetching,
     BTreeMap,
     #[cfg(feature = "peers")]
     SkipList,
@@ -48,6 +49,7 @@ impl Side {
     const ALL: &[Side] = &[
         Side::Dex,
         Side::Local,
+        Side::LocalPrefetching,
         Side::BTreeMap,
         #[cfg(feature = "peers")]
         Side::SkipList,
@@ -59,6 +61,7 @@ impl Side {
         match self {
             Side::Dex => "dex",
             Side::Local => "local B+-tree, same nodes",
+            Side::LocalPrefetching => "the same, prefetching",
             Side::BTreeMap => "std BTreeMap, RwLock",
             #[cfg(feature = "peers")]
             Side::SkipList => "crossbeam-skiplist",
@@ -88,6 +91,8 @@ impl Work {
 struct Sides {
     dex: Dex,
     local: LocalTree,
+    /// Of its own, as one side's nodes would be in the processor's caches for the next.
+    prefetching: LocalTree,
     map: RwLock<BTreeMap<u64, u64>>,
     #[cfg(feature = "peers")]
     skip_list: crossbeam_skiplist::SkipMap<u64, u64>,
@@ -107,7 +112,7 @@ pub(super) fn run(
     let title = "throughput of a cache that holds all, beside trees in local memory";
     let mut report = ReproReport::new("dex-local", title, &paper.source, TimeKind::Real);
     let bed = Bed::new(keys, options.seed)?;
-    progress.begin(Phase::Load, keys * 2);
+    progress.begin(Phase::Load, keys * 3);
     let sides = Sides::new(&bed, keys, cache_bytes, progress)?;
     report.scale = options.scale;
     let config: [(&str, Value); 11] = [
@@ -152,9 +157,12 @@ fn add(report: &mut ReproReport, paper: &DexPaper, work: Work, times: &Times) {
     let name = work.name();
     let share = times.processor_ratio(0, 1);
     let told = (work == Work::Get).then_some(paper.local.share_of_local_tree);
-    let why = "the smaller the trees, the more of them lies in the processor's caches, and the more \
-               weighs what an operation does beside waiting for memory";
+    let why = "dex has the processor fetch what a search may touch, the local tree does not: see the next \
+               row; and the smaller the trees, the more of them lies in the processor's caches, and the \
+               more weighs what an operation does beside waiting for memory";
     report.row(name, "share of the local tree's throughput", told, share, why);
+    let quantity = "share of a local tree's throughput that prefetches as dex does";
+    report.row(name, quantity, None, times.processor_ratio(0, 2), "");
     if work == Work::Get {
         let least = paper.local.share_of_local_tree;
         // Smaller trees lie in the processor's cache, and so measure something else.
@@ -179,16 +187,19 @@ impl Sides {
         cache_bytes: u64,
         progress: &dyn Progress,
     ) -> Result<Self, ReproError> {
-        let mut pairs = slices::pairs(&slices::KEYS, keys, progress);
-        let local = LocalTree::build(bed.layout, &mut pairs, keys, FILL)
-            .ok_or_else(|| ReproError::Wrong("no memory for the local tree".to_owned()))?;
+        let local = || {
+            let mut pairs = slices::pairs(&slices::KEYS, keys, progress);
+            LocalTree::build(bed.layout, &mut pairs, keys, FILL)
+                .ok_or_else(|| ReproError::Wrong("no memory for the local tree".to_owned()))
+        };
         let options =
             DexOptions { cache_bytes, bulk_fill: FILL, ..super::setup::as_in_the_paper() };
         let items = || SortedItems::new(&slices::KEYS, keys);
         let numbers = || items().map(|item| (number_of(item), item));
         Ok(Sides {
             dex: bed.table(keys, options, progress)?,
-            local,
+            local: local()?,
+            prefetching: local()?,
             #[cfg(feature = "peers")]
             skip_list: numbers().collect(),
             #[cfg(feature = "peers")]
@@ -213,9 +224,17 @@ impl Sides {
         let mut value = Vec::with_capacity(8);
         Ok(match (side, work) {
             (Side::Dex, _) => seat.block_on(self.dex_slice(work, seat, wanted))?,
-            (Side::Local, Work::Get) => count(wanted, |key, _| self.local.get(key, &mut value)),
+            (Side::Local, Work::Get) => {
+                count(wanted, |key, _| self.local.get::<false>(key, &mut value))
+            }
             (Side::Local, Work::Update) => {
-                count(wanted, |key, item| self.local.update(key, &item.to_le_bytes()))
+                count(wanted, |key, item| self.local.update::<false>(key, &item.to_le_bytes()))
+            }
+            (Side::LocalPrefetching, Work::Get) => {
+                count(wanted, |key, _| self.prefetching.get::<true>(key, &mut value))
+            }
+            (Side::LocalPrefetching, Work::Update) => {
+                count(wanted, |key, item| self.prefetching.update::<true>(key, &item.to_le_bytes()))
             }
             (Side::BTreeMap, Work::Get) => count(wanted, |key, _| {
                 let map = self.map.read().unwrap_or_else(PoisonError::into_inner);

@@ -118,11 +118,19 @@ impl LocalTree {
         &self.words.as_slice()[first..first + self.layout.node_words()]
     }
 
-    /// Copies `key`'s value into `value`; `false` if there is none. No allocation if it has room.
+    /// Has the processor fetch what a search of a node touches, as a cache of the remote tree does.
     #[inline]
-    pub(super) fn get(&self, key: &[u8], value: &mut Vec<u8>) -> bool {
+    fn prefetch(&self, number: usize, is_leaf: bool) {
+        let words = self.layout.node_words();
+        self.words.prefetch((number - 1) * words, words * if is_leaf { 6 } else { 4 });
+    }
+
+    /// Copies `key`'s value into `value`; `false` if there is none. No allocation if it has room.
+    /// With `FETCH` nodes are prefetched.
+    #[inline]
+    pub(super) fn get<const FETCH: bool>(&self, key: &[u8], value: &mut Vec<u8>) -> bool {
         loop {
-            let Some((image, version)) = self.leaf(key) else { continue };
+            let Some((image, version)) = self.leaf::<FETCH>(key) else { continue };
             let node = Node::new(&self.layout, image);
             let stored = match node.find(key) {
                 Ok(index) => node.value(index, value),
@@ -134,11 +142,11 @@ impl LocalTree {
         }
     }
 
-    /// Replaces `key`'s value; `false` if there is none.
+    /// Replaces `key`'s value; `false` if there is none. With `FETCH` nodes are prefetched.
     #[inline]
-    pub(super) fn update(&self, key: &[u8], value: &[u8]) -> bool {
+    pub(super) fn update<const FETCH: bool>(&self, key: &[u8], value: &[u8]) -> bool {
         loop {
-            let Some((image, version)) = self.leaf(key) else { continue };
+            let Some((image, version)) = self.leaf::<FETCH>(key) else { continue };
             let latch = &image[LATCH_WORD];
             let taken = latch.compare_exchange(
                 version,
@@ -161,19 +169,24 @@ impl LocalTree {
 
     /// The leaf that covers `key`, as it was at a version; `None` if somebody changed the way.
     #[inline]
-    fn leaf(&self, key: &[u8]) -> Option<(&[AtomicU64], u64)> {
+    fn leaf<const FETCH: bool>(&self, key: &[u8]) -> Option<(&[AtomicU64], u64)> {
         let mut image = self.image(self.root);
         let mut version = sample(image)?;
         loop {
             let node = Node::new(&self.layout, image);
-            if node.level() == 0 {
+            let level = node.level();
+            if level == 0 {
                 return validate(image, version).then_some((image, version));
             }
             let (_, child) = node.child_for(key);
             if !validate(image, version) {
                 return None;
             }
-            let below = self.image((child as usize).clamp(1, self.nodes));
+            let child = (child as usize).clamp(1, self.nodes);
+            if FETCH {
+                self.prefetch(child, level == 1);
+            }
+            let below = self.image(child);
             let next = sample(below)?;
             if !validate(image, version) {
                 return None;
@@ -230,14 +243,15 @@ mod tests {
             let values = ValueMaker::new(8);
             let mut value = Vec::new();
             for item in (0..count).step_by(7) {
-                assert!(tree.get(&key(item), &mut value));
+                assert!(tree.get::<false>(&key(item), &mut value));
                 assert!(values.value_matches(item, 0, &value));
                 values.write_value(item, 5, &mut value);
-                assert!(tree.update(&key(item), &value));
-                assert!(tree.get(&key(item), &mut value));
+                assert!(tree.update::<true>(&key(item), &value));
+                assert!(tree.get::<true>(&key(item), &mut value));
                 assert!(values.value_matches(item, 5, &value));
             }
-            assert!(!tree.get(&key(count), &mut value) && !tree.update(&key(count), &value));
+            assert!(!tree.get::<true>(&key(count), &mut value));
+            assert!(!tree.update::<false>(&key(count), &value));
             assert!(tree.nodes() as u64 >= count.div_ceil(60));
         }
     }
@@ -253,8 +267,8 @@ mod tests {
                     for step in 0..20_000 {
                         let item = step % 50;
                         values.write_value(item, writer << 32 | step, &mut value);
-                        assert!(tree.update(&key(item), &value));
-                        assert!(tree.get(&key(item), &mut found));
+                        assert!(tree.update::<false>(&key(item), &value));
+                        assert!(tree.get::<true>(&key(item), &mut found));
                         let version = values.version_of(item, &found).unwrap();
                         assert!(values.value_matches(item, version, &found));
                         assert!((1..3).contains(&(version >> 32)));

@@ -109,7 +109,7 @@ fn a_cache_that_holds_all_needs_no_remote_operation() {
     let check = |what: &str| report.checks.iter().find(|check| check.what.contains(what)).unwrap();
     assert_eq!(check("no remote operation").holds, Some(true));
     assert_eq!(check("local tree's throughput").holds, None, "not at this scale");
-    assert_eq!(report.rows.iter().filter(|row| row.quantity.starts_with("share")).count(), 2);
+    assert_eq!(report.rows.iter().filter(|row| row.quantity.starts_with("share")).count(), 4);
     assert!(report.rows.iter().filter_map(|row| row.ours).all(|ours| ours > 0.0));
 }
 

@@ -99,11 +99,11 @@ impl Words {
         copy::load(&self.as_slice()[first..first + into.len()], into);
     }
 
-    /// Asks the processor to fetch `bytes` bytes from word `first` on, at most 1 KiB of them, for a
-    /// [`Words::load`] that comes later. Does nothing where that cannot be asked for, and for what
+    /// Asks the processor to fetch `bytes` bytes from word `first` on, at most 1 KiB of them, for
+    /// loads that come later. Does nothing where that cannot be asked for, and for what
     /// is out of bounds.
     #[inline]
-    pub(crate) fn prefetch(&self, first: usize, bytes: usize) {
+    pub fn prefetch(&self, first: usize, bytes: usize) {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};

@@ -198,7 +198,8 @@ impl Cache {
                 return None;
             }
             let node = frames.node(&layout, frame);
-            if node.level() == 0 {
+            let level = node.level();
+            if level == 0 {
                 let covers = node.covers(key) == Cover::Inside;
                 return (covers && latch.validate(version)).then_some(Spot {
                     frame,
@@ -209,6 +210,7 @@ impl Cache {
             }
             let (_, pointer) = node.child_for(key);
             let child = frames.unswizzle(pointer)?;
+            frames.prefetch(child, level == 1);
             (parent, above, parent_version, frame) = (frame, latch, version, child);
         }
         None
