@@ -68,6 +68,22 @@ pub enum OpErrorKind {
     StillAlive,
 }
 
+/// For which reason a memory server does not let a program in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// What answers is no memory server.
+    NoMemoryServer,
+    /// It speaks another version of the protocol.
+    OtherVersion,
+    /// It has another number, or the pool another number of servers.
+    OtherServer,
+    /// It has as many connections as it allows.
+    Full,
+    /// It serves other memory than before.
+    OtherMemory,
+}
+
 /// Opening or creating a fabric failed; nothing was changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -88,6 +104,14 @@ pub enum FabricError {
         /// The folder or file.
         path: PathBuf,
         /// What is wrong with it and what to do.
+        why: String,
+    },
+    /// Something is there that a memory server cannot serve.
+    #[error("cannot serve {}: {why}", path.display())]
+    NotARegion {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
         why: String,
     },
     /// A pool folder with a file that is damaged.
@@ -118,6 +142,8 @@ pub enum FabricError {
         server: ServerId,
         /// Where it is.
         address: String,
+        /// For which reason.
+        reason: Refusal,
         /// Why, and what to do.
         why: String,
     },
@@ -127,6 +153,9 @@ pub enum FabricError {
         /// Which one.
         server: ServerId,
     },
+    /// This compute server has given up a pool that it could not reach, and must join anew.
+    #[error("this compute server has given the pool up, as it could not be reached: open it anew")]
+    GivenUp,
     /// RDMA cannot be used.
     #[cfg(feature = "verbs")]
     #[error(transparent)]

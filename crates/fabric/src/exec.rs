@@ -14,10 +14,36 @@ use std::time::{Duration, Instant};
 
 use async_task::Runnable;
 
+use crate::Endpoint;
 use crate::wake::{Flag, Home, Notify, Queue};
 
 /// Waits shorter than this are spun through: a parked thread wakes later than that.
 const SPIN_NS: u64 = 60_000;
+
+/// An endpoint in real time: its thread's tasks run on an executor of their own.
+pub trait RealTime: Endpoint {
+    /// The executor that this thread's tasks run on.
+    fn executor(&self) -> &Executor;
+
+    /// Starts this thread's random numbers anew from `seed`.
+    fn seed(&self, seed: u64);
+}
+
+macro_rules! real_time {
+    ($($endpoint:ty),+) => {$(
+        impl RealTime for $endpoint {
+            fn executor(&self) -> &Executor {
+                self.executor()
+            }
+
+            fn seed(&self, seed: u64) {
+                self.seed(seed);
+            }
+        }
+    )+};
+}
+
+real_time!(crate::mapped::MappedEndpoint, crate::tcp::TcpEndpoint, crate::AnyEndpoint);
 
 /// What a fabric does for a thread's operations between its tasks.
 pub(crate) trait Driver {
@@ -29,6 +55,9 @@ pub(crate) trait Driver {
 
     /// Waits until something comes, `at_most` has passed, or the notifier is called.
     fn wait(&self, at_most: Option<Duration>);
+
+    /// The root has ended, and for so long tasks have kept its caller. Called before a wait.
+    fn linger(&self, _kept: Duration) {}
 
     /// Ends a wait from any thread; the next one, if nothing waits (INV-WAKE-1).
     fn notifier(&self) -> Notify;
@@ -126,6 +155,7 @@ impl Executor {
         let mut context = Context::from_waker(&self.0.root_waker);
         let mut is_first = true;
         let mut result = None;
+        let mut ended_ns = None;
         loop {
             let mut progress = false;
             if result.is_none()
@@ -145,6 +175,13 @@ impl Executor {
                 return value;
             }
             if !progress {
+                if result.is_some()
+                    && let Some(driver) = &self.0.driver
+                {
+                    let now_ns = self.now_ns();
+                    let kept_ns = now_ns - *ended_ns.get_or_insert(now_ns);
+                    driver.linger(Duration::from_nanos(kept_ns));
+                }
                 self.idle(result.is_none());
             }
         }

@@ -13,11 +13,14 @@
 //! | `verbs` | that of memory servers, by RDMA (feature `verbs`) | real |
 //! | [`sim`] | simulated memory servers with network cards | virtual, one seed, replayable |
 //!
+//! [`AnyFabric`] is `mapped` or `tcp`, chosen when the program runs.
+//!
 //! All unsafe code of the project is in the private module `raw`.
 #![deny(unsafe_code)]
 
 mod access;
 mod addr;
+mod any;
 mod client;
 #[cfg(feature = "conformance")]
 pub mod conformance;
@@ -37,11 +40,12 @@ pub mod verbs;
 mod wake;
 
 pub use addr::{GlobalAddr, ServerId};
+pub use any::{AnyEndpoint, AnyFabric};
 pub use client::Client;
 pub use contract::{Endpoint, Fabric};
 pub use contract_types::{Capabilities, Incarnation, Service, ServiceId, ServiceReply};
 pub use counters::{Cost, Counters, OpKind, Snapshot};
-pub use error::{FabricError, OpError, OpErrorKind};
-pub use exec::{Executor, yield_now};
+pub use error::{FabricError, OpError, OpErrorKind, Refusal};
+pub use exec::{Executor, RealTime, yield_now};
 pub use ops::{Op, Ops};
 pub use raw::{Buf, Slab, Words};

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farleaf_fabric::tcp::{MemoryServer, MemoryServerConfig, Tcp, TcpConfig, TcpEndpoint};
+use farleaf_fabric::tcp::{MemoryServer, MemoryServerConfig, Region, Tcp, TcpConfig, TcpEndpoint};
 use farleaf_fabric::{
     Endpoint, Fabric, FabricError, GlobalAddr, Incarnation, OpError, OpErrorKind, ServerId, Words,
 };
@@ -63,7 +63,7 @@ fn kind<T: std::fmt::Debug>(result: Result<T, OpError>) -> OpErrorKind {
 fn hello(who: u64, server: u16, servers: u16) -> [u8; 64] {
     let mut bytes = [0; 64];
     bytes[..8].copy_from_slice(b"FarleafT");
-    bytes[8] = 1;
+    bytes[8] = 2;
     bytes[16..24].copy_from_slice(&who.to_le_bytes());
     bytes[24..26].copy_from_slice(&server.to_le_bytes());
     bytes[26..28].copy_from_slice(&servers.to_le_bytes());
@@ -170,7 +170,7 @@ fn malformed_greetings_end_their_connection() {
     }
     assert!(is_closed(&mut knock(config.servers[0], &hello(0, 0, 1))), "no incarnation");
     assert!(is_closed(&mut knock(config.servers[0], &[b'G'; 64])), "something else");
-    for (byte, value, entry) in [(8, 2, 1), (24, 1, 2), (26, 3, 2)] {
+    for (byte, value, entry) in [(8, 3, 1), (24, 1, 2), (26, 3, 2)] {
         let mut bad = good;
         bad[byte] = value;
         let mut stream = knock(config.servers[0], &bad);
@@ -449,16 +449,85 @@ fn a_server_may_go_and_come_back() {
         assert_eq!(both.1.unwrap().old(0), 5);
     });
     assert_eq!(again.connections(), 1, "the thread's; signs of life come when they are due");
-    // One that has other memory is another server.
+    // One that has other memory is another server, also if it is as much: what was there is gone.
     drop(again);
-    let listen = address;
-    let other = Arc::new(Words::anonymous(512).unwrap());
-    let config =
-        MemoryServerConfig { listen, server: ServerId(1), servers: 2, ..Default::default() };
-    let _other = MemoryServer::start(config, other).unwrap();
+    let config = MemoryServerConfig {
+        listen: address,
+        server: ServerId(1),
+        servers: 2,
+        ..Default::default()
+    };
+    let _other = MemoryServer::start(config, words()).unwrap();
     block_on(&endpoint, async {
-        assert_eq!(kind(endpoint.reconnect(ServerId(1)).await), OpErrorKind::Unavailable);
+        assert_eq!(kind(endpoint.reconnect(ServerId(1)).await), OpErrorKind::Fenced);
+        assert_eq!(kind(endpoint.faa(at(0, 64), 1).await), OpErrorKind::Fenced);
     });
+    assert!(matches!(fabric.endpoint(), Err(FabricError::GivenUp)));
+}
+
+/// What must not stay half done is tried for ever, and used to keep its caller for ever, too.
+#[test]
+fn a_call_is_not_kept_for_ever_by_a_server_that_is_gone() {
+    let (mut pool, config) = pool(2, LONG);
+    let linger_timeout = Duration::from_millis(200);
+    let fabric = Tcp::connect(TcpConfig { linger_timeout, ..config.clone() }).unwrap();
+    let other = Tcp::connect(config).unwrap();
+    let (endpoint, other) = (fabric.endpoint().unwrap(), other.endpoint().unwrap());
+    let who = endpoint.incarnation();
+    let start = Instant::now();
+    pool.pop();
+    let patient = endpoint.clone();
+    block_on(&endpoint, async {
+        endpoint.spawn(async move {
+            while kind(patient.faa(at(1, 64), 1).await) != OpErrorKind::Fenced {
+                let _ = patient.reconnect(ServerId(1)).await;
+                patient.sleep(1_000_000).await;
+            }
+        });
+    });
+    assert!(start.elapsed() >= linger_timeout);
+    block_on(&endpoint, async {
+        // Not on servers that are there either: others may take over from here on.
+        assert_eq!(kind(endpoint.faa(at(0, 64), 1).await), OpErrorKind::Fenced);
+        assert_eq!(kind(endpoint.reconnect(ServerId(0)).await), OpErrorKind::Fenced);
+    });
+    assert!(matches!(fabric.endpoint(), Err(FabricError::GivenUp)));
+    wait_until("it has said goodbye", || block_on(&other, other.is_dead(who)));
+}
+
+/// A server that is started again over its file has the same words, lets in who lives, and nobody
+/// whom it had cut off.
+#[test]
+fn a_server_is_started_again_over_its_file() {
+    let path = env::temp_dir().join(format!("farleaf-tcp-file-{}", std::process::id()));
+    let _ = std::fs::remove_file(&path);
+    let start = |listen| {
+        let region = Region::file(&path, Some(REGION_BYTES as u64), ServerId(0), 1).unwrap();
+        let config = MemoryServerConfig { listen, lease: LONG, ..Default::default() };
+        MemoryServer::start_over(config, region).unwrap()
+    };
+    let server = start(MemoryServerConfig::default().listen);
+    let config = TcpConfig::to([server.address()]);
+    let lives = Tcp::connect(config.clone()).unwrap();
+    let endpoint = lives.endpoint().unwrap();
+    let mut fenced = enter(server.address(), 7, 0, 1);
+    fenced.write_all(&request(BYE, 0, 0, &[])).unwrap();
+    assert_eq!(answer(&mut fenced), (0, vec![]));
+    block_on(&endpoint, async {
+        endpoint.faa(at(0, 64), 5).await.unwrap();
+        endpoint.fence(ServerId(0), Incarnation(7)).await.unwrap();
+    });
+    drop(server);
+    let server = start(config.servers[0]);
+    block_on(&endpoint, async {
+        endpoint.reconnect(ServerId(0)).await.unwrap();
+        assert_eq!(endpoint.faa(at(0, 64), 1).await, Ok(5));
+    });
+    let mut again = knock(server.address(), &hello(7, 0, 1));
+    let mut welcome = [0; 64];
+    again.read_exact(&mut welcome).unwrap();
+    assert_eq!(welcome[12], 3, "fenced");
+    std::fs::remove_file(&path).unwrap();
 }
 
 /// Both, the first one polled first.

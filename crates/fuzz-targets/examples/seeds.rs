@@ -187,7 +187,7 @@ fn wire(corpus: &Path) {
     write(corpus, "wire", "fenced", &[&[2, 255][..], &oneself, &verbs].concat());
     let long = [request(5, 0, 2 << 52 | 1, 0, &[]), request(1, 0, 0, 1 << 16, &[])].concat();
     write(corpus, "wire", "long", &[&[2, 255][..], &long.repeat(8)].concat());
-    let mut hello = [&[0, 255][..], b"FarleafT", &[1, 0, 0, 0, 0, 0, 0, 0], &word].concat();
+    let mut hello = [&[0, 255][..], b"FarleafT", &[2, 0, 0, 0, 0, 0, 0, 0], &word].concat();
     hello.extend([0, 0, 1, 0]);
     hello.resize(66, 0);
     write(corpus, "wire", "hello", &[&hello, &verbs[..]].concat());

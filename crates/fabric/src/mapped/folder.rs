@@ -274,13 +274,13 @@ fn left_of_a_pool(path: &Path) -> Result<Vec<PathBuf>, FabricError> {
 }
 
 /// Memory files grow as they are touched; running out then would kill the process.
-fn check_space(path: &Path, bytes: u64) -> Result<(), FabricError> {
+pub(crate) fn check_space(path: &Path, bytes: u64) -> Result<(), FabricError> {
     let space = rustix::fs::statvfs(path)
         .map_err(|source| io_error("look at the space of", path, source.into()))?;
     let free = space.f_bavail * space.f_frsize;
     if free < bytes {
         return Err(FabricError::Config(format!(
-            "a pool of {bytes} bytes does not fit into {}, which has {free} bytes free: \
+            "{bytes} bytes do not fit into {}, which has {free} bytes free: \
              ask for a smaller one",
             path.display()
         )));
@@ -457,7 +457,7 @@ mod tests {
         drop(Mapped::create(&scratch.0, 1, 1 << 20).expect("create"));
         assert!(!scratch.0.exists());
         let huge = Mapped::create(&scratch.0, 1, 1 << 47).expect_err("no such space");
-        assert!(huge.to_string().contains("does not fit"), "{huge}");
+        assert!(huge.to_string().contains("do not fit"), "{huge}");
         assert!(!scratch.0.exists());
     }
 }

@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 pub use endpoint::MappedEndpoint;
 pub use folder::CreateGuard;
 use folder::Folder;
+pub(crate) use folder::check_space;
 
 use crate::{
     Capabilities, Counters, Fabric, FabricError, Incarnation, ServerId, Service, ServiceId, Words,

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use memmap2::{MmapOptions, MmapRaw};
 
@@ -23,7 +23,11 @@ pub struct Words {
     first: NonNull<AtomicU64>,
     len: usize,
     owner: Owner,
+    number: u64,
 }
+
+/// Mappings of this process so far.
+static MAPPINGS: AtomicU64 = AtomicU64::new(0);
 
 /// What keeps the memory alive.
 #[expect(dead_code, reason = "held for their Drop, which unmaps")]
@@ -56,7 +60,17 @@ impl Words {
             let _ = map.advise(memmap2::Advice::HugePage);
         }
         let first = NonNull::new(map.as_mut_ptr())?.cast::<AtomicU64>();
-        Some(Words { first, len, owner: Owner::Anonymous(map) })
+        Some(Words::over(first, len, Owner::Anonymous(map)))
+    }
+
+    /// As [`Words::anonymous`], on huge pages that the system has set aside for such requests, all
+    /// taken at once. `None` if there are too few of them.
+    pub fn anonymous_huge(len: usize) -> Option<Words> {
+        let mut options = MmapOptions::new();
+        options.len(len.max(1).checked_mul(8)?).huge(None);
+        let map = MmapRaw::from(options.map_anon().ok()?);
+        let first = NonNull::new(map.as_mut_ptr())?.cast::<AtomicU64>();
+        Some(Words::over(first, len, Owner::Anonymous(map)))
     }
 
     /// The first `len` words of `file`, shared with every process that maps it.
@@ -64,14 +78,35 @@ impl Words {
     /// # Errors
     /// What the system says; `UnexpectedEof` if the file is shorter.
     pub fn map(file: &File, len: usize) -> io::Result<Words> {
-        if file.metadata()?.len() < len as u64 * 8 {
+        Words::map_from(file, 0, len)
+    }
+
+    /// `len` words of `file` from byte `offset` on, shared with every process that maps them.
+    ///
+    /// # Errors
+    /// What the system says; `UnexpectedEof` if the file is shorter, `InvalidInput` if `offset` is no
+    /// multiple of 64 KiB, which every system can map from.
+    pub fn map_from(file: &File, offset: u64, len: usize) -> io::Result<Words> {
+        if file.metadata()?.len() < offset + len as u64 * 8 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        let map = MmapOptions::new().len(len * 8).map_raw(file)?;
+        if !offset.is_multiple_of(64 << 10) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let map = MmapOptions::new().offset(offset).len(len * 8).map_raw(file)?;
         let first = NonNull::new(map.as_mut_ptr())
             .ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?
             .cast::<AtomicU64>();
-        Ok(Words { first, len, owner: Owner::File(map) })
+        Ok(Words::over(first, len, Owner::File(map)))
+    }
+
+    fn over(first: NonNull<AtomicU64>, len: usize, owner: Owner) -> Words {
+        Words { first, len, owner, number: MAPPINGS.fetch_add(1, Ordering::Relaxed) }
+    }
+
+    /// Which mapping of this process it is.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
     }
 
     /// The words themselves.
@@ -176,8 +211,6 @@ impl std::fmt::Debug for Words {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::Ordering;
-
     use super::*;
 
     #[test]

@@ -13,7 +13,7 @@ use super::inbox::{Ended, Inbox, Sink, Waiting};
 use super::output::Output;
 use super::wire::Request;
 use crate::wake::Notify;
-use crate::{FabricError, OpError, OpErrorKind, ServerId};
+use crate::{FabricError, OpError, OpErrorKind, Refusal, ServerId};
 
 /// Whether there is a connection.
 #[derive(Debug)]
@@ -72,6 +72,10 @@ impl Connection {
     /// Whether answers, or a line, are waited for.
     pub(super) fn is_busy(&self) -> bool {
         !self.inbox.is_empty() || matches!(self.line, Line::Connecting(_))
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        matches!(self.line, Line::Up(_))
     }
 
     /// When the oldest request was posted.
@@ -229,6 +233,11 @@ impl Connection {
             let result = match result {
                 Ok((stream, welcome)) => Ok((stream, welcome.connection)),
                 Err(FabricError::CutOff { .. }) => Err(true),
+                // What was there is gone, and with it the pool as this compute server knew it.
+                Err(FabricError::Refused { reason: Refusal::OtherMemory, .. }) => {
+                    shared.give_up();
+                    Err(true)
+                }
                 Err(_) => Err(false),
             };
             *put.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);

@@ -185,11 +185,11 @@ fn nothing(_: Payload, error: Option<OpError>) -> Result<(), OpError> {
 
 impl Endpoint for TcpEndpoint {
     fn server_count(&self) -> usize {
-        self.thread.shared.region_bytes.len()
+        self.thread.shared.memory.len()
     }
 
     fn region_bytes(&self, server: ServerId) -> u64 {
-        self.thread.shared.region_bytes.get(server.index()).copied().unwrap_or(0)
+        self.thread.shared.memory.get(server.index()).map_or(0, |memory| memory.bytes)
     }
 
     fn capabilities(&self) -> Capabilities {

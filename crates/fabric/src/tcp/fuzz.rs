@@ -44,6 +44,7 @@ pub fn serve<'a>(greets: bool, pieces: impl Iterator<Item = &'a [u8]>) -> usize 
         lease_ms: 1_000,
         connections_max: 1,
         words: Arc::new(words),
+        region_id: 7,
         services: RwLock::new(BTreeMap::from([(ServiceId(1), boaster)])),
         lives: Lives::new(1_000),
         offer: None,

@@ -5,6 +5,7 @@
 //! - **TCP-2** An incarnation that has been fenced stays so: no connection of it is let in again.
 //! - **TCP-7** A gate is shut only once the other ways that belong to its connection have been cut; a
 //!   fence that cannot cut one is not answered. A way is added to an open gate only.
+//! - **TCP-9** A fence is answered once it stands in the region's record, if that has one.
 //! - **TCP-3** Nobody takes a gate while holding another: a fence is carried out between the
 //!   requests around it.
 
@@ -13,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::offer::Way;
+use super::region::Record;
 use crate::Incarnation;
 
 /// Whether a connection's requests are carried out.
@@ -32,7 +34,7 @@ pub(super) struct Gate {
     ways: Mutex<Vec<Box<dyn Way>>>,
 }
 
-/// A way could not be cut.
+/// A way could not be cut, or the fence could not be recorded.
 #[derive(Debug)]
 pub(super) struct Uncut;
 
@@ -85,6 +87,8 @@ pub(super) struct Life {
 #[derive(Debug, Default)]
 struct LifeState {
     fenced: bool,
+    /// It stands in the record.
+    is_recorded: bool,
     connections: BTreeMap<u64, Arc<Gate>>,
 }
 
@@ -127,13 +131,25 @@ pub(super) enum Denied {
 #[derive(Debug)]
 pub(super) struct Lives {
     lease_ms: u64,
+    record: Option<Record>,
     known: Mutex<BTreeMap<Incarnation, Arc<Life>>>,
     connections: AtomicU64,
 }
 
 impl Lives {
     pub(super) fn new(lease_ms: u64) -> Self {
-        Lives { lease_ms, known: Mutex::default(), connections: AtomicU64::new(0) }
+        Lives { lease_ms, record: None, known: Mutex::default(), connections: AtomicU64::new(0) }
+    }
+
+    /// With those who were fenced before, and a place for those who will be.
+    pub(super) fn recorded(lease_ms: u64, record: Record) -> Self {
+        let fenced = |who| {
+            let state = LifeState { fenced: true, is_recorded: true, ..LifeState::default() };
+            let (heard_ms, dead) = (AtomicU64::new(0), AtomicBool::new(true));
+            (who, Arc::new(Life { heard_ms, dead, state: Mutex::new(state) }))
+        };
+        let known = Mutex::new(record.fenced().into_iter().map(fenced).collect());
+        Lives { known, record: Some(record), ..Lives::new(lease_ms) }
     }
 
     fn known(&self) -> MutexGuard<'_, BTreeMap<Incarnation, Arc<Life>>> {
@@ -196,6 +212,12 @@ impl Lives {
         let gates = {
             let mut state = life.state();
             state.fenced = true;
+            if let Some(record) = self.record.as_ref().filter(|_| !state.is_recorded) {
+                if !record.add(who) {
+                    return Err(Uncut);
+                }
+                state.is_recorded = true;
+            }
             state.connections.clone()
         };
         life.end();
@@ -212,7 +234,9 @@ impl Lives {
 
 #[cfg(test)]
 mod tests {
+    use super::super::region::Region;
     use super::*;
+    use crate::ServerId;
 
     const WHO: Incarnation = Incarnation(9);
 
@@ -228,6 +252,29 @@ mod tests {
         assert_eq!(*other.lock(), GateState::Open);
         assert_eq!(lives.enter(WHO, 0, 2).err(), Some(Denied::Fenced));
         assert!(lives.is_dead(WHO, 2));
+    }
+
+    /// A server that was started again over its file used to let in whom it had cut off.
+    #[test]
+    fn a_fence_outlives_the_server() {
+        let path = std::env::temp_dir().join(format!("farleaf-fenced-{}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        let lives = || {
+            let region = Region::file(&path, Some(64 << 10), ServerId(0), 1).expect("a region");
+            Lives::recorded(100, region.record.expect("a record"))
+        };
+        let before = lives();
+        before.enter(WHO, 0, 0).expect("in");
+        for _ in 0..2 {
+            before.fence(WHO, 1).expect("cut off");
+        }
+        drop(before);
+        let after = lives();
+        assert_eq!(after.record.as_ref().map(Record::fenced), Some(vec![WHO]), "once");
+        assert_eq!(after.enter(WHO, 0, 2).err(), Some(Denied::Fenced));
+        assert!(after.is_dead(WHO, 2), "from the first moment on");
+        assert!(after.enter(Incarnation(8), 0, 2).is_ok());
+        std::fs::remove_file(&path).expect("remove");
     }
 
     #[test]

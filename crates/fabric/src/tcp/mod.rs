@@ -47,6 +47,7 @@ mod inbox;
 mod lives;
 pub(crate) mod offer;
 mod output;
+mod region;
 mod server;
 mod session;
 mod transport;
@@ -62,11 +63,12 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 pub use endpoint::TcpEndpoint;
+pub use region::{HugePages, Region};
 pub use server::{MemoryServer, MemoryServerConfig};
 #[cfg(feature = "verbs")]
 pub(crate) use transport::Transport;
 
-use crate::{Counters, Fabric, FabricError, Incarnation, ServerId, Service, ServiceId};
+use crate::{Counters, Fabric, FabricError, Incarnation, Refusal, ServerId, Service, ServiceId};
 use wire::{ANSWER_BYTES, Entry, GREETING_BYTES, Hello, Request, VERSION, Verb, Welcome};
 
 /// How long a side that has just been busy asks again before it sleeps.
@@ -81,6 +83,10 @@ pub struct TcpConfig {
     pub connect_timeout: Duration,
     /// How long an operation may take before it fails with `Timeout`.
     pub op_timeout: Duration,
+    /// How long a call that is over may be kept by what it has begun on a server that cannot be
+    /// reached, and must not leave half done. Then this compute server gives the pool up: it says
+    /// goodbye, as if it had been fenced, and others finish or undo what it has begun.
+    pub linger_timeout: Duration,
 }
 
 impl TcpConfig {
@@ -90,6 +96,7 @@ impl TcpConfig {
             servers: servers.into_iter().collect(),
             connect_timeout: Duration::from_secs(2),
             op_timeout: Duration::from_secs(5),
+            linger_timeout: Duration::from_secs(10),
         }
     }
 }
@@ -104,10 +111,26 @@ pub struct Tcp(Arc<Shared>);
 pub(crate) struct Shared {
     config: TcpConfig,
     incarnation: Incarnation,
-    region_bytes: Vec<u64>,
+    memory: Vec<Memory>,
+    /// This compute server has given up a pool that it could not reach.
+    given_up: AtomicBool,
     counters: Mutex<Vec<Arc<Counters>>>,
     /// Says goodbye when it is dropped.
-    _heart: Heart,
+    heart: Heart,
+}
+
+/// What a server exposes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Memory {
+    bytes: u64,
+    /// The same after a restart only if what stands in it is the same.
+    id: u64,
+}
+
+impl Memory {
+    fn of(welcome: &Welcome) -> Self {
+        Memory { bytes: welcome.region_bytes, id: welcome.region_id }
+    }
 }
 
 impl Tcp {
@@ -126,19 +149,25 @@ impl Tcp {
         }
         let random = RandomState::new().hash_one(std::process::id());
         let incarnation = Incarnation(random | 1);
-        let mut region_bytes = Vec::new();
+        let mut memory = Vec::new();
         let mut streams = Vec::new();
         let mut lease = Duration::MAX;
         for server in 0..config.servers.len() {
             let server = ServerId(server as u16);
             let (stream, welcome) = greet(&config, incarnation, server, true, 0)?;
-            region_bytes.push(welcome.region_bytes);
+            memory.push(Memory::of(&welcome));
             lease = lease.min(Duration::from_millis(u64::from(welcome.lease_ms)));
             streams.push(stream);
         }
-        let _heart = Heart::start(&config, incarnation, streams, lease / 4)?;
-        let counters = Mutex::default();
-        Ok(Tcp(Arc::new(Shared { config, incarnation, region_bytes, counters, _heart })))
+        let heart = Heart::start(&config, incarnation, streams, lease / 4)?;
+        Ok(Tcp(Arc::new(Shared {
+            config,
+            incarnation,
+            memory,
+            given_up: AtomicBool::new(false),
+            counters: Mutex::default(),
+            heart,
+        })))
     }
 
     /// Counters and the seed of one more thread.
@@ -161,8 +190,8 @@ impl Tcp {
 
     /// Bytes that each server exposes.
     #[cfg(feature = "verbs")]
-    pub(crate) fn region_bytes(&self) -> &[u64] {
-        &self.0.region_bytes
+    pub(crate) fn region_bytes(&self) -> Vec<u64> {
+        self.0.region_bytes()
     }
 
     /// Its incarnation.
@@ -171,11 +200,32 @@ impl Tcp {
     }
 }
 
+impl Shared {
+    /// Bytes that each server exposes.
+    fn region_bytes(&self) -> Vec<u64> {
+        self.memory.iter().map(|memory| memory.bytes).collect()
+    }
+
+    /// From here on nothing is posted any more, and others may take over at once.
+    fn give_up(&self) {
+        if !self.given_up.swap(true, Ordering::SeqCst) {
+            self.heart.stop();
+        }
+    }
+
+    fn has_given_up(&self) -> bool {
+        self.given_up.load(Ordering::Relaxed)
+    }
+}
+
 impl Fabric for Tcp {
     type Endpoint = TcpEndpoint;
 
     /// Connects the calling thread to every memory server.
     fn endpoint(&self) -> Result<TcpEndpoint, FabricError> {
+        if self.0.has_given_up() {
+            return Err(FabricError::GivenUp);
+        }
         let (counters, seed) = self.new_thread();
         TcpEndpoint::connect(Arc::clone(&self.0), counters, seed)
     }
@@ -218,26 +268,34 @@ fn greet(
     stream.write_all(&hello.encode()).map_err(failed)?;
     let mut bytes = [0; GREETING_BYTES];
     stream.read_exact(&mut bytes).map_err(failed)?;
-    let refused =
-        |why: String| Err(FabricError::Refused { server, address: address.to_string(), why });
+    let refused = |reason, why: String| {
+        Err(FabricError::Refused { server, address: address.to_string(), reason, why })
+    };
     let Some(welcome) = Welcome::decode(&bytes) else {
-        return refused("what answers there is no memory server of Farleaf".to_owned());
+        let why = "what answers there is no memory server of Farleaf".to_owned();
+        return refused(Refusal::NoMemoryServer, why);
     };
     match welcome.entry {
-        Entry::OtherVersion => refused(format!(
-            "it speaks version {} of the protocol, this program version {VERSION}: use the same \
-             version of Farleaf on both sides",
-            welcome.version
-        )),
-        Entry::OtherServer => refused(format!(
-            "it is memory server {} of {}, and was taken for {server} of {}: check the list of \
-             addresses and its order",
-            welcome.server,
-            welcome.servers,
-            config.servers.len()
-        )),
+        Entry::OtherVersion => refused(
+            Refusal::OtherVersion,
+            format!(
+                "it speaks version {} of the protocol, this program version {VERSION}: use the \
+                 same version of Farleaf on both sides",
+                welcome.version
+            ),
+        ),
+        Entry::OtherServer => refused(
+            Refusal::OtherServer,
+            format!(
+                "it is memory server {} of {}, and was taken for {server} of {}: check the list \
+                 of addresses and its order",
+                welcome.server,
+                welcome.servers,
+                config.servers.len()
+            ),
+        ),
         Entry::Fenced => Err(FabricError::CutOff { server }),
-        Entry::Full => refused("it has as many connections as it allows".to_owned()),
+        Entry::Full => refused(Refusal::Full, "it has as many connections as it allows".to_owned()),
         Entry::LetIn => Ok((stream, welcome)),
     }
 }
@@ -280,11 +338,13 @@ fn greet_again(
     replaces: u64,
 ) -> Result<(TcpStream, Welcome), FabricError> {
     let (stream, welcome) = greet(&shared.config, shared.incarnation, server, false, replaces)?;
-    if welcome.region_bytes != shared.region_bytes[server.index()] {
+    let memory = Memory::of(&welcome);
+    if memory != shared.memory[server.index()] {
         return Err(FabricError::Refused {
             server,
             address: shared.config.servers[server.index()].to_string(),
-            why: "it exposes another amount of memory than before".to_owned(),
+            reason: Refusal::OtherMemory,
+            why: "it serves other memory than before: open the pool anew".to_owned(),
         });
     }
     Ok((stream, welcome))
@@ -321,12 +381,19 @@ impl Heart {
     }
 }
 
-impl Drop for Heart {
-    fn drop(&mut self) {
+impl Heart {
+    /// Has it say goodbye, and does not wait for that.
+    fn stop(&self) {
         self.stop.store(true, Ordering::SeqCst);
         for thread in &self.threads {
             thread.thread().unpark();
         }
+    }
+}
+
+impl Drop for Heart {
+    fn drop(&mut self) {
+        self.stop();
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }

@@ -12,6 +12,7 @@ use mio::{Interest, Poll, Token, Waker};
 
 use super::lives::Lives;
 use super::offer::Offer;
+use super::region::Region;
 use super::session::Host;
 use super::worker::Worker;
 use super::{config_error, unreachable_at};
@@ -89,13 +90,22 @@ impl MemoryServer {
     /// [`FabricError::Config`] for a public address without `insecure_public`, a number of threads
     /// or servers that makes no sense; [`FabricError::Unreachable`] if the address cannot be had.
     pub fn start(config: MemoryServerConfig, words: Arc<Words>) -> Result<Self, FabricError> {
-        Self::start_with(config, words, None)
+        Self::start_with(config, Region::over(words), None)
+    }
+
+    /// Listens, and serves `region`. If that lies in a file, a server that is started again over the
+    /// file serves the same words, and still refuses whom this one has cut off.
+    ///
+    /// # Errors
+    /// As [`MemoryServer::start`].
+    pub fn start_over(config: MemoryServerConfig, region: Region) -> Result<Self, FabricError> {
+        Self::start_with(config, region, None)
     }
 
     /// The same, with another way to the words for those who ask.
     pub(crate) fn start_with(
         config: MemoryServerConfig,
-        words: Arc<Words>,
+        region: Region,
         offer: Option<Arc<dyn Offer>>,
     ) -> Result<Self, FabricError> {
         check(&config)?;
@@ -122,9 +132,13 @@ impl MemoryServer {
             servers: config.servers as u16,
             lease_ms,
             connections_max: config.connections_max,
-            words,
+            words: region.words,
+            region_id: region.id,
             services: RwLock::default(),
-            lives: Lives::new(u64::from(lease_ms)),
+            lives: match region.record {
+                Some(record) => Lives::recorded(lease_ms.into(), record),
+                None => Lives::new(lease_ms.into()),
+            },
             offer,
             start: Instant::now(),
             guests: AtomicUsize::new(0),

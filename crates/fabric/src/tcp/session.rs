@@ -30,6 +30,7 @@ pub(super) struct Host {
     pub(super) lease_ms: u32,
     pub(super) connections_max: usize,
     pub(super) words: Arc<Words>,
+    pub(super) region_id: u64,
     pub(super) services: RwLock<BTreeMap<ServiceId, Arc<dyn Service>>>,
     pub(super) lives: Lives,
     /// Another way to the words, for those who ask.
@@ -176,6 +177,7 @@ impl Session {
             servers: host.servers,
             connection: 0,
             region_bytes: host.words.bytes(),
+            region_id: host.region_id,
             lease_ms: host.lease_ms,
         };
         if hello.version != VERSION {

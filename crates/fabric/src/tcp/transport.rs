@@ -107,7 +107,7 @@ impl Transport {
             connection.attach(stream, welcome.connection, poll.registry()).map_err(own)?;
             connections.push(connection);
         }
-        let region_bytes = shared.region_bytes.clone();
+        let region_bytes = shared.region_bytes();
         Ok(Transport {
             shared,
             posts: RefCell::new(Posts { region_bytes, ..Posts::default() }),
@@ -138,9 +138,11 @@ impl Transport {
         let mut posts = self.posts.borrow_mut();
         let index = posts.insert(payload, context.waker().clone());
         let mut connections = self.connections.borrow_mut();
+        let given_up = self.shared.has_given_up();
         if let Payload::Reconnect(server) = posts.slots[index as usize].payload {
             posts.slots[index as usize].missing = 1;
             match connections.get_mut(server.index()) {
+                Some(_) if given_up => posts.reconnected(index, Err(fenced(server))),
                 Some(line) => line.reconnect(index, &self.shared, &self.notify, &mut *posts),
                 None => {
                     let addr = GlobalAddr::new(server, 0);
@@ -155,6 +157,7 @@ impl Transport {
                 part += 1;
                 let refusal = match connections.get_mut(server.index()) {
                     None => outside(server, &slot.payload, waiting.part as usize),
+                    Some(_) if given_up => fenced(server),
                     Some(connection) => match connection.refusal() {
                         Some(error) => error,
                         None => {
@@ -284,6 +287,14 @@ impl Driver for Transport {
         }
         self.check_time();
         self.wake();
+    }
+
+    /// What keeps the caller may be an operation on a server that cannot be reached.
+    fn linger(&self, kept: Duration) {
+        let limit = self.shared.config.linger_timeout;
+        if kept > limit && self.connections.borrow().iter().any(|line| !line.is_up()) {
+            self.shared.give_up();
+        }
     }
 
     fn notifier(&self) -> Notify {
@@ -419,6 +430,12 @@ fn error_of(payload: &Payload, part: usize, status: Status, region_bytes: &[u64]
         _ => OpErrorKind::Unavailable,
     };
     OpError { server, kind }
+}
+
+/// The error for whoever has given up.
+#[cold]
+fn fenced(server: ServerId) -> OpError {
+    OpError { server, kind: OpErrorKind::Fenced }
 }
 
 /// The error for a server that there is not.

@@ -13,7 +13,7 @@
 use crate::{Capabilities, OpErrorKind};
 
 /// Version of this protocol. Both sides must speak the same.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 /// First bytes of both greetings.
 const MAGIC: [u8; 8] = *b"FarleafT";
 /// Bytes of a greeting.
@@ -255,6 +255,8 @@ pub(super) struct Welcome {
     /// The connection's number, for [`Hello::replaces`].
     pub(super) connection: u64,
     pub(super) region_bytes: u64,
+    /// Which memory that is: another number if it is not what it was.
+    pub(super) region_id: u64,
     /// How long a compute server is believed to live without a sign of life.
     pub(super) lease_ms: u32,
 }
@@ -270,6 +272,7 @@ impl Welcome {
         bytes[26..28].copy_from_slice(&self.servers.to_le_bytes());
         bytes[28..32].copy_from_slice(&self.lease_ms.to_le_bytes());
         bytes[32..40].copy_from_slice(&self.region_bytes.to_le_bytes());
+        bytes[40..48].copy_from_slice(&self.region_id.to_le_bytes());
         bytes
     }
 
@@ -284,6 +287,7 @@ impl Welcome {
             servers: u16::from_le_bytes([bytes[26], bytes[27]]),
             connection: word_at(bytes, 16),
             region_bytes: word_at(bytes, 32),
+            region_id: word_at(bytes, 40),
             lease_ms: u32::from_le_bytes([bytes[28], bytes[29], bytes[30], bytes[31]]),
         })
     }
@@ -379,6 +383,7 @@ mod tests {
             servers: 2,
             connection: 5,
             region_bytes: 1 << 30,
+            region_id: 0x0123_4567_89ab_cdef,
             lease_ms: 500,
         };
         assert_eq!(Welcome::decode(&welcome.encode()), Some(welcome));

@@ -16,7 +16,7 @@ use super::self_test::{self, Findings};
 use super::wire::{Answer, Outcome, Question, VERSION};
 use crate::raw::verbs::{Completions, Ends, QueuePair, WordsKey};
 use crate::tcp::offer::{Offer, Offered, Way};
-use crate::tcp::{MemoryServer, MemoryServerConfig};
+use crate::tcp::{MemoryServer, MemoryServerConfig, Region};
 use crate::{FabricError, Service, ServiceId, Words};
 
 /// A memory server of this process that offers its words to cards. It listens, and answers RPCs,
@@ -65,7 +65,7 @@ impl VerbsServer {
             queue_pairs: Arc::clone(&queue_pairs),
             packets: AtomicU32::new(std::process::id()),
         };
-        let server = MemoryServer::start_with(config, words, Some(Arc::new(cards)))?;
+        let server = MemoryServer::start_with(config, Region::over(words), Some(Arc::new(cards)))?;
         Ok(VerbsServer { server, queue_pairs, card: name })
     }
 

@@ -1,0 +1,242 @@
+//! A fabric that is chosen when the program runs: what a store is written against, so that one
+//! type of handle serves them all.
+//!
+//! Each operation asks once which fabric it is on. `crates/bench/examples/any_rate.rs` measures
+//! what that costs on mapped memory.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use crate::mapped::{Mapped, MappedEndpoint};
+use crate::tcp::{Tcp, TcpEndpoint};
+use crate::{
+    Buf, Capabilities, Counters, Endpoint, Executor, Fabric, FabricError, GlobalAddr, Incarnation,
+    OpError, Ops, ServerId, Service, ServiceId, Words,
+};
+
+/// One of the fabrics that run in real time. Clones share it.
+#[derive(Clone, Debug)]
+pub enum AnyFabric {
+    /// Memory that is mapped into this process.
+    Mapped(Mapped),
+    /// Memory servers on a network.
+    Tcp(Tcp),
+}
+
+/// One thread's way to the memory servers of an [`AnyFabric`].
+#[derive(Clone, Debug)]
+pub enum AnyEndpoint {
+    /// Of memory that is mapped into this process.
+    Mapped(MappedEndpoint),
+    /// Of memory servers on a network.
+    Tcp(TcpEndpoint),
+}
+
+/// The same expression on whichever it is.
+macro_rules! each {
+    ($type:ident, $any:expr, $it:ident => $does:expr) => {
+        match $any {
+            $type::Mapped($it) => $does,
+            $type::Tcp($it) => $does,
+        }
+    };
+}
+
+/// The operation on whichever it is. Both futures can be moved, so that no call lies between this one
+/// and theirs.
+macro_rules! operation {
+    ($any:expr, $it:ident => $does:expr) => {
+        match $any {
+            AnyEndpoint::Mapped($it) => Either::Mapped($does),
+            AnyEndpoint::Tcp($it) => Either::Tcp($does),
+        }
+    };
+}
+
+/// The future of one of two fabrics.
+enum Either<M, T> {
+    Mapped(M),
+    Tcp(T),
+}
+
+impl<M, T> Future for Either<M, T>
+where
+    M: Future + Unpin,
+    T: Future<Output = M::Output> + Unpin,
+{
+    type Output = M::Output;
+
+    #[inline(always)]
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.get_mut() {
+            Either::Mapped(future) => Pin::new(future).poll(context),
+            Either::Tcp(future) => Pin::new(future).poll(context),
+        }
+    }
+}
+
+impl Fabric for AnyFabric {
+    type Endpoint = AnyEndpoint;
+
+    fn endpoint(&self) -> Result<AnyEndpoint, FabricError> {
+        Ok(match self {
+            AnyFabric::Mapped(fabric) => AnyEndpoint::Mapped(fabric.endpoint()?),
+            AnyFabric::Tcp(fabric) => AnyEndpoint::Tcp(fabric.endpoint()?),
+        })
+    }
+
+    fn name(&self) -> &'static str {
+        each!(AnyFabric, self, fabric => fabric.name())
+    }
+
+    fn serve(&self, id: ServiceId, service: Arc<dyn Service>) {
+        each!(AnyFabric, self, fabric => fabric.serve(id, service));
+    }
+
+    fn counters(&self) -> Vec<Arc<Counters>> {
+        each!(AnyFabric, self, fabric => fabric.counters())
+    }
+}
+
+impl AnyEndpoint {
+    /// The executor that this thread's tasks run on.
+    pub fn executor(&self) -> &Executor {
+        each!(AnyEndpoint, self, it => it.executor())
+    }
+
+    /// Starts this thread's random numbers anew from `seed`.
+    pub fn seed(&self, seed: u64) {
+        each!(AnyEndpoint, self, it => it.seed(seed));
+    }
+}
+
+impl Endpoint for AnyEndpoint {
+    fn server_count(&self) -> usize {
+        each!(AnyEndpoint, self, it => it.server_count())
+    }
+
+    fn region_bytes(&self, server: ServerId) -> u64 {
+        each!(AnyEndpoint, self, it => it.region_bytes(server))
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        each!(AnyEndpoint, self, it => it.capabilities())
+    }
+
+    #[inline]
+    fn is_lossy(&self) -> bool {
+        each!(AnyEndpoint, self, it => it.is_lossy())
+    }
+
+    fn incarnation(&self) -> Incarnation {
+        each!(AnyEndpoint, self, it => it.incarnation())
+    }
+
+    #[inline]
+    fn counters(&self) -> &Arc<Counters> {
+        each!(AnyEndpoint, self, it => it.counters())
+    }
+
+    #[inline]
+    fn buf(&self, len: usize) -> Buf {
+        each!(AnyEndpoint, self, it => it.buf(len))
+    }
+
+    #[inline]
+    fn ops(&self) -> Ops {
+        each!(AnyEndpoint, self, it => it.ops())
+    }
+
+    #[inline]
+    fn read(&self, from: GlobalAddr, into: Buf) -> impl Future<Output = Result<Buf, OpError>> {
+        operation!(self, it => it.read(from, into))
+    }
+
+    #[inline]
+    async fn read_frame(
+        &self,
+        from: GlobalAddr,
+        frame: &Arc<Words>,
+        first: usize,
+        words: usize,
+    ) -> Result<(), OpError> {
+        each!(AnyEndpoint, self, it => it.read_frame(from, frame, first, words).await)
+    }
+
+    #[inline]
+    fn write(&self, to: GlobalAddr, from: Buf) -> impl Future<Output = Result<Buf, OpError>> {
+        operation!(self, it => it.write(to, from))
+    }
+
+    #[inline]
+    fn cas(
+        &self,
+        at: GlobalAddr,
+        expected: u64,
+        new: u64,
+    ) -> impl Future<Output = Result<u64, OpError>> {
+        operation!(self, it => it.cas(at, expected, new))
+    }
+
+    #[inline]
+    fn faa(&self, at: GlobalAddr, add: u64) -> impl Future<Output = Result<u64, OpError>> {
+        operation!(self, it => it.faa(at, add))
+    }
+
+    #[inline]
+    fn chain(&self, ops: Ops) -> impl Future<Output = Result<Ops, OpError>> {
+        operation!(self, it => it.chain(ops))
+    }
+
+    #[inline]
+    fn post_many(&self, ops: Ops) -> impl Future<Output = Result<Ops, OpError>> {
+        operation!(self, it => it.post_many(ops))
+    }
+
+    async fn rpc(
+        &self,
+        server: ServerId,
+        service: ServiceId,
+        request: Buf,
+        reply: Buf,
+    ) -> Result<Buf, OpError> {
+        each!(AnyEndpoint, self, it => it.rpc(server, service, request, reply).await)
+    }
+
+    async fn fence(&self, server: ServerId, who: Incarnation) -> Result<(), OpError> {
+        each!(AnyEndpoint, self, it => it.fence(server, who).await)
+    }
+
+    async fn reconnect(&self, server: ServerId) -> Result<(), OpError> {
+        each!(AnyEndpoint, self, it => it.reconnect(server).await)
+    }
+
+    async fn is_dead(&self, who: Incarnation) -> bool {
+        each!(AnyEndpoint, self, it => it.is_dead(who).await)
+    }
+
+    fn now_ns(&self) -> u64 {
+        each!(AnyEndpoint, self, it => it.now_ns())
+    }
+
+    fn sleep(&self, ns: u64) -> impl Future<Output = ()> {
+        self.executor().sleep(ns)
+    }
+
+    fn yield_now(&self) -> impl Future<Output = ()> {
+        crate::yield_now()
+    }
+
+    fn spawn(&self, task: impl Future<Output = ()> + 'static) {
+        self.executor().spawn(task);
+    }
+
+    fn random(&self) -> u64 {
+        each!(AnyEndpoint, self, it => it.random())
+    }
+
+    /// Nothing: no fabric here has virtual time.
+    async fn work(&self, _ns: u64) {}
+}

@@ -1,0 +1,350 @@
+//! The memory that a memory server exposes, and what it has to remember beside it.
+//!
+//! A region's file:
+//!
+//! ```text
+//! 0          header: magic, version, server, servers, bytes, id (words), zero up to 4 KiB
+//! 4 KiB      incarnations that have been fenced, a word each; the first zero word ends them
+//! 2 MiB      the words that compute servers reach
+//! ```
+//!
+//! - **TCP-8** The magic word is stored last, when the file has its length and the rest of its header.
+//! - **TCP-9** A fence is answered once its incarnation stands in the file, so that a server that is
+//!   started again over it still knows whom it has cut off.
+//!
+//! What is stored in a mapped file outlives the process, however that ends, and not the machine's end.
+
+use std::fs::{File, TryLockError};
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use crate::mapped::check_geometry;
+use crate::{FabricError, Incarnation, ServerId, Words};
+
+/// `FARLEAFR`.
+const MAGIC: u64 = u64::from_le_bytes(*b"FARLEAFR");
+const VERSION: u64 = 1;
+/// Words of the header that are used.
+const HEADER_WORDS: usize = 6;
+/// Where the fenced stand, and the exposed words: at a huge page's border, for files on memory that
+/// has such pages.
+const FENCED_AT: usize = 4096 / 8;
+const WORDS_AT: u64 = 2 << 20;
+
+/// Whether a region lies on huge pages that were set aside for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HugePages {
+    /// It does.
+    Yes,
+    /// It was not asked for, or there are too few: the system takes what it likes.
+    No,
+}
+
+/// Memory to be served, by one server at a time.
+#[derive(Debug)]
+pub struct Region {
+    pub(super) words: Arc<Words>,
+    pub(super) id: u64,
+    pub(super) record: Option<Record>,
+    huge_pages: HugePages,
+}
+
+/// What of a server's knowledge has to outlive it.
+#[derive(Debug)]
+pub(super) struct Record {
+    words: Words,
+    /// How many have been fenced.
+    fenced: Mutex<usize>,
+    /// Holds the lock, which keeps other servers away.
+    _file: File,
+}
+
+impl Region {
+    /// `bytes` of zeroed memory of this process alone, on huge pages if that is `wanted` and there
+    /// are enough of them. It goes when the process ends.
+    ///
+    /// # Errors
+    /// [`FabricError::Config`] for a nonsense size, [`FabricError::NoMemory`] if it cannot be had.
+    pub fn anonymous(bytes: u64, wanted: HugePages) -> Result<Region, FabricError> {
+        check_geometry(1, bytes)?;
+        let len = (bytes / 8) as usize;
+        let huge = (wanted == HugePages::Yes).then(|| Words::anonymous_huge(len)).flatten();
+        let huge_pages = if huge.is_some() { HugePages::Yes } else { HugePages::No };
+        let words = huge.or_else(|| Words::anonymous(len));
+        let words = words.ok_or(FabricError::NoMemory { bytes, server: ServerId(0) })?;
+        Ok(Region { huge_pages, ..Region::over(Arc::new(words)) })
+    }
+
+    /// Any words of this process. Served again by it, they count as the same.
+    pub fn over(words: Arc<Words>) -> Region {
+        static OF_PROCESS: OnceLock<u64> = OnceLock::new();
+        let id = OF_PROCESS.get_or_init(new_id).wrapping_add(words.number());
+        Region { words, id, record: None, huge_pages: HugePages::No }
+    }
+
+    /// The memory in the file at `path`, of memory server `server` of `servers`, as it was left. A
+    /// file that is not there is made, with `bytes` zeroed bytes. What a server of a pool exposes may
+    /// lie on any file system that can map files; on `/dev/shm` and the like it is plain memory.
+    ///
+    /// # Errors
+    /// [`FabricError::Config`] if there is no file and `bytes` is none or nonsense, or if the file is
+    /// of another size or server; [`FabricError::NotARegion`] if it is no region, or another process
+    /// serves it; [`FabricError::Damaged`] if it was cut short; [`FabricError::Io`] if the system refuses.
+    pub fn file(
+        path: &Path,
+        bytes: Option<u64>,
+        server: ServerId,
+        servers: usize,
+    ) -> Result<Region, FabricError> {
+        let mut options = File::options();
+        options.read(true).write(true);
+        let file = match options.open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let Some(bytes) = bytes else {
+                    return Err(FabricError::Config(format!(
+                        "{} is not there: say how many bytes to make it with",
+                        path.display()
+                    )));
+                };
+                return Region::make(path, bytes, server, servers);
+            }
+            opened => opened.map_err(|source| io_error("open", path, source))?,
+        };
+        lock(&file, path)?;
+        let length = file.metadata().map_err(|source| io_error("look at", path, source))?.len();
+        if length < WORDS_AT {
+            return Err(not_a_region(path, "it is no memory server's file, or its maker died"));
+        }
+        let record = map(&file, path, 0, WORDS_AT)?;
+        let mut header = [0; HEADER_WORDS];
+        record.load(0, &mut header);
+        let [magic, version, of_server, of_servers, of_bytes, id] = header;
+        if magic != MAGIC {
+            return Err(not_a_region(path, "it is no memory server's file, or its maker died"));
+        }
+        if version != VERSION {
+            let why = format!("it has version {version}, this program reads {VERSION}");
+            return Err(not_a_region(path, why));
+        }
+        if (of_server, of_servers) != (server.0.into(), servers as u64) {
+            return Err(FabricError::Config(format!(
+                "{} is of memory server {of_server} of {of_servers}, not {server} of {servers}",
+                path.display()
+            )));
+        }
+        if bytes.is_some_and(|bytes| bytes != of_bytes) {
+            return Err(FabricError::Config(format!(
+                "{} holds {of_bytes} bytes, not {}: leave the size out to take what is there",
+                path.display(),
+                bytes.unwrap_or_default()
+            )));
+        }
+        if length != WORDS_AT + of_bytes || check_geometry(1, of_bytes).is_err() {
+            let why = format!("it has {length} bytes for a region of {of_bytes}: cut short?");
+            return Err(FabricError::Damaged { path: path.to_path_buf(), why });
+        }
+        Region::of_file(file, path, record, of_bytes, id)
+    }
+
+    fn make(
+        path: &Path,
+        bytes: u64,
+        server: ServerId,
+        servers: usize,
+    ) -> Result<Region, FabricError> {
+        check_geometry(1, bytes)?;
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        crate::mapped::check_space(folder.unwrap_or(Path::new(".")), bytes + WORDS_AT)?;
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(path)
+            .map_err(|source| io_error("make", path, source))?;
+        lock(&file, path)?;
+        let made = || -> Result<(Words, u64), FabricError> {
+            file.set_len(WORDS_AT + bytes).map_err(|source| io_error("size", path, source))?;
+            let record = map(&file, path, 0, WORDS_AT)?;
+            let id = new_id();
+            record.store(1, &[VERSION, server.0.into(), servers as u64, bytes, id]);
+            record.as_slice()[0].store(MAGIC, Ordering::SeqCst);
+            Ok((record, id))
+        };
+        match made() {
+            Ok((record, id)) => Region::of_file(file, path, record, bytes, id),
+            Err(error) => {
+                // The failure itself is what is told.
+                let _ = std::fs::remove_file(path);
+                Err(error)
+            }
+        }
+    }
+
+    fn of_file(
+        file: File,
+        path: &Path,
+        record: Words,
+        bytes: u64,
+        id: u64,
+    ) -> Result<Region, FabricError> {
+        let words = Arc::new(map(&file, path, WORDS_AT, bytes)?);
+        let list = &record.as_slice()[FENCED_AT..];
+        let fenced = list.iter().position(|word| word.load(Ordering::SeqCst) == 0);
+        let fenced = Mutex::new(fenced.unwrap_or(list.len()));
+        let record = Record { words: record, fenced, _file: file };
+        Ok(Region { words, id, record: Some(record), huge_pages: HugePages::No })
+    }
+
+    /// Bytes that it has.
+    pub fn bytes(&self) -> u64 {
+        self.words.bytes()
+    }
+
+    /// Whether it lies on huge pages that were set aside.
+    pub fn huge_pages(&self) -> HugePages {
+        self.huge_pages
+    }
+}
+
+impl Record {
+    /// Who has been fenced.
+    pub(super) fn fenced(&self) -> Vec<Incarnation> {
+        let count = *self.fenced.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut words = vec![0; count];
+        self.words.load(FENCED_AT, &mut words);
+        words.into_iter().map(Incarnation).collect()
+    }
+
+    /// Adds one who is about to be fenced and does not stand there yet; false if there is no room.
+    pub(super) fn add(&self, who: Incarnation) -> bool {
+        let mut count = self.fenced.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(word) = self.words.as_slice()[FENCED_AT..].get(*count) else { return false };
+        word.store(who.0, Ordering::SeqCst);
+        *count += 1;
+        true
+    }
+}
+
+fn map(file: &File, path: &Path, from: u64, bytes: u64) -> Result<Words, FabricError> {
+    let words = Words::map_from(file, from, (bytes / 8) as usize);
+    words.map_err(|source| io_error("map", path, source))
+}
+
+fn lock(file: &File, path: &Path) -> Result<(), FabricError> {
+    match file.try_lock() {
+        Ok(()) => Ok(()),
+        Err(TryLockError::WouldBlock) => Err(not_a_region(path, "another process serves it")),
+        Err(TryLockError::Error(source)) => Err(io_error("lock", path, source)),
+    }
+}
+
+fn io_error(what: &'static str, path: &Path, source: io::Error) -> FabricError {
+    FabricError::Io { what, path: path.to_path_buf(), source }
+}
+
+fn not_a_region(path: &Path, why: impl Into<String>) -> FabricError {
+    FabricError::NotARegion { path: path.to_path_buf(), why: why.into() }
+}
+
+/// A number that no other region has.
+fn new_id() -> u64 {
+    RandomState::new().hash_one(std::process::id()) | 1
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("farleaf-{name}-{}", std::process::id()));
+            let _ = std::fs::remove_file(&path);
+            Scratch(path)
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_file(&self.0);
+        }
+    }
+
+    const BYTES: u64 = 1 << 20;
+
+    fn open(path: &Path, bytes: Option<u64>) -> Result<Region, FabricError> {
+        Region::file(path, bytes, ServerId(1), 2)
+    }
+
+    #[test]
+    fn words_identity_and_fences_are_found_again() {
+        let scratch = Scratch::new("region-again");
+        let made = open(&scratch.0, Some(BYTES)).expect("make");
+        assert_eq!(made.bytes(), BYTES);
+        made.words.store(7, &[77]);
+        let record = made.record.as_ref().expect("a record");
+        assert!(record.add(Incarnation(5)) && record.add(Incarnation(3)));
+        let busy = open(&scratch.0, None).expect_err("it is served").to_string();
+        assert!(busy.contains("another process serves it"), "{busy}");
+        let id = made.id;
+        drop(made);
+        let again = open(&scratch.0, None).expect("open");
+        assert_eq!((again.id, again.bytes()), (id, BYTES));
+        assert_eq!(again.words.as_slice()[7].load(Ordering::SeqCst), 77);
+        let record = again.record.as_ref().expect("a record");
+        assert_eq!(record.fenced(), [Incarnation(5), Incarnation(3)]);
+        assert!(record.add(Incarnation(9)));
+        assert_eq!(record.fenced().last(), Some(&Incarnation(9)));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_a_reason() {
+        let scratch = Scratch::new("region-refused");
+        let why = |bytes| open(&scratch.0, bytes).expect_err("refused").to_string();
+        assert!(why(None).contains("how many bytes"));
+        assert!(why(Some(100)).contains("multiple of 4096"));
+        assert!(why(Some(1 << 47)).contains("do not fit"));
+        assert!(!scratch.0.exists());
+        std::fs::write(&scratch.0, [1; 100]).expect("a file of somebody's");
+        assert!(why(None).contains("no memory server's file"));
+        assert_eq!(std::fs::read(&scratch.0).expect("still there"), [1; 100]);
+        std::fs::remove_file(&scratch.0).expect("remove");
+        drop(open(&scratch.0, Some(BYTES)).expect("make"));
+        assert!(why(Some(2 * BYTES)).contains("holds 1048576 bytes"));
+        let other = Region::file(&scratch.0, None, ServerId(0), 2).expect_err("another server's");
+        assert!(other.to_string().contains("memory server 1 of 2, not 0 of 2"), "{other}");
+        let file = File::options().write(true).open(&scratch.0).expect("open");
+        file.set_len(WORDS_AT + BYTES - 4096).expect("cut");
+        assert!(why(None).contains("cut short"));
+    }
+
+    #[test]
+    fn no_more_are_recorded_than_there_is_room_for() {
+        let scratch = Scratch::new("region-full");
+        let region = open(&scratch.0, Some(BYTES)).expect("make");
+        let record = region.record.as_ref().expect("a record");
+        let room = WORDS_AT as usize / 8 - FENCED_AT;
+        assert!((1..=room as u64).all(|who| record.add(Incarnation(who))));
+        assert!(!record.add(Incarnation(1 << 40)));
+        assert_eq!(record.fenced().len(), room);
+        drop(region);
+        let again = open(&scratch.0, None).expect("open");
+        assert_eq!(again.record.expect("a record").fenced().len(), room);
+        assert_eq!(again.words.as_slice()[0].load(Ordering::SeqCst), 0, "nothing ran over");
+    }
+
+    #[test]
+    fn memory_without_huge_pages_is_had_all_the_same() {
+        let region = Region::anonymous(4 << 20, HugePages::Yes).expect("memory");
+        assert_eq!(region.bytes(), 4 << 20);
+        region.words.store(1, &[1]);
+        assert_eq!(region.words.as_slice()[1].load(Ordering::SeqCst), 1);
+        assert!(Region::anonymous(100, HugePages::No).is_err());
+    }
+}
