@@ -69,7 +69,7 @@ pub use retire::Retiring;
 pub use root::Root;
 pub use session::{OwnedPin, Pinned, Session};
 pub use settle::{Steady, Trial, is_open};
-pub use superblock::format;
+pub use superblock::{format, format_once};
 pub use token::LockToken;
 pub use unlinked::Unlinked;
 

@@ -6,10 +6,15 @@
 //! 14 client areas' offset, 15 block table's offset, 16 blocks' offset, 17 number of blocks,
 //! 18 checksum (xxh3-64 of words 0 to 17).
 //!
+//! The last word of server 0's page is the *claim*: the incarnation that is formatting a pool that others
+//! may format, too ([`format_once`]); 0 if nobody is.
+//!
 //! INV-SUP-1: the magic word is written last, when everything else on every server is.
 //! INV-SUP-2: nothing in a superblock is used before it was recomputed from the options in it.
+//! INV-SUP-3: whoever formats a pool that others may format holds the claim, and has seen since that not
+//! all servers have their magic word. A claim is taken from the dead alone, once they are fenced.
 
-use farleaf_fabric::{Client, Endpoint, GlobalAddr, ServerId};
+use farleaf_fabric::{Client, Endpoint, GlobalAddr, Incarnation, ServerId};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::geometry::{Geometry, SUPERBLOCK_BYTES};
@@ -22,6 +27,11 @@ const VERSION: u64 = 1;
 const WORDS: usize = 19;
 const CHECKSUM: usize = WORDS - 1;
 const CHUNK_BYTES: u64 = 64 << 10;
+/// Where the claim stands on server 0's page.
+const CLAIM_WORD: usize = SUPERBLOCK_BYTES as usize / 8 - 1;
+/// How often, and how long each time, somebody waits for another who is formatting the pool.
+const CLAIM_WAITS: u32 = 1_000;
+const CLAIM_WAIT_NS: u64 = 10_000_000;
 
 /// Makes an empty pool of every server that the client reaches. What was there is lost; nobody may
 /// use it meanwhile.
@@ -35,6 +45,15 @@ const CHUNK_BYTES: u64 = 64 << 10;
 pub async fn format<E: Endpoint>(
     client: &Client<E>,
     options: &PoolOptions,
+) -> Result<(), PoolError> {
+    format_claimed(client, options, 0).await
+}
+
+/// As [`format()`]; the claim is as given afterwards.
+async fn format_claimed<E: Endpoint>(
+    client: &Client<E>,
+    options: &PoolOptions,
+    claim: u64,
 ) -> Result<(), PoolError> {
     let lines = Lines::new(client.endpoint().server_count());
     let client = Steady::new(client, &lines, PATIENCE_NS);
@@ -53,6 +72,9 @@ pub async fn format<E: Endpoint>(
         page.words_mut().fill(0);
         page.words_mut()[..WORDS].copy_from_slice(&encode(&geometry, server, pool_id));
         page.words_mut()[0] = 0;
+        if server == ServerId(0) {
+            page.words_mut()[CLAIM_WORD] = claim;
+        }
         client.write(GlobalAddr::new(server, 0), page).await?;
     }
     client.write_word(geometry.epoch_addr(), 1).await?;
@@ -60,6 +82,71 @@ pub async fn format<E: Endpoint>(
         client.write_word(GlobalAddr::new(server, 0), MAGIC).await?;
     }
     Ok(())
+}
+
+/// Makes an empty pool of every server that the client reaches, unless they have one. Of several who do
+/// so at once, of different incarnations, one makes it and the others wait. False if there was one, which then still has to be
+/// looked at ([`crate::Pool::join`]).
+///
+/// Cost: 1 READ, and 1 READ per server; besides, if there is none, the same again, 2 CAS and what
+/// [`format()`] costs.
+///
+/// # Errors
+/// As [`format()`]; `Format` if some servers are formatted and others are not, though nobody is
+/// formatting them: what those held is lost. `Busy` if somebody else takes too long.
+pub async fn format_once<E: Endpoint>(
+    client: &Client<E>,
+    options: &PoolOptions,
+) -> Result<bool, PoolError> {
+    let lines = Lines::new(client.endpoint().server_count());
+    let steady = Steady::new(client, &lines, PATIENCE_NS);
+    let own = client.endpoint().incarnation();
+    let claim_at = GlobalAddr::new(ServerId(0), CLAIM_WORD as u64 * 8);
+    for _ in 0..CLAIM_WAITS {
+        let claim = steady.word(claim_at).await?;
+        let formatted = formatted(steady).await?;
+        let Some(missing) = formatted.iter().position(|is_formatted| !is_formatted) else {
+            return Ok(false);
+        };
+        if claim == 0 && formatted.contains(&true) {
+            // Somebody may have begun since, or ended.
+            if steady.word(claim_at).await? == 0 && self::formatted(steady).await? == formatted {
+                let fault = FormatFault::NotFormatted;
+                return Err(FormatError { server: ServerId(missing as u16), fault }.into());
+            }
+            continue;
+        }
+        if claim != 0 && claim != own.0 {
+            let who = Incarnation(claim);
+            if !client.endpoint().is_dead(who).await {
+                client.endpoint().sleep(CLAIM_WAIT_NS).await;
+                continue;
+            }
+            client.fence_everywhere(who).await?;
+        }
+        if steady.cas(claim_at, claim, own.0).await? != claim {
+            continue;
+        }
+        // INV-SUP-3: another may have made the pool since it was looked at.
+        let is_missing = self::formatted(steady).await?.contains(&false);
+        if is_missing {
+            format_claimed(client, options, own.0).await?;
+        }
+        steady.cas_release(claim_at, own.0, 0).await?;
+        return Ok(is_missing);
+    }
+    Err(PoolError::Busy("the pool"))
+}
+
+/// Which servers' first words are not zero.
+async fn formatted<E: Endpoint>(client: Steady<'_, E>) -> Result<Vec<bool>, PoolError> {
+    let count = client.endpoint().server_count();
+    let mut ops = client.client().ops();
+    for server in 0..count {
+        ops.read(GlobalAddr::new(ServerId(server as u16), 0), client.buf(8));
+    }
+    let ops = client.post_many(ops).await?;
+    Ok((0..count).map(|server| ops.buf(server).words()[0] != 0).collect())
 }
 
 /// Reads and checks every server's superblock; the pool's geometry.

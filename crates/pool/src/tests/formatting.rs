@@ -5,7 +5,7 @@ use farleaf_fabric::{Client, Endpoint, Fabric, GlobalAddr, ServerId};
 
 use super::{SMALL, endpoint, formatted};
 use crate::settle::{Lines, PATIENCE_NS, Steady};
-use crate::{FormatFault, Geometry, Pool, PoolError, PoolOptions, format, superblock};
+use crate::{FormatFault, Geometry, Pool, PoolError, PoolOptions, format, format_once, superblock};
 
 const REGION: u64 = 4 << 20;
 
@@ -112,4 +112,67 @@ fn formatting_again_forgets_everything() {
     });
     assert!(fabric.endpoint().is_ok());
     end.executor().block_on(async { assert!(Pool::join(&client).await.is_ok()) });
+}
+
+fn once(fabric: &Mapped) -> Result<bool, PoolError> {
+    let end = endpoint(fabric);
+    let client = Client::new(end.clone());
+    end.executor().block_on(format_once(&client, &SMALL))
+}
+
+/// Stores a word of `server`'s superblock page.
+fn store(fabric: &Mapped, server: u16, word: u64, value: u64) {
+    let end = endpoint(fabric);
+    end.executor().block_on(async {
+        let mut buf = end.buf(8);
+        buf.words_mut()[0] = value;
+        end.write(GlobalAddr::new(ServerId(server), word * 8), buf).await.unwrap();
+    });
+}
+
+const CLAIM: u64 = 511;
+
+#[test]
+#[allow(clippy::disallowed_methods, reason = "processes that make a pool race for real")]
+fn a_pool_is_made_once_and_by_one() {
+    let path = std::env::temp_dir().join(format!("farleaf-format-once-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&path);
+    let (fabric, guard) = Mapped::create(&path, 2, REGION).unwrap();
+    guard.finish().unwrap();
+    let made: Vec<bool> = std::thread::scope(|scope| {
+        let make = || once(&Mapped::open(&path).unwrap()).unwrap();
+        let makers: Vec<_> = (0..4).map(|_| scope.spawn(make)).collect();
+        makers.into_iter().map(|maker| maker.join().unwrap()).collect()
+    });
+    assert_eq!(made.iter().filter(|made| **made).count(), 1, "{made:?}");
+    assert_eq!(opened(&fabric, None).unwrap().options(), &SMALL);
+    assert!(!once(&fabric).unwrap());
+    std::fs::remove_dir_all(&path).unwrap();
+}
+
+#[test]
+fn what_a_dead_maker_left_is_made_whole() {
+    // A life that this fabric has never heard of is a dead one's.
+    for left in [&[(0, CLAIM, 77)][..], &[(0, CLAIM, 77), (1, 5, 1)], &[(0, CLAIM, 77), (0, 0, 9)]]
+    {
+        let fabric = Mapped::anonymous(2, REGION).unwrap();
+        for (server, word, value) in left {
+            store(&fabric, *server, *word, *value);
+        }
+        assert!(once(&fabric).unwrap());
+        opened(&fabric, None).unwrap();
+        assert!(!once(&fabric).unwrap());
+    }
+}
+
+/// A server that has lost its memory must not cost the others theirs.
+#[test]
+fn a_pool_that_is_whole_in_part_is_not_made_anew() {
+    let fabric = formatted(2, REGION, SMALL);
+    store(&fabric, 1, 0, 0);
+    assert_eq!(once(&fabric).unwrap_err(), {
+        let fault = FormatFault::NotFormatted;
+        PoolError::Format(crate::FormatError { server: ServerId(1), fault })
+    });
+    assert_eq!(fault(opened(&fabric, None)), (1, FormatFault::NotFormatted));
 }
