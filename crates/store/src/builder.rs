@@ -1,15 +1,18 @@
 //! Options for opening a store.
 
+use std::net::SocketAddr;
 use std::path::Path;
+use std::time::Duration;
 
 use farleaf_fabric::mapped::Mapped;
-use farleaf_fabric::{Client, Fabric, FabricError};
+use farleaf_fabric::tcp::{Tcp, TcpConfig};
+use farleaf_fabric::{AnyFabric, Client, Endpoint, Fabric, FabricError, ServerId};
 use farleaf_pool::PoolOptions;
 
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::store::Farleaf;
-use crate::uri::Uri;
+use crate::uri::{self, Uri};
 
 /// Options for opening a store; made by [`Farleaf::builder`].
 ///
@@ -28,6 +31,7 @@ pub struct Builder {
     block_bytes: Option<u64>,
     create: bool,
     async_workers: usize,
+    linger_timeout: Option<Duration>,
 }
 
 impl Default for Builder {
@@ -38,19 +42,21 @@ impl Default for Builder {
             block_bytes: None,
             create: false,
             async_workers: 1,
+            linger_timeout: None,
         }
     }
 }
 
 impl Builder {
-    /// Memory servers of a pool that is made. Default: 1.
+    /// Memory servers of a pool that is made; on a network there are as many as the address names.
+    /// Default: 1.
     pub fn memory_servers(mut self, count: usize) -> Self {
         self.memory_servers = count;
         self
     }
 
     /// Bytes of a pool that is made, all memory servers together. The system commits memory as it
-    /// is used. Default: 4 GiB.
+    /// is used. On a network the servers have what they were started with. Default: 4 GiB.
     pub fn pool_bytes(mut self, bytes: u64) -> Self {
         self.pool_bytes = bytes;
         self
@@ -63,8 +69,8 @@ impl Builder {
         self
     }
 
-    /// Whether `shm:<folder>` makes a pool if the folder is missing or empty. A pool that is there
-    /// is opened as it is. Default: no.
+    /// Whether `shm:<folder>` makes a pool if the folder is missing or empty, and `tcp://<servers>` if
+    /// the servers hold none. A pool that is there is opened as it is. Default: no.
     pub fn create(mut self, create: bool) -> Self {
         self.create = create;
         self
@@ -74,6 +80,15 @@ impl Builder {
     /// Default: 1.
     pub fn async_workers(mut self, count: usize) -> Self {
         self.async_workers = count;
+        self
+    }
+
+    /// How long a call that is over may be kept by what it must not leave half done on a memory server
+    /// that cannot be reached. Then this process leaves the pool as if it had died: others finish or undo
+    /// what it has begun, and its operations fail with [`ErrorKind::Closed`](crate::ErrorKind::Closed).
+    /// For pools on a network. Default: 10 s.
+    pub fn linger_timeout(mut self, limit: Duration) -> Self {
+        self.linger_timeout = Some(limit);
         self
     }
 
@@ -90,9 +105,12 @@ impl Builder {
         }
         let is_shared = uri_parsed != Uri::Mem;
         let fabric = match uri_parsed {
-            Uri::Mem => self.make_anonymous(),
-            Uri::Shm(folder) if self.create => self.open_or_make(&folder),
-            Uri::Shm(folder) => Mapped::open(&folder).map_err(Error::from),
+            Uri::Mem => self.make_anonymous().map(AnyFabric::Mapped),
+            Uri::Shm(folder) if self.create => self.open_or_make(&folder).map(AnyFabric::Mapped),
+            Uri::Shm(folder) => Mapped::open(&folder).map(AnyFabric::Mapped).map_err(Error::from),
+            Uri::Tcp(_) => uri::memory_servers(uri)
+                .and_then(|servers| self.connect(servers))
+                .map(AnyFabric::Tcp),
         };
         let core = fabric
             .and_then(|fabric| Core::join(fabric, is_shared))
@@ -126,11 +144,32 @@ impl Builder {
         }
     }
 
-    fn format(&self, fabric: &Mapped) -> Result<()> {
-        let mut options = PoolOptions::fitting(self.region_bytes()?);
-        if let Some(bytes) = self.block_bytes {
-            options.block_bytes = bytes;
+    /// Connects to memory servers, and makes a pool of them if that is asked for and they hold none.
+    fn connect(&self, servers: Vec<SocketAddr>) -> Result<Tcp> {
+        let mut config = TcpConfig::to(servers);
+        config.linger_timeout = self.linger_timeout.unwrap_or(config.linger_timeout);
+        let fabric = Tcp::connect(config)?;
+        if self.create {
+            let endpoint = fabric.endpoint()?;
+            let executor = endpoint.executor().clone();
+            let regions = 0..endpoint.server_count() as u16;
+            let least = regions.map(|server| endpoint.region_bytes(ServerId(server))).min();
+            let options = self.options(least.unwrap_or(0));
+            let client = Client::new(endpoint);
+            executor.block_on(farleaf_pool::format_once(&client, &options))?;
         }
+        Ok(fabric)
+    }
+
+    /// How a pool with such regions is laid out.
+    fn options(&self, region_bytes: u64) -> PoolOptions {
+        let options = PoolOptions::fitting(region_bytes);
+        let block_bytes = self.block_bytes.unwrap_or(options.block_bytes);
+        PoolOptions { block_bytes, ..options }
+    }
+
+    fn format(&self, fabric: &Mapped) -> Result<()> {
+        let options = self.options(self.region_bytes()?);
         let endpoint = fabric.endpoint()?;
         let executor = endpoint.executor().clone();
         let client = Client::new(endpoint);

@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use farleaf_fabric::Client;
-use farleaf_fabric::Fabric;
-use farleaf_fabric::mapped::Mapped;
+use farleaf_fabric::{AnyFabric, Client, Fabric};
 use farleaf_pool::{Pool, PoolError, Root};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -21,7 +19,7 @@ use crate::table::TableCore;
 pub(crate) struct Core {
     /// Which store of this process it is.
     pub(crate) number: u64,
-    pub(crate) fabric: Mapped,
+    pub(crate) fabric: AnyFabric,
     /// Whether others may have the pool open too.
     pub(crate) is_shared: bool,
     pub(crate) pool: Arc<Pool>,
@@ -36,7 +34,7 @@ static STORES: AtomicU64 = AtomicU64::new(0);
 
 impl Core {
     /// Joins the pool that `fabric` reaches.
-    pub(crate) fn join(fabric: Mapped, is_shared: bool) -> Result<Arc<Core>> {
+    pub(crate) fn join(fabric: AnyFabric, is_shared: bool) -> Result<Arc<Core>> {
         let endpoint = fabric.endpoint()?;
         let executor = endpoint.executor().clone();
         let client = Client::new(endpoint);

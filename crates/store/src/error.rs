@@ -3,9 +3,9 @@
 use std::io;
 use std::sync::Arc;
 
-use farleaf_fabric::{FabricError, OpErrorKind};
+use farleaf_fabric::{FabricError, OpErrorKind, Refusal};
 use farleaf_index::{IndexError, UnknownEngine};
-use farleaf_pool::PoolError;
+use farleaf_pool::{FormatFault, PoolError};
 
 /// What the functions of this library return.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -92,6 +92,22 @@ impl From<FabricError> for Error {
             FabricError::Damaged { .. } => Error::new(ErrorKind::Corrupt, error.to_string()),
             FabricError::Config(_) => Error::invalid(error.to_string()),
             FabricError::NoMemory { .. } => Error::new(ErrorKind::Full, error.to_string()),
+            FabricError::Unreachable { .. } => {
+                Error::new(ErrorKind::Unavailable, error.to_string())
+            }
+            FabricError::Refused { reason, .. } => {
+                let kind = match reason {
+                    Refusal::NoMemoryServer => ErrorKind::NotFound,
+                    Refusal::OtherVersion => ErrorKind::Corrupt,
+                    Refusal::OtherServer => ErrorKind::Invalid,
+                    Refusal::Full => ErrorKind::Full,
+                    _ => ErrorKind::Closed,
+                };
+                Error::new(kind, error.to_string())
+            }
+            FabricError::CutOff { .. } | FabricError::GivenUp => {
+                Error::new(ErrorKind::Closed, error.to_string())
+            }
             other => Error::new(ErrorKind::Internal, other.to_string()),
         }
     }
@@ -128,10 +144,15 @@ impl From<PoolError> for Error {
                 _ => ErrorKind::Internal,
             },
             PoolError::Full { .. } | PoolError::NoSlot(..) => ErrorKind::Full,
+            PoolError::Format(error) if error.fault == FormatFault::NotFormatted => {
+                ErrorKind::NotFound
+            }
             PoolError::Corrupt(_) | PoolError::Format(_) => ErrorKind::Corrupt,
             PoolError::NoSuchTable(_) => ErrorKind::NotFound,
             PoolError::TableExists(_) => ErrorKind::AlreadyExists,
-            PoolError::RetireFull | PoolError::Unsettled => ErrorKind::Unavailable,
+            PoolError::RetireFull | PoolError::Unsettled | PoolError::Busy(_) => {
+                ErrorKind::Unavailable
+            }
             PoolError::Invalid(_) => ErrorKind::Invalid,
             PoolError::Closed => ErrorKind::Closed,
             _ => ErrorKind::Internal,

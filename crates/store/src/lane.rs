@@ -9,22 +9,21 @@
 //!   has locked every gate after it set a flag that operations look at inside the gate knows that
 //!   none runs that has not seen the flag.
 //! - **INV-LANE-3** The lanes of a closed store are dropped when their thread next calls any store,
-//!   or ends. Until then they hold the mapping of the pool and nothing else.
+//!   or ends. Until then they hold the mapping of the pool, or connections to it, and nothing else.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use farleaf_fabric::mapped::MappedEndpoint;
-use farleaf_fabric::{Endpoint, Fabric};
+use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric};
 
 use crate::core::Core;
 use crate::error::{Error, ErrorKind, Result};
 use crate::gate::Gate;
 
 /// One logical thread of operations on the pool.
-pub(crate) type Session = farleaf_pool::Session<MappedEndpoint>;
+pub(crate) type Session = farleaf_pool::Session<AnyEndpoint>;
 
 /// Operations of a session between two ticks of it.
 const TICK_OPS: u32 = 64;
@@ -37,7 +36,7 @@ const SPARE_PART: usize = 4;
 /// One thread's endpoint, its executor and its sessions.
 pub(crate) struct Lane {
     core: Arc<Core>,
-    endpoint: MappedEndpoint,
+    endpoint: AnyEndpoint,
     idle: RefCell<Vec<Counted>>,
     gate: Arc<Gate>,
 }
@@ -120,7 +119,7 @@ impl Lane {
     }
 
     /// The thread's endpoint.
-    pub(crate) fn endpoint(&self) -> &MappedEndpoint {
+    pub(crate) fn endpoint(&self) -> &AnyEndpoint {
         &self.endpoint
     }
 

@@ -29,10 +29,12 @@
 //! |---|---|
 //! | `mem:` | new, in this process's memory |
 //! | `shm:<folder>` | in a folder of memory files, for several processes of one machine |
+//! | `tcp://<host>:<port>,...` | on memory servers of a network, in the order of their numbers |
 //!
 //! A process that is killed leaves tables that the others go on reading and writing; what it held
 //! is cleared away by whoever notices. What a pool holds is memory: it is gone when the machine is
-//! switched off (a folder on `/dev/shm`) or the process ends (`mem:`).
+//! switched off (a folder on `/dev/shm`, a memory server's file) or the process ends (`mem:`, a memory
+//! server without a file).
 //!
 //! Any number of threads may share a handle; each that is at work takes one of the pool's sessions,
 //! of which a pool of 64 MiB or more has 256 for all processes, and gives it back when it ends.
@@ -72,6 +74,7 @@ pub use crate::range::{KeyRange, Range};
 pub use crate::report::{Stats, TableReport, TableStats, VerifyReport};
 pub use crate::store::Farleaf;
 pub use crate::table::{CompareExchange, Table};
+pub use crate::uri::memory_servers;
 
 /// Compiles and runs the examples of the project's front page.
 #[cfg(doctest)]

@@ -17,6 +17,7 @@ use crate::maintain;
 use crate::options::{TableInfo, TableOptions};
 use crate::report::{Stats, VerifyReport};
 use crate::table::Table;
+use crate::uri::memory_servers;
 use crate::workers::Workers;
 
 /// An open pool with its tables. Clones are handles of the same; use them from any thread.
@@ -40,16 +41,34 @@ impl Farleaf {
     /// `mem:` makes a new pool in this process's memory, which goes with the last handle: 4 GiB
     /// on one memory server, of which the system commits what is used. `shm:<folder>` opens the
     /// pool in that folder, which processes of this machine share; [`Builder::create`] makes one.
+    /// `tcp://<host>:<port>,<host>:<port>` connects to the memory servers of a pool, named in the order
+    /// of their numbers.
     ///
     /// If a compute server that had the pool open has died, what it left is cleared away first,
     /// which walks all tables.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] for an address that is not understood (the message lists those that
-    /// are), [`ErrorKind::NotFound`] if there is no pool, [`ErrorKind::Corrupt`] if what is there
-    /// is damaged or of another version, [`ErrorKind::Io`] if the system refuses.
+    /// are) or names memory servers that are others than were meant, [`ErrorKind::NotFound`] if there is
+    /// no pool, [`ErrorKind::Corrupt`] if what is there is damaged or of another version,
+    /// [`ErrorKind::Unavailable`] if a memory server cannot be reached, [`ErrorKind::Full`] if it takes no
+    /// more connections, [`ErrorKind::Io`] if the system refuses.
     pub fn open(uri: &str) -> Result<Farleaf> {
         Farleaf::builder().open(uri)
+    }
+
+    /// Opens the pool of the memory servers at `uri`, as in `tcp://host:7000,host:7001`.
+    ///
+    /// A connection that is lost is made anew by the next operation; one that finds no server within a
+    /// second fails with [`ErrorKind::Unavailable`]. Should a server stay away for longer than 10 seconds
+    /// from a call that it must end, this process leaves the pool as if it had died, so that others can
+    /// go on, and every operation fails with [`ErrorKind::Closed`].
+    ///
+    /// # Errors
+    /// As [`Farleaf::open`]; [`ErrorKind::Invalid`] also for the address of a pool on this machine.
+    pub fn connect(uri: &str) -> Result<Farleaf> {
+        memory_servers(uri)?;
+        Farleaf::open(uri)
     }
 
     /// Options for opening.
@@ -218,8 +237,8 @@ impl Farleaf {
     /// what this compute server holds. Every other handle, table and iterator of this store fails
     /// with [`ErrorKind::Closed`] from then on. What a shared pool holds stays.
     ///
-    /// A thread that has used the store and goes on keeps its memory mapped until it next uses any
-    /// store, or ends. What it held of a shared pool is then cleared away by whoever opens the pool
+    /// A thread that has used the store and goes on keeps its memory mapped, or its connections, until
+    /// it next uses any store, or ends. What it held of a shared pool is then cleared away by whoever opens the pool
     /// next, as if this process had died.
     ///
     /// # Errors

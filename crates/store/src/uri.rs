@@ -1,8 +1,9 @@
 //! Addresses of pools.
 
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::suggest;
 
 /// What an address names.
@@ -12,11 +13,14 @@ pub(crate) enum Uri {
     Mem,
     /// A pool in a folder of memory files.
     Shm(PathBuf),
+    /// A pool of memory servers on a network: their hosts and ports, in the order of their numbers.
+    Tcp(Vec<String>),
 }
 
 /// What every complaint about an address ends with.
-const UNDERSTOOD: &str = "understood are \"mem:\" (a new pool in this process's memory) and \
-                          \"shm:<folder>\" (a pool that the processes of this machine share)";
+const UNDERSTOOD: &str = "understood are \"mem:\" (a new pool in this process's memory), \
+                          \"shm:<folder>\" (a pool that the processes of this machine share) and \
+                          \"tcp://<host>:<port>,...\" (memory servers on a network)";
 
 impl Uri {
     pub(crate) fn parse(uri: &str) -> Result<Uri> {
@@ -35,18 +39,66 @@ impl Uri {
                 Err(complain(uri, &hint))
             }
             "shm" => Ok(Uri::Shm(PathBuf::from(rest))),
-            "tcp" | "etcd" | "verbs" => {
+            "tcp" => servers(uri, rest).map(Uri::Tcp),
+            "etcd" | "verbs" => {
                 Err(complain(uri, &format!("; this version does not speak \"{scheme}:\"")))
             }
             _ => {
-                let hint = suggest::nearest(scheme, ["mem", "shm"]).map(|scheme| match scheme {
+                let known = ["mem", "shm", "tcp"];
+                let hint = suggest::nearest(scheme, known).map(|scheme| match scheme {
                     "mem" => "; did you mean \"mem:\"?".to_owned(),
+                    "tcp" => format!("; did you mean \"tcp:{rest}\"?"),
                     _ => format!("; did you mean \"shm:{rest}\"?"),
                 });
                 Err(complain(uri, &hint.unwrap_or_default()))
             }
         }
     }
+}
+
+/// The memory servers of an address on a network.
+fn servers(uri: &str, rest: &str) -> Result<Vec<String>> {
+    let Some(list) = rest.strip_prefix("//") else {
+        let hint = format!("; did you mean \"tcp://{}\"?", rest.trim_start_matches('/'));
+        return Err(complain(uri, &hint));
+    };
+    let servers: Vec<&str> = list.trim_end_matches('/').split(',').collect();
+    for server in &servers {
+        let port = server.rsplit_once(':').filter(|(host, _)| !host.is_empty());
+        if port.is_none_or(|(_, port)| port.parse::<u16>().is_err()) {
+            let hint = format!(
+                "; \"{server}\" is no memory server: each is a host and a port, as in \
+                 \"tcp://127.0.0.1:7000,127.0.0.1:7001\""
+            );
+            return Err(complain(uri, &hint));
+        }
+    }
+    Ok(servers.into_iter().map(str::to_owned).collect())
+}
+
+/// The memory servers that a pool's address names, as in `tcp://host:7000,host:7001`, in the order of
+/// their numbers. Of several addresses that a host has, the first of IP version 4: that is what servers
+/// listen on unless they are told otherwise.
+///
+/// # Errors
+/// [`ErrorKind::Invalid`] for any other address; [`ErrorKind::Io`] or [`ErrorKind::Unavailable`] for a
+/// host that is not found.
+pub fn memory_servers(uri: &str) -> Result<Vec<SocketAddr>> {
+    match Uri::parse(uri)? {
+        Uri::Tcp(servers) => servers.iter().map(|server| resolve(server)).collect(),
+        Uri::Mem | Uri::Shm(_) => Err(Error::invalid(format!(
+            "\"{uri}\" is no address on a network, as \"tcp://host:7000\" is"
+        ))),
+    }
+}
+
+fn resolve(server: &str) -> Result<SocketAddr> {
+    let refused = |source| Error::io(format!("cannot find the memory server {server}"), source);
+    let found: Vec<SocketAddr> = server.to_socket_addrs().map_err(refused)?.collect();
+    let best = found.iter().find(|address| address.is_ipv4()).or(found.first());
+    best.copied().ok_or_else(|| {
+        Error::new(ErrorKind::Unavailable, format!("the memory server {server} has no address"))
+    })
 }
 
 /// A hint for an address without a colon.
@@ -72,7 +124,6 @@ fn glue(hint: &str) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ErrorKind;
 
     #[test]
     fn addresses_are_told_apart() {
@@ -81,6 +132,9 @@ mod tests {
         assert_eq!(Uri::parse("shm:/dev/shm/p").expect("absolute"), shm("/dev/shm/p"));
         assert_eq!(Uri::parse("shm:some/p").expect("relative"), shm("some/p"));
         assert_eq!(Uri::parse("shm:///dev/shm/p").expect("slashes"), shm("/dev/shm/p"));
+        let tcp = |servers: &[&str]| Uri::Tcp(servers.iter().map(ToString::to_string).collect());
+        assert_eq!(Uri::parse("tcp://a.b:7000").expect("one"), tcp(&["a.b:7000"]));
+        assert_eq!(Uri::parse("tcp://a:7,[::1]:8/").expect("two"), tcp(&["a:7", "[::1]:8"]));
     }
 
     #[test]
@@ -95,7 +149,12 @@ mod tests {
             ("smh:/p", "did you mean \"shm:/p\"?"),
             ("shm://pool", "did you mean \"shm:/pool\" or \"shm:pool\"?"),
             ("/dev/shm/p", "did you mean \"shm:/dev/shm/p\"?"),
-            ("tcp://host:1", "this version does not speak \"tcp:\""),
+            ("tcp:host:1", "did you mean \"tcp://host:1\"?"),
+            ("tpc://host:1", "did you mean \"tcp://host:1\"?"),
+            ("tcp://", "\"\" is no memory server"),
+            ("tcp://host", "\"host\" is no memory server"),
+            ("tcp://host:1,:2", "\":2\" is no memory server"),
+            ("tcp://host:1,host:70000", "\"host:70000\" is no memory server"),
             ("etcd://host", "this version does not speak \"etcd:\""),
             ("postgres://x", "understood are \"mem:\""),
         ] {

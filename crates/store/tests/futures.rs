@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
-use common::{block_on, eventually, key, small};
+use common::{block_on, eventually, key, small, small_with};
 use farleaf::{CompareExchange, ErrorKind, Farleaf, TableOptions};
 
 #[test]
@@ -46,7 +46,7 @@ fn futures_may_move_to_another_thread() {
     fn spawn<F: Future<Output: Send> + Send + 'static>(future: F) -> thread::JoinHandle<F::Output> {
         thread::spawn(|| block_on(future))
     }
-    let db = Farleaf::builder().pool_bytes(64 << 20).async_workers(2).open("mem:").unwrap();
+    let db = small_with(Farleaf::builder().async_workers(2));
     let table = db.create_table("t", TableOptions::default()).unwrap();
     let futures: Vec<_> = (0..8_u32)
         .map(|task| {

@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use common::{Scratch, eventually, key};
+use common::{SharedPool, eventually, key};
 use farleaf::{Farleaf, TableOptions};
 
 /// Names the pool to the second process.
@@ -32,9 +32,15 @@ fn second_process() {
     }
 }
 
-fn start_second(scratch: &Scratch) -> Child {
+/// The name under which the test program knows it.
+fn second_process_name() -> String {
+    let module = module_path!().split_once("::").map(|(_, module)| format!("{module}::"));
+    module.unwrap_or_default() + "second_process"
+}
+
+fn start_second(scratch: &SharedPool) -> Child {
     Command::new(std::env::current_exe().unwrap())
-        .args(["second_process", "--exact", "--nocapture"])
+        .args([&second_process_name(), "--exact", "--nocapture"])
         .env(POOL, scratch.uri())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
@@ -66,10 +72,10 @@ fn kill_after(mut child: Child, least: u32) -> u32 {
 
 #[test]
 fn a_killed_process_leaves_a_pool_that_works_and_adds_up() {
-    let scratch = Scratch::new("killed");
+    let scratch = SharedPool::new("killed");
     let db = scratch.open();
     let table = db.create_table("t", TableOptions::default()).unwrap();
-    for round in 0..3 {
+    for round in 0..scratch.rounds(3) {
         let child = start_second(&scratch);
         let writer = std::thread::spawn({
             let table = table.clone();
@@ -99,11 +105,12 @@ fn a_killed_process_leaves_a_pool_that_works_and_adds_up() {
 
 #[test]
 fn opening_a_pool_clears_away_the_dead() {
-    let scratch = Scratch::new("alone");
+    let scratch = SharedPool::new("alone");
     let db = scratch.open();
     db.create_table("t", TableOptions::default()).unwrap();
     db.close().unwrap();
     let done = kill_after(start_second(&scratch), 2000);
+    scratch.await_death();
     let db = Farleaf::open(&scratch.uri()).unwrap();
     let report = db.verify().unwrap();
     assert!(report.closes(), "{report:?}");

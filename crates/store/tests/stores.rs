@@ -7,14 +7,14 @@ use std::error::Error as _;
 use std::thread;
 use std::time::Duration;
 
-use common::{Scratch, eventually, key, small};
+use common::{Scratch, SharedPool, eventually, key, small};
 use farleaf::{Engine, ErrorKind, Farleaf, KeyFormat, OpKind, TableOptions, ValueFormat};
 
 #[test]
 fn wrong_addresses_are_explained() {
     for (uri, what) in [
         ("mem", "did you mean \"mem:\"?"),
-        ("tcp://host:7000", "does not speak"),
+        ("verbs://host:7000", "does not speak"),
         ("/dev/shm/pool", "did you mean \"shm:/dev/shm/pool\"?"),
     ] {
         let error = Farleaf::open(uri).unwrap_err();
@@ -160,7 +160,7 @@ fn a_closed_store_says_so_everywhere() {
 
 #[test]
 fn a_shared_pool_keeps_what_was_written() {
-    let scratch = Scratch::new("keeps");
+    let scratch = SharedPool::new("keeps");
     let db = scratch.open();
     let table = db.create_table("t", TableOptions::default()).unwrap();
     table.insert_many((0..2000).map(|number| (key(number), key(number)))).unwrap();
@@ -177,7 +177,7 @@ fn a_shared_pool_keeps_what_was_written() {
 /// A thread that has used a store and goes on holds sessions that only it can end.
 #[test]
 fn a_close_while_other_threads_stay_leaves_a_pool_that_adds_up() {
-    let scratch = Scratch::new("stay");
+    let scratch = SharedPool::new("stay");
     let db = scratch.open();
     let table = db.create_table("t", TableOptions::default()).unwrap();
     thread::scope(|scope| {
@@ -216,7 +216,7 @@ fn sessions_of_threads_that_ended_come_back() {
 
 #[test]
 fn two_stores_on_one_pool_see_each_other() {
-    let scratch = Scratch::new("two");
+    let scratch = SharedPool::new("two");
     let (one, two) = (scratch.open(), scratch.open());
     let here = one.create_table("t", TableOptions::default()).unwrap();
     let there = two.table("t").unwrap();
@@ -299,6 +299,7 @@ fn the_systems_errors_are_kept() {
 #[test]
 fn stores_go_when_their_last_handle_does() {
     let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
+    let small = || Farleaf::builder().pool_bytes(64 << 20).open("mem:").unwrap();
     let stays = small();
     stays.create_table("t", TableOptions::default()).unwrap();
     let regions = || {

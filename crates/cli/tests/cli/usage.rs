@@ -23,6 +23,8 @@ fn no_arguments_print_help() {
         "bench",
         "repro",
         "check",
+        "memory",
+        "up",
         "completions",
     ] {
         let help = farleaf(&[command, "--help"], b"").done().text();
@@ -44,7 +46,8 @@ fn mistyped_words_are_corrected() {
 fn addresses_that_are_none_are_explained() {
     farleaf(&["tables", "/dev/shm/x"], b"").failed(2, "did you mean \"shm:/dev/shm/x\"?");
     farleaf(&["tables", "smh:/dev/shm/x"], b"").failed(2, "did you mean \"shm:/dev/shm/x\"?");
-    farleaf(&["tables", "tcp://host"], b"").failed(2, "does not speak \"tcp:\"");
+    farleaf(&["tables", "tcp://host"], b"").failed(2, "\"host\" is no memory server");
+    farleaf(&["tables", "verbs://host"], b"").failed(2, "does not speak \"verbs:\"");
     for words in [&["load", "mem:", "t"][..], &["get", "mem:", "t", "k"], &["stats", "mem:"]] {
         farleaf(words, b"").failed(2, "gone when it ends");
     }
