@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 
 farleaf=${1:-${CARGO_TARGET_DIR:-target}/debug/farleaf}
 read -ra engines <<<"${FARLEAF_ENGINES:-btree}"
-read -ra fabrics <<<"${FARLEAF_FABRICS:-mapped sim}"
+read -ra fabrics <<<"${FARLEAF_FABRICS:-mapped sim tcp}"
 
 report=$(mktemp)
 trap 'rm -f "$report"' EXIT

@@ -1,23 +1,25 @@
 #!/usr/bin/env bash
 # Farleaf's main job on real input: puts the paths of this machine's files into a pool in shared
-# memory, reads, scans, changes and removes some, checks the pool, and counts what an index
-# operation costs on each fabric. Every command is printed before it runs, so that it can be
-# repeated by hand. Leaves nothing behind.
+# memory, reads, scans, changes and removes some, and checks the pool; does the same over TCP, on a
+# cluster of memory servers on this machine; and counts what an index operation costs on each fabric.
+# Every command is printed before it runs, so that it can be repeated by hand. Leaves nothing behind.
 #
 #   scripts/demo.sh [FARLEAF]     the binary; target/release/farleaf if not given
 #
 # FARLEAF_DEMO_PATHS     most paths to load (400000)
+# FARLEAF_DEMO_TCP_PATHS most of them to load over TCP (50000)
 # FARLEAF_DEMO_KEYS      keys of the benchmark (200K)
 # FARLEAF_DEMO_OPS       operations of the benchmark (200K)
-# FARLEAF_ENGINES, FARLEAF_FABRICS     which ones to benchmark ("btree", "mapped sim")
+# FARLEAF_ENGINES, FARLEAF_FABRICS     which ones to benchmark ("btree", "mapped sim tcp")
 set -euo pipefail
 
 farleaf=${1:-$(dirname "$0")/../target/release/farleaf}
 paths_max=${FARLEAF_DEMO_PATHS:-400000}
+tcp_paths_max=${FARLEAF_DEMO_TCP_PATHS:-50000}
 bench_keys=${FARLEAF_DEMO_KEYS:-200K}
 bench_ops=${FARLEAF_DEMO_OPS:-200K}
 read -ra engines <<<"${FARLEAF_ENGINES:-btree}"
-read -ra fabrics <<<"${FARLEAF_FABRICS:-mapped sim}"
+read -ra fabrics <<<"${FARLEAF_FABRICS:-mapped sim tcp}"
 
 fail() { printf '\ndemo: %s\n' "$*" >&2; exit 1; }
 
@@ -36,8 +38,14 @@ work=$home/farleaf-demo-$$
 pool=shm:$work/pool
 
 mkdir -m 700 "$work"
+cluster=
+# The cluster ends, and is waited for.
+down() {
+    [ -z "$cluster" ] || { kill "$cluster" && wait "$cluster"; } || true
+    cluster=
+}
 # On exit, Ctrl-C and kill alike; bash runs the trap once the command in front has ended.
-trap 'rm -rf "$work"' EXIT
+trap 'down; rm -rf "$work"' EXIT
 trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 143' TERM
@@ -94,38 +102,63 @@ count=$(wc -l <"$work/files.tsv")
 printf '%d files; the first ones:\n' "$count"
 head -n 3 "$work/files.tsv"
 
-heading "Load them into the table 'files' of a new pool"
-run load "$pool" files "$work/files.tsv" --format tsv --create --pool-bytes "${pool_mib}MiB"
-
 # A file that surely is among them, and a folder with many of them.
 IFS=$'\t' read -r key size < <(awk -F '\t' '$1 == "/etc/passwd"' "$work/files.tsv") ||
     IFS=$'\t' read -r key size <"$work/files.tsv"
 prefix=/usr/share/
 grep -q "^$prefix" "$work/files.tsv" || prefix=${key%/*}/
 
-heading "Look one up, from another process than the one that loaded it"
-expect "$size" get "$pool" files "$key"
+# job POOL FILE OPTIONS...: the whole job on one pool; OPTIONS are for its first command.
+job() {
+    local pool=$1 file=$2
+    shift 2
 
-heading "The first files below $prefix in order"
-run scan "$pool" files --prefix "$prefix" --limit 10
+    heading "Load them into the table 'files'"
+    run load "$pool" files "$file" --format tsv "$@"
 
-heading "Change a value"
-expect "$size" get "$pool" files "$key"
-run put "$pool" files "$key" "changed by the demo"
-expect "changed by the demo" get "$pool" files "$key"
+    heading "Look one up, from another process than the one that loaded it"
+    expect "$size" get "$pool" files "$key"
 
-heading "Remove a key"
-run del "$pool" files "$key"
-expect_absent get "$pool" files "$key"
+    heading "The first files below $prefix in order"
+    run scan "$pool" files --prefix "$prefix" --limit 10
 
-heading "What the pool holds"
-run stats "$pool"
+    heading "Change a value"
+    expect "$size" get "$pool" files "$key"
+    run put "$pool" files "$key" "changed by the demo"
+    expect "changed by the demo" get "$pool" files "$key"
 
-heading "Walk the whole structure and check its invariants"
-run verify "$pool"
+    heading "Remove a key"
+    run del "$pool" files "$key"
+    expect_absent get "$pool" files "$key"
+
+    heading "What the pool holds"
+    run stats "$pool"
+
+    heading "Walk the whole structure and check its invariants"
+    run verify "$pool"
+}
+
+heading "In shared memory"
+job "$pool" "$work/files.tsv" --create --pool-bytes "${pool_mib}MiB"
+
+heading "The same over TCP: two memory servers, processes of this machine"
+# Those that the job asks for, and the first ones in order.
+{ printf '%s\t%s\n' "$key" "$size"; grep "^$prefix" "$work/files.tsv" || true; cat "$work/files.tsv"; } |
+    awk -F '\t' '!seen[$1]++' | head -n "$tcp_paths_max" >"$work/some.tsv" || true
+printf '$ farleaf up --memory-servers 2 --pool-bytes 512MiB &\n'
+"$farleaf" up --memory-servers 2 --pool-bytes 512MiB >"$work/up" &
+cluster=$!
+for _ in $(seq 100); do
+    [ ! -s "$work/up" ] && kill -0 "$cluster" 2>/dev/null || break
+    sleep 0.1
+done
+IFS=$'\t' read -r _ tcp_pool <"$work/up" || fail "the cluster did not start"
+job "$tcp_pool" "$work/some.tsv"
+down
 
 heading "What an operation costs: YCSB workload A, remote operations counted"
-echo "mapped runs in real time on this machine; sim runs in virtual time, on simulated network cards."
+echo "mapped runs in real time on this machine, tcp over loopback to two memory servers; sim runs in"
+echo "virtual time, on simulated network cards."
 for engine in "${engines[@]}"; do
     for fabric in "${fabrics[@]}"; do
         run bench --engine "$engine" --fabric "$fabric" --workload a \

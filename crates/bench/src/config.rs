@@ -1,6 +1,6 @@
 //! What a bench is asked to do, and which requests make no sense.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, net::SocketAddr, str::FromStr};
 
 use farleaf_index::Engine;
 use serde_json::{Map, Value, json};
@@ -60,6 +60,27 @@ pub struct BenchConfig {
     pub capabilities: CapabilityKind,
     /// Whether the table is walked and checked at the end.
     pub verify: bool,
+    /// The memory servers, for the fabric `tcp`.
+    pub cluster: Option<Cluster>,
+}
+
+/// Memory servers on a network, in the order of their numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cluster {
+    /// Of this run alone: what they hold is overwritten.
+    Own(Vec<SocketAddr>),
+    /// Of a pool that others use, too: the run makes a table in it and drops it. If they hold no pool,
+    /// the run makes one that stays.
+    Shared(Vec<SocketAddr>),
+}
+
+impl Cluster {
+    /// Where they listen.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        match self {
+            Cluster::Own(addresses) | Cluster::Shared(addresses) => addresses,
+        }
+    }
 }
 
 impl Default for BenchConfig {
@@ -85,6 +106,7 @@ impl Default for BenchConfig {
             torn: false,
             capabilities: CapabilityKind::None,
             verify: false,
+            cluster: None,
         }
     }
 }
@@ -140,6 +162,21 @@ impl BenchConfig {
         Ok(())
     }
 
+    /// Whether the pool is others', too.
+    pub(crate) fn shares_pool(&self) -> bool {
+        matches!(self.cluster, Some(Cluster::Shared(_)))
+    }
+
+    /// Where the memory servers are that others use, too.
+    fn connect(&self) -> Option<Vec<String>> {
+        match &self.cluster {
+            Some(Cluster::Shared(addresses)) => {
+                Some(addresses.iter().map(SocketAddr::to_string).collect())
+            }
+            _ => None,
+        }
+    }
+
     /// The configuration as it stands in a [`Report`](crate::Report).
     pub fn to_json(&self) -> Map<String, Value> {
         let Workload { name, mix, request, scan_length } = &self.workload;
@@ -166,18 +203,21 @@ impl BenchConfig {
             ("pool_bytes", json!(self.pool_bytes)),
             ("torn", json!(self.torn)),
             ("verify", json!(self.verify)),
+            ("connect", json!(self.connect())),
         ];
         fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
     }
 }
 
-/// What carries the operations. Reads and prints `mapped`, `sim`.
+/// What carries the operations. Reads and prints `mapped`, `sim`, `tcp`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FabricKind {
     /// This process's memory, in real time.
     Mapped,
     /// The simulator, in virtual time.
     Sim,
+    /// Memory servers on a network, in real time.
+    Tcp,
 }
 
 /// How items are loaded. Reads and prints `bulk`, `insert`.
@@ -235,7 +275,7 @@ macro_rules! named {
     };
 }
 
-named!(FabricKind, "fabric", Mapped = "mapped", Sim = "sim");
+named!(FabricKind, "fabric", Mapped = "mapped", Sim = "sim", Tcp = "tcp");
 named!(LoadKind, "way to load", Bulk = "bulk", Insert = "insert");
 named!(CapabilityKind, "set of capabilities", None = "none", Mapped = "mapped");
 
@@ -349,7 +389,7 @@ mod tests {
         let message = "maped".parse::<FabricKind>().unwrap_err().to_string();
         assert_eq!(
             message,
-            "no fabric is named \"maped\"; did you mean \"mapped\"?; known: mapped, sim"
+            "no fabric is named \"maped\"; did you mean \"mapped\"?; known: mapped, sim, tcp"
         );
     }
 
@@ -360,6 +400,6 @@ mod tests {
         assert_eq!(told["distribution"], "zipfian:0.99");
         assert_eq!(told["keys"], 1_000_000);
         assert_eq!(told["rate_ops_per_s"], Value::Null);
-        assert_eq!(told.len(), 22);
+        assert_eq!(told.len(), 23);
     }
 }

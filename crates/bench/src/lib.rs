@@ -48,7 +48,7 @@ mod values;
 mod workload;
 mod ycsb;
 
-pub use config::{BenchConfig, BenchConfigError, CapabilityKind, FabricKind, LoadKind};
+pub use config::{BenchConfig, BenchConfigError, CapabilityKind, Cluster, FabricKind, LoadKind};
 pub use distribution::{
     DistributionError, Exponential, Hotspot, ItemChooser, Latest, RequestDistribution, Scramble,
     Sequential, Uniform, ZIPFIAN_THETA_DEFAULT, Zipfian,
@@ -64,7 +64,7 @@ pub use report::{
     KindReport, LatencyUs, LoopKind, MemoryReport, OpTotals, PerOp, PhaseReport, Report,
     ReportKind, Row, RunReport, TimeKind, build_commit,
 };
-pub use run::{BenchError, NoProgress, Phase, Progress, run};
+pub use run::{BenchError, NoProgress, Phase, Progress, region_bytes, run};
 pub use values::ValueMaker;
 pub use workload::{Mix, OpKind, ScanLength, Workload, WorkloadError};
 pub use ycsb::{YcsbConfig, YcsbError, YcsbOrigin, YcsbProperties};

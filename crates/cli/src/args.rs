@@ -10,7 +10,9 @@ use farleaf_bench::units::{Count, Size};
 
 use crate::bench::BenchArgs;
 use crate::commands::check::CheckArgs;
+use crate::commands::memory::MemoryArgs;
 use crate::commands::repro::ReproArgs;
+use crate::commands::up::UpArgs;
 use crate::formats;
 use crate::input::ColumnSpec;
 use crate::suggest::OneOf;
@@ -32,6 +34,8 @@ Exit codes:
 const POOLS: &str = "\
 Pools:
   shm:FOLDER  a pool in memory files, which the processes of this machine share
+  tcp://HOST:PORT,HOST:PORT...
+              a pool of memory servers (see memory and up), in the order of their numbers
   mem:        a pool of one process; gone when it ends, so only programs can use it";
 
 /// Ordered key-value store on disaggregated memory
@@ -116,6 +120,16 @@ pub(crate) enum Command {
     /// Runs one scenario per seed: clients, faults, deaths; then checks that what the clients saw is
     /// linearizable, that every node of the table is in order and that no memory was lost.
     Check(Box<CheckArgs>),
+    /// Serve memory to a pool on a network, until Ctrl-C
+    ///
+    /// Prints where it listens. A pool is the list of its servers' addresses, in the order of their
+    /// numbers: tcp://HOST:PORT,HOST:PORT. A server that is started again over its file serves the same
+    /// data.
+    Memory(MemoryArgs),
+    /// Start a cluster on this machine, until Ctrl-C: memory servers, and a pool on them
+    ///
+    /// For development and demonstrations. Prints the address of the pool.
+    Up(UpArgs),
     /// Print a completion script for a shell
     ///
     /// For bash: farleaf completions bash > ~/.local/share/bash-completion/completions/farleaf
@@ -125,14 +139,14 @@ pub(crate) enum Command {
 /// A pool.
 #[derive(Debug, Args)]
 pub(crate) struct PoolArgs {
-    /// The pool, as in shm:/dev/shm/mypool
+    /// The pool, as in shm:/dev/shm/mypool or tcp://127.0.0.1:7000
     pub(crate) pool: String,
 }
 
 /// A table of a pool.
 #[derive(Debug, Args)]
 pub(crate) struct TableArgs {
-    /// The pool, as in shm:/dev/shm/mypool
+    /// The pool, as in shm:/dev/shm/mypool or tcp://127.0.0.1:7000
     pub(crate) pool: String,
     /// The table
     pub(crate) table: String,
@@ -153,7 +167,7 @@ pub(crate) struct BytesArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Making a pool")]
 pub(crate) struct CreateArgs {
-    /// Make the pool if the folder holds none
+    /// Make the pool if the folder, or the memory servers, hold none
     #[arg(long)]
     pub(crate) create: bool,
     /// Bytes of all memory servers together [default: 4GiB]

@@ -6,8 +6,8 @@ use clap::{Args, ValueHint};
 use farleaf::Engine;
 use farleaf_bench::units::{Count, Rate, Size};
 use farleaf_bench::{
-    BenchConfig, CapabilityKind, FabricKind, KeySpec, LoadKind, RequestDistribution, ScanLength,
-    Workload, YcsbConfig, YcsbProperties,
+    BenchConfig, CapabilityKind, Cluster, FabricKind, KeySpec, LoadKind, RequestDistribution,
+    ScanLength, Workload, YcsbConfig, YcsbProperties,
 };
 
 use crate::errors::{self, Failure};
@@ -58,10 +58,15 @@ pub(crate) struct BenchArgs {
     /// Memory servers [default: 2]
     #[arg(long, value_name = "COUNT")]
     pub(crate) memory_servers: Option<Count>,
-    /// What carries the operations: mapped (this process's memory) or sim (simulated network,
-    /// virtual time) [default: mapped]
+    /// What carries the operations: mapped (this process's memory), sim (simulated network, virtual
+    /// time) or tcp (memory servers, processes on this machine unless --connect says where)
+    /// [default: mapped]
     #[arg(short, long)]
     pub(crate) fabric: Option<FabricKind>,
+    /// Memory servers to use (needs --fabric tcp): a pool that is there keeps its tables, and the
+    /// bench's own is dropped at the end
+    #[arg(long, value_name = "POOL", conflicts_with_all = ["memory_servers", "pool_bytes"])]
+    pub(crate) connect: Option<String>,
     /// What all randomness comes from [default: 1]
     #[arg(short, long)]
     pub(crate) seed: Option<u64>,
@@ -228,6 +233,15 @@ impl BenchArgs {
             config.threads = defaults.1.min(config.clients).next_multiple_of(servers).max(1);
         }
         config.fabric = self.fabric.unwrap_or(config.fabric);
+        if let Some(pool) = &self.connect {
+            if config.fabric != FabricKind::Tcp {
+                return Err(Failure::usage("--connect needs --fabric tcp"));
+            }
+            let servers =
+                farleaf::memory_servers(pool).map_err(|error| Failure::usage(error.to_string()))?;
+            config.memory_servers = servers.len();
+            config.cluster = Some(Cluster::Shared(servers));
+        }
         config.seed = self.seed.unwrap_or(config.seed);
         config.load = self.load.unwrap_or(config.load);
         config.torn = self.torn;

@@ -60,6 +60,21 @@ impl Failure {
         Failure { exit: Exit::Malformed, message: message.into(), source: None }
     }
 
+    /// What is needed cannot be had now.
+    pub(crate) fn unavailable(message: impl Into<String>) -> Self {
+        Failure { exit: Exit::Unavailable, message: message.into(), source: None }
+    }
+
+    /// There is no room.
+    pub(crate) fn full(message: impl Into<String>) -> Self {
+        Failure { exit: Exit::Full, message: message.into(), source: None }
+    }
+
+    /// What is there is damaged.
+    pub(crate) fn corrupt(message: impl Into<String>) -> Self {
+        Failure { exit: Exit::Corrupt, message: message.into(), source: None }
+    }
+
     /// Input that cannot be read.
     pub(crate) fn unreadable(what: impl fmt::Display, source: io::Error) -> Self {
         let message = format!("cannot read {what}");

@@ -46,6 +46,12 @@ pub enum BenchError {
     /// The memory servers could not be set up.
     #[error(transparent)]
     Fabric(#[from] FabricError),
+    /// Nobody said where the memory servers are.
+    #[error("the fabric tcp needs memory servers: say where they are")]
+    NoCluster,
+    /// The table could not be taken out of a pool that stays.
+    #[error("the table of the bench is still in the pool, drop it by hand: {0}")]
+    Clear(#[source] IndexError),
     /// The pool could not be formatted or joined.
     #[error("cannot set up a pool of {}: {source}", human_bytes(*.pool_bytes))]
     Pool {

@@ -2,7 +2,7 @@
 //!
 //! One loop serves every fabric (`client`): a client makes its next operation, does it on the
 //! engine, and checks the answer; a thread brings its clients through the phases together with
-//! all other threads (`worker`). The fabrics differ in who runs the threads (`mapped`, `sim`).
+//! all other threads (`worker`). The fabrics differ in who runs the threads (`real`, `sim`).
 //!
 //! - INV-RUN-1: in the simulator, the same configuration gives the same report, number by number.
 //! - INV-RUN-2: nothing but measured operations lies between the counts before and after the run
@@ -12,9 +12,9 @@
 mod client;
 mod context;
 mod error;
-mod mapped;
 pub(crate) mod meet;
 mod progress;
+mod real;
 mod sim;
 pub(crate) mod sorted;
 mod tally;
@@ -24,7 +24,7 @@ mod worker;
 
 use farleaf_fabric::{Capabilities, Client, Endpoint};
 use farleaf_index::{AnyIndex, Index, IndexError, TableReport};
-use farleaf_pool::{Audit, Pool, PoolError, Session, format};
+use farleaf_pool::{Audit, Pool, PoolError, Session, format, format_once};
 use serde_json::{Map, Value, json};
 
 pub use error::BenchError;
@@ -49,12 +49,30 @@ const TABLE: &str = "bench";
 /// [`BenchError`] if it makes no sense, or fails before or after the operations. Operations that
 /// fail or answer wrongly are counted in the report.
 pub fn run(config: &BenchConfig, progress: &dyn Progress) -> Result<Report, BenchError> {
+    if config.fabric == FabricKind::Tcp {
+        let (fabric, region_bytes) = real::connect(config)?;
+        let servers = config.cluster.as_ref().map_or(0, |cluster| cluster.addresses().len());
+        let context = Context::new(&BenchConfig {
+            memory_servers: servers,
+            pool_bytes: Some(region_bytes * servers as u64),
+            ..config.clone()
+        })?;
+        return Ok(real::run(&context, &fabric, progress)?.report(&context));
+    }
     let context = Context::new(config)?;
     let run = match config.fabric {
-        FabricKind::Mapped => mapped::run(&context, progress)?,
         FabricKind::Sim => sim::run(&context, progress)?,
+        FabricKind::Mapped | FabricKind::Tcp => real::on_mapped(&context, progress)?,
     };
     Ok(run.report(&context))
+}
+
+/// Bytes that each memory server needs for what `config` asks for.
+///
+/// # Errors
+/// As [`run`], for what makes no sense.
+pub fn region_bytes(config: &BenchConfig) -> Result<u64, BenchError> {
+    Ok(Context::new(config)?.region_bytes)
 }
 
 /// What is known when a run is over.
@@ -80,7 +98,7 @@ impl Run {
             engine: config.engine.name().to_owned(),
             fabric: config.fabric.name().to_owned(),
             time: match config.fabric {
-                FabricKind::Mapped => TimeKind::Real,
+                FabricKind::Mapped | FabricKind::Tcp => TimeKind::Real,
                 FabricKind::Sim => TimeKind::Virtual,
             },
             loop_kind: if config.rate.is_some() { LoopKind::Open } else { LoopKind::Closed },
@@ -142,7 +160,12 @@ async fn prepare<E: Endpoint>(
     for endpoint in endpoints {
         let client = Client::new(endpoint.clone());
         if servers.is_empty() {
-            format(&client, &context.pool).await.map_err(refused)?;
+            if context.config.shares_pool() {
+                // One that is there is somebody's.
+                format_once(&client, &context.pool).await.map_err(refused)?;
+            } else {
+                format(&client, &context.pool).await.map_err(refused)?;
+            }
         }
         let pool = Pool::join(&client).await.map_err(refused)?;
         let session = pool.session(endpoint.clone()).await.map_err(refused)?;
@@ -151,7 +174,12 @@ async fn prepare<E: Endpoint>(
                 .await
                 .map_err(|error| failed_load(pool_bytes, error))?;
             if context.config.load == LoadKind::Bulk {
-                loaded = Some(bulk_load(context, &session, &index, progress).await?);
+                let load = bulk_load(context, &session, &index, progress).await;
+                if load.is_err() && context.config.shares_pool() {
+                    // What has failed is what is told.
+                    let _ = AnyIndex::drop_table(&session, TABLE).await;
+                }
+                loaded = Some(load?);
             }
             index
         } else {
@@ -182,6 +210,16 @@ async fn bulk_load<E: Endpoint>(
     let key_bytes = pairs.finish()?;
     let data_bytes = key_bytes + count * context.config.value_bytes as u64;
     Ok((PhaseReport::new(seconds(nanos), count), data_bytes))
+}
+
+/// Takes the table out of a pool that stays.
+async fn clear<E: Endpoint>(endpoint: &E) -> Result<(), BenchError> {
+    let client = Client::new(endpoint.clone());
+    let pool = Pool::join(&client).await.map_err(|error| BenchError::Clear(error.into()))?;
+    let session = pool.session(endpoint.clone()).await;
+    let session = session.map_err(|error| BenchError::Clear(error.into()))?;
+    AnyIndex::drop_table(&session, TABLE).await.map_err(BenchError::Clear)?;
+    session.leave().await.map_err(|error| BenchError::Clear(error.into()))
 }
 
 fn failed_load(pool_bytes: u64, error: IndexError) -> BenchError {

@@ -1,11 +1,20 @@
 #![allow(clippy::unwrap_used)]
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::{
+    net::SocketAddr,
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
+use farleaf_fabric::{
+    Fabric, ServerId,
+    tcp::{HugePages, MemoryServer, MemoryServerConfig, Region},
+};
 
 use super::*;
 use crate::{
-    KeyOrder, KeySpec, OpKind, ReportKind, Workload, YcsbProperties, config::CapabilityKind,
-    units::Rate,
+    Cluster, KeyOrder, KeySpec, OpKind, PerOp, ReportKind, Workload, YcsbProperties,
+    config::CapabilityKind, units::Rate,
 };
 
 /// A small run: two compute servers, two memory servers.
@@ -27,6 +36,63 @@ fn small(fabric: FabricKind, workload: &str) -> BenchConfig {
 }
 
 const FABRICS: [FabricKind; 2] = [FabricKind::Mapped, FabricKind::Sim];
+
+/// Memory servers of this process for `config`, and where they are.
+fn serve(config: &BenchConfig) -> (Vec<MemoryServer>, Vec<SocketAddr>) {
+    let bytes = region_bytes(config).unwrap();
+    let start = |server: usize| {
+        let own = MemoryServerConfig {
+            server: ServerId(server as u16),
+            servers: config.memory_servers,
+            lease: Duration::from_secs(60),
+            ..MemoryServerConfig::default()
+        };
+        MemoryServer::start_over(own, Region::anonymous(bytes, HugePages::No).unwrap()).unwrap()
+    };
+    let servers: Vec<_> = (0..config.memory_servers).map(start).collect();
+    let addresses = servers.iter().map(MemoryServer::address).collect();
+    (servers, addresses)
+}
+
+/// Remote operations of an index operation are the same on every network, and counted alike.
+#[test]
+fn a_run_over_tcp_costs_what_it_costs_elsewhere() {
+    let config = small(FabricKind::Tcp, "ycsb-c");
+    assert!(matches!(run(&config, &NoProgress), Err(BenchError::NoCluster)));
+    let (_servers, addresses) = serve(&config);
+    let over_tcp = run_well(&BenchConfig { cluster: Some(Cluster::Own(addresses)), ..config });
+    let mapped = run_well(&small(FabricKind::Mapped, "ycsb-c"));
+    assert_eq!((&*over_tcp.fabric, over_tcp.time), ("tcp", TimeKind::Real));
+    // Without maintenance, of which there is more the longer it takes.
+    let per_op = |report: &Report| {
+        let PerOp { reads, round_trips, bytes_read, .. } = of(report, OpKind::Get).per_op;
+        (reads, round_trips, bytes_read)
+    };
+    assert_eq!(per_op(&over_tcp), per_op(&mapped));
+    assert!(per_op(&over_tcp).2 >= 1024.0);
+}
+
+/// What others have in the pool stays, and what the run has made goes.
+#[test]
+fn a_run_on_a_pool_of_others_leaves_it_as_it_was() {
+    let config = BenchConfig { pool_bytes: Some(64 << 20), ..small(FabricKind::Tcp, "ycsb-a") };
+    let (_servers, addresses) = serve(&config);
+    let cluster = Some(Cluster::Shared(addresses));
+    let config = BenchConfig { cluster, ..config };
+    for _ in 0..2 {
+        let report = run_well(&config);
+        assert_eq!(report.config["connect"].as_array().unwrap().len(), 2);
+    }
+    let large = BenchConfig { keys: 100_000, value_bytes: 1024, ..config.clone() };
+    assert!(matches!(run(&large, &NoProgress), Err(BenchError::PoolTooSmall { .. })));
+    let (fabric, _) = real::connect(&config).unwrap();
+    let endpoint = fabric.endpoint().unwrap();
+    endpoint.executor().block_on(async {
+        let pool = Pool::join(&Client::new(endpoint.clone())).await.unwrap();
+        let session = pool.session(endpoint.clone()).await.unwrap();
+        assert_eq!(session.list_roots().await.unwrap(), []);
+    });
+}
 
 fn run_well(config: &BenchConfig) -> Report {
     let report = run(config, &NoProgress).unwrap();

@@ -61,6 +61,7 @@ fn every_option_reaches_the_configuration() {
         torn: true,
         capabilities: CapabilityKind::Mapped,
         verify: true,
+        cluster: None,
     };
     assert_eq!(config, expected);
 }
@@ -87,6 +88,9 @@ fn nonsense_is_refused_with_a_sentence() {
         ("--engine btree,none", "no engine is named \"none\""),
         ("--fabric maped", "did you mean \"mapped\"?"),
         ("--compute-servers 3", "16 clients cannot be shared evenly"),
+        ("--connect tcp://127.0.0.1:7", "--connect needs --fabric tcp"),
+        ("--fabric tcp --connect tcp://nowhere", "\"nowhere\" is no memory server"),
+        ("--fabric tcp --connect tcp://127.0.0.1:7 --pool-bytes 1GiB", "cannot be used with"),
         ("--torn", "torn words are the simulator's"),
         ("--node-bytes 1000", "no power of two"),
         ("--keys many", "is not a count"),
@@ -99,6 +103,14 @@ fn nonsense_is_refused_with_a_sentence() {
         let error = plan(options).unwrap_err();
         assert!(error.contains(sentence), "{options}: {error}");
     }
+}
+
+#[test]
+fn a_cluster_says_how_many_servers_there_are() {
+    let config = config("--fabric tcp --connect tcp://127.0.0.1:7,127.0.0.1:8,127.0.0.1:9");
+    assert_eq!(config.memory_servers, 3);
+    assert!(matches!(config.cluster, Some(Cluster::Shared(servers)) if servers.len() == 3));
+    assert_eq!(plan("--fabric tcp").unwrap().runs[0].cluster, None);
 }
 
 #[test]

@@ -3,10 +3,11 @@
 use std::fs::File;
 use std::io::Write;
 
-use farleaf_bench::{Report, Row};
+use farleaf_bench::{BenchConfig, FabricKind, Report, Row};
 use serde_json::{Value, to_value};
 
 use crate::bench::BenchArgs;
+use crate::cluster::{Cluster, ClusterConfig};
 use crate::errors::{Exit, Failure};
 use crate::output::{Console, counted};
 use crate::progress::Meter;
@@ -31,8 +32,10 @@ pub(super) fn run(args: &BenchArgs, console: &mut Console) -> anyhow::Result<Exi
     let mut reports = Vec::new();
     for config in &plan.runs {
         console.detail(format_args!("runs {}", Value::Object(config.to_json())));
+        // They end with each run, so that none finds anything that another has left.
+        let (config, _servers) = with_servers(config)?;
         let meter = Meter::new(console.shows_progress(), None);
-        let run = farleaf_bench::run(config, &meter);
+        let run = farleaf_bench::run(&config, &meter);
         meter.clear();
         let report = run?;
         let told = to_value(&report)?;
@@ -55,6 +58,24 @@ pub(super) fn run(args: &BenchArgs, console: &mut Console) -> anyhow::Result<Exi
         return Ok(Exit::NotFound);
     }
     Ok(Exit::Done)
+}
+
+/// The configuration with memory servers of its own, if it needs some and names none.
+fn with_servers(config: &BenchConfig) -> anyhow::Result<(BenchConfig, Option<Cluster>)> {
+    let mut config = config.clone();
+    if config.fabric != FabricKind::Tcp || config.cluster.is_some() {
+        return Ok((config, None));
+    }
+    let servers = Cluster::start(&ClusterConfig {
+        servers: u16::try_from(config.memory_servers)
+            .map_err(|_| Failure::usage("so many memory servers have no numbers"))?,
+        region_bytes: Some(farleaf_bench::region_bytes(&config)?),
+        threads: 1,
+        folder: None,
+        port: 0,
+    })?;
+    config.cluster = Some(farleaf_bench::Cluster::Own(servers.addresses()));
+    Ok((config, Some(servers)))
 }
 
 /// One line for each number, one column for each run.

@@ -5,11 +5,13 @@ pub(crate) mod check;
 mod completions;
 mod keys;
 mod load;
+pub(crate) mod memory;
 mod put;
 pub(crate) mod repro;
 mod scan;
 mod stats;
 mod tables;
+pub(crate) mod up;
 mod verify;
 
 use std::ffi::OsStr;
@@ -44,6 +46,8 @@ pub(crate) fn run(command: Command, console: &mut Console) -> anyhow::Result<Exi
         Command::Bench(args) => bench::run(&args, console),
         Command::Repro(args) => repro::run(&args, console),
         Command::Check(args) => check::run(&args, console),
+        Command::Memory(args) => memory::run(&args, console),
+        Command::Up(args) => up::run(&args, console),
         Command::Completions(args) => completions::run(&args, console),
     }
 }
@@ -59,6 +63,14 @@ fn open(pool: &str, console: &Console) -> anyhow::Result<Farleaf> {
 /// Opens a pool, or makes it if that was asked for.
 fn open_or_create(pool: &str, create: &CreateArgs, console: &Console) -> anyhow::Result<Farleaf> {
     refuse_mem(pool)?;
+    let is_sized = create.pool_bytes.is_some() || create.memory_servers.is_some();
+    if is_sized && pool.trim().starts_with("tcp:") {
+        return Err(Failure::usage(
+            "--pool-bytes and --memory-servers are for pools on this machine: memory servers on a \
+             network have the size that they were started with, and the address names them",
+        )
+        .into());
+    }
     let mut builder = Farleaf::builder().create(create.create);
     if let Some(size) = create.pool_bytes {
         builder = builder.pool_bytes(size.0);

@@ -3,6 +3,7 @@
 
 mod bench;
 mod check;
+mod cluster;
 mod keys;
 mod load;
 mod pipes;

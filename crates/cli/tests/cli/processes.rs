@@ -19,14 +19,14 @@ fn words<'a>(options: &[&'a str]) -> Vec<&'a str> {
 }
 
 /// Processes whose command line names the folder.
-fn at_work_in(folder: &Path) -> usize {
+pub(crate) fn at_work_in(folder: &Path) -> usize {
     let name = folder.to_str().unwrap().as_bytes();
     let processes = fs::read_dir("/proc").unwrap().flatten();
     let lines = processes.filter_map(|process| fs::read(process.path().join("cmdline")).ok());
     lines.filter(|line| line.windows(name.len()).any(|part| part == name)).count()
 }
 
-fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+pub(crate) fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     let end = Instant::now() + Duration::from_secs(20);
     while !is_so() {
         assert!(Instant::now() < end, "not within 20 s: {what}");
@@ -45,7 +45,7 @@ fn start(folder: &Path) -> Child {
     driver
 }
 
-fn signal(name: &str, process: &Child) {
+pub(crate) fn signal(name: &str, process: &Child) {
     let id = process.id().to_string();
     assert!(Command::new("kill").args(["-s", name, &id]).status().unwrap().success());
 }

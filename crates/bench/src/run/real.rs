@@ -1,14 +1,15 @@
-//! A run on mapped memory: real threads, real time.
+//! A run on mapped memory or over TCP: real threads, real time.
 
 use std::{sync::Arc, thread};
 
 use farleaf_fabric::{
-    Endpoint, Fabric,
-    mapped::{Mapped, MappedEndpoint},
+    Endpoint, Fabric, RealTime, ServerId,
+    mapped::Mapped,
+    tcp::{Tcp, TcpConfig},
 };
 
 use super::{
-    Prepared, Run,
+    Prepared, Run, clear,
     context::Context,
     error::BenchError,
     finish,
@@ -17,20 +18,65 @@ use super::{
     progress::Progress,
     worker::{Duty, Outcome, Server, work},
 };
+use crate::config::BenchConfig;
 
 /// Operations after which a client lets the other tasks of its thread go on. Waiting for memory
 /// that is mapped never does that.
 const YIELD_OPS: u64 = 32;
 
-/// Runs it all.
-pub(super) fn run(context: &Arc<Context>, progress: &dyn Progress) -> Result<Run, BenchError> {
+/// Runs it all in memory of this process.
+pub(super) fn on_mapped(
+    context: &Arc<Context>,
+    progress: &dyn Progress,
+) -> Result<Run, BenchError> {
+    let fabric = Mapped::anonymous(context.config.memory_servers, context.region_bytes)?;
+    run(context, &fabric, progress)
+}
+
+/// Connects to the memory servers of the configuration; their least region's bytes.
+pub(super) fn connect(config: &BenchConfig) -> Result<(Tcp, u64), BenchError> {
+    let addresses = config.cluster.as_ref().ok_or(BenchError::NoCluster)?.addresses();
+    let fabric = Tcp::connect(TcpConfig::to(addresses.iter().copied()))?;
+    let main = fabric.endpoint()?;
+    let servers = 0..addresses.len() as u16;
+    let least = servers.map(|server| main.region_bytes(ServerId(server))).min();
+    Ok((fabric, least.unwrap_or(0)))
+}
+
+/// Runs it all on a fabric whose tasks run on executors of their own.
+pub(super) fn run<F>(
+    context: &Arc<Context>,
+    fabric: &F,
+    progress: &dyn Progress,
+) -> Result<Run, BenchError>
+where
+    F: Fabric<Endpoint: RealTime> + Send + Sync,
+{
     let config = &context.config;
-    let fabric = Mapped::anonymous(config.memory_servers, context.region_bytes)?;
     let main = fabric.endpoint()?;
     main.seed(config.seed);
     let endpoints = vec![main.clone(); config.compute_servers];
     let prepared = main.executor().block_on(prepare(context, &endpoints, progress))?;
+    let run = run_phases(context, fabric, &main, prepared, progress);
+    if config.shares_pool() {
+        // Also after a failure, which is what is told then.
+        let cleared = main.executor().block_on(clear(&main));
+        return run.and_then(|run| cleared.map(|()| run));
+    }
+    run
+}
 
+fn run_phases<F>(
+    context: &Arc<Context>,
+    fabric: &F,
+    main: &F::Endpoint,
+    prepared: Prepared,
+    progress: &dyn Progress,
+) -> Result<Run, BenchError>
+where
+    F: Fabric<Endpoint: RealTime> + Send + Sync,
+{
+    let config = &context.config;
     let gate = Gate::new(config.threads);
     let outcome = thread::scope(|scope| {
         let mut threads = Vec::new();
@@ -53,7 +99,7 @@ pub(super) fn run(context: &Arc<Context>, progress: &dyn Progress) -> Result<Run
         join(threads)
     })?;
     let Prepared { servers, load, data_bytes } = prepared;
-    let seen = main.executor().block_on(finish(context, &servers, &main, progress))?;
+    let seen = main.executor().block_on(finish(context, &servers, main, progress))?;
     Ok(Run {
         outcome,
         load,
@@ -65,9 +111,9 @@ pub(super) fn run(context: &Arc<Context>, progress: &dyn Progress) -> Result<Run
     })
 }
 
-fn on_thread(
+fn on_thread<F: Fabric<Endpoint: RealTime>>(
     context: &Arc<Context>,
-    fabric: &Mapped,
+    fabric: &F,
     servers: &[Server],
     index: usize,
     gate: &Gate,
@@ -79,7 +125,7 @@ fn on_thread(
     home.seed(config.seed ^ (index as u64 + 1) << 32);
     let seat = |number: usize| (number, servers[number % servers.len()].clone(), home.clone());
     // Threads and clients are multiples of compute servers: a thread has clients of one only.
-    let duty = Duty::<MappedEndpoint> {
+    let duty = Duty::<F::Endpoint> {
         clients: (index..config.clients).step_by(config.threads).map(seat).collect(),
         yield_ops: YIELD_OPS,
         leads: index == 0,

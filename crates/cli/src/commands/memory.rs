@@ -1,0 +1,190 @@
+//! `farleaf memory`: one memory server.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::Context;
+use clap::{Args, ValueHint};
+use farleaf_bench::units::{Size, TimeSpan, human_bytes};
+use farleaf_fabric::tcp::{HugePages, MemoryServer, MemoryServerConfig, Region};
+use farleaf_fabric::{FabricError, ServerId};
+use farleaf_index::dex::offload::{OFFLOAD_SERVICE, OffloadService};
+use serde_json::json;
+
+use crate::errors::{Exit, Failure};
+use crate::output::Console;
+
+/// Bytes of a region that is made, if nothing else is asked for.
+const BYTES_DEFAULT: u64 = 4 << 30;
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct MemoryArgs {
+    /// Bytes that it exposes [default: 4GiB, or what the file has]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) size: Option<Size>,
+    /// The file that its memory lies in, made if it is not there; without one, memory goes with the
+    /// process
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) file: Option<PathBuf>,
+    /// Take huge pages that the system has set aside, if there are enough
+    #[arg(long, conflicts_with = "file")]
+    pub(crate) huge_pages: bool,
+    /// Where it listens; port 0 takes a free one
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:0")]
+    pub(crate) listen: SocketAddr,
+    /// Listen on an address that other machines reach, though nothing is authenticated or encrypted:
+    /// whoever reaches it can read and destroy the pool
+    #[arg(long)]
+    pub(crate) insecure_public: bool,
+    /// Its number in the pool, from 0
+    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+    pub(crate) server: u16,
+    /// Memory servers of the pool
+    #[arg(long, value_name = "COUNT", default_value_t = 1)]
+    pub(crate) servers: u16,
+    /// Threads that serve connections
+    #[arg(short, long, value_name = "COUNT", default_value_t = 1)]
+    pub(crate) threads: usize,
+    /// Connections at a time, at most
+    #[arg(long, value_name = "COUNT", default_value_t = 4096)]
+    pub(crate) connections_max: usize,
+    /// How long a compute server counts as alive that is not heard of
+    #[arg(long, value_name = "TIME", default_value = "2s")]
+    pub(crate) lease: TimeSpan,
+    /// End with standard input, too: when whoever has started it is gone
+    #[arg(long, hide = true)]
+    pub(crate) end_with_stdin: bool,
+}
+
+pub(super) fn run(args: &MemoryArgs, console: &mut Console) -> anyhow::Result<Exit> {
+    let config = MemoryServerConfig {
+        listen: args.listen,
+        server: ServerId(args.server),
+        servers: args.servers.into(),
+        threads: args.threads,
+        lease: args.lease.duration(),
+        connections_max: args.connections_max,
+        insecure_public: args.insecure_public,
+        ..MemoryServerConfig::default()
+    };
+    if !args.listen.ip().is_loopback() && !args.insecure_public {
+        return Err(Failure::usage(format!(
+            "{} can be reached from other machines, and nothing here is authenticated: listen on \
+             127.0.0.1, or give --insecure-public in a network where you trust every machine",
+            args.listen
+        ))
+        .into());
+    }
+    // Before anything is served, so that no signal is lost.
+    let stop = stop_signal(args.end_with_stdin)?;
+    let region = region(args, &config).map_err(refused)?;
+    let (bytes, huge_pages) = (region.bytes(), region.huge_pages());
+    if args.huge_pages && huge_pages == HugePages::No {
+        console
+            .warn("there are too few huge pages: goes on without (see /proc/sys/vm/nr_hugepages)");
+    }
+    let server = MemoryServer::start_over(config, region).map_err(refused)?;
+    server.serve(OFFLOAD_SERVICE, offload_service());
+    tell(args, server.address(), bytes, huge_pages, console)?;
+    // It ends when somebody says so; that the sender is gone means the same.
+    let _ = stop.recv();
+    console.detail(format_args!("ends, with {} connections", server.connections()));
+    drop(server);
+    Ok(Exit::Done)
+}
+
+fn region(args: &MemoryArgs, config: &MemoryServerConfig) -> Result<Region, FabricError> {
+    let bytes = args.size.map(|size| size.0);
+    match &args.file {
+        Some(path) => {
+            let bytes = bytes.or((!path.exists()).then_some(BYTES_DEFAULT));
+            Region::file(path, bytes, config.server, config.servers)
+        }
+        None => {
+            let wanted = if args.huge_pages { HugePages::Yes } else { HugePages::No };
+            Region::anonymous(bytes.unwrap_or(BYTES_DEFAULT), wanted)
+        }
+    }
+}
+
+fn offload_service() -> Arc<OffloadService> {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let life = since.as_nanos() as u64 ^ u64::from(std::process::id()) << 32;
+    Arc::new(OffloadService::new(life, None))
+}
+
+/// Says where it listens, at once: whoever has started it may wait for that.
+fn tell(
+    args: &MemoryArgs,
+    address: SocketAddr,
+    bytes: u64,
+    huge_pages: HugePages,
+    console: &mut Console,
+) -> io::Result<()> {
+    let memory = match (&args.file, huge_pages) {
+        (Some(path), _) => path.display().to_string(),
+        (None, HugePages::Yes) => "huge pages".to_owned(),
+        (None, HugePages::No) => "anonymous".to_owned(),
+    };
+    if console.json {
+        console.json_line(&json!({
+            "address": address.to_string(),
+            "server": args.server,
+            "servers": args.servers,
+            "bytes": bytes,
+            "memory": memory,
+        }))?;
+    } else {
+        console.fields(&[
+            ("address", address.to_string()),
+            ("server", format!("{} of {}", args.server, args.servers)),
+            ("bytes", if console.is_terminal { human_bytes(bytes) } else { bytes.to_string() }),
+            ("memory", memory),
+        ])?;
+    }
+    console.flush()
+}
+
+/// What the library refuses, by what the caller can do about it.
+fn refused(error: FabricError) -> anyhow::Error {
+    match &error {
+        FabricError::Config(_) | FabricError::NotARegion { .. } => {
+            Failure::usage(error.to_string()).into()
+        }
+        FabricError::Unreachable { address, source, .. } => {
+            Failure::unavailable(format!("cannot listen on {address}: {source}")).into()
+        }
+        FabricError::NoMemory { .. } => Failure::full(error.to_string()).into(),
+        FabricError::Damaged { .. } => Failure::corrupt(error.to_string()).into(),
+        _ => Failure::unavailable(error.to_string()).into(),
+    }
+}
+
+/// Gets a message on Ctrl-C, on the signals that ask a process to end, and, if asked for, when
+/// standard input ends.
+pub(super) fn stop_signal(with_stdin: bool) -> anyhow::Result<Receiver<()>> {
+    let (tell, told) = mpsc::channel();
+    let on_signal = tell.clone();
+    let say = move || {
+        // Nobody listens any more if it ends already.
+        let _ = on_signal.send(());
+    };
+    ctrlc::set_handler(say).context("cannot listen for Ctrl-C")?;
+    if with_stdin {
+        let wait = move || {
+            // Whatever it says: it is its end that counts.
+            let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
+            let _ = tell.send(());
+        };
+        thread::Builder::new()
+            .name("farleaf-stdin".to_owned())
+            .spawn(wait)
+            .context("cannot start a thread")?;
+    }
+    Ok(told)
+}

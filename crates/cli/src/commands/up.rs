@@ -1,0 +1,91 @@
+//! `farleaf up`: a cluster on this machine.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::{Args, ValueHint};
+use farleaf::Farleaf;
+use farleaf_bench::units::{Size, human_bytes};
+use serde_json::json;
+
+use super::memory::stop_signal;
+use crate::cluster::{Cluster, ClusterConfig};
+use crate::errors::{Exit, Failure};
+use crate::output::{Console, counted};
+
+/// How often it looks whether its servers are still there.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct UpArgs {
+    /// Memory servers
+    #[arg(short, long, value_name = "COUNT", default_value_t = 2,
+        value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(crate) memory_servers: u16,
+    /// Bytes of all memory servers together [default: 4GiB, or what their files have]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) pool_bytes: Option<Size>,
+    /// Where the files of their memory lie: started again, it is the same pool; without, memory goes
+    /// with the cluster
+    #[arg(long, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
+    pub(crate) folder: Option<PathBuf>,
+    /// The first memory server's port; the others have those behind it [default: free ones]
+    #[arg(long, value_name = "PORT", default_value_t = 0, hide_default_value = true)]
+    pub(crate) port: u16,
+    /// Threads of each memory server
+    #[arg(short, long, value_name = "COUNT", default_value_t = 1)]
+    pub(crate) threads: usize,
+    /// End with standard input, too
+    #[arg(long, hide = true)]
+    pub(crate) end_with_stdin: bool,
+}
+
+pub(super) fn run(args: &UpArgs, console: &mut Console) -> anyhow::Result<Exit> {
+    let stop = stop_signal(args.end_with_stdin)?;
+    if let Some(folder) = &args.folder {
+        fs::create_dir_all(folder).map_err(|error| Failure::unwritable(folder.display(), error))?;
+    }
+    let region_bytes =
+        args.pool_bytes.map(|size| size.0 / u64::from(args.memory_servers) / 4096 * 4096);
+    let mut cluster = Cluster::start(&ClusterConfig {
+        servers: args.memory_servers,
+        region_bytes,
+        threads: args.threads,
+        folder: args.folder.clone(),
+        port: args.port,
+    })?;
+    let uri = cluster.uri();
+    // The pool is made, so that every command finds one.
+    let db = Farleaf::builder().create(true).open(&uri)?;
+    let pool_bytes = db.stats()?.memory.pool_bytes;
+    db.close()?;
+    if console.json {
+        console.json_line(&json!({
+            "pool": uri,
+            "memory_servers": args.memory_servers,
+            "pool_bytes": pool_bytes,
+        }))?;
+    } else {
+        console.fields(&[("pool", uri)])?;
+    }
+    console.flush()?;
+    let servers = counted(args.memory_servers.into(), "memory server");
+    let bytes = human_bytes(pool_bytes);
+    console.note(format_args!("{servers} with {bytes} are up; Ctrl-C ends them"));
+    while let Err(RecvTimeoutError::Timeout) = stop.recv_timeout(LOOK_EVERY) {
+        if let Some(number) = cluster.ended() {
+            // A Ctrl-C goes to all of them, and may reach them first.
+            if stop.recv_timeout(LOOK_EVERY).is_ok() {
+                break;
+            }
+            return Err(Failure::unavailable(format!("memory server {number} has ended")))
+                .context("the cluster ends, too");
+        }
+    }
+    drop(cluster);
+    console.note("all memory servers have ended");
+    Ok(Exit::Done)
+}

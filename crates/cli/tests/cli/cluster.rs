@@ -1,0 +1,200 @@
+//! Memory servers as processes: `memory`, `up`, and the commands that use them.
+
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::processes::{at_work_in, signal, wait_until};
+use crate::{Pool, command, farleaf};
+
+/// A command that serves until it is told to end, and what it said first.
+struct Service {
+    process: Child,
+    /// Its end ends the command.
+    stdin: Option<ChildStdin>,
+    told: Value,
+}
+
+impl Service {
+    fn start(words: &[&str]) -> Service {
+        let words: Vec<&str> =
+            words.iter().copied().chain(["--json", "--end-with-stdin"]).collect();
+        let mut process = command(&words).stderr(Stdio::inherit()).spawn().unwrap();
+        let stdin = process.stdin.take();
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        Service { process, stdin, told: serde_json::from_str(&line).unwrap() }
+    }
+
+    fn up(options: &[&str]) -> Service {
+        let words = ["up", "--pool-bytes", "64MiB", "--quiet"];
+        Service::start(&words.into_iter().chain(options.iter().copied()).collect::<Vec<_>>())
+    }
+
+    fn pool(&self) -> &str {
+        self.told["pool"].as_str().unwrap()
+    }
+
+    fn address(&self) -> &str {
+        self.told["address"].as_str().unwrap()
+    }
+
+    /// Tells it to end, and gives the code that it ended with.
+    fn end(mut self) -> Option<i32> {
+        drop(self.stdin.take());
+        self.process.wait().unwrap().code()
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn scratch() -> (Pool, PathBuf) {
+    let pool = Pool::missing();
+    let folder = pool.folder.clone();
+    std::fs::create_dir_all(&folder).unwrap();
+    (pool, folder)
+}
+
+#[test]
+fn every_command_works_on_a_network() {
+    let cluster = Service::up(&["--memory-servers", "3"]);
+    let pool = cluster.pool();
+    assert!(pool.starts_with("tcp://127.0.0.1:") && pool.matches(',').count() == 2, "{pool}");
+    let run = |words: &[&str]| {
+        let words = [&words[..1], &[pool], &words[1..]].concat();
+        farleaf(&words, b"apple\t1\nbanana\t2\ncherry\t3\n")
+    };
+    run(&["load", "fruit", "-", "--format", "tsv"]).done();
+    assert_eq!(run(&["get", "fruit", "banana"]).done().text(), "2\n");
+    run(&["put", "fruit", "date", "4"]).done();
+    run(&["del", "fruit", "apple"]).done();
+    assert_eq!(run(&["scan", "fruit", "--keys-only"]).done().text(), "banana\ncherry\ndate\n");
+    assert_eq!(run(&["verify", "--json"]).done().json()["sound"], true);
+    let stats = run(&["stats", "--json"]).done().json();
+    assert_eq!((&stats["fabric"], &stats["memory_servers"]), (&"tcp".into(), &3.into()));
+    assert_eq!(run(&["tables"]).done().text().lines().count(), 1);
+    run(&["drop", "fruit"]).done();
+    run(&["get", "fruit", "banana"]).failed(1, "there is no table");
+    run(&["put", "fruit", "a", "b", "--create", "--pool-bytes", "1GiB"])
+        .failed(2, "have the size that they were started with");
+    let bench =
+        ["--fabric", "tcp", "--keys", "1K", "--ops", "1K", "--verify", "--json", "--connect", pool];
+    let report = farleaf(&[&["bench"], &bench[..]].concat(), b"").done().json();
+    assert_eq!(report["config"]["memory_servers"], 3);
+    assert_eq!(run(&["tables"]).done().text(), "", "the bench's table is gone");
+}
+
+#[test]
+fn an_interrupt_ends_a_cluster_and_its_files_serve_the_same_data_again() {
+    let (_pool, folder) = scratch();
+    let options = ["--folder", folder.to_str().unwrap()];
+    let mut cluster = Service::up(&options);
+    farleaf(&["put", cluster.pool(), "t", "key", "value", "--create"], b"").done();
+    assert_eq!(at_work_in(&folder), 3);
+    signal("INT", &cluster.process);
+    assert_eq!(cluster.process.wait().unwrap().code(), Some(0));
+    assert_eq!(at_work_in(&folder), 0);
+    farleaf(&["get", cluster.pool(), "t", "key"], b"").failed(3, "cannot reach memory server 0");
+    let again = Service::up(&options);
+    assert_eq!(farleaf(&["get", again.pool(), "t", "key"], b"").done().text(), "value\n");
+    assert_eq!(again.end(), Some(0));
+    farleaf(&["up", "--folder", options[1], "--pool-bytes", "128MiB"], b"")
+        .failed(70, "leave the size out");
+}
+
+/// Killed, not asked: the operating system keeps what was written.
+#[test]
+fn a_memory_server_that_is_killed_comes_back_with_its_data() {
+    let (_pool, folder) = scratch();
+    let file = folder.join("memory");
+    let start = |listen: &str| {
+        let file = file.to_str().unwrap();
+        Service::start(&["memory", "--file", file, "--size", "64MiB", "--listen", listen])
+    };
+    let mut server = start("127.0.0.1:0");
+    assert_eq!(server.told["bytes"], 64 << 20);
+    let address = server.address().to_owned();
+    let pool = format!("tcp://{address}");
+    farleaf(&["get", &pool, "t", "a"], b"").failed(1, "is not formatted");
+    let lines: Vec<u8> = (0..1000).flat_map(|n| format!("key-{n}\t{n}\n").into_bytes()).collect();
+    farleaf(&["load", &pool, "t", "-", "--format", "tsv", "--create"], &lines).done();
+    server.process.kill().unwrap();
+    server.process.wait().unwrap();
+    let start_time = Instant::now();
+    farleaf(&["get", &pool, "t", "key-7"], b"").failed(3, "cannot reach memory server 0");
+    assert!(start_time.elapsed() < Duration::from_secs(10));
+    let server = start(&address);
+    assert_eq!(farleaf(&["get", &pool, "t", "key-7"], b"").done().text(), "7\n");
+    assert_eq!(farleaf(&["scan", &pool, "t", "--count"], b"").done().text(), "1000\n");
+    assert_eq!(server.end(), Some(0));
+}
+
+#[test]
+fn a_memory_server_that_makes_no_sense_does_not_start() {
+    let (_pool, folder) = scratch();
+    let refused = |options: &[&str], code: i32, words: &str| {
+        let words_all = [&["memory", "--end-with-stdin"], options].concat();
+        farleaf(&words_all, b"").failed(code, words);
+    };
+    refused(&["--size", "100"], 2, "multiple of 4096");
+    refused(&["--server", "2", "--servers", "2"], 2, "numbers begin with 0");
+    refused(&["--threads", "0"], 2, "0 threads");
+    refused(&["--lease", "1ms"], 2, "a lease of 1ms");
+    refused(&["--listen", "0.0.0.0:0"], 2, "--insecure-public");
+    refused(&["--listen", "nowhere"], 2, "invalid");
+    let taken = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap();
+    let listener = TcpListener::bind(taken).unwrap();
+    refused(&["--listen", &taken.to_string()], 3, "cannot listen on");
+    drop(listener);
+    let foreign = folder.join("letter");
+    std::fs::write(&foreign, "dear").unwrap();
+    refused(&["--file", foreign.to_str().unwrap()], 2, "no memory server's file");
+    let file = folder.join("memory");
+    let file = file.to_str().unwrap();
+    let server = Service::start(&["memory", "--file", file, "--size", "1MiB"]);
+    refused(&["--file", file], 2, "another process serves it");
+    assert_eq!(server.end(), Some(0));
+    refused(&["--file", file, "--size", "2MiB"], 2, "leave the size out");
+    refused(&["--file", file, "--servers", "2"], 2, "of memory server 0 of 1");
+    // Where it is reached from elsewhere only if that was asked for.
+    let public = ["memory", "--size", "1MiB", "--listen", "0.0.0.0:0", "--insecure-public"];
+    assert_eq!(Service::start(&public).end(), Some(0));
+}
+
+/// The servers of a bench end with it, however it ends.
+#[test]
+fn a_bench_over_tcp_leaves_no_process_behind() {
+    // By their size they are found again.
+    let bytes = (32 << 20) + 4096 * u64::from(std::process::id() % 1000 + 1);
+    let (pool_bytes, mark) = ((2 * bytes).to_string(), bytes.to_string());
+    let options = ["bench", "--fabric", "tcp", "--pool-bytes", &pool_bytes];
+    let bench = |more: &[&'static str]| [&options, more].concat();
+    let report =
+        farleaf(&bench(&["--keys", "1K", "--ops", "2K", "--verify", "--json"]), b"").done().json();
+    assert_eq!((&report["fabric"], &report["time"]), (&"tcp".into(), &"real".into()));
+    assert_eq!(report["run"]["errors"], 0);
+    assert!(report["run"]["per_op"]["round_trips"].as_f64().unwrap() >= 1.0);
+    let servers = || at_work_in(Path::new(&mark));
+    assert_eq!(servers(), 0);
+    farleaf(&bench(&["--keys", "4M", "--ops", "1"]), b"").failed(4, "too small");
+    assert_eq!(servers(), 0);
+    for name in ["INT", "KILL"] {
+        let mut bench = command(&bench(&["--keys", "1K", "--ops", "100M"]))
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        wait_until("it is at work", || servers() == 2);
+        signal(name, &bench);
+        bench.wait().unwrap();
+        wait_until("its servers have ended", || servers() == 0);
+    }
+}
