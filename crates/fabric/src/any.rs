@@ -72,9 +72,16 @@ where
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match self.get_mut() {
             Either::Mapped(future) => Pin::new(future).poll(context),
-            Either::Tcp(future) => Pin::new(future).poll(context),
+            Either::Tcp(future) => poll_apart(future, context),
         }
     }
+}
+
+/// A call costs nothing beside what a network does; unrolled into every caller, it would cost those on
+/// mapped memory.
+#[inline(never)]
+fn poll_apart<F: Future + Unpin>(future: &mut F, context: &mut Context<'_>) -> Poll<F::Output> {
+    Pin::new(future).poll(context)
 }
 
 impl Fabric for AnyFabric {

@@ -5,13 +5,17 @@ use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::Poll;
 
+use farleaf_fabric::Endpoint;
+
 use crate::error::Result;
 use crate::lane::{Lane, Session};
 
 /// Operations of one call that are in flight at once, at most.
 const IN_FLIGHT_MAX: usize = 32;
 
-/// Does `op` for every number below `count`, several at a time, each on a session of its own.
+/// Does `op` for every number below `count`, several at a time, each on a session of its own. Where
+/// operations wait, those that are in flight together are of numbers far apart: neighbours are often
+/// neighbours in the table, too, and would wait for each other's locks.
 ///
 /// After the first failure nothing more is begun; what is in flight ends, and the failure is
 /// returned. On a fabric where nothing waits this makes one future and uses one session.
@@ -22,6 +26,8 @@ pub(crate) async fn for_each(
 ) -> Result<()> {
     let next = Cell::new(0);
     let stop = Cell::new(false);
+    // What cannot be lost on its way does not wait either.
+    let waits = lane.endpoint().is_lossy();
     let clients_begun = Cell::new(0);
     let clients_most = Cell::new(IN_FLIGHT_MAX);
     let client = || async {
@@ -36,7 +42,8 @@ pub(crate) async fn for_each(
         };
         clients_begun.set(clients_begun.get() + 1);
         while next.get() < count && !stop.get() {
-            op(&session, next.replace(next.get() + 1)).await?;
+            let number = next.replace(next.get() + 1);
+            op(&session, if waits { spread(number, count) } else { number }).await?;
             session.count_op().await;
         }
         Ok(())
@@ -66,6 +73,13 @@ pub(crate) async fn for_each(
     })
     .await;
     result
+}
+
+/// The numbers below `count` in another order: dealt to [`IN_FLIGHT_MAX`] equal stretches in turn.
+fn spread(number: usize, count: usize) -> usize {
+    let (stretch, at) = (number % IN_FLIGHT_MAX, number / IN_FLIGHT_MAX);
+    let (length, longer) = (count / IN_FLIGHT_MAX, count % IN_FLIGHT_MAX);
+    stretch * length + stretch.min(longer) + at
 }
 
 #[cfg(test)]
@@ -104,6 +118,20 @@ mod tests {
         .unwrap();
         assert_eq!(in_flight_most.get(), IN_FLIGHT_MAX);
         assert_eq!(*done.borrow(), [1; 200]);
+    }
+
+    #[test]
+    fn all_numbers_come_once_and_those_together_are_far_apart() {
+        for count in [0, 1, 31, 32, 33, 63, 64, 65, 1000] {
+            let order: Vec<usize> = (0..count).map(|number| spread(number, count)).collect();
+            let mut sorted = order.clone();
+            sorted.sort_unstable();
+            assert!(sorted.into_iter().eq(0..count), "{count}");
+            for together in order.chunks(IN_FLIGHT_MAX) {
+                let apart = together.windows(2).map(|pair| pair[1] - pair[0]).min();
+                assert!(apart.is_none_or(|apart| apart >= count / IN_FLIGHT_MAX), "{count}");
+            }
+        }
     }
 
     #[test]

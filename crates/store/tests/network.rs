@@ -311,3 +311,18 @@ fn many_operations_are_in_flight_at_once() {
     let apart = time(&|| (0..2000).for_each(|number| assert!(table.get(key(number)).is_ok())));
     assert!(together < apart, "{together:?} together, {apart:?} one after the other");
 }
+
+/// Sorted keys are neighbours in the table. In flight together, they would try each other's locks.
+#[test]
+fn many_inserts_do_not_wait_for_each_other() {
+    let db = small();
+    let table = db.create_table("t", TableOptions::default()).unwrap();
+    let pairs = || (0..5000).map(|number| (key(number), "v"));
+    table.insert_many(pairs()).unwrap();
+    let before = db.stats().unwrap().counters;
+    assert_eq!(table.insert_many(pairs()).unwrap(), 0);
+    let cost = db.stats().unwrap().counters.since(&before);
+    assert_eq!(cost.ops(OpKind::Upsert), 5000);
+    let tries = cost.kind(OpKind::Upsert).cas as f64 / 5000.0;
+    assert!(tries < 1.2, "{tries} tries at a lock for each insert");
+}
