@@ -224,6 +224,14 @@ impl Endpoint for AnyEndpoint {
         each!(AnyEndpoint, self, it => it.is_dead(who).await)
     }
 
+    #[inline]
+    fn holds_lease(&self) -> bool {
+        match self {
+            AnyEndpoint::Mapped(it) => it.holds_lease(),
+            AnyEndpoint::Tcp(it) => it.holds_lease(),
+        }
+    }
+
     fn now_ns(&self) -> u64 {
         each!(AnyEndpoint, self, it => it.now_ns())
     }

@@ -194,6 +194,14 @@ pub trait Endpoint: Clone + 'static {
     /// Whether `who` is known to have died or lost its lease. "No" is always a legal answer.
     fn is_dead(&self, who: Incarnation) -> impl Future<Output = bool>;
 
+    /// Whether nobody has been told, up to this call, that this compute server is dead. While that
+    /// holds, nobody takes over what is its alone, and it may answer from its own memory what it has
+    /// read there before the call. "No" is always a legal answer, and may be right again later. No
+    /// remote operation.
+    ///
+    /// Where deaths are told by leases, clocks may run wrong against each other by an eighth.
+    fn holds_lease(&self) -> bool;
+
     /// Nanoseconds since some fixed moment; never goes back.
     fn now_ns(&self) -> u64;
 

@@ -317,6 +317,12 @@ impl Endpoint for MappedEndpoint {
         self.thread.shared.is_dead(who)
     }
 
+    /// Only a process that has ended is dead.
+    #[inline]
+    fn holds_lease(&self) -> bool {
+        true
+    }
+
     fn now_ns(&self) -> u64 {
         self.thread.executor.now_ns()
     }

@@ -195,6 +195,11 @@ impl Endpoint for SimEndpoint {
         self.thread.inner.is_dead(who, self.thread.clock)
     }
 
+    fn holds_lease(&self) -> bool {
+        let life = &self.thread.inner.machine.borrow().lives[self.thread.poster.life as usize];
+        !life.dead && !life.expired
+    }
+
     fn now_ns(&self) -> u64 {
         self.thread.clock.at(self.thread.inner.now_ps()) / PS
     }

@@ -302,6 +302,10 @@ impl Endpoint for TcpEndpoint {
         .await
     }
 
+    fn holds_lease(&self) -> bool {
+        self.thread.shared.lease.holds()
+    }
+
     fn now_ns(&self) -> u64 {
         self.thread.executor.now_ns()
     }

@@ -102,6 +102,13 @@ impl Life {
         self.heard_ms.store(now_ms, Ordering::Relaxed);
     }
 
+    /// A sign of life; whether its lease goes on, as nobody has been told that it is dead.
+    pub(super) fn beat(&self, now_ms: u64) -> bool {
+        let _state = self.state();
+        self.hear(now_ms);
+        !self.dead.load(Ordering::SeqCst)
+    }
+
     /// How long it has not been heard of.
     pub(super) fn silent_ms(&self, now_ms: u64) -> u64 {
         now_ms.saturating_sub(self.heard_ms.load(Ordering::Relaxed))
@@ -192,6 +199,8 @@ impl Lives {
     /// this server has never heard of may belong to a time before its start.
     pub(super) fn is_dead(&self, who: Incarnation, now_ms: u64) -> bool {
         let Some(life) = self.known().get(&who).cloned() else { return now_ms > 2 * self.lease_ms };
+        // Not between a sign of life and its answer.
+        let _state = life.state();
         if life.silent_ms(now_ms) > self.lease_ms {
             life.end();
         }
@@ -343,9 +352,10 @@ mod tests {
         let lives = Lives::new(100);
         let (life, _, _) = lives.enter(WHO, 0, 0).expect("in");
         assert!(!lives.is_dead(WHO, 100));
-        life.hear(100);
+        assert!(life.beat(100), "its lease goes on");
         assert!(!lives.is_dead(WHO, 200));
         assert!(lives.is_dead(WHO, 201));
+        assert!(!life.beat(201), "others have been told");
         life.hear(202);
         assert!(lives.is_dead(WHO, 203), "others may have acted on it");
     }

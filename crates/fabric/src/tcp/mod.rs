@@ -57,10 +57,10 @@ mod worker;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub use endpoint::TcpEndpoint;
 pub use region::{HugePages, Region};
@@ -69,7 +69,7 @@ pub use server::{MemoryServer, MemoryServerConfig};
 pub(crate) use transport::Transport;
 
 use crate::{Counters, Fabric, FabricError, Incarnation, Refusal, ServerId, Service, ServiceId};
-use wire::{ANSWER_BYTES, Entry, GREETING_BYTES, Hello, Request, VERSION, Verb, Welcome};
+use wire::{ANSWER_BYTES, Entry, GREETING_BYTES, Hello, Request, Status, VERSION, Verb, Welcome};
 
 /// How long a side that has just been busy asks again before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
@@ -115,6 +115,7 @@ pub(crate) struct Shared {
     /// This compute server has given up a pool that it could not reach.
     given_up: AtomicBool,
     counters: Mutex<Vec<Arc<Counters>>>,
+    pub(crate) lease: Arc<Lease>,
     /// Says goodbye when it is dropped.
     heart: Heart,
 }
@@ -151,21 +152,28 @@ impl Tcp {
         let incarnation = Incarnation(random | 1);
         let mut memory = Vec::new();
         let mut streams = Vec::new();
-        let mut lease = Duration::MAX;
+        let mut shortest = Duration::MAX;
+        let mut lease = None;
         for server in 0..config.servers.len() {
             let server = ServerId(server as u16);
+            let asked = Instant::now();
             let (stream, welcome) = greet(&config, incarnation, server, true, 0)?;
             memory.push(Memory::of(&welcome));
-            lease = lease.min(Duration::from_millis(u64::from(welcome.lease_ms)));
+            let given = Duration::from_millis(u64::from(welcome.lease_ms));
+            shortest = shortest.min(given);
+            // Server 0 says who is dead.
+            lease.get_or_insert_with(|| Arc::new(Lease::new(given, asked)));
             streams.push(stream);
         }
-        let heart = Heart::start(&config, incarnation, streams, lease / 4)?;
+        let lease = lease.unwrap_or_else(|| Arc::new(Lease::new(shortest, Instant::now())));
+        let heart = Heart::start(&config, incarnation, streams, shortest / 4, &lease)?;
         Ok(Tcp(Arc::new(Shared {
             config,
             incarnation,
             memory,
             given_up: AtomicBool::new(false),
             counters: Mutex::default(),
+            lease,
             heart,
         })))
     }
@@ -364,14 +372,16 @@ impl Heart {
         incarnation: Incarnation,
         streams: Vec<TcpStream>,
         every: Duration,
+        lease: &Arc<Lease>,
     ) -> Result<Self, FabricError> {
         let mut heart = Heart { stop: Arc::new(AtomicBool::new(false)), threads: Vec::new() };
         for (server, stream) in streams.into_iter().enumerate() {
             let server = ServerId(server as u16);
             let (stop, own) = (Arc::clone(&heart.stop), config.clone());
+            let lease = (server == ServerId(0)).then(|| Arc::clone(lease));
             let thread = thread::Builder::new()
                 .name("farleaf-heart".to_owned())
-                .spawn(move || beat(&own, incarnation, server, stream, every, &stop))
+                .spawn(move || beat(&own, incarnation, server, stream, every, &stop, lease))
                 .map_err(|error| {
                     unreachable_at(server, config.servers[server.index()].to_string(), error)
                 })?;
@@ -408,13 +418,18 @@ fn beat(
     stream: TcpStream,
     every: Duration,
     stop: &AtomicBool,
+    lease: Option<Arc<Lease>>,
 ) {
     let mut line = Some(stream);
     while !stop.load(Ordering::SeqCst) {
+        let asked = Instant::now();
         let sent = line.as_mut().map(|stream| say(stream, Verb::Beat));
         if !matches!(sent, Some(Ok(()))) {
             // It may come back; until then its own clock runs against us.
             line = greet(config, incarnation, server, true, 0).ok().map(|(stream, _)| stream);
+        }
+        if let (Some(Ok(())), Some(lease)) = (sent, &lease) {
+            lease.extend(asked);
         }
         thread::park_timeout(every);
     }
@@ -427,7 +442,40 @@ fn beat(
 /// Sends a request without operands and waits for its answer.
 fn say(stream: &mut TcpStream, verb: Verb) -> io::Result<()> {
     stream.write_all(&Request { verb, more: false, length: 0, offset: 0 }.encode())?;
-    stream.read_exact(&mut [0; ANSWER_BYTES])
+    let mut answer = [0; ANSWER_BYTES];
+    stream.read_exact(&mut answer)?;
+    match wire::decode_answer(&answer) {
+        Ok((Status::Done, _)) => Ok(()),
+        _ => Err(io::ErrorKind::ConnectionRefused.into()),
+    }
+}
+
+/// Until when nobody is told that this compute server is dead, by its own clock: the server that says so
+/// waits for a whole lease from when it last heard of it, which was after it was asked.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    start: Instant,
+    /// From `start`, in nanoseconds.
+    until: AtomicU64,
+    length: Duration,
+}
+
+impl Lease {
+    /// One of `given`, asked for at `asked`.
+    fn new(given: Duration, asked: Instant) -> Self {
+        let lease = Lease { start: asked, until: AtomicU64::new(0), length: given - given / 8 };
+        lease.extend(asked);
+        lease
+    }
+
+    fn extend(&self, asked: Instant) {
+        let until = asked.duration_since(self.start) + self.length;
+        self.until.fetch_max(until.as_nanos() as u64, Ordering::SeqCst);
+    }
+
+    pub(crate) fn holds(&self) -> bool {
+        self.start.elapsed().as_nanos() as u64 <= self.until.load(Ordering::SeqCst)
+    }
 }
 
 fn config_error(what: String) -> FabricError {

@@ -335,6 +335,10 @@ fn answer_special(
             };
             output.push(&encode_answer(status, 0));
         }
+        Verb::Beat => {
+            let status = if guest.life.beat(now_ms) { Status::Done } else { Status::Fenced };
+            output.push(&encode_answer(status, 0));
+        }
         Verb::IsDead => {
             let is_dead = host.lives.is_dead(Incarnation(word_at(operands, 0)), now_ms);
             output.push(&encode_answer(Status::Done, 1));

@@ -67,7 +67,7 @@ impl Verb {
 
     /// Whether it is carried out without the connection's gate.
     pub(super) fn is_without_gate(self) -> bool {
-        matches!(self, Verb::Fence | Verb::IsDead | Verb::Bye | Verb::Ask)
+        matches!(self, Verb::Fence | Verb::IsDead | Verb::Beat | Verb::Bye | Verb::Ask)
     }
 
     /// Whether operands of a fixed length follow, and of which.

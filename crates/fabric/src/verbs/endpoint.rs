@@ -420,6 +420,10 @@ impl Endpoint for VerbsEndpoint {
         self.thread.tcp.is_dead(who)
     }
 
+    fn holds_lease(&self) -> bool {
+        self.thread.tcp.holds_lease()
+    }
+
     fn now_ns(&self) -> u64 {
         self.thread.tcp.now_ns()
     }
