@@ -230,6 +230,8 @@ impl Audit {
         let alloc = pool.alloc();
         let local = alloc.block(server, number);
         let is_others = local.is_none() && !block.word.is(BlockState::Orphan);
+        // Its own member gives it back at this moment, as a store's maintenance does: it is all free.
+        let is_going = is_others && block.word.owner() == pool.member();
         sums.blocks += 1;
         // 0 not at all, 1 announced, 2 confirmed.
         let mut retirement = vec![0_u8; shape.count as usize];
@@ -273,6 +275,8 @@ impl Audit {
                 sums.free += 1;
             } else if retirement > 0 {
                 sums.retired += 1;
+            } else if is_going {
+                sums.free += 1;
             } else if is_others {
                 sums.held += 1;
             } else {

@@ -49,9 +49,22 @@ pub enum Canary {
     ResendBlindly,
     /// What became of a lost operation is looked at while it may still happen.
     SettleWithoutReconnect,
-    /// A node that was cached as shared is taken for exclusive without a look whether it is current. The
-    /// suites of the engine `dex` arm it; the lab does not run that engine.
+    /// A node that was cached as shared is taken for exclusive without a look whether it is current.
     AdoptUnchecked,
+    /// A changed node leaves a cache without being written back.
+    CoolUnwritten,
+    /// A change is acknowledged that was not logged.
+    LoseLogRecord,
+    /// A dead owner's log is gone through without a look at what the nodes hold.
+    ReplayOlder,
+    /// Who is sent an operation does it whether the key is its own or not.
+    ForwardUnchecked,
+    /// A range is given away while operations on it are under way.
+    GiveUndrained,
+    /// Who was taken for dead answers from its cache.
+    AnswerAsZombie,
+    /// A cached node's split writes the old node, which points to the new one, first.
+    SplitOldFirst,
 }
 
 impl Canary {
@@ -77,6 +90,14 @@ impl Canary {
         Canary::SkipPin,
         Canary::SettleWithoutReconnect,
         Canary::ResendBlindly,
+        Canary::AdoptUnchecked,
+        Canary::CoolUnwritten,
+        Canary::LoseLogRecord,
+        Canary::ReplayOlder,
+        Canary::ForwardUnchecked,
+        Canary::GiveUndrained,
+        Canary::AnswerAsZombie,
+        Canary::SplitOldFirst,
     ];
 
     /// Its name on the command line.
@@ -103,6 +124,13 @@ impl Canary {
             Canary::SettleWithoutReconnect => "settle-without-reconnect",
             Canary::ResendBlindly => "resend-blindly",
             Canary::AdoptUnchecked => "adopt-unchecked",
+            Canary::CoolUnwritten => "cool-unwritten",
+            Canary::LoseLogRecord => "lose-log-record",
+            Canary::ReplayOlder => "replay-older",
+            Canary::ForwardUnchecked => "forward-unchecked",
+            Canary::GiveUndrained => "give-undrained",
+            Canary::AnswerAsZombie => "answer-as-zombie",
+            Canary::SplitOldFirst => "split-old-first",
         }
     }
 
@@ -143,6 +171,19 @@ impl Canary {
             }
             Canary::AdoptUnchecked => {
                 "a shared node is taken for exclusive without a look whether it is current"
+            }
+            Canary::CoolUnwritten => "a changed node leaves a cache without being written back",
+            Canary::LoseLogRecord => "a change is acknowledged that was not logged",
+            Canary::ReplayOlder => {
+                "a dead owner's log is gone through without a look at what the nodes hold"
+            }
+            Canary::ForwardUnchecked => {
+                "who is sent an operation does it whether the key is its own or not"
+            }
+            Canary::GiveUndrained => "a range is given away while operations on it are under way",
+            Canary::AnswerAsZombie => "who was taken for dead answers from its cache",
+            Canary::SplitOldFirst => {
+                "a cached node's split writes the old node, which points to the new one, first"
             }
         }
     }

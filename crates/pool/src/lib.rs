@@ -42,6 +42,7 @@ mod epoch;
 mod error;
 mod geometry;
 mod give_back;
+mod kept;
 mod local;
 mod member;
 mod pins;

@@ -8,6 +8,7 @@ use farleaf_fabric::{Client, Counters, Endpoint, Incarnation, OpKind};
 
 use crate::clients::ClosedClient;
 use crate::epoch::Epochs;
+use crate::kept::Kept;
 use crate::local::Allocator;
 use crate::pins::Pins;
 use crate::retire::Retirement;
@@ -63,6 +64,7 @@ pub struct Pool {
     left: AtomicBool,
     /// Reconnects of the threads that have had a session, by their counters.
     lines: Mutex<Vec<(Arc<Counters>, Arc<Lines>)>>,
+    pub(crate) kept: Kept,
 }
 
 impl Pool {
@@ -98,6 +100,7 @@ impl Pool {
             recovery_unfinished: AtomicBool::new(false),
             left: AtomicBool::new(false),
             lines: Mutex::new(vec![(Arc::clone(client.endpoint().counters()), lines)]),
+            kept: Kept::default(),
             geometry,
         }))
     }

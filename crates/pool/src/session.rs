@@ -219,9 +219,25 @@ impl<E: Endpoint> Session<E> {
     /// `Closed`: what it has found is not to be told any more.
     #[inline]
     pub fn count_local(&self, kind: OpKind) -> Result<(), PoolError> {
-        self.inner.pool.check_open()?;
+        self.vouch()?;
         self.inner.client.begin(kind);
         Ok(())
+    }
+
+    /// Makes sure that what this compute server has read in its own memory, and alone may change, was
+    /// still its own: nobody has been told that it is dead ([`Endpoint::holds_lease`]).
+    ///
+    /// Cost: none.
+    ///
+    /// # Errors
+    /// `Closed`: what it has found is not to be told any more.
+    #[inline]
+    pub fn vouch(&self) -> Result<(), PoolError> {
+        self.inner.pool.check_open()?;
+        if self.endpoint().holds_lease() || Canary::AnswerAsZombie.is_armed() {
+            return Ok(());
+        }
+        Err(PoolError::Closed)
     }
 
     /// A pin for a task that must end even if the operation's caller is dropped: of the oldest

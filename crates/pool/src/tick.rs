@@ -75,7 +75,8 @@ impl<E: Endpoint> Session<E> {
     /// ticks.
     ///
     /// # Errors
-    /// `Invalid` if it has other sessions, or this one has a clone or a pin: nothing was done.
+    /// `Invalid` if it has other sessions, or this one has a clone or a pin, or something is kept open
+    /// ([`Pool::keep`]): nothing was done.
     /// `Fabric`, `Corrupt`: try again, or leave the rest to recovery.
     pub async fn leave(&self) -> Result<(), PoolError> {
         let (pool, client) = (&**self.pool(), self.upkeep());
@@ -90,6 +91,11 @@ impl<E: Endpoint> Session<E> {
                 pool.sessions() - 1,
                 handles - 1
             )));
+        }
+        if !pool.kept.is_empty() {
+            return Err(PoolError::Invalid(
+                "cannot leave the pool while tables of it are open: close them first".into(),
+            ));
         }
         if pool.recovering.load(Ordering::SeqCst) {
             return Err(PoolError::Invalid("cannot leave the pool during a recovery".into()));

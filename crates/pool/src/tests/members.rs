@@ -1,6 +1,7 @@
 //! Joining, tokens, death and recovery.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use farleaf_fabric::mapped::{Mapped, MappedEndpoint};
 use farleaf_fabric::{GlobalAddr, OpKind, ServerId};
@@ -52,6 +53,31 @@ async fn recover(session: &Mine, live: &[(GlobalAddr, usize)]) -> Recovered {
     let mut audit = recovery.audit();
     live.iter().for_each(|(addr, bytes)| audit.mark(*addr, *bytes).unwrap());
     session.recover_finish(recovery, &audit).await.unwrap()
+}
+
+#[test]
+fn one_thing_is_kept_open_at_an_address_and_keeps_its_member() {
+    let fabric = formatted(1, 4 << 20, SMALL);
+    let end = endpoint(&fabric);
+    end.executor().block_on(async {
+        let session = member(&end).await;
+        let (pool, at) = (session.pool(), GlobalAddr::new(ONE, 4096));
+        assert_eq!(pool.kept::<u32>(at), None);
+        let first = pool.keep(at, Arc::new(1_u32));
+        let second = pool.keep(at, Arc::new(2_u32));
+        assert!(Arc::ptr_eq(&first, &second), "who was quicker");
+        assert_eq!(pool.kept::<u32>(at).as_deref(), Some(&1));
+        assert_eq!(pool.kept::<u64>(at), None, "it is something else");
+        let refused = session.leave().await;
+        assert!(
+            matches!(&refused, Err(PoolError::Invalid(why)) if why.contains("close them")),
+            "{refused:?}"
+        );
+        pool.let_go(at, &Arc::new(1_u32));
+        assert!(pool.kept::<u32>(at).is_some(), "another one was let go");
+        pool.let_go(at, &first);
+        session.leave().await.unwrap();
+    });
 }
 
 #[test]
