@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 farleaf=${1:-${CARGO_TARGET_DIR:-target}/debug/farleaf}
-read -ra engines <<<"${FARLEAF_ENGINES:-btree}"
+read -ra engines <<<"${FARLEAF_ENGINES:-btree dex}"
 read -ra fabrics <<<"${FARLEAF_FABRICS:-mapped sim tcp}"
 
 report=$(mktemp)

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::{AnyFabric, Client, Fabric, RealTime};
-use farleaf_index::{AnyIndex, Engine, Index, TableFormat};
+use farleaf_index::{AnyIndex, Engine, Index, OpenOptions, TableFormat};
 use farleaf_pool::{Pool, PoolOptions, Session, format};
 
 const KEYS: u64 = 100_000;
@@ -64,7 +64,8 @@ impl<E: RealTime> Bench<E> {
             let pool = Pool::join(&client).await?;
             let session = pool.session(endpoint.clone()).await?;
             let table = TableFormat::fixed8(Engine::BTree);
-            let index = AnyIndex::create(&session, "bench", &table).await?;
+            let root = AnyIndex::create(&session, "bench", &table).await?;
+            let index = AnyIndex::open(&session, &root, &OpenOptions::default()).await?;
             for number in 0..KEYS {
                 let key = number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes();
                 index.insert(&session, &key, &number.to_le_bytes()).await?;

@@ -3,6 +3,7 @@
 use std::{fmt, net::SocketAddr, str::FromStr};
 
 use farleaf_index::Engine;
+use farleaf_index::dex::Durability;
 use serde_json::{Map, Value, json};
 use thiserror::Error;
 
@@ -52,6 +53,12 @@ pub struct BenchConfig {
     pub rate: Option<Rate>,
     /// Bytes of a node; `None` leaves the choice to the engine.
     pub node_bytes: Option<u32>,
+    /// Bytes of the cache of each compute server, for engines that have one; `None` takes the engine's
+    /// default.
+    pub cache_bytes: Option<u64>,
+    /// What an acknowledged change survives, for engines that have a cache; `None` takes the engine's
+    /// default.
+    pub durability: Option<Durability>,
     /// Bytes of all memory servers together; `None` takes what the items need.
     pub pool_bytes: Option<u64>,
     /// Whether the simulator's adversary tears and reorders words.
@@ -102,6 +109,8 @@ impl Default for BenchConfig {
             value_bytes: 8,
             rate: None,
             node_bytes: None,
+            cache_bytes: None,
+            durability: None,
             pool_bytes: None,
             torn: false,
             capabilities: CapabilityKind::None,
@@ -156,6 +165,14 @@ impl BenchConfig {
         if self.value_bytes > Self::VALUE_BYTES_MAX {
             return Err(BenchConfigError::ValueTooLong { value_bytes: self.value_bytes });
         }
+        let has_cache = self.engine == Engine::Dex;
+        if has_cache && self.compute_servers > 1 {
+            let compute_servers = self.compute_servers;
+            return Err(BenchConfigError::OneOwner { engine: self.engine, compute_servers });
+        }
+        if !has_cache && (self.cache_bytes.is_some() || self.durability.is_some()) {
+            return Err(BenchConfigError::NoCache { engine: self.engine });
+        }
         if self.torn && self.fabric != FabricKind::Sim {
             return Err(BenchConfigError::TornNeedsSim { fabric: self.fabric });
         }
@@ -200,6 +217,8 @@ impl BenchConfig {
             ("value_bytes", json!(self.value_bytes)),
             ("rate_ops_per_s", json!(self.rate.map(Rate::per_second))),
             ("node_bytes", json!(self.node_bytes)),
+            ("cache_bytes", json!(self.cache_bytes)),
+            ("durability", json!(self.durability.map(|it| it.to_string()))),
             ("pool_bytes", json!(self.pool_bytes)),
             ("torn", json!(self.torn)),
             ("verify", json!(self.verify)),
@@ -324,6 +343,23 @@ pub enum BenchConfigError {
         /// Their length.
         value_bytes: usize,
     },
+    /// Tables of this engine are used by one compute server here.
+    #[error(
+        "{compute_servers} compute servers: the bench runs {engine} with one, as nothing here carries \
+        operations between several"
+    )]
+    OneOwner {
+        /// The engine.
+        engine: Engine,
+        /// Compute servers that were asked for.
+        compute_servers: usize,
+    },
+    /// The engine has no cache.
+    #[error("{engine} has no cache: a cache's size and durability are for engines that have one")]
+    NoCache {
+        /// The engine.
+        engine: Engine,
+    },
     /// Only the simulator has an adversary.
     #[error("torn words are the simulator's: the fabric {fabric} does not have them")]
     TornNeedsSim {
@@ -400,6 +436,6 @@ mod tests {
         assert_eq!(told["distribution"], "zipfian:0.99");
         assert_eq!(told["keys"], 1_000_000);
         assert_eq!(told["rate_ops_per_s"], Value::Null);
-        assert_eq!(told.len(), 23);
+        assert_eq!(told.len(), 25);
     }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueHint};
-use farleaf::Engine;
+use farleaf::{Durability, Engine};
 use farleaf_bench::units::{Count, Rate, Size};
 use farleaf_bench::{
     BenchConfig, CapabilityKind, Cluster, FabricKind, KeySpec, LoadKind, RequestDistribution,
@@ -94,6 +94,12 @@ pub(crate) struct BenchArgs {
     /// Bytes of a node: a power of two [default: the engine's]
     #[arg(long, value_name = "SIZE")]
     pub(crate) node_bytes: Option<Size>,
+    /// Bytes of the cache (needs --engine dex) [default: 256MiB]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) cache: Option<Size>,
+    /// What an acknowledged change survives (needs --engine dex): volatile or logged [default: logged]
+    #[arg(long)]
+    pub(crate) durability: Option<Durability>,
     /// Bytes of all memory servers together [default: what the keys need]
     #[arg(long, value_name = "SIZE")]
     pub(crate) pool_bytes: Option<Size>,
@@ -140,9 +146,17 @@ impl BenchArgs {
         }
         self.take_workload(&mut config.workload)?;
         self.take_counts(&mut config)?;
-        config.validate().map_err(usage)?;
-        let runs =
-            engines.into_iter().map(|engine| BenchConfig { engine, ..config.clone() }).collect();
+        let several = engines.len() > 1;
+        let run = |engine: Engine| {
+            let mut run = BenchConfig { engine, ..config.clone() };
+            if several && engine != Engine::Dex {
+                // It is for those of them that have a cache.
+                (run.cache_bytes, run.durability) = (None, None);
+            }
+            run.validate().map_err(usage)?;
+            Ok(run)
+        };
+        let runs = engines.into_iter().map(run).collect::<Result<_, Failure>>()?;
         Ok(Plan { runs, ignored })
     }
 
@@ -259,6 +273,8 @@ impl BenchArgs {
             let refusal = || Failure::usage(format!("--node-bytes {size} is no power of two"));
             config.node_bytes = Some(bytes.ok_or_else(refusal)?);
         }
+        config.cache_bytes = self.cache.map(|size| size.0).or(config.cache_bytes);
+        config.durability = self.durability.or(config.durability);
         config.pool_bytes = self.pool_bytes.map(|size| size.0).or(config.pool_bytes);
         Ok(())
     }

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{Client, Endpoint, Fabric, GlobalAddr, ServerId};
 use farleaf_index::node::{KeyFormat, Layout, NodeMut, ValueFormat, verify_image};
-use farleaf_index::{AnyIndex, Engine, Index, TableFormat};
+use farleaf_index::{AnyIndex, Engine, Index, OpenOptions, TableFormat};
 use farleaf_pool::{Pool, PoolOptions, format};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -86,7 +86,9 @@ fn make() -> Image {
             let session = pool.session(endpoint.clone()).await.expect("session");
             let mut tables = Vec::new();
             for (name, format) in TABLES.into_iter().zip(formats()) {
-                let table = AnyIndex::create(&session, name, &format).await.expect("create");
+                let root = AnyIndex::create(&session, name, &format).await.expect("create");
+                let options = OpenOptions::default();
+                let table = AnyIndex::open(&session, &root, &options).await.expect("open");
                 for number in 0..60_u64 {
                     let value = if name == "long" && number % 4 == 0 {
                         vec![number as u8; 3000]
@@ -99,7 +101,6 @@ fn make() -> Image {
                 for number in 20..35_u64 {
                     table.remove(&session, &key(number * 7)).await.expect("remove");
                 }
-                let root = session.open_root(name).await.expect("root");
                 let tree = root.params[40..48].try_into().map_or(0, u64::from_le_bytes);
                 tables.push((format.layout().expect("layout").for_tree(tree), root.addr));
             }

@@ -5,7 +5,9 @@
 
 use farleaf_fabric::sim::Sim;
 use farleaf_fabric::{Client, Endpoint, Fabric, ServerId};
-use farleaf_index::{AnyIndex, Entries, Index, IndexError, ScanRange, TableFormat, recover};
+use farleaf_index::{
+    AnyIndex, Entries, Index, IndexError, OpenOptions, ScanRange, StoredTable, TableFormat, recover,
+};
 use farleaf_pool::{Audit, Pool, PoolError, Session};
 
 use crate::bytes::Bytes;
@@ -143,14 +145,17 @@ async fn operate<E: farleaf_fabric::Endpoint>(session: &Session<E>, bytes: &mut 
         6 => {
             let format = TableFormat::default();
             match AnyIndex::create(session, "new", &format).await {
-                Ok(table) => table.upsert(session, b"k", b"v").await.map(drop),
+                Ok(root) => match AnyIndex::open(session, &root, &OpenOptions::default()).await {
+                    Ok(table) => table.upsert(session, b"k", b"v").await.map(drop),
+                    Err(error) => Err(error),
+                },
                 Err(error) => Err(error),
             }
         }
         7 => session.leave().await.map_err(IndexError::from),
         what => match session.open_root(name).await.map_err(IndexError::from) {
-            Ok(root) => match AnyIndex::open(&root) {
-                Ok((table, _)) => on_table(session, &table, what, u64::from(number)).await,
+            Ok(root) => match AnyIndex::open(session, &root, &OpenOptions::default()).await {
+                Ok(table) => on_table(session, &table, what, u64::from(number)).await,
                 Err(error) => Err(error),
             },
             Err(error) => Err(error),
@@ -190,8 +195,7 @@ async fn on_table<E: farleaf_fabric::Endpoint>(
 async fn verify<E: farleaf_fabric::Endpoint>(session: &Session<E>) -> Result<(), IndexError> {
     let mut audit = Audit::new(session).await?;
     for root in session.list_roots().await? {
-        let (table, _) = AnyIndex::open(&root)?;
-        table.verify(session, &mut audit).await?;
+        StoredTable::of(&root)?.verify(session, &mut audit).await?;
     }
     audit.report(session).await?;
     Ok(())
@@ -201,8 +205,7 @@ async fn sweep<E: farleaf_fabric::Endpoint>(session: &Session<E>) -> Result<(), 
     let Some(recovery) = session.sweep_begin().await? else { return Ok(()) };
     let mut audit = recovery.audit();
     for root in session.list_roots().await? {
-        let (table, _) = AnyIndex::open(&root)?;
-        table.verify(session, &mut audit).await?;
+        StoredTable::of(&root)?.verify(session, &mut audit).await?;
     }
     session.recover_finish(recovery, &audit).await?;
     Ok(())

@@ -4,14 +4,16 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
-use farleaf_fabric::{Endpoint, GlobalAddr};
+use farleaf_fabric::Endpoint;
 use farleaf_pool::{Audit, PoolError, Root, Session};
 
 use crate::btree::{BTree, BTreeOptions};
+use crate::dex::{Dex, DexOptions, Forward};
 use crate::index::{Exchange, Index, ScanRange, SortedPairs, TableReport};
 use crate::node::{KeyFormat, Layout, LayoutOptions, ValueFormat};
-use crate::{Entries, IndexError};
+use crate::{Entries, IndexError, StoredTable};
 
 /// A design of index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -19,16 +21,19 @@ use crate::{Entries, IndexError};
 pub enum Engine {
     /// The naive one-sided B+-tree; see [`crate::btree`].
     BTree,
+    /// The partitioned B+-tree with a cache on each compute server; see [`crate::dex`].
+    Dex,
 }
 
 impl Engine {
     /// Every engine there is.
-    pub const ALL: &'static [Engine] = &[Engine::BTree];
+    pub const ALL: &'static [Engine] = &[Engine::BTree, Engine::Dex];
 
     /// Its name on command lines, in results and in pools.
     pub fn name(self) -> &'static str {
         match self {
             Engine::BTree => "btree",
+            Engine::Dex => "dex",
         }
     }
 }
@@ -138,7 +143,7 @@ impl TableFormat {
     }
 
     /// The format and the tree's own number.
-    fn from_root(root: &Root) -> Result<(Self, u64), IndexError> {
+    pub(crate) fn from_root(root: &Root) -> Result<(Self, u64), IndexError> {
         let corrupt =
             |what: &str| IndexError::Corrupt(format!("the root of table {:?} {what}", root.name));
         let mut words = [0; 8];
@@ -183,12 +188,35 @@ impl TableFormat {
 
 const PARAMS_VERSION: u64 = 1;
 
-/// A table of any engine.
+/// How a compute server opens tables. Concerns it alone; an engine takes what it has a use for.
+#[derive(Clone, Debug)]
+pub struct OpenOptions {
+    /// For [`Engine::Dex`]: the cache, and how changes are kept.
+    pub dex: DexOptions,
+    /// For [`Engine::Dex`]: partitions that it takes at once, of those that nobody has.
+    pub take: usize,
+    /// For [`Engine::Dex`]: whether this compute server takes on keys that nobody has, or the dead had,
+    /// when it meets them. One that does not only asks others, through `forward`.
+    pub take_over: bool,
+    /// For [`Engine::Dex`]: what carries operations to the compute servers that own the keys. Without
+    /// one, operations on others' keys fail with `Unavailable`.
+    pub forward: Option<Arc<dyn Forward>>,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        OpenOptions { dex: DexOptions::default(), take: 0, take_over: true, forward: None }
+    }
+}
+
+/// An open table of any engine.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum AnyIndex {
     /// The naive one-sided B+-tree.
     BTree(BTree),
+    /// The partitioned B+-tree with a cache.
+    Dex(Dex),
 }
 
 /// Calls the same method of whichever engine it is.
@@ -196,6 +224,7 @@ macro_rules! each {
     ($self:ident, $index:ident => $call:expr) => {
         match $self {
             AnyIndex::BTree($index) => $call,
+            AnyIndex::Dex($index) => $call,
         }
     };
 }
@@ -210,43 +239,59 @@ impl AnyIndex {
         session: &Session<E>,
         name: &str,
         format: &TableFormat,
-    ) -> Result<AnyIndex, IndexError> {
+    ) -> Result<Root, IndexError> {
         let tree = session.endpoint().random();
         let layout = format.layout()?.for_tree(tree);
         let meta = match format.engine {
             Engine::BTree => BTree::create(session, &layout).await?,
+            Engine::Dex => Dex::create_cut(session, &layout).await?,
         };
-        let params = format.to_params(tree);
-        let index = AnyIndex::at(format.engine, meta, layout);
+        let (engine, params) = (format.engine.name(), format.to_params(tree));
         // From here on it is not given up half way.
         let session = session.patient();
-        match session.create_root(name, format.engine.name(), &params, meta).await {
-            Ok(_) => Ok(index),
+        match session.create_root(name, engine, &params, meta).await {
+            Ok(root) => Ok(root),
             Err(error) => {
-                index.destroy(&session).await?;
+                let table = StoredTable::at(*format, layout, meta);
+                table.destroy(&session).await?;
                 Err(error.into())
             }
         }
     }
 
-    /// The table that `root` names, and its format.
+    /// Opens the table that `root` names. A table is open in a member of the pool once: who opens it
+    /// again gets the same, with the options of the first time, until it is closed.
+    ///
+    /// Cost: none; for [`Engine::Dex`] 3 READs the first time.
     ///
     /// # Errors
-    /// `Invalid` for an engine or a version that this program does not have, `Corrupt`.
-    pub fn open(root: &Root) -> Result<(AnyIndex, TableFormat), IndexError> {
-        let (format, tree) = TableFormat::from_root(root)?;
-        let layout = format
-            .layout()
-            .map_err(|error| {
-                IndexError::Corrupt(format!("the root of table {:?}: {error}", root.name))
-            })?
-            .for_tree(tree);
-        Ok((AnyIndex::at(format.engine, root.addr, layout), format))
+    /// `Invalid` for an engine or a version that this program does not have, or options that make no
+    /// sense; `Unavailable` if another member of this compute server has it open; `Corrupt`.
+    pub async fn open<E: Endpoint>(
+        session: &Session<E>,
+        root: &Root,
+        options: &OpenOptions,
+    ) -> Result<AnyIndex, IndexError> {
+        let table = StoredTable::of(root)?;
+        let (meta, layout) = (table.meta(), *table.layout());
+        Ok(match table.format().engine {
+            Engine::BTree => AnyIndex::BTree(BTree::open(meta, layout, BTreeOptions::default())),
+            Engine::Dex => AnyIndex::Dex(Dex::open_kept(session, meta, layout, options).await?),
+        })
     }
 
-    fn at(engine: Engine, meta: GlobalAddr, layout: Layout) -> AnyIndex {
-        match engine {
-            Engine::BTree => AnyIndex::BTree(BTree::open(meta, layout, BTreeOptions::default())),
+    /// Closes the table in this member of the pool, for all who have it open there: what it had to
+    /// itself is written back and free for others. No operation may be running; later ones fail with
+    /// `Closed`. Before a member leaves the pool it closes its tables.
+    ///
+    /// Cost: none; for [`Engine::Dex`] that of a flush, and a change of the ownership map.
+    ///
+    /// # Errors
+    /// As any operation; it is still open then.
+    pub async fn close<E: Endpoint>(&self, session: &Session<E>) -> Result<(), IndexError> {
+        match self {
+            AnyIndex::BTree(_) => Ok(()),
+            AnyIndex::Dex(dex) => dex.close_kept(session).await,
         }
     }
 
@@ -258,60 +303,28 @@ impl AnyIndex {
     /// Cost: 2 READs per node, then per 64 objects a batch of WRITEs and a CAS, and what freeing costs.
     ///
     /// # Errors
-    /// `Invalid` if there is no such table. `Unavailable` if other compute servers keep memory from
-    /// being reused for long: the table is gone, and freed later. `Corrupt` if it is damaged: it is
-    /// gone, and what has not been freed is lost until it is swept.
+    /// `Invalid` if there is no such table, or some compute server has a part of it to itself (close it
+    /// there). `Unavailable` if other compute servers keep memory from being reused for long: the
+    /// table is gone, and freed later. `Corrupt` if it is damaged: it is gone, and what has not been
+    /// freed is lost until it is swept.
     pub async fn drop_table<E: Endpoint>(
         session: &Session<E>,
         name: &str,
     ) -> Result<(), IndexError> {
-        let root = session.open_root(name).await?;
-        AnyIndex::open(&root)?;
+        let table = StoredTable::of(&session.open_root(name).await?)?;
+        table.release_dead(session).await?;
+        table.check_unowned(session).await?;
         // From here on it is not given up half way. It is another table of that name, if somebody has
         // dropped the first and made it meanwhile.
         let name = name.to_owned();
         crate::drops::spawn(session, async move |session| Ok(session.drop_root(&name).await?)).await
     }
 
-    /// The first `left` of its objects, or all.
-    pub(crate) async fn collect<E: Endpoint>(
-        &self,
-        session: &Session<E>,
-        left: Option<u64>,
-    ) -> Result<Vec<GlobalAddr>, IndexError> {
-        each!(self, index => index.collect(session, left).await)
-    }
-
-    /// Marks the first `left` of its objects; what is wrong.
-    pub(crate) async fn mark_left<E: Endpoint>(
-        &self,
-        session: &Session<E>,
-        audit: &mut Audit,
-        left: u64,
-    ) -> Result<Vec<String>, IndexError> {
-        each!(self, index => index.mark_left(session, audit, left).await)
-    }
-
-    /// Frees all that the table consists of.
-    async fn destroy<E: Endpoint>(&self, session: &Session<E>) -> Result<(), IndexError> {
-        each!(self, index => index.destroy(session).await)
-    }
-
-    /// Makes its nodes look as if they had been changed for ages: their versions wrap soon. For
-    /// tests; nobody else may use the table.
-    ///
-    /// Cost: 2 READs and 1 WRITE for each node.
-    ///
-    /// # Errors
-    /// As [`Index::verify`].
-    pub async fn age<E: Endpoint>(&self, session: &Session<E>) -> Result<(), IndexError> {
-        each!(self, index => index.age(session).await)
-    }
-
     /// Its engine.
     pub fn engine(&self) -> Engine {
         match self {
             AnyIndex::BTree(_) => Engine::BTree,
+            AnyIndex::Dex(_) => Engine::Dex,
         }
     }
 }

@@ -6,7 +6,7 @@ use farleaf_fabric::{Endpoint, GlobalAddr, OpKind};
 use farleaf_pool::{Audit, Dropping, PoolError, Root, Session};
 
 use crate::oneshot::{self, Receiver, Sender};
-use crate::{AnyIndex, IndexError};
+use crate::{IndexError, StoredTable};
 
 /// Objects that are retired in one step.
 const BATCH: usize = 64;
@@ -70,11 +70,11 @@ async fn retire<E: Endpoint>(
     of: &mut Dropping,
     sender: &mut Option<Sender<Outcome>>,
 ) -> Outcome {
-    let (index, _) = AnyIndex::open(&of.root)?;
+    let table = StoredTable::of(&of.root)?;
     let mut objects = match of.left {
-        Some(_) => index.collect(session, of.left).await?,
+        Some(_) => table.collect(session, of.left).await?,
         None => {
-            let all = collect_all(session, &index).await?;
+            let all = collect_all(session, &table).await?;
             session.count_drop(of, all.len() as u64).await?;
             all
         }
@@ -109,11 +109,11 @@ async fn retire<E: Endpoint>(
 /// All objects of a table that nobody changes any more, but to finish what the dead have begun.
 async fn collect_all<E: Endpoint>(
     session: &Session<E>,
-    index: &AnyIndex,
+    table: &StoredTable,
 ) -> Result<Vec<GlobalAddr>, IndexError> {
-    let mut before = index.collect(session, None).await?;
+    let mut before = table.collect(session, None).await?;
     for _ in 0..WALKS_MAX {
-        let after = index.collect(session, None).await?;
+        let after = table.collect(session, None).await?;
         if after == before {
             return Ok(after);
         }
@@ -141,12 +141,10 @@ pub async fn mark_drops<E: Endpoint>(
             continue;
         }
         let name = of.root.name.clone();
-        let (index, _) = AnyIndex::open(&of.root)?;
+        let table = StoredTable::of(&of.root)?;
         let problem = match of.left {
-            Some(left) => index.mark_left(session, audit, left).await,
-            None => {
-                crate::Index::verify(&index, session, audit).await.map(|report| report.problems)
-            }
+            Some(left) => table.mark_left(session, audit, left).await,
+            None => table.verify(session, audit).await.map(|report| report.problems),
         };
         let problem = match problem {
             Ok(problems) => problems.into_iter().next(),
@@ -188,4 +186,34 @@ pub(crate) async fn finish_drops<E: Endpoint>(
         }
     }
     Ok(problems)
+}
+
+/// Retires objects from the last to the first, in steps of an operation each: what is retired is
+/// reused only after the operation that retired it, and the pool has room for so many at a time. For
+/// a table that nobody has found, or that nobody uses any more.
+///
+/// Cost: what retiring costs, for each.
+pub(crate) async fn retire_all<E: Endpoint>(
+    session: &Session<E>,
+    mut objects: Vec<GlobalAddr>,
+) -> Outcome {
+    let mut waits = 0;
+    while let Some(&addr) = objects.last() {
+        let pin = session.begin(OpKind::Maintenance).await?;
+        match session.announce_retire(addr).await {
+            Ok(retiring) => {
+                session.retire(retiring);
+                objects.pop();
+                waits = 0;
+            }
+            Err(PoolError::RetireFull) if waits < WAITS_MAX => waits += 1,
+            Err(error) => return Err(error.into()),
+        }
+        drop(pin);
+        if waits > 0 {
+            session.tick().await?;
+            session.endpoint().sleep(WAIT_NS).await;
+        }
+    }
+    Ok(())
 }

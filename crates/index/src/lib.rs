@@ -15,11 +15,13 @@ mod local;
 pub mod node;
 mod oneshot;
 mod recovery;
+mod stored;
 mod sync;
 
-pub use any::{AnyIndex, Engine, TableFormat, UnknownEngine};
+pub use any::{AnyIndex, Engine, OpenOptions, TableFormat, UnknownEngine};
 pub use drops::mark_drops;
 pub use entries::Entries;
 pub use error::IndexError;
 pub use index::{Exchange, Index, ScanRange, SortedPairs, TableReport};
 pub use recovery::recover;
+pub use stored::StoredTable;

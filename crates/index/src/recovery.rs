@@ -4,13 +4,14 @@ use farleaf_fabric::Endpoint;
 use farleaf_pool::{Recovered, Session};
 
 use crate::drops::{finish_drops, mark_drops};
-use crate::{AnyIndex, Index, IndexError};
+use crate::{IndexError, StoredTable};
 
 /// Takes over from every compute server that is known to be dead: finishes what they were doing,
 /// releases their locks, gives their memory back, and finishes dropping the tables that they were
 /// dropping. `None` if there is none; drops that were left behind are finished nevertheless.
 ///
-/// Others may go on meanwhile. Cost: 1 READ for every node of every table, and what the pool's
+/// Others may go on meanwhile. What a dead one had of a table to itself is nobody's then
+/// ([`StoredTable::release_dead`]). Cost: 1 READ for every node of every table, and what the pool's
 /// recovery needs; 1 READ of the root table if there is none.
 ///
 /// # Errors
@@ -24,8 +25,10 @@ pub async fn recover<E: Endpoint>(session: &Session<E>) -> Result<Option<Recover
     let mut audit = recovery.audit();
     let roots = session.list_roots().await?;
     for root in &roots {
-        let (index, _) = AnyIndex::open(root)?;
-        let report = index.verify(session, &mut audit).await?;
+        let table = StoredTable::of(root)?;
+        // What of it was theirs alone may be torn, and their logs tell of nodes to come.
+        table.release_dead(session).await?;
+        let report = table.verify(session, &mut audit).await?;
         if let Some(problem) = report.problems.first() {
             return Err(IndexError::Corrupt(format!("table {:?}: {problem}", root.name)));
         }

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Pairs, World, check, settle};
+use common::{Pairs, World, check, create, settle};
 use farleaf_fabric::mapped::MappedEndpoint;
 use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 use farleaf_index::node::{KeyFormat, ValueFormat};
@@ -19,16 +19,13 @@ fn invalid<T: std::fmt::Debug>(result: Result<T, IndexError>, says: &str) {
 #[test]
 fn keys_and_values_that_do_not_fit_are_refused() {
     World::default().on_mapped(|session| async move {
-        let bytes =
-            AnyIndex::create(&session, "bytes", &TableFormat::default()).await.expect("create");
+        let bytes = create(&session, "bytes", &TableFormat::default()).await;
         let longest = vec![b'k'; 1024];
         assert_eq!(bytes.upsert(&session, &longest, &vec![1; 100_000]).await, Ok(true));
         invalid(bytes.upsert(&session, &[0; 1025], b"v").await, "at most 1024 bytes");
         invalid(bytes.get(&session, &[0; 1025], &mut Vec::new()).await, "1025 bytes");
         invalid(bytes.upsert(&session, b"k", &vec![0; (1 << 20) + 1]).await, "at most 1048576");
-        let fixed = AnyIndex::create(&session, "fixed", &TableFormat::fixed8(Engine::BTree))
-            .await
-            .expect("create");
+        let fixed = create(&session, "fixed", &TableFormat::fixed8(Engine::BTree)).await;
         invalid(fixed.upsert(&session, &[0; 7], &[0; 8]).await, "exactly 8 bytes");
         invalid(fixed.upsert(&session, &[0; 8], &[0; 9]).await, "exactly 8 bytes");
         check(&session, &[&bytes, &fixed]).await;
@@ -38,7 +35,7 @@ fn keys_and_values_that_do_not_fit_are_refused() {
 #[test]
 fn the_longest_value_of_the_pool_is_told() {
     World { block_bytes: 4 << 20, ..World::default() }.on_mapped(|session| async move {
-        let table = AnyIndex::create(&session, "t", &TableFormat::default()).await.expect("create");
+        let table = create(&session, "t", &TableFormat::default()).await;
         let longest = vec![9; 1 << 20];
         assert_eq!(table.upsert(&session, b"k", &longest).await, Ok(true));
         let mut value = Vec::new();
@@ -47,7 +44,7 @@ fn the_longest_value_of_the_pool_is_told() {
         check(&session, &[&table]).await;
     });
     World::default().on_mapped(|session| async move {
-        let table = AnyIndex::create(&session, "t", &TableFormat::default()).await.expect("create");
+        let table = create(&session, "t", &TableFormat::default()).await;
         let refused = table.upsert(&session, b"k", &vec![9; 1 << 20]).await;
         assert!(matches!(refused, Err(IndexError::Invalid(_))), "{refused:?}");
         assert_eq!(table.get(&session, b"k", &mut Vec::new()).await, Ok(false));
@@ -70,7 +67,7 @@ fn impossible_formats_are_refused() {
         invalid(with(huge).await, "redo areas");
         let key = TableFormat { key: KeyFormat::Fixed(5000), ..TableFormat::default() };
         invalid(with(key).await, "1024");
-        AnyIndex::create(&session, "t", &TableFormat::default()).await.expect("create");
+        create(&session, "t", &TableFormat::default()).await;
         invalid(with(TableFormat::default()).await, "already");
         invalid(AnyIndex::drop_table(&session, "other").await, "no table");
         AnyIndex::drop_table(&session, "t").await.expect("drop");
@@ -81,7 +78,7 @@ fn impossible_formats_are_refused() {
 #[test]
 fn a_bulk_load_of_unsorted_pairs_leaves_the_table_empty() {
     World::default().on_mapped(|session| async move {
-        let table = AnyIndex::create(&session, "t", &TableFormat::default()).await.expect("create");
+        let table = create(&session, "t", &TableFormat::default()).await;
         let mut pairs: Vec<_> =
             (0..3000).map(|key| (format!("{key:05}").into_bytes(), vec![1; 3000])).collect();
         pairs.swap(2500, 2501);
@@ -104,7 +101,7 @@ fn a_full_pool_is_usable_after_deletes() {
     let world = World { servers: 2, region_bytes: 4 << 20, block_bytes: 64 << 10, seed: 3 };
     for format in [TableFormat::fixed8(Engine::BTree), TableFormat::default()] {
         world.on_mapped(|session| async move {
-            let table = AnyIndex::create(&session, "t", &format).await.expect("create");
+            let table = create(&session, "t", &format).await;
             for round in 0..3_u64 {
                 let mut count = 0_u64;
                 let full = loop {
@@ -142,7 +139,7 @@ fn corrupt_nodes_are_told() {
                 node_bytes: Some(1024),
                 ..TableFormat::default()
             };
-            let table = AnyIndex::create(&session, "t", &format).await.expect("create");
+            let table = create(&session, "t", &format).await;
             for key in 0..200_u64 {
                 table.upsert(&session, &key.to_be_bytes(), b"value").await.expect("upsert");
             }
@@ -189,13 +186,12 @@ async fn overwrite_leaves(session: &Session<MappedEndpoint>, fill: u64) {
 fn a_large_table_can_be_dropped() {
     World::default().on_mapped(|session| async move {
         let format = TableFormat { node_bytes: Some(256), ..TableFormat::fixed8(Engine::BTree) };
-        let table = AnyIndex::create(&session, "nodes", &format).await.expect("create");
+        let table = create(&session, "nodes", &format).await;
         let pairs: Vec<_> = (0..20_000_u64)
             .map(|key| (key.to_be_bytes().to_vec(), key.to_be_bytes().to_vec()))
             .collect();
         assert_eq!(table.bulk_load(&session, &mut Pairs(pairs.iter())).await, Ok(20_000));
-        let long =
-            AnyIndex::create(&session, "records", &TableFormat::default()).await.expect("create");
+        let long = create(&session, "records", &TableFormat::default()).await;
         for key in 0..1_500_u64 {
             long.upsert(&session, &key.to_be_bytes(), &[7; 5_000]).await.expect("upsert");
         }

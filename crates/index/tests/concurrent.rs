@@ -7,7 +7,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use common::{World, audit, formats, join, key, settle, start, value};
+use common::{World, audit, create, formats, join, key, settle, start, value};
 use farleaf_fabric::sim::{Sim, SimConfig, SimEndpoint};
 use farleaf_fabric::{Endpoint, Fabric};
 use farleaf_index::node::{KeyFormat, ValueFormat};
@@ -39,7 +39,7 @@ fn made(seed: u64, format: &TableFormat) -> (Sim, Session<SimEndpoint>, AnyIndex
     let (session, index) = sim
         .block_on(async {
             let session = start(first, &options).await;
-            let index = AnyIndex::create(&session, "t", format).await.expect("create");
+            let index = create(&session, "t", format).await;
             (session, index)
         })
         .expect("made");
@@ -322,7 +322,7 @@ fn dropped_operations_leave_no_lock() {
     let options = World::default().pool_options();
     sim.block_on(async {
         let session = start(endpoint, &options).await;
-        let index = AnyIndex::create(&session, "t", &format).await.expect("create");
+        let index = create(&session, "t", &format).await;
         let mut rng = fastrand::Rng::with_seed(7);
         for round in 0..600_u64 {
             let key = rng.u64(..80).to_be_bytes();

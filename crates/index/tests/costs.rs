@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Pairs, World, cost_since, costs};
+use common::{Pairs, World, cost_since, costs, create};
 use farleaf_fabric::{Cost, Endpoint, OpKind};
 use farleaf_index::node::{KeyFormat, ValueFormat};
 use farleaf_index::{AnyIndex, Engine, Entries, Exchange, Index, ScanRange, TableFormat};
@@ -27,7 +27,7 @@ fn number(key: u64) -> [u8; 8] {
 /// A cold get of a tree of height h is h READs of whole nodes in h round trips, present or not.
 async fn get<E: Endpoint>(session: Session<E>, node_bytes: u32, keys: u64, height: u64) {
     let format = TableFormat { node_bytes: Some(node_bytes), ..TableFormat::fixed8(Engine::BTree) };
-    let index = AnyIndex::create(&session, "t", &format).await.expect("create");
+    let index = create(&session, "t", &format).await;
     assert_eq!(load(&session, &index, keys).await, height);
     let mut value = Vec::new();
     for (key, present) in
@@ -60,8 +60,7 @@ fn a_get_reads_each_level_once() {
 /// A change adds to that a CAS, in one round trip with the leaf's READ, and the leaf's WRITE and
 /// the unlock in one more.
 async fn changes<E: Endpoint>(session: Session<E>) {
-    let index =
-        AnyIndex::create(&session, "t", &TableFormat::fixed8(Engine::BTree)).await.expect("create");
+    let index = create(&session, "t", &TableFormat::fixed8(Engine::BTree)).await;
     let height = load(&session, &index, 10_000).await;
     assert_eq!(height, 3);
     let by_write = session.endpoint().capabilities().write_vs_rmw;
@@ -131,8 +130,7 @@ fn a_change_adds_a_lock_a_write_and_an_unlock() {
 /// A split adds the new node, the old one under a redo record, the parent's separator, and a second
 /// attempt. A merge counts as maintenance.
 async fn splits_and_merges<E: Endpoint>(session: Session<E>) {
-    let index =
-        AnyIndex::create(&session, "t", &TableFormat::fixed8(Engine::BTree)).await.expect("create");
+    let index = create(&session, "t", &TableFormat::fixed8(Engine::BTree)).await;
     let h = load(&session, &index, 10_000).await;
     // 42 of 60 entries a leaf: the first leaf is full after 18 more.
     for key in 0..18_u64 {
@@ -174,7 +172,7 @@ async fn records<E: Endpoint>(session: Session<E>) {
         value: ValueFormat::Bytes,
         ..TableFormat::default()
     };
-    let index = AnyIndex::create(&session, "t", &format).await.expect("create");
+    let index = create(&session, "t", &format).await;
     let long = vec![7; 100_000];
     assert_eq!(index.upsert(&session, b"k", &long).await, Ok(true));
     // Taking a first block costs, too: let there be one on each server.
@@ -203,8 +201,7 @@ fn a_long_value_costs_its_record() {
 
 /// A scan reads each leaf once, several in a round trip.
 async fn scans<E: Endpoint>(session: Session<E>) {
-    let index =
-        AnyIndex::create(&session, "t", &TableFormat::fixed8(Engine::BTree)).await.expect("create");
+    let index = create(&session, "t", &TableFormat::fixed8(Engine::BTree)).await;
     let height = load(&session, &index, 10_000).await;
     for reverse in [false, true] {
         let before = costs(&session);

@@ -8,11 +8,11 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
 
-use common::{join, start};
+use common::{create, join, open, start};
 use farleaf_fabric::sim::{Sim, SimConfig, SimEndpoint};
 use farleaf_fabric::{Endpoint, Fabric};
 use farleaf_index::node::ValueFormat;
-use farleaf_index::{AnyIndex, Engine, Index, IndexError, TableFormat, recover};
+use farleaf_index::{AnyIndex, Engine, Index, IndexError, StoredTable, TableFormat, recover};
 use farleaf_pool::{Audit, PoolOptions, Session};
 
 const NAME: &str = "dropped";
@@ -59,10 +59,9 @@ fn stage(seed: u64, keys: u64) -> Stage {
             let [keeper, dropper, dead] = ends;
             let keeper = start(keeper, &options).await;
             let (dropper, dead) = (join(dropper).await, join(dead).await);
-            let table = AnyIndex::create(&dead, NAME, &table_format()).await.expect("create");
-            let root = dropper.open_root(NAME).await.expect("root");
-            let (other, _) = AnyIndex::open(&root).expect("open");
-            let kept = AnyIndex::create(&dead, "kept", &table_format()).await.expect("create");
+            let table = create(&dead, NAME, &table_format()).await;
+            let other = open(&dropper, NAME).await;
+            let kept = create(&dead, "kept", &table_format()).await;
             for key in 0..keys {
                 let (key, value) = (key.to_be_bytes(), vec![7; (key % 7) as usize * 60]);
                 table.insert(&dead, &key, &value).await.expect("insert");
@@ -98,7 +97,7 @@ async fn check(session: &Session<SimEndpoint>, seed: u64) {
         let mut audit = recovery.audit();
         let roots = session.list_roots().await.expect("roots");
         for root in &roots {
-            let (index, _) = AnyIndex::open(root).expect("open");
+            let index = StoredTable::of(root).expect("table");
             index.verify(session, &mut audit).await.expect("verify");
         }
         let done = session.recover_finish(recovery, &audit).await.expect("swept");
@@ -109,7 +108,7 @@ async fn check(session: &Session<SimEndpoint>, seed: u64) {
     let roots = session.list_roots().await.expect("roots");
     let names: Vec<&str> = roots.iter().map(|root| root.name.as_str()).collect();
     assert_eq!(names, ["kept"], "seed {seed}");
-    let (kept, _) = AnyIndex::open(&roots[0]).expect("open");
+    let kept = StoredTable::of(&roots[0]).expect("table");
     let report = kept.verify(session, &mut audit).await.expect("verify");
     assert_eq!(report.problems, Vec::<String>::new(), "seed {seed}");
     let report = audit.report(session).await.expect("report");
@@ -189,7 +188,7 @@ fn a_dead_droppers_table_is_finished() {
                 let drops = keeper.list_drops().await.expect("drops").len();
                 if drops > 0 {
                     // The name is free while the entry is in use.
-                    AnyIndex::create(&keeper, NAME, &table_format()).await.expect("create");
+                    create(&keeper, NAME, &table_format()).await;
                     AnyIndex::drop_table(&keeper, NAME).await.expect("drop");
                 }
                 while let Some(done) = recover(&keeper).await.expect("recover") {

@@ -5,7 +5,7 @@ mod common;
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-use common::{Pairs, World, check, formats, key, value};
+use common::{Pairs, World, check, create, engine_formats, key, value};
 use farleaf_fabric::Endpoint;
 use farleaf_index::{AnyIndex, Entries, Exchange, Index, ScanRange, TableFormat};
 use farleaf_pool::Session;
@@ -23,7 +23,7 @@ struct Run<E: Endpoint> {
 
 impl<E: Endpoint> Run<E> {
     async fn new(session: Session<E>, format: TableFormat, seed: u64, space: u64) -> Self {
-        let index = AnyIndex::create(&session, "t", &format).await.expect("create");
+        let index = create(&session, "t", &format).await;
         let (model, rng) = (Model::new(), fastrand::Rng::with_seed(seed));
         Run { session, index, format, model, rng, space }
     }
@@ -186,7 +186,7 @@ async fn bulk_then_random<E: Endpoint>(session: Session<E>, format: TableFormat,
 
 #[test]
 fn random_operations_on_mapped() {
-    for (seed, (name, format)) in formats().into_iter().enumerate() {
+    for (seed, (name, format)) in engine_formats().into_iter().enumerate() {
         println!("{name}");
         World::default()
             .on_mapped(|session| random_operations(session, format, seed as u64, STEPS_MAPPED));
@@ -195,7 +195,7 @@ fn random_operations_on_mapped() {
 
 #[test]
 fn random_operations_on_sim() {
-    for (seed, (name, format)) in formats().into_iter().enumerate() {
+    for (seed, (name, format)) in engine_formats().into_iter().enumerate() {
         println!("{name}");
         World::default()
             .on_sim(move |session| random_operations(session, format, seed as u64, STEPS_SIM));
@@ -204,7 +204,7 @@ fn random_operations_on_sim() {
 
 #[test]
 fn random_operations_on_tcp() {
-    for (seed, (name, format)) in formats().into_iter().enumerate() {
+    for (seed, (name, format)) in engine_formats().into_iter().enumerate() {
         println!("{name}");
         World::default()
             .on_tcp(|session| random_operations(session, format, seed as u64, STEPS_TCP));
@@ -213,7 +213,7 @@ fn random_operations_on_tcp() {
 
 #[test]
 fn bulk_load_on_mapped() {
-    for (seed, (name, format)) in formats().into_iter().enumerate() {
+    for (seed, (name, format)) in engine_formats().into_iter().enumerate() {
         println!("{name}");
         World::default().on_mapped(|session| bulk_then_random(session, format, seed as u64));
     }
@@ -221,7 +221,7 @@ fn bulk_load_on_mapped() {
 
 #[test]
 fn bulk_load_on_sim() {
-    for (seed, (name, format)) in formats().into_iter().enumerate() {
+    for (seed, (name, format)) in engine_formats().into_iter().enumerate() {
         println!("{name}");
         World::default().on_sim(move |session| bulk_then_random(session, format, seed as u64));
     }
@@ -247,7 +247,7 @@ fn random_operations_on_verbs() {
         return;
     }
     let world = World { region_bytes: 16 << 20, ..World::default() };
-    for (seed, (name, format)) in formats().into_iter().enumerate() {
+    for (seed, (name, format)) in engine_formats().into_iter().enumerate() {
         println!("{name}");
         let servers: Vec<VerbsServer> = (0..world.servers)
             .map(|server| {

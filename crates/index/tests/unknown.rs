@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::rc::Rc;
 
-use common::{World, audit, formats, join, key, settle, start, value};
+use common::{World, audit, create, formats, join, key, settle, start, value};
 use farleaf_fabric::sim::{Direction, Sim, SimConfig, SimEndpoint};
 use farleaf_fabric::{Endpoint, Fabric, ServerId};
 use farleaf_index::node::KeyFormat;
@@ -233,7 +233,7 @@ fn storm(seed: u64, format: TableFormat, steps: usize, trouble: Trouble) -> u64 
     let (session, index) = sim
         .block_on(async {
             let session = start(first, &options).await;
-            let index = AnyIndex::create(&session, "t", &format).await.expect("create");
+            let index = create(&session, "t", &format).await;
             (session, index)
         })
         .expect("made");

@@ -7,6 +7,8 @@ use std::time::Duration;
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::tcp::{Tcp, TcpConfig};
 use farleaf_fabric::{AnyFabric, Client, Endpoint, Fabric, FabricError, ServerId};
+use farleaf_index::OpenOptions;
+use farleaf_index::dex::Durability;
 use farleaf_pool::PoolOptions;
 
 use crate::core::Core;
@@ -31,6 +33,7 @@ pub struct Builder {
     block_bytes: Option<u64>,
     create: bool,
     async_workers: usize,
+    options: OpenOptions,
     linger_timeout: Option<Duration>,
 }
 
@@ -42,6 +45,7 @@ impl Default for Builder {
             block_bytes: None,
             create: false,
             async_workers: 1,
+            options: OpenOptions::default(),
             linger_timeout: None,
         }
     }
@@ -83,6 +87,20 @@ impl Builder {
         self
     }
 
+    /// Bytes of the cache that each table of an engine with a cache ([`Engine::Dex`](crate::Engine::Dex)) gets. The system
+    /// commits memory as it is used. Default: 256 MiB.
+    pub fn cache_bytes(mut self, bytes: u64) -> Self {
+        self.options.dex.cache_bytes = bytes;
+        self
+    }
+
+    /// What an acknowledged change of a table of an engine with a cache survives. Default:
+    /// `Logged`.
+    pub fn durability(mut self, durability: Durability) -> Self {
+        self.options.dex.durability = durability;
+        self
+    }
+
     /// How long a call that is over may be kept by what it must not leave half done on a memory server
     /// that cannot be reached. Then this process leaves the pool as if it had died: others finish or undo
     /// what it has begun, and its operations fail with [`ErrorKind::Closed`](crate::ErrorKind::Closed).
@@ -113,7 +131,7 @@ impl Builder {
                 .map(AnyFabric::Tcp),
         };
         let core = fabric
-            .and_then(|fabric| Core::join(fabric, is_shared))
+            .and_then(|fabric| Core::join(fabric, is_shared, self.options.clone()))
             .map_err(|error| error.within(format_args!("cannot open \"{uri}\"")))?;
         Farleaf::start(core, self.async_workers)
             .map_err(|error| error.within(format_args!("cannot open \"{uri}\"")))

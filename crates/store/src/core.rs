@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use farleaf_fabric::{AnyFabric, Client, Fabric};
+use farleaf_index::OpenOptions;
 use farleaf_pool::{Pool, PoolError, Root};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -25,6 +26,8 @@ pub(crate) struct Core {
     pub(crate) pool: Arc<Pool>,
     pub(crate) gates: Gates,
     pub(crate) activity: Activity,
+    /// How tables are opened.
+    options: OpenOptions,
     closed: AtomicBool,
     /// Those that this process has opened, by name.
     tables: Mutex<BTreeMap<String, Arc<TableCore>>>,
@@ -34,7 +37,11 @@ static STORES: AtomicU64 = AtomicU64::new(0);
 
 impl Core {
     /// Joins the pool that `fabric` reaches.
-    pub(crate) fn join(fabric: AnyFabric, is_shared: bool) -> Result<Arc<Core>> {
+    pub(crate) fn join(
+        fabric: AnyFabric,
+        is_shared: bool,
+        options: OpenOptions,
+    ) -> Result<Arc<Core>> {
         let endpoint = fabric.endpoint()?;
         let executor = endpoint.executor().clone();
         let client = Client::new(endpoint);
@@ -46,6 +53,7 @@ impl Core {
             pool,
             gates: Gates::default(),
             activity: Activity::default(),
+            options,
             closed: AtomicBool::new(false),
             tables: Mutex::default(),
         }))
@@ -65,10 +73,10 @@ impl Core {
         let session = lane.session().await?;
         let opened = self.tables().get(name).cloned();
         match session.open_root(name).await {
-            Ok(root) => self.open_root(root),
+            Ok(root) => self.open_root(&session, root).await,
             Err(PoolError::NoSuchTable(_)) => {
                 if let Some(opened) = opened {
-                    self.forget(&opened);
+                    self.forget(&session, &opened).await;
                 }
                 Err(no_such_table(&session, name).await)
             }
@@ -77,29 +85,45 @@ impl Core {
     }
 
     /// The table of that root, opened if need be.
-    pub(crate) fn open_root(&self, root: Root) -> Result<Arc<TableCore>> {
-        let mut tables = self.tables();
-        if let Some(opened) = tables.get(&root.name) {
+    pub(crate) async fn open_root(&self, session: &Session, root: Root) -> Result<Arc<TableCore>> {
+        let opened = self.tables().get(&root.name).cloned();
+        if let Some(opened) = opened {
             if *opened.root() == root {
-                return Ok(Arc::clone(opened));
+                return Ok(opened);
             }
             // Dropped and made anew by another process.
-            opened.set_dropped();
+            self.forget(session, &opened).await;
         }
-        let table = Arc::new(TableCore::open(root)?);
-        tables.insert(table.info().name.clone(), Arc::clone(&table));
-        Ok(table)
+        let table = Arc::new(TableCore::open(session, root, &self.options).await?);
+        let mut tables = self.tables();
+        // Another thread may have been quicker; it has opened the same.
+        let entry = tables.entry(table.info().name.clone());
+        Ok(Arc::clone(entry.or_insert(table)))
     }
 
     /// Takes a table out of the list of opened ones; from here on its handles fail. A newer one of
     /// the same name, which another thread has made meanwhile, stays.
-    pub(crate) fn forget(&self, table: &Arc<TableCore>) {
+    pub(crate) async fn forget(&self, session: &Session, table: &Arc<TableCore>) {
         table.set_dropped();
-        let mut tables = self.tables();
-        let name = &table.info().name;
-        if tables.get(name).is_some_and(|opened| Arc::ptr_eq(opened, table)) {
-            tables.remove(name);
+        {
+            let mut tables = self.tables();
+            let name = &table.info().name;
+            if tables.get(name).is_some_and(|opened| Arc::ptr_eq(opened, table)) {
+                tables.remove(name);
+            }
         }
+        // It is gone: there is nobody who could miss what is not closed.
+        let _ = table.close(session).await;
+    }
+
+    /// Closes all tables; no operation is under way. The first error, if there is one.
+    pub(crate) async fn close_tables(&self, session: &Session) -> Result<()> {
+        let tables = std::mem::take(&mut *self.tables());
+        let mut closed = Ok(());
+        for table in tables.into_values() {
+            closed = closed.and(table.close(session).await);
+        }
+        closed
     }
 
     fn tables(&self) -> MutexGuard<'_, BTreeMap<String, Arc<TableCore>>> {

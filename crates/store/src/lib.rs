@@ -63,6 +63,7 @@ mod uri;
 mod workers;
 
 pub use farleaf_fabric::{Cost, OpKind, ServerId, Snapshot};
+pub use farleaf_index::dex::Durability;
 pub use farleaf_index::{Engine, UnknownEngine};
 pub use farleaf_pool::{AuditReport, ClassReport, MemoryUse};
 

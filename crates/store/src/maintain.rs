@@ -88,13 +88,15 @@ pub(crate) fn leave(core: &Arc<Core>) -> Result<()> {
     let executor = lane.endpoint().executor().clone();
     executor.block_on(async {
         let session = lane.try_session().await?;
-        if core.pool.sessions() == 1 {
+        let closed = core.close_tables(&session).await;
+        if core.pool.sessions() == 1 && closed.is_ok() {
             session.leave().await?;
         } else {
-            // Threads that go on without using the store hold sessions that only they can end.
+            // Threads that go on without using the store hold sessions that only they can end. Or a
+            // table could not be closed: what it has to itself is freed when this process ends.
             session.leave_as_dead().await?;
         }
-        Ok(())
+        closed
     })
 }
 

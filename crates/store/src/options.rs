@@ -1,7 +1,10 @@
 //! What tables are made with.
 
 pub use farleaf_index::node::{KeyFormat, ValueFormat};
-use farleaf_index::{Engine, TableFormat};
+use farleaf_index::{Engine, StoredTable, TableFormat};
+use farleaf_pool::Root;
+
+use crate::error::Result;
 
 /// How a table is made. The default takes keys of up to 1024 bytes and values of any length.
 ///
@@ -66,13 +69,16 @@ pub struct TableInfo {
 }
 
 impl TableInfo {
-    pub(crate) fn new(name: &str, format: &TableFormat) -> Self {
-        TableInfo {
-            name: name.to_owned(),
+    /// Of the table that `root` names.
+    pub(crate) fn of(root: &Root) -> Result<Self> {
+        let table = StoredTable::of(root)?;
+        let format = table.format();
+        Ok(TableInfo {
+            name: root.name.clone(),
             engine: format.engine,
             keys: format.key,
             values: format.value,
             node_bytes: format.node_bytes(),
-        }
+        })
     }
 }

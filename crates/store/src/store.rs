@@ -168,12 +168,13 @@ impl Farleaf {
         while table.has_async_ops() {
             std::thread::sleep(Duration::from_micros(100));
         }
-        let dropped = self.run(async |_, lane| {
+        self.run(async |core, lane| {
             let session = lane.session().await?;
-            Ok(AnyIndex::drop_table(&session, name).await?)
-        });
-        core.forget(&table);
-        dropped
+            table.close(&session).await?;
+            let dropped = AnyIndex::drop_table(&session, name).await;
+            core.forget(&session, &table).await;
+            Ok(dropped?)
+        })
     }
 
     /// All tables, in the order in which they stand in the pool.
@@ -181,11 +182,11 @@ impl Farleaf {
     /// # Errors
     /// See [`Farleaf::verify`].
     pub fn tables(&self) -> Result<Vec<TableInfo>> {
-        self.run(async |core, lane| {
+        self.run(async |_, lane| {
             let session = lane.session().await?;
             let mut tables = Vec::new();
             for root in session.list_roots().await? {
-                tables.push(core.open_root(root)?.info().clone());
+                tables.push(TableInfo::of(&root)?);
             }
             Ok(tables)
         })
@@ -224,7 +225,7 @@ impl Farleaf {
             let mut tables = Vec::new();
             let roots = session.list_roots().await?;
             for root in &roots {
-                let table = core.open_root(root.clone())?;
+                let table = core.open_root(&session, root.clone()).await?;
                 tables.push(table.verify(&session, &mut audit).await?);
             }
             farleaf_index::mark_drops(&session, &mut audit, &roots).await?;

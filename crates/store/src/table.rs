@@ -6,7 +6,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use farleaf_index::{AnyIndex, Entries, Exchange, Index, IndexError, ScanRange, SortedPairs};
+use farleaf_index::{
+    AnyIndex, Entries, Exchange, Index, IndexError, OpenOptions, ScanRange, SortedPairs,
+};
 use farleaf_pool::{Audit, PoolError, Root};
 
 use crate::async_table::AsyncTable;
@@ -306,11 +308,16 @@ impl fmt::Debug for Table {
 
 /// The operations, on a lane of the calling thread.
 impl TableCore {
-    /// The table that `root` names. No remote operation.
-    pub(crate) fn open(root: Root) -> Result<Self> {
-        let (index, format) = AnyIndex::open(&root)?;
-        let info = TableInfo::new(&root.name, &format);
+    /// The table that `root` names.
+    pub(crate) async fn open(session: &Session, root: Root, options: &OpenOptions) -> Result<Self> {
+        let info = TableInfo::of(&root)?;
+        let index = AnyIndex::open(session, &root, options).await?;
         Ok(TableCore { index, root, info, dropped: false.into(), async_ops: 0.into() })
+    }
+
+    /// Closes the engine's side of it; no operation is under way.
+    pub(crate) async fn close(&self, session: &Session) -> Result<()> {
+        self.named(self.index.close(session).await)
     }
 
     pub(crate) fn root(&self) -> &Root {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use farleaf_index::{
-    TableFormat,
+    OpenOptions, TableFormat,
     node::{KeyFormat, ValueFormat},
 };
 use farleaf_pool::PoolOptions;
@@ -24,6 +24,8 @@ pub(super) struct Context {
     /// Whether every item below the frontier must be found: nothing takes any out.
     pub(super) all_present: bool,
     pub(super) format: TableFormat,
+    /// How compute servers open the table.
+    pub(super) open: OpenOptions,
     pub(super) pool: PoolOptions,
     /// Bytes of each memory server.
     pub(super) region_bytes: u64,
@@ -58,7 +60,11 @@ impl Context {
         pool.members_max = pool.members_max.max(config.compute_servers as u32 + 1);
         // Room for what the largest change of a tree logs: three nodes and a header.
         pool.redo_bytes = pool.redo_bytes.max((3 * node_bytes + 512).next_multiple_of(64));
+        let mut open = OpenOptions::default();
+        open.dex.cache_bytes = config.cache_bytes.unwrap_or(open.dex.cache_bytes);
+        open.dex.durability = config.durability.unwrap_or(open.dex.durability);
         Ok(Arc::new(Context {
+            open,
             values: ValueMaker::new(config.value_bytes),
             space: Arc::new(ItemSpace::new(config.keys, keys.items_max())),
             all_present: config.workload.mix.share(OpKind::Remove) == 0.0,

@@ -123,6 +123,13 @@ impl Run {
         set("pool_bytes", json!(context.pool_bytes()));
         set("block_bytes", json!(context.pool.block_bytes));
         set("node_bytes", json!(context.format.node_bytes()));
+        if let Some(AnyIndex::Dex(dex)) = self.servers.first().map(|server| &server.index) {
+            let options = dex.options();
+            set("cache_bytes", json!(options.cache_bytes));
+            set("durability", json!(options.durability.to_string()));
+            set("admit_leaf", json!(options.admit_leaf));
+            set("scan_prefetch", json!(options.scan_prefetch));
+        }
         set("capabilities", json!(capability_names(&self.capabilities)));
         set("crash_atomic_bytes", json!(self.capabilities.crash_atomic_bytes));
         if let Some(seen) = &self.seen {
@@ -169,23 +176,24 @@ async fn prepare<E: Endpoint>(
         }
         let pool = Pool::join(&client).await.map_err(refused)?;
         let session = pool.session(endpoint.clone()).await.map_err(refused)?;
-        let index = if servers.is_empty() {
-            let index = AnyIndex::create(&session, TABLE, &context.format)
-                .await
-                .map_err(|error| failed_load(pool_bytes, error))?;
-            if context.config.load == LoadKind::Bulk {
-                let load = bulk_load(context, &session, &index, progress).await;
-                if load.is_err() && context.config.shares_pool() {
-                    // What has failed is what is told.
-                    let _ = AnyIndex::drop_table(&session, TABLE).await;
-                }
-                loaded = Some(load?);
-            }
-            index
+        let is_first = servers.is_empty();
+        let root = if is_first {
+            let created = AnyIndex::create(&session, TABLE, &context.format).await;
+            created.map_err(|error| failed_load(pool_bytes, error))?
         } else {
-            let root = session.open_root(TABLE).await.map_err(refused)?;
-            AnyIndex::open(&root).map_err(BenchError::Table)?.0
+            session.open_root(TABLE).await.map_err(refused)?
         };
+        let index = AnyIndex::open(&session, &root, &context.open).await;
+        let index = index.map_err(BenchError::Table)?;
+        if is_first && context.config.load == LoadKind::Bulk {
+            let load = bulk_load(context, &session, &index, progress).await;
+            if load.is_err() && context.config.shares_pool() {
+                // What has failed is what is told.
+                let _ = index.close(&session).await;
+                let _ = AnyIndex::drop_table(&session, TABLE).await;
+            }
+            loaded = Some(load?);
+        }
         servers.push(Server { pool, index });
     }
     let (load, data_bytes) = loaded.unzip();
@@ -248,6 +256,16 @@ async fn finish<E: Endpoint>(
         }
         None => Ok(Some(report)),
     }
+}
+
+/// Closes the table on every compute server.
+async fn close<E: Endpoint>(servers: &[Server], endpoint: &E) -> Result<(), BenchError> {
+    for server in servers {
+        let session = server.pool.session(endpoint.clone()).await;
+        let session = session.map_err(|error| BenchError::Clear(error.into()))?;
+        server.index.close(&session).await.map_err(BenchError::Clear)?;
+    }
+    Ok(())
 }
 
 fn capability_names(it: &Capabilities) -> Vec<&'static str> {

@@ -9,7 +9,7 @@ use farleaf_fabric::{
 };
 
 use super::{
-    Prepared, Run, clear,
+    Prepared, Run, clear, close,
     context::Context,
     error::BenchError,
     finish,
@@ -57,10 +57,14 @@ where
     main.seed(config.seed);
     let endpoints = vec![main.clone(); config.compute_servers];
     let prepared = main.executor().block_on(prepare(context, &endpoints, progress))?;
+    let servers = prepared.servers.clone();
     let run = run_phases(context, fabric, &main, prepared, progress);
     if config.shares_pool() {
         // Also after a failure, which is what is told then.
-        let cleared = main.executor().block_on(clear(&main));
+        let cleared = main.executor().block_on(async {
+            close(&servers, &main).await?;
+            clear(&main).await
+        });
         return run.and_then(|run| cleared.map(|()| run));
     }
     run

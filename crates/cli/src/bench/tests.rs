@@ -57,6 +57,8 @@ fn every_option_reaches_the_configuration() {
         value_bytes: 1024,
         rate: Rate::new(100_000),
         node_bytes: Some(4096),
+        cache_bytes: None,
+        durability: None,
         pool_bytes: Some(1 << 30),
         torn: true,
         capabilities: CapabilityKind::Mapped,
@@ -64,6 +66,16 @@ fn every_option_reaches_the_configuration() {
         cluster: None,
     };
     assert_eq!(config, expected);
+}
+
+#[test]
+fn what_concerns_a_cache_is_for_engines_with_one() {
+    let dex = config("--engine dex --cache 64MiB --durability volatile");
+    assert_eq!((dex.cache_bytes, dex.durability), (Some(64 << 20), Some(Durability::Volatile)));
+    let refusal = |options: &str| plan(options).unwrap_err();
+    assert!(refusal("--engine btree --cache 64MiB").contains("btree has no cache"));
+    assert!(refusal("--engine dex --compute-servers 2").contains("runs dex with one"));
+    assert!(refusal("--engine dex --durability none").contains("volatile, logged"));
 }
 
 #[test]

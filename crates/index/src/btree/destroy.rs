@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use farleaf_fabric::{Endpoint, GlobalAddr, OpKind};
-use farleaf_pool::{Audit, PoolError, Session};
+use farleaf_pool::{Audit, Session};
 
 use super::records::record_bytes;
 use super::verify::{Marker, Visitor};
@@ -17,11 +17,6 @@ use super::{META_BYTES, Tree};
 use crate::IndexError;
 use crate::index::TableReport;
 use crate::node::RecordRef;
-
-/// Waits of a table's destruction for one object's place, and how long each takes: others' epochs
-/// have to move on.
-const DESTROY_WAITS_MAX: u32 = 20_000;
-const DESTROY_WAIT_NS: u64 = 100_000;
 
 impl Tree {
     /// The first `left` of the table's objects, or all, in order.
@@ -75,37 +70,6 @@ impl Tree {
         }
         report.problems.append(&mut limited.marker.problems);
         Ok(report.problems)
-    }
-
-    /// Frees everything, in steps of an operation each: what is retired is reused only after the
-    /// operation that retired it, and the pool has room for so many retired objects at a time. For a
-    /// table that nobody has found.
-    ///
-    /// Cost: 1 READ per node, then what retiring costs per object.
-    pub(super) async fn destroy<E: Endpoint>(
-        self: &Arc<Self>,
-        session: &Session<E>,
-    ) -> Result<(), IndexError> {
-        let mut objects = self.collect(session, None).await?;
-        let mut waits = 0;
-        while let Some(&addr) = objects.last() {
-            let _pin = session.begin(OpKind::Maintenance).await?;
-            match session.announce_retire(addr).await {
-                Ok(retiring) => {
-                    session.retire(retiring);
-                    objects.pop();
-                    waits = 0;
-                }
-                Err(PoolError::RetireFull) if waits < DESTROY_WAITS_MAX => waits += 1,
-                Err(error) => return Err(error.into()),
-            }
-            drop(_pin);
-            if waits > 0 {
-                session.tick().await?;
-                session.endpoint().sleep(DESTROY_WAIT_NS).await;
-            }
-        }
-        Ok(())
     }
 }
 

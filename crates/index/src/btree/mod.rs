@@ -208,15 +208,6 @@ impl BTree {
     pub async fn age<E: Endpoint>(&self, session: &Session<E>) -> Result<(), IndexError> {
         self.0.age(session).await
     }
-
-    /// Frees everything that the table consists of, the meta object included. Nobody may have come
-    /// to know of the table.
-    ///
-    /// # Errors
-    /// As [`Index::verify`].
-    pub async fn destroy<E: Endpoint>(&self, session: &Session<E>) -> Result<(), IndexError> {
-        self.0.destroy(session).await
-    }
 }
 
 impl Tree {

@@ -353,13 +353,6 @@ impl Remote {
     ) -> Result<TableReport, IndexError> {
         self.0.verify(session, audit).await
     }
-
-    pub(crate) async fn destroy<E: Endpoint>(
-        &self,
-        session: &Session<E>,
-    ) -> Result<(), IndexError> {
-        self.0.destroy(session).await
-    }
 }
 
 /// A scan that goes from leaf to leaf.

@@ -27,12 +27,7 @@ impl Cache {
         session: &Session<E>,
         pairs: &mut impl SortedPairs,
     ) -> Result<u64, IndexError> {
-        if self.part.is_some() {
-            return Err(IndexError::Invalid(
-                "a bulk load fills a table before it is partitioned".into(),
-            ));
-        }
-        // Where nodes go is known then.
+        // Where nodes go is known then. Of one with an ownership map, the caller has seen to it.
         let mut restarts = Restarts::default();
         while let Err(fail) = self.own(session).await {
             restarts.after(fail, self, session).await?;

@@ -170,23 +170,31 @@ impl Cluster {
 
     /// Answers what is sent to this compute server, one request at a time, until
     /// [`Cluster::leave`]. Run in some tasks, each with a session of its own; one that gives a range
-    /// away is busy that long, so there should be two or more. Ticks the session.
+    /// away is busy that long, so there should be two or more. Ticks the session. It takes requests in
+    /// from this call on, before it is polled.
     ///
     /// # Errors
     /// Those of the session's ticks: this compute server has been cut off.
-    pub async fn serve<E: Endpoint>(
-        self: Arc<Self>,
+    pub fn serve<E: Endpoint>(
+        &self,
         dex: Dex,
         session: Session<E>,
-    ) -> Result<(), IndexError> {
-        let endpoint = session.endpoint();
-        let desk = self.desk(endpoint.incarnation());
+    ) -> impl Future<Output = Result<(), IndexError>> + use<E> {
+        let desk = self.desk(session.endpoint().incarnation());
         {
             let mut queue = lock(&desk.0);
             queue.leaving = false;
             queue.servers += 1;
         }
-        let seat = Seat { desk };
+        Cluster::answer(Seat { desk }, dex, session)
+    }
+
+    async fn answer<E: Endpoint>(
+        seat: Seat,
+        dex: Dex,
+        session: Session<E>,
+    ) -> Result<(), IndexError> {
+        let endpoint = session.endpoint();
         let mut ticked_ns = endpoint.now_ns();
         loop {
             let mut pause = pin!(endpoint.sleep(TICK_NS));

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use farleaf_fabric::{Buf, Endpoint};
 use farleaf_pool::Session;
+use farleaf_pool::canary::Canary;
 
 use super::Cache;
 use super::frames::{State, TOP};
@@ -209,7 +210,11 @@ impl Cache {
             return Ok(());
         }
         if ctl.is_dirty() {
-            self.write_back(session, &sx).await?;
+            if Canary::CoolUnwritten.is_armed() {
+                ctl.set_dirty(false);
+            } else {
+                self.write_back(session, &sx).await?;
+            }
             self.stats.written_back.add();
         }
         self.cool_clean(sx, session.id());

@@ -219,20 +219,19 @@ impl Cache {
         session: &Session<E>,
     ) -> Result<(), IndexError> {
         if self.ownership() == CLOSED {
-            return Ok(());
+            return self.release_once(session).await;
         }
         self.check_settled()?;
         self.flush(session).await?;
-        if self.ownership() != OWNED {
-            self.set_ownership(CLOSED);
-            self.wake_gate();
-            return Ok(());
-        }
         if self.part.is_some() {
             self.set_ownership(CLOSED);
             // Whoever waited for a range to open hears of it.
             self.wake_gate();
-            return self.release_all(session).await;
+            return self.release_once(session).await;
+        }
+        if self.ownership() != OWNED {
+            self.set_ownership(CLOSED);
+            return Ok(());
         }
         let (cache, session_too) = (Arc::clone(self), session.clone());
         Remote::detach(session, async move {

@@ -20,7 +20,7 @@ impl Index for Dex {
         self.0.remote.check_key(key)?;
         let Ok(_inside) = self.0.enter(session, Seek::At(key)).await? else {
             let request = Request::Get { key: key.to_vec() };
-            return match self.route(session, request).await? {
+            return match Box::pin(self.route(session, request)).await? {
                 Reply::Value(found) => {
                     let has = found.is_some();
                     *value = found.unwrap_or_default();
@@ -34,7 +34,9 @@ impl Index for Dex {
             return Ok(found);
         }
         let _pin = session.begin(OpKind::Get).await?;
-        self.0.get(session, key, value).await
+        let found = self.0.get(session, key, value).await?;
+        session.vouch()?;
+        Ok(found)
     }
 
     async fn insert<E: Endpoint>(
@@ -45,10 +47,11 @@ impl Index for Dex {
     ) -> Result<bool, IndexError> {
         let Ok(_inside) = self.0.enter(session, Seek::At(key)).await? else {
             let request = Request::Insert { key: key.to_vec(), value: value.to_vec() };
-            return self.route_change(session, key, Some(value), request).await;
+            return Box::pin(self.route_change(session, key, Some(value), request)).await;
         };
         let intent = Intent { change: false, ..Intent::put(value) };
         let outcome = self.0.modify(session, OpKind::Insert, key, intent, &mut Vec::new()).await?;
+        session.vouch()?;
         Ok(!outcome.existed)
     }
 
@@ -60,10 +63,11 @@ impl Index for Dex {
     ) -> Result<bool, IndexError> {
         let Ok(_inside) = self.0.enter(session, Seek::At(key)).await? else {
             let request = Request::Update { key: key.to_vec(), value: value.to_vec() };
-            return self.route_change(session, key, Some(value), request).await;
+            return Box::pin(self.route_change(session, key, Some(value), request)).await;
         };
         let intent = Intent { add: false, ..Intent::put(value) };
         let outcome = self.0.modify(session, OpKind::Update, key, intent, &mut Vec::new()).await?;
+        session.vouch()?;
         Ok(outcome.existed)
     }
 
@@ -75,10 +79,11 @@ impl Index for Dex {
     ) -> Result<bool, IndexError> {
         let Ok(_inside) = self.0.enter(session, Seek::At(key)).await? else {
             let request = Request::Upsert { key: key.to_vec(), value: value.to_vec() };
-            return self.route_change(session, key, Some(value), request).await;
+            return Box::pin(self.route_change(session, key, Some(value), request)).await;
         };
         let intent = Intent::put(value);
         let outcome = self.0.modify(session, OpKind::Upsert, key, intent, &mut Vec::new()).await?;
+        session.vouch()?;
         Ok(!outcome.existed)
     }
 
@@ -89,10 +94,11 @@ impl Index for Dex {
     ) -> Result<bool, IndexError> {
         let Ok(_inside) = self.0.enter(session, Seek::At(key)).await? else {
             let request = Request::Remove { key: key.to_vec() };
-            return self.route_change(session, key, None, request).await;
+            return Box::pin(self.route_change(session, key, None, request)).await;
         };
         let intent = Intent::remove();
         let outcome = self.0.modify(session, OpKind::Remove, key, intent, &mut Vec::new()).await?;
+        session.vouch()?;
         Ok(outcome.existed)
     }
 
@@ -110,7 +116,7 @@ impl Index for Dex {
             let owned = |bytes: Option<&[u8]>| bytes.map(<[u8]>::to_vec);
             let (expected, new) = (owned(expected), owned(new));
             let request = Request::CompareExchange { key: key.to_vec(), expected, new };
-            return match self.route(session, request).await? {
+            return match Box::pin(self.route(session, request)).await? {
                 Reply::Exchanged(exchange, held) => {
                     let had = held.is_some();
                     *found = held.unwrap_or_default();
@@ -122,6 +128,7 @@ impl Index for Dex {
         let intent = new.map_or(Intent::remove(), Intent::put);
         let intent = Intent { expected: Some(expected), ..intent };
         let outcome = self.0.modify(session, OpKind::CompareExchange, key, intent, found).await?;
+        session.vouch()?;
         let exchange = if outcome.differs { Exchange::Differs } else { Exchange::Done };
         Ok((exchange, outcome.existed))
     }
@@ -133,7 +140,8 @@ impl Index for Dex {
         limit: usize,
         out: &mut Entries,
     ) -> Result<(), IndexError> {
-        self.scan_all(session, range, limit, out).await
+        self.scan_all(session, range, limit, out).await?;
+        Ok(session.vouch()?)
     }
 
     async fn bulk_load<E: Endpoint>(
@@ -141,6 +149,7 @@ impl Index for Dex {
         session: &Session<E>,
         pairs: &mut impl SortedPairs,
     ) -> Result<u64, IndexError> {
+        let _alone = self.enter_whole(session).await?;
         let _pin = session.begin(OpKind::BulkLoad).await?;
         self.0.bulk_load(session, pairs).await
     }

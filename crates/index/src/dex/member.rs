@@ -6,7 +6,7 @@
 //! everything back and dropped it, or has been cut off (`INV-DEX-PART-3`).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use farleaf_fabric::{Endpoint, GlobalAddr, Incarnation, OpKind};
 use farleaf_pool::Session;
@@ -52,14 +52,17 @@ pub(super) struct Part {
     wanted: Option<Range>,
     /// A task is claiming it.
     claiming: AtomicBool,
+    /// It is closed, and the map names it no more.
+    is_released: AtomicBool,
     pub(super) take_over: bool,
     pub(super) posts: Posts,
 }
 
 impl Part {
     fn new(map: Partitions, wanted: Option<Range>, take_over: bool) -> Self {
-        let (claiming, posts) = (AtomicBool::new(false), Posts::default());
-        Part { gate: Gate::new(map), wanted, claiming, take_over, posts }
+        let (claiming, is_released) = <(AtomicBool, AtomicBool)>::default();
+        let (gate, posts) = (Gate::new(map), Posts::default());
+        Part { gate, wanted, claiming, is_released, take_over, posts }
     }
 
     /// What serves the partitions that are owned in `view`, and never another.
@@ -128,6 +131,18 @@ impl Dex {
         forward: Arc<dyn Forward>,
         join: JoinOptions,
     ) -> Result<Self, IndexError> {
+        Dex::join_with(session, meta, layout, options, Some(forward), join).await
+    }
+
+    /// As [`Dex::join`]; without a `forward` only own keys can be used.
+    pub(super) async fn join_with<E: Endpoint>(
+        session: &Session<E>,
+        meta: GlobalAddr,
+        layout: Layout,
+        options: DexOptions,
+        forward: Option<Arc<dyn Forward>>,
+        join: JoinOptions,
+    ) -> Result<Self, IndexError> {
         let (Some(map), placement) = read_partitions(session, meta, layout).await? else {
             return Err(IndexError::Invalid(format!(
                 "the table at {meta} is not partitioned: cut it first"
@@ -140,7 +155,7 @@ impl Dex {
         let part = Part::new(map, None, join.take_over);
         let dex = Dex::with(meta, layout, options, Some(part))?;
         dex.0.take_placement(placement);
-        dex.set_forward(forward);
+        forward.into_iter().for_each(|forward| dex.set_forward(forward));
         if let Take::Free(most @ 1..) = join.take {
             let _pin = session.begin(OpKind::Maintenance).await?;
             dex.0.claim(session, None, most).await?;
@@ -256,11 +271,11 @@ impl Cache {
         let me = session.endpoint().incarnation();
         let map = change_map(&self.remote, session, async move |map| {
             let Some(map) = map else { return Err(cache.not_partitioned()) };
-            if cache.ownership() != OWNED && map.owners.contains(&me.0) {
-                return Err(open_already(cache.remote.meta(), me));
-            }
             let mut new = map.clone();
             if let Some(only) = only {
+                if cache.ownership() != OWNED && map.owners.contains(&me.0) {
+                    return Err(open_already(cache.remote.meta(), me));
+                }
                 let number = map.around(&only).filter(|at| map.owned_range(*at) == only);
                 let Some(number) = number else {
                     return Err(IndexError::Invalid(
@@ -316,27 +331,40 @@ impl Cache {
         if self.part.is_none() {
             return Err(self.not_partitioned());
         }
+        let me = session.endpoint().incarnation().0;
+        let (map, taken) = self.give_away(session, dead, me).await?;
+        self.install(session, map).await?;
+        self.stats.takeovers.add();
+        Ok(taken)
+    }
+
+    /// Gives all that the map says is the dead compute server `dead`'s to `to` (0 is nobody), once it is
+    /// cut off and its log has been gone through; the new map, and how many partitions that were. The
+    /// caller has a pin.
+    pub(super) async fn give_away<E: Endpoint>(
+        self: &Arc<Self>,
+        session: &Session<E>,
+        dead: Incarnation,
+        to: u64,
+    ) -> Result<(Partitions, usize), IndexError> {
         self.cut_off(session, dead).await?;
-        let me = session.endpoint().incarnation();
         let (cache, task_session) = (Arc::clone(self), session.clone());
-        let taken = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let taken = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&taken);
         let map = change_map(&self.remote, session, async move |map| {
             let Some(map) = map else { return Err(cache.not_partitioned()) };
             cache.replay_dead(&task_session, map, dead.0).await?;
             let mut new = map.clone();
             for owner in new.owners.iter_mut().filter(|owner| **owner == dead.0) {
-                *owner = me.0;
-                counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                *owner = to;
+                counted.fetch_add(1, Ordering::Relaxed);
             }
             forget_intent(&mut new, dead.0);
             forget_log(&mut new, dead.0);
             Ok(new)
         })
         .await?;
-        self.install(session, map).await?;
-        self.stats.takeovers.add();
-        Ok(taken.load(std::sync::atomic::Ordering::Relaxed))
+        Ok((map, taken.load(Ordering::Relaxed)))
     }
 
     /// Makes the partition that `seek` is in this cache's, if nobody has it. The caller has a pin.
@@ -425,8 +453,29 @@ impl Cache {
         Ok(())
     }
 
+    /// Gives everything up that the map says is this cache's, or is about to be, once it is closed: also what
+    /// it has come to have and could not begin to serve, for want of room. Does nothing the second time,
+    /// and where there is no map.
+    pub(super) async fn release_once<E: Endpoint>(
+        self: &Arc<Self>,
+        session: &Session<E>,
+    ) -> Result<(), IndexError> {
+        let Some(part) = &self.part else { return Ok(()) };
+        if part.is_released.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let me = session.endpoint().incarnation();
+        // Not before it is closed: a giver asks whether it is open once its intent stands in the map.
+        let map = Cache::read_map(&self.remote, session).await?;
+        if map.is_some_and(|map| map.holders().contains(&me)) {
+            self.release_all(session).await?;
+        }
+        part.is_released.store(true, Ordering::Release);
+        Ok(())
+    }
+
     /// Gives everything up that the map says is this cache's.
-    pub(super) async fn release_all<E: Endpoint>(
+    async fn release_all<E: Endpoint>(
         self: &Arc<Self>,
         session: &Session<E>,
     ) -> Result<(), IndexError> {

@@ -28,6 +28,7 @@
 //! | `placement` | which memory server nodes lie on |
 //! | `offload` | operations that the memory server does |
 //! | `flush`, `verify` | the whole of it |
+//! | `stored` | a table as one of several engines': opened once in each member, or not at all |
 //!
 //! Invariants `INV-DEX-*` stand in these files; `docs/design/dex.md` lists them.
 
@@ -63,6 +64,7 @@ mod scan;
 mod shared;
 mod split;
 mod stats;
+mod stored;
 mod verify;
 mod walk;
 
@@ -73,8 +75,9 @@ use farleaf_fabric::{Endpoint, GlobalAddr, OpError, OpKind};
 use farleaf_pool::{PoolError, Session};
 
 use crate::IndexError;
-use crate::btree::BTreeOptions;
 use crate::btree::remote::{Overdue, Remote};
+use crate::btree::{BTree, BTreeOptions};
+use crate::drops::retire_all;
 use crate::local::{ParkingLot, Version};
 use crate::node::Layout;
 use admission::Claim;
@@ -83,8 +86,8 @@ use cooling_map::CoolingMap;
 pub use forward::{Forward, Replied, Reply, Request, WrongOwner};
 use frames::Frames;
 use free_frames::FreeFrames;
-pub use log::Durability;
 use log::Log;
+pub use log::{Durability, UnknownDurability};
 use mapping_table::{Entry, MappingTable};
 use member::Part;
 pub use member::{JoinOptions, Take};
@@ -95,6 +98,7 @@ pub use repartition::{
 };
 pub use stats::DexStats;
 use stats::{Cause, Stats};
+pub(crate) use stored::{check_unowned, extras, release_dead, verify_stored};
 use walk::{Seek, Spot, Walk};
 
 /// Fewest frames of a cache.
@@ -402,20 +406,24 @@ impl Dex {
 
     /// Cuts the table into one partition more than there are `bounds`, which are inclusive upper
     /// bounds, ascending, of the partitions but the last; and closes it. From then on each partition
-    /// is opened by itself, [`Dex::open_partition`]. No operation may be running.
+    /// is opened by itself, [`Dex::open_partition`], or joined. No operation may be running.
     ///
     /// Cost: a split for each bound, a flush, 2 WRITEs, 1 CAS.
     ///
     /// # Errors
-    /// `Invalid` for bounds that are no keys of the table or do not ascend, or a table that is
-    /// partitioned already; the table is as it was.
+    /// `Invalid` for bounds that are no keys of the table or do not ascend, or a table that has several
+    /// partitions already; `Unavailable` if another compute server has it. The table is as it was.
     pub async fn partition<E: Endpoint>(
         &self,
         session: &Session<E>,
         bounds: &[Vec<u8>],
     ) -> Result<(), IndexError> {
+        let alone = self.enter_whole(session).await?;
         let _pin = session.begin(OpKind::Maintenance).await?;
-        self.0.partition(session, bounds).await
+        self.0.partition(session, bounds).await?;
+        drop(alone);
+        session.pool().let_go(self.meta(), &self.0);
+        Ok(())
     }
 
     fn with(
@@ -468,6 +476,11 @@ impl Dex {
         self.0.layout()
     }
 
+    /// How it was opened.
+    pub fn options(&self) -> &DexOptions {
+        &self.0.options
+    }
+
     /// What the cache has done so far.
     pub fn stats(&self) -> DexStats {
         self.0.stats.get()
@@ -518,20 +531,15 @@ impl Dex {
             self.flush(session).await?;
         }
         self.0.set_ownership(CLOSED);
-        let (map, logs) = {
+        let (meta, layout) = (self.meta(), *self.layout());
+        let extras = {
             let _pin = session.begin(OpKind::Other).await?;
-            let map = Cache::read_map(&self.0.remote, session).await?;
-            (map, log_object::log_objects(&self.0.remote, session).await?)
+            extras(session, meta, layout).await?
         };
-        self.0.remote.forget_root();
-        self.0.remote.destroy(session).await?;
-        let map = map.into_iter().map(|map| map.addr);
-        for addr in map.chain(logs.into_iter().map(|(addr, _)| addr)) {
-            let _pin = session.begin(OpKind::Maintenance).await?;
-            let retiring = session.announce_retire(addr).await?;
-            session.retire(retiring);
-        }
-        Ok(())
+        let mut objects =
+            BTree::open(meta, layout, BTreeOptions::default()).collect(session, None).await?;
+        objects.extend(extras.into_iter().map(|(addr, _)| addr));
+        retire_all(session, objects).await
     }
 }
 
@@ -645,9 +653,10 @@ impl Cache {
                     if streams && (restarts.ahead || restarts.no_frame || !self.admits(session)) {
                         return Ok(Found::Missing(claim));
                     }
-                    self.load(session, claim).await
+                    // Boxed, as all that goes to the fabric from here: futures of operations stay small.
+                    Box::pin(self.load(session, claim)).await
                 }
-                Walk::NoRoot => self.load_root(session).await,
+                Walk::NoRoot => Box::pin(self.load_root(session)).await,
                 Walk::Wait(addr) => {
                     self.stats.waits.add();
                     self.wait_for_node(addr).await;
@@ -671,7 +680,8 @@ impl Cache {
                 Walk::Again => Err(Fail::Restart),
                 Walk::Heal(heal) => {
                     let (cache, task_session) = (Arc::clone(self), session.clone());
-                    self.detach(session, async move { cache.heal(&task_session, heal).await }).await
+                    let healing = async move { cache.heal(&task_session, heal).await };
+                    Box::pin(self.detach(session, healing)).await
                 }
                 Walk::Astray(addr) => {
                     return Err(IndexError::Corrupt(format!(

@@ -218,7 +218,9 @@ impl Cache {
         loop {
             match self.find(session, Seek::At(key), 0, true, &mut restarts).await? {
                 Found::Offload(off) => {
-                    if let Some(has) = self.get_offloaded(session, off, key, value).await? {
+                    if let Some(has) =
+                        Box::pin(self.get_offloaded(session, off, key, value)).await?
+                    {
                         return Ok(has);
                     }
                     restarts.fall_back();
@@ -240,7 +242,7 @@ impl Cache {
                         }
                     }
                 }
-                Found::Missing(claim) => match self.stream(session, claim).await {
+                Found::Missing(claim) => match Box::pin(self.stream(session, claim)).await {
                     Ok(image) => {
                         let node = Node::new(self.layout(), image.words());
                         let Ok(index) = node.find(key) else {
@@ -289,7 +291,7 @@ impl Cache {
         match result? {
             Attempt::Changed(outcome, sparse) => {
                 if sparse {
-                    self.merge(session, key).await;
+                    Box::pin(self.merge(session, key)).await;
                 }
                 Ok(outcome)
             }
@@ -316,7 +318,7 @@ impl Cache {
             let attempt = match found {
                 Found::Offload(off) => {
                     let owned = OwnedIntent::of(key, intent);
-                    match self.change_offloaded(session, off, owned).await? {
+                    match Box::pin(self.change_offloaded(session, off, owned)).await? {
                         Some((outcome, true)) => Ok(Attempt::Changed(outcome, false)),
                         Some((outcome, false)) => Ok(Attempt::Left(outcome)),
                         None => {
@@ -327,7 +329,8 @@ impl Cache {
                 }
                 Found::Spot(spot) => self.change(session, spot, key, intent, held).await,
                 Found::Missing(claim) => {
-                    self.change_streamed(session, claim, OwnedIntent::of(key, intent), held).await
+                    let intent = OwnedIntent::of(key, intent);
+                    Box::pin(self.change_streamed(session, claim, intent, held)).await
                 }
                 Found::TooLow => return Err(self.no_level()),
             };
@@ -337,7 +340,7 @@ impl Cache {
                     // To be split it must be cached.
                     restarts.keep();
                     let need = Need::Room(OwnedIntent::of(key, intent));
-                    match self.split(session, need).await {
+                    match Box::pin(self.split(session, need)).await {
                         Ok(()) => {}
                         Err(fail) => restarts.after(fail, self, session).await?,
                     }
@@ -386,7 +389,7 @@ impl Cache {
                 None => None,
             };
             let intent = OwnedIntent::of(key, intent);
-            return self.change_surely(session, spot, intent, outcome, old_record).await;
+            return Box::pin(self.change_surely(session, spot, intent, outcome, old_record)).await;
         }
         if !latch.try_x(spot.version) {
             if latch.is_held() {

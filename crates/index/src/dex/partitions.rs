@@ -2,10 +2,11 @@
 //!
 //! The map is an object that a word of the table's meta object names: sorted bounds that cut the key
 //! space into ranges `(low, high]`, an owner's incarnation for each (0 for none), the move that is under
-//! way, if any, and an epoch. It is never changed in place: who wants another one takes the map's
-//! lock (a word of the meta object), writes a new object of the next epoch, and names it together
-//! with the unlocking; the old one is retired. A lock that the dead left is taken over, once they are
-//! cut off.
+//! way, if any, and an epoch. Its object has two slots, of which the word names one. Who wants another
+//! map takes the map's lock (a word of the meta object), writes it, with the next epoch, into the other
+//! slot, and names that together with the unlocking. So a full pool does not keep anybody from taking
+//! over. A map that outgrows its slot gets a new object; the old one is retired. A lock that the dead
+//! left is taken over, once they are cut off.
 //!
 //! - `INV-DEX-PART-1` Every bound is the high fence of a leaf. So a leaf belongs to one partition, and
 //!   no leaf is ever shared (R-EMPTY).
@@ -14,20 +15,24 @@
 //!   ones are changed under their remote lock only.
 //! - `INV-DEX-PART-3` Who the map names as a range's owner changes only by its own hand, or once it has
 //!   been cut off from every memory server.
+//! - `INV-DEX-PART-4` A map counts once it is named. Who reads one reads the word again behind it, and
+//!   begins anew if it is another by then: the slot may have been written for a map to come.
 //!
 //! Layout of the map, words: 0 tag, 1 epoch, 2 number of partitions, 3 checksum, 4 and 5 the move's
 //! giver and taker (0 if none), 6 number of logs; then an owner each; then for each its upper bound: length, bytes
 //! padded to words; a length of `u64::MAX` for the last, which has none; then the move's low and high
-//! bound likewise; then for each log its owner's incarnation and its address. The word that names it holds the logarithm of its bytes in its low 6 bits.
+//! bound likewise; then for each log its owner's incarnation and its address. The word that names it holds the logarithm of a
+//! slot's bytes in its low 5 bits, and the slot in the next.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use farleaf_fabric::{Endpoint, GlobalAddr};
+use farleaf_fabric::{Endpoint, GlobalAddr, Incarnation, Ops};
 use farleaf_pool::Session;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::split::Need;
-use super::{Cache, Restarts};
+use super::{CLOSED, Cache, Restarts};
 use crate::IndexError;
 use crate::btree::remote::Remote;
 use crate::node::{KeyFormat, Layout};
@@ -37,9 +42,12 @@ const HEAD_WORDS: usize = 7;
 /// Most partitions of a table.
 pub(super) const COUNT_MAX: usize = 4096;
 const NO_BOUND: u64 = u64::MAX;
-/// Logarithms of the bytes that a map may have.
-const BYTES_LOG: std::ops::RangeInclusive<u64> = 6..=20;
-const LOG_MASK: u64 = 63;
+/// Logarithms of the bytes that a slot may have.
+const BYTES_LOG: std::ops::RangeInclusive<u64> = 8..=20;
+const LOG_MASK: u64 = 31;
+const SLOT_BIT: u64 = 32;
+/// Times that a map is read anew because it has just been changed.
+const READS_MAX: u32 = 1_000;
 
 /// A range `(low, high]` of keys; `None` is the end of the key space.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -93,8 +101,11 @@ pub(super) struct Intent {
 /// A table's cut into partitions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Partitions {
+    /// Its object's, of both slots.
     pub(super) addr: GlobalAddr,
     pub(super) bytes: usize,
+    /// Which slot it is in.
+    pub(super) slot: u64,
     pub(super) epoch: u64,
     /// Inclusive upper bounds of all partitions but the last.
     pub(super) bounds: Vec<Vec<u8>>,
@@ -113,12 +124,21 @@ impl Partitions {
         Partitions {
             addr: GlobalAddr::NULL,
             bytes: 0,
+            slot: 0,
             epoch: 0,
             bounds: bounds.to_vec(),
             owners: vec![0; bounds.len() + 1],
             intent: None,
             logs: Vec::new(),
         }
+    }
+
+    /// Whoever it names: as an owner, with a log, in a move.
+    pub(super) fn holders(&self) -> BTreeSet<Incarnation> {
+        let intent = self.intent.iter().flat_map(|intent| [intent.from, intent.to]);
+        let logs = self.logs.iter().map(|(owner, _)| *owner);
+        let all = self.owners.iter().copied().chain(logs).chain(intent);
+        all.filter(|who| *who != 0).map(Incarnation).collect()
     }
 
     /// Number of partitions.
@@ -197,7 +217,7 @@ impl Partitions {
         words
     }
 
-    fn decode(addr: GlobalAddr, words: &[u64]) -> Option<Self> {
+    fn decode((addr, slot): (GlobalAddr, u64), words: &[u64]) -> Option<Self> {
         let [TAG, epoch, count, checksum, from, to, logs, ..] = *words else { return None };
         let count = usize::try_from(count).ok().filter(|count| (1..=COUNT_MAX).contains(count))?;
         let owners = words.get(HEAD_WORDS..HEAD_WORDS + count)?.to_vec();
@@ -223,7 +243,8 @@ impl Partitions {
         if checksum != sum(&words[..used]) || !bounds.is_sorted_by(|a, b| a < b) {
             return None;
         }
-        Some(Partitions { addr, bytes: words.len() * 8, epoch, bounds, owners, intent, logs })
+        let bytes = words.len() * 16;
+        Some(Partitions { addr, bytes, slot, epoch, bounds, owners, intent, logs })
     }
 }
 
@@ -294,7 +315,8 @@ pub fn sampled<K: AsRef<[u8]>>(sample: &[K], count: usize) -> Vec<Vec<u8>> {
 }
 
 impl Cache {
-    /// Cuts a table that this cache owns as a whole, and closes it.
+    /// Cuts a table that this cache owns as a whole, and closes it. Of one with an ownership map, the
+    /// caller has entered all.
     pub(super) async fn partition<E: Endpoint>(
         self: &Arc<Self>,
         session: &Session<E>,
@@ -306,9 +328,6 @@ impl Cache {
             return Err(IndexError::Invalid(format!(
                 "bounds of partitions must ascend, be keys of the table, and be fewer than {COUNT_MAX}"
             )));
-        }
-        if self.part.is_some() {
-            return Err(IndexError::Invalid("the table is partitioned already".into()));
         }
         let mut restarts = Restarts::default();
         for bound in bounds {
@@ -335,33 +354,75 @@ impl Cache {
             _ => IndexError::Unavailable("the table's owner changes: try again".into()),
         })?;
         self.flush(session).await?;
-        let cut = Partitions::cut(bounds);
-        change_map_now(&self.remote, session, async |map| match map {
-            Some(_) => Err(IndexError::Invalid("the table is partitioned already".into())),
-            None => Ok(cut.clone()),
+        let has_map = self.part.is_some();
+        let me = session.endpoint().incarnation().0;
+        change_map_now(&self.remote, session, async |map| {
+            let mut cut = Partitions::cut(bounds);
+            match map {
+                // All of it is this cache's, and given up with the cut.
+                Some(map) if has_map && map.owners == [me] => {
+                    cut.logs = map.logs.iter().copied().filter(|(owner, _)| *owner != me).collect();
+                }
+                Some(_) => {
+                    return Err(IndexError::Invalid("the table is partitioned already".into()));
+                }
+                None => {}
+            }
+            Ok(cut)
         })
         .await?;
-        self.close(session).await
+        if !has_map {
+            return self.close(session).await;
+        }
+        self.set_ownership(CLOSED);
+        self.wake_gate();
+        Ok(())
     }
 
-    /// The ownership map that the meta object names, if it names one. 1 or 2 READs.
+    /// The ownership map that the meta object names, if it names one.
+    ///
+    /// Cost: 1 READ; 3 in 2 round trips if it does; more if it is being changed.
     pub(super) async fn read_map<E: Endpoint>(
         remote: &Remote,
         session: &Session<E>,
     ) -> Result<Option<Partitions>, IndexError> {
         let steady = session.steady();
-        let word = steady.word(remote.map_word()).await?;
-        if word == 0 {
-            return Ok(None);
-        }
         let corrupt =
             || IndexError::Corrupt(format!("the ownership map of the table at {}", remote.meta()));
-        let addr = remote.pointer(word & !LOG_MASK, remote.meta())?;
-        if !BYTES_LOG.contains(&(word & LOG_MASK)) {
-            return Err(corrupt());
+        let mut word = steady.word(remote.map_word()).await?;
+        for attempt in 0..READS_MAX {
+            if word == 0 {
+                return Ok(None);
+            }
+            let addr = remote.pointer(word & !(LOG_MASK | SLOT_BIT), remote.meta())?;
+            if !BYTES_LOG.contains(&(word & LOG_MASK)) {
+                return Err(corrupt());
+            }
+            let (bytes, slot) = (1 << (word & LOG_MASK), u64::from(word & SLOT_BIT != 0));
+            let at = addr.plus(slot * bytes);
+            let same_server = at.server() == remote.meta().server();
+            let read = async || -> Result<_, IndexError> {
+                if same_server {
+                    let build = |ops: &mut Ops| {
+                        ops.read(at, steady.buf(bytes as usize));
+                        ops.read(remote.map_word(), steady.buf(8));
+                    };
+                    let (mut ops, _) = steady.chain(build).await?;
+                    let again = ops.buf(1).words()[0];
+                    return Ok((ops.take_buf(0), again));
+                }
+                let map = steady.read(at, steady.buf(bytes as usize)).await?;
+                Ok((map, steady.word(remote.map_word()).await?))
+            };
+            let (map, again) = read().await?;
+            if again == word {
+                let map = Partitions::decode((addr, slot), map.words());
+                return map.map(Some).ok_or_else(corrupt);
+            }
+            word = again;
+            Remote::backoff(session, attempt.min(4)).await;
         }
-        let map = steady.read(addr, steady.buf(1 << (word & LOG_MASK))).await?;
-        Partitions::decode(addr, map.words()).map(Some).ok_or_else(corrupt)
+        Err(IndexError::Unavailable("the ownership map changes all the time: try again".into()))
     }
 }
 
@@ -369,8 +430,8 @@ impl Cache {
 /// error of `change`'s is the result, and nothing has happened. Runs to its end whatever becomes of the
 /// caller, who has a pin.
 ///
-/// Cost: CAS and 2 READs, then 2 WRITEs (the new map, the old one's retirement) and a chain: 5 round
-/// trips; more if others change it at the same time. A fence per memory server if the dead had it.
+/// Cost: CAS and 3 READs, then a WRITE and a chain: 5 round trips; more if others change it at the same
+/// time, or if it outgrows its slot. A fence per memory server if the dead had it.
 ///
 /// # Errors
 /// `Unavailable` if somebody holds the lock for long, `Full`; `change`'s.
@@ -399,30 +460,47 @@ pub(super) async fn change_map_now<E: Endpoint>(
     }
     new.epoch = old.as_ref().map_or(0, |old| old.epoch) + 1;
     let words = new.encode();
-    let bytes = (words.len() * 8).next_power_of_two().max(64);
-    let log = u64::from(bytes.ilog2());
-    if !BYTES_LOG.contains(&log) {
+    let needed = (words.len() * 8).next_power_of_two().max(1 << BYTES_LOG.start());
+    if !BYTES_LOG.contains(&u64::from(needed.ilog2())) {
         return Err(IndexError::Invalid("the bounds of the partitions are too long".into()));
     }
-    let object = session.alloc_unlinked(session.place(), bytes).await?;
-    let mut image = session.steady().buf(bytes);
-    image.words_mut().fill(0);
-    image.words_mut()[..words.len()].copy_from_slice(&words);
-    object.write(image).await?;
+    let image = |bytes: usize| {
+        let mut image = session.steady().buf(bytes);
+        image.words_mut().fill(0);
+        image.words_mut()[..words.len()].copy_from_slice(&words);
+        image
+    };
     let mut unnamed = Vec::new();
-    if let Some(old) = &old {
-        unnamed.push(old.addr);
-        for log in old.logs.iter().filter(|log| !new.logs.contains(log)) {
-            unnamed.push(remote.pointer(log.1, old.addr)?);
+    let logs = old.iter().flat_map(|old| old.logs.iter());
+    for log in logs.filter(|log| !new.logs.contains(log)) {
+        unnamed.push(remote.pointer(log.1, remote.meta())?);
+    }
+    let (mut object, mut slot_bytes) = (None, needed);
+    match &old {
+        Some(old) if needed <= old.bytes / 2 => {
+            slot_bytes = old.bytes / 2;
+            (new.addr, new.slot) = (old.addr, old.slot ^ 1);
+            let at = new.addr.plus(new.slot * slot_bytes as u64);
+            session.steady().write(at, image(slot_bytes)).await?;
+        }
+        old => {
+            unnamed.extend(old.iter().map(|old| old.addr));
+            let both = session.alloc_unlinked(session.place(), 2 * slot_bytes).await?;
+            both.write(image(2 * slot_bytes)).await?;
+            (new.addr, new.slot) = (both.addr(), 0);
+            object = Some(both);
         }
     }
+    new.bytes = 2 * slot_bytes;
     let mut retiring = Vec::new();
     for addr in unnamed {
         retiring.push(session.announce_retire(addr).await?);
     }
-    (new.addr, new.bytes) = (object.addr(), bytes);
-    object.keep();
-    remote.name_map(session, lock, object.addr().word() | log).await?;
+    if let Some(object) = object {
+        object.keep();
+    }
+    let word = new.addr.word() | (new.slot * SLOT_BIT) | u64::from(slot_bytes.ilog2());
+    remote.name_map(session, lock, word).await?;
     retiring.into_iter().for_each(|retiring| session.retire(retiring));
     Ok(new)
 }
@@ -448,8 +526,8 @@ mod tests {
         let used = words.len();
         words.resize(used + 5, 0);
         let addr = GlobalAddr::from_word(4096).expect("an address");
-        let read = Partitions::decode(addr, &words).expect("a map");
-        (map.addr, map.bytes) = (addr, words.len() * 8);
+        let read = Partitions::decode((addr, 1), &words).expect("a map");
+        (map.addr, map.bytes, map.slot) = (addr, words.len() * 16, 1);
         assert_eq!(read, map);
         let of = |key: &str| (map.of(key.as_bytes(), false), map.of(key.as_bytes(), true));
         assert_eq!(
@@ -462,7 +540,7 @@ mod tests {
         for at in 0..used {
             let mut torn = words.clone();
             torn[at] ^= 1;
-            assert_eq!(Partitions::decode(addr, &torn), None, "word {at}");
+            assert_eq!(Partitions::decode((addr, 1), &torn), None, "word {at}");
         }
     }
 

@@ -17,8 +17,6 @@
 //! elsewhere where it does. With the subtree level 0 all nodes are spread; with others, a table that grows
 //! by inserts alone spreads only the nodes above, since half a subtree stays where the whole was.
 
-use std::sync::Arc;
-
 use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 use farleaf_pool::Session;
 
@@ -56,11 +54,16 @@ pub(super) fn check_level(level: u8) -> Result<(), IndexError> {
     )))
 }
 
+/// The subtree level that a placement's word says.
+fn subtree_level(word: u64) -> Option<u8> {
+    let level = word.checked_sub(1).and_then(|level| u8::try_from(level).ok());
+    level.filter(|level| *level <= SUBTREE_LEVEL_MAX)
+}
+
 impl Cache {
     /// Takes up what the placement's word says.
     pub(super) fn take_placement(&self, word: u64) {
-        let level = word.checked_sub(1).and_then(|level| u8::try_from(level).ok());
-        self.remote.set_subtree_level(level.filter(|level| *level <= SUBTREE_LEVEL_MAX));
+        self.remote.set_subtree_level(subtree_level(word));
     }
 
     /// The server that a new node of `level` must go to, beside or above the one at `addr`; `None` if
@@ -79,44 +82,46 @@ impl Cache {
         let bound = self.remote.subtree_level().is_some_and(|top| (1..=top).contains(&level));
         !bound || left.server() == right.server()
     }
+}
 
-    /// What breaks `INV-DEX-PLACE`, of a table that is placed.
-    ///
-    /// Cost: 1 READ for each inner node.
-    pub(super) async fn check_placement<E: Endpoint>(
-        self: &Arc<Self>,
-        session: &Session<E>,
-    ) -> Result<Vec<String>, IndexError> {
-        let mut problems = Vec::new();
-        let Some(top) = self.remote.subtree_level() else { return Ok(problems) };
-        let (root, root_level) = self.remote.read_root(session).await?;
-        let mut nodes = vec![root];
-        for level in (1..=root_level).rev() {
-            let mut below = Vec::new();
-            for addr in nodes {
-                let buf = session.client().buf(self.layout().node_bytes());
-                let image = session.steady().read(addr, buf).await?;
-                let node = Node::new(self.layout(), image.words());
-                if !self.remote.is_current(&image, addr, level) || node.kind() != Kind::Inner {
-                    // Somebody is changing the tree; its shape is for others to check.
-                    continue;
-                }
-                for word in (0..=node.count()).filter_map(|index| node.child(index)) {
-                    let Ok(child) = self.remote.pointer(word, addr) else { continue };
-                    if level <= top && child.server() != addr.server() {
-                        problems.push(format!(
-                            "INV-DEX-PLACE: node {addr} (level {level}) and its child {child} are on \
-                             two memory servers, below the subtree level {top}"
-                        ));
-                    }
-                    below.push(child);
-                }
-                if problems.len() >= PROBLEMS_MAX {
-                    return Ok(problems);
-                }
+/// What breaks `INV-DEX-PLACE`, of a table that is placed.
+///
+/// Cost: 1 READ, and 1 for each inner node.
+pub(super) async fn check_placement<E: Endpoint>(
+    remote: &Remote,
+    session: &Session<E>,
+) -> Result<Vec<String>, IndexError> {
+    let mut problems = Vec::new();
+    let layout = remote.layout();
+    let word = session.steady().word(Remote::placement_word(remote.meta())).await?;
+    let Some(top) = subtree_level(word) else { return Ok(problems) };
+    let (root, root_level) = remote.read_root(session).await?;
+    let mut nodes = vec![root];
+    for level in (1..=root_level).rev() {
+        let mut below = Vec::new();
+        for addr in nodes {
+            let buf = session.client().buf(layout.node_bytes());
+            let image = session.steady().read(addr, buf).await?;
+            let node = Node::new(layout, image.words());
+            if !remote.is_current(&image, addr, level) || node.kind() != Kind::Inner {
+                // Somebody is changing the tree; its shape is for others to check.
+                continue;
             }
-            nodes = below;
+            for word in (0..=node.count()).filter_map(|index| node.child(index)) {
+                let Ok(child) = remote.pointer(word, addr) else { continue };
+                if level <= top && child.server() != addr.server() {
+                    problems.push(format!(
+                        "INV-DEX-PLACE: node {addr} (level {level}) and its child {child} are on \
+                         two memory servers, below the subtree level {top}"
+                    ));
+                }
+                below.push(child);
+            }
+            if problems.len() >= PROBLEMS_MAX {
+                return Ok(problems);
+            }
         }
-        Ok(problems)
+        nodes = below;
     }
+    Ok(problems)
 }

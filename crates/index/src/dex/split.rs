@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 use farleaf_pool::Session;
+use farleaf_pool::canary::Canary;
 
 use super::eviction::InHand;
 use super::frames::{State, TOP};
@@ -251,13 +252,20 @@ impl Cache {
         // The right part holds what the left one did (INV-DEX-LOG-2).
         let version = self.log.version(need.level(), ctl.version());
         let image = self.make_remote(image, version);
-        self.write_page(session, new.addr, &image, 0).await?;
+        let old_first = Canary::SplitOldFirst.is_armed();
+        if !old_first {
+            self.write_page(session, new.addr, &image, 0).await?;
+        }
+        let right_image = image;
         let mut image = client.buf(layout.node_bytes());
         image.words_mut().copy_from_slice(&left);
         let image = self.make_remote(image, version);
         new.publish();
         let written = self.write_page(session, self.frames.addr(spot.frame), &image, 8).await;
         self.must_succeed(written)?;
+        if old_first {
+            self.write_page(session, new.addr, &right_image, 0).await?;
+        }
         if shared {
             // The parent that there is remotely may be another one by now; it has the key.
             let level = need.level() + 1;

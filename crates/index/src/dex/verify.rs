@@ -7,11 +7,10 @@ use farleaf_fabric::Endpoint;
 use farleaf_pool::{Audit, Session};
 
 use super::frames::{State, TOP};
-use super::log_object::mark_logs;
 use super::mapping_table::Entry;
+use super::stored::verify_remote;
 use super::{Cache, OWNED};
 use crate::IndexError;
-use crate::btree::remote::Remote;
 use crate::index::TableReport;
 use crate::node::{Kind, Node, verify_image};
 
@@ -33,18 +32,7 @@ impl Cache {
             }
         }
         self.remote.forget_root();
-        let mut report = self.remote.verify(session, audit).await?;
-        if report.problems.is_empty() {
-            let word = session.steady().word(Remote::placement_word(self.remote.meta())).await?;
-            self.take_placement(word);
-            report.problems = self.check_placement(session).await?;
-        }
-        if let Some(map) = Cache::read_map(&self.remote, session).await?
-            && let Err(problem) = audit.mark(map.addr, map.bytes)
-        {
-            report.problems.push(format!("the ownership map at {}: {problem}", map.addr));
-        }
-        report.problems.append(&mut mark_logs(&self.remote, session, audit).await?);
+        let mut report = verify_remote(&self.remote, session, audit).await?;
         problems.append(&mut report.problems);
         report.problems = problems;
         Ok(report)

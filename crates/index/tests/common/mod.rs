@@ -8,9 +8,12 @@ use farleaf_fabric::mapped::{Mapped, MappedEndpoint};
 use farleaf_fabric::sim::{Sim, SimConfig, SimEndpoint};
 use farleaf_fabric::tcp::{MemoryServer, MemoryServerConfig, Tcp, TcpConfig, TcpEndpoint};
 use farleaf_fabric::{Client, Endpoint, Fabric, OpKind, ServerId, Snapshot, Words};
+use farleaf_index::dex::DexOptions;
 use farleaf_index::dex::offload::{OFFLOAD_SERVICE, OffloadService};
 use farleaf_index::node::{KeyFormat, ValueFormat};
-use farleaf_index::{AnyIndex, Engine, Index, SortedPairs, TableFormat, TableReport};
+use farleaf_index::{
+    AnyIndex, Engine, Index, OpenOptions, SortedPairs, StoredTable, TableFormat, TableReport,
+};
 use farleaf_pool::{Audit, AuditReport, Pool, PoolOptions, Session, format};
 
 /// A pool of `servers` regions of `region_bytes`.
@@ -114,10 +117,39 @@ pub async fn join<E: Endpoint>(endpoint: E) -> Session<E> {
     pool.session(endpoint).await.expect("session")
 }
 
-/// Formats that the suites run on, by name.
+/// Makes a table and opens it.
+pub async fn create<E: Endpoint>(
+    session: &Session<E>,
+    name: &str,
+    format: &TableFormat,
+) -> AnyIndex {
+    AnyIndex::create(session, name, format).await.expect("create");
+    open(session, name).await
+}
+
+/// Opens a table, with a cache that holds some of it.
+pub async fn open<E: Endpoint>(session: &Session<E>, name: &str) -> AnyIndex {
+    let root = session.open_root(name).await.expect("root");
+    let node_bytes = u64::from(StoredTable::of(&root).expect("table").format().node_bytes());
+    let dex = DexOptions { cache_bytes: 96 * node_bytes, ..DexOptions::default() };
+    let options = OpenOptions { dex, ..OpenOptions::default() };
+    AnyIndex::open(session, &root, &options).await.expect("open")
+}
+
+/// Formats that the suites run on, by name, with every engine.
+pub fn engine_formats() -> Vec<(&'static str, TableFormat)> {
+    formats_of(Engine::ALL)
+}
+
+/// As [`engine_formats`], with the engine whose compute servers need nothing of each other. The others
+/// have suites of their own for many compute servers, which take the formats alone from here.
 pub fn formats() -> Vec<(&'static str, TableFormat)> {
+    formats_of(&[Engine::BTree])
+}
+
+fn formats_of(engines: &[Engine]) -> Vec<(&'static str, TableFormat)> {
     let mut formats = Vec::new();
-    for engine in Engine::ALL.iter().copied() {
+    for engine in engines.iter().copied() {
         let tiny = TableFormat {
             cap_leaf: Some(4),
             cap_inner: Some(3),

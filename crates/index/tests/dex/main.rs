@@ -17,3 +17,4 @@ mod move_crash;
 mod moves;
 mod offload;
 mod partitions;
+mod stored;

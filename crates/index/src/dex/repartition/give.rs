@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use farleaf_fabric::{Endpoint, Incarnation, OpKind};
 use farleaf_pool::Session;
+use farleaf_pool::canary::Canary;
 
 use super::super::forward::{Reply, Request};
 use super::super::gate::View;
@@ -38,10 +39,10 @@ impl Default for MoveOptions {
 }
 
 /// A move under way on the giver's side. Dropped, everything is open again.
-struct Moving(Arc<Cache>);
+pub(in super::super) struct Moving(Arc<Cache>);
 
 impl Moving {
-    fn begin(cache: &Arc<Cache>) -> Option<Self> {
+    pub(in super::super) fn begin(cache: &Arc<Cache>) -> Option<Self> {
         cache.gate()?.begin_moving().then(|| Moving(Arc::clone(cache)))
     }
 }
@@ -108,15 +109,21 @@ impl Dex {
         if session.endpoint().is_dead(to).await {
             return Err(MoveError::DeadTarget(to));
         }
-        match self.ask(session, to, Request::Hello).await {
-            Ok(Reply::Done(true)) => {}
-            _ => return Err(MoveError::UnknownServer(to)),
-        }
+        let greet = async || match self.ask(session, to, Request::Hello).await {
+            Ok(Reply::Done(true)) => Ok(()),
+            _ => Err(MoveError::UnknownServer(to)),
+        };
+        greet().await?;
         // 1
         let intent = Intent { from: me.0, to: to.0, range: range.clone() };
         let Some(moving) = Moving::begin(cache) else { return Err(MoveError::Busy) };
         self.announce(session, intent.clone()).await?;
-        let prepared = match cache.prepare(session, &range, self.move_options()).await {
+        // Once more: who closes the table after this finds the intent, and drops it.
+        let prepared = match greet().await {
+            Ok(()) => cache.prepare(session, &range, self.move_options()).await,
+            Err(gone) => Err(gone),
+        };
+        let prepared = match prepared {
             Ok(()) => self.commit(session, &intent).await,
             Err(fail) => Err(fail),
         };
@@ -302,7 +309,9 @@ impl Cache {
         self.share_crossing(session).await?;
         // 6
         gate.change(|view| Some(View { closed: Some(range.clone()), ..view.clone() }));
-        gate.drain(session).await;
+        if !Canary::GiveUndrained.is_armed() {
+            gate.drain(session).await;
+        }
         // 7
         let _pin = session.begin(OpKind::Maintenance).await.map_err(IndexError::from)?;
         for _ in 0..PASSES_MAX {
@@ -369,7 +378,7 @@ impl Cache {
         }
     }
 
-    async fn visit<E: Endpoint>(
+    pub(in super::super) async fn visit<E: Endpoint>(
         self: &Arc<Self>,
         session: &Session<E>,
         seek: Seek<'_>,

@@ -34,3 +34,4 @@ mod sweep;
 pub use balance::{Balance, BalanceOptions, Balancer, Decision, PartLoad};
 pub use calls::MoveError;
 pub use give::MoveOptions;
+pub(super) use give::Moving;
