@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use farleaf_index::Engine;
 pub use farleaf_pool::canary::Canary;
 
 use crate::run::{Failure, run};
@@ -55,9 +56,26 @@ pub fn hunt(
     done
 }
 
+/// The engine that the bug is in, or whose scenarios find it where it is in what all engines use.
+fn engine_of(canary: Canary) -> Engine {
+    match canary {
+        Canary::AdoptUnchecked
+        | Canary::CoolUnwritten
+        | Canary::LoseLogRecord
+        | Canary::ReplayOlder
+        | Canary::ForwardUnchecked
+        | Canary::GiveUndrained
+        | Canary::AnswerAsZombie
+        | Canary::SplitOldFirst => Engine::Dex,
+        _ => Engine::BTree,
+    }
+}
+
 fn hunt_one(canary: Canary, choices: &Choices, seeds_max: u64, stop: &AtomicBool) -> Option<Sung> {
     let began = Instant::now();
     let _armed = canary.arm();
+    let engine = choices.engine.unwrap_or(engine_of(canary));
+    let choices = &Choices { engine: Some(engine), ..choices.clone() };
     for seed in 0..seeds_max {
         if stop.load(Ordering::Relaxed) {
             return None;

@@ -2,8 +2,10 @@
 
 use farleaf_fabric::sim::{Sim, SimConfig, SimEndpoint, SimError};
 use farleaf_fabric::{Client, Endpoint, Fabric, FabricError, OpError};
+use farleaf_index::dex::DexOptions;
 use farleaf_index::{
-    AnyIndex, Entries, Exchange, Index, IndexError, ScanRange, TableReport, mark_drops,
+    AnyIndex, Entries, Exchange, Index, IndexError, OpenOptions, ScanRange, StoredTable,
+    TableFormat, TableReport, mark_drops,
 };
 use farleaf_pool::{Audit, AuditReport, Pool, PoolError, PoolOptions, Session, format};
 
@@ -79,6 +81,40 @@ impl SmallWorld {
     }
 }
 
+/// Makes a table and opens it.
+///
+/// # Errors
+/// As [`AnyIndex::create`] and [`AnyIndex::open`].
+pub async fn create<E: Endpoint>(
+    session: &Session<E>,
+    name: &str,
+    format: &TableFormat,
+) -> Result<AnyIndex, IndexError> {
+    AnyIndex::create(session, name, format).await?;
+    open(session, name).await
+}
+
+/// Opens a table with a small cache, if it has one. A compute server that has it open gets the same
+/// again.
+///
+/// # Errors
+/// As [`AnyIndex::open`].
+pub async fn open<E: Endpoint>(session: &Session<E>, name: &str) -> Result<AnyIndex, IndexError> {
+    let root = session.open_root(name).await?;
+    let node_bytes = u64::from(StoredTable::of(&root)?.format().node_bytes());
+    let dex = DexOptions {
+        cache_bytes: CACHE_NODES * node_bytes,
+        // Leaves are kept, so that what is done in the cache is what is tried.
+        admit_leaf: 1.0,
+        log_bytes: 8 << 10,
+        ..DexOptions::default()
+    };
+    AnyIndex::open(session, &root, &OpenOptions { dex, ..OpenOptions::default() }).await
+}
+
+/// Nodes that caches hold.
+const CACHE_NODES: u64 = 128;
+
 /// Joins the pool as a member of its own, with one session.
 ///
 /// # Errors
@@ -126,7 +162,7 @@ pub async fn check_all<E: Endpoint>(
     settle(session).await?;
     let mut tables = Vec::new();
     for root in session.list_roots().await? {
-        tables.push(AnyIndex::open(&root)?.0);
+        tables.push(open(session, &root.name).await?);
     }
     let tables: Vec<&AnyIndex> = tables.iter().collect();
     let (reports, audit) = audit(session, &tables).await?;
@@ -188,7 +224,9 @@ pub async fn sweep<E: Endpoint>(session: &Session<E>) -> Result<(), Fault> {
     let mut audit = recovery.audit();
     let roots = session.list_roots().await?;
     for root in &roots {
-        let report = AnyIndex::open(root)?.0.verify(session, &mut audit).await?;
+        let table = StoredTable::of(root)?;
+        table.release_dead(session).await?;
+        let report = table.verify(session, &mut audit).await?;
         if let Some(problem) = report.problems.first() {
             return Err(Fault(format!("verify: {problem}")));
         }

@@ -21,6 +21,10 @@ const QUICK: &[Canary] = &[
     Canary::SkipFence,
     Canary::ResendBlindly,
     Canary::SettleWithoutReconnect,
+    Canary::AdoptUnchecked,
+    Canary::CoolUnwritten,
+    Canary::LoseLogRecord,
+    Canary::ReplayOlder,
 ];
 
 #[test]

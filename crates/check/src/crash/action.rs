@@ -7,7 +7,7 @@ use farleaf_pool::{Audit, Pool, Session};
 
 use super::formats::Format;
 use crate::history::{Answer, Call};
-use crate::world::{Fault, ask, join};
+use crate::world::{Fault, ask, join, open};
 
 /// The table that all is about.
 pub(super) const TABLE: &str = "t";
@@ -90,8 +90,7 @@ pub(super) async fn enter(
     endpoint: SimEndpoint,
 ) -> Result<(Session<SimEndpoint>, AnyIndex), Fault> {
     let session = join(endpoint).await?;
-    let root = session.open_root(TABLE).await?;
-    let (index, _) = AnyIndex::open(&root)?;
+    let index = open(&session, TABLE).await?;
     Ok((session, index))
 }
 
@@ -102,7 +101,7 @@ impl Actor {
         let Some((session, index)) = &self.member else {
             let client = Client::new(self.endpoint.clone());
             let session = Pool::join(&client).await?.session(self.endpoint.clone()).await?;
-            AnyIndex::open(&session.open_root(TABLE).await?)?;
+            open(&session, TABLE).await?;
             return nothing;
         };
         match action {
@@ -124,6 +123,7 @@ impl Actor {
                 nothing
             }
             Action::Leave => {
+                index.close(session).await?;
                 session.leave().await?;
                 nothing
             }

@@ -1,10 +1,12 @@
 //! The table of cases: what is done, in which state.
 
+use farleaf_index::Engine;
+
 use super::action::{Action, INITIAL, WRITTEN};
 use super::state::{Change, Deed, Order, Prelude, Script, State};
 
-/// The cases of every engine and format, by name.
-pub(super) fn table() -> Vec<(&'static str, State)> {
+/// The cases of an engine, in every format, by name.
+pub(super) fn table(engine: Engine) -> Vec<(&'static str, State)> {
     let grow = |change, order| State::new(Script::Grow(change, order), Deed::Found);
     let shrink = |keys, change, order| State::new(Script::Shrink(keys, change, order), Deed::Found);
     let keys = |count, action| State::new(Script::Keys(count), Deed::Do(action));
@@ -19,7 +21,9 @@ pub(super) fn table() -> Vec<(&'static str, State)> {
     let merge = shrink(14, Change::LeafMerge, Order::Up);
     let by_actor = |state| State { by_actor: true, ..state };
     let cold = |state| State { is_cold: true, ..state };
-    vec![
+    // Trees of this engine lose no level.
+    let shrinks = engine != Engine::Dex;
+    let cases = vec![
         ("get", keys(12, Action::Get(60))),
         ("get-absent", cold(keys(12, Action::Get(61)))),
         ("get-unfinished", unfinished(Deed::Get)),
@@ -65,18 +69,21 @@ pub(super) fn table() -> Vec<(&'static str, State)> {
         ("drop-table-own", State { has_other: true, ..by_actor(keys(6, Action::DropTable)) }),
         ("join", keys(6, Action::Join)),
         ("leave", keys(6, Action::Leave)),
-        ("leave-own", by_actor(shrink_then(Action::Leave))),
-        ("tick", shrink_then(Action::Ticks(6))),
-        ("tick-own", by_actor(shrink_then(Action::Ticks(6)))),
+        ("leave-own", by_actor(merge_then(Action::Leave, shrinks))),
+        ("tick", merge_then(Action::Ticks(6), shrinks)),
+        ("tick-own", by_actor(merge_then(Action::Ticks(6), shrinks))),
         ("alloc", cold(keys(6, Action::Alloc))),
         ("recover-split", recover(split, 1)),
         ("recover-growth", recover(growth, 0)),
-        ("recover-merge", recover(merge, 2)),
-    ]
+        ("recover-merge", recover(merge, if shrinks { 2 } else { 0 })),
+    ];
+    let loses_level =
+        |state: &State| matches!(state.script, Script::Shrink(_, Change::Shrink(_), _));
+    cases.into_iter().filter(|(_, state)| shrinks || !loses_level(state)).collect()
 }
 
-/// The actor makes the table shrink first, so that it has something retired.
-fn shrink_then(action: Action) -> State {
-    let script = Script::Shrink(14, Change::Shrink(3), Order::Up);
-    State::new(script, Deed::Do(action))
+/// The actor makes nodes go first, and a level if `shrinks`, so that it has something retired.
+fn merge_then(action: Action, shrinks: bool) -> State {
+    let change = if shrinks { Change::Shrink(3) } else { Change::LeafMerge };
+    State::new(Script::Shrink(14, change, Order::Up), Deed::Do(action))
 }

@@ -11,17 +11,17 @@ use std::sync::Arc;
 
 use farleaf_fabric::sim::{CountedOp, CrashPlan, CrashWay, Sim, SimEndpoint, SimFabric};
 use farleaf_fabric::{Client, Endpoint, Fabric, OpKind, ServerId};
-use farleaf_index::{AnyIndex, Index, IndexError, ScanRange, recover};
+use farleaf_index::{AnyIndex, Engine, Index, IndexError, ScanRange, recover};
 use farleaf_pool::{Audit, Session};
 
 use super::action::{Action, Actor, INITIAL, OTHER, Pairs, TABLE, bulk_pairs, enter, scan};
 use super::formats::Format;
 use super::point::CrashPoint;
-use super::state::{Deed, Found, State, Step, look, step};
+use super::state::{Deed, Found, NUMBERS_MAX, State, Step, look, step};
 use super::survivors::{self, Log, Survivor};
 use crate::history::{Answer, Event, History};
 use crate::linear::{Limits, check};
-use crate::world::{Fault, SmallWorld, check_all, join, settle, sweep};
+use crate::world::{Fault, SmallWorld, check_all, create, join, open, settle, sweep};
 
 const ACTOR: usize = 1;
 const THIRD: usize = 2;
@@ -78,7 +78,7 @@ impl Stage {
             // All on one thread: they share its buffers, too.
             let second = first.pool().session(first.endpoint().clone()).await?;
             let third = first.pool().session(first.endpoint().clone()).await?;
-            let index = AnyIndex::create(&first, TABLE, &format.table).await?;
+            let index = create(&first, TABLE, &format.table).await?;
             let endpoint = sim.fabric(ACTOR).endpoint()?;
             let mut actor = Actor { format: *format, endpoint, member: None };
             if found.action != Action::Join {
@@ -95,11 +95,15 @@ impl Stage {
                 }
             }
             if state.has_other {
-                let other = AnyIndex::create(filler, OTHER, &format.table).await?;
+                let other = create(filler, OTHER, &format.table).await?;
                 for number in 1..=9 {
                     step(filler, &other, format, Step::Put(10 * number)).await?;
                 }
+                other.close(filler).await?;
             }
+            // What somebody has to itself is the actor's from here on.
+            index.close(&first).await?;
+            let index = open(&first, TABLE).await?;
             if let Some((session, index)) = &actor.member {
                 if !state.is_cold {
                     warm_up(session, index, format, state.is_exhausted).await?;
@@ -112,6 +116,11 @@ impl Stage {
                     // Nothing of its own, so that all that it does is for others.
                     settle(session).await?;
                 }
+            }
+            if let (Some((session, index)), true) = (&mut actor.member, found.prelude.is_some()) {
+                // The third's, in its prelude.
+                index.close(session).await?;
+                *index = open(session, TABLE).await?;
             }
             // Whoever has sessions that do nothing is to be idle.
             settle(&first).await?;
@@ -156,13 +165,15 @@ impl Stage {
             self.pending = Some(event);
         }
         if state.prelude == super::state::Prelude::Unfinished {
-            let (session, index) = (&self.survivors[0], &self.index);
+            let (session, index) = (&self.survivors[0], &mut self.index);
             let (pairs, is_complete) = self.sim.block_on(async {
                 let recovered = recover(session).await?;
                 let recovered = recovered
                     .ok_or_else(|| Fault("nobody is dead after the prelude".to_string()))?;
                 settle(session).await?;
                 let pairs = scan(session, index, ScanRange::ALL).await?;
+                index.close(session).await?;
+                *index = open(session, TABLE).await?;
                 Ok::<_, Fault>((pairs, recovered.complete))
             })??;
             self.model = pairs.into_iter().collect();
@@ -202,6 +213,10 @@ async fn warm_up(
     }
     drop(pin);
     index.get(session, &format.key(1), &mut Vec::new()).await?;
+    // An engine with a cache merges what is cached: all leaves, those that have become empty, too.
+    for key in (1..=NUMBERS_MAX).filter(|_| index.engine() == Engine::Dex) {
+        index.get(session, &format.key(10 * key), &mut Vec::new()).await?;
+    }
     Ok(())
 }
 
@@ -269,9 +284,14 @@ pub(super) fn dry(
     let (before, retired_before) = match found.prelude {
         Some(_) => (None, 0),
         None => {
-            let Stage { sim, survivors: [session, ..], index, .. } =
+            let Stage { sim, survivors: [session, ..], index, actor, .. } =
                 Stage::set(seed, format, state, found)?;
-            let report = sim.block_on(look(&session, &index))??;
+            let report = sim.block_on(async {
+                if let Some((session, index)) = &actor.member {
+                    index.close(session).await?;
+                }
+                look(&session, &index).await
+            })??;
             (Some(report), sim.block_on(retired(&session))??)
         }
     };
@@ -286,7 +306,13 @@ pub(super) fn dry(
     let (ended, action, own) = (Rc::clone(&outcome), found.action, fabric.clone());
     sim.spawn(ACTOR, async move {
         let answer = actor.act(action).await;
-        *ended.borrow_mut() = Some((answer, own.recorded_ops()));
+        let ops = own.recorded_ops();
+        // What it has to itself is looked at by others.
+        let closed = match &actor.member {
+            Some((session, index)) => index.close(session).await,
+            None => Ok(()),
+        };
+        *ended.borrow_mut() = Some((closed.and(answer), ops));
     });
     sim.run()?;
     let (answer, ops) = outcome.take().ok_or_else(|| Fault(format!("{action:?} does not end")))?;
@@ -529,6 +555,7 @@ fn zombie(
 /// The survivor leaves, and whoever comes next sweeps its blocks: then every object is there again.
 async fn sweep_all(sessions: [Session<SimEndpoint>; 3], index: AnyIndex) -> Result<(), Fault> {
     let [first, second, third] = sessions;
+    index.close(&first).await?;
     drop((second, third, index));
     let endpoint = first.endpoint().clone();
     first.leave().await?;

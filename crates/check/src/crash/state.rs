@@ -12,10 +12,12 @@ use farleaf_pool::{Audit, Session};
 use super::action::{Action, INITIAL, TABLE};
 use super::formats::Format;
 use super::run;
-use crate::world::{Fault, SmallWorld};
+use crate::world::{Fault, SmallWorld, create};
 
 /// Most keys that a hunt adds.
 const HUNT_KEYS: u32 = 120;
+/// Keys are tens up to this many.
+pub(super) const NUMBERS_MAX: u32 = 127;
 
 /// Which way keys are added or removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,7 +176,7 @@ fn ordered(count: u32, order: Order) -> Vec<u32> {
     match order {
         Order::Up => up.collect(),
         Order::Down => up.rev().collect(),
-        Order::Mixed => (1..=count).map(|index| 10 * (index * 37 % 127 + 1)).collect(),
+        Order::Mixed => (1..=count).map(|index| 10 * (index * 37 % NUMBERS_MAX + 1)).collect(),
     }
 }
 
@@ -254,7 +256,7 @@ fn hunt(
 ) -> Result<Step, Fault> {
     let (sim, session) = SmallWorld::new(seed, 1).start()?;
     sim.block_on(async {
-        let index = AnyIndex::create(&session, TABLE, &format.table).await?;
+        let index = create(&session, TABLE, &format.table).await?;
         for put in &*steps {
             step(&session, &index, format, *put).await?;
         }

@@ -12,7 +12,7 @@ use farleaf_pool::{PoolError, Recovered, Session};
 use super::action::{Action, OTHER, Pairs, scan};
 use super::formats::Format;
 use crate::history::{Answer, Call, Event};
-use crate::world::{Fault, ask};
+use crate::world::{Fault, ask, create, open};
 
 /// Virtual time that taking over may take.
 const LIMIT_NS: u64 = 1_000_000_000;
@@ -228,9 +228,9 @@ async fn meet_other(
     match (action, number) {
         (Action::CreateTable, _) => {
             // One of them, or the dead, makes it.
-            let index = match AnyIndex::create(session, OTHER, &format.table).await {
+            let index = match create(session, OTHER, &format.table).await {
                 Ok(index) => index,
-                Err(IndexError::Invalid(_)) => AnyIndex::open(&session.open_root(OTHER).await?)?.0,
+                Err(IndexError::Invalid(_)) => open(session, OTHER).await?,
                 Err(error) => return Err(Fault::from(error).within("making the other table")),
             };
             let key = format.key(number as u32);
@@ -240,17 +240,18 @@ async fn meet_other(
             Ok(())
         }
         (Action::DropTable, 0) => {
-            let root = match session.open_root(OTHER).await {
-                Ok(root) => root,
+            match session.open_root(OTHER).await {
+                Ok(_) => {}
                 Err(PoolError::NoSuchTable(_)) => return Ok(()),
                 Err(error) => return Err(error.into()),
-            };
+            }
             // Still there: then all of it.
-            let index = AnyIndex::open(&root)?.0;
+            let index = open(session, OTHER).await?;
             let held = scan(session, &index, ScanRange::ALL).await?;
             if held.len() != 9 {
                 return Err(Fault(format!("the table is there with {} of 9 keys", held.len())));
             }
+            index.close(session).await?;
             Ok(AnyIndex::drop_table(session, OTHER).await?)
         }
         _ => Ok(()),
@@ -265,11 +266,12 @@ pub(super) async fn check_others(
 ) -> Result<(), Fault> {
     match action {
         Action::CreateTable => {
-            let index = AnyIndex::open(&session.open_root(OTHER).await?)?.0;
+            let index = open(session, OTHER).await?;
             let held = scan(session, &index, ScanRange::ALL).await?;
             if held.len() != 2 {
                 return Err(Fault(format!("the new table has {} keys, not 2", held.len())));
             }
+            index.close(session).await?;
             AnyIndex::drop_table(session, OTHER).await?;
         }
         Action::DropTable => {

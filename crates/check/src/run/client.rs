@@ -146,6 +146,7 @@ impl Client {
     /// The answer that an error stands for; `None` if the outcome is unknown.
     fn failed(&self, call: &Call, error: IndexError) -> Result<Option<Answer>, CutOff> {
         let shared = &self.shared;
+        *shared.refusal.borrow_mut() = error.to_string();
         match error {
             IndexError::Full(_) => shared.count(|stats| stats.full += 1),
             IndexError::Unavailable(_) => shared.count(|stats| stats.unavailable += 1),

@@ -7,14 +7,15 @@ use farleaf_fabric::sim::{
     AdversaryConfig, Direction, NetworkConfig, OpRecord, Sim, SimConfig, SimEndpoint, SimError,
 };
 use farleaf_fabric::{Client as FabricClient, Endpoint, Fabric, ServerId};
-use farleaf_index::{AnyIndex, Index, IndexError, SortedPairs};
+use farleaf_index::{AnyIndex, Engine, Index, IndexError, SortedPairs, StoredTable};
 use farleaf_pool::{Audit, Pool, PoolError, PoolOptions, Session, age, format};
 
 use super::client::{Client, tick};
-use super::life::{LifeState, Stage, TABLE, live, take_over};
+use super::life::{LifeState, Stage, live, take_over};
 use super::outcome::{Failure, Outcome};
 use super::record::Shared;
 use super::steps::Steps;
+use super::table::TABLE;
 use crate::history::Call;
 use crate::scenario::{FaultKind, Scenario, mix};
 
@@ -42,6 +43,9 @@ pub(super) fn run(scenario: &Scenario, is_recorded: bool) -> (Outcome, Vec<OpRec
         }
     };
     let shared = Rc::new(Shared::new(scenario, &sim));
+    if let Some((id, service)) = shared.table.offload() {
+        sim.fabric(0).serve(id, service);
+    }
     let driver = Driver {
         scenario,
         sim: &sim,
@@ -74,7 +78,8 @@ fn config(scenario: &Scenario, is_recorded: bool) -> SimConfig {
         // One more looks on.
         compute_servers: scenario.compute_servers + 1,
         threads: threads(scenario),
-        region_bytes: scenario.region_kib << 10,
+        // As many blocks as with smaller ones.
+        region_bytes: scenario.region_kib << if has_large_logs(scenario) { 12 } else { 10 },
         network: NetworkConfig {
             jitter_ns: or(faults.jitter, NetworkConfig::default().jitter_ns),
             ..NetworkConfig::default()
@@ -156,7 +161,8 @@ impl Driver<'_> {
         let session = Pool::join(&client).await.map_err(pool)?;
         let session = session.session(endpoint).await.map_err(pool)?;
         let table = self.scenario.format.table(self.scenario.engine);
-        let index = AnyIndex::create(&session, TABLE, &table).await.map_err(setup)?;
+        let root = AnyIndex::create(&session, TABLE, &table).await.map_err(setup)?;
+        let index = self.shared.table.open(&session, false).await.map_err(setup)?;
         let pairs = self.shared.history.borrow().initial.clone();
         if !pairs.is_empty() {
             let loaded = index.bulk_load(&session, &mut Pairs(pairs.iter())).await;
@@ -171,9 +177,8 @@ impl Driver<'_> {
                 Err(error) => return Err(setup(error)),
             }
         }
-        if self.scenario.aged {
-            index.age(&session).await.map_err(setup)?;
-        }
+        let handed = self.shared.table.hand_over(&session, &root, index, self.scenario.aged).await;
+        handed.map_err(setup)?;
         Ok(session)
     }
 
@@ -351,8 +356,16 @@ impl Driver<'_> {
             return Err(Failure::Recovery("there are dead left to take over from".to_owned()));
         }
         let root = keeper.open_root(TABLE).await.map_err(|error| corrupt(error.into()))?;
-        let (index, _) = AnyIndex::open(&root).map_err(corrupt)?;
+        let index = self.shared.table.open(&keeper, false).await.map_err(corrupt)?;
         self.read_all(&keeper, &index).await?;
+        // As it is cached, then as it lies in the pool when nobody has it open.
+        let mut audit = Audit::new(&keeper).await.map_err(|error| corrupt(error.into()))?;
+        let report = index.verify(&keeper, &mut audit).await.map_err(corrupt)?;
+        if !report.problems.is_empty() {
+            return Err(Failure::Damaged(report.problems));
+        }
+        index.close(&keeper).await.map_err(corrupt)?;
+        let table = StoredTable::of(&root).map_err(corrupt)?;
         let keeper =
             if self.scenario.loses_memory() { self.replace(keeper).await? } else { keeper };
         let keeper = &keeper;
@@ -361,7 +374,7 @@ impl Driver<'_> {
             endpoint.sleep(20_000).await;
         }
         let mut audit = Audit::new(keeper).await.map_err(|error| corrupt(error.into()))?;
-        let report = index.verify(keeper, &mut audit).await.map_err(corrupt)?;
+        let report = table.verify(keeper, &mut audit).await.map_err(corrupt)?;
         if !report.problems.is_empty() {
             return Err(Failure::Damaged(report.problems));
         }
@@ -421,7 +434,8 @@ impl Driver<'_> {
             let told = client.run(None, call.clone()).await;
             match told {
                 Ok(Some(crate::history::Answer::Nothing)) | Ok(None) | Err(_) => {
-                    let why = format!("{call:?} is not answered in a quiet pool");
+                    let why = self.shared.refusal.borrow();
+                    let why = format!("{call:?} is not answered in a quiet pool: {why}");
                     return Err(Failure::Stuck(why));
                 }
                 Ok(Some(_)) => {}
@@ -443,8 +457,8 @@ async fn sweep(keeper: &Mine) -> Result<(), Failure> {
     let mut audit = recovery.audit();
     let roots = keeper.list_roots().await.map_err(pool)?;
     for root in &roots {
-        let (index, _) = AnyIndex::open(root).map_err(failed)?;
-        let report = index.verify(keeper, &mut audit).await.map_err(failed)?;
+        let table = StoredTable::of(root).map_err(failed)?;
+        let report = table.verify(keeper, &mut audit).await.map_err(failed)?;
         if !report.problems.is_empty() {
             return Err(Failure::Damaged(report.problems));
         }
@@ -467,11 +481,16 @@ fn stuck(error: SimError) -> Failure {
     Failure::Stuck(error.to_string())
 }
 
+/// Whether a log, which with its journal is one object, needs larger blocks than usual.
+fn has_large_logs(scenario: &Scenario) -> bool {
+    scenario.engine == Engine::Dex && scenario.format.table(scenario.engine).node_bytes() > 512
+}
+
 /// Small blocks, and room for a few lives of every client.
 fn pool_options(scenario: &Scenario) -> PoolOptions {
     let is_small = scenario.region_kib < 4 << 10;
     PoolOptions {
-        block_bytes: 64 << 10,
+        block_bytes: if has_large_logs(scenario) { 256 << 10 } else { 64 << 10 },
         clients_max: if is_small { 32 } else { 128 },
         members_max: 32,
         tables_max: 4,

@@ -19,6 +19,8 @@ use super::record::Shared;
 const UPKEEP_NS: u64 = 60_000;
 /// Attempts to join, and to leave.
 const ATTEMPTS: usize = 200;
+/// Looks whether the last of what it does for others has ended: a request may wait for a cut link.
+const LEAVE_LOOKS: usize = 20_000;
 const ATTEMPT_NS: u64 = 100_000;
 
 /// Where a life stands.
@@ -80,11 +82,20 @@ async fn try_live(
         Ok(session)
     });
     let Some(upkeep) = joined.await? else { return Ok(()) };
-    let opened = insist(shared, &endpoint, "open", async || {
-        let root = upkeep.open_root(TABLE).await?;
-        Ok(AnyIndex::open(&root)?.0)
-    });
+    let opened = insist(shared, &endpoint, "open", async || shared.table.open(&upkeep, true).await);
     let Some(index) = opened.await? else { return Ok(()) };
+    let is_over = Rc::new(Cell::new(false));
+    let serving = insist(shared, &endpoint, "serve others", async || {
+        let on_cut_off = {
+            let state = Rc::clone(state);
+            move || state.is_cut_off.set(true)
+        };
+        let sessions = async || Ok(upkeep.pool().session(endpoint.clone()).await?);
+        shared.table.serve(shared, &index, &is_over, on_cut_off, sessions).await
+    });
+    if serving.await?.is_none() {
+        return Ok(());
+    }
     for (number, endpoint) in clients {
         if shared.left[number].borrow().is_empty() {
             continue;
@@ -115,7 +126,9 @@ async fn try_live(
         endpoint.sleep(UPKEEP_NS).await;
     }
     state.stage.set(Stage::Leaves);
-    leave(shared, state, &upkeep).await
+    is_over.set(true);
+    shared.table.retire(&upkeep);
+    leave(shared, state, &upkeep, &index).await
 }
 
 /// One round of maintenance.
@@ -157,15 +170,40 @@ pub(super) async fn take_over(
     }
 }
 
-/// Leaves the pool. Tasks of given-up operations may hold it up for a while.
+/// Closes the table and leaves the pool. Tasks of given-up operations may hold it up for a while.
 async fn leave(
     shared: &Rc<Shared>,
     state: &LifeState,
     upkeep: &Session<SimEndpoint>,
+    index: &AnyIndex,
 ) -> Result<(), CutOff> {
+    for _ in 0..LEAVE_LOOKS {
+        // What still works for others, or moves a range, has a session.
+        if upkeep.pool().sessions() == 1 {
+            break;
+        }
+        keep_up(shared, state, upkeep).await?;
+        upkeep.endpoint().sleep(ATTEMPT_NS).await;
+    }
     let mut why = String::new();
+    let mut is_open = true;
     for _ in 0..ATTEMPTS {
         keep_up(shared, state, upkeep).await?;
+        if is_open {
+            match index.close(upkeep).await {
+                Ok(()) => is_open = false,
+                Err(IndexError::Closed(_)) => return Err(CutOff),
+                Err(IndexError::Corrupt(why)) => {
+                    shared.fail(Failure::Corrupt(format!("close: {why}")));
+                    return Ok(());
+                }
+                Err(error) => why = error.to_string(),
+            }
+        }
+        if is_open {
+            upkeep.endpoint().sleep(ATTEMPT_NS).await;
+            continue;
+        }
         match upkeep.leave().await {
             Ok(()) => return Ok(()),
             Err(PoolError::Corrupt(why)) => {
@@ -210,6 +248,3 @@ async fn insist<T>(
     shared.fail(Failure::Stuck(format!("cannot {what}: {why}")));
     Ok(None)
 }
-
-/// The table's name.
-pub(super) const TABLE: &str = "t";

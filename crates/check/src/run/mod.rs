@@ -16,6 +16,7 @@ mod life;
 mod outcome;
 mod record;
 mod steps;
+mod table;
 #[cfg(test)]
 mod tests;
 mod verdict;

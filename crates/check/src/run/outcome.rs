@@ -98,6 +98,8 @@ pub struct RunStats {
     pub restarted: u64,
     /// Dead members that were taken over from.
     pub recovered: u64,
+    /// Ranges of keys that compute servers gave to others.
+    pub moved: u64,
     /// Histories, or keys of them, that could not be decided.
     pub undecided: u64,
 }
@@ -116,6 +118,7 @@ impl RunStats {
         self.cut_off += other.cut_off;
         self.restarted += other.restarted;
         self.recovered += other.recovered;
+        self.moved += other.moved;
         self.undecided += other.undecided;
     }
 }

@@ -7,12 +7,14 @@ use farleaf_fabric::sim::Sim;
 
 use super::outcome::{Failure, RunStats};
 use super::steps::Steps;
+use super::table::TableSetup;
 use crate::history::{Answer, Call, Event, History};
 use crate::scenario::Scenario;
 
 /// Shared by all tasks of a run, outside of the simulated world.
 pub(super) struct Shared {
     pub(super) scenario: Scenario,
+    pub(super) table: TableSetup,
     /// For the time: clocks of compute servers may be wrong.
     pub(super) sim: Weak<Sim>,
     pub(super) history: RefCell<History>,
@@ -24,6 +26,8 @@ pub(super) struct Shared {
     /// Number of the next client of the history: each life's clients are others.
     next_client: Cell<u32>,
     pub(super) stop: Cell<bool>,
+    /// Why an operation was refused last.
+    pub(super) refusal: RefCell<String>,
 }
 
 impl Shared {
@@ -34,6 +38,7 @@ impl Shared {
         let initial = Steps::new(scenario).preload();
         Shared {
             scenario: scenario.clone(),
+            table: TableSetup::new(scenario),
             sim: Rc::downgrade(sim),
             history: RefCell::new(History { initial, events: Vec::new() }),
             steps: RefCell::default(),
@@ -42,6 +47,7 @@ impl Shared {
             stats: Cell::default(),
             next_client: Cell::new(0),
             stop: Cell::new(false),
+            refusal: RefCell::default(),
         }
     }
 

@@ -16,9 +16,15 @@ fn data(page: &str) -> Value {
 #[test]
 fn a_run_is_drawn_whole() {
     let mut choices = Choices::default();
-    for (flag, text) in
-        [("compute-servers", "2"), ("clients", "3"), ("ops", "12"), ("event", "kill:1@40000")]
-    {
+    let pinned = [
+        // Whose clients work on the memory servers themselves.
+        ("engine", "btree"),
+        ("compute-servers", "2"),
+        ("clients", "3"),
+        ("ops", "12"),
+        ("event", "kill:1@40000"),
+    ];
+    for (flag, text) in pinned {
         choices.set(flag, text).unwrap();
     }
     let scenario = choices.scenario(4);

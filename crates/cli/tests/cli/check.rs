@@ -29,10 +29,11 @@ fn seeds_are_run_and_counted() {
 #[test]
 fn runs_repeat_and_are_written() {
     let (history, trace) = (file("jsonl"), file("html"));
-    let options = ["--seed", "7", "--clients", "3", "--ops", "20", "--event", "kill:0@50000"];
+    let options = "--engine btree --seed 7 --clients 3 --ops 20 --event kill:0@50000";
+    let options: Vec<&str> = options.split(' ').collect();
     let run = || {
         let files = ["--history", history.to_str().unwrap(), "--trace", trace.to_str().unwrap()];
-        let words: Vec<&str> = options.into_iter().chain(files).collect();
+        let words: Vec<&str> = options.iter().copied().chain(files).collect();
         let noted = check(&words).done().err;
         assert!(
             noted.contains("wrote the run of farleaf check --engine btree --seed 7"),

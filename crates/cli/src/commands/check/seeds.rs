@@ -143,6 +143,7 @@ fn print(report: &Report, shrunk: Option<&Failed>, console: &mut Console) -> any
             "cut_off": stats.cut_off,
             "restarted": stats.restarted,
             "recovered": stats.recovered,
+            "moved": stats.moved,
             "elapsed_ns": u64::try_from(report.elapsed.as_nanos()).unwrap_or(u64::MAX),
         }))?;
         return Ok(());
@@ -172,6 +173,7 @@ fn print(report: &Report, shrunk: Option<&Failed>, console: &mut Console) -> any
         ("cut_off", stats.cut_off.to_string()),
         ("restarted", stats.restarted.to_string()),
         ("recovered", stats.recovered.to_string()),
+        ("ranges moved", stats.moved.to_string()),
         ("elapsed_s", format!("{:.3}", report.elapsed.as_secs_f64())),
         ("seeds_per_s", format!("{:.1}", report.seeds_per_s())),
         ("ops_per_s", format!("{:.0}", report.ops_per_s())),

@@ -1,0 +1,198 @@
+//! The table of a run: how compute servers open it, and what those of an engine with partitions do
+//! beside their clients.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use farleaf_fabric::sim::SimEndpoint;
+use farleaf_fabric::{Endpoint, ServiceId};
+use farleaf_index::dex::offload::{OFFLOAD_SERVICE, Offload, OffloadService};
+use farleaf_index::dex::{Cluster, Dex, DexOptions, Durability, MoveError, sampled};
+use farleaf_index::{AnyIndex, Engine, IndexError, OpenOptions, StoredTable};
+use farleaf_pool::{Root, Session};
+use fastrand::Rng;
+
+use super::outcome::Failure;
+use super::record::Shared;
+use super::steps::Steps;
+use crate::scenario::{Scenario, mix};
+
+/// The table's name.
+pub(super) const TABLE: &str = "t";
+/// Tasks that do what other compute servers send.
+const SERVERS: usize = 2;
+/// Between two moves of a compute server.
+const MOVE_NS: u64 = 250_000;
+
+/// What a run's compute servers agree on about its table. Follows from the seed.
+#[derive(Debug)]
+pub(super) struct TableSetup {
+    engine: Engine,
+    cluster: Arc<Cluster>,
+    dex: DexOptions,
+    /// Partitions that the table is cut into at first.
+    partitions: usize,
+    /// Whether each compute server takes its share when it comes, or what it meets.
+    shares: bool,
+    /// Whether compute servers give ranges away.
+    moves: bool,
+    /// Bounds of partitions, drawn from the keys.
+    keys: Vec<Vec<u8>>,
+}
+
+impl TableSetup {
+    pub(super) fn new(scenario: &Scenario) -> Self {
+        let mut rng = Rng::with_seed(mix(scenario.seed, 0x7ab1e));
+        let table = scenario.format.table(scenario.engine);
+        let mut pick = |list: &[u64]| list[rng.usize(..list.len())];
+        let frames = pick(&[48, 48, 96, 400]);
+        let log_bytes = pick(&[8 << 10, 8 << 10, 24 << 10]);
+        let admit_leaf = pick(&[1, 5, 10]) as f64 / 10.0;
+        let cooling_ratio = pick(&[1, 3]) as f64 / 10.0;
+        let single_queue = pick(&[0, 0, 0, 1]) == 1;
+        let offload = match pick(&[0, 0, 0, 1]) {
+            1 => [Offload::Ratio(0.5), Offload::Always, Offload::Adaptive][rng.usize(..3)],
+            _ => Offload::Never,
+        };
+        let dex = DexOptions {
+            cache_bytes: frames * u64::from(table.node_bytes()),
+            cooling_ratio,
+            single_queue,
+            admit_leaf,
+            // The dead must lose nothing.
+            durability: Durability::Logged,
+            log_bytes,
+            offload,
+            ..DexOptions::default()
+        };
+        let several = scenario.compute_servers > 1;
+        let most = if several { 2 * scenario.compute_servers } else { 2 };
+        TableSetup {
+            engine: scenario.engine,
+            cluster: Cluster::new(1_500),
+            dex,
+            partitions: rng.usize(1..=most),
+            // Not where there is room for so little that a log may find none.
+            shares: scenario.region_kib >= 4 << 10 && rng.bool(),
+            moves: several && rng.bool(),
+            keys: Steps::new(scenario).keys(),
+        }
+    }
+
+    /// What the memory servers offer beside memory.
+    pub(super) fn offload(&self) -> Option<(ServiceId, Arc<OffloadService>)> {
+        let offloads = self.engine == Engine::Dex && self.dex.offload != Offload::Never;
+        offloads.then(|| (OFFLOAD_SERVICE, Arc::new(OffloadService::new(1, None))))
+    }
+
+    /// Opens it, for a compute server that serves others or, alone at the end, does not.
+    pub(super) async fn open(
+        &self,
+        session: &Session<SimEndpoint>,
+        serves: bool,
+    ) -> Result<AnyIndex, IndexError> {
+        let root = session.open_root(TABLE).await?;
+        // Who looks on writes nothing that must last, and needs no room for a log.
+        let durability = if serves { self.dex.durability } else { Durability::Volatile };
+        let options = OpenOptions {
+            dex: DexOptions { durability, ..self.dex },
+            take: usize::from(serves && self.shares),
+            take_over: true,
+            forward: if serves { Some(Arc::clone(&self.cluster) as _) } else { None },
+        };
+        AnyIndex::open(session, &root, &options).await
+    }
+
+    /// The table has been made and filled: whoever comes now can open it.
+    pub(super) async fn hand_over(
+        &self,
+        session: &Session<SimEndpoint>,
+        root: &Root,
+        index: AnyIndex,
+        aged: bool,
+    ) -> Result<(), IndexError> {
+        match &index {
+            AnyIndex::Dex(dex) if self.partitions > 1 => {
+                dex.partition(session, &sampled(&self.keys, self.partitions)).await?;
+            }
+            index => index.close(session).await?,
+        }
+        if aged {
+            StoredTable::of(root)?.age(session).await?;
+        }
+        Ok(())
+    }
+
+    /// Lets a compute server do its part for the others until [`TableSetup::retire`]; `sessions` gives
+    /// each task a session of its own.
+    ///
+    /// # Errors
+    /// Those of `sessions`.
+    pub(super) async fn serve(
+        &self,
+        shared: &Rc<Shared>,
+        index: &AnyIndex,
+        is_over: &Rc<Cell<bool>>,
+        on_cut_off: impl Fn() + Clone + 'static,
+        mut sessions: impl AsyncFnMut() -> Result<Session<SimEndpoint>, IndexError>,
+    ) -> Result<(), IndexError> {
+        let AnyIndex::Dex(dex) = index else { return Ok(()) };
+        for _ in 0..SERVERS {
+            let (session, on_cut_off) = (sessions().await?, on_cut_off.clone());
+            let endpoint = session.endpoint().clone();
+            let serving = self.cluster.serve(dex.clone(), session);
+            endpoint.spawn(async move {
+                if serving.await.is_err() {
+                    on_cut_off();
+                }
+            });
+        }
+        if self.moves {
+            let (session, dex) = (sessions().await?, dex.clone());
+            let (shared, is_over) = (Rc::clone(shared), Rc::clone(is_over));
+            session.endpoint().clone().spawn(async move {
+                while !is_over.get() && !shared.stop.get() {
+                    shared.table.move_some(&shared, &session, &dex).await;
+                    session.endpoint().sleep(MOVE_NS + session.endpoint().random() % MOVE_NS).await;
+                }
+            });
+        }
+        Ok(())
+    }
+
+    /// The compute server of that session does no more for others.
+    pub(super) fn retire(&self, session: &Session<SimEndpoint>) {
+        self.cluster.leave(session.endpoint().incarnation());
+    }
+
+    /// Gives some range to somebody, as far as that is possible now.
+    async fn move_some(&self, shared: &Shared, session: &Session<SimEndpoint>, dex: &Dex) {
+        let endpoint = session.endpoint();
+        let random = |below: usize| (endpoint.random() % below.max(1) as u64) as usize;
+        let (_, bounds, _) = dex.known_map();
+        let members = self.cluster.members();
+        let (Some(key), Some(to)) =
+            (self.keys.get(random(self.keys.len())), members.get(random(members.len())))
+        else {
+            return;
+        };
+        let number = bounds.partition_point(|bound| bound < key);
+        let low = number.checked_sub(1).map(|before| bounds[before].as_slice());
+        let high = bounds.get(number).map(Vec::as_slice);
+        // What is below the key, what is above it, or all of the partition.
+        let (low, high) = match random(3) {
+            0 => (low, Some(key.as_slice())),
+            1 => (Some(key.as_slice()), high),
+            _ => (low, high),
+        };
+        let moved = dex.move_range(session, low, high, *to).await;
+        match moved {
+            Ok(_) => shared.count(|stats| stats.moved += 1),
+            Err(MoveError::Index(error @ (IndexError::Corrupt(_) | IndexError::Invalid(_)))) => {
+                shared.fail(Failure::Corrupt(format!("a move of a range: {error}")));
+            }
+            Err(_) => {}
+        }
+    }
+}
