@@ -276,6 +276,8 @@ impl Cache {
                     .visit(session, low.as_deref().map_or(Seek::First, Seek::After), level)
                     .await?;
             }
+            // What that has changed must not need the images any more when they are void.
+            cache.flush(session).await?;
             // They have served, and their nodes' memory may come to be used for something else.
             self.write_floors(session, log.addr, [log.floors[0], last]).await?;
         }
