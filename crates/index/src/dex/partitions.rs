@@ -481,7 +481,9 @@ pub(super) async fn change_map_now<E: Endpoint>(
             slot_bytes = old.bytes / 2;
             (new.addr, new.slot) = (old.addr, old.slot ^ 1);
             let at = new.addr.plus(new.slot * slot_bytes as u64);
-            session.steady().write(at, image(slot_bytes)).await?;
+            // Until it has landed: one that landed later would fall into a map that counts.
+            let patient = session.patient();
+            patient.steady().write(at, image(slot_bytes)).await?;
         }
         old => {
             unnamed.extend(old.iter().map(|old| old.addr));
