@@ -13,7 +13,7 @@ use farleaf_index::Engine;
 pub use farleaf_pool::canary::Canary;
 
 use crate::run::{Failure, run};
-use crate::scenario::{Choices, Scenario};
+use crate::scenario::{Choices, Scenario, Workload};
 
 /// What became of one canary.
 #[derive(Clone, Debug)]
@@ -24,13 +24,16 @@ pub struct Sung {
     pub seeds: u64,
     /// What found it; `None` if nothing did.
     pub found: Option<(Scenario, Failure)>,
+    /// What fails without it, too: a bug that nobody seeded.
+    pub unseeded: Option<(Scenario, Failure)>,
     /// What it took.
     pub elapsed: Duration,
 }
 
-/// Hunts `canaries` with the scenarios of `choices`, each with at most `seeds_max` seeds, on so many
-/// threads. `stop` ends it early, leaving out those that were not found by then; `each` is told of
-/// every one that is done.
+/// Hunts `canaries`, each with at most `seeds_max` seeds, on so many threads. `choices` pins what its
+/// scenarios have in common; what that leaves open of engine and workload is what suits the bug. `stop`
+/// ends it early, leaving out those that were not found by then; `each` is told of every one that is
+/// done.
 pub fn hunt(
     canaries: &[Canary],
     choices: &Choices,
@@ -56,9 +59,13 @@ pub fn hunt(
     done
 }
 
-/// The engine that the bug is in, or whose scenarios find it where it is in what all engines use.
-fn engine_of(canary: Canary) -> Engine {
-    match canary {
+/// The scenarios that such a bug is looked for with: those of the engine that it is in, if it is in one;
+/// else those of clients that go from one object to the next for as long as any.
+fn ground(canary: Canary) -> Choices {
+    let engine = match canary {
+        Canary::ReuseEarly | Canary::SkipPin => {
+            return Choices { workload: Some(Workload::Large), ..Choices::default() };
+        }
         Canary::AdoptUnchecked
         | Canary::CoolUnwritten
         | Canary::LoseLogRecord
@@ -68,23 +75,35 @@ fn engine_of(canary: Canary) -> Engine {
         | Canary::AnswerAsZombie
         | Canary::SplitOldFirst => Engine::Dex,
         _ => Engine::BTree,
-    }
+    };
+    Choices { engine: Some(engine), ..Choices::default() }
 }
 
 fn hunt_one(canary: Canary, choices: &Choices, seeds_max: u64, stop: &AtomicBool) -> Option<Sung> {
     let began = Instant::now();
-    let _armed = canary.arm();
-    let engine = choices.engine.unwrap_or(engine_of(canary));
-    let choices = &Choices { engine: Some(engine), ..choices.clone() };
-    for seed in 0..seeds_max {
+    let ground = ground(canary);
+    let choices = &Choices {
+        engine: choices.engine.or(ground.engine),
+        workload: choices.workload.or(ground.workload),
+        ..choices.clone()
+    };
+    let mut sung = Sung { canary, seeds: 0, found: None, unseeded: None, elapsed: Duration::ZERO };
+    while sung.found.is_none() && sung.seeds < seeds_max {
         if stop.load(Ordering::Relaxed) {
             return None;
         }
-        let scenario = Scenario::from_seed(seed, choices);
-        if let Some(failure) = run(&scenario).failure {
-            let (seeds, found) = (seed + 1, Some((scenario, failure)));
-            return Some(Sung { canary, seeds, found, elapsed: began.elapsed() });
+        let scenario = Scenario::from_seed(sung.seeds, choices);
+        sung.seeds += 1;
+        let armed = canary.arm();
+        let failure = run(&scenario).failure;
+        drop(armed);
+        if let Some(failure) = failure {
+            match run(&scenario).failure {
+                None => sung.found = Some((scenario, failure)),
+                Some(failure) => sung.unseeded = Some((scenario, failure)),
+            }
         }
     }
-    Some(Sung { canary, seeds: seeds_max, found: None, elapsed: began.elapsed() })
+    sung.elapsed = began.elapsed();
+    Some(sung)
 }

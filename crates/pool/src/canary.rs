@@ -23,8 +23,8 @@ pub enum Canary {
     DropSibling,
     /// An unfinished split is finished without a look whether the new node still lives.
     SeparatorUnchecked,
-    /// A merge unlocks the left node before the right one is dead.
-    UnlockLeftEarly,
+    /// A merge unlocks the right node before it is dead.
+    UnlockRightEarly,
     /// What a merge or a changed value unlinks is never freed.
     ForgetRetire,
     /// A new root is built from the root as it was before its lock was taken.
@@ -77,7 +77,7 @@ impl Canary {
         Canary::PublishOldFirst,
         Canary::DropSibling,
         Canary::SeparatorUnchecked,
-        Canary::UnlockLeftEarly,
+        Canary::UnlockRightEarly,
         Canary::ForgetRetire,
         Canary::GrowFromOldRoot,
         Canary::SkipCoverCheck,
@@ -110,7 +110,7 @@ impl Canary {
             Canary::PublishOldFirst => "publish-old-first",
             Canary::DropSibling => "drop-sibling",
             Canary::SeparatorUnchecked => "separator-unchecked",
-            Canary::UnlockLeftEarly => "unlock-left-early",
+            Canary::UnlockRightEarly => "unlock-right-early",
             Canary::ForgetRetire => "forget-retire",
             Canary::GrowFromOldRoot => "grow-from-old-root",
             Canary::SkipCoverCheck => "skip-cover-check",
@@ -150,7 +150,7 @@ impl Canary {
             Canary::SeparatorUnchecked => {
                 "an unfinished split is finished without a look whether the new node still lives"
             }
-            Canary::UnlockLeftEarly => "a merge unlocks the left node before the right one is dead",
+            Canary::UnlockRightEarly => "a merge unlocks the right node before it is dead",
             Canary::ForgetRetire => "what a merge or a changed value unlinks is never freed",
             Canary::GrowFromOldRoot => {
                 "a new root is built from the root as it was before its lock was taken"

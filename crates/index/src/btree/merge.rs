@@ -193,8 +193,8 @@ impl Tree {
             let written = steady.write(node.addr.plus(8), image.window(8..bytes)).await;
             written.map_err(|error| IndexError::OutcomeUnknown(error.to_string()))?;
         }
-        if Canary::UnlockLeftEarly.is_armed() {
-            let _ = session.client().cas(left.addr, left.token(), 0).await;
+        if Canary::UnlockRightEarly.is_armed() {
+            let _ = session.client().cas(right.addr, right.token(), 0).await;
         }
         self.bury(right, None).await?;
         for node in [parent, left] {

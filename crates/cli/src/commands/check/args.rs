@@ -105,6 +105,8 @@ pub(crate) struct CanariesArgs {
     /// Threads [default: as many as the machine has]
     #[arg(short, long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: Option<u16>,
+    #[command(flatten)]
+    pub(crate) pins: PinArgs,
 }
 
 /// As many threads as were asked for, or as the machine has.
@@ -152,7 +154,7 @@ pub(crate) struct SeedsArgs {
 /// What is pinned of a scenario. What they take is read by [`Choices::set`].
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Scenario")]
-struct PinArgs {
+pub(crate) struct PinArgs {
     /// Engine to check, or all
     #[arg(short, long)]
     engine: Option<String>,
@@ -239,7 +241,7 @@ impl SeedsArgs {
 }
 
 impl PinArgs {
-    fn choices(&self) -> Result<Choices, Failure> {
+    pub(crate) fn choices(&self) -> Result<Choices, Failure> {
         let mut choices = Choices::default();
         let events = (!self.event.is_empty()).then(|| self.event.join(","));
         for (flag, text) in [

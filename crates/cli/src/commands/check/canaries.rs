@@ -3,7 +3,6 @@
 use std::sync::atomic::Ordering;
 
 use farleaf_check::canaries::{Canary, Sung, hunt};
-use farleaf_check::scenario::Choices;
 use serde_json::json;
 
 use super::super::stop_on_interrupt;
@@ -28,17 +27,21 @@ pub(super) fn run(args: &CanariesArgs, console: &mut Console) -> anyhow::Result<
     if canaries.is_empty() {
         canaries.extend_from_slice(Canary::ALL);
     }
+    let choices = args.pins.choices()?;
     // What a canary breaks may panic; that is a finding, and no news.
     std::panic::set_hook(Box::new(|_| {}));
     let stop = stop_on_interrupt()?;
     let meter = Meter::new(console.shows_progress(), Some(canaries.len() as u64));
     let (seeds, threads) = (args.seeds.0, super::args::threads(args.threads));
-    let sung = hunt(&canaries, &Choices::default(), seeds, threads, &stop, &|_| meter.step());
+    let sung = hunt(&canaries, &choices, seeds, threads, &stop, &|_| meter.step());
     meter.clear();
     print(&sung, console)?;
+    for (scenario, failure) in sung.iter().filter_map(|sung| sung.unseeded.as_ref()) {
+        console.warn(format!("this fails without a seeded bug, too: {scenario}: {failure}"));
+    }
     Ok(if stop.load(Ordering::Relaxed) {
         Exit::Interrupted
-    } else if sung.iter().all(|sung| sung.found.is_some()) {
+    } else if sung.iter().all(|sung| sung.found.is_some() && sung.unseeded.is_none()) {
         Exit::Done
     } else {
         Exit::NotFound
@@ -54,6 +57,8 @@ fn print(sung: &[Sung], console: &mut Console) -> anyhow::Result<()> {
                 "what": sung.canary.describe(),
                 "seeds": sung.seeds,
                 "found_by": kind(sung),
+                "replay": sung.found.as_ref().map(|(scenario, _)| scenario.to_string()),
+                "fails_unseeded": sung.unseeded.as_ref().map(|(scenario, _)| scenario.to_string()),
                 "elapsed_ns": u64::try_from(sung.elapsed.as_nanos()).unwrap_or(u64::MAX),
             }))?;
         }
