@@ -31,6 +31,7 @@ mod error;
 mod exec;
 pub mod mapped;
 mod ops;
+mod post;
 mod raw;
 pub mod sim;
 mod sync;

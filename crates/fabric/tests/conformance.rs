@@ -2,15 +2,17 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 #![allow(clippy::disallowed_methods, reason = "mapped memory is raced for by real threads")]
 
+mod common;
+
 use std::env;
 use std::ops::Range;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use common::{Reaped, asked_to_die, list, listed};
 use farleaf_fabric::conformance::{Harness, SCRATCH_BYTES, SERVERS, Survivor, Task, victim};
 use farleaf_fabric::mapped::{Mapped, MappedEndpoint};
 use farleaf_fabric::sim::{AdversaryConfig, Sim, SimConfig, SimEndpoint};
@@ -88,17 +90,9 @@ impl Harness for MappedHarness {
 
     fn run_beside_victim(&self, addr: GlobalAddr, survivor: Survivor<MappedEndpoint>) -> bool {
         let Some(folder) = &self.folder else { return false };
-        let mut child = Reaped(
-            Command::new(env::current_exe().expect("this test's path"))
-                .args(["--exact", "dies_when_asked_to", "--nocapture"])
-                .env(VICTIM_FOLDER, &folder.0)
-                .env(VICTIM_ADDR, addr.word().to_string())
-                .stdout(Stdio::null())
-                .spawn()
-                .expect("a second process"),
-        );
+        let child = Reaped::victim(folder.0.to_str().expect("a path in Unicode"), addr);
         let endpoint = self.computers[0].endpoint().expect("an endpoint");
-        endpoint.executor().block_on(survivor(endpoint.clone(), Box::new(move || child.kill())));
+        endpoint.executor().block_on(child.beside(endpoint.clone(), survivor, Duration::ZERO));
         true
     }
 }
@@ -251,67 +245,25 @@ impl Harness for TcpHarness {
     }
 
     fn run_beside_victim(&self, addr: GlobalAddr, survivor: Survivor<TcpEndpoint>) -> bool {
-        let addresses: Vec<String> =
-            self.servers.iter().map(|server| server.address().to_string()).collect();
-        let mut child = Reaped(
-            Command::new(env::current_exe().expect("this test's path"))
-                .args(["--exact", "dies_when_asked_to", "--nocapture"])
-                .env(VICTIM_SERVERS, addresses.join(","))
-                .env(VICTIM_ADDR, addr.word().to_string())
-                .stdout(Stdio::null())
-                .spawn()
-                .expect("a second process"),
-        );
+        let child = Reaped::victim(&list(self.servers.iter().map(MemoryServer::address)), addr);
         let endpoint = self.computers[0].endpoint().expect("an endpoint");
-        endpoint.executor().block_on(survivor(
-            endpoint.clone(),
-            Box::new(move || {
-                child.kill();
-                // Gone is who was not heard of for a lease.
-                thread::sleep(2 * LEASE);
-            }),
-        ));
+        endpoint.executor().block_on(child.beside(endpoint.clone(), survivor, LEASE));
         true
     }
 }
 
-const VICTIM_SERVERS: &str = "FARLEAF_TEST_VICTIM_SERVERS";
-const VICTIM_FOLDER: &str = "FARLEAF_TEST_VICTIM_FOLDER";
-const VICTIM_ADDR: &str = "FARLEAF_TEST_VICTIM_ADDR";
-
 /// Not a test of its own: the process that a harness's `run_beside_victim` kills.
 #[test]
 fn dies_when_asked_to() {
-    let Ok(addr) = env::var(VICTIM_ADDR) else { return };
-    let addr = GlobalAddr::from_word(addr.parse().expect("a number")).expect("an address");
-    assert_eq!(addr.server(), ServerId(1));
-    if let Ok(servers) = env::var(VICTIM_SERVERS) {
-        let servers = servers.split(',').map(|server| server.parse().expect("an address"));
-        let tcp = Tcp::connect(TcpConfig::to(servers)).expect("the other process's servers");
-        let endpoint = tcp.endpoint().expect("an endpoint");
+    let Some((pool, addr)) = asked_to_die() else { return };
+    if pool.starts_with('/') {
+        let mapped = Mapped::open(&PathBuf::from(pool)).expect("the other process's pool");
+        let endpoint = mapped.endpoint().expect("an endpoint");
         return endpoint.executor().block_on(victim(endpoint.clone(), addr));
     }
-    let folder = env::var(VICTIM_FOLDER).expect("a folder, where there are no servers");
-    let mapped = Mapped::open(&PathBuf::from(folder)).expect("the other process's pool");
-    let endpoint = mapped.endpoint().expect("an endpoint");
+    let tcp = Tcp::connect(TcpConfig::to(listed(&pool))).expect("the other process's servers");
+    let endpoint = tcp.endpoint().expect("an endpoint");
     endpoint.executor().block_on(victim(endpoint.clone(), addr));
-}
-
-/// A child that does not outlive its parent's test.
-struct Reaped(Child);
-
-impl Reaped {
-    fn kill(&mut self) {
-        // It can have ended by itself; then there is nothing to kill, only to wait for.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-impl Drop for Reaped {
-    fn drop(&mut self) {
-        self.kill();
-    }
 }
 
 /// A folder of its own, removed at the end: in shared memory where there is some.

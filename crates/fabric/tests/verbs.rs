@@ -5,16 +5,19 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 #![allow(clippy::disallowed_methods, reason = "a network is real time and real threads")]
 
+mod common;
+
 use std::env;
 use std::future::Future;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::ops::Range;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use common::{Reaped, asked_to_die, list, listed};
 use farleaf_fabric::conformance::{
     Harness, SCRATCH_BYTES, SERVERS, Survivor, Task, cases, run_case, victim,
 };
@@ -132,60 +135,21 @@ impl Harness for VerbsHarness {
     }
 
     fn run_beside_victim(&self, addr: GlobalAddr, survivor: Survivor<VerbsEndpoint>) -> bool {
-        let addresses: Vec<String> =
-            self.servers.iter().map(|server| server.address().to_string()).collect();
-        let mut child = Reaped(
-            Command::new(env::current_exe().expect("this test's path"))
-                .args(["--exact", "dies_when_asked_to", "--nocapture"])
-                .env(VICTIM_SERVERS, addresses.join(","))
-                .env(VICTIM_ADDR, addr.word().to_string())
-                .stdout(Stdio::null())
-                .spawn()
-                .expect("a second process"),
-        );
+        let child = Reaped::victim(&list(self.servers.iter().map(VerbsServer::address)), addr);
         let endpoint = self.computers[0].endpoint().expect("an endpoint");
-        endpoint.executor().block_on(survivor(
-            endpoint.clone(),
-            Box::new(move || {
-                child.kill();
-                // Gone is who was not heard of for a lease.
-                thread::sleep(2 * LEASE);
-            }),
-        ));
+        endpoint.executor().block_on(child.beside(endpoint.clone(), survivor, LEASE));
         true
     }
 }
 
-const VICTIM_SERVERS: &str = "FARLEAF_TEST_VICTIM_SERVERS";
-const VICTIM_ADDR: &str = "FARLEAF_TEST_VICTIM_ADDR";
-
 /// Not a test of its own: the process that the harness's `run_beside_victim` kills.
 #[test]
 fn dies_when_asked_to() {
-    let Ok(servers) = env::var(VICTIM_SERVERS) else { return };
-    let addr = env::var(VICTIM_ADDR).expect("a place").parse().expect("a number");
-    let addr = GlobalAddr::from_word(addr).expect("an address");
-    let servers = servers.split(',').map(|server| server.parse().expect("an address"));
-    let verbs = Verbs::connect(VerbsConfig::to(servers)).expect("the other process's servers");
+    let Some((pool, addr)) = asked_to_die() else { return };
+    let config = VerbsConfig::to(listed(&pool));
+    let verbs = Verbs::connect(config).expect("the other process's servers");
     let endpoint = verbs.endpoint().expect("an endpoint");
     endpoint.executor().block_on(victim(endpoint.clone(), addr));
-}
-
-/// A child that does not outlive its parent's test.
-struct Reaped(Child);
-
-impl Reaped {
-    fn kill(&mut self) {
-        // It can have ended by itself; then there is nothing to kill, only to wait for.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-impl Drop for Reaped {
-    fn drop(&mut self) {
-        self.kill();
-    }
 }
 
 /// Every case of the contract's suite; `FARLEAF_CASE` picks some by a part of their names.

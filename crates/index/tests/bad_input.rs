@@ -71,7 +71,7 @@ fn impossible_formats_are_refused() {
         invalid(with(TableFormat::default()).await, "already");
         invalid(AnyIndex::drop_table(&session, "other").await, "no table");
         AnyIndex::drop_table(&session, "t").await.expect("drop");
-        check(&session, &[]).await;
+        check::<_, AnyIndex>(&session, &[]).await;
     });
 }
 
@@ -199,8 +199,8 @@ fn a_large_table_can_be_dropped() {
             AnyIndex::drop_table(&session, name).await.expect("drop");
         }
         settle(&session).await;
-        check(&session, &[]).await;
-        let (_, audit) = common::audit(&session, &[]).await;
+        check::<_, AnyIndex>(&session, &[]).await;
+        let (_, audit) = common::audit::<_, AnyIndex>(&session, &[]).await;
         assert_eq!(audit.classes.iter().map(|class| class.live).sum::<u64>(), 0);
     });
 }

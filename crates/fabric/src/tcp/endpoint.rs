@@ -2,14 +2,13 @@
 
 use std::cell::RefCell;
 use std::future::Future;
-use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 use super::Shared;
 use super::transport::{Payload, Transport};
 use super::wire::CAPABILITIES;
+use crate::post::{Post, buffer, list, old_word};
 use crate::raw::SlabRef;
 use crate::{
     Buf, Capabilities, Counters, Endpoint, Executor, FabricError, GlobalAddr, Incarnation, Op,
@@ -92,90 +91,12 @@ impl TcpEndpoint {
     }
 
     #[inline]
-    fn post<T>(&self, payload: Payload, finish: fn(Payload, Option<OpError>) -> T) -> Post<'_, T> {
-        Post { transport: &self.thread.transport, stage: Stage::Unsent, payload, finish }
-    }
-}
-
-/// Sent off when first polled (F8). Dropped while in flight, it leaves the operation, and its
-/// buffers, to the transport (F7).
-struct Post<'a, T> {
-    transport: &'a Transport,
-    stage: Stage,
-    payload: Payload,
-    finish: fn(Payload, Option<OpError>) -> T,
-}
-
-#[derive(Clone, Copy)]
-enum Stage {
-    Unsent,
-    Sent(u32),
-    Done,
-}
-
-impl<T> Unpin for Post<'_, T> {}
-
-impl<T> Future for Post<'_, T> {
-    type Output = T;
-
-    #[inline]
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
-        let this = self.get_mut();
-        match this.stage {
-            Stage::Unsent => {
-                let payload = std::mem::replace(&mut this.payload, Payload::Empty);
-                if matches!(&payload, Payload::Chain(ops) | Payload::Batch(ops) if ops.is_empty()) {
-                    this.stage = Stage::Done;
-                    return Poll::Ready((this.finish)(payload, None));
-                }
-                this.stage = Stage::Sent(this.transport.post(payload, context));
-                Poll::Pending
-            }
-            Stage::Sent(slot) => match this.transport.result(slot, context, this.finish) {
-                Some(result) => {
-                    this.stage = Stage::Done;
-                    Poll::Ready(result)
-                }
-                None => Poll::Pending,
-            },
-            Stage::Done => panic!("polled after it was ready"),
-        }
-    }
-}
-
-impl<T> Drop for Post<'_, T> {
-    #[inline]
-    fn drop(&mut self) {
-        if let Stage::Sent(slot) = self.stage {
-            self.transport.abandon(slot);
-        }
-    }
-}
-
-#[inline]
-fn buffer(payload: Payload, error: Option<OpError>) -> Result<Buf, OpError> {
-    match (payload, error) {
-        (_, Some(error)) => Err(error),
-        (Payload::Op(Op::Read { into: buf, .. } | Op::Write { from: buf, .. }), None) => Ok(buf),
-        (other, None) => unreachable!("a READ or WRITE came back as {other:?}"),
-    }
-}
-
-#[inline]
-fn old_word(payload: Payload, error: Option<OpError>) -> Result<u64, OpError> {
-    match (payload, error) {
-        (_, Some(error)) => Err(error),
-        (Payload::Op(Op::Cas { old, .. } | Op::Faa { old, .. }), None) => Ok(old),
-        (other, None) => unreachable!("an atomic came back as {other:?}"),
-    }
-}
-
-#[inline]
-fn list(payload: Payload, error: Option<OpError>) -> Result<Ops, OpError> {
-    match (payload, error) {
-        (_, Some(error)) => Err(error),
-        (Payload::Chain(ops) | Payload::Batch(ops), None) => Ok(ops),
-        (other, None) => unreachable!("a list came back as {other:?}"),
+    fn post<T>(
+        &self,
+        payload: Payload,
+        finish: fn(Payload, Option<OpError>) -> T,
+    ) -> Post<'_, Transport, T> {
+        Post::new(&self.thread.transport, payload, finish)
     }
 }
 

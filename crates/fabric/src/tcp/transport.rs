@@ -20,6 +20,7 @@ use super::connection::Connection;
 use super::inbox::{Sink, Waiting};
 use super::wire::{Request, Status, Verb, word_at};
 use crate::exec::Driver;
+use crate::post::{Carrier, Load};
 use crate::wake::Notify;
 use crate::{
     Buf, FabricError, GlobalAddr, Incarnation, Op, OpError, OpErrorKind, Ops, ServerId, ServiceId,
@@ -34,7 +35,7 @@ const LOOK_EVERY: u32 = 1_024;
 
 /// What was posted together; comes back with the results in it.
 #[derive(Debug)]
-pub(super) enum Payload {
+pub(crate) enum Payload {
     /// Nothing: the result has been taken.
     Empty,
     Op(Op),
@@ -53,6 +54,31 @@ pub(super) enum Payload {
     /// A question about another way, and the answer.
     #[cfg_attr(not(feature = "verbs"), expect(dead_code, reason = "only cards ask"))]
     Ask(ServerId, Vec<u8>, Vec<u8>),
+}
+
+impl Load for Payload {
+    const EMPTY: Self = Payload::Empty;
+
+    #[inline]
+    fn is_empty(&self) -> bool {
+        matches!(self, Payload::Chain(ops) | Payload::Batch(ops) if ops.is_empty())
+    }
+
+    #[inline]
+    fn into_op(self) -> Result<Op, Self> {
+        match self {
+            Payload::Op(op) => Ok(op),
+            other => Err(other),
+        }
+    }
+
+    #[inline]
+    fn into_ops(self) -> Result<Ops, Self> {
+        match self {
+            Payload::Chain(ops) | Payload::Batch(ops) => Ok(ops),
+            other => Err(other),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -133,8 +159,40 @@ impl Transport {
         self.poll.borrow().registry().register(&mut source, OTHER, mio::Interest::READABLE)
     }
 
-    /// Posts; gives the slot that the result will stand in.
-    pub(super) fn post(&self, payload: Payload, context: &Context<'_>) -> u32 {
+    /// Calls the wakers that have gathered.
+    fn wake(&self) {
+        let mut posts = self.posts.borrow_mut();
+        if posts.to_wake.is_empty() {
+            return;
+        }
+        let mut wakers = std::mem::take(&mut posts.to_wake);
+        drop(posts);
+        wakers.drain(..).for_each(Waker::wake);
+        // What a waker has brought about gathers anew, and is called by the next call of this.
+        let mut posts = self.posts.borrow_mut();
+        if posts.to_wake.is_empty() {
+            posts.to_wake = wakers;
+        }
+    }
+
+    /// Gives up connections whose oldest request has waited for too long.
+    fn check_time(&self) {
+        let limit_ns = self.shared.config.op_timeout.as_nanos() as u64;
+        let now_ns = self.now_ns();
+        let mut connections = self.connections.borrow_mut();
+        for connection in connections.iter_mut() {
+            if connection.oldest_ns().is_some_and(|posted| now_ns.saturating_sub(posted) > limit_ns)
+            {
+                connection.give_up(&mut *self.posts.borrow_mut());
+            }
+        }
+    }
+}
+
+impl Carrier for Transport {
+    type Load = Payload;
+
+    fn post(&self, payload: Payload, context: &Context<'_>) -> u32 {
         let mut posts = self.posts.borrow_mut();
         let index = posts.insert(payload, context.waker().clone());
         let mut connections = self.connections.borrow_mut();
@@ -180,8 +238,7 @@ impl Transport {
         index
     }
 
-    /// Hands the result to `finish` if it is there and gives the slot back.
-    pub(super) fn result<T>(
+    fn result<T>(
         &self,
         index: u32,
         context: &Context<'_>,
@@ -203,8 +260,7 @@ impl Transport {
         Some(finish(payload, error))
     }
 
-    /// The future is gone: the operation goes on unseen.
-    pub(super) fn abandon(&self, index: u32) {
+    fn abandon(&self, index: u32) {
         let mut posts = self.posts.borrow_mut();
         let slot = &mut posts.slots[index as usize];
         let waker = slot.waker.take();
@@ -215,35 +271,6 @@ impl Transport {
         }
         drop(posts);
         drop(waker);
-    }
-
-    /// Calls the wakers that have gathered.
-    fn wake(&self) {
-        let mut posts = self.posts.borrow_mut();
-        if posts.to_wake.is_empty() {
-            return;
-        }
-        let mut wakers = std::mem::take(&mut posts.to_wake);
-        drop(posts);
-        wakers.drain(..).for_each(Waker::wake);
-        // What a waker has brought about gathers anew, and is called by the next call of this.
-        let mut posts = self.posts.borrow_mut();
-        if posts.to_wake.is_empty() {
-            posts.to_wake = wakers;
-        }
-    }
-
-    /// Gives up connections whose oldest request has waited for too long.
-    fn check_time(&self) {
-        let limit_ns = self.shared.config.op_timeout.as_nanos() as u64;
-        let now_ns = self.now_ns();
-        let mut connections = self.connections.borrow_mut();
-        for connection in connections.iter_mut() {
-            if connection.oldest_ns().is_some_and(|posted| now_ns.saturating_sub(posted) > limit_ns)
-            {
-                connection.give_up(&mut *self.posts.borrow_mut());
-            }
-        }
     }
 }
 

@@ -9,6 +9,7 @@ use std::task::{Context, Poll};
 use super::transport::Transport;
 use super::wire::{Answer, Outcome, Question, VERSION};
 use super::{Shared, VerbsError};
+use crate::post::{Carrier, Post, Stage, buffer, list, old_word};
 use crate::raw::verbs::{
     Completions, Ends, Lane, Load, QueuePair, Remote, WordsKey, registered_slab,
 };
@@ -93,8 +94,12 @@ impl VerbsEndpoint {
     }
 
     #[inline]
-    fn post<T>(&self, load: Load, finish: fn(Load, Option<OpError>) -> T) -> Post<'_, T> {
-        Post { transport: &self.thread.transport, stage: Stage::Unsent, load, finish }
+    fn post<T>(
+        &self,
+        load: Load,
+        finish: fn(Load, Option<OpError>) -> T,
+    ) -> Post<'_, Transport, T> {
+        Post::new(&self.thread.transport, load, finish)
     }
 }
 
@@ -190,88 +195,6 @@ impl Shared {
             }
         };
         Err(self.server_error(server, why))
-    }
-}
-
-/// Posted when first polled (F8). Dropped while in flight, it leaves the operation, and its buffers,
-/// to the transport (F7).
-struct Post<'a, T> {
-    transport: &'a Transport,
-    stage: Stage,
-    load: Load,
-    finish: fn(Load, Option<OpError>) -> T,
-}
-
-#[derive(Clone, Copy)]
-enum Stage {
-    Unsent,
-    Sent(u32),
-    Done,
-}
-
-impl<T> Unpin for Post<'_, T> {}
-
-impl<T> Future for Post<'_, T> {
-    type Output = T;
-
-    #[inline]
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
-        let this = self.get_mut();
-        match this.stage {
-            Stage::Unsent => {
-                let load = std::mem::replace(&mut this.load, Load::Empty);
-                if load.ops().next().is_none() {
-                    this.stage = Stage::Done;
-                    return Poll::Ready((this.finish)(load, None));
-                }
-                this.stage = Stage::Sent(this.transport.post(load, context));
-                Poll::Pending
-            }
-            Stage::Sent(slot) => match this.transport.result(slot, context, this.finish) {
-                Some(result) => {
-                    this.stage = Stage::Done;
-                    Poll::Ready(result)
-                }
-                None => Poll::Pending,
-            },
-            Stage::Done => panic!("polled after it was ready"),
-        }
-    }
-}
-
-impl<T> Drop for Post<'_, T> {
-    #[inline]
-    fn drop(&mut self) {
-        if let Stage::Sent(slot) = self.stage {
-            self.transport.abandon(slot);
-        }
-    }
-}
-
-#[inline]
-fn buffer(load: Load, error: Option<OpError>) -> Result<Buf, OpError> {
-    match (load, error) {
-        (_, Some(error)) => Err(error),
-        (Load::One(Op::Read { into: buf, .. } | Op::Write { from: buf, .. }), None) => Ok(buf),
-        (other, None) => unreachable!("a READ or WRITE came back as {other:?}"),
-    }
-}
-
-#[inline]
-fn old_word(load: Load, error: Option<OpError>) -> Result<u64, OpError> {
-    match (load, error) {
-        (_, Some(error)) => Err(error),
-        (Load::One(Op::Cas { old, .. } | Op::Faa { old, .. }), None) => Ok(old),
-        (other, None) => unreachable!("an atomic came back as {other:?}"),
-    }
-}
-
-#[inline]
-fn list(load: Load, error: Option<OpError>) -> Result<Ops, OpError> {
-    match (load, error) {
-        (_, Some(error)) => Err(error),
-        (Load::Chain(ops) | Load::Batch(ops), None) => Ok(ops),
-        (other, None) => unreachable!("a list came back as {other:?}"),
     }
 }
 

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use super::posts::Posts;
 use crate::exec::Driver;
+use crate::post::Carrier;
 use crate::raw::verbs::{Completions, Lane, Load, Work, lane_of};
 use crate::tcp;
 use crate::wake::Notify;
@@ -117,52 +118,6 @@ impl Transport {
         })
     }
 
-    /// Posts; gives the slot that the result will stand in. What is known to be wrong does nothing at
-    /// all, a chain or a batch neither.
-    pub(super) fn post(&self, load: Load, context: &Context<'_>) -> u32 {
-        let mut state = self.state.borrow_mut();
-        let State { lines, posts, planned, .. } = &mut *state;
-        let refused = load.ops().find_map(|op| self.refusal(lines, op));
-        let mut plan = Plan::new(matches!(load, Load::Chain(_)));
-        if refused.is_some() {
-            let index = posts.insert(load, context.waker().clone());
-            posts.posted(index, refused);
-            drop(state);
-            self.wake();
-            return index;
-        }
-        let one = match &load {
-            Load::One(op) => Some((op.addr().server().index(), op.bytes() > 0)),
-            _ => None,
-        };
-        let index = match one {
-            Some((server, true)) => {
-                let index = posts.insert(load, context.waker().clone());
-                let hold = posts.part(index);
-                lines[server].push(Work { hold, part: 0, slot: index, is_fenced: false });
-                index
-            }
-            Some((_, false)) => posts.insert(load, context.waker().clone()),
-            None => {
-                // Planned while the load is still at hand; then it is given away.
-                let parts = load.ops().zip(0..).filter(|(op, _)| op.bytes() > 0);
-                planned.extend(
-                    parts.map(|(op, part)| (op.addr().server().index(), part, plan.is_fenced(op))),
-                );
-                let index = posts.insert(load, context.waker().clone());
-                for (server, part, is_fenced) in planned.drain(..) {
-                    let hold = posts.part(index);
-                    lines[server].push(Work { hold, part, slot: index, is_fenced });
-                }
-                index
-            }
-        };
-        posts.posted(index, None);
-        drop(state);
-        self.wake();
-        index
-    }
-
     /// Why an operation cannot be posted, if so.
     fn refusal(&self, lines: &[Line], op: &Op) -> Option<OpError> {
         let (addr, bytes) = (op.addr(), op.bytes());
@@ -191,32 +146,6 @@ impl Transport {
             Way::Down => error(OpErrorKind::Unavailable),
             Way::Fenced => error(OpErrorKind::Fenced),
         }
-    }
-
-    /// Hands the result to `finish` if it is there and gives the slot back.
-    pub(super) fn result<T>(
-        &self,
-        index: u32,
-        context: &Context<'_>,
-        finish: fn(Load, Option<OpError>) -> T,
-    ) -> Option<T> {
-        let taken = self.state.borrow_mut().posts.take(index, context.waker());
-        match taken {
-            Ok((load, error, waker)) => {
-                drop(waker);
-                Some(finish(load, error))
-            }
-            Err(before) => {
-                drop(before);
-                None
-            }
-        }
-    }
-
-    /// The future is gone: the operation goes on unseen.
-    pub(super) fn abandon(&self, index: u32) {
-        let waker = self.state.borrow_mut().posts.abandon(index);
-        drop(waker);
     }
 
     /// Begins to get a new queue pair (F10); the slot to wait for, and whether the caller is the one who
@@ -430,6 +359,78 @@ impl Plan {
         self.read |= matches!(op, Op::Read { .. });
         self.atomic |= matches!(op, Op::Cas { .. } | Op::Faa { .. });
         is_fenced
+    }
+}
+
+impl Carrier for Transport {
+    type Load = Load;
+
+    fn post(&self, load: Load, context: &Context<'_>) -> u32 {
+        let mut state = self.state.borrow_mut();
+        let State { lines, posts, planned, .. } = &mut *state;
+        let refused = load.ops().find_map(|op| self.refusal(lines, op));
+        let mut plan = Plan::new(matches!(load, Load::Chain(_)));
+        if refused.is_some() {
+            let index = posts.insert(load, context.waker().clone());
+            posts.posted(index, refused);
+            drop(state);
+            self.wake();
+            return index;
+        }
+        let one = match &load {
+            Load::One(op) => Some((op.addr().server().index(), op.bytes() > 0)),
+            _ => None,
+        };
+        let index = match one {
+            Some((server, true)) => {
+                let index = posts.insert(load, context.waker().clone());
+                let hold = posts.part(index);
+                lines[server].push(Work { hold, part: 0, slot: index, is_fenced: false });
+                index
+            }
+            Some((_, false)) => posts.insert(load, context.waker().clone()),
+            None => {
+                // Planned while the load is still at hand; then it is given away.
+                let parts = load.ops().zip(0..).filter(|(op, _)| op.bytes() > 0);
+                planned.extend(
+                    parts.map(|(op, part)| (op.addr().server().index(), part, plan.is_fenced(op))),
+                );
+                let index = posts.insert(load, context.waker().clone());
+                for (server, part, is_fenced) in planned.drain(..) {
+                    let hold = posts.part(index);
+                    lines[server].push(Work { hold, part, slot: index, is_fenced });
+                }
+                index
+            }
+        };
+        posts.posted(index, None);
+        drop(state);
+        self.wake();
+        index
+    }
+
+    fn result<T>(
+        &self,
+        index: u32,
+        context: &Context<'_>,
+        finish: fn(Load, Option<OpError>) -> T,
+    ) -> Option<T> {
+        let taken = self.state.borrow_mut().posts.take(index, context.waker());
+        match taken {
+            Ok((load, error, waker)) => {
+                drop(waker);
+                Some(finish(load, error))
+            }
+            Err(before) => {
+                drop(before);
+                None
+            }
+        }
+    }
+
+    fn abandon(&self, index: u32) {
+        let waker = self.state.borrow_mut().posts.abandon(index);
+        drop(waker);
     }
 }
 

@@ -1,6 +1,8 @@
 //! Pools on every fabric for the suites.
 #![allow(dead_code, unreachable_pub, reason = "each suite uses its part")]
 
+pub mod model;
+
 use std::future::Future;
 use std::sync::Arc;
 
@@ -262,7 +264,7 @@ pub async fn settle<E: Endpoint>(session: &Session<E>) {
 }
 
 /// Walks table and pool; everything must be in order and accounted for.
-pub async fn check<E: Endpoint>(session: &Session<E>, tables: &[&AnyIndex]) -> TableReport {
+pub async fn check<E: Endpoint, I: Index>(session: &Session<E>, tables: &[&I]) -> TableReport {
     settle(session).await;
     let (reports, audit) = audit(session, tables).await;
     assert_eq!(audit.problems, Vec::<String>::new());
@@ -270,9 +272,9 @@ pub async fn check<E: Endpoint>(session: &Session<E>, tables: &[&AnyIndex]) -> T
     reports.into_iter().next().unwrap_or_default()
 }
 
-pub async fn audit<E: Endpoint>(
+pub async fn audit<E: Endpoint, I: Index>(
     session: &Session<E>,
-    tables: &[&AnyIndex],
+    tables: &[&I],
 ) -> (Vec<TableReport>, AuditReport) {
     let mut audit = Audit::new(session).await.expect("audit");
     let mut reports = Vec::new();

@@ -4,10 +4,10 @@
 use farleaf_fabric::{Endpoint, GlobalAddr};
 use farleaf_index::dex::{Dex, DexOptions, Durability};
 use farleaf_index::node::Layout;
-use farleaf_index::{Index, TableFormat, TableReport};
-use farleaf_pool::{Audit, Session};
+use farleaf_index::{TableFormat, TableReport};
+use farleaf_pool::Session;
 
-use crate::common::settle;
+use crate::common::{self, settle};
 
 /// The remote structure of a new table.
 pub async fn create<E: Endpoint>(
@@ -40,11 +40,5 @@ pub fn open((meta, layout): (GlobalAddr, Layout), frames: u64, options: DexOptio
 pub async fn check<E: Endpoint>(session: &Session<E>, index: &Dex) -> TableReport {
     settle(session).await;
     assert_eq!(index.check_cache(), Vec::<String>::new());
-    let mut audit = Audit::new(session).await.expect("audit");
-    let report = index.verify(session, &mut audit).await.expect("verify");
-    assert_eq!(report.problems, Vec::<String>::new());
-    let audit = audit.report(session).await.expect("report");
-    assert_eq!(audit.problems, Vec::<String>::new());
-    assert!(audit.closes(), "handed out = live + free + retired does not hold: {audit:#?}");
-    report
+    common::check(session, &[index]).await
 }

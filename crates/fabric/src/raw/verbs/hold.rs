@@ -20,6 +20,31 @@ pub(crate) enum Load {
     Batch(Ops),
 }
 
+impl crate::post::Load for Load {
+    const EMPTY: Self = Load::Empty;
+
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.ops().next().is_none()
+    }
+
+    #[inline]
+    fn into_op(self) -> Result<Op, Self> {
+        match self {
+            Load::One(op) => Ok(op),
+            other => Err(other),
+        }
+    }
+
+    #[inline]
+    fn into_ops(self) -> Result<Ops, Self> {
+        match self {
+            Load::Chain(ops) | Load::Batch(ops) => Ok(ops),
+            other => Err(other),
+        }
+    }
+}
+
 impl Load {
     /// Its operations, in order.
     pub(crate) fn ops(&self) -> impl Iterator<Item = &Op> {

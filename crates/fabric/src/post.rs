@@ -1,0 +1,140 @@
+//! The futures of posts, for fabrics whose transport keeps results in slots until they are taken.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use crate::{Buf, Op, OpError, Ops};
+
+/// What is posted together, and comes back with the results in it.
+pub(crate) trait Load: fmt::Debug + Sized {
+    /// What is left once the load has been handed over.
+    const EMPTY: Self;
+
+    /// Whether there is nothing to do: a list without operations.
+    fn is_empty(&self) -> bool;
+
+    /// The operation, if it is one alone.
+    fn into_op(self) -> Result<Op, Self>;
+
+    /// The list, if it is one.
+    fn into_ops(self) -> Result<Ops, Self>;
+}
+
+/// Carries loads to the servers and back.
+pub(crate) trait Carrier {
+    /// What it carries.
+    type Load: Load;
+
+    /// Posts; gives the slot that the result will stand in.
+    fn post(&self, load: Self::Load, context: &Context<'_>) -> u32;
+
+    /// Hands the result to `finish` if it is there and gives the slot back.
+    fn result<T>(
+        &self,
+        slot: u32,
+        context: &Context<'_>,
+        finish: fn(Self::Load, Option<OpError>) -> T,
+    ) -> Option<T>;
+
+    /// The future is gone: the operation goes on unseen.
+    fn abandon(&self, slot: u32);
+}
+
+/// Posted when first polled (F8). Dropped while in flight, it leaves the operation, and its buffers,
+/// to the carrier (F7).
+pub(crate) struct Post<'a, C: Carrier, T> {
+    carrier: &'a C,
+    stage: Stage,
+    load: C::Load,
+    finish: fn(C::Load, Option<OpError>) -> T,
+}
+
+/// How far a post is.
+#[derive(Clone, Copy)]
+pub(crate) enum Stage {
+    Unsent,
+    Sent(u32),
+    Done,
+}
+
+impl<'a, C: Carrier, T> Post<'a, C, T> {
+    #[inline]
+    pub(crate) fn new(
+        carrier: &'a C,
+        load: C::Load,
+        finish: fn(C::Load, Option<OpError>) -> T,
+    ) -> Self {
+        Post { carrier, stage: Stage::Unsent, load, finish }
+    }
+}
+
+impl<C: Carrier, T> Unpin for Post<'_, C, T> {}
+
+impl<C: Carrier, T> Future for Post<'_, C, T> {
+    type Output = T;
+
+    #[inline]
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        let this = self.get_mut();
+        match this.stage {
+            Stage::Unsent => {
+                let load = std::mem::replace(&mut this.load, C::Load::EMPTY);
+                if load.is_empty() {
+                    this.stage = Stage::Done;
+                    return Poll::Ready((this.finish)(load, None));
+                }
+                this.stage = Stage::Sent(this.carrier.post(load, context));
+                Poll::Pending
+            }
+            Stage::Sent(slot) => match this.carrier.result(slot, context, this.finish) {
+                Some(result) => {
+                    this.stage = Stage::Done;
+                    Poll::Ready(result)
+                }
+                None => Poll::Pending,
+            },
+            Stage::Done => panic!("polled after it was ready"),
+        }
+    }
+}
+
+impl<C: Carrier, T> Drop for Post<'_, C, T> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Stage::Sent(slot) = self.stage {
+            self.carrier.abandon(slot);
+        }
+    }
+}
+
+/// Ends a READ or a WRITE.
+#[inline]
+pub(crate) fn buffer<L: Load>(load: L, error: Option<OpError>) -> Result<Buf, OpError> {
+    match (load.into_op(), error) {
+        (_, Some(error)) => Err(error),
+        (Ok(Op::Read { into: buf, .. } | Op::Write { from: buf, .. }), None) => Ok(buf),
+        (other, None) => unreachable!("a READ or WRITE came back as {other:?}"),
+    }
+}
+
+/// Ends a CAS or an FAA.
+#[inline]
+pub(crate) fn old_word<L: Load>(load: L, error: Option<OpError>) -> Result<u64, OpError> {
+    match (load.into_op(), error) {
+        (_, Some(error)) => Err(error),
+        (Ok(Op::Cas { old, .. } | Op::Faa { old, .. }), None) => Ok(old),
+        (other, None) => unreachable!("an atomic came back as {other:?}"),
+    }
+}
+
+/// Ends a chain or a batch.
+#[inline]
+pub(crate) fn list<L: Load>(load: L, error: Option<OpError>) -> Result<Ops, OpError> {
+    match (load.into_ops(), error) {
+        (_, Some(error)) => Err(error),
+        (Ok(ops), None) => Ok(ops),
+        (Err(other), None) => unreachable!("a list came back as {other:?}"),
+    }
+}

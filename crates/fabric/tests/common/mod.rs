@@ -1,0 +1,75 @@
+//! A second process that is killed in the middle of its WRITEs, for the harnesses of real fabrics.
+
+use std::env;
+use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use farleaf_fabric::conformance::Survivor;
+use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
+
+const VICTIM_POOL: &str = "FARLEAF_TEST_VICTIM_POOL";
+const VICTIM_ADDR: &str = "FARLEAF_TEST_VICTIM_ADDR";
+
+/// A child that does not outlive its parent's test.
+pub(crate) struct Reaped(Child);
+
+impl Reaped {
+    /// Starts this program's test `dies_when_asked_to` alone, which opens the pool and writes to `addr`.
+    pub(crate) fn victim(pool: &str, addr: GlobalAddr) -> Reaped {
+        Reaped(
+            Command::new(env::current_exe().expect("this test's path"))
+                .args(["--exact", "dies_when_asked_to", "--nocapture"])
+                .env(VICTIM_POOL, pool)
+                .env(VICTIM_ADDR, addr.word().to_string())
+                .stdout(Stdio::null())
+                .spawn()
+                .expect("a second process"),
+        )
+    }
+
+    /// Kills it when the survivor asks for that, and waits until nobody has heard of it for `lease`.
+    pub(crate) async fn beside<E: Endpoint>(
+        mut self,
+        endpoint: E,
+        survivor: Survivor<E>,
+        lease: Duration,
+    ) {
+        let kill = move || {
+            self.kill();
+            thread::sleep(2 * lease);
+        };
+        survivor(endpoint, Box::new(kill)).await;
+    }
+
+    fn kill(&mut self) {
+        // It can have ended by itself; then there is nothing to kill, only to wait for.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Reaped {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// If this process is the one to be killed: the pool, and where it is to write.
+pub(crate) fn asked_to_die() -> Option<(String, GlobalAddr)> {
+    let addr = env::var(VICTIM_ADDR).ok()?.parse().expect("a number");
+    let addr = GlobalAddr::from_word(addr).expect("an address");
+    assert_eq!(addr.server(), ServerId(1));
+    Some((env::var(VICTIM_POOL).expect("a pool"), addr))
+}
+
+/// Servers, as one text.
+pub(crate) fn list(servers: impl Iterator<Item = SocketAddr>) -> String {
+    servers.map(|server| server.to_string()).collect::<Vec<_>>().join(",")
+}
+
+/// The servers of such a text.
+pub(crate) fn listed(servers: &str) -> impl Iterator<Item = SocketAddr> {
+    servers.split(',').map(|server| server.parse().expect("an address"))
+}
