@@ -2,6 +2,7 @@
 
 use std::{fmt, net::SocketAddr, str::FromStr};
 
+use farleaf_fabric::tcp::Tls;
 use farleaf_index::Engine;
 use farleaf_index::dex::Durability;
 use serde_json::{Map, Value, json};
@@ -69,6 +70,8 @@ pub struct BenchConfig {
     pub verify: bool,
     /// The memory servers, for the fabric `tcp`.
     pub cluster: Option<Cluster>,
+    /// How they are reached, if not in the open.
+    pub tls: Option<Tls>,
 }
 
 /// Memory servers on a network, in the order of their numbers.
@@ -116,6 +119,7 @@ impl Default for BenchConfig {
             capabilities: CapabilityKind::None,
             verify: false,
             cluster: None,
+            tls: None,
         }
     }
 }

@@ -16,6 +16,7 @@ use crate::commands::up::UpArgs;
 use crate::formats;
 use crate::input::ColumnSpec;
 use crate::suggest::OneOf;
+use crate::tls::TlsArgs;
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -71,6 +72,8 @@ pub(crate) struct GlobalArgs {
     /// Say what is being done, on standard error
     #[arg(short, long, global = true)]
     pub(crate) verbose: bool,
+    #[command(flatten)]
+    pub(crate) tls: TlsArgs,
 }
 
 /// When output is coloured.

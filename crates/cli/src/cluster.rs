@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use serde_json::Value;
 
+use crate::tls::TlsArgs;
+
 /// How long a memory server may take to end once it has been told to.
 const END_TIME: Duration = Duration::from_secs(5);
 
@@ -27,6 +29,7 @@ pub(crate) struct ClusterConfig {
     pub(crate) folder: Option<PathBuf>,
     /// The first one's port; the others have those behind it. 0 takes free ones.
     pub(crate) port: u16,
+    pub(crate) tls: TlsArgs,
 }
 
 /// Memory servers that are at work. They end when this is dropped, or this process ends in any way:
@@ -111,6 +114,7 @@ fn start(config: &ClusterConfig, number: u16) -> anyhow::Result<Server> {
     if let Some(folder) = &config.folder {
         command.arg("--file").arg(folder.join(format!("memory-{number:05}")));
     }
+    config.tls.tell(&mut command);
     let mut process = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

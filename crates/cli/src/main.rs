@@ -15,6 +15,7 @@ mod input;
 mod output;
 mod progress;
 mod suggest;
+mod tls;
 
 use std::ffi::OsString;
 use std::io::Write;

@@ -14,12 +14,15 @@ use serde_json::{Map, Value};
 
 use crate::args::{BytesArgs, GlobalArgs, When};
 use crate::errors;
+use crate::tls::TlsArgs;
 
 /// Where results and notes go.
 pub(crate) struct Console {
     pub(crate) json: bool,
     pub(crate) quiet: bool,
     verbose: bool,
+    /// How pools on a network are reached.
+    pub(crate) tls: TlsArgs,
     /// Standard output is one.
     pub(crate) is_terminal: bool,
     color_out: bool,
@@ -40,6 +43,7 @@ impl Console {
             json: global.json,
             quiet: global.quiet,
             verbose: global.verbose,
+            tls: global.tls.clone(),
             is_terminal,
             color_out: color(is_terminal),
             color_err: color(io::stderr().is_terminal()),

@@ -82,6 +82,8 @@ pub enum Refusal {
     Full,
     /// It serves other memory than before.
     OtherMemory,
+    /// One of both sides does not trust the other, or speaks TLS while the other does not.
+    NotTrusted,
 }
 
 /// Opening or creating a fabric failed; nothing was changed.

@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 #![allow(clippy::disallowed_methods, reason = "mapped memory is raced for by real threads")]
 
+#[path = "common/authority.rs"]
+mod authority;
 mod common;
 
 use std::env;
@@ -12,6 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use authority::Authority;
 use common::{Reaped, asked_to_die, list, listed};
 use farleaf_fabric::conformance::{Harness, SCRATCH_BYTES, SERVERS, Survivor, Task, victim};
 use farleaf_fabric::mapped::{Mapped, MappedEndpoint};
@@ -185,11 +188,14 @@ impl Harness for SimHarness {
 struct TcpHarness {
     servers: Vec<MemoryServer>,
     computers: Vec<Tcp>,
+    /// Who vouches for them, if they speak TLS.
+    authority: Option<Authority>,
 }
 
 const LEASE: Duration = Duration::from_millis(300);
 
-fn tcp(threads: usize) -> TcpHarness {
+fn tcp(threads: usize, authority: Option<Authority>) -> TcpHarness {
+    let tls = authority.as_ref().map(|authority| authority.somebody("127.0.0.1"));
     let servers: Vec<MemoryServer> = (0..SERVERS)
         .map(|server| {
             let words = Words::anonymous((REGION_BYTES / 8) as usize).expect("memory");
@@ -198,14 +204,15 @@ fn tcp(threads: usize) -> TcpHarness {
                 servers: SERVERS,
                 threads,
                 lease: LEASE,
+                tls: tls.clone(),
                 ..MemoryServerConfig::default()
             };
             MemoryServer::start(config, Arc::new(words)).expect("a memory server")
         })
         .collect();
-    let config = TcpConfig::to(servers.iter().map(MemoryServer::address));
+    let config = TcpConfig { tls, ..TcpConfig::to(servers.iter().map(MemoryServer::address)) };
     let computers = (0..2).map(|_| Tcp::connect(config.clone()).expect("connected")).collect();
-    TcpHarness { servers, computers }
+    TcpHarness { servers, computers, authority }
 }
 
 impl Harness for TcpHarness {
@@ -245,7 +252,12 @@ impl Harness for TcpHarness {
     }
 
     fn run_beside_victim(&self, addr: GlobalAddr, survivor: Survivor<TcpEndpoint>) -> bool {
-        let child = Reaped::victim(&list(self.servers.iter().map(MemoryServer::address)), addr);
+        let servers = list(self.servers.iter().map(MemoryServer::address));
+        let pool = match &self.authority {
+            Some(authority) => format!("{}@{servers}", authority.folder.display()),
+            None => servers,
+        };
+        let child = Reaped::victim(&pool, addr);
         let endpoint = self.computers[0].endpoint().expect("an endpoint");
         endpoint.executor().block_on(child.beside(endpoint.clone(), survivor, LEASE));
         true
@@ -256,6 +268,13 @@ impl Harness for TcpHarness {
 #[test]
 fn dies_when_asked_to() {
     let Some((pool, addr)) = asked_to_die() else { return };
+    if let Some((folder, servers)) = pool.split_once('@') {
+        let tls = Some(Authority::known("somebody", PathBuf::from(folder)));
+        let config = TcpConfig { tls, ..TcpConfig::to(listed(servers)) };
+        let tcp = Tcp::connect(config).expect("the other process's servers");
+        let endpoint = tcp.endpoint().expect("an endpoint");
+        return endpoint.executor().block_on(victim(endpoint.clone(), addr));
+    }
     if pool.starts_with('/') {
         let mapped = Mapped::open(&PathBuf::from(pool)).expect("the other process's pool");
         let endpoint = mapped.endpoint().expect("an endpoint");
@@ -294,11 +313,15 @@ mod mapped_folder {
 }
 
 mod tcp_one_thread {
-    farleaf_fabric::conformance_tests!(super::tcp(1));
+    farleaf_fabric::conformance_tests!(super::tcp(1, None));
 }
 
 mod tcp_three_threads {
-    farleaf_fabric::conformance_tests!(super::tcp(3));
+    farleaf_fabric::conformance_tests!(super::tcp(3, None));
+}
+
+mod tcp_with_tls {
+    farleaf_fabric::conformance_tests!(super::tcp(2, Some(super::Authority::new())));
 }
 
 mod simulated {

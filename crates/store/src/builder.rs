@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use farleaf_fabric::mapped::Mapped;
-use farleaf_fabric::tcp::{Tcp, TcpConfig};
+use farleaf_fabric::tcp::{Tcp, TcpConfig, Tls};
 use farleaf_fabric::{AnyFabric, Client, Endpoint, Fabric, FabricError, ServerId};
 use farleaf_index::OpenOptions;
 use farleaf_index::dex::Durability;
@@ -35,6 +35,7 @@ pub struct Builder {
     async_workers: usize,
     options: OpenOptions,
     linger_timeout: Option<Duration>,
+    tls: Option<Tls>,
 }
 
 impl Default for Builder {
@@ -47,6 +48,7 @@ impl Default for Builder {
             async_workers: 1,
             options: OpenOptions::default(),
             linger_timeout: None,
+            tls: None,
         }
     }
 }
@@ -110,6 +112,13 @@ impl Builder {
         self
     }
 
+    /// Connections to memory servers are encrypted, and both sides show certificates. For pools on a
+    /// network, whose memory servers must have been started so. Default: neither.
+    pub fn tls(mut self, tls: Tls) -> Self {
+        self.tls = Some(tls);
+        self
+    }
+
     /// Opens the pool at `uri`; see [`Farleaf::open`].
     ///
     /// # Errors
@@ -166,6 +175,7 @@ impl Builder {
     fn connect(&self, servers: Vec<SocketAddr>) -> Result<Tcp> {
         let mut config = TcpConfig::to(servers);
         config.linger_timeout = self.linger_timeout.unwrap_or(config.linger_timeout);
+        config.tls = self.tls.clone();
         let fabric = Tcp::connect(config)?;
         if self.create {
             let endpoint = fabric.endpoint()?;

@@ -101,6 +101,7 @@ impl From<FabricError> for Error {
                     Refusal::OtherVersion => ErrorKind::Corrupt,
                     Refusal::OtherServer => ErrorKind::Invalid,
                     Refusal::Full => ErrorKind::Full,
+                    Refusal::NotTrusted => ErrorKind::Unavailable,
                     _ => ErrorKind::Closed,
                 };
                 Error::new(kind, error.to_string())

@@ -62,6 +62,7 @@ mod table;
 mod uri;
 mod workers;
 
+pub use farleaf_fabric::tcp::{Tls, TlsFiles};
 pub use farleaf_fabric::{Cost, OpKind, ServerId, Snapshot};
 pub use farleaf_index::dex::Durability;
 pub use farleaf_index::{Engine, UnknownEngine};

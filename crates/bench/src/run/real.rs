@@ -36,7 +36,8 @@ pub(super) fn on_mapped(
 /// Connects to the memory servers of the configuration; their least region's bytes.
 pub(super) fn connect(config: &BenchConfig) -> Result<(Tcp, u64), BenchError> {
     let addresses = config.cluster.as_ref().ok_or(BenchError::NoCluster)?.addresses();
-    let fabric = Tcp::connect(TcpConfig::to(addresses.iter().copied()))?;
+    let tls = config.tls.clone();
+    let fabric = Tcp::connect(TcpConfig { tls, ..TcpConfig::to(addresses.iter().copied()) })?;
     let main = fabric.endpoint()?;
     let servers = 0..addresses.len() as u16;
     let least = servers.map(|server| main.region_bytes(ServerId(server))).min();

@@ -64,6 +64,7 @@ fn every_option_reaches_the_configuration() {
         capabilities: CapabilityKind::Mapped,
         verify: true,
         cluster: None,
+        tls: None,
     };
     assert_eq!(config, expected);
 }

@@ -33,7 +33,7 @@ pub(super) fn run(args: &BenchArgs, console: &mut Console) -> anyhow::Result<Exi
     for config in &plan.runs {
         console.detail(format_args!("runs {}", Value::Object(config.to_json())));
         // They end with each run, so that none finds anything that another has left.
-        let (config, _servers) = with_servers(config)?;
+        let (config, _servers) = with_servers(config, console)?;
         let meter = Meter::new(console.shows_progress(), None);
         let run = farleaf_bench::run(&config, &meter);
         meter.clear();
@@ -61,8 +61,11 @@ pub(super) fn run(args: &BenchArgs, console: &mut Console) -> anyhow::Result<Exi
 }
 
 /// The configuration with memory servers of its own, if it needs some and names none.
-fn with_servers(config: &BenchConfig) -> anyhow::Result<(BenchConfig, Option<Cluster>)> {
-    let mut config = config.clone();
+fn with_servers(
+    config: &BenchConfig,
+    console: &Console,
+) -> anyhow::Result<(BenchConfig, Option<Cluster>)> {
+    let mut config = BenchConfig { tls: console.tls.load()?, ..config.clone() };
     if config.fabric != FabricKind::Tcp || config.cluster.is_some() {
         return Ok((config, None));
     }
@@ -73,6 +76,7 @@ fn with_servers(config: &BenchConfig) -> anyhow::Result<(BenchConfig, Option<Clu
         threads: 1,
         folder: None,
         port: 0,
+        tls: console.tls.clone(),
     })?;
     config.cluster = Some(farleaf_bench::Cluster::Own(servers.addresses()));
     Ok((config, Some(servers)))

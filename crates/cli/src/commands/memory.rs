@@ -37,8 +37,8 @@ pub(crate) struct MemoryArgs {
     /// Where it listens; port 0 takes a free one
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:0")]
     pub(crate) listen: SocketAddr,
-    /// Listen on an address that other machines reach, though nothing is authenticated or encrypted:
-    /// whoever reaches it can read and destroy the pool
+    /// Listen on an address that other machines reach without TLS: whoever reaches it can read and
+    /// destroy the pool
     #[arg(long)]
     pub(crate) insecure_public: bool,
     /// Its number in the pool, from 0
@@ -62,7 +62,10 @@ pub(crate) struct MemoryArgs {
 }
 
 pub(super) fn run(args: &MemoryArgs, console: &mut Console) -> anyhow::Result<Exit> {
+    let tls = console.tls.load()?;
+    let has_tls = tls.is_some();
     let config = MemoryServerConfig {
+        tls,
         listen: args.listen,
         server: ServerId(args.server),
         servers: args.servers.into(),
@@ -72,10 +75,10 @@ pub(super) fn run(args: &MemoryArgs, console: &mut Console) -> anyhow::Result<Ex
         insecure_public: args.insecure_public,
         ..MemoryServerConfig::default()
     };
-    if !args.listen.ip().is_loopback() && !args.insecure_public {
+    if !args.listen.ip().is_loopback() && !has_tls && !args.insecure_public {
         return Err(Failure::usage(format!(
-            "{} can be reached from other machines, and nothing here is authenticated: listen on \
-             127.0.0.1, or give --insecure-public in a network where you trust every machine",
+            "{} can be reached from other machines, and nobody is authenticated: listen on \
+             127.0.0.1, set up TLS (--tls-ca and so on), or give --insecure-public in a network where you trust every machine",
             args.listen
         ))
         .into());

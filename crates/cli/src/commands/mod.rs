@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context;
-use farleaf::{ErrorKind, Farleaf, Table, TableOptions};
+use farleaf::{Builder, ErrorKind, Farleaf, Table, TableOptions};
 
 use crate::args::{Command, CreateArgs, NewTableArgs, TableArgs};
 use crate::errors::{Exit, Failure};
@@ -52,10 +52,19 @@ pub(crate) fn run(command: Command, console: &mut Console) -> anyhow::Result<Exi
     }
 }
 
+/// How every pool is opened.
+fn builder(console: &Console) -> Result<Builder, Failure> {
+    let builder = Farleaf::builder();
+    Ok(match console.tls.load()? {
+        Some(tls) => builder.tls(tls),
+        None => builder,
+    })
+}
+
 /// Opens a pool that is there.
 fn open(pool: &str, console: &Console) -> anyhow::Result<Farleaf> {
     refuse_mem(pool)?;
-    let db = Farleaf::open(pool)?;
+    let db = builder(console)?.open(pool)?;
     console.detail(format_args!("opened {pool}"));
     Ok(db)
 }
@@ -71,7 +80,7 @@ fn open_or_create(pool: &str, create: &CreateArgs, console: &Console) -> anyhow:
         )
         .into());
     }
-    let mut builder = Farleaf::builder().create(create.create);
+    let mut builder = builder(console)?.create(create.create);
     if let Some(size) = create.pool_bytes {
         builder = builder.pool_bytes(size.0);
     }

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, ValueHint};
-use farleaf::Farleaf;
 use farleaf_bench::units::{Size, human_bytes};
 use serde_json::json;
 
@@ -50,16 +49,18 @@ pub(super) fn run(args: &UpArgs, console: &mut Console) -> anyhow::Result<Exit> 
     }
     let region_bytes =
         args.pool_bytes.map(|size| size.0 / u64::from(args.memory_servers) / 4096 * 4096);
+    console.tls.load()?;
     let mut cluster = Cluster::start(&ClusterConfig {
         servers: args.memory_servers,
         region_bytes,
         threads: args.threads,
         folder: args.folder.clone(),
         port: args.port,
+        tls: console.tls.clone(),
     })?;
     let uri = cluster.uri();
     // The pool is made, so that every command finds one.
-    let db = Farleaf::builder().create(true).open(&uri)?;
+    let db = super::builder(console)?.create(true).open(&uri)?;
     let pool_bytes = db.stats()?.memory.pool_bytes;
     db.close()?;
     if console.json {

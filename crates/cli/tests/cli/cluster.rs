@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::authority::Authority;
 use crate::processes::{at_work_in, signal, wait_until};
 use crate::{Pool, command, farleaf};
 
@@ -168,6 +169,38 @@ fn a_memory_server_that_makes_no_sense_does_not_start() {
     // Where it is reached from elsewhere only if that was asked for.
     let public = ["memory", "--size", "1MiB", "--listen", "0.0.0.0:0", "--insecure-public"];
     assert_eq!(Service::start(&public).end(), Some(0));
+}
+
+/// Encrypted, and nobody gets in without a certificate.
+#[test]
+fn a_cluster_with_tls_lets_in_who_has_a_certificate() {
+    let authority = Authority::new();
+    let files = authority.files("all", "127.0.0.1");
+    let [ca, certificate, key] = [&files.ca, &files.certificate, &files.key];
+    let tls = [("--tls-ca", ca), ("--tls-cert", certificate), ("--tls-key", key)];
+    let tls: Vec<&str> =
+        tls.iter().flat_map(|(flag, file)| [*flag, file.to_str().unwrap()]).collect();
+    let cluster = Service::up(&tls);
+    let pool = cluster.pool();
+    let put = ["put", pool, "t", "key", "value", "--create"];
+    farleaf(&put, b"").failed(3, "it speaks TLS alone");
+    farleaf(&[&put[..], &tls[..2]].concat(), b"").failed(2, "takes all of");
+    farleaf(&[&put[..], &tls].concat(), b"").done();
+    assert_eq!(
+        farleaf(&[&["get", pool, "t", "key"], &tls[..]].concat(), b"").done().text(),
+        "value\n"
+    );
+    let others = Authority::new().files("others", "127.0.0.1");
+    let get = ["get", pool, "t", "key"];
+    let key_of_others = [&get[..], &tls[..5], &[others.key.to_str().unwrap()]].concat();
+    farleaf(&key_of_others, b"").failed(2, "cannot read");
+    let bench = ["bench", "--fabric", "tcp", "--keys", "1K", "--ops", "1K", "--verify", "--json"];
+    let report = farleaf(&[&bench[..], &tls].concat(), b"").done().json();
+    assert_eq!(report["run"]["errors"], 0);
+    // Others may reach it now.
+    let public = ["memory", "--size", "1MiB", "--listen", "0.0.0.0:0"];
+    assert_eq!(Service::start(&[&public[..], &tls].concat()).end(), Some(0));
+    assert_eq!(cluster.end(), Some(0));
 }
 
 /// The servers of a bench end with it, however it ends.

@@ -1,6 +1,8 @@
 //! The built command, run on pools in shared memory, as a person or a script would run it.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+#[path = "../../../fabric/tests/common/authority.rs"]
+mod authority;
 mod bench;
 mod check;
 mod cluster;

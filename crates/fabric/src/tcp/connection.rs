@@ -1,7 +1,7 @@
 //! One thread's connection to one server: requests go out in the order of posting, answers come back
 //! in the same order.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
@@ -10,6 +10,7 @@ use mio::{Interest, Registry, Token};
 
 use super::Shared;
 use super::inbox::{Ended, Inbox, Sink, Waiting};
+use super::link::Link;
 use super::output::Output;
 use super::wire::Request;
 use crate::wake::Notify;
@@ -18,7 +19,7 @@ use crate::{FabricError, OpError, OpErrorKind, Refusal, ServerId};
 /// Whether there is a connection.
 #[derive(Debug)]
 enum Line {
-    Up(TcpStream),
+    Up(Link<TcpStream>),
     /// A thread tries to get one. What is posted waits for it.
     Connecting(Arc<Mutex<Option<Connected>>>),
     Down,
@@ -26,7 +27,7 @@ enum Line {
     Fenced,
 }
 
-type Connected = Result<(std::net::TcpStream, u64), bool>;
+type Connected = Result<(Link<std::net::TcpStream>, u64), bool>;
 
 #[derive(Debug)]
 pub(super) struct Connection {
@@ -57,14 +58,15 @@ impl Connection {
     /// Takes a line that has been let in under `number`.
     pub(super) fn attach(
         &mut self,
-        stream: std::net::TcpStream,
+        mut link: Link<std::net::TcpStream>,
         number: u64,
         registry: &Registry,
     ) -> io::Result<()> {
-        stream.set_nonblocking(true)?;
-        let mut stream = TcpStream::from_std(stream);
-        registry.register(&mut stream, self.token, Interest::READABLE | Interest::WRITABLE)?;
-        self.line = Line::Up(stream);
+        link.socket().set_nonblocking(true)?;
+        let mut link = link.map(TcpStream::from_std);
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        registry.register(link.socket(), self.token, interest)?;
+        self.line = Line::Up(link);
         self.number = number;
         Ok(())
     }
@@ -146,9 +148,9 @@ impl Connection {
     }
 
     fn send(&mut self) -> Result<(), Ended> {
-        let Line::Up(stream) = &mut self.line else { return Ok(()) };
+        let Line::Up(link) = &mut self.line else { return Ok(()) };
         while !self.output.is_empty() {
-            match stream.write(self.output.unsent()) {
+            match link.write(self.output.unsent()) {
                 Ok(0) => return Err(Ended::Lost),
                 Ok(count) => self.output.sent(count),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -157,17 +159,21 @@ impl Connection {
                 Err(_) => self.output.clear(),
             }
         }
+        if link.is_pending() {
+            // What does not go out is sent by the next call, as above.
+            let _ = link.flush();
+        }
         Ok(())
     }
 
     /// Takes all answers that have come; how many.
     fn receive(&mut self, sink: &mut impl Sink) -> Result<usize, Ended> {
         let mut count = 0;
-        let Line::Up(stream) = &mut self.line else { return Ok(count) };
+        let Line::Up(link) = &mut self.line else { return Ok(count) };
         loop {
             let room = self.inbox.room();
             let room_bytes = room.len();
-            let bytes = match stream.read(room) {
+            let bytes = match link.fill(room) {
                 Ok(0) => return Err(Ended::Lost),
                 Ok(bytes) => bytes,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -231,7 +237,7 @@ impl Connection {
         let begun = thread::Builder::new().name("farleaf-connect".to_owned()).spawn(move || {
             let result = super::greet_again(&shared, server, number);
             let result = match result {
-                Ok((stream, welcome)) => Ok((stream, welcome.connection)),
+                Ok((link, welcome)) => Ok((link, welcome.connection)),
                 Err(FabricError::CutOff { .. }) => Err(true),
                 // What was there is gone, and with it the pool as this compute server knew it.
                 Err(FabricError::Refused { reason: Refusal::OtherMemory, .. }) => {
@@ -250,8 +256,8 @@ impl Connection {
 
     fn connected(&mut self, found: Connected, registry: &Registry, sink: &mut impl Sink) {
         let result = match found {
-            Ok((stream, number)) => {
-                self.attach(stream, number, registry).map_err(|_| OpErrorKind::Unavailable)
+            Ok((link, number)) => {
+                self.attach(link, number, registry).map_err(|_| OpErrorKind::Unavailable)
             }
             Err(true) => Err(OpErrorKind::Fenced),
             Err(false) => Err(OpErrorKind::Unavailable),

@@ -44,12 +44,14 @@ mod endpoint;
 #[doc(hidden)]
 pub mod fuzz;
 mod inbox;
+mod link;
 mod lives;
 pub(crate) mod offer;
 mod output;
 mod region;
 mod server;
 mod session;
+mod tls;
 mod transport;
 mod wire;
 mod worker;
@@ -65,10 +67,12 @@ use std::time::{Duration, Instant};
 pub use endpoint::TcpEndpoint;
 pub use region::{HugePages, Region};
 pub use server::{MemoryServer, MemoryServerConfig};
+pub use tls::{Tls, TlsFiles};
 #[cfg(feature = "verbs")]
 pub(crate) use transport::Transport;
 
 use crate::{Counters, Fabric, FabricError, Incarnation, Refusal, ServerId, Service, ServiceId};
+use link::Link;
 use wire::{ANSWER_BYTES, Entry, GREETING_BYTES, Hello, Request, Status, VERSION, Verb, Welcome};
 
 /// How long a side that has just been busy asks again before it sleeps.
@@ -87,6 +91,8 @@ pub struct TcpConfig {
     /// reached, and must not leave half done. Then this compute server gives the pool up: it says
     /// goodbye, as if it had been fenced, and others finish or undo what it has begun.
     pub linger_timeout: Duration,
+    /// Connections are encrypted, and both sides show certificates.
+    pub tls: Option<Tls>,
 }
 
 impl TcpConfig {
@@ -97,6 +103,7 @@ impl TcpConfig {
             connect_timeout: Duration::from_secs(2),
             op_timeout: Duration::from_secs(5),
             linger_timeout: Duration::from_secs(10),
+            tls: None,
         }
     }
 }
@@ -151,22 +158,22 @@ impl Tcp {
         let random = RandomState::new().hash_one(std::process::id());
         let incarnation = Incarnation(random | 1);
         let mut memory = Vec::new();
-        let mut streams = Vec::new();
+        let mut links = Vec::new();
         let mut shortest = Duration::MAX;
         let mut lease = None;
         for server in 0..config.servers.len() {
             let server = ServerId(server as u16);
             let asked = Instant::now();
-            let (stream, welcome) = greet(&config, incarnation, server, true, 0)?;
+            let (link, welcome) = greet(&config, incarnation, server, true, 0)?;
             memory.push(Memory::of(&welcome));
             let given = Duration::from_millis(u64::from(welcome.lease_ms));
             shortest = shortest.min(given);
             // Server 0 says who is dead.
             lease.get_or_insert_with(|| Arc::new(Lease::new(given, asked)));
-            streams.push(stream);
+            links.push(link);
         }
         let lease = lease.unwrap_or_else(|| Arc::new(Lease::new(shortest, Instant::now())));
-        let heart = Heart::start(&config, incarnation, streams, shortest / 4, &lease)?;
+        let heart = Heart::start(&config, incarnation, links, shortest / 4, &lease)?;
         Ok(Tcp(Arc::new(Shared {
             config,
             incarnation,
@@ -257,11 +264,16 @@ fn greet(
     server: ServerId,
     control: bool,
     replaces: u64,
-) -> Result<(TcpStream, Welcome), FabricError> {
+) -> Result<(Link<TcpStream>, Welcome), FabricError> {
     let address = config.servers[server.index()];
     let failed = |source| unreachable_at(server, address.to_string(), source);
-    let mut stream =
-        TcpStream::connect_timeout(&address, config.connect_timeout).map_err(failed)?;
+    let refused = |reason, why: String| FabricError::Refused {
+        server,
+        address: address.to_string(),
+        reason,
+        why,
+    };
+    let stream = TcpStream::connect_timeout(&address, config.connect_timeout).map_err(failed)?;
     stream.set_nodelay(true).map_err(failed)?;
     stream.set_read_timeout(Some(config.connect_timeout)).map_err(failed)?;
     stream.set_write_timeout(Some(config.connect_timeout)).map_err(failed)?;
@@ -273,17 +285,18 @@ fn greet(
         servers: config.servers.len() as u16,
         replaces,
     };
-    stream.write_all(&hello.encode()).map_err(failed)?;
+    let mut link = Link::connect(stream, config.tls.as_ref(), address).map_err(failed)?;
     let mut bytes = [0; GREETING_BYTES];
-    stream.read_exact(&mut bytes).map_err(failed)?;
-    let refused = |reason, why: String| {
-        Err(FabricError::Refused { server, address: address.to_string(), reason, why })
-    };
+    let greeted = link.write_all(&hello.encode()).and_then(|()| link.read_exact(&mut bytes));
+    if let Err(error) = greeted {
+        let why = distrust(&error, bytes[0], config.tls.is_some());
+        return Err(why.map_or_else(|| failed(error), |why| refused(Refusal::NotTrusted, why)));
+    }
     let Some(welcome) = Welcome::decode(&bytes) else {
         let why = "what answers there is no memory server of Farleaf".to_owned();
-        return refused(Refusal::NoMemoryServer, why);
+        return Err(refused(Refusal::NoMemoryServer, why));
     };
-    match welcome.entry {
+    Err(match welcome.entry {
         Entry::OtherVersion => refused(
             Refusal::OtherVersion,
             format!(
@@ -302,10 +315,39 @@ fn greet(
                 config.servers.len()
             ),
         ),
-        Entry::Fenced => Err(FabricError::CutOff { server }),
+        Entry::Fenced => FabricError::CutOff { server },
         Entry::Full => refused(Refusal::Full, "it has as many connections as it allows".to_owned()),
-        Entry::LetIn => Ok((stream, welcome)),
+        Entry::LetIn => return Ok((link, welcome)),
+    })
+}
+
+/// Why a connection ended while it was greeted, if TLS has to do with it. `first` is what came first.
+fn distrust(error: &io::Error, first: u8, has_tls: bool) -> Option<String> {
+    /// What an alert of TLS begins with.
+    const ALERT: u8 = 21;
+    let source = error.get_ref().and_then(|source| source.downcast_ref::<rustls::Error>());
+    match source {
+        Some(rustls::Error::AlertReceived(alert)) => {
+            Some(format!("it does not trust this side's certificate: it says {alert:?}"))
+        }
+        Some(rustls::Error::InvalidMessage(_)) => Some(
+            "it does not speak TLS: start it with certificates, or do without them here".into(),
+        ),
+        Some(error) => Some(format!("this side does not trust it: {error}")),
+        None if first == ALERT && !has_tls => {
+            Some("it speaks TLS alone: connect with certificates".into())
+        }
+        // A server without TLS does not answer what it does not understand.
+        None if has_tls && is_closed(error) => Some(
+            "it ended the connection instead of answering: if it is there, it speaks no TLS".into(),
+        ),
+        None => None,
     }
+}
+
+fn is_closed(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), UnexpectedEof | ConnectionReset | BrokenPipe)
 }
 
 /// Asks about another way to a server's words (see [`offer`]), on a connection of its own, waiting.
@@ -344,8 +386,8 @@ fn greet_again(
     shared: &Shared,
     server: ServerId,
     replaces: u64,
-) -> Result<(TcpStream, Welcome), FabricError> {
-    let (stream, welcome) = greet(&shared.config, shared.incarnation, server, false, replaces)?;
+) -> Result<(Link<TcpStream>, Welcome), FabricError> {
+    let (link, welcome) = greet(&shared.config, shared.incarnation, server, false, replaces)?;
     let memory = Memory::of(&welcome);
     if memory != shared.memory[server.index()] {
         return Err(FabricError::Refused {
@@ -355,7 +397,7 @@ fn greet_again(
             why: "it serves other memory than before: open the pool anew".to_owned(),
         });
     }
-    Ok((stream, welcome))
+    Ok((link, welcome))
 }
 
 /// The threads that send signs of life, and say goodbye: one per server, so that one that does not
@@ -370,18 +412,18 @@ impl Heart {
     fn start(
         config: &TcpConfig,
         incarnation: Incarnation,
-        streams: Vec<TcpStream>,
+        links: Vec<Link<TcpStream>>,
         every: Duration,
         lease: &Arc<Lease>,
     ) -> Result<Self, FabricError> {
         let mut heart = Heart { stop: Arc::new(AtomicBool::new(false)), threads: Vec::new() };
-        for (server, stream) in streams.into_iter().enumerate() {
+        for (server, link) in links.into_iter().enumerate() {
             let server = ServerId(server as u16);
             let (stop, own) = (Arc::clone(&heart.stop), config.clone());
             let lease = (server == ServerId(0)).then(|| Arc::clone(lease));
             let thread = thread::Builder::new()
                 .name("farleaf-heart".to_owned())
-                .spawn(move || beat(&own, incarnation, server, stream, every, &stop, lease))
+                .spawn(move || beat(&own, incarnation, server, link, every, &stop, lease))
                 .map_err(|error| {
                     unreachable_at(server, config.servers[server.index()].to_string(), error)
                 })?;
@@ -415,18 +457,18 @@ fn beat(
     config: &TcpConfig,
     incarnation: Incarnation,
     server: ServerId,
-    stream: TcpStream,
+    link: Link<TcpStream>,
     every: Duration,
     stop: &AtomicBool,
     lease: Option<Arc<Lease>>,
 ) {
-    let mut line = Some(stream);
+    let mut line = Some(link);
     while !stop.load(Ordering::SeqCst) {
         let asked = Instant::now();
-        let sent = line.as_mut().map(|stream| say(stream, Verb::Beat));
+        let sent = line.as_mut().map(|link| say(link, Verb::Beat));
         if !matches!(sent, Some(Ok(()))) {
             // It may come back; until then its own clock runs against us.
-            line = greet(config, incarnation, server, true, 0).ok().map(|(stream, _)| stream);
+            line = greet(config, incarnation, server, true, 0).ok().map(|(link, _)| link);
         }
         if let (Some(Ok(())), Some(lease)) = (sent, &lease) {
             lease.extend(asked);
@@ -434,16 +476,16 @@ fn beat(
         thread::park_timeout(every);
     }
     // A server that is gone needs no goodbye.
-    if let Some(stream) = &mut line {
-        let _ = say(stream, Verb::Bye);
+    if let Some(link) = &mut line {
+        let _ = say(link, Verb::Bye);
     }
 }
 
 /// Sends a request without operands and waits for its answer.
-fn say(stream: &mut TcpStream, verb: Verb) -> io::Result<()> {
-    stream.write_all(&Request { verb, more: false, length: 0, offset: 0 }.encode())?;
+fn say(link: &mut Link<TcpStream>, verb: Verb) -> io::Result<()> {
+    link.write_all(&Request { verb, more: false, length: 0, offset: 0 }.encode())?;
     let mut answer = [0; ANSWER_BYTES];
-    stream.read_exact(&mut answer)?;
+    link.read_exact(&mut answer)?;
     match wire::decode_answer(&answer) {
         Ok((Status::Done, _)) => Ok(()),
         _ => Err(io::ErrorKind::ConnectionRefused.into()),

@@ -14,6 +14,7 @@ use super::lives::Lives;
 use super::offer::Offer;
 use super::region::Region;
 use super::session::Host;
+use super::tls::Tls;
 use super::worker::Worker;
 use super::{config_error, unreachable_at};
 use crate::{FabricError, ServerId, Service, ServiceId, Words};
@@ -38,9 +39,11 @@ pub struct MemoryServerConfig {
     pub connections_max: usize,
     /// How long a connection may take to greet before it is closed.
     pub greeting_timeout: Duration,
-    /// Allows an address that others than this machine can reach, although nothing on this
-    /// connection is authenticated or encrypted: whoever reaches it can read and destroy the pool.
+    /// Allows an address that others than this machine can reach although nobody is authenticated and
+    /// nothing encrypted, as there is no `tls`: whoever reaches it can read and destroy the pool.
     pub insecure_public: bool,
+    /// Connections are encrypted, and only those who show a certificate are let in.
+    pub tls: Option<Tls>,
 }
 
 impl Default for MemoryServerConfig {
@@ -54,6 +57,7 @@ impl Default for MemoryServerConfig {
             connections_max: 4_096,
             greeting_timeout: Duration::from_secs(5),
             insecure_public: false,
+            tls: None,
         }
     }
 }
@@ -71,6 +75,7 @@ pub(super) struct Shared {
     pub(super) host: Arc<Host>,
     listen: SocketAddr,
     pub(super) greeting_timeout: Duration,
+    pub(super) tls: Option<Tls>,
     pub(super) stopping: AtomicBool,
     /// Connections, those of strangers included.
     pub(super) open: AtomicUsize,
@@ -87,8 +92,8 @@ impl MemoryServer {
     /// Listens, and serves `words`.
     ///
     /// # Errors
-    /// [`FabricError::Config`] for a public address without `insecure_public`, a number of threads
-    /// or servers that makes no sense; [`FabricError::Unreachable`] if the address cannot be had.
+    /// [`FabricError::Config`] for a public address with neither `tls` nor `insecure_public`, a number of
+    /// threads or servers that makes no sense; [`FabricError::Unreachable`] if the address cannot be had.
     pub fn start(config: MemoryServerConfig, words: Arc<Words>) -> Result<Self, FabricError> {
         Self::start_with(config, Region::over(words), None)
     }
@@ -147,6 +152,7 @@ impl MemoryServer {
             host: Arc::new(host),
             listen: address,
             greeting_timeout: config.greeting_timeout,
+            tls: config.tls,
             stopping: AtomicBool::new(false),
             open: AtomicUsize::new(0),
             inboxes,
@@ -200,10 +206,10 @@ impl Drop for MemoryServer {
 }
 
 fn check(config: &MemoryServerConfig) -> Result<(), FabricError> {
-    if !config.listen.ip().is_loopback() && !config.insecure_public {
+    if !config.listen.ip().is_loopback() && config.tls.is_none() && !config.insecure_public {
         return Err(config_error(format!(
-            "{} can be reached from other machines, and nothing here is authenticated: listen on a \
-             loopback address, or allow it by insecure_public in a network that you trust",
+            "{} can be reached from other machines, and nobody is authenticated: listen on a \
+             loopback address, set up TLS, or allow it by insecure_public in a network that you trust",
             config.listen
         )));
     }

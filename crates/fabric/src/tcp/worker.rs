@@ -1,6 +1,6 @@
 //! One thread of a memory server: its sockets.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::thread;
@@ -10,6 +10,7 @@ use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token};
 
 use super::SPIN;
+use super::link::Link;
 use super::output::Output;
 use super::server::{LISTENER, Shared, WAKER};
 use super::session::{Gone, Session, UNSENT_MAX};
@@ -199,9 +200,12 @@ impl Worker {
             });
             let interest = Interest::READABLE | Interest::WRITABLE;
             let registered = self.poll.registry().register(&mut stream, Token(at), interest);
-            if registered.is_ok() && stream.set_nodelay(true).is_ok() {
+            let link = registered
+                .and_then(|()| stream.set_nodelay(true))
+                .and_then(|()| Link::accept(stream, self.shared.tls.as_ref()));
+            if let Ok(link) = link {
                 self.strangers += 1;
-                self.connections[at] = Some(Connection::new(stream));
+                self.connections[at] = Some(Connection::new(link));
                 self.turn(at, false);
             } else {
                 self.shared.open.fetch_sub(1, Ordering::Relaxed);
@@ -255,7 +259,7 @@ impl Worker {
 }
 
 struct Connection {
-    stream: TcpStream,
+    link: Link<TcpStream>,
     session: Session,
     since: Instant,
     /// What has come, from `taken` to `filled` not carried out yet.
@@ -270,9 +274,9 @@ struct Connection {
 }
 
 impl Connection {
-    fn new(stream: TcpStream) -> Self {
+    fn new(link: Link<TcpStream>) -> Self {
         Connection {
-            stream,
+            link,
             session: Session::default(),
             since: Instant::now(),
             input: Vec::new(),
@@ -293,7 +297,7 @@ impl Connection {
                 return Ok(progress);
             }
             if self.session.ends() {
-                return if self.output.is_empty() { Err(Gone) } else { Ok(progress) };
+                return if self.has_sent_all() { Err(Gone) } else { Ok(progress) };
             }
             if self.is_held {
                 self.take(shared)?;
@@ -302,7 +306,7 @@ impl Connection {
             }
             if self.is_closed {
                 // Who only sends no more still gets the answers.
-                return if self.output.is_empty() { Err(Gone) } else { Ok(progress) };
+                return if self.has_sent_all() { Err(Gone) } else { Ok(progress) };
             }
             let (count, is_full) = self.receive()?;
             if count == 0 && !self.is_closed {
@@ -329,11 +333,15 @@ impl Connection {
         Ok(())
     }
 
+    fn has_sent_all(&self) -> bool {
+        self.output.is_empty() && !self.link.is_pending()
+    }
+
     /// Sends what the socket takes; true if it took something.
     fn send(&mut self) -> Result<bool, Gone> {
         let mut any = false;
         while !self.output.is_empty() {
-            match self.stream.write(self.output.unsent()) {
+            match self.link.write(self.output.unsent()) {
                 Ok(0) => return Err(Gone),
                 Ok(count) => self.output.sent(count),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -341,6 +349,13 @@ impl Connection {
                 Err(_) => return Err(Gone),
             }
             any = true;
+        }
+        if self.link.is_pending() {
+            match self.link.flush() {
+                Ok(()) => any = true,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(_) => return Err(Gone),
+            }
         }
         Ok(any)
     }
@@ -360,7 +375,7 @@ impl Connection {
             self.input.shrink_to_fit();
         }
         loop {
-            match self.stream.read(&mut self.input[self.filled..room]) {
+            match self.link.fill(&mut self.input[self.filled..room]) {
                 Ok(0) => {
                     self.is_closed = true;
                     return Ok((0, false));

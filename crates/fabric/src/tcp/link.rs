@@ -1,0 +1,174 @@
+//! The bytes of a connection: as they are, or encrypted.
+//!
+//! - **TCP-10** What a link has taken and not yet put on its socket is pending, and counts as unsent.
+//! - **TCP-11** [`Link::fill`] comes back with room left only if the socket has been asked and had no
+//!   more, so that whoever is told of new bytes once misses none.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::SocketAddr;
+
+use super::tls::Tls;
+
+/// A socket of type `S`, and what lies between it and us.
+#[derive(Debug)]
+pub(super) enum Link<S> {
+    Plain(S),
+    Sealed(Box<Sealed<S>>),
+}
+
+#[derive(Debug)]
+pub(super) struct Sealed<S> {
+    socket: S,
+    tls: rustls::Connection,
+}
+
+impl<S> Link<S> {
+    /// Of who has connected to the server at `address`.
+    pub(super) fn connect(socket: S, tls: Option<&Tls>, address: SocketAddr) -> io::Result<Self> {
+        Link::over(socket, tls.map(|tls| tls.connects(address.ip())))
+    }
+
+    /// Of who has been connected to.
+    pub(super) fn accept(socket: S, tls: Option<&Tls>) -> io::Result<Self> {
+        Link::over(socket, tls.map(Tls::accepts))
+    }
+
+    fn over(socket: S, tls: Option<Result<rustls::Connection, rustls::Error>>) -> io::Result<Self> {
+        match tls.transpose().map_err(|error| io::Error::new(ErrorKind::InvalidData, error))? {
+            None => Ok(Link::Plain(socket)),
+            Some(tls) => Ok(Link::Sealed(Box::new(Sealed { socket, tls }))),
+        }
+    }
+
+    /// Over the same connection as another kind of socket.
+    pub(super) fn map<T>(self, into: impl FnOnce(S) -> T) -> Link<T> {
+        match self {
+            Link::Plain(socket) => Link::Plain(into(socket)),
+            Link::Sealed(sealed) => {
+                let Sealed { socket, tls } = *sealed;
+                Link::Sealed(Box::new(Sealed { socket: into(socket), tls }))
+            }
+        }
+    }
+
+    pub(super) fn socket(&mut self) -> &mut S {
+        match self {
+            Link::Plain(socket) => socket,
+            Link::Sealed(sealed) => &mut sealed.socket,
+        }
+    }
+
+    /// Whether some of what was written has not been put on the socket (TCP-10).
+    #[inline]
+    pub(super) fn is_pending(&self) -> bool {
+        match self {
+            Link::Plain(_) => false,
+            Link::Sealed(sealed) => sealed.tls.wants_write(),
+        }
+    }
+}
+
+impl<S: Read + Write> Link<S> {
+    /// Reads what there is, as far as there is room, from a socket that does not wait; 0 if nothing
+    /// more comes (TCP-11).
+    #[inline]
+    pub(super) fn fill(&mut self, room: &mut [u8]) -> io::Result<usize> {
+        let Link::Sealed(sealed) = self else { return self.read(room) };
+        let mut filled = 0;
+        while filled < room.len() {
+            match sealed.read(&mut room[filled..]) {
+                Ok(0) => break,
+                Ok(count) => filled += count,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                // The end, or the error, is told again when it is asked for again.
+                Err(_) if filled > 0 => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(filled)
+    }
+}
+
+impl<S: Read + Write> Sealed<S> {
+    /// Puts on the socket what it takes; false if it does not take all.
+    fn put(&mut self) -> io::Result<bool> {
+        while self.tls.wants_write() {
+            match self.tls.write_tls(&mut self.socket) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Reads something, and asks the socket only if nothing has been deciphered yet.
+    fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.tls.reader().read(room) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                // The other side has gone without a word, which nothing here depends on: whoever
+                // waits for an answer does not get one.
+                Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(0),
+                read => return read,
+            }
+            // Of a handshake: the other side may wait for that.
+            self.put()?;
+            if self.tls.read_tls(&mut self.socket)? == 0 {
+                return Ok(0);
+            }
+            if let Err(error) = self.tls.process_new_packets() {
+                // Told why, if it can be told.
+                let _ = self.put();
+                return Err(io::Error::new(ErrorKind::InvalidData, error));
+            }
+        }
+    }
+
+    /// Takes some of `bytes`. What the socket does not take at once is pending.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        loop {
+            let taken = self.tls.writer().write(bytes)?;
+            let has_room = self.put()?;
+            if taken > 0 || bytes.is_empty() {
+                return Ok(taken);
+            }
+            if !has_room {
+                return Err(ErrorKind::WouldBlock.into());
+            }
+        }
+    }
+}
+
+impl<S: Read + Write> Read for Link<S> {
+    #[inline]
+    fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Link::Plain(socket) => socket.read(room),
+            Link::Sealed(sealed) => sealed.read(room),
+        }
+    }
+}
+
+impl<S: Read + Write> Write for Link<S> {
+    #[inline]
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Link::Plain(socket) => socket.write(bytes),
+            Link::Sealed(sealed) => sealed.write(bytes),
+        }
+    }
+
+    /// Puts on the socket what is pending.
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Link::Plain(socket) => socket.flush(),
+            Link::Sealed(sealed) => match sealed.put()? {
+                true => Ok(()),
+                false => Err(ErrorKind::WouldBlock.into()),
+            },
+        }
+    }
+}

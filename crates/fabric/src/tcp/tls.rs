@@ -1,0 +1,154 @@
+//! Who a process is to others, and whom it trusts: TLS with certificates on both sides.
+
+use std::fmt;
+use std::fs;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::client::WebPkiServerVerifier;
+use rustls::crypto::ring;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::server::WebPkiClientVerifier;
+use rustls::version::TLS13;
+use rustls::{
+    ClientConfig, ClientConnection, ConfigBuilder, ConfigSide, RootCertStore, ServerConfig,
+    ServerConnection, WantsVerifier,
+};
+
+use super::config_error;
+use crate::FabricError;
+
+/// Files in PEM that say who a process is and whom it trusts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// Certificates of those who vouch for the other processes of the cluster. Whoever shows a
+    /// certificate that they have signed is let in.
+    pub ca: PathBuf,
+    /// This process's certificate, and those between it and one of the other side's `ca`.
+    pub certificate: PathBuf,
+    /// The key of this process's certificate.
+    pub key: PathBuf,
+    /// The name that memory servers' certificates are made out to. Without one each has to be made out to
+    /// the IP address at which it is reached.
+    pub server_name: Option<String>,
+}
+
+/// Connections are encrypted, and both sides show certificates (TLS 1.3). The same serves for a memory
+/// server and for those who connect to one.
+#[derive(Clone)]
+pub struct Tls {
+    client: Arc<ClientConfig>,
+    server: Arc<ServerConfig>,
+    server_name: Option<ServerName<'static>>,
+}
+
+impl Tls {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// [`FabricError::Io`] for a file that cannot be read; [`FabricError::Config`] for one that holds no
+    /// certificate or key, a key of another certificate, and a name that is none.
+    pub fn load(files: &TlsFiles) -> Result<Tls, FabricError> {
+        let mut trusted = RootCertStore::empty();
+        for certificate in certificates(&files.ca)? {
+            trusted.add(certificate).map_err(|error| unusable(&files.ca, &error))?;
+        }
+        let trusted = Arc::new(trusted);
+        let chain = certificates(&files.certificate)?;
+        let pem = read(&files.key)?;
+        let key = PrivateKeyDer::from_pem_slice(&pem)
+            .map_err(|error| config_error(format!("no key in {}: {error}", files.key.display())))?;
+        let provider = Arc::new(ring::default_provider());
+        let vouching = |error: &dyn fmt::Display| unusable(&files.ca, error);
+        let own = |error: rustls::Error| {
+            config_error(format!(
+                "{} and {} are no certificate and its key: {error}",
+                files.certificate.display(),
+                files.key.display()
+            ))
+        };
+        let verifier =
+            WebPkiClientVerifier::builder_with_provider(Arc::clone(&trusted), provider.clone())
+                .build()
+                .map_err(|error| vouching(&error))?;
+        let mut server = versions(ServerConfig::builder_with_provider(provider.clone()))?
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(chain.clone(), key.clone_key())
+            .map_err(own)?;
+        // Connections are long, and few.
+        server.send_tls13_tickets = 0;
+        let verifier =
+            WebPkiServerVerifier::builder_with_provider(Arc::clone(&trusted), provider.clone())
+                .build()
+                .map_err(|error| vouching(&error))?;
+        let client = versions(ClientConfig::builder_with_provider(provider))?
+            .with_webpki_verifier(verifier)
+            .with_client_auth_cert(chain, key)
+            .map_err(own)?;
+        let server_name = files.server_name.as_ref().map(|name| {
+            ServerName::try_from(name.clone())
+                .map_err(|_| config_error(format!("\"{name}\" is no name of a server")))
+        });
+        Ok(Tls {
+            client: Arc::new(client),
+            server: Arc::new(server),
+            server_name: server_name.transpose()?,
+        })
+    }
+
+    /// One side of a connection: of who has connected to the server at `address`.
+    pub(super) fn connects(&self, address: IpAddr) -> Result<rustls::Connection, rustls::Error> {
+        let name = self.server_name.clone().unwrap_or(ServerName::IpAddress(address.into()));
+        Ok(ClientConnection::new(Arc::clone(&self.client), name)?.into())
+    }
+
+    /// The other side.
+    pub(super) fn accepts(&self) -> Result<rustls::Connection, rustls::Error> {
+        Ok(ServerConnection::new(Arc::clone(&self.server))?.into())
+    }
+}
+
+/// Loaded at once: clones of the same.
+impl PartialEq for Tls {
+    fn eq(&self, other: &Tls) -> bool {
+        Arc::ptr_eq(&self.client, &other.client) && Arc::ptr_eq(&self.server, &other.server)
+    }
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Nothing of a key.
+        f.debug_struct("Tls").field("server_name", &self.server_name).finish_non_exhaustive()
+    }
+}
+
+fn versions<S: ConfigSide>(
+    builder: ConfigBuilder<S, rustls::WantsVersions>,
+) -> Result<ConfigBuilder<S, WantsVerifier>, FabricError> {
+    builder.with_protocol_versions(&[&TLS13]).map_err(|error| config_error(error.to_string()))
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, FabricError> {
+    fs::read(path).map_err(|source| FabricError::Io {
+        what: "read",
+        path: path.to_path_buf(),
+        source,
+    })
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, FabricError> {
+    let pem = read(path)?;
+    let found: Vec<_> = CertificateDer::pem_slice_iter(&pem)
+        .collect::<Result<_, _>>()
+        .map_err(|error| unusable(path, &error))?;
+    if found.is_empty() {
+        return Err(config_error(format!("there is no certificate in {}", path.display())));
+    }
+    Ok(found)
+}
+
+fn unusable(path: &Path, error: &dyn fmt::Display) -> FabricError {
+    config_error(format!("the certificates in {} cannot be used: {error}", path.display()))
+}

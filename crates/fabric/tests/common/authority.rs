@@ -1,0 +1,66 @@
+//! Certificates for tests of TLS.
+#![allow(dead_code, reason = "each suite uses its part")]
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use farleaf_fabric::tcp::{Tls, TlsFiles};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+
+/// Who vouches for others, with a folder for their files.
+pub(crate) struct Authority {
+    pub(crate) folder: PathBuf,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Authority {
+    pub(crate) fn new() -> Self {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let folder =
+            std::env::temp_dir().join(format!("farleaf-tls-{}-{number}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let mut params = CertificateParams::new(Vec::<String>::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        fs::write(folder.join("ca.pem"), params.self_signed(&key).unwrap().pem()).unwrap();
+        Authority { folder, issuer: Issuer::new(params, key) }
+    }
+
+    /// Files of somebody whose certificate is made out to `name`.
+    pub(crate) fn files(&self, who: &str, name: &str) -> TlsFiles {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
+        let file = |suffix: &str, text: String| {
+            let path = self.folder.join(format!("{who}.{suffix}"));
+            fs::write(&path, text).unwrap();
+            path
+        };
+        TlsFiles {
+            ca: self.folder.join("ca.pem"),
+            certificate: file("pem", certificate.pem()),
+            key: file("key", key.serialize_pem()),
+            server_name: None,
+        }
+    }
+
+    /// Whom the maker of a folder has given files.
+    pub(crate) fn known(who: &str, folder: PathBuf) -> Tls {
+        let file = |name: String| folder.join(name);
+        let (certificate, key) = (file(format!("{who}.pem")), file(format!("{who}.key")));
+        let ca = folder.join("ca.pem");
+        Tls::load(&TlsFiles { ca, certificate, key, server_name: None }).unwrap()
+    }
+
+    pub(crate) fn somebody(&self, name: &str) -> Tls {
+        Tls::load(&self.files("somebody", name)).unwrap()
+    }
+}
+
+impl Drop for Authority {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
