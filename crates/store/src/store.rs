@@ -1,6 +1,7 @@
 //! The store: a pool that is open, and the tables in it.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -170,7 +171,7 @@ impl Farleaf {
         }
         self.run(async |core, lane| {
             let session = lane.session().await?;
-            table.close(&session).await?;
+            core.close_table(&session, &table).await?;
             let dropped = AnyIndex::drop_table(&session, name).await;
             core.forget(&session, &table).await;
             Ok(dropped?)
@@ -210,6 +211,11 @@ impl Farleaf {
             memory: core.pool.memory(),
             counters: Snapshot::of(&core.fabric.counters()),
         })
+    }
+
+    /// Where this process answers other compute servers, once it has opened a table whose engine needs that.
+    pub fn listens_at(&self) -> Option<SocketAddr> {
+        self.core().serving.address()
     }
 
     /// Checks every node of every table and accounts for every object of the pool. Meant for a
@@ -259,7 +265,7 @@ impl Farleaf {
         &self.handle.workers
     }
 
-    fn run<T>(&self, op: impl AsyncFnOnce(&Core, &Lane) -> Result<T>) -> Result<T> {
+    fn run<T>(&self, op: impl AsyncFnOnce(&Arc<Core>, &Lane) -> Result<T>) -> Result<T> {
         Lane::run(self.core(), async |lane| op(self.core(), lane).await)
     }
 }
