@@ -7,6 +7,7 @@ use std::str::FromStr;
 use farleaf_fabric::{Endpoint, Incarnation};
 use farleaf_index::AnyIndex;
 use farleaf_index::dex::{Dex, MoveError};
+use farleaf_pool::Member;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::lane::{Lane, Session};
@@ -44,6 +45,14 @@ pub struct ComputeServer {
     pub address: Option<SocketAddr>,
     /// Whether it is this process.
     pub is_own: bool,
+}
+
+impl ComputeServer {
+    /// A member of the pool, as the process `me` sees it.
+    pub(crate) fn of(member: Member, me: Incarnation) -> Self {
+        let is_own = member.incarnation == me;
+        ComputeServer { name: ServerName(member.incarnation), address: member.address, is_own }
+    }
 }
 
 /// The keys above `low`, up to and including `high`, of a table.
@@ -112,6 +121,18 @@ impl Table {
         })
     }
 
+    /// Moves boundary `number`, that between the partitions of this number and the next, to `bound`, which
+    /// lies in one of the two: its owner gives what is between to the other.
+    ///
+    /// # Errors
+    /// See above; [`ErrorKind::Invalid`] also if there is no such boundary, or the bound is in neither.
+    pub fn move_boundary(&self, number: usize, bound: &[u8]) -> Result<()> {
+        self.with_dex(async |dex, session| {
+            dex.move_boundary(session, number, bound).await.map_err(Error::from)?;
+            Ok(())
+        })
+    }
+
     /// Gives `to` about half of what the compute server with the most to do has.
     ///
     /// # Errors
@@ -143,12 +164,8 @@ impl Table {
         Lane::run(self.store().core(), async |lane| {
             let session = lane.session().await?;
             let me = session.endpoint().incarnation();
-            let member = |member: farleaf_pool::Member| ComputeServer {
-                name: ServerName(member.incarnation),
-                address: member.address,
-                is_own: member.incarnation == me,
-            };
-            Ok(session.members().await?.into_iter().map(member).collect())
+            let members = session.members().await?.into_iter();
+            Ok(members.map(|member| ComputeServer::of(member, me)).collect())
         })
     }
 

@@ -23,8 +23,11 @@ use crate::core::Core;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lane::{Lane, Session};
 
-/// Requests for one table that each thread answers at a time.
+/// Requests for one table that each thread answers at a time, each with a session; and once this part of
+/// the pool's sessions is taken by this store.
 const SEATS: usize = 4;
+const SEATS_LEAST: usize = 2;
+const SPARE_PART: usize = 8;
 /// Connections that other compute servers may have open to this one.
 const CONNECTIONS_MAX: usize = 1024;
 /// Between two looks whether those who answer have ended.
@@ -98,14 +101,6 @@ impl Serving {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where it listens, once it does.
-    pub(crate) fn address(&self) -> Option<SocketAddr> {
-        match &*self.state() {
-            State::Running(running) => Some(running.post.address()),
-            _ => None,
-        }
-    }
-
     /// How the table of `root` is opened: with a way to those who own its keys, if its engine has owners.
     pub(crate) async fn prepare(
         &self,
@@ -117,6 +112,12 @@ impl Serving {
         if !core.is_shared || root.engine != Engine::Dex.name() {
             return Ok(options.clone());
         }
+        let post = self.listen(core, session).await?;
+        Ok(OpenOptions { forward: Some(post.route(root.addr)), ..options.clone() })
+    }
+
+    /// Listens, and lets the pool know where, unless that is done.
+    pub(crate) async fn listen(&self, core: &Arc<Core>, session: &Session) -> Result<Arc<Post>> {
         let (post, is_published) = self.start(core, session)?;
         if !is_published {
             session.publish_address(post.address()).await?;
@@ -124,7 +125,7 @@ impl Serving {
                 running.is_published = true;
             }
         }
-        Ok(OpenOptions { forward: Some(post.route(root.addr)), ..options.clone() })
+        Ok(post)
     }
 
     /// Listens, and starts the threads, unless that is done.
@@ -251,9 +252,12 @@ fn serve(core: &Arc<Core>, tables: &Receiver<Opened>) {
     let endpoint = lane.endpoint();
     endpoint.executor().block_on(async {
         while let Ok(Opened { dex, desk, started }) = tables.recv().await {
+            let sessions_max = core.pool.geometry().options().clients_max as usize;
+            let is_scarce = core.pool.sessions() >= sessions_max / SPARE_PART;
+            let wanted = if is_scarce { SEATS_LEAST } else { SEATS };
             let mut seats = 0;
             let mut refused = None;
-            while seats < SEATS {
+            while seats < wanted {
                 match core.pool.session(endpoint.clone()).await {
                     Ok(session) => {
                         let seat = desk.serve(dex.clone(), session);

@@ -1,12 +1,11 @@
 //! The store: a pool that is open, and the tables in it.
 
 use std::fmt;
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use farleaf_fabric::{Fabric, Snapshot};
+use farleaf_fabric::{Endpoint, Fabric, Snapshot};
 use farleaf_index::AnyIndex;
 use farleaf_pool::{Audit, PoolError};
 
@@ -16,6 +15,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::lane::{self, Lane};
 use crate::maintain;
 use crate::options::{TableInfo, TableOptions};
+use crate::partitions::ComputeServer;
 use crate::report::{Stats, VerifyReport};
 use crate::table::Table;
 use crate::uri::memory_servers;
@@ -213,9 +213,26 @@ impl Farleaf {
         })
     }
 
-    /// Where this process answers other compute servers, once it has opened a table whose engine needs that.
-    pub fn listens_at(&self) -> Option<SocketAddr> {
-        self.core().serving.address()
+    /// Listens for other compute servers from now on, and not only once a table is opened whose engine needs
+    /// that; this compute server, with where it listens.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`] for `mem:`, which nobody else can open; [`ErrorKind::Io`] if the system
+    /// refuses.
+    pub fn serve(&self) -> Result<ComputeServer> {
+        self.run(async |core, lane| {
+            if !core.is_shared {
+                return Err(Error::invalid("a mem: pool has no other compute servers"));
+            }
+            let session = lane.session().await?;
+            let post = core.serving.listen(core, &session).await?;
+            let member = farleaf_pool::Member {
+                slot: core.pool.member(),
+                incarnation: session.endpoint().incarnation(),
+                address: Some(post.address()),
+            };
+            Ok(ComputeServer::of(member, member.incarnation))
+        })
     }
 
     /// Checks every node of every table and accounts for every object of the pool. Meant for a

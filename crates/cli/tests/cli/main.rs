@@ -4,6 +4,7 @@
 mod bench;
 mod check;
 mod cluster;
+mod compute;
 mod keys;
 mod load;
 mod pipes;

@@ -10,6 +10,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
+use farleaf_fabric::Incarnation;
+
 use super::super::forward::{Forward, Replied, Reply, Request, WrongOwner};
 use super::line::read_content;
 use super::wire::{
@@ -87,6 +89,8 @@ fn serve(shared: &Arc<Shared>, mut stream: TcpStream) -> io::Result<()> {
         _ if !has_room => Entry::Full,
         _ => Entry::LetIn,
     };
+    // A stranger does not hear what it would have to know.
+    let (pool, me) = if entry == Entry::LetIn { (pool, me) } else { (0, Incarnation(0)) };
     stream.write_all(&Welcome { version: VERSION, entry, pool, me }.encode())?;
     if entry != Entry::LetIn {
         return Err(io::ErrorKind::ConnectionRefused.into());

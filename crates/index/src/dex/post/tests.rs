@@ -176,7 +176,11 @@ fn eventually(what: &str, is_so: impl Fn() -> bool) {
 fn strangers_are_not_let_in_and_harm_nobody() {
     let office = post(POOL, OTHER);
     let hello = Hello { version: VERSION, pool: POOL, from: ME, to: OTHER };
-    let entry = |hello| connect(&office, hello).1.map(|welcome| welcome.entry);
+    let entry = |hello| {
+        let welcome = connect(&office, hello).1?;
+        assert!((welcome.pool, welcome.me) == (0, Incarnation(0)), "it tells nothing");
+        Some(welcome.entry)
+    };
     assert_eq!(entry(Hello { version: 2, ..hello }), Some(Entry::OtherVersion));
     assert_eq!(entry(Hello { pool: 9, ..hello }), Some(Entry::OtherPool));
     assert_eq!(entry(Hello { to: ME, ..hello }), Some(Entry::OtherServer));
