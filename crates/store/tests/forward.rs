@@ -126,6 +126,19 @@ impl Peer {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
     }
+
+    /// Kills one that writes numbers from `first` on: all that it has said are in the table.
+    fn kill_and_check(&mut self, table: &Table, first: u32) {
+        self.kill();
+        let mut last = 0;
+        while let Some(Ok(line)) = self.lines.next() {
+            last = line.parse().unwrap_or(last);
+        }
+        assert!(last > first + 10, "{last}");
+        for number in first..=last {
+            assert_eq!(table.get(key(number)).unwrap(), Some(key(number)), "{number} to {last}");
+        }
+    }
 }
 
 impl Drop for Peer {
@@ -274,16 +287,7 @@ fn an_owner_that_is_killed_under_load_loses_nothing_acknowledged() {
             wait(3);
         });
         assert_holds(&table, &written);
-        let mut last = 0;
-        writer.kill();
-        while let Some(Ok(line)) = writer.lines.next() {
-            last = line.parse().unwrap_or(last);
-        }
-        let first = 1_000_000 * (round + 1);
-        assert!(last > first + 10, "{last}");
-        for number in first..=last {
-            assert_eq!(table.get(key(number)).unwrap(), Some(key(number)), "{number} to {last}");
-        }
+        writer.kill_and_check(&table, 1_000_000 * (round + 1));
     }
     let me = own_name(&table);
     assert!(owners(&table).iter().all(|owner| *owner == Some(me)));
@@ -313,15 +317,7 @@ fn ranges_that_move_under_load_lose_nothing() {
     });
     assert!(owners(&table).contains(&Some(name)) && owners(&table).contains(&Some(me)));
     assert_holds(&table, &written);
-    other.kill();
-    let mut last = 0;
-    while let Some(Ok(line)) = other.lines.next() {
-        last = line.parse().unwrap_or(last);
-    }
-    assert!(last > 1_000_010, "{last}");
-    for number in 1_000_000..=last {
-        assert_eq!(table.get(key(number)).unwrap(), Some(key(number)), "{number} to {last}");
-    }
+    other.kill_and_check(&table, 1_000_000);
     assert_holds(&table, &written);
     eventually(Duration::from_secs(20), "the dead member is cleared away", || {
         table.insert("both", "again").unwrap();

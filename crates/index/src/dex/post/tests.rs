@@ -4,9 +4,9 @@
 use std::future::Future;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::pin::pin;
-use std::task::{Context, Poll, Wake, Waker};
 use std::time::Instant;
+
+use farleaf_fabric::Executor;
 
 use super::wire::{
     Entry, GREETING_BYTES, Hello, REPLY_HEAD_BYTES, VERSION, Welcome, decode_reply,
@@ -56,20 +56,7 @@ fn ask(post: &Post, address: SocketAddr, request: Request) -> Result<Reply, Inde
 }
 
 fn wait<T>(future: impl Future<Output = T>) -> T {
-    struct Unpark(thread::Thread);
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-    let mut future = pin!(future);
-    let waker = Waker::from(Arc::new(Unpark(thread::current())));
-    loop {
-        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(value) => return value,
-            Poll::Pending => thread::park(),
-        }
-    }
+    Executor::new().block_on(future)
 }
 
 /// Somebody who takes one connection, and does with it what is told.
