@@ -1,6 +1,7 @@
 //! `farleaf compute`: a compute server that owns keys of tables of the engine `dex` and answers others.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::net::SocketAddr;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
@@ -117,11 +118,12 @@ fn look(
             infos => infos?,
         };
         for info in infos.into_iter().filter(|info| info.engine == Engine::Dex) {
-            if !tables.contains_key(&info.name) {
-                match db.table(&info.name) {
-                    // Dropped meanwhile, or there is no room for it now.
-                    Err(error) if may_pass(error.kind()) => {}
-                    table => drop(tables.insert(info.name, table?)),
+            let Entry::Vacant(entry) = tables.entry(info.name) else { continue };
+            match db.table(entry.key()) {
+                // Dropped meanwhile, or there is no room for it now.
+                Err(error) if may_pass(error.kind()) => {}
+                table => {
+                    entry.insert(table?);
                 }
             }
         }

@@ -146,6 +146,9 @@ fn put(shared: &Shared, table: u64, request: Request) -> Replied {
     }
 }
 
+/// Requests that have just come, with the numbers that they were sent with.
+type New = Vec<(u64, Replied)>;
+
 /// The requests of a connection that are under way.
 struct Counter {
     state: Mutex<Taken>,
@@ -154,8 +157,7 @@ struct Counter {
 
 #[derive(Default)]
 struct Taken {
-    /// Those that have just come, with the numbers that they were sent with.
-    new: Vec<(u64, Replied)>,
+    new: New,
     /// Those whose answer may be there, by the numbers that they have here.
     ready: Vec<u64>,
     under_way: usize,
@@ -198,7 +200,7 @@ impl Counter {
     }
 
     /// Waits for requests that are new, or may have been answered.
-    fn next(&self) -> Option<(Vec<(u64, Replied)>, Vec<u64>)> {
+    fn next(&self) -> Option<(New, Vec<u64>)> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             if state.is_closed {
