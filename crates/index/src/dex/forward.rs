@@ -537,7 +537,11 @@ impl Dex {
     ) -> Result<(), IndexError> {
         let tries = patience.tries;
         if patience.is_over(session.endpoint().now_ns()) {
-            return Err(IndexError::Unavailable(format!("after {tries} tries: {before}")));
+            let why = match patience.until_ns {
+                Some(_) => format!("{before} and which does not answer"),
+                None => format!("after {tries} tries: {before}"),
+            };
+            return Err(IndexError::Unavailable(why));
         }
         if self.refresh_map(session).await? != before.epoch {
             // A way that has not been tried.
