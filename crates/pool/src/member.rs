@@ -137,8 +137,10 @@ pub(crate) async fn leave<E: Endpoint>(
     loop {
         let mut ops = client.client().ops();
         let live = MemberWord::new(MemberState::Live, generation);
-        // INV-ADDR-1
-        ops.cas(at.plus(ADDRESS_AT), address, 0);
+        if address != 0 {
+            // INV-ADDR-1
+            ops.cas(at.plus(ADDRESS_AT), address, 0);
+        }
         ops.cas(at, live.0, MemberWord::new(MemberState::Free, generation).0);
         ops.cas(at.plus(8), own.0, 0);
         let Err(error) = client.client().chain(ops).await else { return Ok(()) };

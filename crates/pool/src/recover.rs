@@ -475,8 +475,10 @@ impl Pool {
         client
             .chain(|ops| {
                 ops.cas(at.plus(16), announced.0, announced.next_idle().0);
-                // INV-ADDR-1
-                ops.cas(at.plus(ADDRESS_AT), address, 0);
+                if address != 0 {
+                    // INV-ADDR-1
+                    ops.cas(at.plus(ADDRESS_AT), address, 0);
+                }
                 ops.cas(at, dead.word.0, free.0);
                 ops.cas(at.plus(8), incarnation, 0);
             })
