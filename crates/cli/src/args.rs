@@ -10,7 +10,9 @@ use farleaf_bench::units::{Count, Size};
 
 use crate::bench::BenchArgs;
 use crate::commands::check::CheckArgs;
+use crate::commands::compute::ComputeArgs;
 use crate::commands::memory::MemoryArgs;
+use crate::commands::repartition::RepartitionArgs;
 use crate::commands::repro::ReproArgs;
 use crate::commands::up::UpArgs;
 use crate::formats;
@@ -129,6 +131,13 @@ pub(crate) enum Command {
     /// numbers: tcp://HOST:PORT,HOST:PORT. A server that is started again over its file serves the same
     /// data.
     Memory(MemoryArgs),
+    /// Own and serve keys of a pool's tables of the engine dex, until Ctrl-C
+    ///
+    /// Takes the keys that nobody has, and answers the processes that use them. Prints where it listens,
+    /// and its name. Ends in order: what it has is written back and free for others.
+    Compute(ComputeArgs),
+    /// Show who owns which keys of a table of the engine dex, and move them while clients run
+    Repartition(RepartitionArgs),
     /// Start a cluster on this machine, until Ctrl-C: memory servers, and a pool on them
     ///
     /// For development and demonstrations. Prints the address of the pool.
@@ -147,7 +156,7 @@ pub(crate) struct PoolArgs {
 }
 
 /// A table of a pool.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct TableArgs {
     /// The pool, as in shm:/dev/shm/mypool or tcp://127.0.0.1:7000
     pub(crate) pool: String,

@@ -1,7 +1,8 @@
-//! Memory servers on this machine, as processes of this very program that end with whoever has
-//! started them.
+//! Memory servers and compute servers on this machine, as processes of this very program that end with
+//! whoever has started them.
 
 use std::env;
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -14,7 +15,7 @@ use serde_json::Value;
 
 use crate::tls::TlsArgs;
 
-/// How long a memory server may take to end once it has been told to.
+/// How long a server may take to end once it has been told to.
 const END_TIME: Duration = Duration::from_secs(5);
 
 /// What memory servers are to be started.
@@ -32,12 +33,18 @@ pub(crate) struct ClusterConfig {
     pub(crate) tls: TlsArgs,
 }
 
-/// Memory servers that are at work. They end when this is dropped, or this process ends in any way:
-/// each waits for the end of its standard input.
+/// Memory servers that are at work, and compute servers on their pool. They end when this is dropped, or
+/// this process ends in any way: each waits for the end of its standard input.
 #[derive(Debug)]
 pub(crate) struct Cluster {
-    servers: Vec<Server>,
+    compute: Servers,
+    memory: Servers,
+    tls: TlsArgs,
 }
+
+/// Servers that end together.
+#[derive(Debug, Default)]
+struct Servers(Vec<Server>);
 
 #[derive(Debug)]
 struct Server {
@@ -50,18 +57,37 @@ struct Server {
 impl Cluster {
     /// Starts them all, and waits until they listen.
     pub(crate) fn start(config: &ClusterConfig) -> anyhow::Result<Cluster> {
-        let mut cluster = Cluster { servers: Vec::new() };
+        let tls = config.tls.clone();
+        let mut cluster =
+            Cluster { compute: Servers::default(), memory: Servers::default(), tls };
         for number in 0..config.servers {
-            let server = start(config, number)
+            let server = start_memory(config, number)
                 .with_context(|| format!("memory server {number} does not start"))?;
-            cluster.servers.push(server);
+            cluster.memory.0.push(server);
         }
         Ok(cluster)
     }
 
+    /// Starts compute servers on the pool, which is made, and waits until they listen.
+    pub(crate) fn start_compute(&mut self, count: u16) -> anyhow::Result<()> {
+        let uri = self.uri();
+        for number in 0..count {
+            let words = ["compute", &uri, "--end-with-stdin"].map(OsString::from);
+            let server = start(words.to_vec(), &self.tls)
+                .with_context(|| format!("compute server {number} does not start"))?;
+            self.compute.0.push(server);
+        }
+        Ok(())
+    }
+
+    /// Where compute servers listen.
+    pub(crate) fn compute_addresses(&self) -> Vec<SocketAddr> {
+        self.compute.0.iter().map(|server| server.address).collect()
+    }
+
     /// Where they listen, in the order of their numbers.
     pub(crate) fn addresses(&self) -> Vec<SocketAddr> {
-        self.servers.iter().map(|server| server.address).collect()
+        self.memory.0.iter().map(|server| server.address).collect()
     }
 
     /// The address of the pool.
@@ -70,21 +96,25 @@ impl Cluster {
         format!("tcp://{}", addresses.join(","))
     }
 
-    /// The number of one that has ended, although nobody has told it to.
-    pub(crate) fn ended(&mut self) -> Option<usize> {
-        let has_ended = |server: &mut Server| !matches!(server.process.try_wait(), Ok(None));
-        self.servers.iter_mut().position(has_ended)
+    /// One that has ended, although nobody has told it to.
+    pub(crate) fn ended(&mut self) -> Option<String> {
+        let mut kinds = [("memory", &mut self.memory), ("compute", &mut self.compute)].into_iter();
+        kinds.find_map(|(kind, servers)| {
+            let has_ended = |server: &mut Server| !matches!(server.process.try_wait(), Ok(None));
+            let number = servers.0.iter_mut().position(has_ended)?;
+            Some(format!("{kind} server {number}"))
+        })
     }
 }
 
-impl Drop for Cluster {
+impl Drop for Servers {
     fn drop(&mut self) {
         // All at once, and then each in turn.
-        for server in &mut self.servers {
+        for server in &mut self.0 {
             drop(server.stdin.take());
         }
         let end = Instant::now() + END_TIME;
-        for server in &mut self.servers {
+        for server in &mut self.0 {
             while matches!(server.process.try_wait(), Ok(None)) {
                 if Instant::now() >= end {
                     // It hangs; nothing more can be done about a failure of this.
@@ -98,23 +128,31 @@ impl Drop for Cluster {
     }
 }
 
-fn start(config: &ClusterConfig, number: u16) -> anyhow::Result<Server> {
+fn start_memory(config: &ClusterConfig, number: u16) -> anyhow::Result<Server> {
     let port = match config.port {
         0 => 0,
         first => first.checked_add(number).context("there is no such port")?,
     };
-    let mut command = Command::new(env::current_exe().context("cannot find this program")?);
-    command.args(["memory", "--end-with-stdin", "--json", "--color", "never"]);
-    command.args(["--server", &number.to_string(), "--servers", &config.servers.to_string()]);
-    command.args(["--threads", &config.threads.to_string()]);
-    command.args(["--listen", &format!("127.0.0.1:{port}")]);
+    let mut words = ["memory", "--end-with-stdin"].map(OsString::from).to_vec();
+    let mut option = |name: &str, value: OsString| words.extend([name.into(), value]);
+    option("--server", number.to_string().into());
+    option("--servers", config.servers.to_string().into());
+    option("--threads", config.threads.to_string().into());
+    option("--listen", format!("127.0.0.1:{port}").into());
     if let Some(bytes) = config.region_bytes {
-        command.args(["--size", &bytes.to_string()]);
+        option("--size", bytes.to_string().into());
     }
     if let Some(folder) = &config.folder {
-        command.arg("--file").arg(folder.join(format!("memory-{number:05}")));
+        option("--file", folder.join(format!("memory-{number:05}")).into());
     }
-    config.tls.tell(&mut command);
+    start(words, &config.tls)
+}
+
+/// Starts this program with these words, and waits until it says where it listens.
+fn start(words: Vec<OsString>, tls: &TlsArgs) -> anyhow::Result<Server> {
+    let mut command = Command::new(env::current_exe().context("cannot find this program")?);
+    command.args(words).args(["--json", "--color", "never"]);
+    tls.tell(&mut command);
     let mut process = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

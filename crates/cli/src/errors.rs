@@ -55,6 +55,11 @@ impl Failure {
         Failure { exit: Exit::Usage, message: message.into(), source: None }
     }
 
+    /// What was named is not there.
+    pub(crate) fn missing(message: impl Into<String>) -> Self {
+        Failure { exit: Exit::NotFound, message: message.into(), source: None }
+    }
+
     /// Input data that is malformed.
     pub(crate) fn malformed(message: impl Into<String>) -> Self {
         Failure { exit: Exit::Malformed, message: message.into(), source: None }

@@ -106,4 +106,6 @@ macro_rules! smoke {
     };
 }
 
-smoke!(node, superblock, pool, table, fabric, records, keys, ycsb, text, offload, wire, history);
+smoke!(
+    node, superblock, pool, table, fabric, records, keys, ycsb, text, offload, post, wire, history
+);

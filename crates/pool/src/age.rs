@@ -18,7 +18,7 @@ use crate::{PoolError, root, superblock};
 pub async fn age<E: Endpoint>(client: &Client<E>) -> Result<(), PoolError> {
     let lines = Lines::new(client.endpoint().server_count());
     let client = Steady::new(client, &lines, PATIENCE_NS);
-    let geometry = superblock::open(client).await?;
+    let (geometry, _) = superblock::open(client).await?;
     for server in geometry.server_ids() {
         for number in 0..geometry.block_count(server) {
             let at = geometry.block_word_addr(server, number);

@@ -30,6 +30,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod address;
 mod age;
 mod alloc;
 mod audit;
@@ -59,6 +60,7 @@ mod token;
 mod unlinked;
 mod words;
 
+pub use address::Member;
 pub use age::age;
 pub use audit::{Audit, AuditReport, ClassReport};
 pub use drops::Dropping;

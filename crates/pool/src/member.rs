@@ -1,6 +1,7 @@
 //! The member table: joining, and declaring the dead dead.
 //!
-//! Words of an entry: 0 state ([`MemberWord`]), 1 incarnation, 2 announcement.
+//! Words of an entry: 0 state ([`MemberWord`]), 1 incarnation, 2 announcement, 3 to 5 address
+//! (`address`).
 //!
 //! INV-MEM-1: the incarnation is set (by CAS from 0) before the state becomes live and cleared
 //! after it became free. So a process that dies while it joins or leaves can be proven dead by
@@ -12,6 +13,7 @@ use std::sync::atomic::Ordering;
 
 use farleaf_fabric::{Endpoint, Incarnation, OpErrorKind};
 
+use crate::address::ADDRESS_AT;
 use crate::canary::Canary;
 use crate::geometry::MEMBER_BYTES;
 use crate::settle::Steady;
@@ -127,7 +129,7 @@ pub(crate) async fn leave<E: Endpoint>(
     client: Steady<'_, E>,
     geometry: &Geometry,
     (slot, generation): (u32, u32),
-    own: Incarnation,
+    (own, address): (Incarnation, u64),
 ) -> Result<(), PoolError> {
     let at = geometry.member_addr(slot);
     let mut generation = generation;
@@ -135,6 +137,10 @@ pub(crate) async fn leave<E: Endpoint>(
     loop {
         let mut ops = client.client().ops();
         let live = MemberWord::new(MemberState::Live, generation);
+        if address != 0 {
+            // INV-ADDR-1
+            ops.cas(at.plus(ADDRESS_AT), address, 0);
+        }
         ops.cas(at, live.0, MemberWord::new(MemberState::Free, generation).0);
         ops.cas(at.plus(8), own.0, 0);
         let Err(error) = client.client().chain(ops).await else { return Ok(()) };

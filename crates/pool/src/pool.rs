@@ -37,10 +37,13 @@ pub struct MemoryUse {
 #[derive(Debug)]
 pub struct Pool {
     geometry: Geometry,
+    id: u128,
     /// This member's slot, and which life of the slot it is.
     pub(crate) member: u32,
     pub(crate) generation: u32,
     pub(crate) incarnation: Incarnation,
+    /// The first word of the address that it has published; 0 if it has none.
+    pub(crate) address_word: AtomicU64,
     pub(crate) epochs: Epochs,
     pub(crate) pins: Pins,
     alloc: Mutex<Allocator>,
@@ -77,13 +80,14 @@ impl Pool {
     pub async fn join<E: Endpoint>(client: &Client<E>) -> Result<Arc<Pool>, PoolError> {
         let lines = Arc::new(Lines::new(client.endpoint().server_count()));
         let steady = Steady::new(client, &lines, PATIENCE_NS);
-        let geometry = superblock::open(steady).await?;
+        let (geometry, id) = superblock::open(steady).await?;
         let joined = member::join(steady, &geometry).await?;
         let clients = geometry.options().clients_max;
         Ok(Arc::new(Pool {
             member: joined.slot,
             generation: joined.generation,
             incarnation: client.endpoint().incarnation(),
+            address_word: AtomicU64::new(0),
             epochs: Epochs::new(joined.announced, geometry.options().members_max),
             pins: Pins::new(clients),
             alloc: Mutex::new(Allocator::new(&geometry)),
@@ -102,6 +106,7 @@ impl Pool {
             lines: Mutex::new(vec![(Arc::clone(client.endpoint().counters()), lines)]),
             kept: Kept::default(),
             geometry,
+            id,
         }))
     }
 
@@ -135,6 +140,11 @@ impl Pool {
         let lines = Arc::new(Lines::new(self.geometry().servers()));
         all.push((Arc::clone(counters), Arc::clone(&lines)));
         lines
+    }
+
+    /// The number that this pool was given when it was formatted, and no other has.
+    pub fn id(&self) -> u128 {
+        self.id
     }
 
     /// Where everything is.

@@ -149,13 +149,15 @@ async fn formatted<E: Endpoint>(client: Steady<'_, E>) -> Result<Vec<bool>, Pool
     Ok((0..count).map(|server| ops.buf(server).words()[0] != 0).collect())
 }
 
-/// Reads and checks every server's superblock; the pool's geometry.
+/// Reads and checks every server's superblock; the pool's geometry and its id.
 ///
 /// Cost: 1 round trip, 1 READ per server.
 ///
 /// # Errors
 /// `Format` with the server and the reason; `Fabric`.
-pub(crate) async fn open<E: Endpoint>(client: Steady<'_, E>) -> Result<Geometry, PoolError> {
+pub(crate) async fn open<E: Endpoint>(
+    client: Steady<'_, E>,
+) -> Result<(Geometry, u128), PoolError> {
     let endpoint = client.endpoint();
     let count = endpoint.server_count();
     let mut ops = client.client().ops();
@@ -184,7 +186,7 @@ pub(crate) async fn open<E: Endpoint>(client: Steady<'_, E>) -> Result<Geometry,
             return Err(FormatError { server, fault: FormatFault::Geometry(why) }.into());
         }
     }
-    Ok(geometry)
+    Ok((geometry, pool_id(first)))
 }
 
 fn encode(geometry: &Geometry, server: ServerId, pool_id: u128) -> [u64; WORDS] {

@@ -171,7 +171,8 @@ impl<E: Endpoint> Session<E> {
         };
         pool.release_client(client, &closed).await?;
         let life = (pool.member, pool.generation);
-        member::leave(client, pool.geometry(), life, pool.incarnation).await?;
+        let address = pool.address_word.load(Ordering::SeqCst);
+        member::leave(client, pool.geometry(), life, (pool.incarnation, address)).await?;
         pool.close();
         Ok(())
     }

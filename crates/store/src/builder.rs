@@ -13,6 +13,7 @@ use farleaf_pool::PoolOptions;
 
 use crate::core::Core;
 use crate::error::{Error, Result};
+use crate::serve::ServeOptions;
 use crate::store::Farleaf;
 use crate::uri::{self, Uri};
 
@@ -36,6 +37,7 @@ pub struct Builder {
     options: OpenOptions,
     linger_timeout: Option<Duration>,
     tls: Option<Tls>,
+    serve: ServeOptions,
 }
 
 impl Default for Builder {
@@ -49,6 +51,7 @@ impl Default for Builder {
             options: OpenOptions::default(),
             linger_timeout: None,
             tls: None,
+            serve: ServeOptions::default(),
         }
     }
 }
@@ -119,6 +122,34 @@ impl Builder {
         self
     }
 
+    /// Where other compute servers ask for the keys that this one has to itself, which it does for tables of
+    /// an engine with a cache ([`Engine::Dex`](crate::Engine::Dex)); port 0 takes a free one. It listens
+    /// once the first such table is opened. Default: `127.0.0.1:0`.
+    pub fn listen(mut self, address: SocketAddr) -> Self {
+        self.serve.listen = address;
+        self
+    }
+
+    /// Allows [`Builder::listen`] an address that other machines reach, although nothing there is
+    /// authenticated or encrypted: whoever reaches it can read and change the tables. Default: no.
+    pub fn insecure_public(mut self, allow: bool) -> Self {
+        self.serve.insecure_public = allow;
+        self
+    }
+
+    /// Threads that answer other compute servers, 1 to 64. Default: 1.
+    pub fn serve_threads(mut self, count: usize) -> Self {
+        self.serve.threads = count;
+        self
+    }
+
+    /// How many partitions of a table of an engine with a cache are taken at once when it is opened, of
+    /// those that nobody has. Others are taken when a key of theirs is used. Default: 0.
+    pub fn take_partitions(mut self, count: usize) -> Self {
+        self.options.take = count;
+        self
+    }
+
     /// Opens the pool at `uri`; see [`Farleaf::open`].
     ///
     /// # Errors
@@ -130,6 +161,7 @@ impl Builder {
             let count = self.async_workers;
             return Err(Error::invalid(format!("{count} async workers: it takes 1 to 1024")));
         }
+        self.serve.check()?;
         let is_shared = uri_parsed != Uri::Mem;
         let fabric = match uri_parsed {
             Uri::Mem => self.make_anonymous().map(AnyFabric::Mapped),
@@ -140,7 +172,9 @@ impl Builder {
                 .map(AnyFabric::Tcp),
         };
         let core = fabric
-            .and_then(|fabric| Core::join(fabric, is_shared, self.options.clone()))
+            .and_then(|fabric| {
+                Core::join(fabric, is_shared, self.options.clone(), self.serve.clone())
+            })
             .map_err(|error| error.within(format_args!("cannot open \"{uri}\"")))?;
         Farleaf::start(core, self.async_workers)
             .map_err(|error| error.within(format_args!("cannot open \"{uri}\"")))

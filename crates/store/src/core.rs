@@ -11,6 +11,7 @@ use farleaf_pool::{Pool, PoolError, Root};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gate::{Activity, Gates};
 use crate::lane::{Lane, Session};
+use crate::serve::{ServeOptions, Serving};
 use crate::suggest;
 use crate::table::TableCore;
 
@@ -28,6 +29,8 @@ pub(crate) struct Core {
     pub(crate) activity: Activity,
     /// How tables are opened.
     options: OpenOptions,
+    /// What answers other compute servers.
+    pub(crate) serving: Serving,
     closed: AtomicBool,
     /// Those that this process has opened, by name.
     tables: Mutex<BTreeMap<String, Arc<TableCore>>>,
@@ -41,6 +44,7 @@ impl Core {
         fabric: AnyFabric,
         is_shared: bool,
         options: OpenOptions,
+        serve: ServeOptions,
     ) -> Result<Arc<Core>> {
         let endpoint = fabric.endpoint()?;
         let executor = endpoint.executor().clone();
@@ -54,6 +58,7 @@ impl Core {
             gates: Gates::default(),
             activity: Activity::default(),
             options,
+            serving: Serving::new(serve),
             closed: AtomicBool::new(false),
             tables: Mutex::default(),
         }))
@@ -69,7 +74,11 @@ impl Core {
     }
 
     /// The table of that name, opened if need be.
-    pub(crate) async fn open_table(&self, lane: &Lane, name: &str) -> Result<Arc<TableCore>> {
+    pub(crate) async fn open_table(
+        self: &Arc<Self>,
+        lane: &Lane,
+        name: &str,
+    ) -> Result<Arc<TableCore>> {
         let session = lane.session().await?;
         let opened = self.tables().get(name).cloned();
         match session.open_root(name).await {
@@ -85,7 +94,11 @@ impl Core {
     }
 
     /// The table of that root, opened if need be.
-    pub(crate) async fn open_root(&self, session: &Session, root: Root) -> Result<Arc<TableCore>> {
+    pub(crate) async fn open_root(
+        self: &Arc<Self>,
+        session: &Session,
+        root: Root,
+    ) -> Result<Arc<TableCore>> {
         let opened = self.tables().get(&root.name).cloned();
         if let Some(opened) = opened {
             if *opened.root() == root {
@@ -94,7 +107,10 @@ impl Core {
             // Dropped and made anew by another process.
             self.forget(session, &opened).await;
         }
-        let table = Arc::new(TableCore::open(session, root, &self.options).await?);
+        let options = self.serving.prepare(self, session, &root, &self.options).await?;
+        let table = Arc::new(TableCore::open(session, root, &options).await?);
+        // INV-SERVE-1
+        self.serving.serve(table.index()).await?;
         let mut tables = self.tables();
         // Another thread may have been quicker; it has opened the same.
         let entry = tables.entry(table.info().name.clone());
@@ -113,7 +129,13 @@ impl Core {
             }
         }
         // It is gone: there is nobody who could miss what is not closed.
-        let _ = table.close(session).await;
+        let _ = self.close_table(session, table).await;
+    }
+
+    /// Closes a table, of which no operation of this process is under way.
+    pub(crate) async fn close_table(&self, session: &Session, table: &TableCore) -> Result<()> {
+        self.serving.leave(session, table.index()).await;
+        table.close(session).await
     }
 
     /// Closes all tables; no operation is under way. The first error, if there is one.
@@ -121,7 +143,7 @@ impl Core {
         let tables = std::mem::take(&mut *self.tables());
         let mut closed = Ok(());
         for table in tables.into_values() {
-            closed = closed.and(table.close(session).await);
+            closed = closed.and(self.close_table(session, &table).await);
         }
         closed
     }

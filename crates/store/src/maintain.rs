@@ -77,6 +77,7 @@ pub(crate) fn leave(core: &Arc<Core>) -> Result<()> {
         // The pool goes with the mapping.
         return Ok(());
     }
+    core.serving.stop();
     // Threads that are just ending still have sessions.
     for _ in 0..LEAVE_WAITS {
         if core.pool.sessions() == 0 {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use farleaf_fabric::{Fabric, Snapshot};
+use farleaf_fabric::{Endpoint, Fabric, Snapshot};
 use farleaf_index::AnyIndex;
 use farleaf_pool::{Audit, PoolError};
 
@@ -15,6 +15,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::lane::{self, Lane};
 use crate::maintain;
 use crate::options::{TableInfo, TableOptions};
+use crate::partitions::ComputeServer;
 use crate::report::{Stats, VerifyReport};
 use crate::table::Table;
 use crate::uri::memory_servers;
@@ -170,7 +171,7 @@ impl Farleaf {
         }
         self.run(async |core, lane| {
             let session = lane.session().await?;
-            table.close(&session).await?;
+            core.close_table(&session, &table).await?;
             let dropped = AnyIndex::drop_table(&session, name).await;
             core.forget(&session, &table).await;
             Ok(dropped?)
@@ -209,6 +210,28 @@ impl Farleaf {
             member: core.pool.member(),
             memory: core.pool.memory(),
             counters: Snapshot::of(&core.fabric.counters()),
+        })
+    }
+
+    /// Listens for other compute servers from now on, and not only once a table is opened whose engine needs
+    /// that; this compute server, with where it listens.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`] for `mem:`, which nobody else can open; [`ErrorKind::Io`] if the system
+    /// refuses.
+    pub fn serve(&self) -> Result<ComputeServer> {
+        self.run(async |core, lane| {
+            if !core.is_shared {
+                return Err(Error::invalid("a mem: pool has no other compute servers"));
+            }
+            let session = lane.session().await?;
+            let post = core.serving.listen(core, &session).await?;
+            let member = farleaf_pool::Member {
+                slot: core.pool.member(),
+                incarnation: session.endpoint().incarnation(),
+                address: Some(post.address()),
+            };
+            Ok(ComputeServer::of(member, member.incarnation))
         })
     }
 
@@ -259,7 +282,7 @@ impl Farleaf {
         &self.handle.workers
     }
 
-    fn run<T>(&self, op: impl AsyncFnOnce(&Core, &Lane) -> Result<T>) -> Result<T> {
+    fn run<T>(&self, op: impl AsyncFnOnce(&Arc<Core>, &Lane) -> Result<T>) -> Result<T> {
         Lane::run(self.core(), async |lane| op(self.core(), lane).await)
     }
 }

@@ -62,6 +62,14 @@ impl Table {
         Table { store, core }
     }
 
+    pub(crate) fn store(&self) -> &Farleaf {
+        &self.store
+    }
+
+    pub(crate) fn core(&self) -> &TableCore {
+        &self.core
+    }
+
     /// The table's name.
     pub fn name(&self) -> &str {
         &self.core.info.name
@@ -318,6 +326,10 @@ impl TableCore {
     /// Closes the engine's side of it; no operation is under way.
     pub(crate) async fn close(&self, session: &Session) -> Result<()> {
         self.named(self.index.close(session).await)
+    }
+
+    pub(crate) fn index(&self) -> &AnyIndex {
+        &self.index
     }
 
     pub(crate) fn root(&self) -> &Root {

@@ -4,6 +4,8 @@
 
 mod common;
 
+#[path = "forward.rs"]
+mod forward;
 #[path = "futures.rs"]
 mod futures;
 #[path = "processes.rs"]

@@ -3,10 +3,12 @@
 mod bench;
 pub(crate) mod check;
 mod completions;
+pub(crate) mod compute;
 mod keys;
 mod load;
 pub(crate) mod memory;
 mod put;
+pub(crate) mod repartition;
 pub(crate) mod repro;
 mod scan;
 mod stats;
@@ -47,7 +49,9 @@ pub(crate) fn run(command: Command, console: &mut Console) -> anyhow::Result<Exi
         Command::Repro(args) => repro::run(&args, console),
         Command::Check(args) => check::run(&args, console),
         Command::Memory(args) => memory::run(&args, console),
+        Command::Compute(args) => compute::run(&args, console),
         Command::Up(args) => up::run(&args, console),
+        Command::Repartition(args) => repartition::run(&args, console),
         Command::Completions(args) => completions::run(&args, console),
     }
 }

@@ -24,6 +24,10 @@ pub(crate) struct UpArgs {
     #[arg(short, long, value_name = "COUNT", default_value_t = 2,
         value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) memory_servers: u16,
+    /// Compute servers, which own and serve the keys of tables of the engine dex
+    #[arg(short, long, value_name = "COUNT", default_value_t = 0,
+        value_parser = clap::value_parser!(u16).range(..=32))]
+    pub(crate) compute: u16,
     /// Bytes of all memory servers together [default: 4GiB, or what their files have]
     #[arg(long, value_name = "SIZE")]
     pub(crate) pool_bytes: Option<Size>,
@@ -63,9 +67,13 @@ pub(super) fn run(args: &UpArgs, console: &mut Console) -> anyhow::Result<Exit> 
     let db = super::builder(console)?.create(true).open(&uri)?;
     let pool_bytes = db.stats()?.memory.pool_bytes;
     db.close()?;
+    cluster.start_compute(args.compute)?;
     if console.json {
+        let compute = cluster.compute_addresses();
+        let compute: Vec<String> = compute.iter().map(ToString::to_string).collect();
         console.json_line(&json!({
             "pool": uri,
+            "compute_servers": compute,
             "memory_servers": args.memory_servers,
             "pool_bytes": pool_bytes,
         }))?;
@@ -73,20 +81,23 @@ pub(super) fn run(args: &UpArgs, console: &mut Console) -> anyhow::Result<Exit> 
         console.fields(&[("pool", uri)])?;
     }
     console.flush()?;
-    let servers = counted(args.memory_servers.into(), "memory server");
+    let mut servers = counted(args.memory_servers.into(), "memory server");
+    if args.compute > 0 {
+        servers = format!("{} and {servers}", counted(args.compute.into(), "compute server"));
+    }
     let bytes = human_bytes(pool_bytes);
     console.note(format_args!("{servers} with {bytes} are up; Ctrl-C ends them"));
     while let Err(RecvTimeoutError::Timeout) = stop.recv_timeout(LOOK_EVERY) {
-        if let Some(number) = cluster.ended() {
+        if let Some(server) = cluster.ended() {
             // A Ctrl-C goes to all of them, and may reach them first.
             if stop.recv_timeout(LOOK_EVERY).is_ok() {
                 break;
             }
-            return Err(Failure::unavailable(format!("memory server {number} has ended")))
+            return Err(Failure::unavailable(format!("{server} has ended")))
                 .context("the cluster ends, too");
         }
     }
     drop(cluster);
-    console.note("all memory servers have ended");
+    console.note("all servers have ended");
     Ok(Exit::Done)
 }

@@ -13,15 +13,15 @@ use crate::processes::{at_work_in, signal, wait_until};
 use crate::{Pool, command, farleaf};
 
 /// A command that serves until it is told to end, and what it said first.
-struct Service {
-    process: Child,
+pub(crate) struct Service {
+    pub(crate) process: Child,
     /// Its end ends the command.
     stdin: Option<ChildStdin>,
-    told: Value,
+    pub(crate) told: Value,
 }
 
 impl Service {
-    fn start(words: &[&str]) -> Service {
+    pub(crate) fn start(words: &[&str]) -> Service {
         let words: Vec<&str> =
             words.iter().copied().chain(["--json", "--end-with-stdin"]).collect();
         let mut process = command(&words).stderr(Stdio::inherit()).spawn().unwrap();
@@ -31,21 +31,21 @@ impl Service {
         Service { process, stdin, told: serde_json::from_str(&line).unwrap() }
     }
 
-    fn up(options: &[&str]) -> Service {
+    pub(crate) fn up(options: &[&str]) -> Service {
         let words = ["up", "--pool-bytes", "64MiB", "--quiet"];
         Service::start(&words.into_iter().chain(options.iter().copied()).collect::<Vec<_>>())
     }
 
-    fn pool(&self) -> &str {
+    pub(crate) fn pool(&self) -> &str {
         self.told["pool"].as_str().unwrap()
     }
 
-    fn address(&self) -> &str {
+    pub(crate) fn address(&self) -> &str {
         self.told["address"].as_str().unwrap()
     }
 
     /// Tells it to end, and gives the code that it ended with.
-    fn end(mut self) -> Option<i32> {
+    pub(crate) fn end(mut self) -> Option<i32> {
         drop(self.stdin.take());
         self.process.wait().unwrap().code()
     }

@@ -6,6 +6,7 @@ mod authority;
 mod bench;
 mod check;
 mod cluster;
+mod compute;
 mod keys;
 mod load;
 mod pipes;

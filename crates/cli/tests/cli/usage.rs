@@ -24,6 +24,8 @@ fn no_arguments_print_help() {
         "repro",
         "check",
         "memory",
+        "compute",
+        "repartition",
         "up",
         "completions",
     ] {

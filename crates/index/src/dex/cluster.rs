@@ -10,7 +10,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
@@ -18,19 +18,24 @@ use farleaf_fabric::{Endpoint, Incarnation};
 use farleaf_pool::Session;
 
 use super::Dex;
+use super::answer::{Answer, promise};
 use super::forward::{Forward, Replied, Reply, Request, WrongOwner};
 use crate::IndexError;
 use crate::sync::{Mutex, lock};
 
 /// How often who serves a desk ticks, and looks up from it.
 const TICK_NS: u64 = 100_000;
-
-type Outcome = Result<Reply, IndexError>;
+/// The same in real time.
+const REAL_TICK_NS: u64 = 10_000_000;
+/// Ticks after the last request before who serves in real time looks up no more until the next.
+const QUIET_TICKS: u32 = 20;
 
 /// The compute servers of one process that work on one table. See the module's page (`cluster`).
 #[derive(Debug, Default)]
 pub struct Cluster {
     latency_ns: u64,
+    /// Those who serve rest when nothing happens, and leave a tick that failed to the next one.
+    rests: bool,
     desks: Mutex<BTreeMap<u64, Arc<Desk>>>,
 }
 
@@ -51,75 +56,6 @@ struct Queue {
 struct Letter {
     request: Request,
     answer: Answer,
-}
-
-/// Where an answer is left.
-#[derive(Debug, Default)]
-struct Slot {
-    outcome: Option<Outcome>,
-    waker: Option<Waker>,
-    /// Nobody waits for it any more.
-    abandoned: bool,
-}
-
-/// The duty to answer. Dropped, it answers what is known then.
-#[derive(Debug)]
-struct Answer {
-    slot: Option<Arc<Mutex<Slot>>>,
-    is_change: bool,
-    begun: bool,
-}
-
-impl Answer {
-    fn is_wanted(&self) -> bool {
-        self.slot.as_ref().is_some_and(|slot| !lock(slot).abandoned)
-    }
-
-    fn give(&mut self, outcome: Outcome) {
-        let Some(slot) = self.slot.take() else { return };
-        let waker = {
-            let mut slot = lock(&slot);
-            slot.outcome = Some(outcome);
-            slot.waker.take()
-        };
-        waker.into_iter().for_each(Waker::wake);
-    }
-}
-
-impl Drop for Answer {
-    fn drop(&mut self) {
-        if self.begun && self.is_change {
-            self.give(Err(IndexError::OutcomeUnknown(
-                "the key's owner went away in the middle of the operation".into(),
-            )));
-        } else {
-            self.give(Ok(Reply::Gone));
-        }
-    }
-}
-
-/// The wait for an answer.
-struct Waiting(Arc<Mutex<Slot>>);
-
-impl Future for Waiting {
-    type Output = Outcome;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Outcome> {
-        let mut slot = lock(&self.0);
-        match slot.outcome.take() {
-            Some(outcome) => Poll::Ready(outcome),
-            None => {
-                slot.waker = Some(context.waker().clone());
-                Poll::Pending
-            }
-        }
-    }
-}
-
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        lock(&self.0).abandoned = true;
-    }
 }
 
 /// A task that serves a desk. Dropped, it has stood up; the last one clears the desk.
@@ -164,6 +100,12 @@ impl Cluster {
         Arc::new(Cluster { latency_ns, ..Cluster::default() })
     }
 
+    /// One in real time, which waits for requests without looking up when there are none for a while:
+    /// somebody else must tick the member's sessions then. Its tasks end by [`Cluster::leave`] alone.
+    pub fn resting() -> Arc<Self> {
+        Arc::new(Cluster { rests: true, ..Cluster::default() })
+    }
+
     fn desk(&self, who: Incarnation) -> Arc<Desk> {
         Arc::clone(lock(&self.desks).entry(who.0).or_default())
     }
@@ -186,35 +128,45 @@ impl Cluster {
             queue.leaving = false;
             queue.servers += 1;
         }
-        Cluster::answer(Seat { desk }, dex, session)
+        Cluster::answer(Seat { desk }, self.rests, dex, session)
     }
 
     async fn answer<E: Endpoint>(
         seat: Seat,
+        rests: bool,
         dex: Dex,
         session: Session<E>,
     ) -> Result<(), IndexError> {
         let endpoint = session.endpoint();
+        let tick_ns = if rests { REAL_TICK_NS } else { TICK_NS };
         let mut ticked_ns = endpoint.now_ns();
+        let mut quiet_ticks = 0;
         loop {
-            let mut pause = pin!(endpoint.sleep(TICK_NS));
+            let is_resting = rests && quiet_ticks >= QUIET_TICKS;
+            let mut pause = pin!(endpoint.sleep(if is_resting { 0 } else { tick_ns }));
             let next = std::future::poll_fn(|context| match seat.poll_next(context) {
                 Poll::Ready(next) => Poll::Ready(Some(next)),
+                Poll::Pending if is_resting => Poll::Pending,
                 Poll::Pending => pause.as_mut().poll(context).map(|()| None),
             });
             match next.await {
                 None => {}
                 Some(None) => return Ok(()),
                 Some(Some(Letter { request, mut answer })) if answer.is_wanted() => {
-                    answer.begun = true;
+                    quiet_ticks = 0;
+                    answer.begin();
                     let outcome = dex.serve(&session, request).await;
                     answer.give(outcome);
                 }
                 // Its sender has gone away.
                 Some(Some(_)) => {}
             }
-            if endpoint.now_ns() - ticked_ns >= TICK_NS {
-                session.tick().await?;
+            if endpoint.now_ns() - ticked_ns >= tick_ns {
+                quiet_ticks += 1;
+                match session.tick().await {
+                    Err(error) if !rests => return Err(error.into()),
+                    _ => {}
+                }
                 ticked_ns = endpoint.now_ns();
             }
         }
@@ -233,6 +185,11 @@ impl Cluster {
         idle.into_iter().for_each(Waker::wake);
     }
 
+    /// Whether nobody serves for it any more.
+    pub fn has_left(&self, who: Incarnation) -> bool {
+        lock(&self.desk(who).0).servers == 0
+    }
+
     /// Who serves at the moment.
     pub fn members(&self) -> Vec<Incarnation> {
         let desks = lock(&self.desks);
@@ -248,9 +205,7 @@ impl Forward for Cluster {
     fn forward(&self, to: WrongOwner, request: Request) -> Replied {
         let desk = to.owner.and_then(|owner| lock(&self.desks).get(&owner.0).map(Arc::clone));
         let Some(desk) = desk else { return Box::pin(std::future::ready(Ok(Reply::Gone))) };
-        let slot = Arc::new(Mutex::new(Slot::default()));
-        let is_change = !request.is_read();
-        let answer = Answer { slot: Some(Arc::clone(&slot)), is_change, begun: false };
+        let (answer, waiting) = promise(!request.is_read());
         let idle = {
             let mut queue = lock(&desk.0);
             if queue.servers == 0 || queue.leaving {
@@ -260,7 +215,7 @@ impl Forward for Cluster {
             std::mem::take(&mut queue.idle)
         };
         idle.into_iter().for_each(Waker::wake);
-        Box::pin(Waiting(slot))
+        Box::pin(waiting)
     }
 
     fn latency_ns(&self) -> u64 {
@@ -270,6 +225,9 @@ impl Forward for Cluster {
 
 #[cfg(test)]
 mod tests {
+    use std::task::Waker;
+
+    use super::super::answer::Outcome;
     use super::*;
 
     fn poll(waiting: &mut Replied) -> Poll<Outcome> {
@@ -310,7 +268,7 @@ mod tests {
         answered.answer.give(Ok(Reply::Done(true)));
         // The second is begun, and the third's sender goes away before it is.
         let mut begun = take(&seat);
-        begun.answer.begun = true;
+        begun.answer.begin();
         drop(replies.remove(2));
         assert!(!take(&seat).answer.is_wanted());
         drop(begun);

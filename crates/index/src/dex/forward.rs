@@ -11,6 +11,7 @@
 
 use std::fmt;
 use std::future::{Future, poll_fn};
+use std::net::SocketAddr;
 use std::ops::Bound;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -29,10 +30,15 @@ use crate::btree::remote::{Passage, Remote};
 use crate::index::{Exchange, ScanRange};
 use crate::{Entries, IndexError};
 
+/// Pairs that an owner is asked for at a time.
+const PAIRS_ASKED_MAX: usize = 512;
 /// Times that an operation is passed on before it fails.
 const HOPS_MAX: u32 = 1_000;
 /// How long a reply is waited for before the owner's life is looked at.
 const ALIVE_CHECK_NS: u64 = 2_000_000;
+/// Tries after which one in real time waits longer for the next, and how long.
+const QUICK_TRIES: u32 = 16;
+const PAUSE_NS: u64 = 1_000_000;
 
 /// A key that belongs to a partition of another compute server's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,6 +163,8 @@ pub enum Reply {
     Exchanged(Exchange, Option<Vec<u8>>),
     /// Of a scan.
     Pairs(Entries),
+    /// The first pairs of a scan, at least one; there may be more.
+    Part(Entries),
     /// Nothing was done: the key is not here, by the map of this epoch.
     WrongOwner {
         /// The epoch.
@@ -185,6 +193,41 @@ pub trait Forward: fmt::Debug + Send + Sync {
     /// that long before and after.
     fn latency_ns(&self) -> u64 {
         0
+    }
+
+    /// How long an operation may be passed on, and wait for replies, before it fails; `None` for as long
+    /// as its owner lives.
+    fn patience_ns(&self) -> Option<u64> {
+        None
+    }
+
+    /// How long a reply is waited for before it is asked whether the owner lives.
+    fn alive_check_ns(&self) -> u64 {
+        ALIVE_CHECK_NS
+    }
+
+    /// Whether it is to be told where `who` can be asked, before anything is sent there.
+    fn wants_address(&self, _who: Incarnation) -> bool {
+        false
+    }
+
+    /// Where `who` can be asked, by the pool's list of members.
+    fn learn_address(&self, _who: Incarnation, _address: SocketAddr) {}
+}
+
+/// How much longer an operation is passed on.
+#[derive(Clone, Copy, Debug)]
+struct Patience {
+    tries: u32,
+    until_ns: Option<u64>,
+}
+
+impl Patience {
+    fn is_over(self, now_ns: u64) -> bool {
+        match self.until_ns {
+            Some(until_ns) => now_ns >= until_ns,
+            None => self.tries > HOPS_MAX,
+        }
     }
 }
 
@@ -336,7 +379,7 @@ impl Dex {
         let Some(seek) = request.seek() else {
             return Err(IndexError::Invalid("a request that belongs to no key".into()));
         };
-        let mut tries = 0;
+        let mut patience = self.patience(session);
         loop {
             let moved = |bounds: &[Vec<u8>]| {
                 self.0.view().is_none_or(|view| view.map.bounds.as_slice() != bounds)
@@ -351,45 +394,68 @@ impl Dex {
             }
             let Err(number) = self.0.enter(session, seek).await? else { continue };
             let to = self.0.wrong_owner(number);
-            tries += 1;
+            patience.tries += 1;
             if to.owner.is_some() && self.0.forward.get().is_some() {
                 self.0.stats.forwarded.add();
-                match self.send(session, to, request.clone()).await {
+                match self.send(session, to, request.clone(), patience.until_ns).await {
                     Ok(Reply::WrongOwner { .. } | Reply::Gone) => {}
                     Err(
                         IndexError::OutcomeUnknown(_)
                         | IndexError::Unavailable(_)
                         | IndexError::Closed(_),
                     ) if request.is_read() => {}
+                    // Of the owner's, not of this compute server.
+                    Err(IndexError::Closed(why)) => return Err(IndexError::OutcomeUnknown(why)),
                     done => return done.map(Some),
                 }
             }
-            self.find_owner(session, seek, to, tries).await?;
+            self.find_owner(session, seek, to, patience).await?;
         }
     }
 
-    /// One request and its reply, there and back.
+    fn patience<E: Endpoint>(&self, session: &Session<E>) -> Patience {
+        let patience_ns = self.0.forward.get().and_then(|forward| forward.patience_ns());
+        let now_ns = || session.endpoint().now_ns();
+        Patience { tries: 0, until_ns: patience_ns.map(|ns| now_ns().saturating_add(ns)) }
+    }
+
+    /// One request and its reply, there and back; not waited for beyond `until_ns`.
     async fn send<E: Endpoint>(
         &self,
         session: &Session<E>,
         to: WrongOwner,
         request: Request,
+        until_ns: Option<u64>,
     ) -> Result<Reply, IndexError> {
         let (Some(forward), Some(owner)) = (self.0.forward.get(), to.owner) else {
             return Ok(Reply::Gone);
         };
+        if forward.wants_address(owner) {
+            let members = session.members().await?;
+            let member = members
+                .iter()
+                .find(|member| member.incarnation == owner && member.address.is_some());
+            let Some(address) = member.and_then(|member| member.address) else {
+                return Ok(Reply::Gone);
+            };
+            forward.learn_address(owner, address);
+        }
         let endpoint = session.endpoint();
         let latency_ns = forward.latency_ns();
         let is_read = request.is_read();
         if latency_ns > 0 {
             endpoint.sleep(latency_ns).await;
         }
-        let reply = match unless_dead(session, owner, forward.forward(to, request)).await {
-            Some(reply) => reply,
-            None if is_read => Ok(Reply::Gone),
-            None => Err(IndexError::OutcomeUnknown(format!(
+        let check_ns = forward.alive_check_ns();
+        let replied = forward.forward(to, request);
+        let reply = match unless_dead(session, owner, check_ns, until_ns, replied).await {
+            Waited::Reply(reply) => reply,
+            Waited::Dead if is_read => Ok(Reply::Gone),
+            Waited::Dead => Err(IndexError::OutcomeUnknown(format!(
                 "compute server {owner}, which had the operation, has died"
             ))),
+            Waited::TooLong if is_read => Err(silent(owner)),
+            Waited::TooLong => Err(IndexError::OutcomeUnknown(silent(owner).to_string())),
         };
         if latency_ns > 0 {
             endpoint.sleep(latency_ns).await;
@@ -408,7 +474,9 @@ impl Dex {
             return Box::pin(self.serve(session, request)).await;
         }
         let to = WrongOwner { owner: Some(who), ..self.0.wrong_owner(0) };
-        self.send(session, to, request).await
+        // What gives a range away takes as long as it takes.
+        let until_ns = self.patience(session).until_ns.filter(|_| request.is_read());
+        self.send(session, to, request, until_ns).await
     }
 
     /// Enters for all keys at once, of a table that has one partition, which this compute server takes on
@@ -423,7 +491,7 @@ impl Dex {
         session: &Session<E>,
     ) -> Result<Option<(Inside<&Gate>, Moving)>, IndexError> {
         let Some(gate) = self.0.gate() else { return Ok(None) };
-        let mut tries = 0;
+        let mut patience = self.patience(session);
         loop {
             match self.0.enter(session, Seek::First).await? {
                 Ok(None) => return Ok(None),
@@ -451,8 +519,8 @@ impl Dex {
                         }
                         continue;
                     }
-                    tries += 1;
-                    self.find_owner(session, Seek::First, to, tries).await?;
+                    patience.tries += 1;
+                    self.find_owner(session, Seek::First, to, patience).await?;
                 }
             }
         }
@@ -465,10 +533,15 @@ impl Dex {
         session: &Session<E>,
         seek: Seek<'_>,
         before: WrongOwner,
-        tries: u32,
+        patience: Patience,
     ) -> Result<(), IndexError> {
-        if tries > HOPS_MAX {
-            return Err(IndexError::Unavailable(format!("after {tries} tries: {before}")));
+        let tries = patience.tries;
+        if patience.is_over(session.endpoint().now_ns()) {
+            let why = match patience.until_ns {
+                Some(_) => format!("{before} and which does not answer"),
+                None => format!("after {tries} tries: {before}"),
+            };
+            return Err(IndexError::Unavailable(why));
         }
         if self.refresh_map(session).await? != before.epoch {
             // A way that has not been tried.
@@ -500,7 +573,11 @@ impl Dex {
             Some(_) if self.0.forward.get().is_none() => refused(),
             Some(_) => {
                 // It is just getting there, or leaving.
-                Remote::backoff(session, tries).await;
+                if patience.until_ns.is_some() && tries > QUICK_TRIES {
+                    session.endpoint().sleep(PAUSE_NS).await;
+                } else {
+                    Remote::backoff(session, tries).await;
+                }
                 Ok(())
             }
         }
@@ -529,10 +606,36 @@ impl Dex {
         limit: usize,
         out: &mut Entries,
     ) -> Result<(), IndexError> {
-        let Some(mut passage) = Passage::begin(range, limit, out) else { return Ok(()) };
+        let end = out.len().saturating_add(limit);
+        if self.scan_until_cut(session, range, limit, out).await? {
+            return Ok(());
+        }
+        // Behind what has come so far.
+        let (mut from, mut to) = (range.from.map(<[u8]>::to_vec), range.to.map(<[u8]>::to_vec));
+        loop {
+            let Some((last, _)) = out.last() else { return Ok(()) };
+            *(if range.reverse { &mut to } else { &mut from }) = Bound::Excluded(last.to_vec());
+            let reverse = range.reverse;
+            let rest = ScanRange { from: as_slice(&from), to: as_slice(&to), reverse };
+            let limit = end.saturating_sub(out.len());
+            if self.scan_until_cut(session, rest, limit, out).await? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// As [`Dex::scan_all`], up to a reply that holds a part of what was asked for; whether all is done.
+    async fn scan_until_cut<E: Endpoint>(
+        &self,
+        session: &Session<E>,
+        range: ScanRange<'_>,
+        limit: usize,
+        out: &mut Entries,
+    ) -> Result<bool, IndexError> {
+        let Some(mut passage) = Passage::begin(range, limit, out) else { return Ok(true) };
         loop {
             let Some(number) = self.0.scan_own(session, &mut passage, out).await? else {
-                return Ok(());
+                return Ok(true);
             };
             let Some(view) = self.0.view() else { return Err(self.0.no_level()) };
             if number >= view.map.count() || view.owned[number] {
@@ -543,17 +646,24 @@ impl Dex {
             // and once the bounds are others it is cut anew.
             let (low, high) = view.map.range(number);
             let (from, to, limit) = passage.rest_in(low, high, out);
-            let request = Request::Scan { from, to, reverse: range.reverse, limit };
+            let asked = limit.min(PAIRS_ASKED_MAX);
+            let request = Request::Scan { from, to, reverse: range.reverse, limit: asked };
             let routed = self.route_within(session, request, Some(&view.map.bounds));
-            match Box::pin(routed).await? {
+            let (pairs, is_part) = match Box::pin(routed).await? {
                 Some(Reply::Pairs(pairs)) => {
-                    pairs.iter().take(limit).for_each(|(key, value)| out.push(key, value));
+                    let is_part = pairs.len() >= asked && asked < limit;
+                    (pairs, is_part)
                 }
+                Some(Reply::Part(pairs)) if !pairs.is_empty() => (pairs, true),
                 Some(other) => return Err(unexpected(&other)),
                 None => continue,
+            };
+            pairs.iter().take(limit).for_each(|(key, value)| out.push(key, value));
+            if is_part {
+                return Ok(false);
             }
             if !passage.skip_to(if range.reverse { low } else { high }, out) {
-                return Ok(());
+                return Ok(true);
             }
         }
     }
@@ -567,26 +677,46 @@ impl Cache {
     }
 }
 
-/// Waits for a reply; `None` if whom it is to come from has died.
+/// How the wait for a reply ended.
+enum Waited<T> {
+    Reply(T),
+    /// Whom it is to come from has died.
+    Dead,
+    TooLong,
+}
+
+/// Waits for a reply, and looks every so often whether whom it is to come from lives.
 async fn unless_dead<E: Endpoint, T>(
     session: &Session<E>,
     who: Incarnation,
+    check_ns: u64,
+    until_ns: Option<u64>,
     reply: impl Future<Output = T>,
-) -> Option<T> {
+) -> Waited<T> {
+    let endpoint = session.endpoint();
     let mut reply = pin!(reply);
     loop {
-        let mut pause = pin!(session.endpoint().sleep(ALIVE_CHECK_NS));
+        let mut pause = pin!(endpoint.sleep(check_ns));
         let ready = poll_fn(|context| match reply.as_mut().poll(context) {
             Poll::Ready(reply) => Poll::Ready(Some(reply)),
             Poll::Pending => pause.as_mut().poll(context).map(|()| None),
         });
         if let Some(reply) = ready.await {
-            return Some(reply);
+            return Waited::Reply(reply);
         }
-        if session.endpoint().is_dead(who).await {
-            return None;
+        if endpoint.is_dead(who).await {
+            return Waited::Dead;
+        }
+        if until_ns.is_some_and(|until_ns| endpoint.now_ns() >= until_ns) {
+            return Waited::TooLong;
         }
     }
+}
+
+fn silent(owner: Incarnation) -> IndexError {
+    IndexError::Unavailable(format!(
+        "compute server {owner}, which has the key, lives but does not answer"
+    ))
 }
 
 fn as_slice(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {

@@ -184,6 +184,25 @@ impl Dex {
         self.0.take_over(session, dead).await
     }
 
+    /// Makes the partitions that nobody has this compute server's; whether there were any.
+    ///
+    /// Cost: 2 READs, and a change of the map if there are any.
+    ///
+    /// # Errors
+    /// `Invalid` if the table is not partitioned.
+    pub async fn take_all_free<E: Endpoint>(
+        &self,
+        session: &Session<E>,
+    ) -> Result<bool, IndexError> {
+        self.refresh_map(session).await?;
+        let is_free = self.0.view().is_some_and(|view| view.map.owners.contains(&0));
+        if is_free {
+            let _pin = session.begin(OpKind::Maintenance).await?;
+            self.0.claim(session, None, usize::MAX).await?;
+        }
+        Ok(is_free)
+    }
+
     /// Reads the ownership map and serves what it gives to this compute server; its epoch. Operations
     /// do so by themselves when they are told that a key has gone elsewhere.
     ///

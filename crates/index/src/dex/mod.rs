@@ -22,7 +22,8 @@
 //! | `ops`, `scan` (`prefetch`), `bulk` | operations |
 //! | `split`, `merge`, `heal` | changes of the tree's shape, and what a crash left of them |
 //! | `partitions`, `member`, `gate`, `shared` | several compute servers: who owns what, joining and taking over, who may work on which keys now, inner nodes that cross bounds |
-//! | `forward`, `cluster` | operations on others' keys, and their way between compute servers of one process |
+//! | `forward`, `answer` | operations on others' keys |
+//! | `cluster`, `post` | their way between compute servers of one process, and between processes |
 //! | `repartition`, `load` | ranges that change owners, by call or by load |
 //! | `log`, `journal`, `ring`, `log_object`, `recover` | changes and images of nodes in pool memory, and what becomes of them after a death |
 //! | `placement` | which memory server nodes lie on |
@@ -33,6 +34,7 @@
 //! Invariants `INV-DEX-*` stand in these files; `docs/design/dex.md` lists them.
 
 mod admission;
+mod answer;
 mod bulk;
 mod cluster;
 mod cooling_map;
@@ -56,6 +58,7 @@ pub mod offload;
 mod ops;
 mod partitions;
 mod placement;
+pub mod post;
 mod prefetch;
 mod recover;
 mod repartition;

@@ -20,7 +20,8 @@ fn opened(fabric: &Mapped, change: Option<(u16, u64, u64)>) -> Result<Geometry, 
             client.write(GlobalAddr::new(ServerId(server), word * 8), buf).await.unwrap();
         }
         let lines = Lines::new(client.endpoint().server_count());
-        superblock::open(Steady::new(&client, &lines, PATIENCE_NS)).await
+        let opened = superblock::open(Steady::new(&client, &lines, PATIENCE_NS)).await;
+        opened.map(|(geometry, _)| geometry)
     })
 }
 

@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use farleaf_fabric::mapped::{Mapped, MappedEndpoint};
-use farleaf_fabric::{GlobalAddr, OpKind, ServerId};
+use farleaf_fabric::{Endpoint, GlobalAddr, OpKind, ServerId};
 
 use super::{Mine, SMALL, Scratch, audit_of, endpoint, formatted, join, kill, member, tick};
+use crate::address::ADDRESS_AT;
 use crate::words::{BlockState, BlockWord};
 use crate::{Audit, LockToken, PoolError, Recovered};
 
@@ -77,6 +78,36 @@ fn one_thing_is_kept_open_at_an_address_and_keeps_its_member() {
         assert!(pool.kept::<u32>(at).is_some(), "another one was let go");
         pool.let_go(at, &first);
         session.leave().await.unwrap();
+    });
+}
+
+#[test]
+fn an_address_lasts_as_long_as_its_member() {
+    let pair = Pair::new("address");
+    let (old, new) = ("127.0.0.1:7001".parse().unwrap(), "[::1]:7002".parse().unwrap());
+    pair.die_after(async |dead| {
+        dead.publish_address(old).await.unwrap();
+        let own = dead.members().await.unwrap();
+        assert_eq!((own[0].slot, own[0].address), (0, Some(old)));
+        assert_eq!(own[0].incarnation, dead.endpoint().incarnation());
+    });
+    pair.run(async |end| {
+        let survivor = member(end).await;
+        recover(&survivor, &[]).await;
+        let address = survivor.pool().geometry().member_addr(0).plus(ADDRESS_AT);
+        assert_eq!(super::word(&survivor, address).await, 0);
+        let next = member(end).await;
+        assert_eq!(next.pool().member(), 0, "the dead member's slot");
+        let addresses = async |session: &Mine| -> Vec<_> {
+            let members = session.members().await.unwrap();
+            members.into_iter().map(|member| member.address).collect()
+        };
+        assert_eq!(addresses(&next).await, [None, None]);
+        next.publish_address(new).await.unwrap();
+        assert_eq!(addresses(&survivor).await, [Some(new), None]);
+        next.leave().await.unwrap();
+        assert_eq!(addresses(&survivor).await, [None]);
+        assert_eq!(super::word(&survivor, address).await, 0);
     });
 }
 

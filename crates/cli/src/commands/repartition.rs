@@ -1,0 +1,196 @@
+//! `farleaf repartition`: who owns which keys of a table, and moving ranges while clients run.
+
+use std::ffi::OsString;
+
+use clap::{Args, Subcommand};
+use farleaf::{ComputeServer, KeyFormat, Partition, ServerName, Table};
+use serde_json::{Map, Value, json};
+
+use super::{bytes_of, close, open_table};
+use crate::args::TableArgs;
+use crate::errors::{Exit, Failure};
+use crate::output::{Console, Look};
+use crate::suggest;
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct RepartitionArgs {
+    #[command(flatten)]
+    pub(crate) table: TableArgs,
+    #[command(subcommand)]
+    pub(crate) what: Option<What>,
+    /// Read and print keys in hexadecimal
+    #[arg(long, global = true)]
+    pub(crate) hex: bool,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum What {
+    /// Print partitions with their owners, and the compute servers [default]
+    Show,
+    /// Give a range, which one compute server owns, to another
+    Move {
+        /// Who gets it: a name or an address, as printed by show
+        #[arg(value_name = "SERVER")]
+        to: String,
+        /// The keys above this one; without it, from the first
+        #[arg(long, value_name = "KEY")]
+        above: Option<OsString>,
+        /// Up to this key, itself included; without it, to the last
+        #[arg(long, value_name = "KEY")]
+        up_to: Option<OsString>,
+    },
+    /// Move the boundary between a partition and the next to another key of the two
+    Boundary {
+        /// The partition's number, as printed by show
+        number: usize,
+        /// The key that becomes its last
+        key: OsString,
+    },
+    /// Give a compute server a share: about half of what the one with the most to do has
+    Add {
+        /// Who gets it: a name or an address, as printed by show
+        #[arg(value_name = "SERVER")]
+        to: String,
+    },
+    /// Let a compute server give up all that it has, to the owners of what is beside it
+    Drain {
+        /// Who: a name or an address, as printed by show
+        #[arg(value_name = "SERVER")]
+        who: String,
+    },
+}
+
+pub(super) fn run(args: &RepartitionArgs, console: &mut Console) -> anyhow::Result<Exit> {
+    let (db, table) = open_table(&args.table, console)?;
+    // Refuses tables without partitions, whatever was asked for.
+    let partitions = table.partitions()?;
+    match &args.what {
+        None | Some(What::Show) => show(&table, &partitions, args.hex, console)?,
+        Some(What::Move { to, above, up_to }) => {
+            let bound = |key: &Option<OsString>| {
+                key.as_ref().map(|key| key_of(&table, key, args.hex)).transpose()
+            };
+            let (low, high) = (bound(above)?, bound(up_to)?);
+            let to = server(&table, to)?;
+            table.move_range(low.as_deref(), high.as_deref(), to.name)?;
+            tell(console, "moved", &to)?;
+        }
+        Some(What::Boundary { number, key }) => {
+            let key = key_of(&table, key, args.hex)?;
+            table.move_boundary(*number, &key)?;
+            if console.json {
+                console.json_line(&json!({ "moved": number }))?;
+            }
+        }
+        Some(What::Add { to }) => {
+            let to = server(&table, to)?;
+            table.give_share(to.name)?;
+            tell(console, "added", &to)?;
+        }
+        Some(What::Drain { who }) => {
+            let who = server(&table, who)?;
+            let ranges = table.drain(who.name)?;
+            console.detail(format_args!("{ranges} ranges have been given"));
+            tell(console, "drained", &who)?;
+        }
+    }
+    drop(table);
+    close(db)?;
+    Ok(Exit::Done)
+}
+
+fn tell(console: &mut Console, what: &str, who: &ComputeServer) -> anyhow::Result<()> {
+    if console.json {
+        console.json_line(&json!({ what: who.name.to_string() }))?;
+    }
+    Ok(())
+}
+
+fn key_of(table: &Table, key: &OsString, hex: bool) -> Result<Vec<u8>, Failure> {
+    let key = bytes_of(key, hex)?;
+    match table.info().keys {
+        KeyFormat::Fixed(bytes) if key.len() != bytes => Err(Failure::usage(format!(
+            "a bound of {} bytes: keys of table \"{}\" have {bytes} (--hex reads hexadecimal)",
+            key.len(),
+            table.name()
+        ))),
+        _ => Ok(key),
+    }
+}
+
+/// The compute server of that name or address; not this command.
+fn server(table: &Table, text: &str) -> anyhow::Result<ComputeServer> {
+    let servers = table.compute_servers()?;
+    let others: Vec<&ComputeServer> = servers.iter().filter(|server| !server.is_own).collect();
+    let address_of = |server: &ComputeServer| server.address.map(|address| address.to_string());
+    let found = others.iter().find(|server| {
+        server.name.to_string() == text.to_ascii_lowercase()
+            || address_of(server).as_deref() == Some(text)
+    });
+    if let Some(server) = found {
+        return Ok(**server);
+    }
+    let mut names: Vec<String> = others.iter().map(|server| server.name.to_string()).collect();
+    names.extend(others.iter().filter_map(|server| address_of(server)));
+    let hint = suggest::hint(text, names.iter().map(String::as_str));
+    // A name that nobody has is no mistake of form: it may be of one that has gone.
+    let is_name = text.parse::<ServerName>().is_ok();
+    let what = if is_name { "no compute server of that name" } else { "no name or address" };
+    Err(Failure::missing(format!(
+        "compute server \"{text}\": {what} in this pool{hint}; show prints those that there are"
+    ))
+    .into())
+}
+
+fn show(
+    table: &Table,
+    partitions: &[Partition],
+    hex: bool,
+    console: &mut Console,
+) -> anyhow::Result<()> {
+    let mut servers = table.compute_servers()?;
+    servers.retain(|server| !server.is_own);
+    if console.json {
+        let partition = |partition: &Partition| {
+            let mut object = Map::new();
+            let look = if hex { Look::Hex } else { Look::AsIs };
+            let bounds = [("above", &partition.low), ("up_to", &partition.high)];
+            for (name, bound) in bounds {
+                match bound {
+                    Some(key) => look.put(name, key, &mut object),
+                    None => drop(object.insert(name.to_owned(), Value::Null)),
+                }
+            }
+            let owner = partition.owner.map(|owner| owner.to_string());
+            object.insert("owner".to_owned(), json!(owner));
+            object.insert("operations".to_owned(), json!(partition.operations));
+            Value::Object(object)
+        };
+        let server = |server: &ComputeServer| {
+            let address = server.address.map(|address| address.to_string());
+            json!({ "name": server.name.to_string(), "address": address })
+        };
+        let partitions: Vec<Value> = partitions.iter().map(partition).collect();
+        let servers: Vec<Value> = servers.iter().map(server).collect();
+        let told = json!({ "table": table.name(), "partitions": partitions, "servers": servers });
+        return Ok(console.json_line(&told)?);
+    }
+    let bound = |key: &Option<Vec<u8>>| match key {
+        None => "-".to_owned(),
+        Some(key) if hex => crate::output::hex(key),
+        Some(key) => crate::output::escaped(key),
+    };
+    let mut rows = Vec::new();
+    for (number, partition) in partitions.iter().enumerate() {
+        let owner = partition.owner.map_or("nobody".to_owned(), |owner| owner.to_string());
+        let operations = partition.operations.map_or("-".to_owned(), |count| count.to_string());
+        let (low, high) = (bound(&partition.low), bound(&partition.high));
+        rows.push(vec![number.to_string(), low, high, owner, operations]);
+    }
+    for server in &servers {
+        let address = server.address.map_or("-".to_owned(), |address| address.to_string());
+        rows.push(vec!["server".to_owned(), server.name.to_string(), address]);
+    }
+    console.table(&["partition", "above", "up to", "owner", "operations"], &rows)?;
+    Ok(())
+}

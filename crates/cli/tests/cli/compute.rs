@@ -1,0 +1,163 @@
+//! Compute servers as processes: `compute`, `up --compute`, and `repartition`.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::cluster::Service;
+use crate::processes::{signal, wait_until};
+use crate::{Pool, Run, farleaf};
+
+/// Keys of the table `t`.
+const KEYS: usize = 400;
+
+fn lines() -> Vec<u8> {
+    (0..KEYS).flat_map(|n| format!("key-{n:04}\t{n}\n").into_bytes()).collect()
+}
+
+/// A table of the engine dex, filled.
+fn fill(pool: &str) {
+    let options = ["--create", "--engine", "dex", "--node-bytes", "4096", "--format", "tsv"];
+    farleaf(&[&["load", pool, "t", "-"][..], &options].concat(), &lines()).done();
+}
+
+fn repartition(pool: &str, words: &[&str]) -> Run {
+    farleaf(&[&["repartition", pool, "t"], words].concat(), b"")
+}
+
+fn show(pool: &str) -> Value {
+    repartition(pool, &["--json"]).done().json()
+}
+
+/// Whose the partitions are, in the order of their keys.
+fn owners(pool: &str) -> Vec<String> {
+    let told = show(pool);
+    let partitions = told["partitions"].as_array().unwrap().iter();
+    partitions.map(|it| it["owner"].as_str().unwrap_or("nobody").to_owned()).collect()
+}
+
+fn count(pool: &str) -> String {
+    farleaf(&["scan", pool, "t", "--count"], b"").done().text()
+}
+
+impl Service {
+    fn compute(pool: &str, options: &[&str]) -> Service {
+        Service::start(&[&["compute", pool], options].concat())
+    }
+
+    fn name(&self) -> String {
+        self.told["name"].as_str().unwrap().to_owned()
+    }
+}
+
+#[test]
+fn compute_servers_share_a_table_that_commands_use_meanwhile() {
+    let pool = Pool::missing();
+    let uri = pool.uri();
+    fill(&uri);
+    let first = Service::compute(&uri, &["--table", "t"]);
+    assert_eq!(first.told["tables"], serde_json::json!(["t"]));
+    assert_eq!(owners(&uri), [first.name()]);
+    // Others use it, and own nothing.
+    farleaf(&["put", &uri, "t", "key-0001", "new"], b"").done();
+    assert_eq!(farleaf(&["get", &uri, "t", "key-0001"], b"").done().text(), "new\n");
+    let mut second = Service::compute(&uri, &[]);
+    assert_eq!(owners(&uri), [first.name()]);
+    // A range, a share, a boundary, all under load.
+    let load = thread::spawn({
+        let uri = uri.clone();
+        move || {
+            farleaf(&["load", &uri, "t", "-", "--format", "tsv", "--batch", "10"], &lines()).done()
+        }
+    });
+    let name = second.name();
+    repartition(&uri, &["move", &name, "--above", "key-0300"]).done();
+    assert_eq!(owners(&uri), [first.name(), name.clone()]);
+    repartition(&uri, &["boundary", "0", "key-0250"]).done();
+    load.join().unwrap();
+    let told = show(&uri);
+    assert_eq!(told["partitions"][0]["up_to"], "key-0250");
+    assert!(told["partitions"][0]["above"].is_null());
+    let addresses: Vec<&str> = told["servers"].as_array().unwrap().iter().map(address).collect();
+    assert_eq!(addresses.len(), 2);
+    assert!(addresses.contains(&second.address()), "{addresses:?}");
+    assert_eq!(count(&uri), format!("{KEYS}\n"));
+    repartition(&uri, &["drain", &name]).done();
+    assert!(owners(&uri).iter().all(|owner| *owner == first.name()));
+    repartition(&uri, &["add", second.address()]).done();
+    assert!(owners(&uri).contains(&name));
+    let text = repartition(&uri, &[]).done().text();
+    assert!(text.contains(&format!("server\t{name}\t{}", second.address())), "{text}");
+
+    // An interrupt hands back what it has, and the other takes it.
+    signal("INT", &second.process);
+    assert_eq!(second.process.wait().unwrap().code(), Some(0));
+    assert_eq!(count(&uri), format!("{KEYS}\n"));
+    wait_until("the first has all", || owners(&uri).iter().all(|owner| *owner == first.name()));
+    farleaf(&["drop", &uri, "t"], b"").failed(2, "close it there first");
+    assert_eq!(first.end(), Some(0));
+    assert_eq!(farleaf(&["verify", &uri, "--json"], b"").done().json()["sound"], true);
+    farleaf(&["drop", &uri, "t"], b"").done();
+}
+
+fn address(server: &Value) -> &str {
+    server["address"].as_str().unwrap()
+}
+
+/// Killed, not asked: what it had acknowledged is there, served by another.
+#[test]
+fn a_cluster_lives_on_without_a_compute_server_that_was_killed() {
+    let cluster = Service::up(&["--compute", "2"]);
+    assert_eq!(cluster.told["compute_servers"].as_array().unwrap().len(), 2);
+    let pool = cluster.pool().to_owned();
+    fill(&pool);
+    wait_until("somebody has it", || owners(&pool) != ["nobody"]);
+    let mut third = Service::compute(&pool, &[]);
+    repartition(&pool, &["add", third.address()]).done();
+    let name = third.name();
+    assert!(owners(&pool).contains(&name));
+    farleaf(&["put", &pool, "t", "key-0001", "one"], b"").done();
+    farleaf(&["put", &pool, "t", "key-0399", "last"], b"").done();
+    third.process.kill().unwrap();
+    third.process.wait().unwrap();
+    // It counts as alive for a lease, and does not answer; then it is dead.
+    let drained = repartition(&pool, &["drain", &name]);
+    assert!([1, 3].contains(&drained.code), "{}", drained.err);
+    assert!(drained.err.contains("compute server"), "{}", drained.err);
+    let end = Instant::now() + Duration::from_secs(30);
+    while farleaf(&["get", &pool, "t", "key-0399"], b"").code != 0 {
+        assert!(Instant::now() < end, "its keys stay away");
+    }
+    assert_eq!(farleaf(&["get", &pool, "t", "key-0399"], b"").done().text(), "last\n");
+    assert_eq!(farleaf(&["get", &pool, "t", "key-0001"], b"").done().text(), "one\n");
+    assert_eq!(count(&pool), format!("{KEYS}\n"));
+    assert_eq!(cluster.end(), Some(0));
+}
+
+#[test]
+fn moves_that_make_no_sense_are_explained() {
+    let pool = Pool::missing();
+    let uri = pool.uri();
+    fill(&uri);
+    pool.load("plain", &[], b"a\n").done();
+    let server = Service::compute(&uri, &["--table", "t"]);
+    let name = server.name();
+    pool.run("repartition", &["tt"]).failed(1, "did you mean \"t\"?");
+    pool.run("repartition", &["plain"]).failed(2, "which has no partitions");
+    pool.run("compute", &["--table", "plain"]).failed(2, "which has no owners");
+    pool.run("compute", &["--table", "none"]).failed(1, "there is no table");
+    pool.run("compute", &["--listen", "0.0.0.0:0"]).failed(2, "--insecure-public");
+    farleaf(&["compute", "mem:"], b"").failed(2, "gone when it ends");
+    repartition(&uri, &["mvoe", "x"]).failed(2, "'move'");
+    let slip = format!("{}{}", &name[..15], if name.ends_with('0') { '1' } else { '0' });
+    repartition(&uri, &["add", &slip]).failed(1, &format!("did you mean \"{name}\"?"));
+    repartition(&uri, &["add", "nobody"]).failed(1, "no name or address");
+    let out_of_order = ["move", &name, "--above", "b", "--up-to", "a"];
+    repartition(&uri, &out_of_order).failed(2, "out of order");
+    repartition(&uri, &["boundary", "7", "a"]).failed(2, "no boundary of number 7");
+    repartition(&uri, &["drain", &name]).failed(2, "no other compute server");
+    repartition(&uri, &["move", &name, "--hex", "--above", "xy"]).failed(2, "not hexadecimal");
+    assert_eq!(owners(&uri), [name]);
+    assert_eq!(server.end(), Some(0));
+}

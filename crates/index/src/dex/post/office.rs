@@ -1,0 +1,260 @@
+//! Connections from other compute servers: their requests come in and are put at desks, replies go out.
+
+use std::collections::BTreeMap;
+use std::future;
+use std::io::{self, BufReader, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Condvar, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
+use std::time::Duration;
+
+use farleaf_fabric::Incarnation;
+
+use super::super::forward::{Forward, Replied, Reply, Request, WrongOwner};
+use super::line::read_content;
+use super::wire::{
+    Entry, GREETING_BYTES, Hello, REQUEST_HEAD_BYTES, VERSION, Welcome, decode_request,
+    decode_request_head, encode_reply,
+};
+use super::{GREETING_TIME, Shared};
+use crate::sync::{Mutex, lock};
+
+/// Requests of a connection that are under way; whoever sends more waits.
+const UNDER_WAY_MAX: usize = 1024;
+const BUFFER_BYTES: usize = 64 << 10;
+/// Between two tries to accept, where the system refuses.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Lets connections in until the post is shut down.
+pub(super) fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
+    loop {
+        let accepted = listener.accept();
+        if shared.is_closed.load(Ordering::SeqCst) {
+            return;
+        }
+        let Ok((stream, _)) = accepted else {
+            // Too many open files, most likely.
+            thread::sleep(PAUSE);
+            continue;
+        };
+        let own = Arc::clone(shared);
+        let serve = move || {
+            if serve(&own, stream).is_err() {
+                own.refused.fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        // What no thread can be had for is closed.
+        let _ = thread::Builder::new().name("farleaf-office".to_owned()).spawn(serve);
+    }
+}
+
+/// A connection in the list of those that are open.
+struct Listed<'a> {
+    shared: &'a Shared,
+    number: u64,
+}
+
+impl<'a> Listed<'a> {
+    /// Lists it; beside it, whether there was room.
+    fn new(shared: &'a Shared, stream: &TcpStream) -> io::Result<(Self, bool)> {
+        let number = shared.incoming_number.fetch_add(1, Ordering::Relaxed);
+        let mut incoming = lock(&shared.incoming);
+        let has_room = incoming.len() < shared.config.connections_max;
+        incoming.insert(number, stream.try_clone()?);
+        Ok((Listed { shared, number }, has_room))
+    }
+}
+
+impl Drop for Listed<'_> {
+    fn drop(&mut self) {
+        lock(&self.shared.incoming).remove(&self.number);
+    }
+}
+
+/// One connection, to its end; an error if it was not let in, or said what is no request.
+fn serve(shared: &Arc<Shared>, mut stream: TcpStream) -> io::Result<()> {
+    let (_listed, has_room) = Listed::new(shared, &stream)?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(GREETING_TIME))?;
+    let mut bytes = [0; GREETING_BYTES];
+    stream.read_exact(&mut bytes)?;
+    let hello = Hello::decode(&bytes).ok_or(io::ErrorKind::InvalidData)?;
+    let (pool, me) = (shared.config.pool, shared.config.me);
+    let entry = match hello {
+        Hello { version, .. } if version != VERSION => Entry::OtherVersion,
+        Hello { pool: theirs, .. } if theirs != pool => Entry::OtherPool,
+        Hello { to, .. } if to != me => Entry::OtherServer,
+        _ if !has_room => Entry::Full,
+        _ => Entry::LetIn,
+    };
+    // A stranger does not hear what it would have to know.
+    let (pool, me) = if entry == Entry::LetIn { (pool, me) } else { (0, Incarnation(0)) };
+    stream.write_all(&Welcome { version: VERSION, entry, pool, me }.encode())?;
+    if entry != Entry::LetIn {
+        return Err(io::ErrorKind::ConnectionRefused.into());
+    }
+    stream.set_read_timeout(None)?;
+    // It may have been shut down before it was listed.
+    if shared.is_closed.load(Ordering::SeqCst) {
+        return Ok(());
+    }
+    let counter = Arc::new(Counter { state: Mutex::default(), changed: Condvar::new() });
+    let (answering, output) = (Arc::clone(&counter), stream.try_clone()?);
+    let writer = thread::Builder::new().name("farleaf-office-out".to_owned()).spawn(move || {
+        // Its other end has gone away, which the reader finds out, too.
+        let _ = answering.answer(output);
+    })?;
+    let read = read(shared, &counter, &stream);
+    counter.close();
+    let _ = stream.shutdown(Shutdown::Both);
+    // One that panicked has said so.
+    let _ = writer.join();
+    match read {
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn read(shared: &Shared, counter: &Arc<Counter>, stream: &TcpStream) -> io::Result<()> {
+    let malformed = |error| io::Error::new(io::ErrorKind::InvalidData, error);
+    let mut input = BufReader::with_capacity(BUFFER_BYTES, stream);
+    let mut content = Vec::new();
+    loop {
+        let mut head = [0; REQUEST_HEAD_BYTES];
+        input.read_exact(&mut head)?;
+        let (length, number, table) = decode_request_head(&head).map_err(malformed)?;
+        read_content(&mut input, length, &mut content)?;
+        let request = decode_request(&content).map_err(malformed)?;
+        (shared.on_request)();
+        if !counter.take_in(number, put(shared, table, request)) {
+            return Ok(());
+        }
+    }
+}
+
+/// Puts a request at its table's desk; nothing is done of one that has none.
+fn put(shared: &Shared, table: u64, request: Request) -> Replied {
+    let desk = lock(&shared.desks).get(&table).map(Arc::clone);
+    match desk {
+        Some(desk) => {
+            let me = WrongOwner { partition: 0, owner: Some(shared.config.me), epoch: 0 };
+            desk.forward(me, request)
+        }
+        None => Box::pin(future::ready(Ok(Reply::Gone))),
+    }
+}
+
+/// Requests that have just come, with the numbers that they were sent with.
+type New = Vec<(u64, Replied)>;
+
+/// The requests of a connection that are under way.
+struct Counter {
+    state: Mutex<Taken>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Taken {
+    new: New,
+    /// Those whose answer may be there, by the numbers that they have here.
+    ready: Vec<u64>,
+    under_way: usize,
+    is_closed: bool,
+}
+
+/// Tells that an answer may be there.
+struct Bell {
+    counter: Arc<Counter>,
+    number: u64,
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        lock(&self.counter.state).ready.push(self.number);
+        self.counter.changed.notify_all();
+    }
+}
+
+impl Counter {
+    /// Takes a request in, once there are few enough; `false` if the connection has ended.
+    fn take_in(&self, number: u64, reply: Replied) -> bool {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        while state.under_way >= UNDER_WAY_MAX && !state.is_closed {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        if state.is_closed {
+            return false;
+        }
+        state.under_way += 1;
+        state.new.push((number, reply));
+        drop(state);
+        self.changed.notify_all();
+        true
+    }
+
+    fn close(&self) {
+        lock(&self.state).is_closed = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits for requests that are new, or may have been answered.
+    fn next(&self) -> Option<(New, Vec<u64>)> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if state.is_closed {
+                return None;
+            }
+            if !state.new.is_empty() || !state.ready.is_empty() {
+                let new = std::mem::take(&mut state.new);
+                return Some((new, std::mem::take(&mut state.ready)));
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Writes replies as they come, until the connection ends. What is under way then is abandoned:
+    /// what has not been begun never is.
+    fn answer(self: &Arc<Self>, mut output: TcpStream) -> io::Result<()> {
+        let mut waiting: BTreeMap<u64, (u64, Replied, Waker)> = BTreeMap::new();
+        let mut count = 0;
+        let mut bytes = Vec::new();
+        while let Some((new, mut ready)) = self.next() {
+            for (number, reply) in new {
+                let bell = Bell { counter: Arc::clone(self), number: count };
+                waiting.insert(count, (number, reply, Waker::from(Arc::new(bell))));
+                ready.push(count);
+                count += 1;
+            }
+            let mut done = 0;
+            for here in ready {
+                let Some((number, reply, waker)) = waiting.get_mut(&here) else { continue };
+                let polled = reply.as_mut().poll(&mut Context::from_waker(waker));
+                let Poll::Ready(outcome) = polled else { continue };
+                bytes.extend(encode_reply(*number, &outcome));
+                waiting.remove(&here);
+                done += 1;
+                if bytes.len() >= BUFFER_BYTES {
+                    self.write(&mut output, &mut bytes)?;
+                }
+            }
+            self.write(&mut output, &mut bytes)?;
+            if done > 0 {
+                lock(&self.state).under_way -= done;
+                self.changed.notify_all();
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, output: &mut TcpStream, bytes: &mut Vec<u8>) -> io::Result<()> {
+        let written = output.write_all(bytes);
+        bytes.clear();
+        if written.is_err() {
+            self.close();
+            let _ = output.shutdown(Shutdown::Both);
+        }
+        written
+    }
+}

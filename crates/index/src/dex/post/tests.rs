@@ -1,0 +1,219 @@
+//! Both ends of a connection against others that do not keep to the protocol, or work on something else.
+#![allow(clippy::unwrap_used)]
+
+use std::future::Future;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::Instant;
+
+use farleaf_fabric::Executor;
+
+use super::wire::{
+    Entry, GREETING_BYTES, Hello, REPLY_HEAD_BYTES, VERSION, Welcome, decode_reply,
+    decode_reply_head, encode_reply, encode_request,
+};
+use super::*;
+
+const POOL: u128 = 7;
+const ME: Incarnation = Incarnation(5);
+const OTHER: Incarnation = Incarnation(6);
+const TABLE: u64 = 4096;
+
+fn config(pool: u128, me: Incarnation) -> PostConfig {
+    let listen = SocketAddr::from(([127, 0, 0, 1], 0));
+    PostConfig { listen, insecure_public: false, pool, me, connections_max: 2 }
+}
+
+fn post(pool: u128, me: Incarnation) -> Post {
+    Post::start(config(pool, me), || ()).unwrap()
+}
+
+fn table() -> GlobalAddr {
+    GlobalAddr::from_word(TABLE).unwrap()
+}
+
+fn change() -> Request {
+    Request::Upsert { key: b"key".to_vec(), value: b"value".to_vec() }
+}
+
+/// What becomes of a request from `post` to [`OTHER`], who listens at `address`.
+fn ask(post: &Post, address: SocketAddr, request: Request) -> Result<Reply, IndexError> {
+    let route = post.route(table());
+    assert!(route.wants_address(OTHER));
+    route.learn_address(OTHER, address);
+    assert!(!route.wants_address(OTHER));
+    let to = WrongOwner { partition: 0, owner: Some(OTHER), epoch: 1 };
+    let outcome = wait(route.forward(to, request));
+    let end = Instant::now() + Duration::from_secs(5);
+    while !route.wants_address(OTHER) && Instant::now() < end {
+        // A connection that ended is forgotten with its address; one that stays keeps it.
+        thread::sleep(Duration::from_millis(1));
+        if matches!(outcome, Ok(Reply::Done(_))) {
+            break;
+        }
+    }
+    outcome
+}
+
+fn wait<T>(future: impl Future<Output = T>) -> T {
+    Executor::new().block_on(future)
+}
+
+/// Somebody who takes one connection, and does with it what is told.
+fn stranger(act: impl FnOnce(&mut TcpStream) + Send + 'static) -> SocketAddr {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || act(&mut listener.accept().unwrap().0));
+    address
+}
+
+/// Greets as it should, and takes so many bytes of a request.
+fn greet_and_take(stream: &mut TcpStream, bytes: usize) {
+    let mut hello = [0; GREETING_BYTES];
+    stream.read_exact(&mut hello).unwrap();
+    let hello = Hello::decode(&hello).unwrap();
+    assert_eq!((hello.pool, hello.from, hello.to), (POOL, ME, OTHER));
+    let welcome = Welcome { version: VERSION, entry: Entry::LetIn, pool: POOL, me: OTHER };
+    stream.write_all(&welcome.encode()).unwrap();
+    stream.read_exact(&mut vec![0; bytes]).unwrap();
+}
+
+fn request_bytes() -> usize {
+    encode_request(1, TABLE, &change()).unwrap().len()
+}
+
+#[test]
+fn a_change_that_was_sent_has_an_unknown_outcome_and_any_other_was_not_begun() {
+    let own = post(POOL, ME);
+    let unknown = |outcome| matches!(outcome, Err(IndexError::OutcomeUnknown(_)));
+    let lost = stranger(|stream| greet_and_take(stream, request_bytes()));
+    assert!(unknown(ask(&own, lost, change())));
+    // One byte of it is enough.
+    let cut = stranger(|stream| greet_and_take(stream, 1));
+    assert!(unknown(ask(&own, cut, change())));
+    let lost = stranger(|stream| greet_and_take(stream, 24));
+    assert_eq!(ask(&own, lost, Request::Get { key: vec![1] }), Ok(Reply::Gone));
+    let garbage = stranger(|stream| {
+        greet_and_take(stream, request_bytes());
+        stream.write_all(&[0xff; 40]).unwrap();
+    });
+    assert!(unknown(ask(&own, garbage, change())));
+    let another = stranger(|stream| {
+        greet_and_take(stream, request_bytes());
+        stream.write_all(&encode_reply(99, &Ok(Reply::Done(true)))).unwrap();
+    });
+    assert!(unknown(ask(&own, another, change())));
+    let silent = stranger(|stream| drop(stream.read(&mut [0])));
+    assert_eq!(ask(&own, silent, change()), Ok(Reply::Gone), "it was never greeted");
+    let nobody = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap();
+    assert_eq!(ask(&own, nobody, change()), Ok(Reply::Gone));
+    let answered = stranger(|stream| {
+        greet_and_take(stream, request_bytes());
+        stream.write_all(&encode_reply(1, &Ok(Reply::Done(true)))).unwrap();
+        drop(stream.read(&mut [0]));
+    });
+    assert_eq!(ask(&own, answered, change()), Ok(Reply::Done(true)));
+}
+
+#[test]
+fn who_works_on_something_else_is_told_and_told_of() {
+    let own = post(POOL, ME);
+    let refused = |address, words: &str| match ask(&own, address, change()) {
+        Err(IndexError::Unavailable(why)) => assert!(why.contains(words), "{why}"),
+        other => panic!("{other:?}"),
+    };
+    let elsewhere = post(8, OTHER);
+    refused(elsewhere.address(), "works on another pool");
+    let newer = stranger(|stream| {
+        stream.read_exact(&mut [0; GREETING_BYTES]).unwrap();
+        let welcome = Welcome { version: 9, entry: Entry::LetIn, pool: POOL, me: OTHER };
+        stream.write_all(&welcome.encode()).unwrap();
+    });
+    refused(newer, "speaks version 9");
+    let web = stranger(|stream| {
+        stream.read_exact(&mut [0; GREETING_BYTES]).unwrap();
+        stream.write_all(&[b'H'; 64]).unwrap();
+    });
+    refused(web, "does not answer as one of Farleaf");
+    // An address that is out of date leads to whoever listens there by now.
+    let next = post(POOL, Incarnation(77));
+    assert_eq!(ask(&own, next.address(), change()), Ok(Reply::Gone));
+    eventually("both have refused one", || (elsewhere.refused(), next.refused()) == (1, 1));
+}
+
+/// A connection to `post`, greeted as `hello` says; how it was received.
+fn connect(post: &Post, hello: Hello) -> (TcpStream, Option<Welcome>) {
+    let mut stream = TcpStream::connect(post.address()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    stream.write_all(&hello.encode()).unwrap();
+    let mut bytes = [0; GREETING_BYTES];
+    let welcome = stream.read_exact(&mut bytes).ok().and_then(|()| Welcome::decode(&bytes));
+    (stream, welcome)
+}
+
+fn eventually(what: &str, is_so: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(10);
+    while !is_so() {
+        assert!(Instant::now() < end, "not within 10 s: {what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn strangers_are_not_let_in_and_harm_nobody() {
+    let office = post(POOL, OTHER);
+    let hello = Hello { version: VERSION, pool: POOL, from: ME, to: OTHER };
+    let entry = |hello| {
+        let welcome = connect(&office, hello).1?;
+        assert!((welcome.pool, welcome.me) == (0, Incarnation(0)), "it tells nothing");
+        Some(welcome.entry)
+    };
+    assert_eq!(entry(Hello { version: 2, ..hello }), Some(Entry::OtherVersion));
+    assert_eq!(entry(Hello { pool: 9, ..hello }), Some(Entry::OtherPool));
+    assert_eq!(entry(Hello { to: ME, ..hello }), Some(Entry::OtherServer));
+    let mut web = TcpStream::connect(office.address()).unwrap();
+    web.write_all(&[b'G'; 64]).unwrap();
+    assert_eq!(web.read(&mut [0; 64]).unwrap_or(0), 0, "closed without a word");
+    eventually("they are counted", || office.refused() == 4);
+    eventually("they are gone", || lock(&office.shared.incoming).is_empty());
+
+    let (mut first, welcome) = connect(&office, hello);
+    assert_eq!(welcome.map(|welcome| welcome.entry), Some(Entry::LetIn));
+    // No request, and one that claims to be too long.
+    for garbage in
+        [[0xff; 24], [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]]
+    {
+        let (mut other, _) = connect(&office, hello);
+        other.write_all(&garbage).unwrap();
+        assert_eq!(other.read(&mut [0; 64]).unwrap_or(0), 0, "closed");
+        drop(other);
+        eventually("it is gone", || lock(&office.shared.incoming).len() == 1);
+    }
+    let (_second, _) = connect(&office, hello);
+    assert_eq!(entry(hello), Some(Entry::Full));
+    // The first is served all the while; nobody serves the table.
+    first.write_all(&encode_request(3, TABLE, &change()).unwrap()).unwrap();
+    let mut head = [0; REPLY_HEAD_BYTES];
+    first.read_exact(&mut head).unwrap();
+    let (length, number) = decode_reply_head(&head).unwrap();
+    let mut content = vec![0; length];
+    first.read_exact(&mut content).unwrap();
+    assert_eq!((number, decode_reply(&content)), (3, Ok(Ok(Reply::Gone))));
+    office.shut_down();
+    assert_eq!(first.read(&mut [0]).unwrap_or(0), 0, "it is closed with the post");
+}
+
+#[test]
+fn public_addresses_are_refused_unless_asked_for() {
+    let refused = |address: &str| check_address(address.parse().unwrap(), false);
+    assert!(matches!(refused("0.0.0.0:0"), Err(PostError::Public(_))));
+    assert!(matches!(refused("192.0.2.1:80"), Err(PostError::Public(_))));
+    assert!(refused("[::1]:0").is_ok());
+    let any = check_address("0.0.0.0:7".parse().unwrap(), true);
+    assert!(matches!(any, Err(PostError::NoAddress(_))));
+    let taken = post(POOL, ME).address();
+    let held = TcpListener::bind(taken).unwrap();
+    let again = Post::start(PostConfig { listen: taken, ..config(POOL, ME) }, || ());
+    assert!(matches!(again, Err(PostError::Listen { .. })));
+    drop(held);
+}

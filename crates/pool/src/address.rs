@@ -1,0 +1,133 @@
+//! Where members can be asked: an address in each one's entry of the member table.
+//!
+//! Words 3 to 5 of an entry: 3 whether there is one (bit 63), low bits of the generation of the life that
+//! has written it (32 to 62), whether it is of IPv6 (16), port (0 to 15); 4 and 5 the IP address in the
+//! order of a network.
+//!
+//! INV-ADDR-1: word 3 is written last and names the life whose address it is. So an address is never
+//! taken for that of the entry's next member, and is cleared by a CAS that does nothing to that one's.
+//! It is a hint all the same: the words are not of one moment. Who calls there asks who it is.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::atomic::Ordering;
+
+use farleaf_fabric::{Endpoint, Incarnation};
+
+use crate::geometry::MEMBER_BYTES;
+use crate::words::{MemberState, MemberWord};
+use crate::{PoolError, Session};
+
+const IS_THERE: u64 = 1 << 63;
+const IS_V6: u64 = 1 << 16;
+/// The first of the three words.
+pub(crate) const ADDRESS_AT: u64 = 24;
+const IP_AT: u64 = 32;
+
+/// A member of the pool, as others see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Its number in the member table.
+    pub slot: u32,
+    /// Which compute server it is.
+    pub incarnation: Incarnation,
+    /// Where it answers others, if it does.
+    pub address: Option<SocketAddr>,
+}
+
+fn life_of(generation: u32) -> u64 {
+    u64::from(generation & 0x7fff_ffff) << 32
+}
+
+fn encode(address: SocketAddr, generation: u32) -> [u64; 3] {
+    let (flag, ip) = match address.ip() {
+        IpAddr::V4(ip) => {
+            let mut bytes = [0; 16];
+            bytes[..4].copy_from_slice(&ip.octets());
+            (0, bytes)
+        }
+        IpAddr::V6(ip) => (IS_V6, ip.octets()),
+    };
+    let (low, high) = ip.split_at(8);
+    let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+    [IS_THERE | life_of(generation) | flag | u64::from(address.port()), word(low), word(high)]
+}
+
+/// The address that the life `generation` of an entry has published in these words.
+fn decode(words: &[u64], generation: u32) -> Option<SocketAddr> {
+    let &[head, low, high, ..] = words else { return None };
+    if head & !(IS_V6 | 0xffff) != IS_THERE | life_of(generation) {
+        return None;
+    }
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&low.to_le_bytes());
+    bytes[8..].copy_from_slice(&high.to_le_bytes());
+    let ip = match head & IS_V6 {
+        0 => IpAddr::V4(Ipv4Addr::new(bytes[0], bytes[1], bytes[2], bytes[3])),
+        _ => IpAddr::V6(Ipv6Addr::from(bytes)),
+    };
+    Some(SocketAddr::new(ip, head as u16))
+}
+
+impl<E: Endpoint> Session<E> {
+    /// Lets the other members know where this one can be asked, until it leaves or is recovered.
+    ///
+    /// Cost: 2 WRITEs.
+    ///
+    /// # Errors
+    /// `Closed`, `Fabric`.
+    pub async fn publish_address(&self, address: SocketAddr) -> Result<(), PoolError> {
+        let pool = self.pool();
+        pool.check_open()?;
+        let at = pool.geometry().member_addr(pool.member);
+        let words = encode(address, pool.generation);
+        let upkeep = self.upkeep();
+        let mut ip = upkeep.buf(16);
+        ip.words_mut().copy_from_slice(&words[1..]);
+        // Before it is there, so that whoever clears the entry knows of it.
+        pool.address_word.store(words[0], Ordering::SeqCst);
+        upkeep.write(at.plus(IP_AT), ip).await?;
+        upkeep.write_word(at.plus(ADDRESS_AT), words[0]).await?;
+        Ok(())
+    }
+
+    /// The members that take part now; those that have died and were not noticed are among them.
+    ///
+    /// Cost: 1 READ.
+    ///
+    /// # Errors
+    /// `Corrupt`, `Fabric`.
+    pub async fn members(&self) -> Result<Vec<Member>, PoolError> {
+        let geometry = self.pool().geometry();
+        let bytes = geometry.options().members_max as usize * MEMBER_BYTES as usize;
+        let upkeep = self.upkeep();
+        let table = upkeep.read(geometry.member_addr(0), upkeep.buf(bytes)).await?;
+        let mut members = Vec::new();
+        let entries = table.words().chunks_exact(MEMBER_BYTES as usize / 8);
+        for (slot, entry) in (0..).zip(entries) {
+            let word = MemberWord(entry[0]);
+            if word.state()? == MemberState::Live && entry[1] != 0 {
+                let address = decode(&entry[3..], word.generation());
+                members.push(Member { slot, incarnation: Incarnation(entry[1]), address });
+            }
+        }
+        Ok(members)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_come_back_for_the_life_that_wrote_them() {
+        for address in ["127.0.0.1:7000", "255.1.2.3:65535", "[::1]:1", "[fe80::1:2:3]:443"] {
+            let address: SocketAddr = address.parse().unwrap();
+            let words = encode(address, 7);
+            assert_eq!(decode(&words, 7), Some(address));
+            assert_eq!(decode(&words, 8), None, "the next one's entry");
+            assert_eq!(decode(&[0, words[1], words[2]], 7), None);
+        }
+        assert_eq!(decode(&[u64::MAX, 1, 2], u32::MAX), None, "bits that nobody sets");
+        assert_eq!(decode(&[], 0), None);
+    }
+}

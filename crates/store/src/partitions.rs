@@ -1,0 +1,223 @@
+//! Who owns which keys of a table, and moving ranges between compute servers.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::str::FromStr;
+
+use farleaf_fabric::{Endpoint, Incarnation};
+use farleaf_index::AnyIndex;
+use farleaf_index::dex::{Dex, MoveError};
+use farleaf_pool::Member;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::lane::{Lane, Session};
+use crate::table::Table;
+
+/// A compute server: one life of a process that has the pool open. Its text is 16 hexadecimal digits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ServerName(Incarnation);
+
+impl fmt::Display for ServerName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl FromStr for ServerName {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let number = u64::from_str_radix(text, 16).ok().filter(|number| *number != 0);
+        let is_whole = text.len() == 16 && !text.starts_with('+');
+        number.filter(|_| is_whole).map(|number| ServerName(Incarnation(number))).ok_or_else(|| {
+            Error::invalid(format!("{text:?} is no compute server: 16 hexadecimal digits name one"))
+        })
+    }
+}
+
+/// A compute server of the pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ComputeServer {
+    /// Its name.
+    pub name: ServerName,
+    /// Where it answers others, if it does.
+    pub address: Option<SocketAddr>,
+    /// Whether it is this process.
+    pub is_own: bool,
+}
+
+impl ComputeServer {
+    /// A member of the pool, as the process `me` sees it.
+    pub(crate) fn of(member: Member, me: Incarnation) -> Self {
+        let is_own = member.incarnation == me;
+        ComputeServer { name: ServerName(member.incarnation), address: member.address, is_own }
+    }
+}
+
+/// The keys above `low`, up to and including `high`, of a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Partition {
+    /// Exclusive lower bound; `None` for the first.
+    pub low: Option<Vec<u8>>,
+    /// Inclusive upper bound; `None` for the last.
+    pub high: Option<Vec<u8>>,
+    /// Who has it to itself; nobody at the moment if there is none.
+    pub owner: Option<ServerName>,
+    /// Operations on it that its owner has counted, the older ones less; `None` if it does not say.
+    pub operations: Option<u64>,
+}
+
+/// Partitions of tables whose engine has owners, [`Engine::Dex`](crate::Engine::Dex). What moves ranges
+/// is done by their owner, while everybody goes on using them; nothing is lost whoever dies meanwhile.
+///
+/// # Errors
+/// All fail with [`ErrorKind::Invalid`] for a table of another engine, for bounds that are out of order or no
+/// keys of the table, and for ranges that have no owner, or several; with [`ErrorKind::NotFound`] for a
+/// compute server that is not there, or does not have the table open; with [`ErrorKind::Unavailable`]
+/// if one has died or another range is being moved.
+impl Table {
+    /// Who owns which keys, in the order of the keys.
+    ///
+    /// # Errors
+    /// See above.
+    pub fn partitions(&self) -> Result<Vec<Partition>> {
+        self.with_dex(async |dex, session| {
+            dex.refresh_map(session).await?;
+            let loads = dex.loads(session, false).await.map_err(Error::from)?;
+            let (_, bounds, owners) = dex.known_map();
+            let ends = bounds.into_iter().map(Some).chain([None]);
+            let mut low = None;
+            let mut partitions = Vec::new();
+            for (high, owner) in ends.zip(owners) {
+                let load = loads.iter().find(|load| load.owner == owner && load.low == low);
+                partitions.push(Partition {
+                    low: std::mem::replace(&mut low, high.clone()),
+                    high,
+                    owner: (owner.0 != 0).then_some(ServerName(owner)),
+                    operations: load.map(|load| load.ops),
+                });
+            }
+            Ok(partitions)
+        })
+    }
+
+    /// Gives the keys above `low`, up to and including `high`, to `to`. `None` is the end of the key space.
+    /// One compute server must own all of them.
+    ///
+    /// # Errors
+    /// See above.
+    pub fn move_range(
+        &self,
+        low: Option<&[u8]>,
+        high: Option<&[u8]>,
+        to: ServerName,
+    ) -> Result<()> {
+        self.with_dex(async |dex, session| {
+            check_there(session, to).await?;
+            dex.move_range(session, low, high, to.0).await.map_err(Error::from)?;
+            Ok(())
+        })
+    }
+
+    /// Moves boundary `number`, that between the partitions of this number and the next, to `bound`, which
+    /// lies in one of the two: its owner gives what is between to the other.
+    ///
+    /// # Errors
+    /// See above; [`ErrorKind::Invalid`] also if there is no such boundary, or the bound is in neither.
+    pub fn move_boundary(&self, number: usize, bound: &[u8]) -> Result<()> {
+        self.with_dex(async |dex, session| {
+            dex.move_boundary(session, number, bound).await.map_err(Error::from)?;
+            Ok(())
+        })
+    }
+
+    /// Gives `to` about half of what the compute server with the most to do has.
+    ///
+    /// # Errors
+    /// See above.
+    pub fn give_share(&self, to: ServerName) -> Result<()> {
+        self.with_dex(async |dex, session| {
+            check_there(session, to).await?;
+            dex.scale_out(session, to.0).await.map_err(Error::from)?;
+            Ok(())
+        })
+    }
+
+    /// Lets `who` give all that it has to the owners of what is beside it; how many ranges that were.
+    ///
+    /// # Errors
+    /// See above; [`ErrorKind::Invalid`] also if all keys are its.
+    pub fn drain(&self, who: ServerName) -> Result<usize> {
+        self.with_dex(async |dex, session| {
+            check_there(session, who).await?;
+            dex.scale_in(session, who.0).await.map_err(Error::from)
+        })
+    }
+
+    /// The compute servers that have the pool open, by their numbers there.
+    ///
+    /// # Errors
+    /// See [`Table`].
+    pub fn compute_servers(&self) -> Result<Vec<ComputeServer>> {
+        Lane::run(self.store().core(), async |lane| {
+            let session = lane.session().await?;
+            let me = session.endpoint().incarnation();
+            let members = session.members().await?.into_iter();
+            Ok(members.map(|member| ComputeServer::of(member, me)).collect())
+        })
+    }
+
+    /// Takes all partitions that nobody has; whether there were any.
+    ///
+    /// # Errors
+    /// See above.
+    pub fn take_free(&self) -> Result<bool> {
+        self.with_dex(async |dex, session| Ok(dex.take_all_free(session).await?))
+    }
+
+    fn with_dex<T>(&self, op: impl AsyncFnOnce(&Dex, &Session) -> Result<T>) -> Result<T> {
+        Lane::run(self.store().core(), async |lane| {
+            self.core().check_present()?;
+            let AnyIndex::Dex(dex) = self.core().index() else {
+                return Err(Error::invalid(format!(
+                    "table \"{}\" is of the engine {}, which has no partitions: those of dex have",
+                    self.name(),
+                    self.core().index().engine()
+                )));
+            };
+            let session = lane.session().await?;
+            let result = op(dex, &session).await;
+            result.map_err(|error| error.within(format_args!("table \"{}\"", self.name())))
+        })
+    }
+}
+
+/// Refuses a compute server that is no member of the pool.
+async fn check_there(session: &Session, who: ServerName) -> Result<()> {
+    let members = session.members().await?;
+    if members.iter().any(|member| member.incarnation == who.0) {
+        return Ok(());
+    }
+    let names = members.iter().map(|member| member.incarnation.to_string());
+    let names: Vec<String> = names.collect();
+    let hint = crate::suggest::hint(&who.to_string(), names.iter().map(String::as_str));
+    let message = format!("no compute server {who} has the pool open{hint}");
+    Err(Error::new(ErrorKind::NotFound, message))
+}
+
+impl From<MoveError> for Error {
+    #[cold]
+    fn from(error: MoveError) -> Self {
+        let kind = match error {
+            MoveError::Index(error) => return error.into(),
+            MoveError::UnknownServer(_) => ErrorKind::NotFound,
+            MoveError::DeadTarget(_) | MoveError::Busy | MoveError::CalledOff => {
+                ErrorKind::Unavailable
+            }
+            _ => ErrorKind::Invalid,
+        };
+        Error::new(kind, error.to_string())
+    }
+}
