@@ -94,13 +94,11 @@ fn sweep(options: &LayoutOptions, number: u8) -> Vec<u8> {
 fn request(layout: &Layout, operation: u8, number: u8, session: u64, sequence: u64) -> Vec<u8> {
     let options = layout.options();
     let (mut key, mut value) = (key(options, number), value(options, number | 1));
-    match operation {
-        2..5 => {}
-        SCAN => {
-            value = sweep(options, number);
-            key = if value[0] & 4 == 0 { self::key(options, number & 7) } else { Vec::new() };
-        }
-        _ => value.clear(),
+    if operation == SCAN {
+        value = sweep(options, number);
+        key = if value[0] & 4 == 0 { self::key(options, number & 7) } else { Vec::new() };
+    } else if !(2..5).contains(&operation) {
+        value.clear();
     }
     let (key_len, any_key) = match options.key {
         KeyFormat::Fixed(len) => (len, 0),

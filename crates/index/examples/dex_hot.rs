@@ -8,6 +8,8 @@
 //! virtual time.
 #![allow(clippy::unwrap_used, reason = "a tool for developers")]
 
+mod all_keys;
+
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Instant;
@@ -16,25 +18,14 @@ use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{Client, Endpoint, Fabric};
 use farleaf_index::dex::{Dex, DexOptions, Durability};
-use farleaf_index::{Engine, Index, SortedPairs, TableFormat};
+use farleaf_index::{Engine, Index, TableFormat};
 use farleaf_pool::{Pool, PoolOptions, Session, format};
+
+use all_keys::All;
 
 const KEYS: u64 = 50_000;
 const ROUNDS: usize = 5;
 const COMBINE: [usize; 2] = [0, 64];
-
-/// Every key, with itself as its value.
-struct All(u64, [u8; 8]);
-
-impl SortedPairs for All {
-    fn next(&mut self) -> Option<(&[u8], &[u8])> {
-        (self.0 < KEYS).then(|| {
-            self.1 = self.0.to_be_bytes();
-            self.0 += 1;
-            (&self.1[..], &self.1[..])
-        })
-    }
-}
 
 /// Keys by Zipf's law, the least the hottest.
 fn zipf(skew: f64, seed: u64, count: usize) -> Vec<u64> {
@@ -66,7 +57,7 @@ async fn opened<E: Endpoint>(
     let cache_bytes = KEYS / 30 * 1024;
     let options = DexOptions { cache_bytes, combine, durability, ..DexOptions::default() };
     let index = Dex::open(meta, layout, options).unwrap();
-    index.bulk_load(&session, &mut All(0, [0; 8])).await.unwrap();
+    index.bulk_load(&session, &mut All::below(KEYS)).await.unwrap();
     let mut value = Vec::new();
     for key in 0..KEYS {
         index.get(&session, &key.to_be_bytes(), &mut value).await.unwrap();

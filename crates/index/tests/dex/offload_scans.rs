@@ -169,7 +169,7 @@ async fn records<E: Endpoint>(session: Session<E>) {
     };
     let made = create(&session, &format).await;
     let index = open(made, 64, options(Offload::Never));
-    let value = |key: u64| vec![key as u8; if key % 3 == 0 { 5_000 } else { 5 }];
+    let value = |key: u64| vec![key as u8; if key.is_multiple_of(3) { 5_000 } else { 5 }];
     for key in 0..60_u64 {
         assert_eq!(index.insert(&session, &number(key), &value(key)).await, Ok(true));
     }
