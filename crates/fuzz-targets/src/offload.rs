@@ -86,7 +86,7 @@ fn image(layout: &Layout) -> Vec<u64> {
 /// from the end of the key space.
 fn sweep(options: &LayoutOptions, number: u8) -> Vec<u8> {
     let flags = number >> 3;
-    let far = if flags & 8 == 0 { Vec::new() } else { key(options, number & 7 ^ 6) };
+    let far = if flags & 8 == 0 { Vec::new() } else { key(options, (number & 7) ^ 6) };
     [&[flags, 0, 0, 0, 1 + (number & 7), 0, 0, 0][..], &far].concat()
 }
 
