@@ -269,6 +269,16 @@ fn offload(corpus: &Path) {
             write(corpus, "offload", &name("again"), &again);
         }
     }
+    // Scans: up and down, with the key and without, to a far end, from an end.
+    for layout in 0..4_u8 {
+        for (at, number) in [0x02, 0x0a, 0x17, 0x43, 0xc6, 0x21, 0x29, 0x4e].into_iter().enumerate()
+        {
+            let scan = [layout, 0, 2, 6, number, 0, 0, 6, number ^ 1, 0, 0];
+            write(corpus, "offload", &format!("{layout}-6-{at}"), &scan);
+            let torn = [layout | (number & 0x10), 1, 5, 1, 7, 2, 1, 6, number, 0, 0];
+            write(corpus, "offload", &format!("{layout}-6-{at}-torn"), &torn);
+        }
+    }
     write(corpus, "offload", "raw", &[[0x80, 0].as_slice(), b"FDO1", &[1; 92]].concat());
     write(corpus, "offload", "short", &[0x80, 0, b'F']);
 }

@@ -4,7 +4,7 @@
 //! whether it is sent again, and changes of the request's bytes. With bit 7 of the first byte the rest is
 //! a request as it comes. The region holds an inner node and two leaves.
 //!
-//! Beyond not panicking: a request that was not done changes nothing, one that was changes no word but
+//! Beyond not panicking: a request that was not done, or reads, changes nothing, one that was changes no word but
 //! those of a leaf behind its lock word, and a leaf that was sound is sound afterwards.
 
 use std::sync::Arc;
@@ -25,6 +25,7 @@ const NODES: [u64; 3] = [2048, 4096, 8192];
 const TREE: u64 = 0x7ee;
 const REPLY_BYTES: usize = 32;
 const OK: u8 = 1;
+const SCAN: u8 = 6;
 const NO_SESSION: u8 = 8;
 
 fn options(selector: u8) -> LayoutOptions {
@@ -81,11 +82,22 @@ fn image(layout: &Layout) -> Vec<u64> {
     words
 }
 
+/// What a scan wants: by the number's bits descending or not, with or without the key itself and a far end, or
+/// from the end of the key space.
+fn sweep(options: &LayoutOptions, number: u8) -> Vec<u8> {
+    let flags = number >> 3;
+    let far = if flags & 8 == 0 { Vec::new() } else { key(options, (number & 7) ^ 6) };
+    [&[flags, 0, 0, 0, 1 + (number & 7), 0, 0, 0][..], &far].concat()
+}
+
 /// A request as the design's page has it.
 fn request(layout: &Layout, operation: u8, number: u8, session: u64, sequence: u64) -> Vec<u8> {
     let options = layout.options();
-    let (key, mut value) = (key(options, number), value(options, number | 1));
-    if !(2..5).contains(&operation) {
+    let (mut key, mut value) = (key(options, number), value(options, number | 1));
+    if operation == SCAN {
+        value = sweep(options, number);
+        key = if value[0] & 4 == 0 { self::key(options, number & 7) } else { Vec::new() };
+    } else if !(2..5).contains(&operation) {
         value.clear();
     }
     let (key_len, any_key) = match options.key {
@@ -96,9 +108,9 @@ fn request(layout: &Layout, operation: u8, number: u8, session: u64, sequence: u
         ValueFormat::Fixed(len) => (len, 0),
         ValueFormat::Bytes => (0, 8),
     };
-    let is_get = operation == 1;
+    let reads = matches!(operation, 1 | SCAN);
     let words =
-        [NODES[0], TREE, 5, if is_get { 0 } else { session }, if is_get { 0 } else { sequence }, 0];
+        [NODES[0], TREE, 5, if reads { 0 } else { session }, if reads { 0 } else { sequence }, 0];
     let mut bytes = b"FDO1".to_vec();
     bytes.extend([operation, 1, any_key | any_value, 0]);
     bytes.extend(words.into_iter().flat_map(u64::to_le_bytes));
@@ -166,7 +178,7 @@ fn call(service: &OffloadService, region: &Words, layout: &Layout, request: &[u8
     reply.truncate(len);
     assert!(len == 0 || len >= REPLY_BYTES, "a reply of {len} bytes");
     let after = load();
-    let is_done = reply.get(4) == Some(&OK);
+    let is_done = reply.get(4) == Some(&OK) && !matches!(request.get(4), Some(&(1 | SCAN)));
     for (at, (old, new)) in before.iter().zip(&after).enumerate() {
         assert!(old == new || is_done, "word {at} was changed by what was not done: {reply:?}");
     }

@@ -6,6 +6,8 @@
 //! level 1, so that both have leaves, a cache of a few per cent of the nodes.
 #![allow(clippy::unwrap_used, reason = "a tool for developers")]
 
+mod all_keys;
+
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -14,25 +16,14 @@ use farleaf_fabric::sim::{RpcConfig, Sim, SimConfig};
 use farleaf_fabric::{Client, Endpoint, Fabric};
 use farleaf_index::dex::offload::{OFFLOAD_SERVICE, Offload, OffloadService};
 use farleaf_index::dex::{Dex, DexOptions};
-use farleaf_index::{Engine, Index, SortedPairs, TableFormat};
+use farleaf_index::{Engine, Index, TableFormat};
 use farleaf_pool::{Pool, PoolOptions, format};
+
+use all_keys::All;
 
 const KEYS: u64 = 200_000;
 const CLIENTS: usize = 32;
 const STEPS: u64 = 1_500;
-
-/// Every key, with itself as its value.
-struct All(u64, [u8; 8]);
-
-impl SortedPairs for All {
-    fn next(&mut self) -> Option<(&[u8], &[u8])> {
-        (self.0 < KEYS).then(|| {
-            self.1 = self.0.to_be_bytes();
-            self.0 += 1;
-            (&self.1[..], &self.1[..])
-        })
-    }
-}
 
 fn run(offload: Offload, threads: usize, cache_percent: u64) {
     let mut config = SimConfig { memory_servers: 2, ..SimConfig::default() };
@@ -54,7 +45,7 @@ fn run(offload: Offload, threads: usize, cache_percent: u64) {
             let cache_bytes = (nodes * cache_percent / 100).max(150) * 1024;
             let options = DexOptions { cache_bytes, offload, ..DexOptions::default() };
             let index = Dex::open(meta, layout, options).unwrap();
-            index.bulk_load(&session, &mut All(0, [0; 8])).await.unwrap();
+            index.bulk_load(&session, &mut All::below(KEYS)).await.unwrap();
             (session, index)
         })
         .unwrap();

@@ -16,6 +16,9 @@ mod sync {
 }
 
 #[allow(dead_code, reason = "the index uses all of it")]
+#[path = "../../index/src/local/combiner.rs"]
+mod combiner;
+#[allow(dead_code, reason = "the index uses all of it")]
 #[path = "../../index/src/dex/cooling_map.rs"]
 mod cooling_map;
 #[allow(dead_code, reason = "the index uses all of it")]
@@ -36,6 +39,7 @@ mod parking_lot;
 
 use std::sync::Arc;
 
+use combiner::{Combiner, Ended};
 use cooling_map::CoolingMap;
 use free_frames::FreeFrames;
 use latch::Latch;
@@ -208,6 +212,75 @@ fn no_wake_up_is_lost() {
         other.join().unwrap();
         assert_eq!(lot.waiting(), 0);
     });
+}
+
+/// Whether any interleaving had work done by another.
+static COMBINED: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
+
+/// A latch, what is under it, and who waits for it.
+struct Hot {
+    latch: Latch,
+    sum: AtomicU64,
+    combiner: Combiner<u64, u64>,
+    lot: ParkingLot,
+}
+
+impl Hot {
+    /// Adds to the sum under the latch, or has its holder do it; the sum after that.
+    fn add(&self, number: u64) -> u64 {
+        loop {
+            let taken = self.latch.sample().is_some_and(|version| self.latch.try_x(version));
+            if taken {
+                let add = |number| {
+                    let sum = self.sum.load(Ordering::Relaxed) + number;
+                    self.sum.store(sum, Ordering::Relaxed);
+                    sum
+                };
+                let sum = add(number);
+                for taken in self.combiner.take(9, 8) {
+                    COMBINED.store(true, std::sync::atomic::Ordering::Relaxed);
+                    self.combiner.answer(9, &taken, Some(add(taken.work)));
+                }
+                self.latch.release_x();
+                self.lot.unpark(9);
+                return sum;
+            }
+            let mut left = self.combiner.leave(9, number);
+            loop {
+                let is_over = || left.is_over(|| self.latch.is_held());
+                loom::future::block_on(self.lot.park(9, is_over));
+                match left.end() {
+                    Ended::Done(sum) => return sum,
+                    Ended::Back => break,
+                    Ended::NotYet => {}
+                }
+            }
+        }
+    }
+}
+
+/// INV-COMBINE-1 and -2: each piece of work is done once, by one or the other, its outcome is its own, and
+/// nobody waits for ever.
+#[test]
+fn work_left_to_a_holder_is_done_once() {
+    loom::model(|| {
+        let hot = Arc::new(Hot {
+            latch: Latch::new(),
+            sum: AtomicU64::new(0),
+            combiner: Combiner::new(1),
+            lot: ParkingLot::new(1),
+        });
+        let other = {
+            let hot = Arc::clone(&hot);
+            thread::spawn(move || hot.add(10))
+        };
+        let mine = hot.add(1);
+        let theirs = other.join().unwrap();
+        assert!([(1, 11), (11, 10)].contains(&(mine, theirs)), "{mine} {theirs}");
+        assert_eq!(hot.sum.load(Ordering::Relaxed), 11);
+        assert!(!hot.combiner.has_work(9) && hot.combiner.take(9, 1).is_empty());
+    });
+    assert!(COMBINED.load(std::sync::atomic::Ordering::Relaxed));
 }
 
 /// INV-DEX-COOL-1, of the buckets and of the single queue.

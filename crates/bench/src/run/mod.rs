@@ -129,6 +129,7 @@ impl Run {
             set("durability", json!(options.durability.to_string()));
             set("admit_leaf", json!(options.admit_leaf));
             set("scan_prefetch", json!(options.scan_prefetch));
+            set("combine", json!(options.combine));
         }
         set("capabilities", json!(capability_names(&self.capabilities)));
         set("crash_atomic_bytes", json!(self.capabilities.crash_atomic_bytes));

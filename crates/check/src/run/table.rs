@@ -66,6 +66,11 @@ impl TableSetup {
             offload,
             ..DexOptions::default()
         };
+        // Of a source of their own: what is drawn above and below stays what it was.
+        let mut more = Rng::with_seed(mix(scenario.seed, 0x5ca9));
+        let combine = [0, 4, 64][more.usize(..3)];
+        let offload_scans = more.bool();
+        let dex = DexOptions { combine, offload_scans, ..dex };
         let several = scenario.compute_servers > 1;
         let most = if several { 2 * scenario.compute_servers } else { 2 };
         TableSetup {

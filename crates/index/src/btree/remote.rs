@@ -18,7 +18,7 @@ use super::read::Unfinished;
 use super::scan::{Place, is_empty, is_past};
 use super::{BTree, BTreeOptions, Fail, LEVEL_MASK, META_BYTES, META_ROOT, Tree, read};
 use crate::index::{ScanRange, SortedPairs, TableReport};
-use crate::node::{ChangeError, Layout, Node, NodeMut, RecordRef};
+use crate::node::{ChangeError, Layout, Node, NodeMut, RecordRef, Stored};
 use crate::{Entries, IndexError};
 
 /// First word of the meta object that is free for the engine.
@@ -418,13 +418,43 @@ impl<'a> Passage<'a> {
     ) -> Result<bool, IndexError> {
         remote.0.take_pairs(session, leaf, &self.range, &self.place, self.end, out).await?;
         let mut fence = Vec::new();
-        let reverse = self.range.reverse;
-        let more = if reverse { leaf.low_fence(&mut fence) } else { leaf.high_fence(&mut fence) };
-        if !more || out.len() >= self.end || is_past(&self.range, &fence) {
-            return Ok(false);
+        let more = match self.range.reverse {
+            true => leaf.low_fence(&mut fence),
+            false => leaf.high_fence(&mut fence),
+        };
+        Ok(self.skip_to(more.then_some(&fence), out))
+    }
+
+    /// Takes pairs of the range that somebody else has gathered, all from the place to `fence`; whether
+    /// there is more to come.
+    pub(crate) async fn pass_pairs<'p, E: Endpoint>(
+        &mut self,
+        remote: &Remote,
+        session: &Session<E>,
+        pairs: impl Iterator<Item = (&'p [u8], Stored, &'p [u8])>,
+        fence: Option<&[u8]>,
+        out: &mut Entries,
+    ) -> Result<bool, IndexError> {
+        let mut pending = Vec::new();
+        for (key, stored, value) in pairs.take(self.wanted(out)) {
+            remote.0.take_pair(session, (key, stored, value), &mut pending, out).await?;
         }
-        self.place = if reverse { Place::At(fence) } else { Place::After(fence) };
-        Ok(true)
+        remote.0.take_records(session, &mut pending, out).await?;
+        Ok(self.skip_to(fence, out))
+    }
+
+    /// Whether the end that a descending scan comes from is `key`, and not in the range.
+    pub(crate) fn leaves_out(&self, key: &[u8]) -> bool {
+        self.range.to == Bound::Excluded(key)
+    }
+
+    /// The end that the scan goes to, and whether it is not in the range.
+    pub(crate) fn far_end(&self) -> Option<(&[u8], bool)> {
+        match if self.range.reverse { self.range.from } else { self.range.to } {
+            Bound::Unbounded => None,
+            Bound::Included(key) => Some((key, false)),
+            Bound::Excluded(key) => Some((key, true)),
+        }
     }
 
     /// What is left of the range in `(low, high]`, which holds the place, and how many pairs are

@@ -230,26 +230,38 @@ impl Tree {
         for step in 0..indices.len() {
             let index = if range.reverse { indices.end - 1 - step } else { indices.start + step };
             node.key(index, &mut key);
-            match node.value(index, &mut value) {
-                Some(Stored::Inline) => {
-                    self.take_records(session, &mut pending, out).await?;
-                    out.push(&key, &value);
-                }
-                Some(Stored::Record(record)) => {
-                    pending.push((key.clone(), record));
-                    let bytes: u64 = pending.iter().map(|(_, record)| record.len).sum();
-                    if pending.len() >= RECORDS_AT_ONCE.0 || bytes >= RECORDS_AT_ONCE.1 as u64 {
-                        self.take_records(session, &mut pending, out).await?;
-                    }
-                }
-                None => return Ok(()),
-            }
+            let Some(stored) = node.value(index, &mut value) else { return Ok(()) };
+            self.take_pair(session, (&key, stored, &value), &mut pending, out).await?;
         }
         self.take_records(session, &mut pending, out).await
     }
 
+    /// Appends a pair, or has it wait in `pending` if its value is in a record.
+    pub(super) async fn take_pair<E: Endpoint>(
+        &self,
+        session: &Session<E>,
+        (key, stored, value): (&[u8], Stored, &[u8]),
+        pending: &mut Vec<(Vec<u8>, RecordRef)>,
+        out: &mut Entries,
+    ) -> Result<(), IndexError> {
+        match stored {
+            Stored::Inline => {
+                self.take_records(session, pending, out).await?;
+                out.push(key, value);
+            }
+            Stored::Record(record) => {
+                pending.push((key.to_vec(), record));
+                let bytes: u64 = pending.iter().map(|(_, record)| record.len).sum();
+                if pending.len() >= RECORDS_AT_ONCE.0 || bytes >= RECORDS_AT_ONCE.1 as u64 {
+                    self.take_records(session, pending, out).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Reads the records of `pending` at once and appends the pairs.
-    async fn take_records<E: Endpoint>(
+    pub(super) async fn take_records<E: Endpoint>(
         &self,
         session: &Session<E>,
         pending: &mut Vec<(Vec<u8>, RecordRef)>,

@@ -30,6 +30,7 @@ use farleaf_fabric::{Endpoint, GlobalAddr};
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
+use super::combine::Others;
 use super::eviction::Sx;
 use super::frames::State;
 use super::ops::OwnedIntent;
@@ -157,45 +158,51 @@ impl Log {
 }
 
 impl Cache {
-    /// Logs a change of the leaf whose SX is held. `false` if there is no room: it must be written
-    /// through then.
+    /// Logs a change of the leaf whose SX is held, and those of others that go with it. `false` if there is
+    /// no room: the leaf must be written through then, sealed with a number above those that were drawn.
     ///
     /// Cost: 1 WRITE, which all that are logged at the same time share.
     ///
     /// # Errors
     /// `OutcomeUnknown`; the cache is of no use any more.
-    pub(super) async fn log_change<E: Endpoint>(
+    pub(super) async fn log_changes<E: Endpoint>(
         &self,
         session: &Session<E>,
         sx: &Sx,
-        intent: &OwnedIntent,
+        first: &OwnedIntent,
+        others: &Others,
     ) -> Result<bool, IndexError> {
         let Some(ring) = self.log.changes() else { return Ok(false) };
         if Canary::LoseLogRecord.is_armed() {
             return Ok(true);
         }
         let ctl = self.frames.ctl(sx.frame());
-        debug_assert!(intent.record().is_none(), "INV-DEX-LOG-5");
-        let entry = Entry {
-            kind: if intent.value().is_some() { Kind::Put } else { Kind::Remove },
-            key: &intent.key,
-            value: intent.value().unwrap_or(&[]),
-            frame: Some(sx.frame()),
-        };
-        let was = ctl.oldest();
-        let appended = ring.append(&[entry], false, || {
-            let number = self.log.draw(ctl.version());
-            if was == 0 {
-                ctl.set_oldest(number);
-            }
-            number
-        });
-        let Some(appended) = appended else {
-            self.stats.log_full.add();
-            return Ok(false);
-        };
-        self.stats.log_records.add();
-        let landed = ring.land(session, &self.lot, appended.count).await;
+        let mut count = 0;
+        // One by one: together they may be more than a segment holds.
+        for intent in std::iter::once(first).chain(others.changes()) {
+            debug_assert!(intent.record().is_none(), "INV-DEX-LOG-5");
+            let entry = Entry {
+                kind: if intent.value().is_some() { Kind::Put } else { Kind::Remove },
+                key: &intent.key,
+                value: intent.value().unwrap_or(&[]),
+                frame: Some(sx.frame()),
+            };
+            let was = ctl.oldest();
+            let appended = ring.append(&[entry], false, || {
+                let number = self.log.draw(ctl.version());
+                if was == 0 {
+                    ctl.set_oldest(number);
+                }
+                number
+            });
+            let Some(appended) = appended else {
+                self.stats.log_full.add();
+                return Ok(false);
+            };
+            count = appended.count;
+            self.stats.log_records.add();
+        }
+        let landed = ring.land(session, &self.lot, count).await;
         self.stats.log_writes.add_many(landed.as_ref().copied().unwrap_or(0));
         self.must_succeed(landed.map(drop))?;
         Ok(true)

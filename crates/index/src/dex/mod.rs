@@ -19,7 +19,7 @@
 //! | `admission` | misses: read, keep or stream; the root |
 //! | `eviction` | sampling, write-back, cooling |
 //! | `frames`, `mapping_table`, `cooling_map` (`cooling_queue`), `free_frames` | what the threads share |
-//! | `ops`, `scan` (`prefetch`), `bulk` | operations |
+//! | `ops` (`combine`), `scan` (`prefetch`), `bulk` | operations |
 //! | `split`, `merge`, `heal` | changes of the tree's shape, and what a crash left of them |
 //! | `partitions`, `member`, `gate`, `shared` | several compute servers: who owns what, joining and taking over, who may work on which keys now, inner nodes that cross bounds |
 //! | `forward`, `answer` | operations on others' keys |
@@ -37,6 +37,7 @@ mod admission;
 mod answer;
 mod bulk;
 mod cluster;
+mod combine;
 mod cooling_map;
 mod cooling_queue;
 mod eviction;
@@ -81,10 +82,11 @@ use crate::IndexError;
 use crate::btree::remote::{Overdue, Remote};
 use crate::btree::{BTree, BTreeOptions};
 use crate::drops::retire_all;
-use crate::local::{ParkingLot, Version};
+use crate::local::{Combiner, ParkingLot, Version};
 use crate::node::Layout;
 use admission::Claim;
 pub use cluster::Cluster;
+use combine::Combined;
 use cooling_map::CoolingMap;
 pub use forward::{Forward, Replied, Reply, Request, WrongOwner};
 use frames::Frames;
@@ -95,6 +97,7 @@ use mapping_table::{Entry, MappingTable};
 use member::Part;
 pub use member::{JoinOptions, Take};
 use offload::{Off, Offload, OffloadServer, Offloads, Wish};
+use ops::OwnedIntent;
 pub use partitions::{equal_width, sampled};
 pub use repartition::{
     Balance, BalanceOptions, Balancer, Decision, MoveError, MoveOptions, PartLoad,
@@ -131,15 +134,18 @@ pub struct DexOptions {
     /// Keep Cooling frames in one queue behind one lock instead of the cooling map's buckets: what
     /// the paper's Figure 9 measures them against.
     pub single_queue: bool,
-    /// Victims that are sampled at a time when a frame is needed.
+    /// Victims that are sampled at a time when a frame is needed, at least 1.
     pub sample_count: u32,
-    /// Cooling buckets that are looked into before that.
+    /// Cooling buckets that are looked into before that, at least 1.
     pub probe_buckets: usize,
     /// Leaves that are not cached and that a scan reads, if it is likely to want them, in the same round trip
     /// with one that it has missed; 0 reads each by itself. At most 64.
     pub scan_prefetch: usize,
     /// Probability that a leaf is kept when it is read, once the cache is full. Inner nodes always are.
     pub admit_leaf: f64,
+    /// Most changes of a cached leaf that who holds its latch does with its own, for others that wait for the
+    /// latch; 0: each waits, and does its own.
+    pub combine: usize,
     /// A node below this share is merged with a neighbour if the sum is at most `merge_sum`.
     pub merge_low: f64,
     /// See `merge_low`.
@@ -162,6 +168,8 @@ pub struct DexOptions {
     pub offload_level: u8,
     /// Whether the miss of a leaf may.
     pub offload_leaf_miss: bool,
+    /// Whether scans may, that miss an inner node: the memory server then goes through the leaves below it.
+    pub offload_scans: bool,
     /// How ranges are given to other compute servers.
     pub moves: MoveOptions,
 }
@@ -176,6 +184,7 @@ impl Default for DexOptions {
             probe_buckets: 8,
             scan_prefetch: 8,
             admit_leaf: 0.1,
+            combine: 0,
             merge_low: 0.25,
             merge_sum: 0.75,
             bulk_fill: 0.7,
@@ -185,8 +194,31 @@ impl Default for DexOptions {
             offload: Offload::Never,
             offload_level: 3,
             offload_leaf_miss: true,
+            offload_scans: false,
             moves: MoveOptions::default(),
         }
+    }
+}
+
+impl DexOptions {
+    /// Refuses what no cache works with.
+    fn check(&self) -> Result<(), IndexError> {
+        let shares = [
+            ("cooling_ratio", self.cooling_ratio),
+            ("admit_leaf", self.admit_leaf),
+            ("merge_low", self.merge_low),
+            ("merge_sum", self.merge_sum),
+            ("bulk_fill", self.bulk_fill),
+        ];
+        if let Some((name, share)) = shares.iter().find(|(_, it)| !(0.0..=1.0).contains(it)) {
+            return Err(IndexError::Invalid(format!("{name} is a share, 0 to 1, not {share}")));
+        }
+        if self.sample_count == 0 || self.probe_buckets == 0 {
+            return Err(IndexError::Invalid(
+                "sample_count and probe_buckets are at least 1: else no frame is ever freed".into(),
+            ));
+        }
+        Ok(())
     }
 }
 
@@ -211,6 +243,8 @@ struct Cache {
     cooling: CoolingMap,
     free: FreeFrames,
     lot: ParkingLot,
+    /// Changes that wait for a frame's latch.
+    combiner: Combiner<OwnedIntent, Combined>,
     stats: Stats,
     log: Log,
     offloads: Offloads,
@@ -293,9 +327,9 @@ impl Restarts {
         Restarts { wish, ..Restarts::default() }
     }
 
-    /// Of a scan, which reads ahead or does not.
-    fn scanning(ahead: bool) -> Self {
-        Restarts { ahead, cause: Cause::Scan, ..Restarts::default() }
+    /// Of a scan, which reads ahead or does not, and may be offloaded or not.
+    fn scanning(ahead: bool, wish: Option<Wish>) -> Self {
+        Restarts { ahead, wish, cause: Cause::Scan, ..Restarts::default() }
     }
 
     /// Nothing of it is offloaded any more (`INV-DEX-OFF-6`).
@@ -402,7 +436,8 @@ impl Dex {
     /// root.
     ///
     /// # Errors
-    /// `Invalid` for a cache of fewer than 8 nodes, `Full` if there is no memory for it.
+    /// `Invalid` for a cache of fewer than 8 nodes and for options that make no sense, `Full` if there is no
+    /// memory for it.
     pub fn open(meta: GlobalAddr, layout: Layout, options: DexOptions) -> Result<Self, IndexError> {
         Dex::with(meta, layout, options, None)
     }
@@ -443,6 +478,7 @@ impl Dex {
                 FRAMES_MIN * layout.node_bytes() as u64
             )));
         }
+        options.check()?;
         let frames = frames.min(FRAMES_MAX) as usize;
         let remote_options = BTreeOptions {
             bulk_fill: options.bulk_fill,
@@ -456,6 +492,7 @@ impl Dex {
             cooling: CoolingMap::new(frames, options.cooling_ratio, options.single_queue),
             free: FreeFrames::new(frames),
             lot: ParkingLot::new(64),
+            combiner: Combiner::new(64),
             stats: Stats::default(),
             offloads: Offloads::default(),
             leaf_entries: AtomicUsize::new(0),
@@ -648,9 +685,9 @@ impl Cache {
                 Walk::Miss(mut claim) => {
                     claim.cause = restarts.cause;
                     if let Some(wish) = restarts.wish
-                        && self.offloads(session, &claim)
+                        && self.offloads(session, &claim, wish)
                     {
-                        return Ok(Found::Offload(Off::of(claim, wish == Wish::Read)));
+                        return Ok(Found::Offload(Off::of(claim, wish.reads())));
                     }
                     let streams = claim.level == 0 && may_stream && !restarts.keep;
                     if streams && (restarts.ahead || restarts.no_frame || !self.admits(session)) {
@@ -666,7 +703,7 @@ impl Cache {
                     Ok(())
                 }
                 Walk::Readers { addr, parent, version, level } => {
-                    if restarts.wish == Some(Wish::Read)
+                    if restarts.wish.is_some_and(|wish| wish.joins(level))
                         && let Some(off) = Off::join(self, addr, parent, version, level)
                     {
                         self.stats.offload_joined.add();

@@ -11,6 +11,8 @@ use farleaf_fabric::{Endpoint, GlobalAddr, OpKind};
 use farleaf_pool::Session;
 
 use super::admission::Claim;
+use super::combine::Others;
+use super::eviction::Sx;
 use super::frames::State;
 use super::offload::Wish;
 use super::split::Need;
@@ -81,7 +83,7 @@ impl OwnedIntent {
         self.record
     }
 
-    fn of(key: &[u8], intent: &Intent<'_>) -> Self {
+    pub(super) fn of(key: &[u8], intent: &Intent<'_>) -> Self {
         OwnedIntent {
             key: key.to_vec(),
             // A record stands for its value.
@@ -114,7 +116,7 @@ pub(super) struct Outcome {
 }
 
 /// How an attempt on a leaf ended.
-enum Attempt {
+pub(super) enum Attempt {
     /// Nothing had to be changed.
     Left(Outcome),
     /// Changed; and whether the leaf has become sparse.
@@ -124,7 +126,7 @@ enum Attempt {
 }
 
 /// What is to be done to a leaf, as decided by its content.
-enum Decision {
+pub(super) enum Decision {
     Leave(Outcome),
     Change(Outcome),
 }
@@ -134,7 +136,7 @@ pub(super) fn unfinished_change() -> IndexError {
     IndexError::OutcomeUnknown("a memory server cannot be reached".into())
 }
 
-fn decide(intent: &Intent<'_>, existed: bool, holds: Option<&[u8]>) -> Decision {
+pub(super) fn decide(intent: &Intent<'_>, existed: bool, holds: Option<&[u8]>) -> Decision {
     let outcome = Outcome { existed, differs: false };
     if let Some(expected) = intent.expected
         && expected != holds
@@ -160,7 +162,7 @@ pub(super) fn apply<I: Image>(
 
 /// As [`apply`], where the key was found, or its place.
 #[inline]
-fn apply_at<I: Image>(
+pub(super) fn apply_at<I: Image>(
     leaf: &mut NodeMut<'_, I>,
     key: &[u8],
     intent: &Intent<'_>,
@@ -388,12 +390,15 @@ impl Cache {
                 Some(record) => Some(self.remote.record_place(record)?.0),
                 None => None,
             };
+            let Some(sx) = self.try_sx(spot.frame, spot.version) else {
+                return Box::pin(self.leave_to_holder(spot.frame, key, intent)).await;
+            };
             let intent = OwnedIntent::of(key, intent);
-            return Box::pin(self.change_surely(session, spot, intent, outcome, old_record)).await;
+            return Box::pin(self.change_surely(session, sx, intent, outcome, old_record)).await;
         }
         if !latch.try_x(spot.version) {
             if latch.is_held() {
-                self.wait_for_frame(spot.frame).await;
+                return Box::pin(self.leave_to_holder(spot.frame, key, intent)).await;
             }
             return Ok(Attempt::Again);
         }
@@ -401,10 +406,16 @@ impl Cache {
         debug_assert_eq!(self.frames.ctl(spot.frame).state(), State::Hot);
         let mut leaf = self.frames.node_mut(self.layout(), spot.frame);
         let changed = apply_at(&mut leaf, key, intent, found);
-        let sparse = intent.value.is_none() && self.is_sparse(&leaf.as_node());
+        let mut shrinks = intent.value.is_none();
         if changed.is_ok() {
             self.frames.ctl(spot.frame).set_dirty(true);
+            if self.options.combine > 0 && self.combiner.has_work(spot.frame.into()) {
+                let others = self.combine(spot.frame, &mut leaf);
+                shrinks |= others.remove();
+                others.answer();
+            }
         }
+        let sparse = shrinks && self.is_sparse(&leaf.as_node());
         let changed = changed.map_err(|error| match error {
             ChangeError::NoRoom => Ok(Attempt::NoRoom),
             error => Err(self.remote.damaged(self.frames.addr(spot.frame), error).into()),
@@ -415,22 +426,18 @@ impl Cache {
 
     /// Changes a cached leaf such that the change is in a memory server before it is seen: logs it, or
     /// writes the leaf through if it takes a record or gives one up (`INV-DEX-REC`, `INV-DEX-LOG-5`) or
-    /// the log has no room.
+    /// the log has no room. Others' changes of the leaf that are logged go with one that is.
     ///
     /// Cost: 1 WRITE; 1 more if it gives up a record, 1 more if it is written through and there is a
     /// journal.
     async fn change_surely<E: Endpoint>(
         self: &Arc<Self>,
         session: &Session<E>,
-        spot: Spot,
+        sx: Sx,
         intent: OwnedIntent,
         outcome: Outcome,
         old_record: Option<GlobalAddr>,
     ) -> Result<Attempt, Fail> {
-        let Some(sx) = self.try_sx(spot.frame, spot.version) else {
-            self.wait_for_frame(spot.frame).await;
-            return Ok(Attempt::Again);
-        };
         let (cache, session_too) = (Arc::clone(self), session.clone());
         let done = self
             .detach_within(session, async move {
@@ -446,13 +453,20 @@ impl Cache {
                         return Err(cache.remote.damaged(cache.frames.addr(frame), error).into());
                     }
                 }
-                let shrinks = old_record.is_some() || intent.value().is_none();
-                let sparse = shrinks && cache.is_sparse(&leaf.as_node());
                 let logs = old_record.is_none() && intent.record().is_none();
-                if logs && cache.log_change(&session, &sx, &intent).await? {
+                let others = logs.then(|| cache.combine(frame, &mut leaf));
+                let mut shrinks = old_record.is_some() || intent.value().is_none();
+                shrinks |= others.as_ref().is_some_and(Others::remove);
+                let sparse = shrinks && cache.is_sparse(&leaf.as_node());
+                let logged = match &others {
+                    Some(others) => cache.log_changes(&session, &sx, &intent, others).await?,
+                    None => false,
+                };
+                if logged {
                     sx.into_x();
                     cache.frames.store(frame, image.words());
                     ctl.set_dirty(true);
+                    others.into_iter().for_each(Others::answer);
                     cache.release_x(frame);
                     cache.tidy_log(&session).await;
                     return Ok(Attempt::Changed(outcome, sparse));
@@ -472,6 +486,7 @@ impl Cache {
                 cache.frames.store(frame, image.words());
                 ctl.set_version(version);
                 ctl.set_dirty(false);
+                others.into_iter().for_each(Others::answer);
                 cache.release_x(frame);
                 if let Some(retiring) = retiring {
                     session.retire(retiring);

@@ -133,6 +133,8 @@ stats! {
     restarts,
     /// Waits for somebody else's remote operation on a node.
     waits,
+    /// Changes that were left to who held their leaf's latch, and done by it.
+    combined,
     /// Splits.
     splits,
     /// Merges.
@@ -173,6 +175,10 @@ stats! {
     offload_joined,
     /// Offloaded operations that found or changed what they were for.
     offload_ok,
+    /// Of those, requests of scans.
+    offload_scans,
+    /// Pairs that they brought.
+    offload_scan_pairs,
     /// Those whose key was not there.
     offload_absent,
     /// Inserts whose key was there.

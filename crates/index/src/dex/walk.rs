@@ -45,7 +45,7 @@ impl Seek<'_> {
     }
 
     #[inline]
-    fn child<W: Word>(self, node: &Node<'_, W>) -> (usize, u64) {
+    pub(super) fn child<W: Word>(self, node: &Node<'_, W>) -> (usize, u64) {
         match self {
             Seek::At(key) => node.child_for(key),
             Seek::After(key) => node.child_after(key),

@@ -308,6 +308,7 @@ fn threads_share_a_cache() {
                     let session = start(endpoint, &options).await;
                     let made = create(&session, &format).await;
                     let options = DexOptions { offload, ..DexOptions::default() };
+                    let options = some_durability(number as u64, options);
                     (session, open(made, frames, options))
                 });
                 let counted: u64 = std::thread::scope(|scope| {

@@ -94,6 +94,8 @@ pub fn cluster(
                     log_bytes: 16 << 10,
                     // Each server in its own way.
                     offload: OFFLOADS[number],
+                    offload_scans: number % 2 == 0,
+                    combine: [64, 0, 2, 64][number],
                     ..DexOptions::default()
                 };
                 let index = Dex::open_partition(&session, meta, layout, options, number).await;
@@ -162,6 +164,8 @@ pub fn members_of(
                 durability: [Durability::Logged, Durability::Volatile][number % 2],
                 log_bytes: 16 << 10,
                 offload: OFFLOADS[number % 4],
+                offload_scans: number % 4 != 3,
+                combine: [64, 0, 2][number % 3],
                 ..DexOptions::default()
             };
             let take = JoinOptions { take: Take::Free(1), ..JoinOptions::default() };

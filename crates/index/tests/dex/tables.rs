@@ -18,8 +18,8 @@ pub async fn create<E: Endpoint>(
     (Dex::create(session, &layout).await.expect("create"), layout)
 }
 
-/// With one durability or the other, a log that goes round quickly or does not, and scans that read ahead
-/// or do not.
+/// With one durability or the other, a log that goes round quickly or does not, scans that read ahead and
+/// are offloaded or do not, and holders of a leaf that do others' changes or do not.
 pub fn some_durability(seed: u64, options: DexOptions) -> DexOptions {
     let (durability, log_bytes) = match seed % 3 {
         0 => (Durability::Volatile, options.log_bytes),
@@ -27,7 +27,8 @@ pub fn some_durability(seed: u64, options: DexOptions) -> DexOptions {
         _ => (Durability::Logged, 8 << 10),
     };
     let scan_prefetch = [8, 0, 3][(seed / 3 % 3) as usize];
-    DexOptions { durability, log_bytes, scan_prefetch, ..options }
+    let (offload_scans, combine) = (seed % 2 == 1, [0, 64, 2][(seed % 5 % 3) as usize]);
+    DexOptions { durability, log_bytes, scan_prefetch, offload_scans, combine, ..options }
 }
 
 /// Its table with a cache of `frames` nodes.

@@ -8,9 +8,14 @@ use farleaf_pool::Session;
 use super::channels::{Channel, Channels};
 use super::handler::OFFLOAD_SERVICE;
 use super::mark::Off;
-use super::model::{Choice, Model, Offload};
-use super::wire::{Answer, Ask, Operation, RECORD_BYTES, REPLY_BYTES, Status, u64_at};
+use super::model::{Choice, Model, Offload, Work};
+use super::range::LEAVES_MAX;
+use super::wire::{
+    Answer, Ask, FOUND_BYTES, Gathered, Operation, RECORD_BYTES, REPLY_BYTES, Status, Sweep,
+    key_bytes_max, u64_at,
+};
 use crate::IndexError;
+use crate::btree::remote::{Next, Passage};
 use crate::dex::admission::Claim;
 use crate::dex::frames::State;
 use crate::dex::mapping_table::Entry;
@@ -29,6 +34,24 @@ const TRIES_MAX: u32 = 10_000;
 pub(in crate::dex) enum Wish {
     Read,
     Change,
+    /// A scan that probably wants so many leaves.
+    Scan(usize),
+}
+
+impl Wish {
+    pub(in crate::dex) fn reads(self) -> bool {
+        self != Wish::Change
+    }
+
+    /// Whether it may be done at a node of `level` where others read. Of a leaf a scan has no more than it
+    /// would have of a READ.
+    pub(in crate::dex) fn joins(self, level: u8) -> bool {
+        match self {
+            Wish::Read => true,
+            Wish::Change => false,
+            Wish::Scan(_) => level > 0,
+        }
+    }
 }
 
 /// What is known of one memory server.
@@ -78,7 +101,24 @@ struct Question {
     operation: Operation,
     key: Vec<u8>,
     value: Vec<u8>,
+    /// Bytes that an answer may have beside its head.
+    room: usize,
+    partition: Seat,
 }
+
+/// Which partition it concerns.
+#[derive(Clone, Copy)]
+enum Seat {
+    /// The key's.
+    Key,
+    /// That of the place just above the key.
+    Above,
+    First,
+    Last,
+}
+
+/// Bytes of pairs that one answer to a scan may have, at most.
+const SCAN_ROOM: usize = 16 << 10;
 
 /// How asking ended.
 enum Asked {
@@ -96,6 +136,7 @@ impl Cache {
         &self,
         session: &Session<E>,
         claim: &Claim,
+        wish: Wish,
     ) -> bool {
         let options = &self.options;
         let mode = options.offload;
@@ -105,6 +146,7 @@ impl Cache {
             || claim.level > top
             || (claim.level == 0 && !options.offload_leaf_miss)
             || claim.shared
+            || (claim.level == 0 && matches!(wish, Wish::Scan(_)))
         {
             return false;
         }
@@ -126,7 +168,19 @@ impl Cache {
             Offload::Never => Choice { offload: false, explores: false },
             Offload::Always => Choice { offload: true, explores: false },
             Offload::Ratio(share) => Choice { offload: random() < share, explores: false },
-            Offload::Adaptive => model.decide(claim.level, now_ns, random()),
+            Offload::Adaptive => {
+                let path = u32::from(claim.level) + 1;
+                let (work, reads) = match wish {
+                    Wish::Read | Wish::Change => (Work::Point, path),
+                    // Further leaves are read several at a time.
+                    Wish::Scan(leaves) => {
+                        let leaves = leaves.clamp(1, LEAVES_MAX.into()) - 1;
+                        let more = leaves.div_ceil(1 + options.scan_prefetch);
+                        (Work::Scan, path + more as u32)
+                    }
+                };
+                model.decide(work, reads, now_ns, random())
+            }
         };
         drop(model);
         if choice.explores {
@@ -161,7 +215,7 @@ impl Cache {
         let now_ns = session.endpoint().now_ns();
         let servers = self.offloads.servers.get().map_or(&[][..], |servers| servers);
         let of = |server: &Server| {
-            let (read_ns, call_ns) = lock(&server.model).means(now_ns);
+            let (read_ns, call_ns) = lock(&server.model).means(Work::Point, now_ns);
             let [calls, handler_ns] =
                 [&server.calls, &server.handler_ns].map(|count| count.load(Ordering::Relaxed));
             OffloadServer { calls, handler_ns, read_ns, call_ns }
@@ -190,7 +244,9 @@ impl Cache {
         value: &mut Vec<u8>,
     ) -> Result<Option<bool>, IndexError> {
         let (operation, key) = (Operation::Get, key.to_vec());
-        let question = Question { operation, key, value: Vec::new() };
+        let room = RECORD_BYTES.max(self.layout().inline_value_max());
+        let partition = Seat::Key;
+        let question = Question { operation, key, value: Vec::new(), room, partition };
         let (answer, content) = match self.offload(session, off, question).await? {
             Some(answered) => answered,
             None => return Ok(None),
@@ -209,6 +265,57 @@ impl Cache {
                 value.clear();
                 Ok(Some(false))
             }
+        }
+    }
+
+    /// The pairs that `passage` wants next, as the memory server has them, and what ends them; `None` if it
+    /// is to fetch.
+    ///
+    /// Cost: 1 RPC.
+    pub(in crate::dex) async fn scan_offloaded<E: Endpoint>(
+        self: &Arc<Self>,
+        session: &Session<E>,
+        off: Off,
+        passage: &Passage<'_>,
+        wanted: usize,
+    ) -> Result<Option<Gathered>, IndexError> {
+        let (next, reverse) = passage.next();
+        let (key, excluded) = match next {
+            Next::End => (None, false),
+            // The key that a descending scan goes on at may be the end of its range, and not in it.
+            Next::At(key) => (Some(key), reverse && passage.leaves_out(key)),
+            Next::After(key) => (Some(key), true),
+        };
+        let partition = match (key, excluded && !reverse) {
+            (None, _) if reverse => Seat::Last,
+            (None, _) => Seat::First,
+            (Some(_), true) => Seat::Above,
+            (Some(_), false) => Seat::Key,
+        };
+        let wanted = u32::try_from(wanted).unwrap_or(u32::MAX);
+        let (from_end, far) = (key.is_none(), passage.far_end());
+        let sweep = Sweep { reverse, excluded, from_end, wanted, far };
+        if !sweep.fits(self.layout(), key.map_or(0, <[u8]>::len)) {
+            return Ok(None);
+        }
+        let value = sweep.encode();
+        let pairs = (wanted as usize).saturating_mul(Gathered::pair_bytes_max(self.layout()));
+        let room = FOUND_BYTES + key_bytes_max(self.layout()) + pairs.min(SCAN_ROOM);
+        let key = key.unwrap_or(&[]).to_vec();
+        let question = Question { operation: Operation::Scan, key, value, room, partition };
+        let node = off.addr();
+        let Some((_, content)) = self.offload(session, off, question).await? else {
+            return Ok(None);
+        };
+        match Gathered::decode(self.layout(), &content) {
+            Some(found) => {
+                self.stats.offload_scans.add();
+                self.stats.offload_scan_pairs.add_many(found.count.into());
+                Ok(Some(found))
+            }
+            None => Err(IndexError::Corrupt(format!(
+                "the memory server's answer to a scan at node {node:#x} is not one of this table"
+            ))),
         }
     }
 
@@ -235,7 +342,8 @@ impl Cache {
             (Some(_), false, _) => Operation::Update,
         };
         let value = intent.value.map_or(Vec::new(), <[u8]>::to_vec);
-        let question = Question { operation, key: owned.key, value };
+        let (room, partition) = (0, Seat::Key);
+        let question = Question { operation, key: owned.key, value, room, partition };
         let Some((answer, _)) = self.offload(session, off, question).await? else {
             return Ok(None);
         };
@@ -318,10 +426,18 @@ impl Cache {
             return Asked::Fetch;
         };
         let (endpoint, steady) = (session.endpoint(), session.steady());
-        let room = if off.reads() { RECORD_BYTES.max(self.layout().inline_value_max()) } else { 0 };
+        let work = match question.operation {
+            Operation::Scan => Work::Scan,
+            _ => Work::Point,
+        };
         let view = self.view();
         let (low, high) = match &view {
-            Some(view) => view.map.range(view.map.of(&question.key, false)),
+            Some(view) => view.map.range(match question.partition {
+                Seat::Key => view.map.of(&question.key, false),
+                Seat::Above => view.map.of(&question.key, true),
+                Seat::First => 0,
+                Seat::Last => view.map.count() - 1,
+            }),
             None => (None, None),
         };
         let mut trial = steady.trial();
@@ -354,7 +470,7 @@ impl Cache {
             let mut request = steady.buf(bytes.len());
             request.bytes_mut().copy_from_slice(&bytes);
             let begun_ns = endpoint.now_ns();
-            let reply = steady.buf(REPLY_BYTES + room);
+            let reply = steady.buf(REPLY_BYTES + question.room);
             let called = session.client().rpc(node.server(), OFFLOAD_SERVICE, request, reply).await;
             let now_ns = endpoint.now_ns();
             let reply = match called {
@@ -426,7 +542,7 @@ impl Cache {
                 }
                 Status::Refused => lock(&server.model).is_absent(now_ns),
                 _ if trial.in_doubt() => {}
-                _ => lock(&server.model).add_call(now_ns, now_ns.saturating_sub(begun_ns)),
+                _ => lock(&server.model).add_call(work, now_ns, now_ns.saturating_sub(begun_ns)),
             }
             return Asked::Answered(answer, value.to_vec());
         }

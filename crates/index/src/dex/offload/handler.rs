@@ -1,6 +1,7 @@
 //! What a memory server does: one operation on a subtree in its own memory.
 //!
-//! At most as many nodes as the subtree has levels are looked at. Nothing is allocated or freed in the
+//! At most as many nodes as the subtree has levels are looked at, by a scan (`range`) those of a bounded
+//! number of leaves. Nothing is allocated or freed in the
 //! pool, no node but the leaf is changed, its lock word is not touched.
 //!
 //! - `INV-DEX-OFF-1` The handler changes a leaf only after every node on its way, the leaf included, had
@@ -18,9 +19,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use farleaf_fabric::{GlobalAddr, Service, ServiceId, ServiceReply, Words};
+use farleaf_fabric::{GlobalAddr, ServerId, Service, ServiceId, ServiceReply, Words};
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::range::gather;
 use super::wire::{Answer, Ask, Operation, RECORD_BYTES, REPLY_BYTES, Status};
 use crate::node::{ChangeError, Cover, Kind, Node, NodeMut, RecordRef, Stored, Value};
 use crate::sync::{Mutex, lock};
@@ -147,7 +149,9 @@ impl OffloadService {
     /// One request; the value of a get goes into `value`, as far as there is room.
     fn answer(&self, memory: &Words, request: &[u8], value: &mut Vec<u8>, room: usize) -> Answer {
         let Some(ask) = Ask::decode(request) else { return Answer::bare(Status::Refused) };
-        let answer = if ask.operation == Operation::Get {
+        let answer = if ask.operation == Operation::Scan {
+            gather(&ask, memory, value, room)
+        } else if ask.operation.reads() {
             run(&ask, memory, value, room)
         } else {
             match self.channel(&ask) {
@@ -232,40 +236,60 @@ fn run(ask: &Ask<'_>, memory: &Words, value: &mut Vec<u8>, room: usize) -> Answe
     for level in (0..=ask.level).rev() {
         let nodes = u16::from(ask.level - level) + 1;
         let ended = |status| Answer { nodes, ..Answer::bare(status) };
-        let Some(first) = first_word(memory, at, layout.node_bytes()) else {
-            // The sender's own address, or a pointer that leads nowhere.
-            return ended(if nodes == 1 { Status::Refused } else { Status::WrongFence });
+        let first = match arrive(ask, memory, at, level, &mut image) {
+            Ok(first) => first,
+            // The sender's own address.
+            Err(Status::Refused) if nodes > 1 => return ended(Status::WrongFence),
+            Err(status) => return ended(status),
         };
-        let mut loads = 0;
-        loop {
-            memory.load(first, &mut image);
-            if Node::new(layout, &image[..]).sum_ok() {
-                break;
-            }
-            loads += 1;
-            if loads == LOADS_MAX {
-                return ended(Status::WrongFence);
-            }
-        }
         let node = Node::new(layout, &image[..]);
-        let kind = if level == 0 { Kind::Leaf } else { Kind::Inner };
-        let fits = node.self_addr() == at.word() && node.level() == level && node.kind() == kind;
-        if !fits || node.covers(ask.key) != Cover::Inside || (nodes == 1 && !is_within(&node, ask))
-        {
+        if node.covers(ask.key) != Cover::Inside || (nodes == 1 && !is_within(&node, ask)) {
             return ended(Status::WrongFence);
         }
         if level == 0 {
             let done = in_leaf(ask, memory, first, &mut image, value, room);
             return Answer { nodes, leaf: at.word(), ..done };
         }
-        at = match GlobalAddr::from_word(node.child_for(ask.key).1) {
-            Some(child) if child.server() != server => return ended(Status::CrossServer),
-            Some(child) => child,
-            // R-PTR: a pointer to a frame has no place here.
-            None => return ended(Status::WrongFence),
+        at = match child_there(node.child_for(ask.key).1, server) {
+            Ok(child) => child,
+            Err(status) => return ended(status),
         };
     }
     Answer::bare(Status::Refused)
+}
+
+/// Where a child is, which must be on this server.
+pub(super) fn child_there(word: u64, server: ServerId) -> Result<GlobalAddr, Status> {
+    match GlobalAddr::from_word(word) {
+        Some(child) if child.server() != server => Err(Status::CrossServer),
+        Some(child) => Ok(child),
+        // R-PTR: a pointer to a frame has no place here.
+        None => Err(Status::WrongFence),
+    }
+}
+
+/// Loads the node of `level` at `at`, and looks whether it is that; the index of its first word.
+/// `Refused` if the address leads nowhere.
+pub(super) fn arrive(
+    ask: &Ask<'_>,
+    memory: &Words,
+    at: GlobalAddr,
+    level: u8,
+    image: &mut [u64],
+) -> Result<usize, Status> {
+    let layout = &ask.layout;
+    let first = first_word(memory, at, layout.node_bytes()).ok_or(Status::Refused)?;
+    let is_whole = |image: &mut [u64]| {
+        memory.load(first, image);
+        Node::new(layout, &*image).sum_ok()
+    };
+    if !(0..LOADS_MAX).any(|_| is_whole(image)) {
+        return Err(Status::WrongFence);
+    }
+    let node = Node::new(layout, &*image);
+    let kind = if level == 0 { Kind::Leaf } else { Kind::Inner };
+    let fits = node.self_addr() == at.word() && node.level() == level && node.kind() == kind;
+    if fits { Ok(first) } else { Err(Status::WrongFence) }
 }
 
 /// The index of a node's first word, if all of it is there.
@@ -275,7 +299,7 @@ fn first_word(memory: &Words, at: GlobalAddr, node_bytes: usize) -> Option<usize
 }
 
 /// Whether a node is the sender's alone.
-fn is_within(node: &Node<'_, u64>, ask: &Ask<'_>) -> bool {
+pub(super) fn is_within(node: &Node<'_, u64>, ask: &Ask<'_>) -> bool {
     let mut fence = Vec::new();
     let above = ask.low.is_none_or(|low| node.low_fence(&mut fence) && fence.as_slice() >= low);
     let below = ask.high.is_none_or(|high| node.high_fence(&mut fence) && fence.as_slice() <= high);

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `model` | when it is worth it |
 //! | `wire` | the messages, byte by byte |
-//! | `handler` | what the memory server does |
+//! | `handler`, `range` | what the memory server does, for a scan leaf by leaf |
 //! | `mark` | the `OffX` and `OffS` marks |
 //! | `client`, `channels` | what the compute server does, and how its changes are numbered |
 //!
@@ -18,7 +18,8 @@
 //! - `INV-DEX-OFF-5` A mark goes only when its request cannot take effect any more: after a definite
 //!   reply, or after a new connection (F10). Before that, the cached copy of the leaf that was changed
 //!   goes; it can only be a Cooling one.
-//! - `INV-DEX-OFF-6` An operation is offloaded once at most; when told to fetch, it fetches.
+//! - `INV-DEX-OFF-6` An operation is offloaded once at most, a scan once for each subtree that it comes to
+//!   and as often as replies end within one; when told to fetch, it fetches, a scan to its end.
 //!
 //! There are no orphans (R-ORPHAN): a shared parent that is out of date is dropped with all below it,
 //! and a shared node is not offloaded at.
@@ -28,6 +29,7 @@ mod client;
 mod handler;
 mod mark;
 mod model;
+mod range;
 #[cfg(test)]
 mod tests;
 mod wire;
@@ -37,3 +39,4 @@ pub(super) use client::{Offloads, Wish};
 pub use handler::{OFFLOAD_SERVICE, OffloadService, OffloadServiceStats};
 pub(super) use mark::Off;
 pub use model::{Offload, OffloadError};
+pub(super) use wire::Gathered;

@@ -4,7 +4,8 @@
 //! costs one RPC, with whatever queue there is before the memory server's threads. Both are measured,
 //! for each memory server by itself, since load differs between them: means of the last 50 samples,
 //! of which none is older than a second. At the start 50 of each are taken whatever they cost, and later
-//! one in a hundred decisions is turned round, so that neither side's figures go stale.
+//! one in a hundred decisions is turned round, so that neither side's figures go stale. RPCs of scans, which
+//! do more each, are counted by themselves.
 
 use std::fmt;
 use std::str::FromStr;
@@ -105,13 +106,23 @@ pub(crate) struct Choice {
     pub(crate) explores: bool,
 }
 
+/// What is decided about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// An operation on a key.
+    Point,
+    /// A scan.
+    Scan,
+}
+
 /// What is known of one memory server.
 #[derive(Debug, Default)]
 pub(crate) struct Model {
     reads: Window,
-    calls: Window,
-    /// Decisions of the start: to fetch, to offload.
-    forced: (usize, usize),
+    /// Of either [`Work`].
+    calls: [Window; 2],
+    /// Decisions of the start about either: to fetch, to offload.
+    forced: [(usize, usize); 2],
     /// Nothing is sent before.
     not_before_ns: u64,
 }
@@ -123,8 +134,8 @@ impl Model {
     }
 
     /// An RPC that was answered took so long.
-    pub(crate) fn add_call(&mut self, now_ns: u64, ns: u64) {
-        self.calls.add(now_ns, ns);
+    pub(crate) fn add_call(&mut self, work: Work, now_ns: u64, ns: u64) {
+        self.calls[work as usize].add(now_ns, ns);
     }
 
     /// The server has turned a request away. How quickly says nothing about others'.
@@ -143,25 +154,27 @@ impl Model {
     }
 
     /// Means of what READs and RPCs took of late.
-    pub(crate) fn means(&self, now_ns: u64) -> (Option<f64>, Option<f64>) {
-        (self.reads.mean(now_ns), self.calls.mean(now_ns))
+    pub(crate) fn means(&self, work: Work, now_ns: u64) -> (Option<f64>, Option<f64>) {
+        (self.reads.mean(now_ns), self.calls[work as usize].mean(now_ns))
     }
 
-    /// For a miss on `level`; `random` is a number from 0 to 1.
-    pub(crate) fn decide(&mut self, level: u8, now_ns: u64, random: f64) -> Choice {
-        let (fetched, offloaded) = self.forced;
+    /// For a miss that would be so many READs one after the other, the wanted node's included; `random` is
+    /// a number from 0 to 1.
+    pub(crate) fn decide(&mut self, work: Work, reads: u32, now_ns: u64, random: f64) -> Choice {
+        let forced = &mut self.forced[work as usize];
+        let (fetched, offloaded) = *forced;
         if fetched < WINDOW || offloaded < WINDOW {
             let offload = offloaded <= fetched;
-            *if offload { &mut self.forced.1 } else { &mut self.forced.0 } += 1;
+            *if offload { &mut forced.1 } else { &mut forced.0 } += 1;
             return Choice { offload, explores: true };
         }
-        let (read_ns, call_ns) = match self.means(now_ns) {
+        let (read_ns, call_ns) = match self.means(work, now_ns) {
             (Some(read_ns), Some(call_ns)) => (read_ns, call_ns),
             // What there is no fresh figure of is tried.
             (_, None) => return Choice { offload: true, explores: true },
             (None, _) => return Choice { offload: false, explores: true },
         };
-        let path_ns = (f64::from(level) + 1.0) * (read_ns + LEVEL_NS) * CAUTION;
+        let path_ns = f64::from(reads) * (read_ns + LEVEL_NS) * CAUTION;
         let offload = call_ns < path_ns;
         let explores = random < EXPLORE;
         Choice { offload: offload != explores, explores }
@@ -170,6 +183,7 @@ impl Model {
 
 #[cfg(test)]
 mod tests {
+    use super::Work::{Point, Scan};
     use super::*;
 
     #[test]
@@ -189,10 +203,14 @@ mod tests {
         let mut model = Model::default();
         let mut offloads = 0;
         for _ in 0..2 * WINDOW {
-            let choice = model.decide(0, 0, 0.5);
+            let choice = model.decide(Point, 1, 0, 0.5);
             assert!(choice.explores);
             offloads += usize::from(choice.offload);
-            if choice.offload { model.add_call(0, call_ns) } else { model.add_read(0, read_ns) }
+            if choice.offload {
+                model.add_call(Point, 0, call_ns);
+            } else {
+                model.add_read(0, read_ns);
+            }
         }
         assert_eq!(offloads, WINDOW, "as many of either");
         model
@@ -202,28 +220,44 @@ mod tests {
     fn it_offloads_what_is_cheaper_from_some_level_on() {
         // (L + 1) * (1960 + 40) * 1.2 = 2400, 4800, 7200, 9600.
         let mut model = trained(1_960, 6_000);
-        let choices = [0, 1, 2, 3].map(|level| model.decide(level, 1, 0.5).offload);
+        let choices = [1, 2, 3, 4].map(|reads| model.decide(Point, reads, 1, 0.5).offload);
         assert_eq!(choices, [false, false, true, true]);
-        let opposite = model.decide(3, 1, 0.009);
+        let opposite = model.decide(Point, 4, 1, 0.009);
         assert_eq!(opposite, Choice { offload: false, explores: true });
-        assert!(!model.decide(3, 1, 0.011).explores);
+        assert!(!model.decide(Point, 4, 1, 0.011).explores);
         // The window forgets: fifty slow answers turn it round.
-        (0..49).for_each(|_| model.add_call(1, 60_000));
-        assert!(!model.decide(3, 1, 0.5).offload);
-        (0..50).for_each(|_| model.add_call(1, 2_000));
-        assert!(model.decide(0, 1, 0.5).offload);
+        (0..49).for_each(|_| model.add_call(Point, 1, 60_000));
+        assert!(!model.decide(Point, 4, 1, 0.5).offload);
+        (0..50).for_each(|_| model.add_call(Point, 1, 2_000));
+        assert!(model.decide(Point, 1, 1, 0.5).offload);
+    }
+
+    #[test]
+    fn scans_have_figures_of_their_own() {
+        let mut model = trained(1_960, 3_000);
+        for _ in 0..2 * WINDOW {
+            let choice = model.decide(Scan, 5, 0, 0.5);
+            assert!(choice.explores);
+            if choice.offload {
+                model.add_call(Scan, 0, 9_000);
+            }
+        }
+        let choices = [3, 4].map(|reads| model.decide(Scan, reads, 1, 0.5).offload);
+        assert_eq!(choices, [false, true]);
+        assert!(model.decide(Point, 2, 1, 0.5).offload);
+        assert_eq!(model.means(Point, 1), (Some(1_960.0), Some(3_000.0)));
     }
 
     #[test]
     fn old_samples_expire_and_what_is_not_known_is_tried() {
         let mut model = trained(2_000, 1_000);
         let late = EXPIRY_NS + 1;
-        assert_eq!(model.decide(0, late, 0.5), Choice { offload: true, explores: true });
-        model.add_call(late, 9_000);
-        assert_eq!(model.decide(0, late, 0.5), Choice { offload: false, explores: true });
+        assert_eq!(model.decide(Point, 1, late, 0.5), Choice { offload: true, explores: true });
+        model.add_call(Point, late, 9_000);
+        assert_eq!(model.decide(Point, 1, late, 0.5), Choice { offload: false, explores: true });
         model.add_read(late, 2_000);
-        assert_eq!(model.decide(0, late, 0.5), Choice { offload: false, explores: false });
-        assert_eq!(model.means(late), (Some(2_000.0), Some(9_000.0)));
+        assert_eq!(model.decide(Point, 1, late, 0.5), Choice { offload: false, explores: false });
+        assert_eq!(model.means(Point, late), (Some(2_000.0), Some(9_000.0)));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use farleaf_fabric::{Service, ServiceReply, Words};
 
 use super::handler::{OffloadService, SESSIONS_MAX};
-use super::wire::{Answer, Ask, Operation, Status};
+use super::wire::{Answer, Ask, Gathered, Operation, Status, Sweep};
 use crate::node::{Entry, Head, KeyFormat, Layout, LayoutOptions, NodeMut, Value, ValueFormat};
 
 const NODES: [u64; 3] = [1 << 12, 2 << 12, 3 << 12];
@@ -51,7 +51,7 @@ fn ask<'a>(operation: Operation, key: &'a [u8], value: &'a [u8]) -> Ask<'a> {
         node: NODES[0],
         incarnation: 9,
         session: 0,
-        sequence: u64::from(operation != Operation::Get),
+        sequence: u64::from(!operation.reads()),
         epoch: 0,
         channel: 0,
         layout: layout(),
@@ -228,4 +228,93 @@ fn the_session_that_was_used_longest_ago_is_forgotten() {
     grant(9_999);
     assert_eq!(try_one(0, sessions[0], 2), Status::Ok);
     assert_eq!(try_one(1, sessions[1], 1), Status::NoSession);
+}
+
+/// What a scan is answered: status, keys, leaves, and the fence that ends them.
+fn gathered(memory: &Words, ask: &Ask<'_>, room: usize) -> (Status, Vec<u64>, u8, Option<u64>) {
+    let mut reply = vec![0xee; 32 + room];
+    let len = OffloadService::new(1, None).call(memory, &ask.encode(), &mut reply).len;
+    let (answer, value) = Answer::decode(&reply[..len]).expect("a reply");
+    if answer.status != Status::Ok {
+        assert!(value.is_empty());
+        return (answer.status, Vec::new(), 0, None);
+    }
+    let layout = layout();
+    let found = Gathered::decode(&layout, value).expect("findings");
+    let number = |key: &[u8]| u64::from_be_bytes(key.try_into().expect("a key"));
+    let keys = found.pairs(&layout).inspect(|(key, _, value)| assert_eq!(key, value));
+    let keys: Vec<u64> = keys.map(|(key, ..)| number(key)).collect();
+    assert_eq!(keys.len(), found.count as usize);
+    (answer.status, keys, found.leaves, found.fence().map(number))
+}
+
+#[test]
+fn a_scan_is_given_whole_leaves_of_its_range() {
+    let memory = memory();
+    let sweep = Sweep { reverse: false, excluded: false, from_end: false, wanted: 9, far: None };
+    let back = Sweep { reverse: true, ..sweep };
+    let [far, edge] = [130, 160].map(number);
+    let cases = [
+        (120, sweep, vec![120, 130, 140, 160], 2, 200),
+        (120, Sweep { excluded: true, ..sweep }, vec![130, 140, 160], 2, 200),
+        (150, sweep, vec![160], 2, 200),
+        (150, Sweep { excluded: true, ..sweep }, vec![160], 1, 200),
+        (101, Sweep { far: Some((&far, false)), ..sweep }, vec![110, 120, 130], 1, 150),
+        (101, Sweep { far: Some((&far, true)), ..sweep }, vec![110, 120], 1, 150),
+        (101, Sweep { far: Some((&edge, true)), ..sweep }, vec![110, 120, 130, 140], 2, 200),
+        (120, Sweep { wanted: 2, ..sweep }, vec![120, 130], 1, 150),
+        (160, back, vec![160, 140, 130, 120, 110], 2, 100),
+        (160, Sweep { excluded: true, ..back }, vec![140, 130, 120, 110], 2, 100),
+        (200, Sweep { far: Some((&far, false)), ..back }, vec![160, 140, 130], 2, 100),
+        (200, Sweep { far: Some((&far, true)), ..back }, vec![160, 140], 2, 100),
+        (150, Sweep { wanted: 1, ..back }, vec![140], 1, 100),
+    ];
+    for (place, sweep, keys, leaves, fence) in cases {
+        let (place, value) = (number(place), sweep.encode());
+        let ask = ask(Operation::Scan, &place, &value);
+        let expected = (Status::Ok, keys, leaves, Some(fence));
+        assert_eq!(gathered(&memory, &ask, 1_000), expected, "{sweep:?}");
+    }
+    // No more than there is room for, in whole leaves: 16 bytes for count and fence, 16 for a pair.
+    let (place, value) = (number(101), sweep.encode());
+    let ask = ask(Operation::Scan, &place, &value);
+    let first = (Status::Ok, vec![110, 120, 130, 140], 1, Some(150));
+    assert_eq!(gathered(&memory, &ask, 16 + 5 * 16 - 1), first);
+    assert_eq!(gathered(&memory, &ask, 16 + 5 * 16).2, 2);
+    assert_eq!(gathered(&memory, &ask, 16 + 4 * 16 - 1).0, Status::NeedSmo);
+    // The leaf behind the first is not in order: what is before it is given.
+    let at = NODES[2] as usize / 8 + 9;
+    memory.store(at, &[memory.as_slice()[at].load(Ordering::Relaxed) ^ 1]);
+    assert_eq!(gathered(&memory, &ask, 1_000), first);
+    let place = number(170);
+    let there = Ask { key: &place, ..ask };
+    assert_eq!(gathered(&memory, &there, 1_000).0, Status::WrongFence);
+}
+
+#[test]
+fn a_scan_of_what_is_not_the_senders_is_refused() {
+    let memory = memory();
+    let sweep = Sweep { reverse: false, excluded: false, from_end: false, wanted: 9, far: None };
+    let status = |ask: &Ask<'_>| gathered(&memory, ask, 1_000).0;
+    let (place, value) = (number(120), sweep.encode());
+    let own = ask(Operation::Scan, &place, &value);
+    assert_eq!(status(&own), Status::Ok);
+    let above = number(101);
+    assert_eq!(status(&Ask { low: Some(&above), ..own.clone() }), Status::WrongFence);
+    assert_eq!(status(&Ask { level: 2, ..own.clone() }), Status::WrongFence);
+    assert_eq!(status(&Ask { node: NODES[0] + 64, ..own.clone() }), Status::WrongFence);
+    for node in [0, 1 << 63 | NODES[0], NODES[0] + 4, 1 << 20] {
+        assert_eq!(status(&Ask { node, ..own.clone() }), Status::Refused, "{node:#x}");
+    }
+    // Neither end of the key space is here, nor what lies outside of the node.
+    for (reverse, key) in [(false, 100), (false, 201), (true, 100), (true, 201)] {
+        let value = Sweep { reverse, ..sweep }.encode();
+        let place = number(key);
+        let ask = Ask { key: &place, value: &value, ..own.clone() };
+        assert_eq!(status(&ask), Status::WrongFence, "{reverse} {key}");
+        let value = Sweep { reverse, from_end: true, ..sweep }.encode();
+        let end = status(&Ask { key: &[], value: &value, ..own.clone() });
+        // The node has no right neighbour, so it may be the last.
+        assert_eq!(end, if reverse { Status::Ok } else { Status::WrongFence });
+    }
 }

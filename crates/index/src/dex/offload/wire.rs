@@ -5,17 +5,17 @@
 //! | off | size | field |
 //! |---|---|---|
 //! | 0 | 4 | `FDO1` |
-//! | 4 | 1 | operation: 1 get, 2 insert, 3 update, 4 upsert, 5 remove |
+//! | 4 | 1 | operation: 1 get, 2 insert, 3 update, 4 upsert, 5 remove, 6 scan |
 //! | 5 | 1 | level of the node |
 //! | 6 | 1 | flags: 1 there is a low bound, 2 a high one, 4 keys and 8 values are of any length |
 //! | 7 | 1 | 0 |
 //! | 8 | 8 | address of the node |
 //! | 16 | 8 | number of the tree that its checksums are bound to |
 //! | 24 | 8 | the compute server's incarnation |
-//! | 32 | 8 | session, 0 if none was granted yet; 0 for a get |
-//! | 40 | 8 | sequence number within the channel, from 1 on; 0 for a get |
+//! | 32 | 8 | session, 0 if none was granted yet; 0 for a get or scan |
+//! | 40 | 8 | sequence number within the channel, from 1 on; 0 for a get or scan |
 //! | 48 | 8 | epoch of the ownership map, 0 without one; for whoever reads a trace |
-//! | 56 | 2 | channel; 0 for a get |
+//! | 56 | 2 | channel; 0 for a get or scan |
 //! | 58, 60 | 2, 2 | most entries of a leaf, separators of an inner node; 0 for what fits |
 //! | 62 | 2 | length of the table's keys, or of the longest |
 //! | 64 | 4 | bytes of a node |
@@ -25,6 +25,16 @@
 //! | 80 | 4 | length of the value |
 //! | 84 | 4 | 0 |
 //! | 88 | | key, value, low bound (exclusive), high bound (inclusive) of the sender's partition |
+//!
+//! Of a scan the key is where it goes on, none if it comes from an end of the key space, and the value
+//! says what it wants ([`Sweep`]): 8 bytes and the far end of its range.
+//!
+//! | off | size | field |
+//! |---|---|---|
+//! | 0 | 1 | flags: 1 descending; 2 without the key itself; 4 from the end of the key space; 8 there is a far end; 16 without it |
+//! | 1 | 3 | 0 |
+//! | 4 | 4 | pairs wanted, at least 1 |
+//! | 8 | | far end |
 //!
 //! Reply, 32 bytes and the value:
 //!
@@ -39,8 +49,18 @@
 //! | 24 | 4 | nanoseconds in the handler |
 //! | 28 | 4 | length of the value |
 //! | 32 | | value |
+//!
+//! The value of a scan's reply ([`Gathered`]), pairs of whole leaves in the scan's order:
+//!
+//! | off | size | field |
+//! |---|---|---|
+//! | 0 | 4 | pairs |
+//! | 4 | 2 | length of the fence that ends the last leaf |
+//! | 6 | 1 | 1 if there is one; 0 if the key space ends there |
+//! | 7 | 1 | leaves |
+//! | 8 | | fence, then the pairs: the key's length in 2 bytes if keys are of any length; the value's in 4 if values are, with bit 31 if it is a record's address and length; key; value |
 
-use crate::node::{KeyFormat, Layout, LayoutOptions, ValueFormat};
+use crate::node::{KeyFormat, Layout, LayoutOptions, RecordRef, Stored, ValueFormat};
 
 const REQUEST_TAG: [u8; 4] = *b"FDO1";
 const REPLY_TAG: [u8; 4] = *b"FDR1";
@@ -65,12 +85,18 @@ pub(crate) enum Operation {
     Update = 3,
     Upsert = 4,
     Remove = 5,
+    Scan = 6,
 }
 
 impl Operation {
     fn from_byte(byte: u8) -> Option<Self> {
-        use Operation::{Get, Insert, Remove, Update, Upsert};
-        [Get, Insert, Update, Upsert, Remove].into_iter().find(|it| *it as u8 == byte)
+        use Operation::{Get, Insert, Remove, Scan, Update, Upsert};
+        [Get, Insert, Update, Upsert, Remove, Scan].into_iter().find(|it| *it as u8 == byte)
+    }
+
+    /// Whether it changes nothing, so that it may be done again.
+    pub(crate) fn reads(self) -> bool {
+        matches!(self, Operation::Get | Operation::Scan)
     }
 
     /// Whether it carries a value.
@@ -228,8 +254,13 @@ impl<'a> Ask<'a> {
         let operation = Operation::from_byte(head[4])?;
         let bounds = [(HAS_LOW, low), (HAS_HIGH, high)];
         let absent = bounds.iter().any(|(flag, bound)| flags & flag == 0 && !bound.is_empty());
-        let fits = layout.takes_key(key.len())
-            && if operation.puts() { layout.takes_value(value.len()) } else { value.is_empty() };
+        let fits = match operation {
+            Operation::Scan => {
+                Sweep::decode(value).is_some_and(|sweep| sweep.fits(&layout, key.len()))
+            }
+            _ if operation.puts() => layout.takes_key(key.len()) && layout.takes_value(value.len()),
+            _ => layout.takes_key(key.len()) && value.is_empty(),
+        };
         if !rest.is_empty() || absent || !fits {
             return None;
         }
@@ -248,6 +279,212 @@ impl<'a> Ask<'a> {
             low: (flags & HAS_LOW != 0).then_some(low),
             high: (flags & HAS_HIGH != 0).then_some(high),
         })
+    }
+}
+
+const DESCENDING: u8 = 1;
+const WITHOUT_KEY: u8 = 2;
+const FROM_END: u8 = 4;
+const HAS_FAR: u8 = 8;
+const WITHOUT_FAR: u8 = 16;
+const SWEEP_BYTES: usize = 8;
+
+/// What a scan wants, beside the key where it goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sweep<'a> {
+    pub(crate) reverse: bool,
+    /// Not the key itself.
+    pub(crate) excluded: bool,
+    /// From the end of the key space; there is no key.
+    pub(crate) from_end: bool,
+    /// Most pairs.
+    pub(crate) wanted: u32,
+    /// Where the range ends, and whether without that key.
+    pub(crate) far: Option<(&'a [u8], bool)>,
+}
+
+impl<'a> Sweep<'a> {
+    /// Its bytes.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut flags = 0;
+        flags |= if self.reverse { DESCENDING } else { 0 };
+        flags |= if self.excluded { WITHOUT_KEY } else { 0 };
+        flags |= if self.from_end { FROM_END } else { 0 };
+        let (far, excluded) = self.far.unwrap_or((&[], false));
+        flags |= if self.far.is_some() { HAS_FAR } else { 0 };
+        flags |= if excluded { WITHOUT_FAR } else { 0 };
+        let mut bytes = Vec::with_capacity(SWEEP_BYTES + far.len());
+        bytes.extend([flags, 0, 0, 0]);
+        bytes.extend(self.wanted.to_le_bytes());
+        bytes.extend_from_slice(far);
+        bytes
+    }
+
+    /// What a stranger's bytes want.
+    pub(crate) fn decode(bytes: &'a [u8]) -> Option<Self> {
+        let (head, far) = bytes.split_at_checked(SWEEP_BYTES)?;
+        let flags = head[0];
+        let is = |flag| flags & flag != 0;
+        let known = DESCENDING | WITHOUT_KEY | FROM_END | HAS_FAR | WITHOUT_FAR;
+        let wanted = u32_at(head, 4);
+        let no_far = !is(HAS_FAR) && (is(WITHOUT_FAR) || !far.is_empty());
+        if flags & !known != 0 || head[1..4] != [0; 3] || wanted == 0 || no_far {
+            return None;
+        }
+        let far = is(HAS_FAR).then_some((far, is(WITHOUT_FAR)));
+        let (reverse, excluded, from_end) = (is(DESCENDING), is(WITHOUT_KEY), is(FROM_END));
+        Some(Sweep { reverse, excluded, from_end, wanted, far })
+    }
+
+    /// Whether a table has such keys.
+    pub(crate) fn fits(&self, layout: &Layout, key_len: usize) -> bool {
+        let place =
+            if self.from_end { key_len == 0 && !self.excluded } else { layout.takes_key(key_len) };
+        place && self.far.is_none_or(|(far, _)| layout.takes_key(far.len()))
+    }
+}
+
+/// Bytes of a scan's findings before the fence.
+pub(crate) const FOUND_BYTES: usize = 8;
+/// Bit of a value's length that says that it is a record's address and length.
+const RECORD_BIT: u32 = 1 << 31;
+
+/// What a memory server has found for a scan.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Gathered {
+    pub(crate) count: u32,
+    pub(crate) leaves: u8,
+    /// What ends the last leaf in the scan's direction.
+    pub(crate) fence: Option<Vec<u8>>,
+    /// The pairs, one behind the other.
+    pub(crate) pairs: Vec<u8>,
+}
+
+/// A pair that was sent: key, where its value is, and the value if it is inline.
+pub(crate) type Pair<'a> = (&'a [u8], Stored, &'a [u8]);
+
+impl Gathered {
+    /// Adds a pair; `false` if there is no room for such a value, which is a record where values have one
+    /// length.
+    pub(crate) fn push(
+        &mut self,
+        layout: &Layout,
+        key: &[u8],
+        stored: Stored,
+        value: &[u8],
+    ) -> bool {
+        let options = layout.options();
+        if let KeyFormat::Bytes { .. } = options.key {
+            self.pairs.extend((key.len() as u16).to_le_bytes());
+        }
+        let record;
+        let (value, bit) = match stored {
+            Stored::Inline => (value, 0),
+            Stored::Record(RecordRef { addr, len }) => {
+                record = [addr.to_le_bytes(), len.to_le_bytes()].concat();
+                (&record[..], RECORD_BIT)
+            }
+        };
+        match options.value {
+            ValueFormat::Bytes => self.pairs.extend((value.len() as u32 | bit).to_le_bytes()),
+            ValueFormat::Fixed(_) if bit != 0 => return false,
+            ValueFormat::Fixed(_) => {}
+        }
+        self.pairs.extend_from_slice(key);
+        self.pairs.extend_from_slice(value);
+        self.count += 1;
+        true
+    }
+
+    /// Most bytes of a pair of a table.
+    pub(crate) fn pair_bytes_max(layout: &Layout) -> usize {
+        let value = match layout.options().value {
+            ValueFormat::Fixed(len) => len,
+            ValueFormat::Bytes => 4 + layout.inline_value_max().max(RECORD_BYTES),
+        };
+        2 + key_bytes_max(layout) + value
+    }
+
+    /// Its bytes.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let fence = self.fence.as_deref().unwrap_or(&[]);
+        let mut bytes = Vec::with_capacity(FOUND_BYTES + fence.len() + self.pairs.len());
+        bytes.extend(self.count.to_le_bytes());
+        bytes.extend((fence.len() as u16).to_le_bytes());
+        bytes.extend([u8::from(self.fence.is_some()), self.leaves]);
+        bytes.extend_from_slice(fence);
+        bytes.extend_from_slice(&self.pairs);
+        bytes
+    }
+
+    /// What a reply has found; `None` if the bytes are not that of a table of `layout`.
+    pub(crate) fn decode(layout: &Layout, bytes: &[u8]) -> Option<Self> {
+        let (head, rest) = bytes.split_at_checked(FOUND_BYTES)?;
+        let (fence, pairs) = rest.split_at_checked(usize::from(u16_at(head, 4)))?;
+        let fence = match head[6] {
+            0 if fence.is_empty() => None,
+            1 => Some(fence.to_vec()),
+            _ => return None,
+        };
+        let count = u32_at(head, 0);
+        let found = Gathered { count, leaves: head[7], fence, pairs: pairs.to_vec() };
+        let mut rest = pairs;
+        for _ in 0..count {
+            rest = pair(layout, rest)?.1;
+        }
+        (rest.is_empty() && found.leaves > 0).then_some(found)
+    }
+
+    /// What ends the last leaf in the scan's direction; `None` if the key space does.
+    pub(crate) fn fence(&self) -> Option<&[u8]> {
+        self.fence.as_deref()
+    }
+
+    /// The pairs in the scan's order.
+    pub(crate) fn pairs<'a>(&'a self, layout: &'a Layout) -> impl Iterator<Item = Pair<'a>> {
+        let mut rest = &self.pairs[..];
+        std::iter::from_fn(move || {
+            let (pair, behind) = pair(layout, rest)?;
+            rest = behind;
+            Some(pair)
+        })
+    }
+}
+
+/// The pair that `bytes` begin with, and what is behind it.
+fn pair<'a>(layout: &Layout, bytes: &'a [u8]) -> Option<(Pair<'a>, &'a [u8])> {
+    let options = layout.options();
+    let mut rest = bytes;
+    let mut take = |len: usize| {
+        let taken;
+        (taken, rest) = rest.split_at_checked(len)?;
+        Some(taken)
+    };
+    let key_len = match options.key {
+        KeyFormat::Fixed(len) => len,
+        KeyFormat::Bytes { .. } => usize::from(u16_at(take(2)?, 0)),
+    };
+    let (value_len, is_record) = match options.value {
+        ValueFormat::Fixed(len) => (len, false),
+        ValueFormat::Bytes => {
+            let len = u32_at(take(4)?, 0);
+            ((len & !RECORD_BIT) as usize, len & RECORD_BIT != 0)
+        }
+    };
+    let (key, value) = (take(key_len)?, take(value_len)?);
+    let stored = match is_record {
+        false => Stored::Inline,
+        true if value.len() != RECORD_BYTES => return None,
+        true => Stored::Record(RecordRef { addr: u64_at(value, 0), len: u64_at(value, 8) }),
+    };
+    layout.takes_key(key.len()).then_some(((key, stored, value), rest))
+}
+
+/// Bytes of a table's longest key.
+pub(crate) fn key_bytes_max(layout: &Layout) -> usize {
+    match layout.options().key {
+        KeyFormat::Fixed(len) => len,
+        KeyFormat::Bytes { max } => max,
     }
 }
 
@@ -432,5 +669,64 @@ mod tests {
             wrong[at] ^= 0x41;
             assert_eq!(Answer::decode(&wrong), None, "byte {at}");
         }
+    }
+
+    #[test]
+    fn what_a_scan_wants_and_gets_comes_back_and_nothing_else_passes_for_it() {
+        let sweep = Sweep {
+            reverse: true,
+            excluded: true,
+            from_end: false,
+            wanted: 0x1234,
+            far: Some((&[3; 8], true)),
+        };
+        let bytes = sweep.encode();
+        assert_eq!(bytes, [&[27, 0, 0, 0, 0x34, 0x12, 0, 0][..], &[3; 8]].concat());
+        assert_eq!(Sweep::decode(&bytes), Some(sweep));
+        for (at, flip) in [(0, 32), (0, 8), (1, 1), (3, 1)] {
+            let mut wrong = bytes.clone();
+            wrong[at] ^= flip;
+            assert_eq!(Sweep::decode(&wrong), None, "byte {at}");
+        }
+        let none = Sweep { wanted: 0, ..sweep };
+        assert!(Sweep::decode(&none.encode()).is_none() && Sweep::decode(&bytes[..7]).is_none());
+        // Its ends must be keys of the table.
+        let asked = |key, sweep: Sweep<'_>| {
+            let value = sweep.encode();
+            let ask = ask(layout(), key, &value);
+            let bytes = Ask { operation: Operation::Scan, ..ask }.encode();
+            Ask::decode(&bytes).is_some()
+        };
+        assert!(asked(&[1; 8], sweep) && !asked(&[1; 7], sweep) && !asked(&[], sweep));
+        assert!(!asked(&[1; 8], Sweep { far: Some((&[3; 9], true)), ..sweep }));
+        let from_end = Sweep { from_end: true, excluded: false, ..sweep };
+        assert!(asked(&[], from_end) && !asked(&[1; 8], from_end));
+        assert!(!asked(&[], Sweep { excluded: true, ..from_end }));
+
+        let options = LayoutOptions::new(1024, KeyFormat::Bytes { max: 40 }, ValueFormat::Bytes);
+        let any = Layout::new(options).expect("layout");
+        let mut found = Gathered { leaves: 2, fence: Some(b"zz".to_vec()), ..Gathered::default() };
+        let record = Stored::Record(RecordRef { addr: 5, len: 6 });
+        assert!(found.push(&any, b"key", Stored::Inline, b"value"));
+        assert!(found.push(&any, b"", record, &[]));
+        let bytes = found.encode();
+        let mut expected = vec![2, 0, 0, 0, 2, 0, 1, 2, b'z', b'z', 3, 0, 5, 0, 0, 0];
+        expected.extend(b"keyvalue");
+        expected.extend([0, 0, 16, 0, 0, 128, 5, 0, 0, 0, 0, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(bytes, expected);
+        assert_eq!(Gathered::decode(&any, &bytes), Some(found.clone()));
+        let pairs: Vec<_> = found.pairs(&any).collect();
+        assert_eq!(pairs[0], (&b"key"[..], Stored::Inline, &b"value"[..]));
+        assert_eq!((pairs[1].0, pairs[1].1), (&b""[..], record));
+        for len in 0..bytes.len() {
+            assert_eq!(Gathered::decode(&any, &bytes[..len]), None, "{len} bytes");
+        }
+        for (at, flip) in [(0, 1), (4, 1), (6, 1), (6, 2), (7, 2), (10, 128), (12, 1), (26, 1)] {
+            let mut wrong = bytes.clone();
+            wrong[at] ^= flip;
+            assert_eq!(Gathered::decode(&any, &wrong), None, "byte {at}");
+        }
+        // Where values have one length, a record has no room.
+        assert!(!Gathered::default().push(&layout(), &[1; 8], record, &[]));
     }
 }
