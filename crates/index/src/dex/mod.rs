@@ -187,6 +187,24 @@ impl Default for DexOptions {
     }
 }
 
+impl DexOptions {
+    /// Refuses what no table of such nodes can be opened with.
+    ///
+    /// # Errors
+    /// `Invalid` for a cache of fewer than 8 nodes.
+    pub fn check(&self, layout: &Layout) -> Result<(), IndexError> {
+        let frames = self.cache_bytes / layout.node_bytes() as u64;
+        if frames >= FRAMES_MIN {
+            return Ok(());
+        }
+        Err(IndexError::Invalid(format!(
+            "a cache of {} bytes holds {frames} nodes; the least is {FRAMES_MIN}, {} bytes",
+            self.cache_bytes,
+            FRAMES_MIN * layout.node_bytes() as u64
+        )))
+    }
+}
+
 /// A table of this engine and this compute server's cache of it, for all its threads. Clones share it.
 ///
 /// What an acknowledged change survives is [`DexOptions::durability`]. Where that is *volatile*, changes
@@ -432,14 +450,8 @@ impl Dex {
         options: DexOptions,
         part: Option<Part>,
     ) -> Result<Self, IndexError> {
+        options.check(&layout)?;
         let frames = options.cache_bytes / layout.node_bytes() as u64;
-        if frames < FRAMES_MIN {
-            return Err(IndexError::Invalid(format!(
-                "a cache of {} bytes holds {frames} nodes; the least is {FRAMES_MIN}, {} bytes",
-                options.cache_bytes,
-                FRAMES_MIN * layout.node_bytes() as u64
-            )));
-        }
         let frames = frames.min(FRAMES_MAX) as usize;
         let remote_options = BTreeOptions {
             bulk_fill: options.bulk_fill,

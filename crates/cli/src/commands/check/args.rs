@@ -51,7 +51,7 @@ pub(crate) enum CheckCommand {
     ///
     /// Exits with 1 if one is not found.
     #[cfg(feature = "canary")]
-    Canaries(CanariesArgs),
+    Canaries(Box<CanariesArgs>),
     /// Check files of histories, as others write them, too
     ///
     /// Several files are one history, of as many processes: their times must come from one clock.
