@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs a small benchmark of every engine on every fabric and looks at its JSON: it is there, it has
-# counted round trips, and no operation failed. Says nothing about speed.
+# Runs a small benchmark of every engine on every fabric, of dex also with two compute servers and
+# offloading, and looks at its JSON: it is there, it has counted round trips, and no operation failed.
+# Says nothing about speed.
 #
 #   scripts/bench-smoke.sh [FARLEAF]     the binary; target/debug/farleaf if not given
 #
@@ -53,19 +54,32 @@ PY
     grep -Eo '"round_trips": *[0-9.]+' "$report" | head -n 1
 }
 
+# run NAME ENGINE FABRIC OPTIONS...
+run() {
+    local name=$1 engine=$2 fabric=$3
+    shift 3
+    local command=("$farleaf" bench --engine "$engine" --fabric "$fabric" --workload a
+        --keys 5K --ops 10K --json "$@")
+    printf '%-12s %-8s ' "$name" "$fabric"
+    if ! "${command[@]}" >"$report"; then
+        echo "failed: ${command[*]}" >&2
+        exit 1
+    fi
+    if ! check_report; then
+        echo "the report of: ${command[*]}" >&2
+        head -c 4000 "$report" >&2
+        exit 1
+    fi
+}
+
 for engine in "${engines[@]}"; do
     for fabric in "${fabrics[@]}"; do
-        command=("$farleaf" bench --engine "$engine" --fabric "$fabric" --workload a
-            --keys 5K --ops 10K --json)
-        printf '%-8s %-8s ' "$engine" "$fabric"
-        if ! "${command[@]}" >"$report"; then
-            echo "failed: ${command[*]}" >&2
-            exit 1
-        fi
-        if ! check_report; then
-            echo "the report of: ${command[*]}" >&2
-            head -c 4000 "$report" >&2
-            exit 1
+        run "$engine" "$engine" "$fabric"
+        if [[ $engine == dex ]]; then
+            for routing in owner any; do
+                run "dex, 2 $routing" dex "$fabric" --compute-servers 2 --routing "$routing" \
+                    --partitions 3 --cache 20% --offload ratio:0.5 --verify
+            done
         fi
     done
 done

@@ -1,17 +1,17 @@
 //! What a bench is asked to do, and which requests make no sense.
 
-use std::{fmt, net::SocketAddr, str::FromStr};
+use std::net::SocketAddr;
 
 use farleaf_fabric::tcp::Tls;
 use farleaf_index::Engine;
-use farleaf_index::dex::Durability;
 use serde_json::{Map, Value, json};
 use thiserror::Error;
 
 use crate::{
     distribution::DistributionError,
     keys::{KeyOrder, KeySpec},
-    suggest::{did_you_mean, nearest},
+    parts::Parts,
+    suggest::did_you_mean,
     units::Rate,
     workload::Workload,
 };
@@ -54,12 +54,8 @@ pub struct BenchConfig {
     pub rate: Option<Rate>,
     /// Bytes of a node; `None` leaves the choice to the engine.
     pub node_bytes: Option<u32>,
-    /// Bytes of the cache of each compute server, for engines that have one; `None` takes the engine's
-    /// default.
-    pub cache_bytes: Option<u64>,
-    /// What an acknowledged change survives, for engines that have a cache; `None` takes the engine's
-    /// default.
-    pub durability: Option<Durability>,
+    /// What is chosen about the engine's parts, for engines that have them.
+    pub parts: Parts,
     /// Bytes of all memory servers together; `None` takes what the items need.
     pub pool_bytes: Option<u64>,
     /// Whether the simulator's adversary tears and reorders words.
@@ -112,8 +108,7 @@ impl Default for BenchConfig {
             value_bytes: 8,
             rate: None,
             node_bytes: None,
-            cache_bytes: None,
-            durability: None,
+            parts: Parts::default(),
             pool_bytes: None,
             torn: false,
             capabilities: CapabilityKind::None,
@@ -169,14 +164,7 @@ impl BenchConfig {
         if self.value_bytes > Self::VALUE_BYTES_MAX {
             return Err(BenchConfigError::ValueTooLong { value_bytes: self.value_bytes });
         }
-        let has_cache = self.engine == Engine::Dex;
-        if has_cache && self.compute_servers > 1 {
-            let compute_servers = self.compute_servers;
-            return Err(BenchConfigError::OneOwner { engine: self.engine, compute_servers });
-        }
-        if !has_cache && (self.cache_bytes.is_some() || self.durability.is_some()) {
-            return Err(BenchConfigError::NoCache { engine: self.engine });
-        }
+        self.parts.validate(self)?;
         if self.torn && self.fabric != FabricKind::Sim {
             return Err(BenchConfigError::TornNeedsSim { fabric: self.fabric });
         }
@@ -221,14 +209,15 @@ impl BenchConfig {
             ("value_bytes", json!(self.value_bytes)),
             ("rate_ops_per_s", json!(self.rate.map(Rate::per_second))),
             ("node_bytes", json!(self.node_bytes)),
-            ("cache_bytes", json!(self.cache_bytes)),
-            ("durability", json!(self.durability.map(|it| it.to_string()))),
             ("pool_bytes", json!(self.pool_bytes)),
             ("torn", json!(self.torn)),
             ("verify", json!(self.verify)),
             ("connect", json!(self.connect())),
         ];
-        fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+        let mut told: Map<String, Value> =
+            fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+        self.parts.tell(&mut told);
+        told
     }
 }
 
@@ -262,6 +251,7 @@ pub enum CapabilityKind {
     Mapped,
 }
 
+/// Gives an enum's variants names, which it reads and prints.
 macro_rules! named {
     ($type:ident, $what:literal, $($variant:ident = $name:literal),+) => {
         impl $type {
@@ -274,22 +264,22 @@ macro_rules! named {
             }
         }
 
-        impl fmt::Display for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        impl std::fmt::Display for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.pad(self.name())
             }
         }
 
-        impl FromStr for $type {
-            type Err = BenchConfigError;
+        impl std::str::FromStr for $type {
+            type Err = $crate::BenchConfigError;
 
-            fn from_str(text: &str) -> Result<Self, BenchConfigError> {
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
                 match text.trim().to_ascii_lowercase().as_str() {
                     $($name => Ok(Self::$variant),)+
-                    lower => Err(BenchConfigError::UnknownName {
+                    lower => Err($crate::BenchConfigError::UnknownName {
                         what: $what,
                         read: text.to_owned(),
-                        suggestion: nearest(lower, Self::NAMES.iter().copied()).map(str::to_owned),
+                        suggestion: $crate::suggest::nearest(lower, Self::NAMES.iter().copied()).map(str::to_owned),
                         known: Self::NAMES.join(", "),
                     }),
                 }
@@ -297,6 +287,8 @@ macro_rules! named {
         }
     };
 }
+
+pub(crate) use named;
 
 named!(FabricKind, "fabric", Mapped = "mapped", Sim = "sim", Tcp = "tcp");
 named!(LoadKind, "way to load", Bulk = "bulk", Insert = "insert");
@@ -347,23 +339,69 @@ pub enum BenchConfigError {
         /// Their length.
         value_bytes: usize,
     },
-    /// Tables of this engine are used by one compute server here.
-    #[error(
-        "{compute_servers} compute servers: the bench runs {engine} with one, as nothing here carries \
-        operations between several"
-    )]
-    OneOwner {
+    /// The engine has no such part.
+    #[error("{engine} has nothing that --{part} sets: of the engines, dex has")]
+    NoPart {
         /// The engine.
         engine: Engine,
-        /// Compute servers that were asked for.
+        /// The option's name.
+        part: &'static str,
+    },
+    /// Neither a word nor a probability.
+    #[error(
+        "\"{read}\" says nothing of which leaves are kept: take lazy (0.1), eager (1), or a \
+        probability from 0 to 1"
+    )]
+    Admission {
+        /// The text as it was given.
+        read: String,
+    },
+    /// A cache would be a share of what is not there yet.
+    #[error(
+        "a cache that is a share of the data needs --load bulk: it is opened when the data is there"
+    )]
+    ShareOfNothing,
+    /// Some compute servers would have nothing.
+    #[error(
+        "{partitions} partitions for {compute_servers} compute servers: each needs at least one"
+    )]
+    TooFewPartitions {
+        /// Partitions that were asked for.
+        partitions: usize,
+        /// Compute servers.
         compute_servers: usize,
     },
-    /// The engine has no cache.
-    #[error("{engine} has no cache: a cache's size and durability are for engines that have one")]
-    NoCache {
-        /// The engine.
-        engine: Engine,
+    /// A table has not so many.
+    #[error("{count} partitions are too many: a table has at most {most}")]
+    TooManyPartitions {
+        /// How many were asked for.
+        count: usize,
+        /// The most.
+        most: usize,
     },
+    /// Byte strings have no width.
+    #[error("equal boundaries cut a space of numbers (--key-type u64): take sampled")]
+    EqualNeedsNumbers,
+    /// Operations that wait for their owner come at no rate.
+    #[error(
+        "with --rate operations begin where and when they come, which --routing any does: an \
+        owner's clients take what others made as soon as they can"
+    )]
+    OwnersKeepNoRate,
+    /// The fabric's memory servers do nothing by themselves.
+    #[error(
+        "the fabric {fabric} has no threads of memory servers, whose work its callers do: sim and \
+        tcp have"
+    )]
+    NoMemoryThreads {
+        /// The fabric that was asked for.
+        fabric: FabricKind,
+    },
+    /// The memory servers are others'.
+    #[error(
+        "--memory-threads is for memory servers that the bench starts, not for some that are there"
+    )]
+    ForeignMemoryThreads,
     /// Only the simulator has an adversary.
     #[error("torn words are the simulator's: the fabric {fabric} does not have them")]
     TornNeedsSim {
@@ -440,6 +478,7 @@ mod tests {
         assert_eq!(told["distribution"], "zipfian:0.99");
         assert_eq!(told["keys"], 1_000_000);
         assert_eq!(told["rate_ops_per_s"], Value::Null);
-        assert_eq!(told.len(), 25);
+        assert_eq!(told["offload"], Value::Null);
+        assert_eq!(told.len(), 32);
     }
 }

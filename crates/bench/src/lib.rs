@@ -38,6 +38,7 @@ mod lines;
 mod load;
 mod machine;
 mod mix64;
+mod parts;
 mod report;
 pub mod repro;
 mod run;
@@ -60,9 +61,10 @@ pub use keys::{KeyError, KeyMaker, KeyOrder, KeySpec};
 pub use lines::{LineKeys, LinesError};
 pub use load::{LoadOrder, LoadOrderError, LoadPlan};
 pub use machine::Machine;
+pub use parts::{Admission, Boundaries, Cooling, Parts, Routing};
 pub use report::{
-    KindReport, LatencyUs, LoopKind, MemoryReport, OpTotals, PerOp, PhaseReport, Report,
-    ReportKind, Row, RunReport, TimeKind, build_commit,
+    CacheReport, KindReport, LatencyUs, LoopKind, MemoryReport, OpTotals, PerOp, PhaseReport,
+    Report, ReportKind, Row, RunReport, TimeKind, build_commit,
 };
 pub use run::{BenchError, NoProgress, Phase, Progress, region_bytes, run};
 pub use values::ValueMaker;

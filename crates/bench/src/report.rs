@@ -5,6 +5,8 @@
 
 use std::{collections::BTreeMap, iter::Sum, ops::AddAssign};
 
+use farleaf_fabric::{OpKind as FabricKind, Snapshot};
+use farleaf_index::dex::DexStats;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -102,6 +104,44 @@ pub struct RunReport {
     pub per_op: PerOp,
     /// The same by kind, for the kinds that came.
     pub by_kind: BTreeMap<ReportKind, KindReport>,
+    /// What the caches of all compute servers did, of engines that have some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub caches: Option<CacheReport>,
+}
+
+/// What the caches of compute servers did while the operations ran.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct CacheReport {
+    /// Share of the operations on a key that neither read a leaf nor had a memory server look for it.
+    pub hit_rate: f64,
+    /// The engine's own counts, by cause, for each index operation; those that are not 0.
+    pub per_op: BTreeMap<String, f64>,
+}
+
+impl CacheReport {
+    /// Of what the engine has counted, and the fabric.
+    pub(crate) fn new(stats: &DexStats, cost: &Snapshot) -> Self {
+        let kinds = [
+            FabricKind::Get,
+            FabricKind::Insert,
+            FabricKind::Update,
+            FabricKind::Upsert,
+            FabricKind::Remove,
+            FabricKind::CompareExchange,
+        ];
+        let on_keys: u64 = kinds.into_iter().map(|kind| cost.ops(kind)).sum();
+        let all = on_keys + cost.ops(FabricKind::Scan);
+        let offloaded = stats.offload_ok + stats.offload_absent + stats.offload_exists;
+        let missed = stats.reads_leaf + stats.reads_fallback_leaf + offloaded;
+        let hits = on_keys.saturating_sub(missed);
+        let counts = stats.named().filter(|(_, count)| *count > 0);
+        CacheReport {
+            hit_rate: finite(hits as f64 / on_keys as f64),
+            per_op: counts
+                .map(|(name, count)| (name.to_owned(), finite(count as f64 / all as f64)))
+                .collect(),
+        }
+    }
 }
 
 /// What a part of a [`RunReport`] is about. In JSON, its name.
@@ -272,10 +312,10 @@ pub struct MemoryReport {
 /// One line of a table for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// The section: `run`, `load`, `memory`, a kind of operation.
+    /// The section: `run`, `load`, `memory`, `caches`, a kind of operation.
     pub group: &'static str,
     /// The line's name, which is its name in JSON where it has one.
-    pub name: &'static str,
+    pub name: String,
     /// The value with its unit.
     pub value: String,
 }
@@ -284,7 +324,9 @@ impl Report {
     /// The rows of a table that tells this report to people, group after group.
     pub fn rows(&self) -> Vec<Row> {
         let mut rows = Vec::new();
-        let mut add = |group, name, value| rows.push(Row { group, name, value });
+        let mut add = |group, name: &str, value| {
+            rows.push(Row { group, name: name.to_owned(), value });
+        };
         let time = match self.time {
             TimeKind::Real => "real",
             TimeKind::Virtual => "virtual",
@@ -300,6 +342,10 @@ impl Report {
         if let Some(commit) = &self.commit {
             add("bench", "commit", commit.clone());
         }
+        if let Some(parts) = self.config.get("parts").and_then(Value::as_array) {
+            let parts: Vec<&str> = parts.iter().filter_map(Value::as_str).collect();
+            add("bench", "parts", parts.join("; "));
+        }
         phase_rows(&mut add, "load", &self.load);
         phase_rows(&mut add, "run", &self.run.phase);
         add("run", "errors", human_count(self.run.errors));
@@ -314,6 +360,12 @@ impl Report {
                 latency_rows(&mut add, kind.name(), latency);
             }
             cost_rows(&mut add, kind.name(), &report.per_op);
+        }
+        if let Some(caches) = &self.run.caches {
+            add("caches", "hit_rate", format!("{:.2} %", 100.0 * caches.hit_rate));
+            for (name, each) in &caches.per_op {
+                add("caches", name, format!("{each:.4} /op"));
+            }
         }
         let MemoryReport { pool_bytes, index_bytes, data_bytes, compute_bytes } = self.memory;
         add("memory", "pool_bytes", human_bytes(pool_bytes));
@@ -337,7 +389,7 @@ impl Report {
 }
 
 fn phase_rows(
-    add: &mut impl FnMut(&'static str, &'static str, String),
+    add: &mut impl FnMut(&'static str, &str, String),
     group: &'static str,
     phase: &PhaseReport,
 ) {
@@ -347,7 +399,7 @@ fn phase_rows(
 }
 
 fn latency_rows(
-    add: &mut impl FnMut(&'static str, &'static str, String),
+    add: &mut impl FnMut(&'static str, &str, String),
     group: &'static str,
     latency: &LatencyUs,
 ) {
@@ -358,7 +410,7 @@ fn latency_rows(
 }
 
 fn cost_rows(
-    add: &mut impl FnMut(&'static str, &'static str, String),
+    add: &mut impl FnMut(&'static str, &str, String),
     group: &'static str,
     per_op: &PerOp,
 ) {

@@ -4,11 +4,13 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueHint};
 use farleaf::{Durability, Engine};
-use farleaf_bench::units::{Count, Rate, Size};
+use farleaf_bench::units::{Count, Rate, Size, SizeOrShare};
 use farleaf_bench::{
-    BenchConfig, CapabilityKind, Cluster, FabricKind, KeySpec, LoadKind, RequestDistribution,
-    ScanLength, Workload, YcsbConfig, YcsbProperties,
+    Admission, BenchConfig, Boundaries, CapabilityKind, Cluster, Cooling, FabricKind, KeySpec,
+    LoadKind, Parts, RequestDistribution, Routing, ScanLength, Workload, YcsbConfig,
+    YcsbProperties,
 };
+use farleaf_index::dex::offload::Offload;
 
 use crate::errors::{self, Failure};
 use crate::formats;
@@ -94,12 +96,8 @@ pub(crate) struct BenchArgs {
     /// Bytes of a node: a power of two [default: the engine's]
     #[arg(long, value_name = "SIZE")]
     pub(crate) node_bytes: Option<Size>,
-    /// Bytes of the cache (needs --engine dex) [default: 256MiB]
-    #[arg(long, value_name = "SIZE")]
-    pub(crate) cache: Option<Size>,
-    /// What an acknowledged change survives (needs --engine dex): volatile or logged [default: logged]
-    #[arg(long)]
-    pub(crate) durability: Option<Durability>,
+    #[command(flatten)]
+    pub(crate) parts: PartsArgs,
     /// Bytes of all memory servers together [default: what the keys need]
     #[arg(long, value_name = "SIZE")]
     pub(crate) pool_bytes: Option<Size>,
@@ -118,6 +116,60 @@ pub(crate) struct BenchArgs {
     /// Print what would be run as JSON, and run nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
+}
+
+/// Parts of an engine, for those that have them: dex
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Parts of dex")]
+pub(crate) struct PartsArgs {
+    /// Cache of each compute server: bytes, or as in 8% a share of what the loaded table takes in the
+    /// pool [default: 256MiB]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) cache: Option<SizeOrShare>,
+    /// What an acknowledged change survives: volatile or logged [default: logged]
+    #[arg(long)]
+    pub(crate) durability: Option<Durability>,
+    /// How often a leaf that was missed is kept: lazy (0.1), eager (1) or a probability [default: lazy]
+    #[arg(long, allow_negative_numbers = true)]
+    pub(crate) admission: Option<Admission>,
+    /// Where frames wait that are about to be given up: map, or queue as in the paper's comparison
+    /// [default: map]
+    #[arg(long)]
+    pub(crate) cooling: Option<Cooling>,
+    /// Which operations that miss a node memory servers do: never, always, ratio:0.3, adaptive
+    /// [default: never]
+    #[arg(long)]
+    pub(crate) offload: Option<Offload>,
+    /// Partitions of the table [default: one for each compute server]
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) partitions: Option<Count>,
+    /// Where partitions end: sampled (equal shares of the keys that are loaded) or equal (equal shares
+    /// of all u64) [default: sampled]
+    #[arg(long)]
+    pub(crate) boundaries: Option<Boundaries>,
+    /// Where operations begin: owner (at the compute server that owns the key) or any (at their
+    /// client's, which forwards those on others' keys) [default: owner; any with --rate]
+    #[arg(long)]
+    pub(crate) routing: Option<Routing>,
+    /// Threads of each memory server that work for others (needs --fabric sim or tcp) [default: 1]
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) memory_threads: Option<Count>,
+}
+
+impl PartsArgs {
+    fn parts(&self) -> Parts {
+        Parts {
+            cache: self.cache,
+            durability: self.durability,
+            admission: self.admission,
+            cooling: self.cooling,
+            offload: self.offload,
+            partitions: self.partitions.map(|count| to_usize(count.0)),
+            boundaries: self.boundaries,
+            routing: self.routing,
+            memory_threads: self.memory_threads.map(|count| to_usize(count.0)),
+        }
+    }
 }
 
 /// Runs that were asked for.
@@ -150,8 +202,8 @@ impl BenchArgs {
         let run = |engine: Engine| {
             let mut run = BenchConfig { engine, ..config.clone() };
             if several && engine != Engine::Dex {
-                // It is for those of them that have a cache.
-                (run.cache_bytes, run.durability) = (None, None);
+                // What is chosen is for those of them that have it.
+                run.parts = run.parts.of_plain_engine(run.fabric);
             }
             run.validate().map_err(usage)?;
             Ok(run)
@@ -273,8 +325,7 @@ impl BenchArgs {
             let refusal = || Failure::usage(format!("--node-bytes {size} is no power of two"));
             config.node_bytes = Some(bytes.ok_or_else(refusal)?);
         }
-        config.cache_bytes = self.cache.map(|size| size.0).or(config.cache_bytes);
-        config.durability = self.durability.or(config.durability);
+        config.parts = self.parts.parts();
         config.pool_bytes = self.pool_bytes.map(|size| size.0).or(config.pool_bytes);
         Ok(())
     }

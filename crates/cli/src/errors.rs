@@ -6,6 +6,7 @@ use std::{fmt, io};
 
 use farleaf::ErrorKind;
 use farleaf_bench::{BenchError, repro::ReproError};
+use farleaf_index::IndexError;
 
 use crate::input::InputError;
 
@@ -155,6 +156,8 @@ fn exit_of_bench(error: &BenchError) -> Exit {
         | BenchError::Distribution(_)
         | BenchError::TooFewLines { .. }
         | BenchError::Table(_)
+        | BenchError::Open(IndexError::Invalid(_))
+        | BenchError::SmallShare { .. }
         | BenchError::Pool { .. } => Exit::Usage,
         BenchError::Lines(_) | BenchError::Key(_) => Exit::Malformed,
         BenchError::Fabric(_) => Exit::Unavailable,

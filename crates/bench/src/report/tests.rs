@@ -27,6 +27,7 @@ fn sample() -> Report {
             ("workload".to_owned(), Value::from("ycsb-a")),
             ("keys".to_owned(), Value::from(1_000_000)),
             ("cache".to_owned(), Value::from("8%")),
+            ("parts".to_owned(), Value::from(vec!["cache of 1 MiB", "logged"])),
         ]),
         load: PhaseReport::new(0.5, 1_000_000),
         run: RunReport {
@@ -40,6 +41,10 @@ fn sample() -> Report {
                 (ReportKind::Op(OpKind::Update), kind),
                 (ReportKind::Op(OpKind::Get), kind),
             ]),
+            caches: Some(CacheReport {
+                hit_rate: 0.75,
+                per_op: BTreeMap::from([("reads_leaf".to_owned(), 0.25)]),
+            }),
         },
         memory: MemoryReport {
             pool_bytes: 4096,
@@ -90,7 +95,7 @@ fn names_are_the_agreed_ones_in_their_order() {
         golden.extend(names.iter().map(|name| format!("{prefix}.{name}")));
     };
     expect("", &["engine", "fabric", "time", "loop"]);
-    expect(".config", &["workload", "keys", "cache"]);
+    expect(".config", &["workload", "keys", "cache", "parts"]);
     expect(".load", &["seconds", "ops", "ops_per_s"]);
     expect(".run", &["seconds", "ops", "ops_per_s", "errors", "first_error"]);
     expect(".run", &COST);
@@ -100,6 +105,7 @@ fn names_are_the_agreed_ones_in_their_order() {
     }
     expect(".run.by_kind.maintenance", &["ops"]);
     expect(".run.by_kind.maintenance", &COST[5..]);
+    expect(".run.caches", &["hit_rate", "per_op.reads_leaf"]);
     expect(".memory", &["pool_bytes", "index_bytes", "data_bytes", "compute_bytes"]);
     expect(".machine", &["cpu", "cores", "memory_bytes", "os", "arch"]);
     expect("", &["commit"]);
@@ -162,6 +168,9 @@ fn rows_tell_the_same() {
     assert_eq!(value("bench", "time"), Some("virtual"));
     assert_eq!(value("bench", "commit"), None);
     assert_eq!(value("load", "ops_per_s"), Some("2.00 M ops/s"));
+    assert_eq!(value("bench", "parts"), Some("cache of 1 MiB; logged"));
+    assert_eq!(value("caches", "hit_rate"), Some("75.00 %"));
+    assert_eq!(value("caches", "reads_leaf"), Some("0.2500 /op"));
     assert_eq!(value("run", "p50"), Some("500 ns"));
     assert_eq!(value("run", "reads"), Some("0.3300 /op"));
     assert_eq!(value("get", "bytes_read"), Some("667.8 B/op"));
@@ -174,7 +183,7 @@ fn rows_tell_the_same() {
     groups.dedup();
     assert_eq!(
         groups,
-        ["bench", "load", "run", "get", "update", "maintenance", "memory", "machine"]
+        ["bench", "load", "run", "get", "update", "maintenance", "caches", "memory", "machine"]
     );
 }
 

@@ -6,7 +6,12 @@ use farleaf_fabric::Endpoint;
 use farleaf_index::{AnyIndex, Entries, Index, IndexError, ScanRange};
 use farleaf_pool::Session;
 
-use super::{context::Context, meet::Gather, tally::Tally};
+use super::{
+    context::Context,
+    meet::Gather,
+    route::{Next, Router},
+    tally::Tally,
+};
 use crate::{
     config::BenchConfig,
     generator::{Op, OpGenerator},
@@ -19,6 +24,8 @@ use crate::{
 const PROGRESS_OPS: u64 = 1 << 10;
 /// Bits of a version below the writer's number.
 const VERSION_BITS: u32 = 40;
+/// Between two looks for an operation that somebody else may still make.
+const LOOK_NS: u64 = 1_000;
 
 /// A client with its own session, generator and buffers.
 pub(super) struct Client<E: Endpoint> {
@@ -27,6 +34,7 @@ pub(super) struct Client<E: Endpoint> {
     index: AnyIndex,
     number: usize,
     generator: OpGenerator,
+    route: Option<Route>,
     /// The version that its next value gets: no two values of a run have the same.
     version: u64,
     rng: fastrand::Rng,
@@ -34,6 +42,23 @@ pub(super) struct Client<E: Endpoint> {
     value: Vec<u8>,
     found: Vec<u8>,
     entries: Entries,
+}
+
+/// How a client comes by operations on keys of its own compute server.
+pub(super) struct Route {
+    pub(super) router: Arc<Router>,
+    /// Its compute server.
+    pub(super) server: usize,
+    /// See [`Router::next`].
+    pub(super) may_make: bool,
+}
+
+/// What operations a client makes.
+enum Source {
+    /// Inserts of its share of the items.
+    Plan(LoadPlan),
+    /// Those of the workload.
+    Workload,
 }
 
 /// What a client is to do.
@@ -85,6 +110,7 @@ impl<E: Endpoint> Client<E> {
         session: Session<E>,
         index: AnyIndex,
         number: usize,
+        route: Option<Route>,
     ) -> Result<Self, crate::DistributionError> {
         let config = &context.config;
         let (client, clients) = (number as u64, config.clients as u64);
@@ -95,6 +121,7 @@ impl<E: Endpoint> Client<E> {
             index,
             number,
             generator,
+            route,
             version: (client + 1) << VERSION_BITS,
             rng: fastrand::Rng::with_seed(mix64(mix64(config.seed) ^ client ^ 1 << 63)),
             key: Vec::with_capacity(context.keys.key_bytes_max()),
@@ -118,27 +145,55 @@ impl<E: Endpoint> Client<E> {
     /// Does `job` as a task of its own and then hands itself in.
     pub(super) fn start(mut self, job: Job, desk: Desk<E>) {
         let endpoint = self.session.endpoint().clone();
+        self.route.iter_mut().for_each(|route| route.may_make = true);
         endpoint.spawn(async move {
             match job {
                 Job::Load => self.load(&desk).await,
                 Job::Closed(ops) => self.run(ops, None, &desk).await,
                 Job::Open(ops, gap_ns) => self.run(ops, Some(gap_ns), &desk).await,
             }
+            self.route.iter_mut().for_each(|route| route.router.give_up(&mut route.may_make));
             let gather = desk.gather.clone();
             gather.finish(self);
         });
+    }
+
+    /// The next operation; `None` if there is none for this client any more.
+    async fn next_op(&mut self, source: &mut Source) -> Option<Op> {
+        let Client { generator, context, key, route, session, .. } = self;
+        let mut make = || match source {
+            Source::Plan(plan) => {
+                plan.next().map(|item| Op { kind: OpKind::Insert, item, scan_len: 0 })
+            }
+            Source::Workload => generator.next_op(),
+        };
+        let Some(route) = route else { return make() };
+        loop {
+            let next = route.router.next(route.server, &mut route.may_make, key, |key| {
+                let op = make()?;
+                if context.keys.write_key(op.item, key).is_err() {
+                    // Whoever is to do it finds out why.
+                    key.clear();
+                }
+                Some(op)
+            });
+            match next {
+                Next::Op(op) => return Some(op),
+                Next::Wait => session.endpoint().sleep(LOOK_NS).await,
+                Next::End => return None,
+            }
+        }
     }
 
     async fn load(&mut self, desk: &Desk<E>) {
         let config = &self.context.config;
         let (client, clients) = (self.number as u64, config.clients as u64);
         let plan = LoadPlan::new(config.keys, LoadOrder::Shuffled, config.seed, client, clients);
+        let mut plan = Source::Plan(plan);
         let mut steps = 0;
-        for item in plan {
-            if desk.tally.borrow().has_errors() {
-                break;
-            }
-            let op = Op { kind: OpKind::Insert, item, scan_len: 0 };
+        while !desk.tally.borrow().has_errors()
+            && let Some(op) = self.next_op(&mut plan).await
+        {
             let answer = match self.prepare(op, 0) {
                 Ok(()) => self.insert().await,
                 Err(error) => Err(error),
@@ -154,8 +209,10 @@ impl<E: Endpoint> Client<E> {
         let endpoint = self.session.endpoint().clone();
         let mut due_ns = endpoint.now_ns() as f64;
         let mut steps = 0;
-        while steps < ops {
-            let Some(op) = self.generator.next_op() else { break };
+        // Those that are routed are counted by the router.
+        while (self.route.is_some() || steps < ops)
+            && let Some(op) = self.next_op(&mut Source::Workload).await
+        {
             self.version += 1;
             if let Err(error) = self.prepare(op, self.version) {
                 self.settle(op, Err(error), desk);

@@ -2,15 +2,22 @@
 
 use std::sync::Arc;
 
+use farleaf_fabric::sim::NetworkConfig;
 use farleaf_index::{
-    OpenOptions, TableFormat,
+    Engine, OpenOptions, TableFormat,
+    dex::Cluster,
     node::{KeyFormat, ValueFormat},
 };
 use farleaf_pool::PoolOptions;
 
 use super::error::BenchError;
 use crate::{
-    config::BenchConfig, item_space::ItemSpace, keys::KeyMaker, values::ValueMaker,
+    config::{BenchConfig, FabricKind},
+    item_space::ItemSpace,
+    keys::KeyMaker,
+    parts::{Cooling, Routing},
+    units::SizeOrShare,
+    values::ValueMaker,
     workload::OpKind,
 };
 
@@ -24,8 +31,14 @@ pub(super) struct Context {
     /// Whether every item below the frontier must be found: nothing takes any out.
     pub(super) all_present: bool,
     pub(super) format: TableFormat,
-    /// How compute servers open the table.
+    /// How compute servers open the table, but for what is each one's own.
     pub(super) open: OpenOptions,
+    /// What carries operations between compute servers, where there are several with parts of the table.
+    pub(super) cluster: Option<Arc<Cluster>>,
+    /// Whether operations begin at the owner of their key.
+    pub(super) routes: bool,
+    /// Tasks of each thread that do what others send.
+    pub(super) desks: usize,
     pub(super) pool: PoolOptions,
     /// Bytes of each memory server.
     pub(super) region_bytes: u64,
@@ -54,17 +67,36 @@ impl Context {
         };
         let region_bytes = region_bytes & !4095;
         let mut pool = PoolOptions::fitting(region_bytes);
-        // A session for each client, one for each server's maintenance, and a few to set up.
-        let sessions = (config.clients + config.compute_servers + 8) as u32;
+        let several = config.engine == Engine::Dex && config.compute_servers > 1;
+        let routes = several && config.parts.routing(config) == Routing::Owner;
+        let desks = match (several, routes) {
+            (false, _) => 0,
+            // Scans go on at the next owner.
+            (true, true) => 1,
+            // As many as can be on their way from elsewhere.
+            (true, false) => config.clients.div_ceil(config.threads),
+        };
+        // A session for each client and desk, one for each server's maintenance, and a few to set up.
+        let sessions = config.clients + config.threads * desks + config.compute_servers + 8;
+        let sessions = u32::try_from(sessions).unwrap_or(u32::MAX);
         pool.clients_max = pool.clients_max.max(sessions);
         pool.members_max = pool.members_max.max(config.compute_servers as u32 + 1);
         // Room for what the largest change of a tree logs: three nodes and a header.
         pool.redo_bytes = pool.redo_bytes.max((3 * node_bytes + 512).next_multiple_of(64));
-        let mut open = OpenOptions::default();
-        open.dex.cache_bytes = config.cache_bytes.unwrap_or(open.dex.cache_bytes);
-        open.dex.durability = config.durability.unwrap_or(open.dex.durability);
+        let cluster = several.then(|| Cluster::new(message_ns(config.fabric)));
+        let open = open_options(config, cluster.clone());
+        if let Some(SizeOrShare::Size(_)) | None = config.parts.cache
+            && config.engine == Engine::Dex
+        {
+            open.dex
+                .check(&format.layout().map_err(BenchError::Table)?)
+                .map_err(BenchError::Open)?;
+        }
         Ok(Arc::new(Context {
             open,
+            cluster,
+            routes,
+            desks,
             values: ValueMaker::new(config.value_bytes),
             space: Arc::new(ItemSpace::new(config.keys, keys.items_max())),
             all_present: config.workload.mix.share(OpKind::Remove) == 0.0,
@@ -90,6 +122,29 @@ impl Context {
             None => value.len() == self.config.value_bytes,
         }
     }
+}
+
+/// How long a message between compute servers takes, one way: in the simulator half of what one to a
+/// memory server takes there and back; elsewhere they are threads of one process.
+fn message_ns(fabric: FabricKind) -> u64 {
+    match fabric {
+        FabricKind::Sim => NetworkConfig::default().rtt_ns / 2,
+        FabricKind::Mapped | FabricKind::Tcp => 0,
+    }
+}
+
+fn open_options(config: &BenchConfig, cluster: Option<Arc<Cluster>>) -> OpenOptions {
+    let mut open = OpenOptions::default();
+    let parts = &config.parts;
+    if let Some(SizeOrShare::Size(size)) = parts.cache {
+        open.dex.cache_bytes = size.0;
+    }
+    open.dex.durability = parts.durability.unwrap_or(open.dex.durability);
+    open.dex.admit_leaf = parts.admission.map_or(open.dex.admit_leaf, |it| it.leaf());
+    open.dex.single_queue = parts.cooling.map_or(open.dex.single_queue, |it| it == Cooling::Queue);
+    open.dex.offload = parts.offload.unwrap_or(open.dex.offload);
+    open.forward = cluster.map(|cluster| cluster as _);
+    open
 }
 
 /// Dense nodes for numbers, slotted ones for everything else.

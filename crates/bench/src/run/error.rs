@@ -43,6 +43,19 @@ pub enum BenchError {
     /// The engine has no table of such keys, values and nodes.
     #[error("no such table: {0}")]
     Table(#[source] IndexError),
+    /// A compute server cannot open the table as it is asked to.
+    #[error("cannot open the table: {0}")]
+    Open(#[source] IndexError),
+    /// A share of the data makes no cache.
+    #[error("a cache of {share} of a table of {table} is too small: {source}")]
+    SmallShare {
+        /// The share.
+        share: String,
+        /// What the table takes in the pool.
+        table: String,
+        /// What is wrong.
+        source: IndexError,
+    },
     /// The memory servers could not be set up.
     #[error(transparent)]
     Fabric(#[from] FabricError),

@@ -15,33 +15,43 @@ mod error;
 pub(crate) mod meet;
 mod progress;
 mod real;
+mod route;
 mod sim;
 pub(crate) mod sorted;
+mod table;
 mod tally;
 #[cfg(test)]
 mod tests;
 mod worker;
 
-use farleaf_fabric::{Capabilities, Client, Endpoint};
-use farleaf_index::{AnyIndex, Index, IndexError, TableReport};
-use farleaf_pool::{Audit, Pool, PoolError, Session, format, format_once};
+use std::sync::Arc;
+
+use farleaf_fabric::Capabilities;
+use farleaf_index::{
+    TableReport,
+    dex::{
+        Dex,
+        offload::{Offload, OffloadService},
+    },
+};
 use serde_json::{Map, Value, json};
 
 pub use error::BenchError;
 pub use progress::{NoProgress, Phase, Progress};
 
 use crate::{
-    config::{BenchConfig, FabricKind, LoadKind},
+    config::{BenchConfig, FabricKind},
     machine::Machine,
-    report::{LoopKind, MemoryReport, PhaseReport, Report, TimeKind, build_commit},
+    parts::Cooling,
+    report::{
+        CacheReport, LoopKind, MemoryReport, PhaseReport, Report, RunReport, TimeKind, build_commit,
+    },
+    units::human_bytes,
 };
 use context::Context;
 use sim::AboutSim;
-use sorted::Pairs;
-use worker::{Outcome, Server};
-
-/// The table's name in the pool.
-const TABLE: &str = "bench";
+use table::{Loaded, Server};
+use worker::Outcome;
 
 /// Sets up what `config` asks for, runs it, and reports.
 ///
@@ -50,14 +60,14 @@ const TABLE: &str = "bench";
 /// fail or answer wrongly are counted in the report.
 pub fn run(config: &BenchConfig, progress: &dyn Progress) -> Result<Report, BenchError> {
     if config.fabric == FabricKind::Tcp {
-        let (fabric, region_bytes) = real::connect(config)?;
+        let (fabrics, region_bytes) = real::connect(config)?;
         let servers = config.cluster.as_ref().map_or(0, |cluster| cluster.addresses().len());
         let context = Context::new(&BenchConfig {
             memory_servers: servers,
             pool_bytes: Some(region_bytes * servers as u64),
             ..config.clone()
         })?;
-        return Ok(real::run(&context, &fabric, progress)?.report(&context));
+        return Ok(real::run(&context, &fabrics, progress)?.report(&context));
     }
     let context = Context::new(config)?;
     let run = match config.fabric {
@@ -78,10 +88,7 @@ pub fn region_bytes(config: &BenchConfig) -> Result<u64, BenchError> {
 /// What is known when a run is over.
 struct Run {
     outcome: Outcome,
-    /// The bulk load, if there was one.
-    load: Option<PhaseReport>,
-    /// Bytes of keys and values of the bulk load.
-    data_bytes: u64,
+    loaded: Loaded,
     servers: Vec<Server>,
     seen: Option<TableReport>,
     capabilities: Capabilities,
@@ -91,9 +98,9 @@ struct Run {
 impl Run {
     fn report(self, context: &Context) -> Report {
         let config = &context.config;
-        let Outcome { tally, load_ns, run_ns, cost } = &self.outcome;
+        let Outcome { tally, load_ns, run_ns, cost, caches } = &self.outcome;
         let memory: Vec<_> = self.servers.iter().map(|server| server.pool.memory()).collect();
-        let data_bytes = self.data_bytes.saturating_add_signed(tally.data_bytes());
+        let data_bytes = self.loaded.data_bytes.saturating_add_signed(tally.data_bytes());
         Report {
             engine: config.engine.name().to_owned(),
             fabric: config.fabric.name().to_owned(),
@@ -103,8 +110,14 @@ impl Run {
             },
             loop_kind: if config.rate.is_some() { LoopKind::Open } else { LoopKind::Closed },
             config: self.config(context),
-            load: self.load.unwrap_or_else(|| PhaseReport::new(seconds(*load_ns), config.keys)),
-            run: tally.report(seconds(*run_ns), cost),
+            load: self
+                .loaded
+                .load
+                .unwrap_or_else(|| PhaseReport::new(seconds(*load_ns), config.keys)),
+            run: RunReport {
+                caches: caches.as_ref().map(|stats| CacheReport::new(stats, cost)),
+                ..tally.report(seconds(*run_ns), cost)
+            },
             memory: MemoryReport {
                 pool_bytes: context.pool_bytes(),
                 index_bytes: memory.iter().map(|it| it.live_bytes - it.retired_bytes).sum(),
@@ -123,13 +136,21 @@ impl Run {
         set("pool_bytes", json!(context.pool_bytes()));
         set("block_bytes", json!(context.pool.block_bytes));
         set("node_bytes", json!(context.format.node_bytes()));
-        if let Some(AnyIndex::Dex(dex)) = self.servers.first().map(|server| &server.index) {
+        if let Some(dex) = self.servers.first().and_then(Server::dex) {
             let options = dex.options();
+            let cooling = if options.single_queue { Cooling::Queue } else { Cooling::Map };
             set("cache_bytes", json!(options.cache_bytes));
             set("durability", json!(options.durability.to_string()));
-            set("admit_leaf", json!(options.admit_leaf));
+            set("admission", json!(options.admit_leaf));
+            set("cooling", json!(cooling.name()));
+            set("offload", json!(options.offload.to_string()));
             set("scan_prefetch", json!(options.scan_prefetch));
             set("combine", json!(options.combine));
+            set("partitions", json!(self.loaded.bounds.len() + 1));
+            let parts = &context.config.parts;
+            set("boundaries", json!(parts.boundaries.unwrap_or_default().name()));
+            set("routing", json!(parts.routing(&context.config).name()));
+            set("parts", json!(self.parts(context, dex)));
         }
         set("capabilities", json!(capability_names(&self.capabilities)));
         set("crash_atomic_bytes", json!(self.capabilities.crash_atomic_bytes));
@@ -147,126 +168,37 @@ impl Run {
     }
 }
 
-/// A loaded table.
-struct Prepared {
-    servers: Vec<Server>,
-    load: Option<PhaseReport>,
-    data_bytes: u64,
-}
-
-/// Formats the pool, makes the table and opens it on every compute server; `endpoints` has one of
-/// each. Does the bulk load, if one is asked for.
-async fn prepare<E: Endpoint>(
-    context: &Context,
-    endpoints: &[E],
-    progress: &dyn Progress,
-) -> Result<Prepared, BenchError> {
-    let pool_bytes = context.pool_bytes();
-    let refused = |source: PoolError| BenchError::Pool { pool_bytes, source };
-    let mut servers = Vec::with_capacity(endpoints.len());
-    let mut loaded = None;
-    for endpoint in endpoints {
-        let client = Client::new(endpoint.clone());
-        if servers.is_empty() {
-            if context.config.shares_pool() {
-                // One that is there is somebody's.
-                format_once(&client, &context.pool).await.map_err(refused)?;
-            } else {
-                format(&client, &context.pool).await.map_err(refused)?;
-            }
+impl Run {
+    /// Which parts of the engine were on, each in a few words.
+    fn parts(&self, context: &Context, dex: &Dex) -> Vec<String> {
+        let options = dex.options();
+        let mut parts = vec![
+            format!("cache of {}", human_bytes(options.cache_bytes)),
+            options.durability.to_string(),
+            format!("leaves kept with {}", options.admit_leaf),
+            if options.single_queue { "cooling queue" } else { "cooling map" }.to_owned(),
+        ];
+        if options.scan_prefetch > 0 {
+            parts.push(format!("scans read {} leaves ahead", options.scan_prefetch));
         }
-        let pool = Pool::join(&client).await.map_err(refused)?;
-        let session = pool.session(endpoint.clone()).await.map_err(refused)?;
-        let is_first = servers.is_empty();
-        let root = if is_first {
-            let created = AnyIndex::create(&session, TABLE, &context.format).await;
-            created.map_err(|error| failed_load(pool_bytes, error))?
-        } else {
-            session.open_root(TABLE).await.map_err(refused)?
-        };
-        let index = AnyIndex::open(&session, &root, &context.open).await;
-        let index = index.map_err(BenchError::Table)?;
-        if is_first && context.config.load == LoadKind::Bulk {
-            let load = bulk_load(context, &session, &index, progress).await;
-            if load.is_err() && context.config.shares_pool() {
-                // What has failed is what is told.
-                let _ = index.close(&session).await;
-                let _ = AnyIndex::drop_table(&session, TABLE).await;
-            }
-            loaded = Some(load?);
+        if !self.loaded.bounds.is_empty() {
+            let boundaries = context.config.parts.boundaries.unwrap_or_default();
+            parts.push(format!("{} partitions ({boundaries})", self.loaded.bounds.len() + 1));
         }
-        servers.push(Server { pool, index });
-    }
-    let (load, data_bytes) = loaded.unzip();
-    Ok(Prepared { servers, load, data_bytes: data_bytes.unwrap_or(0) })
-}
-
-async fn bulk_load<E: Endpoint>(
-    context: &Context,
-    session: &Session<E>,
-    index: &AnyIndex,
-    progress: &dyn Progress,
-) -> Result<(PhaseReport, u64), BenchError> {
-    let keys = context.config.keys;
-    progress.begin(Phase::Load, keys);
-    let mut pairs = Pairs::new(&context.keys, context.values, keys, progress);
-    let began_ns = session.endpoint().now_ns();
-    let count = index
-        .bulk_load(session, &mut pairs)
-        .await
-        .map_err(|error| failed_load(context.pool_bytes(), error))?;
-    let nanos = session.endpoint().now_ns() - began_ns;
-    let key_bytes = pairs.finish()?;
-    let data_bytes = key_bytes + count * context.config.value_bytes as u64;
-    Ok((PhaseReport::new(seconds(nanos), count), data_bytes))
-}
-
-/// Takes the table out of a pool that stays.
-async fn clear<E: Endpoint>(endpoint: &E) -> Result<(), BenchError> {
-    let client = Client::new(endpoint.clone());
-    let pool = Pool::join(&client).await.map_err(|error| BenchError::Clear(error.into()))?;
-    let session = pool.session(endpoint.clone()).await;
-    let session = session.map_err(|error| BenchError::Clear(error.into()))?;
-    AnyIndex::drop_table(&session, TABLE).await.map_err(BenchError::Clear)?;
-    session.leave().await.map_err(|error| BenchError::Clear(error.into()))
-}
-
-fn failed_load(pool_bytes: u64, error: IndexError) -> BenchError {
-    match error {
-        IndexError::Full(_) => BenchError::PoolTooSmall { pool_bytes, source: error },
-        error => BenchError::Load(error),
-    }
-}
-
-/// Walks the table at the end, if that is asked for.
-async fn finish<E: Endpoint>(
-    context: &Context,
-    servers: &[Server],
-    endpoint: &E,
-    progress: &dyn Progress,
-) -> Result<Option<TableReport>, BenchError> {
-    let Some(server) = servers.first().filter(|_| context.config.verify) else { return Ok(None) };
-    progress.begin(Phase::Verify, 0);
-    let unread = |error: PoolError| BenchError::Verify(error.into());
-    let session = server.pool.session(endpoint.clone()).await.map_err(unread)?;
-    let mut audit = Audit::new(&session).await.map_err(unread)?;
-    let report = server.index.verify(&session, &mut audit).await.map_err(BenchError::Verify)?;
-    match report.problems.first() {
-        Some(first) => {
-            Err(BenchError::Damaged { count: report.problems.len(), first: first.clone() })
+        if context.cluster.is_some() {
+            let begins = if context.routes { "begin at the key's owner" } else { "are forwarded" };
+            parts.push(format!("operations {begins}"));
         }
-        None => Ok(Some(report)),
+        if options.offload != Offload::Never {
+            parts.push(format!("offload {}", options.offload));
+        }
+        parts
     }
 }
 
-/// Closes the table on every compute server.
-async fn close<E: Endpoint>(servers: &[Server], endpoint: &E) -> Result<(), BenchError> {
-    for server in servers {
-        let session = server.pool.session(endpoint.clone()).await;
-        let session = session.map_err(|error| BenchError::Clear(error.into()))?;
-        server.index.close(&session).await.map_err(BenchError::Clear)?;
-    }
-    Ok(())
+/// What memory servers in this process do for others, in the first life of the service.
+fn offload_service() -> Arc<OffloadService> {
+    Arc::new(OffloadService::new(1, None))
 }
 
 fn capability_names(it: &Capabilities) -> Vec<&'static str> {

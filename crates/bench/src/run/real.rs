@@ -3,20 +3,23 @@
 use std::{sync::Arc, thread};
 
 use farleaf_fabric::{
-    Endpoint, Fabric, RealTime, ServerId,
+    Capabilities, Endpoint, Fabric, RealTime, ServerId,
     mapped::Mapped,
     tcp::{Tcp, TcpConfig},
 };
 
+use farleaf_index::{TableReport, dex::offload::OFFLOAD_SERVICE};
+
 use super::{
-    Prepared, Run, clear, close,
+    Run,
     context::Context,
     error::BenchError,
-    finish,
     meet::Gate,
-    prepare,
+    offload_service,
     progress::Progress,
-    worker::{Duty, Outcome, Server, work},
+    route::{Owners, Router},
+    table::{self, Loaded, Server},
+    worker::{Desks, Duty, Outcome, work},
 };
 use crate::config::BenchConfig;
 
@@ -29,65 +32,111 @@ pub(super) fn on_mapped(
     context: &Arc<Context>,
     progress: &dyn Progress,
 ) -> Result<Run, BenchError> {
-    let fabric = Mapped::anonymous(context.config.memory_servers, context.region_bytes)?;
-    run(context, &fabric, progress)
+    let first = Mapped::anonymous(context.config.memory_servers, context.region_bytes)?;
+    first.serve(OFFLOAD_SERVICE, offload_service());
+    let mut fabrics = vec![first];
+    while fabrics.len() < context.config.compute_servers {
+        fabrics.push(fabrics[0].beside()?);
+    }
+    run(context, &fabrics, progress)
 }
 
-/// Connects to the memory servers of the configuration; their least region's bytes.
-pub(super) fn connect(config: &BenchConfig) -> Result<(Tcp, u64), BenchError> {
+/// Connects each compute server to the memory servers of the configuration; their least region's bytes.
+pub(super) fn connect(config: &BenchConfig) -> Result<(Vec<Tcp>, u64), BenchError> {
+    // Before what is wrong with it costs a connection each.
+    config.validate()?;
     let addresses = config.cluster.as_ref().ok_or(BenchError::NoCluster)?.addresses();
-    let tls = config.tls.clone();
-    let fabric = Tcp::connect(TcpConfig { tls, ..TcpConfig::to(addresses.iter().copied()) })?;
-    let main = fabric.endpoint()?;
+    let tcp = TcpConfig {
+        tls: config.tls.clone(),
+        ..TcpConfig::to(addresses.iter().copied())
+    };
+    let connect = |_| Tcp::connect(tcp.clone());
+    let fabrics = (0..config.compute_servers).map(connect).collect::<Result<Vec<_>, _>>()?;
+    let main = fabrics[0].endpoint()?;
     let servers = 0..addresses.len() as u16;
     let least = servers.map(|server| main.region_bytes(ServerId(server))).min();
-    Ok((fabric, least.unwrap_or(0)))
+    Ok((fabrics, least.unwrap_or(0)))
 }
 
-/// Runs it all on a fabric whose tasks run on executors of their own.
+/// Runs it all on a fabric whose tasks run on executors of their own; `fabrics` has each compute
+/// server's.
 pub(super) fn run<F>(
     context: &Arc<Context>,
-    fabric: &F,
+    fabrics: &[F],
     progress: &dyn Progress,
 ) -> Result<Run, BenchError>
 where
     F: Fabric<Endpoint: RealTime> + Send + Sync,
 {
-    let config = &context.config;
-    let main = fabric.endpoint()?;
-    main.seed(config.seed);
-    let endpoints = vec![main.clone(); config.compute_servers];
-    let prepared = main.executor().block_on(prepare(context, &endpoints, progress))?;
-    let servers = prepared.servers.clone();
-    let run = run_phases(context, fabric, &main, prepared, progress);
-    if config.shares_pool() {
-        // Also after a failure, which is what is told then.
-        let cleared = main.executor().block_on(async {
-            close(&servers, &main).await?;
-            clear(&main).await
-        });
-        return run.and_then(|run| cleared.map(|()| run));
+    let mut mains = Vec::with_capacity(fabrics.len());
+    for fabric in fabrics {
+        let main = fabric.endpoint()?;
+        main.seed(context.config.seed);
+        mains.push(main);
     }
-    run
+    let first = &mains[0];
+    let loaded = first.executor().block_on(Loaded::make(context, first, progress))?;
+    let mut servers = Vec::with_capacity(mains.len());
+    let mut run = (|| {
+        for (number, main) in mains.iter().enumerate() {
+            let opened = main.executor().block_on(loaded.open(context, main, number))?;
+            servers.push(opened);
+        }
+        run_phases(context, fabrics, &servers, &loaded.bounds, progress)
+    })();
+    if context.config.verify && run.is_ok() {
+        run = run.and_then(|done| Ok((done.0, Some(verify(&servers, &mains, progress)?))));
+    }
+    if context.config.shares_pool() {
+        // Also after a failure, which is what is told then.
+        let cleared = clear(&servers, &mains);
+        run = run.and_then(|run| cleared.map(|()| run));
+    }
+    let (outcome, seen) = run?;
+    let capabilities: Capabilities = first.capabilities();
+    Ok(Run { outcome, loaded, servers, seen, capabilities, about_sim: None })
 }
+
+fn verify<E: RealTime>(
+    servers: &[Server],
+    mains: &[E],
+    progress: &dyn Progress,
+) -> Result<TableReport, BenchError> {
+    for (server, main) in servers.iter().zip(mains) {
+        main.executor().block_on(table::settle(server, main))?;
+    }
+    mains[0].executor().block_on(table::verify(&servers[0], &mains[0], progress))
+}
+
+fn clear<E: RealTime>(servers: &[Server], mains: &[E]) -> Result<(), BenchError> {
+    for (server, main) in servers.iter().zip(mains) {
+        main.executor().block_on(table::close(server, main))?;
+    }
+    mains[0].executor().block_on(table::clear(&mains[0]))
+}
+
+type Done = (Outcome, Option<TableReport>);
 
 fn run_phases<F>(
     context: &Arc<Context>,
-    fabric: &F,
-    main: &F::Endpoint,
-    prepared: Prepared,
+    fabrics: &[F],
+    servers: &[Server],
+    bounds: &[Vec<u8>],
     progress: &dyn Progress,
-) -> Result<Run, BenchError>
+) -> Result<Done, BenchError>
 where
     F: Fabric<Endpoint: RealTime> + Send + Sync,
 {
     let config = &context.config;
     let gate = Gate::new(config.threads);
+    let owners = context.routes.then(|| Owners::new(bounds, servers.len()));
+    let router = owners.map(|owners| Arc::new(Router::new(owners, servers.len())));
     let outcome = thread::scope(|scope| {
         let mut threads = Vec::new();
         for index in 0..config.threads {
-            let (fabric, servers, gate) = (fabric.clone(), &prepared.servers, &gate);
-            let body = move || on_thread(context, &fabric, servers, index, gate, progress);
+            let fabric = fabrics[index % fabrics.len()].clone();
+            let (gate, router) = (&gate, router.clone());
+            let body = move || on_thread(context, &fabric, servers, index, gate, router, progress);
             let spawned = thread::Builder::new()
                 .name(format!("bench-{index}"))
                 .spawn_scoped(scope, body)
@@ -103,17 +152,7 @@ where
         }
         join(threads)
     })?;
-    let Prepared { servers, load, data_bytes } = prepared;
-    let seen = main.executor().block_on(finish(context, &servers, main, progress))?;
-    Ok(Run {
-        outcome,
-        load,
-        data_bytes,
-        servers,
-        seen,
-        capabilities: main.capabilities(),
-        about_sim: None,
-    })
+    Ok((outcome, None))
 }
 
 fn on_thread<F: Fabric<Endpoint: RealTime>>(
@@ -122,6 +161,7 @@ fn on_thread<F: Fabric<Endpoint: RealTime>>(
     servers: &[Server],
     index: usize,
     gate: &Gate,
+    router: Option<Arc<Router>>,
     progress: &dyn Progress,
 ) -> Result<Outcome, BenchError> {
     let promise = gate.promise();
@@ -130,8 +170,12 @@ fn on_thread<F: Fabric<Endpoint: RealTime>>(
     home.seed(config.seed ^ (index as u64 + 1) << 32);
     let seat = |number: usize| (number, servers[number % servers.len()].clone(), home.clone());
     // Threads and clients are multiples of compute servers: a thread has clients of one only.
+    let own = servers[index % servers.len()].clone();
     let duty = Duty::<F::Endpoint> {
         clients: (index..config.clients).step_by(config.threads).map(seat).collect(),
+        desks: vec![Desks { server: own, endpoint: home.clone() }],
+        servers: servers.to_vec(),
+        router,
         yield_ops: YIELD_OPS,
         leads: index == 0,
     };

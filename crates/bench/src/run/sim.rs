@@ -5,18 +5,21 @@ use std::sync::Arc;
 use farleaf_fabric::{
     Capabilities, Endpoint, Fabric,
     mapped::{Mapped, REGION_BYTES_MIN},
-    sim::{AdversaryConfig, Sim, SimConfig, SimEndpoint},
+    sim::{AdversaryConfig, RpcConfig, Sim, SimConfig, SimEndpoint},
 };
+
+use farleaf_index::dex::offload::{OFFLOAD_SERVICE, Offload};
 
 use super::{
     Run,
     context::Context,
     error::BenchError,
-    finish,
     meet::Gate,
-    prepare,
+    offload_service,
     progress::Progress,
-    worker::{Duty, work},
+    route::{Owners, Router},
+    table::{self, Loaded},
+    worker::{Desks, Duty, work},
 };
 use crate::config::{BenchConfig, CapabilityKind};
 
@@ -35,6 +38,7 @@ pub(super) struct AboutSim {
 pub(super) fn run(context: &Arc<Context>, progress: &dyn Progress) -> Result<Run, BenchError> {
     let config = &context.config;
     let sim = Sim::new(cluster(config, context.region_bytes)?)?;
+    sim.fabric(0).serve(OFFLOAD_SERVICE, offload_service());
     // One endpoint for each worker thread; thread t works for compute server t % servers.
     let computes = config.compute_servers;
     let endpoints = (0..config.threads)
@@ -42,26 +46,45 @@ pub(super) fn run(context: &Arc<Context>, progress: &dyn Progress) -> Result<Run
         .collect::<Result<Vec<SimEndpoint>, _>>()?;
     let home = &endpoints[0];
     let gate = Gate::new(1);
-    let (prepared, outcome, seen) = sim.block_on(async {
-        let prepared = prepare(context, &endpoints[..computes], progress).await?;
-        let servers = &prepared.servers;
+    let (loaded, servers, outcome, seen) = sim.block_on(async {
+        let loaded = Loaded::make(context, home, progress).await?;
+        let mut servers = Vec::with_capacity(computes);
+        for (number, endpoint) in endpoints[..computes].iter().enumerate() {
+            servers.push(loaded.open(context, endpoint, number).await?);
+        }
+        let owners = context.routes.then(|| Owners::new(&loaded.bounds, computes));
         let seat = |number: usize| {
             let endpoint = endpoints[number % endpoints.len()].clone();
             (number, servers[number % computes].clone(), endpoint)
         };
-        let duty =
-            Duty { clients: (0..config.clients).map(seat).collect(), yield_ops: 0, leads: true };
+        let desk = |(thread, endpoint): (usize, &SimEndpoint)| Desks {
+            server: servers[thread % computes].clone(),
+            endpoint: endpoint.clone(),
+        };
+        let duty = Duty {
+            clients: (0..config.clients).map(seat).collect(),
+            desks: endpoints.iter().enumerate().map(desk).collect(),
+            servers: servers.clone(),
+            router: owners.map(|owners| Arc::new(Router::new(owners, computes))),
+            yield_ops: 0,
+            leads: true,
+        };
         let outcome = work(context, home, duty, &gate, progress).await?;
-        let seen = finish(context, servers, home, progress).await?;
-        Ok::<_, BenchError>((prepared, outcome, seen))
+        let mut seen = None;
+        if config.verify {
+            for (server, endpoint) in servers.iter().zip(&endpoints) {
+                table::settle(server, endpoint).await?;
+            }
+            seen = Some(table::verify(&servers[0], home, progress).await?);
+        }
+        Ok::<_, BenchError>((loaded, servers, outcome, seen))
     })??;
     let about_sim =
         AboutSim { trace_hash: sim.trace_hash(), events: sim.events(), remote_ops: sim.ops() };
     Ok(Run {
         outcome,
-        load: prepared.load,
-        data_bytes: prepared.data_bytes,
-        servers: prepared.servers,
+        loaded,
+        servers,
         seen,
         capabilities: home.capabilities(),
         about_sim: Some(about_sim),
@@ -69,18 +92,23 @@ pub(super) fn run(context: &Arc<Context>, progress: &dyn Progress) -> Result<Run
 }
 
 fn cluster(config: &BenchConfig, region_bytes: u64) -> Result<SimConfig, BenchError> {
-    let capabilities = match config.capabilities {
+    let mut capabilities = match config.capabilities {
         CapabilityKind::None => Capabilities::NONE,
         CapabilityKind::Mapped => {
             Mapped::anonymous(1, REGION_BYTES_MIN)?.endpoint()?.capabilities()
         }
     };
+    let offloads = config.parts.offload.is_some_and(|offload| offload != Offload::Never);
+    // Who does what is offloaded must see what has been written.
+    capabilities.cpu_visible |= offloads;
+    let threads = config.parts.memory_threads.unwrap_or(RpcConfig::default().threads);
     let torn = if config.torn { 1.0 } else { 0.0 };
     Ok(SimConfig {
         memory_servers: config.memory_servers,
         compute_servers: config.compute_servers,
         threads: config.threads / config.compute_servers,
         region_bytes,
+        rpc: RpcConfig { threads, ..RpcConfig::default() },
         adversary: AdversaryConfig { torn, ..AdversaryConfig::default() },
         capabilities,
         ..SimConfig::seeded(config.seed)

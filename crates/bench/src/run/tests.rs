@@ -1,5 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
+mod dex;
+
 use std::{
     net::SocketAddr,
     sync::atomic::{AtomicU64, Ordering},
@@ -7,13 +9,15 @@ use std::{
 };
 
 use farleaf_fabric::{
-    Fabric, ServerId,
+    Client, Fabric, ServerId,
     tcp::{HugePages, MemoryServer, MemoryServerConfig, Region},
 };
 
+use farleaf_pool::Pool;
+
 use super::*;
 use crate::{
-    Cluster, KeyOrder, KeySpec, OpKind, PerOp, ReportKind, Workload, YcsbProperties,
+    Cluster, KeyOrder, KeySpec, LoadKind, OpKind, PerOp, ReportKind, Workload, YcsbProperties,
     config::CapabilityKind, units::Rate,
 };
 
@@ -85,8 +89,8 @@ fn a_run_on_a_pool_of_others_leaves_it_as_it_was() {
     }
     let large = BenchConfig { keys: 100_000, value_bytes: 1024, ..config.clone() };
     assert!(matches!(run(&large, &NoProgress), Err(BenchError::PoolTooSmall { .. })));
-    let (fabric, _) = real::connect(&config).unwrap();
-    let endpoint = fabric.endpoint().unwrap();
+    let (fabrics, _) = real::connect(&config).unwrap();
+    let endpoint = fabrics[0].endpoint().unwrap();
     endpoint.executor().block_on(async {
         let pool = Pool::join(&Client::new(endpoint.clone())).await.unwrap();
         let session = pool.session(endpoint.clone()).await.unwrap();

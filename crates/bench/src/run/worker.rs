@@ -9,16 +9,18 @@ use std::{
     },
 };
 
-use farleaf_fabric::{Counters, Endpoint, Snapshot};
-use farleaf_index::AnyIndex;
-use farleaf_pool::{Pool, Session};
+use farleaf_fabric::{Counters, Endpoint, Incarnation, Snapshot};
+use farleaf_index::dex::{Cluster, DexStats};
+use farleaf_pool::{PoolError, Session};
 
 use super::{
-    client::{Client, Desk, Job},
+    client::{Client, Desk, Job, Route},
     context::Context,
     error::BenchError,
     meet::{Gate, Gather},
     progress::{Phase, Progress},
+    route::Router,
+    table::Server,
     tally::Tally,
 };
 use crate::config::LoadKind;
@@ -28,21 +30,26 @@ const TICK_NS: u64 = 1_000_000;
 /// Most turns until a session's own comes.
 const TURNS_MAX: u64 = 10;
 
-/// A compute server's side of the table.
-#[derive(Clone, Debug)]
-pub(super) struct Server {
-    pub(super) pool: Arc<Pool>,
-    pub(super) index: AnyIndex,
-}
-
 /// What one thread has to do.
 pub(super) struct Duty<E: Endpoint> {
     /// Its clients: number, compute server, and the endpoint of the thread that it runs on.
     pub(super) clients: Vec<(usize, Server, E)>,
+    /// Where what other compute servers send is done.
+    pub(super) desks: Vec<Desks<E>>,
+    /// All compute servers.
+    pub(super) servers: Vec<Server>,
+    /// What gives operations to the owners of their keys, if they begin there.
+    pub(super) router: Option<Arc<Router>>,
     /// See [`Desk::yield_ops`].
     pub(super) yield_ops: u64,
     /// Whether it is the one that says which phase begins.
     pub(super) leads: bool,
+}
+
+/// A thread of a compute server that does, beside its clients, what others send.
+pub(super) struct Desks<E: Endpoint> {
+    pub(super) server: Server,
+    pub(super) endpoint: E,
 }
 
 /// What came of it.
@@ -56,6 +63,8 @@ pub(super) struct Outcome {
     pub(super) run_ns: u64,
     /// What the run phase cost.
     pub(super) cost: Snapshot,
+    /// What the caches did meanwhile, told by the thread that leads.
+    pub(super) caches: Option<DexStats>,
 }
 
 impl Outcome {
@@ -65,6 +74,7 @@ impl Outcome {
         self.load_ns = self.load_ns.max(other.load_ns);
         self.run_ns = self.run_ns.max(other.run_ns);
         self.cost.add(&other.cost);
+        self.caches = self.caches.or(other.caches);
     }
 }
 
@@ -79,30 +89,35 @@ pub(super) async fn work<E: Endpoint>(
     gate: &Gate,
     progress: &dyn Progress,
 ) -> Result<Outcome, BenchError> {
+    let config = &context.config;
     let stop = Arc::new(AtomicBool::new(false));
     let _stop = StopOnDrop(Arc::clone(&stop));
     let mut clients = Vec::with_capacity(duty.clients.len());
     for (number, server, endpoint) in duty.clients {
-        let session = server
-            .pool
-            .session(endpoint)
-            .await
-            .map_err(|source| BenchError::Pool { pool_bytes: context.pool_bytes(), source })?;
+        let session =
+            server.pool.session(endpoint).await.map_err(|source| refused(context, source))?;
         maintain(context, session.clone(), number as u64, Arc::clone(&stop));
-        clients.push(Client::new(context, session, server.index, number)?);
+        let route = duty.router.as_ref().map(|router| Route {
+            router: Arc::clone(router),
+            server: number % config.compute_servers,
+            may_make: false,
+        });
+        clients.push(Client::new(context, session, server.index, number, route)?);
     }
+    let _served = serve(context, &duty.desks).await?;
     let mut crew = Crew {
         tally: Rc::default(),
         clients,
         yield_ops: duty.yield_ops,
         leads: duty.leads,
+        clients_of_all: config.clients,
+        router: duty.router,
         home: home.clone(),
         gate,
         turn: 0,
         progress,
     };
 
-    let config = &context.config;
     let mut outcome = Outcome::default();
     if config.load == LoadKind::Insert {
         outcome.load_ns = crew.phase(Phase::Load, config.keys, |_| Job::Load).await?;
@@ -116,13 +131,64 @@ pub(super) async fn work<E: Endpoint>(
     crew.meet().await?;
     let counters = crew.counters();
     let before = Snapshot::of(&counters);
+    let caches_before = stats(&duty.servers).filter(|_| duty.leads);
     let ops = config.ops;
     outcome.run_ns = crew.phase(Phase::Run, ops, |number| Job::share(config, ops, number)).await?;
     outcome.cost = Snapshot::of(&counters).since(&before);
     // Others may wait for what tasks of this thread hold.
     crew.meet().await?;
+    outcome.caches =
+        caches_before.and_then(|before| stats(&duty.servers).map(|now| now.since(&before)));
     outcome.tally = crew.tally.take();
     Ok(outcome)
+}
+
+fn refused(context: &Context, source: PoolError) -> BenchError {
+    BenchError::Pool { pool_bytes: context.pool_bytes(), source }
+}
+
+/// What all caches have done so far, if there are some.
+fn stats(servers: &[Server]) -> Option<DexStats> {
+    let mut sum: Option<DexStats> = None;
+    for dex in servers.iter().filter_map(Server::dex) {
+        sum.get_or_insert_default().add(&dex.stats());
+    }
+    sum
+}
+
+/// Does what other compute servers send, until what is given is dropped.
+async fn serve<E: Endpoint>(
+    context: &Arc<Context>,
+    desks: &[Desks<E>],
+) -> Result<Vec<Served>, BenchError> {
+    let mut served = Vec::new();
+    let Some(cluster) = &context.cluster else { return Ok(served) };
+    for Desks { server, endpoint } in desks {
+        let Some(dex) = server.dex() else { continue };
+        for _ in 0..context.desks {
+            let session = server.pool.session(endpoint.clone()).await;
+            let session = session.map_err(|source| refused(context, source))?;
+            let serving = cluster.serve(dex.clone(), session);
+            endpoint.spawn(async move {
+                // One that has been cut off serves no more; who asks it is told so.
+                let _ = serving.await;
+            });
+        }
+        served.push(Served { cluster: Arc::clone(cluster), who: endpoint.incarnation() });
+    }
+    Ok(served)
+}
+
+/// Ends a compute server's desks, however the thread's work ends.
+struct Served {
+    cluster: Arc<Cluster>,
+    who: Incarnation,
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.cluster.leave(self.who);
+    }
 }
 
 /// Does the maintenance of client `number`'s session beside its operations, until `stop` is set.
@@ -163,6 +229,8 @@ struct Crew<'a, E: Endpoint> {
     tally: Rc<RefCell<Tally>>,
     yield_ops: u64,
     leads: bool,
+    clients_of_all: usize,
+    router: Option<Arc<Router>>,
     home: E,
     gate: &'a Gate,
     turn: usize,
@@ -186,6 +254,13 @@ impl<E: Endpoint> Crew<'_, E> {
     ) -> Result<u64, BenchError> {
         if self.leads {
             self.progress.begin(phase, total);
+        }
+        if let Some(router) = self.router.clone() {
+            // Once nobody is at work on the last one's.
+            self.meet().await?;
+            if self.leads {
+                router.allow(total, self.clients_of_all);
+            }
         }
         self.meet().await?;
         let began_ns = self.home.now_ns();

@@ -57,8 +57,7 @@ fn every_option_reaches_the_configuration() {
         value_bytes: 1024,
         rate: Rate::new(100_000),
         node_bytes: Some(4096),
-        cache_bytes: None,
-        durability: None,
+        parts: Parts::default(),
         pool_bytes: Some(1 << 30),
         torn: true,
         capabilities: CapabilityKind::Mapped,
@@ -70,13 +69,56 @@ fn every_option_reaches_the_configuration() {
 }
 
 #[test]
-fn what_concerns_a_cache_is_for_engines_with_one() {
-    let dex = config("--engine dex --cache 64MiB --durability volatile");
-    assert_eq!((dex.cache_bytes, dex.durability), (Some(64 << 20), Some(Durability::Volatile)));
+fn every_part_reaches_the_configuration() {
+    let config = config(
+        "--engine dex --fabric sim --compute-servers 2 --cache 64MiB --durability volatile \
+         --admission eager --cooling queue --offload ratio:0.3 --partitions 6 --boundaries equal \
+         --routing any --memory-threads 4",
+    );
+    let expected = Parts {
+        cache: Some("64MiB".parse().unwrap()),
+        durability: Some(Durability::Volatile),
+        admission: Some("1".parse().unwrap()),
+        cooling: Some(Cooling::Queue),
+        offload: Some(Offload::Ratio(0.3)),
+        partitions: Some(6),
+        boundaries: Some(Boundaries::Equal),
+        routing: Some(Routing::Any),
+        memory_threads: Some(4),
+    };
+    assert_eq!(config.parts, expected);
+}
+
+#[test]
+fn parts_are_for_engines_that_have_them() {
     let refusal = |options: &str| plan(options).unwrap_err();
-    assert!(refusal("--engine btree --cache 64MiB").contains("btree has no cache"));
-    assert!(refusal("--engine dex --compute-servers 2").contains("runs dex with one"));
-    assert!(refusal("--engine dex --durability none").contains("volatile, logged"));
+    for (options, sentence) in [
+        ("--engine btree --cache 64MiB", "btree has nothing that --cache sets"),
+        ("--engine btree --fabric sim --memory-threads 2", "nothing that --memory-threads sets"),
+        ("--engine dex --durability none", "volatile, logged"),
+        ("--engine dex --cache 0%", "0 bytes of cache"),
+        ("--engine dex --cache 101%", "0 to 100 %"),
+        ("--engine dex --cache 8% --load insert", "needs --load bulk"),
+        ("--engine dex --offload ratio:2", "ratio: and 0 to 1"),
+        ("--engine dex --offload sometimes", "never, always, adaptive"),
+        ("--engine dex --admission 2", "lazy (0.1), eager (1)"),
+        ("--engine dex --cooling maps", "did you mean \"map\"?"),
+        ("--engine dex --boundaries even", "known: sampled, equal"),
+        ("--engine dex --boundaries equal --key-type bytes", "take sampled"),
+        ("--engine dex --compute-servers 2 --partitions 1", "1 partitions for 2 compute servers"),
+        ("--engine dex --compute-servers 2 --rate 1K --routing owner", "--routing any does"),
+        ("--engine dex --memory-threads 2", "the fabric mapped has no threads"),
+    ] {
+        let error = refusal(options);
+        assert!(error.contains(sentence), "{options}: {error}");
+    }
+    // Of several engines, those take it that have it.
+    let runs = plan("--engine all --cache 8% --offload always").unwrap().runs;
+    let chosen = |engine| runs.iter().find(|it| it.engine == engine).unwrap().parts.clone();
+    assert_eq!(chosen(Engine::BTree), Parts::default());
+    assert_eq!(chosen(Engine::Dex).offload, Some(Offload::Always));
+    let threads = plan("--engine all --fabric tcp --memory-threads 3").unwrap().runs;
+    assert!(threads.iter().all(|run| run.parts.memory_threads == Some(3)));
 }
 
 #[test]

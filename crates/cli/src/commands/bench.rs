@@ -73,7 +73,7 @@ fn with_servers(
         servers: u16::try_from(config.memory_servers)
             .map_err(|_| Failure::usage("so many memory servers have no numbers"))?,
         region_bytes: Some(farleaf_bench::region_bytes(&config)?),
-        threads: 1,
+        threads: config.parts.memory_threads.unwrap_or(1),
         folder: None,
         port: 0,
         tls: console.tls.clone(),
@@ -87,13 +87,13 @@ fn print(reports: &[Report], console: &mut Console) -> std::io::Result<()> {
     let runs: Vec<Vec<Row>> = reports.iter().map(Report::rows).collect();
     let mut names: Vec<(&str, &str)> = Vec::new();
     for row in runs.iter().flatten() {
-        if !names.contains(&(row.group, row.name)) {
-            names.push((row.group, row.name));
+        if !names.contains(&(row.group, row.name.as_str())) {
+            names.push((row.group, &row.name));
         }
     }
     let line = |(group, name): (&str, &str)| {
         let value = |rows: &Vec<Row>| {
-            let row = rows.iter().find(|row| (row.group, row.name) == (group, name));
+            let row = rows.iter().find(|row| (row.group, row.name.as_str()) == (group, name));
             row.map(|row| row.value.clone()).unwrap_or_default()
         };
         [group.to_owned(), name.to_owned()].into_iter().chain(runs.iter().map(value)).collect()

@@ -51,7 +51,7 @@ pub(super) fn run(args: &ComputeArgs, console: &mut Console) -> anyhow::Result<E
     refuse_mem(&args.pool)?;
     // Before anything is served, so that no signal is lost.
     let stop = stop_signal(args.end_with_stdin)?;
-    let mut builder = Farleaf::builder()
+    let mut builder = super::builder(console)?
         .listen(args.listen)
         .insecure_public(args.insecure_public)
         .serve_threads(args.threads)

@@ -46,6 +46,44 @@ fn simulated_benches_repeat() {
     assert_eq!(first, second);
 }
 
+/// Two compute servers of the engine with parts, on every fabric, and what was on.
+#[test]
+fn parts_are_told() {
+    for fabric in ["mapped", "sim", "tcp"] {
+        let options = [
+            "--engine",
+            "dex",
+            "--fabric",
+            fabric,
+            "--compute-servers",
+            "2",
+            "--workload",
+            "a",
+            "--cache",
+            "40%",
+            "--offload",
+            "ratio:0.5",
+            "--clients",
+            "4",
+            "--verify",
+            "--json",
+        ];
+        let report = bench(&options).done().json();
+        assert_eq!(report["run"]["errors"], 0);
+        assert_eq!(report["config"]["partitions"], 2);
+        let parts = report["config"]["parts"].to_string();
+        assert!(parts.contains("2 partitions (sampled)") && parts.contains("offload ratio:0.5"));
+        assert!(report["run"]["caches"]["hit_rate"].as_f64().unwrap() > 0.0);
+        assert!(
+            report["run"]["caches"]["per_op"]["offload_ok"].as_f64().unwrap() > 0.0,
+            "{report}"
+        );
+    }
+    let lines = bench(&["--engine", "dex"]).done().text();
+    assert!(lines.contains("\tparts\tcache of 256 MiB; logged; leaves kept with 0.1;"), "{lines}");
+    assert!(lines.contains("\ncaches\thit_rate\t"), "{lines}");
+}
+
 #[test]
 fn nonsense_is_refused() {
     for (options, words) in [
@@ -57,11 +95,16 @@ fn nonsense_is_refused() {
         (&["--fabric", "simm"], "did you mean \"sim\"?"),
         (&["--distribution", "zipfain"], "did you mean \"zipfian\"?"),
         (&["--clients", "5", "--compute-servers", "2"], "cannot be shared evenly"),
+        (&["--engine", "dex", "--cache", "0%"], "0 bytes of cache"),
+        (&["--engine", "dex", "--offload", "ratio:2"], "ratio: and 0 to 1"),
+        (&["--offload", "always"], "btree has nothing that --offload sets"),
         (&["--torn"], "torn words are the simulator's"),
         (&["--clints", "2"], "'--clients'"),
     ] {
         bench(options).failed(2, words);
     }
+    let tiny = bench(&["--engine", "dex", "--cache", "1"]);
+    tiny.failed(2, "cannot open the table: a cache of 1 bytes holds 0 nodes");
     bench(&["--key-type", "lines:/does/not/exist"]).failed(7, "cannot read keys");
     farleaf(&["bench", "--keys", "1M", "--pool-bytes", "1MiB"], b"").failed(4, "too small");
 }

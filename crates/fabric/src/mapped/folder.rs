@@ -169,6 +169,11 @@ impl Folder {
         Ok((folder, regions))
     }
 
+    /// Where it is.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Makes and locks this life's own file, and removes those of the dead.
     fn join(path: &Path, incarnation: Incarnation) -> Result<Folder, FabricError> {
         let own = member_path(path, incarnation);

@@ -12,7 +12,7 @@
 mod endpoint;
 mod folder;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -34,11 +34,21 @@ pub const REGION_BYTES_MIN: u64 = 64 << 10;
 pub struct Mapped(Arc<Shared>);
 
 pub(crate) struct Shared {
-    regions: Vec<Words>,
+    regions: Arc<[Words]>,
     incarnation: Incarnation,
-    folder: Option<Folder>,
-    services: RwLock<BTreeMap<ServiceId, Arc<dyn Service>>>,
+    standing: Standing,
+    services: Services,
     counters: Mutex<Vec<Arc<Counters>>>,
+}
+
+type Services = Arc<RwLock<BTreeMap<ServiceId, Arc<dyn Service>>>>;
+
+/// How compute servers know of each other.
+enum Standing {
+    /// By locked files.
+    Folder(Folder),
+    /// By a list, as all are of this process: who lives.
+    Process(Arc<Mutex<BTreeSet<Incarnation>>>),
 }
 
 impl Mapped {
@@ -57,7 +67,22 @@ impl Mapped {
                     .ok_or(FabricError::NoMemory { bytes: region_bytes, server })
             })
             .collect::<Result<_, _>>()?;
-        Ok(Self::over(regions, new_incarnation(), None))
+        Ok(Self::alone(regions, Arc::default(), Services::default()))
+    }
+
+    /// One more compute server of this process on the same memory servers, with a life of its own,
+    /// which ends when its clones and endpoints are gone.
+    ///
+    /// # Errors
+    /// As [`Mapped::open`], if the memory lies in a folder.
+    pub fn beside(&self) -> Result<Self, FabricError> {
+        match &self.0.standing {
+            Standing::Folder(folder) => Self::open(folder.path()),
+            Standing::Process(alive) => {
+                let (regions, alive) = (Arc::clone(&self.0.regions), Arc::clone(alive));
+                Ok(Self::alone(regions, alive, Arc::clone(&self.0.services)))
+            }
+        }
     }
 
     /// Makes a pool folder with one file per memory server, for several processes on this machine.
@@ -74,7 +99,7 @@ impl Mapped {
         check_geometry(servers, region_bytes)?;
         let incarnation = new_incarnation();
         let (folder, regions, guard) = Folder::create(path, servers, region_bytes, incarnation)?;
-        Ok((Self::over(regions, incarnation, Some(folder)), guard))
+        Ok((Self::over(regions, incarnation, Standing::Folder(folder), Services::default()), guard))
     }
 
     /// Opens the pool folder at `path`, as one more process.
@@ -85,12 +110,27 @@ impl Mapped {
     pub fn open(path: &Path) -> Result<Self, FabricError> {
         let incarnation = new_incarnation();
         let (folder, regions) = Folder::open(path, incarnation)?;
-        Ok(Self::over(regions, incarnation, Some(folder)))
+        Ok(Self::over(regions, incarnation, Standing::Folder(folder), Services::default()))
     }
 
-    fn over(regions: Vec<Words>, incarnation: Incarnation, folder: Option<Folder>) -> Self {
-        let (services, counters) = Default::default();
-        Mapped(Arc::new(Shared { regions, incarnation, folder, services, counters }))
+    fn alone(
+        regions: Arc<[Words]>,
+        alive: Arc<Mutex<BTreeSet<Incarnation>>>,
+        services: Services,
+    ) -> Self {
+        let incarnation = new_incarnation();
+        alive.lock().unwrap_or_else(PoisonError::into_inner).insert(incarnation);
+        Self::over(regions, incarnation, Standing::Process(alive), services)
+    }
+
+    fn over(
+        regions: impl Into<Arc<[Words]>>,
+        incarnation: Incarnation,
+        standing: Standing,
+        services: Services,
+    ) -> Self {
+        let (regions, counters) = (regions.into(), Mutex::default());
+        Mapped(Arc::new(Shared { regions, incarnation, standing, services, counters }))
     }
 }
 
@@ -137,13 +177,33 @@ impl Shared {
     }
 
     fn is_dead(&self, who: Incarnation) -> bool {
-        who != self.incarnation && self.folder.as_ref().is_none_or(|folder| folder.is_dead(who))
+        if who == self.incarnation {
+            return false;
+        }
+        match &self.standing {
+            Standing::Folder(folder) => folder.is_dead(who),
+            Standing::Process(alive) => {
+                !alive.lock().unwrap_or_else(PoisonError::into_inner).contains(&who)
+            }
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if let Standing::Process(alive) = &self.standing {
+            alive.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.incarnation);
+        }
     }
 }
 
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} memory servers, {:?}", self.regions.len(), self.folder)
+        write!(f, "{} memory servers", self.regions.len())?;
+        match &self.standing {
+            Standing::Folder(folder) => write!(f, ", {folder:?}"),
+            Standing::Process(_) => write!(f, " of this process"),
+        }
     }
 }
 
@@ -171,4 +231,36 @@ pub(crate) fn check_geometry(servers: usize, region_bytes: u64) -> Result<(), Fa
 fn new_incarnation() -> Incarnation {
     let random = RandomState::new().hash_one(std::process::id());
     Incarnation(random | 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Endpoint, GlobalAddr};
+
+    #[test]
+    fn compute_servers_of_one_process_share_memory_and_see_each_other_die() {
+        let one = Mapped::anonymous(2, REGION_BYTES_MIN).expect("memory");
+        let two = one.beside().expect("another");
+        let (one_end, two_end) = (one.endpoint().expect("one"), two.endpoint().expect("two"));
+        let (first, second) = (one_end.incarnation(), two_end.incarnation());
+        assert_ne!(first, second);
+        let addr = GlobalAddr::new(ServerId(1), 4096);
+        one_end.executor().block_on(async {
+            assert_eq!(one_end.cas(addr, 0, 42).await, Ok(0));
+            assert!(!one_end.is_dead(second).await);
+            assert!(one_end.fence(ServerId(0), second).await.is_err(), "the living are not fenced");
+        });
+        drop((one, two));
+        two_end.executor().block_on(async {
+            assert_eq!(two_end.cas(addr, 42, 43).await, Ok(42));
+            assert!(!two_end.is_dead(first).await, "its endpoint lives");
+        });
+        drop(one_end);
+        two_end.executor().block_on(async {
+            assert!(two_end.is_dead(first).await);
+            assert_eq!(two_end.fence(ServerId(0), first).await, Ok(()));
+            assert!(two_end.is_dead(Incarnation(7)).await, "nobody has ever had that life");
+        });
+    }
 }

@@ -28,7 +28,7 @@ impl Tree {
         pairs: &mut impl SortedPairs,
     ) -> Result<u64, IndexError> {
         self.refresh_root(session).await?;
-        let mut builder = Builder::new(self, session);
+        let mut builder = Builder::new(self, session, &[]);
         builder.run(pairs).await?;
         let (root, built, count) = (builder.root, builder.built, builder.count);
         let tree = Arc::clone(self);
@@ -165,6 +165,10 @@ struct Builder<'a, E: Endpoint> {
     root: (GlobalAddr, u8),
     built: Built<E>,
     group: Option<Group>,
+    /// Inclusive upper bounds of parts of the keys that no leaf may cross, and how many of them are
+    /// behind.
+    cuts: &'a [Vec<u8>],
+    cut: usize,
 }
 
 /// What is being built of a tree whose lower levels lie on one server, subtree by subtree: leaves and
@@ -173,18 +177,31 @@ struct Group {
     level: u8,
     /// Leaves of a full subtree.
     leaves: u64,
+    /// Leaves of a full subtree that is a level lower.
+    leaves_below: u64,
     /// Leaves of this group so far.
     done: u64,
     server: ServerId,
 }
 
+/// What is behind a leaf that is being ended.
+enum Behind {
+    /// Another one of the same part.
+    More,
+    /// The first one of the part above this bound.
+    Cut(Vec<u8>),
+    /// Nothing.
+    Nothing,
+}
+
 impl<'a, E: Endpoint> Builder<'a, E> {
-    fn new(tree: &'a Tree, session: &'a Session<E>) -> Self {
+    fn new(tree: &'a Tree, session: &'a Session<E>, cuts: &'a [Vec<u8>]) -> Self {
         let fill_percent = (tree.options.bulk_fill.clamp(0.1, 1.0) * 100.0) as usize;
         let group = tree.placed.load(Ordering::Relaxed).checked_sub(1).map(|level| {
             let children = tree.layout.inner_cap() * fill_percent / 100;
-            let leaves = (children.max(1) as u64 + 1).saturating_pow(level.into());
-            Group { level, leaves, done: 0, server: session.place() }
+            let below = |level: u8| (children.max(1) as u64 + 1).saturating_pow(level.into());
+            let (leaves, leaves_below) = (below(level), below(level.saturating_sub(1)));
+            Group { level, leaves, leaves_below, done: 0, server: session.place() }
         });
         Builder {
             layout: &tree.layout,
@@ -198,6 +215,8 @@ impl<'a, E: Endpoint> Builder<'a, E> {
             levels: Vec::new(),
             batch: session.client().ops(),
             root: (GlobalAddr::NULL, 0),
+            cuts,
+            cut: 0,
             built: Built { session: session.clone(), objects: Vec::new(), writing: false },
         }
     }
@@ -209,22 +228,22 @@ impl<'a, E: Endpoint> Builder<'a, E> {
         let most_bytes = AHEAD_NODES * self.layout.node_bytes();
         while let Some((key, value)) = pairs.next() {
             self.check(key, value, &last)?;
+            while self.cuts.get(self.cut).is_some_and(|cut| cut.as_slice() < key) {
+                self.end_part().await?;
+            }
             self.put(key, value).await?;
             last.clear();
             last.extend_from_slice(key);
             self.count += 1;
             let ahead = self.waiting.pairs.len();
             if ahead > most_pairs || ahead > 1 && self.waiting.bytes.len() > most_bytes {
-                self.end_leaf(self.fit_leaf().min(ahead - 1)).await?;
+                self.end_leaf(self.fit_leaf(None).min(ahead - 1), Behind::More).await?;
             }
         }
-        loop {
-            let (count, ahead) = (self.fit_leaf(), self.waiting.pairs.len());
-            self.end_leaf(count).await?;
-            if count == ahead {
-                break;
-            }
+        while self.cut < self.cuts.len() {
+            self.end_part().await?;
         }
+        self.end_waiting(None).await?;
         let mut level = 0;
         while level < self.levels.len() {
             self.end_level(level).await?;
@@ -276,27 +295,52 @@ impl<'a, E: Endpoint> Builder<'a, E> {
         Ok(())
     }
 
-    /// How many of the waiting pairs the next leaf takes.
-    fn fit_leaf(&self) -> usize {
+    /// Writes leaves of all waiting pairs, the last of which ends at the next cut.
+    async fn end_part(&mut self) -> Result<(), IndexError> {
+        let cut = self.cuts[self.cut].clone();
+        self.cut += 1;
+        self.end_waiting(Some(cut)).await
+    }
+
+    /// Writes leaves of all waiting pairs: the last ones, or those up to a cut.
+    async fn end_waiting(&mut self, cut: Option<Vec<u8>>) -> Result<(), IndexError> {
+        loop {
+            let (count, ahead) = (self.fit_leaf(cut.as_deref()), self.waiting.pairs.len());
+            if count == ahead {
+                return self.end_leaf(count, cut.map_or(Behind::Nothing, Behind::Cut)).await;
+            }
+            self.end_leaf(count, Behind::More).await?;
+        }
+    }
+
+    /// How many of the waiting pairs the next leaf takes; `high` is the fence behind the last of them, if
+    /// it is known.
+    fn fit_leaf(&self, high: Option<&[u8]>) -> usize {
         if self.layout.is_dense() {
             let most = self.layout.leaf_cap() * self.fill_percent / 100;
             return self.waiting.pairs.len().min(most.max(1));
         }
         let entries: Vec<Entry<'_>> =
             (0..self.waiting.pairs.len()).map(|index| self.waiting.entry(index)).collect();
-        self.layout.fit_leaf(self.low.as_deref(), None, &entries, self.fill_percent)
+        self.layout.fit_leaf(self.low.as_deref(), high, &entries, self.fill_percent)
     }
 
-    /// Writes a leaf of the first `count` waiting pairs; the last leaf if that is all of them.
-    async fn end_leaf(&mut self, count: usize) -> Result<(), IndexError> {
-        let is_last = count == self.waiting.pairs.len();
-        let mut high = Vec::new();
+    /// Writes a leaf of the first `count` waiting pairs; of all of them unless there is more behind it.
+    async fn end_leaf(&mut self, count: usize, behind: Behind) -> Result<(), IndexError> {
+        let is_last = matches!(behind, Behind::Nothing);
+        let is_cut = matches!(behind, Behind::Cut(_));
         let mut right = GlobalAddr::NULL;
-        if !is_last {
-            let (below, above) = (self.waiting.entry(count - 1), self.waiting.entry(count));
-            self.layout.separator(below.key, above.key, &mut high);
-        }
-        let before = if is_last { None } else { self.next_group() };
+        let high = match behind {
+            Behind::Nothing => Vec::new(),
+            Behind::Cut(cut) => cut,
+            Behind::More => {
+                let mut high = Vec::new();
+                let (below, above) = (self.waiting.entry(count - 1), self.waiting.entry(count));
+                self.layout.separator(below.key, above.key, &mut high);
+                high
+            }
+        };
+        let before = if is_last { None } else { self.next_group(is_cut) };
         if !is_last {
             right = self.node(0).await?;
         }
@@ -332,12 +376,13 @@ impl<'a, E: Endpoint> Builder<'a, E> {
         self.end_group(before, next).await
     }
 
-    /// The leaf that is being ended is the last of its group: begins the next one; gives the server of
-    /// the old one.
-    fn next_group(&mut self) -> Option<ServerId> {
+    /// If the leaf that is being ended is the last of its group, begins the next one; gives the server of
+    /// the old one. A group ends with its part of the keys, too, so that no node up to its level is of two
+    /// parts, unless that would make a mere chain of its top.
+    fn next_group(&mut self, is_cut: bool) -> Option<ServerId> {
         let group = self.group.as_mut()?;
         group.done += 1;
-        if group.done < group.leaves {
+        if group.done < group.leaves && !(is_cut && group.done > group.leaves_below) {
             return None;
         }
         group.done = 0;
@@ -518,15 +563,17 @@ impl<E: Endpoint> BuiltTree<E> {
 }
 
 impl Tree {
-    /// Builds a tree of `pairs` and leaves it to the caller to put it in place.
+    /// Builds a tree of `pairs`, in which each of `cuts`, ascending, is a leaf's high fence, and leaves it
+    /// to the caller to put it in place.
     ///
     /// Cost: 1 WRITE per node, up to 16 in one round trip, and 1 per record.
     pub(super) async fn build<E: Endpoint>(
         self: &Arc<Self>,
         session: &Session<E>,
         pairs: &mut impl SortedPairs,
+        cuts: &[Vec<u8>],
     ) -> Result<BuiltTree<E>, IndexError> {
-        let mut builder = Builder::new(self, session);
+        let mut builder = Builder::new(self, session, cuts);
         builder.run(pairs).await?;
         let Builder { root, count, built, .. } = builder;
         Ok(BuiltTree { root, count, built })

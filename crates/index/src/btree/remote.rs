@@ -336,13 +336,15 @@ impl Remote {
         Ok(())
     }
 
-    /// Builds a tree beside this one. The error leaves nothing behind.
+    /// Builds a tree beside this one, in which each of `cuts` is a leaf's high fence. The error leaves
+    /// nothing behind.
     pub(crate) async fn build<E: Endpoint>(
         &self,
         session: &Session<E>,
         pairs: &mut impl SortedPairs,
+        cuts: &[Vec<u8>],
     ) -> Result<NewTree<E>, IndexError> {
-        self.0.build(session, pairs).await.map(NewTree)
+        self.0.build(session, pairs, cuts).await.map(NewTree)
     }
 
     /// Walks the tree as it is in remote memory.

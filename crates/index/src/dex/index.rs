@@ -149,6 +149,9 @@ impl Index for Dex {
         session: &Session<E>,
         pairs: &mut impl SortedPairs,
     ) -> Result<u64, IndexError> {
+        if self.has_been_cut(session).await? {
+            return Box::pin(self.bulk_load_parts(session, pairs)).await;
+        }
         let _alone = self.enter_whole(session).await?;
         let _pin = session.begin(OpKind::BulkLoad).await?;
         self.0.bulk_load(session, pairs).await

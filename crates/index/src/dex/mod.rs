@@ -201,8 +201,19 @@ impl Default for DexOptions {
 }
 
 impl DexOptions {
-    /// Refuses what no cache works with.
-    fn check(&self) -> Result<(), IndexError> {
+    /// Refuses what no table of such nodes can be opened with.
+    ///
+    /// # Errors
+    /// `Invalid` for a cache of fewer than 8 nodes, and for what no cache works with.
+    pub fn check(&self, layout: &Layout) -> Result<(), IndexError> {
+        let frames = self.cache_bytes / layout.node_bytes() as u64;
+        if frames < FRAMES_MIN {
+            return Err(IndexError::Invalid(format!(
+                "a cache of {} bytes holds {frames} nodes; the least is {FRAMES_MIN}, {} bytes",
+                self.cache_bytes,
+                FRAMES_MIN * layout.node_bytes() as u64
+            )));
+        }
         let shares = [
             ("cooling_ratio", self.cooling_ratio),
             ("admit_leaf", self.admit_leaf),
@@ -470,15 +481,8 @@ impl Dex {
         options: DexOptions,
         part: Option<Part>,
     ) -> Result<Self, IndexError> {
+        options.check(&layout)?;
         let frames = options.cache_bytes / layout.node_bytes() as u64;
-        if frames < FRAMES_MIN {
-            return Err(IndexError::Invalid(format!(
-                "a cache of {} bytes holds {frames} nodes; the least is {FRAMES_MIN}, {} bytes",
-                options.cache_bytes,
-                FRAMES_MIN * layout.node_bytes() as u64
-            )));
-        }
-        options.check()?;
         let frames = frames.min(FRAMES_MAX) as usize;
         let remote_options = BTreeOptions {
             bulk_fill: options.bulk_fill,

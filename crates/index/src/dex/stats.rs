@@ -60,6 +60,23 @@ macro_rules! stats {
             $($(#[$doc])* pub $name: u64,)+
         }
 
+        impl DexStats {
+            /// What has come to `before` since then.
+            pub fn since(&self, before: &DexStats) -> DexStats {
+                DexStats { $($name: self.$name.wrapping_sub(before.$name),)+ }
+            }
+
+            /// Adds those of another cache.
+            pub fn add(&mut self, other: &DexStats) {
+                $(self.$name += other.$name;)+
+            }
+
+            /// Every count by its name.
+            pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+                [$((stringify!($name), self.$name),)+].into_iter()
+            }
+        }
+
         #[derive(Debug, Default)]
         pub(super) struct Stats {
             $(pub(super) $name: Count,)+
@@ -219,4 +236,20 @@ stats! {
     adopted,
     /// Dead compute servers whose partitions were taken over.
     takeovers,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_added_taken_away_and_named() {
+        let before = DexStats { reads_leaf: 3, forwarded: 1, ..DexStats::default() };
+        let mut sum = before;
+        sum.add(&DexStats { reads_leaf: 4, merges: 2, ..DexStats::default() });
+        let since = sum.since(&before);
+        assert_eq!(since, DexStats { reads_leaf: 4, merges: 2, ..DexStats::default() });
+        let named: Vec<_> = since.named().filter(|(_, count)| *count > 0).collect();
+        assert_eq!(named, [("reads_leaf", 4), ("merges", 2)]);
+    }
 }

@@ -6,6 +6,7 @@ mod storm;
 mod tables;
 
 mod admission;
+mod bulk;
 mod cluster;
 mod concurrent;
 mod costs;

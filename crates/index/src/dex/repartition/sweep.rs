@@ -207,7 +207,7 @@ impl Cache {
     }
 
     /// Drops every node that lies in `range` from the cache. No operation works on them.
-    pub(super) async fn drop_range<E: Endpoint>(
+    pub(in super::super) async fn drop_range<E: Endpoint>(
         self: &Arc<Self>,
         session: &Session<E>,
         range: &Range,

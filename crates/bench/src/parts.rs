@@ -1,0 +1,329 @@
+//! The parts of an engine that can be chosen, and which choices make no sense.
+
+use std::{fmt, str::FromStr};
+
+use farleaf_index::Engine;
+use farleaf_index::dex::{Durability, offload::Offload};
+use serde_json::{Map, Value, json};
+
+use crate::{
+    config::{BenchConfig, BenchConfigError, Cluster, FabricKind, LoadKind, named},
+    keys::KeySpec,
+    units::SizeOrShare,
+};
+
+/// What can be chosen about engines that have it, of which there is `dex`; `None` leaves it to the
+/// engine, or the bench.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Parts {
+    /// The cache of each compute server; a share is one of the bytes that the table has in the pool
+    /// once it is loaded.
+    pub cache: Option<SizeOrShare>,
+    /// What an acknowledged change survives.
+    pub durability: Option<Durability>,
+    /// Which leaves are kept.
+    pub admission: Option<Admission>,
+    /// Where frames wait that are about to be given up.
+    pub cooling: Option<Cooling>,
+    /// Which operations memory servers do.
+    pub offload: Option<Offload>,
+    /// Partitions of the table, at least one for each compute server; `None` takes as many.
+    pub partitions: Option<usize>,
+    /// Where partitions end.
+    pub boundaries: Option<Boundaries>,
+    /// Which compute server an operation begins at.
+    pub routing: Option<Routing>,
+    /// Threads of each memory server that work for others.
+    pub memory_threads: Option<usize>,
+}
+
+/// How often a leaf that was missed is kept, once the cache is full. Reads `lazy`, `eager`, or a
+/// probability as in `0.1`, and prints a probability.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Admission(f64);
+
+/// Where frames wait that are about to be given up. Reads and prints `map`, `queue`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cooling {
+    /// In the cooling map's buckets.
+    Map,
+    /// In one queue behind one lock.
+    Queue,
+}
+
+/// Where partitions end. Reads and prints `sampled`, `equal`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Boundaries {
+    /// Where each gets an equal share of the keys that are loaded.
+    #[default]
+    Sampled,
+    /// Where each gets an equal share of all keys that there could be.
+    Equal,
+}
+
+/// Which compute server an operation begins at. Reads and prints `owner`, `any`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Routing {
+    /// The one that owns the key: clients know the partitions, as in the paper's harness.
+    Owner,
+    /// That of the client that makes it, which sends it on if the key is another's.
+    Any,
+}
+
+named!(Cooling, "way of cooling", Map = "map", Queue = "queue");
+named!(Boundaries, "kind of boundaries", Sampled = "sampled", Equal = "equal");
+named!(Routing, "routing", Owner = "owner", Any = "any");
+
+impl Admission {
+    /// What `lazy` is: the paper's probability, and the engine's own.
+    const LAZY: f64 = 0.1;
+
+    /// The probability with which a leaf is kept.
+    pub fn leaf(self) -> f64 {
+        self.0
+    }
+}
+
+impl FromStr for Admission {
+    type Err = BenchConfigError;
+
+    fn from_str(text: &str) -> Result<Self, BenchConfigError> {
+        match text.trim().to_ascii_lowercase().as_str() {
+            "lazy" => Ok(Admission(Self::LAZY)),
+            "eager" => Ok(Admission(1.0)),
+            other => {
+                let kept = other.parse().ok().filter(|kept| (0.0..=1.0).contains(kept));
+                kept.map(Admission)
+                    .ok_or_else(|| BenchConfigError::Admission { read: text.to_owned() })
+            }
+        }
+    }
+}
+
+impl fmt::Display for Admission {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Parts {
+    /// The most partitions that a table has.
+    const PARTITIONS_MAX: usize = 4096;
+
+    /// Those of an engine that has none of them, on `fabric`: memory servers on a network have threads
+    /// for whatever is asked of them.
+    pub fn of_plain_engine(&self, fabric: FabricKind) -> Parts {
+        let memory_threads = self.memory_threads.filter(|_| fabric == FabricKind::Tcp);
+        Parts { memory_threads, ..Parts::default() }
+    }
+
+    /// The first that is chosen, by the name of its option.
+    fn first(&self) -> Option<&'static str> {
+        [
+            ("cache", self.cache.is_some()),
+            ("durability", self.durability.is_some()),
+            ("admission", self.admission.is_some()),
+            ("cooling", self.cooling.is_some()),
+            ("offload", self.offload.is_some()),
+            ("partitions", self.partitions.is_some()),
+            ("boundaries", self.boundaries.is_some()),
+            ("routing", self.routing.is_some()),
+            ("memory-threads", self.memory_threads.is_some()),
+        ]
+        .into_iter()
+        .find_map(|(name, is_set)| is_set.then_some(name))
+    }
+
+    /// Refuses what makes no sense in `config`, whose parts these are.
+    pub(crate) fn validate(&self, config: &BenchConfig) -> Result<(), BenchConfigError> {
+        let BenchConfig { engine, fabric, compute_servers, .. } = *config;
+        if let Some(threads) = self.memory_threads {
+            match fabric {
+                _ if threads == 0 => {
+                    return Err(BenchConfigError::Zero { what: "memory threads" });
+                }
+                FabricKind::Mapped => return Err(BenchConfigError::NoMemoryThreads { fabric }),
+                FabricKind::Tcp if matches!(config.cluster, Some(Cluster::Shared(_))) => {
+                    return Err(BenchConfigError::ForeignMemoryThreads);
+                }
+                FabricKind::Sim | FabricKind::Tcp => {}
+            }
+        }
+        if engine != Engine::Dex {
+            let none = self.of_plain_engine(fabric);
+            let left = Parts { memory_threads: None, ..self.clone() };
+            let threads = (*self != none).then_some("memory-threads");
+            return match left.first().or(threads) {
+                Some(part) => Err(BenchConfigError::NoPart { engine, part }),
+                None => Ok(()),
+            };
+        }
+        if let Some(share @ SizeOrShare::Share(_)) = self.cache {
+            if share.bytes_of(u64::MAX) == 0 {
+                return Err(BenchConfigError::Zero { what: "bytes of cache" });
+            }
+            if config.load != LoadKind::Bulk {
+                return Err(BenchConfigError::ShareOfNothing);
+            }
+        }
+        if let Some(partitions) = self.partitions {
+            if partitions < compute_servers {
+                return Err(BenchConfigError::TooFewPartitions { partitions, compute_servers });
+            }
+            if partitions > Self::PARTITIONS_MAX {
+                return Err(BenchConfigError::TooManyPartitions {
+                    count: partitions,
+                    most: Self::PARTITIONS_MAX,
+                });
+            }
+        }
+        if self.boundaries == Some(Boundaries::Equal) && !matches!(config.key_type, KeySpec::U64(_))
+        {
+            return Err(BenchConfigError::EqualNeedsNumbers);
+        }
+        if self.routing == Some(Routing::Owner) && config.rate.is_some() && compute_servers > 1 {
+            return Err(BenchConfigError::OwnersKeepNoRate);
+        }
+        Ok(())
+    }
+
+    /// What is chosen, or done where nothing is.
+    pub(crate) fn routing(&self, config: &BenchConfig) -> Routing {
+        let own = if config.rate.is_some() { Routing::Any } else { Routing::Owner };
+        self.routing.unwrap_or(own)
+    }
+
+    /// How many there are.
+    pub(crate) fn partitions(&self, config: &BenchConfig) -> usize {
+        self.partitions.unwrap_or(config.compute_servers)
+    }
+
+    /// Adds them to a configuration as it stands in a report.
+    pub(crate) fn tell(&self, told: &mut Map<String, Value>) {
+        let text = |part: Option<String>| json!(part);
+        for (name, value) in [
+            ("cache", text(self.cache.map(|it| it.to_string()))),
+            ("durability", text(self.durability.map(|it| it.to_string()))),
+            ("admission", json!(self.admission.map(Admission::leaf))),
+            ("cooling", text(self.cooling.map(|it| it.to_string()))),
+            ("offload", text(self.offload.map(|it| it.to_string()))),
+            ("partitions", json!(self.partitions)),
+            ("boundaries", text(self.boundaries.map(|it| it.to_string()))),
+            ("routing", text(self.routing.map(|it| it.to_string()))),
+            ("memory_threads", json!(self.memory_threads)),
+        ] {
+            told.insert(name.to_owned(), value);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::{KeyOrder, units::Rate};
+
+    fn refusal(change: impl FnOnce(&mut BenchConfig)) -> String {
+        let mut config = BenchConfig { engine: Engine::Dex, ..BenchConfig::default() };
+        change(&mut config);
+        config.validate().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn admissions_are_read_and_nonsense_is_refused() {
+        let read = |text: &str| text.parse::<Admission>();
+        assert_eq!(read("lazy").unwrap().leaf(), 0.1);
+        assert_eq!(read("Eager").unwrap().leaf(), 1.0);
+        assert_eq!(read("0.25").unwrap().to_string(), "0.25");
+        for text in ["2", "-0.1", "NaN", "", "0.1,1", "often"] {
+            let error = read(text).unwrap_err().to_string();
+            assert!(error.contains("lazy (0.1), eager (1)"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn parts_of_other_engines_are_refused_by_name() {
+        let every = Parts {
+            cache: Some("1MiB".parse().unwrap()),
+            durability: Some(Durability::Volatile),
+            admission: Some("eager".parse().unwrap()),
+            cooling: Some(Cooling::Queue),
+            offload: Some(Offload::Always),
+            partitions: Some(4),
+            boundaries: Some(Boundaries::Equal),
+            routing: Some(Routing::Owner),
+            memory_threads: Some(2),
+        };
+        let sim = BenchConfig { fabric: FabricKind::Sim, ..BenchConfig::default() };
+        let dex = BenchConfig { engine: Engine::Dex, parts: every.clone(), ..sim.clone() };
+        assert_eq!(dex.validate(), Ok(()));
+        type Keep = fn(&Parts) -> Parts;
+        let cases: [(&str, Keep); 9] = [
+            ("cache", |it| Parts { cache: it.cache, ..Parts::default() }),
+            ("durability", |it| Parts { durability: it.durability, ..Parts::default() }),
+            ("admission", |it| Parts { admission: it.admission, ..Parts::default() }),
+            ("cooling", |it| Parts { cooling: it.cooling, ..Parts::default() }),
+            ("offload", |it| Parts { offload: it.offload, ..Parts::default() }),
+            ("partitions", |it| Parts { partitions: it.partitions, ..Parts::default() }),
+            ("boundaries", |it| Parts { boundaries: it.boundaries, ..Parts::default() }),
+            ("routing", |it| Parts { routing: it.routing, ..Parts::default() }),
+            ("memory-threads", |it| Parts {
+                memory_threads: it.memory_threads,
+                ..Parts::default()
+            }),
+        ];
+        for (part, keep) in cases {
+            let config = BenchConfig { parts: keep(&every), ..sim.clone() };
+            let error = config.validate().unwrap_err().to_string();
+            assert!(error.contains(&format!("btree has nothing that --{part} sets")), "{error}");
+            assert!(error.contains("dex"), "{error}");
+        }
+        let tcp = BenchConfig { fabric: FabricKind::Tcp, ..sim };
+        let parts = every.of_plain_engine(FabricKind::Tcp);
+        assert_eq!(parts.memory_threads, Some(2));
+        assert_eq!(BenchConfig { parts, ..tcp }.validate(), Ok(()));
+        assert_eq!(every.of_plain_engine(FabricKind::Sim), Parts::default());
+    }
+
+    #[test]
+    fn nonsense_is_refused_with_a_sentence() {
+        let cache = refusal(|it| it.parts.cache = Some("0%".parse().unwrap()));
+        assert!(cache.contains("0 bytes of cache"), "{cache}");
+        let share = refusal(|it| {
+            it.parts.cache = Some("8%".parse().unwrap());
+            it.load = LoadKind::Insert;
+        });
+        assert!(share.contains("--load bulk"), "{share}");
+        let few = refusal(|it| (it.compute_servers, it.parts.partitions) = (2, Some(1)));
+        assert!(few.contains("1 partitions for 2 compute servers"), "{few}");
+        let many = refusal(|it| it.parts.partitions = Some(5000));
+        assert!(many.contains("at most 4096"), "{many}");
+        let bytes = refusal(|it| {
+            it.key_type = KeySpec::Bytes(KeyOrder::Hashed);
+            it.parts.boundaries = Some(Boundaries::Equal);
+        });
+        assert!(bytes.contains("sampled"), "{bytes}");
+        let open = refusal(|it| {
+            (it.compute_servers, it.rate) = (2, Rate::new(1000));
+            it.parts.routing = Some(Routing::Owner);
+        });
+        assert!(open.contains("--routing any"), "{open}");
+        let threads = refusal(|it| it.parts.memory_threads = Some(2));
+        assert!(threads.contains("mapped has no threads"), "{threads}");
+        let threads = refusal(|it| {
+            (it.fabric, it.parts.memory_threads) = (FabricKind::Tcp, Some(2));
+            it.cluster = Some(Cluster::Shared(Vec::new()));
+        });
+        assert!(threads.contains("that are there"), "{threads}");
+        assert!(refusal(|it| it.parts.memory_threads = Some(0)).contains("0 memory threads"));
+    }
+
+    #[test]
+    fn open_loops_are_not_routed_unless_asked() {
+        let mut config = BenchConfig { engine: Engine::Dex, ..BenchConfig::default() };
+        assert_eq!(config.parts.routing(&config), Routing::Owner);
+        config.rate = Rate::new(1000);
+        assert_eq!(config.parts.routing(&config), Routing::Any);
+    }
+}

@@ -1,0 +1,233 @@
+//! Operations that begin at the compute server that owns their key.
+//!
+//! Each client makes operations until it has one for its own compute server; those for others wait in
+//! the others' queues, from which their clients take first. So each compute server gets the share of the
+//! operations that its keys have in the workload, as with clients that know the partitions, whatever
+//! anybody's pace. What waits takes 24 bytes each.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst},
+    },
+};
+
+use super::table::share_of;
+use crate::generator::Op;
+
+/// The partitions' bounds and owners.
+#[derive(Clone, Debug)]
+pub(super) struct Owners {
+    /// Inclusive upper bounds of all partitions but the last.
+    bounds: Vec<Vec<u8>>,
+    /// Who has each partition.
+    servers: Vec<usize>,
+}
+
+impl Owners {
+    /// Of partitions that `servers` compute servers have taken in turn.
+    pub(super) fn new(bounds: &[Vec<u8>], servers: usize) -> Self {
+        let count = bounds.len() + 1;
+        let shares = (0..servers).map(|server| (server, share_of(count, servers, server)));
+        let servers = shares.flat_map(|(server, share)| vec![server; share]).collect();
+        Owners { bounds: bounds.to_vec(), servers }
+    }
+
+    /// Whose `key` is.
+    pub(super) fn of(&self, key: &[u8]) -> usize {
+        self.servers[self.bounds.partition_point(|bound| bound.as_slice() < key)]
+    }
+}
+
+/// See the [module page](self).
+#[derive(Debug)]
+pub(super) struct Router {
+    owners: Owners,
+    queues: Vec<Mutex<VecDeque<Op>>>,
+    /// Operations of the phase that nobody has made yet.
+    left: AtomicU64,
+    /// Clients that may still make some.
+    makers: AtomicUsize,
+    /// Clients that are just making some.
+    making: AtomicUsize,
+}
+
+/// What there is for a client to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// An operation on a key of its own compute server.
+    Op(Op),
+    /// Others may still make one for it.
+    Wait,
+    /// The phase is over for it.
+    End,
+}
+
+impl Router {
+    /// For `servers` compute servers.
+    pub(super) fn new(owners: Owners, servers: usize) -> Self {
+        let queues = (0..servers).map(|_| Mutex::default()).collect();
+        let (left, makers, making) = Default::default();
+        Router { owners, queues, left, makers, making }
+    }
+
+    /// Begins a phase of so many operations, while no client is at work.
+    pub(super) fn allow(&self, ops: u64, clients: usize) {
+        self.left.store(ops, SeqCst);
+        self.makers.store(clients, SeqCst);
+    }
+
+    /// The next operation for a client of `server`, which makes operations with `make`, that puts their
+    /// keys into `key`. `may_make` is the client's, and true when the phase begins.
+    pub(super) fn next(
+        &self,
+        server: usize,
+        may_make: &mut bool,
+        key: &mut Vec<u8>,
+        make: impl FnMut(&mut Vec<u8>) -> Option<Op>,
+    ) -> Next {
+        if let Some(op) = self.take(server) {
+            return Next::Op(op);
+        }
+        if *may_make {
+            if let Some(op) = self.make(server, key, make) {
+                return Next::Op(op);
+            }
+            self.give_up(may_make);
+        }
+        // In this order: who is making one took it from what is left, and queues it before it is done.
+        let is_over = self.left.load(SeqCst) == 0 || self.makers.load(SeqCst) == 0;
+        let is_over = is_over && self.making.load(SeqCst) == 0;
+        match self.take(server) {
+            Some(op) => Next::Op(op),
+            None if is_over => Next::End,
+            None => Next::Wait,
+        }
+    }
+
+    /// The client makes no more operations in this phase.
+    pub(super) fn give_up(&self, may_make: &mut bool) {
+        if std::mem::replace(may_make, false) {
+            self.makers.fetch_sub(1, SeqCst);
+        }
+    }
+
+    fn make(
+        &self,
+        server: usize,
+        key: &mut Vec<u8>,
+        mut make: impl FnMut(&mut Vec<u8>) -> Option<Op>,
+    ) -> Option<Op> {
+        self.making.fetch_add(1, SeqCst);
+        let mut found = None;
+        while found.is_none()
+            && self.left.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1)).is_ok()
+        {
+            let Some(op) = make(key) else { break };
+            match self.owners.of(key) {
+                owner if owner == server => found = Some(op),
+                owner => self.queue(owner).push_back(op),
+            }
+        }
+        self.making.fetch_sub(1, SeqCst);
+        found
+    }
+
+    fn take(&self, server: usize) -> Option<Op> {
+        self.queue(server).pop_front()
+    }
+
+    fn queue(&self, server: usize) -> std::sync::MutexGuard<'_, VecDeque<Op>> {
+        self.queues[server].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::thread;
+
+    use super::*;
+    use crate::workload::OpKind;
+
+    fn op(item: u64) -> Op {
+        Op { kind: OpKind::Get, item, scan_len: 0 }
+    }
+
+    fn owners() -> Owners {
+        Owners::new(&[vec![40], vec![80], vec![90]], 3)
+    }
+
+    #[test]
+    fn partitions_are_taken_in_turn() {
+        let owners = owners();
+        let of = |key: u8| owners.of(&[key]);
+        assert_eq!([of(0), of(40), of(41), of(80), of(81), of(90), of(91)], [0, 0, 0, 0, 1, 1, 2]);
+        // Fewer partitions than compute servers: some have none.
+        let few = Owners::new(&[], 3);
+        assert_eq!(few.of(&[7]), 0);
+    }
+
+    #[test]
+    fn every_operation_is_done_once_by_its_owner() {
+        let (servers, clients, each) = (3, 6, 5_000_u64);
+        let router = Router::new(owners(), servers);
+        router.allow(each * clients as u64, clients);
+        let done: Vec<(usize, Vec<u64>)> = thread::scope(|scope| {
+            let work = |client: usize| {
+                let router = &router;
+                move || {
+                    let server = client % servers;
+                    let mut items = (0_u64..).map(|at| at * clients as u64 + client as u64);
+                    let (mut mine, mut may_make, mut key) = (Vec::new(), true, Vec::new());
+                    loop {
+                        let make = |key: &mut Vec<u8>| {
+                            let item = items.next()?;
+                            *key = vec![(item % 100) as u8];
+                            Some(op(item))
+                        };
+                        match router.next(server, &mut may_make, &mut key, make) {
+                            Next::Op(op) => mine.push(op.item),
+                            Next::Wait => thread::yield_now(),
+                            Next::End => return (server, mine),
+                        }
+                    }
+                }
+            };
+            let threads: Vec<_> = (0..clients).map(|client| scope.spawn(work(client))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let mut all = Vec::new();
+        for (server, items) in done {
+            assert!(items.iter().all(|item| router.owners.of(&[(item % 100) as u8]) == server));
+            all.extend(items);
+        }
+        assert_eq!(all.len() as u64, each * clients as u64);
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len() as u64, each * clients as u64);
+    }
+
+    #[test]
+    fn who_has_run_out_leaves_the_rest_to_others() {
+        let router = Router::new(owners(), 3);
+        router.allow(100, 2);
+        let (mut first, mut second) = (true, true);
+        let mut two = [op(10), op(95)].into_iter();
+        let mut next = |server, may_make: &mut bool| {
+            let make = |key: &mut Vec<u8>| {
+                let op = two.next().filter(|_| server == 2)?;
+                *key = vec![op.item as u8];
+                Some(op)
+            };
+            router.next(server, may_make, &mut Vec::new(), make)
+        };
+        assert_eq!(next(2, &mut second), Next::Op(op(95)));
+        assert_eq!(next(0, &mut first), Next::Op(op(10)));
+        assert_eq!(next(0, &mut first), Next::Wait, "the other may make more");
+        assert_eq!(next(2, &mut second), Next::End);
+        assert_eq!(next(0, &mut first), Next::End);
+    }
+}

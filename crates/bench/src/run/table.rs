@@ -1,0 +1,294 @@
+//! The table of a run: made, loaded, cut into partitions, opened by every compute server, and checked.
+
+use std::sync::Arc;
+
+use farleaf_fabric::{Client, Endpoint};
+use farleaf_index::{
+    AnyIndex, Engine, Index, IndexError, OpenOptions, TableFormat, TableReport,
+    dex::{Dex, DexOptions, Durability, equal_width, sampled},
+};
+use farleaf_pool::{Audit, Pool, PoolError, Root, Session, format, format_once};
+
+use super::{
+    context::Context,
+    error::BenchError,
+    progress::{Phase, Progress},
+    seconds,
+    sorted::Pairs,
+};
+use crate::{
+    config::LoadKind,
+    parts::Boundaries,
+    report::PhaseReport,
+    units::{SizeOrShare, human_bytes},
+};
+
+/// The table's name in the pool.
+const TABLE: &str = "bench";
+/// Nodes that the cache holds by which a table is loaded and cut.
+const LOADER_NODES: u64 = 4096;
+/// Keys from which bounds are drawn.
+const SAMPLE_KEYS: u64 = 1 << 16;
+
+/// A compute server's side of the table.
+#[derive(Clone, Debug)]
+pub(super) struct Server {
+    pub(super) pool: Arc<Pool>,
+    pub(super) index: AnyIndex,
+}
+
+impl Server {
+    /// Its cache, of an engine that has one.
+    pub(super) fn dex(&self) -> Option<&Dex> {
+        match &self.index {
+            AnyIndex::Dex(dex) => Some(dex),
+            _ => None,
+        }
+    }
+}
+
+/// A table that nobody has open.
+#[derive(Debug)]
+pub(super) struct Loaded {
+    /// Of the compute server that has loaded it.
+    pool: Arc<Pool>,
+    /// The bulk load, if there was one.
+    pub(super) load: Option<PhaseReport>,
+    /// Bytes of keys and values of the bulk load.
+    pub(super) data_bytes: u64,
+    /// Bytes that the table takes in the pool.
+    table_bytes: u64,
+    /// Upper bounds of all partitions but the last.
+    pub(super) bounds: Vec<Vec<u8>>,
+}
+
+/// How many of `count` partitions are compute server `number`'s, of `servers`.
+pub(super) fn share_of(count: usize, servers: usize, number: usize) -> usize {
+    count / servers + usize::from(number < count % servers)
+}
+
+impl Loaded {
+    /// Formats the pool, makes the table, cuts it, and does the bulk load, if one is asked for.
+    ///
+    /// # Errors
+    /// `Pool`, `PoolTooSmall`, `Load`, `Open`, `Key`.
+    pub(super) async fn make<E: Endpoint>(
+        context: &Context,
+        endpoint: &E,
+        progress: &dyn Progress,
+    ) -> Result<Loaded, BenchError> {
+        let pool_bytes = context.pool_bytes();
+        let refused = |source: PoolError| BenchError::Pool { pool_bytes, source };
+        let client = Client::new(endpoint.clone());
+        if context.config.shares_pool() {
+            // One that is there is somebody's.
+            format_once(&client, &context.pool).await.map_err(refused)?;
+        } else {
+            format(&client, &context.pool).await.map_err(refused)?;
+        }
+        let pool = Pool::join(&client).await.map_err(refused)?;
+        let session = pool.session(endpoint.clone()).await.map_err(refused)?;
+        let root = AnyIndex::create(&session, TABLE, &context.format).await;
+        let root = root.map_err(|error| failed_load(pool_bytes, error))?;
+        let filled = fill(context, &session, &root, progress).await;
+        if filled.is_err() && context.config.shares_pool() {
+            // What has failed is what is told.
+            let _ = AnyIndex::drop_table(&session, TABLE).await;
+        }
+        let (load, data_bytes, bounds) = filled?;
+        let memory = pool.memory();
+        let table_bytes = memory.live_bytes - memory.retired_bytes;
+        drop(session);
+        Ok(Loaded { pool, load, data_bytes, table_bytes, bounds })
+    }
+
+    /// Opens it on compute server `number`, which takes its share of the partitions.
+    ///
+    /// # Errors
+    /// `Pool`, `Open`.
+    pub(super) async fn open<E: Endpoint>(
+        &self,
+        context: &Context,
+        endpoint: &E,
+        number: usize,
+    ) -> Result<Server, BenchError> {
+        let refused =
+            |source: PoolError| BenchError::Pool { pool_bytes: context.pool_bytes(), source };
+        let pool = match number {
+            0 => Arc::clone(&self.pool),
+            _ => Pool::join(&Client::new(endpoint.clone())).await.map_err(refused)?,
+        };
+        let session = pool.session(endpoint.clone()).await.map_err(refused)?;
+        let root = session.open_root(TABLE).await.map_err(refused)?;
+        let mut options = context.open.clone();
+        if context.config.engine == Engine::Dex {
+            options.dex.cache_bytes = self.cache_bytes(context);
+            options.take = share_of(self.bounds.len() + 1, context.config.compute_servers, number);
+        }
+        let index = AnyIndex::open(&session, &root, &options).await.map_err(|source| {
+            let share = context.config.parts.cache.filter(|it| matches!(it, SizeOrShare::Share(_)));
+            match (share, source) {
+                (Some(share), source @ IndexError::Invalid(_)) => BenchError::SmallShare {
+                    share: share.to_string(),
+                    table: human_bytes(self.table_bytes),
+                    source,
+                },
+                (_, source) => BenchError::Open(source),
+            }
+        })?;
+        Ok(Server { pool, index })
+    }
+
+    fn cache_bytes(&self, context: &Context) -> u64 {
+        let chosen = context.config.parts.cache.map(|cache| cache.bytes_of(self.table_bytes));
+        chosen.unwrap_or(context.open.dex.cache_bytes)
+    }
+}
+
+type Filled = (Option<PhaseReport>, u64, Vec<Vec<u8>>);
+
+/// Cuts and loads the table, and closes it: the load, the bytes of its keys and values, the bounds.
+async fn fill<E: Endpoint>(
+    context: &Context,
+    session: &Session<E>,
+    root: &Root,
+    progress: &dyn Progress,
+) -> Result<Filled, BenchError> {
+    let failed = |error| failed_load(context.pool_bytes(), error);
+    let options = OpenOptions {
+        dex: DexOptions {
+            cache_bytes: LOADER_NODES * u64::from(context.format.node_bytes()),
+            // All is written when it is closed.
+            durability: Durability::Volatile,
+            ..context.open.dex
+        },
+        ..OpenOptions::default()
+    };
+    let open = async || AnyIndex::open(session, root, &options).await.map_err(BenchError::Open);
+    let mut index = open().await?;
+    let bounds = bounds(context)?;
+    if let (AnyIndex::Dex(dex), false) = (&index, bounds.is_empty()) {
+        dex.partition(session, &bounds).await.map_err(failed)?;
+        index = open().await?;
+    }
+    let load = match context.config.load {
+        LoadKind::Bulk => Some(bulk_load(context, session, &index, progress).await),
+        LoadKind::Insert => None,
+    };
+    // Whatever has become of it, so that it can be dropped.
+    let closed = index.close(session).await.map_err(failed);
+    let (load, data_bytes) = load.transpose()?.unzip();
+    closed.map(|()| (load, data_bytes.unwrap_or(0), bounds))
+}
+
+/// Where the table is cut: nowhere, of an engine without partitions.
+fn bounds(context: &Context) -> Result<Vec<Vec<u8>>, BenchError> {
+    let config = &context.config;
+    if config.engine != Engine::Dex {
+        return Ok(Vec::new());
+    }
+    let count = config.parts.partitions(config);
+    if config.parts.boundaries == Some(Boundaries::Equal) {
+        // Numbers have eight bytes, whatever their values make of the nodes.
+        let layout = TableFormat::fixed8(Engine::Dex).layout().map_err(BenchError::Table)?;
+        return Ok(equal_width(&layout, count).unwrap_or_default());
+    }
+    if count == 1 {
+        return Ok(Vec::new());
+    }
+    let step = config.keys.div_ceil(SAMPLE_KEYS).max(1) as usize;
+    let mut sample = Vec::new();
+    for item in (0..config.keys).step_by(step) {
+        let mut key = Vec::new();
+        context.keys.write_key(item, &mut key)?;
+        sample.push(key);
+    }
+    Ok(sampled(&sample, count))
+}
+
+async fn bulk_load<E: Endpoint>(
+    context: &Context,
+    session: &Session<E>,
+    index: &AnyIndex,
+    progress: &dyn Progress,
+) -> Result<(PhaseReport, u64), BenchError> {
+    let keys = context.config.keys;
+    progress.begin(Phase::Load, keys);
+    let mut pairs = Pairs::new(&context.keys, context.values, keys, progress);
+    let began_ns = session.endpoint().now_ns();
+    let count = index
+        .bulk_load(session, &mut pairs)
+        .await
+        .map_err(|error| failed_load(context.pool_bytes(), error))?;
+    let nanos = session.endpoint().now_ns() - began_ns;
+    let key_bytes = pairs.finish()?;
+    let data_bytes = key_bytes + count * context.config.value_bytes as u64;
+    Ok((PhaseReport::new(seconds(nanos), count), data_bytes))
+}
+
+fn failed_load(pool_bytes: u64, error: IndexError) -> BenchError {
+    match error {
+        IndexError::Full(_) => BenchError::PoolTooSmall { pool_bytes, source: error },
+        error => BenchError::Load(error),
+    }
+}
+
+/// Brings what a compute server has in its cache to the pool, and checks the cache.
+///
+/// # Errors
+/// `Verify`, `Damaged`.
+pub(super) async fn settle<E: Endpoint>(server: &Server, endpoint: &E) -> Result<(), BenchError> {
+    let Some(dex) = server.dex() else { return Ok(()) };
+    let session = server.pool.session(endpoint.clone()).await;
+    let session = session.map_err(|error| BenchError::Verify(error.into()))?;
+    dex.flush(&session).await.map_err(BenchError::Verify)?;
+    damaged(&dex.check_cache())
+}
+
+/// Walks the table, once all compute servers have settled.
+///
+/// # Errors
+/// `Verify`, `Damaged`.
+pub(super) async fn verify<E: Endpoint>(
+    server: &Server,
+    endpoint: &E,
+    progress: &dyn Progress,
+) -> Result<TableReport, BenchError> {
+    progress.begin(Phase::Verify, 0);
+    let unread = |error: PoolError| BenchError::Verify(error.into());
+    let session = server.pool.session(endpoint.clone()).await.map_err(unread)?;
+    let mut audit = Audit::new(&session).await.map_err(unread)?;
+    let report = server.index.verify(&session, &mut audit).await.map_err(BenchError::Verify)?;
+    damaged(&report.problems)?;
+    Ok(report)
+}
+
+fn damaged(problems: &[String]) -> Result<(), BenchError> {
+    match problems.first() {
+        Some(first) => Err(BenchError::Damaged { count: problems.len(), first: first.clone() }),
+        None => Ok(()),
+    }
+}
+
+/// Closes the table on a compute server.
+///
+/// # Errors
+/// `Clear`.
+pub(super) async fn close<E: Endpoint>(server: &Server, endpoint: &E) -> Result<(), BenchError> {
+    let session = server.pool.session(endpoint.clone()).await;
+    let session = session.map_err(|error| BenchError::Clear(error.into()))?;
+    server.index.close(&session).await.map_err(BenchError::Clear)
+}
+
+/// Takes the table out of a pool that stays.
+///
+/// # Errors
+/// `Clear`.
+pub(super) async fn clear<E: Endpoint>(endpoint: &E) -> Result<(), BenchError> {
+    let client = Client::new(endpoint.clone());
+    let pool = Pool::join(&client).await.map_err(|error| BenchError::Clear(error.into()))?;
+    let session = pool.session(endpoint.clone()).await;
+    let session = session.map_err(|error| BenchError::Clear(error.into()))?;
+    AnyIndex::drop_table(&session, TABLE).await.map_err(BenchError::Clear)?;
+    session.leave().await.map_err(|error| BenchError::Clear(error.into()))
+}
