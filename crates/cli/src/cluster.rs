@@ -58,8 +58,7 @@ impl Cluster {
     /// Starts them all, and waits until they listen.
     pub(crate) fn start(config: &ClusterConfig) -> anyhow::Result<Cluster> {
         let tls = config.tls.clone();
-        let mut cluster =
-            Cluster { compute: Servers::default(), memory: Servers::default(), tls };
+        let mut cluster = Cluster { compute: Servers::default(), memory: Servers::default(), tls };
         for number in 0..config.servers {
             let server = start_memory(config, number)
                 .with_context(|| format!("memory server {number} does not start"))?;

@@ -77,6 +77,10 @@ pub(crate) async fn join<E: Endpoint>(
             if !fence_if_dead(client, entry.incarnation).await? {
                 continue;
             }
+            // What it had sent before may have arrived since the table was read, and have made it live.
+            if client.word(at).await? != entry.word.0 {
+                continue;
+            }
             client.cas(at.plus(8), entry.incarnation.0, 0).await?;
         }
         let mut trial = client.trial();

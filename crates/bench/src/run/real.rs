@@ -46,10 +46,7 @@ pub(super) fn connect(config: &BenchConfig) -> Result<(Vec<Tcp>, u64), BenchErro
     // Before what is wrong with it costs a connection each.
     config.validate()?;
     let addresses = config.cluster.as_ref().ok_or(BenchError::NoCluster)?.addresses();
-    let tcp = TcpConfig {
-        tls: config.tls.clone(),
-        ..TcpConfig::to(addresses.iter().copied())
-    };
+    let tcp = TcpConfig { tls: config.tls.clone(), ..TcpConfig::to(addresses.iter().copied()) };
     let connect = |_| Tcp::connect(tcp.clone());
     let fabrics = (0..config.compute_servers).map(connect).collect::<Result<Vec<_>, _>>()?;
     let main = fabrics[0].endpoint()?;

@@ -261,3 +261,41 @@ fn compute_servers_die_and_nothing_is_lost() {
     let freed: u64 = (0..20).map(|seed| run(seed, 4)).sum();
     assert!(freed > 0, "the dead had lost objects, which recovery found");
 }
+
+/// Who took the entry of one who had died while joining found it live, if what the dead had sent last came
+/// after the table had been read: "member 1 has no incarnation but state".
+#[test]
+fn an_entry_of_one_who_died_while_joining_may_become_live_late() {
+    let mut late = 0;
+    for seed in 0..400 {
+        let adversary =
+            AdversaryConfig { late: 0.5, late_ns: 30_000, ..AdversaryConfig::default() };
+        let config = SimConfig {
+            compute_servers: 3,
+            region_bytes: 2 << 20,
+            lease_ns: 1_000,
+            ..SimConfig::seeded(seed)
+        };
+        let sim = Sim::new(SimConfig { adversary, ..config }).unwrap();
+        let first = sim.fabric(0).endpoint().unwrap();
+        let keeper = sim.block_on(async {
+            format(&Client::new(first.clone()), &SMALL).await.unwrap();
+            Pool::join(&Client::new(first.clone())).await.unwrap().session(first.clone()).await
+        });
+        let keeper = keeper.unwrap().unwrap();
+        let endpoint = sim.fabric(1).endpoint().unwrap();
+        sim.spawn(1, async move {
+            let _ = Pool::join(&Client::new(endpoint)).await;
+        });
+        sim.run_until(sim.now_ns() + 5_000 + seed * 200).unwrap();
+        sim.fabric(1).kill();
+        sim.run_until(sim.now_ns() + 2_000).unwrap();
+        let endpoint = sim.fabric(2).endpoint().unwrap();
+        let members = sim.block_on(async {
+            Pool::join(&Client::new(endpoint)).await.map(drop).unwrap();
+            read_table(keeper.steady(), keeper.pool().geometry()).await.unwrap()
+        });
+        late += usize::from(members.unwrap()[1].incarnation != sim.fabric(2).incarnation());
+    }
+    assert!((20..380).contains(&late), "{late} of 400: some must come late, and some must not");
+}
