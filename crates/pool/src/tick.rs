@@ -101,7 +101,7 @@ impl<E: Endpoint> Session<E> {
             return Err(PoolError::Invalid("cannot leave the pool during a recovery".into()));
         }
         for _ in 0..LEAVE_TICKS {
-            if self.inner.retired.lock().len() == 0 && pool.closed().is_empty() {
+            if !self.has_retired() {
                 break;
             }
             self.tick().await?;
@@ -109,6 +109,10 @@ impl<E: Endpoint> Session<E> {
         }
         while !pool.alloc().limbo.is_empty() {
             pool.settle(client).await?;
+        }
+        if self.has_retired() {
+            // Whoever took over a block now would take what is retired in it for used.
+            return self.give_up_entries().await;
         }
         let owned = pool.alloc().owned();
         for (server, block) in owned {
@@ -149,13 +153,16 @@ impl<E: Endpoint> Session<E> {
         Ok(())
     }
 
+    /// Whether something that this member has retired is not free yet.
+    fn has_retired(&self) -> bool {
+        self.inner.retired.lock().len() > 0 || !self.pool().closed().is_empty()
+    }
+
     /// Frees the member's and the session's entries. If retired objects are left in the page, or
     /// claims of a dropped recovery, the member stays, as dead, for recovery to see to them.
     async fn give_up_entries(&self) -> Result<(), PoolError> {
         let (pool, client) = (&**self.pool(), self.upkeep());
-        let left = self.inner.retired.lock().len() > 0
-            || !pool.closed().is_empty()
-            || pool.recovery_unfinished.load(Ordering::SeqCst);
+        let left = self.has_retired() || pool.recovery_unfinished.load(Ordering::SeqCst);
         let at = pool.geometry().member_addr(pool.member);
         let live = MemberWord::new(MemberState::Live, pool.generation);
         if left {

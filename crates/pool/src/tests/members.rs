@@ -305,6 +305,37 @@ fn a_recoverer_that_dies_is_replaced() {
 
 /// An object that a live client has announced is left alone, wherever it is; and an audit that was
 /// begun before the recovery is refused.
+/// A member that could not wait for what it had retired gave its blocks up all the same. Whoever took one
+/// over held the retired object for used, and the recovery could not tell: it was lost.
+#[test]
+fn who_leaves_something_retired_leaves_its_blocks_to_recovery() {
+    let pair = Pair::new("leaves-retired");
+    let other = Mapped::open(&pair.scratch.0).unwrap();
+    let other_end = endpoint(&other);
+    let keeper = pair.run(async |end| member(end).await);
+    let (leaver, kept) = other_end.executor().block_on(async {
+        let leaver = member(&other_end).await;
+        let [kept, gone] =
+            [leaver.alloc(ONE, 64).await.unwrap(), leaver.alloc(ONE, 64).await.unwrap()];
+        let retiring = leaver.announce_retire(gone).await.unwrap();
+        leaver.retire(retiring);
+        (leaver, kept)
+    });
+    pair.run(async |_| {
+        let pin = keeper.begin(OpKind::Get).await.unwrap();
+        other_end.executor().block_on(async { leaver.leave().await.unwrap() });
+        drop(pin);
+        drop(leaver);
+        // Of the same size, so that it takes a block over if there is one to take.
+        let own = keeper.alloc(ONE, 64).await.unwrap();
+        let live = [(kept, 64), (own, 64)];
+        recover(&keeper, &live).await;
+        tick(&keeper, 8).await;
+        let report = audit_of(&keeper, &live).await;
+        assert!(report.closes(), "{report:?}");
+    });
+}
+
 #[test]
 fn what_the_living_have_retired_is_left_to_them() {
     let pair = Pair::new("living");
