@@ -386,20 +386,23 @@ impl Pool {
         Ok(outcome)
     }
 
-    /// Confirms what waits and is of other members' blocks, so that it is not lost with this member.
+    /// Confirms what waits and is of other members' blocks, or whatever its blocks are if `all`, so that
+    /// it is not lost with this member.
     ///
     /// Cost: per 64 such objects that were retired since the last time, 1 batch of CAS.
     pub(crate) async fn confirm<E: Endpoint>(
         &self,
         client: Steady<'_, E>,
         freeing: &Freeing,
+        all: bool,
     ) -> Result<(), PoolError> {
         let (retired, owner) = (&*freeing.of, freeing.of.id);
         loop {
             let mut list = Vec::new();
             let mut words = Vec::new();
             for entry in &mut retired.lock().queue {
-                if entry.bytes == 0 && entry.page != PageWord::Confirmed && !entry.clearing {
+                let is_due = all || entry.bytes == 0;
+                if is_due && entry.page != PageWord::Confirmed && !entry.clearing {
                     entry.page = PageWord::Confirming;
                     let plain = entry.addr.word();
                     let at = self.page_word(owner, entry);

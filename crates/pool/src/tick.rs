@@ -55,7 +55,7 @@ impl<E: Endpoint> Session<E> {
         let bound = pool.reuse_bound(&seen);
         for freeing in own.iter().chain(&other) {
             self.reclaim(freeing, bound).await?;
-            pool.confirm(client, freeing).await?;
+            pool.confirm(client, freeing, false).await?;
         }
         if let Some(own) = &own {
             // Only on its own thread: what was posted there is settled by a reconnect there.
@@ -110,9 +110,13 @@ impl<E: Endpoint> Session<E> {
         while !pool.alloc().limbo.is_empty() {
             pool.settle(client).await?;
         }
-        if self.has_retired() {
-            // Whoever took over a block now would take what is retired in it for used.
-            return self.give_up_entries().await;
+        // Whoever takes over a block would hold what is retired in it for used, and so would recovery.
+        let left =
+            pool.closed().iter().map(|closed| Arc::clone(&closed.retired)).collect::<Vec<_>>();
+        for retired in left.iter().chain([&self.inner.retired]) {
+            if let Some(freeing) = retired.claim() {
+                pool.confirm(client, &freeing, true).await?;
+            }
         }
         let owned = pool.alloc().owned();
         for (server, block) in owned {
@@ -253,7 +257,7 @@ impl<'a> Closed<'a> {
         };
         session.reclaim(freeing, bound).await?;
         // Should this member leave before they are free, recovery has to know that they are dead.
-        self.pool.confirm(session.upkeep(), freeing).await?;
+        self.pool.confirm(session.upkeep(), freeing, false).await?;
         if closed.retired.lock().len() == 0 {
             let freed = self.pool.release_client(session.upkeep(), closed);
             if let Err(error) = freed.await {

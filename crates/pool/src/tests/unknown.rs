@@ -170,7 +170,7 @@ fn run(seed: u64, steps: usize, trouble: Trouble) {
         ..SimConfig::seeded(seed)
     };
     let sim = Sim::new(config).unwrap();
-    let options = PoolOptions { clients_max: 16, members_max: 16, ..SMALL };
+    let options = PoolOptions { clients_max: 64, members_max: 64, ..SMALL };
     let first = sim.fabric(0).endpoint().unwrap();
     let bytes = CLIENTS * SLOTS * 8;
     let (keeper, table) = sim
