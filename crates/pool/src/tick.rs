@@ -72,7 +72,7 @@ impl<E: Endpoint> Session<E> {
     /// This member leaves the pool: what it holds is given back, and every session of it ends.
     ///
     /// Cost: per own block 1 CAS and a batch per 64 words of its bitmap with free objects; some
-    /// ticks.
+    /// ticks; a batch per 64 objects that are retired and cannot be freed in these.
     ///
     /// # Errors
     /// `Invalid` if it has other sessions, or this one has a clone or a pin, or something is kept open
