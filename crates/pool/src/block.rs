@@ -20,6 +20,8 @@ use crate::{Geometry, Pool, PoolError};
 
 const TAG: u64 = u64::from_le_bytes(*b"FLBLOCK1");
 pub(crate) const HEADER_WORDS: usize = 6;
+/// Where a header has the version of the block's word when it was carved.
+pub(crate) const CARVED_AT: u64 = 4 * 8;
 /// Tries at a word of *taken*, which only an own lost harvest can have changed.
 const TELL_ATTEMPTS: usize = 4;
 /// How long to wait for another session that tries for a block.

@@ -1,10 +1,16 @@
 //! Giving an object back to a block that is not this member's: turning its bit of *given*
 //! (INV-ALLOC-3).
+//!
+//! INV-GIVE-1: a turn whose outcome was lost is not just tried again. If it has happened, the block may
+//! have become wholly free since, and have been carved anew: the word may be another's now, and hold what
+//! was expected. So it is first found out whether the block is still of the carving in which the object was
+//! in use; only then does the bit tell.
 
 use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 
+use crate::block::CARVED_AT;
 use crate::class::BLOCK_HEADER_BYTES;
-use crate::settle::{Cas, Steady};
+use crate::settle::{Steady, Trial, servers_of};
 use crate::words::{BlockState, BlockWord};
 use crate::{Pool, PoolError};
 
@@ -20,6 +26,8 @@ struct Turn {
     bits: u64,
     /// What the word is thought to hold; its `bits` are as they were.
     expected: u64,
+    /// The block's word while the objects were in use.
+    block: BlockWord,
 }
 
 /// Where an object's bits are.
@@ -28,6 +36,8 @@ pub(crate) struct Bit {
     pub(crate) given: GlobalAddr,
     pub(crate) taken: GlobalAddr,
     pub(crate) bit: u64,
+    /// The block's word that this is by.
+    block: BlockWord,
 }
 
 impl Pool {
@@ -35,7 +45,8 @@ impl Pool {
     /// an epoch from before they were last seen in use, until this has returned; and it must not be
     /// dropped.
     ///
-    /// Cost: per 64 objects 2 batches of READs and 1 of CAS, plus 1 for those that meet another's.
+    /// Cost: per 64 objects 2 batches of READs and 1 of CAS, plus 1 for those that meet another's, and 3
+    /// batches of READs for a batch whose outcome was lost.
     ///
     /// # Errors
     /// `Corrupt` if an address is no object's or its object is free already (the others are given
@@ -92,7 +103,12 @@ impl Pool {
                         other.bits |= bit.bit;
                     }
                     Some(_) => outcome = Err(freed_twice(bit.bit, bit.given)),
-                    None => turns.push(Turn { at: bit.given, bits: bit.bit, expected: given }),
+                    None => turns.push(Turn {
+                        at: bit.given,
+                        bits: bit.bit,
+                        expected: given,
+                        block: bit.block,
+                    }),
                 }
             }
             if let Err(error) = self.turn_bits(client, turns).await? {
@@ -109,37 +125,90 @@ impl Pool {
         mut turns: Vec<Turn>,
     ) -> Result<Result<(), PoolError>, PoolError> {
         let mut outcome = Ok(());
+        let mut trial = Trial::default();
         for _ in 0..ATTEMPTS_MAX {
             if turns.is_empty() {
                 return Ok(outcome);
             }
-            let list: Vec<Cas> = turns
-                .iter()
-                .map(|turn| {
-                    let new = turn.expected ^ turn.bits;
-                    Cas { at: turn.at, expected: turn.expected, new }
-                })
-                .collect();
-            let olds = client.cas_many(&list).await?;
-            let mut failed = Vec::new();
-            for (mut turn, old) in turns.drain(..).zip(olds) {
-                if old == turn.expected {
+            let mut ops = client.client().ops();
+            for turn in &turns {
+                ops.cas(turn.at, turn.expected, turn.expected ^ turn.bits);
+            }
+            let posting = client.posting();
+            let ops = match client.client().post_many(ops).await {
+                Ok(ops) => ops,
+                Err(error) => {
+                    let servers = servers_of(turns.iter().map(|turn| turn.at));
+                    client.again_on(&mut trial, posting, error, &servers).await?;
+                    turns = self.undone(client, turns).await?;
                     continue;
                 }
-                match (old ^ turn.expected) & turn.bits {
+            };
+            let mut failed = Vec::new();
+            for (index, mut turn) in turns.drain(..).enumerate() {
+                let found = ops.old(index);
+                if found == turn.expected {
+                    continue;
+                }
+                match (found ^ turn.expected) & turn.bits {
                     // Others have turned theirs.
                     0 => {
-                        turn.expected = old;
+                        turn.expected = found;
                         failed.push(turn);
                     }
-                    // Turned by a try whose outcome was lost, and others have turned theirs since.
-                    turned if turned == turn.bits => {}
                     turned => outcome = Err(freed_twice(turned, turn.at)),
                 }
             }
             turns = failed;
         }
         Err(PoolError::Corrupt("a block's bitmap never holds still".into()))
+    }
+
+    /// Those of `turns` that have not happened, once none that was posted happens any more.
+    ///
+    /// Cost: 3 batches of READs.
+    async fn undone<E: Endpoint>(
+        &self,
+        client: Steady<'_, E>,
+        turns: Vec<Turn>,
+    ) -> Result<Vec<Turn>, PoolError> {
+        // In this order: a header that is of the old carving still, once the block is seen not to be being
+        // carved, was so when the bits were read.
+        let given = words_at(client, turns.iter().map(|turn| turn.at)).await?;
+        let mut places = Vec::with_capacity(turns.len());
+        for turn in &turns {
+            places.push((turn.at.server(), self.block_of(turn.at)?.0));
+        }
+        let geometry = self.geometry();
+        let at = places.iter().map(|(server, block)| geometry.block_word_addr(*server, *block));
+        let words = words_at(client, at).await?;
+        let at = places.iter().map(|(server, block)| geometry.block_addr(*server, *block));
+        let carved = words_at(client, at.map(|at| at.plus(CARVED_AT))).await?;
+        let mut undone = Vec::new();
+        for (index, mut turn) in turns.into_iter().enumerate() {
+            // Only a block without objects in use becomes free.
+            let is_over = match BlockWord(words[index]).state()? {
+                BlockState::Free | BlockState::Carving => true,
+                BlockState::Owned | BlockState::Orphan | BlockState::Recovering => {
+                    turn.block.is_before(carved[index])
+                }
+                BlockState::Damaged => {
+                    let (server, block) = places[index];
+                    let what = format!("block {block} of memory server {server} is damaged");
+                    return Err(PoolError::Corrupt(what));
+                }
+            };
+            let turned = (given[index] ^ turn.expected) & turn.bits;
+            if is_over || turned == turn.bits {
+                continue;
+            }
+            if turned != 0 {
+                return Err(freed_twice(turned, turn.at));
+            }
+            turn.expected = given[index];
+            undone.push(turn);
+        }
+        Ok(undone)
     }
 
     /// The block of an address, and the offset in it.
@@ -166,6 +235,7 @@ impl Pool {
             given: self.given_addr(server, block, at),
             taken: self.taken_addr(server, block, shape.bitmap_words(), at),
             bit: 1 << (index % 64),
+            block: word,
         })
     }
 
@@ -184,6 +254,19 @@ impl Pool {
     ) -> GlobalAddr {
         self.given_addr(server, block, words + word)
     }
+}
+
+/// Words of memory, read together.
+async fn words_at<E: Endpoint>(
+    client: Steady<'_, E>,
+    at: impl Iterator<Item = GlobalAddr>,
+) -> Result<Vec<u64>, PoolError> {
+    let mut ops = client.client().ops();
+    at.for_each(|at| {
+        ops.read(at, client.buf(8));
+    });
+    let (count, ops) = (ops.len(), client.post_many(ops).await?);
+    Ok((0..count).map(|index| ops.buf(index).words()[0]).collect())
 }
 
 fn freed_twice(bits: u64, at: GlobalAddr) -> PoolError {

@@ -71,7 +71,7 @@ pub use recover::{Recovered, Recovery};
 pub use retire::Retiring;
 pub use root::Root;
 pub use session::{OwnedPin, Pinned, Session};
-pub use settle::{Steady, Trial, is_open};
+pub use settle::{Posting, Steady, Trial, is_open};
 pub use superblock::{format, format_once};
 pub use token::LockToken;
 pub use unlinked::Unlinked;

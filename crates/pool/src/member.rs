@@ -16,7 +16,7 @@ use farleaf_fabric::{Endpoint, Incarnation, OpErrorKind};
 use crate::address::ADDRESS_AT;
 use crate::canary::Canary;
 use crate::geometry::MEMBER_BYTES;
-use crate::settle::Steady;
+use crate::settle::{Steady, Trial};
 use crate::words::{AnnounceWord, MemberState, MemberWord};
 use crate::{Geometry, Pool, PoolError};
 
@@ -83,11 +83,12 @@ pub(crate) async fn join<E: Endpoint>(
             }
             client.cas(at.plus(8), entry.incarnation.0, 0).await?;
         }
-        let mut trial = client.trial();
+        let mut trial = Trial::default();
         let found = loop {
+            let posting = client.posting();
             match client.client().cas(at.plus(8), 0, own.0).await {
                 Ok(found) => break found,
-                Err(error) => client.again(&mut trial, error).await?,
+                Err(error) => client.again(&mut trial, posting, error).await?,
             }
         };
         let perhaps = trial.in_doubt() && found == own.0;
@@ -97,7 +98,10 @@ pub(crate) async fn join<E: Endpoint>(
         let read = client.read(at, client.buf(24)).await?;
         let (word, announced) = (MemberWord(read.words()[0]), AnnounceWord(read.words()[2]));
         if !word.is(MemberState::Free) {
-            if perhaps {
+            // Another join of this process has it, or one that left and does not know it has: what takes
+            // an entry in doubt moves its generation on by more than one.
+            let is_drawn = word.generation() != entry.word.generation().wrapping_add(1);
+            if perhaps || is_drawn {
                 continue;
             }
             let what = format!("member {slot} has no incarnation but state {:#x}", word.0);
@@ -137,7 +141,7 @@ pub(crate) async fn leave<E: Endpoint>(
 ) -> Result<(), PoolError> {
     let at = geometry.member_addr(slot);
     let mut generation = generation;
-    let mut trial = client.trial();
+    let mut trial = Trial::default();
     loop {
         let mut ops = client.client().ops();
         let live = MemberWord::new(MemberState::Live, generation);
@@ -147,8 +151,9 @@ pub(crate) async fn leave<E: Endpoint>(
         }
         ops.cas(at, live.0, MemberWord::new(MemberState::Free, generation).0);
         ops.cas(at.plus(8), own.0, 0);
+        let posting = client.posting();
         let Err(error) = client.client().chain(ops).await else { return Ok(()) };
-        client.again(&mut trial, error).await?;
+        client.again(&mut trial, posting, error).await?;
         let entry = client.read(at, client.buf(16)).await?;
         let free = MemberWord::new(MemberState::Free, generation);
         let (word, incarnation) = (MemberWord(entry.words()[0]), entry.words()[1]);

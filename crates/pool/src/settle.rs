@@ -64,11 +64,15 @@ impl Lines {
     }
 }
 
-/// Tries at one operation: when it was posted, and since when it has been failing.
+/// One try at an operation: how many reconnects had begun before it was posted. Each try takes its own,
+/// last of all before it is posted: one that began in between, for something else, is no proof of it.
 #[derive(Debug)]
+#[must_use = "a try that fails is settled by what was known before it was posted"]
+pub struct Posting(u64);
+
+/// Tries at one operation: since when it has been failing.
+#[derive(Debug, Default)]
 pub struct Trial {
-    /// Reconnects that had begun when it was posted.
-    mark: u64,
     failing_since_ns: u64,
     failures: u32,
 }
@@ -137,27 +141,33 @@ impl<'a, E: Endpoint> Steady<'a, E> {
         Steady { patience_ns: u64::MAX, ..self }
     }
 
-    /// Begins tries at an operation that is about to be posted.
+    /// An operation is about to be posted.
     #[inline]
-    pub fn trial(self) -> Trial {
-        Trial { mark: self.lines.begun.load(Ordering::SeqCst), failing_since_ns: 0, failures: 0 }
+    pub fn posting(self) -> Posting {
+        Posting(self.lines.begun.load(Ordering::SeqCst))
     }
 
-    /// After a try at an operation on `error.server` has failed: returns once no earlier try takes
-    /// effect any more, and it is time for the next.
+    /// After a try at an operation on `error.server` has failed: returns once neither this one nor an
+    /// earlier one takes effect any more, and it is time for the next.
     ///
     /// # Errors
     /// `error` itself if it is final; the last one if patience is at an end: earlier tries may still
     /// take effect.
     #[cold]
-    pub async fn again(self, trial: &mut Trial, error: OpError) -> Result<(), OpError> {
-        self.again_on(trial, error, &[error.server]).await
+    pub async fn again(
+        self,
+        trial: &mut Trial,
+        posting: Posting,
+        error: OpError,
+    ) -> Result<(), OpError> {
+        self.again_on(trial, posting, error, &[error.server]).await
     }
 
     /// As [`Steady::again`] for a batch to several servers.
-    async fn again_on(
+    pub(crate) async fn again_on(
         self,
         trial: &mut Trial,
+        posting: Posting,
         error: OpError,
         servers: &[ServerId],
     ) -> Result<(), OpError> {
@@ -177,21 +187,24 @@ impl<'a, E: Endpoint> Steady<'a, E> {
         }
         for server in servers {
             if !Canary::SettleWithoutReconnect.is_armed() {
-                self.renew(*server, trial).await?;
+                self.renew(*server, &posting, trial.failing_since_ns).await?;
             }
         }
-        trial.mark = self.lines.begun.load(Ordering::SeqCst);
         Ok(())
     }
 
-    /// Returns once a reconnect to `server` that began after the trial's operation was posted has
-    /// succeeded.
-    async fn renew(self, server: ServerId, trial: &Trial) -> Result<(), OpError> {
+    /// Returns once a reconnect to `server` that began after `posting` has succeeded.
+    async fn renew(
+        self,
+        server: ServerId,
+        posting: &Posting,
+        failing_since_ns: u64,
+    ) -> Result<(), OpError> {
         let line = &self.lines.servers[server.index()];
         let mut attempt = 0;
         let mut last = OpError { server, kind: OpErrorKind::Unavailable };
-        while line.ended.load(Ordering::SeqCst) <= trial.mark {
-            let waited_ns = self.endpoint().now_ns() - trial.failing_since_ns;
+        while line.ended.load(Ordering::SeqCst) <= posting.0 {
+            let waited_ns = self.endpoint().now_ns() - failing_since_ns;
             if attempt > 0 && waited_ns >= self.patience_ns {
                 return Err(last);
             }
@@ -229,9 +242,8 @@ impl<'a, E: Endpoint> Steady<'a, E> {
     /// # Errors
     /// Patience is at an end, or this compute server has been cut off.
     pub async fn settle(self, server: ServerId) -> Result<(), OpError> {
-        let mut trial = self.trial();
         let error = OpError { server, kind: OpErrorKind::Timeout };
-        self.again(&mut trial, error).await
+        self.again(&mut Trial::default(), self.posting(), error).await
     }
 
     /// READ, until it succeeds.
@@ -240,29 +252,33 @@ impl<'a, E: Endpoint> Steady<'a, E> {
     /// As [`Endpoint::read`]; nothing was done.
     pub async fn read(self, from: GlobalAddr, into: Buf) -> Result<Buf, OpError> {
         let (len, window) = (into.len(), window_of(&into));
-        let mut trial = self.trial();
+        let (mut trial, mut posting) = (Trial::default(), self.posting());
         let mut posted = self.client.read(from, into).await;
         while let Err(error) = posted {
-            self.again(&mut trial, error).await?;
+            self.again(&mut trial, posting, error).await?;
+            posting = self.posting();
             posted = self.client.read(from, self.buf(len).window(window.clone())).await;
         }
         posted
     }
 
-    /// After a READ of `from` into a buffer of `len` bytes has failed: as [`Steady::read`].
+    /// After a READ of `from` into a buffer of `len` bytes, posted after `posting`, has failed: as
+    /// [`Steady::read`].
     ///
     /// # Errors
     /// As [`Steady::read`].
     #[cold]
     pub async fn read_again(
         self,
-        mut trial: Trial,
+        mut posting: Posting,
         mut error: OpError,
         from: GlobalAddr,
         len: usize,
     ) -> Result<Buf, OpError> {
+        let mut trial = Trial::default();
         loop {
-            self.again(&mut trial, error).await?;
+            self.again(&mut trial, posting, error).await?;
+            posting = self.posting();
             match self.client.read(from, self.buf(len)).await {
                 Ok(buf) => return Ok(buf),
                 Err(again) => error = again,
@@ -284,11 +300,12 @@ impl<'a, E: Endpoint> Steady<'a, E> {
     /// As [`Endpoint::write`].
     pub async fn write(self, to: GlobalAddr, from: Buf) -> Result<(), OpError> {
         let spare = self.spare(&from);
-        let mut trial = self.trial();
+        let (mut trial, mut posting) = (Trial::default(), self.posting());
         let mut posted = self.client.write(to, from).await;
         while let Err(error) = posted {
             let Some(spare) = &spare else { return Err(error) };
-            self.again(&mut trial, error).await?;
+            self.again(&mut trial, posting, error).await?;
+            posting = self.posting();
             posted = self.client.write(to, self.copy(spare)).await;
         }
         posted.map(drop)
@@ -307,12 +324,13 @@ impl<'a, E: Endpoint> Steady<'a, E> {
     /// # Errors
     /// As [`Endpoint::cas`].
     pub async fn cas(self, at: GlobalAddr, expected: u64, new: u64) -> Result<u64, OpError> {
-        let mut trial = self.trial();
+        let mut trial = Trial::default();
         loop {
+            let posting = self.posting();
             match self.client.cas(at, expected, new).await {
                 Ok(found) if trial.in_doubt() && found == new => return Ok(expected),
                 Ok(found) => return Ok(found),
-                Err(error) => self.again(&mut trial, error).await?,
+                Err(error) => self.again(&mut trial, posting, error).await?,
             }
         }
     }
@@ -323,24 +341,26 @@ impl<'a, E: Endpoint> Steady<'a, E> {
     /// # Errors
     /// As [`Endpoint::cas`].
     pub async fn cas_release(self, at: GlobalAddr, own: u64, new: u64) -> Result<u64, OpError> {
-        let mut trial = self.trial();
+        let mut trial = Trial::default();
         loop {
+            let posting = self.posting();
             match self.client.cas(at, own, new).await {
                 Ok(_) if trial.in_doubt() => return Ok(own),
                 Ok(found) => return Ok(found),
-                Err(error) => self.again(&mut trial, error).await?,
+                Err(error) => self.again(&mut trial, posting, error).await?,
             }
         }
     }
 
     /// CASes of the kind of [`Steady::cas`], posted together; what each found.
     pub(crate) async fn cas_many(self, list: &[Cas]) -> Result<Vec<u64>, OpError> {
-        let mut trial = self.trial();
+        let mut trial = Trial::default();
         loop {
             let mut ops = self.client.ops();
             for cas in list {
                 ops.cas(cas.at, cas.expected, cas.new);
             }
+            let posting = self.posting();
             match self.client.post_many(ops).await {
                 Ok(ops) => {
                     let found = list.iter().enumerate().map(|(index, cas)| match ops.old(index) {
@@ -351,7 +371,7 @@ impl<'a, E: Endpoint> Steady<'a, E> {
                 }
                 Err(error) => {
                     let servers = servers_of(list.iter().map(|cas| cas.at));
-                    self.again_on(&mut trial, error, &servers).await?;
+                    self.again_on(&mut trial, posting, error, &servers).await?;
                 }
             }
         }
@@ -363,12 +383,13 @@ impl<'a, E: Endpoint> Steady<'a, E> {
     /// As [`Endpoint::post_many`].
     pub async fn post_many(self, ops: Ops) -> Result<Ops, OpError> {
         let spare = self.spare_ops(&ops);
-        let mut trial = self.trial();
+        let (mut trial, mut posting) = (Trial::default(), self.posting());
         let mut posted = self.client.post_many(ops).await;
         while let Err(error) = posted {
             let Some(spare) = &spare else { return Err(error) };
             let servers = servers_of(spare.iter().map(Op::addr));
-            self.again_on(&mut trial, error, &servers).await?;
+            self.again_on(&mut trial, posting, error, &servers).await?;
+            posting = self.posting();
             posted = self.client.post_many(self.copy_ops(spare)).await;
         }
         posted
@@ -381,13 +402,14 @@ impl<'a, E: Endpoint> Steady<'a, E> {
     /// # Errors
     /// As [`Endpoint::chain`].
     pub async fn chain(self, build: impl Fn(&mut Ops)) -> Result<(Ops, bool), OpError> {
-        let mut trial = self.trial();
+        let mut trial = Trial::default();
         loop {
             let mut ops = self.client.ops();
             build(&mut ops);
+            let posting = self.posting();
             match self.client.chain(ops).await {
                 Ok(ops) => return Ok((ops, trial.in_doubt())),
-                Err(error) => self.again(&mut trial, error).await?,
+                Err(error) => self.again(&mut trial, posting, error).await?,
             }
         }
     }
@@ -403,12 +425,13 @@ impl<'a, E: Endpoint> Steady<'a, E> {
         own: u64,
         build: impl Fn(&mut Ops),
     ) -> Result<(), OpError> {
-        let mut trial = self.trial();
+        let mut trial = Trial::default();
         loop {
             let mut ops = self.client.ops();
             build(&mut ops);
+            let posting = self.posting();
             let Err(error) = self.client.chain(ops).await else { return Ok(()) };
-            self.again(&mut trial, error).await?;
+            self.again(&mut trial, posting, error).await?;
             if self.word(word).await? != own {
                 return Ok(());
             }
@@ -420,9 +443,10 @@ impl<'a, E: Endpoint> Steady<'a, E> {
     /// # Errors
     /// As [`Endpoint::fence`].
     pub async fn fence_everywhere(self, who: Incarnation) -> Result<(), OpError> {
-        let mut trial = self.trial();
+        let (mut trial, mut posting) = (Trial::default(), self.posting());
         while let Err(error) = self.client.fence_everywhere(who).await {
-            self.again(&mut trial, error).await?;
+            self.again(&mut trial, posting, error).await?;
+            posting = self.posting();
         }
         Ok(())
     }
@@ -488,7 +512,7 @@ fn window_of(buf: &Buf) -> std::ops::Range<usize> {
     buf.window_start()..buf.window_start() + buf.window_len()
 }
 
-fn servers_of(addrs: impl Iterator<Item = GlobalAddr>) -> Vec<ServerId> {
+pub(crate) fn servers_of(addrs: impl Iterator<Item = GlobalAddr>) -> Vec<ServerId> {
     let mut servers: Vec<ServerId> = addrs.map(GlobalAddr::server).collect();
     servers.sort_unstable();
     servers.dedup();

@@ -62,6 +62,12 @@ impl BlockWord {
         self.0 >> 27
     }
 
+    /// Whether a version is of a word after this one; versions wrap.
+    pub(crate) fn is_before(self, version: u64) -> bool {
+        let later = version.wrapping_sub(self.version()) << 27;
+        later != 0 && later <= 1 << 63
+    }
+
     /// The word after this one.
     pub(crate) fn next(self, state: BlockState, class: usize, owner: u32) -> BlockWord {
         let version = self.version().wrapping_add(1) << 27;

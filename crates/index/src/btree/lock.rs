@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use farleaf_fabric::{Buf, Endpoint, GlobalAddr, OpError, Ops};
 use farleaf_pool::canary::Canary;
-use farleaf_pool::{LockToken, Retiring, Session, is_open};
+use farleaf_pool::{LockToken, Retiring, Session, Trial, is_open};
 
 use super::read::{LOCK_WAIT_MAX_NS, OWNER_CHECK_NS, backoff, locked_too_long};
 use super::{DEAD, Fail, Tree, redo};
@@ -278,14 +278,15 @@ impl Tree {
     ) -> Result<Result<Locked<E>, u64>, Fail> {
         let client = session.client();
         let mut lock = Lock::about_to_take(session, addr, token);
-        let mut trial = session.steady().trial();
+        let mut trial = Trial::default();
         let mut ops = loop {
             let mut ops = client.ops();
             ops.cas(addr, 0, token);
             ops.read(addr, client.buf(self.layout.node_bytes()));
+            let posting = session.steady().posting();
             match client.chain(ops).await {
                 Ok(ops) => break ops,
-                Err(error) => session.steady().again(&mut trial, error).await?,
+                Err(error) => session.steady().again(&mut trial, posting, error).await?,
             }
         };
         let found = ops.old(0);

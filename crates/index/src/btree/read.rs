@@ -170,10 +170,10 @@ impl Tree {
         let client = session.client();
         loop {
             // A failed READ is rare; one `async fn` more around each would not be.
-            let (trial, bytes) = (session.steady().trial(), self.layout.node_bytes());
+            let (posting, bytes) = (session.steady().posting(), self.layout.node_bytes());
             let mut image = match client.read(addr, client.buf(bytes)).await {
                 Ok(image) => image,
-                Err(error) => session.steady().read_again(trial, error, addr, bytes).await?,
+                Err(error) => session.steady().read_again(posting, error, addr, bytes).await?,
             };
             if !self.is_current(&image, addr, at) {
                 image = self.read_again(session, addr, at, image).await?;
@@ -208,10 +208,10 @@ impl Tree {
         let mut from_parent = false;
         while at > level {
             // A failed READ is rare; one `async fn` more around each would not be.
-            let (trial, bytes) = (session.steady().trial(), self.layout.node_bytes());
+            let (posting, bytes) = (session.steady().posting(), self.layout.node_bytes());
             let mut image = match client.read(addr, client.buf(bytes)).await {
                 Ok(image) => image,
-                Err(error) => session.steady().read_again(trial, error, addr, bytes).await?,
+                Err(error) => session.steady().read_again(posting, error, addr, bytes).await?,
             };
             if !self.is_current(&image, addr, at) {
                 image = self.read_again(session, addr, at, image).await?;

@@ -170,7 +170,10 @@ fn run(seed: u64, steps: usize, trouble: Trouble) {
         ..SimConfig::seeded(seed)
     };
     let sim = Sim::new(config).unwrap();
-    let options = PoolOptions { clients_max: 64, members_max: 64, ..SMALL };
+    // With one operation in twenty lost, the others pin for so long that who leaves beside them may not see
+    // the epoch in which what it retired is free, any of the six times that it leaves; then it stays, as dead.
+    let entries_max = if trouble.lost < 0.05 { 16 } else { 64 };
+    let options = PoolOptions { clients_max: entries_max, members_max: entries_max, ..SMALL };
     let first = sim.fabric(0).endpoint().unwrap();
     let bytes = CLIENTS * SLOTS * 8;
     let (keeper, table) = sim
@@ -252,17 +255,23 @@ async fn walk(session: &Mine, table: GlobalAddr, audit: &mut Audit) {
     }
 }
 
-fn seeds(usual: u64) -> std::ops::Range<u64> {
+/// As many as `usual` says, and those that `also` found something.
+fn seeds(usual: u64, also: &[u64]) -> Vec<u64> {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     match number("FARLEAF_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => 0..usual * number("FARLEAF_SOAK").unwrap_or(1),
+        Some(seed) => vec![seed],
+        None => {
+            let usual = 0..usual * number("FARLEAF_SOAK").unwrap_or(1);
+            usual.chain(also.iter().copied()).collect()
+        }
     }
 }
 
+/// Seed 140: a block was carved anew between two tries at giving an object of it back. Seed 935: a session
+/// joined where another of its process was leaving for the second time: "no incarnation but state".
 #[test]
 fn lost_operations_lose_no_memory() {
-    for seed in seeds(12) {
+    for seed in seeds(12, &[140, 935]) {
         let lost = [0.005, 0.02, 0.05][seed as usize % 3];
         println!("seed {seed}");
         run(seed, 300, Trouble { lost, outage: None });
@@ -271,7 +280,7 @@ fn lost_operations_lose_no_memory() {
 
 #[test]
 fn outages_lose_no_memory() {
-    for seed in seeds(6) {
+    for seed in seeds(6, &[]) {
         let server = (seed / 2 % 2) as u16;
         let outage =
             if seed % 2 == 0 { Outage::Stopped(server) } else { Outage::NoReplies(server) };
@@ -284,11 +293,13 @@ fn outages_lose_no_memory() {
 
 /// Clients of three threads add to one word under a lock, and each to a word of its own by CAS: with
 /// every third operation lost, each addition happens once.
+///
+/// Seed 24: a second try was taken for settled by the reconnect of a READ between it and the first.
 #[test]
 fn settled_operations_happen_once() {
     const CLIENTS: u64 = 6;
     const TIMES: u64 = 60;
-    for seed in seeds(4) {
+    for seed in seeds(4, &[24]) {
         let config = SimConfig {
             compute_servers: COMPUTE,
             region_bytes: 2 << 20,

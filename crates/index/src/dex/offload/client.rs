@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use farleaf_fabric::{Endpoint, GlobalAddr, OpErrorKind, ServerId};
-use farleaf_pool::Session;
+use farleaf_pool::{Session, Trial};
 
 use super::channels::{Channel, Channels};
 use super::handler::OFFLOAD_SERVICE;
@@ -440,7 +440,7 @@ impl Cache {
             }),
             None => (None, None),
         };
-        let mut trial = steady.trial();
+        let mut trial = Trial::default();
         let mut grants = 0;
         let mut turned_away = 0;
         // It was sent under a session, and what became of it is not known: then it is sent under that
@@ -469,7 +469,7 @@ impl Cache {
             .encode();
             let mut request = steady.buf(bytes.len());
             request.bytes_mut().copy_from_slice(&bytes);
-            let begun_ns = endpoint.now_ns();
+            let (posting, begun_ns) = (steady.posting(), endpoint.now_ns());
             let reply = steady.buf(REPLY_BYTES + question.room);
             let called = session.client().rpc(node.server(), OFFLOAD_SERVICE, request, reply).await;
             let now_ns = endpoint.now_ns();
@@ -482,7 +482,7 @@ impl Cache {
                 }
                 Err(error) => {
                     in_doubt |= granted != 0;
-                    match steady.again(&mut trial, error).await {
+                    match steady.again(&mut trial, posting, error).await {
                         Ok(()) => self.stats.offload_resent.add(),
                         Err(error) if in_doubt && error.kind != OpErrorKind::Fenced => {
                             return Asked::Unknown(IndexError::OutcomeUnknown(error.to_string()));
