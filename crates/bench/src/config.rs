@@ -347,15 +347,6 @@ pub enum BenchConfigError {
         /// The option's name.
         part: &'static str,
     },
-    /// Neither a word nor a probability.
-    #[error(
-        "\"{read}\" says nothing of which leaves are kept: take lazy (0.1), eager (1), or a \
-        probability from 0 to 1"
-    )]
-    Admission {
-        /// The text as it was given.
-        read: String,
-    },
     /// A cache would be a share of what is not there yet.
     #[error(
         "a cache that is a share of the data needs --load bulk: it is opened when the data is there"

@@ -1,9 +1,7 @@
 //! The parts of an engine that can be chosen, and which choices make no sense.
 
-use std::{fmt, str::FromStr};
-
 use farleaf_index::Engine;
-use farleaf_index::dex::{Durability, offload::Offload};
+use farleaf_index::dex::{Admission, Durability, offload::Offload};
 use serde_json::{Map, Value, json};
 
 use crate::{
@@ -37,11 +35,6 @@ pub struct Parts {
     pub memory_threads: Option<usize>,
 }
 
-/// How often a leaf that was missed is kept, once the cache is full. Reads `lazy`, `eager`, or a
-/// probability as in `0.1`, and prints a probability.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Admission(f64);
-
 /// Where frames wait that are about to be given up. Reads and prints `map`, `queue`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cooling {
@@ -73,38 +66,6 @@ pub enum Routing {
 named!(Cooling, "way of cooling", Map = "map", Queue = "queue");
 named!(Boundaries, "kind of boundaries", Sampled = "sampled", Equal = "equal");
 named!(Routing, "routing", Owner = "owner", Any = "any");
-
-impl Admission {
-    /// What `lazy` is: the paper's probability, and the engine's own.
-    const LAZY: f64 = 0.1;
-
-    /// The probability with which a leaf is kept.
-    pub fn leaf(self) -> f64 {
-        self.0
-    }
-}
-
-impl FromStr for Admission {
-    type Err = BenchConfigError;
-
-    fn from_str(text: &str) -> Result<Self, BenchConfigError> {
-        match text.trim().to_ascii_lowercase().as_str() {
-            "lazy" => Ok(Admission(Self::LAZY)),
-            "eager" => Ok(Admission(1.0)),
-            other => {
-                let kept = other.parse().ok().filter(|kept| (0.0..=1.0).contains(kept));
-                kept.map(Admission)
-                    .ok_or_else(|| BenchConfigError::Admission { read: text.to_owned() })
-            }
-        }
-    }
-}
-
-impl fmt::Display for Admission {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
 
 impl Parts {
     /// The most partitions that a table has.
@@ -204,7 +165,7 @@ impl Parts {
         for (name, value) in [
             ("cache", text(self.cache.map(|it| it.to_string()))),
             ("durability", text(self.durability.map(|it| it.to_string()))),
-            ("admission", json!(self.admission.map(Admission::leaf))),
+            ("admission", text(self.admission.map(|it| it.to_string()))),
             ("cooling", text(self.cooling.map(|it| it.to_string()))),
             ("offload", text(self.offload.map(|it| it.to_string()))),
             ("partitions", json!(self.partitions)),
@@ -228,18 +189,6 @@ mod tests {
         let mut config = BenchConfig { engine: Engine::Dex, ..BenchConfig::default() };
         change(&mut config);
         config.validate().unwrap_err().to_string()
-    }
-
-    #[test]
-    fn admissions_are_read_and_nonsense_is_refused() {
-        let read = |text: &str| text.parse::<Admission>();
-        assert_eq!(read("lazy").unwrap().leaf(), 0.1);
-        assert_eq!(read("Eager").unwrap().leaf(), 1.0);
-        assert_eq!(read("0.25").unwrap().to_string(), "0.25");
-        for text in ["2", "-0.1", "NaN", "", "0.1,1", "often"] {
-            let error = read(text).unwrap_err().to_string();
-            assert!(error.contains("lazy (0.1), eager (1)"), "{text}: {error}");
-        }
     }
 
     #[test]

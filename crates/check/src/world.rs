@@ -2,7 +2,7 @@
 
 use farleaf_fabric::sim::{Sim, SimConfig, SimEndpoint, SimError};
 use farleaf_fabric::{Client, Endpoint, Fabric, FabricError, OpError};
-use farleaf_index::dex::DexOptions;
+use farleaf_index::dex::{Admission, DexOptions};
 use farleaf_index::{
     AnyIndex, Entries, Exchange, Index, IndexError, OpenOptions, ScanRange, StoredTable,
     TableFormat, TableReport, mark_drops,
@@ -105,7 +105,7 @@ pub async fn open<E: Endpoint>(session: &Session<E>, name: &str) -> Result<AnyIn
     let dex = DexOptions {
         cache_bytes: CACHE_NODES * node_bytes,
         // Leaves are kept, so that what is done in the cache is what is tried.
-        admit_leaf: 1.0,
+        admission: Admission::EAGER,
         log_bytes: 8 << 10,
         ..DexOptions::default()
     };

@@ -6,11 +6,10 @@ use clap::{Args, ValueHint};
 use farleaf::{Durability, Engine};
 use farleaf_bench::units::{Count, Rate, Size, SizeOrShare};
 use farleaf_bench::{
-    Admission, BenchConfig, Boundaries, CapabilityKind, Cluster, Cooling, FabricKind, KeySpec,
-    LoadKind, Parts, RequestDistribution, Routing, ScanLength, Workload, YcsbConfig,
-    YcsbProperties,
+    BenchConfig, Boundaries, CapabilityKind, Cluster, Cooling, FabricKind, KeySpec, LoadKind,
+    Parts, RequestDistribution, Routing, ScanLength, Workload, YcsbConfig, YcsbProperties,
 };
-use farleaf_index::dex::offload::Offload;
+use farleaf_index::dex::{Admission, offload::Offload};
 
 use crate::errors::{self, Failure};
 use crate::formats;
@@ -129,7 +128,8 @@ pub(crate) struct PartsArgs {
     /// What an acknowledged change survives: volatile or logged [default: logged]
     #[arg(long)]
     pub(crate) durability: Option<Durability>,
-    /// How often a leaf that was missed is kept: lazy (0.1), eager (1) or a probability [default: lazy]
+    /// Which leaves are kept that were missed: again (those that are missed again soon), lazy (one in ten),
+    /// eager (all) or a probability [default: again]
     #[arg(long, allow_negative_numbers = true)]
     pub(crate) admission: Option<Admission>,
     /// Where frames wait that are about to be given up: map, or queue as in the paper's comparison

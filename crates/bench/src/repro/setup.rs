@@ -1,7 +1,7 @@
 //! The paper's set-up at a scale.
 
 use farleaf_fabric::OpKind;
-use farleaf_index::dex::{DexOptions, Durability};
+use farleaf_index::dex::{Admission, DexOptions, Durability};
 
 use super::{
     ReproOptions,
@@ -23,7 +23,8 @@ const SUBTREES_EACH: u64 = 4;
 
 /// The engine as the paper has it: a compute server's death loses what it had not written back.
 pub(super) fn as_in_the_paper() -> DexOptions {
-    DexOptions { durability: Durability::Volatile, ..DexOptions::default() }
+    let (durability, admission) = (Durability::Volatile, Admission::LAZY);
+    DexOptions { durability, admission, ..DexOptions::default() }
 }
 
 /// `size` at the scale.

@@ -44,7 +44,7 @@ pub(super) fn run(
     };
     let ops = setup::scaled(paper.setup.warmup_ops, options);
     report.set("cache_bytes", cache.cache_bytes);
-    report.set("admit_leaf", cache.admit_leaf);
+    report.set("admission", cache.admission.to_string());
     report.set("cooling_ratio", cache.cooling_ratio);
     report.set("durability", "volatile");
     report.set("distribution", format!("zipfian:{}", paper.setup.zipf_theta));

@@ -140,7 +140,7 @@ fn open_options(config: &BenchConfig, cluster: Option<Arc<Cluster>>) -> OpenOpti
         open.dex.cache_bytes = size.0;
     }
     open.dex.durability = parts.durability.unwrap_or(open.dex.durability);
-    open.dex.admit_leaf = parts.admission.map_or(open.dex.admit_leaf, |it| it.leaf());
+    open.dex.admission = parts.admission.unwrap_or(open.dex.admission);
     open.dex.single_queue = parts.cooling.map_or(open.dex.single_queue, |it| it == Cooling::Queue);
     open.dex.offload = parts.offload.unwrap_or(open.dex.offload);
     open.forward = cluster.map(|cluster| cluster as _);

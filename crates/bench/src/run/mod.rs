@@ -30,7 +30,7 @@ use farleaf_fabric::Capabilities;
 use farleaf_index::{
     TableReport,
     dex::{
-        Dex,
+        Admission, Dex,
         offload::{Offload, OffloadService},
     },
 };
@@ -141,7 +141,7 @@ impl Run {
             let cooling = if options.single_queue { Cooling::Queue } else { Cooling::Map };
             set("cache_bytes", json!(options.cache_bytes));
             set("durability", json!(options.durability.to_string()));
-            set("admission", json!(options.admit_leaf));
+            set("admission", json!(options.admission.to_string()));
             set("cooling", json!(cooling.name()));
             set("offload", json!(options.offload.to_string()));
             set("scan_prefetch", json!(options.scan_prefetch));
@@ -175,7 +175,10 @@ impl Run {
         let mut parts = vec![
             format!("cache of {}", human_bytes(options.cache_bytes)),
             options.durability.to_string(),
-            format!("leaves kept with {}", options.admit_leaf),
+            match options.admission {
+                Admission::Chance(chance) => format!("leaves kept with {chance}"),
+                Admission::Again => "leaves kept that are missed again".to_owned(),
+            },
             if options.single_queue { "cooling queue" } else { "cooling map" }.to_owned(),
         ];
         if options.scan_prefetch > 0 {

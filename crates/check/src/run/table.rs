@@ -8,7 +8,7 @@ use std::sync::Arc;
 use farleaf_fabric::sim::SimEndpoint;
 use farleaf_fabric::{Endpoint, ServiceId};
 use farleaf_index::dex::offload::{OFFLOAD_SERVICE, Offload, OffloadService};
-use farleaf_index::dex::{Cluster, Dex, DexOptions, Durability, MoveError, sampled};
+use farleaf_index::dex::{Admission, Cluster, Dex, DexOptions, Durability, MoveError, sampled};
 use farleaf_index::{AnyIndex, Engine, IndexError, OpenOptions, StoredTable};
 use farleaf_pool::{Root, Session};
 use fastrand::Rng;
@@ -48,7 +48,7 @@ impl TableSetup {
         let mut pick = |list: &[u64]| list[rng.usize(..list.len())];
         let frames = pick(&[48, 48, 96, 400]);
         let log_bytes = pick(&[8 << 10, 8 << 10, 24 << 10]);
-        let admit_leaf = pick(&[1, 5, 10]) as f64 / 10.0;
+        let chance = pick(&[1, 5, 10]) as f64 / 10.0;
         let cooling_ratio = pick(&[1, 3]) as f64 / 10.0;
         let single_queue = pick(&[0, 0, 0, 1]) == 1;
         let offload = match pick(&[0, 0, 0, 1]) {
@@ -59,7 +59,7 @@ impl TableSetup {
             cache_bytes: frames * u64::from(table.node_bytes()),
             cooling_ratio,
             single_queue,
-            admit_leaf,
+            admission: Admission::Chance(chance),
             // The dead must lose nothing.
             durability: Durability::Logged,
             log_bytes,
@@ -70,7 +70,8 @@ impl TableSetup {
         let mut more = Rng::with_seed(mix(scenario.seed, 0x5ca9));
         let combine = [0, 4, 64][more.usize(..3)];
         let offload_scans = more.bool();
-        let dex = DexOptions { combine, offload_scans, ..dex };
+        let admission = if more.bool() { Admission::Again } else { dex.admission };
+        let dex = DexOptions { combine, offload_scans, admission, ..dex };
         let several = scenario.compute_servers > 1;
         let most = if several { 2 * scenario.compute_servers } else { 2 };
         TableSetup {

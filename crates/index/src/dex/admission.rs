@@ -15,6 +15,7 @@ use farleaf_pool::Session;
 
 use super::eviction::InHand;
 use super::frames::{State, TOP};
+use super::keep::Admission;
 use super::mapping_table::Entry;
 use super::stats::Cause;
 use super::walk::Unfinished;
@@ -170,12 +171,17 @@ impl Drop for Claim {
 }
 
 impl Cache {
-    /// Whether a leaf that is missed now is to be kept.
-    pub(super) fn admits<E: Endpoint>(&self, session: &Session<E>) -> bool {
-        let chance = self.options.admit_leaf;
-        self.free.has_fresh()
-            || chance >= 1.0
-            || (session.endpoint().random() >> 11) as f64 / ((1_u64 << 53) as f64) < chance
+    /// Whether the leaf at `addr`, which is missed now, is to be kept.
+    pub(super) fn admits<E: Endpoint>(&self, session: &Session<E>, addr: u64) -> bool {
+        match (self.options.admission, &self.ghosts) {
+            (Admission::Again, Some(ghosts)) => ghosts.note(addr) || self.free.has_fresh(),
+            (Admission::Again, None) => true,
+            (Admission::Chance(chance), _) => {
+                self.free.has_fresh()
+                    || chance >= 1.0
+                    || (session.endpoint().random() >> 11) as f64 / ((1_u64 << 53) as f64) < chance
+            }
+        }
     }
 
     /// Reads a claimed node into a frame. Runs to its end whatever becomes of the caller.

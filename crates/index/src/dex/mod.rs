@@ -16,7 +16,7 @@
 //! | the folder's files | what |
 //! |---|---|
 //! | `walk` | the way down: optimistic lock coupling over swizzled pointers |
-//! | `admission` | misses: read, keep or stream; the root |
+//! | `admission`, `keep` | misses: read, keep or stream; the root; which leaves are kept |
 //! | `eviction` | sampling, write-back, cooling |
 //! | `frames`, `mapping_table`, `cooling_map` (`cooling_queue`), `free_frames` | what the threads share |
 //! | `ops` (`combine`), `scan` (`prefetch`), `bulk` | operations |
@@ -49,6 +49,7 @@ mod gate;
 mod heal;
 mod index;
 mod journal;
+mod keep;
 mod load;
 mod log;
 mod log_object;
@@ -91,6 +92,8 @@ use cooling_map::CoolingMap;
 pub use forward::{Forward, Replied, Reply, Request, WrongOwner};
 use frames::Frames;
 use free_frames::FreeFrames;
+use keep::Ghosts;
+pub use keep::{Admission, UnknownAdmission};
 use log::Log;
 pub use log::{Durability, UnknownDurability};
 use mapping_table::{Entry, MappingTable};
@@ -141,8 +144,8 @@ pub struct DexOptions {
     /// Leaves that are not cached and that a scan reads, if it is likely to want them, in the same round trip
     /// with one that it has missed; 0 reads each by itself. At most 64.
     pub scan_prefetch: usize,
-    /// Probability that a leaf is kept when it is read, once the cache is full. Inner nodes always are.
-    pub admit_leaf: f64,
+    /// Which leaves are kept when they are missed, once the cache is full.
+    pub admission: Admission,
     /// Most changes of a cached leaf that who holds its latch does with its own, for others that wait for the
     /// latch; 0: each waits, and does its own.
     pub combine: usize,
@@ -183,7 +186,7 @@ impl Default for DexOptions {
             sample_count: 2,
             probe_buckets: 8,
             scan_prefetch: 8,
-            admit_leaf: 0.1,
+            admission: Admission::Again,
             combine: 0,
             merge_low: 0.25,
             merge_sum: 0.75,
@@ -214,9 +217,13 @@ impl DexOptions {
                 FRAMES_MIN * layout.node_bytes() as u64
             )));
         }
+        let chance = match self.admission {
+            Admission::Chance(chance) => chance,
+            Admission::Again => 0.0,
+        };
         let shares = [
             ("cooling_ratio", self.cooling_ratio),
-            ("admit_leaf", self.admit_leaf),
+            ("admission", chance),
             ("merge_low", self.merge_low),
             ("merge_sum", self.merge_sum),
             ("bulk_fill", self.bulk_fill),
@@ -256,6 +263,8 @@ struct Cache {
     lot: ParkingLot,
     /// Changes that wait for a frame's latch.
     combiner: Combiner<OwnedIntent, Combined>,
+    /// Leaves that were missed of late, if that counts.
+    ghosts: Option<Ghosts>,
     stats: Stats,
     log: Log,
     offloads: Offloads,
@@ -497,6 +506,7 @@ impl Dex {
             free: FreeFrames::new(frames),
             lot: ParkingLot::new(64),
             combiner: Combiner::new(64),
+            ghosts: (options.admission == Admission::Again).then(|| Ghosts::new(frames)),
             stats: Stats::default(),
             offloads: Offloads::default(),
             leaf_entries: AtomicUsize::new(0),
@@ -694,7 +704,11 @@ impl Cache {
                         return Ok(Found::Offload(Off::of(claim, wish.reads())));
                     }
                     let streams = claim.level == 0 && may_stream && !restarts.keep;
-                    if streams && (restarts.ahead || restarts.no_frame || !self.admits(session)) {
+                    if streams
+                        && (restarts.ahead
+                            || restarts.no_frame
+                            || !self.admits(session, claim.addr))
+                    {
                         return Ok(Found::Missing(claim));
                     }
                     // Boxed, as all that goes to the fabric from here: futures of operations stay small.

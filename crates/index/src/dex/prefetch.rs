@@ -147,7 +147,7 @@ impl Cache {
         }
         let mut kept = Vec::new();
         for (at, claim) in claims.into_iter().enumerate() {
-            if self.admits(session) {
+            if self.admits(session, claim.addr) {
                 kept.push((at, claim));
             } else {
                 self.stats.leaves_streamed.add();

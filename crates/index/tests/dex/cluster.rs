@@ -13,8 +13,8 @@ use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{Endpoint, Fabric, Incarnation};
 use farleaf_index::dex::{
-    Balance, BalanceOptions, Cluster, Dex, DexOptions, JoinOptions, MoveError, MoveOptions, Take,
-    equal_width, sampled,
+    Admission, Balance, BalanceOptions, Cluster, Dex, DexOptions, JoinOptions, MoveError,
+    MoveOptions, Take, equal_width, sampled,
 };
 use farleaf_index::{Engine, Entries, Index, IndexError, ScanRange, TableFormat};
 
@@ -248,7 +248,7 @@ fn repartition(mb: u64, flush_tasks: usize) -> (u64, u64, u64) {
                 let (meta, layout) = made.expect("made");
                 let options = DexOptions {
                     cache_bytes: mb << 20,
-                    admit_leaf: 1.0,
+                    admission: Admission::EAGER,
                     moves: MoveOptions { flush_tasks },
                     ..DexOptions::default()
                 };

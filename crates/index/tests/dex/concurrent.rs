@@ -12,7 +12,7 @@ use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{Client, Endpoint, Fabric};
 use farleaf_index::dex::offload::{OFFLOAD_SERVICE, Offload};
-use farleaf_index::dex::{Dex, DexOptions, DexStats};
+use farleaf_index::dex::{Admission, Dex, DexOptions, DexStats};
 use farleaf_index::node::{KeyFormat, ValueFormat};
 use farleaf_index::{Entries, Exchange, Index, IndexError, ScanRange, TableFormat};
 use farleaf_pool::{Pool, Session};
@@ -199,11 +199,12 @@ fn sim_storm(
     sim.fabric(0).serve(OFFLOAD_SERVICE, offload_service());
     let first = sim.fabric(0).endpoint().expect("endpoint");
     let options = World::default().pool_options();
-    let admit_leaf = [0.1, 1.0, 0.5][seed as usize % 3];
+    let admission = [Admission::LAZY, Admission::EAGER, Admission::Chance(0.5), Admission::Again]
+        [seed as usize % 4];
     let (session, index) = sim
         .block_on(async {
             let session = start(first, &options).await;
-            let options = DexOptions { admit_leaf, offload, ..DexOptions::default() };
+            let options = DexOptions { admission, offload, ..DexOptions::default() };
             let options = some_durability(seed / 3, options);
             let index = open(create(&session, &format).await, frames, options);
             (session, index)
@@ -375,14 +376,14 @@ async fn polled<T>(polls: u32, operation: impl Future<Output = T>) -> Option<T> 
 
 /// Futures that are dropped after any number of polls leave no latch, pin, mark or frame behind, and
 /// the key holds the old value or the new one.
-fn dropped(seed: u64, format: TableFormat, frames: u64, admit_leaf: f64, offload: Offload) {
+fn dropped(seed: u64, format: TableFormat, frames: u64, admission: Admission, offload: Offload) {
     let sim = Sim::new(config(seed)).expect("sim");
     sim.fabric(0).serve(OFFLOAD_SERVICE, offload_service());
     let endpoint = sim.fabric(0).endpoint().expect("endpoint");
     let options = World::default().pool_options();
     sim.block_on(async {
         let session = start(endpoint, &options).await;
-        let options = DexOptions { admit_leaf, offload, ..DexOptions::default() };
+        let options = DexOptions { admission, offload, ..DexOptions::default() };
         let options = some_durability(seed, options);
         let index = open(create(&session, &format).await, frames, options);
         let mut rng = fastrand::Rng::with_seed(seed);
@@ -434,12 +435,12 @@ fn dropped(seed: u64, format: TableFormat, frames: u64, admit_leaf: f64, offload
 fn dropped_operations_leave_nothing_half_done() {
     for round in 0..soak() {
         for (number, (name, format)) in formats().into_iter().enumerate() {
-            let admit_leaf = [0.1, 1.0, 0.0][number % 3];
+            let admission = [Admission::LAZY, Admission::EAGER, Admission::Again][number % 3];
             let frames = caches(&format)[0];
-            println!("{name}, {frames} frames, admit {admit_leaf}");
+            println!("{name}, {frames} frames, admission {admission}");
             let seed = 900 + number as u64 + 1_000 * round;
-            dropped(seed, format, frames, admit_leaf, Offload::Never);
-            dropped(seed, format, frames, admit_leaf, Offload::Ratio(0.7));
+            dropped(seed, format, frames, admission, Offload::Never);
+            dropped(seed, format, frames, admission, Offload::Ratio(0.7));
         }
     }
 }

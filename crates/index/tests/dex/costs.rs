@@ -3,7 +3,7 @@
 use crate::common::{Pairs, World, cost_since, costs};
 use crate::tables::{check, create, open};
 use farleaf_fabric::{Cost, Endpoint, OpKind};
-use farleaf_index::dex::{Dex, DexOptions, Durability};
+use farleaf_index::dex::{Admission, Dex, DexOptions, Durability};
 use farleaf_index::{Engine, Entries, Index, ScanRange, TableFormat};
 use farleaf_pool::Session;
 
@@ -162,7 +162,7 @@ fn a_split_and_a_merge_cost_what_they_must() {
 async fn streams<E: Endpoint>(session: Session<E>) {
     let (made, height) = loaded(&session, 20_000).await;
     assert_eq!(height, 3);
-    let options = DexOptions { admit_leaf: 0.0, ..volatile() };
+    let options = DexOptions { admission: Admission::Chance(0.0), ..volatile() };
     let index = open(made, 40, options);
     let mut value = Vec::new();
     // Leaves fill the cache once, and then give way to the 13 inner nodes.

@@ -11,7 +11,7 @@ use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{Client, Endpoint, Fabric};
 use farleaf_index::btree::BTree;
 use farleaf_index::dex::offload::{OFFLOAD_SERVICE, Offload};
-use farleaf_index::dex::{DexOptions, DexStats, Durability};
+use farleaf_index::dex::{Admission, DexOptions, DexStats, Durability};
 use farleaf_index::{Entries, Index, ScanRange, TableFormat};
 use farleaf_pool::{Pool, Session};
 
@@ -61,10 +61,10 @@ fn death(
             let client = Client::new(victim.clone());
             let pool = Pool::join(&client).await.expect("join");
             let session = pool.session(victim).await.expect("session");
-            let admit_leaf = [0.1, 1.0][seed as usize % 2];
+            let admission = [Admission::LAZY, Admission::EAGER][seed as usize % 2];
             let log_bytes = [8 << 10, 64 << 10][seed as usize / 2 % 2];
             let options =
-                DexOptions { admit_leaf, durability, log_bytes, offload, ..DexOptions::default() };
+                DexOptions { admission, durability, log_bytes, offload, ..DexOptions::default() };
             let index = open(made, frames, options);
             let mut rng = fastrand::Rng::with_seed(seed);
             for step in 0_u64.. {
@@ -189,7 +189,7 @@ async fn valid_without_a_flush<E: Endpoint>(
     seed: u64,
 ) {
     let made = create(&session, &format).await;
-    let options = DexOptions { admit_leaf: 0.5, ..DexOptions::default() };
+    let options = DexOptions { admission: Admission::Chance(0.5), ..DexOptions::default() };
     let index = open(made, frames, options);
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut unfinished = 0;

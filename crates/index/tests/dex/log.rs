@@ -9,7 +9,7 @@ use crate::common::{World, cost_since, costs, join, settle, start};
 use crate::tables::{check, create, open};
 use farleaf_fabric::sim::{CrashPlan, CrashWay, Landing, Sim, SimConfig, SimEndpoint};
 use farleaf_fabric::{Client, Endpoint, Fabric, GlobalAddr, OpKind};
-use farleaf_index::dex::{Dex, DexOptions, Durability};
+use farleaf_index::dex::{Admission, Dex, DexOptions, Durability};
 use farleaf_index::node::Layout;
 use farleaf_index::{Engine, Entries, Exchange, Index, IndexError, ScanRange, TableFormat};
 use farleaf_pool::{Audit, ClassReport, Pool, Session};
@@ -332,7 +332,8 @@ fn die_everywhere(format: TableFormat, frames: u64, options: DexOptions, seed: u
 fn every_operation_can_be_the_last() {
     for seed in 0..soak() {
         for (format, frames) in [(tiny(), 64), (bytes(), 12)] {
-            let options = DexOptions { log_bytes: 8 << 10, admit_leaf: 0.3, ..logged() };
+            let options =
+                DexOptions { log_bytes: 8 << 10, admission: Admission::Chance(0.3), ..logged() };
             let [deaths, replayed, repaired] = die_everywhere(format, frames, options, seed);
             assert!(deaths > 100 && replayed > 0 && repaired > 0);
         }
@@ -652,7 +653,7 @@ fn a_journal_keeps_nodes_whole() {
     let options = DexOptions {
         durability: Durability::Volatile,
         wb_journal: true,
-        admit_leaf: 0.3,
+        admission: Admission::Chance(0.3),
         ..DexOptions::default()
     };
     let mut repaired = 0;
@@ -709,7 +710,8 @@ fn lost_completions_lose_no_change() {
         let endpoint = fabric.endpoint().expect("endpoint");
         let pool = sim.block_on(async { Pool::join(&Client::new(endpoint.clone())).await });
         let pool = pool.expect("runs").expect("joined");
-        let options = DexOptions { log_bytes: 8 << 10, admit_leaf: 0.3, ..logged() };
+        let options =
+            DexOptions { log_bytes: 8 << 10, admission: Admission::Chance(0.3), ..logged() };
         let index = open(made, [20, 200][seed as usize / 2 % 2], options);
         let acked: Rc<RefCell<Model>> = Rc::default();
         for client in 0..CLIENTS {
@@ -770,7 +772,8 @@ fn a_memory_server_that_goes_away_leaves_doubt_about_what_was_under_way_alone() 
         let endpoint = fabric.endpoint().expect("endpoint");
         let pool = sim.block_on(async { Pool::join(&Client::new(endpoint.clone())).await });
         let pool = pool.expect("runs").expect("joined");
-        let options = DexOptions { log_bytes: 8 << 10, admit_leaf: 0.3, ..logged() };
+        let options =
+            DexOptions { log_bytes: 8 << 10, admission: Admission::Chance(0.3), ..logged() };
         let index = open(made, [20, 200][seed as usize / 2 % 2], options);
         // What each key may hold.
         let held: Rc<RefCell<Held>> = Rc::default();

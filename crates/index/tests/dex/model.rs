@@ -6,7 +6,7 @@ use crate::tables::{create, open, some_durability};
 use farleaf_fabric::Endpoint;
 use farleaf_index::TableFormat;
 use farleaf_index::dex::offload::Offload;
-use farleaf_index::dex::{Dex, DexOptions};
+use farleaf_index::dex::{Admission, Dex, DexOptions};
 use farleaf_pool::Session;
 
 /// Of a new table, with a cache of `frames` nodes.
@@ -18,9 +18,10 @@ async fn run<E: Endpoint>(
     space: u64,
     offload: Offload,
 ) -> Run<E, Dex> {
-    // Every third run keeps every leaf, every third none.
-    let admit_leaf = [0.1, 1.0, 0.0][seed as usize % 3];
-    let options = DexOptions { admit_leaf, offload, ..DexOptions::default() };
+    // Some keep every leaf, some none, some those that are missed again.
+    let admission = [Admission::LAZY, Admission::EAGER, Admission::Chance(0.0), Admission::Again]
+        [seed as usize % 4];
+    let options = DexOptions { admission, offload, ..DexOptions::default() };
     let options = some_durability(seed / 3, options);
     let index = open(create(&session, &format).await, frames, options);
     Run::new(session, index, format, seed, space, Dex::check_cache)

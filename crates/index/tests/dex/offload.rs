@@ -16,7 +16,7 @@ use farleaf_fabric::{
 };
 use farleaf_index::btree::BTree;
 use farleaf_index::dex::offload::{OFFLOAD_SERVICE, Offload, OffloadService};
-use farleaf_index::dex::{Dex, DexOptions};
+use farleaf_index::dex::{Admission, Dex, DexOptions};
 use farleaf_index::node::{KeyFormat, Layout, ValueFormat};
 use farleaf_index::{Engine, Entries, Index, IndexError, ScanRange, TableFormat};
 use farleaf_pool::{Pool, Session};
@@ -190,7 +190,7 @@ async fn stale_copies<E: Endpoint>(session: Session<E>) {
     let options = DexOptions {
         offload: Offload::Ratio(0.5),
         cooling_ratio: 0.9,
-        admit_leaf: 1.0,
+        admission: Admission::EAGER,
         probe_buckets: 1,
         ..DexOptions::default()
     };

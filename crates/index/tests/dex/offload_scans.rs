@@ -7,7 +7,7 @@ use crate::common::{Pairs, World, cost_since, costs};
 use crate::tables::{check, create, open};
 use farleaf_fabric::{Cost, Endpoint, GlobalAddr, OpKind};
 use farleaf_index::dex::offload::Offload;
-use farleaf_index::dex::{Dex, DexOptions, Durability};
+use farleaf_index::dex::{Admission, Dex, DexOptions, Durability};
 use farleaf_index::node::{KeyFormat, Layout, ValueFormat};
 use farleaf_index::{Engine, Entries, Index, ScanRange, TableFormat};
 use farleaf_pool::Session;
@@ -112,8 +112,11 @@ fn a_scan_below_a_missed_node_is_one_rpc() {
 /// not, and copies in the cooling map that a memory server's change has made stale.
 async fn newer_in_the_cache<E: Endpoint>(session: Session<E>) {
     let made = loaded(&session, 2_000).await;
-    let options =
-        DexOptions { cooling_ratio: 0.5, admit_leaf: 1.0, ..options(Offload::Ratio(0.5)) };
+    let options = DexOptions {
+        cooling_ratio: 0.5,
+        admission: Admission::EAGER,
+        ..options(Offload::Ratio(0.5))
+    };
     let index = open(made, 16, options);
     let mut rng = fastrand::Rng::with_seed(7);
     let mut model: BTreeMap<u64, u64> = (0..2_000).map(|key| (2 * key, key)).collect();

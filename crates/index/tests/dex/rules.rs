@@ -10,7 +10,7 @@ use crate::storm::{bounds, config, finish, members_of, one_step, serve};
 use crate::tables::{check, create, open};
 use farleaf_fabric::sim::Sim;
 use farleaf_fabric::{Endpoint, Fabric};
-use farleaf_index::dex::{Cluster, Dex, DexOptions, Durability, equal_width};
+use farleaf_index::dex::{Admission, Cluster, Dex, DexOptions, Durability, equal_width};
 use farleaf_index::{Engine, Index, IndexError, TableFormat};
 use farleaf_pool::Session;
 
@@ -132,7 +132,7 @@ fn a_cache_that_cannot_work_is_refused() {
         type Set = fn(&mut DexOptions, f64);
         let shares: [Set; 5] = [
             |options, share| options.cooling_ratio = share,
-            |options, share| options.admit_leaf = share,
+            |options, share| options.admission = Admission::Chance(share),
             |options, share| options.merge_low = share,
             |options, share| options.merge_sum = share,
             |options, share| options.bulk_fill = share,
@@ -158,7 +158,7 @@ fn a_cache_that_cannot_work_is_refused() {
         for (at, share) in (0_u64..).zip([0.0, 1.0]) {
             let options = DexOptions {
                 cooling_ratio: share,
-                admit_leaf: share,
+                admission: Admission::Chance(share),
                 merge_low: share,
                 merge_sum: share,
                 sample_count: 1,

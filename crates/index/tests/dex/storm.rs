@@ -9,7 +9,7 @@ use farleaf_fabric::sim::{Sim, SimConfig, SimEndpoint};
 use farleaf_fabric::{Client, Endpoint, Fabric};
 use farleaf_index::dex::offload::{OFFLOAD_SERVICE, Offload};
 use farleaf_index::dex::{
-    Cluster, Dex, DexOptions, Durability, JoinOptions, MoveOptions, Take, equal_width,
+    Admission, Cluster, Dex, DexOptions, Durability, JoinOptions, MoveOptions, Take, equal_width,
 };
 use farleaf_index::node::{KeyFormat, ValueFormat};
 use farleaf_index::{Entries, Exchange, Index, ScanRange, TableFormat};
@@ -54,6 +54,8 @@ pub fn bounds(format: &TableFormat, count: usize) -> Vec<Vec<u8>> {
     }
 }
 
+const ADMISSIONS: [Admission; 4] =
+    [Admission::LAZY, Admission::EAGER, Admission::Again, Admission::Chance(0.0)];
 const OFFLOADS: [Offload; 4] =
     [Offload::Always, Offload::Never, Offload::Adaptive, Offload::Ratio(0.5)];
 
@@ -89,7 +91,7 @@ pub fn cluster(
                 let (meta, layout) = made;
                 let options = DexOptions {
                     cache_bytes: frames * layout.node_bytes() as u64,
-                    admit_leaf: [0.1, 1.0, 0.5, 0.0][number],
+                    admission: ADMISSIONS[number],
                     single_queue: number == 1,
                     log_bytes: 16 << 10,
                     // Each server in its own way.
@@ -159,7 +161,7 @@ pub fn members_of(
             };
             let options = DexOptions {
                 cache_bytes: frames * layout.node_bytes() as u64,
-                admit_leaf: [0.1, 1.0, 0.5, 0.0][number % 4],
+                admission: ADMISSIONS[number % 4],
                 moves: MoveOptions { flush_tasks: 1 + number % 3 },
                 durability: [Durability::Logged, Durability::Volatile][number % 2],
                 log_bytes: 16 << 10,

@@ -1,0 +1,137 @@
+//! Which leaves are kept when they are missed, once every frame has been used.
+//!
+//! By chance, as in the paper (section 4.3), or those that are *missed again*: a leaf that was missed within
+//! as many misses of leaves as the cache has frames would still be cached, had it been kept the first time.
+//! So how many are kept follows by itself what is wanted, and nothing has to be tuned.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::sync::{AtomicU64, Ordering};
+
+/// Which leaves are kept when they are missed, once every frame has been used. Inner nodes always are.
+///
+/// Reads `again`, `lazy` (0.1), `eager` (1) or a probability, and prints `again` or a probability.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Admission {
+    /// Each with that probability.
+    Chance(f64),
+    /// Those that were missed before within as many misses of leaves as the cache has frames.
+    Again,
+}
+
+impl Admission {
+    /// The paper's.
+    pub const LAZY: Admission = Admission::Chance(0.1);
+    /// Every leaf.
+    pub const EAGER: Admission = Admission::Chance(1.0);
+}
+
+impl fmt::Display for Admission {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Admission::Chance(chance) => chance.fmt(f),
+            Admission::Again => f.write_str("again"),
+        }
+    }
+}
+
+impl FromStr for Admission {
+    type Err = UnknownAdmission;
+
+    fn from_str(text: &str) -> Result<Self, UnknownAdmission> {
+        match text.trim().to_ascii_lowercase().as_str() {
+            "again" => Ok(Admission::Again),
+            "lazy" => Ok(Admission::LAZY),
+            "eager" => Ok(Admission::EAGER),
+            other => {
+                let chance = other.parse().ok().filter(|chance| (0.0..=1.0).contains(chance));
+                chance.map(Admission::Chance).ok_or_else(|| UnknownAdmission(text.to_owned()))
+            }
+        }
+    }
+}
+
+/// It does not say which leaves are kept.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "\"{0}\" says nothing of which leaves are kept: take again, lazy (0.1), eager (1), or a probability \
+     from 0 to 1"
+)]
+pub struct UnknownAdmission(pub String);
+
+/// Leaves that were missed of late.
+///
+/// A table of as many words as the cache has frames, or somewhat more, each with some bits of an address and
+/// the number of the miss at which that was last seen there. Addresses that share a word drive each other
+/// out, and two may be taken for one another: both only change how often a leaf is kept.
+#[derive(Debug)]
+pub(super) struct Ghosts {
+    words: Box<[AtomicU64]>,
+    misses: AtomicU64,
+    window: u32,
+}
+
+impl Ghosts {
+    /// That remembers as many misses as there are `frames`.
+    pub(super) fn new(frames: usize) -> Self {
+        let words = (0..frames.next_power_of_two()).map(|_| AtomicU64::new(0)).collect();
+        Ghosts {
+            words,
+            misses: AtomicU64::new(0),
+            window: u32::try_from(frames).unwrap_or(u32::MAX),
+        }
+    }
+
+    /// Notes that the leaf at `addr` is missed; whether that is so again.
+    pub(super) fn note(&self, addr: u64) -> bool {
+        let hash = addr.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let word = &self.words[(hash >> 32) as usize & (self.words.len() - 1)];
+        let now = self.misses.fetch_add(1, Ordering::Relaxed) as u32;
+        let before = word.load(Ordering::Relaxed);
+        let tag = hash as u32 | 1;
+        word.store(u64::from(tag) << 32 | u64::from(now), Ordering::Relaxed);
+        (before >> 32) as u32 == tag && now.wrapping_sub(before as u32) <= self.window
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn admissions_are_read_and_nonsense_is_refused() {
+        let read = |text: &str| text.parse::<Admission>();
+        assert_eq!(read("lazy"), Ok(Admission::Chance(0.1)));
+        assert_eq!(read("Eager"), Ok(Admission::Chance(1.0)));
+        for text in ["again", "0.25", "1", "0"] {
+            assert_eq!(read(text).map(|it| it.to_string()), Ok(text.to_owned()));
+        }
+        for text in ["2", "-0.1", "NaN", "", "0.1,1", "often"] {
+            let error = read(text).map_err(|error| error.to_string());
+            assert!(
+                error.as_ref().is_err_and(|it| it.contains("again, lazy (0.1), eager (1)")),
+                "{error:?}"
+            );
+        }
+    }
+
+    fn leaf(number: u64) -> u64 {
+        number * 1024
+    }
+
+    #[test]
+    fn what_is_missed_again_soon_is_known_again() {
+        let ghosts = Ghosts::new(100);
+        assert!(!ghosts.note(leaf(1)));
+        assert!(ghosts.note(leaf(1)) && ghosts.note(leaf(1)));
+        for other in 2..30 {
+            assert!(!ghosts.note(leaf(other)), "{other}");
+        }
+        assert!(ghosts.note(leaf(1)));
+        // Too many misses ago, even where nothing else has come to its word.
+        ghosts.misses.fetch_add(200, Ordering::Relaxed);
+        assert!(!ghosts.note(leaf(1)));
+        assert!(ghosts.note(leaf(1)));
+    }
+}
