@@ -3,7 +3,6 @@
 use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 
 use crate::class::class_of;
-use crate::settle::Steady;
 use crate::words::{BlockState, BlockWord};
 use crate::{Pool, PoolError, Session};
 
@@ -60,8 +59,8 @@ impl<E: Endpoint> Session<E> {
                 continue;
             }
             let refilling = Refilling { pool, server, class };
-            if pool.refill(self.steady(), server, class, Effort::Usual).await?
-                || pool.refill(self.steady(), server, class, Effort::Hard).await?
+            if self.refill(server, class, Effort::Usual).await?
+                || self.refill(server, class, Effort::Hard).await?
             {
                 continue;
             }
@@ -77,49 +76,47 @@ impl<E: Endpoint> Session<E> {
         }
         Err(PoolError::Full { server, bytes })
     }
-}
 
-impl Pool {
     /// Looks for objects of the class and makes them this member's; whether there is any now.
-    async fn refill<E: Endpoint>(
+    async fn refill(
         &self,
-        client: Steady<'_, E>,
         server: ServerId,
         class: usize,
         effort: Effort,
     ) -> Result<bool, PoolError> {
+        let (pool, client) = (self.pool(), self.steady());
         let most = if effort == Effort::Usual { HARVEST_BLOCKS } else { usize::MAX };
-        let blocks = self.alloc().harvest_round(server, class, most);
+        let blocks = pool.alloc().harvest_round(server, class, most);
         for block in blocks {
-            let Some(held) = self.hold(server, block) else { continue };
-            if self.harvest(client, &held).await? > 0 {
+            let Some(held) = pool.hold(server, block) else { continue };
+            if pool.harvest(client, &held).await? > 0 {
                 return Ok(true);
             }
         }
         if effort == Effort::Hard {
             loop {
                 // Not in the loop's head: the lock must not be held across the release.
-                let spare = self.alloc().take_spare(self.geometry(), server);
+                let spare = pool.alloc().take_spare(pool.geometry(), server);
                 let Some((block, word)) = spare else { break };
-                self.release(client, server, block, word).await?;
+                pool.release(client, server, block, word).await?;
             }
         }
-        self.find_block(client, server, class, effort).await
+        self.find_block(server, class, effort).await
     }
 
     /// Adopts an orphan of the class with free objects, or carves a free block.
-    async fn find_block<E: Endpoint>(
+    async fn find_block(
         &self,
-        client: Steady<'_, E>,
         server: ServerId,
         class: usize,
         effort: Effort,
     ) -> Result<bool, PoolError> {
-        let count = self.geometry().block_count(server);
+        let (pool, client) = (self.pool(), self.steady());
+        let count = pool.geometry().block_count(server);
         let mut from = 0;
         while from < count {
             let words = SCAN_WORDS.min(count - from);
-            let at = self.geometry().block_word_addr(server, from);
+            let at = pool.geometry().block_word_addr(server, from);
             let table = client.read(at, client.buf(words as usize * 8)).await?;
             let blocks = || {
                 let words = table.words().iter().map(|word| BlockWord(*word));
@@ -131,8 +128,8 @@ impl Pool {
                 if !is_candidate {
                     continue;
                 }
-                let Some(held) = self.adopt(client, server, block, word).await? else { continue };
-                let found = self.harvest(client, &held).await?;
+                let Some(held) = pool.adopt(client, server, block, word).await? else { continue };
+                let found = pool.harvest(client, &held).await?;
                 if word.class() == class {
                     if found > 0 {
                         return Ok(true);
@@ -141,26 +138,24 @@ impl Pool {
                 }
                 // Of another class: of use only if it is wholly free.
                 drop(held);
-                let freed = self.alloc().remove_if_free(self.geometry(), server, block);
+                let freed = pool.alloc().remove_if_free(pool.geometry(), server, block);
                 if let Some(word) = freed {
-                    self.release(client, server, block, word).await?;
+                    pool.release(client, server, block, word).await?;
                     let free = word.next(BlockState::Free, 0, 0);
-                    if self.carve(client, server, block, free, class).await? {
+                    if self.carve(server, block, free, class).await? {
                         return Ok(true);
                     }
                     continue;
                 }
-                let removed = self
+                let removed = pool
                     .hold(server, block)
-                    .and_then(|_held| self.alloc().remove(self.geometry(), server, block));
+                    .and_then(|_held| pool.alloc().remove(pool.geometry(), server, block));
                 if let Some((word, left)) = removed {
-                    self.abandon(client, server, block, word, left).await?;
+                    pool.abandon(client, server, block, word, left).await?;
                 }
             }
             for (block, word) in blocks() {
-                if word.is(BlockState::Free)
-                    && self.carve(client, server, block, word, class).await?
-                {
+                if word.is(BlockState::Free) && self.carve(server, block, word, class).await? {
                     return Ok(true);
                 }
             }

@@ -7,6 +7,11 @@
 //! INV-BLOCK-1: a block is owned, orphan or recovering only with a whole header of the class in its
 //! word: it is carved in state carving.
 //! INV-BLOCK-2: a block becomes free only when none of its objects is in use or retired.
+//! INV-BLOCK-3: a block's header and bitmaps are written by nobody but who carves it, who does not leave
+//! state carving before that WRITE has come to its end.
+
+use std::cell::RefCell;
+use std::rc::Rc;
 
 use farleaf_fabric::{Endpoint, ServerId};
 use xxhash_rust::xxh3::xxh3_64;
@@ -14,9 +19,9 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::class::{BLOCK_HEADER_BYTES, CLASS_COUNT};
 use crate::give_back::BATCH;
 use crate::local::{Left, Limbo};
-use crate::settle::{Cas, Steady};
+use crate::settle::{Cas, Steady, wait_until};
 use crate::words::{BlockState, BlockWord};
-use crate::{Geometry, Pool, PoolError};
+use crate::{Geometry, Pool, PoolError, Session};
 
 const TAG: u64 = u64::from_le_bytes(*b"FLBLOCK1");
 pub(crate) const HEADER_WORDS: usize = 6;
@@ -24,6 +29,8 @@ pub(crate) const HEADER_WORDS: usize = 6;
 pub(crate) const CARVED_AT: u64 = 4 * 8;
 /// Tries at a word of *taken*, which only an own lost harvest can have changed.
 const TELL_ATTEMPTS: usize = 4;
+/// First wait between looks whether a block is carved.
+const CARVE_WAIT_NS: u64 = 500;
 /// How long to wait for another session that tries for a block.
 const CHANGING_WAIT_NS: u64 = 2_000;
 
@@ -69,11 +76,38 @@ pub(crate) fn check_header(
     Ok(())
 }
 
-impl Pool {
+impl<E: Endpoint> Session<E> {
     /// Takes a free block with that word and carves it; `false` if another was quicker.
     ///
+    /// By a task (INV-BLOCK-3): a header that came after its caller had gone away could come into a block that
+    /// was given up since, and carved by another.
+    ///
     /// Cost: 1 CAS and 1 chain.
-    pub(crate) async fn carve<E: Endpoint>(
+    ///
+    /// # Errors
+    /// `Unsettled` if the server cannot be reached for as long as the caller has patience.
+    pub(crate) async fn carve(
+        &self,
+        server: ServerId,
+        block: u32,
+        free: BlockWord,
+        class: usize,
+    ) -> Result<bool, PoolError> {
+        let carved = Rc::new(RefCell::new(None));
+        let done = Rc::clone(&carved);
+        self.spawn(async move |session| {
+            let pool = session.pool();
+            let result = pool.carve(session.steady(), server, block, free, class).await;
+            *done.borrow_mut() = Some(result);
+        });
+        wait_until(self.steady(), CARVE_WAIT_NS, || carved.borrow().is_some()).await;
+        carved.take().unwrap_or(Err(PoolError::Unsettled))
+    }
+}
+
+impl Pool {
+    /// As [`Session::carve`], with a client that brings it to its end, and nobody to drop it.
+    async fn carve<E: Endpoint>(
         &self,
         client: Steady<'_, E>,
         server: ServerId,
@@ -326,10 +360,10 @@ impl Pool {
         if let (true, Some(left)) = (mine, left) {
             self.tell_taken(client, server, block, left).await?;
         }
-        if next != word.0 {
-            client.cas(at, word.0, next).await?;
+        // What was on its way may have come in between: then it is looked at once more, some other time.
+        if next == word.0 || client.cas(at, word.0, next).await? == word.0 {
+            again.settled();
         }
-        again.settled();
         Ok(())
     }
 

@@ -122,7 +122,7 @@ impl Tree {
         loop {
             let token = session.lock_token();
             let mut lock = Lock::about_to_take(session, word, token);
-            let holder = session.steady().cas(word, expected, token).await?;
+            let holder = lock.take(expected).await?;
             if holder == expected {
                 return Ok(lock);
             }

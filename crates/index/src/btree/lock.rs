@@ -23,8 +23,11 @@ pub(crate) struct Lock<E: Endpoint> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// The CAS for it may be under way; or it is held.
+    /// The only CAS for it may be under way; or it is held.
     Taken,
+    /// Asked for again, as the outcome of the first CAS is not known: it may be held by that one while the
+    /// next is under way.
+    Doubtful,
     /// The operation that gives it back may be under way.
     Releasing,
     /// Not this one's to give back.
@@ -35,6 +38,29 @@ impl<E: Endpoint> Lock<E> {
     /// A lock that is about to be asked for: dropped from here on, it is given back.
     pub(super) fn about_to_take(session: &Session<E>, word: GlobalAddr, token: u64) -> Self {
         Lock { session: session.clone(), word, token, state: State::Taken }
+    }
+
+    /// Takes it if the word holds `expected`; what was found: `expected` if it is taken. 1 CAS.
+    ///
+    /// # Errors
+    /// As [`farleaf_pool::Steady::cas`].
+    pub(super) async fn take(&mut self, expected: u64) -> Result<u64, OpError> {
+        let session = self.session.clone();
+        let mut trial = Trial::default();
+        loop {
+            let posting = session.steady().posting();
+            match session.client().cas(self.word, expected, self.token).await {
+                Ok(found) => {
+                    self.state = State::Taken;
+                    let was_first = trial.in_doubt() && found == self.token;
+                    return Ok(if was_first { expected } else { found });
+                }
+                Err(error) => {
+                    self.state = State::Doubtful;
+                    session.steady().again(&mut trial, posting, error).await?;
+                }
+            }
+        }
     }
 
     /// The lock was not taken, or is left to whoever recovers this compute server.
@@ -134,7 +160,7 @@ impl<E: Endpoint> Drop for Lock<E> {
                     return;
                 }
             }
-            // The lock's own CAS, or a release by WRITE, may be under way still.
+            // A CAS for the lock, or a release by WRITE, may be under way still.
             if steady.settle(word.server()).await.is_ok() {
                 // An error is final: this compute server has been cut off.
                 let _ = steady.cas_release(word, token, 0).await;
@@ -286,9 +312,13 @@ impl Tree {
             let posting = session.steady().posting();
             match client.chain(ops).await {
                 Ok(ops) => break ops,
-                Err(error) => session.steady().again(&mut trial, posting, error).await?,
+                Err(error) => {
+                    lock.state = State::Doubtful;
+                    session.steady().again(&mut trial, posting, error).await?;
+                }
             }
         };
+        lock.state = State::Taken;
         let found = ops.old(0);
         if found != 0 && !(trial.in_doubt() && found == token) {
             lock.disarm();

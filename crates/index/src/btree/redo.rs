@@ -148,7 +148,7 @@ impl Tree {
         let token = session.lock_token();
         let Some((record, nodes)) = self.find_record(session, addr, held).await? else {
             let mut lock = Lock::about_to_take(session, addr, token);
-            if session.steady().cas(addr, held, token).await? != held {
+            if lock.take(held).await? != held {
                 lock.disarm();
                 return Ok(None);
             }
@@ -210,7 +210,7 @@ impl Tree {
             false => None,
         };
         let mut lock = Lock::about_to_take(session, addr, token);
-        let found = session.steady().cas(addr, held, token).await?;
+        let found = lock.take(held).await?;
         if found != held {
             // Released, then its content has been written, and whoever released it retires; or
             // taken over by another.
