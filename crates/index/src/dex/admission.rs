@@ -465,7 +465,9 @@ impl Cache {
         self.frames.fill(frame, image.words(), addr.word(), level, node.version());
         // With a growth that is not finished, the root word names a node that may lie in one partition;
         // what is done above it concerns all.
-        let shared = map.is_some_and(|view| view.map.count() > 1 || view.crosses(None, None));
+        // By what is known now: a range may have begun to be given away since it was read.
+        let shared =
+            self.view().is_some_and(|view| view.map.count() > 1 || view.crosses(None, None));
         self.frames.ctl(frame).set_shared(shared);
         self.frames.ctl(frame).set_state(State::Hot);
         let entered = self.map.claim(addr.word(), Entry::Resident(frame));

@@ -158,6 +158,14 @@ fn ranges_move_under_load() {
     assert!(all.moves > 100 && all.adopted > 0 && all.parked > 0, "{all:?}");
 }
 
+/// A shared copy was compared with remote memory, to become exclusive, while a range of which it had a part
+/// began to be given away: the giver took it for shared, and it was exclusive after, and out of date.
+#[test]
+fn a_copy_that_is_being_adopted_is_not_missed_by_a_move() {
+    let (_, format) = formats()[3];
+    storm(14_403, format, (2, 1), 1_000, 130, 500);
+}
+
 #[test]
 fn the_same_seed_is_the_same_run() {
     let format = formats()[0].1;

@@ -125,6 +125,11 @@ impl Cache {
         if !Canary::AdoptUnchecked.is_armed() && !self.is_as_remote(session, frame).await? {
             return Ok(Looked::Stale);
         }
+        // Meanwhile a range may have begun to be given away of which it has a part: who does that makes
+        // shared what is exclusive then, and takes this for shared.
+        if self.adoptable(frame) != Some(addr) {
+            return Ok(Looked::Done);
+        }
         sx.into_x();
         ctl.set_shared(false);
         self.release_x(frame);
