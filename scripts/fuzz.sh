@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fuzzes one target with libFuzzer. New inputs go to fuzz/work/<target>, findings to
+# Fuzzes one target with libFuzzer. New inputs go to fuzz/inputs/<target>, findings to
 # fuzz/artifacts/<target>; neither is kept in the repository.
 #
 #   scripts/fuzz.sh TARGET [SECONDS]     60 seconds if not given
@@ -24,7 +24,7 @@ RUSTFLAGS="--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-
     cargo +nightly build --release --manifest-path fuzz/Cargo.toml --target "$host" \
     --target-dir "$out"
 
-mkdir -p "fuzz/work/$target" "fuzz/artifacts/$target"
-FARLEAF_FUZZ_TARGET=$target "$out/$host/release/target" "fuzz/work/$target" "fuzz/corpus/$target" \
+mkdir -p "fuzz/inputs/$target" "fuzz/artifacts/$target"
+FARLEAF_FUZZ_TARGET=$target "$out/$host/release/target" "fuzz/inputs/$target" "fuzz/corpus/$target" \
     -artifact_prefix="fuzz/artifacts/$target/" -max_total_time="$seconds" -timeout=25 \
     -rss_limit_mb=1500 -malloc_limit_mb=256 -max_len=4096 -print_final_stats=1
