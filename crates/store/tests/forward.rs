@@ -221,7 +221,8 @@ fn any_process_answers_any_key_and_scans_cross_owners() {
     assert!(owners(&table).iter().all(|owner| *owner == Some(me)));
     assert_eq!(third.ask("close"), "closed");
     assert_eq!(check(&table, 2000), "as it should be");
-    assert!(db.verify().unwrap().closes());
+    let report = db.verify().unwrap();
+    assert!(report.closes(), "{report:?}");
 }
 
 /// Threads that write until they are told to end, and what each has written at least.

@@ -116,7 +116,8 @@ fn tables_are_made_listed_and_dropped() {
     let again = db.create_table("users", TableOptions::default()).unwrap();
     assert_eq!(again.range(..).count(), 0);
     assert!(users.get("ada").is_err());
-    assert!(db.verify().unwrap().closes());
+    let report = db.verify().unwrap();
+    assert!(report.closes(), "{report:?}");
 }
 
 #[test]

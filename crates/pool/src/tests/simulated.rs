@@ -299,3 +299,51 @@ fn an_entry_of_one_who_died_while_joining_may_become_live_late() {
     }
     assert!((20..380).contains(&late), "{late} of 400: some must come late, and some must not");
 }
+
+/// `farleaf verify` of a store whose maintenance was just freeing what had been retired said "the object is
+/// free at its owner and retired": the one was looked at after the other.
+#[test]
+fn an_audit_beside_its_own_members_maintenance_adds_up() {
+    const OBJECTS: usize = 600;
+    let mut caught = 0;
+    for seed in 0..30 {
+        let adversary =
+            AdversaryConfig { late: 0.3, late_ns: 20_000, ..AdversaryConfig::default() };
+        let config = SimConfig {
+            memory_servers: 2,
+            region_bytes: 2 << 20,
+            adversary,
+            ..SimConfig::seeded(seed)
+        };
+        let sim = Sim::new(config).unwrap();
+        let endpoint = sim.fabric(0).endpoint().unwrap();
+        let outcome = sim.block_on(async {
+            format(&Client::new(endpoint.clone()), &SMALL).await.unwrap();
+            let pool = Pool::join(&Client::new(endpoint.clone())).await.unwrap();
+            let (busy, auditor) = (
+                pool.session(endpoint.clone()).await.unwrap(),
+                pool.session(endpoint.clone()).await.unwrap(),
+            );
+            for number in 0..OBJECTS {
+                let addr = busy.alloc(ServerId((number % 2) as u16), 64).await.unwrap();
+                let retiring = busy.announce_retire(addr).await.unwrap();
+                busy.retire(retiring);
+            }
+            endpoint.spawn(async move {
+                for _ in 0..80 {
+                    busy.tick().await.unwrap();
+                }
+            });
+            let mut mixed = 0;
+            while pool.memory().retired_bytes > 0 {
+                let report = Audit::new(&auditor).await.unwrap().report(&auditor).await.unwrap();
+                assert!(report.closes(), "seed {seed}: {report:?}");
+                let retired: u64 = report.classes.iter().map(|class| class.retired).sum();
+                mixed += usize::from((1..OBJECTS as u64).contains(&retired));
+            }
+            mixed
+        });
+        caught += outcome.unwrap();
+    }
+    assert!(caught > 10, "an audit saw some free and some not yet {caught} times");
+}
