@@ -36,7 +36,6 @@ pub struct Builder {
     async_workers: usize,
     options: OpenOptions,
     linger_timeout: Option<Duration>,
-    tls: Option<Tls>,
     serve: ServeOptions,
 }
 
@@ -50,7 +49,6 @@ impl Default for Builder {
             async_workers: 1,
             options: OpenOptions::default(),
             linger_timeout: None,
-            tls: None,
             serve: ServeOptions::default(),
         }
     }
@@ -115,10 +113,10 @@ impl Builder {
         self
     }
 
-    /// Connections to memory servers are encrypted, and both sides show certificates. For pools on a
-    /// network, whose memory servers must have been started so. Default: neither.
+    /// Connections to memory servers and between compute servers are encrypted, and both sides show
+    /// certificates. All of a pool must have been started so. Default: neither.
     pub fn tls(mut self, tls: Tls) -> Self {
-        self.tls = Some(tls);
+        self.serve.tls = Some(tls);
         self
     }
 
@@ -130,8 +128,8 @@ impl Builder {
         self
     }
 
-    /// Allows [`Builder::listen`] an address that other machines reach, although nothing there is
-    /// authenticated or encrypted: whoever reaches it can read and change the tables. Default: no.
+    /// Allows [`Builder::listen`] an address that other machines reach without [`Builder::tls`]: whoever
+    /// reaches it can read and change the tables. Default: no.
     pub fn insecure_public(mut self, allow: bool) -> Self {
         self.serve.insecure_public = allow;
         self
@@ -209,7 +207,7 @@ impl Builder {
     fn connect(&self, servers: Vec<SocketAddr>) -> Result<Tcp> {
         let mut config = TcpConfig::to(servers);
         config.linger_timeout = self.linger_timeout.unwrap_or(config.linger_timeout);
-        config.tls = self.tls.clone();
+        config.tls = self.serve.tls.clone();
         let fabric = Tcp::connect(config)?;
         if self.create {
             let endpoint = fabric.endpoint()?;

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 
 use async_channel::{Receiver, Sender};
+use farleaf_fabric::tcp::Tls;
 use farleaf_fabric::{Endpoint, GlobalAddr, Incarnation};
 use farleaf_index::dex::post::{Post, PostConfig, PostError, check_address};
 use farleaf_index::dex::{Cluster, Dex};
@@ -37,6 +38,8 @@ const END_WAIT_NS: u64 = 100_000;
 #[derive(Clone, Debug)]
 pub(crate) struct ServeOptions {
     pub(crate) listen: SocketAddr,
+    /// How compute servers know each other; the same as for memory servers.
+    pub(crate) tls: Option<Tls>,
     pub(crate) insecure_public: bool,
     pub(crate) threads: usize,
 }
@@ -44,7 +47,7 @@ pub(crate) struct ServeOptions {
 impl Default for ServeOptions {
     fn default() -> Self {
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
-        ServeOptions { listen, insecure_public: false, threads: 1 }
+        ServeOptions { listen, tls: None, insecure_public: false, threads: 1 }
     }
 }
 
@@ -56,7 +59,7 @@ impl ServeOptions {
             let count = self.threads;
             return Err(Error::invalid(format!("{count} threads that serve: it takes 1 to 64")));
         }
-        Ok(check_address(self.listen, self.insecure_public)?)
+        Ok(check_address(self.listen, self.insecure_public || self.tls.is_some())?)
     }
 }
 
@@ -141,6 +144,7 @@ impl Serving {
         let me = session.endpoint().incarnation();
         let config = PostConfig {
             listen: self.options.listen,
+            tls: self.options.tls.clone(),
             insecure_public: self.options.insecure_public,
             pool: core.pool.id(),
             me,

@@ -9,6 +9,7 @@ use std::time::Instant;
 use super::inbox::{Inbox, Waiting};
 use super::lives::Lives;
 use super::output::Output;
+use super::served::Tally;
 use super::session::{Host, Session, UNSENT_MAX};
 use super::transport::{Payload, Posts, for_each_request};
 use super::wire::{
@@ -50,6 +51,7 @@ pub fn serve<'a>(greets: bool, pieces: impl Iterator<Item = &'a [u8]>) -> usize 
         offer: None,
         start: Instant::now(),
         guests: AtomicUsize::new(0),
+        served: Tally::default(),
     });
     let hello = Hello {
         version: VERSION,

@@ -39,6 +39,7 @@
 )]
 
 mod connection;
+pub mod duplex;
 mod endpoint;
 #[cfg(feature = "fuzz")]
 #[doc(hidden)]
@@ -49,6 +50,7 @@ mod lives;
 pub(crate) mod offer;
 mod output;
 mod region;
+mod served;
 mod server;
 mod session;
 mod tls;
@@ -66,6 +68,7 @@ use std::time::{Duration, Instant};
 
 pub use endpoint::TcpEndpoint;
 pub use region::{HugePages, Region};
+pub use served::Served;
 pub use server::{MemoryServer, MemoryServerConfig};
 pub use tls::{Tls, TlsFiles};
 #[cfg(feature = "verbs")]

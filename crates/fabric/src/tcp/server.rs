@@ -13,6 +13,7 @@ use mio::{Interest, Poll, Token, Waker};
 use super::lives::Lives;
 use super::offer::Offer;
 use super::region::Region;
+use super::served::{Served, Tally};
 use super::session::Host;
 use super::tls::Tls;
 use super::worker::Worker;
@@ -147,6 +148,7 @@ impl MemoryServer {
             offer,
             start: Instant::now(),
             guests: AtomicUsize::new(0),
+            served: Tally::default(),
         };
         let shared = Arc::new(Shared {
             host: Arc::new(host),
@@ -184,6 +186,11 @@ impl MemoryServer {
     pub fn serve(&self, id: ServiceId, service: Arc<dyn Service>) {
         let services = &self.shared.host.services;
         services.write().unwrap_or_else(PoisonError::into_inner).insert(id, service);
+    }
+
+    /// What it has done so far.
+    pub fn served(&self) -> Served {
+        self.shared.host.served.sums()
     }
 
     /// Connections that it has let in.

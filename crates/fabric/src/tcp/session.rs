@@ -4,6 +4,7 @@
 //!   a reader that is slow, or asks for more than it takes, costs a bounded amount of memory.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
@@ -11,6 +12,7 @@ use std::time::Instant;
 use super::lives::{Denied, Gate, GateState, Life, Lives};
 use super::offer::Offer;
 use super::output::Output;
+use super::served::{Served, Tally};
 use super::wire::{
     ANSWER_BYTES, Entry, GREETING_BYTES, Hello, LENGTH_MAX, REQUEST_BYTES, Request, Status,
     VERSION, Verb, Welcome, encode_answer, word_at,
@@ -38,6 +40,7 @@ pub(super) struct Host {
     pub(super) start: Instant,
     /// Connections that have been let in.
     pub(super) guests: AtomicUsize,
+    pub(super) served: Tally,
 }
 
 impl Host {
@@ -46,9 +49,28 @@ impl Host {
     }
 }
 
-/// The connection is at its end, because of what came or because the other side has gone.
-#[derive(Debug)]
-pub(super) struct Gone;
+/// Why a connection is at its end.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Gone {
+    /// The other side has closed it, or there is nothing more to say.
+    #[error("it has ended")]
+    Ended,
+    /// The network has, or TLS refuses what came.
+    #[error("{0}")]
+    Broken(io::Error),
+    /// No greeting, or no request.
+    #[error("what came is not of this protocol")]
+    Nonsense,
+    /// Its compute server has another connection in its place.
+    #[error("another connection has taken its place")]
+    Replaced,
+    /// A fence, or a closing, that could not be carried out whole. Whoever wants it tries again.
+    #[error("a compute server could not be cut off whole")]
+    Uncut,
+    /// For longer than is allowed.
+    #[error("nothing was heard of it for too long")]
+    Silent,
+}
 
 /// A connection that has been let in.
 struct Guest {
@@ -75,12 +97,19 @@ pub(super) struct Session {
     /// An operation of the chain that is being carried out has failed.
     broken: bool,
     ends: bool,
+    /// What its greeting was answered with, if it was not let in.
+    refused: Option<Entry>,
 }
 
 impl Session {
     /// It has not greeted.
     pub(super) fn is_stranger(&self) -> bool {
         self.guest.is_none()
+    }
+
+    /// What its greeting was answered with, if it was not let in.
+    pub(super) fn refused(&self) -> Option<Entry> {
+        self.refused
     }
 
     /// To be closed once everything has been sent.
@@ -113,6 +142,23 @@ impl Session {
         input: &[u8],
         output: &mut Output,
     ) -> Result<usize, Gone> {
+        let (mut served, before) = (Served::default(), output.unsent().len());
+        let taken = self.take_counted(host, input, output, &mut served);
+        if let Ok(taken) = taken {
+            served.bytes_in = taken as u64;
+            served.bytes_out = (output.unsent().len() - before) as u64;
+        }
+        host.served.add(&served);
+        taken
+    }
+
+    fn take_counted(
+        &mut self,
+        host: &Arc<Host>,
+        input: &[u8],
+        output: &mut Output,
+        served: &mut Served,
+    ) -> Result<usize, Gone> {
         let mut taken = 0;
         if self.guest.is_none() {
             let Some(greeting) = input.first_chunk() else { return Ok(0) };
@@ -126,7 +172,7 @@ impl Session {
             let gate = guest.gate.lock();
             match *gate {
                 GateState::Open => {}
-                GateState::Closed => return Err(Gone),
+                GateState::Closed => return Err(Gone::Replaced),
                 GateState::Fenced => {
                     output.push(&encode_answer(Status::Fenced, 0));
                     self.ends = true;
@@ -137,7 +183,7 @@ impl Session {
             while let Some(head) = input[taken..].first_chunk::<REQUEST_BYTES>()
                 && output.unsent().len() <= UNSENT_MAX
             {
-                let request = Request::decode(head).map_err(|_| Gone)?;
+                let request = Request::decode(head).map_err(|_| Gone::Nonsense)?;
                 let start = taken + REQUEST_BYTES;
                 let Some(operands) = input.get(start..start + request.operand_bytes()) else {
                     break;
@@ -151,6 +197,7 @@ impl Session {
                 if self.broken {
                     output.push(&encode_answer(Status::Skipped, 0));
                 } else {
+                    served.count(request.verb);
                     self.broken = !carry_out(host, request, operands, output);
                 }
                 self.broken &= request.more;
@@ -169,7 +216,7 @@ impl Session {
         greeting: &[u8; GREETING_BYTES],
         output: &mut Output,
     ) -> Result<(), Gone> {
-        let hello = Hello::decode(greeting).ok_or(Gone)?;
+        let hello = Hello::decode(greeting).ok_or(Gone::Nonsense)?;
         let mut welcome = Welcome {
             version: VERSION,
             entry: Entry::LetIn,
@@ -193,19 +240,21 @@ impl Session {
                 Ok((life, number, gate)) => {
                     welcome.connection = number;
                     self.guest = Some(Guest { life, number, gate, host: Arc::clone(host) });
+                    Tally::one(&host.served.let_in);
                 }
                 Err(denied) => {
                     host.guests.fetch_sub(1, Ordering::Relaxed);
                     welcome.entry = match denied {
                         Denied::Fenced => Entry::Fenced,
                         // It may come again.
-                        Denied::Uncut => return Err(Gone),
+                        Denied::Uncut => return Err(Gone::Uncut),
                     };
                 }
             }
         }
         output.push(&welcome.encode());
         self.ends = self.guest.is_none();
+        self.refused = self.ends.then_some(welcome.entry);
         Ok(())
     }
 }
@@ -330,7 +379,9 @@ fn answer_special(
                 Status::StillAlive
             } else {
                 // Unanswered, whoever asks tries again.
-                host.lives.fence(who, now_ms).map_err(|_| Gone)?;
+                host.lives.fence(who, now_ms).map_err(|_| Gone::Uncut)?;
+                tracing::info!(compute_server = %format_args!("{:016x}", who.0), "cut off");
+                Tally::one(&host.served.fenced);
                 Status::Done
             };
             output.push(&encode_answer(status, 0));
@@ -349,7 +400,7 @@ fn answer_special(
                 output.push(&encode_answer(Status::NoService, 0));
                 return Ok(());
             };
-            let offered = offer.answer(operands).ok_or(Gone)?;
+            let offered = offer.answer(operands).ok_or(Gone::Nonsense)?;
             // If the gate is shut by now, the caller sees that, and this answer is not sent.
             if offered.way.is_none_or(|way| guest.gate.add(way)) {
                 output.push(&encode_answer(Status::Done, offered.answer.len() as u32));

@@ -30,7 +30,7 @@ pub struct TlsFiles {
     pub certificate: PathBuf,
     /// The key of this process's certificate.
     pub key: PathBuf,
-    /// The name that memory servers' certificates are made out to. Without one each has to be made out to
+    /// The name that servers' certificates are made out to. Without one each has to be made out to
     /// the IP address at which it is reached.
     pub server_name: Option<String>,
 }

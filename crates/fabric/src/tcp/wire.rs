@@ -10,6 +10,8 @@
 //!
 //! Nothing here trusts the other side: what is not exactly of this form is refused.
 
+use std::fmt;
+
 use crate::{Capabilities, OpErrorKind};
 
 /// Version of this protocol. Both sides must speak the same.
@@ -243,6 +245,18 @@ pub(super) enum Entry {
     Fenced = 3,
     /// As many connections as it allows are open.
     Full = 4,
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Entry::LetIn => "let in",
+            Entry::OtherVersion => "it speaks another version of the protocol",
+            Entry::OtherServer => "it looks for a server of another number, or of another pool",
+            Entry::Fenced => "its compute server has been cut off",
+            Entry::Full => "there are as many connections as are allowed",
+        })
+    }
 }
 
 /// What a server answers.

@@ -1,6 +1,7 @@
 //! One thread of a memory server: its sockets.
 
 use std::io::{self, Write};
+use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::thread;
@@ -12,8 +13,10 @@ use mio::{Events, Interest, Poll, Token};
 use super::SPIN;
 use super::link::Link;
 use super::output::Output;
+use super::served::Tally;
 use super::server::{LISTENER, Shared, WAKER};
 use super::session::{Gone, Session, UNSENT_MAX};
+use super::wire::Entry;
 
 /// Connections up to which a spinning thread asks each socket itself rather than the system for all.
 const HOT_MAX: usize = 4;
@@ -27,6 +30,8 @@ const CROWDED_ROUNDS: u32 = 4_096;
 const INPUT_BYTES: usize = 64 << 10;
 /// Connections beyond those allowed that may be about to greet, and be told that there is no room.
 const STRANGERS_MAX: usize = 256;
+/// Refusals that a thread logs in a second.
+const REFUSALS_TOLD: u32 = 10;
 /// Leases after which a silent compute server's connections are closed: by then it is gone.
 const SILENT_LEASES: u64 = 20;
 
@@ -46,6 +51,7 @@ pub(super) struct Worker {
     strangers: usize,
     next_inbox: usize,
     looked_at: Instant,
+    refusals: Refusals,
 }
 
 impl Worker {
@@ -67,6 +73,7 @@ impl Worker {
             strangers: 0,
             next_inbox: 0,
             looked_at: Instant::now(),
+            refusals: Refusals { since: Instant::now(), told: 0, left_out: 0 },
         }
     }
 
@@ -165,9 +172,14 @@ impl Worker {
         self.listens_again = false;
         while let Some(listener) = &self.listener {
             match listener.accept() {
-                Ok((stream, _)) => {
+                Ok((stream, peer)) => {
                     let most = self.shared.host.connections_max + STRANGERS_MAX;
                     if self.shared.open.load(Ordering::Relaxed) >= most {
+                        Tally::one(&self.shared.host.served.refused);
+                        if let Some(left_out) = self.refusals.may_tell() {
+                            let server = self.shared.host.server.0;
+                            tracing::warn!(server, %peer, left_out, why = %Entry::Full, "refused");
+                        }
                         continue;
                     }
                     self.shared.open.fetch_add(1, Ordering::Relaxed);
@@ -193,6 +205,7 @@ impl Worker {
         let inbox = &self.shared.inboxes[self.number].streams;
         let streams = std::mem::take(&mut *inbox.lock().unwrap_or_else(PoisonError::into_inner));
         for mut stream in streams {
+            let peer = stream.peer_addr().ok();
             let open = self.connections.iter().position(Option::is_none);
             let at = open.unwrap_or_else(|| {
                 self.connections.push(None);
@@ -205,7 +218,7 @@ impl Worker {
                 .and_then(|()| Link::accept(stream, self.shared.tls.as_ref()));
             if let Ok(link) = link {
                 self.strangers += 1;
-                self.connections[at] = Some(Connection::new(link));
+                self.connections[at] = Some(Connection::new(link, peer));
                 self.turn(at, false);
             } else {
                 self.shared.open.fetch_sub(1, Ordering::Relaxed);
@@ -223,19 +236,39 @@ impl Worker {
         }
         match turned {
             Ok(progress) => progress,
-            Err(Gone) => {
-                self.close(at, was_stranger);
+            Err(gone) => {
+                self.close(at, was_stranger, &gone);
                 true
             }
         }
     }
 
-    fn close(&mut self, at: usize, is_stranger: bool) {
-        self.connections[at] = None;
+    fn close(&mut self, at: usize, is_stranger: bool, gone: &Gone) {
+        if let Some(closed) = self.connections[at].take() {
+            self.tell_end(&closed, gone);
+        }
         self.strangers -= usize::from(is_stranger);
         self.shared.open.fetch_sub(1, Ordering::Relaxed);
         while self.connections.last().is_some_and(Option::is_none) {
             self.connections.pop();
+        }
+    }
+
+    /// Counts and logs the end of a connection.
+    fn tell_end(&mut self, closed: &Connection, gone: &Gone) {
+        let server = self.shared.host.server.0;
+        let peer = closed.peer.map(tracing::field::display);
+        if closed.session.is_stranger() {
+            Tally::one(&self.shared.host.served.refused);
+            let Some(left_out) = self.refusals.may_tell() else { return };
+            match closed.session.refused() {
+                Some(entry) => tracing::warn!(server, peer, left_out, why = %entry, "refused"),
+                None => tracing::warn!(server, peer, left_out, why = %gone, "refused"),
+            }
+        } else if matches!(gone, Gone::Nonsense | Gone::Uncut | Gone::Silent) {
+            tracing::warn!(server, peer, why = %gone, "closed");
+        } else {
+            tracing::debug!(server, peer, why = %gone, "closed");
         }
     }
 
@@ -252,14 +285,38 @@ impl Worker {
             let is_stranger = connection.session.is_stranger();
             let is_late = is_stranger && connection.since.elapsed() > self.shared.greeting_timeout;
             if is_late || connection.session.silent_ms(now_ms) > most_ms {
-                self.close(at, is_stranger);
+                self.close(at, is_stranger, &Gone::Silent);
             }
         }
     }
 }
 
+/// Refusals that are logged: few enough a second that nobody fills a disk by knocking.
+struct Refusals {
+    since: Instant,
+    told: u32,
+    left_out: u32,
+}
+
+impl Refusals {
+    /// Whether one more is to be logged; with it, how many before it were not.
+    fn may_tell(&mut self) -> Option<u32> {
+        if self.since.elapsed() > Duration::from_secs(1) {
+            (self.since, self.told) = (Instant::now(), 0);
+        }
+        if self.told == REFUSALS_TOLD {
+            self.left_out += 1;
+            return None;
+        }
+        self.told += 1;
+        Some(std::mem::take(&mut self.left_out))
+    }
+}
+
 struct Connection {
     link: Link<TcpStream>,
+    /// Who is on the other side, as far as the system knows.
+    peer: Option<SocketAddr>,
     session: Session,
     since: Instant,
     /// What has come, from `taken` to `filled` not carried out yet.
@@ -274,9 +331,10 @@ struct Connection {
 }
 
 impl Connection {
-    fn new(link: Link<TcpStream>) -> Self {
+    fn new(link: Link<TcpStream>, peer: Option<SocketAddr>) -> Self {
         Connection {
             link,
+            peer,
             session: Session::default(),
             since: Instant::now(),
             input: Vec::new(),
@@ -297,7 +355,7 @@ impl Connection {
                 return Ok(progress);
             }
             if self.session.ends() {
-                return if self.has_sent_all() { Err(Gone) } else { Ok(progress) };
+                return if self.has_sent_all() { Err(Gone::Ended) } else { Ok(progress) };
             }
             if self.is_held {
                 self.take(shared)?;
@@ -306,7 +364,7 @@ impl Connection {
             }
             if self.is_closed {
                 // Who only sends no more still gets the answers.
-                return if self.has_sent_all() { Err(Gone) } else { Ok(progress) };
+                return if self.has_sent_all() { Err(Gone::Ended) } else { Ok(progress) };
             }
             let (count, is_full) = self.receive()?;
             if count == 0 && !self.is_closed {
@@ -342,11 +400,11 @@ impl Connection {
         let mut any = false;
         while !self.output.is_empty() {
             match self.link.write(self.output.unsent()) {
-                Ok(0) => return Err(Gone),
+                Ok(0) => return Err(Gone::Ended),
                 Ok(count) => self.output.sent(count),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(any),
-                Err(_) => return Err(Gone),
+                Err(error) => return Err(Gone::Broken(error)),
             }
             any = true;
         }
@@ -354,7 +412,7 @@ impl Connection {
             match self.link.flush() {
                 Ok(()) => any = true,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(_) => return Err(Gone),
+                Err(error) => return Err(Gone::Broken(error)),
             }
         }
         Ok(any)
@@ -386,7 +444,7 @@ impl Connection {
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok((0, false)),
-                Err(_) => return Err(Gone),
+                Err(error) => return Err(Gone::Broken(error)),
             }
         }
     }

@@ -6,6 +6,7 @@ use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::{Arc, Condvar, PoisonError};
 use std::thread;
 
+use farleaf_fabric::tcp::duplex::{self, Incoming, Outgoing};
 use farleaf_fabric::{GlobalAddr, Incarnation};
 
 use super::super::answer::{Answer, Waiting, promise};
@@ -133,14 +134,13 @@ impl Line {
         to: Incarnation,
         address: SocketAddr,
     ) -> Result<(), Trouble> {
-        let stream = connect(shared, to, address)?;
-        let reading = stream.try_clone()?;
+        let (stream, reading, writing) = connect(shared, to, address)?;
         {
             let mut state = lock(&self.state);
             if state.is_ended {
                 return Ok(());
             }
-            state.stream = Some(stream.try_clone()?);
+            state.stream = Some(stream);
         }
         let line = Arc::clone(self);
         thread::Builder::new().name("farleaf-line-in".to_owned()).spawn(move || {
@@ -148,7 +148,7 @@ impl Line {
             let _ = line.read(reading);
             line.end(None);
         })?;
-        let mut output = BufWriter::with_capacity(BUFFER_BYTES, stream);
+        let mut output = BufWriter::with_capacity(BUFFER_BYTES, writing);
         while let Some(letters) = self.next() {
             for Letter { number, bytes, mut answer } in letters {
                 if !answer.is_wanted() {
@@ -185,8 +185,8 @@ impl Line {
     }
 
     /// Reads replies until there are no more, or one that makes no sense.
-    fn read(&self, stream: TcpStream) -> io::Result<()> {
-        let mut input = BufReader::with_capacity(BUFFER_BYTES, stream);
+    fn read(&self, incoming: Incoming) -> io::Result<()> {
+        let mut input = BufReader::with_capacity(BUFFER_BYTES, incoming);
         let mut content = Vec::new();
         loop {
             let mut head = [0; REPLY_HEAD_BYTES];
@@ -216,17 +216,38 @@ pub(super) fn read_content(
     Ok(())
 }
 
-/// A connection on which both sides have agreed (`INV-DEX-POST-2`).
-fn connect(shared: &Shared, to: Incarnation, address: SocketAddr) -> Result<TcpStream, Trouble> {
-    let mut stream = TcpStream::connect_timeout(&address, GREETING_TIME)?;
-    stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(GREETING_TIME))?;
-    let (pool, from) = (shared.config.pool, shared.config.me);
-    stream.write_all(&Hello { version: VERSION, pool, from, to }.encode())?;
-    let mut bytes = [0; GREETING_BYTES];
-    stream.read_exact(&mut bytes)?;
+/// First byte of what says in TLS that something is wrong.
+const TLS_ALERT: u8 = 21;
+
+/// A connection on which both sides have agreed (`INV-DEX-POST-2`), and its halves.
+fn connect(
+    shared: &Shared,
+    to: Incarnation,
+    address: SocketAddr,
+) -> Result<(TcpStream, Incoming, Outgoing), Trouble> {
     let who = format!("compute server {to}, at {address},");
     let refused = |why: String| Err(Trouble::Refused(format!("{who} {why}")));
+    // What was said makes no sense, and will not.
+    let failed = |error: io::Error| match error.kind() {
+        io::ErrorKind::InvalidData => {
+            Trouble::Refused(format!("{who} and this one do not agree on TLS: {error}"))
+        }
+        _ => Trouble::Lost,
+    };
+    let stream = TcpStream::connect_timeout(&address, GREETING_TIME)?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(GREETING_TIME))?;
+    let tls = shared.config.tls.as_ref();
+    let (mut incoming, mut outgoing) =
+        duplex::connected(stream.try_clone()?, tls, address).map_err(failed)?;
+    let (pool, from) = (shared.config.pool, shared.config.me);
+    outgoing.write_all(&Hello { version: VERSION, pool, from, to }.encode())?;
+    let mut bytes = [0; GREETING_BYTES];
+    incoming.read_exact(&mut bytes[..1]).map_err(failed)?;
+    if bytes[0] == TLS_ALERT && tls.is_none() {
+        return refused("lets nobody in without TLS: give it certificates".to_owned());
+    }
+    incoming.read_exact(&mut bytes[1..]).map_err(failed)?;
     match Welcome::decode(&bytes) {
         None => refused("does not answer as one of Farleaf".to_owned()),
         Some(Welcome { entry: Entry::OtherVersion, version, .. }) => {
@@ -239,7 +260,7 @@ fn connect(shared: &Shared, to: Incarnation, address: SocketAddr) -> Result<TcpS
             if me == to && theirs == pool =>
         {
             stream.set_read_timeout(None)?;
-            Ok(stream)
+            Ok((stream, incoming, outgoing))
         }
         Some(_) => Err(Trouble::Lost),
     }

@@ -5,7 +5,8 @@
 //! they listen, over one connection to each. Any number of requests are under way on a connection, and
 //! replies come in any order. `docs/design/post.md` has the bytes.
 //!
-//! Nothing is authenticated or encrypted: who reaches the address can read and change the tables.
+//! With [`PostConfig::tls`] both sides show certificates and all is encrypted. Without, nothing is authenticated:
+//! who reaches the address and has read the pool can read and change the tables.
 //!
 //! - `INV-DEX-POST-1` A request is written to one connection at most, once. From just before that on it
 //!   counts as begun (`INV-DEX-FWD-1`).
@@ -30,6 +31,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use std::{fmt, future, io};
 
+use farleaf_fabric::tcp::Tls;
 use farleaf_fabric::{GlobalAddr, Incarnation};
 
 use super::Cluster;
@@ -50,8 +52,10 @@ const GREETING_TIME: Duration = Duration::from_secs(2);
 pub struct PostConfig {
     /// Where it listens; port 0 takes a free one.
     pub listen: SocketAddr,
-    /// Allows an address that others than this machine can reach, although nothing on these connections
-    /// is authenticated or encrypted: whoever reaches it can read and change the tables.
+    /// How the compute servers of the pool know each other.
+    pub tls: Option<Tls>,
+    /// Allows an address that others than this machine can reach without `tls`: whoever reaches it can read
+    /// and change the tables.
     pub insecure_public: bool,
     /// The pool that it works on.
     pub pool: u128,
@@ -67,8 +71,8 @@ pub struct PostConfig {
 pub enum PostError {
     /// The address is public, and that was not asked for.
     #[error(
-        "{0} can be reached from other machines, and nothing here is authenticated: listen on a \
-         loopback address, or allow it by `insecure_public` in a network that you trust"
+        "{0} can be reached from other machines, and nothing is authenticated without TLS: set it up, \
+         listen on a loopback address, or allow it by `insecure_public` in a network that you trust"
     )]
     Public(SocketAddr),
     /// The address is none that others could be told.
@@ -87,9 +91,9 @@ pub enum PostError {
 /// Whether a compute server may listen there.
 ///
 /// # Errors
-/// [`PostError::Public`] for a public address that was not asked for; [`PostError::NoAddress`].
-pub fn check_address(listen: SocketAddr, insecure_public: bool) -> Result<(), PostError> {
-    if !listen.ip().is_loopback() && !insecure_public {
+/// [`PostError::Public`] for a public address without TLS that was not asked for; [`PostError::NoAddress`].
+pub fn check_address(listen: SocketAddr, may_be_public: bool) -> Result<(), PostError> {
+    if !listen.ip().is_loopback() && !may_be_public {
         return Err(PostError::Public(listen));
     }
     match listen.ip().is_unspecified() {
@@ -135,7 +139,7 @@ impl Post {
         on_request: impl Fn() + Send + Sync + 'static,
     ) -> Result<Post, PostError> {
         let listen = config.listen;
-        check_address(listen, config.insecure_public)?;
+        check_address(listen, config.insecure_public || config.tls.is_some())?;
         let refused = |source| PostError::Listen { address: listen, source };
         let listener = TcpListener::bind(listen).map_err(refused)?;
         let address = listener.local_addr().map_err(refused)?;

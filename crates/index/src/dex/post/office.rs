@@ -11,6 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use farleaf_fabric::Incarnation;
+use farleaf_fabric::tcp::duplex::{self, Incoming, Outgoing};
 
 use super::super::forward::{Forward, Replied, Reply, Request, WrongOwner};
 use super::line::read_content;
@@ -74,12 +75,14 @@ impl Drop for Listed<'_> {
 }
 
 /// One connection, to its end; an error if it was not let in, or said what is no request.
-fn serve(shared: &Arc<Shared>, mut stream: TcpStream) -> io::Result<()> {
+fn serve(shared: &Arc<Shared>, stream: TcpStream) -> io::Result<()> {
     let (_listed, has_room) = Listed::new(shared, &stream)?;
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(GREETING_TIME))?;
+    let tls = shared.config.tls.as_ref();
+    let (mut incoming, mut outgoing) = duplex::accepted(stream.try_clone()?, tls)?;
     let mut bytes = [0; GREETING_BYTES];
-    stream.read_exact(&mut bytes)?;
+    incoming.read_exact(&mut bytes)?;
     let hello = Hello::decode(&bytes).ok_or(io::ErrorKind::InvalidData)?;
     let (pool, me) = (shared.config.pool, shared.config.me);
     let entry = match hello {
@@ -91,7 +94,7 @@ fn serve(shared: &Arc<Shared>, mut stream: TcpStream) -> io::Result<()> {
     };
     // A stranger does not hear what it would have to know.
     let (pool, me) = if entry == Entry::LetIn { (pool, me) } else { (0, Incarnation(0)) };
-    stream.write_all(&Welcome { version: VERSION, entry, pool, me }.encode())?;
+    outgoing.write_all(&Welcome { version: VERSION, entry, pool, me }.encode())?;
     if entry != Entry::LetIn {
         return Err(io::ErrorKind::ConnectionRefused.into());
     }
@@ -101,12 +104,12 @@ fn serve(shared: &Arc<Shared>, mut stream: TcpStream) -> io::Result<()> {
         return Ok(());
     }
     let counter = Arc::new(Counter { state: Mutex::default(), changed: Condvar::new() });
-    let (answering, output) = (Arc::clone(&counter), stream.try_clone()?);
+    let answering = Arc::clone(&counter);
     let writer = thread::Builder::new().name("farleaf-office-out".to_owned()).spawn(move || {
         // Its other end has gone away, which the reader finds out, too.
-        let _ = answering.answer(output);
+        let _ = answering.answer(outgoing);
     })?;
-    let read = read(shared, &counter, &stream);
+    let read = read(shared, &counter, incoming);
     counter.close();
     let _ = stream.shutdown(Shutdown::Both);
     // One that panicked has said so.
@@ -117,9 +120,9 @@ fn serve(shared: &Arc<Shared>, mut stream: TcpStream) -> io::Result<()> {
     }
 }
 
-fn read(shared: &Shared, counter: &Arc<Counter>, stream: &TcpStream) -> io::Result<()> {
+fn read(shared: &Shared, counter: &Arc<Counter>, incoming: Incoming) -> io::Result<()> {
     let malformed = |error| io::Error::new(io::ErrorKind::InvalidData, error);
-    let mut input = BufReader::with_capacity(BUFFER_BYTES, stream);
+    let mut input = BufReader::with_capacity(BUFFER_BYTES, incoming);
     let mut content = Vec::new();
     loop {
         let mut head = [0; REQUEST_HEAD_BYTES];
@@ -216,7 +219,7 @@ impl Counter {
 
     /// Writes replies as they come, until the connection ends. What is under way then is abandoned:
     /// what has not been begun never is.
-    fn answer(self: &Arc<Self>, mut output: TcpStream) -> io::Result<()> {
+    fn answer(self: &Arc<Self>, mut output: Outgoing) -> io::Result<()> {
         let mut waiting: BTreeMap<u64, (u64, Replied, Waker)> = BTreeMap::new();
         let mut count = 0;
         let mut bytes = Vec::new();
@@ -248,12 +251,12 @@ impl Counter {
         Ok(())
     }
 
-    fn write(&self, output: &mut TcpStream, bytes: &mut Vec<u8>) -> io::Result<()> {
+    fn write(&self, output: &mut Outgoing, bytes: &mut Vec<u8>) -> io::Result<()> {
         let written = output.write_all(bytes);
         bytes.clear();
         if written.is_err() {
             self.close();
-            let _ = output.shutdown(Shutdown::Both);
+            output.shut_down();
         }
         written
     }

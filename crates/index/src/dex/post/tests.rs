@@ -14,6 +14,10 @@ use super::wire::{
 };
 use super::*;
 
+#[path = "../../../../fabric/tests/common/authority.rs"]
+mod authority;
+use authority::Authority;
+
 const POOL: u128 = 7;
 const ME: Incarnation = Incarnation(5);
 const OTHER: Incarnation = Incarnation(6);
@@ -21,7 +25,7 @@ const TABLE: u64 = 4096;
 
 fn config(pool: u128, me: Incarnation) -> PostConfig {
     let listen = SocketAddr::from(([127, 0, 0, 1], 0));
-    PostConfig { listen, insecure_public: false, pool, me, connections_max: 2 }
+    PostConfig { listen, tls: None, insecure_public: false, pool, me, connections_max: 2 }
 }
 
 fn post(pool: u128, me: Incarnation) -> Post {
@@ -201,6 +205,45 @@ fn strangers_are_not_let_in_and_harm_nobody() {
     assert_eq!((number, decode_reply(&content)), (3, Ok(Ok(Reply::Gone))));
     office.shut_down();
     assert_eq!(first.read(&mut [0]).unwrap_or(0), 0, "it is closed with the post");
+}
+
+#[test]
+fn compute_servers_know_each_other_by_their_certificates() {
+    let sealed = |me, tls: &Tls| {
+        Post::start(PostConfig { tls: Some(tls.clone()), ..config(POOL, me) }, || ()).unwrap()
+    };
+    let ours = Authority::new();
+    let (tls, other_tls) = (ours.somebody("127.0.0.1"), ours.somebody("127.0.0.1"));
+    let (own, other) = (sealed(ME, &tls), sealed(OTHER, &other_tls));
+    let to = |owner| WrongOwner { partition: 0, owner: Some(owner), epoch: 1 };
+    let route = own.route(table());
+    route.learn_address(OTHER, other.address());
+    // Nobody serves the table there; the second is more than fits into one record.
+    let large = Request::Upsert { key: b"key".to_vec(), value: vec![7; 5 << 20] };
+    for request in [change(), large, change()] {
+        assert_eq!(wait(route.forward(to(OTHER), request)), Ok(Reply::Gone));
+    }
+    assert_eq!((other.refused(), lock(&other.shared.incoming).len()), (0, 1));
+
+    let refused = |from: &Post, words: &str| match ask(from, other.address(), change()) {
+        Err(IndexError::Unavailable(why)) => assert!(why.contains(words), "{why}"),
+        other => panic!("{other:?}"),
+    };
+    refused(&post(POOL, ME), "lets nobody in without TLS");
+    let theirs = Authority::new();
+    refused(&sealed(ME, &theirs.somebody("127.0.0.1")), "do not agree on TLS");
+    // Vouched for, and made out to another name: it may ask, and nobody asks it.
+    let misnamed = sealed(Incarnation(8), &ours.somebody("192.0.2.1"));
+    route.learn_address(Incarnation(8), misnamed.address());
+    match wait(route.forward(to(Incarnation(8)), change())) {
+        Err(IndexError::Unavailable(why)) => assert!(why.contains("do not agree on TLS"), "{why}"),
+        other => panic!("{other:?}"),
+    }
+    eventually("they are counted", || (other.refused(), misnamed.refused()) == (2, 1));
+    // Who speaks TLS where nobody does comes to nobody, and no change of it has begun.
+    let open = post(POOL, Incarnation(9));
+    route.learn_address(Incarnation(9), open.address());
+    assert_eq!(wait(route.forward(to(Incarnation(9)), change())), Ok(Reply::Gone));
 }
 
 #[test]
