@@ -11,10 +11,12 @@ use farleaf_bench::units::{Count, Size};
 use crate::bench::BenchArgs;
 use crate::commands::check::CheckArgs;
 use crate::commands::compute::ComputeArgs;
+use crate::commands::config::ConfigArgs;
 use crate::commands::memory::MemoryArgs;
 use crate::commands::repartition::RepartitionArgs;
 use crate::commands::repro::ReproArgs;
 use crate::commands::up::UpArgs;
+use crate::config::CONFIG;
 use crate::formats;
 use crate::input::ColumnSpec;
 use crate::suggest::OneOf;
@@ -34,6 +36,13 @@ Exit codes:
    70  internal error
   130  interrupted";
 
+const SETTINGS: &str = "\
+Settings:
+  Every option has a name in the environment and in a file of settings (TOML), too: --lease of memory is
+  FARLEAF_MEMORY_LEASE, and lease in the table [memory]; --tls-ca, which all commands take, is
+  FARLEAF_TLS_CA, and tls-ca before the first table. The command line counts first, then the
+  environment, then the file. 'farleaf config show memory --origin' prints what is set where.";
+
 const POOLS: &str = "\
 Pools:
   shm:FOLDER  a pool in memory files, which the processes of this machine share
@@ -48,7 +57,7 @@ Pools:
     version,
     arg_required_else_help = true,
     after_help = "Try 'farleaf help COMMAND' for a command's options.",
-    after_long_help = format!("{POOLS}\n\n{EXIT_CODES}")
+    after_long_help = format!("{POOLS}\n\n{SETTINGS}\n\n{EXIT_CODES}")
 )]
 pub(crate) struct Cli {
     #[command(flatten)]
@@ -58,7 +67,7 @@ pub(crate) struct Cli {
 }
 
 /// Options that every command takes.
-#[derive(Clone, Debug, Args)]
+#[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct GlobalArgs {
     /// Print JSON: one object, or one a line from get and scan
@@ -74,6 +83,10 @@ pub(crate) struct GlobalArgs {
     /// Say what is being done, on standard error
     #[arg(short, long, global = true)]
     pub(crate) verbose: bool,
+    /// The file of settings [default: ~/.config/farleaf/farleaf.toml, or /etc/farleaf/farleaf.toml]
+    #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath,
+        env = CONFIG, hide_env_values = true)]
+    pub(crate) config: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) tls: TlsArgs,
 }
@@ -142,6 +155,8 @@ pub(crate) enum Command {
     ///
     /// For development and demonstrations. Prints the address of the pool.
     Up(UpArgs),
+    /// Show what is set by the environment and by a file
+    Config(ConfigArgs),
     /// Print a completion script for a shell
     ///
     /// For bash: farleaf completions bash > ~/.local/share/bash-completion/completions/farleaf

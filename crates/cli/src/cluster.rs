@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use serde_json::Value;
 
+use crate::config::{CONFIG, variables_of};
 use crate::tls::TlsArgs;
 
 /// How long a server may take to end once it has been told to.
@@ -150,7 +151,13 @@ fn start_memory(config: &ClusterConfig, number: u16) -> anyhow::Result<Server> {
 /// Starts this program with these words, and waits until it says where it listens.
 fn start(words: Vec<OsString>, tls: &TlsArgs) -> anyhow::Result<Server> {
     let mut command = Command::new(env::current_exe().context("cannot find this program")?);
-    command.args(words).args(["--json", "--color", "never"]);
+    // Whoever starts them says what begins and ends.
+    command.args(words).args(["--json", "--color", "never", "--log-level", "warn"]);
+    // They are as this program says, whatever is set for servers that stand alone.
+    command.env(CONFIG, "");
+    for name in ["memory", "compute"].into_iter().flat_map(|kind| variables_of(&[kind])) {
+        command.env_remove(name);
+    }
     tls.tell(&mut command);
     let mut process = command
         .stdin(Stdio::piped())

@@ -9,15 +9,18 @@ mod args;
 mod bench;
 mod cluster;
 mod commands;
+mod config;
 mod errors;
 mod formats;
 mod input;
+mod metrics;
 mod output;
 mod progress;
+mod serving;
 mod suggest;
 mod tls;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::Write;
 use std::process::ExitCode;
 use std::{env, io, panic, process};
@@ -25,6 +28,7 @@ use std::{env, io, panic, process};
 use clap::{ColorChoice, CommandFactory, FromArgMatches};
 
 use crate::args::Cli;
+use crate::config::Config;
 use crate::errors::Exit;
 use crate::output::Console;
 
@@ -35,14 +39,33 @@ fn main() -> ExitCode {
     }));
 
     let arguments: Vec<OsString> = env::args_os().collect();
-    let command = Cli::command().color(color_choice(&arguments));
+    let plain = Cli::command().color(color_choice(&arguments));
+    let found = Config::find(&plain, &arguments).and_then(|config| {
+        config.check(&plain)?;
+        Ok(config)
+    });
+    let config = match found {
+        Ok(config) => config,
+        Err(failure) => {
+            let error = anyhow::Error::from(failure);
+            Console::plain().error(&error);
+            return errors::exit_of(&error).into();
+        }
+    };
+    let command = config.apply(plain);
     let cli = command
-        .try_get_matches_from(arguments)
+        .clone()
+        .try_get_matches_from(&arguments)
         .and_then(|matches| Cli::from_arg_matches(&matches))
-        .unwrap_or_else(|error| error.exit());
+        .unwrap_or_else(|error| {
+            if let Some(variable) = config::blamed_variable(&error, &arguments) {
+                let _ = writeln!(io::stderr(), "{variable} is set in the environment");
+            }
+            error.exit()
+        });
 
     let mut console = Console::new(&cli.global);
-    let ended = commands::run(cli.command, &mut console)
+    let ended = commands::run(cli.command, &config, &command, &mut console)
         .and_then(|exit| console.flush().map(|()| exit).map_err(anyhow::Error::from));
     match ended {
         Ok(exit) => exit.into(),
@@ -59,18 +82,9 @@ fn main() -> ExitCode {
 /// The colour of help and of complaints about the command line, which are printed before that line
 /// is understood.
 fn color_choice(arguments: &[OsString]) -> ColorChoice {
-    let mut words = arguments.iter().skip(1).take_while(|word| *word != "--");
-    while let Some(word) = words.next() {
-        let when = match word.to_str().and_then(|word| word.strip_prefix("--color")) {
-            Some("") => words.next().and_then(|word| word.to_str()),
-            Some(rest) => rest.strip_prefix('='),
-            None => None,
-        };
-        match when {
-            Some("always") => return ColorChoice::Always,
-            Some("never") => return ColorChoice::Never,
-            _ => {}
-        }
+    match config::word_of(arguments, "--color").as_deref().and_then(OsStr::to_str) {
+        Some("always") => ColorChoice::Always,
+        Some("never") => ColorChoice::Never,
+        _ => ColorChoice::Auto,
     }
-    ColorChoice::Auto
 }

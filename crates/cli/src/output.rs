@@ -51,6 +51,11 @@ impl Console {
         }
     }
 
+    /// For what is to be said before the command line is understood.
+    pub(crate) fn plain() -> Self {
+        Console::new(&GlobalArgs::default())
+    }
+
     /// Standard output.
     pub(crate) fn out(&mut self) -> &mut impl Write {
         &mut self.out

@@ -4,17 +4,21 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::net::SocketAddr;
 use std::sync::mpsc::RecvTimeoutError;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use clap::Args;
 use farleaf::{Durability, Engine, ErrorKind, Farleaf, Table};
 use farleaf_bench::units::Size;
+use farleaf_fabric::OpKind;
 use serde_json::json;
 
 use super::memory::stop_signal;
 use super::{close, refuse_mem};
 use crate::errors::{Exit, Failure};
+use crate::metrics::{Exposed, Metric};
 use crate::output::Console;
+use crate::serving::ServingArgs;
 
 /// How often it looks for keys that nobody has, and for new tables.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -29,8 +33,8 @@ pub(crate) struct ComputeArgs {
     /// Where it listens; port 0 takes a free one
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:0")]
     pub(crate) listen: SocketAddr,
-    /// Listen on an address that other machines reach, though nothing is authenticated or encrypted:
-    /// whoever reaches it can read and change the tables
+    /// Listen on an address that other machines reach without TLS: whoever reaches it can read and
+    /// change the tables
     #[arg(long)]
     pub(crate) insecure_public: bool,
     /// Threads that answer
@@ -42,6 +46,8 @@ pub(crate) struct ComputeArgs {
     /// What an acknowledged change survives: volatile or logged [default: logged]
     #[arg(long)]
     pub(crate) durability: Option<Durability>,
+    #[command(flatten)]
+    pub(crate) serving: ServingArgs,
     /// End with standard input, too: when whoever has started it is gone
     #[arg(long, hide = true)]
     pub(crate) end_with_stdin: bool,
@@ -51,6 +57,7 @@ pub(super) fn run(args: &ComputeArgs, console: &mut Console) -> anyhow::Result<E
     refuse_mem(&args.pool)?;
     // Before anything is served, so that no signal is lost.
     let stop = stop_signal(args.end_with_stdin)?;
+    args.serving.start_log();
     let mut builder = super::builder(console)?
         .listen(args.listen)
         .insecure_public(args.insecure_public)
@@ -65,8 +72,9 @@ pub(super) fn run(args: &ComputeArgs, console: &mut Console) -> anyhow::Result<E
     let db = builder.open(&args.pool).map_err(|error| match error.kind() {
         ErrorKind::Invalid if !args.listen.ip().is_loopback() && !args.insecure_public => {
             anyhow::Error::from(Failure::usage(format!(
-                "{} can be reached from other machines, and nothing here is authenticated: listen \
-                 on 127.0.0.1, or give --insecure-public in a network where you trust every machine",
+                "{} can be reached from other machines, and nobody is authenticated: listen on \
+                 127.0.0.1, set up TLS (--tls-ca and so on), or give --insecure-public in a network \
+                 where you trust every machine",
                 args.listen
             )))
         }
@@ -86,24 +94,119 @@ pub(super) fn run(args: &ComputeArgs, console: &mut Console) -> anyhow::Result<E
         }
         tables.insert(name.clone(), table);
     }
-    look(&db, args, &mut tables)?;
+    let state = Arc::new(State::default());
+    look(&db, args, &mut tables, &state)?;
+    let metrics = args.serving.expose(Told { db: db.clone(), state: Arc::clone(&state) })?;
+    let metrics_at = metrics.as_ref().map(|metrics| metrics.address().to_string());
     let address = own.address.map(|address| address.to_string()).unwrap_or_default();
     let names: Vec<&String> = tables.keys().collect();
     if console.json {
-        console.json_line(
-            &json!({ "address": address, "name": own.name.to_string(), "tables": names }),
-        )?;
+        console.json_line(&json!({
+            "address": address,
+            "name": own.name.to_string(),
+            "tables": names,
+            "metrics": metrics_at,
+        }))?;
     } else {
-        console.fields(&[("address", address), ("name", own.name.to_string())])?;
+        let mut fields = vec![("address", address.clone()), ("name", own.name.to_string())];
+        fields.extend(metrics_at.map(|address| ("metrics", format!("http://{address}/metrics"))));
+        console.fields(&fields)?;
     }
     console.flush()?;
+    tracing::info!(name = %own.name, address, tables = tables.len(), "serves");
     while let Err(RecvTimeoutError::Timeout) = stop.recv_timeout(LOOK_EVERY) {
-        look(&db, args, &mut tables)?;
+        look(&db, args, &mut tables, &state)?;
     }
-    console.detail("ends, and hands back what it has");
+    tracing::info!("ends, and hands back what it has");
+    drop(metrics);
     drop(tables);
     close(db)?;
     Ok(Exit::Done)
+}
+
+/// What the last look has found.
+#[derive(Debug, Default)]
+struct State(Mutex<Seen>);
+
+#[derive(Debug, Default)]
+struct Seen {
+    tables: usize,
+    /// What did not work.
+    trouble: Option<String>,
+}
+
+impl State {
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes note of a look's end; a trouble that is new is logged.
+    fn note(&self, tables: usize, trouble: Option<String>) {
+        let mut seen = self.seen();
+        match (&seen.trouble, &trouble) {
+            (before, Some(now)) if before.as_ref() != Some(now) => {
+                tracing::warn!(why = now, "trouble")
+            }
+            (Some(_), None) => tracing::info!("all is well again"),
+            _ => {}
+        }
+        *seen = Seen { tables, trouble };
+    }
+}
+
+/// What it tells over HTTP.
+struct Told {
+    db: Farleaf,
+    state: Arc<State>,
+}
+
+impl Exposed for Told {
+    fn metrics(&self) -> Vec<Metric> {
+        let tables = self.state.seen().tables as u64;
+        let mut all = vec![Metric::gauge("tables", "Tables that are served", tables)];
+        // A store that is being closed has nothing to tell any more.
+        let Ok(stats) = self.db.stats() else { return all };
+        let memory = stats.memory;
+        all.extend([
+            Metric::gauge("pool_bytes", "Bytes of all memory servers", memory.pool_bytes),
+            Metric::gauge("memory_servers", "Memory servers", stats.memory_servers as u64),
+            Metric::gauge(
+                "owned_bytes",
+                "Bytes of the blocks that it owns",
+                memory.block_bytes_owned,
+            ),
+            Metric::gauge("retired_bytes", "Bytes not reclaimed yet", memory.retired_bytes),
+        ]);
+        let mut ops = Metric::counter("index_operations", "Index operations done");
+        let mut remote =
+            Metric::counter("remote_operations", "Remote operations, by what they were for");
+        let mut bytes =
+            Metric::counter("network_bytes", "Bytes read from and written to memory servers");
+        let mut trips =
+            Metric::counter("round_trips", "Round trips that an index operation waited for");
+        for kind in OpKind::ALL {
+            let (name, cost) = (kind.name(), stats.counters.kind(kind));
+            ops = ops.with(&[("kind", name)], stats.counters.ops(kind));
+            for (verb, count) in [
+                ("read", cost.reads),
+                ("write", cost.writes),
+                ("atomic", cost.atomics()),
+                ("rpc", cost.rpcs),
+            ] {
+                remote = remote.with(&[("kind", name), ("operation", verb)], count);
+            }
+            bytes = bytes
+                .with(&[("kind", name), ("direction", "in")], cost.bytes_read)
+                .with(&[("kind", name), ("direction", "out")], cost.bytes_written);
+            trips = trips.with(&[("kind", name)], cost.round_trips);
+        }
+        all.extend([ops, remote, bytes, trips]);
+        all
+    }
+
+    fn health(&self) -> Result<(), String> {
+        self.state.seen().trouble.clone().map_or(Ok(()), Err)
+    }
 }
 
 /// Opens tables that are new, lets go of those that are gone, and takes keys that nobody has.
@@ -111,19 +214,28 @@ fn look(
     db: &Farleaf,
     args: &ComputeArgs,
     tables: &mut BTreeMap<String, Table>,
+    state: &State,
 ) -> anyhow::Result<()> {
+    let mut trouble = None;
     if args.table.is_empty() {
         let infos = match db.tables() {
-            Err(error) if may_pass(error.kind()) => return Ok(()),
+            Err(error) if may_pass(error.kind()) => {
+                state.note(tables.len(), Some(error.to_string()));
+                return Ok(());
+            }
             infos => infos?,
         };
         for info in infos.into_iter().filter(|info| info.engine == Engine::Dex) {
             let Entry::Vacant(entry) = tables.entry(info.name) else { continue };
             match db.table(entry.key()) {
-                // Dropped meanwhile, or there is no room for it now.
-                Err(error) if may_pass(error.kind()) => {}
+                // Dropped meanwhile.
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                // There is no room for it now, or it cannot be reached.
+                Err(error) if may_pass(error.kind()) => trouble = Some(error.to_string()),
                 table => {
-                    entry.insert(table?);
+                    let table = table?;
+                    tracing::info!(table = entry.key(), "serves a table");
+                    entry.insert(table);
                 }
             }
         }
@@ -132,13 +244,19 @@ fn look(
     for (name, table) in tables.iter() {
         match table.take_free() {
             Err(error) if error.kind() == ErrorKind::NotFound => gone.push(name.clone()),
-            Err(error) if may_pass(error.kind()) => {}
-            taken => drop(taken?),
+            Err(error) if may_pass(error.kind()) => trouble = Some(error.to_string()),
+            taken => {
+                if taken? {
+                    tracing::info!(table = name, "has taken keys that nobody had");
+                }
+            }
         }
     }
     for name in gone {
+        tracing::info!(table = name, "a table is gone");
         tables.remove(&name);
     }
+    state.note(tables.len(), trouble);
     Ok(())
 }
 

@@ -17,7 +17,9 @@ use farleaf_index::dex::offload::{OFFLOAD_SERVICE, OffloadService};
 use serde_json::json;
 
 use crate::errors::{Exit, Failure};
+use crate::metrics::{Exposed, Metric, MetricsServer};
 use crate::output::Console;
+use crate::serving::ServingArgs;
 
 /// Bytes of a region that is made, if nothing else is asked for.
 const BYTES_DEFAULT: u64 = 4 << 30;
@@ -56,6 +58,8 @@ pub(crate) struct MemoryArgs {
     /// How long a compute server counts as alive that is not heard of
     #[arg(long, value_name = "TIME", default_value = "2s")]
     pub(crate) lease: TimeSpan,
+    #[command(flatten)]
+    pub(crate) serving: ServingArgs,
     /// End with standard input, too: when whoever has started it is gone
     #[arg(long, hide = true)]
     pub(crate) end_with_stdin: bool,
@@ -85,20 +89,58 @@ pub(super) fn run(args: &MemoryArgs, console: &mut Console) -> anyhow::Result<Ex
     }
     // Before anything is served, so that no signal is lost.
     let stop = stop_signal(args.end_with_stdin)?;
+    args.serving.start_log();
     let region = region(args, &config).map_err(refused)?;
     let (bytes, huge_pages) = (region.bytes(), region.huge_pages());
     if args.huge_pages && huge_pages == HugePages::No {
         console
             .warn("there are too few huge pages: goes on without (see /proc/sys/vm/nr_hugepages)");
     }
-    let server = MemoryServer::start_over(config, region).map_err(refused)?;
+    let server = Arc::new(MemoryServer::start_over(config, region).map_err(refused)?);
     server.serve(OFFLOAD_SERVICE, offload_service());
-    tell(args, server.address(), bytes, huge_pages, console)?;
+    let metrics = args.serving.expose(Told { server: Arc::clone(&server), bytes })?;
+    let metrics_at = metrics.as_ref().map(MetricsServer::address);
+    tell(args, server.address(), metrics_at, bytes, huge_pages, console)?;
+    tracing::info!(server = args.server, address = %server.address(), bytes, "serves");
     // It ends when somebody says so; that the sender is gone means the same.
     let _ = stop.recv();
-    console.detail(format_args!("ends, with {} connections", server.connections()));
+    tracing::info!(server = args.server, connections = server.connections(), "ends");
+    drop(metrics);
     drop(server);
     Ok(Exit::Done)
+}
+
+/// What it tells over HTTP.
+struct Told {
+    server: Arc<MemoryServer>,
+    bytes: u64,
+}
+
+impl Exposed for Told {
+    fn metrics(&self) -> Vec<Metric> {
+        let served = self.server.served();
+        let operation = |name| [("operation", name)];
+        vec![
+            Metric::gauge("region_bytes", "Bytes that are exposed", self.bytes),
+            Metric::gauge(
+                "connections",
+                "Connections that are open",
+                self.server.connections() as u64,
+            ),
+            Metric::counter("operations", "Operations carried out")
+                .with(&operation("read"), served.reads)
+                .with(&operation("write"), served.writes)
+                .with(&operation("atomic"), served.atomics)
+                .with(&operation("rpc"), served.rpcs),
+            Metric::counter("network_bytes", "Bytes of requests and answers")
+                .with(&[("direction", "in")], served.bytes_in)
+                .with(&[("direction", "out")], served.bytes_out),
+            Metric::counter("connections_let_in", "Connections let in").with(&[], served.let_in),
+            Metric::counter("connections_refused", "Connections that were not let in")
+                .with(&[], served.refused),
+            Metric::counter("fences", "Compute servers cut off").with(&[], served.fenced),
+        ]
+    }
 }
 
 fn region(args: &MemoryArgs, config: &MemoryServerConfig) -> Result<Region, FabricError> {
@@ -125,6 +167,7 @@ fn offload_service() -> Arc<OffloadService> {
 fn tell(
     args: &MemoryArgs,
     address: SocketAddr,
+    metrics: Option<SocketAddr>,
     bytes: u64,
     huge_pages: HugePages,
     console: &mut Console,
@@ -141,14 +184,17 @@ fn tell(
             "servers": args.servers,
             "bytes": bytes,
             "memory": memory,
+            "metrics": metrics.map(|address| address.to_string()),
         }))?;
     } else {
-        console.fields(&[
+        let mut fields = vec![
             ("address", address.to_string()),
             ("server", format!("{} of {}", args.server, args.servers)),
             ("bytes", if console.is_terminal { human_bytes(bytes) } else { bytes.to_string() }),
             ("memory", memory),
-        ])?;
+        ];
+        fields.extend(metrics.map(|address| ("metrics", format!("http://{address}/metrics"))));
+        console.fields(&fields)?;
     }
     console.flush()
 }

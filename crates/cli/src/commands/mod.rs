@@ -4,6 +4,7 @@ mod bench;
 pub(crate) mod check;
 mod completions;
 pub(crate) mod compute;
+pub(crate) mod config;
 mod keys;
 mod load;
 pub(crate) mod memory;
@@ -26,15 +27,21 @@ use anyhow::Context;
 use farleaf::{Builder, ErrorKind, Farleaf, Table, TableOptions};
 
 use crate::args::{Command, CreateArgs, NewTableArgs, TableArgs};
+use crate::config::Config;
 use crate::errors::{Exit, Failure};
 use crate::formats;
 use crate::output::{Console, from_hex};
 
-/// Does what was asked for.
+/// Does what was asked for. `configured` is the definition of the command line, with what `config` has set.
 ///
 /// # Errors
 /// See [`crate::errors::exit_of`].
-pub(crate) fn run(command: Command, console: &mut Console) -> anyhow::Result<Exit> {
+pub(crate) fn run(
+    command: Command,
+    config: &Config,
+    configured: &clap::Command,
+    console: &mut Console,
+) -> anyhow::Result<Exit> {
     match command {
         Command::Load(args) => load::run(args, console),
         Command::Get(args) => keys::get(&args, console),
@@ -52,6 +59,7 @@ pub(crate) fn run(command: Command, console: &mut Console) -> anyhow::Result<Exi
         Command::Compute(args) => compute::run(&args, console),
         Command::Up(args) => up::run(&args, console),
         Command::Repartition(args) => repartition::run(&args, console),
+        Command::Config(args) => config::run(&args, config, configured, console),
         Command::Completions(args) => completions::run(&args, console),
     }
 }

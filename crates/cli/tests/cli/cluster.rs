@@ -180,7 +180,7 @@ fn a_cluster_with_tls_lets_in_who_has_a_certificate() {
     let tls = [("--tls-ca", ca), ("--tls-cert", certificate), ("--tls-key", key)];
     let tls: Vec<&str> =
         tls.iter().flat_map(|(flag, file)| [*flag, file.to_str().unwrap()]).collect();
-    let cluster = Service::up(&tls);
+    let cluster = Service::up(&[&tls[..], &["--compute", "1"]].concat());
     let pool = cluster.pool();
     let put = ["put", pool, "t", "key", "value", "--create"];
     farleaf(&put, b"").failed(3, "it speaks TLS alone");
@@ -190,6 +190,15 @@ fn a_cluster_with_tls_lets_in_who_has_a_certificate() {
         farleaf(&[&["get", pool, "t", "key"], &tls[..]].concat(), b"").done().text(),
         "value\n"
     );
+    // A table whose keys the compute server has: it is asked for them.
+    let put = ["put", pool, "d", "key", "value", "--create", "--engine", "dex"];
+    farleaf(&[&put[..], &tls].concat(), b"").done();
+    let show = [&["repartition", pool, "d", "--json"], &tls[..]].concat();
+    wait_until("the compute server has the table", || {
+        farleaf(&show, b"").done().json()["partitions"][0]["owner"].is_string()
+    });
+    let get = [&["get", pool, "d", "key"], &tls[..]].concat();
+    assert_eq!(farleaf(&get, b"").done().text(), "value\n");
     let others = Authority::new().files("others", "127.0.0.1");
     let get = ["get", pool, "t", "key"];
     let key_of_others = [&get[..], &tls[..5], &[others.key.to_str().unwrap()]].concat();

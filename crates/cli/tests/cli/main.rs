@@ -7,11 +7,13 @@ mod bench;
 mod check;
 mod cluster;
 mod compute;
+mod config;
 mod keys;
 mod load;
 mod pipes;
 mod processes;
 mod repro;
+mod serving;
 mod usage;
 
 use std::io::Write;
@@ -115,12 +117,22 @@ fn command(words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_farleaf"));
     command.args(words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.env_remove("NO_COLOR");
+    // Whatever this machine is set to.
+    command.env("FARLEAF_CONFIG", "");
+    for server in ["MEMORY", "COMPUTE"] {
+        command.env(format!("FARLEAF_{server}_LOG_LEVEL"), "warn");
+    }
     command
 }
 
 /// Runs `farleaf WORDS...` with `input` on standard input.
 fn farleaf(words: &[&str], input: &[u8]) -> Run {
-    let mut child = command(words).spawn().unwrap();
+    finish(command(words), input)
+}
+
+/// Runs it to its end with `input` on standard input.
+fn finish(mut command: Command, input: &[u8]) -> Run {
+    let mut child = command.spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
     let input = input.to_vec();
     // Whoever does not read its input leaves a broken pipe, which is no failure.

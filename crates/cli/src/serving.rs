@@ -1,0 +1,79 @@
+//! What commands that serve have in common: their log, and what they tell about themselves over HTTP.
+
+use std::io;
+use std::net::SocketAddr;
+
+use clap::{Args, ValueEnum};
+use tracing::level_filters::LevelFilter;
+
+use crate::metrics::{Exposed, MetricsServer};
+use crate::suggest::OneOf;
+
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Watching it")]
+pub(crate) struct ServingArgs {
+    /// Answer GET /metrics (for Prometheus) and /healthz there; port 0 takes a free one. Whoever reaches it
+    /// sees counts, no keys and no values
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    metrics: Option<SocketAddr>,
+    /// What it logs, on standard error
+    #[arg(long, value_name = "LEVEL", default_value = "info", value_parser = OneOf::<LogLevel>::names())]
+    log_level: LogLevel,
+    /// How it logs
+    #[arg(long, value_name = "FORMAT", default_value = "text", value_parser = OneOf::<LogFormat>::names())]
+    log_format: LogFormat,
+}
+
+/// What is logged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum LogLevel {
+    /// Nothing
+    Off,
+    /// What ends it
+    Error,
+    /// Who was refused and why, too, and what goes wrong for a while
+    Warn,
+    /// Its beginning and end, too, who was cut off, and what it takes over
+    Info,
+    /// Every connection's end, too
+    Debug,
+}
+
+/// How an entry of the log looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum LogFormat {
+    /// A line
+    Text,
+    /// A JSON object a line
+    Json,
+}
+
+impl ServingArgs {
+    /// Logs from now on.
+    pub(crate) fn start_log(&self) {
+        let level = match self.log_level {
+            LogLevel::Off => LevelFilter::OFF,
+            LogLevel::Error => LevelFilter::ERROR,
+            LogLevel::Warn => LevelFilter::WARN,
+            LogLevel::Info => LevelFilter::INFO,
+            LogLevel::Debug => LevelFilter::DEBUG,
+        };
+        let log = tracing_subscriber::fmt()
+            .with_max_level(level)
+            .with_writer(io::stderr)
+            .with_ansi(false)
+            .with_target(false);
+        match self.log_format {
+            LogFormat::Text => log.init(),
+            LogFormat::Json => log.json().flatten_event(true).init(),
+        }
+    }
+
+    /// Tells about `exposed` over HTTP until what is returned is dropped, if that is asked for.
+    ///
+    /// # Errors
+    /// If the address cannot be had.
+    pub(crate) fn expose(&self, exposed: impl Exposed) -> anyhow::Result<Option<MetricsServer>> {
+        self.metrics.map(|listen| MetricsServer::start(listen, exposed)).transpose()
+    }
+}

@@ -1,0 +1,144 @@
+//! What servers tell about themselves: metrics, health, logs, and the units that start them.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::cluster::Service;
+use crate::processes::{signal, wait_until};
+use crate::{command, farleaf, finish};
+
+/// Status line and body.
+fn ask(address: &str, request: &str) -> (String, String) {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    write!(stream, "{request} HTTP/1.1\r\nHost: farleaf\r\nConnection: close\r\n\r\n").unwrap();
+    let mut told = String::new();
+    stream.read_to_string(&mut told).unwrap();
+    let (head, body) = told.split_once("\r\n\r\n").unwrap();
+    (head.lines().next().unwrap().to_owned(), body.to_owned())
+}
+
+/// The value of a metric, by its name with labels.
+fn metric(address: &str, name: &str) -> u64 {
+    let (status, body) = ask(address, "GET /metrics");
+    assert!(status.contains("200"), "{status}");
+    assert!(body.ends_with("# EOF\n"), "{body}");
+    let line = body.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("there is no {name} in: {body}")).parse().unwrap()
+}
+
+impl Service {
+    fn metrics(&self) -> &str {
+        self.told["metrics"].as_str().unwrap()
+    }
+}
+
+#[test]
+fn servers_answer_for_their_metrics_and_health() {
+    let options = ["--size", "64MiB", "--metrics", "127.0.0.1:0"];
+    let memory = Service::start(&[&["memory"], &options[..]].concat());
+    let pool = format!("tcp://{}", memory.address());
+    let put = ["put", &pool, "t", "a", "1", "--create", "--engine", "dex"];
+    farleaf(&put, b"").done();
+    assert_eq!(metric(memory.metrics(), "farleaf_region_bytes"), 64 << 20);
+    let reads = metric(memory.metrics(), "farleaf_operations_total{operation=\"read\"}");
+    assert!(reads > 0);
+    assert!(metric(memory.metrics(), "farleaf_network_bytes_total{direction=\"out\"}") > 0);
+    assert!(metric(memory.metrics(), "farleaf_connections_let_in_total") > 0);
+    assert_eq!(metric(memory.metrics(), "farleaf_connections_refused_total"), 0);
+    assert_eq!(ask(memory.metrics(), "GET /healthz"), ("HTTP/1.1 200 OK".into(), "ok\n".into()));
+    assert!(ask(memory.metrics(), "GET /").0.contains("404"));
+    assert!(ask(memory.metrics(), "POST /metrics").0.contains("405"));
+    assert!(ask(memory.metrics(), "nonsense").0.contains("40"));
+
+    let compute = Service::start(&["compute", &pool, "--metrics", "127.0.0.1:0"]);
+    farleaf(&["get", &pool, "t", "a"], b"").done();
+    assert_eq!(metric(compute.metrics(), "farleaf_tables"), 1);
+    assert_eq!(metric(compute.metrics(), "farleaf_memory_servers"), 1);
+    metric(compute.metrics(), "farleaf_remote_operations_total{kind=\"get\",operation=\"read\"}");
+    assert_eq!(ask(compute.metrics(), "GET /healthz").1, "ok\n");
+    assert!(metric(memory.metrics(), "farleaf_operations_total{operation=\"read\"}") > reads);
+
+    // A pool that stands still makes it ill, and well again.
+    signal("STOP", &memory.process);
+    let is_ill = || ask(compute.metrics(), "GET /healthz").0.contains("503");
+    wait_until("it is ill", is_ill);
+    assert!(ask(compute.metrics(), "GET /healthz").1.contains("memory server 0"));
+    signal("CONT", &memory.process);
+    // Unless it has been declared dead meanwhile, and has ended.
+    wait_until("it is well again, or has ended", || {
+        TcpStream::connect(compute.metrics()).is_err()
+            || ask(compute.metrics(), "GET /healthz").1 == "ok\n"
+    });
+    drop(compute);
+    assert_eq!(memory.end(), Some(0));
+}
+
+#[test]
+fn metrics_are_refused_at_an_address_that_is_taken() {
+    let memory = Service::start(&["memory", "--size", "1MiB"]);
+    let words = ["memory", "--size", "1MiB", "--end-with-stdin", "--metrics", memory.address()];
+    farleaf(&words, b"").failed(3, "for metrics");
+}
+
+#[test]
+fn whoever_is_refused_is_told_of_in_the_log() {
+    let words = ["memory", "--size", "1MiB", "--end-with-stdin", "--json", "--log-format", "json"];
+    let mut command = command(&[&words[..], &["--log-level", "info"]].concat());
+    let mut server = command.spawn().unwrap();
+    let mut line = String::new();
+    std::io::BufRead::read_line(
+        &mut std::io::BufReader::new(server.stdout.take().unwrap()),
+        &mut line,
+    )
+    .unwrap();
+    let told: Value = serde_json::from_str(&line).unwrap();
+    let address = told["address"].as_str().unwrap();
+    // Bytes that are no greeting, and nothing at all.
+    for bytes in [vec![b'x'; 64], Vec::new()] {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(&bytes).unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        assert_eq!(stream.read(&mut [0; 64]).unwrap_or(0), 0, "it is not let in");
+    }
+    drop(server.stdin.take());
+    let ended = server.wait_with_output().unwrap();
+    assert!(ended.status.success());
+    let log = String::from_utf8(ended.stderr).unwrap();
+    let entries: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of = |message: &str| -> Vec<&Value> {
+        entries.iter().filter(|entry| entry["message"] == message).collect()
+    };
+    assert_eq!((of("serves").len(), of("ends").len()), (1, 1), "{log}");
+    let refused = of("refused");
+    assert_eq!(refused.len(), 2, "{log}");
+    assert_eq!(refused[0]["why"], "what came is not of this protocol");
+    assert_eq!(refused[1]["why"], "it has ended");
+    for entry in refused {
+        assert_eq!(entry["level"], "WARN");
+        assert!(entry["peer"].as_str().unwrap().starts_with("127.0.0.1:"), "{entry}");
+    }
+}
+
+#[test]
+fn the_units_of_systemd_start_what_there_is() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dist/systemd");
+    let mut count = 0;
+    for unit in fs::read_dir(folder).unwrap() {
+        let text = fs::read_to_string(unit.unwrap().path()).unwrap();
+        let starts = text.lines().find_map(|line| line.strip_prefix("ExecStart=")).unwrap();
+        let starts = starts.replace("%i", "0").replace("%S", "/var/lib");
+        let mut words = starts.split(' ');
+        assert_eq!(words.next(), Some("/usr/bin/farleaf"));
+        let words: Vec<&str> = words.chain(["--help"]).collect();
+        // What comes before --help is read first.
+        finish(command(&words), b"").done();
+        count += 1;
+    }
+    assert_eq!(count, 2);
+}
