@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::net::SocketAddr;
 use std::sync::mpsc::RecvTimeoutError;
+use std::thread;
 use std::time::Duration;
 
 use clap::Args;
-use farleaf::{Durability, Engine, ErrorKind, Farleaf, Table};
+use farleaf::{Durability, Engine, ErrorKind, Farleaf, ServerName, Table};
 use farleaf_bench::units::Size;
 use serde_json::json;
 
@@ -18,10 +19,13 @@ use crate::output::Console;
 
 /// How often it looks for keys that nobody has, and for new tables.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How often giving all away is tried while other moves are under way, and the pause between.
+const GIVE_ATTEMPTS: u32 = 25;
+const GIVE_PAUSE: Duration = Duration::from_millis(200);
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ComputeArgs {
-    /// The pool, as in shm:/dev/shm/mypool or tcp://127.0.0.1:7000
+    /// The pool, as in shm:/dev/shm/mypool, tcp://127.0.0.1:7000 or etcd://127.0.0.1:2379/mycluster
     pub(crate) pool: String,
     /// A table that it serves; may be given several times [default: all of the engine dex, new ones too]
     #[arg(short, long, value_name = "TABLE")]
@@ -55,7 +59,8 @@ pub(super) fn run(args: &ComputeArgs, console: &mut Console) -> anyhow::Result<E
         .listen(args.listen)
         .insecure_public(args.insecure_public)
         .serve_threads(args.threads)
-        .take_partitions(usize::MAX);
+        .take_partitions(usize::MAX)
+        .leaves_when_asked(true);
     if let Some(size) = args.cache {
         builder = builder.cache_bytes(size.0);
     }
@@ -98,6 +103,11 @@ pub(super) fn run(args: &ComputeArgs, console: &mut Console) -> anyhow::Result<E
     }
     console.flush()?;
     while let Err(RecvTimeoutError::Timeout) = stop.recv_timeout(LOOK_EVERY) {
+        if db.cluster().is_some_and(|cluster| cluster.is_leaving) {
+            console.detail("has been asked to leave its cluster");
+            give_all(&tables, own.name, console);
+            break;
+        }
         look(&db, args, &mut tables)?;
     }
     console.detail("ends, and hands back what it has");
@@ -140,6 +150,29 @@ fn look(
         tables.remove(&name);
     }
     Ok(())
+}
+
+/// Gives all to other compute servers. What nobody takes now is free for all once the pool is left.
+fn give_all(tables: &BTreeMap<String, Table>, own: ServerName, console: &Console) {
+    for (name, table) in tables {
+        for attempt in 1.. {
+            match table.drain(own) {
+                // Another move is under way.
+                Err(error) if error.kind() == ErrorKind::Unavailable && attempt < GIVE_ATTEMPTS => {
+                    thread::sleep(GIVE_PAUSE);
+                }
+                Err(error) => {
+                    console
+                        .detail(format_args!("what it has of table \"{name}\" is freed: {error}"));
+                    break;
+                }
+                Ok(ranges) => {
+                    console.detail(format_args!("{ranges} ranges of table \"{name}\" are given"));
+                    break;
+                }
+            }
+        }
+    }
 }
 
 /// Whether to look again later.

@@ -16,6 +16,7 @@ use farleaf_fabric::{FabricError, ServerId};
 use farleaf_index::dex::offload::{OFFLOAD_SERVICE, OffloadService};
 use serde_json::json;
 
+use super::cluster::entry;
 use crate::errors::{Exit, Failure};
 use crate::output::Console;
 
@@ -56,6 +57,8 @@ pub(crate) struct MemoryArgs {
     /// How long a compute server counts as alive that is not heard of
     #[arg(long, value_name = "TIME", default_value = "2s")]
     pub(crate) lease: TimeSpan,
+    #[command(flatten)]
+    pub(crate) entry: entry::EntryArgs,
     /// End with standard input, too: when whoever has started it is gone
     #[arg(long, hide = true)]
     pub(crate) end_with_stdin: bool,
@@ -93,9 +96,13 @@ pub(super) fn run(args: &MemoryArgs, console: &mut Console) -> anyhow::Result<Ex
     }
     let server = MemoryServer::start_over(config, region).map_err(refused)?;
     server.serve(OFFLOAD_SERVICE, offload_service());
+    let seat = entry::enter(&args.entry, &server, (args.server, args.servers))?;
     tell(args, server.address(), bytes, huge_pages, console)?;
     // It ends when somebody says so; that the sender is gone means the same.
-    let _ = stop.recv();
+    match seat {
+        Some(seat) => entry::keep(seat, &server, &stop, console),
+        None => drop(stop.recv()),
+    }
     console.detail(format_args!("ends, with {} connections", server.connections()));
     drop(server);
     Ok(Exit::Done)

@@ -7,11 +7,14 @@ mod bench;
 mod check;
 mod cluster;
 mod compute;
+mod etcd;
 mod keys;
 mod load;
 mod pipes;
 mod processes;
 mod repro;
+#[path = "../../../cluster/tests/common/etcd.rs"]
+mod server;
 mod usage;
 
 use std::io::Write;
