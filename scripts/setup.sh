@@ -142,9 +142,21 @@ setup_crates() {
     cargo fetch --locked --target "$host"
 }
 
+# Only tests need it, and say that they leave something out where it is missing.
+setup_etcd() {
+    if have "${FARLEAF_ETCD:-etcd}"; then
+        ok "etcd"
+    elif ! have apt-get || { [ "$(id -u)" -ne 0 ] && ! have sudo; }; then
+        echo "  note     etcd is missing, and cannot be installed from here: tests of clusters are left out"
+    elif lacks "etcd-server: tests of clusters start servers of their own (Debian starts it as a service, too)"; then
+        apt_install etcd-server
+    fi
+}
+
 echo "Farleaf: what building takes"
 setup_linker
 setup_rust
+setup_etcd
 if ! $check_only || [ "$missing" -eq 0 ]; then setup_crates; fi
 if [ "$missing" -ne 0 ] && $check_only; then exit 1; fi
 echo "Ready. Next: make run"

@@ -10,6 +10,7 @@ use farleaf_bench::units::{Count, Size};
 
 use crate::bench::BenchArgs;
 use crate::commands::check::CheckArgs;
+use crate::commands::cluster::ClusterArgs;
 use crate::commands::compute::ComputeArgs;
 use crate::commands::config::ConfigArgs;
 use crate::commands::memory::MemoryArgs;
@@ -48,6 +49,8 @@ Pools:
   shm:FOLDER  a pool in memory files, which the processes of this machine share
   tcp://HOST:PORT,HOST:PORT...
               a pool of memory servers (see memory and up), in the order of their numbers
+  etcd://HOST:PORT,HOST:PORT.../CLUSTER
+              the pool of a cluster that etcd knows at these addresses (see memory --cluster)
   mem:        a pool of one process; gone when it ends, so only programs can use it";
 
 /// Ordered key-value store on disaggregated memory
@@ -151,6 +154,8 @@ pub(crate) enum Command {
     Compute(ComputeArgs),
     /// Show who owns which keys of a table of the engine dex, and move them while clients run
     Repartition(RepartitionArgs),
+    /// Show who belongs to a cluster that etcd knows, and change what compute servers have
+    Cluster(ClusterArgs),
     /// Start a cluster on this machine, until Ctrl-C: memory servers, and a pool on them
     ///
     /// For development and demonstrations. Prints the address of the pool.

@@ -72,7 +72,7 @@ pub use retire::Retiring;
 pub use root::Root;
 pub use session::{OwnedPin, Pinned, Session};
 pub use settle::{Posting, Steady, Trial, is_open};
-pub use superblock::{format, format_once};
+pub use superblock::{SUPERBLOCK_WORDS, format, format_once, pool_id_of};
 pub use token::LockToken;
 pub use unlinked::Unlinked;
 

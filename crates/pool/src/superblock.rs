@@ -24,7 +24,9 @@ use crate::{FormatError, FormatFault, PoolError, PoolOptions};
 /// `FARLEAF` and a line end.
 const MAGIC: u64 = u64::from_le_bytes(*b"FARLEAF\n");
 const VERSION: u64 = 1;
-const WORDS: usize = 19;
+/// Words at the start of a memory server's region that say what it is part of.
+pub const SUPERBLOCK_WORDS: usize = 19;
+const WORDS: usize = SUPERBLOCK_WORDS;
 const CHECKSUM: usize = WORDS - 1;
 const CHUNK_BYTES: u64 = 64 << 10;
 /// Where the claim stands on server 0's page.
@@ -136,6 +138,13 @@ pub async fn format_once<E: Endpoint>(
         return Ok(is_missing);
     }
     Err(PoolError::Busy("the pool"))
+}
+
+/// The pool whose data a memory server holds, by the first words of its region; `None` if it holds none, or
+/// one that this program does not read.
+pub fn pool_id_of(words: &[u64; SUPERBLOCK_WORDS]) -> Option<u128> {
+    let is_whole = words[0] == MAGIC && words[1] == VERSION && words[CHECKSUM] == checksum(words);
+    is_whole.then(|| pool_id(words))
 }
 
 /// Which servers' first words are not zero.

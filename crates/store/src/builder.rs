@@ -4,6 +4,8 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
+#[cfg(feature = "etcd")]
+use farleaf_cluster::Directory;
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::tcp::{Tcp, TcpConfig, Tls};
 use farleaf_fabric::{AnyFabric, Client, Endpoint, Fabric, FabricError, ServerId};
@@ -37,6 +39,8 @@ pub struct Builder {
     options: OpenOptions,
     linger_timeout: Option<Duration>,
     serve: ServeOptions,
+    #[cfg(feature = "etcd")]
+    leaves_when_asked: bool,
 }
 
 impl Default for Builder {
@@ -50,6 +54,8 @@ impl Default for Builder {
             options: OpenOptions::default(),
             linger_timeout: None,
             serve: ServeOptions::default(),
+            #[cfg(feature = "etcd")]
+            leaves_when_asked: false,
         }
     }
 }
@@ -76,8 +82,8 @@ impl Builder {
         self
     }
 
-    /// Whether `shm:<folder>` makes a pool if the folder is missing or empty, and `tcp://<servers>` if
-    /// the servers hold none. A pool that is there is opened as it is. Default: no.
+    /// Whether `shm:<folder>` makes a pool if the folder is missing or empty, and `tcp://<servers>` and
+    /// `etcd://<servers>/<cluster>` if the memory servers hold none. A pool that is there is opened as it is. Default: no.
     pub fn create(mut self, create: bool) -> Self {
         self.create = create;
         self
@@ -148,6 +154,15 @@ impl Builder {
         self
     }
 
+    /// Says in the directory of a cluster (`etcd://`) that this process looks at
+    /// [`ClusterState::is_leaving`](crate::ClusterState::is_leaving), and then hands over and closes the
+    /// store, so that `farleaf cluster drain` may ask it to. Default: no.
+    #[cfg(feature = "etcd")]
+    pub fn leaves_when_asked(mut self, leaves: bool) -> Self {
+        self.leaves_when_asked = leaves;
+        self
+    }
+
     /// Opens the pool at `uri`; see [`Farleaf::open`].
     ///
     /// # Errors
@@ -161,21 +176,39 @@ impl Builder {
         }
         self.serve.check()?;
         let is_shared = uri_parsed != Uri::Mem;
+        #[cfg(feature = "etcd")]
+        let mut registering = None;
         let fabric = match uri_parsed {
             Uri::Mem => self.make_anonymous().map(AnyFabric::Mapped),
             Uri::Shm(folder) if self.create => self.open_or_make(&folder).map(AnyFabric::Mapped),
             Uri::Shm(folder) => Mapped::open(&folder).map(AnyFabric::Mapped).map_err(Error::from),
             Uri::Tcp(_) => uri::memory_servers(uri)
                 .and_then(|servers| self.connect(servers))
-                .map(AnyFabric::Tcp),
+                .map(|(fabric, _)| AnyFabric::Tcp(fabric)),
+            #[cfg(feature = "etcd")]
+            Uri::Etcd(address) => {
+                let directory = Directory::new(&address);
+                let servers = directory.memory_servers().map_err(Error::from);
+                servers.and_then(|servers| self.connect(servers)).map(|(fabric, is_new)| {
+                    registering = Some((directory, is_new));
+                    AnyFabric::Tcp(fabric)
+                })
+            }
         };
         let core = fabric
             .and_then(|fabric| {
                 Core::join(fabric, is_shared, self.options.clone(), self.serve.clone())
             })
             .map_err(|error| error.within(format_args!("cannot open \"{uri}\"")))?;
-        Farleaf::start(core, self.async_workers)
-            .map_err(|error| error.within(format_args!("cannot open \"{uri}\"")))
+        let started = Farleaf::start(core, self.async_workers);
+        #[cfg(feature = "etcd")]
+        let started = started.and_then(|db| {
+            if let Some((directory, is_new)) = registering {
+                db.register(&directory, is_new, self.leaves_when_asked)?;
+            }
+            Ok(db)
+        });
+        started.map_err(|error| error.within(format_args!("cannot open \"{uri}\"")))
     }
 
     fn make_anonymous(&self) -> Result<Mapped> {
@@ -203,12 +236,14 @@ impl Builder {
         }
     }
 
-    /// Connects to memory servers, and makes a pool of them if that is asked for and they hold none.
-    fn connect(&self, servers: Vec<SocketAddr>) -> Result<Tcp> {
+    /// Connects to memory servers, and makes a pool of them if that is asked for and they hold none; whether
+    /// it has.
+    fn connect(&self, servers: Vec<SocketAddr>) -> Result<(Tcp, bool)> {
         let mut config = TcpConfig::to(servers);
         config.linger_timeout = self.linger_timeout.unwrap_or(config.linger_timeout);
         config.tls = self.serve.tls.clone();
         let fabric = Tcp::connect(config)?;
+        let mut is_new = false;
         if self.create {
             let endpoint = fabric.endpoint()?;
             let executor = endpoint.executor().clone();
@@ -216,9 +251,9 @@ impl Builder {
             let least = regions.map(|server| endpoint.region_bytes(ServerId(server))).min();
             let options = self.options(least.unwrap_or(0));
             let client = Client::new(endpoint);
-            executor.block_on(farleaf_pool::format_once(&client, &options))?;
+            is_new = executor.block_on(farleaf_pool::format_once(&client, &options))?;
         }
-        Ok(fabric)
+        Ok((fabric, is_new))
     }
 
     /// How a pool with such regions is laid out.

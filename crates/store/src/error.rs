@@ -162,6 +162,29 @@ impl From<PoolError> for Error {
     }
 }
 
+#[cfg(feature = "etcd")]
+impl From<farleaf_cluster::ClusterError> for Error {
+    #[cold]
+    fn from(error: farleaf_cluster::ClusterError) -> Self {
+        use farleaf_cluster::ClusterError;
+        let kind = match &error {
+            ClusterError::Unreachable { .. }
+            | ClusterError::Missing { .. }
+            | ClusterError::Refused { .. } => ErrorKind::Unavailable,
+            ClusterError::NotEtcd { .. }
+            | ClusterError::NoSuchCluster { .. }
+            | ClusterError::NoSuchServer { .. } => ErrorKind::NotFound,
+            ClusterError::Address(_)
+            | ClusterError::OtherCount { .. }
+            | ClusterError::OtherPool { .. }
+            | ClusterError::NumberTaken { .. } => ErrorKind::Invalid,
+            ClusterError::Foreign { .. } => ErrorKind::Corrupt,
+            _ => ErrorKind::Internal,
+        };
+        Error::new(kind, error.to_string())
+    }
+}
+
 impl From<UnknownEngine> for Error {
     fn from(error: UnknownEngine) -> Self {
         Error::invalid(error.to_string())

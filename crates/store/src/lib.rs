@@ -55,6 +55,8 @@ mod many;
 mod options;
 mod partitions;
 mod range;
+#[cfg(feature = "etcd")]
+mod registered;
 mod report;
 mod serve;
 mod store;
@@ -76,6 +78,8 @@ pub use crate::error::{Error, ErrorKind, Result};
 pub use crate::options::{KeyFormat, TableInfo, TableOptions, ValueFormat};
 pub use crate::partitions::{ComputeServer, Partition, ServerName};
 pub use crate::range::{KeyRange, Range};
+#[cfg(feature = "etcd")]
+pub use crate::registered::ClusterState;
 pub use crate::report::{Stats, TableReport, TableStats, VerifyReport};
 pub use crate::store::Farleaf;
 pub use crate::table::{CompareExchange, Table};

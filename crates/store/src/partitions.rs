@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
-use farleaf_fabric::{Endpoint, Incarnation};
+use farleaf_fabric::Incarnation;
 use farleaf_index::AnyIndex;
 use farleaf_index::dex::{Dex, MoveError};
 use farleaf_pool::Member;
@@ -161,12 +161,7 @@ impl Table {
     /// # Errors
     /// See [`Table`].
     pub fn compute_servers(&self) -> Result<Vec<ComputeServer>> {
-        Lane::run(self.store().core(), async |lane| {
-            let session = lane.session().await?;
-            let me = session.endpoint().incarnation();
-            let members = session.members().await?.into_iter();
-            Ok(members.map(|member| ComputeServer::of(member, me)).collect())
-        })
+        self.store().compute_servers()
     }
 
     /// Takes all partitions that nobody has; whether there were any.

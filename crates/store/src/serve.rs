@@ -119,6 +119,15 @@ impl Serving {
         Ok(OpenOptions { forward: Some(post.route(root.addr)), ..options.clone() })
     }
 
+    /// Where it listens, if it does.
+    #[cfg(feature = "etcd")]
+    pub(crate) fn address(&self) -> Option<SocketAddr> {
+        match &*self.state() {
+            State::Running(running) => Some(running.post.address()),
+            State::Asleep | State::Stopped => None,
+        }
+    }
+
     /// Listens, and lets the pool know where, unless that is done.
     pub(crate) async fn listen(&self, core: &Arc<Core>, session: &Session) -> Result<Arc<Post>> {
         let (post, is_published) = self.start(core, session)?;

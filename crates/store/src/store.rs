@@ -16,9 +16,11 @@ use crate::lane::{self, Lane};
 use crate::maintain;
 use crate::options::{TableInfo, TableOptions};
 use crate::partitions::ComputeServer;
+#[cfg(feature = "etcd")]
+use crate::registered::{ClusterState, Registered};
 use crate::report::{Stats, VerifyReport};
 use crate::table::Table;
-use crate::uri::memory_servers;
+use crate::uri::Uri;
 use crate::workers::Workers;
 
 /// An open pool with its tables. Clones are handles of the same; use them from any thread.
@@ -34,6 +36,8 @@ struct Handle {
     core: Arc<Core>,
     workers: Workers,
     maintenance: Mutex<Option<JoinHandle<Result<()>>>>,
+    #[cfg(feature = "etcd")]
+    registered: Mutex<Option<Registered>>,
 }
 
 impl Farleaf {
@@ -43,7 +47,9 @@ impl Farleaf {
     /// on one memory server, of which the system commits what is used. `shm:<folder>` opens the
     /// pool in that folder, which processes of this machine share; [`Builder::create`] makes one.
     /// `tcp://<host>:<port>,<host>:<port>` connects to the memory servers of a pool, named in the order
-    /// of their numbers.
+    /// of their numbers. `etcd://<host>:<port>,<host>:<port>/<cluster>` does the same with those that are
+    /// registered under the cluster's name in the directory that etcd keeps at these addresses, and registers
+    /// this process there (feature `etcd`).
     ///
     /// If a compute server that had the pool open has died, what it left is cleared away first,
     /// which walks all tables.
@@ -53,12 +59,16 @@ impl Farleaf {
     /// are) or names memory servers that are others than were meant, [`ErrorKind::NotFound`] if there is
     /// no pool, [`ErrorKind::Corrupt`] if what is there is damaged or of another version,
     /// [`ErrorKind::Unavailable`] if a memory server cannot be reached, [`ErrorKind::Full`] if it takes no
-    /// more connections, [`ErrorKind::Io`] if the system refuses.
+    /// more connections, [`ErrorKind::Io`] if the system refuses. For a cluster also `Unavailable` if etcd
+    /// cannot be reached, or not all memory servers are registered; `NotFound` if there is no such cluster;
+    /// `Invalid` if its memory servers do not belong together, or to another pool than it had; `Corrupt` if
+    /// the directory holds what Farleaf has not written.
     pub fn open(uri: &str) -> Result<Farleaf> {
         Farleaf::builder().open(uri)
     }
 
-    /// Opens the pool of the memory servers at `uri`, as in `tcp://host:7000,host:7001`.
+    /// Opens the pool of the memory servers at `uri`, as in `tcp://host:7000,host:7001`, or of the cluster
+    /// that it names, as in `etcd://host:2379/orders`.
     ///
     /// A connection that is lost is made anew by the next operation; one that finds no server within a
     /// second fails with [`ErrorKind::Unavailable`]. Should a server stay away for longer than 10 seconds
@@ -68,7 +78,7 @@ impl Farleaf {
     /// # Errors
     /// As [`Farleaf::open`]; [`ErrorKind::Invalid`] also for the address of a pool on this machine.
     pub fn connect(uri: &str) -> Result<Farleaf> {
-        memory_servers(uri)?;
+        Uri::parse(uri)?.check_network(uri)?;
         Farleaf::open(uri)
     }
 
@@ -79,8 +89,14 @@ impl Farleaf {
 
     /// The handle of a store that has just joined its pool. Clears away what dead members left.
     pub(crate) fn start(core: Arc<Core>, async_workers: usize) -> Result<Farleaf> {
-        let (workers, maintenance) = (Workers::new(async_workers), Mutex::new(None));
-        let db = Farleaf { handle: Arc::new(Handle { core, workers, maintenance }) };
+        let handle = Handle {
+            core,
+            workers: Workers::new(async_workers),
+            maintenance: Mutex::new(None),
+            #[cfg(feature = "etcd")]
+            registered: Mutex::new(None),
+        };
+        let db = Farleaf { handle: Arc::new(handle) };
         let recovered = db.run(async |_, lane| {
             let session = lane.session().await?;
             Ok(farleaf_index::recover(&session).await?)
@@ -235,6 +251,40 @@ impl Farleaf {
         })
     }
 
+    /// The compute servers that have the pool open, by their numbers there.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unavailable`]; [`ErrorKind::Closed`] after [`Farleaf::close`].
+    pub fn compute_servers(&self) -> Result<Vec<ComputeServer>> {
+        self.run(async |_, lane| {
+            let session = lane.session().await?;
+            let me = session.endpoint().incarnation();
+            let members = session.members().await?.into_iter();
+            Ok(members.map(|member| ComputeServer::of(member, me)).collect())
+        })
+    }
+
+    /// What this process is in its cluster; `None` for a pool that was not opened by a cluster's name
+    /// (`etcd://`). As it was when the directory was last looked at, less than a second ago if etcd
+    /// answers. No remote operation.
+    #[cfg(feature = "etcd")]
+    pub fn cluster(&self) -> Option<ClusterState> {
+        self.handle.registered().as_ref().map(Registered::state)
+    }
+
+    /// Registers this process in its cluster's directory until the store is closed.
+    #[cfg(feature = "etcd")]
+    pub(crate) fn register(
+        &self,
+        directory: &farleaf_cluster::Directory,
+        is_new: bool,
+        leaves_when_asked: bool,
+    ) -> Result<()> {
+        let registered = Registered::start(self.core(), directory, is_new, leaves_when_asked)?;
+        *self.handle.registered() = Some(registered);
+        Ok(())
+    }
+
     /// Checks every node of every table and accounts for every object of the pool. Meant for a
     /// quiet store: changes that are under way may be reported as problems.
     ///
@@ -302,17 +352,31 @@ impl Handle {
         if !self.core.set_closed() {
             return Ok(());
         }
+        #[cfg(feature = "etcd")]
+        let seat = self.registered().take().and_then(Registered::stop);
         self.workers.close();
         self.core.gates.pass();
         lane::note_closed();
         lane::purge();
         self.core.activity.wake();
-        match self.maintenance().take() {
+        let left = match self.maintenance().take() {
             Some(thread) => thread.join().unwrap_or_else(|_| {
                 Err(Error::new(ErrorKind::Internal, "the maintenance thread ended by a panic"))
             }),
             None => maintain::leave(&self.core),
+        };
+        // Last, so that who waits for the entry's end finds that all is handed over. If etcd is away, it
+        // runs out by itself.
+        #[cfg(feature = "etcd")]
+        if let Some(seat) = seat {
+            let _ = seat.leave();
         }
+        left
+    }
+
+    #[cfg(feature = "etcd")]
+    fn registered(&self) -> MutexGuard<'_, Option<Registered>> {
+        self.registered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn maintenance(&self) -> MutexGuard<'_, Option<JoinHandle<Result<()>>>> {

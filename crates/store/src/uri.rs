@@ -3,6 +3,9 @@
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 
+#[cfg(feature = "etcd")]
+use farleaf_cluster::{ClusterAddress, Directory};
+
 use crate::error::{Error, ErrorKind, Result};
 use crate::suggest;
 
@@ -15,12 +18,16 @@ pub(crate) enum Uri {
     Shm(PathBuf),
     /// A pool of memory servers on a network: their hosts and ports, in the order of their numbers.
     Tcp(Vec<String>),
+    /// A pool whose memory servers stand in a directory.
+    #[cfg(feature = "etcd")]
+    Etcd(ClusterAddress),
 }
 
 /// What every complaint about an address ends with.
 const UNDERSTOOD: &str = "understood are \"mem:\" (a new pool in this process's memory), \
-                          \"shm:<folder>\" (a pool that the processes of this machine share) and \
-                          \"tcp://<host>:<port>,...\" (memory servers on a network)";
+                          \"shm:<folder>\" (a pool that the processes of this machine share), \
+                          \"tcp://<host>:<port>,...\" (memory servers on a network) and \
+                          \"etcd://<host>:<port>,.../<cluster>\" (those of a cluster that etcd knows)";
 
 impl Uri {
     pub(crate) fn parse(uri: &str) -> Result<Uri> {
@@ -40,20 +47,41 @@ impl Uri {
             }
             "shm" => Ok(Uri::Shm(PathBuf::from(rest))),
             "tcp" => servers(uri, rest).map(Uri::Tcp),
-            "etcd" | "verbs" => {
-                Err(complain(uri, &format!("; this version does not speak \"{scheme}:\"")))
+            #[cfg(feature = "etcd")]
+            "etcd" => ClusterAddress::parse(uri)
+                .map(Uri::Etcd)
+                .map_err(|error| complain(uri, &format!("; {error}"))),
+            #[cfg(not(feature = "etcd"))]
+            "etcd" => {
+                let hint = "; this program was built without the feature \"etcd\" of farleaf";
+                Err(complain(uri, hint))
             }
+            "verbs" => Err(complain(uri, "; this version does not speak \"verbs:\"")),
             _ => {
-                let known = ["mem", "shm", "tcp"];
+                let known = ["mem", "shm", "tcp", "etcd"];
                 let hint = suggest::nearest(scheme, known).map(|scheme| match scheme {
                     "mem" => "; did you mean \"mem:\"?".to_owned(),
-                    "tcp" => format!("; did you mean \"tcp:{rest}\"?"),
+                    "tcp" | "etcd" => format!("; did you mean \"{scheme}:{rest}\"?"),
                     _ => format!("; did you mean \"shm:{rest}\"?"),
                 });
                 Err(complain(uri, &hint.unwrap_or_default()))
             }
         }
     }
+
+    /// # Errors
+    /// `Invalid` for a pool of this machine.
+    pub(crate) fn check_network(&self, uri: &str) -> Result<()> {
+        match self {
+            Uri::Mem | Uri::Shm(_) => Err(not_on_a_network(uri)),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn not_on_a_network(uri: &str) -> Error {
+    let message = format!("\"{uri}\" is no address on a network, as \"tcp://host:7000\" is");
+    Error::invalid(message)
 }
 
 /// The memory servers of an address on a network.
@@ -78,17 +106,18 @@ fn servers(uri: &str, rest: &str) -> Result<Vec<String>> {
 
 /// The memory servers that a pool's address names, as in `tcp://host:7000,host:7001`, in the order of
 /// their numbers. Of several addresses that a host has, the first of IP version 4: that is what servers
-/// listen on unless they are told otherwise.
+/// listen on unless they are told otherwise. Of a cluster, as in `etcd://host:2379/name`, where its memory
+/// servers say that they are (feature `etcd`).
 ///
 /// # Errors
 /// [`ErrorKind::Invalid`] for any other address; [`ErrorKind::Io`] or [`ErrorKind::Unavailable`] for a
-/// host that is not found.
+/// host that is not found. For a cluster as [`Farleaf::open`](crate::Farleaf::open).
 pub fn memory_servers(uri: &str) -> Result<Vec<SocketAddr>> {
     match Uri::parse(uri)? {
         Uri::Tcp(servers) => servers.iter().map(|server| resolve(server)).collect(),
-        Uri::Mem | Uri::Shm(_) => Err(Error::invalid(format!(
-            "\"{uri}\" is no address on a network, as \"tcp://host:7000\" is"
-        ))),
+        #[cfg(feature = "etcd")]
+        Uri::Etcd(address) => Ok(Directory::new(&address).memory_servers()?),
+        Uri::Mem | Uri::Shm(_) => Err(not_on_a_network(uri)),
     }
 }
 
@@ -135,6 +164,11 @@ mod tests {
         let tcp = |servers: &[&str]| Uri::Tcp(servers.iter().map(ToString::to_string).collect());
         assert_eq!(Uri::parse("tcp://a.b:7000").expect("one"), tcp(&["a.b:7000"]));
         assert_eq!(Uri::parse("tcp://a:7,[::1]:8/").expect("two"), tcp(&["a:7", "[::1]:8"]));
+        #[cfg(feature = "etcd")]
+        {
+            let cluster = ClusterAddress::new(["a:7", "[::1]:8"], "c").expect("a cluster");
+            assert_eq!(Uri::parse("etcd://a:7,[::1]:8/c").expect("etcd"), Uri::Etcd(cluster));
+        }
     }
 
     #[test]
@@ -155,7 +189,12 @@ mod tests {
             ("tcp://host", "\"host\" is no memory server"),
             ("tcp://host:1,:2", "\":2\" is no memory server"),
             ("tcp://host:1,host:70000", "\"host:70000\" is no memory server"),
-            ("etcd://host", "this version does not speak \"etcd:\""),
+            #[cfg(feature = "etcd")]
+            ("etcd://host:1", "names no cluster behind the servers"),
+            #[cfg(not(feature = "etcd"))]
+            ("etcd://host:1/c", "without the feature \"etcd\""),
+            ("etdc://host:1/c", "did you mean \"etcd://host:1/c\"?"),
+            ("verbs://host:1", "this version does not speak \"verbs:\""),
             ("postgres://x", "understood are \"mem:\""),
         ] {
             let error = Uri::parse(uri).expect_err(uri);

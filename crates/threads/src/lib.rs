@@ -47,6 +47,8 @@
 //!   flag, then look at the count: all `SeqCst`, as for pins.
 //! - *Lives and gates of a memory server* (`fabric/src/tcp/lives.rs`): a mutex each, taken in the order
 //!   known lives, one life, one gate, its other ways, and never two gates.
+//! - *A store's entry in its cluster's directory* (`store/src/registered.rs`): one thread has it; what that
+//!   tells the others is behind a mutex, and a channel ends it.
 //! - *Jobs of the async API*: `async-channel`, and a mutex around starting and closing.
 //! - *A mapped fabric's services and counters*: a lock each; *regions*: never change.
 //! - *`farleaf load`*: channels, and flags from which nothing follows.

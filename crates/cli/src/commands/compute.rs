@@ -5,10 +5,11 @@ use std::collections::btree_map::Entry;
 use std::net::SocketAddr;
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use clap::Args;
-use farleaf::{Durability, Engine, ErrorKind, Farleaf, Table};
+use farleaf::{Durability, Engine, ErrorKind, Farleaf, ServerName, Table};
 use farleaf_bench::units::Size;
 use farleaf_fabric::OpKind;
 use serde_json::json;
@@ -22,10 +23,13 @@ use crate::serving::ServingArgs;
 
 /// How often it looks for keys that nobody has, and for new tables.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How often giving all away is tried while other moves are under way, and the pause between.
+const GIVE_ATTEMPTS: u32 = 25;
+const GIVE_PAUSE: Duration = Duration::from_millis(200);
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ComputeArgs {
-    /// The pool, as in shm:/dev/shm/mypool or tcp://127.0.0.1:7000
+    /// The pool, as in shm:/dev/shm/mypool, tcp://127.0.0.1:7000 or etcd://127.0.0.1:2379/mycluster
     pub(crate) pool: String,
     /// A table that it serves; may be given several times [default: all of the engine dex, new ones too]
     #[arg(short, long, value_name = "TABLE")]
@@ -58,11 +62,14 @@ pub(super) fn run(args: &ComputeArgs, console: &mut Console) -> anyhow::Result<E
     // Before anything is served, so that no signal is lost.
     let stop = stop_signal(args.end_with_stdin)?;
     args.serving.start_log();
+    let has_tls = console.tls.load()?.is_some();
+    let is_open = !args.listen.ip().is_loopback() && !args.insecure_public && !has_tls;
     let mut builder = super::builder(console)?
         .listen(args.listen)
         .insecure_public(args.insecure_public)
         .serve_threads(args.threads)
-        .take_partitions(usize::MAX);
+        .take_partitions(usize::MAX)
+        .leaves_when_asked(true);
     if let Some(size) = args.cache {
         builder = builder.cache_bytes(size.0);
     }
@@ -70,7 +77,7 @@ pub(super) fn run(args: &ComputeArgs, console: &mut Console) -> anyhow::Result<E
         builder = builder.durability(durability);
     }
     let db = builder.open(&args.pool).map_err(|error| match error.kind() {
-        ErrorKind::Invalid if !args.listen.ip().is_loopback() && !args.insecure_public => {
+        ErrorKind::Invalid if is_open => {
             anyhow::Error::from(Failure::usage(format!(
                 "{} can be reached from other machines, and nobody is authenticated: listen on \
                  127.0.0.1, set up TLS (--tls-ca and so on), or give --insecure-public in a network \
@@ -115,6 +122,11 @@ pub(super) fn run(args: &ComputeArgs, console: &mut Console) -> anyhow::Result<E
     console.flush()?;
     tracing::info!(name = %own.name, address, tables = tables.len(), "serves");
     while let Err(RecvTimeoutError::Timeout) = stop.recv_timeout(LOOK_EVERY) {
+        if db.cluster().is_some_and(|cluster| cluster.is_leaving) {
+            tracing::info!("has been asked to leave its cluster");
+            give_all(&tables, own.name);
+            break;
+        }
         look(&db, args, &mut tables, &state)?;
     }
     tracing::info!("ends, and hands back what it has");
@@ -258,6 +270,28 @@ fn look(
     }
     state.note(tables.len(), trouble);
     Ok(())
+}
+
+/// Gives all to other compute servers. What nobody takes now is free for all once the pool is left.
+fn give_all(tables: &BTreeMap<String, Table>, own: ServerName) {
+    for (name, table) in tables {
+        for attempt in 1.. {
+            match table.drain(own) {
+                // Another move is under way.
+                Err(error) if error.kind() == ErrorKind::Unavailable && attempt < GIVE_ATTEMPTS => {
+                    thread::sleep(GIVE_PAUSE);
+                }
+                Err(error) => {
+                    tracing::info!(table = name, why = %error, "frees what it has");
+                    break;
+                }
+                Ok(ranges) => {
+                    tracing::info!(table = name, ranges, "has given its ranges");
+                    break;
+                }
+            }
+        }
+    }
 }
 
 /// Whether to look again later.

@@ -16,6 +16,7 @@ use farleaf_fabric::{FabricError, ServerId};
 use farleaf_index::dex::offload::{OFFLOAD_SERVICE, OffloadService};
 use serde_json::json;
 
+use super::cluster::entry;
 use crate::errors::{Exit, Failure};
 use crate::metrics::{Exposed, Metric, MetricsServer};
 use crate::output::Console;
@@ -59,6 +60,8 @@ pub(crate) struct MemoryArgs {
     #[arg(long, value_name = "TIME", default_value = "2s")]
     pub(crate) lease: TimeSpan,
     #[command(flatten)]
+    pub(crate) entry: entry::EntryArgs,
+    #[command(flatten)]
     pub(crate) serving: ServingArgs,
     /// End with standard input, too: when whoever has started it is gone
     #[arg(long, hide = true)]
@@ -98,12 +101,16 @@ pub(super) fn run(args: &MemoryArgs, console: &mut Console) -> anyhow::Result<Ex
     }
     let server = Arc::new(MemoryServer::start_over(config, region).map_err(refused)?);
     server.serve(OFFLOAD_SERVICE, offload_service());
+    let seat = entry::enter(&args.entry, &server, (args.server, args.servers))?;
     let metrics = args.serving.expose(Told { server: Arc::clone(&server), bytes })?;
     let metrics_at = metrics.as_ref().map(MetricsServer::address);
     tell(args, server.address(), metrics_at, bytes, huge_pages, console)?;
     tracing::info!(server = args.server, address = %server.address(), bytes, "serves");
     // It ends when somebody says so; that the sender is gone means the same.
-    let _ = stop.recv();
+    match seat {
+        Some(seat) => entry::keep(seat, &server, &stop),
+        None => drop(stop.recv()),
+    }
     tracing::info!(server = args.server, connections = server.connections(), "ends");
     drop(metrics);
     drop(server);

@@ -2,6 +2,7 @@
 
 mod bench;
 pub(crate) mod check;
+pub(crate) mod cluster;
 mod completions;
 pub(crate) mod compute;
 pub(crate) mod config;
@@ -57,6 +58,7 @@ pub(crate) fn run(
         Command::Check(args) => check::run(&args, console),
         Command::Memory(args) => memory::run(&args, console),
         Command::Compute(args) => compute::run(&args, console),
+        Command::Cluster(args) => cluster::run(&args, console),
         Command::Up(args) => up::run(&args, console),
         Command::Repartition(args) => repartition::run(&args, console),
         Command::Config(args) => config::run(&args, config, configured, console),
@@ -85,7 +87,7 @@ fn open(pool: &str, console: &Console) -> anyhow::Result<Farleaf> {
 fn open_or_create(pool: &str, create: &CreateArgs, console: &Console) -> anyhow::Result<Farleaf> {
     refuse_mem(pool)?;
     let is_sized = create.pool_bytes.is_some() || create.memory_servers.is_some();
-    if is_sized && pool.trim().starts_with("tcp:") {
+    if is_sized && ["tcp:", "etcd:"].iter().any(|scheme| pool.trim().starts_with(scheme)) {
         return Err(Failure::usage(
             "--pool-bytes and --memory-servers are for pools on this machine: memory servers on a \
              network have the size that they were started with, and the address names them",

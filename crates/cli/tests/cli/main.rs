@@ -8,11 +8,14 @@ mod check;
 mod cluster;
 mod compute;
 mod config;
+mod etcd;
 mod keys;
 mod load;
 mod pipes;
 mod processes;
 mod repro;
+#[path = "../../../cluster/tests/common/etcd.rs"]
+mod server;
 mod serving;
 mod usage;
 

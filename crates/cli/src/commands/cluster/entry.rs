@@ -1,0 +1,78 @@
+//! A memory server's entry in its cluster's directory.
+
+use std::net::SocketAddr;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::Duration;
+
+use clap::Args;
+use farleaf_cluster::{ClusterAddress, Directory, MemoryRecord, MemorySeat};
+use farleaf_fabric::tcp::MemoryServer;
+use farleaf_pool::{SUPERBLOCK_WORDS, pool_id_of};
+
+use crate::errors::Failure;
+
+/// How often the entry is looked after.
+const KEEP_EVERY: Duration = Duration::from_millis(500);
+
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Being part of a cluster")]
+pub(crate) struct EntryArgs {
+    /// Servers of etcd, in whose directory it registers
+    #[arg(long, value_name = "HOST:PORT,...", value_delimiter = ',', requires = "cluster")]
+    pub(crate) etcd: Vec<String>,
+    /// The cluster's name there
+    #[arg(long, value_name = "NAME", requires = "etcd")]
+    pub(crate) cluster: Option<String>,
+    /// Where others reach it [default: where it listens]
+    #[arg(long, value_name = "ADDRESS:PORT", requires = "etcd")]
+    pub(crate) advertise: Option<SocketAddr>,
+}
+
+/// Registers a server that listens, if that was asked for. Waits a few seconds where one that may have died
+/// has its number.
+pub(crate) fn enter(
+    args: &EntryArgs,
+    server: &MemoryServer,
+    numbers: (u16, u16),
+) -> anyhow::Result<Option<MemorySeat>> {
+    let Some(cluster) = &args.cluster else { return Ok(None) };
+    let cluster = ClusterAddress::new(args.etcd.iter().cloned(), cluster);
+    let cluster = cluster.map_err(farleaf::Error::from)?;
+    let address = args.advertise.unwrap_or(server.address());
+    if address.ip().is_unspecified() || address.port() == 0 {
+        return Err(Failure::usage(format!(
+            "nobody can reach a memory server at {address}: say by --advertise where it is reached"
+        ))
+        .into());
+    }
+    let record = MemoryRecord::new(address, numbers, server.words().bytes(), pool_of(server));
+    let seat = Directory::new(&cluster).enter_memory(record).map_err(farleaf::Error::from)?;
+    Ok(Some(seat))
+}
+
+/// Keeps the entry until `stop`, and ends it then. That etcd is away is told once, and keeps nobody from
+/// using the server.
+pub(crate) fn keep(mut seat: MemorySeat, server: &MemoryServer, stop: &Receiver<()>) {
+    let mut is_lost = false;
+    while let Err(RecvTimeoutError::Timeout) = stop.recv_timeout(KEEP_EVERY) {
+        let kept = seat.keep(pool_of(server));
+        match &kept {
+            Ok(()) if is_lost => tracing::info!("is registered in its cluster's directory again"),
+            Err(error) if !is_lost => {
+                tracing::warn!(why = %error, "is not registered, and serves on")
+            }
+            _ => {}
+        }
+        is_lost = kept.is_err();
+    }
+    if let Err(error) = seat.leave() {
+        tracing::info!(why = %error, "its entry runs out by itself");
+    }
+}
+
+/// The pool whose data it holds.
+fn pool_of(server: &MemoryServer) -> Option<u128> {
+    let mut words = [0; SUPERBLOCK_WORDS];
+    server.words().load(0, &mut words);
+    pool_id_of(&words)
+}

@@ -1,0 +1,105 @@
+//! `farleaf cluster`: who belongs to a cluster, and what its compute servers have.
+
+mod drain;
+pub(crate) mod entry;
+mod share;
+mod status;
+
+use clap::{Args, Subcommand};
+use farleaf_bench::units::TimeSpan;
+use farleaf_cluster::{ClusterAddress, ComputeRecord, Directory, Name, Snapshot};
+
+use crate::errors::{Exit, Failure};
+use crate::output::Console;
+use crate::suggest;
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ClusterArgs {
+    #[command(subcommand)]
+    pub(crate) what: What,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum What {
+    /// Print memory servers, compute servers, the coordinator, and who has no entry
+    ///
+    /// Exits with 1 if the pool cannot be used: not all memory servers are there, or none was made.
+    Status {
+        #[command(flatten)]
+        cluster: ClusterOf,
+    },
+    /// Let a compute server give all that it has to others, and end
+    ///
+    /// Of those that `farleaf compute` has started. Waits until it has left.
+    Drain {
+        #[command(flatten)]
+        cluster: ClusterOf,
+        /// Who: a name or an address, as printed by status
+        #[arg(value_name = "SERVER")]
+        server: String,
+        /// How long to wait for it
+        #[arg(long, value_name = "TIME", default_value = "60s")]
+        timeout: TimeSpan,
+    },
+    /// Give a compute server that has been started a share of tables of the engine dex
+    ///
+    /// About half of what the one with the most to do has, of each table of which it has nothing. A compute
+    /// server becomes part of a cluster by `farleaf compute etcd://.../NAME`.
+    Add {
+        #[command(flatten)]
+        cluster: ClusterOf,
+        /// Who: a name or an address, as printed by status
+        #[arg(value_name = "SERVER")]
+        server: String,
+        /// A table; may be given several times [default: all of the engine dex]
+        #[arg(short, long, value_name = "TABLE")]
+        table: Vec<String>,
+    },
+}
+
+/// Which cluster.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ClusterOf {
+    /// The cluster, as in etcd://127.0.0.1:2379/mycluster
+    #[arg(value_name = "CLUSTER")]
+    pub(crate) uri: String,
+}
+
+pub(super) fn run(args: &ClusterArgs, console: &mut Console) -> anyhow::Result<Exit> {
+    match &args.what {
+        What::Status { cluster } => status::run(cluster, console),
+        What::Drain { cluster, server, timeout } => {
+            drain::run(cluster, server, timeout.duration(), console)
+        }
+        What::Add { cluster, server, table } => share::run(cluster, server, table, console),
+    }
+}
+
+impl ClusterOf {
+    fn directory(&self) -> Result<Directory, farleaf::Error> {
+        Ok(Directory::new(&ClusterAddress::parse(&self.uri)?))
+    }
+}
+
+/// The compute server of that name or address.
+fn find<'a>(snapshot: &'a Snapshot, text: &str) -> Result<(Name, &'a ComputeRecord), Failure> {
+    let address_of = |record: &ComputeRecord| record.address.map(|address| address.to_string());
+    let found = snapshot.compute.iter().find(|(name, record)| {
+        name.to_string() == text.to_ascii_lowercase() || address_of(record).as_deref() == Some(text)
+    });
+    if let Some((name, record)) = found {
+        return Ok((*name, record));
+    }
+    let is_memory = snapshot.memory.values().any(|record| record.address.to_string() == text);
+    if is_memory {
+        return Err(Failure::usage(format!(
+            "{text} is a memory server: these neither join nor leave a pool that is in use"
+        )));
+    }
+    let mut known: Vec<String> = snapshot.compute.keys().map(Name::to_string).collect();
+    known.extend(snapshot.compute.values().filter_map(address_of));
+    let hint = suggest::hint(text, known.iter().map(String::as_str));
+    Err(Failure::missing(format!(
+        "no compute server \"{text}\" is registered{hint}; status prints those that are"
+    )))
+}

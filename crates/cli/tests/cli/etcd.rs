@@ -1,0 +1,192 @@
+//! Clusters that etcd knows: `memory --cluster`, `compute etcd://...`, and `cluster`.
+
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::cluster::Service;
+use crate::processes::wait_until;
+use crate::server::{self, Server, eventually};
+use crate::{Run, farleaf};
+
+const LONG: Duration = Duration::from_secs(30);
+const KEYS: usize = 400;
+
+fn memory(etcd: &Server, server: &str, servers: &str, more: &[&str]) -> Service {
+    let endpoint = etcd.endpoint();
+    let words = ["memory", "--size", "64MiB", "--etcd", &endpoint, "--cluster", "orders"];
+    let numbers = ["--server", server, "--servers", servers];
+    Service::start(&[&words[..], &numbers, more].concat())
+}
+
+fn cluster(what: &str, uri: &str, words: &[&str]) -> Run {
+    farleaf(&[&["cluster", what, uri][..], words].concat(), b"")
+}
+
+fn status(uri: &str) -> Value {
+    cluster("status", uri, &["--json"]).done().json()
+}
+
+/// Whose the partitions of table `t` are, in the order of their keys.
+fn owners(uri: &str) -> Vec<String> {
+    let told = farleaf(&["repartition", uri, "t", "--json"], b"").done().json();
+    let partitions = told["partitions"].as_array().unwrap().iter();
+    partitions.map(|it| it["owner"].as_str().unwrap_or("nobody").to_owned()).collect()
+}
+
+fn fill(uri: &str) {
+    let lines: Vec<u8> =
+        (0..KEYS).flat_map(|n| format!("key-{n:04}\t{n}\n").into_bytes()).collect();
+    let options = ["--create", "--engine", "dex", "--node-bytes", "4096", "--format", "tsv"];
+    farleaf(&[&["load", uri, "t", "-"][..], &options].concat(), &lines).done();
+}
+
+fn count(uri: &str) -> String {
+    farleaf(&["scan", uri, "t", "--count"], b"").done().text()
+}
+
+fn name(service: &Service) -> String {
+    service.told["name"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_cluster_is_used_by_its_name() {
+    let Some(etcd) = server::start("a_cluster_is_used_by_its_name") else { return };
+    let uri = etcd.uri("orders");
+    farleaf(&["get", &uri, "t", "a"], b"").failed(1, "knows no cluster \"orders\"");
+    let second_memory = memory(&etcd, "1", "2", &[]);
+    farleaf(&["get", &uri, "t", "a"], b"").failed(3, "of 2 memory servers, 0 is not registered");
+    let first_memory = memory(&etcd, "0", "2", &[]);
+    farleaf(&["put", &uri, "plain", "a", "1", "--create", "--pool-bytes", "1GiB"], b"")
+        .failed(2, "have the size that they were started with");
+    farleaf(&["put", &uri, "plain", "a", "1", "--create"], b"").done();
+    assert_eq!(farleaf(&["get", &uri, "plain", "a"], b"").done().text(), "1\n");
+    fill(&uri);
+
+    let first = Service::start(&["compute", &uri]);
+    wait_until("the first has all", || owners(&uri) == [name(&first)]);
+    let mut second = Service::start(&["compute", &uri]);
+    eventually(LONG, "one is coordinator, and both say where they are", || {
+        let told = status(&uri);
+        let compute = told["compute_servers"].as_array().unwrap();
+        let is_told = |service: &Service| {
+            compute.iter().any(|it| {
+                (it["name"].as_str(), it["address"].as_str(), it["serves"].as_bool())
+                    == (Some(&name(service)), Some(service.address()), Some(true))
+            })
+        };
+        !told["coordinator"].is_null() && is_told(&first) && is_told(&second)
+    });
+    let told = status(&uri);
+    assert_eq!((&told["cluster"], &told["trouble"]), (&"orders".into(), &Value::Null));
+    let memory_servers: Vec<&str> = told["memory_servers"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|it| it["address"].as_str().unwrap())
+        .collect();
+    assert_eq!(memory_servers, [first_memory.address(), second_memory.address()]);
+    assert!(told["pool"].as_str().is_some_and(|id| id.len() == 32));
+    eventually(LONG, "memory servers say whose data they hold", || {
+        let told = status(&uri);
+        told["memory_servers"].as_array().unwrap().iter().all(|it| it["pool"] == told["pool"])
+    });
+    let text = cluster("status", &uri, &[]).done().text();
+    assert!(
+        text.contains(&format!("compute\t{}\t{}\tserves", name(&second), second.address())),
+        "{text}"
+    );
+    assert!(text.contains("memory\t1\t"), "{text}");
+
+    assert_eq!(owners(&uri), [name(&first)]);
+    let added = cluster("add", &uri, &[second.address(), "--json"]).done().json();
+    assert_eq!(added["tables"], serde_json::json!(["t"]));
+    assert!(owners(&uri).contains(&name(&second)));
+    let added = cluster("add", &uri, &[&name(&second), "--json"]).done().json();
+    assert_eq!(added["tables"], serde_json::json!([]), "it has something already");
+    assert_eq!(count(&uri), format!("{KEYS}\n"));
+
+    cluster("drain", &uri, &[&name(&second)]).done();
+    assert_eq!(second.process.wait().unwrap().code(), Some(0));
+    assert!(owners(&uri).iter().all(|owner| *owner == name(&first)));
+    assert_eq!(count(&uri), format!("{KEYS}\n"));
+    cluster("drain", &uri, &[&name(&second)]).failed(1, "is registered");
+    cluster("drain", &uri, &[&name(&first)]).failed(2, "no other compute server");
+    cluster("drain", &uri, &[first_memory.address()]).failed(2, "is a memory server");
+    cluster("add", &uri, &["nobody"]).failed(1, "no compute server \"nobody\"");
+    assert_eq!(first.end(), Some(0));
+    assert!(status(&uri)["compute_servers"].as_array().unwrap().is_empty());
+
+    // Ended in order, a memory server has no entry at once.
+    assert_eq!(second_memory.end(), Some(0));
+    let run = cluster("status", &uri, &["--json"]);
+    assert_eq!((run.code, &run.json()["missing_memory_servers"]), (1, &serde_json::json!([1])));
+    assert_eq!(first_memory.end(), Some(0));
+}
+
+/// Killed while nobody works: its entry runs out, and the coordinator takes over what it had.
+#[test]
+fn a_compute_server_that_is_killed_is_missed_by_its_cluster() {
+    let Some(etcd) = server::start("a_compute_server_that_is_killed_is_missed") else { return };
+    let uri = etcd.uri("orders");
+    let _memory = memory(&etcd, "0", "1", &["--lease", "2s"]);
+    fill(&uri);
+    let first = Service::start(&["compute", &uri]);
+    wait_until("the first has all", || owners(&uri) == [name(&first)]);
+    let mut second = Service::start(&["compute", &uri]);
+    cluster("add", &uri, &[&name(&second)]).done();
+    let dead = name(&second);
+    assert!(owners(&uri).contains(&dead));
+    farleaf(&["put", &uri, "t", "key-0399", "last"], b"").done();
+    second.process.kill().unwrap();
+    second.process.wait().unwrap();
+    let killed = Instant::now();
+    let took = eventually(LONG, "the first has all again", || {
+        // Nothing but the directory is looked at before.
+        killed.elapsed() > Duration::from_secs(6)
+            && owners(&uri).iter().all(|it| *it == name(&first))
+    });
+    println!("taken over within {took:?}");
+    assert_eq!(farleaf(&["get", &uri, "t", "key-0399"], b"").done().text(), "last\n");
+    assert_eq!(count(&uri), format!("{KEYS}\n"));
+    let told = status(&uri);
+    assert_eq!(told["compute_servers"].as_array().unwrap().len(), 1, "{told}");
+    assert_eq!(told["without_entry"].as_array().unwrap().len(), 0, "{told}");
+}
+
+#[test]
+fn entries_that_make_no_sense_are_explained() {
+    let Some(etcd) = server::start("entries_that_make_no_sense_are_explained") else { return };
+    let uri = etcd.uri("orders");
+    let endpoint = etcd.endpoint();
+    let refused = |words: &[&str], code: i32, what: &str| {
+        let all = ["memory", "--size", "1MiB", "--end-with-stdin"];
+        farleaf(&[&all, words].concat(), b"").failed(code, what);
+    };
+    refused(&["--etcd", &endpoint], 2, "--cluster");
+    refused(&["--cluster", "orders"], 2, "--etcd");
+    refused(&["--etcd", "here", "--cluster", "orders"], 2, "\"here\" is no server of etcd");
+    refused(&["--etcd", &endpoint, "--cluster", "a/b"], 2, "no name of a cluster");
+    refused(&["--etcd", "127.0.0.1:1", "--cluster", "orders"], 3, "etcd cannot be reached");
+    let public = ["--listen", "0.0.0.0:0", "--insecure-public", "--etcd", &endpoint];
+    refused(&[&public[..], &["--cluster", "orders"]].concat(), 2, "--advertise");
+    cluster("status", &uri, &[]).failed(1, "knows no cluster \"orders\"");
+    cluster("status", "tcp://127.0.0.1:1", &[]).failed(2, "does not begin with etcd://");
+
+    let server = memory(&etcd, "0", "2", &[]);
+    let taken = ["--etcd", &endpoint, "--cluster", "orders", "--servers", "2"];
+    refused(&taken, 2, &format!("has a memory server 0 already, at {}", server.address()));
+    refused(&[&taken[..4], &["--servers", "3", "--server", "1"]].concat(), 2, "there are 3");
+    let run = cluster("status", &uri, &[]);
+    assert_eq!(run.code, 1);
+    assert!(run.text().contains("memory\t1\t-\tmissing"), "{}", run.text());
+    assert!(run.text().contains("1 is not registered"), "{}", run.text());
+    etcd.client().put("/farleaf/orders/letter", "dear", None).unwrap();
+    let told = cluster("status", &uri, &["--json"]).json();
+    assert_eq!(told["foreign"][0]["key"], "/farleaf/orders/letter");
+    // A killed server is back at its address at once.
+    let address = server.address().to_owned();
+    drop(server);
+    let again = memory(&etcd, "0", "2", &["--listen", &address]);
+    assert_eq!(again.address(), address);
+}

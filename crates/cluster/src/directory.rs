@@ -1,0 +1,193 @@
+//! One cluster's part of etcd.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use crate::etcd::Etcd;
+use crate::record::{MemoryRecord, Name, PoolRecord, Snapshot, number_text, parse};
+use crate::{ClusterAddress, ClusterError, Foreign};
+
+/// Below which all keys stand.
+const ROOT: &str = "/farleaf/";
+/// Names that an error lists.
+const NAMES_MAX: usize = 8;
+/// How often the pool's record is tried again while others change it.
+const ATTEMPTS_MAX: usize = 16;
+
+/// The directory of a cluster. Clones are the same; use it from any thread.
+#[derive(Clone, Debug)]
+pub struct Directory {
+    pub(crate) etcd: Arc<Etcd>,
+    pub(crate) name: String,
+}
+
+impl Directory {
+    /// That of the cluster at `address`. Asks nobody yet.
+    pub fn new(address: &ClusterAddress) -> Self {
+        let etcd = Arc::new(Etcd::new(address.endpoints().iter().cloned()));
+        Directory { etcd, name: address.name().to_owned() }
+    }
+
+    /// The cluster's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// All that stands there.
+    ///
+    /// Cost: 1 request to etcd.
+    ///
+    /// # Errors
+    /// [`ClusterError::Unreachable`] and others of etcd; so all of these.
+    pub fn look(&self) -> Result<Snapshot, ClusterError> {
+        let prefix = self.key("");
+        Ok(Snapshot::of(&prefix, &self.etcd.list(&prefix)?))
+    }
+
+    /// Where the cluster's memory servers are, in the order of their numbers.
+    ///
+    /// Cost: 1 request to etcd; another if there is no such cluster.
+    ///
+    /// # Errors
+    /// [`ClusterError::NoSuchCluster`]; [`ClusterError::Missing`] if some are not registered;
+    /// [`ClusterError::OtherCount`] if they do not agree; [`ClusterError::Foreign`] for an entry of a memory
+    /// server that makes no sense.
+    pub fn memory_servers(&self) -> Result<Vec<SocketAddr>, ClusterError> {
+        let snapshot = self.look()?;
+        let memory = self.key("memory/");
+        if let Some(found) = snapshot.foreign.iter().find(|found| found.key.starts_with(&memory)) {
+            return Err(foreign(found));
+        }
+        let servers = match (snapshot.memory.values().next(), snapshot.pool) {
+            (_, Some(pool)) => pool.servers,
+            (Some(record), None) => record.servers,
+            (None, None) => return Err(self.no_such_cluster()?),
+        };
+        for record in snapshot.memory.values() {
+            self.check_count(record, servers)?;
+        }
+        let missing = (0..servers).filter(|server| !snapshot.memory.contains_key(server));
+        let missing: Vec<String> = missing.map(|server| server.to_string()).collect();
+        if !missing.is_empty() {
+            let (name, verb) = (self.name.clone(), if missing.len() == 1 { "is" } else { "are" });
+            let missing = format!("{} {verb}", missing.join(", "));
+            return Err(ClusterError::Missing { name, missing, servers });
+        }
+        Ok(snapshot.memory.values().map(|record| record.address).collect())
+    }
+
+    /// Sees to it that the directory names the pool `id` of `servers` memory servers, which somebody has
+    /// just opened at the addresses that stand here. `is_new` if it was made just now: then it takes the
+    /// place of one whose memory is gone.
+    ///
+    /// Cost: 1 request to etcd; the first time 2.
+    ///
+    /// # Errors
+    /// [`ClusterError::OtherPool`].
+    pub fn agree_on_pool(&self, id: u128, servers: u16, is_new: bool) -> Result<(), ClusterError> {
+        let key = self.key("pool");
+        let own = PoolRecord::new(id, servers);
+        let value = to_json(&own);
+        for _ in 0..ATTEMPTS_MAX {
+            let pair = self.etcd.get(&key)?;
+            if let Some(pair) = &pair {
+                let known: PoolRecord = parse(&pair.value)
+                    .map_err(|why| ClusterError::Foreign { key: key.clone(), why })?;
+                if known == own {
+                    return Ok(());
+                }
+                if !is_new {
+                    return Err(self.other_pool(known, id, "its memory servers hold data".into()));
+                }
+            }
+            let revision = pair.map_or(0, |pair| pair.revision);
+            if self.etcd.put_if(&key, &value, None, revision)?.is_ok() {
+                return Ok(());
+            }
+        }
+        let why = "it is changed without end".to_owned();
+        Err(ClusterError::Foreign { key, why })
+    }
+
+    /// Asks a compute server to hand over what it has, and to leave. Those whose record does not say that
+    /// they do so take no notice. It ends with the compute server's lease.
+    ///
+    /// Cost: 2 requests to etcd.
+    ///
+    /// # Errors
+    /// [`ClusterError::NoSuchServer`].
+    pub fn ask_to_leave(&self, who: Name) -> Result<(), ClusterError> {
+        let found = self.etcd.get(&self.key(&format!("compute/{who}")))?;
+        let gone =
+            || ClusterError::NoSuchServer { name: self.name.clone(), server: who.to_string() };
+        let lease = found.and_then(|pair| pair.lease).ok_or_else(gone)?;
+        let is_there = self.etcd.put(&self.key(&format!("leave/{who}")), "", Some(lease))?;
+        if is_there { Ok(()) } else { Err(gone()) }
+    }
+
+    pub(crate) fn key(&self, rest: &str) -> String {
+        format!("{ROOT}{}/{rest}", self.name)
+    }
+
+    pub(crate) fn memory_key(&self, server: u16) -> String {
+        self.key(&format!("memory/{}", number_text(server)))
+    }
+
+    /// # Errors
+    /// What keeps a memory server from becoming part of the cluster.
+    pub(crate) fn check_fits(&self, record: &MemoryRecord) -> Result<(), ClusterError> {
+        let snapshot = self.look()?;
+        if let Some(pool) = snapshot.pool {
+            self.check_count(record, pool.servers)?;
+            if let Some(found) = record.pool().filter(|found| *found != pool.id()) {
+                let what = format!("memory server {} holds data", record.server);
+                return Err(self.other_pool(pool, found, what));
+            }
+        }
+        let mut others = snapshot.memory.values().filter(|other| other.server != record.server);
+        others.try_for_each(|other| self.check_count(record, other.servers))
+    }
+
+    fn check_count(&self, record: &MemoryRecord, servers: u16) -> Result<(), ClusterError> {
+        if record.servers == servers {
+            return Ok(());
+        }
+        Err(ClusterError::OtherCount {
+            name: self.name.clone(),
+            server: record.server,
+            address: record.address,
+            servers: record.servers,
+            others: servers,
+        })
+    }
+
+    fn other_pool(&self, known: PoolRecord, found: u128, what: String) -> ClusterError {
+        ClusterError::OtherPool { name: self.name.clone(), expected: known.id(), found, what }
+    }
+
+    fn no_such_cluster(&self) -> Result<ClusterError, ClusterError> {
+        let listing = self.etcd.list_keys(ROOT)?;
+        let rest = listing.pairs.iter().filter_map(|pair| pair.key.strip_prefix(ROOT));
+        let names: BTreeSet<&str> =
+            rest.filter_map(|rest| rest.split_once('/')).map(|(name, _)| name).collect();
+        let names: Vec<&str> =
+            names.into_iter().filter(|name| *name != self.name).take(NAMES_MAX).collect();
+        let others =
+            if names.is_empty() { String::new() } else { format!(", but {}", names.join(", ")) };
+        Ok(ClusterError::NoSuchCluster {
+            name: self.name.clone(),
+            etcd: self.etcd.endpoints(),
+            others,
+        })
+    }
+}
+
+pub(crate) fn foreign(found: &Foreign) -> ClusterError {
+    ClusterError::Foreign { key: found.key.clone(), why: found.why.clone() }
+}
+
+/// Records have no map keys and nothing else that could fail.
+pub(crate) fn to_json(record: &impl serde::Serialize) -> String {
+    serde_json::to_string(record).unwrap_or_default()
+}

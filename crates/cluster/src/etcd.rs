@@ -1,0 +1,415 @@
+//! A small client of etcd, by its gateway of JSON on HTTP (`/v3/...`, etcd 3.4 or later).
+//!
+//! It waits; each call has an end. Each server is asked in turn until one answers, the one first that has
+//! answered last. A request that a server has perhaps carried out may so be carried out twice, which does
+//! no harm to any that is made here: see each of them. A connection is made for each request: there are a
+//! few in a second.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use ureq::Agent;
+
+use crate::ClusterError;
+
+/// What one server may take to answer.
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// Longest answer that is read.
+const ANSWER_BYTES_MAX: u64 = 16 << 20;
+/// Codes of gRPC: not found; those that another server, or a later try, may answer better.
+const NOT_FOUND: i64 = 5;
+const PASSING: [i64; 3] = [4, 8, 14];
+
+/// A lease of etcd.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseId(i64);
+
+/// A key and its value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pair {
+    /// The key.
+    pub key: String,
+    /// The value; what is no text is replaced by the sign for that.
+    pub value: String,
+    /// The revision of its last change.
+    pub revision: i64,
+    /// The lease that it is bound to, if it is.
+    pub lease: Option<LeaseId>,
+}
+
+/// Keys that have been found, in their order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Listing {
+    /// The revision of all of etcd then.
+    pub revision: i64,
+    /// Keys and values.
+    pub pairs: Vec<Pair>,
+}
+
+/// Servers of one etcd. Use it from any thread.
+#[derive(Debug)]
+pub struct Etcd {
+    agent: Agent,
+    endpoints: Vec<String>,
+    /// Who has answered last.
+    last: AtomicUsize,
+}
+
+impl Etcd {
+    /// The servers at these addresses, each a host and a port. Asks nobody yet.
+    pub fn new<S: Into<String>>(endpoints: impl IntoIterator<Item = S>) -> Self {
+        let agent = Agent::config_builder()
+            .timeout_global(Some(TIMEOUT))
+            .http_status_as_error(false)
+            .proxy(None)
+            .max_redirects(0)
+            .max_idle_connections(0)
+            .build()
+            .into();
+        let endpoints = endpoints.into_iter().map(Into::into).collect();
+        Etcd { agent, endpoints, last: AtomicUsize::new(0) }
+    }
+
+    /// The servers' addresses, with commas.
+    pub fn endpoints(&self) -> String {
+        self.endpoints.join(",")
+    }
+
+    /// A new lease; etcd may make it longer. One that nobody comes to know of ends by itself.
+    ///
+    /// # Errors
+    /// See [`ClusterError`]; so all of these.
+    pub fn grant(&self, time: Duration) -> Result<LeaseId, ClusterError> {
+        let seconds = time.as_secs().max(1);
+        let granted: Granted =
+            self.call("grant a lease", "/v3/lease/grant", &json!({ "TTL": seconds.to_string() }))?;
+        Ok(LeaseId(granted.id.0))
+    }
+
+    /// Renews a lease; how long it has now, or `None` if it has run out.
+    ///
+    /// # Errors
+    /// See [`ClusterError`].
+    pub fn keep_alive(&self, lease: LeaseId) -> Result<Option<Duration>, ClusterError> {
+        let body = json!({ "ID": lease.0.to_string() });
+        let kept: Kept = self.call("renew a lease", "/v3/lease/keepalive", &body)?;
+        let seconds = u64::try_from(kept.result.ttl.0).unwrap_or(0);
+        Ok((seconds > 0).then(|| Duration::from_secs(seconds)))
+    }
+
+    /// Ends a lease, and with it the keys that are bound to it. One that has run out is no error.
+    ///
+    /// # Errors
+    /// See [`ClusterError`].
+    pub fn revoke(&self, lease: LeaseId) -> Result<(), ClusterError> {
+        let body = json!({ "ID": lease.0.to_string() });
+        match self.call::<Value>("end a lease", "/v3/lease/revoke", &body) {
+            Ok(_) | Err(ClusterError::Refused { code: NOT_FOUND, .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The value of a key.
+    ///
+    /// # Errors
+    /// See [`ClusterError`].
+    pub fn get(&self, key: &str) -> Result<Option<Pair>, ClusterError> {
+        let found: Range = self.call("read", "/v3/kv/range", &json!({ "key": coded(key) }))?;
+        Ok(self.listing(found)?.pairs.pop())
+    }
+
+    /// All keys that begin so.
+    ///
+    /// # Errors
+    /// See [`ClusterError`].
+    pub fn list(&self, prefix: &str) -> Result<Listing, ClusterError> {
+        self.list_as(prefix, false)
+    }
+
+    /// The same without values.
+    ///
+    /// # Errors
+    /// See [`ClusterError`].
+    pub fn list_keys(&self, prefix: &str) -> Result<Listing, ClusterError> {
+        self.list_as(prefix, true)
+    }
+
+    fn list_as(&self, prefix: &str, keys_only: bool) -> Result<Listing, ClusterError> {
+        let range = json!({
+            "key": coded(prefix),
+            "range_end": STANDARD.encode(end_of(prefix)),
+            "keys_only": keys_only,
+        });
+        let found: Range = self.call("list", "/v3/kv/range", &range)?;
+        self.listing(found)
+    }
+
+    /// Sets a key, bound to `lease` if there is one; false if the lease has run out.
+    ///
+    /// # Errors
+    /// See [`ClusterError`].
+    pub fn put(
+        &self,
+        key: &str,
+        value: &str,
+        lease: Option<LeaseId>,
+    ) -> Result<bool, ClusterError> {
+        match self.call::<Value>("write", "/v3/kv/put", &put_of(key, value, lease)) {
+            Ok(_) => Ok(true),
+            Err(ClusterError::Refused { code: NOT_FOUND, .. }) if lease.is_some() => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Sets a key if its last change is of `revision`, 0 for a key that is not there. Otherwise what is
+    /// there instead, or nothing if it has gone, or the lease has run out. That the same value stands there
+    /// under the same lease counts as done: a request whose answer was lost has set it.
+    ///
+    /// # Errors
+    /// See [`ClusterError`].
+    pub fn put_if(
+        &self,
+        key: &str,
+        value: &str,
+        lease: Option<LeaseId>,
+        revision: i64,
+    ) -> Result<Result<(), Option<Pair>>, ClusterError> {
+        let transaction = json!({
+            "compare": [{
+                "key": coded(key),
+                "target": "MOD",
+                "result": "EQUAL",
+                "mod_revision": revision.to_string(),
+            }],
+            "success": [{ "request_put": put_of(key, value, lease) }],
+            "failure": [{ "request_range": { "key": coded(key) } }],
+        });
+        let done: Result<Transaction, _> = self.call("write", "/v3/kv/txn", &transaction);
+        let done = match done {
+            Err(ClusterError::Refused { code: NOT_FOUND, .. }) if lease.is_some() => {
+                return Ok(Err(None));
+            }
+            done => done?,
+        };
+        if done.succeeded {
+            return Ok(Ok(()));
+        }
+        let found = done.responses.into_iter().find_map(|response| response.response_range);
+        let found = self.listing(found.unwrap_or_default())?.pairs.pop();
+        let is_own = |pair: &Pair| pair.value == value && pair.lease == lease && lease.is_some();
+        Ok(if found.as_ref().is_some_and(is_own) { Ok(()) } else { Err(found) })
+    }
+
+    /// Removes a key; it may have been gone.
+    ///
+    /// # Errors
+    /// See [`ClusterError`].
+    pub fn delete(&self, key: &str) -> Result<(), ClusterError> {
+        let body = json!({ "key": coded(key) });
+        self.call::<Value>("remove", "/v3/kv/deleterange", &body).map(drop)
+    }
+
+    /// Asks one server after the other.
+    fn call<T: DeserializeOwned>(
+        &self,
+        what: &'static str,
+        path: &str,
+        body: &Value,
+    ) -> Result<T, ClusterError> {
+        let body = body.to_string();
+        let first = self.last.load(Ordering::Relaxed);
+        let mut tried = Vec::new();
+        for step in 0..self.endpoints.len() {
+            let number = (first + step) % self.endpoints.len();
+            let endpoint = &self.endpoints[number];
+            match self.ask(endpoint, what, path, &body) {
+                Ok(answer) => {
+                    self.last.store(number, Ordering::Relaxed);
+                    return Ok(answer);
+                }
+                Err(Asked::Passing(why)) => tried.push(format!("{endpoint}: {why}")),
+                Err(Asked::Final(error)) => return Err(error),
+            }
+        }
+        Err(ClusterError::Unreachable { tried: tried.join("; ") })
+    }
+
+    fn ask<T: DeserializeOwned>(
+        &self,
+        endpoint: &str,
+        what: &'static str,
+        path: &str,
+        body: &str,
+    ) -> Result<T, Asked> {
+        let passing = |error: ureq::Error| Asked::Passing(error.to_string());
+        let not_etcd = |why: String| {
+            Asked::Final(ClusterError::NotEtcd { endpoint: endpoint.to_owned(), why })
+        };
+        let mut answer = self
+            .agent
+            .post(format!("http://{endpoint}{path}"))
+            .header("Content-Type", "application/json")
+            .send(body)
+            .map_err(|error| match error {
+                // It has answered, and not in HTTP.
+                ureq::Error::Protocol(error) => not_etcd(error.to_string()),
+                error => passing(error),
+            })?;
+        let status = answer.status().as_u16();
+        let bytes = answer
+            .body_mut()
+            .with_config()
+            .limit(ANSWER_BYTES_MAX)
+            .read_to_vec()
+            .map_err(passing)?;
+        let answer: Value = serde_json::from_slice(&bytes)
+            .map_err(|error| not_etcd(format!("it answers {status} to {path}: {error}")))?;
+        // A call that could have many answers is refused within one, with status 200.
+        let refused = if status == 200 { answer.get("error") } else { Some(&answer) };
+        let Some(refused) = refused else {
+            return T::deserialize(answer)
+                .map_err(|error| not_etcd(format!("its answer makes no sense: {error}")));
+        };
+        let Refusal { code, message } = Refusal::deserialize(refused)
+            .map_err(|error| not_etcd(format!("it answers {status} to {path}: {error}")))?;
+        if PASSING.contains(&code) {
+            return Err(Asked::Passing(message));
+        }
+        let endpoint = endpoint.to_owned();
+        Err(Asked::Final(ClusterError::Refused { endpoint, what, code, message }))
+    }
+
+    fn listing(&self, found: Range) -> Result<Listing, ClusterError> {
+        let pairs: Option<Vec<Pair>> = found.kvs.into_iter().map(KeyValue::decode).collect();
+        let pairs = pairs.ok_or_else(|| ClusterError::NotEtcd {
+            endpoint: self.endpoints(),
+            why: "a key or value is not coded in base64".to_owned(),
+        })?;
+        Ok(Listing { revision: found.header.revision.0, pairs })
+    }
+}
+
+/// Why a server has not done it.
+enum Asked {
+    /// Another one may.
+    Passing(String),
+    /// None will.
+    Final(ClusterError),
+}
+
+/// A number, which the gateway writes as text.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(try_from = "String")]
+struct Number(i64);
+
+impl TryFrom<String> for Number {
+    type Error = std::num::ParseIntError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse().map(Number)
+    }
+}
+
+// What is zero or empty is left out.
+#[derive(Debug, Default, Deserialize)]
+struct Header {
+    #[serde(default)]
+    revision: Number,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Range {
+    #[serde(default)]
+    header: Header,
+    #[serde(default)]
+    kvs: Vec<KeyValue>,
+}
+
+#[derive(Debug, Deserialize)]
+struct KeyValue {
+    key: String,
+    #[serde(default)]
+    value: String,
+    #[serde(default)]
+    mod_revision: Number,
+    #[serde(default)]
+    lease: Number,
+}
+
+impl KeyValue {
+    fn decode(self) -> Option<Pair> {
+        let text = |coded: &str| {
+            let bytes = STANDARD.decode(coded).ok()?;
+            Some(String::from_utf8_lossy(&bytes).into_owned())
+        };
+        let lease = (self.lease.0 != 0).then_some(LeaseId(self.lease.0));
+        Some(Pair {
+            key: text(&self.key)?,
+            value: text(&self.value)?,
+            revision: self.mod_revision.0,
+            lease,
+        })
+    }
+}
+
+#[derive(Debug, Deserialize)]
+struct Granted {
+    #[serde(rename = "ID")]
+    id: Number,
+}
+
+#[derive(Debug, Deserialize)]
+struct Kept {
+    result: KeptLease,
+}
+
+#[derive(Debug, Deserialize)]
+struct KeptLease {
+    #[serde(rename = "TTL", default)]
+    ttl: Number,
+}
+
+#[derive(Debug, Deserialize)]
+struct Transaction {
+    #[serde(default)]
+    succeeded: bool,
+    #[serde(default)]
+    responses: Vec<Response>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Response {
+    response_range: Option<Range>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Refusal {
+    #[serde(alias = "grpc_code")]
+    code: i64,
+    #[serde(default)]
+    message: String,
+}
+
+fn coded(text: &str) -> String {
+    STANDARD.encode(text)
+}
+
+fn put_of(key: &str, value: &str, lease: Option<LeaseId>) -> Value {
+    let lease = lease.map_or(0, |lease| lease.0).to_string();
+    json!({ "key": coded(key), "value": coded(value), "lease": lease })
+}
+
+/// The first key behind all that begin so.
+fn end_of(prefix: &str) -> Vec<u8> {
+    let mut end = prefix.as_bytes().to_vec();
+    // UTF-8 has no byte 0xff, so the last one can be counted up.
+    if let Some(last) = end.last_mut() {
+        *last += 1;
+    }
+    end
+}

@@ -1,0 +1,290 @@
+//! What stands in the directory.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::SocketAddr;
+use std::str::FromStr;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::etcd::Listing;
+
+/// A compute server: one life of a process that has the pool open, its incarnation. 16 hexadecimal digits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Name(pub u64);
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+impl From<Name> for String {
+    fn from(name: Name) -> String {
+        name.to_string()
+    }
+}
+
+impl FromStr for Name {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        digits(text, 16).map(|number| Name(number as u64))
+    }
+}
+
+impl TryFrom<String> for Name {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+/// Lower case, so that each number has one text.
+fn digits(text: &str, count: usize) -> Result<u128, String> {
+    let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    let number = u128::from_str_radix(text, 16).ok();
+    number
+        .filter(|number| *number != 0 && text.len() == count && text.bytes().all(is_digit))
+        .ok_or_else(|| format!("{text:?} does not have {count} hexadecimal digits"))
+}
+
+/// The number of a pool, in text of 32 hexadecimal digits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub(crate) struct PoolId(pub(crate) u128);
+
+impl From<PoolId> for String {
+    fn from(id: PoolId) -> String {
+        format!("{:032x}", id.0)
+    }
+}
+
+impl TryFrom<String> for PoolId {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        digits(&text, 32).map(PoolId)
+    }
+}
+
+/// The pool of a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolRecord {
+    id: PoolId,
+    /// Its memory servers.
+    pub servers: u16,
+}
+
+impl PoolRecord {
+    pub(crate) fn new(id: u128, servers: u16) -> Self {
+        PoolRecord { id: PoolId(id), servers }
+    }
+
+    /// The number that it was given when it was made.
+    pub fn id(&self) -> u128 {
+        self.id.0
+    }
+}
+
+/// A memory server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryRecord {
+    /// Where it is reached.
+    pub address: SocketAddr,
+    /// Its number.
+    pub server: u16,
+    /// How many there are.
+    pub servers: u16,
+    /// Bytes that it exposes.
+    pub bytes: u64,
+    pool: Option<PoolId>,
+}
+
+impl MemoryRecord {
+    /// Memory server `server` of `servers`; `pool` is the pool whose data it holds, if it holds any.
+    pub fn new(
+        address: SocketAddr,
+        (server, servers): (u16, u16),
+        bytes: u64,
+        pool: Option<u128>,
+    ) -> Self {
+        MemoryRecord { address, server, servers, bytes, pool: pool.map(PoolId) }
+    }
+
+    /// The pool whose data it holds.
+    pub fn pool(&self) -> Option<u128> {
+        self.pool.map(|pool| pool.0)
+    }
+}
+
+/// A compute server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ComputeRecord {
+    /// Where it answers others, if it does.
+    pub address: Option<SocketAddr>,
+    /// Which process it is, for people: host and number.
+    pub process: String,
+    /// Whether it hands over and leaves when it is asked to.
+    pub serves: bool,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct CoordinatorRecord {
+    pub(crate) name: Name,
+}
+
+/// A key that is none of ours, or has a value that makes no sense.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Foreign {
+    /// The whole key.
+    pub key: String,
+    /// What is wrong with it.
+    pub why: String,
+}
+
+/// The directory of a cluster, all at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Its pool, once one was made.
+    pub pool: Option<PoolRecord>,
+    /// Memory servers that are registered, by their numbers.
+    pub memory: BTreeMap<u16, MemoryRecord>,
+    /// Compute servers that are.
+    pub compute: BTreeMap<Name, ComputeRecord>,
+    /// Who looks after the dead.
+    pub coordinator: Option<Name>,
+    /// Compute servers that are asked to leave.
+    pub leaving: BTreeSet<Name>,
+    /// What else was found.
+    pub foreign: Vec<Foreign>,
+}
+
+impl Snapshot {
+    /// Reads what was found below `prefix`.
+    pub(crate) fn of(prefix: &str, listing: &Listing) -> Self {
+        let mut snapshot = Snapshot::default();
+        for pair in &listing.pairs {
+            let Some(rest) = pair.key.strip_prefix(prefix) else { continue };
+            if let Err(why) = snapshot.add(rest, &pair.value) {
+                snapshot.foreign.push(Foreign { key: pair.key.clone(), why });
+            }
+        }
+        snapshot
+    }
+
+    fn add(&mut self, key: &str, value: &str) -> Result<(), String> {
+        match key.split_once('/').unwrap_or((key, "")) {
+            ("pool", "") => self.pool = Some(parse(value)?),
+            ("memory", number) => {
+                let record: MemoryRecord = parse(value)?;
+                check_memory(number, &record)?;
+                self.memory.insert(record.server, record);
+            }
+            ("compute", name) => {
+                self.compute.insert(name.parse()?, parse(value)?);
+            }
+            ("coordinator", "") => {
+                self.coordinator = Some(parse::<CoordinatorRecord>(value)?.name);
+            }
+            ("leave", name) => {
+                self.leaving.insert(name.parse()?);
+            }
+            _ => return Err("it is none of Farleaf's keys".to_owned()),
+        }
+        Ok(())
+    }
+}
+
+/// The number of a memory server as it stands in its key.
+pub(crate) fn number_text(server: u16) -> String {
+    format!("{server:05}")
+}
+
+fn check_memory(number: &str, record: &MemoryRecord) -> Result<(), String> {
+    let MemoryRecord { server, servers, .. } = record;
+    if number_text(*server) != number {
+        return Err(format!("it is of memory server {server}"));
+    }
+    if server >= servers {
+        return Err(format!("there is no memory server {server} of {servers}"));
+    }
+    Ok(())
+}
+
+pub(crate) fn parse<T: DeserializeOwned>(value: &str) -> Result<T, String> {
+    serde_json::from_str(value).map_err(|error| format!("its value makes no sense: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::etcd::Pair;
+
+    fn snapshot(pairs: &[(&str, &str)]) -> Snapshot {
+        let pair = |(key, value): &(&str, &str)| Pair {
+            key: format!("/p/{key}"),
+            value: (*value).to_owned(),
+            revision: 1,
+            lease: None,
+        };
+        Snapshot::of("/p/", &Listing { revision: 1, pairs: pairs.iter().map(pair).collect() })
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let address = "[::1]:7000".parse().unwrap();
+        let memory = MemoryRecord::new(address, (1, 2), 4096, Some(7));
+        let compute = ComputeRecord { address: None, process: "h:1".to_owned(), serves: true };
+        let pool = PoolRecord::new(u128::MAX, 2);
+        let text = |value: Result<String, serde_json::Error>| value.unwrap();
+        let found = snapshot(&[
+            ("pool", &text(serde_json::to_string(&pool))),
+            ("memory/00001", &text(serde_json::to_string(&memory))),
+            ("compute/00000000000000ff", &text(serde_json::to_string(&compute))),
+            ("coordinator", r#"{"name":"00000000000000ff","more":1}"#),
+            ("leave/00000000000000ff", ""),
+        ]);
+        assert_eq!(found.foreign, []);
+        assert_eq!((found.pool, found.memory[&1]), (Some(pool), memory));
+        assert_eq!((pool.id(), memory.pool()), (u128::MAX, Some(7)));
+        assert_eq!(found.compute[&Name(255)], compute);
+        assert_eq!(found.coordinator, Some(Name(255)));
+        assert!(found.leaving.contains(&Name(255)));
+    }
+
+    #[test]
+    fn what_is_not_ours_is_told_and_left_out() {
+        let memory = |server: u16, servers: u16| {
+            let address = "1.2.3.4:5".parse().unwrap();
+            let record = MemoryRecord::new(address, (server, servers), 1, None);
+            serde_json::to_string(&record).unwrap()
+        };
+        for (key, value, why) in [
+            ("letter", "dear", "none of Farleaf's keys"),
+            ("pool", "{}", "its value makes no sense"),
+            ("pool", r#"{"id":"12","servers":1}"#, "32 hexadecimal digits"),
+            ("pool/x", "{}", "none of Farleaf's keys"),
+            ("memory/00000", "\u{fffd}", "its value makes no sense"),
+            ("memory/00000", &memory(1, 2), "it is of memory server 1"),
+            ("memory/0", &memory(0, 2), "it is of memory server 0"),
+            ("memory/00002", &memory(2, 2), "no memory server 2 of 2"),
+            ("compute/ff", "{}", "16 hexadecimal digits"),
+            ("compute/00000000000000FF", "{}", "16 hexadecimal digits"),
+            ("compute/0000000000000000", "{}", "16 hexadecimal digits"),
+            ("compute/00000000000000ff", "[]", "its value makes no sense"),
+            ("coordinator", "me", "its value makes no sense"),
+            ("leave/me", "", "16 hexadecimal digits"),
+        ] {
+            let found = snapshot(&[(key, value)]);
+            assert_eq!(found.foreign.len(), 1, "{key}");
+            assert_eq!(found.foreign[0].key, format!("/p/{key}"));
+            assert!(found.foreign[0].why.contains(why), "{key}: {}", found.foreign[0].why);
+            let rest = Snapshot { foreign: Vec::new(), ..found };
+            assert_eq!(rest, Snapshot::default(), "{key}");
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! Being in the directory: entries that last as long as whoever made them.
+
+use std::net::SocketAddr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::directory::to_json;
+use crate::etcd::LeaseId;
+use crate::record::{CoordinatorRecord, Snapshot, parse};
+use crate::{ClusterError, ComputeRecord, Directory, MemoryRecord, Name};
+
+/// How long an entry stays whose holder is not heard of any more. etcd takes up to a second more.
+pub const LEASE: Duration = Duration::from_secs(3);
+/// How often a lease is renewed, at least as long as its holder looks more often than that.
+const RENEW_EVERY: Duration = Duration::from_secs(1);
+/// How long a compute server is registered before it stands for election: those that soon end do not.
+const STAND_AFTER: Duration = Duration::from_secs(1);
+/// How long a memory server waits for the entry of one that may have died to run out, and between looks.
+const TAKE_TIME: Duration = Duration::from_secs(6);
+const TAKE_EVERY: Duration = Duration::from_millis(200);
+
+/// A lease that is renewed as long as its holder says so.
+#[derive(Debug)]
+struct Lease {
+    directory: Directory,
+    id: LeaseId,
+    renewed: Instant,
+}
+
+impl Lease {
+    fn new(directory: &Directory) -> Result<Self, ClusterError> {
+        let id = directory.etcd.grant(LEASE)?;
+        Ok(Lease { directory: directory.clone(), id, renewed: Instant::now() })
+    }
+
+    /// Renews it if it is time; false if it had run out, with all that was bound to it: it is a new one
+    /// now.
+    fn renew(&mut self) -> Result<bool, ClusterError> {
+        if self.renewed.elapsed() < RENEW_EVERY {
+            return Ok(true);
+        }
+        let asked = Instant::now();
+        if self.directory.etcd.keep_alive(self.id)?.is_some() {
+            self.renewed = asked;
+            return Ok(true);
+        }
+        *self = Lease::new(&self.directory)?;
+        Ok(false)
+    }
+
+    fn end(self) -> Result<(), ClusterError> {
+        self.directory.etcd.revoke(self.id)
+    }
+}
+
+/// Whose the entry of a number is.
+enum Taken {
+    Own,
+    By(SocketAddr),
+    /// It has just run out, or our lease has: the next look finds out more.
+    Changing,
+}
+
+/// A memory server's entry.
+#[derive(Debug)]
+pub struct MemorySeat {
+    lease: Lease,
+    record: MemoryRecord,
+    is_written: bool,
+}
+
+impl Directory {
+    /// Registers a memory server. An entry of its number with its very address is of an earlier life of
+    /// its own, and is replaced. One of another address is waited for, up to 6 seconds: it runs out if
+    /// whoever made it is dead.
+    ///
+    /// Cost: 3 requests to etcd.
+    ///
+    /// # Errors
+    /// [`ClusterError::NumberTaken`], [`ClusterError::OtherCount`], [`ClusterError::OtherPool`];
+    /// [`ClusterError::Foreign`] for an entry that makes no sense.
+    pub fn enter_memory(&self, record: MemoryRecord) -> Result<MemorySeat, ClusterError> {
+        self.check_fits(&record)?;
+        let mut seat = MemorySeat { lease: Lease::new(self)?, record, is_written: false };
+        let end = Instant::now() + TAKE_TIME;
+        loop {
+            match seat.take()? {
+                Taken::Own => return Ok(seat),
+                Taken::By(holder) if Instant::now() >= end => {
+                    seat.lease.end()?;
+                    return Err(self.number_taken(record.server, holder));
+                }
+                Taken::By(_) | Taken::Changing => {}
+            }
+            thread::sleep(TAKE_EVERY);
+            seat.lease.renew()?;
+        }
+    }
+
+    /// Registers a compute server.
+    ///
+    /// Cost: 2 requests to etcd.
+    ///
+    /// # Errors
+    /// See [`ClusterError`].
+    pub fn enter_compute(
+        &self,
+        name: Name,
+        record: ComputeRecord,
+    ) -> Result<ComputeSeat, ClusterError> {
+        let lease = Lease::new(self)?;
+        let entered = Instant::now();
+        let mut seat = ComputeSeat { lease, name, record, is_written: false, entered };
+        seat.write()?;
+        Ok(seat)
+    }
+
+    fn number_taken(&self, server: u16, holder: SocketAddr) -> ClusterError {
+        ClusterError::NumberTaken { name: self.name.clone(), server, holder }
+    }
+}
+
+impl MemorySeat {
+    /// To be called every second or more often: renews the entry, and makes it anew if it was lost or says
+    /// something else. `pool` is the pool whose data the server holds.
+    ///
+    /// Cost: 1 request to etcd each second, 1 more for a change.
+    ///
+    /// # Errors
+    /// [`ClusterError::NumberTaken`] if another has the number since; others of etcd. The next call tries
+    /// again; the server can go on meanwhile.
+    pub fn keep(&mut self, pool: Option<u128>) -> Result<(), ClusterError> {
+        let is_kept = self.lease.renew()?;
+        let record = MemoryRecord::new(
+            self.record.address,
+            (self.record.server, self.record.servers),
+            self.record.bytes,
+            pool,
+        );
+        self.is_written &= is_kept && record == self.record;
+        self.record = record;
+        if self.is_written {
+            return Ok(());
+        }
+        match self.take()? {
+            Taken::By(holder) => Err(self.lease.directory.number_taken(record.server, holder)),
+            Taken::Own | Taken::Changing => Ok(()),
+        }
+    }
+
+    /// Ends the entry.
+    ///
+    /// # Errors
+    /// See [`ClusterError`]; it then runs out by itself.
+    pub fn leave(self) -> Result<(), ClusterError> {
+        self.lease.end()
+    }
+
+    /// Writes the entry, unless somebody else has it.
+    fn take(&mut self) -> Result<Taken, ClusterError> {
+        let directory = &self.lease.directory;
+        let key = directory.memory_key(self.record.server);
+        let value = to_json(&self.record);
+        let mut revision = 0;
+        // First as if nobody had it, then over what was found.
+        for _ in 0..2 {
+            match directory.etcd.put_if(&key, &value, Some(self.lease.id), revision)? {
+                Ok(()) => {
+                    self.is_written = true;
+                    return Ok(Taken::Own);
+                }
+                // It has just run out, or our lease has.
+                Err(None) => break,
+                Err(Some(pair)) => {
+                    let foreign = |why| ClusterError::Foreign { key: key.clone(), why };
+                    let holder: MemoryRecord = parse(&pair.value).map_err(foreign)?;
+                    if holder.address != self.record.address {
+                        return Ok(Taken::By(holder.address));
+                    }
+                    revision = pair.revision;
+                }
+            }
+        }
+        Ok(Taken::Changing)
+    }
+}
+
+/// A compute server's entry, and its part in the election.
+#[derive(Debug)]
+pub struct ComputeSeat {
+    lease: Lease,
+    name: Name,
+    record: ComputeRecord,
+    is_written: bool,
+    entered: Instant,
+}
+
+/// What a compute server has found when it last looked.
+#[derive(Clone, Debug)]
+pub struct View {
+    /// All that stood there.
+    pub snapshot: Snapshot,
+    /// It is the one who looks after the dead.
+    pub is_coordinator: bool,
+    /// Somebody asks it to hand over and leave.
+    pub is_leaving: bool,
+}
+
+impl ComputeSeat {
+    /// To be called every second or more often: renews the entry, makes it anew if it was lost or says
+    /// something else, looks at the directory, and stands for election if there is no coordinator.
+    ///
+    /// Cost: 1 request to etcd, 1 more each second, 1 more for a change or an election.
+    ///
+    /// # Errors
+    /// See [`ClusterError`]. The next call tries again; nothing that has to do with the pool need wait.
+    pub fn beat(&mut self, address: Option<SocketAddr>) -> Result<View, ClusterError> {
+        let is_kept = self.lease.renew()?;
+        self.is_written &= is_kept && address == self.record.address;
+        self.record.address = address;
+        if !self.is_written {
+            self.write()?;
+        }
+        let snapshot = self.lease.directory.look()?;
+        let mut is_coordinator = snapshot.coordinator == Some(self.name);
+        if snapshot.coordinator.is_none() && self.entered.elapsed() >= STAND_AFTER {
+            is_coordinator = self.stand()?;
+        }
+        let is_leaving = snapshot.leaving.contains(&self.name);
+        Ok(View { snapshot, is_coordinator, is_leaving })
+    }
+
+    /// Ends the entry, and the office with it.
+    ///
+    /// # Errors
+    /// See [`ClusterError`]; it then runs out by itself.
+    pub fn leave(self) -> Result<(), ClusterError> {
+        self.lease.end()
+    }
+
+    fn write(&mut self) -> Result<(), ClusterError> {
+        let Lease { directory, id, .. } = &self.lease;
+        let key = directory.key(&format!("compute/{}", self.name));
+        // If the lease has run out just now, the next beat finds that.
+        self.is_written = directory.etcd.put(&key, &to_json(&self.record), Some(*id))?;
+        Ok(())
+    }
+
+    /// Tries to become coordinator; whether it is.
+    fn stand(&self) -> Result<bool, ClusterError> {
+        let Lease { directory, id, .. } = &self.lease;
+        let value = to_json(&CoordinatorRecord { name: self.name });
+        let key = directory.key("coordinator");
+        Ok(directory.etcd.put_if(&key, &value, Some(*id), 0)?.is_ok())
+    }
+}

@@ -1,0 +1,161 @@
+//! Being in a cluster's directory: the thread that keeps the entry, and looks after the dead if this compute
+//! server is the coordinator.
+//!
+//! The pool's members know each other and need no directory. But who dies while nobody works is missed by
+//! nobody: members look at each other only as part of what they do. The coordinator looks at the directory
+//! all the time. A member of the pool that has no entry there may be dead, or may never have had one, or may
+//! not reach etcd; whether it is dead the fabric says, which is asked by every recovery.
+//!
+//! - **INV-REG-1** Nothing of the pool waits for etcd: the thread alone talks to it, and no operation waits
+//!   for the thread. Closing does, for as long as one request to etcd may take.
+
+use std::collections::BTreeSet;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use farleaf_cluster::{ComputeRecord, ComputeSeat, Directory, Name, View};
+use farleaf_fabric::Endpoint;
+
+use crate::core::Core;
+use crate::error::{Error, Result};
+use crate::lane::Lane;
+
+/// Between two looks at the directory.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// Ticks after which a member that does nothing is announced idle.
+const IDLE_TICKS: u32 = 3;
+
+/// What a process is in its cluster.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ClusterState {
+    /// etcd has answered when it was last asked; else this process may have no entry there.
+    pub is_registered: bool,
+    /// It is the one that looks after compute servers that have died.
+    pub is_coordinator: bool,
+    /// Somebody asks it to hand over what it has, and to close the store
+    /// ([`Builder::leaves_when_asked`](crate::Builder::leaves_when_asked)).
+    pub is_leaving: bool,
+}
+
+/// An entry in the directory, and the thread that keeps it.
+#[derive(Debug)]
+pub(crate) struct Registered {
+    /// Its end ends the thread.
+    stop: Sender<()>,
+    thread: JoinHandle<ComputeSeat>,
+    state: Arc<Mutex<ClusterState>>,
+}
+
+impl Registered {
+    /// Makes the entry, in the directory of the pool that `core` has joined.
+    pub(crate) fn start(
+        core: &Arc<Core>,
+        directory: &Directory,
+        is_new: bool,
+        leaves_when_asked: bool,
+    ) -> Result<Registered> {
+        let servers = core.pool.geometry().servers() as u16;
+        directory.agree_on_pool(core.pool.id(), servers, is_new)?;
+        let me = Lane::run(core, async |lane| Ok(Name(lane.endpoint().incarnation().0)))?;
+        let record = ComputeRecord {
+            address: core.serving.address(),
+            process: process(),
+            serves: leaves_when_asked,
+        };
+        let seat = directory.enter_compute(me, record)?;
+        let state =
+            Arc::new(Mutex::new(ClusterState { is_registered: true, ..Default::default() }));
+        let (stop, stopped) = mpsc::channel();
+        let (core, told) = (Arc::clone(core), Arc::clone(&state));
+        let thread = thread::Builder::new()
+            .name("farleaf-cluster".to_owned())
+            .spawn(move || attend(&core, me, seat, &told, &stopped))
+            .map_err(|source| Error::io("cannot start the thread of the cluster", source))?;
+        Ok(Registered { stop, thread, state })
+    }
+
+    pub(crate) fn state(&self) -> ClusterState {
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the thread, which has no session of the pool any more then; the entry, if it has not panicked.
+    pub(crate) fn stop(self) -> Option<ComputeSeat> {
+        drop(self.stop);
+        self.thread.join().ok()
+    }
+}
+
+/// Keeps the entry, and does the coordinator's work, until it is stopped.
+fn attend(
+    core: &Arc<Core>,
+    me: Name,
+    mut seat: ComputeSeat,
+    told: &Mutex<ClusterState>,
+    stopped: &Receiver<()>,
+) -> ComputeSeat {
+    // The coordinator has one.
+    let mut lane = None;
+    while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(LOOK_EVERY) {
+        let view = seat.beat(core.serving.address());
+        let state = match &view {
+            Ok(View { is_coordinator, is_leaving, .. }) => ClusterState {
+                is_registered: true,
+                is_coordinator: *is_coordinator,
+                is_leaving: *is_leaving,
+            },
+            Err(_) => ClusterState::default(),
+        };
+        {
+            let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
+            // Who has heard that it is to leave leaves, whether etcd is there or not.
+            let is_leaving = told.is_leaving || state.is_leaving;
+            *told = ClusterState { is_leaving, ..state };
+        }
+        match view {
+            Ok(view) if view.is_coordinator => look_after(core, me, &view, &mut lane),
+            _ => lane = None,
+        }
+    }
+    seat
+}
+
+/// Recovers the pool from those who are dead, if any can be: who has just come into office looks in any case,
+/// since its predecessor may have died over it. What fails is tried again at the next look.
+fn look_after(core: &Arc<Core>, me: Name, view: &View, lane: &mut Option<Lane>) {
+    let is_new = lane.is_none();
+    if is_new {
+        *lane = Lane::new(core).ok();
+    }
+    let Some(lane) = lane else { return };
+    let there: BTreeSet<Name> = view.snapshot.compute.keys().copied().chain([me]).collect();
+    let looked: Result<()> = lane.endpoint().executor().block_on(async {
+        let session = lane.try_session().await?;
+        let mut is_called_for = is_new || core.pool.needs_recovery();
+        for member in session.members().await? {
+            let has_entry = there.contains(&Name(member.incarnation.0));
+            is_called_for |= !has_entry && lane.endpoint().is_dead(member.incarnation).await;
+        }
+        if is_called_for {
+            let recovered = farleaf_index::recover(&session).await;
+            // It has taken part in epochs, and the maintenance thread may sleep: it is announced idle again,
+            // so that it holds up nobody's.
+            for _ in 0..IDLE_TICKS {
+                session.tick().await?;
+            }
+            recovered?;
+        }
+        Ok(())
+    });
+    // A pool that cannot be reached, or has no session left, is looked at again.
+    let _ = looked;
+}
+
+/// Which process this is: host and number.
+fn process() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    format!("{}:{}", host.trim(), std::process::id())
+}
