@@ -82,7 +82,7 @@ impl Farleaf {
         let (workers, maintenance) = (Workers::new(async_workers), Mutex::new(None));
         let db = Farleaf { handle: Arc::new(Handle { core, workers, maintenance }) };
         let recovered = db.run(async |_, lane| {
-            let session = lane.session().await?;
+            let session = lane.upkeep_session().await?;
             Ok(farleaf_index::recover(&session).await?)
         });
         match recovered {
