@@ -44,7 +44,7 @@ pub(crate) struct ClosedClient {
 }
 
 impl Pool {
-    /// Takes a free client, if more than `kept` are free.
+    /// Takes a free client that is not among the last `kept`.
     pub(crate) async fn claim_client<E: Endpoint>(
         &self,
         client: Steady<'_, E>,
@@ -56,11 +56,10 @@ impl Pool {
         let table = client.read(self.geometry().client_addr(0), table).await?;
         let number = self.session_number.fetch_add(1, Ordering::Relaxed);
         let owner = owner_word(self.member, self.generation, number);
-        let is_free = |entry: &[u64]| entry[0] == 0 && entry[1] <= COUNTER_END - TOKEN_STEP;
-        let free = table.words().chunks_exact(words).filter(|entry| is_free(entry)).count();
-        let candidates = if free > kept as usize { 0..count } else { 0..0 };
-        for (id, entry) in candidates.zip(table.words().chunks_exact(words)) {
-            if !is_free(entry) {
+        // By their places, not by how many are free: several ask at once.
+        let open = 0..count.saturating_sub(kept);
+        for (id, entry) in open.zip(table.words().chunks_exact(words)) {
+            if entry[0] != 0 || entry[1] > COUNTER_END - TOKEN_STEP {
                 continue;
             }
             // From here on, an error or a dropped future leaves the entry to a later tick.

@@ -124,12 +124,11 @@ impl Pool {
         self.session_leaving(endpoint, 0).await
     }
 
-    /// As [`Pool::session`], but only if more than `kept` clients are free: those are for members that
-    /// recover the dead, who hold the clients that they had until then. Of several that ask at once, each
-    /// may find the same one to be free.
+    /// As [`Pool::session`], but takes none of the last `kept` clients: those are for members that recover
+    /// the dead, who hold the clients that they had until then.
     ///
     /// # Errors
-    /// As [`Pool::session`]; `NoSlot` also if no more than `kept` are free.
+    /// As [`Pool::session`]; `NoSlot` also if only those are free.
     pub async fn session_leaving<E: Endpoint>(
         self: &Arc<Self>,
         endpoint: E,
