@@ -20,6 +20,8 @@ step "Seeds" check --seeds "${SEEDS:-10000}" --time 5m
 step "Crash points" check crash
 step "Processes" check processes --time "${PROCESSES_TIME:-20s}"
 step "Processes of dex" check processes --engine dex --time "${PROCESSES_TIME:-20s}"
+step "Processes over memory servers" \
+    check processes --fabric tcp --engine dex --time "${PROCESSES_TIME:-20s}"
 step "Canaries" check canaries --seeds 4K
 
 if [ -n "$page" ]; then

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use serde_json::Value;
 
-use crate::config::{CONFIG, variables_of};
+use crate::config::environment_of_parts;
 use crate::tls::TlsArgs;
 
 /// How long a server may take to end once it has been told to.
@@ -153,10 +153,11 @@ fn start(words: Vec<OsString>, tls: &TlsArgs) -> anyhow::Result<Server> {
     let mut command = Command::new(env::current_exe().context("cannot find this program")?);
     // Whoever starts them says what begins and ends.
     command.args(words).args(["--json", "--color", "never", "--log-level", "warn"]);
-    // They are as this program says, whatever is set for servers that stand alone.
-    command.env(CONFIG, "");
-    for name in ["memory", "compute"].into_iter().flat_map(|kind| variables_of(&[kind])) {
-        command.env_remove(name);
+    for (name, value) in environment_of_parts() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
     }
     tls.tell(&mut command);
     let mut process = command

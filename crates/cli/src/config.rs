@@ -362,12 +362,16 @@ fn place(path: &Path, text: &str, at: usize) -> String {
     format!("{}:{}", path.display(), line_of(text, at))
 }
 
-/// Variables of the environment that would set options of `words`.
-pub(crate) fn variables_of(words: &[&str]) -> Vec<OsString> {
-    let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
-    let prefix = variable_of(&words, "");
-    let is_one = |name: &OsStr| name.to_str().is_some_and(|name| name.starts_with(&prefix));
-    env::vars_os().map(|(name, _)| name).filter(|name| is_one(name)).collect()
+/// What the environment of servers has to be that this program starts as parts of its own: what is set for servers
+/// that stand alone is not for them. `None` removes a variable.
+pub(crate) fn environment_of_parts() -> Vec<(OsString, Option<OsString>)> {
+    let prefixes = ["memory", "compute"].map(|command| variable_of(&[command.to_owned()], ""));
+    let is_set = |name: &OsStr| {
+        name.to_str().is_some_and(|name| prefixes.iter().any(|prefix| name.starts_with(prefix)))
+    };
+    let removed = env::vars_os().map(|(name, _)| name).filter(|name| is_set(name));
+    let none = (CONFIG.into(), Some(OsString::new()));
+    removed.map(|name| (name, None)).chain([none]).collect()
 }
 
 #[cfg(test)]

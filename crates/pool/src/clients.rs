@@ -3,6 +3,10 @@
 //! Words of an entry: 0 owner (0: free), 1 tokens given out so far, 2 first token of the member
 //! life in word 3, 3 owner of the latest session.
 //!
+//! The dead hold their entries until somebody has recovered them, for which that one needs a session. So
+//! those who do not recover leave some entries free ([`Pool::session_leaving`]): else the dead could keep
+//! everybody from the pool.
+//!
 //! INV-CLIENT-1: the retire page of a free client is zero on every server.
 //! INV-CLIENT-2: word 1 is above every number of a token that was ever made with this client.
 
@@ -40,10 +44,11 @@ pub(crate) struct ClosedClient {
 }
 
 impl Pool {
-    /// Takes a free client.
+    /// Takes a free client that is not among the last `kept`.
     pub(crate) async fn claim_client<E: Endpoint>(
         &self,
         client: Steady<'_, E>,
+        kept: u32,
     ) -> Result<ClaimedClient, PoolError> {
         let count = self.geometry().options().clients_max;
         let words = CLIENT_BYTES as usize / 8;
@@ -51,7 +56,9 @@ impl Pool {
         let table = client.read(self.geometry().client_addr(0), table).await?;
         let number = self.session_number.fetch_add(1, Ordering::Relaxed);
         let owner = owner_word(self.member, self.generation, number);
-        for (id, entry) in (0..count).zip(table.words().chunks_exact(words)) {
+        // By their places, not by how many are free: several ask at once.
+        let open = 0..count.saturating_sub(kept);
+        for (id, entry) in open.zip(table.words().chunks_exact(words)) {
             if entry[0] != 0 || entry[1] > COUNTER_END - TOKEN_STEP {
                 continue;
             }

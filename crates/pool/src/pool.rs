@@ -121,12 +121,25 @@ impl Pool {
         self: &Arc<Self>,
         endpoint: E,
     ) -> Result<Session<E>, PoolError> {
+        self.session_leaving(endpoint, 0).await
+    }
+
+    /// As [`Pool::session`], but takes none of the last `kept` clients: those are for members that recover
+    /// the dead, who hold the clients that they had until then.
+    ///
+    /// # Errors
+    /// As [`Pool::session`]; `NoSlot` also if only those are free.
+    pub async fn session_leaving<E: Endpoint>(
+        self: &Arc<Self>,
+        endpoint: E,
+        kept: u32,
+    ) -> Result<Session<E>, PoolError> {
         self.check_open()?;
         let endpoint_counters = Arc::clone(endpoint.counters());
         let client = Client::new(endpoint);
         client.charge_to(OpKind::Maintenance);
         let lines = self.lines_of(&endpoint_counters);
-        let claimed = self.claim_client(Steady::new(&client, &lines, PATIENCE_NS)).await?;
+        let claimed = self.claim_client(Steady::new(&client, &lines, PATIENCE_NS), kept).await?;
         client.charge_to(OpKind::Other);
         Ok(Session::new(self, client, lines, claimed))
     }

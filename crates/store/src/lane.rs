@@ -32,6 +32,9 @@ const SESSION_WAITS: u32 = 100;
 const SESSION_WAIT_NS: u64 = 10_000_000;
 /// A store takes no more than this part of the pool's sessions for overlapping operations.
 const SPARE_PART: usize = 4;
+/// This part of the pool's sessions is left to recovering the dead, who hold theirs until then, and to
+/// leaving.
+const UPKEEP_PART: u32 = 16;
 
 /// One thread's endpoint, its executor and its sessions.
 pub(crate) struct Lane {
@@ -71,8 +74,20 @@ impl Lane {
     /// # Errors
     /// `Full` if there is none for a second.
     pub(crate) async fn session(&self) -> Result<SessionGuard<'_>> {
+        self.await_session(kept(&self.core)).await
+    }
+
+    /// The same for recovering the dead, and for leaving the pool, on which others may wait: there are more.
+    ///
+    /// # Errors
+    /// `Full` if there is none for a second.
+    pub(crate) async fn upkeep_session(&self) -> Result<SessionGuard<'_>> {
+        self.await_session(0).await
+    }
+
+    async fn await_session(&self, kept: u32) -> Result<SessionGuard<'_>> {
         for _ in 0..SESSION_WAITS {
-            match self.try_session().await {
+            match self.take_session(kept).await {
                 // Those of threads that have ended come back with the next tick.
                 Err(error) if error.kind() == ErrorKind::Full => {
                     self.core.activity.note();
@@ -81,7 +96,7 @@ impl Lane {
                 session => return session,
             }
         }
-        self.try_session().await
+        self.take_session(kept).await
     }
 
     /// One more session for a call that already has one, if this store has few enough: the pool's
@@ -99,11 +114,17 @@ impl Lane {
     /// # Errors
     /// `Full` if the pool has none left.
     pub(crate) async fn try_session(&self) -> Result<SessionGuard<'_>> {
+        self.take_session(kept(&self.core)).await
+    }
+
+    /// A session of this lane's, or a new one if more than `kept` are free.
+    async fn take_session(&self, kept: u32) -> Result<SessionGuard<'_>> {
         let idle = self.idle.borrow_mut().pop();
         let counted = match idle {
             Some(counted) => counted,
             None => {
-                let session = self.core.pool.session(self.endpoint.clone()).await?;
+                let pool = &self.core.pool;
+                let session = pool.session_leaving(self.endpoint.clone(), kept).await?;
                 Counted { session, ops: Cell::new(0) }
             }
         };
@@ -128,6 +149,11 @@ impl Lane {
         self.gate.begin_job(&self.core.activity);
         Job(&self.gate)
     }
+}
+
+/// Sessions that a store's operations leave free.
+pub(crate) fn kept(core: &Core) -> u32 {
+    core.pool.geometry().options().clients_max / UPKEEP_PART
 }
 
 struct Job<'a>(&'a Gate);

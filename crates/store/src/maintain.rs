@@ -43,7 +43,7 @@ fn maintain(core: &Arc<Core>) -> Result<()> {
         quiet_ticks = if is_quiet { quiet_ticks + 1 } else { 0 };
         seen_ops = ops;
         executor.block_on(async {
-            let Ok(session) = lane.session().await else { return };
+            let Ok(session) = lane.upkeep_session().await else { return };
             // A tick that fails changes nothing; the next one tries again, and the operations
             // report what is wrong.
             let _ = session.tick().await;
@@ -88,7 +88,7 @@ pub(crate) fn leave(core: &Arc<Core>) -> Result<()> {
     let lane = Lane::new(core)?;
     let executor = lane.endpoint().executor().clone();
     executor.block_on(async {
-        let session = lane.try_session().await?;
+        let session = lane.upkeep_session().await?;
         let closed = core.close_tables(&session).await;
         if core.pool.sessions() == 1 && closed.is_ok() {
             session.leave().await?;

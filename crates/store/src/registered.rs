@@ -133,7 +133,7 @@ fn look_after(core: &Arc<Core>, me: Name, view: &View, lane: &mut Option<Lane>) 
     let Some(lane) = lane else { return };
     let there: BTreeSet<Name> = view.snapshot.compute.keys().copied().chain([me]).collect();
     let looked: Result<()> = lane.endpoint().executor().block_on(async {
-        let session = lane.try_session().await?;
+        let session = lane.upkeep_session().await?;
         let mut is_called_for = is_new || core.pool.needs_recovery();
         for member in session.members().await? {
             let has_entry = there.contains(&Name(member.incarnation.0));

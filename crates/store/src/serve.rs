@@ -22,7 +22,7 @@ use farleaf_pool::Root;
 
 use crate::core::Core;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lane::{Lane, Session};
+use crate::lane::{Lane, Session, kept};
 
 /// Requests for one table that each thread answers at a time, each with a session; and once this part of
 /// the pool's sessions is taken by this store.
@@ -271,7 +271,7 @@ fn serve(core: &Arc<Core>, tables: &Receiver<Opened>) {
             let mut seats = 0;
             let mut refused = None;
             while seats < wanted {
-                match core.pool.session(endpoint.clone()).await {
+                match core.pool.session_leaving(endpoint.clone(), kept(core)).await {
                     Ok(session) => {
                         let seat = desk.serve(dex.clone(), session);
                         // It ends when the table is closed, and in no other way.

@@ -98,7 +98,7 @@ impl Farleaf {
         };
         let db = Farleaf { handle: Arc::new(handle) };
         let recovered = db.run(async |_, lane| {
-            let session = lane.session().await?;
+            let session = lane.upkeep_session().await?;
             Ok(farleaf_index::recover(&session).await?)
         });
         match recovered {

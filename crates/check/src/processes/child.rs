@@ -10,6 +10,7 @@ use std::time::Instant;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::config::Launcher;
+use super::links::Links;
 use super::spec::{ChildEnd, Role, Spec};
 
 /// What the child is for.
@@ -26,6 +27,10 @@ pub(super) enum Kind {
     /// A command that makes a pool in a folder.
     Creation(PathBuf),
     Judge,
+    /// A memory server.
+    Memory,
+    /// One that looks who owns which keys.
+    Owners,
 }
 
 /// How a child ended.
@@ -52,10 +57,13 @@ pub(super) struct Child {
     /// When it is to be killed, if that is planned.
     pub(super) kill_at: Option<Instant>,
     is_killed: bool,
+    /// Its way to memory servers. They end after the process.
+    pub(super) links: Option<Links>,
 }
 
 impl Child {
-    /// Starts it; what it says on standard error goes to `<folder>/<name>.err`.
+    /// Starts it; what it says on standard error goes to `<folder>/<name>.err`, and what it says on
+    /// standard output to `output`, if somebody wants to know.
     ///
     /// # Errors
     /// What the system says.
@@ -65,21 +73,34 @@ impl Child {
         name: String,
         kind: Kind,
         role: Role,
+        output: Option<&Path>,
     ) -> io::Result<Child> {
         let spec = Spec { parent: process::id(), role };
         let errors = folder.join(format!("{name}.err"));
-        let mut process = Command::new(&launcher.program)
+        let output = match output {
+            Some(path) => File::create(path)?.into(),
+            None => Stdio::null(),
+        };
+        let mut command = Command::new(&launcher.program);
+        for (name, value) in &launcher.environment {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        let mut process = command
             .args(&launcher.arguments)
             .arg(serde_json::to_string(&spec)?)
             // Ctrl-C is the driver's business.
             .process_group(0)
             .stdin(Stdio::piped())
-            .stdout(Stdio::null())
+            .stdout(output)
             .stderr(File::create(&errors)?)
             .spawn()?;
         let input = process.stdin.take();
-        let (continue_at, kill_at) = (None, None);
-        Ok(Child { name, kind, process, input, errors, continue_at, kill_at, is_killed: false })
+        let (continue_at, kill_at, links) = (None, None, None);
+        let is_killed = false;
+        Ok(Child { name, kind, process, input, errors, continue_at, kill_at, is_killed, links })
     }
 
     pub(super) fn is_killed(&self) -> bool {
@@ -118,12 +139,13 @@ impl Child {
     pub(super) fn ended(&mut self) -> io::Result<Option<Ended>> {
         let Some(status) = self.process.try_wait()? else { return Ok(None) };
         let unavailable = Some(ChildEnd::NotStarted as i32);
-        // `farleaf` says 4 for a full pool.
+        // `farleaf` says 4 for a full pool, 3 for one that cannot be reached, and 6 for a change of which,
+        // for that reason, nobody knows whether it happened.
         Ok(Some(match status.code() {
             Some(0) => Ended::Done,
             None if self.may_die() && status.signal() == Some(9) => Ended::Killed,
             code if code == unavailable => Ended::NotStarted,
-            Some(4) if !matches!(self.kind, Kind::Client | Kind::Judge) => Ended::NotStarted,
+            Some(4 | 6) if !matches!(self.kind, Kind::Client | Kind::Judge) => Ended::NotStarted,
             _ => Ended::Badly(status),
         }))
     }

@@ -1,43 +1,138 @@
 //! A child that does random operations and writes down what it was told.
 
+use std::fs::File;
 use std::future::Future;
+use std::io::Write;
 use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
+use std::time::Duration;
 
-use farleaf::{AsyncTable, CompareExchange, Error, ErrorKind, Farleaf, Table};
+use farleaf::{AsyncTable, CompareExchange, Engine, Error, ErrorKind, Farleaf, Table};
 
 use super::calls::{CALLS_MAX, Form, Job, Jobs};
 use super::log::Log;
-use super::spec::{ClientSpec, Failed};
+use super::spec::{ClientSpec, Failed, is_network, may_pass};
 use super::values::Shape;
 use crate::history::{Answer, Call};
 
 /// Errors that a process tells of; all are in the history.
 const TOLD_MAX: u32 = 5;
+/// Between two attempts to reach a pool on a network.
+const OPEN_PAUSE: Duration = Duration::from_millis(20);
+/// Attempts to get a share of the keys.
+const SHARE_TRIES: u32 = 10;
+/// How long calls linger over what they must not leave half done: some give the pool up over a cut link
+/// that others wait for.
+const LINGER_LEAST: Duration = Duration::from_millis(300);
+const LINGER_MORE_MS: u64 = 4000;
 
 /// A call's answer; `None` if its outcome is unknown.
 type Told = Option<Answer>;
 type Pair = (Vec<u8>, Vec<u8>);
 
 pub(super) fn run(spec: &ClientSpec, stop: &AtomicBool) -> Result<(), Failed> {
-    let db = Farleaf::open(&spec.pool).map_err(Failed::at_start)?;
-    let table = db.table(&spec.table).map_err(Failed::at_start)?;
+    let hands = (0..).zip(&spec.logs).map(|(number, log)| Hand::new(spec, number, log));
+    let mut hands: Vec<Hand> = hands.collect::<Result<_, Failed>>()?;
     let told = AtomicU32::new(0);
+    while let Some((db, table)) = open(spec, stop)? {
+        if !work_all(spec, &table, &mut hands, stop, &told)? {
+            drop(table);
+            return db.close().or_else(|error| Failed::at_end(&spec.pool, error));
+        }
+        drop(table);
+        // It was cut off: others take over from it, and it begins anew.
+        let _ = db.close();
+    }
+    Ok(())
+}
+
+/// Opens the pool and the table: at once, or, on a network, as soon as they can be reached. `None` if it
+/// was told to end meanwhile.
+fn open(spec: &ClientSpec, stop: &AtomicBool) -> Result<Option<(Farleaf, Table)>, Failed> {
+    let is_network = is_network(&spec.pool);
+    while !stop.load(Ordering::Relaxed) {
+        let opened = Farleaf::builder()
+            .linger_timeout(LINGER_LEAST + Duration::from_millis(spec.seed % LINGER_MORE_MS))
+            .open(&spec.pool)
+            .and_then(|db| {
+                let table = db.table(&spec.table)?;
+                if let Some(names) = &spec.names {
+                    share(&db, &table, names)?;
+                }
+                Ok((db, table))
+            });
+        match opened {
+            Ok(opened) => return Ok(Some(opened)),
+            Err(error) if is_network && may_pass(&spec.pool, error.kind()) => {
+                thread::sleep(OPEN_PAUSE);
+            }
+            Err(error) => return Err(Failed::at_start(&spec.pool, error)),
+        }
+    }
+    Ok(None)
+}
+
+/// Notes the name of this compute server, and takes a share of the keys if they have owners.
+fn share(db: &Farleaf, table: &Table, names: &Path) -> Result<(), Error> {
+    let has_owners = table.info().engine == Engine::Dex;
+    let own = if has_owners { Some(db.serve()?.name) } else { None };
+    let noted = File::options().create(true).append(true).open(names);
+    let name = own.map_or_else(String::new, |own| own.to_string());
+    // Without it, nobody learns later what this one had, and that is all.
+    let _ = noted.and_then(|mut file| writeln!(file, "{name}"));
+    let Some(own) = own else { return Ok(()) };
+    table.take_free()?;
+    for _ in 0..SHARE_TRIES {
+        match table.give_share(own) {
+            // Nobody has any or enough of them, can be reached, or is not moving others just now.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::Invalid
+                        | ErrorKind::NotFound
+                        | ErrorKind::Unavailable
+                        | ErrorKind::OutcomeUnknown
+                ) =>
+            {
+                thread::sleep(OPEN_PAUSE);
+            }
+            given => return given,
+        }
+    }
+    Ok(())
+}
+
+/// Works on all threads until standard input ends, or this compute server is cut off; whether it was.
+fn work_all(
+    spec: &ClientSpec,
+    table: &Table,
+    hands: &mut [Hand],
+    stop: &AtomicBool,
+    told: &AtomicU32,
+) -> Result<bool, Failed> {
+    let is_cut_off = AtomicBool::new(false);
     let ended: Vec<Result<(), Failed>> = thread::scope(|scope| {
-        let threads: Vec<_> = (0..)
-            .zip(&spec.logs)
-            .map(|(number, log)| {
-                let (table, told) = (table.clone(), &told);
+        let threads: Vec<_> = hands
+            .iter_mut()
+            .map(|hand| {
+                let mut worker = Worker {
+                    shape: spec.shape,
+                    hand,
+                    asynchronous: table.to_async(),
+                    table: table.clone(),
+                    told,
+                    is_cut_off: is_network(&spec.pool).then_some(&is_cut_off),
+                };
+                let is_cut_off = &is_cut_off;
                 scope.spawn(move || {
-                    let ended = work(spec, number, log, table, stop, told);
-                    if ended.is_err() {
-                        stop.store(true, Ordering::SeqCst);
+                    while !stop.load(Ordering::Relaxed) && !is_cut_off.load(Ordering::Relaxed) {
+                        worker.one().inspect_err(|_| stop.store(true, Ordering::SeqCst))?;
                     }
-                    ended
+                    Ok(())
                 })
             })
             .collect();
@@ -45,52 +140,42 @@ pub(super) fn run(spec: &ClientSpec, stop: &AtomicBool) -> Result<(), Failed> {
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| panicked())).collect()
     });
     ended.into_iter().collect::<Result<(), Failed>>()?;
-    drop(table);
-    db.close().or_else(Failed::at_end)
+    Ok(is_cut_off.into_inner())
 }
 
-fn work(
-    spec: &ClientSpec,
-    thread: u32,
-    log: &Path,
-    table: Table,
-    stop: &AtomicBool,
-    told: &AtomicU32,
-) -> Result<(), Failed> {
-    let client = spec.client + thread * CALLS_MAX as u32;
-    let seed = spec.seed ^ u64::from(thread).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let mut worker = Worker {
-        shape: spec.shape,
-        jobs: Jobs::new(spec.shape, spec.keys, client, seed),
-        client,
-        log: Log::create(log)?,
-        asynchronous: table.to_async(),
-        table,
-        told,
-    };
-    while !stop.load(Ordering::Relaxed) {
-        worker.one()?;
+/// What a thread does and writes, whichever store it works with.
+struct Hand {
+    jobs: Jobs,
+    client: u32,
+    log: Log,
+}
+
+impl Hand {
+    fn new(spec: &ClientSpec, thread: u32, log: &Path) -> Result<Hand, Failed> {
+        let client = spec.client + thread * CALLS_MAX as u32;
+        let seed = spec.seed ^ u64::from(thread).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let jobs = Jobs::new(spec.shape, spec.keys, client, seed);
+        Ok(Hand { jobs, client, log: Log::create(log)? })
     }
-    Ok(())
 }
 
 struct Worker<'a> {
     shape: Shape,
-    jobs: Jobs,
-    client: u32,
-    log: Log,
+    hand: &'a mut Hand,
     table: Table,
     asynchronous: AsyncTable,
     told: &'a AtomicU32,
+    /// Set when others may have taken this process for dead, which only happens on a network.
+    is_cut_off: Option<&'a AtomicBool>,
 }
 
 impl Worker<'_> {
     /// Does the next job and writes it down.
     fn one(&mut self) -> Result<(), Failed> {
-        let Job { form, calls } = self.jobs.next();
+        let Job { form, calls } = self.hand.jobs.next();
         let mut numbers = Vec::with_capacity(calls.len());
-        for (client, call) in (self.client..).zip(&calls) {
-            numbers.push(self.log.begin(client, call)?);
+        for (client, call) in (self.hand.client..).zip(&calls) {
+            numbers.push(self.hand.log.begin(client, call)?);
         }
         let answers = match form {
             Form::Blocking => vec![self.settle(&calls[0], self.blocking(&calls[0]))?],
@@ -99,7 +184,7 @@ impl Worker<'_> {
         };
         for (number, answer) in numbers.into_iter().zip(&answers) {
             if let Some(answer) = answer {
-                self.log.end(number, answer)?;
+                self.hand.log.end(number, answer)?;
             }
         }
         for (call, answer) in calls.iter().zip(answers) {
@@ -131,10 +216,17 @@ impl Worker<'_> {
         let told = match error.kind() {
             ErrorKind::Unavailable | ErrorKind::Full => Some(Answer::Nothing),
             ErrorKind::OutcomeUnknown => None,
+            // A change that was under way then may have happened.
+            ErrorKind::Closed if self.cut_off() => None,
             kind => return Err(Failed::Fault(format!("{error} ({kind:?}), from {call:?}"))),
         };
         self.tell(&error);
         Ok(told)
+    }
+
+    /// Others may have taken this process for dead: notes it, if that may be.
+    fn cut_off(&self) -> bool {
+        self.is_cut_off.inspect(|cut_off| cut_off.store(true, Ordering::SeqCst)).is_some()
     }
 
     fn tell(&self, error: &Error) {
@@ -256,17 +348,17 @@ impl Worker<'_> {
     /// Remembers what keys hold, so that some exchanges are met.
     fn learn(&mut self, call: &Call, answer: Told) {
         match (call, answer) {
-            (Call::Get { key }, Some(Answer::Value(value))) => self.jobs.saw(key, value),
+            (Call::Get { key }, Some(Answer::Value(value))) => self.hand.jobs.saw(key, value),
             (
                 Call::Update { key, value } | Call::Insert { key, value },
                 Some(Answer::Flag(true)),
             )
             | (Call::Upsert { key, value }, Some(Answer::Flag(_))) => {
-                self.jobs.saw(key, Some(value.clone()));
+                self.hand.jobs.saw(key, Some(value.clone()));
             }
-            (Call::Remove { key }, Some(Answer::Flag(_))) => self.jobs.saw(key, None),
+            (Call::Remove { key }, Some(Answer::Flag(_))) => self.hand.jobs.saw(key, None),
             (Call::CompareExchange { key, new, .. }, Some(Answer::Exchanged { done, held })) => {
-                self.jobs.saw(key, if done { new.clone() } else { held });
+                self.hand.jobs.saw(key, if done { new.clone() } else { held });
             }
             _ => {}
         }

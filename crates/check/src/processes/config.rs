@@ -9,11 +9,17 @@ use farleaf::Engine;
 use serde::Serialize;
 
 use super::calls::CALLS_MAX;
+use super::times::NetworkReport;
 
 /// Threads of all processes together, at most: each takes a session of the pool.
 const THREADS_MAX: u32 = 64;
 const KEYS_MAX: u32 = 9999;
 const RATE_MAX: f64 = 1000.0;
+/// Memory servers of a run, at most.
+const MEMORY_SERVERS_MAX: u16 = 16;
+/// No lease is shorter: processes of a busy machine would all be taken for dead.
+const LEASE_LEAST: Duration = Duration::from_millis(50);
+const LEASE_MOST: Duration = Duration::from_secs(60);
 
 /// A run of processes that are killed and stopped.
 #[derive(Clone, Debug)]
@@ -41,6 +47,8 @@ pub struct Config {
     pub engine: Engine,
     /// Bytes of the pool.
     pub pool_bytes: u64,
+    /// The pool is one of memory servers, which the run starts; `None`: in shared memory.
+    pub network: Option<Network>,
     /// Where pool and histories go: new or empty. Default: a folder of its own in `/dev/shm`, or
     /// where temporary files go.
     pub folder: Option<PathBuf>,
@@ -62,13 +70,83 @@ impl Default for Config {
             keys: 48,
             engine: Engine::BTree,
             pool_bytes: 256 << 20,
+            network: None,
             folder: None,
             keep: false,
         }
     }
 }
 
+/// A run's memory servers, and what is done to them and to the links that lead there.
+#[derive(Clone, Debug)]
+pub struct Network {
+    /// How many there are.
+    pub memory_servers: u16,
+    /// How long a compute server counts as alive that is not heard of.
+    pub lease: Duration,
+    /// Mean rate of what is done to memory servers: `kill -9` and a new start over the same file, or
+    /// SIGSTOP and SIGCONT.
+    pub memory_faults_per_second: f64,
+    /// Mean rate of what is done to links between a process and a memory server: cut, in both directions
+    /// or in one, slowed, or all connections ended.
+    pub link_faults_per_second: f64,
+    /// A memory server is away, a link is cut or slow for that long at most.
+    pub outage_time_max: Duration,
+}
+
+impl Default for Network {
+    fn default() -> Self {
+        Network {
+            memory_servers: 2,
+            lease: Duration::from_secs(1),
+            memory_faults_per_second: 0.4,
+            link_faults_per_second: 0.8,
+            outage_time_max: Duration::from_secs(2),
+        }
+    }
+}
+
+impl Network {
+    /// # Errors
+    /// Says what makes no sense.
+    fn check(&self) -> Result<(), String> {
+        if !(1..=MEMORY_SERVERS_MAX).contains(&self.memory_servers) {
+            let count = self.memory_servers;
+            return Err(format!("{count} memory servers: it takes 1 to {MEMORY_SERVERS_MAX}"));
+        }
+        if !(LEASE_LEAST..=LEASE_MOST).contains(&self.lease) {
+            return Err(format!(
+                "a lease of {:?}: it takes {LEASE_LEAST:?} to {LEASE_MOST:?}",
+                self.lease
+            ));
+        }
+        check_rate("faults of memory servers", self.memory_faults_per_second)?;
+        check_rate("faults of links", self.link_faults_per_second)
+    }
+}
+
+fn check_rate(what: &str, rate: f64) -> Result<(), String> {
+    if (0.0..=RATE_MAX).contains(&rate) {
+        return Ok(());
+    }
+    Err(format!("{rate} {what} a second: it takes 0 to {RATE_MAX}"))
+}
+
 impl Config {
+    /// The usual run over a network of two memory servers: shorter, with longer rounds, in which less
+    /// happens at a time, as the dead are dead only when their lease is over.
+    pub fn over_network() -> Self {
+        Config {
+            time: Duration::from_secs(30),
+            round_time: Duration::from_secs(8),
+            kills_per_second: 0.8,
+            stops_per_second: 0.4,
+            stop_time_max: Duration::from_secs(3),
+            network: Some(Network::default()),
+            ..Config::default()
+        }
+    }
+
     /// # Errors
     /// [`ProcessesError::Config`] for what makes no sense.
     pub(super) fn check(&self) -> Result<(), ProcessesError> {
@@ -84,10 +162,12 @@ impl Config {
         if self.keys == 0 || self.keys > KEYS_MAX {
             return refuse(format!("{} keys: it takes 1 to {KEYS_MAX}", self.keys));
         }
-        for (what, rate) in [("kills", self.kills_per_second), ("stops", self.stops_per_second)] {
-            if !(0.0..=RATE_MAX).contains(&rate) {
-                return refuse(format!("{rate} {what} a second: it takes 0 to {RATE_MAX}"));
-            }
+        let rates = [("kills", self.kills_per_second), ("stops", self.stops_per_second)];
+        let refused = rates.into_iter().try_for_each(|(what, rate)| check_rate(what, rate));
+        if let Err(why) =
+            refused.and_then(|()| self.network.as_ref().map_or(Ok(()), Network::check))
+        {
+            return refuse(why);
         }
         if self.round_time.is_zero() {
             return refuse("rounds of no time: nothing would happen in them".to_owned());
@@ -109,6 +189,8 @@ pub struct Launcher {
     pub program: PathBuf,
     /// Arguments in front.
     pub arguments: Vec<OsString>,
+    /// Variables of the environment that are others than here; `None` removes one.
+    pub environment: Vec<(OsString, Option<OsString>)>,
 }
 
 /// What a run did.
@@ -186,6 +268,8 @@ pub struct Report {
     pub rounds: u64,
     /// What was done.
     pub counts: Counts,
+    /// What was done to memory servers and links, and how long it took to recover; of a run over a network.
+    pub network: Option<NetworkReport>,
     /// Seconds in all.
     pub seconds: f64,
     /// Seconds of them that went into checking histories.

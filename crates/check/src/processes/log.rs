@@ -14,7 +14,7 @@ use crate::history::{
 };
 
 /// Nanoseconds of the machine's monotonic clock.
-fn now_ns() -> u64 {
+pub(super) fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     // The clock starts at 0 when the machine does.
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64

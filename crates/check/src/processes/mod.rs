@@ -1,4 +1,4 @@
-//! Real processes on one pool in shared memory, killed, stopped and continued at random.
+//! Real processes on one pool, killed, stopped and continued at random.
 //!
 //! The *driver* ([`run`]) makes a pool with small nodes and plays rounds. In a round, child processes
 //! do random operations on few keys and write down what they ask and what they are told, in files
@@ -19,33 +19,49 @@
 //! A stopped process is alive: on shared memory nobody may take its locks, the others wait for it or
 //! give up with an error that says so, and when it goes on, it goes on correctly.
 //!
+//! Or the pool is one of memory servers ([`Network`]), processes of the run's own over files, which are
+//! killed and started again, stopped and continued as well. Every process reaches them through links of its
+//! own, a proxy of the driver's, which are cut, slowed and restored. Who is not heard of for a lease may be
+//! taken for dead there: a client that is told so opens the pool anew and goes on. Out of the histories the
+//! report says how long it took until all went on ([`NetworkReport`]).
+//!
+//! - **INV-PROC-4** Judge and recovery begin when every memory server is there again and all who died count as
+//!   dead. Nothing else may be needed for the pool to be whole.
+//!
 //! The seed decides what is done; real processes do not replay exactly.
 
 mod calls;
 mod child;
 mod client;
 mod config;
+mod faults;
 mod judge;
+mod links;
 mod loads;
 mod log;
+mod memory;
+mod owners;
 mod round;
 mod spec;
 mod tables;
+mod times;
 mod values;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use std::{fs, io, process};
 
 use farleaf::{Farleaf, KeyFormat, TableOptions, ValueFormat};
 
-pub use self::config::{Config, Counts, Failure, Launcher, ProcessesError, Report};
+pub use self::config::{Config, Counts, Failure, Launcher, Network, ProcessesError, Report};
+use self::memory::Memory;
 use self::round::{Round, Run, Trouble, records_path, table_name};
 pub use self::spec::{ChildEnd, run_child};
+pub use self::times::{FaultKind, FaultReport, NetworkReport, Times};
 use self::values::Shape;
-use crate::history::{Answer, Event, HistoryError, merge};
+use crate::history::{Answer, Event, History, HistoryError, merge};
 use crate::linear;
 
 /// Small blocks: every process has some of each size of objects, and many have the pool open.
@@ -75,6 +91,7 @@ pub fn run(
         seed: config.seed,
         rounds: 0,
         counts: Counts::default(),
+        network: config.network.as_ref().map(NetworkReport::of),
         seconds: 0.0,
         check_seconds: 0.0,
         is_interrupted: false,
@@ -102,7 +119,18 @@ fn play(
 ) -> Result<(), ProcessesError> {
     let records = records_path(folder);
     loads::write(&records).map_err(|source| io_error("write", &records, source))?;
-    let pool = format!("shm:{}", folder.join("pool").display());
+    let servers = folder.join("memory");
+    let start = |network| Memory::start(config, network, launcher, &servers, stop);
+    let memory = config.network.as_ref().map(start).transpose();
+    let memory = memory.map_err(|source| io_error("start memory servers in", &servers, source))?;
+    if stop.load(Ordering::Relaxed) {
+        report.is_interrupted = true;
+        return Ok(());
+    }
+    let pool = match &memory {
+        Some(memory) => memory.uri(),
+        None => format!("shm:{}", folder.join("pool").display()),
+    };
     make_pool(config, &pool)?;
     let mut run = Run {
         config,
@@ -111,6 +139,8 @@ fn play(
         rng: fastrand::Rng::with_seed(config.seed),
         folder: folder.to_owned(),
         pool,
+        memory,
+        apart: 0,
         client: 0,
         child: 0,
     };
@@ -121,16 +151,27 @@ fn play(
         fs::create_dir(&round_folder)
             .map_err(|source| io_error("make folder", &round_folder, source))?;
         let shape = Shape::ALL[run.rng.usize(..Shape::ALL.len())];
-        let mut round = Round::new(&mut run, round_folder.clone(), shape);
+        let is_apart = config.network.is_some() && report.rounds % 2 == 1;
+        let mut round = Round::new(&mut run, round_folder.clone(), shape, is_apart);
         let played = round.play();
         let (counts, logs) = (round.counts.clone(), std::mem::take(&mut round.logs));
+        let (faults, keys) = (std::mem::take(&mut round.faults.all), round.keys());
+        let opened_anew = round.opened_anew();
         // Kills who is left, after an interrupt or a failure.
         drop(round);
         report.counts += &counts;
         let checked = played.and_then(|()| {
             let from = Instant::now();
             let content = contents.entry(table_name(shape)).or_default();
-            let checked = check(&logs, content, &mut report.counts);
+            let histories = read(&logs)?;
+            if let Some(network) = &mut report.network {
+                network.opened_anew += opened_anew;
+                let events: Vec<&Event> = histories.iter().flat_map(|one| &one.events).collect();
+                for fault in &faults {
+                    network.add(report.rounds, fault, &keys, &events);
+                }
+            }
+            let checked = check(histories, content, &mut report.counts);
             report.check_seconds += from.elapsed().as_secs_f64();
             checked
         });
@@ -142,7 +183,9 @@ fn play(
             }
             Err(Trouble::Error(error)) => return Err(error),
             Err(Trouble::Found(what)) => {
-                let (round, pool) = (report.rounds, run.pool.clone());
+                let files = |_| servers.display().to_string();
+                let pool = config.network.as_ref().map_or_else(|| run.pool.clone(), files);
+                let round = report.rounds;
                 report.failure = Some(Failure { round, what, folder: round_folder, pool });
                 return Ok(());
             }
@@ -157,9 +200,8 @@ fn play(
     Ok(())
 }
 
-/// Merges a round's history files, the last of them the judge's, and checks the history. `content` is
-/// what the table held before, and then what it holds now.
-fn check(logs: &[PathBuf], content: &mut Content, counts: &mut Counts) -> Result<(), Trouble> {
+/// Reads a round's history files.
+fn read(logs: &[PathBuf]) -> Result<Vec<History>, Trouble> {
     let mut histories = Vec::new();
     for path in logs {
         match log::read(path) {
@@ -172,6 +214,16 @@ fn check(logs: &[PathBuf], content: &mut Content, counts: &mut Counts) -> Result
             }
         }
     }
+    Ok(histories)
+}
+
+/// Merges a round's histories, the last of them the judge's, and checks them. `content` is what the table
+/// held before, and then what it holds now.
+fn check(
+    histories: Vec<History>,
+    content: &mut Content,
+    counts: &mut Counts,
+) -> Result<(), Trouble> {
     let judge = histories.last().and_then(|history| history.events.last());
     let last = match judge.and_then(|event| event.answer.as_ref()) {
         Some((_, Answer::Pairs(pairs))) => pairs.clone(),
@@ -281,7 +333,7 @@ mod tests {
         let pairs = vec![(b"k".to_vec(), found.to_vec())];
         judge.end(number, &Answer::Pairs(pairs.clone())).unwrap();
         let (mut content, mut counts) = (Vec::new(), Counts::default());
-        match check(&logs, &mut content, &mut counts) {
+        match read(&logs).and_then(|read| check(read, &mut content, &mut counts)) {
             Ok(()) => {
                 assert_eq!(content, pairs);
                 Ok(counts)

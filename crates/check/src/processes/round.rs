@@ -8,19 +8,28 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::child::{Child, Ended, Kind};
-use super::config::{Config, Counts, Launcher, ProcessesError};
+use super::config::{Config, Counts, Launcher, Network, ProcessesError};
+use super::faults::Faults;
 use super::judge;
+use super::links::Links;
+use super::memory::Memory;
+use super::owners;
 use super::spec::{ClientSpec, JudgeSpec, LoadSpec, Role, TablesSpec};
 use super::values::Shape;
 
 /// Time for a process to end by itself: longer than operations wait for a lock.
-const END_TIME_MAX: Duration = Duration::from_secs(40);
+pub(super) const END_TIME_MAX: Duration = Duration::from_secs(40);
 /// Time for the judge.
 const JUDGE_TIME_MAX: Duration = Duration::from_secs(60);
 /// Between two looks at the children, at most.
-const LOOK_TIME: Duration = Duration::from_millis(2);
+pub(super) const LOOK_TIME: Duration = Duration::from_millis(2);
 /// Processes that are to die young do so within this time of their start.
 const YOUNG_TIME: Duration = Duration::from_millis(25);
+/// The same over a network, where it takes longer to reach a pool.
+const YOUNG_TIME_NETWORK: Duration = Duration::from_millis(150);
+/// After so many quarters of a lease all who died count as dead, also if the memory server that judges has
+/// just been started.
+const DEATH_QUARTERS: u32 = 10;
 /// A pool that is made by processes that are killed over it.
 const CREATION_POOL: &str = "64MiB";
 
@@ -41,7 +50,12 @@ pub(super) struct Run<'a> {
     pub(super) rng: fastrand::Rng,
     /// Of pool and rounds.
     pub(super) folder: PathBuf,
+    /// Of shared memory.
     pub(super) pool: String,
+    /// Of a network.
+    pub(super) memory: Option<Memory<'a>>,
+    /// What went wrong apart from other things, so far.
+    pub(super) apart: u64,
     /// The next number in the history.
     pub(super) client: u32,
     /// The next number of a child.
@@ -49,11 +63,16 @@ pub(super) struct Run<'a> {
 }
 
 pub(super) struct Round<'a, 'b> {
-    run: &'b mut Run<'a>,
-    folder: PathBuf,
-    shape: Shape,
-    children: Vec<Child>,
+    pub(super) run: &'b mut Run<'a>,
+    pub(super) folder: PathBuf,
+    pub(super) shape: Shape,
+    /// Over a network: things go wrong one apart from the other.
+    pub(super) is_apart: bool,
+    pub(super) faults: Faults,
+    pub(super) children: Vec<Child>,
     loads: Vec<LoadSpec>,
+    /// Files for the names that clients have as compute servers.
+    names: Vec<PathBuf>,
     pub(super) counts: Counts,
     pub(super) logs: Vec<PathBuf>,
 }
@@ -67,13 +86,17 @@ pub(super) fn table_name(shape: Shape) -> &'static str {
 }
 
 impl<'a, 'b> Round<'a, 'b> {
-    pub(super) fn new(run: &'b mut Run<'a>, folder: PathBuf, shape: Shape) -> Self {
+    /// `is_apart` says that things go wrong one apart from the other, over a network.
+    pub(super) fn new(run: &'b mut Run<'a>, folder: PathBuf, shape: Shape, is_apart: bool) -> Self {
         Round {
             run,
             folder,
             shape,
+            is_apart,
+            faults: Faults::default(),
             children: Vec::new(),
             loads: Vec::new(),
+            names: Vec::new(),
             counts: Counts::default(),
             logs: Vec::new(),
         }
@@ -84,12 +107,19 @@ impl<'a, 'b> Round<'a, 'b> {
         for _ in 0..self.run.config.processes {
             self.start_client()?;
         }
-        self.start_tables()?;
-        self.start_load()?;
-        if self.run.rng.bool() {
-            self.start_creation()?;
+        if !self.is_apart {
+            self.start_tables()?;
+            self.start_load()?;
         }
-        self.disturb()?;
+        match self.network().map(|network| network.lease) {
+            Some(lease) => self.disturb_network(lease)?,
+            None => {
+                if self.run.rng.bool() {
+                    self.start_creation()?;
+                }
+                self.disturb()?;
+            }
+        }
         self.end_all()?;
         for _ in 0..self.run.rng.u32(..3) {
             // Nobody else is there to recover the dead, and this one dies over it.
@@ -99,9 +129,53 @@ impl<'a, 'b> Round<'a, 'b> {
         // What died between taking an object out of a table and handing it over is found only by a
         // walk over all blocks, which a recovery makes when nobody else is there.
         let name = self.name("dying");
-        self.start(name, Kind::Dying, Role::Die(self.run.pool.clone()))?;
+        self.start(name, Kind::Dying, Role::Die(self.direct()), None)?;
         self.wait_for_all(END_TIME_MAX)?;
+        self.wait_for_deaths()?;
         self.judge()
+    }
+
+    /// Waits until all who died count as dead: over a network, when their leases are over.
+    fn wait_for_deaths(&mut self) -> Result<(), Trouble> {
+        let Some(network) = self.network() else { return Ok(()) };
+        let end = Instant::now() + network.lease * DEATH_QUARTERS / 4;
+        while Instant::now() < end {
+            self.check_interrupt()?;
+            thread::sleep(LOOK_TIME);
+        }
+        Ok(())
+    }
+
+    fn network(&self) -> Option<&'a Network> {
+        self.run.memory.as_ref().map(|memory| memory.network)
+    }
+
+    /// The pool's address without links.
+    pub(super) fn direct(&self) -> String {
+        self.run.memory.as_ref().map_or_else(|| self.run.pool.clone(), Memory::uri)
+    }
+
+    /// The pool's address for one more process, and its links, if there are some.
+    fn way(&self) -> Result<(String, Option<Links>), Trouble> {
+        let Some(memory) = &self.run.memory else { return Ok((self.run.pool.clone(), None)) };
+        let links = Links::open(&memory.targets()).map_err(|source| self.io(source))?;
+        Ok((links.uri(), Some(links)))
+    }
+
+    /// The keys that clients work with.
+    pub(super) fn keys(&self) -> Vec<Vec<u8>> {
+        (0..self.run.config.keys).map(|number| self.shape.key(number)).collect()
+    }
+
+    /// How often clients were cut off, or gave the pool up, and opened it anew.
+    pub(super) fn opened_anew(&self) -> u64 {
+        let names = self.names.iter().map(|path| owners::names(path).len().saturating_sub(1));
+        names.sum::<usize>() as u64
+    }
+
+    /// Where a client notes its names as a compute server.
+    pub(super) fn names_path(&self, client: &str) -> PathBuf {
+        self.folder.join(format!("{client}.names"))
     }
 
     /// Kills, stops and continues until the round's time is over.
@@ -128,7 +202,8 @@ impl<'a, 'b> Round<'a, 'b> {
             }
             if now >= stop_at {
                 stop_at = now + self.pause(stops);
-                self.stop_somebody(now);
+                let part = self.run.rng.f64().powi(4);
+                self.stop_somebody(now + self.run.config.stop_time_max.mul_f64(part));
             }
             let next = [kill_at, stop_at, end, now + LOOK_TIME].into_iter().min();
             thread::sleep(next.map_or(LOOK_TIME, |next| next.saturating_duration_since(now)));
@@ -136,14 +211,14 @@ impl<'a, 'b> Round<'a, 'b> {
     }
 
     /// A time between two events of that mean rate.
-    fn pause(&mut self, per_second: f64) -> Duration {
+    pub(super) fn pause(&mut self, per_second: f64) -> Duration {
         const LONG: f64 = 1e6;
         let seconds = -(1.0 - self.run.rng.f64()).ln() / per_second;
         Duration::from_secs_f64(seconds.min(LONG))
     }
 
     /// Kills and continues whoever is due.
-    fn keep_dates(&mut self, now: Instant) {
+    pub(super) fn keep_dates(&mut self, now: Instant) {
         for child in &mut self.children {
             if child.kill_at.is_some_and(|at| at <= now) && !child.is_killed() {
                 child.kill_at = None;
@@ -156,27 +231,27 @@ impl<'a, 'b> Round<'a, 'b> {
         }
     }
 
-    fn kill_somebody(&mut self) {
+    /// Kills one, if it is not dead already; the name of a client.
+    pub(super) fn kill_somebody(&mut self) -> Option<String> {
         let at = self.run.rng.usize(..self.children.len().max(1));
-        if let Some(child) = self.children.get_mut(at).filter(|child| !child.is_killed()) {
-            child.kill();
-            count_kill(&mut self.counts, &child.kind);
-        }
+        let child = self.children.get_mut(at).filter(|child| !child.is_killed())?;
+        child.kill();
+        count_kill(&mut self.counts, &child.kind);
+        (child.kind == Kind::Client).then(|| child.name.clone())
     }
 
-    fn stop_somebody(&mut self, now: Instant) {
+    /// Stops one, if it is not stopped or dead already; its name.
+    pub(super) fn stop_somebody(&mut self, until: Instant) -> Option<String> {
         let at = self.run.rng.usize(..self.children.len().max(1));
-        let part = self.run.rng.f64().powi(4);
-        let time = self.run.config.stop_time_max.mul_f64(part);
         let may_stop = |child: &&mut Child| !child.is_killed() && child.continue_at.is_none();
-        if let Some(child) = self.children.get_mut(at).filter(may_stop) {
-            child.stop(now + time);
-            self.counts.stops += 1;
-        }
+        let child = self.children.get_mut(at).filter(may_stop)?;
+        child.stop(until);
+        self.counts.stops += 1;
+        Some(child.name.clone())
     }
 
     /// Looks after children that have ended; `renew` starts others in their place.
-    fn reap(&mut self, renew: bool) -> Result<(), Trouble> {
+    pub(super) fn reap(&mut self, renew: bool) -> Result<(), Trouble> {
         let mut at = 0;
         while at < self.children.len() {
             let Some(ended) = self.children[at].ended().map_err(|source| self.io(source))? else {
@@ -197,6 +272,9 @@ impl<'a, 'b> Round<'a, 'b> {
             }
             Ended::NotStarted => self.counts.not_started += 1,
             Ended::Killed | Ended::Done => {}
+        }
+        if self.run.memory.is_some() && self.has_looked(child, ended, renew) {
+            return Ok(());
         }
         let is_done = ended == Ended::Done;
         match &child.kind {
@@ -229,36 +307,42 @@ impl<'a, 'b> Round<'a, 'b> {
             .map(|thread| self.folder.join(format!("{name}-{thread}.jsonl")));
         let logs: Vec<PathBuf> = logs.collect();
         self.logs.extend(logs.iter().cloned());
+        let (pool, links) = self.way()?;
+        let names = links.is_some().then(|| self.names_path(&name));
+        self.names.extend(names.clone());
         let role = Role::Client(ClientSpec {
-            pool: self.run.pool.clone(),
+            pool,
             table: table_name(self.shape).to_owned(),
             shape: self.shape,
             keys: self.run.config.keys,
             logs,
             client: self.run.client,
             seed: self.run.rng.u64(..),
+            names,
         });
         self.run.client += self.run.config.clients_each();
         self.counts.clients += 1;
-        self.start(name, Kind::Client, role)
+        self.start(name, Kind::Client, role, links)
     }
 
-    fn start_tables(&mut self) -> Result<(), Trouble> {
+    pub(super) fn start_tables(&mut self) -> Result<(), Trouble> {
         let name = self.name("tables");
+        let (pool, links) = self.way()?;
         let role = Role::Tables(TablesSpec {
-            pool: self.run.pool.clone(),
+            pool,
             prefix: format!("{name}-"),
             engine: self.run.config.engine.to_string(),
             seed: self.run.rng.u64(..),
         });
-        self.start(name, Kind::Tables, role)
+        self.start(name, Kind::Tables, role, links)
     }
 
-    fn start_load(&mut self) -> Result<(), Trouble> {
+    pub(super) fn start_load(&mut self) -> Result<(), Trouble> {
         let name = self.name("load");
+        let (pool, links) = self.way()?;
         let sorted = self.run.rng.bool();
         let records = records_path(&self.run.folder).display().to_string();
-        let mut words = vec!["load".to_owned(), self.run.pool.clone(), name.clone(), records];
+        let mut words = vec!["load".to_owned(), pool, name.clone(), records];
         words.extend(["--quiet", "--format", "tsv"].map(str::to_owned));
         words.extend(["--engine".to_owned(), self.run.config.engine.to_string()]);
         if sorted {
@@ -266,21 +350,26 @@ impl<'a, 'b> Round<'a, 'b> {
         }
         let number = self.loads.len();
         self.loads.push(LoadSpec { table: name.clone(), sorted, acknowledged: false });
-        self.start(name, Kind::Load(number), Role::Command(words))?;
+        self.start(name, Kind::Load(number), Role::Command(words), links)?;
         if self.run.rng.bool() {
             // At some moment of a load that takes its time.
-            self.die_within(YOUNG_TIME * 8);
+            self.die_within(self.young_time() * 8);
         }
         Ok(())
     }
 
     /// A process that opens the pool and is killed soon.
-    fn start_opener(&mut self) -> Result<(), Trouble> {
+    pub(super) fn start_opener(&mut self) -> Result<(), Trouble> {
         let name = self.name("opener");
-        let words = vec!["tables".to_owned(), self.run.pool.clone()];
-        self.start(name, Kind::Opener, Role::Command(words))?;
-        self.die_within(YOUNG_TIME);
+        let (pool, links) = self.way()?;
+        let words = vec!["tables".to_owned(), pool];
+        self.start(name, Kind::Opener, Role::Command(words), links)?;
+        self.die_within(self.young_time());
         Ok(())
+    }
+
+    fn young_time(&self) -> Duration {
+        if self.run.memory.is_some() { YOUNG_TIME_NETWORK } else { YOUNG_TIME }
     }
 
     fn start_creation(&mut self) -> Result<(), Trouble> {
@@ -296,16 +385,25 @@ impl<'a, 'b> Round<'a, 'b> {
         let words = ["load", &uri, "t", &records, "--quiet", "--format", "tsv", "--sorted"];
         let words = words.into_iter().chain(["--create", "--pool-bytes", CREATION_POOL]);
         let role = Role::Command(words.map(str::to_owned).collect());
-        self.start(name, Kind::Creation(folder), role)?;
+        self.start(name, Kind::Creation(folder), role, None)?;
         if let Some(time) = within {
             self.die_within(time);
         }
         Ok(())
     }
 
-    fn start(&mut self, name: String, kind: Kind, role: Role) -> Result<(), Trouble> {
-        let child = Child::start(self.run.launcher, &self.folder, name, kind, role);
-        self.children.push(child.map_err(|source| self.io(source))?);
+    /// Starts a child, which has the links for itself.
+    pub(super) fn start(
+        &mut self,
+        name: String,
+        kind: Kind,
+        role: Role,
+        links: Option<Links>,
+    ) -> Result<(), Trouble> {
+        let child = Child::start(self.run.launcher, &self.folder, name, kind, role, None);
+        let mut child = child.map_err(|source| self.io(source))?;
+        child.links = links;
+        self.children.push(child);
         Ok(())
     }
 
@@ -317,7 +415,7 @@ impl<'a, 'b> Round<'a, 'b> {
         }
     }
 
-    fn name(&mut self, what: &str) -> String {
+    pub(super) fn name(&mut self, what: &str) -> String {
         self.run.child += 1;
         format!("{what}-{}", self.run.child)
     }
@@ -363,7 +461,7 @@ impl<'a, 'b> Round<'a, 'b> {
         let (log, verdict) = (self.folder.join("content.jsonl"), self.folder.join("verdict.json"));
         let name = self.name("judge");
         let role = Role::Judge(JudgeSpec {
-            pool: self.run.pool.clone(),
+            pool: self.direct(),
             table: table_name(self.shape).to_owned(),
             shape: self.shape,
             stay: Shape::ALL.map(|shape| table_name(shape).to_owned()).to_vec(),
@@ -373,7 +471,7 @@ impl<'a, 'b> Round<'a, 'b> {
             verdict: verdict.clone(),
         });
         self.run.client += 1;
-        self.start(name, Kind::Judge, role)?;
+        self.start(name, Kind::Judge, role, None)?;
         self.wait_for_all(JUDGE_TIME_MAX)?;
         let verdict = judge::read(&verdict).map_err(Trouble::Found)?;
         self.counts.tables_left += verdict.dropped;
@@ -384,11 +482,11 @@ impl<'a, 'b> Round<'a, 'b> {
         Err(Trouble::Found(verdict.problems.join("\n")))
     }
 
-    fn check_interrupt(&self) -> Result<(), Trouble> {
+    pub(super) fn check_interrupt(&self) -> Result<(), Trouble> {
         if self.run.stop.load(Ordering::Relaxed) { Err(Trouble::Interrupted) } else { Ok(()) }
     }
 
-    fn io(&self, source: io::Error) -> Trouble {
+    pub(super) fn io(&self, source: io::Error) -> Trouble {
         let path = self.folder.clone();
         Trouble::Error(ProcessesError::Io { what: "run processes in", path, source })
     }
@@ -399,13 +497,13 @@ pub(super) fn records_path(folder: &Path) -> PathBuf {
     folder.join("records.tsv")
 }
 
-fn count_kill(counts: &mut Counts, kind: &Kind) {
+pub(super) fn count_kill(counts: &mut Counts, kind: &Kind) {
     match kind {
         Kind::Client => counts.kills_clients += 1,
         Kind::Tables => counts.kills_tables += 1,
         Kind::Load(_) => counts.kills_loads += 1,
         Kind::Opener => counts.kills_openers += 1,
         Kind::Creation(_) => counts.kills_creations += 1,
-        Kind::Dying | Kind::Judge => {}
+        Kind::Dying | Kind::Judge | Kind::Memory | Kind::Owners => {}
     }
 }

@@ -12,7 +12,7 @@ use rustix::process::{Signal, getpid, getppid, kill_process, set_parent_process_
 use serde::{Deserialize, Serialize};
 
 use super::values::Shape;
-use super::{client, judge, tables};
+use super::{client, judge, owners, tables};
 use crate::history::HistoryError;
 
 /// A child's task.
@@ -29,6 +29,8 @@ pub(super) enum Role {
     Client(ClientSpec),
     Tables(TablesSpec),
     Judge(JudgeSpec),
+    /// Looks who owns which keys of a table.
+    Owners(OwnersSpec),
     /// Opens the pool at this address and dies, so that the next one recovers and sweeps.
     Die(String),
     /// The program itself with these arguments, as a user would run it.
@@ -48,6 +50,18 @@ pub(super) struct ClientSpec {
     /// belong to each thread.
     pub(super) client: u32,
     pub(super) seed: u64,
+    /// Of a pool on a network: the file for the names that it has as a compute server, a line each
+    /// whenever it opens the pool.
+    pub(super) names: Option<PathBuf>,
+}
+
+/// Reads who owns which keys of a table of the engine `dex`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct OwnersSpec {
+    pub(super) pool: String,
+    pub(super) table: String,
+    /// Where it goes.
+    pub(super) owners: PathBuf,
 }
 
 /// Makes, fills and drops tables until standard input ends.
@@ -104,21 +118,36 @@ pub(super) enum Failed {
 }
 
 impl Failed {
-    /// An error on the way into the pool.
-    pub(super) fn at_start(error: farleaf::Error) -> Failed {
+    /// An error on the way into `pool`.
+    pub(super) fn at_start(pool: &str, error: farleaf::Error) -> Failed {
         match error.kind() {
-            ErrorKind::Unavailable | ErrorKind::Full => Failed::NotStarted(error.to_string()),
-            _ => Failed::Fault(error.to_string()),
+            kind if may_pass(pool, kind) => Failed::NotStarted(error.to_string()),
+            kind => Failed::Fault(format!("{error} ({kind:?})")),
         }
     }
 
     /// An error on the way out. What could not be given back, others clear away.
-    pub(super) fn at_end(error: farleaf::Error) -> Result<(), Failed> {
+    pub(super) fn at_end(pool: &str, error: farleaf::Error) -> Result<(), Failed> {
         match error.kind() {
-            ErrorKind::Unavailable | ErrorKind::Full => Ok(()),
+            kind if may_pass(pool, kind) => Ok(()),
             kind => Err(Failed::Fault(format!("cannot leave the pool: {error} ({kind:?})"))),
         }
     }
+}
+
+/// Whether an error of that kind says only that `pool` cannot be worked with for now, or by this process
+/// no longer.
+pub(super) fn may_pass(pool: &str, kind: ErrorKind) -> bool {
+    match kind {
+        ErrorKind::Unavailable | ErrorKind::Full => true,
+        ErrorKind::Closed | ErrorKind::OutcomeUnknown => is_network(pool),
+        _ => false,
+    }
+}
+
+/// Whether the pool is reached over links that may be cut. Who is not heard of there counts as dead.
+pub(super) fn is_network(pool: &str) -> bool {
+    pool.starts_with("tcp:")
 }
 
 impl From<HistoryError> for Failed {
@@ -159,8 +188,9 @@ fn try_run(spec: &str) -> Result<(), Failed> {
         Role::Client(spec) => client::run(&spec, &until_end_of_input()),
         Role::Tables(spec) => tables::run(&spec, &until_end_of_input()),
         Role::Judge(spec) => judge::run(&spec),
+        Role::Owners(spec) => owners::run(&spec),
         Role::Die(pool) => {
-            let _db = Farleaf::open(&pool).map_err(Failed::at_start)?;
+            let _db = Farleaf::open(&pool).map_err(|error| Failed::at_start(&pool, error))?;
             let died = kill_process(getpid(), Signal::KILL);
             Err(Failed::Fault(format!("cannot die: {died:?}")))
         }

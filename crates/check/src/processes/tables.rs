@@ -2,9 +2,9 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use farleaf::{Engine, Error, ErrorKind, Farleaf, KeyFormat, TableOptions, ValueFormat};
+use farleaf::{Engine, Error, Farleaf, KeyFormat, TableOptions, ValueFormat};
 
-use super::spec::{Failed, TablesSpec};
+use super::spec::{Failed, TablesSpec, may_pass};
 
 /// Tables that are left behind on purpose, for whoever opens the pool next: one in so many.
 const LEFT_ONE_IN: u32 = 64;
@@ -13,20 +13,27 @@ const KEYS_MAX: u32 = 300;
 pub(super) fn run(spec: &TablesSpec, stop: &AtomicBool) -> Result<(), Failed> {
     let engine: Engine = spec.engine.parse().map_err(|error| Failed::Fault(format!("{error}")))?;
     let mut rng = fastrand::Rng::with_seed(spec.seed);
-    let db = Farleaf::open(&spec.pool).map_err(Failed::at_start)?;
+    let pool = &*spec.pool;
+    let db = Farleaf::open(pool).map_err(|error| Failed::at_start(pool, error))?;
     for number in 0.. {
         if stop.load(Ordering::Relaxed) {
             break;
         }
-        one(&db, &format!("{}{number}", spec.prefix), engine, &mut rng)?;
+        one(&db, pool, &format!("{}{number}", spec.prefix), engine, &mut rng)?;
     }
-    db.close().or_else(Failed::at_end)
+    db.close().or_else(|error| Failed::at_end(pool, error))
 }
 
-fn one(db: &Farleaf, name: &str, engine: Engine, rng: &mut fastrand::Rng) -> Result<(), Failed> {
+fn one(
+    db: &Farleaf,
+    pool: &str,
+    name: &str,
+    engine: Engine,
+    rng: &mut fastrand::Rng,
+) -> Result<(), Failed> {
     let failed = |error: Error| match error.kind() {
         // Whoever is stopped keeps the rest from reusing memory.
-        ErrorKind::Unavailable | ErrorKind::Full => Failed::NotStarted(error.to_string()),
+        kind if may_pass(pool, kind) => Failed::NotStarted(error.to_string()),
         kind => Failed::Fault(format!("{name}: {error} ({kind:?})")),
     };
     let options = TableOptions::default().engine(engine).node_bytes(1 << rng.u32(9..12));

@@ -35,10 +35,10 @@ pub(crate) fn wait_until(what: &str, is_so: impl Fn() -> bool) {
 }
 
 /// A driver at work in a folder, with children.
-fn start(folder: &Path) -> Child {
+fn start(folder: &Path, fabric: &str) -> Child {
     let folder_word = folder.to_str().unwrap();
     let options = ["--pool", folder_word, "--time", "60s", "--round-time", "30s"];
-    let mut driver = command(&words(&options));
+    let mut driver = command(&words(&[&options[..], &["--fabric", fabric]].concat()));
     let driver = driver.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
     // The driver, three clients and more.
     wait_until("children are at work", || at_work_in(folder) >= 5);
@@ -74,23 +74,64 @@ fn processes_that_are_killed_and_stopped_leave_a_table_that_is_right() {
     assert_eq!(at_work_in(&folder), 0);
 }
 
+/// Plays rounds over memory servers and links that fail, with a short lease.
+fn over_a_network(engine: &str, seconds: u64) {
+    let (_pool, folder) = scratch();
+    let time = format!("{}s", seconds * soak());
+    let words = words(&["--fabric", "tcp", "--engine", engine, "--time", &time, "--json"]);
+    let times = ["--round-time", "4s", "--lease", "400ms", "--outage-time-max", "600ms"];
+    let others = ["--stop-time-max", "800ms", "--kills-per-second", "1.5"];
+    let folder_words = ["--pool", folder.to_str().unwrap()];
+    let report = farleaf(&[&words[..], &times, &others, &folder_words].concat(), b"");
+    let report = report.done().json();
+    assert!(report["failure"].is_null(), "{report}");
+    let count = |name: &str| report["counts"][name].as_u64().unwrap();
+    assert!(count("operations") > 500 && count("keys_checked") > 40, "{report}");
+    assert!(count("kills_clients") > 0, "{report}");
+    assert!(!folder.exists(), "the folder is removed");
+    assert_eq!(at_work_in(&folder), 0);
+    let network = &report["network"];
+    assert_eq!(network["lease_ms"], 400.0);
+    assert_eq!(network["memory_servers"], 2);
+    // The first round has one of each, apart from others.
+    for name in ["kills_compute_served", "kills_compute_stalls", "starts_listen", "starts_served"] {
+        assert!(network[name]["count"].as_u64().unwrap() > 0, "{name}: {report}");
+    }
+    assert!(network["kills_memory"].as_u64().unwrap() > 0, "{report}");
+}
+
+#[test]
+fn memory_servers_and_links_that_fail_leave_a_table_that_is_right() {
+    // On a machine that is not too busy, a round of each kind.
+    over_a_network("dex", 6);
+}
+
+#[test]
+fn so_do_they_under_the_plain_tree() {
+    over_a_network("btree", 1);
+}
+
 #[test]
 fn an_interrupt_ends_all_processes_and_removes_the_folder() {
-    let (_pool, folder) = scratch();
-    let mut driver = start(&folder);
-    signal("INT", &driver);
-    assert_eq!(driver.wait().unwrap().code(), Some(130));
-    assert_eq!(at_work_in(&folder), 0);
-    assert!(!folder.exists());
+    for fabric in ["mapped", "tcp"] {
+        let (_pool, folder) = scratch();
+        let mut driver = start(&folder, fabric);
+        signal("INT", &driver);
+        assert_eq!(driver.wait().unwrap().code(), Some(130));
+        assert_eq!(at_work_in(&folder), 0);
+        assert!(!folder.exists());
+    }
 }
 
 #[test]
 fn no_process_outlives_a_driver_that_is_killed() {
-    let (_pool, folder) = scratch();
-    let mut driver = start(&folder);
-    driver.kill().unwrap();
-    driver.wait().unwrap();
-    wait_until("the children die too", || at_work_in(&folder) == 0);
+    for fabric in ["mapped", "tcp"] {
+        let (_pool, folder) = scratch();
+        let mut driver = start(&folder, fabric);
+        driver.kill().unwrap();
+        driver.wait().unwrap();
+        wait_until("the children die too", || at_work_in(&folder) == 0);
+    }
 }
 
 #[test]
@@ -105,6 +146,14 @@ fn what_makes_no_sense_is_refused() {
     refused(&["--round-time", "0s"], "rounds of no time");
     refused(&["--time", "5"], "unit");
     refused(&["--engine", "btre"], "did you mean \"btree\"?");
+    refused(&["--lease", "1s"], "--lease needs --fabric tcp");
+    refused(&["--memory-servers", "2"], "--memory-servers needs --fabric tcp");
+    refused(&["--link-faults-per-second", "2"], "needs --fabric tcp");
+    refused(&["--fabric", "sim"], "mapped or tcp");
+    refused(&["--fabric", "tpc"], "did you mean \"tcp\"?");
+    refused(&["--fabric", "tcp", "--memory-servers", "0"], "1 to 16");
+    refused(&["--fabric", "tcp", "--lease", "1ms"], "it takes 50ms to 60s");
+    refused(&["--fabric", "tcp", "--memory-faults-per-second", "NaN"], "0 to 1000");
     let (_pool, folder) = scratch();
     fs::create_dir(&folder).unwrap();
     fs::write(folder.join("thesis"), "mine").unwrap();

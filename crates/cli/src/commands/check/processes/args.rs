@@ -1,12 +1,12 @@
 //! What can be said to `farleaf check processes`.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::{Args, ValueHint};
 use farleaf::Engine;
+use farleaf_bench::FabricKind;
 use farleaf_bench::units::{Count, Size, TimeSpan};
-use farleaf_check::processes::Config;
+use farleaf_check::processes::{Config, Network};
 
 use crate::errors::Failure;
 use crate::formats;
@@ -19,21 +19,41 @@ pub(crate) struct ProcessesArgs {
     /// Client threads of each process
     #[arg(short, long, value_name = "COUNT", default_value_t = 2)]
     threads: u32,
-    /// How long to go on; the round that is under way is finished
-    #[arg(long, value_name = "TIME", default_value = "60s")]
-    time: TimeSpan,
-    /// How long clients run before their history is checked
-    #[arg(long, value_name = "TIME", default_value = "2s")]
-    round_time: TimeSpan,
-    /// Processes killed (kill -9) a second, on average
-    #[arg(long, value_name = "RATE", default_value_t = 6.0)]
-    kills_per_second: f64,
-    /// Processes stopped (SIGSTOP) a second, on average
-    #[arg(long, value_name = "RATE", default_value_t = 6.0)]
-    stops_per_second: f64,
-    /// Time for which a process is stopped, at most
-    #[arg(long, value_name = "TIME", default_value = "500ms")]
-    stop_time_max: TimeSpan,
+    /// What carries the operations: mapped (a pool in shared memory) or tcp (memory servers, processes
+    /// that are killed and stopped, too, reached over links that are cut and slowed)
+    #[arg(short, long, default_value_t = FabricKind::Mapped)]
+    fabric: FabricKind,
+    /// How long to go on; the round that is under way is finished [default: 60s, over tcp 30s]
+    #[arg(long, value_name = "TIME")]
+    time: Option<TimeSpan>,
+    /// How long clients run before their history is checked [default: 2s, over tcp 8s]
+    #[arg(long, value_name = "TIME")]
+    round_time: Option<TimeSpan>,
+    /// Processes killed (kill -9) a second, on average [default: 6, over tcp 0.8]
+    #[arg(long, value_name = "RATE")]
+    kills_per_second: Option<f64>,
+    /// Processes stopped (SIGSTOP) a second, on average [default: 6, over tcp 0.4]
+    #[arg(long, value_name = "RATE")]
+    stops_per_second: Option<f64>,
+    /// Time for which a process is stopped, at most [default: 500ms, over tcp 3s]
+    #[arg(long, value_name = "TIME")]
+    stop_time_max: Option<TimeSpan>,
+    /// Memory servers (needs --fabric tcp) [default: 2]
+    #[arg(long, value_name = "COUNT")]
+    memory_servers: Option<u16>,
+    /// How long a compute server counts as alive that is not heard of (needs --fabric tcp) [default: 1s]
+    #[arg(long, value_name = "TIME")]
+    lease: Option<TimeSpan>,
+    /// Memory servers killed and started again, or stopped, a second (needs --fabric tcp) [default: 0.4]
+    #[arg(long, value_name = "RATE")]
+    memory_faults_per_second: Option<f64>,
+    /// Links cut, slowed or with all connections ended, a second (needs --fabric tcp) [default: 0.8]
+    #[arg(long, value_name = "RATE")]
+    link_faults_per_second: Option<f64>,
+    /// Time for which a memory server is away, or a link cut or slow, at most (needs --fabric tcp)
+    /// [default: 2s]
+    #[arg(long, value_name = "TIME")]
+    outage_time_max: Option<TimeSpan>,
     /// Seed of all that is random in the driver and its clients; processes do not replay exactly
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     seed: u64,
@@ -62,46 +82,94 @@ impl ProcessesArgs {
     pub(crate) fn config(&self) -> Result<Config, Failure> {
         let keys = u32::try_from(self.keys.0)
             .map_err(|_| Failure::usage(format!("--keys {}: too many", self.keys)))?;
+        let usual = match self.fabric {
+            FabricKind::Mapped => Config::default(),
+            FabricKind::Tcp => Config::over_network(),
+            FabricKind::Sim => {
+                return Err(Failure::usage(
+                    "--fabric sim: no real processes run there; `farleaf check` simulates, and processes \
+                     take mapped or tcp",
+                ));
+            }
+        };
+        let span = |given: Option<TimeSpan>, usual| given.map_or(usual, TimeSpan::duration);
         Ok(Config {
             processes: self.processes,
             threads: self.threads,
-            time: self.time.duration(),
-            round_time: self.round_time.duration(),
-            kills_per_second: self.kills_per_second,
-            stops_per_second: self.stops_per_second,
-            stop_time_max: self.stop_time_max.duration(),
+            time: span(self.time, usual.time),
+            round_time: span(self.round_time, usual.round_time),
+            kills_per_second: self.kills_per_second.unwrap_or(usual.kills_per_second),
+            stops_per_second: self.stops_per_second.unwrap_or(usual.stops_per_second),
+            stop_time_max: span(self.stop_time_max, usual.stop_time_max),
             seed: self.seed,
             keys,
             engine: self.engine,
             pool_bytes: self.pool_bytes.0,
+            network: self.network(usual.network)?,
             folder: self.pool.clone(),
             keep: self.keep,
         })
     }
 
+    /// What is asked for of memory servers and links.
+    fn network(&self, usual: Option<Network>) -> Result<Option<Network>, Failure> {
+        let Some(usual) = usual else {
+            let given = [
+                ("--memory-servers", self.memory_servers.is_some()),
+                ("--lease", self.lease.is_some()),
+                ("--memory-faults-per-second", self.memory_faults_per_second.is_some()),
+                ("--link-faults-per-second", self.link_faults_per_second.is_some()),
+                ("--outage-time-max", self.outage_time_max.is_some()),
+            ];
+            return match given.into_iter().find(|(_, is_given)| *is_given) {
+                Some((name, _)) => Err(Failure::usage(format!("{name} needs --fabric tcp"))),
+                None => Ok(None),
+            };
+        };
+        let span = |given: Option<TimeSpan>, usual| given.map_or(usual, TimeSpan::duration);
+        let rate = |given: Option<f64>, usual| given.unwrap_or(usual);
+        Ok(Some(Network {
+            memory_servers: self.memory_servers.unwrap_or(usual.memory_servers),
+            lease: span(self.lease, usual.lease),
+            memory_faults_per_second: rate(
+                self.memory_faults_per_second,
+                usual.memory_faults_per_second,
+            ),
+            link_faults_per_second: rate(self.link_faults_per_second, usual.link_faults_per_second),
+            outage_time_max: span(self.outage_time_max, usual.outage_time_max),
+        }))
+    }
+
     /// The command line that asks for the same again, but for the folder.
     pub(crate) fn again(&self) -> String {
-        format!(
-            "farleaf check processes --processes {} --threads {} --time {} --round-time {} \
-             --kills-per-second {} --stops-per-second {} --stop-time-max {} --seed {} --keys {} \
-             --engine {} --pool-bytes {}",
+        let mut line = format!(
+            "farleaf check processes --processes {} --threads {} --seed {} --keys {} --engine {} \
+             --pool-bytes {} --fabric {}",
             self.processes,
             self.threads,
-            self.time,
-            self.round_time,
-            self.kills_per_second,
-            self.stops_per_second,
-            self.stop_time_max,
             self.seed,
             self.keys,
             self.engine,
-            self.pool_bytes
-        )
-    }
-
-    /// How long it is to take.
-    pub(crate) fn time(&self) -> Duration {
-        self.time.duration()
+            self.pool_bytes,
+            self.fabric
+        );
+        let mut add = |name: &str, given: Option<String>| {
+            line.extend(given.map(|given| format!(" {name} {given}")));
+        };
+        add("--time", self.time.map(|time| time.to_string()));
+        add("--round-time", self.round_time.map(|time| time.to_string()));
+        add("--kills-per-second", self.kills_per_second.map(|rate| rate.to_string()));
+        add("--stops-per-second", self.stops_per_second.map(|rate| rate.to_string()));
+        add("--stop-time-max", self.stop_time_max.map(|time| time.to_string()));
+        add("--memory-servers", self.memory_servers.map(|count| count.to_string()));
+        add("--lease", self.lease.map(|time| time.to_string()));
+        add(
+            "--memory-faults-per-second",
+            self.memory_faults_per_second.map(|rate| rate.to_string()),
+        );
+        add("--link-faults-per-second", self.link_faults_per_second.map(|rate| rate.to_string()));
+        add("--outage-time-max", self.outage_time_max.map(|time| time.to_string()));
+        line
     }
 }
 

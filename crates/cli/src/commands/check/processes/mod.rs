@@ -7,10 +7,13 @@ use std::process;
 
 pub(crate) use self::args::{ProcessArgs, ProcessesArgs};
 use anyhow::Context;
-use farleaf_check::processes::{self, Launcher, ProcessesError, Report, run_child};
+use farleaf_check::processes::{
+    self, Launcher, NetworkReport, ProcessesError, Report, Times, run_child,
+};
 use serde_json::to_value;
 
 use crate::commands::stop_on_interrupt;
+use crate::config::environment_of_parts;
 use crate::errors::{Exit, Failure};
 use crate::output::{Console, counted};
 
@@ -24,20 +27,22 @@ pub(in crate::commands) fn run(
     let launcher = Launcher {
         program: env::current_exe().context("cannot find this program")?,
         arguments: CHILD.map(Into::into).to_vec(),
+        environment: environment_of_parts(),
     };
+    let config = args.config()?;
     let stop = stop_on_interrupt()?;
     let mut note = |report: &Report| {
         let (counts, rounds) = (&report.counts, counted(report.rounds, "round"));
         console.detail(format_args!(
             "{rounds} in {:.1} s of {:.0} s: {} operations, {} kills, {} stops, nothing found",
             report.seconds,
-            args.time().as_secs_f64(),
+            config.time.as_secs_f64(),
             counts.operations,
             counts.kills(),
             counts.stops
         ));
     };
-    let ended = processes::run(&args.config()?, &launcher, &stop, &mut note);
+    let ended = processes::run(&config, &launcher, &stop, &mut note);
     let report = match ended {
         Err(ProcessesError::Config(why)) => return Err(Failure::usage(why).into()),
         report => report?,
@@ -53,7 +58,13 @@ pub(in crate::commands) fn run(
         console.note(format_args!(
             "{folder} has what clients asked and were told (*.jsonl) and what processes said (*.err)"
         ));
-        console.note(format_args!("farleaf verify {} looks at the pool", failure.pool));
+        match &config.network {
+            None => console.note(format_args!("farleaf verify {} looks at the pool", failure.pool)),
+            Some(network) => console.note(format_args!(
+                "farleaf up --memory-servers {} --folder {} serves the pool again",
+                network.memory_servers, failure.pool
+            )),
+        }
         console.note(format_args!(
             "the driver's choices come again with: {}; real processes do not replay exactly, so \
              that it may take several runs, or not happen again",
@@ -84,14 +95,46 @@ fn print(report: &Report, console: &mut Console) -> std::io::Result<()> {
         ("stopped", counts.stops.to_string()),
         ("could not start", counts.not_started.to_string()),
         ("tables left behind", counts.tables_left.to_string()),
+    ];
+    if let Some(network) = &report.network {
+        rows.extend(network_rows(network));
+    }
+    rows.extend([
         ("seconds", format!("{:.1}", report.seconds)),
         ("seconds of checking", format!("{:.1}", report.check_seconds)),
         ("found", if report.failure.is_some() { "a failure" } else { "nothing" }.to_owned()),
-    ];
+    ]);
     if let Some(folder) = &report.folder {
         rows.push(("kept", folder.display().to_string()));
     }
     console.fields(&rows)
+}
+
+fn network_rows(network: &NetworkReport) -> Vec<(&'static str, String)> {
+    let times = |times: &Times| {
+        let Times { count, never, median_ms, longest_ms, .. } = times;
+        let never = if *never > 0 { format!(", never {never}") } else { String::new() };
+        match count {
+            0 => "-".to_owned(),
+            _ => format!("median {median_ms:.0}, longest {longest_ms:.0}, of {count}{never}"),
+        }
+    };
+    vec![
+        ("memory servers", network.memory_servers.to_string()),
+        ("memory servers killed", network.kills_memory.to_string()),
+        ("memory servers stopped", network.stops_memory.to_string()),
+        ("links cut", network.cuts.to_string()),
+        ("links cut one way", network.half_cuts.to_string()),
+        ("links slowed", network.slows.to_string()),
+        ("connections ended", network.ends.to_string()),
+        ("pools opened anew", network.opened_anew.to_string()),
+        ("lease, ms", format!("{:.0}", network.lease_ms)),
+        ("killed, keys served after, ms", times(&network.kills_compute_served)),
+        ("killed, stall of the others, ms", times(&network.kills_compute_stalls)),
+        ("memory server listens after, ms", times(&network.starts_listen)),
+        ("memory server back, keys served after, ms", times(&network.starts_served)),
+        ("link or stopped back, keys served after, ms", times(&network.returns_served)),
+    ]
 }
 
 /// A child of the driver. Ends the process: its exit codes are the driver's business.

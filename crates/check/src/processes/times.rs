@@ -1,0 +1,323 @@
+//! How long it took until all went on, read out of what clients were told.
+//!
+//! Times are taken where one thing went wrong at a time, and nothing else for a while before and after: of
+//! every other round. What is said to be served again has answered an operation on *every* key in question,
+//! so that a key that nobody happened to ask for counts against it.
+
+use serde::Serialize;
+
+use super::config::Network;
+use super::owners::Ranges;
+use crate::history::{Answer, Call, Event};
+
+/// Something that was done to a process or a link.
+#[derive(Clone, Debug)]
+pub(super) struct Fault {
+    pub(super) what: FaultKind,
+    /// The process, or the number of the memory server.
+    pub(super) who: String,
+    /// When it began, by the clock of the histories.
+    pub(super) from_ns: u64,
+    /// When that which was gone began to come back; of a kill, at once.
+    pub(super) until_ns: u64,
+    /// When a memory server that was started again listened.
+    pub(super) listens_ns: Option<u64>,
+    /// The keys that a killed process had, if keys have owners.
+    pub(super) had: Option<Ranges>,
+    /// Nothing else went wrong about that time.
+    pub(super) is_alone: bool,
+}
+
+/// What was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FaultKind {
+    /// `kill -9` of a compute server.
+    KillCompute,
+    /// SIGSTOP and SIGCONT of a compute server.
+    StopCompute,
+    /// `kill -9` of a memory server, and a new start over its file.
+    KillMemory,
+    /// SIGSTOP and SIGCONT of a memory server.
+    StopMemory,
+    /// A link was cut in both directions.
+    Cut,
+    /// A link was cut in one direction.
+    HalfCut,
+    /// A link was slow.
+    Slow,
+    /// All connections of a link were ended.
+    EndConnections,
+}
+
+/// What was done over a network, and how long it took until all went on.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct NetworkReport {
+    /// How long a compute server counted as alive that was not heard of, in milliseconds.
+    pub lease_ms: f64,
+    /// How many memory servers there were.
+    pub memory_servers: u16,
+    /// Memory servers killed, and started again over their files.
+    pub kills_memory: u64,
+    /// Memory servers stopped and continued.
+    pub stops_memory: u64,
+    /// Links cut in both directions.
+    pub cuts: u64,
+    /// Links cut in one direction.
+    pub half_cuts: u64,
+    /// Links slowed.
+    pub slows: u64,
+    /// Links whose connections were all ended.
+    pub ends: u64,
+    /// Client processes that were cut off, or gave the pool up, and opened it anew.
+    pub opened_anew: u64,
+    /// From the kill of a compute server until each key that it had (each key of the table, if keys have no
+    /// owners) was answered again, in milliseconds.
+    pub kills_compute_served: Times,
+    /// The longest operation of the others about such a kill, on keys that the dead one did not have (on
+    /// any, if keys have no owners).
+    pub kills_compute_stalls: Times,
+    /// From the new start of a memory server until it listened.
+    pub starts_listen: Times,
+    /// From the new start of a memory server until each key was answered again.
+    pub starts_served: Times,
+    /// From when a memory server or a client process was continued, or a link restored, until each key was
+    /// answered again.
+    pub returns_served: Times,
+    /// All of it, one by one.
+    pub faults: Vec<FaultReport>,
+}
+
+/// One thing that was done.
+#[derive(Clone, Debug, Serialize)]
+pub struct FaultReport {
+    /// The round, from 1.
+    pub round: u64,
+    /// What was done.
+    pub what: FaultKind,
+    /// To which process; of links, the process and the memory server.
+    pub who: String,
+    /// How long it was away, in milliseconds.
+    pub away_ms: f64,
+    /// Nothing else went wrong about that time, so that the times tell of this alone.
+    pub is_alone: bool,
+    /// From its return, or its death, until each key in question was answered again. `None`: not by the
+    /// end of the round.
+    pub served_ms: Option<f64>,
+    /// The longest operation of the others meanwhile.
+    pub stall_ms: f64,
+    /// From the start of a memory server until it listened.
+    pub listens_ms: Option<f64>,
+}
+
+/// Some times, in milliseconds.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Times {
+    /// How many.
+    pub count: u64,
+    /// Of these: it never came to that by the end of the round.
+    pub never: u64,
+    /// The one in the middle.
+    pub median_ms: f64,
+    /// The longest.
+    pub longest_ms: f64,
+    #[serde(skip)]
+    all_ms: Vec<f64>,
+}
+
+impl Times {
+    fn add(&mut self, time_ms: Option<f64>) {
+        self.count += 1;
+        let Some(time_ms) = time_ms else {
+            self.never += 1;
+            return;
+        };
+        let at = self.all_ms.partition_point(|known| *known < time_ms);
+        self.all_ms.insert(at, time_ms);
+        self.median_ms = self.all_ms[self.all_ms.len() / 2];
+        self.longest_ms = self.longest_ms.max(time_ms);
+    }
+}
+
+impl NetworkReport {
+    /// Of a run that has not begun.
+    pub(super) fn of(network: &Network) -> Self {
+        let lease_ms = network.lease.as_secs_f64() * 1e3;
+        NetworkReport { lease_ms, memory_servers: network.memory_servers, ..Self::default() }
+    }
+
+    /// Adds a fault of that round, of whose history `events` are.
+    pub(super) fn add(&mut self, round: u64, fault: &Fault, keys: &[Vec<u8>], events: &[&Event]) {
+        self.count(fault.what);
+        let has = |key: &[u8]| fault.had.as_ref().is_none_or(|had| had.contains(key));
+        let is_kill = fault.what == FaultKind::KillCompute;
+        let wanted = keys.iter().filter(|key| !is_kill || has(key));
+        // Of what was away, an answer that was waited for since before counts, too.
+        let begun_ns = if is_kill { fault.from_ns } else { 0 };
+        let answered = wanted.map(|key| first_answer(events, key, begun_ns, fault.until_ns));
+        let served_ns = answered.collect::<Option<Vec<u64>>>();
+        let served_ns = served_ns.map(|times| times.into_iter().max().unwrap_or(fault.until_ns));
+        let served_ms = served_ns.map(|time| ms(time - fault.until_ns));
+        let is_others = |key: &[u8]| !is_kill || fault.had.is_none() || !has(key);
+        let until_ns = served_ns.unwrap_or(u64::MAX);
+        let stall_ms = longest(events, fault.from_ns, until_ns, is_others);
+        let listens_ms = fault.listens_ns.map(|time| ms(time.saturating_sub(fault.until_ns)));
+        if fault.is_alone {
+            match fault.what {
+                FaultKind::KillCompute => {
+                    if !fault.had.as_ref().is_some_and(Ranges::is_empty) {
+                        self.kills_compute_served.add(served_ms);
+                    }
+                    self.kills_compute_stalls.add(Some(stall_ms));
+                }
+                FaultKind::KillMemory => self.starts_served.add(served_ms),
+                _ => self.returns_served.add(served_ms),
+            }
+        }
+        if let Some(time_ms) = listens_ms {
+            self.starts_listen.add(Some(time_ms));
+        }
+        self.faults.push(FaultReport {
+            round,
+            what: fault.what,
+            who: fault.who.clone(),
+            away_ms: ms(fault.until_ns - fault.from_ns),
+            is_alone: fault.is_alone,
+            served_ms,
+            stall_ms,
+            listens_ms,
+        });
+    }
+
+    fn count(&mut self, what: FaultKind) {
+        match what {
+            // Counted with those of shared memory.
+            FaultKind::KillCompute | FaultKind::StopCompute => {}
+            FaultKind::KillMemory => self.kills_memory += 1,
+            FaultKind::StopMemory => self.stops_memory += 1,
+            FaultKind::Cut => self.cuts += 1,
+            FaultKind::HalfCut => self.half_cuts += 1,
+            FaultKind::Slow => self.slows += 1,
+            FaultKind::EndConnections => self.ends += 1,
+        }
+    }
+}
+
+/// When an operation on `key` that began from `begun_ns` on was first answered after `after_ns`.
+fn first_answer(events: &[&Event], key: &[u8], begun_ns: u64, after_ns: u64) -> Option<u64> {
+    let answers = events.iter().filter_map(|event| match event.answer {
+        None | Some((_, Answer::Nothing)) => None,
+        Some((at_ns, _)) if event.from_ns < begun_ns || at_ns < after_ns => None,
+        Some((at_ns, _)) => (key_of(&event.call) == Some(key)).then_some(at_ns),
+    });
+    answers.min()
+}
+
+/// The longest operation on such a key, answered or refused, that overlaps this time.
+fn longest(events: &[&Event], from_ns: u64, until_ns: u64, of: impl Fn(&[u8]) -> bool) -> f64 {
+    let times = events.iter().filter_map(|event| {
+        let (at_ns, _) = event.answer.as_ref()?;
+        let overlaps = event.from_ns <= until_ns && *at_ns >= from_ns;
+        let is_meant = overlaps && key_of(&event.call).is_some_and(&of);
+        is_meant.then_some(at_ns - event.from_ns)
+    });
+    ms(times.max().unwrap_or(0))
+}
+
+/// The key of an operation on one key.
+fn key_of(call: &Call) -> Option<&[u8]> {
+    match call {
+        Call::Get { key }
+        | Call::Insert { key, .. }
+        | Call::Update { key, .. }
+        | Call::Upsert { key, .. }
+        | Call::Remove { key }
+        | Call::CompareExchange { key, .. } => Some(key),
+        Call::Scan { .. } => None,
+    }
+}
+
+fn ms(ns: u64) -> f64 {
+    ns as f64 / 1e6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn get(key: &str, from_ms: u64, answered_ms: Option<u64>) -> Event {
+        Event {
+            client: 0,
+            call: Call::Get { key: key.as_bytes().to_vec() },
+            from_ns: from_ms * 1_000_000,
+            answer: answered_ms.map(|at| (at * 1_000_000, Answer::Value(None))),
+        }
+    }
+
+    fn refused(key: &str, from_ms: u64, answered_ms: u64) -> Event {
+        let answer = Some((answered_ms * 1_000_000, Answer::Nothing));
+        Event { answer, ..get(key, from_ms, None) }
+    }
+
+    fn fault(what: FaultKind, from_ms: u64, until_ms: u64) -> Fault {
+        Fault {
+            what,
+            who: "somebody".to_owned(),
+            from_ns: from_ms * 1_000_000,
+            until_ns: until_ms * 1_000_000,
+            listens_ns: None,
+            had: None,
+            is_alone: true,
+        }
+    }
+
+    fn keys() -> Vec<Vec<u8>> {
+        ["a", "b"].map(|key| key.as_bytes().to_vec()).to_vec()
+    }
+
+    #[test]
+    fn a_death_is_over_when_every_key_has_been_answered_to_who_asked_after_it() {
+        let events = [
+            get("a", 90, Some(101)), // asked before: says nothing
+            get("a", 100, Some(130)),
+            refused("b", 100, 300),
+            get("b", 310, Some(350)),
+            get("b", 360, Some(361)),
+            get("a", 90, None),
+        ];
+        let events: Vec<&Event> = events.iter().collect();
+        let mut report = NetworkReport::default();
+        report.add(1, &fault(FaultKind::KillCompute, 100, 100), &keys(), &events);
+        assert_eq!(report.faults[0].served_ms, Some(250.0));
+        assert_eq!(report.faults[0].stall_ms, 200.0);
+        assert_eq!(report.kills_compute_served.longest_ms, 250.0);
+        report.add(1, &fault(FaultKind::KillCompute, 360, 360), &keys(), &events);
+        assert_eq!(report.faults[1].served_ms, None, "nobody asked for a");
+        assert_eq!((report.kills_compute_served.count, report.kills_compute_served.never), (2, 1));
+    }
+
+    #[test]
+    fn a_return_is_over_when_every_key_has_been_answered_whenever_it_was_asked_for() {
+        let events = [&get("a", 90, Some(210)), &get("b", 205, Some(230))];
+        let mut report = NetworkReport::default();
+        let returned =
+            Fault { listens_ns: Some(204_000_000), ..fault(FaultKind::KillMemory, 100, 200) };
+        report.add(3, &returned, &keys(), &events);
+        let told = &report.faults[0];
+        assert_eq!((told.served_ms, told.listens_ms, told.away_ms), (Some(30.0), Some(4.0), 100.0));
+        assert_eq!(report.kills_memory, 1);
+        assert_eq!((report.starts_served.count, report.starts_listen.count), (1, 1));
+        let crowded = Fault { is_alone: false, ..returned };
+        report.add(4, &crowded, &keys(), &events);
+        assert_eq!((report.starts_served.count, report.faults.len()), (1, 2));
+    }
+
+    #[test]
+    fn the_one_in_the_middle_is_told() {
+        let mut times = Times::default();
+        for time in [5.0, 1.0, 9.0, 2.0, 3.0] {
+            times.add(Some(time));
+        }
+        assert_eq!((times.count, times.median_ms, times.longest_ms), (5, 3.0, 9.0));
+    }
+}
