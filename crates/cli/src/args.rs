@@ -17,7 +17,6 @@ use crate::commands::memory::MemoryArgs;
 use crate::commands::repartition::RepartitionArgs;
 use crate::commands::repro::ReproArgs;
 use crate::commands::up::UpArgs;
-use crate::config::CONFIG;
 use crate::formats;
 use crate::input::ColumnSpec;
 use crate::suggest::OneOf;
@@ -86,10 +85,11 @@ pub(crate) struct GlobalArgs {
     /// Say what is being done, on standard error
     #[arg(short, long, global = true)]
     pub(crate) verbose: bool,
-    /// The file of settings [default: ~/.config/farleaf/farleaf.toml, or /etc/farleaf/farleaf.toml]
-    #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath,
-        env = CONFIG, hide_env_values = true)]
-    pub(crate) config: Option<PathBuf>,
+    /// The file of settings, if FARLEAF_CONFIG does not name it; an empty name means none [default:
+    /// ~/.config/farleaf/farleaf.toml, or /etc/farleaf/farleaf.toml]
+    // Looked for before the command line is understood: see `Config::find`.
+    #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) config: Option<OsString>,
     #[command(flatten)]
     pub(crate) tls: TlsArgs,
 }

@@ -22,7 +22,7 @@ use crate::errors::Failure;
 use crate::suggest::hint;
 
 /// The variable that names the file; an empty one means none.
-pub(crate) const CONFIG: &str = "FARLEAF_CONFIG";
+const CONFIG: &str = "FARLEAF_CONFIG";
 
 /// Settings of a file, by command and option.
 #[derive(Debug, Default)]

@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 
 use anyhow::Context;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, text};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, text};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
@@ -154,12 +154,17 @@ impl<T: Exposed> Collector for Collected<T> {
             let name = format!("farleaf_{}", metric.name);
             let kind = if metric.is_counter { MetricType::Counter } else { MetricType::Gauge };
             let mut told = encoder.encode_descriptor(&name, metric.help, None, kind)?;
-            for (labels, value) in &metric.values {
-                if metric.is_counter {
-                    ConstCounter::new(*value).encode(told.encode_family(labels)?)?;
-                } else {
-                    // Beyond 2^63 bytes or pieces of anything there is nothing.
-                    ConstGauge::new(*value as i64).encode(told.encode_family(labels)?)?;
+            let encode = |value: u64, into: MetricEncoder<'_>| match metric.is_counter {
+                true => ConstCounter::new(value).encode(into),
+                // Beyond 2^63 bytes or pieces of anything there is nothing.
+                false => ConstGauge::new(value as i64).encode(into),
+            };
+            match metric.values.as_slice() {
+                [(labels, value)] if labels.is_empty() => encode(*value, told)?,
+                values => {
+                    for (labels, value) in values {
+                        encode(*value, told.encode_family(labels)?)?;
+                    }
                 }
             }
         }
@@ -191,11 +196,11 @@ mod tests {
         let mut told = String::new();
         text::encode(&mut told, &registry).unwrap_or_default();
         let expected = "\
-# HELP farleaf_reads READs.
+# HELP farleaf_reads READs
 # TYPE farleaf_reads counter
 farleaf_reads_total{server=\"0\"} 7
 farleaf_reads_total{server=\"1\"} 9
-# HELP farleaf_bytes Bytes \"here\".
+# HELP farleaf_bytes Bytes \"here\"
 # TYPE farleaf_bytes gauge
 farleaf_bytes 1099511627776
 # EOF

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::marker::PhantomData;
 
 use clap::builder::{PossibleValue, TypedValueParser};
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Command, ValueEnum};
 
 /// The name of `known` nearest to `word`, if one is near enough to be a slip.
@@ -55,7 +55,11 @@ impl<T: ValueEnum + Clone + Send + Sync + 'static> TypedValueParser for OneOf<T>
             hint(&word, names()),
             names().collect::<Vec<_>>().join(", ")
         );
-        Err(clap::Error::raw(ErrorKind::InvalidValue, message).with_cmd(command))
+        let mut error = clap::Error::raw(ErrorKind::InvalidValue, message).with_cmd(command);
+        if let Some(option) = option {
+            error.insert(ContextKind::InvalidArg, ContextValue::String(option.to_string()));
+        }
+        Err(error)
     }
 
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
