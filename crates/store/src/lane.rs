@@ -34,7 +34,7 @@ const SESSION_WAIT_NS: u64 = 10_000_000;
 const SPARE_PART: usize = 4;
 /// This part of the pool's sessions is left to recovering the dead, who hold theirs until then, and to
 /// leaving.
-const UPKEEP_PART: u32 = 16;
+const UPKEEP_PART: u32 = 2;
 
 /// One thread's endpoint, its executor and its sessions.
 pub(crate) struct Lane {
