@@ -32,8 +32,8 @@ const SESSION_WAITS: u32 = 100;
 const SESSION_WAIT_NS: u64 = 10_000_000;
 /// A store takes no more than this part of the pool's sessions for overlapping operations.
 const SPARE_PART: usize = 4;
-/// This part of the pool's sessions is left to recovering the dead, who hold theirs until then, and to
-/// leaving.
+/// One of so many parts of the pool's sessions is left to opening it, recovering the dead, who hold theirs until
+/// then, maintenance and leaving: two for each member that there may be.
 const UPKEEP_PART: u32 = 2;
 
 /// One thread's endpoint, its executor and its sessions.
