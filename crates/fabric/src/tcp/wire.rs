@@ -196,6 +196,8 @@ pub(super) struct Hello {
     pub(super) version: u32,
     /// This connection carries signs of life, and ends with its compute server.
     pub(super) control: bool,
+    /// Its operations go by the server's card, not by this connection.
+    pub(super) by_card: bool,
     pub(super) incarnation: u64,
     /// The server that is meant, and how many there are.
     pub(super) server: u16,
@@ -210,6 +212,7 @@ impl Hello {
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8..12].copy_from_slice(&self.version.to_le_bytes());
         bytes[12] = self.control.into();
+        bytes[13] = self.by_card.into();
         bytes[16..24].copy_from_slice(&self.incarnation.to_le_bytes());
         bytes[24..26].copy_from_slice(&self.server.to_le_bytes());
         bytes[26..28].copy_from_slice(&self.servers.to_le_bytes());
@@ -223,6 +226,7 @@ impl Hello {
         let hello = Hello {
             version,
             control: bytes[12] == 1,
+            by_card: bytes[13] == 1,
             incarnation: word_at(bytes, 16),
             server: u16::from_le_bytes([bytes[24], bytes[25]]),
             servers: u16::from_le_bytes([bytes[26], bytes[27]]),
@@ -243,6 +247,8 @@ pub(super) enum Entry {
     Fenced = 3,
     /// As many connections as it allows are open.
     Full = 4,
+    /// Others reach the words another way, and both ways' atomics do not know of each other.
+    OtherWay = 5,
 }
 
 /// What a server answers.
@@ -278,8 +284,8 @@ impl Welcome {
 
     /// `None` if it is no greeting of this protocol.
     pub(super) fn decode(bytes: &[u8; GREETING_BYTES]) -> Option<Welcome> {
-        use Entry::{Fenced, Full, LetIn, OtherServer, OtherVersion};
-        let entries = [LetIn, OtherVersion, OtherServer, Fenced, Full];
+        use Entry::{Fenced, Full, LetIn, OtherServer, OtherVersion, OtherWay};
+        let entries = [LetIn, OtherVersion, OtherServer, Fenced, Full, OtherWay];
         Some(Welcome {
             version: version_of(bytes)?,
             entry: entries.into_iter().find(|entry| *entry as u8 == bytes[12])?,
@@ -364,6 +370,7 @@ mod tests {
         let hello = Hello {
             version: VERSION,
             control: true,
+            by_card: true,
             incarnation: 7,
             server: 3,
             servers: 4,
