@@ -39,6 +39,8 @@ Pools:
   shm:FOLDER  a pool in memory files, which the processes of this machine share
   tcp://HOST:PORT,HOST:PORT...
               a pool of memory servers (see memory and up), in the order of their numbers
+  verbs://HOST:PORT,HOST:PORT...[?device=NAME&port=NUMBER&gid=NUMBER&mtu=BYTES]
+              the same, reached by RDMA; what is not said of the card is chosen
   mem:        a pool of one process; gone when it ends, so only programs can use it";
 
 /// Ordered key-value store on disaggregated memory

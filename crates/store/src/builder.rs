@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::tcp::{Tcp, TcpConfig, Tls};
-use farleaf_fabric::{AnyFabric, Client, Endpoint, Fabric, FabricError, ServerId};
+use farleaf_fabric::verbs::{CardConfig, Verbs, VerbsConfig};
+use farleaf_fabric::{AnyFabric, Client, Endpoint, Fabric, FabricError, RealTime, ServerId};
 use farleaf_index::OpenOptions;
 use farleaf_index::dex::Durability;
 use farleaf_pool::PoolOptions;
@@ -78,8 +79,8 @@ impl Builder {
         self
     }
 
-    /// Whether `shm:<folder>` makes a pool if the folder is missing or empty, and `tcp://<servers>` if
-    /// the servers hold none. A pool that is there is opened as it is. Default: no.
+    /// Whether `shm:<folder>` makes a pool if the folder is missing or empty, and `tcp://<servers>` and
+    /// `verbs://<servers>` if the servers hold none. A pool that is there is opened as it is. Default: no.
     pub fn create(mut self, create: bool) -> Self {
         self.create = create;
         self
@@ -116,7 +117,8 @@ impl Builder {
     }
 
     /// Connections to memory servers are encrypted, and both sides show certificates. For pools on a
-    /// network, whose memory servers must have been started so. Default: neither.
+    /// network, whose memory servers must have been started so. What goes by RDMA is not encrypted:
+    /// there, certificates say who is let in, and no more. Default: neither.
     pub fn tls(mut self, tls: Tls) -> Self {
         self.tls = Some(tls);
         self
@@ -170,6 +172,9 @@ impl Builder {
             Uri::Tcp(_) => uri::memory_servers(uri)
                 .and_then(|servers| self.connect(servers))
                 .map(AnyFabric::Tcp),
+            Uri::Verbs(_, card) => uri::memory_servers(uri)
+                .and_then(|servers| self.connect_by(card, servers))
+                .map(AnyFabric::Verbs),
         };
         let core = fabric
             .and_then(|fabric| {
@@ -207,10 +212,23 @@ impl Builder {
 
     /// Connects to memory servers, and makes a pool of them if that is asked for and they hold none.
     fn connect(&self, servers: Vec<SocketAddr>) -> Result<Tcp> {
+        self.make_on(Tcp::connect(self.network(servers))?)
+    }
+
+    /// The same by RDMA.
+    fn connect_by(&self, card: CardConfig, servers: Vec<SocketAddr>) -> Result<Verbs> {
+        let tcp = self.network(servers);
+        self.make_on(Verbs::connect(VerbsConfig { tcp, card, ..VerbsConfig::to([]) })?)
+    }
+
+    fn network(&self, servers: Vec<SocketAddr>) -> TcpConfig {
         let mut config = TcpConfig::to(servers);
         config.linger_timeout = self.linger_timeout.unwrap_or(config.linger_timeout);
         config.tls = self.tls.clone();
-        let fabric = Tcp::connect(config)?;
+        config
+    }
+
+    fn make_on<F: Fabric<Endpoint: RealTime>>(&self, fabric: F) -> Result<F> {
         if self.create {
             let endpoint = fabric.endpoint()?;
             let executor = endpoint.executor().clone();

@@ -3,6 +3,9 @@
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 
+use farleaf_fabric::verbs::CardConfig;
+
+use crate::card;
 use crate::error::{Error, ErrorKind, Result};
 use crate::suggest;
 
@@ -15,12 +18,15 @@ pub(crate) enum Uri {
     Shm(PathBuf),
     /// A pool of memory servers on a network: their hosts and ports, in the order of their numbers.
     Tcp(Vec<String>),
+    /// The same by RDMA, and by which card of this machine.
+    Verbs(Vec<String>, CardConfig),
 }
 
 /// What every complaint about an address ends with.
 const UNDERSTOOD: &str = "understood are \"mem:\" (a new pool in this process's memory), \
-                          \"shm:<folder>\" (a pool that the processes of this machine share) and \
-                          \"tcp://<host>:<port>,...\" (memory servers on a network)";
+                          \"shm:<folder>\" (a pool that the processes of this machine share), \
+                          \"tcp://<host>:<port>,...\" (memory servers on a network) or \
+                          \"verbs://<host>:<port>,...\" (memory servers reached by RDMA)";
 
 impl Uri {
     pub(crate) fn parse(uri: &str) -> Result<Uri> {
@@ -39,16 +45,18 @@ impl Uri {
                 Err(complain(uri, &hint))
             }
             "shm" => Ok(Uri::Shm(PathBuf::from(rest))),
-            "tcp" => servers(uri, rest).map(Uri::Tcp),
-            "etcd" | "verbs" => {
-                Err(complain(uri, &format!("; this version does not speak \"{scheme}:\"")))
+            "tcp" => servers(uri, scheme, rest).map(Uri::Tcp),
+            "verbs" => {
+                let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+                let card = card::parse(query).map_err(|why| complain(uri, &why))?;
+                Ok(Uri::Verbs(servers(uri, scheme, rest)?, card))
             }
+            "etcd" => Err(complain(uri, &format!("; this version does not speak \"{scheme}:\""))),
             _ => {
-                let known = ["mem", "shm", "tcp"];
+                let known = ["mem", "shm", "tcp", "verbs"];
                 let hint = suggest::nearest(scheme, known).map(|scheme| match scheme {
                     "mem" => "; did you mean \"mem:\"?".to_owned(),
-                    "tcp" => format!("; did you mean \"tcp:{rest}\"?"),
-                    _ => format!("; did you mean \"shm:{rest}\"?"),
+                    scheme => format!("; did you mean \"{scheme}:{rest}\"?"),
                 });
                 Err(complain(uri, &hint.unwrap_or_default()))
             }
@@ -57,9 +65,9 @@ impl Uri {
 }
 
 /// The memory servers of an address on a network.
-fn servers(uri: &str, rest: &str) -> Result<Vec<String>> {
+fn servers(uri: &str, scheme: &str, rest: &str) -> Result<Vec<String>> {
     let Some(list) = rest.strip_prefix("//") else {
-        let hint = format!("; did you mean \"tcp://{}\"?", rest.trim_start_matches('/'));
+        let hint = format!("; did you mean \"{scheme}://{}\"?", rest.trim_start_matches('/'));
         return Err(complain(uri, &hint));
     };
     let servers: Vec<&str> = list.trim_end_matches('/').split(',').collect();
@@ -68,7 +76,7 @@ fn servers(uri: &str, rest: &str) -> Result<Vec<String>> {
         if port.is_none_or(|(_, port)| port.parse::<u16>().is_err()) {
             let hint = format!(
                 "; \"{server}\" is no memory server: each is a host and a port, as in \
-                 \"tcp://127.0.0.1:7000,127.0.0.1:7001\""
+                 \"{scheme}://127.0.0.1:7000,127.0.0.1:7001\""
             );
             return Err(complain(uri, &hint));
         }
@@ -85,11 +93,31 @@ fn servers(uri: &str, rest: &str) -> Result<Vec<String>> {
 /// host that is not found.
 pub fn memory_servers(uri: &str) -> Result<Vec<SocketAddr>> {
     match Uri::parse(uri)? {
-        Uri::Tcp(servers) => servers.iter().map(|server| resolve(server)).collect(),
+        Uri::Tcp(servers) | Uri::Verbs(servers, _) => {
+            servers.iter().map(|server| resolve(server)).collect()
+        }
         Uri::Mem | Uri::Shm(_) => Err(Error::invalid(format!(
             "\"{uri}\" is no address on a network, as \"tcp://host:7000\" is"
         ))),
     }
+}
+
+/// The card that a pool's address asks for, as in `verbs://host:7000?device=mlx5_0&gid=3`: what it leaves
+/// out is chosen when the pool is opened. `None` for the address of a pool that is not reached by RDMA.
+///
+/// # Errors
+/// [`ErrorKind::Invalid`] for what is no address.
+pub fn rdma_card(uri: &str) -> Result<Option<CardConfig>> {
+    match Uri::parse(uri)? {
+        Uri::Verbs(_, card) => Ok(Some(card)),
+        _ => Ok(None),
+    }
+}
+
+/// The address of the pool on these memory servers, reached by `card`.
+pub fn rdma_pool(servers: &[SocketAddr], card: &CardConfig) -> String {
+    let servers: Vec<String> = servers.iter().map(SocketAddr::to_string).collect();
+    format!("verbs://{}{}", servers.join(","), card::query(card))
 }
 
 fn resolve(server: &str) -> Result<SocketAddr> {
@@ -135,6 +163,25 @@ mod tests {
         let tcp = |servers: &[&str]| Uri::Tcp(servers.iter().map(ToString::to_string).collect());
         assert_eq!(Uri::parse("tcp://a.b:7000").expect("one"), tcp(&["a.b:7000"]));
         assert_eq!(Uri::parse("tcp://a:7,[::1]:8/").expect("two"), tcp(&["a:7", "[::1]:8"]));
+        let Uri::Verbs(servers, card) =
+            Uri::parse("verbs://a:7,b:8/?mtu=1024&port=1").expect("verbs")
+        else {
+            panic!("it is of verbs");
+        };
+        assert_eq!(
+            (servers, card.mtu, card.port),
+            (vec!["a:7".into(), "b:8".into()], Some(1024), Some(1))
+        );
+        assert_eq!(card.device, None);
+    }
+
+    #[test]
+    fn what_is_said_of_cards_is_understood() {
+        let card = rdma_card("verbs://127.0.0.1:7?device=a&gid=2").expect("an address");
+        let servers = memory_servers("verbs://127.0.0.1:7?device=a&gid=2").expect("an address");
+        let uri = rdma_pool(&servers, &card.clone().expect("a card"));
+        assert_eq!(uri, "verbs://127.0.0.1:7?device=a&gid=2");
+        assert_eq!(rdma_card("tcp://127.0.0.1:7").expect("an address"), None);
     }
 
     #[test]
@@ -155,6 +202,10 @@ mod tests {
             ("tcp://host", "\"host\" is no memory server"),
             ("tcp://host:1,:2", "\":2\" is no memory server"),
             ("tcp://host:1,host:70000", "\"host:70000\" is no memory server"),
+            ("verbs:host:1", "did you mean \"verbs://host:1\"?"),
+            ("verb://host:1", "did you mean \"verbs://host:1\"?"),
+            ("verbs://host", "\"host\" is no memory server"),
+            ("verbs://host:1?gid=x", "an index into the GID table"),
             ("etcd://host", "this version does not speak \"etcd:\""),
             ("postgres://x", "understood are \"mem:\""),
         ] {

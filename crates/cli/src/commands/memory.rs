@@ -12,10 +12,12 @@ use anyhow::Context;
 use clap::{Args, ValueHint};
 use farleaf_bench::units::{Size, TimeSpan, human_bytes};
 use farleaf_fabric::tcp::{HugePages, MemoryServer, MemoryServerConfig, Region};
+use farleaf_fabric::verbs::VerbsServer;
 use farleaf_fabric::{FabricError, ServerId};
 use farleaf_index::dex::offload::{OFFLOAD_SERVICE, OffloadService};
 use serde_json::json;
 
+use crate::card::NetworkArgs;
 use crate::errors::{Exit, Failure};
 use crate::output::Console;
 
@@ -56,6 +58,8 @@ pub(crate) struct MemoryArgs {
     /// How long a compute server counts as alive that is not heard of
     #[arg(long, value_name = "TIME", default_value = "2s")]
     pub(crate) lease: TimeSpan,
+    #[command(flatten)]
+    pub(crate) network: NetworkArgs,
     /// End with standard input, too: when whoever has started it is gone
     #[arg(long, hide = true)]
     pub(crate) end_with_stdin: bool,
@@ -83,6 +87,7 @@ pub(super) fn run(args: &MemoryArgs, console: &mut Console) -> anyhow::Result<Ex
         ))
         .into());
     }
+    let card = args.network.card()?;
     // Before anything is served, so that no signal is lost.
     let stop = stop_signal(args.end_with_stdin)?;
     let region = region(args, &config).map_err(refused)?;
@@ -91,14 +96,42 @@ pub(super) fn run(args: &MemoryArgs, console: &mut Console) -> anyhow::Result<Ex
         console
             .warn("there are too few huge pages: goes on without (see /proc/sys/vm/nr_hugepages)");
     }
-    let server = MemoryServer::start_over(config, region).map_err(refused)?;
+    let served = match card {
+        None => MemoryServer::start_over(config, region).map(Served::Tcp),
+        Some(card) => VerbsServer::start_over(config, &card, region).map(Served::Verbs),
+    };
+    let served = served.map_err(refused)?;
+    let server = served.server();
     server.serve(OFFLOAD_SERVICE, offload_service());
-    tell(args, server.address(), bytes, huge_pages, console)?;
+    tell(args, &served, bytes, huge_pages, console)?;
     // It ends when somebody says so; that the sender is gone means the same.
     let _ = stop.recv();
     console.detail(format_args!("ends, with {} connections", server.connections()));
-    drop(server);
+    drop(served);
     Ok(Exit::Done)
+}
+
+/// A memory server at work.
+enum Served {
+    Tcp(MemoryServer),
+    Verbs(VerbsServer),
+}
+
+impl Served {
+    fn server(&self) -> &MemoryServer {
+        match self {
+            Served::Tcp(server) => server,
+            Served::Verbs(server) => server.memory_server(),
+        }
+    }
+
+    /// The card that it offers.
+    fn card(&self) -> Option<&str> {
+        match self {
+            Served::Tcp(_) => None,
+            Served::Verbs(server) => Some(server.card()),
+        }
+    }
 }
 
 fn region(args: &MemoryArgs, config: &MemoryServerConfig) -> Result<Region, FabricError> {
@@ -124,31 +157,38 @@ fn offload_service() -> Arc<OffloadService> {
 /// Says where it listens, at once: whoever has started it may wait for that.
 fn tell(
     args: &MemoryArgs,
-    address: SocketAddr,
+    served: &Served,
     bytes: u64,
     huge_pages: HugePages,
     console: &mut Console,
 ) -> io::Result<()> {
+    let address = served.server().address();
     let memory = match (&args.file, huge_pages) {
         (Some(path), _) => path.display().to_string(),
         (None, HugePages::Yes) => "huge pages".to_owned(),
         (None, HugePages::No) => "anonymous".to_owned(),
     };
     if console.json {
-        console.json_line(&json!({
+        let mut told = json!({
             "address": address.to_string(),
             "server": args.server,
             "servers": args.servers,
             "bytes": bytes,
             "memory": memory,
-        }))?;
+        });
+        if let Some(card) = served.card() {
+            told["card"] = json!(card);
+        }
+        console.json_line(&told)?;
     } else {
-        console.fields(&[
+        let mut fields = vec![
             ("address", address.to_string()),
             ("server", format!("{} of {}", args.server, args.servers)),
             ("bytes", if console.is_terminal { human_bytes(bytes) } else { bytes.to_string() }),
             ("memory", memory),
-        ])?;
+        ];
+        fields.extend(served.card().map(|card| ("card", card.to_owned())));
+        console.fields(&fields)?;
     }
     console.flush()
 }
@@ -162,6 +202,7 @@ fn refused(error: FabricError) -> anyhow::Error {
         FabricError::Unreachable { address, source, .. } => {
             Failure::unavailable(format!("cannot listen on {address}: {source}")).into()
         }
+        FabricError::Verbs(_) => farleaf::Error::from(error).into(),
         FabricError::NoMemory { .. } => Failure::full(error.to_string()).into(),
         FabricError::Damaged { .. } => Failure::corrupt(error.to_string()).into(),
         _ => Failure::unavailable(error.to_string()).into(),

@@ -13,6 +13,7 @@ mod pipes;
 mod processes;
 mod repro;
 mod usage;
+mod verbs;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
