@@ -107,14 +107,14 @@ fn a_store_by_rdma_is_like_any_other() {
     assert_eq!((stats.fabric, stats.memory_servers), ("verbs", 2));
     let key = |number: u32| format!("key {number:05}");
     for engine in Engine::ALL {
-        let options = TableOptions::default().engine(engine);
+        let options = TableOptions::default().engine(*engine);
         let table = db.create_table(engine.name(), options).unwrap();
         for number in 0..400 {
             table.insert(key(number), number.to_string()).unwrap();
         }
         // One that is kept outside of nodes, and one that travels in several packets.
         table.insert("long", vec![7; 100_000]).unwrap();
-        table.upsert(key(3), "three").unwrap();
+        table.insert(key(3), "three").unwrap();
         assert!(table.remove(key(5)).unwrap());
     }
     assert!(db.verify().unwrap().closes());
