@@ -63,6 +63,7 @@ fn every_option_reaches_the_configuration() {
         capabilities: CapabilityKind::Mapped,
         verify: true,
         cluster: None,
+        card: farleaf::CardConfig::default(),
         tls: None,
     };
     assert_eq!(config, expected);
