@@ -65,8 +65,8 @@ bench-smoke: ## Run a small benchmark of every engine on every fabric (unoptimis
 	$(CARGO) build --profile test $(SELECT) --bin farleaf
 	scripts/bench-smoke.sh $(TARGET_DIR)/debug/farleaf
 
-# Skips nothing: without the machine, or without its device, it fails and says why. About 3 minutes.
-verbs: ## Run the tests of the fabric verbs in a virtual machine with Soft-RoCE
+# Skips nothing: without the machine, or without its device, it fails and says why. Some minutes, on two free processors.
+verbs: ## Run the tests of the fabric verbs, and of stores and commands by RDMA, in a virtual machine with Soft-RoCE
 	@scripts/verbs.sh
 
 verbs-rate: ## Measure verbs beside perftest in a virtual machine with Soft-RoCE

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use farleaf_fabric::tcp::Tls;
+use farleaf_fabric::verbs::CardConfig;
 use farleaf_index::Engine;
 use serde_json::{Map, Value, json};
 use thiserror::Error;
@@ -64,8 +65,10 @@ pub struct BenchConfig {
     pub capabilities: CapabilityKind,
     /// Whether the table is walked and checked at the end.
     pub verify: bool,
-    /// The memory servers, for the fabric `tcp`.
+    /// The memory servers, for the fabrics `tcp` and `verbs`.
     pub cluster: Option<Cluster>,
+    /// The card of this side, for the fabric `verbs`.
+    pub card: CardConfig,
     /// How they are reached, if not in the open.
     pub tls: Option<Tls>,
 }
@@ -114,6 +117,7 @@ impl Default for BenchConfig {
             capabilities: CapabilityKind::None,
             verify: false,
             cluster: None,
+            card: CardConfig::default(),
             tls: None,
         }
     }
@@ -221,7 +225,7 @@ impl BenchConfig {
     }
 }
 
-/// What carries the operations. Reads and prints `mapped`, `sim`, `tcp`.
+/// What carries the operations. Reads and prints `mapped`, `sim`, `tcp`, `verbs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FabricKind {
     /// This process's memory, in real time.
@@ -230,6 +234,15 @@ pub enum FabricKind {
     Sim,
     /// Memory servers on a network, in real time.
     Tcp,
+    /// The same, reached by RDMA.
+    Verbs,
+}
+
+impl FabricKind {
+    /// Whether it takes memory servers that are processes of their own.
+    pub fn is_network(self) -> bool {
+        matches!(self, FabricKind::Tcp | FabricKind::Verbs)
+    }
 }
 
 /// How items are loaded. Reads and prints `bulk`, `insert`.
@@ -290,7 +303,7 @@ macro_rules! named {
 
 pub(crate) use named;
 
-named!(FabricKind, "fabric", Mapped = "mapped", Sim = "sim", Tcp = "tcp");
+named!(FabricKind, "fabric", Mapped = "mapped", Sim = "sim", Tcp = "tcp", Verbs = "verbs");
 named!(LoadKind, "way to load", Bulk = "bulk", Insert = "insert");
 named!(CapabilityKind, "set of capabilities", None = "none", Mapped = "mapped");
 
@@ -381,8 +394,8 @@ pub enum BenchConfigError {
     OwnersKeepNoRate,
     /// The fabric's memory servers do nothing by themselves.
     #[error(
-        "the fabric {fabric} has no threads of memory servers, whose work its callers do: sim and \
-        tcp have"
+        "the fabric {fabric} has no threads of memory servers, whose work its callers do: sim, tcp \
+        and verbs have"
     )]
     NoMemoryThreads {
         /// The fabric that was asked for.

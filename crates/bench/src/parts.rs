@@ -74,7 +74,7 @@ impl Parts {
     /// Those of an engine that has none of them, on `fabric`: memory servers on a network have threads
     /// for whatever is asked of them.
     pub fn of_plain_engine(&self, fabric: FabricKind) -> Parts {
-        let memory_threads = self.memory_threads.filter(|_| fabric == FabricKind::Tcp);
+        let memory_threads = self.memory_threads.filter(|_| fabric.is_network());
         Parts { memory_threads, ..Parts::default() }
     }
 
@@ -104,10 +104,10 @@ impl Parts {
                     return Err(BenchConfigError::Zero { what: "memory threads" });
                 }
                 FabricKind::Mapped => return Err(BenchConfigError::NoMemoryThreads { fabric }),
-                FabricKind::Tcp if matches!(config.cluster, Some(Cluster::Shared(_))) => {
+                _ if matches!(config.cluster, Some(Cluster::Shared(_))) => {
                     return Err(BenchConfigError::ForeignMemoryThreads);
                 }
-                FabricKind::Sim | FabricKind::Tcp => {}
+                FabricKind::Sim | FabricKind::Tcp | FabricKind::Verbs => {}
             }
         }
         if engine != Engine::Dex {

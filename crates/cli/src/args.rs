@@ -48,6 +48,8 @@ Pools:
   shm:FOLDER  a pool in memory files, which the processes of this machine share
   tcp://HOST:PORT,HOST:PORT...
               a pool of memory servers (see memory and up), in the order of their numbers
+  verbs://HOST:PORT,HOST:PORT...[?device=NAME&port=NUMBER&gid=NUMBER&mtu=BYTES]
+              the same, reached by RDMA; what is not said of the card is chosen
   etcd://HOST:PORT,HOST:PORT.../CLUSTER
               the pool of a cluster that etcd knows at these addresses (see memory --cluster)
   mem:        a pool of one process; gone when it ends, so only programs can use it";

@@ -11,6 +11,7 @@ use farleaf_bench::{
 };
 use farleaf_index::dex::{Admission, offload::Offload};
 
+use crate::card::CardArgs;
 use crate::errors::{self, Failure};
 use crate::formats;
 
@@ -60,11 +61,11 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "COUNT")]
     pub(crate) memory_servers: Option<Count>,
     /// What carries the operations: mapped (this process's memory), sim (simulated network, virtual
-    /// time) or tcp (memory servers, processes on this machine unless --connect says where)
-    /// [default: mapped]
+    /// time), tcp (memory servers, processes on this machine unless --connect says where) or verbs (the
+    /// same by RDMA) [default: mapped]
     #[arg(short, long)]
     pub(crate) fabric: Option<FabricKind>,
-    /// Memory servers to use (needs --fabric tcp): a pool that is there keeps its tables, and the
+    /// Memory servers to use (needs --fabric tcp or verbs, as the address says): a pool that is there keeps its tables, and the
     /// bench's own is dropped at the end
     #[arg(long, value_name = "POOL", conflicts_with_all = ["memory_servers", "pool_bytes"])]
     pub(crate) connect: Option<String>,
@@ -97,6 +98,8 @@ pub(crate) struct BenchArgs {
     pub(crate) node_bytes: Option<Size>,
     #[command(flatten)]
     pub(crate) parts: PartsArgs,
+    #[command(flatten)]
+    pub(crate) card: CardArgs,
     /// Bytes of all memory servers together [default: what the keys need]
     #[arg(long, value_name = "SIZE")]
     pub(crate) pool_bytes: Option<Size>,
@@ -151,7 +154,7 @@ pub(crate) struct PartsArgs {
     /// client's, which forwards those on others' keys) [default: owner; any with --rate]
     #[arg(long)]
     pub(crate) routing: Option<Routing>,
-    /// Threads of each memory server that work for others (needs --fabric sim or tcp) [default: 1]
+    /// Threads of each memory server that work for others (needs --fabric sim, tcp or verbs) [default: 1]
     #[arg(long, value_name = "COUNT")]
     pub(crate) memory_threads: Option<Count>,
 }
@@ -299,12 +302,22 @@ impl BenchArgs {
             config.threads = defaults.1.min(config.clients).next_multiple_of(servers).max(1);
         }
         config.fabric = self.fabric.unwrap_or(config.fabric);
+        config.card = self.card.config();
+        if config.fabric != FabricKind::Verbs {
+            self.card.refuse("--fabric verbs")?;
+        }
         if let Some(pool) = &self.connect {
-            if config.fabric != FabricKind::Tcp {
-                return Err(Failure::usage("--connect needs --fabric tcp"));
+            let usage = |error: farleaf::Error| Failure::usage(error.to_string());
+            let servers = farleaf::memory_servers(pool).map_err(usage)?;
+            let card = farleaf::rdma_card(pool).map_err(usage)?;
+            let needed = if card.is_some() { FabricKind::Verbs } else { FabricKind::Tcp };
+            if config.fabric != needed {
+                return Err(Failure::usage(format!("--connect {pool} needs --fabric {needed}")));
             }
-            let servers =
-                farleaf::memory_servers(pool).map_err(|error| Failure::usage(error.to_string()))?;
+            if let Some(card) = card {
+                self.card.refuse("memory servers of the bench's own: an address says it itself")?;
+                config.card = card;
+            }
             config.memory_servers = servers.len();
             config.cluster = Some(Cluster::Shared(servers));
         }

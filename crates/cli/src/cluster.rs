@@ -11,8 +11,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use farleaf::CardConfig;
 use serde_json::Value;
 
+use crate::card;
 use crate::config::environment_of_parts;
 use crate::tls::TlsArgs;
 
@@ -32,6 +34,8 @@ pub(crate) struct ClusterConfig {
     /// The first one's port; the others have those behind it. 0 takes free ones.
     pub(crate) port: u16,
     pub(crate) tls: TlsArgs,
+    /// The card by which they are reached, if not by TCP alone.
+    pub(crate) card: Option<CardConfig>,
 }
 
 /// Memory servers that are at work, and compute servers on their pool. They end when this is dropped, or
@@ -41,6 +45,7 @@ pub(crate) struct Cluster {
     compute: Servers,
     memory: Servers,
     tls: TlsArgs,
+    card: Option<CardConfig>,
 }
 
 /// Servers that end together.
@@ -58,8 +63,9 @@ struct Server {
 impl Cluster {
     /// Starts them all, and waits until they listen.
     pub(crate) fn start(config: &ClusterConfig) -> anyhow::Result<Cluster> {
-        let tls = config.tls.clone();
-        let mut cluster = Cluster { compute: Servers::default(), memory: Servers::default(), tls };
+        let (tls, card) = (config.tls.clone(), config.card.clone());
+        let (compute, memory) = (Servers::default(), Servers::default());
+        let mut cluster = Cluster { compute, memory, tls, card };
         for number in 0..config.servers {
             let server = start_memory(config, number)
                 .with_context(|| format!("memory server {number} does not start"))?;
@@ -73,7 +79,7 @@ impl Cluster {
         let uri = self.uri();
         for number in 0..count {
             let words = ["compute", &uri, "--end-with-stdin"].map(OsString::from);
-            let server = start(words.to_vec(), &self.tls)
+            let server = start(words.to_vec(), &self.tls, None)
                 .with_context(|| format!("compute server {number} does not start"))?;
             self.compute.0.push(server);
         }
@@ -92,6 +98,9 @@ impl Cluster {
 
     /// The address of the pool.
     pub(crate) fn uri(&self) -> String {
+        if let Some(card) = &self.card {
+            return farleaf::rdma_pool(&self.addresses(), card);
+        }
         let addresses: Vec<_> = self.addresses().iter().map(SocketAddr::to_string).collect();
         format!("tcp://{}", addresses.join(","))
     }
@@ -145,11 +154,11 @@ fn start_memory(config: &ClusterConfig, number: u16) -> anyhow::Result<Server> {
     if let Some(folder) = &config.folder {
         option("--file", folder.join(format!("memory-{number:05}")).into());
     }
-    start(words, &config.tls)
+    start(words, &config.tls, config.card.as_ref())
 }
 
 /// Starts this program with these words, and waits until it says where it listens.
-fn start(words: Vec<OsString>, tls: &TlsArgs) -> anyhow::Result<Server> {
+fn start(words: Vec<OsString>, tls: &TlsArgs, card: Option<&CardConfig>) -> anyhow::Result<Server> {
     let mut command = Command::new(env::current_exe().context("cannot find this program")?);
     // Whoever starts them says what begins and ends.
     command.args(words).args(["--json", "--color", "never", "--log-level", "warn"]);
@@ -160,6 +169,9 @@ fn start(words: Vec<OsString>, tls: &TlsArgs) -> anyhow::Result<Server> {
         };
     }
     tls.tell(&mut command);
+    if let Some(card) = card {
+        card::tell(card, &mut command);
+    }
     let mut process = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

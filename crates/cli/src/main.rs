@@ -7,6 +7,7 @@
 
 mod args;
 mod bench;
+mod card;
 mod cluster;
 mod commands;
 mod config;

@@ -11,6 +11,8 @@ use std::task::{Context, Poll};
 
 use crate::mapped::{Mapped, MappedEndpoint};
 use crate::tcp::{Tcp, TcpEndpoint};
+#[cfg(feature = "verbs")]
+use crate::verbs::{Verbs, VerbsEndpoint};
 use crate::{
     Buf, Capabilities, Counters, Endpoint, Executor, Fabric, FabricError, GlobalAddr, Incarnation,
     OpError, Ops, ServerId, Service, ServiceId, Words,
@@ -23,6 +25,9 @@ pub enum AnyFabric {
     Mapped(Mapped),
     /// Memory servers on a network.
     Tcp(Tcp),
+    /// Memory servers reached by RDMA.
+    #[cfg(feature = "verbs")]
+    Verbs(Verbs),
 }
 
 /// One thread's way to the memory servers of an [`AnyFabric`].
@@ -32,6 +37,9 @@ pub enum AnyEndpoint {
     Mapped(MappedEndpoint),
     /// Of memory servers on a network.
     Tcp(TcpEndpoint),
+    /// Of memory servers reached by RDMA.
+    #[cfg(feature = "verbs")]
+    Verbs(VerbsEndpoint),
 }
 
 /// The same expression on whichever it is.
@@ -40,39 +48,52 @@ macro_rules! each {
         match $any {
             $type::Mapped($it) => $does,
             $type::Tcp($it) => $does,
+            #[cfg(feature = "verbs")]
+            $type::Verbs($it) => $does,
         }
     };
 }
 
-/// The operation on whichever it is. Both futures can be moved, so that no call lies between this one
+/// The operation on whichever it is. All futures can be moved, so that no call lies between this one
 /// and theirs.
 macro_rules! operation {
     ($any:expr, $it:ident => $does:expr) => {
         match $any {
-            AnyEndpoint::Mapped($it) => Either::Mapped($does),
-            AnyEndpoint::Tcp($it) => Either::Tcp($does),
+            AnyEndpoint::Mapped($it) => Futures::Mapped($does),
+            AnyEndpoint::Tcp($it) => Futures::Tcp($does),
+            #[cfg(feature = "verbs")]
+            AnyEndpoint::Verbs($it) => Futures::Verbs($does),
         }
     };
 }
 
-/// The future of one of two fabrics.
-enum Either<M, T> {
+/// The future of one of the fabrics.
+enum Each<M, T, V> {
     Mapped(M),
     Tcp(T),
+    #[cfg_attr(not(feature = "verbs"), expect(dead_code, reason = "there are but two"))]
+    Verbs(V),
 }
 
-impl<M, T> Future for Either<M, T>
+#[cfg(feature = "verbs")]
+use Each as Futures;
+#[cfg(not(feature = "verbs"))]
+type Futures<M, T> = Each<M, T, std::future::Pending<<M as Future>::Output>>;
+
+impl<M, T, V> Future for Each<M, T, V>
 where
     M: Future + Unpin,
     T: Future<Output = M::Output> + Unpin,
+    V: Future<Output = M::Output> + Unpin,
 {
     type Output = M::Output;
 
     #[inline(always)]
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match self.get_mut() {
-            Either::Mapped(future) => Pin::new(future).poll(context),
-            Either::Tcp(future) => poll_apart(future, context),
+            Each::Mapped(future) => Pin::new(future).poll(context),
+            Each::Tcp(future) => poll_apart(future, context),
+            Each::Verbs(future) => poll_apart(future, context),
         }
     }
 }
@@ -91,6 +112,8 @@ impl Fabric for AnyFabric {
         Ok(match self {
             AnyFabric::Mapped(fabric) => AnyEndpoint::Mapped(fabric.endpoint()?),
             AnyFabric::Tcp(fabric) => AnyEndpoint::Tcp(fabric.endpoint()?),
+            #[cfg(feature = "verbs")]
+            AnyFabric::Verbs(fabric) => AnyEndpoint::Verbs(fabric.endpoint()?),
         })
     }
 
@@ -116,6 +139,11 @@ impl AnyEndpoint {
     /// Starts this thread's random numbers anew from `seed`.
     pub fn seed(&self, seed: u64) {
         each!(AnyEndpoint, self, it => it.seed(seed));
+    }
+
+    /// Buffers that are in somebody's hands or with an operation; 0 when all have come home.
+    pub fn buffers_out(&self) -> usize {
+        each!(AnyEndpoint, self, it => it.buffers_out())
     }
 }
 
@@ -226,10 +254,7 @@ impl Endpoint for AnyEndpoint {
 
     #[inline]
     fn holds_lease(&self) -> bool {
-        match self {
-            AnyEndpoint::Mapped(it) => it.holds_lease(),
-            AnyEndpoint::Tcp(it) => it.holds_lease(),
-        }
+        each!(AnyEndpoint, self, it => it.holds_lease())
     }
 
     fn now_ns(&self) -> u64 {

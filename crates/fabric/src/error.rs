@@ -84,6 +84,12 @@ pub enum Refusal {
     OtherMemory,
     /// One of both sides does not trust the other, or speaks TLS while the other does not.
     NotTrusted,
+    /// It was asked for its card, and serves without one.
+    NoCard,
+    /// Its card is on another kind of network, or gives no queue pair.
+    NoWay,
+    /// Others reach its memory another way now, by its card or without, and it does not allow both.
+    OtherWay,
 }
 
 /// Opening or creating a fabric failed; nothing was changed.

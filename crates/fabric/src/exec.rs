@@ -27,6 +27,9 @@ pub trait RealTime: Endpoint {
 
     /// Starts this thread's random numbers anew from `seed`.
     fn seed(&self, seed: u64);
+
+    /// Buffers that are in somebody's hands or with an operation; 0 when all have come home.
+    fn buffers_out(&self) -> usize;
 }
 
 macro_rules! real_time {
@@ -39,11 +42,17 @@ macro_rules! real_time {
             fn seed(&self, seed: u64) {
                 self.seed(seed);
             }
+
+            fn buffers_out(&self) -> usize {
+                self.buffers_out()
+            }
         }
     )+};
 }
 
 real_time!(crate::mapped::MappedEndpoint, crate::tcp::TcpEndpoint, crate::AnyEndpoint);
+#[cfg(feature = "verbs")]
+real_time!(crate::verbs::VerbsEndpoint);
 
 /// What a fabric does for a thread's operations between its tasks.
 pub(crate) trait Driver {

@@ -13,7 +13,7 @@
 //! | `verbs` | that of memory servers, by RDMA (feature `verbs`) | real |
 //! | [`sim`] | simulated memory servers with network cards | virtual, one seed, replayable |
 //!
-//! [`AnyFabric`] is `mapped` or `tcp`, chosen when the program runs.
+//! [`AnyFabric`] is `mapped`, `tcp` or `verbs`, chosen when the program runs.
 //!
 //! All unsafe code of the project is in the private module `raw`.
 #![deny(unsafe_code)]

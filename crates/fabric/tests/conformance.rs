@@ -11,93 +11,37 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
 use std::time::Duration;
 
 use authority::Authority;
-use common::{Reaped, asked_to_die, list, listed};
-use farleaf_fabric::conformance::{Harness, SCRATCH_BYTES, SERVERS, Survivor, Task, victim};
-use farleaf_fabric::mapped::{Mapped, MappedEndpoint};
+use common::real::{Hosts, REGION_BYTES, RealHarness};
+use common::{asked_to_die, list, listed};
+use farleaf_fabric::conformance::{Harness, SERVERS, Survivor, Task, victim};
+use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::sim::{AdversaryConfig, Sim, SimConfig, SimEndpoint};
-use farleaf_fabric::tcp::{MemoryServer, MemoryServerConfig, Tcp, TcpConfig, TcpEndpoint};
-use farleaf_fabric::{Counters, Fabric, GlobalAddr, ServerId, Service, ServiceId, Words};
+use farleaf_fabric::tcp::{MemoryServer, MemoryServerConfig, Tcp, TcpConfig};
+use farleaf_fabric::{
+    AnyFabric, Counters, Fabric, GlobalAddr, ServerId, Service, ServiceId, Words,
+};
 
-const REGION_BYTES: u64 = 4096 + SCRATCH_BYTES;
-
-/// Mapped memory: every task on a thread of its own, the compute servers taken in turn.
-struct MappedHarness {
-    computers: Vec<Mapped>,
-    folder: Option<Scratch>,
-}
+/// Nothing: the compute servers themselves map the memory.
+impl Hosts for () {}
 
 /// Two threads of one process.
-fn anonymous() -> MappedHarness {
+fn anonymous() -> RealHarness<Mapped> {
     let mapped = Mapped::anonymous(SERVERS, REGION_BYTES).expect("memory");
-    MappedHarness { computers: vec![mapped], folder: None }
+    RealHarness { computers: vec![mapped], hosts: Box::new(()), victims: None, slowness: 1 }
 }
 
 /// Two compute servers that have opened the same files.
-fn folder() -> MappedHarness {
+fn folder() -> RealHarness<Mapped> {
     let scratch = Scratch::new();
     let (maker, guard) = Mapped::create(&scratch.0, SERVERS, REGION_BYTES).expect("create");
     guard.finish().expect("let others in");
     let other = Mapped::open(&scratch.0).expect("open");
-    MappedHarness { computers: vec![maker, other], folder: Some(scratch) }
-}
-
-/// Every task on a thread of its own, of the compute servers in turn.
-fn run_on_threads<F: Fabric + Sync>(
-    computers: &[F],
-    tasks: Vec<Task<F::Endpoint>>,
-    run: impl Fn(F::Endpoint, Task<F::Endpoint>) + Sync,
-) {
-    thread::scope(|scope| {
-        for (task, computer) in tasks.into_iter().zip(computers.iter().cycle()) {
-            let run = &run;
-            scope.spawn(move || run(computer.endpoint().expect("an endpoint"), task));
-        }
-    });
-}
-
-impl Harness for MappedHarness {
-    type Endpoint = MappedEndpoint;
-
-    fn run(&self, tasks: Vec<Task<MappedEndpoint>>) {
-        run_on_threads(&self.computers, tasks, |endpoint, task| {
-            endpoint.executor().block_on(task(endpoint.clone()));
-        });
-    }
-
-    fn scratch(&self) -> Range<u64> {
-        4096..REGION_BYTES
-    }
-
-    fn serve(&self, id: ServiceId, service: Arc<dyn Service>) {
-        for computer in &self.computers {
-            computer.serve(id, Arc::clone(&service));
-        }
-    }
-
-    fn counters(&self) -> Vec<Arc<Counters>> {
-        self.computers.iter().flat_map(Fabric::counters).collect()
-    }
-
-    fn buffers_out(endpoint: &MappedEndpoint) -> usize {
-        endpoint.buffers_out()
-    }
-
-    fn seed(endpoint: &MappedEndpoint, seed: u64) -> bool {
-        endpoint.seed(seed);
-        true
-    }
-
-    fn run_beside_victim(&self, addr: GlobalAddr, survivor: Survivor<MappedEndpoint>) -> bool {
-        let Some(folder) = &self.folder else { return false };
-        let child = Reaped::victim(folder.0.to_str().expect("a path in Unicode"), addr);
-        let endpoint = self.computers[0].endpoint().expect("an endpoint");
-        endpoint.executor().block_on(child.beside(endpoint.clone(), survivor, Duration::ZERO));
-        true
-    }
+    let path = scratch.0.to_str().expect("a path in Unicode").to_owned();
+    let victims = Some((path, Duration::ZERO));
+    RealHarness { computers: vec![maker, other], hosts: Box::new(scratch), victims, slowness: 1 }
 }
 
 /// The simulator: tasks in virtual time, on two compute servers in turn.
@@ -184,17 +128,21 @@ impl Harness for SimHarness {
     }
 }
 
-/// Memory servers on loopback, and two compute servers that reach them.
-struct TcpHarness {
-    servers: Vec<MemoryServer>,
-    computers: Vec<Tcp>,
-    /// Who vouches for them, if they speak TLS.
-    authority: Option<Authority>,
+/// Memory servers on loopback, and who vouches for them, if they speak TLS.
+struct Network(Vec<MemoryServer>, #[expect(dead_code, reason = "its files")] Option<Authority>);
+
+impl Hosts for Network {
+    fn serve(&self, id: ServiceId, service: &Arc<dyn Service>) {
+        for server in &self.0 {
+            server.serve(id, Arc::clone(service));
+        }
+    }
 }
 
 const LEASE: Duration = Duration::from_millis(300);
 
-fn tcp(threads: usize, authority: Option<Authority>) -> TcpHarness {
+/// Two compute servers that reach memory servers on loopback.
+fn tcp(threads: usize, authority: Option<Authority>) -> RealHarness<Tcp> {
     let tls = authority.as_ref().map(|authority| authority.somebody("127.0.0.1"));
     let servers: Vec<MemoryServer> = (0..SERVERS)
         .map(|server| {
@@ -212,56 +160,13 @@ fn tcp(threads: usize, authority: Option<Authority>) -> TcpHarness {
         .collect();
     let config = TcpConfig { tls, ..TcpConfig::to(servers.iter().map(MemoryServer::address)) };
     let computers = (0..2).map(|_| Tcp::connect(config.clone()).expect("connected")).collect();
-    TcpHarness { servers, computers, authority }
-}
-
-impl Harness for TcpHarness {
-    type Endpoint = TcpEndpoint;
-
-    fn run(&self, tasks: Vec<Task<TcpEndpoint>>) {
-        run_on_threads(&self.computers, tasks, |endpoint, task| {
-            endpoint.executor().block_on(task(endpoint.clone()));
-        });
-    }
-
-    fn scratch(&self) -> Range<u64> {
-        4096..REGION_BYTES
-    }
-
-    fn serve(&self, id: ServiceId, service: Arc<dyn Service>) {
-        for server in &self.servers {
-            server.serve(id, Arc::clone(&service));
-        }
-    }
-
-    fn counters(&self) -> Vec<Arc<Counters>> {
-        self.computers.iter().flat_map(Fabric::counters).collect()
-    }
-
-    fn buffers_out(endpoint: &TcpEndpoint) -> usize {
-        endpoint.buffers_out()
-    }
-
-    fn seed(endpoint: &TcpEndpoint, seed: u64) -> bool {
-        endpoint.seed(seed);
-        true
-    }
-
-    fn rounds(&self, rounds: u64) -> u64 {
-        rounds / 20
-    }
-
-    fn run_beside_victim(&self, addr: GlobalAddr, survivor: Survivor<TcpEndpoint>) -> bool {
-        let servers = list(self.servers.iter().map(MemoryServer::address));
-        let pool = match &self.authority {
-            Some(authority) => format!("{}@{servers}", authority.folder.display()),
-            None => servers,
-        };
-        let child = Reaped::victim(&pool, addr);
-        let endpoint = self.computers[0].endpoint().expect("an endpoint");
-        endpoint.executor().block_on(child.beside(endpoint.clone(), survivor, LEASE));
-        true
-    }
+    let addresses = list(servers.iter().map(MemoryServer::address));
+    let pool = match &authority {
+        Some(authority) => format!("{}@{addresses}", authority.folder.display()),
+        None => addresses,
+    };
+    let hosts = Box::new(Network(servers, authority));
+    RealHarness { computers, hosts, victims: Some((pool, LEASE)), slowness: 20 }
 }
 
 /// Not a test of its own: the process that a harness's `run_beside_victim` kills.
@@ -298,6 +203,8 @@ impl Scratch {
     }
 }
 
+impl Hosts for Scratch {}
+
 impl Drop for Scratch {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
@@ -322,6 +229,18 @@ mod tcp_three_threads {
 
 mod tcp_with_tls {
     farleaf_fabric::conformance_tests!(super::tcp(2, Some(super::Authority::new())));
+}
+
+mod any_mapped {
+    farleaf_fabric::conformance_tests!(super::anonymous().through(super::AnyFabric::Mapped));
+}
+
+mod any_mapped_folder {
+    farleaf_fabric::conformance_tests!(super::folder().through(super::AnyFabric::Mapped));
+}
+
+mod any_tcp {
+    farleaf_fabric::conformance_tests!(super::tcp(2, None).through(super::AnyFabric::Tcp));
 }
 
 mod simulated {

@@ -11,26 +11,23 @@ use std::env;
 use std::future::Future;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::ops::Range;
 use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Reaped, asked_to_die, list, listed};
-use farleaf_fabric::conformance::{
-    Harness, SCRATCH_BYTES, SERVERS, Survivor, Task, cases, run_case, victim,
-};
+use common::real::{Hosts, REGION_BYTES, RealHarness};
+use common::{asked_to_die, list, listed};
+use farleaf_fabric::conformance::{SERVERS, cases, run_case, victim};
 use farleaf_fabric::tcp::{MemoryServer, MemoryServerConfig, Tcp, TcpConfig};
 use farleaf_fabric::verbs::{
     CardConfig, Verbs, VerbsConfig, VerbsEndpoint, VerbsError, VerbsServer, devices,
 };
 use farleaf_fabric::{
-    Counters, Endpoint, Fabric, FabricError, GlobalAddr, Incarnation, OpErrorKind, ServerId,
-    Service, ServiceId, Words,
+    AnyFabric, Endpoint, Fabric, FabricError, GlobalAddr, Incarnation, OpErrorKind, RealTime,
+    Refusal, ServerId, Service, ServiceId, Words,
 };
 
-const REGION_BYTES: u64 = 4096 + SCRATCH_BYTES;
 const LEASE: Duration = Duration::from_millis(500);
 
 /// Whether there is a device. If not, says so, and why; panics if there has to be one.
@@ -79,67 +76,20 @@ fn wait_until(what: &str, so: impl Fn() -> bool) {
     }
 }
 
-/// Two memory servers of this process, and two compute servers.
-struct VerbsHarness {
-    servers: Vec<VerbsServer>,
-    computers: Vec<Verbs>,
-}
-
-impl VerbsHarness {
-    fn new() -> Self {
-        let (servers, config) = pool(SERVERS, LEASE, REGION_BYTES);
-        let computers = (0..2).map(|_| Verbs::connect(config.clone()).unwrap()).collect();
-        VerbsHarness { servers, computers }
-    }
-}
-
-impl Harness for VerbsHarness {
-    type Endpoint = VerbsEndpoint;
-
-    fn run(&self, tasks: Vec<Task<VerbsEndpoint>>) {
-        thread::scope(|scope| {
-            for (task, computer) in tasks.into_iter().zip(self.computers.iter().cycle()) {
-                scope.spawn(move || {
-                    let endpoint = computer.endpoint().expect("an endpoint");
-                    endpoint.executor().block_on(task(endpoint.clone()));
-                });
-            }
-        });
-    }
-
-    fn scratch(&self) -> Range<u64> {
-        4096..REGION_BYTES
-    }
-
-    fn serve(&self, id: ServiceId, service: Arc<dyn Service>) {
-        for server in &self.servers {
-            server.serve(id, Arc::clone(&service));
+impl Hosts for Vec<VerbsServer> {
+    fn serve(&self, id: ServiceId, service: &Arc<dyn Service>) {
+        for server in self {
+            VerbsServer::serve(server, id, Arc::clone(service));
         }
     }
+}
 
-    fn counters(&self) -> Vec<Arc<Counters>> {
-        self.computers.iter().flat_map(Fabric::counters).collect()
-    }
-
-    fn buffers_out(endpoint: &VerbsEndpoint) -> usize {
-        endpoint.buffers_out()
-    }
-
-    fn seed(endpoint: &VerbsEndpoint, seed: u64) -> bool {
-        endpoint.seed(seed);
-        true
-    }
-
-    fn rounds(&self, rounds: u64) -> u64 {
-        rounds / 100
-    }
-
-    fn run_beside_victim(&self, addr: GlobalAddr, survivor: Survivor<VerbsEndpoint>) -> bool {
-        let child = Reaped::victim(&list(self.servers.iter().map(VerbsServer::address)), addr);
-        let endpoint = self.computers[0].endpoint().expect("an endpoint");
-        endpoint.executor().block_on(child.beside(endpoint.clone(), survivor, LEASE));
-        true
-    }
+/// Two memory servers of this process, and two compute servers.
+fn harness() -> RealHarness<Verbs> {
+    let (servers, config) = pool(SERVERS, LEASE, REGION_BYTES);
+    let computers = (0..2).map(|_| Verbs::connect(config.clone()).unwrap()).collect();
+    let victims = Some((list(servers.iter().map(VerbsServer::address)), LEASE));
+    RealHarness { computers, hosts: Box::new(servers), victims, slowness: 100 }
 }
 
 /// Not a test of its own: the process that the harness's `run_beside_victim` kills.
@@ -153,19 +103,32 @@ fn dies_when_asked_to() {
 }
 
 /// Every case of the contract's suite; `FARLEAF_CASE` picks some by a part of their names.
-#[test]
-fn the_contract_is_kept() {
-    if !has_card("the_contract_is_kept") {
+fn keeps_the_contract<F>(test: &str, harness: impl Fn() -> RealHarness<F>)
+where
+    F: Fabric<Endpoint: RealTime> + Sync,
+{
+    if !has_card(test) {
         return;
     }
     let only = env::var("FARLEAF_CASE").unwrap_or_default();
-    for case in cases::<VerbsHarness>() {
+    for case in cases::<RealHarness<F>>() {
         if case.name.contains(&only) {
             let start = Instant::now();
-            run_case(case.name, VerbsHarness::new());
+            run_case(case.name, harness());
             eprintln!("{:>6} ms  {}", start.elapsed().as_millis(), case.name);
         }
     }
+}
+
+#[test]
+fn the_contract_is_kept() {
+    keeps_the_contract("the_contract_is_kept", harness);
+}
+
+#[test]
+fn the_contract_is_kept_by_a_chosen_fabric() {
+    let harness = || harness().through(AnyFabric::Verbs);
+    keeps_the_contract("the_contract_is_kept_by_a_chosen_fabric", harness);
 }
 
 /// Says goodbye in another's name, so that it counts as dead while it goes on.
@@ -173,7 +136,8 @@ fn declare_dead(address: SocketAddr, who: Incarnation) {
     let mut stream = TcpStream::connect(address).unwrap();
     let mut hello = [0; 64];
     hello[..8].copy_from_slice(b"FarleafT");
-    hello[8] = 1;
+    // Of version 2, and one that carries signs of life.
+    (hello[8], hello[12]) = (2, 1);
     hello[16..24].copy_from_slice(&who.0.to_le_bytes());
     hello[26] = 1;
     stream.write_all(&hello).unwrap();
@@ -351,8 +315,9 @@ fn what_is_missing_is_named() {
     // A memory server without a card.
     let plain = MemoryServer::start(MemoryServerConfig::default(), words(4096)).unwrap();
     config.tcp.servers = vec![plain.address()];
-    let error = Verbs::connect(config.clone()).expect_err("it serves tcp alone").to_string();
-    assert!(error.contains("serves tcp alone"), "{error}");
+    let error = Verbs::connect(config.clone()).expect_err("it serves tcp alone");
+    assert!(matches!(error, FabricError::Refused { reason: Refusal::NoCard, .. }), "{error}");
+    assert!(error.to_string().contains("serves tcp alone"), "{error}");
     // A server of another version.
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     config.tcp.servers = vec![listener.local_addr().unwrap()];
@@ -368,6 +333,39 @@ fn what_is_missing_is_named() {
     assert!(matches!(error, FabricError::Refused { .. }), "{error}");
     assert!(error.to_string().contains("version 9"), "{error}");
     newer.join().unwrap();
+}
+
+/// What must not stay half done is tried until the pool is given up, as on tcp.
+#[test]
+fn a_call_is_not_kept_for_ever_by_a_server_that_is_gone() {
+    if !has_card("a_call_is_not_kept_for_ever_by_a_server_that_is_gone") {
+        return;
+    }
+    let (mut servers, mut config) = pool(2, Duration::from_secs(60), 1 << 20);
+    config.tcp.linger_timeout = Duration::from_millis(200);
+    let fabric = Verbs::connect(config).unwrap();
+    let endpoint = fabric.endpoint().unwrap();
+    drop(servers.pop());
+    let gone = GlobalAddr::new(ServerId(1), 64);
+    let patient = endpoint.clone();
+    block_on(&endpoint, async {
+        endpoint.spawn(async move {
+            while patient.faa(gone, 1).await.map_err(|error| error.kind) != Err(OpErrorKind::Fenced)
+            {
+                // It fails as often as it is tried.
+                let _ = patient.reconnect(ServerId(1)).await;
+                patient.sleep(1_000_000).await;
+            }
+        });
+    });
+    block_on(&endpoint, async {
+        // Not on servers that are there either: others may take over from here on.
+        let there = endpoint.faa(at(64), 1).await.map_err(|error| error.kind);
+        assert_eq!(there, Err(OpErrorKind::Fenced));
+        let back = endpoint.reconnect(ServerId(0)).await.map_err(|error| error.kind);
+        assert_eq!(back, Err(OpErrorKind::Fenced));
+    });
+    assert!(matches!(fabric.endpoint(), Err(FabricError::GivenUp)));
 }
 
 const POOR: &str = "FARLEAF_TEST_POOR";
@@ -424,20 +422,36 @@ fn a_user_without_rights_is_told_why() {
     }
 }
 
-/// A client of `tcp` is served beside those with cards.
+/// A client of `tcp` is served when nobody uses the card, and the other way round.
 #[test]
 fn tcp_is_served_too() {
     if !has_card("tcp_is_served_too") {
         return;
     }
-    let (servers, config) = pool(1, LEASE, 1 << 20);
-    let fabric = Verbs::connect(config).unwrap();
+    let (servers, mut config) = pool(1, LEASE, 1 << 20);
+    config.tcp.connect_timeout = Duration::from_millis(300);
+    let fabric = Verbs::connect(config.clone()).unwrap();
     let capabilities = fabric.endpoint().unwrap().capabilities();
     assert!(capabilities.native_atomics && !capabilities.cpu_visible);
     eprintln!("{} on {}: {capabilities:?}", fabric.place(), servers[0].card());
-    let tcp = Tcp::connect(TcpConfig::to([servers[0].address()])).unwrap();
-    let (by_card, by_tcp) = (fabric.endpoint().unwrap(), tcp.endpoint().unwrap());
+    let connect_timeout = Duration::from_millis(300);
+    let tcp = TcpConfig { connect_timeout, ..TcpConfig::to([servers[0].address()]) };
+    let tcp = Tcp::connect(tcp).unwrap();
+    let by_card = fabric.endpoint().unwrap();
     let old = block_on(&by_card, async { by_card.faa(at(64), 7).await });
     assert_eq!(old, Ok(0));
+    // Not both at a time: their atomics do not know of each other.
+    let refused = |error: FabricError| {
+        let is_other = matches!(error, FabricError::Refused { reason: Refusal::OtherWay, .. });
+        assert!(is_other, "{error}");
+    };
+    refused(tcp.endpoint().expect_err("the card is in use"));
+    drop(by_card);
+    let by_tcp = tcp.endpoint().unwrap();
     assert_eq!(by_tcp.executor().block_on(async { by_tcp.faa(at(64), 1).await }), Ok(7));
+    refused(fabric.endpoint().expect_err("the connection is in use"));
+    refused(Verbs::connect(config).expect_err("the connection is in use"));
+    drop(by_tcp);
+    let by_card = fabric.endpoint().unwrap();
+    assert_eq!(block_on(&by_card, async { by_card.faa(at(64), 1).await }), Ok(8));
 }

@@ -8,7 +8,8 @@ use std::time::Duration;
 use farleaf_cluster::Directory;
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::tcp::{Tcp, TcpConfig, Tls};
-use farleaf_fabric::{AnyFabric, Client, Endpoint, Fabric, FabricError, ServerId};
+use farleaf_fabric::verbs::{CardConfig, Verbs, VerbsConfig};
+use farleaf_fabric::{AnyFabric, Client, Endpoint, Fabric, FabricError, RealTime, ServerId};
 use farleaf_index::OpenOptions;
 use farleaf_index::dex::Durability;
 use farleaf_pool::PoolOptions;
@@ -83,7 +84,8 @@ impl Builder {
     }
 
     /// Whether `shm:<folder>` makes a pool if the folder is missing or empty, and `tcp://<servers>` and
-    /// `etcd://<servers>/<cluster>` if the memory servers hold none. A pool that is there is opened as it is. Default: no.
+    /// `verbs://<servers>` and `etcd://<servers>/<cluster>` if the memory servers hold none. A pool that is
+    /// there is opened as it is. Default: no.
     pub fn create(mut self, create: bool) -> Self {
         self.create = create;
         self
@@ -120,7 +122,8 @@ impl Builder {
     }
 
     /// Connections to memory servers and between compute servers are encrypted, and both sides show
-    /// certificates. All of a pool must have been started so. Default: neither.
+    /// certificates. All of a pool must have been started so. What goes by RDMA is not encrypted:
+    /// there, certificates say who is let in, and no more. Default: neither.
     pub fn tls(mut self, tls: Tls) -> Self {
         self.serve.tls = Some(tls);
         self
@@ -185,6 +188,9 @@ impl Builder {
             Uri::Tcp(_) => uri::memory_servers(uri)
                 .and_then(|servers| self.connect(servers))
                 .map(|(fabric, _)| AnyFabric::Tcp(fabric)),
+            Uri::Verbs(_, card) => uri::memory_servers(uri)
+                .and_then(|servers| self.connect_by(card, servers))
+                .map(AnyFabric::Verbs),
             #[cfg(feature = "etcd")]
             Uri::Etcd(address) => {
                 let directory = Directory::new(&address);
@@ -239,10 +245,24 @@ impl Builder {
     /// Connects to memory servers, and makes a pool of them if that is asked for and they hold none; whether
     /// it has.
     fn connect(&self, servers: Vec<SocketAddr>) -> Result<(Tcp, bool)> {
+        self.make_on(Tcp::connect(self.network(servers))?)
+    }
+
+    /// The same by RDMA.
+    fn connect_by(&self, card: CardConfig, servers: Vec<SocketAddr>) -> Result<Verbs> {
+        let tcp = self.network(servers);
+        let fabric = Verbs::connect(VerbsConfig { tcp, card, ..VerbsConfig::to([]) })?;
+        self.make_on(fabric).map(|(fabric, _)| fabric)
+    }
+
+    fn network(&self, servers: Vec<SocketAddr>) -> TcpConfig {
         let mut config = TcpConfig::to(servers);
         config.linger_timeout = self.linger_timeout.unwrap_or(config.linger_timeout);
         config.tls = self.serve.tls.clone();
-        let fabric = Tcp::connect(config)?;
+        config
+    }
+
+    fn make_on<F: Fabric<Endpoint: RealTime>>(&self, fabric: F) -> Result<(F, bool)> {
         let mut is_new = false;
         if self.create {
             let endpoint = fabric.endpoint()?;

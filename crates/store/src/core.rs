@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use farleaf_fabric::{AnyFabric, Client, Fabric};
+use farleaf_fabric::{AnyFabric, Client, Endpoint, Fabric};
 use farleaf_index::OpenOptions;
 use farleaf_pool::{Pool, PoolError, Root};
 
@@ -24,6 +24,8 @@ pub(crate) struct Core {
     pub(crate) fabric: AnyFabric,
     /// Whether others may have the pool open too.
     pub(crate) is_shared: bool,
+    /// See [`Stats::tears_words`](crate::Stats::tears_words).
+    pub(crate) tears_words: bool,
     pub(crate) pool: Arc<Pool>,
     pub(crate) gates: Gates,
     pub(crate) activity: Activity,
@@ -48,12 +50,14 @@ impl Core {
     ) -> Result<Arc<Core>> {
         let endpoint = fabric.endpoint()?;
         let executor = endpoint.executor().clone();
+        let tears_words = !endpoint.capabilities().word_atomic;
         let client = Client::new(endpoint);
         let pool = executor.block_on(Pool::join(&client))?;
         Ok(Arc::new(Core {
             number: STORES.fetch_add(1, Ordering::Relaxed),
             fabric,
             is_shared,
+            tears_words,
             pool,
             gates: Gates::default(),
             activity: Activity::default(),

@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
+use farleaf_fabric::verbs::VerbsError;
 use farleaf_fabric::{FabricError, OpErrorKind, Refusal};
 use farleaf_index::{IndexError, UnknownEngine};
 use farleaf_pool::{FormatFault, PoolError};
@@ -99,9 +100,11 @@ impl From<FabricError> for Error {
                 let kind = match reason {
                     Refusal::NoMemoryServer => ErrorKind::NotFound,
                     Refusal::OtherVersion => ErrorKind::Corrupt,
-                    Refusal::OtherServer => ErrorKind::Invalid,
+                    Refusal::OtherServer | Refusal::NoCard => ErrorKind::Invalid,
                     Refusal::Full => ErrorKind::Full,
-                    Refusal::NotTrusted => ErrorKind::Unavailable,
+                    Refusal::NotTrusted | Refusal::NoWay | Refusal::OtherWay => {
+                        ErrorKind::Unavailable
+                    }
                     _ => ErrorKind::Closed,
                 };
                 Error::new(kind, error.to_string())
@@ -109,7 +112,24 @@ impl From<FabricError> for Error {
             FabricError::CutOff { .. } | FabricError::GivenUp => {
                 Error::new(ErrorKind::Closed, error.to_string())
             }
+            FabricError::Verbs(error) => error.into(),
             other => Error::new(ErrorKind::Internal, other.to_string()),
+        }
+    }
+}
+
+impl From<VerbsError> for Error {
+    #[cold]
+    fn from(error: VerbsError) -> Self {
+        let told = error.to_string();
+        match error {
+            VerbsError::Config(_)
+            | VerbsError::Gid { .. }
+            | VerbsError::NoDevice { wanted: Some(_), .. } => Error::invalid(told),
+            VerbsError::Denied { source, .. }
+            | VerbsError::Memory { source, .. }
+            | VerbsError::Failed { source, .. } => Error::io(told, source),
+            _ => Error::new(ErrorKind::Unavailable, told),
         }
     }
 }

@@ -30,6 +30,7 @@
 //! | `mem:` | new, in this process's memory |
 //! | `shm:<folder>` | in a folder of memory files, for several processes of one machine |
 //! | `tcp://<host>:<port>,...` | on memory servers of a network, in the order of their numbers |
+//! | `verbs://<host>:<port>,...` | the same, reached by RDMA |
 //!
 //! A process that is killed leaves tables that the others go on reading and writing; what it held
 //! is cleared away by whoever notices. What a pool holds is memory: it is gone when the machine is
@@ -46,6 +47,7 @@
 mod async_table;
 mod bounds;
 mod builder;
+mod card;
 mod core;
 mod error;
 mod gate;
@@ -67,6 +69,7 @@ mod uri;
 mod workers;
 
 pub use farleaf_fabric::tcp::{Tls, TlsFiles};
+pub use farleaf_fabric::verbs::CardConfig;
 pub use farleaf_fabric::{Cost, OpKind, ServerId, Snapshot};
 pub use farleaf_index::dex::Durability;
 pub use farleaf_index::{Engine, UnknownEngine};
@@ -83,7 +86,7 @@ pub use crate::registered::ClusterState;
 pub use crate::report::{Stats, TableReport, TableStats, VerifyReport};
 pub use crate::store::Farleaf;
 pub use crate::table::{CompareExchange, Table};
-pub use crate::uri::memory_servers;
+pub use crate::uri::{memory_servers, rdma_card, rdma_pool};
 
 /// Compiles and runs the examples of the project's front page.
 #[cfg(doctest)]

@@ -9,6 +9,9 @@ use farleaf_pool::{AuditReport, MemoryUse};
 pub struct Stats {
     /// What carries the operations, as in `mapped`.
     pub fabric: &'static str,
+    /// Whether a READ may see a word in part while it is written, which no engine withstands: then one
+    /// thread of one process alone may work on the pool. Of RDMA devices made of software.
+    pub tears_words: bool,
     /// Memory servers of the pool.
     pub memory_servers: usize,
     /// Bytes of a block, the unit in which compute servers take memory.

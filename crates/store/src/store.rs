@@ -47,9 +47,13 @@ impl Farleaf {
     /// on one memory server, of which the system commits what is used. `shm:<folder>` opens the
     /// pool in that folder, which processes of this machine share; [`Builder::create`] makes one.
     /// `tcp://<host>:<port>,<host>:<port>` connects to the memory servers of a pool, named in the order
-    /// of their numbers. `etcd://<host>:<port>,<host>:<port>/<cluster>` does the same with those that are
-    /// registered under the cluster's name in the directory that etcd keeps at these addresses, and registers
-    /// this process there (feature `etcd`).
+    /// of their numbers; `verbs://` reaches them by RDMA, for which this machine and theirs have cards.
+    /// Which card is used can be said, as in `verbs://<host>:<port>?device=mlx5_0&port=1&gid=3&mtu=4096`;
+    /// what is left out is chosen: the first device with an active port, that port, its first routable
+    /// RoCE v2 address, and the largest packets that both sides carry.
+    /// `etcd://<host>:<port>,<host>:<port>/<cluster>` connects to those that are registered under the
+    /// cluster's name in the directory that etcd keeps at these addresses, by TCP, and registers this
+    /// process there (feature `etcd`).
     ///
     /// If a compute server that had the pool open has died, what it left is cleared away first,
     /// which walks all tables.
@@ -58,17 +62,17 @@ impl Farleaf {
     /// [`ErrorKind::Invalid`] for an address that is not understood (the message lists those that
     /// are) or names memory servers that are others than were meant, [`ErrorKind::NotFound`] if there is
     /// no pool, [`ErrorKind::Corrupt`] if what is there is damaged or of another version,
-    /// [`ErrorKind::Unavailable`] if a memory server cannot be reached, [`ErrorKind::Full`] if it takes no
-    /// more connections, [`ErrorKind::Io`] if the system refuses. For a cluster also `Unavailable` if etcd
-    /// cannot be reached, or not all memory servers are registered; `NotFound` if there is no such cluster;
-    /// `Invalid` if its memory servers do not belong together, or to another pool than it had; `Corrupt` if
-    /// the directory holds what Farleaf has not written.
+    /// [`ErrorKind::Unavailable`] if a memory server cannot be reached, or RDMA not be used,
+    /// [`ErrorKind::Full`] if it takes no more connections, [`ErrorKind::Io`] if the system refuses. For a
+    /// cluster also `Unavailable` if etcd cannot be reached, or not all memory servers are registered;
+    /// `NotFound` if there is no such cluster; `Invalid` if its memory servers do not belong together, or to
+    /// another pool than it had; `Corrupt` if the directory holds what Farleaf has not written.
     pub fn open(uri: &str) -> Result<Farleaf> {
         Farleaf::builder().open(uri)
     }
 
-    /// Opens the pool of the memory servers at `uri`, as in `tcp://host:7000,host:7001`, or of the cluster
-    /// that it names, as in `etcd://host:2379/orders`.
+    /// Opens the pool of the memory servers at `uri`, as in `tcp://host:7000,host:7001`, by RDMA as in
+    /// `verbs://host:7000,host:7001`, or of the cluster that it names, as in `etcd://host:2379/orders`.
     ///
     /// A connection that is lost is made anew by the next operation; one that finds no server within a
     /// second fails with [`ErrorKind::Unavailable`]. Should a server stay away for longer than 10 seconds
@@ -221,6 +225,7 @@ impl Farleaf {
         let geometry = core.pool.geometry();
         Ok(Stats {
             fabric: core.fabric.name(),
+            tears_words: core.tears_words,
             memory_servers: geometry.servers(),
             block_bytes: geometry.options().block_bytes,
             member: core.pool.member(),

@@ -5,7 +5,9 @@ use std::path::PathBuf;
 
 #[cfg(feature = "etcd")]
 use farleaf_cluster::{ClusterAddress, Directory};
+use farleaf_fabric::verbs::CardConfig;
 
+use crate::card;
 use crate::error::{Error, ErrorKind, Result};
 use crate::suggest;
 
@@ -18,6 +20,8 @@ pub(crate) enum Uri {
     Shm(PathBuf),
     /// A pool of memory servers on a network: their hosts and ports, in the order of their numbers.
     Tcp(Vec<String>),
+    /// The same by RDMA, and by which card of this machine.
+    Verbs(Vec<String>, CardConfig),
     /// A pool whose memory servers stand in a directory.
     #[cfg(feature = "etcd")]
     Etcd(ClusterAddress),
@@ -26,7 +30,8 @@ pub(crate) enum Uri {
 /// What every complaint about an address ends with.
 const UNDERSTOOD: &str = "understood are \"mem:\" (a new pool in this process's memory), \
                           \"shm:<folder>\" (a pool that the processes of this machine share), \
-                          \"tcp://<host>:<port>,...\" (memory servers on a network) and \
+                          \"tcp://<host>:<port>,...\" (memory servers on a network), \
+                          \"verbs://<host>:<port>,...\" (the same, reached by RDMA) and \
                           \"etcd://<host>:<port>,.../<cluster>\" (those of a cluster that etcd knows)";
 
 impl Uri {
@@ -46,7 +51,12 @@ impl Uri {
                 Err(complain(uri, &hint))
             }
             "shm" => Ok(Uri::Shm(PathBuf::from(rest))),
-            "tcp" => servers(uri, rest).map(Uri::Tcp),
+            "tcp" => servers(uri, scheme, rest).map(Uri::Tcp),
+            "verbs" => {
+                let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+                let card = card::parse(query).map_err(|why| complain(uri, &why))?;
+                Ok(Uri::Verbs(servers(uri, scheme, rest)?, card))
+            }
             #[cfg(feature = "etcd")]
             "etcd" => ClusterAddress::parse(uri)
                 .map(Uri::Etcd)
@@ -56,13 +66,11 @@ impl Uri {
                 let hint = "; this program was built without the feature \"etcd\" of farleaf";
                 Err(complain(uri, hint))
             }
-            "verbs" => Err(complain(uri, "; this version does not speak \"verbs:\"")),
             _ => {
-                let known = ["mem", "shm", "tcp", "etcd"];
+                let known = ["mem", "shm", "tcp", "verbs", "etcd"];
                 let hint = suggest::nearest(scheme, known).map(|scheme| match scheme {
                     "mem" => "; did you mean \"mem:\"?".to_owned(),
-                    "tcp" | "etcd" => format!("; did you mean \"{scheme}:{rest}\"?"),
-                    _ => format!("; did you mean \"shm:{rest}\"?"),
+                    scheme => format!("; did you mean \"{scheme}:{rest}\"?"),
                 });
                 Err(complain(uri, &hint.unwrap_or_default()))
             }
@@ -85,9 +93,9 @@ fn not_on_a_network(uri: &str) -> Error {
 }
 
 /// The memory servers of an address on a network.
-fn servers(uri: &str, rest: &str) -> Result<Vec<String>> {
+fn servers(uri: &str, scheme: &str, rest: &str) -> Result<Vec<String>> {
     let Some(list) = rest.strip_prefix("//") else {
-        let hint = format!("; did you mean \"tcp://{}\"?", rest.trim_start_matches('/'));
+        let hint = format!("; did you mean \"{scheme}://{}\"?", rest.trim_start_matches('/'));
         return Err(complain(uri, &hint));
     };
     let servers: Vec<&str> = list.trim_end_matches('/').split(',').collect();
@@ -96,7 +104,7 @@ fn servers(uri: &str, rest: &str) -> Result<Vec<String>> {
         if port.is_none_or(|(_, port)| port.parse::<u16>().is_err()) {
             let hint = format!(
                 "; \"{server}\" is no memory server: each is a host and a port, as in \
-                 \"tcp://127.0.0.1:7000,127.0.0.1:7001\""
+                 \"{scheme}://127.0.0.1:7000,127.0.0.1:7001\""
             );
             return Err(complain(uri, &hint));
         }
@@ -114,11 +122,31 @@ fn servers(uri: &str, rest: &str) -> Result<Vec<String>> {
 /// host that is not found. For a cluster as [`Farleaf::open`](crate::Farleaf::open).
 pub fn memory_servers(uri: &str) -> Result<Vec<SocketAddr>> {
     match Uri::parse(uri)? {
-        Uri::Tcp(servers) => servers.iter().map(|server| resolve(server)).collect(),
+        Uri::Tcp(servers) | Uri::Verbs(servers, _) => {
+            servers.iter().map(|server| resolve(server)).collect()
+        }
         #[cfg(feature = "etcd")]
         Uri::Etcd(address) => Ok(Directory::new(&address).memory_servers()?),
         Uri::Mem | Uri::Shm(_) => Err(not_on_a_network(uri)),
     }
+}
+
+/// The card that a pool's address asks for, as in `verbs://host:7000?device=mlx5_0&gid=3`: what it leaves
+/// out is chosen when the pool is opened. `None` for the address of a pool that is not reached by RDMA.
+///
+/// # Errors
+/// [`ErrorKind::Invalid`] for what is no address.
+pub fn rdma_card(uri: &str) -> Result<Option<CardConfig>> {
+    match Uri::parse(uri)? {
+        Uri::Verbs(_, card) => Ok(Some(card)),
+        _ => Ok(None),
+    }
+}
+
+/// The address of the pool on these memory servers, reached by `card`.
+pub fn rdma_pool(servers: &[SocketAddr], card: &CardConfig) -> String {
+    let servers: Vec<String> = servers.iter().map(SocketAddr::to_string).collect();
+    format!("verbs://{}{}", servers.join(","), card::query(card))
 }
 
 fn resolve(server: &str) -> Result<SocketAddr> {
@@ -169,6 +197,25 @@ mod tests {
             let cluster = ClusterAddress::new(["a:7", "[::1]:8"], "c").expect("a cluster");
             assert_eq!(Uri::parse("etcd://a:7,[::1]:8/c").expect("etcd"), Uri::Etcd(cluster));
         }
+        let Uri::Verbs(servers, card) =
+            Uri::parse("verbs://a:7,b:8/?mtu=1024&port=1").expect("verbs")
+        else {
+            panic!("it is of verbs");
+        };
+        assert_eq!(
+            (servers, card.mtu, card.port),
+            (vec!["a:7".into(), "b:8".into()], Some(1024), Some(1))
+        );
+        assert_eq!(card.device, None);
+    }
+
+    #[test]
+    fn what_is_said_of_cards_is_understood() {
+        let card = rdma_card("verbs://127.0.0.1:7?device=a&gid=2").expect("an address");
+        let servers = memory_servers("verbs://127.0.0.1:7?device=a&gid=2").expect("an address");
+        let uri = rdma_pool(&servers, &card.clone().expect("a card"));
+        assert_eq!(uri, "verbs://127.0.0.1:7?device=a&gid=2");
+        assert_eq!(rdma_card("tcp://127.0.0.1:7").expect("an address"), None);
     }
 
     #[test]
@@ -189,12 +236,15 @@ mod tests {
             ("tcp://host", "\"host\" is no memory server"),
             ("tcp://host:1,:2", "\":2\" is no memory server"),
             ("tcp://host:1,host:70000", "\"host:70000\" is no memory server"),
+            ("verbs:host:1", "did you mean \"verbs://host:1\"?"),
+            ("verb://host:1", "did you mean \"verbs://host:1\"?"),
+            ("verbs://host", "\"host\" is no memory server"),
+            ("verbs://host:1?gid=x", "an index into the GID table"),
             #[cfg(feature = "etcd")]
             ("etcd://host:1", "names no cluster behind the servers"),
             #[cfg(not(feature = "etcd"))]
             ("etcd://host:1/c", "without the feature \"etcd\""),
             ("etdc://host:1/c", "did you mean \"etcd://host:1/c\"?"),
-            ("verbs://host:1", "this version does not speak \"verbs:\""),
             ("postgres://x", "understood are \"mem:\""),
         ] {
             let error = Uri::parse(uri).expect_err(uri);

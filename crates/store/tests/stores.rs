@@ -14,7 +14,7 @@ use farleaf::{Engine, ErrorKind, Farleaf, KeyFormat, OpKind, TableOptions, Value
 fn wrong_addresses_are_explained() {
     for (uri, what) in [
         ("mem", "did you mean \"mem:\"?"),
-        ("verbs://host:7000", "does not speak"),
+        ("verbs://host:7000?device", "as in \"device=mlx5_0\""),
         ("/dev/shm/pool", "did you mean \"shm:/dev/shm/pool\"?"),
     ] {
         let error = Farleaf::open(uri).unwrap_err();

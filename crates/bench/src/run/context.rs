@@ -129,7 +129,7 @@ impl Context {
 fn message_ns(fabric: FabricKind) -> u64 {
     match fabric {
         FabricKind::Sim => NetworkConfig::default().rtt_ns / 2,
-        FabricKind::Mapped | FabricKind::Tcp => 0,
+        FabricKind::Mapped | FabricKind::Tcp | FabricKind::Verbs => 0,
     }
 }
 

@@ -26,7 +26,11 @@ mod worker;
 
 use std::sync::Arc;
 
-use farleaf_fabric::Capabilities;
+use farleaf_fabric::{
+    Capabilities,
+    tcp::Tcp,
+    verbs::{Verbs, VerbsConfig},
+};
 use farleaf_index::{
     TableReport,
     dex::{
@@ -59,22 +63,30 @@ use worker::Outcome;
 /// [`BenchError`] if it makes no sense, or fails before or after the operations. Operations that
 /// fail or answer wrongly are counted in the report.
 pub fn run(config: &BenchConfig, progress: &dyn Progress) -> Result<Report, BenchError> {
-    if config.fabric == FabricKind::Tcp {
-        let (fabrics, region_bytes) = real::connect(config)?;
-        let servers = config.cluster.as_ref().map_or(0, |cluster| cluster.addresses().len());
-        let context = Context::new(&BenchConfig {
-            memory_servers: servers,
-            pool_bytes: Some(region_bytes * servers as u64),
-            ..config.clone()
-        })?;
-        return Ok(real::run(&context, &fabrics, progress)?.report(&context));
+    match config.fabric {
+        FabricKind::Sim => {
+            let context = Context::new(config)?;
+            Ok(sim::run(&context, progress)?.report(&context))
+        }
+        FabricKind::Mapped => {
+            let context = Context::new(config)?;
+            Ok(real::on_mapped(&context, progress)?.report(&context))
+        }
+        FabricKind::Tcp => {
+            let (run, context, _) = real::on_network(config, Tcp::connect, progress)?;
+            Ok(run.report(&context))
+        }
+        FabricKind::Verbs => {
+            let card = &config.card;
+            let connect = |tcp| {
+                Verbs::connect(VerbsConfig { tcp, card: card.clone(), ..VerbsConfig::to([]) })
+            };
+            let (run, context, fabric) = real::on_network(config, connect, progress)?;
+            let mut report = run.report(&context);
+            report.config.insert("card".to_owned(), json!(fabric.place()));
+            Ok(report)
+        }
     }
-    let context = Context::new(config)?;
-    let run = match config.fabric {
-        FabricKind::Sim => sim::run(&context, progress)?,
-        FabricKind::Mapped | FabricKind::Tcp => real::on_mapped(&context, progress)?,
-    };
-    Ok(run.report(&context))
 }
 
 /// Bytes that each memory server needs for what `config` asks for.
@@ -105,7 +117,7 @@ impl Run {
             engine: config.engine.name().to_owned(),
             fabric: config.fabric.name().to_owned(),
             time: match config.fabric {
-                FabricKind::Mapped | FabricKind::Tcp => TimeKind::Real,
+                FabricKind::Mapped | FabricKind::Tcp | FabricKind::Verbs => TimeKind::Real,
                 FabricKind::Sim => TimeKind::Virtual,
             },
             loop_kind: if config.rate.is_some() { LoopKind::Open } else { LoopKind::Closed },

@@ -1,11 +1,9 @@
-//! A run on mapped memory or over TCP: real threads, real time.
+//! A run on mapped memory, over TCP or by RDMA: real threads, real time.
 
 use std::{sync::Arc, thread};
 
 use farleaf_fabric::{
-    Capabilities, Endpoint, Fabric, RealTime, ServerId,
-    mapped::Mapped,
-    tcp::{Tcp, TcpConfig},
+    Capabilities, Endpoint, Fabric, FabricError, RealTime, ServerId, mapped::Mapped, tcp::TcpConfig,
 };
 
 use farleaf_index::{TableReport, dex::offload::OFFLOAD_SERVICE};
@@ -41,27 +39,39 @@ pub(super) fn on_mapped(
     run(context, &fabrics, progress)
 }
 
-/// Connects each compute server to the memory servers of the configuration; their least region's bytes.
-pub(super) fn connect(config: &BenchConfig) -> Result<(Vec<Tcp>, u64), BenchError> {
+/// Runs it all on the memory servers of the configuration, to which `connect` connects a compute server.
+/// With what of the configuration they have decided.
+pub(super) fn on_network<F>(
+    config: &BenchConfig,
+    connect: impl Fn(TcpConfig) -> Result<F, FabricError>,
+    progress: &dyn Progress,
+) -> Result<(Run, Arc<Context>, F), BenchError>
+where
+    F: Fabric<Endpoint: RealTime> + Send + Sync,
+{
     // Before what is wrong with it costs a connection each.
     config.validate()?;
     let addresses = config.cluster.as_ref().ok_or(BenchError::NoCluster)?.addresses();
     let tcp = TcpConfig { tls: config.tls.clone(), ..TcpConfig::to(addresses.iter().copied()) };
-    let connect = |_| Tcp::connect(tcp.clone());
+    let connect = |_| connect(tcp.clone());
     let fabrics = (0..config.compute_servers).map(connect).collect::<Result<Vec<_>, _>>()?;
-    let main = fabrics[0].endpoint()?;
-    let servers = 0..addresses.len() as u16;
-    let least = servers.map(|server| main.region_bytes(ServerId(server))).min();
-    Ok((fabrics, least.unwrap_or(0)))
+    let least = {
+        let main = fabrics[0].endpoint()?;
+        let servers = 0..addresses.len() as u16;
+        servers.map(|server| main.region_bytes(ServerId(server))).min().unwrap_or(0)
+    };
+    let context = Context::new(&BenchConfig {
+        memory_servers: addresses.len(),
+        pool_bytes: Some(least * addresses.len() as u64),
+        ..config.clone()
+    })?;
+    let run = run(&context, &fabrics, progress)?;
+    Ok((run, context, fabrics[0].clone()))
 }
 
 /// Runs it all on a fabric whose tasks run on executors of their own; `fabrics` has each compute
 /// server's.
-pub(super) fn run<F>(
-    context: &Arc<Context>,
-    fabrics: &[F],
-    progress: &dyn Progress,
-) -> Result<Run, BenchError>
+fn run<F>(context: &Arc<Context>, fabrics: &[F], progress: &dyn Progress) -> Result<Run, BenchError>
 where
     F: Fabric<Endpoint: RealTime> + Send + Sync,
 {

@@ -10,7 +10,7 @@ use std::{
 
 use farleaf_fabric::{
     Client, Fabric, ServerId,
-    tcp::{HugePages, MemoryServer, MemoryServerConfig, Region},
+    tcp::{HugePages, MemoryServer, MemoryServerConfig, Region, TcpConfig},
 };
 
 use farleaf_pool::Pool;
@@ -89,8 +89,8 @@ fn a_run_on_a_pool_of_others_leaves_it_as_it_was() {
     }
     let large = BenchConfig { keys: 100_000, value_bytes: 1024, ..config.clone() };
     assert!(matches!(run(&large, &NoProgress), Err(BenchError::PoolTooSmall { .. })));
-    let (fabrics, _) = real::connect(&config).unwrap();
-    let endpoint = fabrics[0].endpoint().unwrap();
+    let servers = config.cluster.as_ref().unwrap().addresses().iter().copied();
+    let endpoint = Tcp::connect(TcpConfig::to(servers)).unwrap().endpoint().unwrap();
     endpoint.executor().block_on(async {
         let pool = Pool::join(&Client::new(endpoint.clone())).await.unwrap();
         let session = pool.session(endpoint.clone()).await.unwrap();

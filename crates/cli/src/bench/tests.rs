@@ -63,6 +63,7 @@ fn every_option_reaches_the_configuration() {
         capabilities: CapabilityKind::Mapped,
         verify: true,
         cluster: None,
+        card: farleaf::CardConfig::default(),
         tls: None,
     };
     assert_eq!(config, expected);
@@ -143,7 +144,12 @@ fn nonsense_is_refused_with_a_sentence() {
         ("--engine btree,none", "no engine is named \"none\""),
         ("--fabric maped", "did you mean \"mapped\"?"),
         ("--compute-servers 3", "16 clients cannot be shared evenly"),
-        ("--connect tcp://127.0.0.1:7", "--connect needs --fabric tcp"),
+        ("--connect tcp://127.0.0.1:7", "needs --fabric tcp"),
+        ("--fabric tcp --connect verbs://127.0.0.1:7", "needs --fabric verbs"),
+        ("--fabric verbs --connect tcp://127.0.0.1:7", "needs --fabric tcp"),
+        ("--fabric verbs --connect verbs://127.0.0.1:7?gid=all", "an index into the GID table"),
+        ("--fabric verbs --connect verbs://127.0.0.1:7 --mtu 1024", "an address says it itself"),
+        ("--fabric tcp --device rxe0", "need --fabric verbs"),
         ("--fabric tcp --connect tcp://nowhere", "\"nowhere\" is no memory server"),
         ("--fabric tcp --connect tcp://127.0.0.1:7 --pool-bytes 1GiB", "cannot be used with"),
         ("--torn", "torn words are the simulator's"),
@@ -166,6 +172,17 @@ fn a_cluster_says_how_many_servers_there_are() {
     assert_eq!(config.memory_servers, 3);
     assert!(matches!(config.cluster, Some(Cluster::Shared(servers)) if servers.len() == 3));
     assert_eq!(plan("--fabric tcp").unwrap().runs[0].cluster, None);
+}
+
+#[test]
+fn a_card_is_asked_for_by_options_or_by_the_address() {
+    let own = config("--fabric verbs --device rxe0 --device-port 2 --gid-index 3 --mtu 1024");
+    let card = own.card.clone();
+    assert_eq!((card.device.as_deref(), card.port), (Some("rxe0"), Some(2)));
+    assert_eq!((card.gid_index, card.mtu, own.cluster), (Some(3), Some(1024), None));
+    let pool = "verbs://127.0.0.1:7?device=rxe0&port=2&gid=3&mtu=1024";
+    let others = config(&format!("--fabric verbs --connect {pool}"));
+    assert_eq!((others.card, others.memory_servers), (card, 1));
 }
 
 #[test]

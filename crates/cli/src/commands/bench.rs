@@ -38,6 +38,13 @@ pub(super) fn run(args: &BenchArgs, console: &mut Console) -> anyhow::Result<Exi
         let run = farleaf_bench::run(&config, &meter);
         meter.clear();
         let report = run?;
+        let has = |name: &str| {
+            let all = report.config.get("capabilities").and_then(Value::as_array);
+            all.is_some_and(|all| all.iter().any(|it| it == name))
+        };
+        if !has("word_atomic") {
+            console.warn(super::TORN);
+        }
         let told = to_value(&report)?;
         if let Some((path, file)) = &mut file {
             let unwritable = |error| Failure::unwritable(path.display(), error);
@@ -66,7 +73,7 @@ fn with_servers(
     console: &Console,
 ) -> anyhow::Result<(BenchConfig, Option<Cluster>)> {
     let mut config = BenchConfig { tls: console.tls.load()?, ..config.clone() };
-    if config.fabric != FabricKind::Tcp || config.cluster.is_some() {
+    if !config.fabric.is_network() || config.cluster.is_some() {
         return Ok((config, None));
     }
     let servers = Cluster::start(&ClusterConfig {
@@ -77,6 +84,7 @@ fn with_servers(
         folder: None,
         port: 0,
         tls: console.tls.clone(),
+        card: (config.fabric == FabricKind::Verbs).then(|| config.card.clone()),
     })?;
     config.cluster = Some(farleaf_bench::Cluster::Own(servers.addresses()));
     Ok((config, Some(servers)))

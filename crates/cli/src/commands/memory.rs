@@ -12,11 +12,13 @@ use anyhow::Context;
 use clap::{Args, ValueHint};
 use farleaf_bench::units::{Size, TimeSpan, human_bytes};
 use farleaf_fabric::tcp::{HugePages, MemoryServer, MemoryServerConfig, Region};
+use farleaf_fabric::verbs::VerbsServer;
 use farleaf_fabric::{FabricError, ServerId};
 use farleaf_index::dex::offload::{OFFLOAD_SERVICE, OffloadService};
 use serde_json::json;
 
 use super::cluster::entry;
+use crate::card::NetworkArgs;
 use crate::errors::{Exit, Failure};
 use crate::metrics::{Exposed, Metric, MetricsServer};
 use crate::output::Console;
@@ -60,6 +62,8 @@ pub(crate) struct MemoryArgs {
     #[arg(long, value_name = "TIME", default_value = "2s")]
     pub(crate) lease: TimeSpan,
     #[command(flatten)]
+    pub(crate) network: NetworkArgs,
+    #[command(flatten)]
     pub(crate) entry: entry::EntryArgs,
     #[command(flatten)]
     pub(crate) serving: ServingArgs,
@@ -90,6 +94,7 @@ pub(super) fn run(args: &MemoryArgs, console: &mut Console) -> anyhow::Result<Ex
         ))
         .into());
     }
+    let card = args.network.card()?;
     // Before anything is served, so that no signal is lost.
     let stop = stop_signal(args.end_with_stdin)?;
     args.serving.start_log();
@@ -99,22 +104,50 @@ pub(super) fn run(args: &MemoryArgs, console: &mut Console) -> anyhow::Result<Ex
         console
             .warn("there are too few huge pages: goes on without (see /proc/sys/vm/nr_hugepages)");
     }
-    let server = Arc::new(MemoryServer::start_over(config, region).map_err(refused)?);
+    let served = match card {
+        None => MemoryServer::start_over(config, region).map(Arc::new).map(Served::Tcp),
+        Some(card) => VerbsServer::start_over(config, &card, region).map(Served::Verbs),
+    };
+    let served = served.map_err(refused)?;
+    let server = served.server();
     server.serve(OFFLOAD_SERVICE, offload_service());
-    let seat = entry::enter(&args.entry, &server, (args.server, args.servers))?;
-    let metrics = args.serving.expose(Told { server: Arc::clone(&server), bytes })?;
+    let seat = entry::enter(&args.entry, server, (args.server, args.servers))?;
+    let metrics = args.serving.expose(Told { server: Arc::clone(server), bytes })?;
     let metrics_at = metrics.as_ref().map(MetricsServer::address);
-    tell(args, server.address(), metrics_at, bytes, huge_pages, console)?;
+    tell(args, &served, metrics_at, bytes, huge_pages, console)?;
     tracing::info!(server = args.server, address = %server.address(), bytes, "serves");
     // It ends when somebody says so; that the sender is gone means the same.
     match seat {
-        Some(seat) => entry::keep(seat, &server, &stop),
+        Some(seat) => entry::keep(seat, server, &stop),
         None => drop(stop.recv()),
     }
     tracing::info!(server = args.server, connections = server.connections(), "ends");
     drop(metrics);
-    drop(server);
+    drop(served);
     Ok(Exit::Done)
+}
+
+/// A memory server at work.
+enum Served {
+    Tcp(Arc<MemoryServer>),
+    Verbs(VerbsServer),
+}
+
+impl Served {
+    fn server(&self) -> &Arc<MemoryServer> {
+        match self {
+            Served::Tcp(server) => server,
+            Served::Verbs(server) => server.memory_server(),
+        }
+    }
+
+    /// The card that it offers.
+    fn card(&self) -> Option<&str> {
+        match self {
+            Served::Tcp(_) => None,
+            Served::Verbs(server) => Some(server.card()),
+        }
+    }
 }
 
 /// What it tells over HTTP.
@@ -134,12 +167,12 @@ impl Exposed for Told {
                 "Connections that are open",
                 self.server.connections() as u64,
             ),
-            Metric::counter("operations", "Operations carried out")
+            Metric::counter("operations", "Operations carried out by this process, not by a card")
                 .with(&operation("read"), served.reads)
                 .with(&operation("write"), served.writes)
                 .with(&operation("atomic"), served.atomics)
                 .with(&operation("rpc"), served.rpcs),
-            Metric::counter("network_bytes", "Bytes of requests and answers")
+            Metric::counter("network_bytes", "Bytes of requests and answers, without a card's")
                 .with(&[("direction", "in")], served.bytes_in)
                 .with(&[("direction", "out")], served.bytes_out),
             Metric::counter("connections_let_in", "Connections let in").with(&[], served.let_in),
@@ -173,26 +206,31 @@ fn offload_service() -> Arc<OffloadService> {
 /// Says where it listens, at once: whoever has started it may wait for that.
 fn tell(
     args: &MemoryArgs,
-    address: SocketAddr,
+    served: &Served,
     metrics: Option<SocketAddr>,
     bytes: u64,
     huge_pages: HugePages,
     console: &mut Console,
 ) -> io::Result<()> {
+    let address = served.server().address();
     let memory = match (&args.file, huge_pages) {
         (Some(path), _) => path.display().to_string(),
         (None, HugePages::Yes) => "huge pages".to_owned(),
         (None, HugePages::No) => "anonymous".to_owned(),
     };
     if console.json {
-        console.json_line(&json!({
+        let mut told = json!({
             "address": address.to_string(),
             "server": args.server,
             "servers": args.servers,
             "bytes": bytes,
             "memory": memory,
             "metrics": metrics.map(|address| address.to_string()),
-        }))?;
+        });
+        if let Some(card) = served.card() {
+            told["card"] = json!(card);
+        }
+        console.json_line(&told)?;
     } else {
         let mut fields = vec![
             ("address", address.to_string()),
@@ -200,6 +238,7 @@ fn tell(
             ("bytes", if console.is_terminal { human_bytes(bytes) } else { bytes.to_string() }),
             ("memory", memory),
         ];
+        fields.extend(served.card().map(|card| ("card", card.to_owned())));
         fields.extend(metrics.map(|address| ("metrics", format!("http://{address}/metrics"))));
         console.fields(&fields)?;
     }
@@ -215,6 +254,7 @@ fn refused(error: FabricError) -> anyhow::Error {
         FabricError::Unreachable { address, source, .. } => {
             Failure::unavailable(format!("cannot listen on {address}: {source}")).into()
         }
+        FabricError::Verbs(_) => farleaf::Error::from(error).into(),
         FabricError::NoMemory { .. } => Failure::full(error.to_string()).into(),
         FabricError::Damaged { .. } => Failure::corrupt(error.to_string()).into(),
         _ => Failure::unavailable(error.to_string()).into(),

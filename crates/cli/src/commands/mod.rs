@@ -79,15 +79,30 @@ fn builder(console: &Console) -> Result<Builder, Failure> {
 fn open(pool: &str, console: &Console) -> anyhow::Result<Farleaf> {
     refuse_mem(pool)?;
     let db = builder(console)?.open(pool)?;
-    console.detail(format_args!("opened {pool}"));
+    tell_opened(&db, pool, console)?;
     Ok(db)
 }
+
+/// Says that a pool was opened, and what it is no good for.
+fn tell_opened(db: &Farleaf, pool: &str, console: &Console) -> anyhow::Result<()> {
+    console.detail(format_args!("opened {pool}"));
+    if db.stats()?.tears_words {
+        console.warn(TORN);
+    }
+    Ok(())
+}
+
+/// About RDMA devices made of software.
+const TORN: &str = "the RDMA device here, or a memory server's, tears words that are written while they \
+                    are read, as those made of software do: let one thread of one process work on the \
+                    pool at a time, and keep nothing in it";
 
 /// Opens a pool, or makes it if that was asked for.
 fn open_or_create(pool: &str, create: &CreateArgs, console: &Console) -> anyhow::Result<Farleaf> {
     refuse_mem(pool)?;
     let is_sized = create.pool_bytes.is_some() || create.memory_servers.is_some();
-    if is_sized && ["tcp:", "etcd:"].iter().any(|scheme| pool.trim().starts_with(scheme)) {
+    if is_sized && ["tcp:", "verbs:", "etcd:"].iter().any(|scheme| pool.trim().starts_with(scheme))
+    {
         return Err(Failure::usage(
             "--pool-bytes and --memory-servers are for pools on this machine: memory servers on a \
              network have the size that they were started with, and the address names them",
@@ -109,7 +124,7 @@ fn open_or_create(pool: &str, create: &CreateArgs, console: &Console) -> anyhow:
         let error = anyhow::Error::from(error);
         if is_missing { error.context("there is no pool yet: --create makes one") } else { error }
     })?;
-    console.detail(format_args!("opened {pool}"));
+    tell_opened(&db, pool, console)?;
     Ok(db)
 }
 

@@ -11,6 +11,7 @@ use farleaf_bench::units::{Size, human_bytes};
 use serde_json::json;
 
 use super::memory::stop_signal;
+use crate::card::NetworkArgs;
 use crate::cluster::{Cluster, ClusterConfig};
 use crate::errors::{Exit, Failure};
 use crate::output::{Console, counted};
@@ -41,6 +42,8 @@ pub(crate) struct UpArgs {
     /// Threads of each memory server
     #[arg(short, long, value_name = "COUNT", default_value_t = 1)]
     pub(crate) threads: usize,
+    #[command(flatten)]
+    pub(crate) network: NetworkArgs,
     /// End with standard input, too
     #[arg(long, hide = true)]
     pub(crate) end_with_stdin: bool,
@@ -61,6 +64,7 @@ pub(super) fn run(args: &UpArgs, console: &mut Console) -> anyhow::Result<Exit> 
         folder: args.folder.clone(),
         port: args.port,
         tls: console.tls.clone(),
+        card: args.network.card()?,
     })?;
     let uri = cluster.uri();
     // The pool is made, so that every command finds one.

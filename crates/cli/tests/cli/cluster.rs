@@ -70,6 +70,11 @@ fn every_command_works_on_a_network() {
     let cluster = Service::up(&["--memory-servers", "3"]);
     let pool = cluster.pool();
     assert!(pool.starts_with("tcp://127.0.0.1:") && pool.matches(',').count() == 2, "{pool}");
+    every_command_works(pool, "tcp", 3);
+}
+
+/// On an empty pool of so many memory servers, which is empty again at the end.
+pub(crate) fn every_command_works(pool: &str, fabric: &str, servers: usize) {
     let run = |words: &[&str]| {
         let words = [&words[..1], &[pool], &words[1..]].concat();
         farleaf(&words, b"apple\t1\nbanana\t2\ncherry\t3\n")
@@ -81,16 +86,16 @@ fn every_command_works_on_a_network() {
     assert_eq!(run(&["scan", "fruit", "--keys-only"]).done().text(), "banana\ncherry\ndate\n");
     assert_eq!(run(&["verify", "--json"]).done().json()["sound"], true);
     let stats = run(&["stats", "--json"]).done().json();
-    assert_eq!((&stats["fabric"], &stats["memory_servers"]), (&"tcp".into(), &3.into()));
+    assert_eq!((&stats["fabric"], &stats["memory_servers"]), (&fabric.into(), &servers.into()));
     assert_eq!(run(&["tables"]).done().text().lines().count(), 1);
     run(&["drop", "fruit"]).done();
     run(&["get", "fruit", "banana"]).failed(1, "there is no table");
     run(&["put", "fruit", "a", "b", "--create", "--pool-bytes", "1GiB"])
         .failed(2, "have the size that they were started with");
-    let bench =
-        ["--fabric", "tcp", "--keys", "1K", "--ops", "1K", "--verify", "--json", "--connect", pool];
-    let report = farleaf(&[&["bench"], &bench[..]].concat(), b"").done().json();
-    assert_eq!(report["config"]["memory_servers"], 3);
+    let bench = ["bench", "--keys", "1K", "--ops", "1K", "--threads", "1", "--verify", "--json"];
+    let there = ["--fabric", fabric, "--connect", pool];
+    let report = farleaf(&[&bench[..], &there[..]].concat(), b"").done().json();
+    assert_eq!(report["config"]["memory_servers"], servers);
     assert_eq!(run(&["tables"]).done().text(), "", "the bench's table is gone");
 }
 

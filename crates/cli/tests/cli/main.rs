@@ -18,6 +18,7 @@ mod repro;
 mod server;
 mod serving;
 mod usage;
+mod verbs;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 use std::task::Waker;
 use std::time::Instant;
 
@@ -49,6 +49,7 @@ pub fn serve<'a>(greets: bool, pieces: impl Iterator<Item = &'a [u8]>) -> usize 
         services: RwLock::new(BTreeMap::from([(ServiceId(1), boaster)])),
         lives: Lives::new(1_000),
         offer: None,
+        ways: Mutex::default(),
         start: Instant::now(),
         guests: AtomicUsize::new(0),
         served: Tally::default(),
@@ -56,6 +57,7 @@ pub fn serve<'a>(greets: bool, pieces: impl Iterator<Item = &'a [u8]>) -> usize 
     let hello = Hello {
         version: VERSION,
         control: false,
+        by_card: false,
         incarnation: 7,
         server: 0,
         servers: 1,

@@ -126,6 +126,8 @@ pub(crate) struct Shared {
     given_up: AtomicBool,
     counters: Mutex<Vec<Arc<Counters>>>,
     pub(crate) lease: Arc<Lease>,
+    /// Operations go by the servers' cards.
+    by_card: bool,
     /// Says goodbye when it is dropped.
     heart: Heart,
 }
@@ -151,6 +153,11 @@ impl Tcp {
     /// [`FabricError::Unreachable`] names the server that cannot be reached;
     /// [`FabricError::Refused`] says why one does not let us in.
     pub fn connect(config: TcpConfig) -> Result<Self, FabricError> {
+        Self::connect_for(config, false)
+    }
+
+    /// The same for operations that go by the servers' cards, or by the connections.
+    pub(crate) fn connect_for(config: TcpConfig, by_card: bool) -> Result<Self, FabricError> {
         if config.servers.is_empty() || config.servers.len() > usize::from(ServerId::MAX.0) {
             return Err(config_error(format!(
                 "{} memory servers: a pool has 1 to {}",
@@ -167,7 +174,7 @@ impl Tcp {
         for server in 0..config.servers.len() {
             let server = ServerId(server as u16);
             let asked = Instant::now();
-            let (link, welcome) = greet(&config, incarnation, server, true, 0)?;
+            let (link, welcome) = greet(&config, incarnation, server, Use::Control, 0)?;
             memory.push(Memory::of(&welcome));
             let given = Duration::from_millis(u64::from(welcome.lease_ms));
             shortest = shortest.min(given);
@@ -184,6 +191,7 @@ impl Tcp {
             given_up: AtomicBool::new(false),
             counters: Mutex::default(),
             lease,
+            by_card,
             heart,
         })))
     }
@@ -231,7 +239,12 @@ impl Shared {
         }
     }
 
-    fn has_given_up(&self) -> bool {
+    /// What a thread's connections are for.
+    fn of_thread(&self) -> Use {
+        if self.by_card { Use::BesideCard } else { Use::Operations }
+    }
+
+    pub(crate) fn has_given_up(&self) -> bool {
         self.given_up.load(Ordering::Relaxed)
     }
 }
@@ -260,12 +273,46 @@ impl Fabric for Tcp {
     }
 }
 
+/// What a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    /// Signs of life.
+    Control,
+    /// A thread's operations.
+    Operations,
+    /// All of a thread but its operations, which go by the server's card.
+    BesideCard,
+}
+
 /// Connects and greets, waiting.
 fn greet(
     config: &TcpConfig,
     incarnation: Incarnation,
     server: ServerId,
-    control: bool,
+    purpose: Use,
+    replaces: u64,
+) -> Result<(Link<TcpStream>, Welcome), FabricError> {
+    /// Until it asks again while others use the other way.
+    const PAUSE: Duration = Duration::from_millis(10);
+    let start = Instant::now();
+    loop {
+        match greet_once(config, incarnation, server, purpose, replaces) {
+            // It may be that these have just ended, and it has not noticed yet.
+            Err(FabricError::Refused { reason: Refusal::OtherWay, .. })
+                if start.elapsed() < config.connect_timeout =>
+            {
+                thread::sleep(PAUSE);
+            }
+            greeted => return greeted,
+        }
+    }
+}
+
+fn greet_once(
+    config: &TcpConfig,
+    incarnation: Incarnation,
+    server: ServerId,
+    purpose: Use,
     replaces: u64,
 ) -> Result<(Link<TcpStream>, Welcome), FabricError> {
     let address = config.servers[server.index()];
@@ -282,7 +329,8 @@ fn greet(
     stream.set_write_timeout(Some(config.connect_timeout)).map_err(failed)?;
     let hello = Hello {
         version: VERSION,
-        control,
+        control: purpose == Use::Control,
+        by_card: purpose == Use::BesideCard,
         incarnation: incarnation.0,
         server: server.0,
         servers: config.servers.len() as u16,
@@ -320,6 +368,16 @@ fn greet(
         ),
         Entry::Fenced => FabricError::CutOff { server },
         Entry::Full => refused(Refusal::Full, "it has as many connections as it allows".to_owned()),
+        Entry::OtherWay => {
+            let theirs = if purpose == Use::BesideCard { "by tcp" } else { "by verbs" };
+            refused(
+                Refusal::OtherWay,
+                format!(
+                    "others use it {theirs}, and the atomics of its processor and of its card are \
+                     not atomic against each other: use the same fabric, or wait until they end"
+                ),
+            )
+        }
         Entry::LetIn => return Ok((link, welcome)),
     })
 }
@@ -362,7 +420,7 @@ pub(crate) fn ask_once(
 ) -> Result<Result<Vec<u8>, crate::OpErrorKind>, FabricError> {
     use wire::{Status, decode_answer};
     let config = &tcp.0.config;
-    let (mut stream, _) = greet(config, tcp.0.incarnation, server, false, 0)?;
+    let (mut stream, _) = greet(config, tcp.0.incarnation, server, tcp.0.of_thread(), 0)?;
     let length = question.len() as u32;
     let request = Request { verb: Verb::Ask, more: false, length, offset: 0 }.encode();
     let mut head = [0; ANSWER_BYTES];
@@ -390,7 +448,8 @@ fn greet_again(
     server: ServerId,
     replaces: u64,
 ) -> Result<(Link<TcpStream>, Welcome), FabricError> {
-    let (link, welcome) = greet(&shared.config, shared.incarnation, server, false, replaces)?;
+    let (config, who) = (&shared.config, shared.incarnation);
+    let (link, welcome) = greet(config, who, server, shared.of_thread(), replaces)?;
     let memory = Memory::of(&welcome);
     if memory != shared.memory[server.index()] {
         return Err(FabricError::Refused {
@@ -471,7 +530,8 @@ fn beat(
         let sent = line.as_mut().map(|link| say(link, Verb::Beat));
         if !matches!(sent, Some(Ok(()))) {
             // It may come back; until then its own clock runs against us.
-            line = greet(config, incarnation, server, true, 0).ok().map(|(link, _)| link);
+            let again = greet(config, incarnation, server, Use::Control, 0);
+            line = again.ok().map(|(link, _)| link);
         }
         if let (Some(Ok(())), Some(lease)) = (sent, &lease) {
             lease.extend(asked);

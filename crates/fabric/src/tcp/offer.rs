@@ -8,6 +8,9 @@ use std::io;
 
 /// Makes ways, on the server.
 pub(crate) trait Offer: Send + Sync {
+    /// Whether atomics by its ways and by the processor are atomic against each other.
+    fn mixes(&self) -> bool;
+
     /// Answers a question. `None` if it is not of the protocol.
     fn answer(&self, question: &[u8]) -> Option<Offered>;
 }

@@ -198,6 +198,12 @@ impl Region {
         Ok(Region { words, id, record: Some(record), huge_pages: HugePages::No })
     }
 
+    /// The words that are exposed.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn words(&self) -> &Arc<Words> {
+        &self.words
+    }
+
     /// Bytes that it has.
     pub fn bytes(&self) -> u64 {
         self.words.bytes()

@@ -146,6 +146,7 @@ impl MemoryServer {
                 None => Lives::new(lease_ms.into()),
             },
             offer,
+            ways: Mutex::default(),
             start: Instant::now(),
             guests: AtomicUsize::new(0),
             served: Tally::default(),

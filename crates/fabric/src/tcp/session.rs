@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Instant;
 
 use super::lives::{Denied, Gate, GateState, Life, Lives};
@@ -37,6 +37,8 @@ pub(super) struct Host {
     pub(super) lives: Lives,
     /// Another way to the words, for those who ask.
     pub(super) offer: Option<Arc<dyn Offer>>,
+    /// Connections whose operations go by themselves, and those by another way.
+    pub(super) ways: Mutex<[usize; 2]>,
     pub(super) start: Instant,
     /// Connections that have been let in.
     pub(super) guests: AtomicUsize,
@@ -72,19 +74,52 @@ pub(super) enum Gone {
     Silent,
 }
 
+/// What lets a connection's operations reach the words one way.
+///
+/// - **TCP-10** Where the processor's atomics and those of another way are not atomic against each other,
+///   no two connections have passes for different ways.
+struct Pass {
+    host: Arc<Host>,
+    by_card: bool,
+}
+
+impl Pass {
+    /// `None` if others have the other way.
+    fn get(host: &Arc<Host>, by_card: bool) -> Option<Pass> {
+        let mixes = host.offer.as_ref().is_none_or(|offer| offer.mixes());
+        let mut ways = host.ways.lock().unwrap_or_else(PoisonError::into_inner);
+        if !mixes && ways[usize::from(!by_card)] > 0 {
+            return None;
+        }
+        ways[usize::from(by_card)] += 1;
+        Some(Pass { host: Arc::clone(host), by_card })
+    }
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        let mut ways = self.host.ways.lock().unwrap_or_else(PoisonError::into_inner);
+        ways[usize::from(self.by_card)] -= 1;
+    }
+}
+
 /// A connection that has been let in.
 struct Guest {
     life: Arc<Life>,
     number: u64,
     gate: Arc<Gate>,
     host: Arc<Host>,
+    /// Not of one that only carries signs of life.
+    pass: Option<Pass>,
 }
 
 impl Drop for Guest {
     fn drop(&mut self) {
         // What cannot be cut stays known, so that a fence tries again (TCP-7).
-        if self.gate.shut(GateState::Closed).is_ok() {
-            self.life.leave(self.number);
+        match self.gate.shut(GateState::Closed) {
+            Ok(_) => self.life.leave(self.number),
+            // Nor has its way come to an end.
+            Err(_) => std::mem::forget(self.pass.take()),
         }
         self.host.guests.fetch_sub(1, Ordering::Relaxed);
     }
@@ -227,19 +262,22 @@ impl Session {
             region_id: host.region_id,
             lease_ms: host.lease_ms,
         };
+        let pass = (!hello.control).then(|| Pass::get(host, hello.by_card));
         if hello.version != VERSION {
             welcome.entry = Entry::OtherVersion;
         } else if (hello.server, hello.servers) != (host.server.0, host.servers) {
             welcome.entry = Entry::OtherServer;
+        } else if matches!(pass, Some(None)) {
+            welcome.entry = Entry::OtherWay;
         } else if host.guests.fetch_add(1, Ordering::Relaxed) >= host.connections_max {
             host.guests.fetch_sub(1, Ordering::Relaxed);
             welcome.entry = Entry::Full;
         } else {
-            let who = Incarnation(hello.incarnation);
+            let (who, pass) = (Incarnation(hello.incarnation), pass.flatten());
             match host.lives.enter(who, hello.replaces, host.now_ms()) {
                 Ok((life, number, gate)) => {
                     welcome.connection = number;
-                    self.guest = Some(Guest { life, number, gate, host: Arc::clone(host) });
+                    self.guest = Some(Guest { life, number, gate, host: Arc::clone(host), pass });
                     Tally::one(&host.served.let_in);
                 }
                 Err(denied) => {
@@ -396,7 +434,8 @@ fn answer_special(
             output.push(&[is_dead.into()]);
         }
         Verb::Ask => {
-            let Some(offer) = &host.offer else {
+            let goes = guest.pass.as_ref().is_some_and(|pass| pass.by_card);
+            let Some(offer) = host.offer.as_ref().filter(|_| goes) else {
                 output.push(&encode_answer(Status::NoService, 0));
                 return Ok(());
             };

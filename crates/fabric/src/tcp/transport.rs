@@ -128,7 +128,7 @@ impl Transport {
         for server in 0..shared.config.servers.len() {
             let server = ServerId(server as u16);
             let (config, who) = (&shared.config, shared.incarnation);
-            let (stream, welcome) = super::greet(config, who, server, false, 0)?;
+            let (stream, welcome) = super::greet(config, who, server, shared.of_thread(), 0)?;
             let mut connection = Connection::new(server);
             connection.attach(stream, welcome.connection, poll.registry()).map_err(own)?;
             connections.push(connection);
@@ -157,6 +157,20 @@ impl Transport {
         let fd = other.as_raw_fd();
         let mut source = mio::unix::SourceFd(&fd);
         self.poll.borrow().registry().register(&mut source, OTHER, mio::Interest::READABLE)
+    }
+
+    /// Whether this compute server has given the pool up.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn has_given_up(&self) -> bool {
+        self.shared.has_given_up()
+    }
+
+    /// See [`Driver::linger`]; `is_cut` if something else than a connection is.
+    pub(crate) fn linger_beside(&self, kept: Duration, is_cut: bool) {
+        let limit = self.shared.config.linger_timeout;
+        if kept > limit && (is_cut || self.connections.borrow().iter().any(|line| !line.is_up())) {
+            self.shared.give_up();
+        }
     }
 
     /// Calls the wakers that have gathered.
@@ -318,10 +332,7 @@ impl Driver for Transport {
 
     /// What keeps the caller may be an operation on a server that cannot be reached.
     fn linger(&self, kept: Duration) {
-        let limit = self.shared.config.linger_timeout;
-        if kept > limit && self.connections.borrow().iter().any(|line| !line.is_up()) {
-            self.shared.give_up();
-        }
+        self.linger_beside(kept, false);
     }
 
     fn notifier(&self) -> Notify {

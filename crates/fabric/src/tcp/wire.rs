@@ -198,6 +198,8 @@ pub(super) struct Hello {
     pub(super) version: u32,
     /// This connection carries signs of life, and ends with its compute server.
     pub(super) control: bool,
+    /// Its operations go by the server's card, not by this connection.
+    pub(super) by_card: bool,
     pub(super) incarnation: u64,
     /// The server that is meant, and how many there are.
     pub(super) server: u16,
@@ -212,6 +214,7 @@ impl Hello {
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8..12].copy_from_slice(&self.version.to_le_bytes());
         bytes[12] = self.control.into();
+        bytes[13] = self.by_card.into();
         bytes[16..24].copy_from_slice(&self.incarnation.to_le_bytes());
         bytes[24..26].copy_from_slice(&self.server.to_le_bytes());
         bytes[26..28].copy_from_slice(&self.servers.to_le_bytes());
@@ -225,6 +228,7 @@ impl Hello {
         let hello = Hello {
             version,
             control: bytes[12] == 1,
+            by_card: bytes[13] == 1,
             incarnation: word_at(bytes, 16),
             server: u16::from_le_bytes([bytes[24], bytes[25]]),
             servers: u16::from_le_bytes([bytes[26], bytes[27]]),
@@ -245,6 +249,8 @@ pub(super) enum Entry {
     Fenced = 3,
     /// As many connections as it allows are open.
     Full = 4,
+    /// Others reach the words another way, and both ways' atomics do not know of each other.
+    OtherWay = 5,
 }
 
 impl fmt::Display for Entry {
@@ -255,6 +261,7 @@ impl fmt::Display for Entry {
             Entry::OtherServer => "it looks for a server of another number, or of another pool",
             Entry::Fenced => "its compute server has been cut off",
             Entry::Full => "there are as many connections as are allowed",
+            Entry::OtherWay => "others reach the words another way (by RDMA, or by TCP alone)",
         })
     }
 }
@@ -292,8 +299,8 @@ impl Welcome {
 
     /// `None` if it is no greeting of this protocol.
     pub(super) fn decode(bytes: &[u8; GREETING_BYTES]) -> Option<Welcome> {
-        use Entry::{Fenced, Full, LetIn, OtherServer, OtherVersion};
-        let entries = [LetIn, OtherVersion, OtherServer, Fenced, Full];
+        use Entry::{Fenced, Full, LetIn, OtherServer, OtherVersion, OtherWay};
+        let entries = [LetIn, OtherVersion, OtherServer, Fenced, Full, OtherWay];
         Some(Welcome {
             version: version_of(bytes)?,
             entry: entries.into_iter().find(|entry| *entry as u8 == bytes[12])?,
@@ -378,6 +385,7 @@ mod tests {
         let hello = Hello {
             version: VERSION,
             control: true,
+            by_card: true,
             incarnation: 7,
             server: 3,
             servers: 4,

@@ -6,9 +6,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use super::Shared;
 use super::transport::Transport;
 use super::wire::{Answer, Outcome, Question, VERSION};
-use super::{Shared, VerbsError};
 use crate::post::{Carrier, Post, Stage, buffer, list, old_word};
 use crate::raw::verbs::{
     Completions, Ends, Lane, Load, QueuePair, Remote, WordsKey, registered_slab,
@@ -16,7 +16,7 @@ use crate::raw::verbs::{
 use crate::tcp::{self, TcpEndpoint};
 use crate::{
     Buf, Capabilities, Counters, Endpoint, Executor, FabricError, GlobalAddr, Incarnation, Op,
-    OpError, OpErrorKind, Ops, ServerId, ServiceId, Words,
+    OpError, OpErrorKind, Ops, Refusal, ServerId, ServiceId, Words,
 };
 
 /// One thread's queue pairs and connections to all memory servers.
@@ -154,19 +154,19 @@ impl Shared {
 
     /// Why a server did not answer a question.
     pub(super) fn not_asked(&self, server: ServerId, kind: OpErrorKind) -> FabricError {
-        let why = match kind {
-            OpErrorKind::Fenced => return FabricError::CutOff { server },
+        match kind {
+            OpErrorKind::Fenced => FabricError::CutOff { server },
             OpErrorKind::NoService { .. } => {
-                "serves tcp alone: start it with verbs, or connect by tcp".to_owned()
+                let why = "it serves tcp alone: start it with verbs, or connect by tcp";
+                self.refused(server, Refusal::NoCard, why.to_owned())
             }
-            kind => format!("did not answer: {kind}"),
-        };
-        self.server_error(server, why)
+            kind => self.refused(server, Refusal::NoWay, format!("it did not answer: {kind}")),
+        }
     }
 
-    fn server_error(&self, server: ServerId, why: String) -> FabricError {
+    fn refused(&self, server: ServerId, reason: Refusal, why: String) -> FabricError {
         let address = self.config.tcp.servers[server.index()].to_string();
-        VerbsError::Server { server, address, why }.into()
+        FabricError::Refused { server, address, reason, why }
     }
 
     /// The answer, if it is one and says yes.
@@ -176,25 +176,32 @@ impl Shared {
         answer: &[u8],
     ) -> Result<Answer, FabricError> {
         let Some(answer) = Answer::decode(answer) else {
-            return Err(self.server_error(server, "does not keep to the protocol".to_owned()));
+            let why = "it does not keep to the protocol".to_owned();
+            return Err(self.refused(server, Refusal::NoMemoryServer, why));
         };
         let here = if self.place.facts.is_ethernet { "Ethernet" } else { "InfiniBand" };
-        let why = match answer.outcome {
+        let (reason, why) = match answer.outcome {
             Outcome::Done if answer.version == VERSION => return Ok(answer),
-            Outcome::Done | Outcome::OtherVersion => format!(
-                "speaks version {} of verbs, this program version {VERSION}: use the same version of \
-                 Farleaf on both sides",
-                answer.version
-            ),
+            Outcome::Done | Outcome::OtherVersion => {
+                let why = format!(
+                    "it speaks version {} of verbs, this program version {VERSION}: use the same \
+                     version of Farleaf on both sides",
+                    answer.version
+                );
+                (Refusal::OtherVersion, why)
+            }
             Outcome::OtherNetwork => {
-                format!("has its card on another kind of network than {here}, as it is here")
+                let why =
+                    format!("its card is on another kind of network than {here}, as it is here");
+                (Refusal::NoWay, why)
             }
             Outcome::NoQueuePair => {
-                "cannot make a queue pair: its card has no more, or cannot reach this one's address"
-                    .to_owned()
+                let why = "it cannot make a queue pair: its card has no more, or cannot reach this \
+                           one's address";
+                (Refusal::NoWay, why.to_owned())
             }
         };
-        Err(self.server_error(server, why))
+        Err(self.refused(server, reason, why))
     }
 }
 

@@ -2,8 +2,6 @@
 
 use std::io;
 
-use crate::ServerId;
-
 /// RDMA cannot be used; nothing was changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -20,7 +18,7 @@ pub enum VerbsError {
     /// There is no card, or not the one that was asked for.
     #[error(
         "no RDMA device{}: {}", wanted.as_ref().map(|name| format!(" named {name}")).unwrap_or_default(),
-        if found.is_empty() { "this machine has none that rdma-core knows".to_owned() }
+        if found.is_empty() { "this machine has none that rdma-core knows (see `rdma link`)".to_owned() }
         else { format!("there are {}", found.join(", ")) }
     )]
     NoDevice {
@@ -96,16 +94,6 @@ pub enum VerbsError {
     /// A setting that makes no sense.
     #[error("{0}")]
     Config(String),
-    /// A memory server cannot be used over verbs.
-    #[error("memory server {server} at {address} {why}")]
-    Server {
-        /// Which one.
-        server: ServerId,
-        /// Where it is.
-        address: String,
-        /// What is wrong, and what to do.
-        why: String,
-    },
     /// Any other call of the library failed.
     #[error("cannot {what} of RDMA device {device}: {source}")]
     Failed {

@@ -128,7 +128,7 @@ impl Verbs {
         }
         let place = Place::open(&config.card)?;
         let own = self_test::run(&place)?;
-        let tcp = Tcp::connect(config.tcp.clone())?;
+        let tcp = Tcp::connect_for(config.tcp.clone(), true)?;
         let region_bytes = tcp.region_bytes().to_vec();
         // A completion queue that overflows is broken for good: it has room for all that can complete,
         // and for what was flushed on queue pairs that are gone.
@@ -166,9 +166,7 @@ impl Verbs {
 
     /// The card, port, GID index and largest packet that are used on this side.
     pub fn place(&self) -> String {
-        let place = &self.0.place;
-        let (name, mtu) = (place.device.name(), 128 << place.mtu);
-        format!("{name} port {} GID index {} MTU {mtu}", place.port, place.gid_index)
+        self.0.place.to_string()
     }
 }
 
@@ -177,6 +175,9 @@ impl Fabric for Verbs {
 
     /// Connects the calling thread to every memory server.
     fn endpoint(&self) -> Result<VerbsEndpoint, FabricError> {
+        if self.0.tcp.shared().has_given_up() {
+            return Err(FabricError::GivenUp);
+        }
         VerbsEndpoint::connect(Arc::clone(&self.0))
     }
 

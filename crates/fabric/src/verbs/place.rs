@@ -1,7 +1,7 @@
 //! Which card, port and address are used.
 
-use std::fs;
 use std::sync::Arc;
+use std::{fmt, fs};
 
 use super::VerbsError;
 use crate::raw::verbs::{Device, PortFacts, device_names};
@@ -14,7 +14,7 @@ const GIDS: u32 = 64;
 const MESSAGE_BYTES: u32 = 2 << 20;
 
 /// Which card, port and address to use; what is left out is chosen.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CardConfig {
     /// Name of the device, as `ibv_devices` lists it. Else the first with an active port.
     pub device: Option<String>,
@@ -38,6 +38,13 @@ pub(super) struct Place {
     pub(super) gid: [u8; 16],
     /// The MTU's number.
     pub(super) mtu: u8,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, mtu) = (self.device.name(), 128 << self.mtu);
+        write!(f, "{name} port {} GID index {} MTU {mtu}", self.port, self.gid_index)
+    }
 }
 
 impl Place {

@@ -24,7 +24,7 @@ use crate::{FabricError, Service, ServiceId, Words};
 /// [`VerbsServer::start`]. It stops when it is dropped.
 #[derive(Debug)]
 pub struct VerbsServer {
-    server: MemoryServer,
+    server: Arc<MemoryServer>,
     queue_pairs: Arc<AtomicUsize>,
     card: String,
 }
@@ -42,8 +42,9 @@ struct Cards {
 impl VerbsServer {
     /// Opens the card, tests it, registers `words` (which locks all of it in memory), and listens.
     ///
-    /// Do not mix clients of `tcp` and of verbs on one pool: a card's atomics are not atomic against
-    /// the processor's that serve `tcp`, unless the card says so.
+    /// Compute servers that use the card and those of `tcp` alone are not let in at the same time, unless
+    /// the card says that its atomics are atomic against the processor's: whoever comes while others use
+    /// the other way is told so.
     ///
     /// # Errors
     /// [`FabricError::Verbs`] says what is wrong with the card; otherwise as [`MemoryServer::start`].
@@ -52,21 +53,35 @@ impl VerbsServer {
         card: &CardConfig,
         words: Arc<Words>,
     ) -> Result<Self, FabricError> {
+        Self::start_over(config, card, Region::over(words))
+    }
+
+    /// The same with `region`. If that lies in a file, a server that is started again over the file
+    /// serves the same words, and still refuses whom this one has cut off. Not every file system lets
+    /// a card use its files' memory: `/dev/shm` does.
+    ///
+    /// # Errors
+    /// As [`VerbsServer::start`].
+    pub fn start_over(
+        config: MemoryServerConfig,
+        card: &CardConfig,
+        region: Region,
+    ) -> Result<Self, FabricError> {
         let place = Place::open(card)?;
         let findings = self_test::run(&place)?;
         let queue_pairs = Arc::new(AtomicUsize::new(0));
-        let name = place.device.name().to_owned();
+        let name = place.to_string();
         let cards = Cards {
             // Nothing is ever posted here, so nothing completes.
             completions: Completions::new(&place.device, 16)?,
-            key: place.device.register(Arc::clone(&words), true)?,
+            key: place.device.register(Arc::clone(region.words()), true)?,
             place,
             findings,
             queue_pairs: Arc::clone(&queue_pairs),
             packets: AtomicU32::new(std::process::id()),
         };
-        let server = MemoryServer::start_with(config, Region::over(words), Some(Arc::new(cards)))?;
-        Ok(VerbsServer { server, queue_pairs, card: name })
+        let server = MemoryServer::start_with(config, region, Some(Arc::new(cards)))?;
+        Ok(VerbsServer { server: Arc::new(server), queue_pairs, card: name })
     }
 
     /// Where it listens.
@@ -89,13 +104,22 @@ impl VerbsServer {
         self.queue_pairs.load(Ordering::Relaxed)
     }
 
-    /// The name of its card.
+    /// Its card, the port, GID index and largest packet.
     pub fn card(&self) -> &str {
         &self.card
+    }
+
+    /// What answers on the network. It stops when nobody has it any more.
+    pub fn memory_server(&self) -> &Arc<MemoryServer> {
+        &self.server
     }
 }
 
 impl Offer for Cards {
+    fn mixes(&self) -> bool {
+        self.findings.global_atomics
+    }
+
     fn answer(&self, question: &[u8]) -> Option<Offered> {
         let question = Question::decode(question)?;
         let mut answer = Answer {

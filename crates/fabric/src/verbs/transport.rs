@@ -141,6 +141,9 @@ impl Transport {
         if !is_registered && bytes > 0 {
             return error(OpErrorKind::Unregistered);
         }
+        if self.tcp.has_given_up() {
+            return error(OpErrorKind::Fenced);
+        }
         match lines[server.index()].way {
             Way::Up(_) | Way::Connecting => None,
             Way::Down => error(OpErrorKind::Unavailable),
@@ -157,7 +160,7 @@ impl Transport {
         let mut begins = false;
         let refused = match lines.get_mut(server.index()) {
             None => Some(access::out_of_bounds(None, GlobalAddr::new(server, 0), 0)),
-            Some(Line { way: Way::Fenced, .. }) => {
+            Some(Line { way, .. }) if matches!(way, Way::Fenced) || self.tcp.has_given_up() => {
                 Some(OpError { server, kind: OpErrorKind::Fenced })
             }
             Some(line) => {
@@ -468,6 +471,12 @@ impl Driver for Transport {
         self.completions.take_events();
         self.check_time();
         self.wake();
+    }
+
+    /// A card may be cut off from a server whose connection is there.
+    fn linger(&self, kept: Duration) {
+        let is_cut = self.state.borrow().lines.iter().any(|line| !matches!(line.way, Way::Up(_)));
+        self.tcp.linger_beside(kept, is_cut);
     }
 
     fn notifier(&self) -> Notify {

@@ -1,5 +1,7 @@
 //! A second process that is killed in the middle of its WRITEs, for the harnesses of real fabrics.
 
+pub(crate) mod real;
+
 use std::env;
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};

@@ -91,6 +91,12 @@ impl ProcessesArgs {
                      take mapped or tcp",
                 ));
             }
+            FabricKind::Verbs => {
+                return Err(Failure::usage(
+                    "--fabric verbs: links are cut by a proxy of TCP, past which RDMA goes; processes \
+                     take mapped or tcp",
+                ));
+            }
         };
         let span = |given: Option<TimeSpan>, usual| given.map_or(usual, TimeSpan::duration);
         Ok(Config {

@@ -1,0 +1,94 @@
+//! A harness of the contract's suite for every fabric in real time.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use farleaf_fabric::conformance::{Harness, SCRATCH_BYTES, Survivor, Task};
+use farleaf_fabric::{Counters, Fabric, GlobalAddr, RealTime, Service, ServiceId};
+
+use super::Reaped;
+
+pub(crate) const REGION_BYTES: u64 = 4096 + SCRATCH_BYTES;
+
+/// What lasts as long as the compute servers that use it.
+pub(crate) trait Hosts: 'static {
+    /// Adds a service to the memory servers that are here.
+    fn serve(&self, _id: ServiceId, _service: &Arc<dyn Service>) {}
+}
+
+/// Every task on a thread of its own, of the compute servers in turn.
+pub(crate) struct RealHarness<F> {
+    pub(crate) computers: Vec<F>,
+    pub(crate) hosts: Box<dyn Hosts>,
+    /// What a process is told that opens the same pool to die in it, and for how long it is believed to
+    /// live after that. None if none can.
+    pub(crate) victims: Option<(String, Duration)>,
+    /// How many times longer than on memory of this process a round trip takes, about.
+    pub(crate) slowness: u64,
+}
+
+impl<F: Fabric> RealHarness<F> {
+    /// The same through another fabric.
+    pub(crate) fn through<G: Fabric>(self, wrap: impl Fn(F) -> G) -> RealHarness<G> {
+        let RealHarness { computers, hosts, victims, slowness } = self;
+        RealHarness {
+            computers: computers.into_iter().map(wrap).collect(),
+            hosts,
+            victims,
+            slowness,
+        }
+    }
+}
+
+impl<F: Fabric<Endpoint: RealTime> + Sync> Harness for RealHarness<F> {
+    type Endpoint = F::Endpoint;
+
+    fn run(&self, tasks: Vec<Task<F::Endpoint>>) {
+        thread::scope(|scope| {
+            for (task, computer) in tasks.into_iter().zip(self.computers.iter().cycle()) {
+                scope.spawn(move || {
+                    let endpoint = computer.endpoint().expect("an endpoint");
+                    endpoint.executor().block_on(task(endpoint.clone()));
+                });
+            }
+        });
+    }
+
+    fn scratch(&self) -> Range<u64> {
+        4096..REGION_BYTES
+    }
+
+    fn serve(&self, id: ServiceId, service: Arc<dyn Service>) {
+        self.hosts.serve(id, &service);
+        for computer in &self.computers {
+            computer.serve(id, Arc::clone(&service));
+        }
+    }
+
+    fn counters(&self) -> Vec<Arc<Counters>> {
+        self.computers.iter().flat_map(Fabric::counters).collect()
+    }
+
+    fn buffers_out(endpoint: &F::Endpoint) -> usize {
+        endpoint.buffers_out()
+    }
+
+    fn seed(endpoint: &F::Endpoint, seed: u64) -> bool {
+        endpoint.seed(seed);
+        true
+    }
+
+    fn rounds(&self, rounds: u64) -> u64 {
+        rounds / self.slowness
+    }
+
+    fn run_beside_victim(&self, addr: GlobalAddr, survivor: Survivor<F::Endpoint>) -> bool {
+        let Some((pool, lease)) = &self.victims else { return false };
+        let child = Reaped::victim(pool, addr);
+        let endpoint = self.computers[0].endpoint().expect("an endpoint");
+        endpoint.executor().block_on(child.beside(endpoint.clone(), survivor, *lease));
+        true
+    }
+}
