@@ -7,7 +7,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::future::Future;
 use std::pin::pin;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,6 +19,10 @@ use crate::wake::{Flag, Home, Notify, Queue};
 
 /// Waits shorter than this are spun through: a parked thread wakes later than that.
 const SPIN_NS: u64 = 60_000;
+
+/// Where the time of all executors of this process begins, so that what one thread has noted another can
+/// compare.
+static START: OnceLock<Instant> = OnceLock::new();
 
 /// An endpoint in real time: its thread's tasks run on an executor of their own.
 pub trait RealTime: Endpoint {
@@ -126,7 +130,7 @@ impl Executor {
             timer_count: Cell::new(0),
             live: Rc::default(),
             running: Cell::new(false),
-            start: Instant::now(),
+            start: *START.get_or_init(Instant::now),
             driver,
             driven_ns: Cell::new(0),
             is_driven: Cell::new(false),
@@ -196,18 +200,19 @@ impl Executor {
         }
     }
 
-    /// Nanoseconds since the executor was made.
+    /// Nanoseconds since the first executor of this process was made.
     pub fn now_ns(&self) -> u64 {
         u64::try_from(self.0.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Waits for `ns` nanoseconds; other tasks run meanwhile.
+    /// Waits for `ns` nanoseconds; other tasks run meanwhile, also where the time is over before it is looked
+    /// at: asking for it may take longer than a short wait.
     pub fn sleep(&self, ns: u64) -> impl Future<Output = ()> + use<> {
         let inner = Rc::clone(&self.0);
         let at_ns = self.now_ns().saturating_add(ns);
         let mut armed = false;
         std::future::poll_fn(move |context| {
-            if Executor(Rc::clone(&inner)).now_ns() >= at_ns {
+            if armed && Executor(Rc::clone(&inner)).now_ns() >= at_ns {
                 return Poll::Ready(());
             }
             if !armed {
@@ -378,6 +383,24 @@ mod tests {
         }
         assert_eq!(executor.block_on(async { 7 }), 7);
         assert_eq!(*seen.borrow(), [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]);
+    }
+
+    /// Where the clock is slow, the time of a short wait is over when it is first looked at.
+    #[test]
+    fn a_wait_that_is_over_at_once_lets_others_run() {
+        let executor = Executor::new();
+        let done = Rc::new(Cell::new(false));
+        let seen = Rc::clone(&done);
+        let waits = executor.clone();
+        executor.spawn(async move {
+            while !seen.get() {
+                waits.sleep(0).await;
+            }
+        });
+        let sets = Rc::clone(&done);
+        executor.spawn(async move { sets.set(true) });
+        executor.block_on(async {});
+        assert!(done.get());
     }
 
     #[test]
