@@ -38,6 +38,8 @@ use crate::{Pool, PoolError};
 const WAIT_NS: u64 = 1_000;
 /// Looks at the members between questions whether an idle one lives.
 const IDLE_LOOKS: u64 = 64;
+/// Looks of which one is at all members if there is nothing to free.
+const LOOK_EVERY: u64 = 4;
 /// Ticks that a member may lag before the fabric is asked whether it lives, and between questions.
 const LAG_TICKS: u8 = 4;
 const ATTEMPTS_MAX: usize = 16;
@@ -51,6 +53,8 @@ pub(crate) struct Epochs {
     announced: Mutex<Announced>,
     begun_before: AtomicU64,
     lag: Mutex<Vec<u8>>,
+    /// Nobody lagged when it was last looked.
+    is_calm: AtomicBool,
     looks: AtomicU64,
 }
 
@@ -83,6 +87,7 @@ impl Epochs {
             announced: Mutex::new(Announced::Known(announced)),
             begun_before: AtomicU64::new(0),
             lag: Mutex::new(vec![0; members as usize]),
+            is_calm: AtomicBool::new(false),
             looks: AtomicU64::new(0),
         }
     }
@@ -181,6 +186,7 @@ impl Pool {
         let table = ops.buf(1).words();
         let mut seen = Observation { epoch, least_of_others: UNPINNED, suspects: Vec::new() };
         let mut needs_recovery = false;
+        let mut is_calm = true;
         let looks = self.epochs.looks.fetch_add(1, Ordering::Relaxed) + 1;
         // Idle members do not lag; they are asked after in turn.
         let members = geometry.options().members_max;
@@ -216,14 +222,38 @@ impl Pool {
                 }
             }
             *lag = if announced.is_some_and(|at| at < epoch) { *lag + 1 } else { 0 };
+            is_calm &= *lag == 0;
             if *lag == LAG_TICKS {
                 *lag = 0;
                 seen.suspects.push((slot, entry.word));
             }
         }
         seen.suspects.extend(first_idle);
+        self.epochs.is_calm.store(is_calm, Ordering::Relaxed);
         self.needs_recovery.store(needs_recovery, Ordering::Relaxed);
         Ok(seen)
+    }
+
+    /// Whether who has nothing to free may do without a look at the members: for three looks in four, unless
+    /// one lags or the next look is one for idle members.
+    pub(crate) fn may_glance(&self) -> bool {
+        let next = self.epochs.looks.load(Ordering::Relaxed) + 1;
+        let is_due = next.is_multiple_of(LOOK_EVERY) || next.is_multiple_of(IDLE_LOOKS);
+        !is_due && self.epochs.is_calm.load(Ordering::Relaxed)
+    }
+
+    /// In place of a look: READs the epoch alone; whether it is what this member has seen before. 1 READ of
+    /// 8 bytes.
+    pub(crate) async fn glance<E: Endpoint>(
+        &self,
+        client: Steady<'_, E>,
+    ) -> Result<bool, PoolError> {
+        let read = client.read(self.geometry().epoch_addr(), client.buf(8)).await?;
+        let is_as_seen = read.words()[0] == self.epochs.view.load(Ordering::SeqCst);
+        if is_as_seen {
+            self.epochs.looks.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(is_as_seen)
     }
 
     /// Announces what this member holds on to, or that it is idle. At most 1 CAS.

@@ -59,6 +59,8 @@ pub struct Pool {
     pub(crate) sessions: AtomicUsize,
     pub(crate) session_number: AtomicU16,
     pub(crate) retired_bytes: AtomicU64,
+    /// When a session of this member last ticked.
+    pub(crate) ticked_ns: AtomicU64,
     pub(crate) needs_recovery: AtomicBool,
     /// A recovery of this member's is under way.
     pub(crate) recovering: AtomicBool,
@@ -99,6 +101,7 @@ impl Pool {
             sessions: AtomicUsize::new(0),
             session_number: AtomicU16::new(0),
             retired_bytes: AtomicU64::new(0),
+            ticked_ns: AtomicU64::new(0),
             needs_recovery: AtomicBool::new(false),
             recovering: AtomicBool::new(false),
             recovery_unfinished: AtomicBool::new(false),
@@ -220,6 +223,11 @@ impl Pool {
 
     fn retirements(&self) -> MutexGuard<'_, VecDeque<Arc<Retirement>>> {
         self.retirements.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether this member has retired objects that are not free yet.
+    pub(crate) fn has_retired(&self) -> bool {
+        self.retired_bytes.load(Ordering::Relaxed) > 0
     }
 
     pub(crate) fn closed(&self) -> MutexGuard<'_, Vec<ClosedClient>> {

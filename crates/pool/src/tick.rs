@@ -15,6 +15,8 @@ use crate::{Pool, PoolError, Session, member};
 
 /// Ticks between looks at one own block for what others have given back.
 const HARVEST_TICKS: u32 = 16;
+/// How long a member that has nothing to free goes without a tick.
+const QUIET_NS: u64 = 10_000_000;
 /// Ticks of a leaving member that wait for retired objects to become free.
 const LEAVE_TICKS: usize = 64;
 const LEAVE_WAIT_NS: u64 = 20_000;
@@ -30,7 +32,8 @@ impl<E: Endpoint> Session<E> {
     ///
     /// Cost: 1 chain of 2 READs; at most 1 CAS to announce and 1 to advance; 1 batch of CAS per 64
     /// objects freed, up to 3 more for those of other members' blocks. Now and then 1 READ of a
-    /// block's bitmap.
+    /// block's bitmap. Three times out of four 1 READ of 8 bytes, and no more, if this member has nothing
+    /// to free and nobody has moved the epoch on.
     ///
     /// # Errors
     /// `Closed` if this member was declared dead or has left; `Corrupt`, `Fabric`. What was not
@@ -48,11 +51,20 @@ impl<E: Endpoint> Session<E> {
         let own = inner.retired.claim();
         let other = pool.next_retirement().and_then(|other| other.claim());
         let closed = Closed::take(pool);
-        let seen = pool.observe(client).await?;
+        pool.ticked_ns.store(self.endpoint().now_ns(), Ordering::Relaxed);
+        let is_quiet = closed.is_none() && !pool.has_retired();
+        let seen = if is_quiet && pool.may_glance() && pool.glance(client).await? {
+            None
+        } else {
+            Some(pool.observe(client).await?)
+        };
         pool.announce(client).await?;
-        pool.advance(client, &seen).await?;
+        if let Some(seen) = &seen {
+            pool.advance(client, seen).await?;
+        }
         self.fill_tokens().await?;
-        let bound = pool.reuse_bound(&seen);
+        // What was not looked for is not known to be free.
+        let bound = seen.as_ref().map_or(0, |seen| pool.reuse_bound(seen));
         for freeing in own.iter().chain(&other) {
             self.reclaim(freeing, bound).await?;
             pool.confirm(client, freeing, false).await?;
@@ -66,7 +78,25 @@ impl<E: Endpoint> Session<E> {
             closed.finish(self, bound).await?;
         }
         pool.housekeep(client, inner.ticks.get()).await?;
-        pool.ask_for_suspects(client, &seen).await
+        match seen {
+            Some(seen) => pool.ask_for_suspects(client, &seen).await,
+            None => Ok(()),
+        }
+    }
+
+    /// [`Session::tick`] if it is time: if this member has something to free, or none of its sessions has
+    /// ticked for 10 ms. So who calls it often pays no more for maintenance than there is to maintain.
+    ///
+    /// # Errors
+    /// As [`Session::tick`].
+    pub async fn tick_if_due(&self) -> Result<(), PoolError> {
+        let pool = self.pool();
+        let is_busy = pool.has_retired() || !pool.closed().is_empty();
+        let ticked_ns = pool.ticked_ns.load(Ordering::Relaxed);
+        if is_busy || self.endpoint().now_ns().saturating_sub(ticked_ns) >= QUIET_NS {
+            return self.tick().await;
+        }
+        pool.check_open()
     }
 
     /// This member leaves the pool: what it holds is given back, and every session of it ends.

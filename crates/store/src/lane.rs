@@ -179,7 +179,7 @@ impl SessionGuard<'_> {
         self.counted().ops.set(ops);
         if ops.is_multiple_of(TICK_OPS) {
             // What a tick could not do the next one does, and the operation says what is wrong.
-            let _ = self.tick().await;
+            let _ = self.tick_if_due().await;
         }
     }
 

@@ -208,7 +208,7 @@ fn maintain<E: Endpoint>(
         endpoint.sleep(first_ns).await;
         while !stop.load(SeqCst) {
             // A round that fails is done by the next one; the client meets what is wrong.
-            let _ = session.tick().await;
+            let _ = session.tick_if_due().await;
             endpoint.sleep(interval_ns).await;
         }
     });
