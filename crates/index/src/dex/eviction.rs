@@ -23,6 +23,8 @@ use crate::node::{Kind, Node, NodeMut};
 
 /// Rounds of looking for a frame before giving up.
 const ROUNDS_MAX: u32 = 64;
+/// Samples of which the best is the victim.
+const LOOKS_MAX: u32 = 4;
 
 /// A frame that is in the caller's hands. Dropped, it is free again.
 #[derive(Debug)]
@@ -104,7 +106,7 @@ impl Cache {
                 continue;
             }
             for _ in 0..self.options.sample_count {
-                match self.sample(session) {
+                match self.victim(session) {
                     Some((frame, version)) => self.cool(session, frame, version).await?,
                     None => self.stats.sample_misses.add(),
                 }
@@ -158,6 +160,27 @@ impl Cache {
         if let Some(out) = self.cooling.insert(addr, frame) {
             self.evict(out, worker);
         }
+    }
+
+    /// The best of some random victims: one that nobody has used since it was last looked at, and of such
+    /// a clean one, which costs no WRITE.
+    fn victim<E: Endpoint>(&self, session: &Session<E>) -> Option<(u32, Version)> {
+        let mut best: Option<((bool, bool), u32, Version)> = None;
+        for _ in 0..LOOKS_MAX {
+            let Some((frame, version)) = self.sample(session) else { continue };
+            let is_used = self.frames.is_used(frame);
+            if is_used {
+                self.frames.forget_use(frame);
+            }
+            let rank = (is_used, self.frames.ctl(frame).is_dirty());
+            if rank == (false, false) {
+                return Some((frame, version));
+            }
+            if best.is_none_or(|(other, ..)| rank < other) {
+                best = Some((rank, frame, version));
+            }
+        }
+        best.map(|(_, frame, version)| (frame, version))
     }
 
     /// A random victim: from a random frame down along random swizzled children to a frame that has

@@ -191,6 +191,7 @@ pub(super) struct Frames {
     node_words: usize,
     latches: Box<[Latch]>,
     dirty: Box<[AtomicBool]>,
+    used: Box<[AtomicBool]>,
     ctl: Box<[Ctl]>,
     top_latch: Latch,
     /// Never set.
@@ -215,6 +216,7 @@ impl Frames {
             node_words,
             latches: (0..count).map(|_| Latch::new_dead()).collect(),
             dirty: (0..count).map(|_| AtomicBool::new(false)).collect(),
+            used: (0..count).map(|_| AtomicBool::new(false)).collect(),
             ctl: (0..count).map(|_| Ctl::new()).collect(),
             top_latch: Latch::new(),
             top_dirty: AtomicBool::new(false),
@@ -242,6 +244,26 @@ impl Frames {
     #[inline]
     pub(super) fn latch(&self, frame: u32) -> &Latch {
         if frame == TOP { &self.top_latch } else { &self.latches[frame as usize] }
+    }
+
+    /// Notes that the leaf in a frame was found there, which is a hint: who takes it for another's does no
+    /// harm. Most find it noted already, and leave the line to all who read it.
+    #[inline]
+    pub(super) fn note_use(&self, frame: u32) {
+        let used = &self.used[frame as usize];
+        if !used.load(Ordering::Relaxed) {
+            used.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether that was noted since it was last forgotten.
+    pub(super) fn is_used(&self, frame: u32) -> bool {
+        self.used[frame as usize].load(Ordering::Relaxed)
+    }
+
+    /// Forgets it.
+    pub(super) fn forget_use(&self, frame: u32) {
+        self.used[frame as usize].store(false, Ordering::Relaxed);
     }
 
     /// The words of a frame.
@@ -345,6 +367,7 @@ impl Frames {
         ctl.set_shared(false);
         ctl.set_swizzled(0);
         ctl.set_parent(TOP);
+        self.forget_use(frame);
     }
 
     /// Pins a frame that was Hot at `version`: it is not cooled, and no change of the tree's shape

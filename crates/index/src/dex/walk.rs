@@ -201,6 +201,7 @@ impl Cache {
             let level = node.level();
             if level == 0 {
                 let covers = node.covers(key) == Cover::Inside;
+                frames.note_use(frame);
                 return (covers && latch.validate(version)).then_some(Spot {
                     frame,
                     version,
