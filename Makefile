@@ -7,7 +7,7 @@ TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 SELECT := --workspace --all-features --locked
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check correctness threads fuzz tsan asan lint doc bench-smoke verbs verbs-rate miri ci
+.PHONY: help setup run test check correctness threads fuzz tsan asan lint doc bench-smoke verbs verbs-rate peers miri ci
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -71,6 +71,9 @@ verbs: ## Run the tests of the fabric verbs, and of stores and commands by RDMA,
 
 verbs-rate: ## Measure verbs beside perftest in a virtual machine with Soft-RoCE
 	@scripts/verbs.sh rate
+
+peers: ## Set the papers' programs beside ours in a virtual machine with Soft-RoCE (on an idle machine)
+	@scripts/verbs.sh peers
 
 miri: ## Run the unsafe module's tests under Miri (needs: rustup +nightly component add miri rust-src)
 	MIRIFLAGS="-Zmiri-strict-provenance -Zmiri-symbolic-alignment-check" \

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The tests of the fabric verbs in a virtual machine with Soft-RoCE, or, with `rate`, what it measures, by a
-# clock that counts instructions.
+# clock that counts instructions, or, with `peers`, the papers' programs beside ours (`farleaf repro peers`).
 # Other arguments go to the fabric's own tests, which are then all that runs: `scripts/verbs.sh fence`.
 # What has to be built is built here, and runs there. Needs what scripts/softroce/run.sh names.
 set -euo pipefail
@@ -27,6 +27,12 @@ if [ "${1:-}" = rate ]; then
     # Longer turns would give the same: each instruction takes a nanosecond.
     [ $# -gt 1 ] || set -- rate 0.05 2
     exec "$rig" --count "${beside[@]}" -- "$(built fabric/examples/verbs_rate.rs)" "${@:2}"
+fi
+
+if [ "${1:-}" = peers ]; then
+    # As `make run` builds it.
+    "${CARGO:-cargo}" build --release --locked -p farleaf-cli
+    exec "$rig" --time 3000 -- "${CARGO_TARGET_DIR:-target}/release/farleaf" repro "$@"
 fi
 
 # Here it is an error if there is no device.

@@ -136,9 +136,12 @@ echo "driver rxe" >"$root/etc/libibverbs.d/rxe.driver"
 program=$(command -v "$1") || fail "no program $1"
 program=$(readlink -f "$program")
 shift
-for file in "$program" "${with[@]}"; do put "$(readlink -f "$file")"; done
-# Without what only debuggers read, the archive is a tenth as large.
-strip "$root$program" 2>/dev/null || true
+for file in "$program" "${with[@]}"; do
+    file=$(readlink -f "$file")
+    put "$file"
+    # Without what only debuggers read, the archive is a tenth as large.
+    strip "$root$file" 2>/dev/null || true
+done
 
 version=$(kernel_version)
 modprobe -d "$cache/kernel" -S "$version" -a --show-depends "${modules[@]}" |

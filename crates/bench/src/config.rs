@@ -471,7 +471,7 @@ mod tests {
         let message = "maped".parse::<FabricKind>().unwrap_err().to_string();
         assert_eq!(
             message,
-            "no fabric is named \"maped\"; did you mean \"mapped\"?; known: mapped, sim, tcp"
+            "no fabric is named \"maped\"; did you mean \"mapped\"?; known: mapped, sim, tcp, verbs"
         );
     }
 

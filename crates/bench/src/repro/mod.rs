@@ -13,6 +13,7 @@ mod fig9;
 mod local;
 mod local_tree;
 mod papers;
+mod peers;
 mod report;
 mod router;
 mod setup;
@@ -48,6 +49,8 @@ pub enum Experiment {
     DexFig12,
     /// DEX, section 7: the cost of a cache that holds everything.
     DexLocal,
+    /// The papers' programs, beside ours by RDMA.
+    Peers,
 }
 
 /// How to repeat it.
@@ -67,7 +70,7 @@ impl Default for ReproOptions {
 
 impl Experiment {
     /// Every experiment.
-    pub const ALL: [Experiment; 7] = [
+    pub const ALL: [Experiment; 8] = [
         Experiment::DexTable2,
         Experiment::DexFig8,
         Experiment::DexFig9,
@@ -75,6 +78,7 @@ impl Experiment {
         Experiment::DexFig11,
         Experiment::DexFig12,
         Experiment::DexLocal,
+        Experiment::Peers,
     ];
 
     /// Its name.
@@ -87,6 +91,7 @@ impl Experiment {
             Experiment::DexFig11 => "dex-fig11",
             Experiment::DexFig12 => "dex-fig12",
             Experiment::DexLocal => "dex-local",
+            Experiment::Peers => "peers",
         }
     }
 
@@ -106,6 +111,7 @@ impl Experiment {
             Experiment::DexLocal => {
                 "DEX: a cache that holds all, beside trees in local memory (real time)"
             }
+            Experiment::Peers => "the programs of DEX and Sherman, beside ours by RDMA (real time)",
         }
     }
 
@@ -113,7 +119,7 @@ impl Experiment {
     /// a minute or two.
     pub fn usual_scale(self) -> f64 {
         match self {
-            Experiment::DexTable2 | Experiment::DexLocal => 1.0,
+            Experiment::DexTable2 | Experiment::DexLocal | Experiment::Peers => 1.0,
             Experiment::DexFig8 | Experiment::DexFig9 => 0.05,
             Experiment::DexFig11 | Experiment::DexFig12 => 0.02,
             Experiment::DexFig10 => 0.01,
@@ -138,6 +144,7 @@ impl Experiment {
             Experiment::DexFig11 => fig11::run(options, progress),
             Experiment::DexFig12 => fig12::run(options, progress),
             Experiment::DexLocal => local::run(options, progress),
+            Experiment::Peers => peers::run(options, progress),
         }
     }
 }

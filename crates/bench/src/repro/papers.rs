@@ -1,4 +1,5 @@
-//! What the papers report: the figures of `data/papers.json` that experiments are held against.
+//! What experiments are held against: what the papers report (`data/papers.json`), and what the programs do
+//! that were published with them (`data/peers.json`).
 
 use std::collections::BTreeMap;
 
@@ -7,6 +8,7 @@ use serde::Deserialize;
 use super::error::ReproError;
 
 const TEXT: &str = include_str!("../../data/papers.json");
+const PEERS: &str = include_str!("../../data/peers.json");
 
 #[derive(Clone, Debug, Deserialize)]
 struct Papers {
@@ -106,6 +108,60 @@ pub(super) fn dex() -> Result<DexPaper, ReproError> {
     serde_json::from_str::<Papers>(TEXT).map(|papers| papers.dex).map_err(ReproError::Figures)
 }
 
+/// What the papers' programs do on Soft-RoCE.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Peers {
+    pub(super) source: String,
+    /// READs of 1 KiB that perftest reaches there, thousands per second.
+    pub(super) read_1kib_kops: f64,
+    pub(super) threads: usize,
+    pub(super) dex: DexPeer,
+    pub(super) sherman: Peer,
+}
+
+/// DEX's.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct DexPeer {
+    pub(super) keys: u64,
+    pub(super) cache_bytes: u64,
+    /// By workload.
+    pub(super) rows: BTreeMap<String, PeerRow>,
+}
+
+/// One without a cache of that kind.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct Peer {
+    pub(super) keys: u64,
+    /// By workload.
+    pub(super) rows: BTreeMap<String, PeerRow>,
+}
+
+/// Thousands of operations per second, and what each takes.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub(super) struct PeerRow {
+    pub(super) kops: f64,
+    pub(super) reads: f64,
+    pub(super) bytes_read: f64,
+    pub(super) writes: f64,
+    pub(super) bytes_written: f64,
+    pub(super) atomics: f64,
+}
+
+impl PeerRow {
+    /// Both ways.
+    pub(super) fn bytes(&self) -> f64 {
+        self.bytes_read + self.bytes_written
+    }
+}
+
+/// The figures of the programs.
+///
+/// # Errors
+/// [`ReproError::Figures`] if the file that was built in cannot be read.
+pub(super) fn peers() -> Result<Peers, ReproError> {
+    serde_json::from_str(PEERS).map_err(ReproError::Figures)
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -126,5 +182,18 @@ mod tests {
             assert!((nodes - row.reads - row.writes).abs() < 0.01, "{name}: {row:?}");
         }
         assert_eq!(paper.fig9.cooling_map_gain.len(), paper.fig9.leaf_admission_gain.len());
+    }
+
+    #[test]
+    fn the_programs_figures_are_there() {
+        let peers = peers().unwrap();
+        let rows = peers.dex.rows.values().chain(peers.sherman.rows.values());
+        assert_eq!(rows.clone().count(), 11);
+        assert!(rows.clone().all(|row| row.kops > 0.0 && row.reads > 0.0));
+        // DEX moves nodes of 1 KiB, no less.
+        for (name, row) in &peers.dex.rows {
+            let nodes = row.bytes() / 1024.0;
+            assert!((nodes - row.reads - row.writes).abs() < 0.02, "{name}: {row:?}");
+        }
     }
 }

@@ -134,3 +134,17 @@ fn names_are_read_and_listed() {
         assert!(!experiment.about().is_empty());
     }
 }
+
+/// Without a device, what operations need stands beside the programs', and how quick they are does not.
+#[test]
+fn peers_are_set_beside_each_workload() {
+    let options = ReproOptions { scale: 0.02, seed: 1 };
+    let report = Experiment::Peers.run(&options, &NoProgress).unwrap();
+    let reads = |case: &str| figure(&report, case, "READs /op");
+    assert!(reads("dex, c") < reads("dex, c uniform"));
+    assert!(reads("dex, c uniform") < 1.0 && reads("btree, c") > 1.0);
+    assert_eq!(figure(&report, "dex, c", "WRITEs /op"), 0.0);
+    assert!(figure(&report, "btree, a", "atomics /op") > 0.4);
+    assert_eq!(report.failed().count(), 0);
+    assert!(report.checks.len() >= 20 && report.checks.iter().all(|check| check.holds.is_none()));
+}

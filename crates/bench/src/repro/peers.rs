@@ -1,0 +1,249 @@
+//! The programs that were published with DEX and with Sherman, beside ours: remote operations and bytes
+//! for each index operation, and on the device that theirs were measured on, Soft-RoCE, throughput.
+
+use std::{sync::Arc, time::Instant};
+
+use farleaf_fabric::{
+    Endpoint, Fabric, FabricError, GlobalAddr, ServerId, Words,
+    tcp::MemoryServerConfig,
+    verbs::{CardConfig, Verbs, VerbsConfig, VerbsServer, devices},
+};
+use farleaf_index::{Engine, dex::Durability};
+use serde_json::json;
+
+use super::{
+    ReproOptions,
+    error::ReproError,
+    papers::{self, PeerRow},
+    report::ReproReport,
+    setup,
+};
+use crate::{
+    config::{BenchConfig, Cluster, FabricKind},
+    distribution::RequestDistribution,
+    parts::Parts,
+    report::{RunReport, TimeKind},
+    run::{BenchError, Progress, region_bytes},
+    units::{Size, SizeOrShare},
+    workload::{Mix, OpKind, ScanLength, Workload},
+};
+
+/// The cache must hold the paths of both threads with room to spare.
+const SCALE_MIN: f64 = 0.02;
+/// Operations at scale 1, and to fill the cache before. Inserts make the table larger, so there are fewer.
+const OPS: u64 = 200_000;
+const WARMUP_OPS: u64 = 500_000;
+const INSERT_WARMUP_OPS: u64 = 20_000;
+/// READs of 1 KiB that show how quick the device is, before and after each workload.
+const DEVICE_READS: u32 = 4_000;
+const READ_BYTES: usize = 1024;
+
+/// What is asked for, as the figures name it.
+fn workload(name: &str) -> Result<Workload, ReproError> {
+    let (only, uniform) = match name {
+        "c" => (Some(OpKind::Get), false),
+        "c uniform" => (Some(OpKind::Get), true),
+        "update" => (Some(OpKind::Update), false),
+        "insert" => (Some(OpKind::Insert), false),
+        "scan of 100" => (Some(OpKind::Scan), false),
+        _ => (None, false),
+    };
+    let named = Workload::named("ycsb-a").map_err(BenchError::from)?;
+    let request = match uniform {
+        true => RequestDistribution::Uniform,
+        false => named.request,
+    };
+    let mix = match only {
+        Some(kind) => Mix::new(&[(kind, 1.0)]).map_err(BenchError::from)?,
+        None => named.mix,
+    };
+    Ok(Workload { name: name.to_owned(), mix, request, scan_length: ScanLength::Fixed(100) })
+}
+
+pub(super) fn run(
+    options: &ReproOptions,
+    progress: &dyn Progress,
+) -> Result<ReproReport, ReproError> {
+    setup::check_scale(options, SCALE_MIN, "the cache does not hold the paths of both threads")?;
+    let peers = papers::peers()?;
+    let title = "what the papers' programs need and reach on Soft-RoCE";
+    let mut report = ReproReport::new("peers", title, &peers.source, TimeKind::Real);
+    let device = devices().ok().and_then(|names| names.into_iter().next());
+    report.scale = options.scale;
+    report.set("seed", options.seed);
+    report.set("device", device.clone());
+    report.set("threads", peers.threads);
+    report.set("ops", setup::scaled(OPS, options));
+    report.set("cache_bytes", setup::scaled(peers.dex.cache_bytes, options));
+    let world = World { options, threads: peers.threads, device: device.as_deref() };
+    let theirs_kops = peers.read_1kib_kops;
+
+    let parts = Parts {
+        cache: Some(SizeOrShare::Size(Size(setup::scaled(peers.dex.cache_bytes, options)))),
+        durability: Some(Durability::Volatile),
+        ..Parts::default()
+    };
+    for (name, row) in &peers.dex.rows {
+        let ours = world.measure(Engine::Dex, parts.clone(), peers.dex.keys, name, progress)?;
+        let case = format!("dex, {name}");
+        add(&mut report, &case, row, theirs_kops, &ours, "the cache keeps what is asked for again");
+        add_bars(&mut report, &case, row, theirs_kops, &ours, &world);
+    }
+    for (name, row) in &peers.sherman.rows {
+        let engine = Engine::BTree;
+        let ours = world.measure(engine, Parts::default(), peers.sherman.keys, name, progress)?;
+        let reason = "Sherman caches all inner nodes; btree caches none, and reads each level";
+        add(&mut report, &format!("btree, {name}"), row, theirs_kops, &ours, reason);
+    }
+    report.notes.push(match &device {
+        Some(device) => format!(
+            "By RDMA on {device}, servers of this process. How quick the device is depends on the \
+             machine, so throughput stands beside that of {READ_BYTES}-byte READs, one at a time, just \
+             before and after it; theirs beside perftest's {theirs_kops} kop/s."
+        ),
+        None => "There is no RDMA device here: in memory of this process, where remote operations and \
+                 bytes are the same. Throughput is compared on Soft-RoCE alone (`make peers`)."
+            .to_owned(),
+    });
+    Ok(report)
+}
+
+/// What all runs have in common.
+struct World<'a> {
+    options: &'a ReproOptions,
+    threads: usize,
+    device: Option<&'a str>,
+}
+
+/// What came of a workload.
+struct Ours {
+    run: RunReport,
+    /// READs of 1 KiB each thousandth of a second, by a device.
+    read_kops: Option<f64>,
+}
+
+impl World<'_> {
+    /// Whether it is the kind of device that the others' programs were measured on.
+    fn is_soft(&self) -> bool {
+        self.device.is_some_and(|device| device.starts_with("rxe"))
+    }
+
+    fn measure(
+        &self,
+        engine: Engine,
+        parts: Parts,
+        keys: u64,
+        name: &str,
+        progress: &dyn Progress,
+    ) -> Result<Ours, ReproError> {
+        let warmup = if name == "insert" { INSERT_WARMUP_OPS } else { WARMUP_OPS };
+        let mut config = BenchConfig {
+            engine,
+            workload: workload(name)?,
+            keys: setup::scaled(keys, self.options),
+            warmup_ops: setup::scaled(warmup, self.options),
+            ops: setup::scaled(OPS, self.options),
+            clients: self.threads,
+            threads: self.threads,
+            memory_servers: 1,
+            seed: self.options.seed,
+            parts,
+            ..BenchConfig::default()
+        };
+        let (report, read_kops) = if self.device.is_some() {
+            config.fabric = FabricKind::Verbs;
+            let bytes = region_bytes(&config)?;
+            let words = Words::anonymous((bytes / 8) as usize).ok_or_else(|| {
+                ReproError::Wrong(format!("no {bytes} bytes of memory for a memory server"))
+            })?;
+            let (listen, card) = (MemoryServerConfig::default(), CardConfig::default());
+            let server = VerbsServer::start(listen, &card, Arc::new(words)).map_err(fabric)?;
+            let reads = Verbs::connect(VerbsConfig::to([server.address()])).map_err(fabric)?;
+            let before = read_kops(&reads)?;
+            config.cluster = Some(Cluster::Own(vec![server.address()]));
+            let report = crate::run::run(&config, progress)?;
+            (report, Some((before + read_kops(&reads)?) / 2.0))
+        } else {
+            (crate::run::run(&config, progress)?, None)
+        };
+        if report.run.errors > 0 {
+            let first = report.run.first_error.unwrap_or_default();
+            let errors = report.run.errors;
+            return Err(ReproError::Wrong(format!(
+                "{errors} operations failed, the first: {first}"
+            )));
+        }
+        Ok(Ours { run: report.run, read_kops })
+    }
+}
+
+fn fabric(error: FabricError) -> ReproError {
+    ReproError::Bench(error.into())
+}
+
+/// READs of 1 KiB, one at a time, each thousandth of a second.
+fn read_kops(fabric: &Verbs) -> Result<f64, ReproError> {
+    let endpoint = fabric.endpoint().map_err(self::fabric)?;
+    let own = endpoint.clone();
+    let begun = Instant::now();
+    let done = endpoint.executor().block_on(async move {
+        let mut buf = own.buf(READ_BYTES);
+        for place in 0..u64::from(DEVICE_READS) {
+            let at = GlobalAddr::new(ServerId(0), place % 64 * READ_BYTES as u64);
+            buf = own.read(at, buf).await?;
+        }
+        Ok::<_, farleaf_fabric::OpError>(())
+    });
+    done.map_err(|error| ReproError::Wrong(format!("the device fails: {error}")))?;
+    Ok(f64::from(DEVICE_READS) / begun.elapsed().as_secs_f64() / 1e3)
+}
+
+fn add(
+    report: &mut ReproReport,
+    case: &str,
+    row: &PeerRow,
+    theirs_read_kops: f64,
+    ours: &Ours,
+    reason: &str,
+) {
+    let it = &ours.run.per_op;
+    for (quantity, theirs, ours) in [
+        ("READs /op", row.reads, it.reads),
+        ("WRITEs /op", row.writes, it.writes),
+        ("atomics /op", row.atomics, it.atomics),
+        ("bytes /op", row.bytes(), it.bytes_read + it.bytes_written),
+    ] {
+        report.row(case, quantity, Some(theirs), ours, reason);
+    }
+    let kops = ours.run.phase.ops_per_s / 1e3;
+    if let Some(read_kops) = ours.read_kops {
+        let speed = "the machine, and what else runs on it";
+        report.row(case, "kop/s", Some(row.kops), kops, speed);
+        let theirs = row.kops / theirs_read_kops;
+        report.row(case, "ops for each READ of the device", Some(theirs), kops / read_kops, reason);
+    }
+    report.set(&format!("run of {case}"), json!({"kops": kops, "read_kops": ours.read_kops}));
+}
+
+fn add_bars(
+    report: &mut ReproReport,
+    case: &str,
+    row: &PeerRow,
+    theirs_read_kops: f64,
+    ours: &Ours,
+    world: &World<'_>,
+) {
+    let it = &ours.run.per_op;
+    let asked = |holds: bool| (world.options.scale >= 1.0).then_some(holds);
+    for (what, most, ours) in [
+        ("READs", row.reads, it.reads),
+        ("WRITEs", row.writes, it.writes),
+        ("bytes", row.bytes(), it.bytes_read + it.bytes_written),
+    ] {
+        report.check(format!("{case}: at most {most} {what} /op"), asked(ours <= most));
+    }
+    let least = row.kops / theirs_read_kops;
+    let quick = ours.read_kops.map(|read| ours.run.phase.ops_per_s / 1e3 / read >= least);
+    let quick = quick.filter(|_| world.is_soft()).and_then(asked);
+    report.check(format!("{case}: at least {least:.2} ops for each READ of the device"), quick);
+}
