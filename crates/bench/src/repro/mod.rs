@@ -1,4 +1,4 @@
-//! Experiments of papers, repeated: the paper's figures beside ours.
+//! Experiments of papers, repeated: the paper's figures beside ours. And one against Redis.
 //!
 //! Each experiment sets up the paper's cluster, in the simulator unless it says otherwise, at a
 //! share of its sizes ([`ReproOptions::scale`]), runs the paper's workloads, and gives a
@@ -10,9 +10,11 @@ mod fig11;
 mod fig12;
 mod fig8;
 mod fig9;
+mod hosts;
 mod local;
 mod local_tree;
 mod papers;
+mod redis;
 mod report;
 mod router;
 mod setup;
@@ -27,11 +29,13 @@ mod world;
 use std::str::FromStr;
 
 pub use error::ReproError;
-pub use report::{ReproCheck, ReproReport, ReproRow, TOLERANCE};
+pub use hosts::{Host, HostError, Hosts};
+pub use redis::{RedisError, RespError};
+pub use report::{ReproCheck, ReproReport, ReproRow, ReproTable, TOLERANCE};
 
 use crate::{run::Progress, suggest::nearest};
 
-/// An experiment of a paper.
+/// An experiment of a paper, or against another program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Experiment {
     /// DEX, Table 2.
@@ -48,6 +52,8 @@ pub enum Experiment {
     DexFig12,
     /// DEX, section 7: the cost of a cache that holds everything.
     DexLocal,
+    /// Redis on this machine, beside Farleaf over TCP.
+    Redis,
 }
 
 /// How to repeat it.
@@ -67,7 +73,7 @@ impl Default for ReproOptions {
 
 impl Experiment {
     /// Every experiment.
-    pub const ALL: [Experiment; 7] = [
+    pub const ALL: [Experiment; 8] = [
         Experiment::DexTable2,
         Experiment::DexFig8,
         Experiment::DexFig9,
@@ -75,6 +81,7 @@ impl Experiment {
         Experiment::DexFig11,
         Experiment::DexFig12,
         Experiment::DexLocal,
+        Experiment::Redis,
     ];
 
     /// Its name.
@@ -87,6 +94,7 @@ impl Experiment {
             Experiment::DexFig11 => "dex-fig11",
             Experiment::DexFig12 => "dex-fig12",
             Experiment::DexLocal => "dex-local",
+            Experiment::Redis => "redis",
         }
     }
 
@@ -106,6 +114,7 @@ impl Experiment {
             Experiment::DexLocal => {
                 "DEX: a cache that holds all, beside trees in local memory (real time)"
             }
+            Experiment::Redis => "Redis beside dex and btree over TCP: gets, YCSB (real time)",
         }
     }
 
@@ -113,21 +122,22 @@ impl Experiment {
     /// a minute or two.
     pub fn usual_scale(self) -> f64 {
         match self {
-            Experiment::DexTable2 | Experiment::DexLocal => 1.0,
+            Experiment::DexTable2 | Experiment::DexLocal | Experiment::Redis => 1.0,
             Experiment::DexFig8 | Experiment::DexFig9 => 0.05,
             Experiment::DexFig11 | Experiment::DexFig12 => 0.02,
             Experiment::DexFig10 => 0.01,
         }
     }
 
-    /// Runs it.
+    /// Runs it, on memory servers that `hosts` starts if it needs some.
     ///
     /// # Errors
-    /// [`ReproError`] if the options make no sense, or something fails on the way. That a figure
+    /// [`ReproError`] if the options make no sense, or something fails or is missing on the way. That a figure
     /// differs from the paper's, or a check does not hold, is no error.
     pub fn run(
         self,
         options: &ReproOptions,
+        hosts: &dyn Hosts,
         progress: &dyn Progress,
     ) -> Result<ReproReport, ReproError> {
         match self {
@@ -138,6 +148,7 @@ impl Experiment {
             Experiment::DexFig11 => fig11::run(options, progress),
             Experiment::DexFig12 => fig12::run(options, progress),
             Experiment::DexLocal => local::run(options, progress),
+            Experiment::Redis => redis::run(options, hosts, progress),
         }
     }
 }
