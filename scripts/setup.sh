@@ -153,10 +153,22 @@ setup_etcd() {
     fi
 }
 
+# Only `farleaf repro redis` and its tests need it, which say so where it is missing.
+setup_redis() {
+    if have redis-server && have redis-benchmark; then
+        ok "redis-server"
+    elif ! have apt-get || { [ "$(id -u)" -ne 0 ] && ! have sudo; }; then
+        echo "  note     redis-server is missing, and cannot be installed from here: nothing is measured beside it"
+    elif lacks "redis-server: farleaf repro redis measures beside it (Debian starts it as a service, too)"; then
+        apt_install redis-server || echo "  note     redis-server cannot be had: nothing is measured beside it"
+    fi
+}
+
 echo "Farleaf: what building takes"
 setup_linker
 setup_rust
 setup_etcd
+setup_redis
 if ! $check_only || [ "$missing" -eq 0 ]; then setup_crates; fi
 if [ "$missing" -ne 0 ] && $check_only; then exit 1; fi
 echo "Ready. Next: make run"

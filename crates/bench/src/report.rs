@@ -235,6 +235,21 @@ pub struct PerOp {
     pub bytes_written: f64,
 }
 
+impl PerOp {
+    /// Each of them multiplied by `factor`.
+    pub(crate) fn times(self, factor: f64) -> Self {
+        Self {
+            reads: self.reads * factor,
+            writes: self.writes * factor,
+            atomics: self.atomics * factor,
+            rpcs: self.rpcs * factor,
+            round_trips: self.round_trips * factor,
+            bytes_read: self.bytes_read * factor,
+            bytes_written: self.bytes_written * factor,
+        }
+    }
+}
+
 impl Sum for PerOp {
     fn sum<I: Iterator<Item = Self>>(costs: I) -> Self {
         costs.fold(Self::default(), |sum, cost| Self {

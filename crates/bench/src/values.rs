@@ -50,6 +50,16 @@ impl ValueMaker {
             && words.next().is_some_and(|word| *rest == word.to_le_bytes()[..rest.len()])
     }
 
+    /// Whether `value` is all of the value of `item` at some version; of values below eight bytes, which
+    /// hold none, whether it is as long.
+    #[inline]
+    pub fn is_one_of(&self, item: u64, value: &[u8]) -> bool {
+        match self.version_of(item, value) {
+            Some(version) => self.value_matches(item, version, value),
+            None => value.len() == self.value_bytes,
+        }
+    }
+
     /// The version that `value` says it is, if it is of `item` at all; `None` if the value is
     /// shorter than eight bytes. Only [`ValueMaker::value_matches`] tells whether that is true.
     pub fn version_of(&self, item: u64, value: &[u8]) -> Option<u64> {
@@ -82,6 +92,7 @@ mod tests {
             let original = value(bytes, 7, 3);
             assert_eq!(original.len(), bytes);
             assert!(maker.value_matches(7, 3, &original));
+            assert!(maker.is_one_of(7, &original) && !maker.is_one_of(7, &original[1..]));
             assert_eq!(maker.version_of(7, &original), Some(3));
             assert!(!maker.value_matches(7, 4, &original));
             assert!(!maker.value_matches(8, 3, &original));
@@ -102,6 +113,7 @@ mod tests {
         for cut in (8..64).step_by(8) {
             let torn = [&new[..cut], &old[cut..]].concat();
             assert!(!maker.value_matches(5, 1, &torn) && !maker.value_matches(5, 2, &torn));
+            assert!(!maker.is_one_of(5, &torn));
         }
     }
 
@@ -112,6 +124,7 @@ mod tests {
         assert_eq!(value(3, 1, 1), value(8, 1, 1)[..3]);
         assert!(ValueMaker::new(3).value_matches(1, 1, &value(3, 1, 1)));
         assert_eq!(ValueMaker::new(3).version_of(1, &value(3, 1, 1)), None);
+        assert!(ValueMaker::new(3).is_one_of(1, b"abc") && !ValueMaker::new(3).is_one_of(1, b"ab"));
     }
 
     #[test]

@@ -146,6 +146,7 @@ fn exit_of_repro(error: &ReproError) -> Exit {
         | ReproError::Scale { .. }
         | ReproError::TooSmall { .. } => Exit::Usage,
         ReproError::Bench(error) => exit_of_bench(error),
+        ReproError::Host(_) | ReproError::Redis(_) => Exit::Unavailable,
         _ => Exit::Internal,
     }
 }

@@ -3,6 +3,7 @@
 use farleaf_index::{IndexError, dex::MoveError};
 use thiserror::Error;
 
+use super::{hosts::HostError, redis::RedisError};
 use crate::{run::BenchError, suggest::did_you_mean};
 
 /// An experiment that was not run to its end.
@@ -60,6 +61,12 @@ pub enum ReproError {
     /// A range could not be given to another compute server.
     #[error("a range did not move: {0}")]
     Move(#[from] MoveError),
+    /// A memory server does not start.
+    #[error("a memory server does not start: {0}")]
+    Host(#[source] HostError),
+    /// Redis, or its bench, is missing or fails.
+    #[error(transparent)]
+    Redis(#[from] RedisError),
     /// An answer, or what was left behind, cannot be right.
     #[error("went wrong: {0}")]
     Wrong(String),

@@ -1,4 +1,5 @@
-//! Experiments of papers, repeated: the paper's figures beside ours.
+//! Experiments of papers, repeated: the paper's figures beside ours. And against other programs: the
+//! papers' own, and Redis.
 //!
 //! Each experiment sets up the paper's cluster, in the simulator unless it says otherwise, at a
 //! share of its sizes ([`ReproOptions::scale`]), runs the paper's workloads, and gives a
@@ -10,10 +11,12 @@ mod fig11;
 mod fig12;
 mod fig8;
 mod fig9;
+mod hosts;
 mod local;
 mod local_tree;
 mod papers;
 mod peers;
+mod redis;
 mod report;
 mod router;
 mod setup;
@@ -28,11 +31,13 @@ mod world;
 use std::str::FromStr;
 
 pub use error::ReproError;
-pub use report::{ReproCheck, ReproReport, ReproRow, TOLERANCE};
+pub use hosts::{Host, HostError, Hosts};
+pub use redis::{RedisError, RespError};
+pub use report::{ReproCheck, ReproReport, ReproRow, ReproTable, TOLERANCE};
 
 use crate::{run::Progress, suggest::nearest};
 
-/// An experiment of a paper.
+/// An experiment of a paper, or against another program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Experiment {
     /// DEX, Table 2.
@@ -51,6 +56,8 @@ pub enum Experiment {
     DexLocal,
     /// The papers' programs, beside ours by RDMA.
     Peers,
+    /// Redis on this machine, beside Farleaf over TCP.
+    Redis,
 }
 
 /// How to repeat it.
@@ -70,7 +77,7 @@ impl Default for ReproOptions {
 
 impl Experiment {
     /// Every experiment.
-    pub const ALL: [Experiment; 8] = [
+    pub const ALL: [Experiment; 9] = [
         Experiment::DexTable2,
         Experiment::DexFig8,
         Experiment::DexFig9,
@@ -79,6 +86,7 @@ impl Experiment {
         Experiment::DexFig12,
         Experiment::DexLocal,
         Experiment::Peers,
+        Experiment::Redis,
     ];
 
     /// Its name.
@@ -92,6 +100,7 @@ impl Experiment {
             Experiment::DexFig12 => "dex-fig12",
             Experiment::DexLocal => "dex-local",
             Experiment::Peers => "peers",
+            Experiment::Redis => "redis",
         }
     }
 
@@ -112,6 +121,7 @@ impl Experiment {
                 "DEX: a cache that holds all, beside trees in local memory (real time)"
             }
             Experiment::Peers => "the programs of DEX and Sherman, beside ours by RDMA (real time)",
+            Experiment::Redis => "Redis beside dex and btree over TCP: gets, YCSB (real time)",
         }
     }
 
@@ -119,21 +129,25 @@ impl Experiment {
     /// a minute or two.
     pub fn usual_scale(self) -> f64 {
         match self {
-            Experiment::DexTable2 | Experiment::DexLocal | Experiment::Peers => 1.0,
+            Experiment::DexTable2
+            | Experiment::DexLocal
+            | Experiment::Peers
+            | Experiment::Redis => 1.0,
             Experiment::DexFig8 | Experiment::DexFig9 => 0.05,
             Experiment::DexFig11 | Experiment::DexFig12 => 0.02,
             Experiment::DexFig10 => 0.01,
         }
     }
 
-    /// Runs it.
+    /// Runs it, on memory servers that `hosts` starts if it needs some.
     ///
     /// # Errors
-    /// [`ReproError`] if the options make no sense, or something fails on the way. That a figure
+    /// [`ReproError`] if the options make no sense, or something fails or is missing on the way. That a figure
     /// differs from the paper's, or a check does not hold, is no error.
     pub fn run(
         self,
         options: &ReproOptions,
+        hosts: &dyn Hosts,
         progress: &dyn Progress,
     ) -> Result<ReproReport, ReproError> {
         match self {
@@ -145,6 +159,7 @@ impl Experiment {
             Experiment::DexFig12 => fig12::run(options, progress),
             Experiment::DexLocal => local::run(options, progress),
             Experiment::Peers => peers::run(options, progress),
+            Experiment::Redis => redis::run(options, hosts, progress),
         }
     }
 }

@@ -1,4 +1,5 @@
-//! What came of an experiment: the paper's figure, ours, and their ratio, row by row.
+//! What came of an experiment: the paper's figure, or another program's, ours, and their ratio, row by
+//! row.
 //!
 //! - INV-REPRO-1: at one seed and scale, an experiment in the simulator gives the same report.
 //! - INV-REPRO-2: a row that differs from the paper's by more than a quarter says why.
@@ -23,8 +24,10 @@ pub struct ReproReport {
     pub experiment: String,
     /// What it shows.
     pub title: String,
-    /// The paper.
+    /// The paper, or the other program.
     pub source: String,
+    /// Whose figures stand beside ours, as in `paper`.
+    pub against: String,
     /// Whose clock throughput is by.
     pub time: TimeKind,
     /// Share of the paper's sizes.
@@ -33,6 +36,9 @@ pub struct ReproReport {
     pub config: Map<String, Value>,
     /// The figures.
     pub rows: Vec<ReproRow>,
+    /// The same and more in tables, of experiments that have some.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tables: Vec<ReproTable>,
     /// What must hold.
     pub checks: Vec<ReproCheck>,
     /// What else there is to say.
@@ -50,7 +56,7 @@ pub struct ReproRow {
     pub case: String,
     /// What was measured, with its unit.
     pub quantity: String,
-    /// The paper's figure, if it gives one.
+    /// The paper's figure, if it gives one; or that of what [`ReproReport::against`] names.
     pub paper: Option<f64>,
     /// Ours, if it could be measured.
     pub ours: Option<f64>,
@@ -58,6 +64,33 @@ pub struct ReproRow {
     pub ratio: Option<f64>,
     /// Why it differs, or is not there.
     pub reason: Option<String>,
+}
+
+/// Figures of which several belong together.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ReproTable {
+    /// What of.
+    pub title: String,
+    /// Each with the same names, in the same order.
+    pub rows: Vec<Map<String, Value>>,
+}
+
+impl ReproTable {
+    /// A table without rows.
+    pub(super) fn new(title: &str) -> Self {
+        ReproTable { title: title.to_owned(), rows: Vec::new() }
+    }
+
+    /// The names of its columns, and the rows for people.
+    pub fn cells(&self) -> (Vec<&str>, Vec<Vec<String>>) {
+        let header = self.rows.first().map(|row| row.keys().map(String::as_str).collect());
+        let cell = |value: &Value| match value {
+            Value::String(text) => text.clone(),
+            other => other.as_f64().map_or("-".to_owned(), figure),
+        };
+        let rows = self.rows.iter().map(|row| row.values().map(cell).collect());
+        (header.unwrap_or_default(), rows.collect())
+    }
 }
 
 /// Something that must hold.
@@ -76,10 +109,12 @@ impl ReproReport {
             experiment: experiment.to_owned(),
             title: title.to_owned(),
             source: source.to_owned(),
+            against: "paper".to_owned(),
             time,
             scale: 1.0,
             config: Map::new(),
             rows: Vec::new(),
+            tables: Vec::new(),
             checks: Vec::new(),
             notes: Vec::new(),
             machine: Machine::detect(),
@@ -141,9 +176,9 @@ impl ReproReport {
         self.checks.iter().filter(|check| check.holds == Some(false))
     }
 
-    /// The figures as rows for people: case, quantity, paper, ours, ratio, reason.
-    pub fn table(&self) -> (Vec<&'static str>, Vec<Vec<String>>) {
-        let header = vec!["case", "quantity", "paper", "ours", "ratio", "reason"];
+    /// The figures as rows for people: case, quantity, whose they are held against, ours, ratio, reason.
+    pub fn table(&self) -> (Vec<&str>, Vec<Vec<String>>) {
+        let header = vec!["case", "quantity", &self.against, "ours", "ratio", "reason"];
         let number = |number: Option<f64>| number.map_or("-".to_owned(), figure);
         let row = |row: &ReproRow| {
             vec![
@@ -196,6 +231,20 @@ mod tests {
     fn figures_are_short() {
         let told = [0.0, 1234.5, 319.39, 0.3117, 7.31e-5].map(figure);
         assert_eq!(told, ["0", "1234", "319.4", "0.312", "7.31e-5"]);
+    }
+
+    #[test]
+    fn tables_are_of_texts_and_figures() {
+        let mut table = ReproTable::new("x");
+        assert_eq!(table.cells(), (vec![], vec![]));
+        let row = serde_json::json!({"system": "dex", "Mops": 1.2345, "READ /op": null});
+        table.rows.extend(row.as_object().cloned());
+        let told = (vec!["system", "Mops", "READ /op"], vec![vec!["dex", "1.234", "-"]]);
+        let (header, rows) = table.cells();
+        assert_eq!(
+            (header, rows[0].iter().map(String::as_str).collect()),
+            (told.0, told.1[0].clone())
+        );
     }
 
     #[test]

@@ -69,7 +69,7 @@ impl ReproReport {
         let about = format!("{clock}, scale {}; {}", self.scale, self.source);
         area.draw(&Text::new(title, (16, 10), label(17)))?;
         area.draw(&Text::new(about, (16, 34), label(11)))?;
-        for (at, color, name) in [(16, PAPER, "paper"), (90, OURS, "Farleaf")] {
+        for (at, color, name) in [(16, PAPER, self.against.as_str()), (90, OURS, "Farleaf")] {
             area.draw(&Rectangle::new([(at, 51), (at + 10, 61)], fill(color)))?;
             area.draw(&Text::new(name, (at + 15, 49), label(11)))?;
         }

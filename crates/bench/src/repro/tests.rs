@@ -3,6 +3,15 @@
 use super::*;
 use crate::NoProgress;
 
+/// For experiments that need none.
+struct NoHosts;
+
+impl Hosts for NoHosts {
+    fn memory_server(&self, _region_bytes: u64) -> Result<Box<dyn Host>, HostError> {
+        Err("no memory server is to be started".into())
+    }
+}
+
 fn tiny(seed: u64) -> ReproOptions {
     ReproOptions { scale: 0.002, seed }
 }
@@ -15,7 +24,7 @@ fn figure(report: &ReproReport, case: &str, quantity: &str) -> f64 {
 /// INV-REPRO-1, and that a hit costs nothing: at most one node for each operation is read.
 #[test]
 fn table2_is_the_same_again_from_its_seed() {
-    let run = |seed| Experiment::DexTable2.run(&tiny(seed), &NoProgress).unwrap();
+    let run = |seed| Experiment::DexTable2.run(&tiny(seed), &NoHosts, &NoProgress).unwrap();
     let report = run(1);
     assert_eq!(report, run(1));
     let hash = |report: &ReproReport| report.config["trace_hash"].clone();
@@ -48,7 +57,7 @@ fn table2_is_the_same_again_from_its_seed() {
 #[test]
 fn fig8_grows_step_by_step() {
     let options = ReproOptions { scale: 0.01, seed: 3 };
-    let report = Experiment::DexFig8.run(&options, &NoProgress).unwrap();
+    let report = Experiment::DexFig8.run(&options, &NoHosts, &NoProgress).unwrap();
     let mops = |case: &str| figure(&report, case, "Mops");
     for name in ["skewed", "uniform"] {
         let steps = ["base (btree)", "+ partitioning", "+ cache"];
@@ -67,7 +76,7 @@ fn fig8_grows_step_by_step() {
 #[test]
 fn fig12_offloads_more_with_more_threads() {
     let options = ReproOptions { scale: 0.01, seed: 1 };
-    let report = Experiment::DexFig12.run(&options, &NoProgress).unwrap();
+    let report = Experiment::DexFig12.run(&options, &NoHosts, &NoProgress).unwrap();
     for name in ["read-intensive", "write-intensive"] {
         let ours =
             |threads: &str, quantity| figure(&report, &format!("{name}, {threads}"), quantity);
@@ -85,7 +94,7 @@ fn fig12_offloads_more_with_more_threads() {
 /// Ranges move under load, three times over, and are given back between.
 #[test]
 fn fig10_moves_ranges_and_loses_nothing() {
-    let report = Experiment::DexFig10.run(&tiny(1), &NoProgress).unwrap();
+    let report = Experiment::DexFig10.run(&tiny(1), &NoHosts, &NoProgress).unwrap();
     assert_eq!(report.failed().count(), 0, "{:?}", report.checks);
     for case in ["256 MiB", "512 MiB", "1024 MiB"] {
         let ours = |quantity| figure(&report, case, quantity);
@@ -105,7 +114,7 @@ fn fig10_moves_ranges_and_loses_nothing() {
 #[test]
 fn a_cache_that_holds_all_needs_no_remote_operation() {
     let options = ReproOptions { scale: 0.0005, seed: 1 };
-    let report = Experiment::DexLocal.run(&options, &NoProgress).unwrap();
+    let report = Experiment::DexLocal.run(&options, &NoHosts, &NoProgress).unwrap();
     let check = |what: &str| report.checks.iter().find(|check| check.what.contains(what)).unwrap();
     assert_eq!(check("no remote operation").holds, Some(true));
     assert_eq!(check("local tree's throughput").holds, None, "not at this scale");
@@ -117,7 +126,7 @@ fn a_cache_that_holds_all_needs_no_remote_operation() {
 fn nonsense_is_refused_with_a_sentence() {
     let refusal = |scale| {
         let options = ReproOptions { scale, seed: 1 };
-        Experiment::DexTable2.run(&options, &NoProgress).unwrap_err().to_string()
+        Experiment::DexTable2.run(&options, &NoHosts, &NoProgress).unwrap_err().to_string()
     };
     for scale in [0.0, -1.0, 1.5, f64::NAN] {
         assert!(refusal(scale).contains("makes no sense"), "{scale}");
@@ -139,7 +148,7 @@ fn names_are_read_and_listed() {
 #[test]
 fn peers_are_set_beside_each_workload() {
     let options = ReproOptions { scale: 0.02, seed: 1 };
-    let report = Experiment::Peers.run(&options, &NoProgress).unwrap();
+    let report = Experiment::Peers.run(&options, &NoHosts, &NoProgress).unwrap();
     let reads = |case: &str| figure(&report, case, "READs /op");
     assert!(reads("dex, c") < reads("dex, c uniform"));
     assert!(reads("dex, c uniform") < 1.0 && reads("btree, c") > 1.0);

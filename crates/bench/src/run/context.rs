@@ -116,11 +116,7 @@ impl Context {
     /// Whether `value` is all of one value that somebody wrote for `item`.
     #[inline]
     pub(super) fn is_value_of(&self, item: u64, value: &[u8]) -> bool {
-        match self.values.version_of(item, value) {
-            Some(version) => self.values.value_matches(item, version, value),
-            // Too short to hold a version.
-            None => value.len() == self.config.value_bytes,
-        }
+        self.values.is_one_of(item, value)
     }
 }
 

@@ -2,17 +2,20 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, ValueHint};
-use farleaf_bench::repro::{Experiment, ReproOptions, ReproReport};
+use farleaf_bench::repro::{Experiment, Host, HostError, Hosts, ReproOptions, ReproReport};
 use serde_json::{json, to_value};
 
+use crate::cluster::{Cluster, ClusterConfig};
 use crate::errors::{Exit, Failure};
 use crate::output::Console;
 use crate::progress::Meter;
+use crate::tls::TlsArgs;
 
-/// Repeat experiments of papers
+/// Repeat experiments of papers, or measure beside Redis
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Exits with 1 if something that must hold does not. A figure that differs from the paper's does not
@@ -58,7 +61,7 @@ pub(super) fn run(args: &ReproArgs, console: &mut Console) -> anyhow::Result<Exi
         });
     }
     let meter = Meter::new(console.shows_progress(), None);
-    let ran = experiment.run(&options, &meter);
+    let ran = experiment.run(&options, &Processes, &meter);
     meter.clear();
     let report = ran?;
     let told = to_value(&report)?;
@@ -82,6 +85,38 @@ pub(super) fn run(args: &ReproArgs, console: &mut Console) -> anyhow::Result<Exi
     Ok(exit)
 }
 
+/// Memory servers as processes of this very program, reached in the open.
+struct Processes;
+
+impl Hosts for Processes {
+    fn memory_server(&self, region_bytes: u64) -> Result<Box<dyn Host>, HostError> {
+        let servers = Cluster::start(&ClusterConfig {
+            servers: 1,
+            region_bytes: Some(region_bytes),
+            threads: 1,
+            folder: None,
+            port: 0,
+            tls: TlsArgs::default(),
+            card: None,
+        })?;
+        let address = servers.addresses().first().copied().ok_or("it has no address")?;
+        Ok(Box::new(Process { address, _servers: servers }))
+    }
+}
+
+/// One of them.
+struct Process {
+    address: SocketAddr,
+    /// It ends with them.
+    _servers: Cluster,
+}
+
+impl Host for Process {
+    fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
 fn list(console: &mut Console) -> anyhow::Result<Exit> {
     if console.json {
         for it in Experiment::ALL {
@@ -100,8 +135,17 @@ fn list(console: &mut Console) -> anyhow::Result<Exit> {
 
 fn print(report: &ReproReport, console: &mut Console) -> std::io::Result<()> {
     console.note(format_args!("{}: {} ({})", report.experiment, report.title, report.source));
-    let (header, rows) = report.table();
-    console.table(&header, &rows)?;
+    for table in &report.tables {
+        console.note(&table.title);
+        console.flush()?;
+        let (header, rows) = table.cells();
+        console.table(&header, &rows)?;
+        console.flush()?;
+    }
+    if report.tables.is_empty() {
+        let (header, rows) = report.table();
+        console.table(&header, &rows)?;
+    }
     for check in &report.checks {
         let holds = match check.holds {
             Some(true) => "holds",

@@ -13,6 +13,7 @@ mod keys;
 mod load;
 mod pipes;
 mod processes;
+mod redis;
 mod repro;
 #[path = "../../../cluster/tests/common/etcd.rs"]
 mod server;

@@ -1,0 +1,173 @@
+//! `redis-benchmark`, Redis's own bench: its gets, and what it says about them.
+
+use super::{
+    error::RedisError,
+    resp::Reply,
+    server::{RedisServer, output},
+    wire::Wire,
+};
+use crate::{
+    repro::error::ReproError,
+    run::{Phase, Progress},
+    values::ValueMaker,
+};
+
+const PROGRAM: &str = "redis-benchmark";
+/// Pairs that are loaded with one wait.
+const LOAD_PAIRS: u64 = 512;
+
+/// How it is called.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Gets {
+    /// Connections (`-c`).
+    pub(super) clients: usize,
+    /// Commands under way on each (`-P`).
+    pub(super) depth: usize,
+    /// Keys that it draws from (`-r`).
+    pub(super) keys: u64,
+    pub(super) ops: u64,
+    pub(super) value_bytes: usize,
+}
+
+/// What it found.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Figures {
+    pub(super) ops_per_s: f64,
+    pub(super) p50_us: f64,
+    pub(super) p99_us: f64,
+}
+
+/// Empties Redis and loads all keys that [`Gets`] of `keys` keys may ask for.
+///
+/// # Errors
+/// If Redis is gone or refuses.
+pub(super) fn load(
+    wire: &mut Wire,
+    keys: u64,
+    values: ValueMaker,
+    progress: &dyn Progress,
+) -> Result<(), ReproError> {
+    progress.begin(Phase::Load, keys);
+    let ok = |reply: Reply<'_>| (reply == Reply::Simple(b"OK")).then_some(());
+    wire.ask("FLUSHALL", &[b"FLUSHALL", b"SYNC"], ok)?;
+    let (mut out, mut value) = (Vec::new(), Vec::new());
+    for first in (0..keys).step_by(LOAD_PAIRS as usize) {
+        let items = first..keys.min(first + LOAD_PAIRS);
+        for item in items.clone() {
+            values.write_value(item, 0, &mut value);
+            super::resp::write_command(
+                &mut out,
+                &[b"SET", format!("key:{item:012}").as_bytes(), &value],
+            );
+        }
+        wire.send(&mut out).map_err(RedisError::from)?;
+        for _ in items.clone() {
+            wire.expect("SET", ok)?;
+        }
+        progress.advance(items.end - items.start);
+    }
+    Ok(())
+}
+
+impl Gets {
+    /// Runs it against `server`.
+    ///
+    /// # Errors
+    /// `Missing`, `Run`, `Benchmark`, `Figures`.
+    pub(super) fn run(&self, server: &RedisServer) -> Result<Figures, RedisError> {
+        let Gets { clients, depth, keys, ops, value_bytes } = *self;
+        let (host, port) = (server.address.ip().to_string(), server.address.port().to_string());
+        let numbers = [clients, depth, value_bytes].map(|number| number.to_string());
+        let (keys, ops) = (keys.to_string(), ops.to_string());
+        let words = [
+            "-h",
+            &host,
+            "-p",
+            &port,
+            "-c",
+            &numbers[0],
+            "-P",
+            &numbers[1],
+            "-d",
+            &numbers[2],
+            "-r",
+            &keys,
+            "-n",
+            &ops,
+            "-t",
+            "get",
+            "--csv",
+            "--precision",
+            "3",
+        ];
+        let output = output(PROGRAM, &words)?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        if !output.status.success() {
+            let errors = String::from_utf8_lossy(&output.stderr);
+            let last = errors.trim().lines().chain(said.trim().lines()).next().unwrap_or_default();
+            let (status, said) = (output.status.to_string(), last.to_owned());
+            return Err(RedisError::Benchmark { status, said });
+        }
+        figures(&said)
+    }
+
+    /// How it is called, for people.
+    pub(super) fn name(&self) -> String {
+        format!("{PROGRAM} -c {} -P {}", self.clients, self.depth)
+    }
+}
+
+/// Reads the table that it prints: a line of names, a line of figures, all in quotes.
+fn figures(said: &str) -> Result<Figures, RedisError> {
+    let missing = |what| RedisError::Figures { what, said: said.trim().to_owned() };
+    let mut lines = said.lines().filter(|line| line.starts_with('"'));
+    let (Some(names), Some(line)) = (lines.next(), lines.next()) else {
+        return Err(missing("two lines"));
+    };
+    let cells = |line| str::split(line, ',').map(|cell: &str| cell.trim().trim_matches('"'));
+    let number = |name: &'static str| {
+        let at = cells(names).position(|it| it == name);
+        let cell = at.and_then(|at| cells(line).nth(at));
+        let number = cell.and_then(|cell| cell.parse::<f64>().ok());
+        number.filter(|number| number.is_finite()).ok_or_else(|| missing(name))
+    };
+    Ok(Figures {
+        ops_per_s: number("rps")?,
+        p50_us: number("p50_latency_ms")? * 1000.0,
+        p99_us: number("p99_latency_ms")? * 1000.0,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    const SAID: &str = "\"test\",\"rps\",\"avg_latency_ms\",\"min_latency_ms\",\"p50_latency_ms\",\
+        \"p95_latency_ms\",\"p99_latency_ms\",\"max_latency_ms\"\n\
+        \"GET\",\"664893.62\",\"0.060\",\"0.016\",\"0.063\",\"0.087\",\"0.127\",\"0.711\"\n";
+
+    #[test]
+    fn figures_are_found_by_their_names() {
+        let found = figures(SAID).unwrap();
+        assert_eq!(found, Figures { ops_per_s: 664_893.62, p50_us: 63.0, p99_us: 127.0 });
+        let warned = format!("WARNING: Could not fetch server CONFIG\n{SAID}");
+        assert_eq!(figures(&warned).unwrap(), found);
+    }
+
+    #[test]
+    fn other_words_are_refused() {
+        for (said, what) in [
+            (String::new(), "two lines"),
+            ("GET: 1 requests per second".to_owned(), "two lines"),
+            (SAID.replace("rps", "speed"), "rps"),
+            (SAID.replace("664893.62", "many"), "rps"),
+            (SAID.replace("664893.62", "inf"), "rps"),
+            (SAID.replace("p99_latency_ms", "p98"), "p99_latency_ms"),
+        ] {
+            let error = figures(&said).unwrap_err().to_string();
+            assert!(error.contains(&format!("have no {what}")), "{error}");
+        }
+    }
+}

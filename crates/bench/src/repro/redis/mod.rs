@@ -1,0 +1,252 @@
+//! Redis on the same machine, beside this index over TCP: gets against Redis's own bench, and YCSB's
+//! workloads, the same operations for all. Real time.
+//!
+//! Each side has a client of one thread that keeps as many operations under way, and a server of
+//! one thread; they speak TCP over the loopback interface. What takes turns is measured in rounds, one
+//! after the other, so that what else the machine does comes over all alike; what is told are
+//! medians over rounds.
+
+mod benchmark;
+mod error;
+mod play;
+mod resp;
+mod server;
+mod systems;
+#[cfg(test)]
+mod tests;
+mod wire;
+
+use serde_json::{Map, Value, json};
+
+pub use error::RedisError;
+pub use resp::RespError;
+
+use super::{
+    ReproOptions,
+    error::ReproError,
+    hosts::Hosts,
+    report::{ReproReport, ReproRow, ReproTable},
+    setup,
+};
+use crate::{report::TimeKind, run::Progress, values::ValueMaker, workload::Workload};
+use benchmark::{Figures, Gets};
+use server::RedisServer;
+use systems::{Measured, Plan, System, VALUE_BYTES, median};
+
+const KEYS: u64 = 1_000_000;
+/// Gets of each side in each round.
+const GETS: u64 = 1_000_000;
+const GET_ROUNDS: usize = 5;
+/// Operations of a workload of YCSB, and as many scans are enough.
+const OPS: u64 = 200_000;
+const SCAN_OPS: u64 = 10_000;
+const ROUNDS: usize = 3;
+/// Operations under way on each side.
+const DEPTH: usize = 64;
+/// Connections of the run of Redis's bench that stands beside.
+const CLIENTS_BESIDE: usize = 50;
+const SCALE_MIN: f64 = 0.001;
+/// What a get must be of one of Redis's own bench.
+const BARS: [(System, f64); 3] =
+    [(System::DexWarm, 3.0), (System::DexRead, 1.0), (System::BTree, 0.4)];
+const WORKLOADS: [&str; 6] = ["ycsb-a", "ycsb-b", "ycsb-c", "ycsb-d", "ycsb-e", "ycsb-f"];
+
+pub(super) fn run(
+    options: &ReproOptions,
+    hosts: &dyn Hosts,
+    progress: &dyn Progress,
+) -> Result<ReproReport, ReproError> {
+    setup::check_scale(options, SCALE_MIN, "there are too few keys")?;
+    let server = RedisServer::start()?;
+    let title = "the same gets and YCSB's workloads, on one thread of a client and one of a server";
+    let source = format!("Redis {}", server.version);
+    let mut report = ReproReport::new("redis", title, &source, TimeKind::Real);
+    report.against = "redis".to_owned();
+    report.scale = options.scale;
+    describe(&mut report, options);
+    compare(&mut report, &server, options, hosts, progress).map_err(|error| match error {
+        ReproError::Redis(error) => ReproError::Redis(server.explain(error)),
+        other => other,
+    })?;
+    Ok(report)
+}
+
+fn describe(report: &mut ReproReport, options: &ReproOptions) {
+    let keys = setup::scaled(KEYS, options);
+    for (name, value) in [
+        ("fabric", json!("tcp")),
+        ("seed", json!(options.seed)),
+        ("keys", json!(keys)),
+        ("key_bytes", json!("8; redis-benchmark's own have 16")),
+        ("value_bytes", json!(VALUE_BYTES)),
+        ("in_flight", json!(DEPTH)),
+        ("gets", json!(setup::scaled(GETS, options))),
+        ("get_rounds", json!(GET_ROUNDS)),
+        ("ops", json!(setup::scaled(OPS, options))),
+        ("scan_ops", json!(setup::scaled(SCAN_OPS, options))),
+        ("rounds", json!(ROUNDS)),
+        ("client_threads", json!(1)),
+        ("server_threads", json!(1)),
+    ] {
+        report.set(name, value);
+    }
+    for system in System::ALL {
+        report.set(system.key(), system.about(keys));
+        report.notes.push(format!("{}: {}.", system.name(), system.about(keys)));
+    }
+    for note in [
+        "Latency, on every side, is from the moment at which an operation is given to the client's \
+         library (Redis: put with the commands that are sent next) until its answer has been looked \
+         at, so that waiting behind the others under way counts; redis-benchmark's is from sending \
+         64 commands to the first byte of their answers.",
+        "READ, WRITE and atomics are remote operations for each operation; bytes are those that they \
+         carry, for Redis those of commands and replies.",
+        "Scans on Redis: a sorted set of all keys, of one score, read by ZRANGE ... BYLEX LIMIT, \
+         then MGET of the values; inserts add to it where the workload has scans.",
+    ] {
+        report.notes.push(note.to_owned());
+    }
+}
+
+fn compare(
+    report: &mut ReproReport,
+    server: &RedisServer,
+    options: &ReproOptions,
+    hosts: &dyn Hosts,
+    progress: &dyn Progress,
+) -> Result<(), ReproError> {
+    let keys = setup::scaled(KEYS, options);
+    let mut errors = gets(report, server, options, hosts, progress)?;
+    let mut table = ReproTable::new("YCSB");
+    let mut wire = server.connect()?;
+    for name in WORKLOADS {
+        let workload = Workload::named(name).map_err(crate::BenchError::from)?;
+        let has_scans = workload.mix.share(crate::OpKind::Scan) > 0.0;
+        let ops = setup::scaled(if has_scans { SCAN_OPS } else { OPS }, options);
+        let plan = Plan { workload, keys, ops, depth: DEPTH, seed: options.seed };
+        let mut runs = System::ALL.map(|system| (system, Vec::with_capacity(ROUNDS)));
+        for _ in 0..ROUNDS {
+            for (system, runs) in &mut runs {
+                runs.push(system.run(&plan, hosts, &mut wire, progress)?);
+            }
+        }
+        let runs = runs.map(|(system, runs)| (system, Measured::median(&runs)));
+        let redis = runs.iter().find(|(system, _)| *system == System::Redis);
+        let redis = redis.map_or(0.0, |(_, measured)| measured.ops_per_s);
+        for (system, measured) in &runs {
+            let mut row = Map::new();
+            row.insert("workload".to_owned(), json!(name));
+            add_cells(&mut row, system.name(), measured);
+            row.insert("of redis".to_owned(), json!(measured.ops_per_s / redis));
+            table.rows.push(row);
+            let quantity = format!("{name}, M op/s");
+            let ours = Some(measured.ops_per_s / 1e6);
+            if *system != System::Redis {
+                let redis = Some(redis / 1e6);
+                report.rows.push(row_of(system.name(), &quantity, redis, ours));
+            }
+            errors.extend(measured.error.as_ref().map(|it| format!("{}: {it}", system.name())));
+        }
+    }
+    report.tables.push(table);
+    let what = match errors.first() {
+        Some(first) => format!("every answer is right (the first that was not: {first})"),
+        None => "every answer is right".to_owned(),
+    };
+    report.check(what, Some(errors.is_empty()));
+    Ok(())
+}
+
+/// Gets of keys drawn evenly, against Redis's own bench; what was answered wrongly.
+fn gets(
+    report: &mut ReproReport,
+    server: &RedisServer,
+    options: &ReproOptions,
+    hosts: &dyn Hosts,
+    progress: &dyn Progress,
+) -> Result<Vec<String>, ReproError> {
+    let keys = setup::scaled(KEYS, options);
+    let ops = setup::scaled(GETS, options);
+    let gets = Gets { clients: 1, depth: DEPTH, keys, ops, value_bytes: VALUE_BYTES };
+    let beside = Gets { clients: CLIENTS_BESIDE, ..gets };
+    let workload = "get=1".parse::<Workload>().map_err(crate::BenchError::from)?;
+    let plan = Plan { workload, keys, ops, depth: DEPTH, seed: options.seed };
+    let mut wire = server.connect()?;
+    benchmark::load(&mut wire, keys, ValueMaker::new(VALUE_BYTES), progress)?;
+    let mut runs = BARS.map(|(system, _)| (system, Vec::with_capacity(GET_ROUNDS)));
+    let mut ratios = BARS.map(|_| Vec::with_capacity(GET_ROUNDS));
+    let (mut single, mut many) = (Vec::new(), Vec::new());
+    for _ in 0..GET_ROUNDS {
+        for ((system, runs), ratios) in runs.iter_mut().zip(&mut ratios) {
+            let theirs = gets.run(server)?;
+            let ours = system.run(&plan, hosts, &mut wire, progress)?;
+            ratios.push(ours.ops_per_s / theirs.ops_per_s);
+            single.push(theirs);
+            runs.push(ours);
+        }
+        many.push(beside.run(server)?);
+    }
+    let mut table = ReproTable::new("gets of keys drawn evenly");
+    for (gets, figures) in [(&gets, &single), (&beside, &many)] {
+        let measured = Measured::from_benchmark(figures);
+        let mut row = Map::new();
+        add_cells(&mut row, &gets.name(), &measured);
+        row.insert("of -c 1".to_owned(), Value::Null);
+        table.rows.push(row);
+    }
+    let medians = [&single, &many].map(|figures| {
+        let rates = figures.iter().map(|it: &Figures| it.ops_per_s);
+        median(rates.collect()) / 1e6
+    });
+    let mut errors = Vec::new();
+    for (((system, least), (_, runs)), ratios) in BARS.iter().zip(&runs).zip(ratios) {
+        let measured = Measured::median(runs);
+        let ratio = median(ratios);
+        let mut row = Map::new();
+        add_cells(&mut row, system.name(), &measured);
+        row.insert("of -c 1".to_owned(), json!(ratio));
+        table.rows.push(row);
+        let ours = measured.ops_per_s / 1e6;
+        for (gets, theirs) in [&gets, &beside].into_iter().zip(medians) {
+            let quantity = format!("M gets/s, against {}", gets.name());
+            let row = row_of(system.name(), &quantity, Some(theirs), Some(ours));
+            // Each round's is against the one before it.
+            let ratio = if gets.clients == 1 { Some(ratio) } else { row.ratio };
+            report.rows.push(ReproRow { ratio, ..row });
+        }
+        let what = format!("{}: gets at least {least} times {}", system.name(), gets.name());
+        let full = options.scale >= 1.0;
+        report.check(what, full.then_some(ratio >= *least));
+        let (what, holds) = system.cost_of_get(&measured);
+        report.check(what, Some(holds));
+        errors.extend(measured.error.map(|it| format!("{}: {it}", system.name())));
+    }
+    report.tables.push(table);
+    Ok(errors)
+}
+
+/// A row without a reason: that two systems differ needs none.
+fn row_of(case: &str, quantity: &str, theirs: Option<f64>, ours: Option<f64>) -> ReproRow {
+    let ratio = theirs.zip(ours).map(|(theirs, ours)| ours / theirs);
+    let (case, quantity) = (case.to_owned(), quantity.to_owned());
+    ReproRow { case, quantity, paper: theirs, ours, ratio, reason: None }
+}
+
+fn add_cells(row: &mut Map<String, Value>, name: &str, measured: &Measured) {
+    let remote = |number: f64| measured.per_op.map(|_| number);
+    let per_op = measured.per_op.unwrap_or_default();
+    for (column, value) in [
+        ("system", json!(name)),
+        ("M op/s", json!(measured.ops_per_s / 1e6)),
+        ("least", json!(measured.least / 1e6)),
+        ("most", json!(measured.most / 1e6)),
+        ("p50 us", json!(measured.p50_us)),
+        ("p99 us", json!(measured.p99_us)),
+        ("READ /op", json!(remote(per_op.reads))),
+        ("WRITE /op", json!(remote(per_op.writes))),
+        ("atomics /op", json!(remote(per_op.atomics))),
+        ("bytes /op", json!(measured.bytes_per_op)),
+    ] {
+        row.insert(column.to_owned(), value);
+    }
+}

@@ -1,0 +1,551 @@
+//! A workload on Redis: the operations of as many clients as there are commands under way, on one
+//! connection.
+//!
+//! Client `i` makes the same operations as client `i` of a bench with as many clients, one after the
+//! other; the commands of all are sent together, and an operation's time runs from the moment at
+//! which its command is put with those to be sent until its last reply has been looked at.
+//!
+//! | operation | commands |
+//! |---|---|
+//! | get | `GET` |
+//! | update, upsert | `SET` |
+//! | insert | `SET`, and `ZADD` where there are scans |
+//! | read-modify-write | `GET`, then `SET` |
+//! | remove | `DEL`, and `ZREM` where there are scans |
+//! | scan | `ZRANGE ... BYLEX LIMIT` over a sorted set of all keys, then `MGET` of what it found |
+
+use std::{collections::VecDeque, sync::Arc, time::Instant};
+
+use super::{
+    error::RedisError,
+    resp::{Items, Reply, begin_command, decimal, write_command, write_word},
+    wire::{Wire, answer},
+};
+use crate::{
+    generator::{Op, OpGenerator},
+    histogram::LatencyHistogram,
+    item_space::ItemSpace,
+    keys::KeyMaker,
+    report::{LatencyUs, PhaseReport},
+    repro::error::ReproError,
+    run::{BenchError, Phase, Progress},
+    values::ValueMaker,
+    workload::{OpKind, Workload},
+};
+
+/// The sorted set of all keys, each with the score 0, so that they sort by their bytes. Longer than
+/// any key of a number.
+const ORDER: &[u8] = b"keys in order";
+/// Pairs that are loaded with one wait.
+const LOAD_PAIRS: u64 = 512;
+/// Members that one `ZADD` of the load adds.
+const LOAD_MEMBERS: u64 = 128;
+/// Bits of a version below the writer's number, as in the bench.
+const VERSION_BITS: u32 = 40;
+/// Operations between two reports of progress.
+const PROGRESS_OPS: u64 = 1 << 10;
+
+/// What is played.
+#[derive(Clone, Debug)]
+pub(super) struct Piece {
+    pub(super) workload: Workload,
+    pub(super) keys: u64,
+    pub(super) key_maker: KeyMaker,
+    pub(super) values: ValueMaker,
+    pub(super) warmup_ops: u64,
+    pub(super) ops: u64,
+    /// Operations under way at a time.
+    pub(super) depth: usize,
+    pub(super) seed: u64,
+}
+
+/// What came of it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Played {
+    pub(super) phase: PhaseReport,
+    pub(super) latency_us: LatencyUs,
+    /// Operations that were refused or answered wrongly, those of the warm-up included.
+    pub(super) errors: u64,
+    pub(super) first_error: Option<String>,
+    /// Bytes of commands and replies, for each operation.
+    pub(super) bytes_per_op: f64,
+}
+
+impl Piece {
+    /// Whether the keys are in a sorted set, too.
+    fn is_ordered(&self) -> bool {
+        self.workload.mix.share(OpKind::Scan) > 0.0
+    }
+
+    /// Empties Redis, loads the items, warms up and runs.
+    ///
+    /// # Errors
+    /// If Redis is gone, cannot be understood, or refuses to load.
+    pub(super) fn play(
+        &self,
+        wire: &mut Wire,
+        progress: &dyn Progress,
+    ) -> Result<Played, ReproError> {
+        self.load(wire, progress)?;
+        let space = Arc::new(ItemSpace::new(self.keys, self.key_maker.items_max()));
+        let mut stage = Stage::new(self, &space)?;
+        if self.warmup_ops > 0 {
+            progress.begin(Phase::WarmUp, self.warmup_ops);
+            stage.run(wire, self.warmup_ops, progress)?;
+            stage.latency.clear();
+        }
+        progress.begin(Phase::Run, self.ops);
+        let before = wire.bytes_sent + wire.bytes_received;
+        let seconds = stage.run(wire, self.ops, progress)?;
+        let bytes = wire.bytes_sent + wire.bytes_received - before;
+        let ops = stage.latency.count();
+        Ok(Played {
+            phase: PhaseReport::new(seconds, ops),
+            latency_us: stage.latency.summary().into(),
+            errors: stage.errors,
+            first_error: stage.first_error,
+            bytes_per_op: bytes as f64 / ops.max(1) as f64,
+        })
+    }
+
+    fn load(&self, wire: &mut Wire, progress: &dyn Progress) -> Result<(), ReproError> {
+        progress.begin(Phase::Load, self.keys);
+        let ok = |reply: Reply<'_>| (reply == Reply::Simple(b"OK")).then_some(());
+        wire.ask("FLUSHALL", &[b"FLUSHALL", b"SYNC"], ok)?;
+        let (mut out, mut key, mut value) = (Vec::new(), Vec::new(), Vec::new());
+        for first in (0..self.keys).step_by(LOAD_PAIRS as usize) {
+            let items = first..self.keys.min(first + LOAD_PAIRS);
+            let (count, mut adds) = (items.end - items.start, 0);
+            for item in items.clone() {
+                self.key_maker.write_key(item, &mut key).map_err(BenchError::from)?;
+                self.values.write_value(item, 0, &mut value);
+                write_command(&mut out, &[b"SET", &key, &value]);
+            }
+            let ordered = if self.is_ordered() { items } else { 0..0 };
+            for first in ordered.clone().step_by(LOAD_MEMBERS as usize) {
+                let members = first..ordered.end.min(first + LOAD_MEMBERS);
+                begin_command(&mut out, 2 + 2 * (members.end - members.start) as usize);
+                write_word(&mut out, b"ZADD");
+                write_word(&mut out, ORDER);
+                for item in members {
+                    self.key_maker.write_key(item, &mut key).map_err(BenchError::from)?;
+                    write_word(&mut out, b"0");
+                    write_word(&mut out, &key);
+                }
+                adds += 1;
+            }
+            wire.send(&mut out).map_err(RedisError::from)?;
+            for _ in 0..count {
+                wire.expect("SET", ok)?;
+            }
+            for _ in 0..adds {
+                wire.expect("ZADD", |reply| matches!(reply, Reply::Integer(_)).then_some(()))?;
+            }
+            progress.advance(count);
+        }
+        let there = wire.ask("DBSIZE", &[b"DBSIZE"], |reply| match reply {
+            Reply::Integer(count) => Some(count),
+            _ => None,
+        })?;
+        let expected = self.keys + u64::from(self.is_ordered());
+        if there != expected as i64 {
+            let wrong = format!("redis has {there} keys after a load of {expected}");
+            return Err(ReproError::Wrong(wrong));
+        }
+        Ok(())
+    }
+}
+
+/// A client: what it does next.
+struct Lane {
+    generator: OpGenerator,
+    /// Operations that it still begins.
+    left: u64,
+    version: u64,
+}
+
+/// A command whose reply has not come.
+struct Waiting {
+    lane: usize,
+    op: Op,
+    began_ns: u64,
+    step: Step,
+}
+
+/// What a reply is to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// The first of two commands that are sent together.
+    First,
+    /// The last command of a change.
+    Change,
+    /// A get.
+    Value,
+    /// The get of a read-modify-write.
+    OldValue,
+    /// A scan's keys.
+    Range,
+    /// A scan's values: so many, and whether the first is that of the operation's item.
+    Values(u32, bool),
+}
+
+/// All that goes on.
+struct Stage<'a> {
+    piece: &'a Piece,
+    space: &'a ItemSpace,
+    all_present: bool,
+    is_ordered: bool,
+    lanes: Vec<Lane>,
+    waiting: VecDeque<Waiting>,
+    out: Vec<u8>,
+    key: Vec<u8>,
+    value: Vec<u8>,
+    since: Instant,
+    latency: LatencyHistogram,
+    done: u64,
+    errors: u64,
+    first_error: Option<String>,
+}
+
+impl<'a> Stage<'a> {
+    fn new(piece: &'a Piece, space: &'a Arc<ItemSpace>) -> Result<Self, ReproError> {
+        let lane = |number: u64| {
+            let clients = piece.depth as u64;
+            let space = Arc::clone(space);
+            let generator = OpGenerator::new(&piece.workload, space, piece.seed, number, clients);
+            let generator = generator.map_err(BenchError::from)?;
+            Ok(Lane { generator, left: 0, version: (number + 1) << VERSION_BITS })
+        };
+        Ok(Stage {
+            piece,
+            space,
+            all_present: piece.workload.mix.share(OpKind::Remove) == 0.0,
+            is_ordered: piece.is_ordered(),
+            lanes: (0..piece.depth as u64).map(lane).collect::<Result<_, ReproError>>()?,
+            waiting: VecDeque::with_capacity(2 * piece.depth),
+            out: Vec::new(),
+            key: Vec::new(),
+            value: Vec::new(),
+            since: Instant::now(),
+            latency: LatencyHistogram::new(),
+            done: 0,
+            errors: 0,
+            first_error: None,
+        })
+    }
+
+    /// Does `ops` operations, shared out among the clients; how many seconds it took.
+    fn run(
+        &mut self,
+        wire: &mut Wire,
+        ops: u64,
+        progress: &dyn Progress,
+    ) -> Result<f64, ReproError> {
+        let began = Instant::now();
+        let clients = self.lanes.len() as u64;
+        for lane in 0..self.lanes.len() {
+            self.lanes[lane].left = ops / clients + u64::from((lane as u64) < ops % clients);
+            self.begin(lane)?;
+        }
+        let unread = |source| RedisError::Reply { command: "an operation", source };
+        while !self.waiting.is_empty() {
+            if !self.out.is_empty() {
+                wire.send(&mut self.out).map_err(RedisError::from)?;
+            }
+            wire.receive().map_err(RedisError::from)?;
+            while let Some((reply, used)) = wire.reply().map_err(unread)? {
+                self.take(reply)?;
+                wire.consume(used);
+                if self.done == PROGRESS_OPS {
+                    progress.advance(std::mem::take(&mut self.done));
+                }
+            }
+        }
+        progress.advance(std::mem::take(&mut self.done));
+        Ok(began.elapsed().as_secs_f64())
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.since.elapsed().as_nanos() as u64
+    }
+
+    /// Has a client begin its next operation, if it has one.
+    fn begin(&mut self, lane: usize) -> Result<(), ReproError> {
+        let Lane { generator, left, version } = &mut self.lanes[lane];
+        if *left == 0 {
+            return Ok(());
+        }
+        *left -= 1;
+        let Some(op) = generator.next_op() else {
+            *left = 0;
+            return Ok(());
+        };
+        *version += 1;
+        let version = *version;
+        self.piece.key_maker.write_key(op.item, &mut self.key).map_err(BenchError::from)?;
+        let changes = !matches!(op.kind, OpKind::Get | OpKind::Scan | OpKind::Remove);
+        if changes {
+            self.piece.values.write_value(op.item, version, &mut self.value);
+        }
+        let began_ns = self.now_ns();
+        let (key, out) = (self.key.as_slice(), &mut self.out);
+        let mut first = None;
+        let step = match op.kind {
+            OpKind::Get | OpKind::ReadModifyWrite => {
+                write_command(out, &[b"GET", key]);
+                if op.kind == OpKind::Get { Step::Value } else { Step::OldValue }
+            }
+            OpKind::Update | OpKind::Upsert | OpKind::Insert => {
+                write_command(out, &[b"SET", key, &self.value]);
+                if op.kind == OpKind::Insert && self.is_ordered {
+                    first = Some(Step::First);
+                    write_command(out, &[b"ZADD", ORDER, b"0", key]);
+                }
+                Step::Change
+            }
+            OpKind::Remove => {
+                write_command(out, &[b"DEL", key]);
+                if self.is_ordered {
+                    first = Some(Step::First);
+                    write_command(out, &[b"ZREM", ORDER, key]);
+                }
+                Step::Change
+            }
+            OpKind::Scan => {
+                // The range begins with the key itself.
+                self.value.clear();
+                self.value.push(b'[');
+                self.value.extend_from_slice(key);
+                let mut digits = [0; 20];
+                let limit = decimal(op.scan_len.into(), &mut digits);
+                let words: [&[u8]; 8] =
+                    [b"ZRANGE", ORDER, &self.value, b"+", b"BYLEX", b"LIMIT", b"0", limit];
+                write_command(out, &words);
+                Step::Range
+            }
+        };
+        for step in first.into_iter().chain([step]) {
+            self.waiting.push_back(Waiting { lane, op, began_ns, step });
+        }
+        Ok(())
+    }
+
+    /// Takes the reply to the command that has waited longest.
+    fn take(&mut self, reply: Reply<'_>) -> Result<(), ReproError> {
+        let Some(waiting) = self.waiting.pop_front() else {
+            return Err(answer("nothing that was asked", &reply).into());
+        };
+        let wrong = match (waiting.step, reply) {
+            (_, Reply::Error(words)) => Some(words.escape_ascii().to_string()),
+            (Step::First | Step::Change, Reply::Simple(b"OK") | Reply::Integer(0 | 1)) => None,
+            (Step::Value, Reply::Bulk(value)) => self.check_value(waiting.op.item, value),
+            (Step::OldValue, Reply::Bulk(value)) => {
+                let wrong = self.check_value(waiting.op.item, value);
+                if wrong.is_none() {
+                    self.replace(waiting)?;
+                    return Ok(());
+                }
+                wrong
+            }
+            (Step::Range, Reply::Array(keys)) => {
+                let item = waiting.op.item;
+                self.piece.key_maker.write_key(item, &mut self.key).map_err(BenchError::from)?;
+                match self.check_range(waiting.op, keys) {
+                    Ok(_) if keys.len() == 0 => None,
+                    Ok(present) => {
+                        begin_command(&mut self.out, 1 + keys.len());
+                        write_word(&mut self.out, b"MGET");
+                        keys.flatten().for_each(|key| write_word(&mut self.out, key));
+                        let step = Step::Values(keys.len() as u32, present);
+                        self.waiting.push_back(Waiting { step, ..waiting });
+                        return Ok(());
+                    }
+                    Err(wrong) => Some(wrong.to_owned()),
+                }
+            }
+            (Step::Values(count, present), Reply::Array(values)) => {
+                self.check_values(waiting.op.item, count, present, values)
+            }
+            (_, other) => Some(answer("an operation", &other).to_string()),
+        };
+        if let Some(what) = wrong {
+            self.errors += 1;
+            let Waiting { op, .. } = waiting;
+            let told = || format!("{} of item {}: {what}", op.kind.name(), op.item);
+            self.first_error.get_or_insert_with(told);
+        } else if waiting.step != Step::First {
+            let nanos = self.now_ns().saturating_sub(waiting.began_ns);
+            self.latency.record(nanos);
+        }
+        if waiting.step == Step::First {
+            return Ok(());
+        }
+        if waiting.op.kind == OpKind::Insert {
+            self.space.acknowledge(waiting.op.item);
+        }
+        self.done += 1;
+        self.begin(waiting.lane)
+    }
+
+    /// The second half of a read-modify-write.
+    fn replace(&mut self, waiting: Waiting) -> Result<(), ReproError> {
+        let item = waiting.op.item;
+        self.piece.key_maker.write_key(item, &mut self.key).map_err(BenchError::from)?;
+        let version = self.lanes[waiting.lane].version;
+        self.piece.values.write_value(item, version, &mut self.value);
+        write_command(&mut self.out, &[b"SET", &self.key, &self.value]);
+        self.waiting.push_back(Waiting { step: Step::Change, ..waiting });
+        Ok(())
+    }
+
+    /// What is wrong with the value of an item.
+    fn check_value(&self, item: u64, value: Option<&[u8]>) -> Option<String> {
+        match value {
+            None if self.all_present => Some("a key that must be there is absent".to_owned()),
+            Some(value) if !self.piece.values.is_one_of(item, value) => {
+                Some("a get found a value that nobody wrote".to_owned())
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether a scan's first key is that of its item, which is `self.key`; or what is wrong.
+    fn check_range(&self, op: Op, keys: Items<'_>) -> Result<bool, &'static str> {
+        let first = { keys }.next().flatten();
+        let present = first.is_some_and(|key| key == self.key);
+        if keys.len() > op.scan_len as usize {
+            Err("a scan found more pairs than it asked for")
+        } else if first.is_some_and(|key| key < self.key.as_slice())
+            || !keys.is_sorted_by(|left, right| left < right)
+        {
+            Err("a scan found keys out of order")
+        } else if !present && self.all_present {
+            Err("a key that must be there is absent")
+        } else {
+            Ok(present)
+        }
+    }
+
+    /// What is wrong with a scan's values.
+    fn check_values(
+        &self,
+        item: u64,
+        count: u32,
+        present: bool,
+        mut values: Items<'_>,
+    ) -> Option<String> {
+        if values.len() != count as usize {
+            return Some("a scan has more keys than values".to_owned());
+        }
+        let of_item = |value: Option<&[u8]>| {
+            !present || value.is_none_or(|value| self.piece.values.is_one_of(item, value))
+        };
+        let whole = |value: Option<&[u8]>| match value {
+            Some(value) => value.len() == self.piece.values.value_bytes(),
+            None => !self.all_present,
+        };
+        let right = { values }.next().is_none_or(of_item) && values.all(whole);
+        (!right).then(|| "a scan found a value that nobody wrote".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::{
+        NoProgress,
+        keys::KeyOrder,
+        repro::redis::{server::RedisServer, tests::start},
+    };
+
+    const KEYS: u64 = 500;
+
+    fn piece(workload: &str) -> Piece {
+        Piece {
+            workload: workload.parse().unwrap(),
+            keys: KEYS,
+            key_maker: KeyMaker::U64(KeyOrder::Hashed),
+            values: ValueMaker::new(20),
+            warmup_ops: 100,
+            ops: 3000,
+            depth: 16,
+            seed: 7,
+        }
+    }
+
+    fn count(server: &RedisServer, command: &[&[u8]]) -> i64 {
+        let number = |reply: Reply<'_>| match reply {
+            Reply::Integer(count) => Some(count),
+            _ => None,
+        };
+        server.connect().unwrap().ask("a count", command, number).unwrap()
+    }
+
+    #[test]
+    fn all_kinds_of_operations_are_answered_rightly() {
+        let Some(server) = start("all_kinds_of_operations_are_answered_rightly") else { return };
+        let mut wire = server.connect().unwrap();
+        for workload in [
+            "ycsb-a",
+            "ycsb-c",
+            "ycsb-d",
+            "ycsb-e",
+            "ycsb-f",
+            "get=1,update=1,insert=1,scan=1,rmw=1,remove=1,upsert=1",
+        ] {
+            let played = piece(workload).play(&mut wire, &NoProgress).unwrap();
+            assert_eq!((played.errors, played.first_error), (0, None), "{workload}");
+            assert_eq!(played.phase.ops, 3000, "{workload}");
+            assert!(played.phase.ops_per_s > 0.0 && played.bytes_per_op > 20.0);
+            assert!(played.latency_us.p50 > 0.0 && played.latency_us.p99 <= played.latency_us.max);
+        }
+    }
+
+    /// Keys and sorted set stay of one mind, and inserts are as many as were made.
+    #[test]
+    fn inserts_are_there() {
+        let Some(server) = start("inserts_are_there") else { return };
+        let mut wire = server.connect().unwrap();
+        let played = piece("insert=1,scan=0.001").play(&mut wire, &NoProgress).unwrap();
+        assert_eq!(played.errors, 0, "{:?}", played.first_error);
+        let ordered = count(&server, &[b"ZCARD", ORDER]);
+        assert!((KEYS as i64 + 3000..=KEYS as i64 + 3100).contains(&ordered), "{ordered}");
+        assert_eq!(count(&server, &[b"DBSIZE"]), ordered + 1);
+        piece("insert=1").play(&mut wire, &NoProgress).unwrap();
+        assert_eq!(count(&server, &[b"DBSIZE"]), KEYS as i64 + 3100, "no sorted set without scans");
+    }
+
+    #[test]
+    fn what_others_have_changed_is_noticed() {
+        let Some(server) = start("what_others_have_changed_is_noticed") else { return };
+        let mut wire = server.connect().unwrap();
+        let piece = piece("get=1,scan=1");
+        piece.load(&mut wire, &NoProgress).unwrap();
+        let space = Arc::new(ItemSpace::new(KEYS, None));
+        let mut errors = Vec::new();
+        let mut run = |wire: &mut Wire| {
+            let mut stage = Stage::new(&piece, &space).unwrap();
+            stage.run(wire, 2000, &NoProgress).unwrap();
+            errors.push(stage.first_error.unwrap_or_default());
+        };
+        run(&mut wire);
+        let mut key = Vec::new();
+        let any = |_: Reply<'_>| Some(());
+        for item in 0..KEYS {
+            piece.key_maker.write_key(item, &mut key).unwrap();
+            wire.ask("SET", &[b"SET", &key, b"strange, of 20 bytes"], any).unwrap();
+        }
+        run(&mut wire);
+        wire.ask("FLUSHALL", &[b"FLUSHALL"], any).unwrap();
+        run(&mut wire);
+        wire.ask("SET", &[b"SET", ORDER, b"no set"], any).unwrap();
+        run(&mut wire);
+        let [right, foreign, absent, refused] = errors.try_into().unwrap();
+        assert_eq!(right, "");
+        assert!(foreign.contains("a value that nobody wrote"), "{foreign}");
+        assert!(absent.contains("a key that must be there is absent"), "{absent}");
+        assert!(refused.contains("absent") || refused.contains("WRONGTYPE"), "{refused}");
+    }
+}

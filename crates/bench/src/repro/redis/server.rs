@@ -1,0 +1,224 @@
+//! A Redis of one's own: on a free port of this machine, in a folder of its own, without any
+//! persistence. It ends, and its folder goes, when this process drops it or ends in any way.
+
+use std::{
+    ffi::OsStr,
+    fs,
+    io::{self, ErrorKind},
+    net::{Ipv4Addr, SocketAddr, TcpListener},
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+    process::{self, Child, ChildStdin, Command, Output, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{error::RedisError, resp::Reply, wire::Wire};
+
+pub(super) const SERVER: &str = "redis-server";
+/// The first version that has ranges of sorted sets by `ZRANGE ... BYLEX`.
+const VERSION_MIN: (u32, u32) = (6, 2);
+/// How long it may take to answer, and to end.
+const START_TIME: Duration = Duration::from_secs(10);
+const END_TIME: Duration = Duration::from_secs(5);
+/// Between a port's choice and its use somebody else may take it.
+const ATTEMPTS: usize = 3;
+/// Runs a server until standard input ends, however that comes about, and removes its folder (the
+/// first word). Signals are for whoever has started this.
+const RUN: &str = "trap '' INT TERM HUP QUIT; folder=$1; shift; \
+    \"$@\" </dev/null >/dev/null 2>&1 & server=$!; cat >/dev/null; \
+    kill -9 $server 2>/dev/null; wait $server; rm -rf \"$folder\"";
+
+/// A Redis that is at work.
+#[derive(Debug)]
+pub(super) struct RedisServer {
+    process: Child,
+    /// Its end is the server's.
+    stdin: Option<ChildStdin>,
+    pub(super) address: SocketAddr,
+    folder: PathBuf,
+    pub(super) version: String,
+}
+
+impl RedisServer {
+    /// Starts one, and waits until it answers.
+    ///
+    /// # Errors
+    /// `Missing`, `TooOld`, `NoVersion`, `Run`, `Prepare`, `NoStart`.
+    pub(super) fn start() -> Result<RedisServer, RedisError> {
+        let version = version()?;
+        let mut attempt = 1;
+        loop {
+            let mut server = RedisServer::spawn(version.clone())?;
+            match server.wait() {
+                Ok(()) => return Ok(server),
+                Err(_)
+                    if attempt < ATTEMPTS && server.log().contains("Failed listening on port") =>
+                {
+                    attempt += 1;
+                }
+                Err(error) => return Err(server.explain(error)),
+            }
+        }
+    }
+
+    fn spawn(version: String) -> Result<RedisServer, RedisError> {
+        let folder = folder().map_err(RedisError::Prepare)?;
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(RedisError::Prepare)?;
+        let address = listener.local_addr().map_err(RedisError::Prepare)?;
+        drop(listener);
+        let port = address.port().to_string();
+        let log = folder.join("log");
+        let settings: [(&str, &OsStr); 8] = [
+            ("--port", port.as_ref()),
+            ("--bind", "127.0.0.1".as_ref()),
+            ("--save", "".as_ref()),
+            ("--appendonly", "no".as_ref()),
+            ("--daemonize", "no".as_ref()),
+            ("--databases", "1".as_ref()),
+            ("--dir", folder.as_ref()),
+            ("--logfile", log.as_ref()),
+        ];
+        let mut process = Command::new("sh")
+            .args(["-c", RUN, "farleaf-redis"])
+            .arg(&folder)
+            .arg(SERVER)
+            .args(settings.iter().flat_map(|(name, value)| [OsStr::new(name), *value]))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(|source| RedisError::Run { program: SERVER, source })?;
+        let stdin = process.stdin.take();
+        Ok(RedisServer { process, stdin, address, folder, version })
+    }
+
+    /// Until it answers, and is the one that was started.
+    fn wait(&mut self) -> Result<(), RedisError> {
+        let end = Instant::now() + START_TIME;
+        let folder = self.folder.as_os_str().as_encoded_bytes();
+        loop {
+            let is_ours =
+                Wire::connect(self.address).map_err(RedisError::from).and_then(|mut wire| {
+                    wire.ask("CONFIG GET", &[b"CONFIG", b"GET", b"dir"], |reply| match reply {
+                        Reply::Array(mut items) => Some(items.any(|item| item == Some(folder))),
+                        _ => None,
+                    })
+                });
+            match is_ours {
+                Ok(true) => return Ok(()),
+                Ok(false) | Err(RedisError::Gone { .. }) => {}
+                Err(error) => return Err(error),
+            }
+            if Instant::now() >= end || self.log().contains("Failed listening on port") {
+                return Err(RedisError::NoStart { waited: START_TIME, log: String::new() });
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// A connection to it.
+    ///
+    /// # Errors
+    /// `Gone`.
+    pub(super) fn connect(&self) -> Result<Wire, RedisError> {
+        Wire::connect(self.address).map_err(|source| self.explain(source.into()))
+    }
+
+    /// The error with the last of what the server has logged.
+    pub(super) fn explain(&self, error: RedisError) -> RedisError {
+        match error {
+            RedisError::Gone { source, .. } => RedisError::Gone { source, log: self.log() },
+            RedisError::NoStart { waited, .. } => RedisError::NoStart { waited, log: self.log() },
+            other => other,
+        }
+    }
+
+    /// The last line of its log.
+    fn log(&self) -> String {
+        let log = fs::read_to_string(self.folder.join("log")).unwrap_or_default();
+        log.lines().last().unwrap_or_default().to_owned()
+    }
+}
+
+impl Drop for RedisServer {
+    fn drop(&mut self) {
+        drop(self.stdin.take());
+        let end = Instant::now() + END_TIME;
+        while matches!(self.process.try_wait(), Ok(None)) {
+            if Instant::now() >= end {
+                // Nothing more can be done about a failure of this.
+                let _ = self.process.kill();
+                let _ = self.process.wait();
+                break;
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+        // If its own shell could not.
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// A new folder that nobody else can look into.
+fn folder() -> io::Result<PathBuf> {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let folder = std::env::temp_dir().join(format!("farleaf-redis-{}-{count}", process::id()));
+    fs::DirBuilder::new().mode(0o700).create(&folder)?;
+    // As the server tells it.
+    Path::canonicalize(&folder)
+}
+
+/// Runs a program of Redis's to its end.
+///
+/// # Errors
+/// `Missing`, `Run`.
+pub(super) fn output(program: &'static str, words: &[&str]) -> Result<Output, RedisError> {
+    let output = Command::new(program).args(words).stdin(Stdio::null()).output();
+    output.map_err(|source| match source.kind() {
+        ErrorKind::NotFound => RedisError::Missing { program },
+        _ => RedisError::Run { program, source },
+    })
+}
+
+/// The version of the server that is installed.
+fn version() -> Result<String, RedisError> {
+    let output = output(SERVER, &["--version"])?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    check_version(said.trim())
+}
+
+/// Takes the version out of `Redis server v=7.0.15 sha=...`.
+fn check_version(said: &str) -> Result<String, RedisError> {
+    let unknown = || RedisError::NoVersion { said: said.to_owned() };
+    let version = said.split_whitespace().find_map(|word| word.strip_prefix("v="));
+    let version = version.ok_or_else(unknown)?;
+    let mut parts = version.split('.').map(str::parse::<u32>);
+    let (Some(Ok(major)), Some(Ok(minor))) = (parts.next(), parts.next()) else {
+        return Err(unknown());
+    };
+    if (major, minor) < VERSION_MIN {
+        return Err(RedisError::TooOld { version: version.to_owned() });
+    }
+    Ok(version.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read_and_old_ones_refused() {
+        let told = |said: &str| check_version(said).map_err(|error| error.to_string());
+        let now = "Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc-5.3.0 bits=64 build=1";
+        assert_eq!(told(now), Ok("7.0.15".to_owned()));
+        assert_eq!(told("Redis server v=6.2.0"), Ok("6.2.0".to_owned()));
+        let old = told("Redis server v=5.0.14 sha=00000000:0").expect_err("it is old");
+        assert!(old.contains("version 5.0.14, and the comparison takes 6.2"), "{old}");
+        for said in ["", "bash: no", "Redis server v=next"] {
+            let error = told(said).expect_err("it is no version");
+            assert!(error.contains("says nothing about its version"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,118 @@
+#![allow(clippy::unwrap_used)]
+
+use std::{net::TcpStream, path::Path, sync::Arc};
+
+use farleaf_fabric::tcp::{HugePages, MemoryServer, MemoryServerConfig, Region};
+
+use super::*;
+use crate::{
+    NoProgress,
+    repro::hosts::{Host, HostError},
+};
+
+/// A Redis; `None` if this machine has none, which is said.
+pub(super) fn start(test: &str) -> Option<RedisServer> {
+    match RedisServer::start() {
+        Err(RedisError::Missing { .. }) => {
+            eprintln!("{test}: skipped: no redis-server here (`make setup` installs it)");
+            None
+        }
+        started => Some(started.unwrap()),
+    }
+}
+
+/// Memory servers as threads of this process.
+struct Threads;
+
+struct Thread(Arc<MemoryServer>);
+
+impl Hosts for Threads {
+    fn memory_server(&self, region_bytes: u64) -> Result<Box<dyn Host>, HostError> {
+        let region = Region::anonymous(region_bytes, HugePages::No)?;
+        let server = MemoryServer::start_over(MemoryServerConfig::default(), region)?;
+        Ok(Box::new(Thread(Arc::new(server))))
+    }
+}
+
+impl Host for Thread {
+    fn address(&self) -> std::net::SocketAddr {
+        self.0.address()
+    }
+}
+
+/// All of it, small: what must hold at any scale does, and every side did its operations.
+#[test]
+fn all_sides_take_their_turns() {
+    if start("all_sides_take_their_turns").is_none() {
+        return;
+    }
+    let options = ReproOptions { scale: 0.002, seed: 1 };
+    let report = run(&options, &Threads, &NoProgress).unwrap();
+    assert_eq!(report.failed().count(), 0, "{:?}", report.checks);
+    let at_least = |it: &&super::super::ReproCheck| it.what.contains("at least");
+    assert_eq!(report.checks.iter().filter(at_least).count(), BARS.len());
+    assert!(report.checks.iter().filter(at_least).all(|it| it.holds.is_none()), "small");
+    let [gets, ycsb] = report.tables.as_slice() else { panic!("two tables") };
+    assert_eq!(gets.rows.len(), 2 + BARS.len());
+    assert_eq!(ycsb.rows.len(), WORKLOADS.len() * System::ALL.len());
+    for row in gets.rows.iter().chain(&ycsb.rows) {
+        let number = |name: &str| row[name].as_f64().unwrap_or_else(|| panic!("{name} of {row:?}"));
+        assert!(number("M op/s") > 0.0 && number("p50 us") <= number("p99 us"), "{row:?}");
+        assert!(number("least") <= number("M op/s") && number("M op/s") <= number("most"));
+        let is_redis = row["system"].as_str().unwrap().starts_with("redis");
+        assert_eq!(row["READ /op"].is_null(), is_redis, "{row:?}");
+    }
+    // A row for each bar against each of the two, and for each engine on each workload.
+    assert_eq!(report.rows.len(), 2 * BARS.len() + WORKLOADS.len() * (System::ALL.len() - 1));
+    assert!(report.rows.iter().all(|row| row.ratio.is_some_and(|ratio| ratio > 0.0)));
+    assert!(report.svg().unwrap().contains("redis"));
+}
+
+#[test]
+fn nothing_is_left_of_a_server() {
+    let Some(server) = start("nothing_is_left_of_a_server") else { return };
+    let mut wire = server.connect().unwrap();
+    let folder = wire.ask("CONFIG GET", &[b"CONFIG", b"GET", b"dir"], |reply| match reply {
+        resp::Reply::Array(items) => items.flatten().last().map(|it| it.escape_ascii().to_string()),
+        _ => None,
+    });
+    let (folder, address) = (folder.unwrap(), server.address);
+    assert!(address.ip().is_loopback() && Path::new(&folder).is_dir());
+    drop(server);
+    assert!(!Path::new(&folder).exists(), "{folder}");
+    TcpStream::connect(address).unwrap_err();
+}
+
+#[test]
+fn a_server_that_dies_is_told_from_one_that_refuses() {
+    let Some(server) = start("a_server_that_dies_is_told_from_one_that_refuses") else { return };
+    let (mut wire, mut other) = (server.connect().unwrap(), server.connect().unwrap());
+    let ok = |reply: resp::Reply<'_>| (reply == resp::Reply::Simple(b"OK")).then_some(());
+    let refused = wire.ask("GET", &[b"GET"], ok).unwrap_err().to_string();
+    assert!(refused.contains("answers GET with \"ERR wrong number of arguments"), "{refused}");
+    let ended = other.ask("SHUTDOWN", &[b"SHUTDOWN", b"NOSAVE"], ok).unwrap_err();
+    assert!(matches!(ended, RedisError::Gone { .. }), "{ended}");
+    let gone = server.explain(wire.ask("PING", &[b"PING"], ok).unwrap_err()).to_string();
+    assert!(gone.contains("has ended or been cut off while it was at work"), "{gone}");
+    assert!(gone.contains("the last it has logged: ") && gone.contains("bye"), "{gone}");
+    let gets = Gets { clients: 1, depth: 4, keys: 10, ops: 10, value_bytes: 8 };
+    let failed = gets.run(&server).unwrap_err();
+    assert!(matches!(failed, RedisError::Benchmark { .. }), "{failed}");
+}
+
+#[test]
+fn medians_are_of_the_middle() {
+    assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
+    assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), 2.0);
+    assert_eq!(median(vec![]), 0.0);
+    let round = |rate: f64, reads: f64| Measured {
+        ops_per_s: rate,
+        per_op: Some(crate::PerOp { reads, ..Default::default() }),
+        error: (rate == 5.0).then(|| "wrong".to_owned()),
+        ..Measured::default()
+    };
+    let all = Measured::median(&[round(1.0, 1.0), round(5.0, 2.0), round(2.0, 3.0)]);
+    assert_eq!((all.ops_per_s, all.least, all.most), (2.0, 1.0, 5.0));
+    assert!((all.per_op.unwrap().reads - 2.0).abs() < 1e-9);
+    assert_eq!(all.error.as_deref(), Some("wrong"));
+}
