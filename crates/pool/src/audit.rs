@@ -13,10 +13,10 @@ use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 
 use crate::block::{HEADER_WORDS, check_header};
 use crate::class::{CLASS_COUNT, class_bytes, class_of};
-use crate::geometry::{CLIENT_BYTES, RETIRE_BYTES};
+use crate::geometry::RETIRE_BYTES;
 use crate::retire::CONFIRMED;
 use crate::settle::Steady;
-use crate::words::{BlockState, BlockWord, owner_of};
+use crate::words::{BlockState, BlockWord};
 use crate::{Pool, PoolError, Session};
 
 /// Words of the block table that are read at once.
@@ -253,7 +253,9 @@ impl Audit {
         problems: &mut Vec<String>,
     ) -> Result<BTreeMap<(ServerId, u32), Vec<(u32, bool)>>, PoolError> {
         let mut retired: BTreeMap<(ServerId, u32), Vec<(u32, bool)>> = BTreeMap::new();
-        for word in session.pool().read_retired(session.steady(), |_| true).await? {
+        let (pool, client) = (session.pool(), session.steady());
+        let clients = pool.read_clients(client).await?.into_iter().map(|(id, _)| id);
+        for word in pool.read_retired(client, clients).await? {
             let RetiredWord { client, addr, is_confirmed } = word;
             match self.locate(addr) {
                 Some((at, index)) => retired.entry(at).or_default().push((index, is_confirmed)),
@@ -474,32 +476,14 @@ impl Pool {
         Ok(all)
     }
 
-    /// The clients in use, with slot and generation of their owners.
-    pub(crate) async fn read_clients<E: Endpoint>(
-        &self,
-        client: Steady<'_, E>,
-    ) -> Result<Vec<(u32, (u32, u32))>, PoolError> {
-        let count = self.geometry().options().clients_max;
-        let table = client.buf(count as usize * CLIENT_BYTES as usize);
-        let table = client.read(self.geometry().client_addr(0), table).await?;
-        let entries = table.words().chunks_exact(CLIENT_BYTES as usize / 8);
-        Ok((0..count)
-            .zip(entries)
-            .filter_map(|(id, entry)| owner_of(entry[0]).map(|owner| (id, owner)))
-            .collect())
-    }
-
-    /// Everything in the retire pages of clients with a chosen owner.
+    /// Everything in the retire pages of these clients. 1 READ for each on each server.
     pub(crate) async fn read_retired<E: Endpoint>(
         &self,
         client: Steady<'_, E>,
-        is_chosen: impl Fn((u32, u32)) -> bool,
+        of: impl IntoIterator<Item = u32>,
     ) -> Result<Vec<RetiredWord>, PoolError> {
         let mut all = Vec::new();
-        for (id, owner) in self.read_clients(client).await? {
-            if !is_chosen(owner) {
-                continue;
-            }
+        for id in of {
             for server in self.geometry().server_ids() {
                 let at = self.geometry().retire_addr(server, id, 0);
                 let page = client.read(at, client.buf(RETIRE_BYTES as usize)).await?;

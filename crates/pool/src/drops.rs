@@ -17,7 +17,7 @@ use farleaf_fabric::{Endpoint, GlobalAddr};
 
 use crate::retire::Retiring;
 use crate::root::{DROPPING, FREE, LEFT_WORD, OWNER_WORD, RootLock};
-use crate::words::{MemberState, MemberWord};
+use crate::words::{MemberState, MemberWord, owner_of};
 use crate::{LockToken, PoolError, Root, Session};
 
 /// Words of a root entry that tell of a drop.
@@ -173,12 +173,11 @@ impl<E: Endpoint> Session<E> {
     }
 
     /// Whether the life that a token names has ended, and nothing of it is left.
-    async fn is_forgotten(&self, token: u64) -> Result<bool, PoolError> {
-        let Some(slot) = LockToken::from_word(token).map(LockToken::member) else {
-            return Ok(true);
-        };
+    pub(crate) async fn is_forgotten(&self, token: u64) -> Result<bool, PoolError> {
+        let Some(named) = LockToken::from_word(token) else { return Ok(true) };
         let (pool, client) = (&**self.pool(), self.upkeep());
-        if slot >= pool.geometry().options().members_max {
+        let (slot, options) = (named.member(), pool.geometry().options());
+        if slot >= options.members_max || named.client() >= options.clients_max {
             return Ok(true);
         }
         if slot != pool.member {
@@ -194,8 +193,23 @@ impl<E: Endpoint> Session<E> {
             // Dead is either an earlier life of the slot, or the one that has been found dead now.
             let word = client.word(pool.geometry().member_addr(slot)).await?;
             let state = MemberWord(word).state()?;
-            return Ok(matches!(state, MemberState::Live | MemberState::Free));
+            if !matches!(state, MemberState::Live | MemberState::Free) {
+                return Ok(false);
+            }
+        } else if !pool.token_is_dead(client, token).await? {
+            return Ok(false);
         }
-        pool.token_is_dead(client, token).await
+        // An earlier life that has been succeeded to (INV-MEM-3) has its clients until it is recovered, which
+        // others have from another generation. Of that slot's present life they are no sign of it.
+        let at = pool.geometry().client_addr(named.client());
+        let (ops, _) = client
+            .chain(|ops| {
+                ops.read(pool.geometry().member_addr(slot), client.buf(8));
+                ops.read(at, client.buf(8));
+            })
+            .await?;
+        let generation = MemberWord(ops.buf(0).words()[0]).generation();
+        let owner = owner_of(ops.buf(1).words()[0]);
+        Ok(owner.is_none_or(|(of, life)| of != slot || life == generation))
     }
 }

@@ -25,7 +25,7 @@ pub enum PoolError {
     #[error(transparent)]
     Format(#[from] FormatError),
     /// A table of fixed length is full: of what, and how many it holds.
-    #[error("no free {0} entry: the pool was formatted for {1}")]
+    #[error("no free {0} entry: the pool was formatted for {1}; {advice}", advice = advice(.0))]
     NoSlot(&'static str, usize),
     /// There is no table of that name.
     #[error("there is no table {0:?}")]
@@ -51,6 +51,19 @@ pub enum PoolError {
     /// This compute server has left the pool and must join anew.
     #[error("this compute server has left the pool: join it anew")]
     Closed,
+}
+
+/// What to do where no entry of a table is free.
+fn advice(of: &str) -> &'static str {
+    match of {
+        "client" => "use fewer threads, close processes that are not needed, or make a larger pool",
+        "member" => {
+            "none of the compute servers that have them is known to be dead: close one, or try again when \
+             the leases of those that have died have run out"
+        }
+        "table" => "drop one that is not needed",
+        _ => "end the session and begin another",
+    }
 }
 
 /// A server's region cannot be opened as part of a pool. Nothing was changed.

@@ -44,7 +44,7 @@ impl Default for PoolOptions {
     fn default() -> Self {
         PoolOptions {
             block_bytes: 16 << 20,
-            clients_max: 256,
+            clients_max: 1024,
             members_max: 64,
             tables_max: 256,
             redo_bytes: 16 << 10,
@@ -54,16 +54,19 @@ impl Default for PoolOptions {
 
 impl PoolOptions {
     /// Options that suit regions of that size: at most the default's, smaller blocks and fewer
-    /// clients where these would leave little room for data.
+    /// clients where these would leave little room for data, and no more members than a quarter of the
+    /// clients, so that each can have one that operations leave free.
     pub fn fitting(region_bytes: u64) -> PoolOptions {
         let most = PoolOptions::default();
         let redo_bytes = if region_bytes < 4 << 20 { 4 << 10 } else { most.redo_bytes };
         let client_bytes = u64::from(redo_bytes) + RETIRE_BYTES;
         let block_bytes = (region_bytes / 64).max(1).ilog2();
+        let clients_max =
+            (region_bytes / 8 / client_bytes).clamp(2, most.clients_max.into()) as u32;
         PoolOptions {
             block_bytes: (1_u64 << block_bytes).clamp(64 << 10, most.block_bytes),
-            clients_max: (region_bytes / 8 / client_bytes).clamp(2, most.clients_max.into()) as u32,
-            members_max: most.members_max,
+            clients_max,
+            members_max: (clients_max / 4).clamp(4, most.members_max),
             tables_max: (region_bytes / 64 / ROOT_BYTES).clamp(4, most.tables_max.into()) as u32,
             redo_bytes,
         }

@@ -8,6 +8,13 @@
 //! whoever meets the entry.
 //! INV-MEM-2: a state becomes dead only after its incarnation has been fenced on every server, or
 //! by the member itself when it leaves something behind and does nothing any more.
+//! INV-MEM-3: where all entries are taken, a new member *succeeds to* one whose life is dead: the slot goes
+//! from dead to live without having been free, so that the dead, as many as they are, keep nobody from the
+//! pool. What the life before had is then the successor's to recover: its blocks are claimed before the
+//! successor hands anything out, as of a recovery of its own that was dropped; its clients name another
+//! generation of the slot, and its tokens are of no client of this life. Of several who would succeed to one
+//! slot, the one goes on whose mark (recovering, by the slot itself and a drawn number) stands in the state;
+//! then it sets its incarnation, so that a successor that died on the way can be proven dead, too.
 
 use std::sync::atomic::Ordering;
 
@@ -17,7 +24,7 @@ use crate::address::ADDRESS_AT;
 use crate::canary::Canary;
 use crate::geometry::MEMBER_BYTES;
 use crate::settle::{Steady, Trial};
-use crate::words::{AnnounceWord, MemberState, MemberWord};
+use crate::words::{AnnounceWord, BlockState, MemberState, MemberWord};
 use crate::{Geometry, Pool, PoolError};
 
 /// One entry as a READ found it; its words may be of different moments.
@@ -34,6 +41,8 @@ pub(crate) struct Joined {
     pub(crate) slot: u32,
     pub(crate) generation: u32,
     pub(crate) announced: AnnounceWord,
+    /// There was a life before that is to be recovered (INV-MEM-3).
+    pub(crate) inherits: bool,
 }
 
 /// The entries in the words of a member table.
@@ -119,10 +128,100 @@ pub(crate) async fn join<E: Endpoint>(
             .await?;
         if ops.old(1) == word.0 || again && ops.old(1) == live.0 {
             // Announcements are nobody's but the member's: a repeated one is in place.
-            return Ok(Joined { slot, generation, announced: idle });
+            return Ok(Joined { slot, generation, announced: idle, inherits: false });
+        }
+    }
+    succeed(client, geometry).await
+}
+
+/// Takes the entry of a dead member, as none is free (INV-MEM-3).
+///
+/// Cost: 2 READs of the table; per live member 1 READ and a look by the fabric, and if it is dead a fence
+/// per server and 1 CAS; for the entry 2 READs, 2 CAS and 1 chain.
+async fn succeed<E: Endpoint>(
+    client: Steady<'_, E>,
+    geometry: &Geometry,
+) -> Result<Joined, PoolError> {
+    for (slot, entry) in (0..).zip(read_table(client, geometry).await?) {
+        if entry.word.state()? == MemberState::Live {
+            mark_dead(client, geometry, slot, entry.word).await?;
+        }
+    }
+    let table = read_table(client, geometry).await?;
+    for (slot, entry) in (0..).zip(&table) {
+        let is_dead = match entry.word.state()? {
+            MemberState::Dead => true,
+            MemberState::Recovering if is_succeeded(slot, entry.word) => {
+                successor_is_dead(client, geometry, slot).await?
+            }
+            MemberState::Recovering => !is_there(&table, entry.word.recoverer()),
+            MemberState::Free | MemberState::Live => false,
+        };
+        if is_dead && let Some(joined) = succeed_to(client, geometry, slot, entry.word).await? {
+            return Ok(joined);
         }
     }
     Err(PoolError::NoSlot("member", geometry.options().members_max as usize))
+}
+
+/// Takes the entry in `slot`, whose life is dead; `None` if another is quicker: to succeed to it, or to
+/// recover it.
+async fn succeed_to<E: Endpoint>(
+    client: Steady<'_, E>,
+    geometry: &Geometry,
+    slot: u32,
+    seen: MemberWord,
+) -> Result<Option<Joined>, PoolError> {
+    let (at, own) = (geometry.member_addr(slot), client.endpoint().incarnation());
+    let mark = seen.recovering(slot, client.endpoint().random() as u32);
+    if client.cas(at, seen.0, mark.0).await? != seen.0 {
+        return Ok(None);
+    }
+    let before = client.word(at.plus(8)).await?;
+    if client.cas(at.plus(8), before, own.0).await? != before {
+        return Ok(None);
+    }
+    let read = client.read(at, client.buf(32)).await?;
+    let (announced, address) = (AnnounceWord(read.words()[2]), read.words()[3]);
+    let (idle, generation) = (announced.next_idle(), seen.generation().wrapping_add(1));
+    let live = MemberWord::new(MemberState::Live, generation);
+    let (ops, again) = client
+        .chain(|ops| {
+            ops.cas(at.plus(16), announced.0, idle.0);
+            // INV-ADDR-1
+            ops.cas(at.plus(ADDRESS_AT), address, 0);
+            ops.cas(at, mark.0, live.0);
+        })
+        .await?;
+    let found = ops.old(2);
+    if found == mark.0 || again && found == live.0 {
+        return Ok(Some(Joined { slot, generation, announced: idle, inherits: true }));
+    }
+    // A recoverer has taken it before the incarnation was set. It clears the entry without.
+    client.cas_release(at.plus(8), own.0, 0).await?;
+    Ok(None)
+}
+
+/// Whether the word is the mark of somebody who succeeds to the slot.
+pub(crate) fn is_succeeded(slot: u32, word: MemberWord) -> bool {
+    word.is(MemberState::Recovering) && word.recoverer().0 == slot
+}
+
+/// Whether nobody lives who may have set the mark that was seen in the slot.
+pub(crate) async fn successor_is_dead<E: Endpoint>(
+    client: Steady<'_, E>,
+    geometry: &Geometry,
+    slot: u32,
+) -> Result<bool, PoolError> {
+    let incarnation = client.word(geometry.member_addr(slot).plus(8)).await?;
+    fence_if_dead(client, Incarnation(incarnation)).await
+}
+
+/// Whether the recoverer that a word names, by slot and low bits of its generation, is a live member.
+pub(crate) fn is_there(table: &[MemberEntry], (slot, generation): (u32, u32)) -> bool {
+    table.get(slot as usize).is_some_and(|recoverer| {
+        recoverer.word.is(MemberState::Live) && recoverer.word.generation() & 0x1fff == generation
+    })
 }
 
 /// How far a generation moves on where another join of this process may try the next one.
@@ -191,28 +290,67 @@ async fn fence_if_dead<E: Endpoint>(
     }
 }
 
+/// Whether the member in `slot`, seen live with `seen`, is dead; then it is fenced and marked.
+///
+/// Cost: 1 READ and a look by the fabric; if it is dead, a fence per server and 1 CAS.
+async fn mark_dead<E: Endpoint>(
+    client: Steady<'_, E>,
+    geometry: &Geometry,
+    slot: u32,
+    seen: MemberWord,
+) -> Result<bool, PoolError> {
+    let at = geometry.member_addr(slot);
+    // Read after `seen` was: it is the incarnation of that life, or a later one's, and then the
+    // CAS fails. The one that was read together with `seen` may be of an earlier life.
+    let read = client.read(at.plus(8), client.buf(8)).await?;
+    let incarnation = Incarnation(read.words()[0]);
+    if incarnation.0 == 0 || !fence_if_dead(client, incarnation).await? {
+        return Ok(false);
+    }
+    let dead = MemberWord::new(MemberState::Dead, seen.generation());
+    // If the word has changed, another has marked, or even recovered, this life.
+    client.cas(at, seen.0, dead.0).await?;
+    Ok(true)
+}
+
 impl Pool {
-    /// Whether the member in `slot`, seen live with `seen`, is dead; then it is fenced and marked.
-    ///
-    /// Cost: 1 READ and a look by the fabric; if it is dead, a fence per server and 1 CAS.
+    /// As [`mark_dead`]; then there is somebody to recover.
     pub(crate) async fn declare_dead<E: Endpoint>(
         &self,
         client: Steady<'_, E>,
         slot: u32,
         seen: MemberWord,
     ) -> Result<bool, PoolError> {
-        let at = self.geometry().member_addr(slot);
-        // Read after `seen` was: it is the incarnation of that life, or a later one's, and then the
-        // CAS fails. The one that was read together with `seen` may be of an earlier life.
-        let read = client.read(at.plus(8), client.buf(8)).await?;
-        let incarnation = Incarnation(read.words()[0]);
-        if incarnation.0 == 0 || !fence_if_dead(client, incarnation).await? {
-            return Ok(false);
+        let is_dead = mark_dead(client, self.geometry(), slot, seen).await?;
+        self.needs_recovery.fetch_or(is_dead, Ordering::Relaxed);
+        Ok(is_dead)
+    }
+
+    /// Claims the blocks that the slot's life before had, before this one hands out anything of its own,
+    /// and leaves the rest to a recovery (INV-MEM-3).
+    ///
+    /// Cost: 1 READ per 64 KiB of block table, 1 CAS for each such block.
+    pub(crate) async fn inherit<E: Endpoint>(
+        &self,
+        client: Steady<'_, E>,
+    ) -> Result<(), PoolError> {
+        self.inherits.store(true, Ordering::SeqCst);
+        self.recovery_unfinished.store(true, Ordering::SeqCst);
+        for server in self.geometry().server_ids() {
+            for (block, word) in self.read_block_words(client, server).await? {
+                let next = match word.state()? {
+                    BlockState::Owned => {
+                        word.next(BlockState::Recovering, word.class(), self.member)
+                    }
+                    BlockState::Carving => word.next(BlockState::Free, 0, 0),
+                    _ => continue,
+                };
+                if word.owner() == self.member {
+                    let at = self.geometry().block_word_addr(server, block);
+                    client.cas(at, word.0, next.0).await?;
+                }
+            }
         }
-        let dead = MemberWord::new(MemberState::Dead, seen.generation());
-        // If the word has changed, another has marked, or even recovered, this life.
-        client.cas(at, seen.0, dead.0).await?;
-        self.needs_recovery.store(true, Ordering::Relaxed);
-        Ok(true)
+        Ok(())
     }
 }

@@ -13,7 +13,7 @@ use crate::local::Allocator;
 use crate::pins::Pins;
 use crate::retire::Retirement;
 use crate::settle::{Lines, PATIENCE_NS, Steady};
-use crate::words::owner_of;
+use crate::words::{MemberState, MemberWord, owner_of};
 use crate::{Geometry, PoolError, Session, member, superblock};
 
 /// What a member knows of the pool's memory.
@@ -66,6 +66,8 @@ pub struct Pool {
     pub(crate) recovering: AtomicBool,
     /// One was dropped; what it had claimed is claimed still.
     pub(crate) recovery_unfinished: AtomicBool,
+    /// The life that this slot had before is still to be recovered (INV-MEM-3).
+    pub(crate) inherits: AtomicBool,
     left: AtomicBool,
     /// Reconnects of the threads that have had a session, by their counters.
     lines: Mutex<Vec<(Arc<Counters>, Arc<Lines>)>>,
@@ -75,17 +77,22 @@ pub struct Pool {
 impl Pool {
     /// Checks that every server is formatted and part of one pool, and becomes a member.
     ///
-    /// Cost: 1 READ per server, 2 READs, 3 CAS.
+    /// If no slot is free, it succeeds to a dead member, whose recovery is then this one's to do
+    /// ([`Pool::needs_recovery`]).
+    ///
+    /// Cost: 1 READ per server, 2 READs, 3 CAS. If no slot is free besides 4 READs, 2 CAS, per member 1 READ
+    /// and a look by the fabric, and 1 READ per 64 KiB of block table.
     ///
     /// # Errors
-    /// `Format` with the server and what to do, `NoSlot` if all member slots are taken, `Fabric`.
+    /// `Format` with the server and what to do, `NoSlot` if all member slots are taken by members that are
+    /// not known to be dead, `Fabric`.
     pub async fn join<E: Endpoint>(client: &Client<E>) -> Result<Arc<Pool>, PoolError> {
         let lines = Arc::new(Lines::new(client.endpoint().server_count()));
         let steady = Steady::new(client, &lines, PATIENCE_NS);
         let (geometry, id) = superblock::open(steady).await?;
         let joined = member::join(steady, &geometry).await?;
         let clients = geometry.options().clients_max;
-        Ok(Arc::new(Pool {
+        let pool = Arc::new(Pool {
             member: joined.slot,
             generation: joined.generation,
             incarnation: client.endpoint().incarnation(),
@@ -105,18 +112,36 @@ impl Pool {
             needs_recovery: AtomicBool::new(false),
             recovering: AtomicBool::new(false),
             recovery_unfinished: AtomicBool::new(false),
+            inherits: AtomicBool::new(false),
             left: AtomicBool::new(false),
-            lines: Mutex::new(vec![(Arc::clone(client.endpoint().counters()), lines)]),
+            lines: Mutex::new(vec![(Arc::clone(client.endpoint().counters()), Arc::clone(&lines))]),
             kept: Kept::default(),
             geometry,
             id,
-        }))
+        });
+        if joined.inherits
+            && let Err(error) = pool.inherit(steady).await
+        {
+            // Others recover both lives then. If they cannot be told, they find out when this process ends.
+            let _ = pool.die(steady).await;
+            return Err(error);
+        }
+        Ok(pool)
+    }
+
+    /// Marks this member as dead, which does nothing any more. 1 CAS.
+    pub(crate) async fn die<E: Endpoint>(&self, client: Steady<'_, E>) -> Result<(), PoolError> {
+        let at = self.geometry().member_addr(self.member);
+        let live = MemberWord::new(MemberState::Live, self.generation);
+        let dead = MemberWord::new(MemberState::Dead, self.generation);
+        client.cas_release(at, live.0, dead.0).await?;
+        Ok(())
     }
 
     /// A session for one coroutine on `endpoint`'s thread.
     ///
-    /// Cost: 1 READ of the client table, 1 CAS, 1 chain, and a chain more if another member had the
-    /// client before.
+    /// Cost: 1 READ of 64 entries of the client table (as many again as before for each more, if none of
+    /// them is free), 1 CAS, 1 chain, and a chain more if another member had the client before.
     ///
     /// # Errors
     /// `NoSlot` if all clients are taken, `Closed`, `Fabric`.

@@ -36,10 +36,10 @@ use crate::address::ADDRESS_AT;
 use crate::block::{HEADER_WORDS, check_header};
 use crate::geometry::RETIRE_BYTES;
 use crate::give_back::BATCH;
-use crate::member::{MemberEntry, read_table};
+use crate::member::{MemberEntry, is_succeeded, is_there, read_table, successor_is_dead};
 use crate::pins::{UNPINNED, pin_at};
 use crate::settle::{Cas, Steady};
-use crate::words::{AnnounceWord, BlockState, BlockWord, MemberState, MemberWord};
+use crate::words::{AnnounceWord, BlockState, BlockWord, MemberState, MemberWord, owner_of};
 use crate::{Audit, Pool, PoolError, Session};
 
 /// Looks at the others' announcements before the wait is given up, and the longest time between.
@@ -52,6 +52,10 @@ const GRACE_WAIT_NS_MAX: u64 = 1_000_000;
 pub struct Recovery {
     pool: Arc<Pool>,
     members: Vec<Dead>,
+    /// The dead's clients. As they are fenced, there will be no more.
+    clients: Vec<u32>,
+    /// Whether this member's slot had an earlier life that is dead, too.
+    inherits: bool,
     /// Claimed blocks with whole headers, and their words now.
     blocks: Vec<(ServerId, u32, BlockWord)>,
     /// What the dead had announced.
@@ -92,8 +96,8 @@ impl<E: Endpoint> Session<E> {
     /// object that is reachable throughout. Until the recovery is finished or dropped, nothing in
     /// the pool is reclaimed.
     ///
-    /// Cost: 2 READs of the member table, a look by the fabric at each live member, then 1 CAS per
-    /// dead member and per block, and 1 READ per block and retire page.
+    /// Cost: 2 READs of the member table and 1 of the client table, a look by the fabric at each live
+    /// member, then 1 CAS per dead member and per block, and 1 READ per block and retire page.
     ///
     /// # Errors
     /// `Fabric`, `Corrupt`: try again; what was claimed is this member's.
@@ -119,6 +123,8 @@ impl<E: Endpoint> Session<E> {
         let mut recovery = Recovery {
             pool: Arc::clone(pool),
             members: Vec::new(),
+            clients: Vec::new(),
+            inherits: false,
             blocks: Vec::new(),
             announced: Vec::new(),
             problems: Vec::new(),
@@ -128,15 +134,20 @@ impl<E: Endpoint> Session<E> {
         pool.ensure_live(client).await?;
         if with_members {
             recovery.members = pool.claim_dead(client).await?;
+            recovery.inherits = pool.inherits.load(Ordering::SeqCst);
             let is_left = pool.recovery_unfinished.load(Ordering::SeqCst);
             if recovery.members.is_empty() && !is_left {
                 return Ok(None);
             }
         }
         recovery.claim_blocks(client).await?;
-        let announced = pool.read_retired(client, |owner| recovery.is_dead(owner)).await?;
+        let clients = pool.read_clients(client).await?;
+        let dead = clients.into_iter().filter(|(_, owner)| recovery.is_dead(*owner));
+        recovery.clients = dead.map(|(id, _)| id).collect();
+        let announced = pool.read_retired(client, recovery.clients.iter().copied()).await?;
         recovery.announced = announced.into_iter().map(|word| word.addr).collect();
-        let is_empty = recovery.members.is_empty() && recovery.blocks.is_empty();
+        let has_dead = !recovery.members.is_empty() || recovery.inherits;
+        let is_empty = !has_dead && recovery.blocks.is_empty();
         if is_empty && with_members {
             pool.recovery_unfinished.store(false, Ordering::SeqCst);
         }
@@ -148,8 +159,9 @@ impl<E: Endpoint> Session<E> {
     /// waits for everybody's pins. If that takes too long, it is not [`Recovered::complete`], and is
     /// to be begun anew.
     ///
-    /// Cost: per block 1 READ and a batch of CAS per 64 words with lost objects, and 1 CAS; per dead
-    /// client and server 2 WRITEs; some ticks' worth of waiting.
+    /// Cost: 1 READ of the client table; per block 1 READ and a batch of CAS per 64 words with lost
+    /// objects, and 1 CAS; per client and server 1 READ; per dead client and server 1 WRITE, and 1 READ and
+    /// 1 CAS; per dead member 1 READ and 1 chain; some ticks' worth of waiting.
     ///
     /// # Errors
     /// `Invalid` if the audit is of before the recovery; `Fabric`, `Corrupt`. Then begin anew.
@@ -169,13 +181,14 @@ impl<E: Endpoint> Session<E> {
                  the recovery"
             )));
         }
-        let dead = |owner| recovery.is_dead(owner);
-        let announced = pool.read_retired(client, dead).await?;
-        let others = pool.read_retired(client, |owner| !dead(owner)).await?;
+        let announced = pool.read_retired(client, recovery.clients.iter().copied()).await?;
+        let others = pool.read_clients(client).await?.into_iter();
+        let others = others.filter(|(_, owner)| !recovery.is_dead(*owner)).map(|(id, _)| id);
+        let others = pool.read_retired(client, others).await?;
         let others: BTreeSet<GlobalAddr> = others.into_iter().map(|word| word.addr).collect();
         pool.pins.recovery.store(UNPINNED, Ordering::SeqCst);
         let mut done = Recovered {
-            members: recovery.members.len(),
+            members: recovery.members(),
             blocks: recovery.blocks.len(),
             complete: self.wait_for_others().await?,
             problems: recovery.problems.clone(),
@@ -184,10 +197,8 @@ impl<E: Endpoint> Session<E> {
         // From here on nobody else could finish it: what has been zeroed is known here alone.
         let client = client.patient();
         if done.complete {
-            for (id, owner) in pool.read_clients(client).await? {
-                if recovery.is_dead(owner) {
-                    pool.zero_areas(client, id).await?;
-                }
+            for id in &recovery.clients {
+                pool.zero_areas(client, *id).await?;
             }
         }
         for (server, block, word) in &recovery.blocks {
@@ -213,10 +224,13 @@ impl<E: Endpoint> Session<E> {
             pool.ensure_live(client).await?;
             pool.free_announced(client, &lost, &mut done).await?;
             pool.pins.recovery.store(UNPINNED, Ordering::SeqCst);
+            // INV-REC-4
+            pool.free_clients(client, &recovery).await?;
             for member in &recovery.members {
                 pool.clear_member(client, member).await?;
             }
             recovery.is_finished = true;
+            pool.inherits.store(false, Ordering::SeqCst);
             pool.recovery_unfinished.store(false, Ordering::SeqCst);
         }
         Ok(done)
@@ -251,14 +265,17 @@ impl Recovery {
         Audit::of(&self.pool, &self.blocks, &self.announced)
     }
 
-    /// Dead members that were claimed.
+    /// Dead members that were claimed, and the dead one whose place this member has taken.
     pub fn members(&self) -> usize {
-        self.members.len()
+        self.members.len() + usize::from(self.inherits)
     }
 
+    /// Whether a client's owner is among the dead. A dead slot has none but dead lives: it may have been
+    /// succeeded to by one that died before it recovered the one before (INV-MEM-3).
     fn is_dead(&self, (slot, generation): (u32, u32)) -> bool {
-        let mut members = self.members.iter();
-        members.any(|dead| dead.slot == slot && dead.word.generation() == generation)
+        let is_own = slot == self.pool.member;
+        is_own && self.inherits && generation != self.pool.generation
+            || self.members.iter().any(|dead| dead.slot == slot)
     }
 
     /// Claims the dead members' blocks and all orphans.
@@ -306,7 +323,7 @@ impl Recovery {
 
 impl Drop for Recovery {
     fn drop(&mut self) {
-        let has_claims = !self.members.is_empty() || !self.blocks.is_empty();
+        let has_claims = self.members() > 0 || !self.blocks.is_empty();
         if has_claims && !self.is_finished {
             self.pool.recovery_unfinished.store(true, Ordering::SeqCst);
         }
@@ -328,6 +345,9 @@ impl Pool {
         for (slot, entry) in (0..).zip(&table) {
             let is_mine = match entry.word.state()? {
                 MemberState::Dead => true,
+                MemberState::Recovering if is_succeeded(slot, entry.word) => {
+                    successor_is_dead(client, self.geometry(), slot).await?
+                }
                 MemberState::Recovering => self.may_recover(entry.word, &table),
                 MemberState::Free | MemberState::Live => false,
             };
@@ -343,11 +363,7 @@ impl Pool {
     /// Whether a member's recovery is this member's, or its recoverer is gone.
     fn may_recover(&self, word: MemberWord, table: &[MemberEntry]) -> bool {
         let (slot, generation) = word.recoverer();
-        slot == self.member
-            || table.get(slot as usize).is_none_or(|recoverer| {
-                !recoverer.word.is(MemberState::Live)
-                    || recoverer.word.generation() & 0x1fff != generation
-            })
+        slot == self.member || !is_there(table, (slot, generation))
     }
 
     /// Frees a claimed block's lost objects and lets the block go. If the recovery is not complete,
@@ -388,7 +404,7 @@ impl Pool {
                 });
             }
             if lost != 0 && !done.complete {
-                if word.owner() != self.member {
+                if word.owner() != self.member || self.inherits.load(Ordering::SeqCst) {
                     return Ok(());
                 }
                 in_use = true;
@@ -453,19 +469,28 @@ impl Pool {
         Ok(())
     }
 
-    /// Frees a recovered member's clients and entry.
+    /// Frees the clients that the dead had.
+    async fn free_clients<E: Endpoint>(
+        &self,
+        client: Steady<'_, E>,
+        of: &Recovery,
+    ) -> Result<(), PoolError> {
+        for id in &of.clients {
+            let at = self.geometry().client_addr(*id);
+            let word = client.word(at).await?;
+            if owner_of(word).is_some_and(|owner| of.is_dead(owner)) {
+                client.cas_release(at, word, 0).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Frees a recovered member's entry.
     async fn clear_member<E: Endpoint>(
         &self,
         client: Steady<'_, E>,
         dead: &Dead,
     ) -> Result<(), PoolError> {
-        for (id, owner) in self.read_clients(client).await? {
-            if owner == (dead.slot, dead.word.generation()) {
-                let at = self.geometry().client_addr(id);
-                let word = client.word(at).await?;
-                client.cas_release(at, word, 0).await?;
-            }
-        }
         let at = self.geometry().member_addr(dead.slot);
         let entry = client.read(at, client.buf(32)).await?;
         let (incarnation, announced) = (entry.words()[1], AnnounceWord(entry.words()[2]));

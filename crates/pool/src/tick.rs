@@ -10,7 +10,6 @@ use crate::clients::ClosedClient;
 use crate::epoch::Observation;
 use crate::retire::Freeing;
 use crate::settle::Steady;
-use crate::words::{MemberState, MemberWord};
 use crate::{Pool, PoolError, Session, member};
 
 /// Ticks between looks at one own block for what others have given back.
@@ -180,11 +179,7 @@ impl<E: Endpoint> Session<E> {
         let pool = &**self.pool();
         pool.check_open()?;
         pool.close();
-        let at = pool.geometry().member_addr(pool.member);
-        let live = MemberWord::new(MemberState::Live, pool.generation);
-        let dead = MemberWord::new(MemberState::Dead, pool.generation);
-        self.upkeep().cas_release(at, live.0, dead.0).await?;
-        Ok(())
+        pool.die(self.upkeep()).await
     }
 
     /// Whether something that this member has retired is not free yet.
@@ -197,11 +192,8 @@ impl<E: Endpoint> Session<E> {
     async fn give_up_entries(&self) -> Result<(), PoolError> {
         let (pool, client) = (&**self.pool(), self.upkeep());
         let left = self.has_retired() || pool.recovery_unfinished.load(Ordering::SeqCst);
-        let at = pool.geometry().member_addr(pool.member);
-        let live = MemberWord::new(MemberState::Live, pool.generation);
         if left {
-            let dead = MemberWord::new(MemberState::Dead, pool.generation);
-            client.cas_release(at, live.0, dead.0).await?;
+            pool.die(client).await?;
             pool.close();
             return Ok(());
         }

@@ -1,7 +1,7 @@
 //! What all handles, threads and tasks of one store share.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use farleaf_fabric::{AnyFabric, Client, Endpoint, Fabric};
@@ -29,6 +29,8 @@ pub(crate) struct Core {
     pub(crate) pool: Arc<Pool>,
     pub(crate) gates: Gates,
     pub(crate) activity: Activity,
+    /// Sessions that are being made beside others of the same call.
+    pub(crate) making: AtomicUsize,
     /// How tables are opened.
     options: OpenOptions,
     /// What answers other compute servers.
@@ -61,6 +63,7 @@ impl Core {
             pool,
             gates: Gates::default(),
             activity: Activity::default(),
+            making: AtomicUsize::new(0),
             options,
             serving: Serving::new(serve),
             closed: AtomicBool::new(false),

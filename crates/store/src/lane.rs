@@ -14,9 +14,10 @@
 use std::cell::{Cell, RefCell};
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric};
+use farleaf_pool::PoolError;
 
 use crate::core::Core;
 use crate::error::{Error, ErrorKind, Result};
@@ -32,9 +33,10 @@ const SESSION_WAITS: u32 = 100;
 const SESSION_WAIT_NS: u64 = 10_000_000;
 /// A store takes no more than this part of the pool's sessions for overlapping operations.
 const SPARE_PART: usize = 4;
-/// One of so many parts of the pool's sessions is left to opening it, recovering the dead, who hold theirs until
-/// then, maintenance and leaving: two for each member that there may be.
-const UPKEEP_PART: u32 = 2;
+/// One of so many parts of the pool's sessions is left to maintenance threads, which open the pool, recover the
+/// dead, who hold theirs until then, and leave: one for each member that there may be, and in larger pools more
+/// for those who die over it.
+const UPKEEP_PART: u32 = 4;
 
 /// One thread's endpoint, its executor and its sessions.
 pub(crate) struct Lane {
@@ -103,7 +105,9 @@ impl Lane {
     /// are for all threads of all processes, and closing and recovery need one, too.
     pub(crate) async fn spare_session(&self) -> Option<SessionGuard<'_>> {
         let most = self.core.pool.geometry().options().clients_max as usize / SPARE_PART;
-        if self.idle.borrow().is_empty() && self.core.pool.sessions() >= most {
+        let making = self.idle.borrow().is_empty().then(|| Making::begin(&self.core.making));
+        // Those that are being made count: many threads ask at once.
+        if making.as_ref().is_some_and(|own| self.core.pool.sessions() + own.others >= most) {
             return None;
         }
         self.try_session().await.ok()
@@ -124,7 +128,8 @@ impl Lane {
             Some(counted) => counted,
             None => {
                 let pool = &self.core.pool;
-                let session = pool.session_leaving(self.endpoint.clone(), kept).await?;
+                let session = pool.session_leaving(self.endpoint.clone(), kept).await;
+                let session = session.map_err(|error| no_session(error, kept))?;
                 Counted { session, ops: Cell::new(0) }
             }
         };
@@ -134,7 +139,6 @@ impl Lane {
     }
 
     /// Sessions that nobody uses.
-    #[cfg(test)]
     pub(crate) fn idle_sessions(&self) -> usize {
         self.idle.borrow().len()
     }
@@ -154,6 +158,41 @@ impl Lane {
 /// Sessions that a store's operations leave free.
 pub(crate) fn kept(core: &Core) -> u32 {
     core.pool.geometry().options().clients_max / UPKEEP_PART
+}
+
+/// The error for a session that could not be had by whoever leaves `kept` free.
+#[cold]
+fn no_session(error: PoolError, kept: u32) -> Error {
+    match error {
+        PoolError::NoSlot("client", all) if kept > 0 => Error::new(
+            ErrorKind::Full,
+            format!(
+                "all {} sessions that operations may have of the pool's {all} are taken, one for each thread of \
+                 each process: use fewer threads or processes, or make a larger pool",
+                all.saturating_sub(kept as usize)
+            ),
+        ),
+        error => error.into(),
+    }
+}
+
+/// A spare session that is being made.
+struct Making<'a> {
+    count: &'a AtomicUsize,
+    /// How many others were being made.
+    others: usize,
+}
+
+impl<'a> Making<'a> {
+    fn begin(count: &'a AtomicUsize) -> Self {
+        Making { count, others: count.fetch_add(1, Ordering::SeqCst) }
+    }
+}
+
+impl Drop for Making<'_> {
+    fn drop(&mut self) {
+        self.count.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 struct Job<'a>(&'a Gate);
@@ -396,6 +435,24 @@ mod tests {
             assert_eq!(lanes(&db), (2, 0));
         }
         assert!(check_outside(db.core()).is_ok());
+    }
+
+    /// Of 200 threads that loaded over a network, all took sessions for overlapping operations before any of
+    /// these was counted: there was none left for other threads.
+    #[test]
+    fn sessions_that_are_being_made_count_as_spare_ones() {
+        let db = small();
+        let most = db.core().pool.geometry().options().clients_max as usize / SPARE_PART;
+        Lane::run(db.core(), async |lane| {
+            let _own = lane.session().await?;
+            let others: Vec<_> = (0..most).map(|_| Making::begin(&db.core().making)).collect();
+            assert!(lane.spare_session().await.is_none());
+            drop(others);
+            assert!(lane.spare_session().await.is_some());
+            assert_eq!(db.core().making.load(Ordering::SeqCst), 0);
+            Ok(())
+        })
+        .unwrap();
     }
 
     #[test]

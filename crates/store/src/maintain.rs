@@ -3,13 +3,17 @@
 //! While operations go on, it moves the pool's epochs forward every 10 ms, so that memory of what
 //! was removed comes back, and looks after members that died. After a quiet time it sleeps until
 //! the next operation.
+//!
+//! - **INV-MAINTAIN-1** It opens the pool, looks after it and leaves it with one session: the one that
+//!   operations leave free for each member. So the pool can be opened, and the dead recovered, whatever
+//!   sessions operations have, and those of the dead.
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::core::Core;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::lane::Lane;
 
 /// Time between two ticks.
@@ -22,17 +26,46 @@ const LEAVE_WAITS: u32 = 10;
 /// Time before a recovery that could not be done is tried again.
 const RECOVERY_PAUSE: Duration = Duration::from_secs(1);
 
-/// Starts the thread. It ends, and leaves the pool, once the store is closed and it is woken.
+/// Starts the thread, and waits until it has cleared away what dead members left. It ends, and leaves the pool,
+/// once the store is closed and it is woken.
 pub(crate) fn start(core: Arc<Core>) -> Result<JoinHandle<Result<()>>> {
-    thread::Builder::new()
+    let (told, opened) = mpsc::sync_channel(1);
+    let thread = thread::Builder::new()
         .name("farleaf-maintain".to_owned())
-        .spawn(move || maintain(&core))
-        .map_err(|source| Error::io("cannot start the maintenance thread", source))
+        .spawn(move || {
+            core.activity.set_thread();
+            let lane = match open(&core) {
+                Ok(lane) => lane,
+                Err(error) => {
+                    // Whoever starts it waits for this.
+                    let _ = told.send(Err(error));
+                    return Ok(());
+                }
+            };
+            let _ = told.send(Ok(()));
+            maintain(&core, &lane)
+        })
+        .map_err(|source| Error::io("cannot start the maintenance thread", source))?;
+    let gone = || Error::new(ErrorKind::Internal, "the maintenance thread ended by a panic");
+    opened.recv().unwrap_or_else(|_| Err(gone()))?;
+    Ok(thread)
 }
 
-fn maintain(core: &Arc<Core>) -> Result<()> {
-    core.activity.set_thread();
+/// The thread's lane, with which it has recovered the dead.
+fn open(core: &Arc<Core>) -> Result<Lane> {
     let lane = Lane::new(core)?;
+    let recovered: Result<_> = lane.endpoint().executor().clone().block_on(async {
+        let session = lane.upkeep_session().await?;
+        Ok(farleaf_index::recover(&session).await?)
+    });
+    match recovered {
+        // A table that is not whole must not keep others from the pool: `verify` tells of it.
+        Err(error) if error.kind() != ErrorKind::Corrupt => Err(error),
+        _ => Ok(lane),
+    }
+}
+
+fn maintain(core: &Arc<Core>, lane: &Lane) -> Result<()> {
     let executor = lane.endpoint().executor().clone();
     let mut seen_ops = None;
     let mut quiet_ticks = 0;
@@ -67,12 +100,11 @@ fn maintain(core: &Arc<Core>) -> Result<()> {
         }
         quiet_ticks = 0;
     }
-    drop(lane);
-    leave(core)
+    leave(core, lane)
 }
 
-/// Leaves the pool. The last thing that a store does; no operation is under way.
-pub(crate) fn leave(core: &Arc<Core>) -> Result<()> {
+/// Leaves the pool with the lane's session. The last thing that a store does; no operation is under way.
+pub(crate) fn leave(core: &Arc<Core>, lane: &Lane) -> Result<()> {
     if !core.is_shared {
         // The pool goes with the mapping.
         return Ok(());
@@ -80,12 +112,11 @@ pub(crate) fn leave(core: &Arc<Core>) -> Result<()> {
     core.serving.stop();
     // Threads that are just ending still have sessions.
     for _ in 0..LEAVE_WAITS {
-        if core.pool.sessions() == 0 {
+        if core.pool.sessions() <= lane.idle_sessions() {
             break;
         }
         thread::sleep(TICK);
     }
-    let lane = Lane::new(core)?;
     let executor = lane.endpoint().executor().clone();
     executor.block_on(async {
         let session = lane.upkeep_session().await?;

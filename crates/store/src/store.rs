@@ -101,15 +101,6 @@ impl Farleaf {
             registered: Mutex::new(None),
         };
         let db = Farleaf { handle: Arc::new(handle) };
-        let recovered = db.run(async |_, lane| {
-            let session = lane.upkeep_session().await?;
-            Ok(farleaf_index::recover(&session).await?)
-        });
-        match recovered {
-            // A table that is not whole must not keep others from the pool: `verify` tells of it.
-            Err(error) if error.kind() != ErrorKind::Corrupt => return Err(error),
-            _ => {}
-        }
         let thread = maintain::start(Arc::clone(db.core()))?;
         *db.handle.maintenance() = Some(thread);
         Ok(db)
@@ -368,7 +359,7 @@ impl Handle {
             Some(thread) => thread.join().unwrap_or_else(|_| {
                 Err(Error::new(ErrorKind::Internal, "the maintenance thread ended by a panic"))
             }),
-            None => maintain::leave(&self.core),
+            None => Lane::new(&self.core).and_then(|lane| maintain::leave(&self.core, &lane)),
         };
         // Last, so that who waits for the entry's end finds that all is handed over. If etcd is away, it
         // runs out by itself.

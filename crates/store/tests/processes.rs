@@ -52,7 +52,27 @@ fn greedy_process() {
         }
     };
     assert_eq!(full.kind(), ErrorKind::Full, "{full}");
+    assert!(full.to_string().contains("use fewer threads or processes"), "{full}");
     eprintln!("done {}", threads.len());
+    std::thread::park();
+}
+
+/// Not a test of its own: a process that opens the pool until it takes no more compute servers, says how many
+/// it has become, and waits to be killed.
+#[test]
+fn crowd_process() {
+    let Some(uri) = std::env::var_os(POOL) else { return };
+    let mut opened = Vec::new();
+    let full = loop {
+        match Farleaf::open(uri.to_str().unwrap()) {
+            Ok(db) => opened.push(db),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(full.kind(), ErrorKind::Full, "{full}");
+    assert!(full.to_string().contains("close one, or try again when the leases"), "{full}");
+    opened[0].table("t").unwrap().insert("crowd", "was here").unwrap();
+    eprintln!("done {}", opened.len());
     std::thread::park();
 }
 
@@ -162,5 +182,22 @@ fn the_dead_keep_nobody_from_the_pool_by_the_sessions_that_they_had() {
     scratch.await_death();
     let db = Farleaf::open(&scratch.uri()).unwrap();
     db.table("t").unwrap().insert("both", "again").unwrap();
+    assert!(db.verify().unwrap().closes());
+}
+
+/// The dead hold their entries of the member table until they have been recovered, which takes one, too. Nobody
+/// could open a pool any more all of whose compute servers were dead, if they were as many as it takes.
+#[test]
+fn the_dead_keep_nobody_from_the_pool_by_their_number() {
+    let scratch = SharedPool::new("crowd");
+    let db = scratch.open();
+    db.create_table("t", TableOptions::default()).unwrap();
+    db.close().unwrap();
+    let members = kill_after(start(&scratch, "crowd_process"), 1);
+    assert!(members > 32, "{members}");
+    scratch.await_death();
+    let db = Farleaf::open(&scratch.uri()).unwrap();
+    assert_eq!(db.compute_servers().unwrap().len(), 1);
+    assert_eq!(db.table("t").unwrap().get("crowd").unwrap().as_deref(), Some(&b"was here"[..]));
     assert!(db.verify().unwrap().closes());
 }

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use crate::{Pool, command};
+use crate::{Pool, Run, command};
 
 #[test]
 fn every_format_is_loaded() {
@@ -40,6 +40,36 @@ fn files_are_read_and_told_in_errors() {
     assert_eq!(pool.scan("t"), "one\t\ntwo\t\n");
     pool.run("load", &["t", name]).failed(7, &format!("cannot read {name}: No such file"));
     pool.run("load", &["t", "/"]).failed(7, "directory");
+}
+
+/// Loads with 200 threads, all of which are at work before the end of the input comes.
+fn load_with_many_threads(uri: &str, options: &[&str]) -> Run {
+    let words = ["load", uri, "t", "-", "--create", "--threads", "200", "--json"];
+    let mut child = command(&[&words[..], options].concat()).spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    for part in 0..2 {
+        let lines: String = (0..4000).map(|number| format!("{}\n", part * 4000 + number)).collect();
+        // It may have ended already.
+        let _ = stdin.write_all(lines.as_bytes());
+        // Longer than one waits for a session.
+        thread::sleep(Duration::from_millis(1500 * (1 - part)));
+    }
+    drop(stdin);
+    let ended = child.wait_with_output().unwrap();
+    let err = String::from_utf8(ended.stderr).unwrap();
+    Run { code: ended.status.code().unwrap_or(-1), out: ended.stdout, err }
+}
+
+/// 200 threads were more than operations had sessions, half of 256: "no free client entry", exit 4.
+#[test]
+fn many_threads_have_sessions_of_a_pool_of_the_usual_size() {
+    let pool = Pool::missing();
+    let loaded = load_with_many_threads(&pool.uri(), &["--batch", "1"]).done().json();
+    assert_eq!((&loaded["records"], &loaded["keys_new"]), (&8000.into(), &8000.into()));
+    // In a small one they have not; what to do is said.
+    let small = Pool::missing();
+    let failed = load_with_many_threads(&small.uri(), &["--pool-bytes", "8MiB", "--batch", "1"]);
+    failed.failed(4, "use fewer threads or processes, or make a larger pool");
 }
 
 #[test]

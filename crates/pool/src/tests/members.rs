@@ -9,7 +9,7 @@ use farleaf_fabric::{Endpoint, GlobalAddr, OpKind, ServerId};
 use super::{Mine, SMALL, Scratch, audit_of, endpoint, formatted, join, kill, member, tick};
 use crate::address::ADDRESS_AT;
 use crate::words::{BlockState, BlockWord};
-use crate::{Audit, AuditReport, LockToken, PoolError, Recovered};
+use crate::{Audit, AuditReport, LockToken, PoolError, PoolOptions, Recovered};
 
 const ONE: ServerId = ServerId(0);
 const TWO: ServerId = ServerId(1);
@@ -483,4 +483,53 @@ fn audit_around_recovery(knows: bool) -> AuditReport {
         assert!(done.complete && done.members == 1, "{done:?}");
         audit.report(&survivor).await.unwrap()
     })
+}
+
+/// What a larger client table costs: a tick nothing, a session nothing as long as there are few, a recovery
+/// two READs of all of it.
+#[test]
+fn a_larger_client_table_costs_what_it_says() {
+    let mut blocks = Vec::new();
+    let [small, large] = [256, 1024].map(|clients_max| {
+        let fabric = formatted(1, 64 << 20, PoolOptions { clients_max, ..SMALL });
+        let end = endpoint(&fabric);
+        let cost = || end.counters().snapshot().total();
+        end.executor().block_on(async {
+            let (survivor, dead) = (member(&end).await, member(&end).await);
+            let kept = dead.alloc(ONE, 64).await.unwrap();
+            dead.leave_as_dead().await.unwrap();
+            let mut costs = Vec::new();
+            let before = cost();
+            survivor.tick().await.unwrap();
+            costs.push(cost() - before);
+            let before = cost();
+            let mut sessions = vec![survivor.pool().session(end.clone()).await.unwrap()];
+            costs.push(cost() - before);
+            let before = cost();
+            let done = recover(&survivor, &[(kept, 64)]).await;
+            assert!(done.complete, "{done:?}");
+            costs.push(cost() - before);
+            while sessions.len() < 199 {
+                sessions.push(survivor.pool().session(end.clone()).await.unwrap());
+            }
+            let before = cost();
+            sessions.push(survivor.pool().session(end.clone()).await.unwrap());
+            costs.push(cost() - before);
+            blocks.push(u64::from(survivor.pool().geometry().block_count(ONE)));
+            costs
+        })
+    });
+    let ([tick, session, recovery, many], [tick_large, session_large, recovery_large, many_large]) =
+        (<[_; 4]>::try_from(small).unwrap(), <[_; 4]>::try_from(large).unwrap());
+    assert_eq!((tick, session), (tick_large, session_large));
+    // Of the table 4 KiB, of the entry 32 bytes.
+    assert_eq!((session.reads, session.bytes_read, session.cas), (2, 64 * 64 + 32, 2));
+    assert_eq!(recovery.verbs(), recovery_large.verbs());
+    // There are fewer blocks, whose table it reads once.
+    let fewer = (blocks[0] - blocks[1]) * 8;
+    assert_eq!(recovery_large.bytes_read + fewer - recovery.bytes_read, 2 * (1024 - 256) * 64);
+    assert_eq!((recovery.verbs(), recovery.bytes_read + recovery.bytes_written), (43, 66_856));
+    // 64 entries, 128, and of the rest up to 256.
+    assert_eq!((many.reads, many.bytes_read), (session.reads + 2, 256 * 64 + 32));
+    assert_eq!((many_large.reads, many_large.bytes_read), (session.reads + 2, 448 * 64 + 32));
 }

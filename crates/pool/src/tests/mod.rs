@@ -10,6 +10,7 @@ mod model;
 mod pins;
 mod roots;
 mod simulated;
+mod succession;
 mod unknown;
 mod wraps;
 
