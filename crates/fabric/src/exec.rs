@@ -3,22 +3,23 @@
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::BinaryHeap;
 use std::future::Future;
 use std::pin::pin;
 use std::rc::Rc;
-use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll, Wake, Waker};
+use std::sync::OnceLock;
+use std::task::{Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use async_task::Runnable;
-
 use crate::Endpoint;
-use crate::wake::{Flag, Home, Notify, Queue};
+use crate::tasks::Tasks;
+use crate::wake::{Home, Notify};
 
 /// Waits shorter than this are spun through: a parked thread wakes later than that.
 const SPIN_NS: u64 = 60_000;
+/// Ready tasks from which on what the first half of them has posted does not wait for the other.
+const HALVES_FROM: usize = 96;
 
 /// Where the time of all executors of this process begins, so that what one thread has noted another can
 /// compare.
@@ -63,6 +64,10 @@ pub(crate) trait Driver {
     /// Sends what was posted and takes what has come, without waiting. True if anything came.
     fn drive(&self) -> bool;
 
+    /// Half of many tasks have run. Sends what they have posted to servers that have nothing to do for
+    /// this thread meanwhile.
+    fn hurry(&self) {}
+
     /// Whether anything may come at any moment.
     fn is_busy(&self) -> bool;
 
@@ -81,14 +86,9 @@ pub(crate) trait Driver {
 pub struct Executor(Rc<Inner>);
 
 struct Inner {
-    queue: Arc<Queue<Runnable>>,
-    /// Where ready tasks are taken to; empty but for its memory.
-    ready: Cell<VecDeque<Runnable>>,
-    root: Arc<Root>,
-    root_waker: Waker,
+    tasks: Tasks,
     timers: RefCell<BinaryHeap<Reverse<Timer>>>,
     timer_count: Cell<u64>,
-    live: Rc<Cell<usize>>,
     running: Cell<bool>,
     start: Instant,
     driver: Option<Rc<dyn Driver>>,
@@ -96,9 +96,6 @@ struct Inner {
     driven_ns: Cell<u64>,
     is_driven: Cell<bool>,
 }
-
-/// What wakes the future of `block_on`.
-struct Root(Flag);
 
 #[derive(Debug)]
 struct Timer {
@@ -120,15 +117,10 @@ impl Executor {
 
     fn over(driver: Option<Rc<dyn Driver>>) -> Self {
         let home = Home::new(driver.as_ref().map(|driver| driver.notifier()));
-        let root = Arc::new(Root(Flag::new(home.clone())));
         Executor(Rc::new(Inner {
-            queue: Arc::new(Queue::new(home)),
-            ready: Cell::default(),
-            root_waker: Waker::from(Arc::clone(&root)),
-            root,
+            tasks: Tasks::new(home),
             timers: RefCell::default(),
             timer_count: Cell::new(0),
-            live: Rc::default(),
             running: Cell::new(false),
             start: *START.get_or_init(Instant::now),
             driver,
@@ -139,20 +131,7 @@ impl Executor {
 
     /// Runs `task` on this thread whenever [`Executor::block_on`] runs.
     pub fn spawn(&self, task: impl Future<Output = ()> + 'static) {
-        let live = Rc::clone(&self.0.live);
-        live.set(live.get() + 1);
-        let guard = Live(live);
-        let queue = Arc::clone(&self.0.queue);
-        let schedule = move |runnable| queue.push(runnable);
-        let (runnable, handle) = async_task::spawn_local(
-            async move {
-                let _guard = guard;
-                task.await;
-            },
-            schedule,
-        );
-        handle.detach();
-        runnable.schedule();
+        self.0.tasks.spawn(task);
     }
 
     /// Runs `root` to its end, then every task that was spawned, and returns `root`'s result.
@@ -165,24 +144,29 @@ impl Executor {
         assert!(!self.0.running.replace(true), "block_on inside block_on");
         let _running = Running(&self.0.running);
         let mut root = pin!(root);
-        let mut context = Context::from_waker(&self.0.root_waker);
+        let tasks = &self.0.tasks;
+        let mut entered = None;
         let mut is_first = true;
         let mut result = None;
         let mut ended_ns = None;
         loop {
             let mut progress = false;
             if result.is_none()
-                && (std::mem::take(&mut is_first) || self.0.root.0.take())
-                && let Poll::Ready(value) = root.as_mut().poll(&mut context)
+                && (std::mem::take(&mut is_first) || tasks.take_root())
+                && let Poll::Ready(value) = tasks.poll_root(root.as_mut())
             {
                 result = Some(value);
                 progress = true;
             }
-            progress |= self.run_ready();
+            if result.is_none() || tasks.live() > 0 {
+                // Only now: a root that does not have to wait costs nothing.
+                entered.get_or_insert_with(|| tasks.enter());
+                progress |= tasks.run(HALVES_FROM, || self.hurry());
+            }
             progress |= self.fire_timers();
             // After the tasks: what they have posted goes out together.
             progress |= self.drive();
-            if self.0.live.get() == 0
+            if tasks.live() == 0
                 && let Some(value) = result.take()
             {
                 return value;
@@ -225,19 +209,6 @@ impl Executor {
         })
     }
 
-    /// Runs the tasks that are ready now, not those that they make ready.
-    fn run_ready(&self) -> bool {
-        // One lock for all of them.
-        let mut ready = self.0.ready.take();
-        self.0.queue.take(&mut ready);
-        let any = !ready.is_empty();
-        while let Some(runnable) = ready.pop_front() {
-            runnable.run();
-        }
-        self.0.ready.replace(ready);
-        any
-    }
-
     fn fire_timers(&self) -> bool {
         let mut timers = self.0.timers.borrow_mut();
         if timers.is_empty() {
@@ -253,6 +224,12 @@ impl Executor {
         fired
     }
 
+    fn hurry(&self) {
+        if let Some(driver) = &self.0.driver {
+            driver.hurry();
+        }
+    }
+
     fn drive(&self) -> bool {
         let came = self.0.driver.as_ref().is_some_and(|driver| driver.drive());
         if came {
@@ -264,7 +241,7 @@ impl Executor {
 
     /// Nothing is ready: lets other threads run, or sleeps until a timer or a wake-up.
     fn idle(&self, root_waits: bool) {
-        if root_waits && self.0.root.0.is_raised() {
+        if root_waits && self.0.tasks.is_root_woken() {
             // The root only yielded; others on this core may be what it waits for.
             thread::yield_now();
             return;
@@ -294,7 +271,7 @@ impl Executor {
 
 impl std::fmt::Debug for Executor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Executor({} tasks)", self.0.live.get())
+        write!(f, "Executor({} tasks)", self.0.tasks.live())
     }
 }
 
@@ -316,16 +293,6 @@ pub fn yield_now() -> impl Future<Output = ()> {
     })
 }
 
-impl Wake for Root {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        self.0.wake();
-    }
-}
-
 impl PartialEq for Timer {
     fn eq(&self, other: &Self) -> bool {
         (self.at_ns, self.number) == (other.at_ns, other.number)
@@ -343,14 +310,6 @@ impl PartialOrd for Timer {
 impl Ord for Timer {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         (self.at_ns, self.number).cmp(&(other.at_ns, other.number))
-    }
-}
-
-struct Live(Rc<Cell<usize>>);
-
-impl Drop for Live {
-    fn drop(&mut self) {
-        self.0.set(self.0.get() - 1);
     }
 }
 

@@ -35,6 +35,7 @@ mod post;
 mod raw;
 pub mod sim;
 mod sync;
+mod tasks;
 pub mod tcp;
 #[cfg(feature = "verbs")]
 pub mod verbs;

@@ -5,7 +5,9 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use crate::{Buf, Op, OpError, Ops};
+#[cfg(feature = "verbs")]
+use crate::Buf;
+use crate::{Op, OpError, Ops};
 
 /// What is posted together, and comes back with the results in it.
 pub(crate) trait Load: fmt::Debug + Sized {
@@ -110,6 +112,7 @@ impl<C: Carrier, T> Drop for Post<'_, C, T> {
 }
 
 /// Ends a READ or a WRITE.
+#[cfg(feature = "verbs")]
 #[inline]
 pub(crate) fn buffer<L: Load>(load: L, error: Option<OpError>) -> Result<Buf, OpError> {
     match (load.into_op(), error) {

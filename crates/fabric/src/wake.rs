@@ -8,6 +8,10 @@
 //! thread raises it too, when its root yields: raising is a read-modify-write, so that one does not
 //! take the place of another.
 //!
+//! INV-WAKE-3: what was done before an item was pushed, or not pushed as it stood there, is seen by the
+//! home thread after it has taken the item's right to be pushed again: that flag, too, is raised and
+//! taken down by read-modify-writes.
+//!
 //! Modelled in `crates/threads`.
 #![allow(clippy::disallowed_methods, reason = "part of the executor of real threads")]
 
@@ -49,23 +53,52 @@ impl Home {
 /// What is ready, in order. Any thread may push; the one that made it takes.
 pub(crate) struct Queue<T> {
     ready: Mutex<VecDeque<T>>,
+    /// Something may be in it: set behind the push, taken down before the taking.
+    filled: AtomicBool,
     home: Home,
 }
+
+/// Something that stands in a queue once, however many push it.
+#[derive(Default)]
+pub(crate) struct Asked(AtomicBool);
 
 impl<T> Queue<T> {
     /// An empty queue.
     pub(crate) fn new(home: Home) -> Self {
-        Queue { ready: Mutex::new(VecDeque::new()), home }
+        Queue { ready: Mutex::new(VecDeque::new()), filled: AtomicBool::new(false), home }
     }
 
-    pub(crate) fn push(&self, item: T) {
+    fn push(&self, item: T) {
         self.ready.lock().unwrap_or_else(PoisonError::into_inner).push_back(item);
+        self.filled.store(true, Ordering::Release);
         self.home.wake();
+    }
+
+    /// Pushes `item` if it does not stand there: what was done before is seen by who takes it, and then
+    /// [`Asked::take`]s the right to push it again.
+    pub(crate) fn push_once(&self, asked: &Asked, item: T) {
+        if !asked.0.swap(true, Ordering::Release) {
+            self.push(item);
+        }
+    }
+
+    /// Whether there is nothing to take.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        !self.filled.load(Ordering::Acquire)
     }
 
     /// Takes all that is ready, in order; `into` is empty before.
     pub(crate) fn take(&self, into: &mut VecDeque<T>) {
+        self.filled.store(false, Ordering::Relaxed);
         std::mem::swap(&mut *self.ready.lock().unwrap_or_else(PoisonError::into_inner), into);
+    }
+}
+
+impl Asked {
+    /// It may be pushed again. What was done before it was pushed, or not, as it stood there, is seen.
+    pub(crate) fn take(&self) {
+        self.0.swap(false, Ordering::Acquire);
     }
 }
 

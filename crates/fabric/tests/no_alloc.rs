@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::sim::{AdversaryConfig, Sim, SimConfig};
+use farleaf_fabric::tcp::{MemoryServer, MemoryServerConfig, Tcp, TcpConfig};
 use farleaf_fabric::{Client, Endpoint, Fabric, GlobalAddr, OpKind, ServerId, Words};
 
 /// What is done over and over.
@@ -124,9 +125,24 @@ fn sim_allocates_nothing() {
 }
 
 #[test]
+fn tcp_allocates_nothing() {
+    let servers = [0, 1].map(|server| {
+        let server = ServerId(server);
+        let config = MemoryServerConfig { server, servers: 2, ..Default::default() };
+        let words = Arc::new(Words::anonymous(1 << 17).expect("1 MiB of memory"));
+        MemoryServer::start(config, words).expect("a memory server")
+    });
+    let config = TcpConfig::to(servers.iter().map(MemoryServer::address));
+    let client = Client::new(Tcp::connect(config).expect("connected").endpoint().expect("in"));
+    let frame = Arc::new(Words::anonymous(128).expect("1 KiB of memory"));
+    assert_no_allocation(|verb, rounds| {
+        client.endpoint().executor().block_on(work(&client, verb, &frame, rounds));
+    });
+}
+
+#[test]
 #[cfg(feature = "verbs")]
 fn verbs_allocates_nothing() {
-    use farleaf_fabric::tcp::MemoryServerConfig;
     use farleaf_fabric::verbs::{CardConfig, Verbs, VerbsConfig, VerbsServer, devices};
 
     if devices().is_ok_and(|names| !names.is_empty()) {

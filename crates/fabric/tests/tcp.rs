@@ -654,6 +654,27 @@ fn who_is_silent_is_dead() {
     assert_eq!(welcome[12], 3, "fenced for good");
 }
 
+/// What the first half of many tasks have posted is carried out while the others run.
+#[test]
+fn half_of_many_requests_do_not_wait_for_the_others() {
+    let (pool, config) = pool(1, LONG);
+    let endpoint = Tcp::connect(config).unwrap().endpoint().unwrap();
+    let server = Arc::new(pool.into_iter().next().unwrap());
+    const TASKS: u64 = 256;
+    for task in 0..TASKS {
+        let (own, server) = (endpoint.clone(), Arc::clone(&server));
+        endpoint.spawn(async move {
+            if task == TASKS - 1 {
+                wait_until("half are done", || server.served().reads >= TASKS / 2);
+                assert_eq!(server.served().reads, TASKS / 2, "and no more have been sent");
+            }
+            own.read(at(0, 64 * task), own.buf(64)).await.unwrap();
+        });
+    }
+    block_on(&endpoint, async {});
+    assert_eq!(server.served().reads, TASKS);
+}
+
 /// A new connection is let in while others keep every thread busy.
 #[test]
 fn a_busy_server_lets_others_in() {

@@ -33,6 +33,7 @@
 //!   any value that it had. Nothing follows from one.
 //! - *Slabs, buffers, sessions, lanes* hold `Rc` or raw pointers, are not `Send`, and stay on their
 //!   thread.
+//! - *Tasks of an executor* (`fabric/src/tasks.rs`): their own thread's, but for the queue above.
 //! - *The allocator, retired objects, closed clients, retirements* of a member, and the *tables* of a
 //!   store: each behind one mutex, never held across an await, no two of them at a time but
 //!   `retired` and then `alloc`.

@@ -30,7 +30,7 @@ use gate::{Activity, Gate, Gates};
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
-use wake::{Flag, Home, Notify, Queue};
+use wake::{Asked, Flag, Home, Notify, Queue};
 use woken::Woken;
 
 /// `count` words of zero.
@@ -138,23 +138,60 @@ fn the_root_is_woken() {
 fn tasks_of_other_threads_are_run() {
     loom::model(|| {
         let queue = Arc::new(Queue::new(Home::new(None)));
-        let others: Vec<_> = (1..3_u32)
+        // Not joined: loom takes an unpark for the end of a join.
+        let _others: Vec<_> = (1..3_u32)
             .map(|task| {
                 let queue = Arc::clone(&queue);
-                thread::spawn(move || queue.push(task))
+                thread::spawn(move || queue.push_once(&Asked::default(), task))
             })
             .collect();
         let mut sum = 0;
         while sum < 3 {
             let mut ready = VecDeque::new();
-            queue.take(&mut ready);
-            sum += ready.iter().sum::<u32>();
-            if ready.is_empty() {
+            if queue.is_empty() {
                 thread::park();
+            } else {
+                queue.take(&mut ready);
             }
+            sum += ready.iter().sum::<u32>();
         }
         assert_eq!(sum, 3);
-        others.into_iter().for_each(|other| other.join().unwrap());
+    });
+}
+
+/// INV-WAKE-3: a task that several ask for is run after the last of them, and sees what each has done.
+#[test]
+fn a_task_that_several_ask_for_misses_nothing() {
+    loom::model(|| {
+        let (queue, asked) = (Arc::new(Queue::new(Home::new(None))), Arc::new(Asked::default()));
+        let done = Arc::new([AtomicBool::new(false), AtomicBool::new(false)]);
+        let _others: Vec<_> = (0..2)
+            .map(|other| {
+                let (queue, asked) = (Arc::clone(&queue), Arc::clone(&asked));
+                let done = Arc::clone(&done);
+                thread::spawn(move || {
+                    done[other].store(true, Ordering::Relaxed);
+                    queue.push_once(&asked, 7_u32);
+                })
+            })
+            .collect();
+        let is_done = |which: usize| done[which].load(Ordering::Relaxed);
+        loop {
+            let mut ready = VecDeque::new();
+            if queue.is_empty() {
+                thread::park();
+                continue;
+            }
+            queue.take(&mut ready);
+            assert!(ready.len() <= 1, "it stands there once");
+            // The task is run: first it may be asked for again.
+            if ready.pop_front().is_some() {
+                asked.take();
+                if is_done(0) && is_done(1) {
+                    break;
+                }
+            }
+        }
     });
 }
 
@@ -178,7 +215,7 @@ fn a_notifier_ends_the_wait_of_a_fabric() {
         let other = {
             let (flag, queue, done) = (Arc::clone(&flag), Arc::clone(&queue), Arc::clone(&done));
             thread::spawn(move || {
-                queue.push(1);
+                queue.push_once(&Asked::default(), 1);
                 done.store(true, Ordering::Relaxed);
                 flag.wake();
             })

@@ -41,6 +41,20 @@ pub(crate) fn store(to: &[AtomicU64], from: &[u64]) {
 /// See [`super::Words::load_bytes`].
 #[inline]
 pub(crate) fn load_bytes(words: &[AtomicU64], offset: usize, into: &mut [u8]) {
+    let (chunks, rest) = into.as_chunks_mut::<8>();
+    if offset.is_multiple_of(8) && rest.is_empty() && chunks.len() < STEP_WORDS {
+        // As most are that are short.
+        let from = &words[offset / 8..][..chunks.len()];
+        for (from, into) in from.iter().zip(chunks) {
+            *into = from.load(Ordering::Relaxed).to_le_bytes();
+        }
+        fence(Ordering::Acquire);
+        return;
+    }
+    load_any_bytes(words, offset, into);
+}
+
+fn load_any_bytes(words: &[AtomicU64], offset: usize, into: &mut [u8]) {
     // Most begin at a word: whole words first, the way that `load` takes them.
     let whole = if offset.is_multiple_of(8) { into.len() / 8 } else { 0 };
     let (aligned, into) = into.split_at_mut(whole * 8);

@@ -167,6 +167,7 @@ impl Words {
     ///
     /// # Panics
     /// If the range is out of bounds.
+    #[inline]
     pub fn load_bytes(&self, offset: usize, into: &mut [u8]) {
         copy::load_bytes(self.as_slice(), offset, into);
     }

@@ -16,6 +16,9 @@ use super::wire::Request;
 use crate::wake::Notify;
 use crate::{FabricError, OpError, OpErrorKind, Refusal, ServerId};
 
+/// Requests that are worth a message of their own, so that the server need not wait for the others.
+const HURRY_MIN: usize = 8;
+
 /// Whether there is a connection.
 #[derive(Debug)]
 enum Line {
@@ -80,6 +83,12 @@ impl Connection {
         matches!(self.line, Line::Up(_))
     }
 
+    /// Whether nothing stands against posting.
+    #[inline]
+    pub(super) fn takes_posts(&self) -> bool {
+        matches!(self.line, Line::Up(_) | Line::Connecting(_))
+    }
+
     /// When the oldest request was posted.
     pub(super) fn oldest_ns(&self) -> Option<u64> {
         self.inbox.oldest_ns()
@@ -98,13 +107,19 @@ impl Connection {
         }
     }
 
+    /// Adds a request without operands, or their beginning; as [`Connection::post`].
+    #[inline(always)]
+    pub(super) fn post_head(&mut self, waiting: Waiting, request: Request) {
+        self.output.push_head(request.encode());
+        self.inbox.expect(waiting);
+    }
+
     /// Adds a request; it is sent by the next [`Connection::drive`].
     #[inline]
     pub(super) fn post(&mut self, waiting: Waiting, request: Request, operands: [&[u8]; 2]) {
-        self.output.push(&request.encode());
+        self.post_head(waiting, request);
         self.output.push(operands[0]);
         self.output.push(operands[1]);
-        self.inbox.expect(waiting);
     }
 
     /// Sends what was posted and takes what has come; true if anything came.
@@ -144,6 +159,15 @@ impl Connection {
                 self.lose(Line::Fenced, OpErrorKind::Fenced, sink);
                 true
             }
+        }
+    }
+
+    /// Sends what was posted if the server has nothing else to do for this connection, and it is worth
+    /// a message of its own. What does not go out is left to the next [`Connection::drive`].
+    pub(super) fn hurry(&mut self, now_ns: impl FnOnce() -> u64) {
+        if self.is_up() && self.inbox.unsent() >= HURRY_MIN {
+            self.inbox.mark(now_ns);
+            let _ = self.send();
         }
     }
 

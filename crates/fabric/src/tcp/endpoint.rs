@@ -6,9 +6,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::Shared;
+use super::single::Single;
 use super::transport::{Payload, Transport};
 use super::wire::CAPABILITIES;
-use crate::post::{Post, buffer, list, old_word};
+use crate::post::{Post, list, old_word};
 use crate::raw::SlabRef;
 use crate::{
     Buf, Capabilities, Counters, Endpoint, Executor, FabricError, GlobalAddr, Incarnation, Op,
@@ -138,12 +139,12 @@ impl Endpoint for TcpEndpoint {
 
     #[inline]
     fn read(&self, from: GlobalAddr, into: Buf) -> impl Future<Output = Result<Buf, OpError>> {
-        self.post(Payload::Op(Op::Read { from, into }), buffer)
+        Single::new(&self.thread.transport, true, from, into)
     }
 
     #[inline]
     fn write(&self, to: GlobalAddr, from: Buf) -> impl Future<Output = Result<Buf, OpError>> {
-        self.post(Payload::Op(Op::Write { to, from }), buffer)
+        Single::new(&self.thread.transport, false, to, from)
     }
 
     #[inline]

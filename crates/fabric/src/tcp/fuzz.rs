@@ -110,7 +110,8 @@ pub fn ask<'a>(posts: &[u8], pieces: impl Iterator<Item = &'a [u8]>) -> usize {
     let (mut table, mut inbox) = (Posts::default(), Inbox::new());
     let mut slots = Vec::new();
     for post in posts {
-        let slot = table.insert(payload(&slab, *post), Waker::noop().clone());
+        let (slot, _) = table.open(Waker::noop());
+        table.slots[slot as usize].payload = payload(&slab, *post);
         let mut parts = 0;
         for_each_request(&table.slots[slot as usize].payload, |_, _, _| {
             inbox.expect(Waiting { slot, part: parts });

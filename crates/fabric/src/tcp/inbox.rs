@@ -77,6 +77,11 @@ impl Inbox {
         self.waiting.is_empty()
     }
 
+    /// How many wait whose requests have not been sent; 0 if others wait, too.
+    pub(super) fn unsent(&self) -> usize {
+        if self.posted.is_empty() { self.unmarked } else { 0 }
+    }
+
     /// When the oldest of those that wait was posted.
     pub(super) fn oldest_ns(&self) -> Option<u64> {
         self.posted.front().map(|(_, posted_ns)| *posted_ns)
@@ -104,8 +109,8 @@ impl Inbox {
     pub(super) fn came(&mut self, count: usize, sink: &mut impl Sink) -> Result<usize, Ended> {
         self.filled += count;
         let mut answered = 0;
+        let mut input = &self.input[self.taken..self.filled];
         let result = loop {
-            let input = &self.input[self.taken..self.filled];
             let Some((head, rest)) = input.split_first_chunk::<ANSWER_BYTES>() else {
                 break Ok(answered);
             };
@@ -113,15 +118,18 @@ impl Inbox {
             if status == Status::Fenced {
                 break Err(Ended::Fenced);
             }
-            let Some(content) = rest.get(..length) else { break Ok(answered) };
+            let Some((content, behind)) = rest.split_at_checked(length) else {
+                break Ok(answered);
+            };
             // An answer that nobody waits for is not of this protocol.
             let Some(waiting) = self.waiting.pop_front() else { break Err(Ended::Lost) };
             answered += 1;
             if !sink.answer(waiting, status, content) {
                 break Err(Ended::Lost);
             }
-            self.taken += ANSWER_BYTES + length;
+            input = behind;
         };
+        self.taken = self.filled - input.len();
         self.forget(answered);
         result
     }

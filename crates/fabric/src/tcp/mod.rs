@@ -53,6 +53,7 @@ mod region;
 mod served;
 mod server;
 mod session;
+mod single;
 mod tls;
 mod transport;
 mod wire;

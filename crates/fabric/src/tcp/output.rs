@@ -49,6 +49,18 @@ impl Output {
         self.bytes.resize(self.filled.next_power_of_two().max(4096), 0);
     }
 
+    /// As [`Output::push`].
+    #[inline]
+    pub(super) fn push_head<const LEN: usize>(&mut self, head: [u8; LEN]) {
+        match self.bytes.get_mut(self.filled..).and_then(<[u8]>::first_chunk_mut) {
+            Some(room) => {
+                *room = head;
+                self.filled += LEN;
+            }
+            None => self.push(&head),
+        }
+    }
+
     #[inline]
     pub(super) fn push(&mut self, bytes: &[u8]) {
         self.room(bytes.len()).copy_from_slice(bytes);

@@ -25,6 +25,9 @@ use crate::{
 /// more answer may come on top.
 pub(super) const UNSENT_MAX: usize = 4 << 20;
 
+/// Requests by which memory is fetched ahead: about as long as it takes to come.
+const AHEAD: usize = 8;
+
 /// What all connections of a server share.
 pub(super) struct Host {
     pub(super) server: ServerId,
@@ -202,6 +205,9 @@ impl Session {
         }
         let Some(guest) = &self.guest else { return Ok(taken) };
         guest.life.hear(host.now_ms());
+        for ahead in 0..=AHEAD {
+            prefetch(host, &input[taken..], ahead);
+        }
         loop {
             // As many requests as need no other gate, under this one.
             let gate = guest.gate.lock();
@@ -224,7 +230,7 @@ impl Session {
                     break;
                 };
                 taken = start + operands.len();
-                prefetch(host, &input[taken..]);
+                prefetch(host, &input[taken..], AHEAD);
                 if request.verb.is_without_gate() {
                     special = Some((request.verb, operands));
                     break;
@@ -297,11 +303,12 @@ impl Session {
     }
 }
 
-/// Fetches what a READ a little further on will want, if there is one: a hint, whatever the bytes are.
+/// Fetches what the READ `ahead` requests further on will want, if those are READs, too: a hint, whatever
+/// the bytes are.
 #[inline]
-fn prefetch(host: &Host, coming: &[u8]) {
-    const AHEAD: usize = 3 * REQUEST_BYTES;
-    let Some(head) = coming.get(AHEAD..AHEAD + REQUEST_BYTES) else { return };
+fn prefetch(host: &Host, coming: &[u8], ahead: usize) {
+    let at = ahead * REQUEST_BYTES;
+    let Some(head) = coming.get(at..at + REQUEST_BYTES) else { return };
     if head[0] == Verb::Read as u8 {
         let length = word_at(head, 0) >> 32;
         host.words.prefetch((word_at(head, 8) / 8) as usize, length as usize);

@@ -3,17 +3,18 @@
 //! - **TCP-4** A slot is given back exactly once: by the future that takes its result, or, if that
 //!   was dropped, when the last answer has come. Until then it owns the buffers (F7).
 //! - **TCP-5** No waker is called or dropped while anything here is borrowed: it may drop a task,
-//!   and with it futures that come back here.
+//!   and with it futures that come back here. A slot keeps its waker for the next post, which is mostly
+//!   one of the same task.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, RefCell, RefMut};
 use std::io;
 #[cfg(feature = "verbs")]
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::task::{Context, Waker};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use mio::{Events, Poll, Token};
+use mio::{Events, Token};
 
 use super::Shared;
 use super::connection::Connection;
@@ -87,6 +88,7 @@ pub(super) struct Slot {
     /// Parts that have not come back.
     pub(super) missing: u32,
     pub(super) error: Option<OpError>,
+    /// Who waits, or waited last.
     waker: Option<Waker>,
     /// Its future is gone.
     pub(super) abandoned: bool,
@@ -97,7 +99,8 @@ pub(super) struct Slot {
 pub(super) struct Posts {
     pub(super) slots: Vec<Slot>,
     free: Vec<u32>,
-    to_wake: Vec<Waker>,
+    /// Slots of those who are to be woken.
+    to_wake: Vec<u32>,
     /// Bytes that each server exposes.
     region_bytes: Vec<u64>,
 }
@@ -107,7 +110,7 @@ pub(crate) struct Transport {
     shared: Arc<Shared>,
     posts: RefCell<Posts>,
     connections: RefCell<Vec<Connection>>,
-    poll: RefCell<Poll>,
+    poll: RefCell<mio::Poll>,
     events: RefCell<Events>,
     notify: Notify,
     drives: Cell<u32>,
@@ -122,7 +125,7 @@ impl Transport {
             path: "this thread".into(),
             source,
         };
-        let poll = Poll::new().map_err(own)?;
+        let poll = mio::Poll::new().map_err(own)?;
         let waker = mio::Waker::new(poll.registry(), WAKER).map_err(own)?;
         let mut connections = Vec::new();
         for server in 0..shared.config.servers.len() {
@@ -173,42 +176,124 @@ impl Transport {
         }
     }
 
-    /// Calls the wakers that have gathered.
+    /// Calls the wakers of the slots that have gathered.
     fn wake(&self) {
         let mut posts = self.posts.borrow_mut();
         if posts.to_wake.is_empty() {
             return;
         }
-        let mut wakers = std::mem::take(&mut posts.to_wake);
-        drop(posts);
-        wakers.drain(..).for_each(Waker::wake);
-        // What a waker has brought about gathers anew, and is called by the next call of this.
-        let mut posts = self.posts.borrow_mut();
-        if posts.to_wake.is_empty() {
-            posts.to_wake = wakers;
-        }
-    }
-
-    /// Gives up connections whose oldest request has waited for too long.
-    fn check_time(&self) {
-        let limit_ns = self.shared.config.op_timeout.as_nanos() as u64;
-        let now_ns = self.now_ns();
-        let mut connections = self.connections.borrow_mut();
-        for connection in connections.iter_mut() {
-            if connection.oldest_ns().is_some_and(|posted| now_ns.saturating_sub(posted) > limit_ns)
-            {
-                connection.give_up(&mut *self.posts.borrow_mut());
+        let mut slots = std::mem::take(&mut posts.to_wake);
+        for slot in slots.drain(..) {
+            // Not in its slot while it is called (TCP-5).
+            let Some(waker) = posts.slots[slot as usize].waker.take() else { continue };
+            drop(posts);
+            waker.wake_by_ref();
+            posts = self.posts.borrow_mut();
+            let after = posts.slots[slot as usize].waker.replace(waker);
+            if let Some(after) = after {
+                // Somebody else waits there by now.
+                let before = posts.slots[slot as usize].waker.replace(after);
+                drop(posts);
+                drop(before);
+                posts = self.posts.borrow_mut();
             }
         }
+        // What a waker has brought about gathers anew, and is called by the next call of this.
+        if posts.to_wake.is_empty() {
+            posts.to_wake = slots;
+        }
     }
-}
 
-impl Carrier for Transport {
-    type Load = Payload;
-
-    fn post(&self, payload: Payload, context: &Context<'_>) -> u32 {
+    /// As [`Carrier::post`], for a READ, or else a WRITE, of `buf`.
+    #[inline(always)]
+    pub(super) fn post_single(
+        &self,
+        is_read: bool,
+        at: GlobalAddr,
+        buf: Buf,
+        context: &Context<'_>,
+    ) -> u32 {
         let mut posts = self.posts.borrow_mut();
-        let index = posts.insert(payload, context.waker().clone());
+        let (index, before) = posts.open(context.waker());
+        let slot = &mut posts.slots[index as usize];
+        let mut connections = self.connections.borrow_mut();
+        let mut is_posted = false;
+        if let Some(connection) = connections.get_mut(at.server().index())
+            && connection.takes_posts()
+            && !self.shared.has_given_up()
+        {
+            let waiting = Waiting { slot: index, part: 0 };
+            let length = buf.window_len() as u32;
+            if is_read {
+                let request =
+                    Request { verb: Verb::Read, more: false, length, offset: at.offset() };
+                connection.post_head(waiting, request);
+            } else {
+                let request =
+                    Request { verb: Verb::Write, more: false, length, offset: at.offset() };
+                connection.post(waiting, request, [buf.window_bytes(), &[]]);
+            }
+            is_posted = true;
+        }
+        slot.missing = is_posted.into();
+        slot.fill(match is_read {
+            true => Payload::Op(Op::Read { from: at, into: buf }),
+            false => Payload::Op(Op::Write { to: at, from: buf }),
+        });
+        drop(connections);
+        drop(posts);
+        drop(before);
+        if !is_posted {
+            self.submit(index);
+        }
+        index
+    }
+
+    /// All posts, if the slot's has come back; else whoever polls will be woken.
+    #[inline(always)]
+    fn finished(&self, index: u32, context: &Context<'_>) -> Option<RefMut<'_, Posts>> {
+        let mut posts = self.posts.borrow_mut();
+        let slot = &mut posts.slots[index as usize];
+        if slot.missing == 0 {
+            return Some(posts);
+        }
+        let before = slot.wait(context.waker());
+        drop(posts);
+        drop(before);
+        None
+    }
+
+    /// The buffer of a READ or WRITE that has come back, or none if it failed: then the slot is given
+    /// back by [`Transport::take_error`].
+    #[inline(always)]
+    pub(super) fn take_buf(&self, index: u32, context: &Context<'_>) -> Poll<Option<Buf>> {
+        let Some(mut posts) = self.finished(index, context) else { return Poll::Pending };
+        let slot = &mut posts.slots[index as usize];
+        if slot.error.is_some() {
+            return Poll::Ready(None);
+        }
+        let payload = std::mem::replace(&mut slot.payload, Payload::Empty);
+        posts.free.push(index);
+        match payload {
+            Payload::Op(Op::Read { into: buf, .. } | Op::Write { from: buf, .. }) => {
+                Poll::Ready(Some(buf))
+            }
+            _ => unreachable!("a READ or WRITE came back as something else"),
+        }
+    }
+
+    /// The error of a slot that has one, and the slot is given back.
+    #[cold]
+    pub(super) fn take_error(&self, index: u32) -> OpError {
+        let mut posts = self.posts.borrow_mut();
+        let error = posts.slots[index as usize].error.take();
+        posts.release(index);
+        error.expect("it failed")
+    }
+
+    /// Has the connections send what stands in the slot.
+    fn submit(&self, index: u32) {
+        let mut posts = self.posts.borrow_mut();
         let mut connections = self.connections.borrow_mut();
         let given_up = self.shared.has_given_up();
         if let Payload::Reconnect(server) = posts.slots[index as usize].payload {
@@ -242,13 +327,41 @@ impl Carrier for Transport {
             });
             if slot.missing == 0 {
                 // Nothing is on its way: the future finds its result when it is polled again.
-                let waker = slot.waker.take();
-                posts.to_wake.extend(waker);
+                posts.to_wake.push(index);
             }
+        }
+        if posts.to_wake.is_empty() {
+            return;
         }
         drop(connections);
         drop(posts);
         self.wake();
+    }
+
+    /// Gives up connections whose oldest request has waited for too long.
+    fn check_time(&self) {
+        let limit_ns = self.shared.config.op_timeout.as_nanos() as u64;
+        let now_ns = self.now_ns();
+        let mut connections = self.connections.borrow_mut();
+        for connection in connections.iter_mut() {
+            if connection.oldest_ns().is_some_and(|posted| now_ns.saturating_sub(posted) > limit_ns)
+            {
+                connection.give_up(&mut *self.posts.borrow_mut());
+            }
+        }
+    }
+}
+
+impl Carrier for Transport {
+    type Load = Payload;
+
+    fn post(&self, payload: Payload, context: &Context<'_>) -> u32 {
+        let mut posts = self.posts.borrow_mut();
+        let (index, before) = posts.open(context.waker());
+        posts.slots[index as usize].fill(payload);
+        drop(posts);
+        drop(before);
+        self.submit(index);
         index
     }
 
@@ -258,19 +371,12 @@ impl Carrier for Transport {
         context: &Context<'_>,
         finish: fn(Payload, Option<OpError>) -> T,
     ) -> Option<T> {
-        let mut posts = self.posts.borrow_mut();
+        let mut posts = self.finished(index, context)?;
         let slot = &mut posts.slots[index as usize];
-        if slot.missing > 0 {
-            let before = slot.waker.replace(context.waker().clone());
-            drop(posts);
-            drop(before);
-            return None;
-        }
         let payload = std::mem::replace(&mut slot.payload, Payload::Empty);
-        let (error, waker) = (slot.error.take(), slot.waker.take());
+        let error = slot.error.take();
         posts.free.push(index);
         drop(posts);
-        drop(waker);
         Some(finish(payload, error))
     }
 
@@ -308,6 +414,12 @@ impl Driver for Transport {
         progress
     }
 
+    fn hurry(&self) {
+        for connection in self.connections.borrow_mut().iter_mut() {
+            connection.hurry(|| self.now_ns());
+        }
+    }
+
     fn is_busy(&self) -> bool {
         self.connections.borrow().iter().any(Connection::is_busy)
     }
@@ -340,23 +452,47 @@ impl Driver for Transport {
     }
 }
 
-impl Posts {
-    pub(super) fn insert(&mut self, payload: Payload, waker: Waker) -> u32 {
-        let slot = Slot { payload, missing: 0, error: None, waker: Some(waker), abandoned: false };
-        match self.free.pop() {
-            Some(index) => {
-                self.slots[index as usize] = slot;
-                index
-            }
-            None => {
-                self.slots.push(slot);
-                (self.slots.len() - 1) as u32
-            }
+impl Slot {
+    /// Puts something into an empty slot.
+    #[inline]
+    fn fill(&mut self, payload: Payload) {
+        let before = std::mem::replace(&mut self.payload, payload);
+        debug_assert!(matches!(before, Payload::Empty), "a slot is given out once");
+        // Nothing that would have to be dropped.
+        std::mem::forget(before);
+    }
+
+    /// `waker` waits; gives the one that does not any more.
+    #[inline]
+    fn wait(&mut self, waker: &Waker) -> Option<Waker> {
+        match &self.waker {
+            Some(own) if own.will_wake(waker) => None,
+            _ => self.waker.replace(waker.clone()),
         }
+    }
+}
+
+impl Posts {
+    /// A slot without anything in it, for which `waker` waits, and the waker that was there.
+    #[inline]
+    pub(super) fn open(&mut self, waker: &Waker) -> (u32, Option<Waker>) {
+        let index = self.free.pop().unwrap_or_else(|| self.add());
+        let slot = &mut self.slots[index as usize];
+        (slot.missing, slot.abandoned) = (0, false);
+        (index, slot.wait(waker))
+    }
+
+    #[cold]
+    fn add(&mut self) -> u32 {
+        let payload = Payload::Empty;
+        let slot = Slot { payload, missing: 0, error: None, waker: None, abandoned: false };
+        self.slots.push(slot);
+        (self.slots.len() - 1) as u32
     }
 
     fn release(&mut self, index: u32) {
-        self.slots[index as usize].payload = Payload::Empty;
+        let slot = &mut self.slots[index as usize];
+        (slot.payload, slot.error) = (Payload::Empty, None);
         self.free.push(index);
     }
 
@@ -371,7 +507,7 @@ impl Posts {
         if slot.abandoned {
             return self.release(index);
         }
-        self.to_wake.extend(slot.waker.take());
+        self.to_wake.push(index);
     }
 }
 

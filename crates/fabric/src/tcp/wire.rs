@@ -60,19 +60,23 @@ pub(super) enum Verb {
 }
 
 impl Verb {
+    #[inline]
     fn of(byte: u8) -> Option<Verb> {
         use Verb::{Ask, Beat, Bye, Cas, Faa, Fence, IsDead, Read, Rpc, Write, WriteWord};
-        [Read, Write, Cas, Faa, Rpc, Fence, IsDead, Beat, Bye, WriteWord, Ask]
-            .into_iter()
-            .find(|verb| *verb as u8 == byte)
+        // In the order of their numbers.
+        const ALL: [Verb; 11] =
+            [Read, Write, Cas, Faa, Rpc, Fence, IsDead, Beat, Bye, WriteWord, Ask];
+        ALL.get(usize::from(byte).wrapping_sub(1)).copied()
     }
 
     /// Whether it is carried out without the connection's gate.
+    #[inline]
     pub(super) fn is_without_gate(self) -> bool {
         matches!(self, Verb::Fence | Verb::IsDead | Verb::Beat | Verb::Bye | Verb::Ask)
     }
 
     /// Whether operands of a fixed length follow, and of which.
+    #[inline]
     fn operand_bytes(self) -> Option<usize> {
         match self {
             Verb::Read | Verb::Beat | Verb::Bye => Some(0),
@@ -114,8 +118,12 @@ impl Request {
         let verb = Verb::of(verb).ok_or(Malformed)?;
         let length = u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
         let offset = word_at(bytes, 8);
+        let request = Request { verb, more: more == 1, length, offset };
+        if verb == Verb::Read {
+            // Most are.
+            return if length as usize <= LENGTH_MAX { Ok(request) } else { Err(Malformed) };
+        }
         let fits = match verb.operand_bytes() {
-            _ if verb == Verb::Read => length as usize <= LENGTH_MAX,
             Some(operands) => length as usize == operands,
             None => length as usize <= LENGTH_MAX,
         };
@@ -124,7 +132,7 @@ impl Request {
         if !fits || !room_fits {
             return Err(Malformed);
         }
-        Ok(Request { verb, more: more == 1, length, offset })
+        Ok(request)
     }
 
     /// Bytes that follow.
@@ -151,11 +159,12 @@ pub(super) enum Status {
 }
 
 impl Status {
+    #[inline]
     fn of(byte: u8) -> Option<Status> {
         use Status::{Done, Fenced, Misaligned, NoService, OutOfBounds, Skipped, StillAlive};
-        [Done, OutOfBounds, Misaligned, NoService, StillAlive, Fenced, Skipped]
-            .into_iter()
-            .find(|status| *status as u8 == byte)
+        const ALL: [Status; 7] =
+            [Done, OutOfBounds, Misaligned, NoService, StillAlive, Fenced, Skipped];
+        ALL.get(usize::from(byte)).copied()
     }
 
     /// The status that tells of an error.

@@ -1,0 +1,368 @@
+//! The tasks of one thread, and what makes them ready: the thread itself, at no more than an entry in a
+//! list of its own, or any other.
+//!
+//! - **INV-TASK-1** Who wakes a task on its own thread, while its executor runs there, puts its number
+//!   into that thread's list, once. Anybody else asks for it in the queue that threads share, once
+//!   (INV-WAKE-3). A task of both is polled twice, which a future must bear.
+//! - **INV-TASK-2** A task is polled only by its own thread, and by nobody while it is polled: its future
+//!   is out of the table meanwhile.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+
+use crate::wake::{Asked, Flag, Home, Queue};
+
+type Task = Pin<Box<dyn Future<Output = ()>>>;
+
+thread_local! {
+    /// What is ready of the executor that runs on this thread, if one does.
+    static RUNNING: RefCell<Option<Rc<Ready>>> = const { RefCell::new(None) };
+}
+
+/// All tasks of an executor, and the root's waker.
+pub(crate) struct Tasks {
+    ready: Rc<Ready>,
+    table: RefCell<Table>,
+    root: Arc<Root>,
+    root_waker: Waker,
+    /// Where what others have asked for is taken to; empty but for its memory.
+    asked: Cell<VecDeque<u32>>,
+}
+
+/// What the own thread has made ready.
+struct Ready {
+    /// What others ask for, and what tells this from other executors.
+    queue: Arc<Queue<u32>>,
+    lists: RefCell<Lists>,
+    root: Cell<bool>,
+}
+
+#[derive(Default)]
+struct Lists {
+    /// Tasks of this round, the last first, and of the next.
+    now: Vec<u32>,
+    next: Vec<u32>,
+    /// By task: it stands in one of them.
+    listed: Vec<bool>,
+}
+
+#[derive(Default)]
+struct Table {
+    entries: Vec<Entry>,
+    free: Vec<u32>,
+    live: usize,
+}
+
+/// The place of one task, and of another after it.
+struct Entry {
+    future: Option<Task>,
+    /// `None` while the task is polled.
+    waker: Option<Waker>,
+    origin: Arc<Origin>,
+}
+
+/// Wakes a task.
+struct Origin {
+    queue: Arc<Queue<u32>>,
+    number: u32,
+    asked: Asked,
+}
+
+/// Wakes the future of `block_on`.
+struct Root {
+    queue: Arc<Queue<u32>>,
+    flag: Flag,
+}
+
+/// Until it is dropped, what is woken on this thread goes to the thread's own list.
+pub(crate) struct Entered(Option<Rc<Ready>>);
+
+impl Tasks {
+    /// No tasks yet, of the calling thread.
+    pub(crate) fn new(home: Home) -> Self {
+        let queue = Arc::new(Queue::new(home.clone()));
+        let root = Arc::new(Root { queue: Arc::clone(&queue), flag: Flag::new(home) });
+        let ready = Ready { queue, lists: RefCell::default(), root: Cell::new(false) };
+        Tasks {
+            ready: Rc::new(ready),
+            table: RefCell::default(),
+            root_waker: Waker::from(Arc::clone(&root)),
+            root,
+            asked: Cell::default(),
+        }
+    }
+
+    /// Has the wakers know that this executor runs.
+    pub(crate) fn enter(&self) -> Entered {
+        Entered(RUNNING.replace(Some(Rc::clone(&self.ready))))
+    }
+
+    /// Adds a task that is ready.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + 'static) {
+        let mut table = self.table.borrow_mut();
+        let number = table.free.pop().unwrap_or_else(|| {
+            let number = table.entries.len() as u32;
+            let (queue, asked) = (Arc::clone(&self.ready.queue), Asked::default());
+            let origin = Arc::new(Origin { queue, number, asked });
+            table.entries.push(Entry { future: None, waker: None, origin });
+            self.ready.lists.borrow_mut().listed.push(false);
+            number
+        });
+        table.live += 1;
+        table.entries[number as usize].future = Some(Box::pin(task));
+        drop(table);
+        self.ready.push(number);
+    }
+
+    /// Tasks that have not ended.
+    pub(crate) fn live(&self) -> usize {
+        self.table.borrow().live
+    }
+
+    /// Runs the tasks that are ready now, not those that they make ready; false if there are none. If
+    /// there are `many` at least, `halfway` is called when half of them have run.
+    pub(crate) fn run(&self, many: usize, halfway: impl FnOnce()) -> bool {
+        self.list_asked();
+        let count = self.ready.begin();
+        let mut halfway = (count >= many).then_some(halfway);
+        for left in (0..count).rev() {
+            let Some(number) = self.ready.next() else { break };
+            self.poll(number);
+            if left <= count / 2
+                && let Some(halfway) = halfway.take()
+            {
+                halfway();
+            }
+        }
+        count > 0
+    }
+
+    /// Lists the tasks that others have asked for.
+    fn list_asked(&self) {
+        if self.ready.queue.is_empty() {
+            return;
+        }
+        let mut asked = self.asked.take();
+        self.ready.queue.take(&mut asked);
+        let table = self.table.borrow();
+        for number in asked.drain(..) {
+            table.entries[number as usize].origin.asked.take();
+            self.ready.push(number);
+        }
+        self.asked.set(asked);
+    }
+
+    fn poll(&self, number: u32) {
+        let mut table = self.table.borrow_mut();
+        let entry = &mut table.entries[number as usize];
+        // It has ended, and is woken late.
+        let Some(mut future) = entry.future.take() else { return };
+        let waker = entry.waker.take().unwrap_or_else(|| Waker::from(Arc::clone(&entry.origin)));
+        drop(table);
+        let ending = Ending { table: &self.table, number };
+        if future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
+            std::mem::forget(ending);
+            let entry = &mut self.table.borrow_mut().entries[number as usize];
+            (entry.future, entry.waker) = (Some(future), Some(waker));
+        } else {
+            drop(future);
+        }
+    }
+
+    /// Polls the root.
+    pub(crate) fn poll_root<T>(&self, root: Pin<&mut impl Future<Output = T>>) -> Poll<T> {
+        root.poll(&mut Context::from_waker(&self.root_waker))
+    }
+
+    /// Whether the root has been woken since the last call.
+    pub(crate) fn take_root(&self) -> bool {
+        let by_own = self.ready.root.take();
+        let by_others = self.root.flag.is_raised() && self.root.flag.take();
+        by_own || by_others
+    }
+
+    /// Whether the next [`Tasks::take_root`] says so.
+    pub(crate) fn is_root_woken(&self) -> bool {
+        self.ready.root.get() || self.root.flag.is_raised()
+    }
+}
+
+impl Ready {
+    #[inline(always)]
+    fn push(&self, number: u32) {
+        let mut lists = self.lists.borrow_mut();
+        if !std::mem::replace(&mut lists.listed[number as usize], true) {
+            lists.next.push(number);
+        }
+    }
+
+    /// Begins a round; of so many tasks. What one that panicked has left over comes first.
+    fn begin(&self) -> usize {
+        let lists = &mut *self.lists.borrow_mut();
+        if lists.now.is_empty() {
+            std::mem::swap(&mut lists.now, &mut lists.next);
+            lists.now.reverse();
+        }
+        lists.now.len()
+    }
+
+    /// The next task of this round.
+    #[inline]
+    fn next(&self) -> Option<u32> {
+        let lists = &mut *self.lists.borrow_mut();
+        let number = lists.now.pop()?;
+        lists.listed[number as usize] = false;
+        Some(number)
+    }
+}
+
+/// What is ready of this thread's executor, if that is the one of `queue`.
+fn with_own(queue: &Arc<Queue<u32>>, does: impl FnOnce(&Ready)) -> bool {
+    let own = RUNNING.try_with(|running| match &*running.borrow() {
+        Some(ready) if Arc::ptr_eq(&ready.queue, queue) => {
+            does(ready);
+            true
+        }
+        _ => false,
+    });
+    own.unwrap_or(false)
+}
+
+/// A task has ended, if only by a panic.
+struct Ending<'a> {
+    table: &'a RefCell<Table>,
+    number: u32,
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        let mut table = self.table.borrow_mut();
+        table.live -= 1;
+        table.free.push(self.number);
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        RUNNING.replace(self.0.take());
+    }
+}
+
+impl Wake for Origin {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if !with_own(&self.queue, |ready| ready.push(self.number)) {
+            self.queue.push_once(&self.asked, self.number);
+        }
+    }
+}
+
+impl Wake for Root {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if !with_own(&self.queue, |ready| ready.root.set(true)) {
+            self.flag.wake();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+
+    fn tasks() -> Tasks {
+        Tasks::new(Home::new(None))
+    }
+
+    fn run(tasks: &Tasks) -> bool {
+        tasks.run(usize::MAX, || {})
+    }
+
+    /// A waker of a task that goes on when `goes_on` is set, and how often it was polled.
+    fn parked(tasks: &Tasks) -> (Waker, Rc<Cell<u32>>, Rc<Cell<bool>>) {
+        let (polls, goes_on) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(false)));
+        let waker = Rc::new(RefCell::new(None));
+        let (own_polls, own_goes_on, own) = (polls.clone(), goes_on.clone(), waker.clone());
+        tasks.spawn(poll_fn(move |context| {
+            own_polls.set(own_polls.get() + 1);
+            own.replace(Some(context.waker().clone()));
+            if own_goes_on.get() { Poll::Ready(()) } else { Poll::Pending }
+        }));
+        run(tasks);
+        let waker = waker.take().expect("it was polled");
+        (waker, polls, goes_on)
+    }
+
+    #[test]
+    fn a_task_is_listed_once_however_often_it_is_woken() {
+        let tasks = tasks();
+        let (waker, polls, goes_on) = parked(&tasks);
+        for is_entered in [true, false] {
+            let entered = is_entered.then(|| tasks.enter());
+            (0..3).for_each(|_| waker.wake_by_ref());
+            assert!(run(&tasks) && !run(&tasks));
+            drop(entered);
+        }
+        assert_eq!(polls.get(), 3);
+        // By both ways, and from another thread.
+        let entered = tasks.enter();
+        waker.wake_by_ref();
+        std::thread::scope(|scope| drop(scope.spawn(|| waker.wake_by_ref())));
+        goes_on.set(true);
+        assert!(run(&tasks) && !run(&tasks));
+        assert_eq!((polls.get(), tasks.live()), (4, 0));
+        // Its place has another task, which bears to be polled once too often.
+        let (_, polls, _) = parked(&tasks);
+        waker.wake();
+        assert!(run(&tasks));
+        assert_eq!((polls.get(), tasks.live()), (2, 1));
+        drop(entered);
+    }
+
+    #[test]
+    fn a_task_that_panics_takes_no_other_with_it() {
+        let tasks = tasks();
+        let ran = Rc::new(Cell::new(0));
+        for number in 0..4 {
+            let ran = Rc::clone(&ran);
+            tasks.spawn(async move {
+                assert_ne!(number, 1, "one of them panics");
+                ran.set(ran.get() + 1);
+            });
+        }
+        assert!(catch_unwind(AssertUnwindSafe(|| run(&tasks))).is_err());
+        assert_eq!((ran.get(), tasks.live()), (1, 2));
+        assert!(run(&tasks));
+        assert_eq!((ran.get(), tasks.live()), (3, 0));
+    }
+
+    #[test]
+    fn halfway_is_after_half_of_many() {
+        let tasks = tasks();
+        let ran = Rc::new(Cell::new(0));
+        for (count, many, at) in [(8, 8, Some(4)), (9, 8, Some(5)), (7, 8, None)] {
+            ran.set(0);
+            for _ in 0..count {
+                let ran = Rc::clone(&ran);
+                tasks.spawn(async move { ran.set(ran.get() + 1) });
+            }
+            let mut seen = None;
+            tasks.run(many, || seen = Some(ran.get()));
+            assert_eq!((seen, ran.get()), (at, count));
+        }
+    }
+}
