@@ -206,8 +206,7 @@ impl Cache {
             Ok(image) => image,
             Err(unfinished) => {
                 drop((claim, frame));
-                // Boxed, as what hardly ever happens would make every load's task larger.
-                Box::pin(self.heal(session, unfinished)).await?;
+                self.heal(session, unfinished).await?;
                 return Err(Fail::Restart);
             }
         };
@@ -241,8 +240,7 @@ impl Cache {
         };
         self.stats.note_read(claim.cause, claim.level, claim.shared);
         let image = if claim.shared {
-            // Boxed for the case that others are at work on it.
-            Box::pin(self.remote.read_shared(session, claim.addr(), claim.level)).await?
+            self.remote.read_shared(session, claim.addr(), claim.level).await?
         } else {
             let begun_ns = session.endpoint().now_ns();
             let read = self.read_node(session, claim.addr(), claim.level).await;
@@ -388,9 +386,7 @@ impl Cache {
         Ok(steady.write(addr.plus(from as u64), copy).await?)
     }
 
-    /// Reads a claimed leaf and does not keep it. Not as a task of its own: if the caller ends meanwhile,
-    /// the claim is given back, and a READ changes nothing. What was left half done is healed to its
-    /// end.
+    /// Reads a claimed leaf and does not keep it. Runs to its end whatever becomes of the caller.
     ///
     /// Cost: 1 READ.
     pub(super) async fn stream<E: Endpoint>(
@@ -398,19 +394,21 @@ impl Cache {
         session: &Session<E>,
         claim: Claim,
     ) -> Result<Buf, Fail> {
-        match self.read_claimed(session, &claim).await? {
-            Ok(image) => {
-                self.stats.leaves_streamed.add();
-                Ok(image)
+        let (cache, task_session) = (Arc::clone(self), session.clone());
+        self.detach(session, async move {
+            match cache.read_claimed(&task_session, &claim).await? {
+                Ok(image) => {
+                    cache.stats.leaves_streamed.add();
+                    Ok(image)
+                }
+                Err(heal) => {
+                    drop(claim);
+                    cache.heal(&task_session, heal).await?;
+                    Err(Fail::Restart)
+                }
             }
-            Err(heal) => {
-                drop(claim);
-                let (cache, task_session) = (Arc::clone(self), session.clone());
-                let healing = async move { cache.heal(&task_session, heal).await };
-                Box::pin(self.detach(session, healing)).await?;
-                Err(Fail::Restart)
-            }
-        }
+        })
+        .await
     }
 
     /// Caches the root. Runs to its end whatever becomes of the caller.

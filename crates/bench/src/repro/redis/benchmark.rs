@@ -2,19 +2,13 @@
 
 use super::{
     error::RedisError,
-    resp::Reply,
+    play::set_all,
     server::{RedisServer, output},
     wire::Wire,
 };
-use crate::{
-    repro::error::ReproError,
-    run::{Phase, Progress},
-    values::ValueMaker,
-};
+use crate::{repro::error::ReproError, run::Progress, values::ValueMaker};
 
 const PROGRAM: &str = "redis-benchmark";
-/// Pairs that are loaded with one wait.
-const LOAD_PAIRS: u64 = 512;
 
 /// How it is called.
 #[derive(Clone, Copy, Debug)]
@@ -47,26 +41,11 @@ pub(super) fn load(
     values: ValueMaker,
     progress: &dyn Progress,
 ) -> Result<(), ReproError> {
-    progress.begin(Phase::Load, keys);
-    let ok = |reply: Reply<'_>| (reply == Reply::Simple(b"OK")).then_some(());
-    wire.ask("FLUSHALL", &[b"FLUSHALL", b"SYNC"], ok)?;
-    let (mut out, mut value) = (Vec::new(), Vec::new());
-    for first in (0..keys).step_by(LOAD_PAIRS as usize) {
-        let items = first..keys.min(first + LOAD_PAIRS);
-        for item in items.clone() {
-            values.write_value(item, 0, &mut value);
-            super::resp::write_command(
-                &mut out,
-                &[b"SET", format!("key:{item:012}").as_bytes(), &value],
-            );
-        }
-        wire.send(&mut out).map_err(RedisError::from)?;
-        for _ in items.clone() {
-            wire.expect("SET", ok)?;
-        }
-        progress.advance(items.end - items.start);
-    }
-    Ok(())
+    set_all(wire, keys, values, progress, |item, key| {
+        key.clear();
+        key.extend_from_slice(format!("key:{item:012}").as_bytes());
+        Ok(())
+    })
 }
 
 impl Gets {

@@ -39,7 +39,7 @@ const ORDER: &[u8] = b"keys in order";
 /// Pairs that are loaded with one wait.
 const LOAD_PAIRS: u64 = 512;
 /// Members that one `ZADD` of the load adds.
-const LOAD_MEMBERS: u64 = 128;
+const LOAD_MEMBERS: u64 = 512;
 /// Bits of a version below the writer's number, as in the bench.
 const VERSION_BITS: u32 = 40;
 /// Operations between two reports of progress.
@@ -109,51 +109,69 @@ impl Piece {
     }
 
     fn load(&self, wire: &mut Wire, progress: &dyn Progress) -> Result<(), ReproError> {
-        progress.begin(Phase::Load, self.keys);
-        let ok = |reply: Reply<'_>| (reply == Reply::Simple(b"OK")).then_some(());
-        wire.ask("FLUSHALL", &[b"FLUSHALL", b"SYNC"], ok)?;
-        let (mut out, mut key, mut value) = (Vec::new(), Vec::new(), Vec::new());
-        for first in (0..self.keys).step_by(LOAD_PAIRS as usize) {
-            let items = first..self.keys.min(first + LOAD_PAIRS);
-            let (count, mut adds) = (items.end - items.start, 0);
-            for item in items.clone() {
-                self.key_maker.write_key(item, &mut key).map_err(BenchError::from)?;
-                self.values.write_value(item, 0, &mut value);
-                write_command(&mut out, &[b"SET", &key, &value]);
-            }
-            let ordered = if self.is_ordered() { items } else { 0..0 };
-            for first in ordered.clone().step_by(LOAD_MEMBERS as usize) {
-                let members = first..ordered.end.min(first + LOAD_MEMBERS);
-                begin_command(&mut out, 2 + 2 * (members.end - members.start) as usize);
-                write_word(&mut out, b"ZADD");
-                write_word(&mut out, ORDER);
-                for item in members {
-                    self.key_maker.write_key(item, &mut key).map_err(BenchError::from)?;
-                    write_word(&mut out, b"0");
-                    write_word(&mut out, &key);
-                }
-                adds += 1;
+        let write_key = |item, key: &mut Vec<u8>| {
+            self.key_maker.write_key(item, key).map_err(BenchError::from).map_err(ReproError::from)
+        };
+        set_all(wire, self.keys, self.values, progress, write_key)?;
+        if !self.is_ordered() {
+            return Ok(());
+        }
+        let (mut out, mut key) = (Vec::new(), Vec::new());
+        for first in (0..self.keys).step_by(LOAD_MEMBERS as usize) {
+            let members = first..self.keys.min(first + LOAD_MEMBERS);
+            begin_command(&mut out, 2 + 2 * (members.end - members.start) as usize);
+            write_word(&mut out, b"ZADD");
+            write_word(&mut out, ORDER);
+            for item in members {
+                write_key(item, &mut key)?;
+                write_word(&mut out, b"0");
+                write_word(&mut out, &key);
             }
             wire.send(&mut out).map_err(RedisError::from)?;
-            for _ in 0..count {
-                wire.expect("SET", ok)?;
-            }
-            for _ in 0..adds {
-                wire.expect("ZADD", |reply| matches!(reply, Reply::Integer(_)).then_some(()))?;
-            }
-            progress.advance(count);
-        }
-        let there = wire.ask("DBSIZE", &[b"DBSIZE"], |reply| match reply {
-            Reply::Integer(count) => Some(count),
-            _ => None,
-        })?;
-        let expected = self.keys + u64::from(self.is_ordered());
-        if there != expected as i64 {
-            let wrong = format!("redis has {there} keys after a load of {expected}");
-            return Err(ReproError::Wrong(wrong));
+            wire.expect("ZADD", |reply| matches!(reply, Reply::Integer(_)).then_some(()))?;
         }
         Ok(())
     }
+}
+
+/// Empties Redis and sets keys of so many items to their first values.
+///
+/// # Errors
+/// If Redis is gone, cannot be understood, or refuses; those of `write_key`.
+pub(super) fn set_all(
+    wire: &mut Wire,
+    keys: u64,
+    values: ValueMaker,
+    progress: &dyn Progress,
+    write_key: impl Fn(u64, &mut Vec<u8>) -> Result<(), ReproError>,
+) -> Result<(), ReproError> {
+    progress.begin(Phase::Load, keys);
+    let ok = |reply: Reply<'_>| (reply == Reply::Simple(b"OK")).then_some(());
+    wire.ask("FLUSHALL", &[b"FLUSHALL", b"SYNC"], ok)?;
+    let (mut out, mut key, mut value) = (Vec::new(), Vec::new(), Vec::new());
+    for first in (0..keys).step_by(LOAD_PAIRS as usize) {
+        let items = first..keys.min(first + LOAD_PAIRS);
+        let count = items.end - items.start;
+        for item in items {
+            write_key(item, &mut key)?;
+            values.write_value(item, 0, &mut value);
+            write_command(&mut out, &[b"SET", &key, &value]);
+        }
+        wire.send(&mut out).map_err(RedisError::from)?;
+        for _ in 0..count {
+            wire.expect("SET", ok)?;
+        }
+        progress.advance(count);
+    }
+    let there = wire.ask("DBSIZE", &[b"DBSIZE"], |reply| match reply {
+        Reply::Integer(there) => Some(there),
+        _ => None,
+    })?;
+    if there != keys as i64 {
+        let wrong = format!("redis has {there} keys after a load of {keys}");
+        return Err(ReproError::Wrong(wrong));
+    }
+    Ok(())
 }
 
 /// A client: what it does next.

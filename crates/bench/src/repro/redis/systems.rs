@@ -7,12 +7,12 @@ use crate::{
     config::{BenchConfig, Cluster, FabricKind},
     keys::{KeyOrder, KeySpec},
     parts::Parts,
-    report::{PerOp, Report},
+    report::{PerOp, Report, ReportKind},
     repro::{error::ReproError, hosts::Hosts},
     run::{self, Progress},
     units::{Size, SizeOrShare, human_bytes},
     values::ValueMaker,
-    workload::Workload,
+    workload::{OpKind, Workload},
 };
 
 pub(super) const VALUE_BYTES: usize = 8;
@@ -21,12 +21,14 @@ const KEY_TYPE: KeySpec = KeySpec::U64(KeyOrder::Hashed);
 const NODE_BYTES: f64 = 1024.0;
 /// Room for every node, and for what is inserted.
 const CACHE_OF_ALL: u64 = 256 << 20;
-/// A node in this many bytes of cache for each key has room for all inner nodes, several times.
-const INNER_BYTES_PER_KEY: u64 = 4;
-const CACHE_OF_INNER_MIN: u64 = 1 << 20;
+/// Room for the inner nodes of a million keys and little more: leaves are kept while there are frames
+/// that were never used.
+const CACHE_OF_INNER: u64 = 640 << 10;
+const CACHE_OF_INNER_MIN: u64 = 256 << 10;
+const KEYS_OF_INNER: u64 = 1_000_000;
 /// Warm-up where there is little to warm: a share of the keys.
 const WARMUP_SHARE: u64 = 10;
-/// The most by which maintenance adds to what an operation costs.
+/// The most by which a get may cost less or more: a few leaves are kept, or read again.
 const COST_TOLERANCE: f64 = 0.02;
 
 /// A side of the comparison.
@@ -63,6 +65,8 @@ pub(super) struct Measured {
     pub(super) p99_us: f64,
     /// Remote operations, of those sides that do some.
     pub(super) per_op: Option<PerOp>,
+    /// The same of a get alone, without maintenance.
+    pub(super) get: PerOp,
     pub(super) bytes_per_op: Option<f64>,
     /// The first answer that was wrong.
     pub(super) error: Option<String>,
@@ -154,6 +158,7 @@ impl System {
                 p50_us: played.latency_us.p50,
                 p99_us: played.latency_us.p99,
                 per_op: None,
+                get: PerOp::default(),
                 bytes_per_op: Some(played.bytes_per_op),
                 error: told(played.errors, played.first_error),
             });
@@ -184,7 +189,7 @@ impl System {
 
     /// What a get costs, and whether it did.
     pub(super) fn cost_of_get(self, measured: &Measured) -> (String, bool) {
-        let PerOp { reads, bytes_read, .. } = measured.per_op.unwrap_or_default();
+        let PerOp { reads, bytes_read, .. } = measured.get;
         let near = |number: f64, wanted: f64| (number - wanted).abs() <= COST_TOLERANCE * wanted;
         let of_nodes = near(bytes_read, reads * NODE_BYTES);
         let name = self.name();
@@ -204,7 +209,7 @@ impl System {
 }
 
 fn inner_cache(keys: u64) -> u64 {
-    (keys * INNER_BYTES_PER_KEY).max(CACHE_OF_INNER_MIN)
+    (CACHE_OF_INNER * keys / KEYS_OF_INNER).max(CACHE_OF_INNER_MIN)
 }
 
 fn told(errors: u64, first: Option<String>) -> Option<String> {
@@ -215,6 +220,8 @@ impl From<Report> for Measured {
     fn from(report: Report) -> Self {
         let run = report.run;
         let rate = run.phase.ops_per_s;
+        let gets = run.by_kind.get(&ReportKind::Op(OpKind::Get));
+        let get = gets.map(|gets| gets.per_op).unwrap_or_default();
         Measured {
             ops_per_s: rate,
             least: rate,
@@ -222,6 +229,7 @@ impl From<Report> for Measured {
             p50_us: run.latency_us.p50,
             p99_us: run.latency_us.p99,
             per_op: Some(run.per_op),
+            get,
             bytes_per_op: Some(run.per_op.bytes_read + run.per_op.bytes_written),
             error: told(run.errors, run.first_error),
         }
@@ -245,6 +253,7 @@ impl Measured {
             p50_us: of(|it| it.p50_us),
             p99_us: of(|it| it.p99_us),
             per_op,
+            get: rounds.iter().map(|it| it.get).sum::<PerOp>().times(share),
             bytes_per_op: bytes.map(|sum| sum * share),
             error: rounds.iter().find_map(|it| it.error.clone()),
         }
