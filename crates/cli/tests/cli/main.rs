@@ -18,6 +18,7 @@ mod repro;
 #[path = "../../../cluster/tests/common/etcd.rs"]
 mod server;
 mod serving;
+mod strangers;
 mod usage;
 mod verbs;
 
