@@ -8,12 +8,12 @@ mod server;
 use std::io::{BufRead, BufReader, Read};
 use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{block_on, key};
-use farleaf::{ErrorKind, Farleaf, TableOptions};
+use farleaf::{Engine, ErrorKind, Farleaf, TableOptions};
 use farleaf_cluster::{Directory, MemoryRecord, MemorySeat};
 use farleaf_fabric::ServerId;
 use farleaf_fabric::tcp::{HugePages, MemoryServer, MemoryServerConfig, Region};
@@ -264,5 +264,86 @@ fn the_loss_of_etcd_stops_nobody_who_has_the_pool_open() {
         etcd.kill();
         drop(table);
         db.close().unwrap();
+    });
+}
+
+/// What a client under load has been told: how many inserts were acknowledged, and the longest that one took.
+#[derive(Default)]
+struct Told {
+    count: AtomicU32,
+    slowest_ms: AtomicU32,
+}
+
+/// Under load of two compute servers, on a table whose keys have owners, etcd is stopped and goes on, is killed
+/// and starts again: nobody waits for it, and all entries come back with it.
+#[test]
+fn etcd_is_stopped_and_killed_under_load_and_nobody_waits_for_it() {
+    let Some(mut etcd) =
+        server::start("etcd_is_stopped_and_killed_under_load_and_nobody_waits_for_it")
+    else {
+        return;
+    };
+    let uri = etcd.uri("c");
+    let mut memory = Memory::start(&etcd, 2);
+    let directory = memory.directory.clone();
+    memory.while_kept(|| {
+        let stores = [create(&uri), Farleaf::connect(&uri).unwrap()];
+        stores[0].create_table("t", TableOptions::default().engine(Engine::Dex)).unwrap();
+        let (stop, told) = (AtomicBool::new(false), [Told::default(), Told::default()]);
+        thread::scope(|scope| {
+            let stops = Stops(&stop);
+            for (number, (store, told)) in stores.iter().zip(&told).enumerate() {
+                let (table, stop) = (store.table("t").unwrap(), &stop);
+                scope.spawn(move || {
+                    while !stop.load(Ordering::SeqCst) {
+                        let count = told.count.load(Ordering::SeqCst);
+                        let from = Instant::now();
+                        // No operation is refused: etcd is asked for none.
+                        table.insert(key(count * 2 + number as u32), key(count)).unwrap();
+                        let took = from.elapsed().as_millis() as u32;
+                        told.slowest_ms.fetch_max(took, Ordering::SeqCst);
+                        told.count.store(count + 1, Ordering::SeqCst);
+                    }
+                });
+            }
+            let counts = || told.each_ref().map(|told| told.count.load(Ordering::SeqCst));
+            let goes_on = |what: &str| {
+                let before = counts();
+                eventually(LONG, what, || {
+                    counts().iter().zip(before).all(|(count, before)| *count > before + 200)
+                });
+            };
+            let are_registered =
+                || stores.iter().all(|store| store.cluster().unwrap().is_registered);
+            goes_on("both work");
+            etcd.signal("STOP");
+            eventually(LONG, "they find it silent", || {
+                stores.iter().all(|store| !store.cluster().unwrap().is_registered)
+            });
+            goes_on("both work while it is stopped");
+            let asked = Instant::now();
+            let error = Farleaf::connect(&uri).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+            assert!(asked.elapsed() < LONG, "{:?}", asked.elapsed());
+            etcd.signal("CONT");
+            eventually(LONG, "it knows them again", are_registered);
+            etcd.kill();
+            goes_on("both work while it is gone");
+            etcd.restart();
+            eventually(LONG, "they have their entries again", || {
+                are_registered() && directory.look().unwrap().compute.len() == 2
+            });
+            goes_on("both work when it is back");
+            drop(stops);
+        });
+        let third = Farleaf::connect(&uri).unwrap().table("t").unwrap();
+        for (number, told) in told.iter().enumerate() {
+            for count in 0..told.count.load(Ordering::SeqCst) {
+                let found = third.get(key(count * 2 + number as u32)).unwrap();
+                assert_eq!(found, Some(key(count)), "{count} of {number}");
+            }
+            let slowest = Duration::from_millis(told.slowest_ms.load(Ordering::SeqCst).into());
+            assert!(slowest < Duration::from_secs(5), "an operation took {slowest:?}");
+        }
     });
 }

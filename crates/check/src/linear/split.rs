@@ -400,7 +400,7 @@ fn differing<'h>(
 }
 
 /// The key of an operation on one key.
-pub(super) fn key_of(call: &Call) -> Option<&[u8]> {
+pub(crate) fn key_of(call: &Call) -> Option<&[u8]> {
     match call {
         Call::Get { key }
         | Call::Insert { key, .. }

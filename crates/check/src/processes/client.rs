@@ -18,6 +18,7 @@ use super::log::Log;
 use super::spec::{ClientSpec, Failed, is_network, may_pass};
 use super::values::Shape;
 use crate::history::{Answer, Call};
+use crate::linear::key_of;
 
 /// Errors that a process tells of; all are in the history.
 const TOLD_MAX: u32 = 5;
@@ -304,7 +305,7 @@ impl Worker<'_> {
 
     /// Calls of one kind with different keys, in one.
     fn many(&self, calls: &[Call]) -> Result<Vec<Told>, Failed> {
-        let keys: Vec<&[u8]> = calls.iter().map(key).collect();
+        let keys: Vec<&[u8]> = calls.iter().filter_map(key_of).collect();
         let counted = match calls[0] {
             Call::Get { .. } => {
                 return match self.table.get_many(&keys) {
@@ -362,18 +363,6 @@ impl Worker<'_> {
             }
             _ => {}
         }
-    }
-}
-
-fn key(call: &Call) -> &[u8] {
-    match call {
-        Call::Get { key }
-        | Call::Insert { key, .. }
-        | Call::Update { key, .. }
-        | Call::Upsert { key, .. }
-        | Call::Remove { key }
-        | Call::CompareExchange { key, .. } => key,
-        Call::Scan { .. } => &[],
     }
 }
 

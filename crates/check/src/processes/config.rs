@@ -19,6 +19,8 @@ const RATE_MAX: f64 = 1000.0;
 const MEMORY_SERVERS_MAX: u16 = 16;
 /// No lease is shorter: processes of a busy machine would all be taken for dead.
 const LEASE_LEAST: Duration = Duration::from_millis(50);
+/// Leases that a recovery may take, at most.
+const LEASES_MAX: f64 = 1000.0;
 const LEASE_MOST: Duration = Duration::from_secs(60);
 
 /// A run of processes that are killed and stopped.
@@ -92,6 +94,10 @@ pub struct Network {
     pub link_faults_per_second: f64,
     /// A memory server is away, a link is cut or slow for that long at most.
     pub outage_time_max: Duration,
+    /// After a compute server was killed while nothing else went wrong, its keys are to be served again
+    /// within that many leases, and no operation on others' keys is to take longer than half of that; else
+    /// the run fails. `None`: it is told, and fails nothing.
+    pub recovery_leases: Option<f64>,
 }
 
 impl Default for Network {
@@ -102,6 +108,7 @@ impl Default for Network {
             memory_faults_per_second: 0.4,
             link_faults_per_second: 0.8,
             outage_time_max: Duration::from_secs(2),
+            recovery_leases: None,
         }
     }
 }
@@ -118,6 +125,13 @@ impl Network {
             return Err(format!(
                 "a lease of {:?}: it takes {LEASE_LEAST:?} to {LEASE_MOST:?}",
                 self.lease
+            ));
+        }
+        if let Some(leases) = self.recovery_leases
+            && !(f64::MIN_POSITIVE..=LEASES_MAX).contains(&leases)
+        {
+            return Err(format!(
+                "recovery within {leases} leases: it takes more than 0, and at most {LEASES_MAX}"
             ));
         }
         check_rate("faults of memory servers", self.memory_faults_per_second)?;

@@ -74,6 +74,9 @@ impl Round<'_, '_> {
     /// Lets things go wrong until the round's time is over, and puts all right again.
     pub(super) fn disturb_network(&mut self, lease: Duration) -> Result<(), Trouble> {
         let quiet = lease * QUIET_QUARTERS / 4;
+        let leases = self.run.config.network.as_ref().and_then(|network| network.recovery_leases);
+        // What is to be over in time is waited for so long.
+        let quiet = leases.map_or(quiet, |leases| quiet.max(lease.mul_f64(leases + 0.5)));
         let end = Instant::now() + self.run.config.round_time;
         let mut next = Instant::now() + if self.is_apart { lease } else { Duration::ZERO };
         loop {

@@ -164,16 +164,19 @@ fn play(
             let from = Instant::now();
             let content = contents.entry(table_name(shape)).or_default();
             let histories = read(&logs)?;
+            let mut in_time = Ok(());
             if let Some(network) = &mut report.network {
                 network.opened_anew += opened_anew;
                 let events: Vec<&Event> = histories.iter().flat_map(|one| &one.events).collect();
                 for fault in &faults {
-                    network.add(report.rounds, fault, &keys, &events);
+                    let added = network.add(report.rounds, fault, &keys, &events);
+                    in_time = in_time.and(added);
                 }
             }
             let checked = check(histories, content, &mut report.counts);
             report.check_seconds += from.elapsed().as_secs_f64();
-            checked
+            // What is wrong tells more than what is late.
+            checked.and(in_time.map_err(Trouble::Found))
         });
         match checked {
             Ok(()) => {}

@@ -57,6 +57,11 @@ impl Ranges {
         Ranges(owned.iter().filter(is_its).cloned().collect())
     }
 
+    #[cfg(test)]
+    pub(super) fn everything() -> Ranges {
+        Ranges(vec![Owned { low: None, high: None, owner: None }])
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -8,7 +8,8 @@ use serde::Serialize;
 
 use super::config::Network;
 use super::owners::Ranges;
-use crate::history::{Answer, Call, Event};
+use crate::history::{Answer, Event};
+use crate::linear::key_of;
 
 /// Something that was done to a process or a link.
 #[derive(Clone, Debug)]
@@ -55,6 +56,9 @@ pub enum FaultKind {
 pub struct NetworkReport {
     /// How long a compute server counted as alive that was not heard of, in milliseconds.
     pub lease_ms: f64,
+    /// Within how many leases the keys of a compute server that was killed were to be served again, and no
+    /// operation on others' keys to take more than half of that; if that was asked for.
+    pub recovery_leases: Option<f64>,
     /// How many memory servers there were.
     pub memory_servers: u16,
     /// Memory servers killed, and started again over their files.
@@ -143,11 +147,25 @@ impl NetworkReport {
     /// Of a run that has not begun.
     pub(super) fn of(network: &Network) -> Self {
         let lease_ms = network.lease.as_secs_f64() * 1e3;
-        NetworkReport { lease_ms, memory_servers: network.memory_servers, ..Self::default() }
+        NetworkReport {
+            lease_ms,
+            recovery_leases: network.recovery_leases,
+            memory_servers: network.memory_servers,
+            ..Self::default()
+        }
     }
 
     /// Adds a fault of that round, of whose history `events` are.
-    pub(super) fn add(&mut self, round: u64, fault: &Fault, keys: &[Vec<u8>], events: &[&Event]) {
+    ///
+    /// # Errors
+    /// Says what took longer than it may.
+    pub(super) fn add(
+        &mut self,
+        round: u64,
+        fault: &Fault,
+        keys: &[Vec<u8>],
+        events: &[&Event],
+    ) -> Result<(), String> {
         self.count(fault.what);
         let has = |key: &[u8]| fault.had.as_ref().is_none_or(|had| had.contains(key));
         let is_kill = fault.what == FaultKind::KillCompute;
@@ -187,6 +205,46 @@ impl NetworkReport {
             stall_ms,
             listens_ms,
         });
+        if !(is_kill && fault.is_alone) {
+            return Ok(());
+        }
+        let answered = events.iter().filter_map(|event| event.answer.as_ref());
+        let seen_ns = answered.map(|(at_ns, _)| *at_ns).max().unwrap_or(0);
+        let seen_ms = ms(seen_ns.saturating_sub(fault.until_ns));
+        self.judge(fault, served_ms, stall_ms, seen_ms)
+    }
+
+    /// Whether a death was over in time, if that is asked for; it was looked at for `seen_ms`.
+    fn judge(
+        &self,
+        fault: &Fault,
+        served_ms: Option<f64>,
+        stall_ms: f64,
+        seen_ms: f64,
+    ) -> Result<(), String> {
+        let Some(leases) = self.recovery_leases else { return Ok(()) };
+        let (most_ms, lease_ms) = (leases * self.lease_ms, self.lease_ms);
+        let late = "a compute server was killed, and nothing else went wrong:";
+        let has_keys = !fault.had.as_ref().is_some_and(Ranges::is_empty);
+        if has_keys && served_ms.unwrap_or(seen_ms) > most_ms {
+            let served = match served_ms {
+                Some(served_ms) => format!("were served again after {served_ms:.0} ms"),
+                None => format!("were not all served again after {seen_ms:.0} ms"),
+            };
+            return Err(format!(
+                "{late} the keys of {} {served}, allowed are {leases} leases of {lease_ms:.0} ms",
+                fault.who
+            ));
+        }
+        // Without owners, all keys are the dead one's as well, which may hold a lock on any.
+        if fault.had.is_some() && stall_ms > most_ms / 2.0 {
+            return Err(format!(
+                "{late} an operation on a key that {} did not have took {stall_ms:.0} ms, allowed is half of \
+                 {leases} leases of {lease_ms:.0} ms",
+                fault.who
+            ));
+        }
+        Ok(())
     }
 
     fn count(&mut self, what: FaultKind) {
@@ -224,26 +282,16 @@ fn longest(events: &[&Event], from_ns: u64, until_ns: u64, of: impl Fn(&[u8]) ->
     ms(times.max().unwrap_or(0))
 }
 
-/// The key of an operation on one key.
-fn key_of(call: &Call) -> Option<&[u8]> {
-    match call {
-        Call::Get { key }
-        | Call::Insert { key, .. }
-        | Call::Update { key, .. }
-        | Call::Upsert { key, .. }
-        | Call::Remove { key }
-        | Call::CompareExchange { key, .. } => Some(key),
-        Call::Scan { .. } => None,
-    }
-}
-
 fn ms(ns: u64) -> f64 {
     ns as f64 / 1e6
 }
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+
     use super::*;
+    use crate::history::Call;
 
     fn get(key: &str, from_ms: u64, answered_ms: Option<u64>) -> Event {
         Event {
@@ -287,11 +335,11 @@ mod tests {
         ];
         let events: Vec<&Event> = events.iter().collect();
         let mut report = NetworkReport::default();
-        report.add(1, &fault(FaultKind::KillCompute, 100, 100), &keys(), &events);
+        report.add(1, &fault(FaultKind::KillCompute, 100, 100), &keys(), &events).unwrap();
         assert_eq!(report.faults[0].served_ms, Some(250.0));
         assert_eq!(report.faults[0].stall_ms, 200.0);
         assert_eq!(report.kills_compute_served.longest_ms, 250.0);
-        report.add(1, &fault(FaultKind::KillCompute, 360, 360), &keys(), &events);
+        report.add(1, &fault(FaultKind::KillCompute, 360, 360), &keys(), &events).unwrap();
         assert_eq!(report.faults[1].served_ms, None, "nobody asked for a");
         assert_eq!((report.kills_compute_served.count, report.kills_compute_served.never), (2, 1));
     }
@@ -302,14 +350,53 @@ mod tests {
         let mut report = NetworkReport::default();
         let returned =
             Fault { listens_ns: Some(204_000_000), ..fault(FaultKind::KillMemory, 100, 200) };
-        report.add(3, &returned, &keys(), &events);
+        report.add(3, &returned, &keys(), &events).unwrap();
         let told = &report.faults[0];
         assert_eq!((told.served_ms, told.listens_ms, told.away_ms), (Some(30.0), Some(4.0), 100.0));
         assert_eq!(report.kills_memory, 1);
         assert_eq!((report.starts_served.count, report.starts_listen.count), (1, 1));
         let crowded = Fault { is_alone: false, ..returned };
-        report.add(4, &crowded, &keys(), &events);
+        report.add(4, &crowded, &keys(), &events).unwrap();
         assert_eq!((report.starts_served.count, report.faults.len()), (1, 2));
+    }
+
+    #[test]
+    fn a_death_that_is_over_late_fails_the_run_if_that_is_asked_for() {
+        let killed =
+            Fault { had: Some(Ranges::everything()), ..fault(FaultKind::KillCompute, 100, 100) };
+        let events = [
+            get("a", 100, Some(130)),
+            get("b", 200, Some(350)),
+            get("a", 900, Some(950)),
+            get("c", 60, Some(210)),
+        ];
+        let events: Vec<&Event> = events.iter().collect();
+        let judged = |leases: f64, killed: &Fault| {
+            let mut report = NetworkReport {
+                lease_ms: 100.0,
+                recovery_leases: Some(leases),
+                ..Default::default()
+            };
+            report.add(1, killed, &keys(), &events)
+        };
+        assert_eq!(judged(2.5, &killed), Ok(()));
+        let late = judged(2.4, &killed).unwrap_err();
+        assert!(late.contains("served again after 250 ms, allowed are 2.4 leases"), "{late}");
+        // Nobody has keys: all are others', and the slowest operation on one took 150 ms.
+        let nothing = Fault { had: Some(Ranges::default()), ..killed.clone() };
+        assert_eq!(judged(3.0, &nothing), Ok(()));
+        let stalled = judged(2.9, &nothing).unwrap_err();
+        assert!(stalled.contains("took 150 ms, allowed is half of 2.9 leases"), "{stalled}");
+        // Without owners nobody's are others'.
+        let shared = Fault { had: None, ..killed.clone() };
+        assert_eq!(judged(2.5, &shared), Ok(()));
+        assert!(judged(2.4, &shared).is_err());
+        // Not served by the end of the round, which came too early to tell, or not.
+        let never = Fault { from_ns: 400_000_000, until_ns: 400_000_000, ..shared };
+        assert!(judged(5.4, &never).unwrap_err().contains("not all served again after 550 ms"));
+        assert_eq!(judged(5.6, &never), Ok(()));
+        let crowded = Fault { is_alone: false, ..never };
+        assert_eq!(judged(0.1, &crowded), Ok(()));
     }
 
     #[test]

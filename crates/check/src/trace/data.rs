@@ -6,6 +6,7 @@ use farleaf_fabric::sim::OpRecord;
 use serde_json::{Value, json};
 
 use crate::history::{Answer, Call};
+use crate::linear::key_of;
 use crate::run::{Failure, Outcome, threads};
 use crate::scenario::Scenario;
 
@@ -43,7 +44,7 @@ pub(super) fn of(scenario: &Scenario, outcome: &Outcome, records: &[OpRecord]) -
                 "step": step.map(|(_, step)| step),
                 "life": event.client,
                 "verb": verb(&event.call),
-                "key": key(&event.call).map(shown),
+                "key": key_of(&event.call).map(shown),
                 "call": told_call(&event.call),
                 "answer": answer,
                 "failed": matches!(&event.answer, Some((_, Answer::Nothing))),
@@ -138,20 +139,8 @@ fn verb(call: &Call) -> &'static str {
     }
 }
 
-fn key(call: &Call) -> Option<&[u8]> {
-    match call {
-        Call::Get { key }
-        | Call::Insert { key, .. }
-        | Call::Update { key, .. }
-        | Call::Upsert { key, .. }
-        | Call::Remove { key }
-        | Call::CompareExchange { key, .. } => Some(key),
-        Call::Scan { .. } => None,
-    }
-}
-
 fn told_call(call: &Call) -> String {
-    let key = key(call).map(shown).unwrap_or_default();
+    let key = key_of(call).map(shown).unwrap_or_default();
     match call {
         Call::Get { .. } | Call::Remove { .. } => format!("{} {key}", verb(call)),
         Call::Insert { value, .. } | Call::Update { value, .. } | Call::Upsert { value, .. } => {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::{Pool, command, farleaf};
+use crate::{Pool, Run, command, farleaf};
 
 const NAME: &[&str] = &["check", "processes"];
 
@@ -111,6 +111,34 @@ fn so_do_they_under_the_plain_tree() {
     over_a_network("btree", 1);
 }
 
+/// The bars of a death: nothing goes wrong but that compute servers are killed.
+fn only_kills(engine: &str, leases: &str) -> Run {
+    let (_pool, folder) = scratch();
+    let none = ["--memory-faults-per-second", "0", "--link-faults-per-second", "0"];
+    let times =
+        ["--time", "1s", "--round-time", "7s", "--lease", "500ms", "--stops-per-second", "0"];
+    let asked = ["--fabric", "tcp", "--engine", engine, "--recovery-within", leases, "--json"];
+    let folder_words = ["--pool", folder.to_str().unwrap()];
+    farleaf(&words(&[&asked[..], &times, &none, &folder_words].concat()), b"")
+}
+
+#[test]
+fn what_a_killed_compute_server_had_is_served_again_in_time() {
+    for engine in ["dex", "btree"] {
+        // Promised are 2; this machine may be busy.
+        let report = only_kills(engine, "10").done().json();
+        assert_eq!(report["network"]["recovery_leases"], 10.0);
+        let served = &report["network"]["kills_compute_served"];
+        assert!(served["count"].as_u64().unwrap() > 0, "{report}");
+    }
+}
+
+/// Nobody is known to be dead before its lease is over.
+#[test]
+fn a_recovery_that_takes_too_long_fails_the_run() {
+    only_kills("btree", "0.001").failed(1, "allowed are 0.001 leases of 500 ms");
+}
+
 #[test]
 fn an_interrupt_ends_all_processes_and_removes_the_folder() {
     for fabric in ["mapped", "tcp"] {
@@ -152,6 +180,8 @@ fn what_makes_no_sense_is_refused() {
     refused(&["--fabric", "sim"], "mapped or tcp");
     refused(&["--fabric", "tpc"], "did you mean \"tcp\"?");
     refused(&["--fabric", "tcp", "--memory-servers", "0"], "1 to 16");
+    refused(&["--recovery-within", "2"], "--recovery-within needs --fabric tcp");
+    refused(&["--fabric", "tcp", "--recovery-within", "0"], "more than 0");
     refused(&["--fabric", "tcp", "--lease", "1ms"], "it takes 50ms to 60s");
     refused(&["--fabric", "tcp", "--memory-faults-per-second", "NaN"], "0 to 1000");
     let (_pool, folder) = scratch();

@@ -69,6 +69,20 @@ impl Server {
         }
     }
 
+    /// Stops it (`STOP`), or lets it go on (`CONT`).
+    pub(crate) fn signal(&self, name: &str) {
+        let shell = self.process.as_ref().unwrap().id();
+        let children = std::fs::read_to_string(format!("/proc/{shell}/task/{shell}/children"));
+        // The one that is not `cat`.
+        let children = children.unwrap();
+        let etcd = children.split_whitespace().find(|child| {
+            let program = std::fs::read_to_string(format!("/proc/{child}/comm"));
+            program.is_ok_and(|program| program.trim() != "cat")
+        });
+        let signalled = Command::new("kill").args(["-s", name, etcd.unwrap()]).status();
+        assert!(signalled.unwrap().success());
+    }
+
     /// Starts it over the data that it has, where it was, and waits until it answers.
     pub(crate) fn restart(&mut self) {
         self.kill();
