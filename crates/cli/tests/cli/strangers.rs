@@ -1,4 +1,4 @@
-//! Bad input to memory servers: whoever sends it is refused with a reason in the log, within a bounded time and
+//! Bad input to servers: whoever sends it is refused with a reason in the log, within a bounded time and
 //! a bounded amount of the server's memory, and nobody else is disturbed.
 //!
 //! There are no region keys over TCP: an address is an offset in the one region of a server, checked against
@@ -18,6 +18,7 @@ use farleaf_fabric::tcp::Tls;
 use serde_json::Value;
 
 use crate::authority::Authority;
+use crate::processes::wait_until;
 use crate::{command, farleaf};
 
 /// A stranger has 5 s to greet, and is looked at every second.
@@ -29,7 +30,7 @@ const GROWTH_LIMIT: u64 = 64 << 20;
 const READ: u8 = 1;
 const WRITE: u8 = 2;
 
-/// A memory server, and its log as it comes.
+/// A server, and its log as it comes.
 struct Target {
     process: Child,
     /// Its end ends the command.
@@ -39,10 +40,14 @@ struct Target {
 }
 
 impl Target {
+    /// A memory server.
     fn start(options: &[&str]) -> Target {
-        let words = ["memory", "--size", "64MiB", "--end-with-stdin", "--json"];
-        let log = ["--log-format", "json", "--log-level", "info"];
-        let mut process = command(&[&words[..], &log, options].concat()).spawn().unwrap();
+        Target::serve(&[&["memory", "--size", "64MiB"], options].concat())
+    }
+
+    fn serve(words: &[&str]) -> Target {
+        let log = ["--end-with-stdin", "--json", "--log-format", "json", "--log-level", "info"];
+        let mut process = command(&[words, &log].concat()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let told: Value = serde_json::from_str(&line).unwrap();
@@ -299,4 +304,40 @@ fn ten_thousand_connections_harm_nobody() {
     let told = server.reasons("refused").len();
     assert!((1..2_000).contains(&told), "{told} entries for {COUNT} connections");
     witness.end();
+}
+
+/// The same of a compute server, whom others ask for the keys that it has.
+#[test]
+fn a_compute_server_refuses_strangers_and_answers_others() {
+    let memory = Target::start(&[]);
+    let uri = memory.uri();
+    let put = ["put", &uri, "d", "key", "value", "--create", "--engine", "dex"];
+    farleaf(&put, b"").done();
+    let server = Target::serve(&["compute", &uri]);
+    let show = ["repartition", &uri, "d", "--json"];
+    wait_until("it has the table", || {
+        farleaf(&show, b"").done().json()["partitions"][0]["owner"].is_string()
+    });
+    let before = server.resident_bytes();
+    for garbage in [&[b'x'; 64][..], &hello(2, 7, 0, 1)] {
+        assert_eq!(read_to_end(&mut server.knock(garbage)), 0, "closed without a word");
+    }
+    server.await_reasons("refused", "what came is not of this protocol", 1);
+    let mut silent = server.knock(b"");
+    let mut half = server.knock(&b"FarleafP"[..]);
+    let crowd: Vec<TcpStream> =
+        (0..300).map(|_| TcpStream::connect(&server.address).unwrap()).collect();
+    for number in 0..5 {
+        let from = Instant::now();
+        assert_eq!(farleaf(&["get", &uri, "d", "key"], b"").done().text(), "value\n", "{number}");
+        assert!(from.elapsed() < GREETING_LIMIT, "{:?}", from.elapsed());
+    }
+    let grown = server.resident_bytes().saturating_sub(before);
+    assert!(grown < GROWTH_LIMIT, "{grown} bytes");
+    assert_eq!(read_to_end(&mut silent) + read_to_end(&mut half), 0);
+    server.await_reasons("refused", "nothing was heard of it for too long", 1);
+    drop(crowd);
+    // One in a second is told.
+    let told = server.reasons("refused").len();
+    assert!(told < 60, "{told} entries");
 }

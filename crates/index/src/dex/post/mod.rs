@@ -28,7 +28,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{fmt, future, io};
 
 use farleaf_fabric::tcp::Tls;
@@ -120,6 +120,11 @@ struct Shared {
     incoming: Mutex<BTreeMap<u64, TcpStream>>,
     incoming_number: AtomicU64,
     refused: AtomicU64,
+    /// Seconds since the start are counted for the log: in which of them it last told of a refusal, and how many
+    /// were left out since.
+    since: Instant,
+    told_at: AtomicU64,
+    left_out: AtomicU64,
     is_closed: AtomicBool,
 }
 
@@ -153,6 +158,9 @@ impl Post {
             incoming: Mutex::default(),
             incoming_number: AtomicU64::new(0),
             refused: AtomicU64::new(0),
+            since: Instant::now(),
+            told_at: AtomicU64::new(0),
+            left_out: AtomicU64::new(0),
             is_closed: AtomicBool::new(false),
         });
         let accepting = Arc::clone(&shared);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::future;
 use std::io::{self, BufReader, Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
@@ -24,6 +24,11 @@ use crate::sync::{Mutex, lock};
 
 /// Requests of a connection that are under way; whoever sends more waits.
 const UNDER_WAY_MAX: usize = 1024;
+/// Connections beyond those allowed that may be about to greet, each on a thread, and be told that there is no
+/// room.
+const STRANGERS_MAX: usize = 64;
+/// Who has taken no reply for so long is not there, or wants none.
+const SEND_TIME: Duration = Duration::from_millis(if cfg!(test) { 300 } else { 10_000 });
 const BUFFER_BYTES: usize = 64 << 10;
 /// Between two tries to accept, where the system refuses.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -35,55 +40,103 @@ pub(super) fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
         if shared.is_closed.load(Ordering::SeqCst) {
             return;
         }
-        let Ok((stream, _)) = accepted else {
+        let Ok((stream, peer)) = accepted else {
             // Too many open files, most likely.
             thread::sleep(PAUSE);
             continue;
         };
-        let own = Arc::clone(shared);
-        let serve = move || {
-            if serve(&own, stream).is_err() {
-                own.refused.fetch_add(1, Ordering::Relaxed);
-            }
-        };
+        let serving = Listed::new(shared, &stream).and_then(|listed| {
+            let serve = move || {
+                if let Err(error) = serve(&listed, stream) {
+                    listed.shared.refuse(peer, &error);
+                }
+            };
+            thread::Builder::new().name("farleaf-office".to_owned()).spawn(serve)
+        });
         // What no thread can be had for is closed.
-        let _ = thread::Builder::new().name("farleaf-office".to_owned()).spawn(serve);
+        if let Err(error) = serving {
+            shared.refuse(peer, &error);
+        }
+    }
+}
+
+impl Shared {
+    /// Counts a connection that is not let in, or says what is no request, and logs it: one in a second, so that
+    /// nobody fills a disk by knocking.
+    fn refuse(&self, peer: SocketAddr, error: &io::Error) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+        let second = self.since.elapsed().as_secs() + 1;
+        if self.told_at.swap(second, Ordering::Relaxed) == second {
+            self.left_out.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        let left_out = self.left_out.swap(0, Ordering::Relaxed);
+        let why = match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                "nothing was heard of it for too long".to_owned()
+            }
+            io::ErrorKind::UnexpectedEof => "it has ended".to_owned(),
+            _ => error.to_string(),
+        };
+        tracing::warn!(compute_server = self.config.me.0, %peer, left_out, why, "refused");
     }
 }
 
 /// A connection in the list of those that are open.
-struct Listed<'a> {
-    shared: &'a Shared,
+struct Listed {
+    shared: Arc<Shared>,
     number: u64,
+    /// There are as few as are allowed.
+    has_room: bool,
 }
 
-impl<'a> Listed<'a> {
-    /// Lists it; beside it, whether there was room.
-    fn new(shared: &'a Shared, stream: &TcpStream) -> io::Result<(Self, bool)> {
+impl Listed {
+    fn new(shared: &Arc<Shared>, stream: &TcpStream) -> io::Result<Self> {
         let number = shared.incoming_number.fetch_add(1, Ordering::Relaxed);
         let mut incoming = lock(&shared.incoming);
-        let has_room = incoming.len() < shared.config.connections_max;
+        let others = incoming.len();
+        if others >= shared.config.connections_max + STRANGERS_MAX {
+            return Err(io::Error::new(io::ErrorKind::ConnectionRefused, FULL));
+        }
         incoming.insert(number, stream.try_clone()?);
-        Ok((Listed { shared, number }, has_room))
+        let has_room = others < shared.config.connections_max;
+        Ok(Listed { shared: Arc::clone(shared), number, has_room })
     }
 }
 
-impl Drop for Listed<'_> {
+impl Drop for Listed {
     fn drop(&mut self) {
         lock(&self.shared.incoming).remove(&self.number);
     }
 }
 
+const FULL: &str = "there are as many connections as are allowed";
+
+/// Why a connection with that answer is not let in.
+fn refusal(entry: Entry) -> Option<io::Error> {
+    let why = match entry {
+        Entry::LetIn => return None,
+        Entry::OtherVersion => "it speaks another version of the protocol",
+        Entry::OtherPool => "it works on another pool",
+        Entry::OtherServer => "it looks for another compute server",
+        Entry::Full => FULL,
+    };
+    Some(io::Error::new(io::ErrorKind::ConnectionRefused, why))
+}
+
 /// One connection, to its end; an error if it was not let in, or said what is no request.
-fn serve(shared: &Arc<Shared>, stream: TcpStream) -> io::Result<()> {
-    let (_listed, has_room) = Listed::new(shared, &stream)?;
+fn serve(listed: &Listed, stream: TcpStream) -> io::Result<()> {
+    let (shared, has_room) = (&listed.shared, listed.has_room);
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(GREETING_TIME))?;
+    stream.set_write_timeout(Some(SEND_TIME))?;
     let tls = shared.config.tls.as_ref();
     let (mut incoming, mut outgoing) = duplex::accepted(stream.try_clone()?, tls)?;
     let mut bytes = [0; GREETING_BYTES];
     incoming.read_exact(&mut bytes)?;
-    let hello = Hello::decode(&bytes).ok_or(io::ErrorKind::InvalidData)?;
+    let nonsense =
+        || io::Error::new(io::ErrorKind::InvalidData, "what came is not of this protocol");
+    let hello = Hello::decode(&bytes).ok_or_else(nonsense)?;
     let (pool, me) = (shared.config.pool, shared.config.me);
     let entry = match hello {
         Hello { version, .. } if version != VERSION => Entry::OtherVersion,
@@ -95,8 +148,8 @@ fn serve(shared: &Arc<Shared>, stream: TcpStream) -> io::Result<()> {
     // A stranger does not hear what it would have to know.
     let (pool, me) = if entry == Entry::LetIn { (pool, me) } else { (0, Incarnation(0)) };
     outgoing.write_all(&Welcome { version: VERSION, entry, pool, me }.encode())?;
-    if entry != Entry::LetIn {
-        return Err(io::ErrorKind::ConnectionRefused.into());
+    if let Some(refused) = refusal(entry) {
+        return Err(refused);
     }
     stream.set_read_timeout(None)?;
     // It may have been shut down before it was listed.

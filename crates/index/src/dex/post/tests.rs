@@ -1,12 +1,10 @@
 //! Both ends of a connection against others that do not keep to the protocol, or work on something else.
 #![allow(clippy::unwrap_used)]
 
+use farleaf_fabric::Executor;
 use std::future::Future;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::time::Instant;
-
-use farleaf_fabric::Executor;
 
 use super::wire::{
     Entry, GREETING_BYTES, Hello, REPLY_HEAD_BYTES, VERSION, Welcome, decode_reply,
@@ -205,6 +203,40 @@ fn strangers_are_not_let_in_and_harm_nobody() {
     assert_eq!((number, decode_reply(&content)), (3, Ok(Ok(Reply::Gone))));
     office.shut_down();
     assert_eq!(first.read(&mut [0]).unwrap_or(0), 0, "it is closed with the post");
+}
+
+/// Whoever says nothing has a thread for a while; beyond some of those, nobody has.
+#[test]
+fn a_crowd_that_says_nothing_is_bounded_and_sent_away() {
+    let office = post(POOL, OTHER);
+    let hello = Hello { version: VERSION, pool: POOL, from: ME, to: OTHER };
+    let (mut first, _) = connect(&office, hello);
+    let crowd: Vec<TcpStream> =
+        (0..200).map(|_| TcpStream::connect(office.address()).unwrap()).collect();
+    eventually("those beyond are closed at once", || office.refused() >= 200 - 65);
+    assert!(lock(&office.shared.incoming).len() <= 2 + 64);
+    first.write_all(&encode_request(3, TABLE, &change()).unwrap()).unwrap();
+    first.read_exact(&mut [0; REPLY_HEAD_BYTES]).unwrap();
+    eventually("the others are sent away", || office.refused() == 200);
+    for mut stream in crowd {
+        assert_eq!(stream.read(&mut [0; 8]).unwrap_or(0), 0);
+    }
+    eventually("the first is left", || lock(&office.shared.incoming).len() == 1);
+}
+
+/// It asks for more and more, and takes no reply: what waits for it is bounded, and it is closed.
+#[test]
+fn who_takes_no_replies_loses_its_connection() {
+    let office = post(POOL, OTHER);
+    let (mut deaf, _) =
+        connect(&office, Hello { version: VERSION, pool: POOL, from: ME, to: OTHER });
+    let request = encode_request(3, TABLE, &change()).unwrap();
+    let some = request.repeat(1000);
+    let end = Instant::now() + Duration::from_secs(60);
+    while deaf.write_all(&some).is_ok() {
+        assert!(Instant::now() < end, "it goes on");
+    }
+    eventually("it is gone", || lock(&office.shared.incoming).is_empty());
 }
 
 #[test]
