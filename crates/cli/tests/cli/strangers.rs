@@ -292,7 +292,11 @@ fn ten_thousand_connections_harm_nobody() {
     for _ in 0..COUNT {
         crowd.push(TcpStream::connect(&server.address).unwrap());
     }
-    server.await_reasons("refused", "as many connections", 1);
+    // For want of room, or, where connecting takes them long, of a greeting.
+    server.await_reasons("refused", "", 1);
+    let known = ["as many connections", "nothing was heard of it for too long"];
+    let reasons = server.reasons("refused");
+    assert!(reasons.iter().all(|why| known.iter().any(|it| why.contains(it))), "{reasons:?}");
     let grown = server.resident_bytes().saturating_sub(before);
     assert!(grown < GROWTH_LIMIT, "{grown} bytes for {COUNT} connections");
     for stream in &mut crowd {

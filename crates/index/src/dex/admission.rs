@@ -77,6 +77,10 @@ impl Claim {
             cache.lot.unpark(addr);
             return None;
         }
+        // What is missed below it, too, is a use of a node.
+        if parent != TOP {
+            cache.frames.note_use(parent);
+        }
         let shared_parent = cache.frames.ctl(parent).is_shared();
         // Below an exclusive parent it is exclusive still (INV-DEX-SHARED-3), also if a range is just
         // being given away: the parent is pinned, and becomes shared before it.

@@ -246,7 +246,8 @@ impl Frames {
         if frame == TOP { &self.top_latch } else { &self.latches[frame as usize] }
     }
 
-    /// Notes that the leaf in a frame was found there, which is a hint: who takes it for another's does no
+    /// Notes that the node in a frame was used: a leaf that was found there, an inner node below which something
+    /// was missed. It is a hint: who takes it for another's does no
     /// harm. Most find it noted already, and leave the line to all who read it.
     #[inline]
     pub(super) fn note_use(&self, frame: u32) {

@@ -120,9 +120,10 @@ impl Wire {
         loop {
             let unread = |source| RedisError::Reply { command, source };
             if let Some((reply, used)) = self.reply().map_err(unread)? {
-                let told = read(reply).ok_or_else(|| answer(command, &reply))?;
+                let told = read(reply).ok_or_else(|| answer(command, &reply));
+                // Also one that is not as it should be: the next is another command's.
                 self.consume(used);
-                return Ok(told);
+                return told;
             }
             self.receive()?;
         }
