@@ -276,12 +276,6 @@ fn a_tick_costs_what_it_says() {
         let after = cost();
         let idle = (after.chains - before.chains, after.reads - before.reads, after.atomics());
         assert_eq!(idle, (1, 5, before.atomics()), "idle: three glances and a look");
-        drop(session.begin(OpKind::Get).await.unwrap());
-        let before = cost();
-        tick(&session, 1).await;
-        let after = cost();
-        let reads = (after.reads - before.reads, after.bytes_read - before.bytes_read);
-        assert_eq!(reads, (1, 8), "a glance");
         let addr = session.alloc(ONE, 64).await.unwrap();
         let pin = session.begin(OpKind::Remove).await.unwrap();
         let retiring = session.announce_retire(addr).await.unwrap();
