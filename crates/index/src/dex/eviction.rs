@@ -162,19 +162,18 @@ impl Cache {
         }
     }
 
-    /// The best of some random victims: one that nobody has used since it was last looked at; of such rather
-    /// a leaf, as an inner node is wanted for many; of these a clean one, which costs no WRITE.
+    /// The best of some random victims: one that nobody has used since it was last looked at, and of such
+    /// a clean one, which costs no WRITE.
     fn victim<E: Endpoint>(&self, session: &Session<E>) -> Option<(u32, Version)> {
-        let mut best: Option<([bool; 3], u32, Version)> = None;
+        let mut best: Option<((bool, bool), u32, Version)> = None;
         for _ in 0..LOOKS_MAX {
             let Some((frame, version)) = self.sample(session) else { continue };
             let is_used = self.frames.is_used(frame);
             if is_used {
                 self.frames.forget_use(frame);
             }
-            let ctl = self.frames.ctl(frame);
-            let rank = [is_used, ctl.level() > 0, ctl.is_dirty()];
-            if rank == [false; 3] {
+            let rank = (is_used, self.frames.ctl(frame).is_dirty());
+            if rank == (false, false) {
                 return Some((frame, version));
             }
             if best.is_none_or(|(other, ..)| rank < other) {

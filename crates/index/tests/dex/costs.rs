@@ -165,8 +165,8 @@ async fn streams<E: Endpoint>(session: Session<E>) {
     let options = DexOptions { admission: Admission::Chance(0.0), ..volatile() };
     let index = open(made, 40, options);
     let mut value = Vec::new();
-    // Leaves fill the cache once, and then give way to the 13 inner nodes.
-    for round in 0..2 {
+    // Leaves fill the cache once, and then give way to the 13 inner nodes, of which one or another does, too.
+    for round in 0..8 {
         for key in (0..40_000).step_by(70) {
             assert!(index.get(&session, &number(key), &mut value).await.is_ok(), "{round}");
         }
