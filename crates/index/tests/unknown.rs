@@ -240,6 +240,7 @@ fn storm(seed: u64, format: TableFormat, steps: usize, trouble: Trouble) -> u64 
     let unknown = Rc::new(Cell::new(0));
     let models = Rc::new(std::cell::RefCell::new(BTreeMap::new()));
     let running = Rc::new(Cell::new(CLIENTS));
+    let joined = Rc::new(Cell::new(0));
     // Either each client is a member of its own on a thread of its own, or those of a compute server
     // share both: then each one's reconnects fail what the others have in flight.
     let together = (seed / formats().len() as u64) % 2 == 1;
@@ -261,12 +262,17 @@ fn storm(seed: u64, format: TableFormat, steps: usize, trouble: Trouble) -> u64 
             None => sim.fabric(number % COMPUTES).endpoint().expect("endpoint"),
         };
         let (index, unknown, running) = (index.clone(), Rc::clone(&unknown), Rc::clone(&running));
-        let models = Rc::clone(&models);
+        let (models, joined) = (Rc::clone(&models), Rc::clone(&joined));
         sim.spawn(number % COMPUTES, async move {
             let session = match shared {
                 Some((pool, endpoint)) => pool.session(endpoint).await.expect("session"),
                 None => join(endpoint).await,
             };
+            // They begin together, so that what befalls one finds all at work.
+            joined.set(joined.get() + 1);
+            while joined.get() < CLIENTS {
+                session.endpoint().sleep(1_000).await;
+            }
             let rng = fastrand::Rng::with_seed(seed << 8 ^ number as u64);
             let model = BTreeMap::new();
             let mut client =
@@ -310,7 +316,10 @@ fn storm(seed: u64, format: TableFormat, steps: usize, trouble: Trouble) -> u64 
         }
     });
     if let Some((outage, ns)) = trouble.outage {
-        sim.run_until(sim.now_ns() + 250_000 + seed % 16 * 23_117).expect("runs");
+        while joined.get() < CLIENTS {
+            sim.run_until(sim.now_ns() + 1_000).expect("runs");
+        }
+        sim.run_until(sim.now_ns() + 100_000 + seed % 16 * 23_117).expect("runs");
         match outage {
             Outage::Stopped(server) => sim.memory_server(ServerId(server)).stop(),
             Outage::NoReplies(server) => {
@@ -405,7 +414,7 @@ fn dropped_callers_and_lost_operations_leave_nothing_behind() {
 #[test]
 fn a_memory_server_goes_away_and_comes_back() {
     let unknown = Cell::new(0);
-    for_all_formats(3, &[], |seed, format| {
+    for_all_formats(1, &[], |seed, format| {
         let server = (seed / 2 % 2) as u16;
         let outage =
             if seed % 2 == 0 { Outage::Stopped(server) } else { Outage::NoReplies(server) };
