@@ -1,11 +1,6 @@
 //! `redis-benchmark`, Redis's own bench: its gets, and what it says about them.
 
-use super::{
-    error::RedisError,
-    play::set_all,
-    server::{RedisServer, output},
-    wire::Wire,
-};
+use super::{error::RedisError, play::set_all, server::RedisServer, wire::Wire};
 use crate::{repro::error::ReproError, run::Progress, values::ValueMaker};
 
 const PROGRAM: &str = "redis-benchmark";
@@ -52,7 +47,7 @@ impl Gets {
     /// Runs it against `server`.
     ///
     /// # Errors
-    /// `Missing`, `Run`, `Benchmark`, `Figures`.
+    /// `Gone`, `Missing`, `Run`, `Benchmark`, `Figures`.
     pub(super) fn run(&self, server: &RedisServer) -> Result<Figures, RedisError> {
         let Gets { clients, depth, keys, ops, value_bytes } = *self;
         let (host, port) = (server.address.ip().to_string(), server.address.port().to_string());
@@ -79,7 +74,7 @@ impl Gets {
             "--precision",
             "3",
         ];
-        let output = output(PROGRAM, &words)?;
+        let output = server.output(PROGRAM, &words)?;
         let said = String::from_utf8_lossy(&output.stdout);
         if !output.status.success() {
             let errors = String::from_utf8_lossy(&output.stderr);

@@ -28,7 +28,10 @@ use super::{
     report::{ReproReport, ReproRow, ReproTable},
     setup,
 };
-use crate::{report::TimeKind, run::Progress, values::ValueMaker, workload::Workload};
+use crate::{
+    distribution::RequestDistribution, report::TimeKind, run::Progress, values::ValueMaker,
+    workload::Workload,
+};
 use benchmark::{Figures, Gets};
 use server::RedisServer;
 use systems::{Measured, Plan, System, VALUE_BYTES, median};
@@ -169,7 +172,8 @@ fn gets(
     let ops = setup::scaled(GETS, options);
     let gets = Gets { clients: 1, depth: DEPTH, keys, ops, value_bytes: VALUE_BYTES };
     let beside = Gets { clients: CLIENTS_BESIDE, ..gets };
-    let workload = "get=1".parse::<Workload>().map_err(crate::BenchError::from)?;
+    let gets_alone = "get=1".parse::<Workload>().map_err(crate::BenchError::from)?;
+    let workload = Workload { request: RequestDistribution::Uniform, ..gets_alone };
     let plan = Plan { workload, keys, ops, depth: DEPTH, seed: options.seed };
     let mut wire = server.connect()?;
     benchmark::load(&mut wire, keys, ValueMaker::new(VALUE_BYTES), progress)?;

@@ -22,6 +22,8 @@ const VERSION_MIN: (u32, u32) = (6, 2);
 /// How long it may take to answer, and to end.
 const START_TIME: Duration = Duration::from_secs(10);
 const END_TIME: Duration = Duration::from_secs(5);
+/// How often a server is looked after while another program is at work on it.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Between a port's choice and its use somebody else may take it.
 const ATTEMPTS: usize = 3;
 /// Runs a server until standard input ends, however that comes about, and removes its folder (the
@@ -126,6 +128,45 @@ impl RedisServer {
         Wire::connect(self.address).map_err(|source| self.explain(source.into()))
     }
 
+    /// Runs a program that talks to this server, to its end.
+    ///
+    /// Such a program may try for ever to reach a server that has ended, so this looks after the
+    /// server meanwhile, by a connection a second, and kills the program once there is none.
+    ///
+    /// # Errors
+    /// `Gone`, `Missing`, `Run`.
+    pub(super) fn output(
+        &self,
+        program: &'static str,
+        words: &[&str],
+    ) -> Result<Output, RedisError> {
+        drop(self.connect()?);
+        let mut command = command(program, words);
+        let failed = |source| cannot_run(program, source);
+        let mut child =
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(failed)?;
+        let mut look = Instant::now() + LOOK_EVERY;
+        while child.try_wait().map_err(failed)?.is_none() {
+            thread::sleep(Duration::from_millis(5));
+            if Instant::now() < look {
+                continue;
+            }
+            if let Err(error) = self.connect() {
+                // It may have ended by itself, which is as well.
+                let _ = child.kill();
+                child.wait().map_err(failed)?;
+                return Err(error);
+            }
+            look = Instant::now() + LOOK_EVERY;
+        }
+        let output = child.wait_with_output().map_err(failed)?;
+        if !output.status.success() {
+            // Without the server that is why.
+            drop(self.connect()?);
+        }
+        Ok(output)
+    }
+
     /// The error with the last of what the server has logged.
     pub(super) fn explain(&self, error: RedisError) -> RedisError {
         match error {
@@ -170,21 +211,23 @@ fn folder() -> io::Result<PathBuf> {
     Path::canonicalize(&folder)
 }
 
-/// Runs a program of Redis's to its end.
-///
-/// # Errors
-/// `Missing`, `Run`.
-pub(super) fn output(program: &'static str, words: &[&str]) -> Result<Output, RedisError> {
-    let output = Command::new(program).args(words).stdin(Stdio::null()).output();
-    output.map_err(|source| match source.kind() {
+fn command(program: &str, words: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command.args(words).stdin(Stdio::null());
+    command
+}
+
+fn cannot_run(program: &'static str, source: io::Error) -> RedisError {
+    match source.kind() {
         ErrorKind::NotFound => RedisError::Missing { program },
         _ => RedisError::Run { program, source },
-    })
+    }
 }
 
 /// The version of the server that is installed.
 fn version() -> Result<String, RedisError> {
-    let output = output(SERVER, &["--version"])?;
+    let output =
+        command(SERVER, &["--version"]).output().map_err(|source| cannot_run(SERVER, source))?;
     let said = String::from_utf8_lossy(&output.stdout);
     check_version(said.trim())
 }

@@ -95,6 +95,34 @@ fn a_server_that_dies_is_told_from_one_that_refuses() {
     let gone = server.explain(wire.ask("PING", &[b"PING"], ok).unwrap_err()).to_string();
     assert!(gone.contains("has ended or been cut off while it was at work"), "{gone}");
     assert!(gone.contains("the last it has logged: ") && gone.contains("bye"), "{gone}");
+    let gets = Gets { clients: 1, depth: 1, keys: 1, ops: 1, value_bytes: 8 };
+    let gone = gets.run(&server).unwrap_err();
+    assert!(matches!(gone, RedisError::Gone { .. }), "{gone}");
+}
+
+/// A bench that would never end by itself: its server is told to go while it is at work.
+#[test]
+fn gets_end_with_their_server() {
+    let Some(server) = start("gets_end_with_their_server") else { return };
+    let mut wire = server.connect().unwrap();
+    let gets = Gets { clients: 1, depth: 1, keys: 1, ops: 1_000_000_000, value_bytes: 8 };
+    let gone = std::thread::scope(|scope| {
+        let gets = scope.spawn(|| gets.run(&server));
+        // It is at work once it has asked for something.
+        let has_asked = |reply: resp::Reply<'_>| match reply {
+            resp::Reply::Bulk(Some(said)) => {
+                Some(String::from_utf8_lossy(said).contains("cmdstat_get"))
+            }
+            _ => None,
+        };
+        while !wire.ask("INFO", &[b"INFO", b"commandstats"], has_asked).unwrap() {
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        }
+        let none = |_: resp::Reply<'_>| None::<()>;
+        wire.ask("SHUTDOWN", &[b"SHUTDOWN", b"NOSAVE"], none).unwrap_err();
+        gets.join().unwrap().unwrap_err()
+    });
+    assert!(matches!(gone, RedisError::Gone { .. }), "{gone}");
 }
 
 #[test]
