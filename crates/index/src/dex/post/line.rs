@@ -12,7 +12,7 @@ use farleaf_fabric::{GlobalAddr, Incarnation};
 use super::super::answer::{Answer, Waiting, promise};
 use super::super::forward::Request;
 use super::wire::{
-    Entry, GREETING_BYTES, Hello, REPLY_HEAD_BYTES, TooLong, VERSION, Welcome, decode_reply,
+    Entry, GREETING_BYTES, Hello, REPLY_HEAD_BYTES, VERSION, Welcome, decode_reply,
     decode_reply_head, encode_request,
 };
 use super::{GREETING_TIME, Shared};
@@ -36,6 +36,8 @@ struct State {
     number: u64,
     stream: Option<TcpStream>,
     is_ended: bool,
+    /// Why it has ended, for whoever got hold of it before that and sends after it.
+    refusal: Option<String>,
 }
 
 struct Letter {
@@ -85,15 +87,19 @@ impl Line {
     /// Takes a request in, to be written; the wait for its reply, `None` if the connection has ended.
     ///
     /// # Errors
-    /// [`TooLong`].
+    /// `Invalid` if it is too long; `Unavailable` if the other end has refused the connection.
     pub(super) fn send(
         &self,
         table: GlobalAddr,
         request: &Request,
-    ) -> Result<Option<Waiting>, TooLong> {
-        let mut bytes = encode_request(0, table.word(), request)?;
+    ) -> Result<Option<Waiting>, IndexError> {
+        let bytes = encode_request(0, table.word(), request);
+        let mut bytes = bytes.map_err(|too_long| IndexError::Invalid(too_long.to_string()))?;
         let (answer, waiting) = promise(!request.is_read());
         let mut state = lock(&self.state);
+        if let Some(why) = &state.refusal {
+            return Err(IndexError::Unavailable(why.clone()));
+        }
         if state.is_ended {
             return Ok(None);
         }
@@ -112,6 +118,9 @@ impl Line {
         let (letters, sent) = {
             let mut state = lock(&self.state);
             state.is_ended = true;
+            if refusal.is_some() {
+                state.refusal.clone_from(&refusal);
+            }
             if let Some(stream) = state.stream.take() {
                 let _ = stream.shutdown(Shutdown::Both);
             }

@@ -36,7 +36,6 @@ use farleaf_fabric::{GlobalAddr, Incarnation};
 
 use super::Cluster;
 use super::forward::{Forward, Replied, Reply, Request, WrongOwner};
-use crate::IndexError;
 use crate::sync::{Mutex, lock};
 use line::Line;
 
@@ -258,10 +257,7 @@ impl Forward for Route {
             match line.send(self.table, &request) {
                 Ok(Some(waiting)) => return Box::pin(waiting),
                 Ok(None) => {}
-                Err(too_long) => {
-                    let refused = Err(IndexError::Invalid(too_long.to_string()));
-                    return Box::pin(future::ready(refused));
-                }
+                Err(refused) => return Box::pin(future::ready(Err(refused))),
             }
         }
         Box::pin(future::ready(Ok(Reply::Gone)))

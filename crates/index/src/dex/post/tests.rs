@@ -6,11 +6,13 @@ use std::future::Future;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
+use super::line::Line;
 use super::wire::{
     Entry, GREETING_BYTES, Hello, REPLY_HEAD_BYTES, VERSION, Welcome, decode_reply,
     decode_reply_head, encode_reply, encode_request,
 };
 use super::*;
+use crate::IndexError;
 
 #[path = "../../../../fabric/tests/common/authority.rs"]
 mod authority;
@@ -141,6 +143,19 @@ fn who_works_on_something_else_is_told_and_told_of() {
     let next = post(POOL, Incarnation(77));
     assert_eq!(ask(&own, next.address(), change()), Ok(Reply::Gone));
     eventually("both have refused one", || (elsewhere.refused(), next.refused()) == (1, 1));
+}
+
+/// Who got hold of a connection that was still being made, and sends once it has been refused.
+#[test]
+fn who_comes_late_to_a_refused_connection_is_told_why() {
+    let (own, elsewhere) = (post(POOL, ME), post(8, OTHER));
+    let line = Line::open(&own.shared, OTHER, elsewhere.address());
+    eventually("it has ended", || line.is_ended());
+    match line.send(table(), &change()) {
+        Err(IndexError::Unavailable(why)) => assert!(why.contains("another pool"), "{why}"),
+        Ok(_) => panic!("it was sent, or nobody is said to be there"),
+        Err(other) => panic!("{other}"),
+    }
 }
 
 /// A connection to `post`, greeted as `hello` says; how it was received.
