@@ -178,7 +178,11 @@ impl Pool {
         if let Some((_, lines)) = all.iter().find(|(of, _)| Arc::ptr_eq(of, counters)) {
             return Arc::clone(lines);
         }
-        let lines = Arc::new(Lines::new(self.geometry().servers()));
+        // The one that joined is always there.
+        let lines = Arc::new(match all.first() {
+            Some((_, first)) => first.of_another_thread(),
+            None => Lines::new(self.geometry().servers()),
+        });
         all.push((Arc::clone(counters), Arc::clone(&lines)));
         lines
     }

@@ -24,7 +24,8 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::task::Poll;
 
 use crate::canary::Canary;
@@ -35,6 +36,8 @@ use farleaf_fabric::{
 /// How long an operation that is waited for is tried: then it is `Unavailable`, or its outcome
 /// unknown.
 pub(crate) const PATIENCE_NS: u64 = 1_000_000_000;
+/// How much longer work is waited for while no server fails: the machine is busy then.
+const PATIENCE_WHILE_BUSY: u64 = 10;
 /// First and longest wait between two tries.
 const BACKOFF_NS: (u64, u64) = (2_000, 2_000_000);
 /// First wait between looks whether another task's reconnect is done.
@@ -48,6 +51,40 @@ pub(crate) struct Lines {
     /// Reconnects begun, to any server.
     begun: AtomicU64,
     servers: Box<[Line]>,
+    /// The member's, over all of its threads.
+    trouble: Arc<Trouble>,
+}
+
+/// What a member knows of servers that fail it.
+#[derive(Debug, Default)]
+struct Trouble {
+    /// When an operation failed last.
+    failed_ns: AtomicU64,
+    /// Operations that have failed and are not being tried again yet.
+    settling: AtomicUsize,
+}
+
+/// An operation of [`Trouble::settling`].
+struct Settling<'a>(&'a Trouble);
+
+impl Trouble {
+    fn note(&self, now_ns: u64) -> Settling<'_> {
+        self.failed_ns.fetch_max(now_ns, Ordering::SeqCst);
+        self.settling.fetch_add(1, Ordering::SeqCst);
+        Settling(self)
+    }
+
+    /// Whether a server has failed the member since then.
+    fn since(&self, begun_ns: u64) -> bool {
+        self.settling.load(Ordering::SeqCst) > 0
+            || self.failed_ns.load(Ordering::SeqCst) >= begun_ns
+    }
+}
+
+impl Drop for Settling<'_> {
+    fn drop(&mut self) {
+        self.0.settling.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 #[derive(Debug, Default)]
@@ -59,8 +96,15 @@ struct Line {
 }
 
 impl Lines {
+    /// Those of a member's first thread.
     pub(crate) fn new(servers: usize) -> Self {
-        Lines { begun: AtomicU64::new(0), servers: (0..servers).map(|_| Line::default()).collect() }
+        let servers = (0..servers).map(|_| Line::default()).collect();
+        Lines { begun: AtomicU64::new(0), servers, trouble: Arc::default() }
+    }
+
+    /// Those of another thread of the same member.
+    pub(crate) fn of_another_thread(&self) -> Self {
+        Lines { trouble: Arc::clone(&self.trouble), ..Lines::new(self.servers.len()) }
     }
 }
 
@@ -175,6 +219,7 @@ impl<'a, E: Endpoint> Steady<'a, E> {
             return Err(error);
         }
         let now_ns = self.endpoint().now_ns();
+        let _settling = self.lines.trouble.note(now_ns);
         if trial.failures == 0 {
             trial.failing_since_ns = now_ns;
         }
@@ -489,17 +534,33 @@ impl<'a, E: Endpoint> Steady<'a, E> {
         }
     }
 
-    /// What `work` gives, unless it takes longer than the caller has patience.
+    /// What `work` gives, unless it takes longer than the caller has patience. That is short if a server
+    /// has failed this member meanwhile; otherwise the machine is busy, and it is ten times as long.
     pub async fn within<T>(self, work: impl Future<Output = T>) -> Option<T> {
         if self.patience_ns == u64::MAX || !self.endpoint().is_lossy() {
             return Some(work.await);
         }
-        let (mut work, mut sleep) = (pin!(work), pin!(self.endpoint().sleep(self.patience_ns)));
-        poll_fn(|context| match work.as_mut().poll(context) {
-            Poll::Ready(result) => Poll::Ready(Some(result)),
-            Poll::Pending => sleep.as_mut().poll(context).map(|()| None),
-        })
-        .await
+        let mut work = pin!(work);
+        let begun_ns = self.endpoint().now_ns();
+        loop {
+            let mut sleep = pin!(self.endpoint().sleep(self.patience_ns));
+            let done = poll_fn(|context| match work.as_mut().poll(context) {
+                Poll::Ready(result) => Poll::Ready(Some(result)),
+                Poll::Pending => sleep.as_mut().poll(context).map(|()| None),
+            });
+            let done = done.await;
+            if done.is_some() || self.gives_up(begun_ns) {
+                return done;
+            }
+        }
+    }
+
+    /// Whether who waits since then for somebody else's work has waited for long enough.
+    fn gives_up(self, begun_ns: u64) -> bool {
+        let waited_ns = self.endpoint().now_ns() - begun_ns;
+        let busy_ns = self.patience_ns.saturating_mul(PATIENCE_WHILE_BUSY);
+        waited_ns >= self.patience_ns
+            && (waited_ns >= busy_ns || self.lines.trouble.since(begun_ns))
     }
 }
 
@@ -537,7 +598,7 @@ pub(crate) async fn wait_until<E: Endpoint>(
     let since_ns = steady.endpoint().now_ns();
     while !done() {
         let waited_ns = steady.endpoint().now_ns() - since_ns;
-        if waited_ns >= steady.patience_ns {
+        if steady.gives_up(since_ns) {
             return false;
         }
         // Rarely, where it takes long.

@@ -375,6 +375,7 @@ impl Index for BTree {
 /// What takes longer than its caller waits.
 fn unfinished_work(what: &str) -> IndexError {
     IndexError::Unavailable(format!(
-        "{what} is waiting for a memory server that cannot be reached: try again"
+        "{what} takes longer than it is waited for, as it does while a memory server cannot be reached: \
+         try again"
     ))
 }
