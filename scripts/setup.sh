@@ -4,14 +4,16 @@
 #
 #   scripts/setup.sh            install what is missing
 #   scripts/setup.sh --check    only say what is missing; exit 1 if anything is
+#   scripts/setup.sh --verbs    instead, what `make verbs` takes: a virtual machine and its kernel
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-check_only=false
+check_only=false verbs=false
 case "${1:-}" in
     "") ;;
     --check) check_only=true ;;
-    *) echo "usage: scripts/setup.sh [--check]" >&2; exit 2 ;;
+    --verbs) verbs=true ;;
+    *) echo "usage: scripts/setup.sh [--check | --verbs]" >&2; exit 2 ;;
 esac
 
 missing=0
@@ -163,6 +165,25 @@ setup_redis() {
         apt_install redis-server || echo "  note     redis-server cannot be had: nothing is measured beside it"
     fi
 }
+
+# What the virtual machine takes is named where it is used.
+setup_verbs() {
+    local rig=scripts/softroce/run.sh packages
+    packages=$("$rig" --missing)
+    if [ -n "$packages" ]; then
+        have apt-get || fail "no apt-get here, and the virtual machine takes Debian's packages: $packages"
+        doing "$packages: a virtual machine with an RDMA device of software"
+        # shellcheck disable=SC2086 # a list of words
+        apt_install $packages
+    fi
+    "$rig" --prepare
+    ok "virtual machine with Soft-RoCE"
+}
+
+if $verbs; then
+    setup_verbs
+    exit
+fi
 
 echo "Farleaf: what building takes"
 setup_linker

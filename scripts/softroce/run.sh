@@ -3,7 +3,8 @@
 # so that the fabric `verbs` can be tested where there is no card:
 #
 #     run.sh [OPTION]... -- PROGRAM [ARGUMENT]...
-#     run.sh --prepare
+#     run.sh --prepare      gets the kernel
+#     run.sh --missing      lists Debian's packages that are missing here
 #
 #     --with FILE        takes FILE along, with its libraries; repeat it
 #     --env NAME=VALUE   sets it for PROGRAM; repeat it
@@ -28,7 +29,7 @@ fail() {
 
 # --- arguments -------------------------------------------------------------------------------------------
 
-with=() environment=() seconds=600 keep=false prepare_only=false counts=false
+with=() environment=() seconds=600 keep=false prepare_only=false list_only=false counts=false
 while [ $# -gt 0 ]; do
     case $1 in
         --with) with+=("$2") && shift 2 ;;
@@ -37,11 +38,12 @@ while [ $# -gt 0 ]; do
         --count) counts=true && shift ;;
         --keep) keep=true && shift ;;
         --prepare) prepare_only=true && shift ;;
+        --missing) list_only=true && shift ;;
         --) shift && break ;;
         *) fail "what is '$1'? See the head of $0" ;;
     esac
 done
-$prepare_only || [ $# -gt 0 ] || fail "no program given; see the head of $0"
+$prepare_only || $list_only || [ $# -gt 0 ] || fail "no program given; see the head of $0"
 
 # --- what it takes ---------------------------------------------------------------------------------------
 
@@ -55,6 +57,10 @@ needs modprobe kmod
 needs rdma iproute2
 [ -n "$(find /usr/lib /usr/lib64 -name 'librxe-rdmav*.so' -print -quit 2>/dev/null)" ] ||
     packages+=(ibverbs-providers)
+if $list_only; then
+    echo "${packages[*]}"
+    exit
+fi
 if [ ${#packages[@]} -gt 0 ]; then
     fail "missing here; on Debian: apt-get install --no-install-recommends ${packages[*]}"
 fi
