@@ -21,8 +21,8 @@ use super::stats::Cause;
 use super::walk::Unfinished;
 use super::{Cache, Fail};
 use crate::IndexError;
-use crate::local::Version;
-use crate::node::{Kind, Node};
+use crate::local::{Ended, Version};
+use crate::node::{Cover, Kind, Node, Stored};
 
 /// READs of one node whose checksum does not fit before it counts as damaged. Nobody writes an
 /// exclusive node while it is read, so this is never needed but after a crash.
@@ -210,7 +210,8 @@ impl Cache {
             Ok(image) => image,
             Err(unfinished) => {
                 drop((claim, frame));
-                self.heal(session, unfinished).await?;
+                // Boxed, as what hardly ever happens would make every load's task larger.
+                Box::pin(self.heal(session, unfinished)).await?;
                 return Err(Fail::Restart);
             }
         };
@@ -244,7 +245,8 @@ impl Cache {
         };
         self.stats.note_read(claim.cause, claim.level, claim.shared);
         let image = if claim.shared {
-            self.remote.read_shared(session, claim.addr(), claim.level).await?
+            // Boxed for the case that others are at work on it.
+            Box::pin(self.remote.read_shared(session, claim.addr(), claim.level)).await?
         } else {
             let begun_ns = session.endpoint().now_ns();
             let read = self.read_node(session, claim.addr(), claim.level).await;
@@ -390,7 +392,9 @@ impl Cache {
         Ok(steady.write(addr.plus(from as u64), copy).await?)
     }
 
-    /// Reads a claimed leaf and does not keep it. Runs to its end whatever becomes of the caller.
+    /// Reads a claimed leaf and does not keep it. Not as a task of its own: if the caller ends meanwhile,
+    /// the claim is given back, and a READ changes nothing. What was left half done is healed to its
+    /// end.
     ///
     /// Cost: 1 READ.
     pub(super) async fn stream<E: Endpoint>(
@@ -398,21 +402,65 @@ impl Cache {
         session: &Session<E>,
         claim: Claim,
     ) -> Result<Buf, Fail> {
-        let (cache, task_session) = (Arc::clone(self), session.clone());
-        self.detach(session, async move {
-            match cache.read_claimed(&task_session, &claim).await? {
-                Ok(image) => {
-                    cache.stats.leaves_streamed.add();
-                    Ok(image)
-                }
-                Err(heal) => {
-                    drop(claim);
-                    cache.heal(&task_session, heal).await?;
-                    Err(Fail::Restart)
-                }
+        match self.read_claimed(session, &claim).await? {
+            Ok(image) => {
+                self.stats.leaves_streamed.add();
+                self.tell_audience(&claim, &image);
+                Ok(image)
             }
-        })
-        .await
+            Err(heal) => {
+                drop(claim);
+                let (cache, task_session) = (Arc::clone(self), session.clone());
+                let healing = async move { cache.heal(&task_session, heal).await };
+                Box::pin(self.detach(session, healing)).await?;
+                Err(Fail::Restart)
+            }
+        }
+    }
+
+    /// Somebody is at work on the node at `addr`: waits until that has ended, or, if it is a READ of a leaf
+    /// that is not kept, for what it finds (`INV-DEX-AUDIENCE`); whether there is a value, which is
+    /// in `value` then. `None` if nobody has told.
+    ///
+    /// Cost: none.
+    pub(super) async fn join(&self, addr: u64, key: &[u8], value: &mut Vec<u8>) -> Option<bool> {
+        let mut left = self.audience.leave(addr, key.to_vec());
+        loop {
+            self.lot.park(addr, || left.is_over(|| self.is_worked_on(addr))).await;
+            let found = match left.end() {
+                Ended::NotYet => continue,
+                Ended::Back => return None,
+                Ended::Done(found) => found,
+            };
+            value.clear();
+            value.extend_from_slice(found.as_deref().unwrap_or_default());
+            return Some(found.is_some());
+        }
+    }
+
+    /// Tells those who wait for the leaf what it holds.
+    ///
+    /// `INV-DEX-AUDIENCE` Nobody but the claim's holder writes the leaf while it is claimed, and who waits came
+    /// while it was: so it holds the same at that time. A shared leaf is others' to write, too.
+    fn tell_audience(&self, claim: &Claim, image: &Buf) {
+        if claim.shared || !self.audience.has_work(claim.addr) {
+            return;
+        }
+        let node = Node::new(self.layout(), image.words());
+        for taken in self.audience.take(claim.addr, usize::MAX) {
+            let key = taken.work.as_slice();
+            let mut value = Vec::new();
+            let stored = node.find(key).ok().and_then(|index| node.value(index, &mut value));
+            let told = match stored {
+                _ if node.covers(key) != Cover::Inside => None,
+                None => Some(None),
+                Some(Stored::Inline) => Some(Some(value)),
+                // Its record is its own to read.
+                Some(Stored::Record(_)) => None,
+            };
+            self.stats.gets_joined.add_many(told.is_some().into());
+            self.audience.answer(claim.addr, &taken, told);
+        }
     }
 
     /// Caches the root. Runs to its end whatever becomes of the caller.

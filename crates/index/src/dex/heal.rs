@@ -75,7 +75,9 @@ impl Cache {
                 Box::pin(self.find(session, Seek::At(&separator), level, false, &mut restarts));
             let spot = match found.await? {
                 Found::Spot(spot) => spot,
-                Found::Missing(_) | Found::Offload(_) => return Err(Fail::Restart),
+                Found::Missing(_) | Found::Offload(_) | Found::Awaited(_) => {
+                    return Err(Fail::Restart);
+                }
                 Found::TooLow => {
                     self.grow_now(session, level).await?;
                     continue;

@@ -263,6 +263,8 @@ struct Cache {
     lot: ParkingLot,
     /// Changes that wait for a frame's latch.
     combiner: Combiner<OwnedIntent, Combined>,
+    /// Keys of gets that wait for a leaf that somebody reads and does not keep, and their values.
+    audience: Combiner<Vec<u8>, Option<Vec<u8>>>,
     /// Leaves that were missed of late, if that counts.
     ghosts: Option<Ghosts>,
     stats: Stats,
@@ -320,6 +322,8 @@ enum Found {
     Missing(Claim),
     /// A node on the way to it is not cached, and the memory server is to do the rest.
     Offload(Off),
+    /// Somebody else is at work on the node with that address, and nobody has waited for it yet.
+    Awaited(u64),
     /// The tree has no such level.
     TooLow,
 }
@@ -337,6 +341,8 @@ struct Restarts {
     wish: Option<Wish>,
     /// A leaf that is missed is the caller's to read, whether it is to be kept or not.
     ahead: bool,
+    /// Where somebody else is at work on a node, waiting is the caller's.
+    joins: bool,
     /// What it reads nodes for.
     cause: Cause,
 }
@@ -345,6 +351,11 @@ impl Restarts {
     /// Of an operation that may be offloaded.
     fn wishing(wish: Option<Wish>) -> Self {
         Restarts { wish, ..Restarts::default() }
+    }
+
+    /// Of a get.
+    fn getting() -> Self {
+        Restarts { wish: Some(Wish::Read), joins: true, ..Restarts::default() }
     }
 
     /// Of a scan, which reads ahead or does not, and may be offloaded or not.
@@ -506,6 +517,7 @@ impl Dex {
             free: FreeFrames::new(frames),
             lot: ParkingLot::new(64),
             combiner: Combiner::new(64),
+            audience: Combiner::new(64),
             ghosts: (options.admission == Admission::Again).then(|| Ghosts::new(frames)),
             stats: Stats::default(),
             offloads: Offloads::default(),
@@ -662,9 +674,12 @@ impl Cache {
 
     /// Waits until nobody works on the node at `addr`.
     async fn wait_for_node(&self, addr: u64) {
-        let is_over =
-            || !matches!(self.map.get(addr), Some(Entry::Io | Entry::OffX | Entry::OffS(_)));
-        self.lot.park(addr, is_over).await;
+        self.lot.park(addr, || !self.is_worked_on(addr)).await;
+    }
+
+    /// Whether somebody is at work on the node at `addr` remotely.
+    fn is_worked_on(&self, addr: u64) -> bool {
+        matches!(self.map.get(addr), Some(Entry::Io | Entry::OffX | Entry::OffS(_)))
     }
 
     /// Waits until no child of a frame is on its way; the caller holds SX, so that no new one comes.
@@ -717,6 +732,9 @@ impl Cache {
                 Walk::NoRoot => Box::pin(self.load_root(session)).await,
                 Walk::Wait(addr) => {
                     self.stats.waits.add();
+                    if restarts.joins {
+                        return Ok(Found::Awaited(addr));
+                    }
                     self.wait_for_node(addr).await;
                     Ok(())
                 }

@@ -14,7 +14,6 @@ use super::admission::Claim;
 use super::combine::Others;
 use super::eviction::Sx;
 use super::frames::State;
-use super::offload::Wish;
 use super::split::Need;
 use super::walk::{Seek, Spot};
 use super::{Cache, Fail, Found, Restarts};
@@ -216,7 +215,7 @@ impl Cache {
         key: &[u8],
         value: &mut Vec<u8>,
     ) -> Result<bool, IndexError> {
-        let mut restarts = Restarts::wishing(Some(Wish::Read));
+        let mut restarts = Restarts::getting();
         loop {
             match self.find(session, Seek::At(key), 0, true, &mut restarts).await? {
                 Found::Offload(off) => {
@@ -256,6 +255,12 @@ impl Cache {
                     }
                     Err(fail) => restarts.after(fail, self, session).await?,
                 },
+                Found::Awaited(addr) => {
+                    if let Some(has) = Box::pin(self.join(addr, key, value)).await {
+                        return Ok(has);
+                    }
+                    restarts.turn()?;
+                }
                 Found::TooLow => return Err(self.no_level()),
             }
         }
@@ -334,7 +339,7 @@ impl Cache {
                     let intent = OwnedIntent::of(key, intent);
                     Box::pin(self.change_streamed(session, claim, intent, held)).await
                 }
-                Found::TooLow => return Err(self.no_level()),
+                Found::TooLow | Found::Awaited(_) => return Err(self.no_level()),
             };
             match attempt {
                 Ok(Attempt::Again) => restarts.again(self, session).await?,

@@ -164,7 +164,7 @@ impl Cache {
                     rest.offloads = false;
                     restarts.fall_back();
                 }
-                Found::TooLow => return Err(self.no_level()),
+                Found::TooLow | Found::Awaited(_) => return Err(self.no_level()),
             }
         }
     }

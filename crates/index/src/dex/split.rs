@@ -134,7 +134,9 @@ impl Cache {
                 .await?
             {
                 Found::Spot(spot) => spot,
-                Found::Missing(_) | Found::Offload(_) => return Err(Fail::Restart),
+                Found::Missing(_) | Found::Offload(_) | Found::Awaited(_) => {
+                    return Err(Fail::Restart);
+                }
                 Found::TooLow => {
                     self.grow_now(session, level).await?;
                     continue;

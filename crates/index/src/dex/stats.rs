@@ -150,6 +150,8 @@ stats! {
     restarts,
     /// Waits for somebody else's remote operation on a node.
     waits,
+    /// Gets answered by somebody else's READ of a leaf that is not kept.
+    gets_joined,
     /// Changes that were left to who held their leaf's latch, and done by it.
     combined,
     /// Splits.

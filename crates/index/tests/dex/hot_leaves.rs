@@ -1,14 +1,15 @@
-//! Hot leaves of the engine `dex`: changes that wait for a leaf are done by who holds it.
+//! Hot leaves of the engine `dex`: changes that wait for a leaf are done by who holds it, and gets answered by
+//! who reads it.
 
 use std::cell::Cell;
 use std::rc::Rc;
 
-use crate::common::{World, costs, start};
+use crate::common::{Pairs, World, costs, start};
 use crate::log::{key, logged, sim_config, world};
 use crate::tables::{check, create, open};
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::{Endpoint, Fabric};
-use farleaf_index::dex::{DexOptions, Durability};
+use farleaf_index::dex::{Admission, DexOptions, Durability};
 use farleaf_index::{Engine, Index, TableFormat};
 
 /// Sixteen changes of one leaf at a time: one round trip each, or two for all.
@@ -68,6 +69,73 @@ fn logged_changes_of_one_leaf_share_a_write() {
         })
         .expect("runs");
     }
+}
+
+/// Gets of a leaf that is not kept, at a time: one READ answers all, also those of keys that are not there; a value
+/// in a record is another READ, and its own. Beside a change of the same leaf each still finds what was
+/// there before it or after it.
+#[test]
+fn gets_of_one_leaf_share_a_read() {
+    const TOGETHER: u64 = 16;
+    let (sim, session, made) = world(sim_config(1, 1), &TableFormat::default());
+    let options = DexOptions { admission: Admission::Chance(0.0), ..DexOptions::default() };
+    sim.block_on(async {
+        let index = open(made, 16, options);
+        let long = vec![7; 4_000];
+        let pairs: Vec<_> = (0..8_000)
+            .map(|number| (key(2 * number), if number == 5 { long.clone() } else { key(number) }))
+            .collect();
+        assert_eq!(index.bulk_load(&session, &mut Pairs(pairs.iter())).await, Ok(8_000));
+        // Leaves fill the frames that were never used.
+        let mut value = Vec::new();
+        for number in (0..8_000).rev() {
+            assert_eq!(index.get(&session, &key(2 * number), &mut value).await, Ok(true));
+        }
+        let pool = session.pool();
+        let mut sessions = Vec::new();
+        for _ in 0..TOGETHER {
+            sessions.push(pool.session(session.endpoint().clone()).await.expect("session"));
+        }
+        for changes in [false, true] {
+            let (before, stats) = (costs(&session), index.stats());
+            let left = Rc::new(Cell::new(TOGETHER));
+            for (number, session) in (0..TOGETHER).zip(sessions.iter().cloned()) {
+                let (index, left, long) = (index.clone(), Rc::clone(&left), long.clone());
+                session.endpoint().clone().spawn(async move {
+                    let mut value = Vec::new();
+                    if changes && number == 3 {
+                        let done = index.update(&session, &key(6), &key(77)).await;
+                        assert_eq!(done, Ok(true));
+                    } else {
+                        let has = index.get(&session, &key(number), &mut value).await;
+                        assert_eq!(has, Ok(number % 2 == 0), "{number}");
+                        let expected = match number {
+                            10 => long,
+                            6 if changes && value != key(3) => key(77),
+                            _ => key(number / 2),
+                        };
+                        assert!(number % 2 == 1 || value == expected, "{number}: {value:?}");
+                    }
+                    left.set(left.get() - 1);
+                });
+            }
+            while left.get() > 0 {
+                session.endpoint().sleep(1_000).await;
+            }
+            let reads = costs(&session).since(&before).total().reads;
+            let joined = index.stats().gets_joined - stats.gets_joined;
+            println!("{reads} READs, {joined} gets joined one");
+            if changes {
+                // One READ of the change's, and the leaf again and again between.
+                assert!(reads <= 6 && joined >= TOGETHER - 6, "{reads} {joined}");
+            } else {
+                // The first's, and of who wants the record the leaf and that.
+                assert_eq!((reads, joined), (3, TOGETHER - 2));
+            }
+        }
+        check(&session, &index).await;
+    })
+    .expect("runs");
 }
 
 /// Threads that change keys of one leaf all the time find what each has left there itself, and every outcome
