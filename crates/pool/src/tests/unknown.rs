@@ -349,3 +349,33 @@ fn settled_operations_happen_once() {
         }
     }
 }
+
+/// Work that takes long because the machine is busy is waited for, and such that a failing server may hold up
+/// is not, whichever thread the server has failed.
+#[test]
+fn work_is_waited_for_longer_while_no_server_fails() {
+    // So seldom that it does not happen.
+    let adversary = AdversaryConfig { lost: 1e-12, ..AdversaryConfig::default() };
+    let sim = Sim::new(SimConfig { adversary, ..SimConfig::seeded(5) }).unwrap();
+    let endpoint = sim.fabric(0).endpoint().unwrap();
+    let (client, lines) = (Client::new(endpoint.clone()), Lines::new(1));
+    sim.block_on(async {
+        let steady = Steady::new(&client, &lines, PATIENCE_NS);
+        let waited = async |patiences: f64| {
+            let (begun_ns, work_ns) = (endpoint.now_ns(), patiences * PATIENCE_NS as f64);
+            let done = steady.within(endpoint.sleep(work_ns as u64)).await;
+            (done.is_some(), (endpoint.now_ns() - begun_ns) as f64 / PATIENCE_NS as f64)
+        };
+        assert_eq!(waited(5.5).await, (true, 5.5));
+        assert_eq!(waited(100.0).await, (false, 10.0));
+        let (other, failing) = (lines.of_another_thread(), endpoint.clone());
+        sim.spawn(0, async move {
+            failing.sleep(PATIENCE_NS * 5 / 2).await;
+            let client = Client::new(failing);
+            Steady::new(&client, &other, PATIENCE_NS).settle(ServerId(0)).await.unwrap();
+        });
+        assert_eq!(waited(5.5).await, (false, 3.0));
+        assert_eq!(waited(0.5).await, (true, 0.5));
+    })
+    .unwrap();
+}
