@@ -6,7 +6,7 @@ use farleaf_fabric::{Buf, Endpoint, GlobalAddr, OpError, Ops};
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{LockToken, Retiring, Session, Trial, is_open};
 
-use super::read::{LOCK_WAIT_MAX_NS, OWNER_CHECK_NS, backoff, locked_too_long};
+use super::read::{BACKOFF_NS, LOCK_WAIT_MAX_NS, OWNER_CHECK_NS, backoff_up_to, locked_too_long};
 use super::{DEAD, Fail, Tree, redo};
 use crate::IndexError;
 use crate::node::{Kind, Node, NodeMut};
@@ -219,6 +219,10 @@ impl<E: Endpoint> Drop for Posted<'_, E> {
     }
 }
 
+/// Tries at a lock after which the wait between two doubles, and again after as many more, up to 4 ms: so many
+/// want it then that who has it is held up by those who ask.
+const MANY_TRIES: u32 = 32;
+
 /// Waiting for somebody else's lock.
 #[derive(Debug, Default)]
 pub(super) struct LockWait {
@@ -253,7 +257,8 @@ impl LockWait {
         if waited_ns >= LOCK_WAIT_MAX_NS {
             return Err(locked_too_long(word, holder));
         }
-        backoff(session, self.tries).await;
+        let most_ns = BACKOFF_NS.1 << (self.tries / MANY_TRIES).min(6);
+        backoff_up_to(session, self.tries, most_ns).await;
         self.tries += 1;
         Ok(false)
     }

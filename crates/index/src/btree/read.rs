@@ -24,7 +24,7 @@ pub(super) const OWNER_CHECK_NS: u64 = 10_000_000;
 /// After waiting so long on a lock, give up.
 pub(super) const LOCK_WAIT_MAX_NS: u64 = 10_000_000_000;
 /// First and longest wait between two tries.
-const BACKOFF_NS: (u64, u64) = (1_000, 64_000);
+pub(super) const BACKOFF_NS: (u64, u64) = (1_000, 64_000);
 
 /// Where on a level one wants to go.
 #[derive(Clone, Copy, Debug)]
@@ -100,7 +100,12 @@ impl Restarts {
 
 /// Waits 1 to 64 us, doubling with `attempt`, jittered.
 pub(super) async fn backoff<E: Endpoint>(session: &Session<E>, attempt: u32) {
-    let most = (BACKOFF_NS.0 << attempt.min(16)).min(BACKOFF_NS.1);
+    backoff_up_to(session, attempt, BACKOFF_NS.1).await;
+}
+
+/// The same, and so long at most.
+pub(super) async fn backoff_up_to<E: Endpoint>(session: &Session<E>, attempt: u32, most_ns: u64) {
+    let most = (BACKOFF_NS.0 << attempt.min(16)).min(most_ns);
     let ns = most / 2 + session.endpoint().random() % (most / 2 + 1);
     session.endpoint().sleep(ns).await;
 }
