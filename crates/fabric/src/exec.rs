@@ -5,21 +5,26 @@ use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::future::Future;
+use std::num::NonZero;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::Endpoint;
-use crate::tasks::Tasks;
+use crate::tasks::{PART, Tasks};
 use crate::wake::{Home, Notify};
 
 /// Waits shorter than this are spun through: a parked thread wakes later than that.
 const SPIN_NS: u64 = 60_000;
 /// Ready tasks from which on what the first half of them has posted does not wait for the other.
 const HALVES_FROM: usize = 96;
+/// How long what some tasks have posted may wait for the others, if they are fewer: about what it takes to
+/// send it. Tasks that compute little are done before.
+const PART_NS: u64 = 20_000;
 
 /// Where the time of all executors of this process begins, so that what one thread has noted another can
 /// compare.
@@ -64,7 +69,7 @@ pub(crate) trait Driver {
     /// Sends what was posted and takes what has come, without waiting. True if anything came.
     fn drive(&self) -> bool;
 
-    /// Half of many tasks have run. Sends what they have posted to servers that have nothing to do for
+    /// Some of many tasks have run. Sends what they have posted to servers that have nothing to do for
     /// this thread meanwhile.
     fn hurry(&self) {}
 
@@ -95,6 +100,39 @@ struct Inner {
     /// When something last came from the driver, and whether more has since that was noted.
     driven_ns: Cell<u64>,
     is_driven: Cell<bool>,
+    /// Counted in [`SPINNING`].
+    spins: Cell<bool>,
+}
+
+/// Threads of this process that look for something to do without sleeping: no more than there are processors.
+/// Any more would keep those from working that they wait for.
+static SPINNING: AtomicUsize = AtomicUsize::new(0);
+
+fn processors() -> usize {
+    static COUNT: OnceLock<usize> = OnceLock::new();
+    *COUNT.get_or_init(|| thread::available_parallelism().map_or(1, NonZero::get))
+}
+
+impl Inner {
+    /// Whether this thread may look for something to do without sleeping.
+    fn may_spin(&self) -> bool {
+        if self.spins.get() {
+            return true;
+        }
+        let is_room = SPINNING.fetch_add(1, Ordering::Relaxed) < processors();
+        self.spins.set(true);
+        if !is_room {
+            self.stop_spinning();
+        }
+        is_room
+    }
+
+    #[inline]
+    fn stop_spinning(&self) {
+        if self.spins.take() {
+            SPINNING.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -126,6 +164,7 @@ impl Executor {
             driver,
             driven_ns: Cell::new(0),
             is_driven: Cell::new(false),
+            spins: Cell::new(false),
         }))
     }
 
@@ -142,7 +181,7 @@ impl Executor {
     /// If called from inside itself.
     pub fn block_on<T>(&self, root: impl Future<Output = T>) -> T {
         assert!(!self.0.running.replace(true), "block_on inside block_on");
-        let _running = Running(&self.0.running);
+        let _running = Running(&self.0);
         let mut root = pin!(root);
         let tasks = &self.0.tasks;
         let mut entered = None;
@@ -161,7 +200,8 @@ impl Executor {
             if result.is_none() || tasks.live() > 0 {
                 // Only now: a root that does not have to wait costs nothing.
                 entered.get_or_insert_with(|| tasks.enter());
-                progress |= tasks.run(HALVES_FROM, || self.hurry());
+                let mut parts = Parts::default();
+                progress |= tasks.run(|ran, count| parts.before(self, ran, count));
             }
             progress |= self.fire_timers();
             // After the tasks: what they have posted goes out together.
@@ -171,7 +211,9 @@ impl Executor {
             {
                 return value;
             }
-            if !progress {
+            if progress {
+                self.0.stop_spinning();
+            } else {
                 if result.is_some()
                     && let Some(driver) = &self.0.driver
                 {
@@ -253,19 +295,46 @@ impl Executor {
             if self.0.is_driven.take() {
                 self.0.driven_ns.set(now_ns);
             }
+            let is_near = wait_ns.is_some_and(|wait_ns| wait_ns < SPIN_NS);
             let spins = driver.is_busy() && now_ns - self.0.driven_ns.get() < SPIN_NS;
-            return match wait_ns {
-                _ if spins => thread::yield_now(),
-                Some(wait_ns) if wait_ns < SPIN_NS => thread::yield_now(),
-                Some(wait_ns) => driver.wait(Some(Duration::from_nanos(wait_ns - SPIN_NS / 2))),
-                None => driver.wait(None),
-            };
+            if (is_near || spins) && self.0.may_spin() {
+                return thread::yield_now();
+            }
+            self.0.stop_spinning();
+            // A wait of no time at all would be none.
+            let wait_ns = wait_ns.map(|wait_ns| wait_ns.saturating_sub(SPIN_NS / 2).max(1));
+            return driver.wait(wait_ns.map(Duration::from_nanos));
         }
         match wait_ns {
             Some(wait_ns) if wait_ns < SPIN_NS => thread::yield_now(),
             Some(wait_ns) => thread::park_timeout(Duration::from_nanos(wait_ns - SPIN_NS / 2)),
             None => thread::park(),
         }
+    }
+}
+
+/// When what the tasks of one round post is sent before its end: so that servers work on it meanwhile.
+#[derive(Default)]
+struct Parts {
+    sent_ns: u64,
+    is_halved: bool,
+}
+
+impl Parts {
+    /// `ran` of `count` tasks have run, the others follow.
+    fn before(&mut self, executor: &Executor, ran: usize, count: usize) {
+        if count <= PART {
+            return;
+        }
+        let now_ns = executor.now_ns();
+        let is_half = !self.is_halved && count >= HALVES_FROM && ran >= count / 2;
+        if ran > 0 && (is_half || now_ns - self.sent_ns >= PART_NS) {
+            self.is_halved |= is_half;
+            executor.hurry();
+        } else if ran > 0 {
+            return;
+        }
+        self.sent_ns = now_ns;
     }
 }
 
@@ -313,11 +382,12 @@ impl Ord for Timer {
     }
 }
 
-struct Running<'a>(&'a Cell<bool>);
+struct Running<'a>(&'a Inner);
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
-        self.0.set(false);
+        self.0.running.set(false);
+        self.0.stop_spinning();
     }
 }
 
@@ -361,6 +431,64 @@ mod tests {
         executor.spawn(async move { sets.set(true) });
         executor.block_on(async {});
         assert!(done.get());
+    }
+
+    #[test]
+    fn no_more_threads_spin_than_there_are_processors() {
+        let all: Vec<_> = (0..processors() + 2).map(|_| Executor::new()).collect();
+        let may = |of: &Executor| of.0.may_spin();
+        // Other tests may have theirs at the same time.
+        assert!(all.iter().filter(|of| may(of)).count() <= processors());
+        assert!(all.iter().all(|of| !of.0.spins.get() || may(of)), "who does goes on");
+        all.iter().for_each(|of| of.0.stop_spinning());
+        assert!(all.iter().all(|of| !of.0.spins.get()));
+    }
+
+    /// Counts how often it is to send before all tasks have run.
+    #[derive(Default)]
+    struct Hurried(Cell<u32>);
+
+    impl Driver for Hurried {
+        fn drive(&self) -> bool {
+            false
+        }
+
+        fn hurry(&self) {
+            self.0.set(self.0.get() + 1);
+        }
+
+        fn is_busy(&self) -> bool {
+            false
+        }
+
+        fn wait(&self, _: Option<Duration>) {}
+
+        fn notifier(&self) -> Notify {
+            Arc::new(|| ())
+        }
+    }
+
+    #[test]
+    fn what_tasks_post_does_not_wait_for_long_or_for_many_others() {
+        for (count, work_ns, expected) in [
+            (PART, PART_NS, 0..=0),
+            // A part after the other.
+            (3 * PART, PART_NS, 2..=2),
+            // One that computes little may lose the processor meanwhile.
+            (HALVES_FROM, 0, 1..=2),
+        ] {
+            let driver = Rc::new(Hurried::default());
+            let executor = Executor::with_driver(Rc::clone(&driver));
+            for _ in 0..count {
+                let clock = executor.clone();
+                executor.spawn(async move {
+                    let end_ns = clock.now_ns() + work_ns;
+                    while clock.now_ns() < end_ns {}
+                });
+            }
+            executor.block_on(async {});
+            assert!(expected.contains(&driver.0.get()), "{count}: {}", driver.0.get());
+        }
     }
 
     #[test]

@@ -18,6 +18,9 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use crate::wake::{Asked, Flag, Home, Queue};
 
+/// Tasks of a part; see [`Tasks::run`].
+pub(crate) const PART: usize = 32;
+
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
 thread_local! {
@@ -125,20 +128,17 @@ impl Tasks {
         self.table.borrow().live
     }
 
-    /// Runs the tasks that are ready now, not those that they make ready; false if there are none. If
-    /// there are `many` at least, `halfway` is called when half of them have run.
-    pub(crate) fn run(&self, many: usize, halfway: impl FnOnce()) -> bool {
+    /// Runs the tasks that are ready now, not those that they make ready; false if there are none. Before
+    /// every [`PART`] of them `before` is told how many have run, and how many there are.
+    pub(crate) fn run(&self, mut before: impl FnMut(usize, usize)) -> bool {
         self.list_asked();
         let count = self.ready.begin();
-        let mut halfway = (count >= many).then_some(halfway);
-        for left in (0..count).rev() {
+        for ran in 0..count {
+            if ran.is_multiple_of(PART) {
+                before(ran, count);
+            }
             let Some(number) = self.ready.next() else { break };
             self.poll(number);
-            if left <= count / 2
-                && let Some(halfway) = halfway.take()
-            {
-                halfway();
-            }
         }
         count > 0
     }
@@ -290,7 +290,7 @@ mod tests {
     }
 
     fn run(tasks: &Tasks) -> bool {
-        tasks.run(usize::MAX, || {})
+        tasks.run(|_, _| ())
     }
 
     /// A waker of a task that goes on when `goes_on` is set, and how often it was polled.
@@ -352,18 +352,22 @@ mod tests {
     }
 
     #[test]
-    fn halfway_is_after_half_of_many() {
+    fn parts_are_told_before_they_run() {
         let tasks = tasks();
         let ran = Rc::new(Cell::new(0));
-        for (count, many, at) in [(8, 8, Some(4)), (9, 8, Some(5)), (7, 8, None)] {
+        for count in [0, 1, PART, PART + 1, 3 * PART] {
             ran.set(0);
             for _ in 0..count {
                 let ran = Rc::clone(&ran);
                 tasks.spawn(async move { ran.set(ran.get() + 1) });
             }
-            let mut seen = None;
-            tasks.run(many, || seen = Some(ran.get()));
-            assert_eq!((seen, ran.get()), (at, count));
+            let mut seen = Vec::new();
+            tasks.run(|told, of| {
+                assert_eq!((told, of), (ran.get(), count));
+                seen.push(told);
+            });
+            assert_eq!(ran.get(), count);
+            assert_eq!(seen, (0..count).step_by(PART).collect::<Vec<_>>());
         }
     }
 }
