@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use crate::etcd::Etcd;
+use crate::etcd::{Etcd, Listing};
 use crate::record::{MemoryRecord, Name, PoolRecord, Snapshot, number_text, parse};
-use crate::{ClusterAddress, ClusterError, Foreign};
+use crate::{ClusterAddress, ClusterError, EtcdAccess, Foreign};
 
 /// Below which all keys stand.
 const ROOT: &str = "/farleaf/";
@@ -25,7 +25,12 @@ pub struct Directory {
 impl Directory {
     /// That of the cluster at `address`. Asks nobody yet.
     pub fn new(address: &ClusterAddress) -> Self {
-        let etcd = Arc::new(Etcd::new(address.endpoints().iter().cloned()));
+        Directory::with(address, &EtcdAccess::default())
+    }
+
+    /// The same, with etcd reached so.
+    pub fn with(address: &ClusterAddress, access: &EtcdAccess) -> Self {
+        let etcd = Arc::new(Etcd::with(address.endpoints().iter().cloned(), access));
         Directory { etcd, name: address.name().to_owned() }
     }
 
@@ -167,7 +172,11 @@ impl Directory {
     }
 
     fn no_such_cluster(&self) -> Result<ClusterError, ClusterError> {
-        let listing = self.etcd.list_keys(ROOT)?;
+        let listing = match self.etcd.list_keys(ROOT) {
+            // A user may be let to see one cluster, and not what others there are.
+            Err(ClusterError::NotAllowed { .. }) => Listing::default(),
+            listing => listing?,
+        };
         let rest = listing.pairs.iter().filter_map(|pair| pair.key.strip_prefix(ROOT));
         let names: BTreeSet<&str> =
             rest.filter_map(|rest| rest.split_once('/')).map(|(name, _)| name).collect();

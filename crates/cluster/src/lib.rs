@@ -21,13 +21,16 @@
 //!   and left alone.
 #![forbid(unsafe_code)]
 
+mod access;
 mod address;
 mod directory;
 mod error;
 mod etcd;
 mod record;
 mod seats;
+mod tls;
 
+pub use access::{EtcdAccess, EtcdTlsFiles};
 pub use address::ClusterAddress;
 pub use directory::Directory;
 pub use error::ClusterError;

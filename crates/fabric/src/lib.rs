@@ -31,6 +31,7 @@ mod error;
 mod exec;
 pub mod mapped;
 mod ops;
+pub mod pem;
 mod post;
 mod raw;
 pub mod sim;

@@ -87,7 +87,7 @@ impl Uri {
     }
 }
 
-fn not_on_a_network(uri: &str) -> Error {
+pub(crate) fn not_on_a_network(uri: &str) -> Error {
     let message = format!("\"{uri}\" is no address on a network, as \"tcp://host:7000\" is");
     Error::invalid(message)
 }
@@ -112,34 +112,35 @@ fn servers(uri: &str, scheme: &str, rest: &str) -> Result<Vec<String>> {
     Ok(servers.into_iter().map(str::to_owned).collect())
 }
 
-/// The memory servers that a pool's address names, as in `tcp://host:7000,host:7001`, in the order of
-/// their numbers. Of several addresses that a host has, the first of IP version 4: that is what servers
-/// listen on unless they are told otherwise. Of a cluster, as in `etcd://host:2379/name`, where its memory
-/// servers say that they are (feature `etcd`).
-///
-/// # Errors
-/// [`ErrorKind::Invalid`] for any other address; [`ErrorKind::Io`] or [`ErrorKind::Unavailable`] for a
-/// host that is not found. For a cluster as [`Farleaf::open`](crate::Farleaf::open).
-pub fn memory_servers(uri: &str) -> Result<Vec<SocketAddr>> {
-    match Uri::parse(uri)? {
-        Uri::Tcp(servers) | Uri::Verbs(servers, _) => {
-            servers.iter().map(|server| resolve(server)).collect()
-        }
-        #[cfg(feature = "etcd")]
-        Uri::Etcd(address) => Ok(Directory::new(&address).memory_servers()?),
-        Uri::Mem | Uri::Shm(_) => Err(not_on_a_network(uri)),
-    }
+/// Memory servers of a pool, and how they are reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryServers {
+    /// Where they listen, in the order of their numbers.
+    pub addresses: Vec<SocketAddr>,
+    /// The card of this machine by which they are reached, if that is by RDMA: what it leaves out is chosen
+    /// when the pool is opened. `None` for TCP.
+    pub card: Option<CardConfig>,
 }
 
-/// The card that a pool's address asks for, as in `verbs://host:7000?device=mlx5_0&gid=3`: what it leaves
-/// out is chosen when the pool is opened. `None` for the address of a pool that is not reached by RDMA.
-///
-/// # Errors
-/// [`ErrorKind::Invalid`] for what is no address.
-pub fn rdma_card(uri: &str) -> Result<Option<CardConfig>> {
-    match Uri::parse(uri)? {
-        Uri::Verbs(_, card) => Ok(Some(card)),
-        _ => Ok(None),
+impl MemoryServers {
+    /// Those that `servers` names, each a host and a port. Of several addresses that a host has, the first of IP
+    /// version 4: that is what servers listen on unless they are told otherwise.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`] or [`ErrorKind::Unavailable`] for a host that is not found.
+    pub(crate) fn named(servers: &[String], card: Option<CardConfig>) -> Result<Self> {
+        let addresses = servers.iter().map(|server| resolve(server)).collect::<Result<_>>()?;
+        Ok(MemoryServers { addresses, card })
+    }
+
+    /// Those that are registered in a cluster's directory.
+    ///
+    /// # Errors
+    /// As [`Directory::memory_servers`].
+    #[cfg(feature = "etcd")]
+    pub(crate) fn registered(directory: &Directory) -> Result<Self> {
+        Ok(MemoryServers { addresses: directory.memory_servers()?, card: None })
     }
 }
 
@@ -181,6 +182,7 @@ fn glue(hint: &str) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Farleaf;
 
     #[test]
     fn addresses_are_told_apart() {
@@ -211,11 +213,11 @@ mod tests {
 
     #[test]
     fn what_is_said_of_cards_is_understood() {
-        let card = rdma_card("verbs://127.0.0.1:7?device=a&gid=2").expect("an address");
-        let servers = memory_servers("verbs://127.0.0.1:7?device=a&gid=2").expect("an address");
-        let uri = rdma_pool(&servers, &card.clone().expect("a card"));
+        let locate = |uri| Farleaf::builder().locate(uri).expect("an address");
+        let found = locate("verbs://127.0.0.1:7?device=a&gid=2");
+        let uri = rdma_pool(&found.addresses, &found.card.expect("a card"));
         assert_eq!(uri, "verbs://127.0.0.1:7?device=a&gid=2");
-        assert_eq!(rdma_card("tcp://127.0.0.1:7").expect("an address"), None);
+        assert_eq!(locate("tcp://127.0.0.1:7").card, None);
     }
 
     #[test]

@@ -117,7 +117,7 @@ fn a_pool_is_opened_by_the_name_of_its_cluster() {
         let other = Farleaf::connect(&format!("tcp://{}", text.join(","))).unwrap();
         assert_eq!(other.cluster(), None);
         assert_eq!(other.table("t").unwrap().get("a").unwrap().as_deref(), Some(&b"1"[..]));
-        assert_eq!(farleaf::memory_servers(&uri).unwrap(), addresses);
+        assert_eq!(Farleaf::builder().locate(&uri).unwrap().addresses, addresses);
         let again = Farleaf::connect(&uri).unwrap();
         assert_eq!(block_on(again.table("t").unwrap().to_async().get("a")).unwrap().unwrap(), b"1");
 

@@ -10,6 +10,7 @@ use farleaf_fabric::tcp::MemoryServer;
 use farleaf_pool::{SUPERBLOCK_WORDS, pool_id_of};
 
 use crate::errors::Failure;
+use crate::etcd::EtcdArgs;
 
 /// How often the entry is looked after.
 const KEEP_EVERY: Duration = Duration::from_millis(500);
@@ -32,6 +33,7 @@ pub(crate) struct EntryArgs {
 /// has its number.
 pub(crate) fn enter(
     args: &EntryArgs,
+    etcd: &EtcdArgs,
     server: &MemoryServer,
     numbers: (u16, u16),
 ) -> anyhow::Result<Option<MemorySeat>> {
@@ -46,7 +48,8 @@ pub(crate) fn enter(
         .into());
     }
     let record = MemoryRecord::new(address, numbers, server.words().bytes(), pool_of(server));
-    let seat = Directory::new(&cluster).enter_memory(record).map_err(farleaf::Error::from)?;
+    let directory = Directory::with(&cluster, &etcd.load()?);
+    let seat = directory.enter_memory(record).map_err(farleaf::Error::from)?;
     Ok(Some(seat))
 }
 

@@ -76,8 +76,9 @@ pub(super) fn run(args: &ClusterArgs, console: &mut Console) -> anyhow::Result<E
 }
 
 impl ClusterOf {
-    fn directory(&self) -> Result<Directory, farleaf::Error> {
-        Ok(Directory::new(&ClusterAddress::parse(&self.uri)?))
+    fn directory(&self, console: &Console) -> anyhow::Result<Directory> {
+        let address = ClusterAddress::parse(&self.uri).map_err(farleaf::Error::from)?;
+        Ok(Directory::with(&address, &console.etcd.load()?))
     }
 }
 

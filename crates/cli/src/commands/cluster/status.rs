@@ -21,7 +21,7 @@ struct Pool {
 }
 
 pub(super) fn run(cluster: &ClusterOf, console: &mut Console) -> anyhow::Result<Exit> {
-    let directory = cluster.directory()?;
+    let directory = cluster.directory(console)?;
     let snapshot = directory.look().map_err(farleaf::Error::from)?;
     if snapshot == Snapshot::default() {
         // Nobody has ever been there.
