@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use crate::etcd::{Etcd, Listing};
-use crate::record::{MemoryRecord, Name, PoolRecord, Snapshot, number_text, parse};
+use crate::record::{MemoryRecord, Name, PoolRecord, Snapshot, Way, number_text, parse};
 use crate::{ClusterAddress, ClusterError, EtcdAccess, Foreign};
 
 /// Below which all keys stand.
@@ -50,15 +50,15 @@ impl Directory {
         Ok(Snapshot::of(&prefix, &self.etcd.list(&prefix)?))
     }
 
-    /// Where the cluster's memory servers are, in the order of their numbers.
+    /// Where the cluster's memory servers are, in the order of their numbers, and how all of them are reached.
     ///
     /// Cost: 1 request to etcd; another if there is no such cluster.
     ///
     /// # Errors
     /// [`ClusterError::NoSuchCluster`]; [`ClusterError::Missing`] if some are not registered;
-    /// [`ClusterError::OtherCount`] if they do not agree; [`ClusterError::Foreign`] for an entry of a memory
+    /// [`ClusterError::OtherCount`] and [`ClusterError::OtherWay`] if they do not agree; [`ClusterError::Foreign`] for an entry of a memory
     /// server that makes no sense.
-    pub fn memory_servers(&self) -> Result<Vec<SocketAddr>, ClusterError> {
+    pub fn memory_servers(&self) -> Result<(Vec<SocketAddr>, Way), ClusterError> {
         let snapshot = self.look()?;
         let memory = self.key("memory/");
         if let Some(found) = snapshot.foreign.iter().find(|found| found.key.starts_with(&memory)) {
@@ -79,7 +79,11 @@ impl Directory {
             let missing = format!("{} {verb}", missing.join(", "));
             return Err(ClusterError::Missing { name, missing, servers });
         }
-        Ok(snapshot.memory.values().map(|record| record.address).collect())
+        let fabric = snapshot.memory.values().next().map_or(Way::Tcp, |record| record.fabric);
+        for record in snapshot.memory.values() {
+            self.check_way(record, fabric)?;
+        }
+        Ok((snapshot.memory.values().map(|record| record.address).collect(), fabric))
     }
 
     /// Sees to it that the directory names the pool `id` of `servers` memory servers, which somebody has
@@ -151,7 +155,23 @@ impl Directory {
             }
         }
         let mut others = snapshot.memory.values().filter(|other| other.server != record.server);
-        others.try_for_each(|other| self.check_count(record, other.servers))
+        others.try_for_each(|other| {
+            self.check_count(record, other.servers)?;
+            self.check_way(record, other.fabric)
+        })
+    }
+
+    fn check_way(&self, record: &MemoryRecord, fabric: Way) -> Result<(), ClusterError> {
+        if record.fabric == fabric {
+            return Ok(());
+        }
+        Err(ClusterError::OtherWay {
+            name: self.name.clone(),
+            server: record.server,
+            address: record.address,
+            fabric: record.fabric,
+            others: fabric,
+        })
     }
 
     fn check_count(&self, record: &MemoryRecord, servers: u16) -> Result<(), ClusterError> {

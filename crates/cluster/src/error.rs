@@ -2,6 +2,8 @@
 
 use std::net::SocketAddr;
 
+use crate::record::Way;
+
 /// A failed call. Nothing that etcd does or says changes what is in the pool.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -183,6 +185,23 @@ pub enum ClusterError {
         servers: u16,
         /// What others say.
         others: u16,
+    },
+    /// Memory servers of the cluster are not all reached by the same fabric.
+    #[error(
+        "cluster \"{name}\": memory server {server} at {address} is reached by {fabric}, and another by \
+         {others}: start them with the same --fabric"
+    )]
+    OtherWay {
+        /// The cluster.
+        name: String,
+        /// One of them.
+        server: u16,
+        /// Where it listens.
+        address: SocketAddr,
+        /// How it is reached.
+        fabric: Way,
+        /// How others are.
+        others: Way,
     },
     /// A key of the directory holds what Farleaf has not written.
     #[error("the key {key} of etcd is no entry of a cluster's directory ({why}): remove it")]

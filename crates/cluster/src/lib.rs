@@ -35,5 +35,5 @@ pub use address::ClusterAddress;
 pub use directory::Directory;
 pub use error::ClusterError;
 pub use etcd::{Etcd, LeaseId, Listing, Pair};
-pub use record::{ComputeRecord, Foreign, MemoryRecord, Name, PoolRecord, Snapshot};
+pub use record::{ComputeRecord, Foreign, MemoryRecord, Name, PoolRecord, Snapshot, Way};
 pub use seats::{ComputeSeat, LEASE, MemorySeat, View};

@@ -67,7 +67,7 @@ fn use_directory(there: &Directory) {
     memory.keep(Some(5)).unwrap();
     there.ask_to_leave(Name(7)).unwrap();
     assert!(compute.beat(None).unwrap().is_leaving);
-    assert_eq!(there.memory_servers().unwrap(), [address]);
+    assert_eq!(there.memory_servers().unwrap().0, [address]);
     compute.leave().unwrap();
     memory.leave().unwrap();
     assert!(there.look().unwrap().compute.is_empty());

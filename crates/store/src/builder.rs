@@ -210,14 +210,14 @@ impl Builder {
                 self.locate(uri).and_then(|servers| self.connect(servers)).map(|(fabric, _)| fabric)
             }
             #[cfg(feature = "etcd")]
-            Uri::Etcd(address) => {
+            Uri::Etcd(address, card) => {
                 let directory = Directory::with(&address, &self.etcd);
-                MemoryServers::registered(&directory).and_then(|servers| self.connect(servers)).map(
-                    |(fabric, is_new)| {
+                MemoryServers::registered(&directory, &card)
+                    .and_then(|servers| self.connect(servers))
+                    .map(|(fabric, is_new)| {
                         registering = Some((directory, is_new));
                         fabric
-                    },
-                )
+                    })
             }
         };
         let core = fabric
@@ -248,7 +248,9 @@ impl Builder {
             Uri::Tcp(servers) => MemoryServers::named(&servers, None),
             Uri::Verbs(servers, card) => MemoryServers::named(&servers, Some(card)),
             #[cfg(feature = "etcd")]
-            Uri::Etcd(address) => MemoryServers::registered(&Directory::with(&address, &self.etcd)),
+            Uri::Etcd(address, card) => {
+                MemoryServers::registered(&Directory::with(&address, &self.etcd), &card)
+            }
             Uri::Mem | Uri::Shm(_) => Err(uri::not_on_a_network(uri)),
         }
     }

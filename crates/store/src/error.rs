@@ -207,6 +207,7 @@ impl From<farleaf_cluster::ClusterError> for Error {
             | ClusterError::UsersOff { .. }
             | ClusterError::NotAllowed { .. }
             | ClusterError::OtherCount { .. }
+            | ClusterError::OtherWay { .. }
             | ClusterError::OtherPool { .. }
             | ClusterError::NumberTaken { .. } => ErrorKind::Invalid,
             ClusterError::Foreign { .. } => ErrorKind::Corrupt,

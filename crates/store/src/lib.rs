@@ -89,7 +89,7 @@ pub use crate::registered::ClusterState;
 pub use crate::report::{Stats, TableReport, TableStats, VerifyReport};
 pub use crate::store::Farleaf;
 pub use crate::table::{CompareExchange, Table};
-pub use crate::uri::{MemoryServers, rdma_pool};
+pub use crate::uri::MemoryServers;
 
 /// Compiles and runs the examples of the project's front page.
 #[cfg(doctest)]

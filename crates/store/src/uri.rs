@@ -4,7 +4,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 
 #[cfg(feature = "etcd")]
-use farleaf_cluster::{ClusterAddress, Directory};
+use farleaf_cluster::{ClusterAddress, Directory, Way};
 use farleaf_fabric::verbs::CardConfig;
 
 use crate::card;
@@ -22,9 +22,9 @@ pub(crate) enum Uri {
     Tcp(Vec<String>),
     /// The same by RDMA, and by which card of this machine.
     Verbs(Vec<String>, CardConfig),
-    /// A pool whose memory servers stand in a directory.
+    /// A pool whose memory servers stand in a directory, and by which card if they are reached by RDMA.
     #[cfg(feature = "etcd")]
-    Etcd(ClusterAddress),
+    Etcd(ClusterAddress, CardConfig),
 }
 
 /// What every complaint about an address ends with.
@@ -58,9 +58,13 @@ impl Uri {
                 Ok(Uri::Verbs(servers(uri, scheme, rest)?, card))
             }
             #[cfg(feature = "etcd")]
-            "etcd" => ClusterAddress::parse(uri)
-                .map(Uri::Etcd)
-                .map_err(|error| complain(uri, &format!("; {error}"))),
+            "etcd" => {
+                let (address, query) = uri.split_once('?').unwrap_or((uri, ""));
+                let card = card::parse(query).map_err(|why| complain(uri, &why))?;
+                ClusterAddress::parse(address)
+                    .map(|address| Uri::Etcd(address, card))
+                    .map_err(|error| complain(uri, &format!("; {error}")))
+            }
             #[cfg(not(feature = "etcd"))]
             "etcd" => {
                 let hint = "; this program was built without the feature \"etcd\" of farleaf";
@@ -134,20 +138,38 @@ impl MemoryServers {
         Ok(MemoryServers { addresses, card })
     }
 
-    /// Those that are registered in a cluster's directory.
+    /// Those that are registered in a cluster's directory; by `card` if they are reached by RDMA.
     ///
     /// # Errors
-    /// As [`Directory::memory_servers`].
+    /// As [`Directory::memory_servers`]; `Invalid` for a card that they are not reached by.
     #[cfg(feature = "etcd")]
-    pub(crate) fn registered(directory: &Directory) -> Result<Self> {
-        Ok(MemoryServers { addresses: directory.memory_servers()?, card: None })
+    pub(crate) fn registered(directory: &Directory, card: &CardConfig) -> Result<Self> {
+        let (addresses, way) = directory.memory_servers()?;
+        if way == Way::Tcp && *card != CardConfig::default() {
+            return Err(Error::invalid(format!(
+                "the memory servers of cluster \"{}\" are reached by TCP: {} is for those that were \
+                 started with --fabric verbs",
+                directory.name(),
+                card::query(card)
+            )));
+        }
+        Ok(MemoryServers { addresses, card: (way == Way::Verbs).then(|| card.clone()) })
     }
-}
 
-/// The address of the pool on these memory servers, reached by `card`.
-pub fn rdma_pool(servers: &[SocketAddr], card: &CardConfig) -> String {
-    let servers: Vec<String> = servers.iter().map(SocketAddr::to_string).collect();
-    format!("verbs://{}{}", servers.join(","), card::query(card))
+    /// Memory servers at these addresses; reached by TCP, or by a card.
+    pub fn new(addresses: Vec<SocketAddr>, card: Option<CardConfig>) -> Self {
+        MemoryServers { addresses, card }
+    }
+
+    /// The address of the pool on them, as [`Farleaf::open`](crate::Farleaf::open) takes it.
+    pub fn uri(&self) -> String {
+        let addresses: Vec<String> = self.addresses.iter().map(SocketAddr::to_string).collect();
+        let addresses = addresses.join(",");
+        match &self.card {
+            None => format!("tcp://{addresses}"),
+            Some(card) => format!("verbs://{addresses}{}", card::query(card)),
+        }
+    }
 }
 
 fn resolve(server: &str) -> Result<SocketAddr> {
@@ -197,7 +219,11 @@ mod tests {
         #[cfg(feature = "etcd")]
         {
             let cluster = ClusterAddress::new(["a:7", "[::1]:8"], "c").expect("a cluster");
-            assert_eq!(Uri::parse("etcd://a:7,[::1]:8/c").expect("etcd"), Uri::Etcd(cluster));
+            let found = Uri::parse("etcd://a:7,[::1]:8/c").expect("etcd");
+            assert_eq!(found, Uri::Etcd(cluster.clone(), CardConfig::default()));
+            let found = Uri::parse("etcd://a:7,[::1]:8/c?gid=2").expect("with a card");
+            let card = CardConfig { gid_index: Some(2), ..CardConfig::default() };
+            assert_eq!(found, Uri::Etcd(cluster, card));
         }
         let Uri::Verbs(servers, card) =
             Uri::parse("verbs://a:7,b:8/?mtu=1024&port=1").expect("verbs")
@@ -214,9 +240,9 @@ mod tests {
     #[test]
     fn what_is_said_of_cards_is_understood() {
         let locate = |uri| Farleaf::builder().locate(uri).expect("an address");
-        let found = locate("verbs://127.0.0.1:7?device=a&gid=2");
-        let uri = rdma_pool(&found.addresses, &found.card.expect("a card"));
-        assert_eq!(uri, "verbs://127.0.0.1:7?device=a&gid=2");
+        for uri in ["verbs://127.0.0.1:7?device=a&gid=2", "tcp://127.0.0.1:7,127.0.0.1:8"] {
+            assert_eq!(locate(uri).uri(), uri);
+        }
         assert_eq!(locate("tcp://127.0.0.1:7").card, None);
     }
 
@@ -244,6 +270,8 @@ mod tests {
             ("verbs://host:1?gid=x", "an index into the GID table"),
             #[cfg(feature = "etcd")]
             ("etcd://host:1", "names no cluster behind the servers"),
+            #[cfg(feature = "etcd")]
+            ("etcd://host:1/c?gid=x", "an index into the GID table"),
             #[cfg(not(feature = "etcd"))]
             ("etcd://host:1/c", "without the feature \"etcd\""),
             ("etdc://host:1/c", "did you mean \"etcd://host:1/c\"?"),

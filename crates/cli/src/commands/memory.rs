@@ -111,7 +111,8 @@ pub(super) fn run(args: &MemoryArgs, console: &mut Console) -> anyhow::Result<Ex
     let served = served.map_err(refused)?;
     let server = served.server();
     server.serve(OFFLOAD_SERVICE, offload_service());
-    let seat = entry::enter(&args.entry, &console.etcd, server, (args.server, args.servers))?;
+    let numbers = (args.server, args.servers);
+    let seat = entry::enter(&args.entry, &console.etcd, server, numbers, args.network.fabric)?;
     let metrics = args.serving.expose(Told { server: Arc::clone(server), bytes })?;
     let metrics_at = metrics.as_ref().map(MetricsServer::address);
     tell(args, &served, metrics_at, bytes, huge_pages, console)?;

@@ -5,10 +5,11 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 use clap::Args;
-use farleaf_cluster::{ClusterAddress, Directory, MemoryRecord, MemorySeat};
+use farleaf_cluster::{ClusterAddress, Directory, MemoryRecord, MemorySeat, Way};
 use farleaf_fabric::tcp::MemoryServer;
 use farleaf_pool::{SUPERBLOCK_WORDS, pool_id_of};
 
+use crate::card::Network;
 use crate::errors::Failure;
 use crate::etcd::EtcdArgs;
 
@@ -36,6 +37,7 @@ pub(crate) fn enter(
     etcd: &EtcdArgs,
     server: &MemoryServer,
     numbers: (u16, u16),
+    fabric: Network,
 ) -> anyhow::Result<Option<MemorySeat>> {
     let Some(cluster) = &args.cluster else { return Ok(None) };
     let cluster = ClusterAddress::new(args.etcd.iter().cloned(), cluster);
@@ -47,7 +49,12 @@ pub(crate) fn enter(
         ))
         .into());
     }
+    let way = match fabric {
+        Network::Tcp => Way::Tcp,
+        Network::Verbs => Way::Verbs,
+    };
     let record = MemoryRecord::new(address, numbers, server.words().bytes(), pool_of(server));
+    let record = record.by(way);
     let directory = Directory::with(&cluster, &etcd.load()?);
     let seat = directory.enter_memory(record).map_err(farleaf::Error::from)?;
     Ok(Some(seat))
