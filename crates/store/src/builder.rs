@@ -9,7 +9,9 @@ use farleaf_cluster::{Directory, EtcdAccess};
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::tcp::{Tcp, TcpConfig, Tls};
 use farleaf_fabric::verbs::{Verbs, VerbsConfig};
-use farleaf_fabric::{AnyFabric, Client, Endpoint, Fabric, FabricError, RealTime, ServerId};
+use farleaf_fabric::{
+    AnyFabric, Client, Endpoint, Fabric, FabricError, Processors, RealTime, ServerId,
+};
 use farleaf_index::OpenOptions;
 use farleaf_index::dex::Durability;
 use farleaf_pool::PoolOptions;
@@ -151,6 +153,13 @@ impl Builder {
     /// Threads that answer other compute servers, 1 to 64. Default: 1.
     pub fn serve_threads(mut self, count: usize) -> Self {
         self.serve.threads = count;
+        self
+    }
+
+    /// Processors on which the threads stay that answer other compute servers, one on each in turn. Those that
+    /// are not there, or not for this process, are refused when the store is opened. Default: any.
+    pub fn pin_serve_threads(mut self, processors: Processors) -> Self {
+        self.serve.pin = processors;
         self
     }
 

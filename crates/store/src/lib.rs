@@ -73,7 +73,7 @@ mod workers;
 pub use farleaf_cluster::{EtcdAccess, EtcdTlsFiles};
 pub use farleaf_fabric::tcp::{Tls, TlsFiles};
 pub use farleaf_fabric::verbs::CardConfig;
-pub use farleaf_fabric::{Cost, OpKind, ServerId, Snapshot};
+pub use farleaf_fabric::{Cost, OpKind, Processors, ServerId, Snapshot};
 pub use farleaf_index::dex::Durability;
 pub use farleaf_index::{Engine, UnknownEngine};
 pub use farleaf_pool::{AuditReport, ClassReport, MemoryUse};
