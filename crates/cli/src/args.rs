@@ -17,6 +17,7 @@ use crate::commands::memory::MemoryArgs;
 use crate::commands::repartition::RepartitionArgs;
 use crate::commands::repro::ReproArgs;
 use crate::commands::up::UpArgs;
+use crate::etcd::EtcdArgs;
 use crate::formats;
 use crate::input::ColumnSpec;
 use crate::suggest::OneOf;
@@ -94,6 +95,8 @@ pub(crate) struct GlobalArgs {
     pub(crate) config: Option<OsString>,
     #[command(flatten)]
     pub(crate) tls: TlsArgs,
+    #[command(flatten)]
+    pub(crate) etcd: EtcdArgs,
 }
 
 /// When output is coloured.

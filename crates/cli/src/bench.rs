@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueHint};
-use farleaf::{Durability, Engine};
+use farleaf::{Builder, Durability, Engine};
 use farleaf_bench::units::{Count, Rate, Size, SizeOrShare};
 use farleaf_bench::{
     BenchConfig, Boundaries, CapabilityKind, Cluster, Cooling, FabricKind, KeySpec, LoadKind,
@@ -185,11 +185,11 @@ pub(crate) struct Plan {
 }
 
 impl BenchArgs {
-    /// Makes sense of the options.
+    /// Makes sense of the options. `pools` is how a pool is reached that they name.
     ///
     /// # Errors
     /// [`Exit::Usage`](crate::errors::Exit::Usage) with a sentence on what does not.
-    pub(crate) fn plan(&self) -> Result<Plan, Failure> {
+    pub(crate) fn plan(&self, pools: &Builder) -> Result<Plan, Failure> {
         let engines = engines(&self.engine)?;
         let ycsb = self.ycsb()?;
         let mut config = BenchConfig::default();
@@ -200,7 +200,7 @@ impl BenchArgs {
             config.workload = workload.parse().map_err(usage)?;
         }
         self.take_workload(&mut config.workload)?;
-        self.take_counts(&mut config)?;
+        self.take_counts(&mut config, pools)?;
         let several = engines.len() > 1;
         let run = |engine: Engine| {
             let mut run = BenchConfig { engine, ..config.clone() };
@@ -275,7 +275,7 @@ impl BenchArgs {
         Ok(())
     }
 
-    fn take_counts(&self, config: &mut BenchConfig) -> Result<(), Failure> {
+    fn take_counts(&self, config: &mut BenchConfig, pools: &Builder) -> Result<(), Failure> {
         let defaults = (config.clients, config.threads);
         for (given, place) in [
             (self.keys, &mut config.keys),
@@ -308,18 +308,17 @@ impl BenchArgs {
         }
         if let Some(pool) = &self.connect {
             let usage = |error: farleaf::Error| Failure::usage(error.to_string());
-            let servers = farleaf::memory_servers(pool).map_err(usage)?;
-            let card = farleaf::rdma_card(pool).map_err(usage)?;
-            let needed = if card.is_some() { FabricKind::Verbs } else { FabricKind::Tcp };
+            let found = pools.locate(pool).map_err(usage)?;
+            let needed = if found.card.is_some() { FabricKind::Verbs } else { FabricKind::Tcp };
             if config.fabric != needed {
                 return Err(Failure::usage(format!("--connect {pool} needs --fabric {needed}")));
             }
-            if let Some(card) = card {
+            if let Some(card) = found.card {
                 self.card.refuse("memory servers of the bench's own: an address says it itself")?;
                 config.card = card;
             }
-            config.memory_servers = servers.len();
-            config.cluster = Some(Cluster::Shared(servers));
+            config.memory_servers = found.addresses.len();
+            config.cluster = Some(Cluster::Shared(found.addresses));
         }
         config.seed = self.seed.unwrap_or(config.seed);
         config.load = self.load.unwrap_or(config.load);

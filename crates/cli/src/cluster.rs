@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use farleaf::CardConfig;
+use farleaf::{CardConfig, MemoryServers};
 use serde_json::Value;
 
 use crate::card;
@@ -98,11 +98,7 @@ impl Cluster {
 
     /// The address of the pool.
     pub(crate) fn uri(&self) -> String {
-        if let Some(card) = &self.card {
-            return farleaf::rdma_pool(&self.addresses(), card);
-        }
-        let addresses: Vec<_> = self.addresses().iter().map(SocketAddr::to_string).collect();
-        format!("tcp://{}", addresses.join(","))
+        MemoryServers::new(self.addresses(), self.card.clone()).uri()
     }
 
     /// One that has ended, although nobody has told it to.

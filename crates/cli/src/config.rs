@@ -19,6 +19,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::errors::Failure;
+use crate::etcd::PASSWORD;
 use crate::suggest::hint;
 
 /// The variable that names the file; an empty one means none.
@@ -225,6 +226,13 @@ impl Config {
                 (None, _) => Origin::Unset,
             };
             all.push((name, values.join(","), origin));
+        }
+        if words.is_empty() {
+            // It has no option: told is whether it is set, and never what it is.
+            let is_set = env::var_os(PASSWORD).is_some_and(|password| !password.is_empty());
+            let set = ("(hidden)".to_owned(), Origin::Environment(PASSWORD.to_owned()));
+            let (value, origin) = if is_set { set } else { (String::new(), Origin::Unset) };
+            all.push(("etcd-password".to_owned(), value, origin));
         }
         Ok(all)
     }

@@ -12,6 +12,7 @@ mod cluster;
 mod commands;
 mod config;
 mod errors;
+mod etcd;
 mod formats;
 mod input;
 mod metrics;

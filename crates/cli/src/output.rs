@@ -14,6 +14,7 @@ use serde_json::{Map, Value};
 
 use crate::args::{BytesArgs, GlobalArgs, When};
 use crate::errors;
+use crate::etcd::EtcdArgs;
 use crate::tls::TlsArgs;
 
 /// Where results and notes go.
@@ -23,6 +24,8 @@ pub(crate) struct Console {
     verbose: bool,
     /// How pools on a network are reached.
     pub(crate) tls: TlsArgs,
+    /// How etcd is.
+    pub(crate) etcd: EtcdArgs,
     /// Standard output is one.
     pub(crate) is_terminal: bool,
     color_out: bool,
@@ -44,6 +47,7 @@ impl Console {
             quiet: global.quiet,
             verbose: global.verbose,
             tls: global.tls.clone(),
+            etcd: global.etcd.clone(),
             is_terminal,
             color_out: color(is_terminal),
             color_err: color(io::stderr().is_terminal()),

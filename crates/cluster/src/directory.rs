@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use crate::etcd::Etcd;
-use crate::record::{MemoryRecord, Name, PoolRecord, Snapshot, number_text, parse};
-use crate::{ClusterAddress, ClusterError, Foreign};
+use crate::etcd::{Etcd, Listing};
+use crate::record::{MemoryRecord, Name, PoolRecord, Snapshot, Way, number_text, parse};
+use crate::{ClusterAddress, ClusterError, EtcdAccess, Foreign};
 
 /// Below which all keys stand.
 const ROOT: &str = "/farleaf/";
@@ -25,7 +25,12 @@ pub struct Directory {
 impl Directory {
     /// That of the cluster at `address`. Asks nobody yet.
     pub fn new(address: &ClusterAddress) -> Self {
-        let etcd = Arc::new(Etcd::new(address.endpoints().iter().cloned()));
+        Directory::with(address, &EtcdAccess::default())
+    }
+
+    /// The same, with etcd reached so.
+    pub fn with(address: &ClusterAddress, access: &EtcdAccess) -> Self {
+        let etcd = Arc::new(Etcd::with(address.endpoints().iter().cloned(), access));
         Directory { etcd, name: address.name().to_owned() }
     }
 
@@ -45,15 +50,15 @@ impl Directory {
         Ok(Snapshot::of(&prefix, &self.etcd.list(&prefix)?))
     }
 
-    /// Where the cluster's memory servers are, in the order of their numbers.
+    /// Where the cluster's memory servers are, in the order of their numbers, and how all of them are reached.
     ///
     /// Cost: 1 request to etcd; another if there is no such cluster.
     ///
     /// # Errors
     /// [`ClusterError::NoSuchCluster`]; [`ClusterError::Missing`] if some are not registered;
-    /// [`ClusterError::OtherCount`] if they do not agree; [`ClusterError::Foreign`] for an entry of a memory
+    /// [`ClusterError::OtherCount`] and [`ClusterError::OtherWay`] if they do not agree; [`ClusterError::Foreign`] for an entry of a memory
     /// server that makes no sense.
-    pub fn memory_servers(&self) -> Result<Vec<SocketAddr>, ClusterError> {
+    pub fn memory_servers(&self) -> Result<(Vec<SocketAddr>, Way), ClusterError> {
         let snapshot = self.look()?;
         let memory = self.key("memory/");
         if let Some(found) = snapshot.foreign.iter().find(|found| found.key.starts_with(&memory)) {
@@ -74,7 +79,11 @@ impl Directory {
             let missing = format!("{} {verb}", missing.join(", "));
             return Err(ClusterError::Missing { name, missing, servers });
         }
-        Ok(snapshot.memory.values().map(|record| record.address).collect())
+        let fabric = snapshot.memory.values().next().map_or(Way::Tcp, |record| record.fabric);
+        for record in snapshot.memory.values() {
+            self.check_way(record, fabric)?;
+        }
+        Ok((snapshot.memory.values().map(|record| record.address).collect(), fabric))
     }
 
     /// Sees to it that the directory names the pool `id` of `servers` memory servers, which somebody has
@@ -146,7 +155,23 @@ impl Directory {
             }
         }
         let mut others = snapshot.memory.values().filter(|other| other.server != record.server);
-        others.try_for_each(|other| self.check_count(record, other.servers))
+        others.try_for_each(|other| {
+            self.check_count(record, other.servers)?;
+            self.check_way(record, other.fabric)
+        })
+    }
+
+    fn check_way(&self, record: &MemoryRecord, fabric: Way) -> Result<(), ClusterError> {
+        if record.fabric == fabric {
+            return Ok(());
+        }
+        Err(ClusterError::OtherWay {
+            name: self.name.clone(),
+            server: record.server,
+            address: record.address,
+            fabric: record.fabric,
+            others: fabric,
+        })
     }
 
     fn check_count(&self, record: &MemoryRecord, servers: u16) -> Result<(), ClusterError> {
@@ -167,7 +192,11 @@ impl Directory {
     }
 
     fn no_such_cluster(&self) -> Result<ClusterError, ClusterError> {
-        let listing = self.etcd.list_keys(ROOT)?;
+        let listing = match self.etcd.list_keys(ROOT) {
+            // A user may be let to see one cluster, and not what others there are.
+            Err(ClusterError::NotAllowed { .. }) => Listing::default(),
+            listing => listing?,
+        };
         let rest = listing.pairs.iter().filter_map(|pair| pair.key.strip_prefix(ROOT));
         let names: BTreeSet<&str> =
             rest.filter_map(|rest| rest.split_once('/')).map(|(name, _)| name).collect();

@@ -2,6 +2,8 @@
 
 use std::net::SocketAddr;
 
+use crate::record::Way;
+
 /// A failed call. Nothing that etcd does or says changes what is in the pool.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -14,6 +16,110 @@ pub enum ClusterError {
     Unreachable {
         /// Each address with what went wrong there.
         tried: String,
+    },
+    /// Files that TLS to etcd takes, and that are no use.
+    #[error("{0}")]
+    Files(String),
+    /// A server shows a certificate that cannot be trusted.
+    #[error(
+        "the certificate of etcd at {endpoint} is not accepted ({why}): name the authority that has signed \
+         it (--etcd-tls-ca), and address it by a name that it is made out to"
+    )]
+    NotTrusted {
+        /// Who.
+        endpoint: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A server lets in nobody without a certificate.
+    #[error(
+        "etcd at {endpoint} lets in only who shows a certificate: name one and its key (--etcd-tls-cert, \
+         --etcd-tls-key)"
+    )]
+    WantsCertificate {
+        /// Who.
+        endpoint: String,
+    },
+    /// A server does not accept the certificate that it is shown.
+    #[error(
+        "etcd at {endpoint} does not accept the certificate that it is shown ({why}): take one that its \
+         authority has signed (its --trusted-ca-file) and that is still good"
+    )]
+    CertificateRefused {
+        /// Who.
+        endpoint: String,
+        /// What it has said.
+        why: String,
+    },
+    /// A server speaks TLS, and was not spoken to so.
+    #[error("etcd at {endpoint} speaks TLS: name the authority of its certificate (--etcd-tls-ca)")]
+    WantsTls {
+        /// Who.
+        endpoint: String,
+    },
+    /// A server does not speak TLS.
+    #[error(
+        "etcd at {endpoint} does not speak TLS: start it with --cert-file and --key-file, or leave out \
+         --etcd-tls-ca"
+    )]
+    WantsPlain {
+        /// Who.
+        endpoint: String,
+    },
+    /// etcd has users, and was asked by nobody.
+    #[error(
+        "etcd at {endpoint} answers its users only: name one (--etcd-user), and a file with the password \
+         (--etcd-password-file)"
+    )]
+    NoUser {
+        /// Who.
+        endpoint: String,
+    },
+    /// etcd has users, and lets in no certificate that names one by itself.
+    #[error(
+        "etcd at {endpoint} has users, and its gateway then lets in no certificate that has a common name: \
+         take one whose subject has none (--etcd-tls-cert)"
+    )]
+    CommonName {
+        /// Who.
+        endpoint: String,
+    },
+    /// etcd does not know the user by that password.
+    #[error(
+        "etcd at {endpoint} knows no user \"{user}\" with that password: correct --etcd-user or the password"
+    )]
+    WrongPassword {
+        /// Who.
+        endpoint: String,
+        /// As whom it was asked.
+        user: String,
+    },
+    /// etcd has no users.
+    #[error(
+        "etcd at {endpoint} has its users turned off, and so does not know \"{user}\": turn them on \
+         (etcdctl auth enable), or leave out --etcd-user"
+    )]
+    UsersOff {
+        /// Who.
+        endpoint: String,
+        /// As whom it was asked.
+        user: String,
+    },
+    /// The user may not do that.
+    #[error(
+        "etcd at {endpoint} does not let its user \"{user}\" {what}{key}: one of the user's roles must \
+         allow to read and write what begins with /farleaf/CLUSTER/ (etcdctl role grant-permission ROLE \
+         --prefix=true readwrite /farleaf/CLUSTER/)"
+    )]
+    NotAllowed {
+        /// Who.
+        endpoint: String,
+        /// As whom it was asked.
+        user: String,
+        /// What was asked for.
+        what: &'static str,
+        /// The key that it was about, behind a space, if it was about one.
+        key: String,
     },
     /// etcd has understood, and refuses.
     #[error("etcd at {endpoint} refuses to {what}: {message}")]
@@ -29,8 +135,7 @@ pub enum ClusterError {
     },
     /// Something else answers there.
     #[error(
-        "what answers at {endpoint} is no etcd that can be used ({why}): it takes etcd 3.4 or later, \
-         reached by plain HTTP"
+        "what answers at {endpoint} is no etcd that can be used ({why}): it takes etcd 3.4 or later"
     )]
     NotEtcd {
         /// Where.
@@ -80,6 +185,23 @@ pub enum ClusterError {
         servers: u16,
         /// What others say.
         others: u16,
+    },
+    /// Memory servers of the cluster are not all reached by the same fabric.
+    #[error(
+        "cluster \"{name}\": memory server {server} at {address} is reached by {fabric}, and another by \
+         {others}: start them with the same --fabric"
+    )]
+    OtherWay {
+        /// The cluster.
+        name: String,
+        /// One of them.
+        server: u16,
+        /// Where it listens.
+        address: SocketAddr,
+        /// How it is reached.
+        fabric: Way,
+        /// How others are.
+        others: Way,
     },
     /// A key of the directory holds what Farleaf has not written.
     #[error("the key {key} of etcd is no entry of a cluster's directory ({why}): remove it")]

@@ -5,7 +5,9 @@
 //! no harm to any that is made here: see each of them. A connection is made for each request: there are a
 //! few in a second.
 
+use std::io::{self, ErrorKind};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use base64::Engine;
@@ -15,7 +17,9 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use ureq::Agent;
 
-use crate::ClusterError;
+use crate::access::User;
+use crate::tls::{Tls, diagnose};
+use crate::{ClusterError, EtcdAccess};
 
 /// What one server may take to answer.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -24,6 +28,16 @@ const ANSWER_BYTES_MAX: u64 = 16 << 20;
 /// Codes of gRPC: not found; those that another server, or a later try, may answer better.
 const NOT_FOUND: i64 = 5;
 const PASSING: [i64; 3] = [4, 8, 14];
+/// More of them: what makes no sense, is not allowed, does not fit the state; a token that is not good any more.
+const INVALID: i64 = 3;
+const NOT_ALLOWED: i64 = 7;
+const OUT_OF_STATE: i64 = 9;
+const NOT_KNOWN: i64 = 16;
+/// What the gateway says, and not in JSON, to a certificate with a common name while etcd has users.
+const COMMON_NAME: &[u8] = b"CommonName of client";
+/// What etcd says under the code `INVALID` to who is nobody, and to a token of before its users were changed.
+const NOBODY: &str = "user name is empty";
+const OLD_TOKEN: &str = "revision of auth store is old";
 
 /// A lease of etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +69,10 @@ pub struct Listing {
 #[derive(Debug)]
 pub struct Etcd {
     agent: Agent,
+    tls: Option<Tls>,
+    user: Option<User>,
+    /// What the user has last been given to show.
+    token: Mutex<Option<String>>,
     endpoints: Vec<String>,
     /// Who has answered last.
     last: AtomicUsize,
@@ -63,16 +81,27 @@ pub struct Etcd {
 impl Etcd {
     /// The servers at these addresses, each a host and a port. Asks nobody yet.
     pub fn new<S: Into<String>>(endpoints: impl IntoIterator<Item = S>) -> Self {
-        let agent = Agent::config_builder()
+        Etcd::with(endpoints, &EtcdAccess::default())
+    }
+
+    /// The same, reached so.
+    pub fn with<S: Into<String>>(
+        endpoints: impl IntoIterator<Item = S>,
+        access: &EtcdAccess,
+    ) -> Self {
+        let EtcdAccess { tls, user } = access.clone();
+        let mut config = Agent::config_builder()
             .timeout_global(Some(TIMEOUT))
             .http_status_as_error(false)
             .proxy(None)
             .max_redirects(0)
-            .max_idle_connections(0)
-            .build()
-            .into();
+            .max_idle_connections(0);
+        if let Some(tls) = &tls {
+            config = config.tls_config(tls.agent.clone());
+        }
         let endpoints = endpoints.into_iter().map(Into::into).collect();
-        Etcd { agent, endpoints, last: AtomicUsize::new(0) }
+        let (agent, token) = (config.build().into(), Mutex::new(None));
+        Etcd { agent, tls, user, token, endpoints, last: AtomicUsize::new(0) }
     }
 
     /// The servers' addresses, with commas.
@@ -86,8 +115,11 @@ impl Etcd {
     /// See [`ClusterError`]; so all of these.
     pub fn grant(&self, time: Duration) -> Result<LeaseId, ClusterError> {
         let seconds = time.as_secs().max(1);
-        let granted: Granted =
-            self.call("grant a lease", "/v3/lease/grant", &json!({ "TTL": seconds.to_string() }))?;
+        let granted: Granted = self.call(
+            ("grant a lease", ""),
+            "/v3/lease/grant",
+            &json!({ "TTL": seconds.to_string() }),
+        )?;
         Ok(LeaseId(granted.id.0))
     }
 
@@ -97,7 +129,7 @@ impl Etcd {
     /// See [`ClusterError`].
     pub fn keep_alive(&self, lease: LeaseId) -> Result<Option<Duration>, ClusterError> {
         let body = json!({ "ID": lease.0.to_string() });
-        let kept: Kept = self.call("renew a lease", "/v3/lease/keepalive", &body)?;
+        let kept: Kept = self.call(("renew a lease", ""), "/v3/lease/keepalive", &body)?;
         let seconds = u64::try_from(kept.result.ttl.0).unwrap_or(0);
         Ok((seconds > 0).then(|| Duration::from_secs(seconds)))
     }
@@ -108,7 +140,7 @@ impl Etcd {
     /// See [`ClusterError`].
     pub fn revoke(&self, lease: LeaseId) -> Result<(), ClusterError> {
         let body = json!({ "ID": lease.0.to_string() });
-        match self.call::<Value>("end a lease", "/v3/lease/revoke", &body) {
+        match self.call::<Value>(("end a lease", ""), "/v3/lease/revoke", &body) {
             Ok(_) | Err(ClusterError::Refused { code: NOT_FOUND, .. }) => Ok(()),
             Err(error) => Err(error),
         }
@@ -119,7 +151,8 @@ impl Etcd {
     /// # Errors
     /// See [`ClusterError`].
     pub fn get(&self, key: &str) -> Result<Option<Pair>, ClusterError> {
-        let found: Range = self.call("read", "/v3/kv/range", &json!({ "key": coded(key) }))?;
+        let found: Range =
+            self.call(("read", key), "/v3/kv/range", &json!({ "key": coded(key) }))?;
         Ok(self.listing(found)?.pairs.pop())
     }
 
@@ -145,7 +178,7 @@ impl Etcd {
             "range_end": STANDARD.encode(end_of(prefix)),
             "keys_only": keys_only,
         });
-        let found: Range = self.call("list", "/v3/kv/range", &range)?;
+        let found: Range = self.call(("list", prefix), "/v3/kv/range", &range)?;
         self.listing(found)
     }
 
@@ -159,7 +192,7 @@ impl Etcd {
         value: &str,
         lease: Option<LeaseId>,
     ) -> Result<bool, ClusterError> {
-        match self.call::<Value>("write", "/v3/kv/put", &put_of(key, value, lease)) {
+        match self.call::<Value>(("write", key), "/v3/kv/put", &put_of(key, value, lease)) {
             Ok(_) => Ok(true),
             Err(ClusterError::Refused { code: NOT_FOUND, .. }) if lease.is_some() => Ok(false),
             Err(error) => Err(error),
@@ -189,7 +222,7 @@ impl Etcd {
             "success": [{ "request_put": put_of(key, value, lease) }],
             "failure": [{ "request_range": { "key": coded(key) } }],
         });
-        let done: Result<Transaction, _> = self.call("write", "/v3/kv/txn", &transaction);
+        let done: Result<Transaction, _> = self.call(("write", key), "/v3/kv/txn", &transaction);
         let done = match done {
             Err(ClusterError::Refused { code: NOT_FOUND, .. }) if lease.is_some() => {
                 return Ok(Err(None));
@@ -211,19 +244,19 @@ impl Etcd {
     /// See [`ClusterError`].
     pub fn delete(&self, key: &str) -> Result<(), ClusterError> {
         let body = json!({ "key": coded(key) });
-        self.call::<Value>("remove", "/v3/kv/deleterange", &body).map(drop)
+        self.call::<Value>(("remove", key), "/v3/kv/deleterange", &body).map(drop)
     }
 
-    /// Asks one server after the other.
+    /// Asks one server after the other for `what`, and on which key.
     fn call<T: DeserializeOwned>(
         &self,
-        what: &'static str,
+        what: (&'static str, &str),
         path: &str,
         body: &Value,
     ) -> Result<T, ClusterError> {
         let body = body.to_string();
         let first = self.last.load(Ordering::Relaxed);
-        let mut tried = Vec::new();
+        let (mut tried, mut wrong) = (Vec::new(), None);
         for step in 0..self.endpoints.len() {
             let number = (first + step) % self.endpoints.len();
             let endpoint = &self.endpoints[number];
@@ -233,33 +266,109 @@ impl Etcd {
                     return Ok(answer);
                 }
                 Err(Asked::Passing(why)) => tried.push(format!("{endpoint}: {why}")),
+                Err(Asked::Wrong(error)) => wrong = wrong.or(Some(error)),
                 Err(Asked::Final(error)) => return Err(error),
             }
         }
-        Err(ClusterError::Unreachable { tried: tried.join("; ") })
+        // What can be put right counts more than who does not answer.
+        Err(wrong.unwrap_or_else(|| ClusterError::Unreachable { tried: tried.join("; ") }))
     }
 
+    /// As the user, if there is one; with a new token if the old one has run out.
     fn ask<T: DeserializeOwned>(
+        &self,
+        endpoint: &str,
+        what: (&'static str, &str),
+        path: &str,
+        body: &str,
+    ) -> Result<T, Asked> {
+        let Some(user) = &self.user else {
+            return self.send(endpoint, what.0, path, body, None).map_err(|asked| match asked {
+                Asked::Final(ClusterError::Refused {
+                    endpoint, code: INVALID, message, ..
+                }) if message.contains(NOBODY) => Asked::Final(ClusterError::NoUser { endpoint }),
+                asked => asked,
+            });
+        };
+        let known = self.token().clone();
+        let is_new = known.is_none();
+        let token = known.map_or_else(|| self.authenticate(endpoint, user), Ok)?;
+        let asked = match self.send(endpoint, what.0, path, body, Some(&token)) {
+            Err(Asked::Final(error)) if is_outdated(&error) && !is_new => {
+                let token = self.authenticate(endpoint, user)?;
+                self.send(endpoint, what.0, path, body, Some(&token))
+            }
+            asked => asked,
+        };
+        asked.map_err(|asked| match asked {
+            Asked::Final(ClusterError::Refused {
+                endpoint, what: done, code: NOT_ALLOWED, ..
+            }) => {
+                let space = if what.1.is_empty() { "" } else { " " };
+                Asked::Final(ClusterError::NotAllowed {
+                    endpoint,
+                    user: user.name.clone(),
+                    what: done,
+                    key: format!("{space}{}", what.1),
+                })
+            }
+            asked => asked,
+        })
+    }
+
+    /// Gets the user a token, and keeps it.
+    fn authenticate(&self, endpoint: &str, user: &User) -> Result<String, Asked> {
+        let body = json!({ "name": user.name, "password": user.password }).to_string();
+        let path = "/v3/auth/authenticate";
+        let asked = self.send(endpoint, "let a user in", path, &body, None);
+        let Authenticated { token } = asked.map_err(|asked| {
+            let Asked::Final(ClusterError::Refused { code, .. }) = asked else { return asked };
+            let (endpoint, user) = (endpoint.to_owned(), user.name.clone());
+            match code {
+                INVALID => Asked::Final(ClusterError::WrongPassword { endpoint, user }),
+                OUT_OF_STATE => Asked::Final(ClusterError::UsersOff { endpoint, user }),
+                _ => asked,
+            }
+        })?;
+        *self.token() = Some(token.clone());
+        Ok(token)
+    }
+
+    fn token(&self) -> MutexGuard<'_, Option<String>> {
+        self.token.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn send<T: DeserializeOwned>(
         &self,
         endpoint: &str,
         what: &'static str,
         path: &str,
         body: &str,
+        token: Option<&str>,
     ) -> Result<T, Asked> {
-        let passing = |error: ureq::Error| Asked::Passing(error.to_string());
-        let not_etcd = |why: String| {
-            Asked::Final(ClusterError::NotEtcd { endpoint: endpoint.to_owned(), why })
+        let wrong = || diagnose(endpoint, self.tls.as_ref()).map(Asked::Wrong);
+        let passing = |error: ureq::Error| {
+            let is_broken_off = matches!(&error, ureq::Error::Io(error) if is_broken_off(error));
+            let wrong = if is_broken_off { wrong() } else { None };
+            wrong.unwrap_or_else(|| Asked::Passing(error.to_string()))
         };
-        let mut answer = self
+        let not_etcd = |why: String| {
+            let error = || ClusterError::NotEtcd { endpoint: endpoint.to_owned(), why };
+            wrong().unwrap_or_else(|| Asked::Final(error()))
+        };
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        let mut request = self
             .agent
-            .post(format!("http://{endpoint}{path}"))
-            .header("Content-Type", "application/json")
-            .send(body)
-            .map_err(|error| match error {
-                // It has answered, and not in HTTP.
-                ureq::Error::Protocol(error) => not_etcd(error.to_string()),
-                error => passing(error),
-            })?;
+            .post(format!("{scheme}://{endpoint}{path}"))
+            .header("Content-Type", "application/json");
+        if let Some(token) = token {
+            request = request.header("Authorization", token);
+        }
+        let mut answer = request.send(body).map_err(|error| match error {
+            // It has answered, and not in HTTP.
+            ureq::Error::Protocol(error) => not_etcd(error.to_string()),
+            error => passing(error),
+        })?;
         let status = answer.status().as_u16();
         let bytes = answer
             .body_mut()
@@ -267,6 +376,9 @@ impl Etcd {
             .limit(ANSWER_BYTES_MAX)
             .read_to_vec()
             .map_err(passing)?;
+        if status == 400 && bytes.starts_with(COMMON_NAME) {
+            return Err(Asked::Final(ClusterError::CommonName { endpoint: endpoint.to_owned() }));
+        }
         let answer: Value = serde_json::from_slice(&bytes)
             .map_err(|error| not_etcd(format!("it answers {status} to {path}: {error}")))?;
         // A call that could have many answers is refused within one, with status 200.
@@ -298,8 +410,29 @@ impl Etcd {
 enum Asked {
     /// Another one may.
     Passing(String),
+    /// It is not to be spoken to so; perhaps another one is.
+    Wrong(ClusterError),
     /// None will.
     Final(ClusterError),
+}
+
+/// Whether a token is not good any more: it has run out, etcd was started anew, or its users were changed.
+fn is_outdated(error: &ClusterError) -> bool {
+    matches!(error, ClusterError::Refused { code, message, .. }
+        if *code == NOT_KNOWN || *code == INVALID && message.contains(OLD_TOKEN))
+}
+
+/// Whether a server was reached, and has not gone on.
+fn is_broken_off(error: &io::Error) -> bool {
+    !matches!(
+        error.kind(),
+        ErrorKind::ConnectionRefused
+            | ErrorKind::TimedOut
+            | ErrorKind::WouldBlock
+            | ErrorKind::HostUnreachable
+            | ErrorKind::NetworkUnreachable
+            | ErrorKind::AddrNotAvailable
+    )
 }
 
 /// A number, which the gateway writes as text.
@@ -355,6 +488,11 @@ impl KeyValue {
             lease,
         })
     }
+}
+
+#[derive(Debug, Deserialize)]
+struct Authenticated {
+    token: String,
 }
 
 #[derive(Debug, Deserialize)]

@@ -21,16 +21,19 @@
 //!   and left alone.
 #![forbid(unsafe_code)]
 
+mod access;
 mod address;
 mod directory;
 mod error;
 mod etcd;
 mod record;
 mod seats;
+mod tls;
 
+pub use access::{EtcdAccess, EtcdTlsFiles};
 pub use address::ClusterAddress;
 pub use directory::Directory;
 pub use error::ClusterError;
 pub use etcd::{Etcd, LeaseId, Listing, Pair};
-pub use record::{ComputeRecord, Foreign, MemoryRecord, Name, PoolRecord, Snapshot};
+pub use record::{ComputeRecord, Foreign, MemoryRecord, Name, PoolRecord, Snapshot, Way};
 pub use seats::{ComputeSeat, LEASE, MemorySeat, View};

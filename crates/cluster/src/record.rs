@@ -90,6 +90,26 @@ impl PoolRecord {
     }
 }
 
+/// How a memory server is reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Way {
+    /// By TCP. What an entry means that says nothing.
+    #[default]
+    Tcp,
+    /// By RDMA.
+    Verbs,
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Way::Tcp => "tcp",
+            Way::Verbs => "verbs",
+        })
+    }
+}
+
 /// A memory server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryRecord {
@@ -101,18 +121,33 @@ pub struct MemoryRecord {
     pub servers: u16,
     /// Bytes that it exposes.
     pub bytes: u64,
+    /// How it is to be reached.
+    #[serde(default)]
+    pub fabric: Way,
     pool: Option<PoolId>,
 }
 
 impl MemoryRecord {
-    /// Memory server `server` of `servers`; `pool` is the pool whose data it holds, if it holds any.
+    /// Memory server `server` of `servers`, reached by TCP; `pool` is the pool whose data it holds, if it holds
+    /// any.
     pub fn new(
         address: SocketAddr,
         (server, servers): (u16, u16),
         bytes: u64,
         pool: Option<u128>,
     ) -> Self {
-        MemoryRecord { address, server, servers, bytes, pool: pool.map(PoolId) }
+        let fabric = Way::default();
+        MemoryRecord { address, server, servers, bytes, fabric, pool: pool.map(PoolId) }
+    }
+
+    /// The same, reached so.
+    pub fn by(self, fabric: Way) -> Self {
+        MemoryRecord { fabric, ..self }
+    }
+
+    /// The same, with the data of `pool`.
+    pub(crate) fn holding(self, pool: Option<u128>) -> Self {
+        MemoryRecord { pool: pool.map(PoolId), ..self }
     }
 
     /// The pool whose data it holds.
@@ -254,6 +289,27 @@ mod tests {
         assert_eq!(found.compute[&Name(255)], compute);
         assert_eq!(found.coordinator, Some(Name(255)));
         assert!(found.leaving.contains(&Name(255)));
+    }
+
+    #[test]
+    fn how_a_memory_server_is_reached_is_read() {
+        let way = |fabric: &str| {
+            let value =
+                format!(r#"{{"address":"1.2.3.4:5","server":0,"servers":1,"bytes":1{fabric}}}"#);
+            let found = snapshot(&[("memory/00000", &value)]);
+            found.memory.get(&0).map(|record| record.fabric).ok_or(found.foreign)
+        };
+        // As it stood before there was a choice.
+        assert_eq!(way(""), Ok(Way::Tcp));
+        assert_eq!(way(r#","fabric":"tcp""#), Ok(Way::Tcp));
+        assert_eq!(way(r#","fabric":"verbs""#), Ok(Way::Verbs));
+        let foreign = way(r#","fabric":"pigeon""#).unwrap_err();
+        assert!(foreign[0].why.contains("`pigeon`, expected `tcp` or `verbs`"), "{foreign:?}");
+        let record = MemoryRecord::new("1.2.3.4:5".parse().unwrap(), (0, 1), 1, None);
+        let record = record.by(Way::Verbs).holding(Some(7));
+        let value = serde_json::to_string(&record).unwrap();
+        assert_eq!(snapshot(&[("memory/00000", &value)]).memory[&0], record);
+        assert_eq!((record.fabric, record.pool()), (Way::Verbs, Some(7)));
     }
 
     #[test]

@@ -131,12 +131,7 @@ impl MemorySeat {
     /// again; the server can go on meanwhile.
     pub fn keep(&mut self, pool: Option<u128>) -> Result<(), ClusterError> {
         let is_kept = self.lease.renew()?;
-        let record = MemoryRecord::new(
-            self.record.address,
-            (self.record.server, self.record.servers),
-            self.record.bytes,
-            pool,
-        );
+        let record = self.record.holding(pool);
         self.is_written &= is_kept && record == self.record;
         self.record = record;
         if self.is_written {

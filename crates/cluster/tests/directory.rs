@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use farleaf_cluster::{
-    ClusterError, ComputeRecord, ComputeSeat, Directory, MemoryRecord, Name, View,
+    ClusterError, ComputeRecord, ComputeSeat, Directory, MemoryRecord, Name, View, Way,
 };
 use server::{Server, eventually};
 
@@ -57,7 +57,7 @@ fn memory_servers_are_found_by_the_name_of_their_cluster() {
     let mut first = there.enter_memory(memory(0, 3, 70)).unwrap();
     refused("of 3 memory servers, 2 is not registered");
     let third = there.enter_memory(memory(2, 3, 72)).unwrap();
-    assert_eq!(there.memory_servers().unwrap(), [70, 71, 72].map(at));
+    assert_eq!(there.memory_servers().unwrap().0, [70, 71, 72].map(at));
     first.keep(Some(7)).unwrap();
     let snapshot = there.look().unwrap();
     assert_eq!(snapshot.memory[&0].pool(), Some(7));
@@ -102,6 +102,30 @@ fn a_number_belongs_to_one_memory_server() {
 }
 
 #[test]
+fn all_memory_servers_of_a_cluster_are_reached_the_same_way() {
+    let name = "all_memory_servers_of_a_cluster_are_reached_the_same_way";
+    let Some(etcd) = server::start(name) else { return };
+    let there = directory(&etcd, "c");
+    let verbs = |server: u16, port: u16| memory(server, 2, port).by(Way::Verbs);
+    let mut first = there.enter_memory(verbs(0, 70)).unwrap();
+    let error = there.enter_memory(memory(1, 2, 71)).unwrap_err();
+    assert!(matches!(error, ClusterError::OtherWay { server: 1, .. }), "{error}");
+    let said = "memory server 1 at 127.0.0.1:71 is reached by tcp, and another by verbs";
+    assert!(error.to_string().contains(said), "{error}");
+    let second = there.enter_memory(verbs(1, 71)).unwrap();
+    assert_eq!(there.memory_servers().unwrap(), ([70, 71].map(at).to_vec(), Way::Verbs));
+    // Told anew whose data it holds, an entry still says how it is reached.
+    first.keep(Some(7)).unwrap();
+    assert_eq!(there.memory_servers().unwrap().1, Way::Verbs);
+    // One that was written by a program that did not look.
+    second.leave().unwrap();
+    let plain = r#"{"address":"127.0.0.1:71","server":1,"servers":2,"bytes":1,"pool":null}"#;
+    etcd.client().put("/farleaf/c/memory/00001", plain, None).unwrap();
+    let error = there.memory_servers().unwrap_err();
+    assert!(matches!(error, ClusterError::OtherWay { others: Way::Verbs, .. }), "{error}");
+}
+
+#[test]
 fn a_cluster_keeps_its_pool() {
     let Some(etcd) = server::start("a_cluster_keeps_its_pool") else { return };
     let there = directory(&etcd, "c");
@@ -134,7 +158,7 @@ fn keys_of_others_are_told() {
     let snapshot = there.look().unwrap();
     assert_eq!(snapshot.foreign.len(), 1);
     assert_eq!(snapshot.foreign[0].key, "/farleaf/c/letter");
-    assert_eq!(there.memory_servers().unwrap(), [at(70)]);
+    assert_eq!(there.memory_servers().unwrap(), (vec![at(70)], Way::Tcp));
     let foreign = |result: Result<(), ClusterError>, key: &str| {
         let error = result.unwrap_err();
         assert!(

@@ -130,7 +130,7 @@ fn what_is_no_etcd_is_told() {
     not_etcd(answering("200 OK", "7"), "its answer makes no sense");
     not_etcd(answering("200 OK", "{\"error\":1}"), "it answers 200 to /v3/");
     not_etcd(answering("200 OK", "{\"kvs\":[{\"key\":\"?\"}]}"), "base64");
-    not_etcd(saying("+OK whatever\r\n\r\n".to_owned()), "plain HTTP");
+    not_etcd(saying("+OK whatever\r\n\r\n".to_owned()), "etcd 3.4 or later");
 }
 
 #[test]

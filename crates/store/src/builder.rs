@@ -5,11 +5,13 @@ use std::path::Path;
 use std::time::Duration;
 
 #[cfg(feature = "etcd")]
-use farleaf_cluster::Directory;
+use farleaf_cluster::{Directory, EtcdAccess};
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::tcp::{Tcp, TcpConfig, Tls};
-use farleaf_fabric::verbs::{CardConfig, Verbs, VerbsConfig};
-use farleaf_fabric::{AnyFabric, Client, Endpoint, Fabric, FabricError, RealTime, ServerId};
+use farleaf_fabric::verbs::{Verbs, VerbsConfig};
+use farleaf_fabric::{
+    AnyFabric, Client, Endpoint, Fabric, FabricError, Processors, RealTime, ServerId,
+};
 use farleaf_index::OpenOptions;
 use farleaf_index::dex::Durability;
 use farleaf_pool::PoolOptions;
@@ -18,7 +20,7 @@ use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::serve::ServeOptions;
 use crate::store::Farleaf;
-use crate::uri::{self, Uri};
+use crate::uri::{self, MemoryServers, Uri};
 
 /// Options for opening a store; made by [`Farleaf::builder`].
 ///
@@ -41,6 +43,8 @@ pub struct Builder {
     linger_timeout: Option<Duration>,
     serve: ServeOptions,
     #[cfg(feature = "etcd")]
+    etcd: EtcdAccess,
+    #[cfg(feature = "etcd")]
     leaves_when_asked: bool,
 }
 
@@ -55,6 +59,8 @@ impl Default for Builder {
             options: OpenOptions::default(),
             linger_timeout: None,
             serve: ServeOptions::default(),
+            #[cfg(feature = "etcd")]
+            etcd: EtcdAccess::default(),
             #[cfg(feature = "etcd")]
             leaves_when_asked: false,
         }
@@ -150,10 +156,34 @@ impl Builder {
         self
     }
 
+    /// Processors on which the threads stay that answer other compute servers, one on each in turn. Those that
+    /// are not there, or not for this process, are refused when the store is opened. Default: any.
+    pub fn pin_serve_threads(mut self, processors: Processors) -> Self {
+        self.serve.pin = processors;
+        self
+    }
+
     /// How many partitions of a table of an engine with a cache are taken at once when it is opened, of
     /// those that nobody has. Others are taken when a key of theirs is used. Default: 0.
     pub fn take_partitions(mut self, count: usize) -> Self {
         self.options.take = count;
+        self
+    }
+
+    /// How etcd is reached for the directory of a cluster (`etcd://`), and as whom: by TLS, and as a user.
+    /// Default: by plain HTTP, and as nobody.
+    ///
+    /// ```no_run
+    /// use farleaf::{EtcdAccess, EtcdTlsFiles, Farleaf};
+    ///
+    /// let files = EtcdTlsFiles { ca: "/etc/farleaf/etcd-ca.pem".into(), identity: None };
+    /// let access = EtcdAccess::default().tls(&files)?.user("orders", "its password");
+    /// let db = Farleaf::builder().etcd(access).open("etcd://etcd.example:2379/orders")?;
+    /// # Ok::<(), farleaf::Error>(())
+    /// ```
+    #[cfg(feature = "etcd")]
+    pub fn etcd(mut self, access: EtcdAccess) -> Self {
+        self.etcd = access;
         self
     }
 
@@ -185,20 +215,18 @@ impl Builder {
             Uri::Mem => self.make_anonymous().map(AnyFabric::Mapped),
             Uri::Shm(folder) if self.create => self.open_or_make(&folder).map(AnyFabric::Mapped),
             Uri::Shm(folder) => Mapped::open(&folder).map(AnyFabric::Mapped).map_err(Error::from),
-            Uri::Tcp(_) => uri::memory_servers(uri)
-                .and_then(|servers| self.connect(servers))
-                .map(|(fabric, _)| AnyFabric::Tcp(fabric)),
-            Uri::Verbs(_, card) => uri::memory_servers(uri)
-                .and_then(|servers| self.connect_by(card, servers))
-                .map(AnyFabric::Verbs),
+            Uri::Tcp(_) | Uri::Verbs(..) => {
+                self.locate(uri).and_then(|servers| self.connect(servers)).map(|(fabric, _)| fabric)
+            }
             #[cfg(feature = "etcd")]
-            Uri::Etcd(address) => {
-                let directory = Directory::new(&address);
-                let servers = directory.memory_servers().map_err(Error::from);
-                servers.and_then(|servers| self.connect(servers)).map(|(fabric, is_new)| {
-                    registering = Some((directory, is_new));
-                    AnyFabric::Tcp(fabric)
-                })
+            Uri::Etcd(address, card) => {
+                let directory = Directory::with(&address, &self.etcd);
+                MemoryServers::registered(&directory, &card)
+                    .and_then(|servers| self.connect(servers))
+                    .map(|(fabric, is_new)| {
+                        registering = Some((directory, is_new));
+                        fabric
+                    })
             }
         };
         let core = fabric
@@ -215,6 +243,25 @@ impl Builder {
             Ok(db)
         });
         started.map_err(|error| error.within(format_args!("cannot open \"{uri}\"")))
+    }
+
+    /// Where the memory servers are that a pool's address names, as in `tcp://host:7000,host:7001` or
+    /// `verbs://host:7000?device=mlx5_0`, and how they are reached. Of a cluster, as in
+    /// `etcd://host:2379/name`, where its memory servers say that they are (feature `etcd`).
+    ///
+    /// # Errors
+    /// [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) for the address of a pool of this machine, and for
+    /// what is none; `Io` or `Unavailable` for a host that is not found. For a cluster as [`Farleaf::open`].
+    pub fn locate(&self, uri: &str) -> Result<MemoryServers> {
+        match Uri::parse(uri)? {
+            Uri::Tcp(servers) => MemoryServers::named(&servers, None),
+            Uri::Verbs(servers, card) => MemoryServers::named(&servers, Some(card)),
+            #[cfg(feature = "etcd")]
+            Uri::Etcd(address, card) => {
+                MemoryServers::registered(&Directory::with(&address, &self.etcd), &card)
+            }
+            Uri::Mem | Uri::Shm(_) => Err(uri::not_on_a_network(uri)),
+        }
     }
 
     fn make_anonymous(&self) -> Result<Mapped> {
@@ -244,15 +291,15 @@ impl Builder {
 
     /// Connects to memory servers, and makes a pool of them if that is asked for and they hold none; whether
     /// it has.
-    fn connect(&self, servers: Vec<SocketAddr>) -> Result<(Tcp, bool)> {
-        self.make_on(Tcp::connect(self.network(servers))?)
-    }
-
-    /// The same by RDMA.
-    fn connect_by(&self, card: CardConfig, servers: Vec<SocketAddr>) -> Result<Verbs> {
-        let tcp = self.network(servers);
+    fn connect(&self, servers: MemoryServers) -> Result<(AnyFabric, bool)> {
+        let tcp = self.network(servers.addresses);
+        let Some(card) = servers.card else {
+            let (fabric, is_new) = self.make_on(Tcp::connect(tcp)?)?;
+            return Ok((AnyFabric::Tcp(fabric), is_new));
+        };
         let fabric = Verbs::connect(VerbsConfig { tcp, card, ..VerbsConfig::to([]) })?;
-        self.make_on(fabric).map(|(fabric, _)| fabric)
+        let (fabric, is_new) = self.make_on(fabric)?;
+        Ok((AnyFabric::Verbs(fabric), is_new))
     }
 
     fn network(&self, servers: Vec<SocketAddr>) -> TcpConfig {

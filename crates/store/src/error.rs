@@ -190,12 +190,24 @@ impl From<farleaf_cluster::ClusterError> for Error {
         let kind = match &error {
             ClusterError::Unreachable { .. }
             | ClusterError::Missing { .. }
+            | ClusterError::NotTrusted { .. }
+            | ClusterError::CertificateRefused { .. }
             | ClusterError::Refused { .. } => ErrorKind::Unavailable,
             ClusterError::NotEtcd { .. }
             | ClusterError::NoSuchCluster { .. }
             | ClusterError::NoSuchServer { .. } => ErrorKind::NotFound,
             ClusterError::Address(_)
+            | ClusterError::Files(_)
+            | ClusterError::WantsCertificate { .. }
+            | ClusterError::WantsTls { .. }
+            | ClusterError::WantsPlain { .. }
+            | ClusterError::NoUser { .. }
+            | ClusterError::CommonName { .. }
+            | ClusterError::WrongPassword { .. }
+            | ClusterError::UsersOff { .. }
+            | ClusterError::NotAllowed { .. }
             | ClusterError::OtherCount { .. }
+            | ClusterError::OtherWay { .. }
             | ClusterError::OtherPool { .. }
             | ClusterError::NumberTaken { .. } => ErrorKind::Invalid,
             ClusterError::Foreign { .. } => ErrorKind::Corrupt,

@@ -31,6 +31,7 @@
 //! | `shm:<folder>` | in a folder of memory files, for several processes of one machine |
 //! | `tcp://<host>:<port>,...` | on memory servers of a network, in the order of their numbers |
 //! | `verbs://<host>:<port>,...` | the same, reached by RDMA |
+//! | `etcd://<host>:<port>,.../<cluster>` | on those of a cluster that etcd knows (feature `etcd`) |
 //!
 //! A process that is killed leaves tables that the others go on reading and writing; what it held
 //! is cleared away by whoever notices. What a pool holds is memory: it is gone when the machine is
@@ -68,9 +69,11 @@ mod table;
 mod uri;
 mod workers;
 
+#[cfg(feature = "etcd")]
+pub use farleaf_cluster::{EtcdAccess, EtcdTlsFiles};
 pub use farleaf_fabric::tcp::{Tls, TlsFiles};
 pub use farleaf_fabric::verbs::CardConfig;
-pub use farleaf_fabric::{Cost, OpKind, ServerId, Snapshot};
+pub use farleaf_fabric::{Cost, OpKind, Processors, ServerId, Snapshot};
 pub use farleaf_index::dex::Durability;
 pub use farleaf_index::{Engine, UnknownEngine};
 pub use farleaf_pool::{AuditReport, ClassReport, MemoryUse};
@@ -86,7 +89,7 @@ pub use crate::registered::ClusterState;
 pub use crate::report::{Stats, TableReport, TableStats, VerifyReport};
 pub use crate::store::Farleaf;
 pub use crate::table::{CompareExchange, Table};
-pub use crate::uri::{memory_servers, rdma_card, rdma_pool};
+pub use crate::uri::MemoryServers;
 
 /// Compiles and runs the examples of the project's front page.
 #[cfg(doctest)]

@@ -14,7 +14,7 @@ use std::thread::{self, JoinHandle};
 
 use async_channel::{Receiver, Sender};
 use farleaf_fabric::tcp::Tls;
-use farleaf_fabric::{Endpoint, GlobalAddr, Incarnation};
+use farleaf_fabric::{Endpoint, GlobalAddr, Incarnation, Processors};
 use farleaf_index::dex::post::{Post, PostConfig, PostError, check_address};
 use farleaf_index::dex::{Cluster, Dex};
 use farleaf_index::{AnyIndex, Engine, OpenOptions};
@@ -42,12 +42,15 @@ pub(crate) struct ServeOptions {
     pub(crate) tls: Option<Tls>,
     pub(crate) insecure_public: bool,
     pub(crate) threads: usize,
+    /// Where they stay.
+    pub(crate) pin: Processors,
 }
 
 impl Default for ServeOptions {
     fn default() -> Self {
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
-        ServeOptions { listen, tls: None, insecure_public: false, threads: 1 }
+        let pin = Processors::default();
+        ServeOptions { listen, tls: None, insecure_public: false, threads: 1, pin }
     }
 }
 
@@ -59,6 +62,7 @@ impl ServeOptions {
             let count = self.threads;
             return Err(Error::invalid(format!("{count} threads that serve: it takes 1 to 64")));
         }
+        self.pin.check()?;
         Ok(check_address(self.listen, self.insecure_public || self.tls.is_some())?)
     }
 }
@@ -170,10 +174,13 @@ impl Serving {
         let mut threads = Vec::new();
         for number in 0..self.options.threads {
             let (sender, receiver) = async_channel::unbounded();
-            let core = Arc::clone(core);
+            let (core, pin) = (Arc::clone(core), self.options.pin.clone());
             let thread = thread::Builder::new()
                 .name(format!("farleaf-serve-{number}"))
-                .spawn(move || serve(&core, &receiver))
+                .spawn(move || {
+                    pin.pin(number);
+                    serve(&core, &receiver);
+                })
                 .map_err(|source| Error::io("cannot start a serving thread", source))?;
             threads.push((sender, thread));
         }

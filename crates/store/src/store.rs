@@ -52,8 +52,8 @@ impl Farleaf {
     /// what is left out is chosen: the first device with an active port, that port, its first routable
     /// RoCE v2 address, and the largest packets that both sides carry.
     /// `etcd://<host>:<port>,<host>:<port>/<cluster>` connects to those that are registered under the
-    /// cluster's name in the directory that etcd keeps at these addresses, by TCP, and registers this
-    /// process there (feature `etcd`).
+    /// cluster's name in the directory that etcd keeps at these addresses, by TCP or by RDMA, as they say
+    /// there, and registers this process (feature `etcd`). A card may be said as for `verbs://`.
     ///
     /// If a compute server that had the pool open has died, what it left is cleared away first,
     /// which walks all tables.

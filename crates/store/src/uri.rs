@@ -4,7 +4,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 
 #[cfg(feature = "etcd")]
-use farleaf_cluster::{ClusterAddress, Directory};
+use farleaf_cluster::{ClusterAddress, Directory, Way};
 use farleaf_fabric::verbs::CardConfig;
 
 use crate::card;
@@ -22,9 +22,9 @@ pub(crate) enum Uri {
     Tcp(Vec<String>),
     /// The same by RDMA, and by which card of this machine.
     Verbs(Vec<String>, CardConfig),
-    /// A pool whose memory servers stand in a directory.
+    /// A pool whose memory servers stand in a directory, and by which card if they are reached by RDMA.
     #[cfg(feature = "etcd")]
-    Etcd(ClusterAddress),
+    Etcd(ClusterAddress, CardConfig),
 }
 
 /// What every complaint about an address ends with.
@@ -58,9 +58,13 @@ impl Uri {
                 Ok(Uri::Verbs(servers(uri, scheme, rest)?, card))
             }
             #[cfg(feature = "etcd")]
-            "etcd" => ClusterAddress::parse(uri)
-                .map(Uri::Etcd)
-                .map_err(|error| complain(uri, &format!("; {error}"))),
+            "etcd" => {
+                let (address, query) = uri.split_once('?').unwrap_or((uri, ""));
+                let card = card::parse(query).map_err(|why| complain(uri, &why))?;
+                ClusterAddress::parse(address)
+                    .map(|address| Uri::Etcd(address, card))
+                    .map_err(|error| complain(uri, &format!("; {error}")))
+            }
             #[cfg(not(feature = "etcd"))]
             "etcd" => {
                 let hint = "; this program was built without the feature \"etcd\" of farleaf";
@@ -87,7 +91,7 @@ impl Uri {
     }
 }
 
-fn not_on_a_network(uri: &str) -> Error {
+pub(crate) fn not_on_a_network(uri: &str) -> Error {
     let message = format!("\"{uri}\" is no address on a network, as \"tcp://host:7000\" is");
     Error::invalid(message)
 }
@@ -112,41 +116,60 @@ fn servers(uri: &str, scheme: &str, rest: &str) -> Result<Vec<String>> {
     Ok(servers.into_iter().map(str::to_owned).collect())
 }
 
-/// The memory servers that a pool's address names, as in `tcp://host:7000,host:7001`, in the order of
-/// their numbers. Of several addresses that a host has, the first of IP version 4: that is what servers
-/// listen on unless they are told otherwise. Of a cluster, as in `etcd://host:2379/name`, where its memory
-/// servers say that they are (feature `etcd`).
-///
-/// # Errors
-/// [`ErrorKind::Invalid`] for any other address; [`ErrorKind::Io`] or [`ErrorKind::Unavailable`] for a
-/// host that is not found. For a cluster as [`Farleaf::open`](crate::Farleaf::open).
-pub fn memory_servers(uri: &str) -> Result<Vec<SocketAddr>> {
-    match Uri::parse(uri)? {
-        Uri::Tcp(servers) | Uri::Verbs(servers, _) => {
-            servers.iter().map(|server| resolve(server)).collect()
+/// Memory servers of a pool, and how they are reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MemoryServers {
+    /// Where they listen, in the order of their numbers.
+    pub addresses: Vec<SocketAddr>,
+    /// The card of this machine by which they are reached, if that is by RDMA: what it leaves out is chosen
+    /// when the pool is opened. `None` for TCP.
+    pub card: Option<CardConfig>,
+}
+
+impl MemoryServers {
+    /// Those that `servers` names, each a host and a port. Of several addresses that a host has, the first of IP
+    /// version 4: that is what servers listen on unless they are told otherwise.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Io`] or [`ErrorKind::Unavailable`] for a host that is not found.
+    pub(crate) fn named(servers: &[String], card: Option<CardConfig>) -> Result<Self> {
+        let addresses = servers.iter().map(|server| resolve(server)).collect::<Result<_>>()?;
+        Ok(MemoryServers { addresses, card })
+    }
+
+    /// Those that are registered in a cluster's directory; by `card` if they are reached by RDMA.
+    ///
+    /// # Errors
+    /// As [`Directory::memory_servers`]; `Invalid` for a card that they are not reached by.
+    #[cfg(feature = "etcd")]
+    pub(crate) fn registered(directory: &Directory, card: &CardConfig) -> Result<Self> {
+        let (addresses, way) = directory.memory_servers()?;
+        if way == Way::Tcp && *card != CardConfig::default() {
+            return Err(Error::invalid(format!(
+                "the memory servers of cluster \"{}\" are reached by TCP: {} is for those that were \
+                 started with --fabric verbs",
+                directory.name(),
+                card::query(card)
+            )));
         }
-        #[cfg(feature = "etcd")]
-        Uri::Etcd(address) => Ok(Directory::new(&address).memory_servers()?),
-        Uri::Mem | Uri::Shm(_) => Err(not_on_a_network(uri)),
+        Ok(MemoryServers { addresses, card: (way == Way::Verbs).then(|| card.clone()) })
     }
-}
 
-/// The card that a pool's address asks for, as in `verbs://host:7000?device=mlx5_0&gid=3`: what it leaves
-/// out is chosen when the pool is opened. `None` for the address of a pool that is not reached by RDMA.
-///
-/// # Errors
-/// [`ErrorKind::Invalid`] for what is no address.
-pub fn rdma_card(uri: &str) -> Result<Option<CardConfig>> {
-    match Uri::parse(uri)? {
-        Uri::Verbs(_, card) => Ok(Some(card)),
-        _ => Ok(None),
+    /// Memory servers at these addresses; reached by TCP, or by a card.
+    pub fn new(addresses: Vec<SocketAddr>, card: Option<CardConfig>) -> Self {
+        MemoryServers { addresses, card }
     }
-}
 
-/// The address of the pool on these memory servers, reached by `card`.
-pub fn rdma_pool(servers: &[SocketAddr], card: &CardConfig) -> String {
-    let servers: Vec<String> = servers.iter().map(SocketAddr::to_string).collect();
-    format!("verbs://{}{}", servers.join(","), card::query(card))
+    /// The address of the pool on them, as [`Farleaf::open`](crate::Farleaf::open) takes it.
+    pub fn uri(&self) -> String {
+        let addresses: Vec<String> = self.addresses.iter().map(SocketAddr::to_string).collect();
+        let addresses = addresses.join(",");
+        match &self.card {
+            None => format!("tcp://{addresses}"),
+            Some(card) => format!("verbs://{addresses}{}", card::query(card)),
+        }
+    }
 }
 
 fn resolve(server: &str) -> Result<SocketAddr> {
@@ -181,6 +204,7 @@ fn glue(hint: &str) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Farleaf;
 
     #[test]
     fn addresses_are_told_apart() {
@@ -195,7 +219,11 @@ mod tests {
         #[cfg(feature = "etcd")]
         {
             let cluster = ClusterAddress::new(["a:7", "[::1]:8"], "c").expect("a cluster");
-            assert_eq!(Uri::parse("etcd://a:7,[::1]:8/c").expect("etcd"), Uri::Etcd(cluster));
+            let found = Uri::parse("etcd://a:7,[::1]:8/c").expect("etcd");
+            assert_eq!(found, Uri::Etcd(cluster.clone(), CardConfig::default()));
+            let found = Uri::parse("etcd://a:7,[::1]:8/c?gid=2").expect("with a card");
+            let card = CardConfig { gid_index: Some(2), ..CardConfig::default() };
+            assert_eq!(found, Uri::Etcd(cluster, card));
         }
         let Uri::Verbs(servers, card) =
             Uri::parse("verbs://a:7,b:8/?mtu=1024&port=1").expect("verbs")
@@ -211,11 +239,11 @@ mod tests {
 
     #[test]
     fn what_is_said_of_cards_is_understood() {
-        let card = rdma_card("verbs://127.0.0.1:7?device=a&gid=2").expect("an address");
-        let servers = memory_servers("verbs://127.0.0.1:7?device=a&gid=2").expect("an address");
-        let uri = rdma_pool(&servers, &card.clone().expect("a card"));
-        assert_eq!(uri, "verbs://127.0.0.1:7?device=a&gid=2");
-        assert_eq!(rdma_card("tcp://127.0.0.1:7").expect("an address"), None);
+        let locate = |uri| Farleaf::builder().locate(uri).expect("an address");
+        for uri in ["verbs://127.0.0.1:7?device=a&gid=2", "tcp://127.0.0.1:7,127.0.0.1:8"] {
+            assert_eq!(locate(uri).uri(), uri);
+        }
+        assert_eq!(locate("tcp://127.0.0.1:7").card, None);
     }
 
     #[test]
@@ -242,6 +270,8 @@ mod tests {
             ("verbs://host:1?gid=x", "an index into the GID table"),
             #[cfg(feature = "etcd")]
             ("etcd://host:1", "names no cluster behind the servers"),
+            #[cfg(feature = "etcd")]
+            ("etcd://host:1/c?gid=x", "an index into the GID table"),
             #[cfg(not(feature = "etcd"))]
             ("etcd://host:1/c", "without the feature \"etcd\""),
             ("etdc://host:1/c", "did you mean \"etcd://host:1/c\"?"),

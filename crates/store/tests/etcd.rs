@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use common::{block_on, key};
 use farleaf::{Engine, ErrorKind, Farleaf, TableOptions};
-use farleaf_cluster::{Directory, MemoryRecord, MemorySeat};
+use farleaf_cluster::{Directory, MemoryRecord, MemorySeat, Way};
 use farleaf_fabric::ServerId;
 use farleaf_fabric::tcp::{HugePages, MemoryServer, MemoryServerConfig, Region};
 use server::{Server, eventually};
@@ -117,7 +117,7 @@ fn a_pool_is_opened_by_the_name_of_its_cluster() {
         let other = Farleaf::connect(&format!("tcp://{}", text.join(","))).unwrap();
         assert_eq!(other.cluster(), None);
         assert_eq!(other.table("t").unwrap().get("a").unwrap().as_deref(), Some(&b"1"[..]));
-        assert_eq!(farleaf::memory_servers(&uri).unwrap(), addresses);
+        assert_eq!(Farleaf::builder().locate(&uri).unwrap().addresses, addresses);
         let again = Farleaf::connect(&uri).unwrap();
         assert_eq!(block_on(again.table("t").unwrap().to_async().get("a")).unwrap().unwrap(), b"1");
 
@@ -141,6 +141,29 @@ fn a_pool_is_opened_by_the_name_of_its_cluster() {
     let error = Farleaf::connect(&format!("etcd://{nobody}/c")).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(error.to_string().contains("etcd cannot be reached"), "{error}");
+}
+
+/// Entries that say verbs are opened so; no card is needed to find that out.
+#[test]
+fn a_cluster_says_by_which_fabric_it_is_reached() {
+    let Some(etcd) = server::start("a_cluster_says_by_which_fabric_it_is_reached") else { return };
+    let directory = Directory::new(&etcd.address("c"));
+    let at = SocketAddr::from(([127, 0, 0, 1], 9));
+    let record = MemoryRecord::new(at, (0, 1), REGION_BYTES, None);
+    let locate = |query: &str| Farleaf::builder().locate(&format!("{}{query}", etcd.uri("c")));
+    let seat = directory.enter_memory(record).unwrap();
+    assert_eq!(locate("").unwrap().uri(), "tcp://127.0.0.1:9");
+    let error = locate("?device=mlx5_0").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Invalid);
+    assert!(error.to_string().contains("\"c\" are reached by TCP: ?device=mlx5_0 is"), "{error}");
+    seat.leave().unwrap();
+    let _seat = directory.enter_memory(record.by(Way::Verbs)).unwrap();
+    assert_eq!(locate("").unwrap().uri(), "verbs://127.0.0.1:9");
+    let with_card = locate("?device=mlx5_0&mtu=1024").unwrap();
+    assert_eq!(with_card.uri(), "verbs://127.0.0.1:9?device=mlx5_0&mtu=1024");
+    // Nobody listens there; and it is not TCP that is tried.
+    let error = Farleaf::connect(&format!("{}?device=none_here", etcd.uri("c"))).unwrap_err();
+    assert!(!error.to_string().contains("reached by TCP"), "{error}");
 }
 
 /// Names the pool to another process.

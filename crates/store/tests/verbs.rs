@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::thread;
 
-use farleaf::{CardConfig, Engine, ErrorKind, Farleaf, TableOptions};
+use farleaf::{CardConfig, Engine, ErrorKind, Farleaf, MemoryServers, TableOptions};
 use farleaf_fabric::ServerId;
 use farleaf_fabric::tcp::{HugePages, MemoryServer, MemoryServerConfig, Region};
 use farleaf_fabric::verbs::{VerbsError, VerbsServer, devices};
@@ -46,7 +46,7 @@ fn servers(count: usize) -> Vec<VerbsServer> {
 
 fn uri(servers: &[VerbsServer]) -> String {
     let addresses: Vec<SocketAddr> = servers.iter().map(VerbsServer::address).collect();
-    farleaf::rdma_pool(&addresses, &CardConfig::default())
+    MemoryServers::new(addresses, Some(CardConfig::default())).uri()
 }
 
 #[track_caller]

@@ -3,6 +3,7 @@
 use std::fs;
 
 use clap::Parser;
+use farleaf::Farleaf;
 
 use super::*;
 
@@ -15,7 +16,7 @@ struct Line {
 fn plan(options: &str) -> Result<Plan, String> {
     let words = ["bench"].into_iter().chain(options.split_whitespace());
     let line = Line::try_parse_from(words).map_err(|error| error.to_string())?;
-    line.bench.plan().map_err(|failure| failure.to_string())
+    line.bench.plan(&Farleaf::builder()).map_err(|failure| failure.to_string())
 }
 
 fn config(options: &str) -> BenchConfig {

@@ -13,7 +13,7 @@ use crate::output::{Console, counted};
 use crate::progress::Meter;
 
 pub(super) fn run(args: &BenchArgs, console: &mut Console) -> anyhow::Result<Exit> {
-    let plan = args.plan()?;
+    let plan = args.plan(&super::builder(console)?)?;
     for name in &plan.ignored {
         console.warn(format_args!("the property {name} changes nothing here"));
     }

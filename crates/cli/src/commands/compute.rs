@@ -9,12 +9,12 @@ use std::thread;
 use std::time::Duration;
 
 use clap::Args;
-use farleaf::{Durability, Engine, ErrorKind, Farleaf, ServerName, Table};
+use farleaf::{Durability, Engine, ErrorKind, Farleaf, Processors, ServerName, Table};
 use farleaf_bench::units::Size;
 use farleaf_fabric::OpKind;
 use serde_json::json;
 
-use super::memory::stop_signal;
+use super::memory::{stop_signal, tell_sharing};
 use super::{close, refuse_mem};
 use crate::errors::{Exit, Failure};
 use crate::metrics::{Exposed, Metric};
@@ -44,6 +44,9 @@ pub(crate) struct ComputeArgs {
     /// Threads that answer
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     pub(crate) threads: usize,
+    /// Processors on which these threads stay, as in 0,2-3: one on each in turn [default: any]
+    #[arg(long, value_name = "CPUS")]
+    pub(crate) pin: Option<Processors>,
     /// Bytes of the cache of each table [default: 256MiB]
     #[arg(long, value_name = "SIZE")]
     pub(crate) cache: Option<Size>,
@@ -64,10 +67,13 @@ pub(super) fn run(args: &ComputeArgs, console: &mut Console) -> anyhow::Result<E
     args.serving.start_log();
     let has_tls = console.tls.load()?.is_some();
     let is_open = !args.listen.ip().is_loopback() && !args.insecure_public && !has_tls;
+    let pin = args.pin.clone().unwrap_or_default();
+    tell_sharing(args.threads, &pin, console);
     let mut builder = super::builder(console)?
         .listen(args.listen)
         .insecure_public(args.insecure_public)
         .serve_threads(args.threads)
+        .pin_serve_threads(pin)
         .take_partitions(usize::MAX)
         .leaves_when_asked(true);
     if let Some(size) = args.cache {

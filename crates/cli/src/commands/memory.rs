@@ -13,7 +13,7 @@ use clap::{Args, ValueHint};
 use farleaf_bench::units::{Size, TimeSpan, human_bytes};
 use farleaf_fabric::tcp::{HugePages, MemoryServer, MemoryServerConfig, Region};
 use farleaf_fabric::verbs::VerbsServer;
-use farleaf_fabric::{FabricError, ServerId};
+use farleaf_fabric::{FabricError, Processors, ServerId};
 use farleaf_index::dex::offload::{OFFLOAD_SERVICE, OffloadService};
 use serde_json::json;
 
@@ -21,7 +21,7 @@ use super::cluster::entry;
 use crate::card::NetworkArgs;
 use crate::errors::{Exit, Failure};
 use crate::metrics::{Exposed, Metric, MetricsServer};
-use crate::output::Console;
+use crate::output::{Console, counted};
 use crate::serving::ServingArgs;
 
 /// Bytes of a region that is made, if nothing else is asked for.
@@ -32,8 +32,8 @@ pub(crate) struct MemoryArgs {
     /// Bytes that it exposes [default: 4GiB, or what the file has]
     #[arg(long, value_name = "SIZE")]
     pub(crate) size: Option<Size>,
-    /// The file that its memory lies in, made if it is not there; without one, memory goes with the
-    /// process
+    /// The file that its memory lies in, made if it is not there, or a device of memory (/dev/dax0.0);
+    /// without one, memory goes with the process
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) file: Option<PathBuf>,
     /// Take huge pages that the system has set aside, if there are enough
@@ -55,6 +55,9 @@ pub(crate) struct MemoryArgs {
     /// Threads that serve connections
     #[arg(short, long, value_name = "COUNT", default_value_t = 1)]
     pub(crate) threads: usize,
+    /// Processors on which these threads stay, as in 0,2-3: one on each in turn [default: any]
+    #[arg(long, value_name = "CPUS")]
+    pub(crate) pin: Option<Processors>,
     /// Connections at a time, at most
     #[arg(long, value_name = "COUNT", default_value_t = 4096)]
     pub(crate) connections_max: usize,
@@ -81,6 +84,7 @@ pub(super) fn run(args: &MemoryArgs, console: &mut Console) -> anyhow::Result<Ex
         server: ServerId(args.server),
         servers: args.servers.into(),
         threads: args.threads,
+        pin: args.pin.clone().unwrap_or_default(),
         lease: args.lease.duration(),
         connections_max: args.connections_max,
         insecure_public: args.insecure_public,
@@ -98,6 +102,7 @@ pub(super) fn run(args: &MemoryArgs, console: &mut Console) -> anyhow::Result<Ex
     // Before anything is served, so that no signal is lost.
     let stop = stop_signal(args.end_with_stdin)?;
     args.serving.start_log();
+    tell_sharing(args.threads, &config.pin, console);
     let region = region(args, &config).map_err(refused)?;
     let (bytes, huge_pages) = (region.bytes(), region.huge_pages());
     if args.huge_pages && huge_pages == HugePages::No {
@@ -111,7 +116,8 @@ pub(super) fn run(args: &MemoryArgs, console: &mut Console) -> anyhow::Result<Ex
     let served = served.map_err(refused)?;
     let server = served.server();
     server.serve(OFFLOAD_SERVICE, offload_service());
-    let seat = entry::enter(&args.entry, server, (args.server, args.servers))?;
+    let numbers = (args.server, args.servers);
+    let seat = entry::enter(&args.entry, &console.etcd, server, numbers, args.network.fabric)?;
     let metrics = args.serving.expose(Told { server: Arc::clone(server), bytes })?;
     let metrics_at = metrics.as_ref().map(MetricsServer::address);
     tell(args, &served, metrics_at, bytes, huge_pages, console)?;
@@ -258,6 +264,16 @@ fn refused(error: FabricError) -> anyhow::Error {
         FabricError::NoMemory { .. } => Failure::full(error.to_string()).into(),
         FabricError::Damaged { .. } => Failure::corrupt(error.to_string()).into(),
         _ => Failure::unavailable(error.to_string()).into(),
+    }
+}
+
+/// Says that threads share processors, if they do.
+pub(super) fn tell_sharing(threads: usize, pin: &Processors, console: &Console) {
+    if pin.count() > 0 && threads > pin.count() {
+        console.note(format_args!(
+            "{threads} threads on {}: some share one (--threads, --pin)",
+            counted(pin.count() as u64, "processor")
+        ));
     }
 }
 

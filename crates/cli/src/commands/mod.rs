@@ -68,7 +68,7 @@ pub(crate) fn run(
 
 /// How every pool is opened.
 fn builder(console: &Console) -> Result<Builder, Failure> {
-    let builder = Farleaf::builder();
+    let builder = Farleaf::builder().etcd(console.etcd.load()?);
     Ok(match console.tls.load()? {
         Some(tls) => builder.tls(tls),
         None => builder,

@@ -3,9 +3,10 @@
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use farleaf::Processors;
 use serde_json::Value;
 
 use crate::authority::Authority;
@@ -255,5 +256,74 @@ fn a_bench_over_tcp_leaves_no_process_behind() {
         signal(name, &bench);
         bench.wait().unwrap();
         wait_until("its servers have ended", || servers() == 0);
+    }
+}
+
+/// Where the threads of a process stay whose name begins so, as the system tells it, in order.
+fn processors(process: u32, thread: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    for task in std::fs::read_dir(format!("/proc/{process}/task")).unwrap() {
+        let read = |file: &str| std::fs::read_to_string(task.as_ref().unwrap().path().join(file));
+        // One may have ended meanwhile.
+        let (Ok(name), Ok(status)) = (read("comm"), read("status")) else { continue };
+        if name.starts_with(thread) {
+            let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+            found.push(line.unwrap().trim().to_owned());
+        }
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn servers_keep_their_threads_on_processors() {
+    let all = processors(std::process::id(), "");
+    let all: Processors = all[0].parse().unwrap();
+    let cpu = |thread: usize| all.of(thread).unwrap();
+    // Two of them where there are two.
+    let pin = if all.count() > 1 { format!("{},{}", cpu(0), cpu(1)) } else { cpu(0).to_string() };
+    let mut expected: Vec<String> = (0..3)
+        .map(|thread| thread % all.count().min(2))
+        .map(cpu)
+        .map(|it| it.to_string())
+        .collect();
+    expected.sort();
+    let memory = ["memory", "--size", "64MiB", "--threads", "3", "--pin", &pin];
+    let memory = Service::start(&memory);
+    // It says where it listens before its threads run.
+    let stay = || processors(memory.process.id(), "farleaf-memory") == expected;
+    wait_until("each thread is on its processor", stay);
+    let uri = format!("tcp://{}", memory.address());
+    farleaf(&["put", &uri, "t", "a", "1", "--create", "--engine", "dex"], b"").done();
+    let compute = ["compute", &uri, "--threads", "2", "--pin", &cpu(0).to_string(), "--quiet"];
+    let compute = Service::start(&compute);
+    let one = cpu(0).to_string();
+    assert_eq!(processors(compute.process.id(), "farleaf-serve"), [one.as_str(), &one]);
+    // Others are where they were.
+    assert!(processors(compute.process.id(), "").contains(&all.to_string()));
+    assert_eq!(farleaf(&["get", &uri, "t", "a"], b"").done().text(), "1\n");
+    assert_eq!(compute.end(), Some(0));
+
+    let run = farleaf(
+        &["memory", "--size", "1MiB", "--threads", "3", "--pin", &one, "--end-with-stdin"],
+        b"",
+    );
+    assert!(run.err.contains("3 threads on 1 processor: some share one"), "{}", run.err);
+    for (server, place) in [("memory", "--size=1MiB"), ("compute", uri.as_str())] {
+        let refused = |pin: &str, what: &str| {
+            farleaf(&[server, place, "--pin", pin, "--end-with-stdin"], b"").failed(2, what);
+        };
+        refused("1023", "no processor 1023 here");
+        refused("first", "\"first\" is no processor");
+    }
+    // Only one is for it.
+    if all.count() > 1 && Command::new("taskset").arg("--version").output().is_ok() {
+        let program = env!("CARGO_BIN_EXE_farleaf");
+        let mut command = Command::new("taskset");
+        command.args(["-c", &one, program, "memory", "--size", "1MiB", "--end-with-stdin"]);
+        command.args(["--pin", &cpu(1).to_string()]).env("FARLEAF_CONFIG", "");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        crate::finish(command, b"")
+            .failed(2, &format!("processor {} is not for this process", cpu(1)));
     }
 }

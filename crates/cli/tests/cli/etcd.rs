@@ -1,13 +1,16 @@
 //! Clusters that etcd knows: `memory --cluster`, `compute etcd://...`, and `cluster`.
 
+use std::fs;
 use std::time::{Duration, Instant};
 
+use farleaf::{EtcdAccess, EtcdTlsFiles};
 use serde_json::Value;
 
+use crate::authority::Authority;
 use crate::cluster::Service;
 use crate::processes::wait_until;
-use crate::server::{self, Server, eventually};
-use crate::{Run, farleaf};
+use crate::server::{self, Server, ServerTls, eventually};
+use crate::{Run, command, farleaf, finish};
 
 const LONG: Duration = Duration::from_secs(30);
 const KEYS: usize = 400;
@@ -189,4 +192,84 @@ fn entries_that_make_no_sense_are_explained() {
     drop(server);
     let again = memory(&etcd, "0", "2", &["--listen", &address]);
     assert_eq!(again.address(), address);
+}
+
+/// Everything by TLS with certificates of both sides, and as a user with a password.
+#[test]
+fn a_cluster_is_used_by_tls_and_as_a_user_of_etcd() {
+    let Some(mut etcd) = server::start("a_cluster_is_used_by_tls_and_as_a_user_of_etcd") else {
+        return;
+    };
+    etcd.turn_users_on(&["orders"]);
+    let (authority, others) = (Authority::new(), Authority::new());
+    let (files, own) = (authority.files("etcd", "127.0.0.1"), authority.nameless("own"));
+    let access = EtcdAccess::default()
+        .tls(&EtcdTlsFiles {
+            ca: own.ca.clone(),
+            identity: Some((own.certificate.clone(), own.key.clone())),
+        })
+        .unwrap()
+        .user("orders", "orders");
+    let clients = Some(files.ca.clone());
+    etcd.restart_with(
+        ServerTls { certificate: files.certificate, key: files.key, clients },
+        access,
+    );
+    let password = authority.folder.join("password");
+    fs::write(&password, "orders\n").unwrap();
+    let text = |path: &std::path::Path| path.to_str().unwrap().to_owned();
+    let (ca, certificate, key) = (text(&own.ca), text(&own.certificate), text(&own.key));
+    let password = text(&password);
+    let tls = ["--etcd-tls-ca", &ca, "--etcd-tls-cert", &certificate, "--etcd-tls-key", &key];
+    let user = ["--etcd-user", "orders", "--etcd-password-file", &password];
+    let all = [&tls[..], &user].concat();
+    let endpoint = etcd.endpoint();
+    let memory = ["memory", "--size", "64MiB", "--etcd", &endpoint, "--cluster", "c"];
+    let _memory = Service::start(&[&memory[..], &all].concat());
+    let uri = etcd.uri("c");
+    let put = ["put", &uri, "t", "a", "1", "--create", "--engine", "dex"];
+    farleaf(&[&put[..], &all].concat(), b"").done();
+    let _compute = Service::start(&[&["compute", &uri][..], &all].concat());
+    let get = ["get", &uri, "t", "a"];
+    assert_eq!(farleaf(&[&get[..], &all].concat(), b"").done().text(), "1\n");
+    let told = farleaf(&[&["cluster", "status", &uri, "--json"][..], &all].concat(), b"");
+    assert_eq!(told.done().json()["trouble"], Value::Null);
+    // By the environment, with the password itself.
+    let by_environment = |words: &[&str], password: &str| {
+        let mut command = command(words);
+        command.envs([
+            ("FARLEAF_ETCD_TLS_CA", ca.as_str()),
+            ("FARLEAF_ETCD_TLS_CERT", &certificate),
+            ("FARLEAF_ETCD_TLS_KEY", &key),
+            ("FARLEAF_ETCD_USER", "orders"),
+            ("FARLEAF_ETCD_PASSWORD", password),
+        ]);
+        finish(command, b"")
+    };
+    assert_eq!(by_environment(&get, "orders").done().text(), "1\n");
+    by_environment(&get, "wrong").failed(2, "knows no user \"orders\" with that password");
+    by_environment(&[&get[..], &user[2..]].concat(), "orders").failed(2, "given twice");
+    let shown = by_environment(&["config", "show", "--origin"], "orders").done().text();
+    assert!(shown.contains("etcd-password\t(hidden)\tFARLEAF_ETCD_PASSWORD"), "{shown}");
+    assert!(shown.contains("etcd-user\torders\tFARLEAF_ETCD_USER"), "{shown}");
+
+    let refused = |words: &[&str], code: i32, what: &str| {
+        farleaf(&[&get[..], words].concat(), b"").failed(code, what)
+    };
+    refused(&[], 2, "speaks TLS");
+    refused(&tls, 2, "answers its users only");
+    refused(&[&tls[..2], &user].concat(), 2, "only who shows a certificate");
+    let foreign = text(&others.folder.join("ca.pem"));
+    let foreign = [&["--etcd-tls-ca", &foreign][..], &tls[2..], &user].concat();
+    refused(&foreign, 3, "is not accepted");
+    let other = ["get", &etcd.uri("d"), "t", "a"];
+    farleaf(&[&other[..], &all].concat(), b"").failed(2, "does not let its user \"orders\" list");
+    // What makes no sense together.
+    refused(&tls[..4], 2, "takes both --etcd-tls-cert and --etcd-tls-key");
+    refused(&tls[2..], 2, "takes --etcd-tls-ca");
+    refused(&user[..2], 2, "--etcd-password-file");
+    refused(&user[2..], 2, "name one (--etcd-user)");
+    let gone = [&tls[..], &["--etcd-user", "orders", "--etcd-password-file", "/nowhere"]].concat();
+    refused(&gone, 2, "cannot read /nowhere");
+    refused(&["--etcd-tls-ca", "/nowhere"], 2, "cannot read /nowhere");
 }

@@ -1,14 +1,15 @@
 //! A real etcd for tests, on free ports of this machine, which ends with whoever has started it.
 #![allow(dead_code, reason = "every test program uses a part")]
 
-use std::net::TcpListener;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farleaf_cluster::{ClusterAddress, Etcd};
+use farleaf_cluster::{ClusterAddress, ClusterError, Etcd, EtcdAccess};
 
 /// Runs etcd until standard input ends, however that comes about.
 const RUN: &str =
@@ -21,6 +22,17 @@ pub(crate) struct Server {
     client: u16,
     peer: u16,
     folder: PathBuf,
+    tls: Option<ServerTls>,
+    access: EtcdAccess,
+}
+
+/// Files of an etcd that speaks TLS.
+#[derive(Clone)]
+pub(crate) struct ServerTls {
+    pub(crate) certificate: PathBuf,
+    pub(crate) key: PathBuf,
+    /// Who must have signed clients' certificates, if these need one.
+    pub(crate) clients: Option<PathBuf>,
 }
 
 /// Starts etcd. `None` if this machine has none, which is said.
@@ -38,7 +50,8 @@ pub(crate) fn start(test: &str) -> Option<Server> {
     let _ = std::fs::remove_dir_all(&folder);
     let listeners = [0; 2].map(|_| TcpListener::bind(("127.0.0.1", 0)).unwrap());
     let [client, peer] = listeners.map(|listener| listener.local_addr().unwrap().port());
-    let mut server = Server { program, process: None, client, peer, folder };
+    let (tls, access) = (None, EtcdAccess::default());
+    let mut server = Server { program, process: None, client, peer, folder, tls, access };
     server.restart();
     Some(server)
 }
@@ -58,7 +71,55 @@ impl Server {
     }
 
     pub(crate) fn client(&self) -> Etcd {
-        Etcd::new([self.endpoint()])
+        Etcd::with([self.endpoint()], &self.access)
+    }
+
+    /// Starts it anew with TLS, to be reached by `access`.
+    pub(crate) fn restart_with(&mut self, tls: ServerTls, access: EtcdAccess) {
+        (self.tls, self.access) = (Some(tls), access);
+        self.restart();
+    }
+
+    /// Users: `root`, and `names`, who may read and write what belongs to the cluster `c`. The password of each
+    /// is its name. While it speaks plain HTTP.
+    pub(crate) fn turn_users_on(&self, names: &[&str]) {
+        // From "/farleaf/c/" up to "/farleaf/c0".
+        let keys = r#""key":"L2ZhcmxlYWYvYy8=","range_end":"L2ZhcmxlYWYvYzA=""#;
+        self.tell("role/add", r#"{"name":"some"}"#);
+        let right = format!(r#"{{"permType":"READWRITE",{keys}}}"#);
+        self.tell("role/grant", &format!(r#"{{"name":"some","perm":{right}}}"#));
+        self.tell("role/add", r#"{"name":"root"}"#);
+        self.add_user("root", "root");
+        names.iter().for_each(|name| self.add_user(name, "some"));
+        self.tell("enable", "{}");
+    }
+
+    fn add_user(&self, name: &str, role: &str) {
+        self.tell("user/add", &format!(r#"{{"name":"{name}","password":"{name}"}}"#));
+        self.tell("user/grant", &format!(r#"{{"user":"{name}","role":"{role}"}}"#));
+    }
+
+    /// One user more, once they are turned on.
+    pub(crate) fn add_another_user(&self) {
+        let answer = self.tell("authenticate", r#"{"name":"root","password":"root"}"#);
+        let token = answer.split("\"token\":\"").nth(1).and_then(|rest| rest.split('"').next());
+        let header = format!("Authorization: {}\r\n", token.unwrap());
+        self.tell_as(&header, "user/add", r#"{"name":"another","password":"another"}"#);
+    }
+
+    fn tell(&self, what: &str, body: &str) -> String {
+        self.tell_as("", what, body)
+    }
+
+    /// Asks for something about users by plain HTTP; it must be done.
+    fn tell_as(&self, header: &str, what: &str, body: &str) -> String {
+        let mut socket = TcpStream::connect(self.endpoint()).unwrap();
+        let head = format!("POST /v3/auth/{what} HTTP/1.0\r\nContent-Length: {}\r\n", body.len());
+        socket.write_all(format!("{head}{header}\r\n{body}").as_bytes()).unwrap();
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).unwrap();
+        assert!(answer.lines().next().unwrap().contains(" 200 "), "{what}: {answer}");
+        answer
     }
 
     /// Kills it. Its data stay.
@@ -86,23 +147,30 @@ impl Server {
     /// Starts it over the data that it has, where it was, and waits until it answers.
     pub(crate) fn restart(&mut self) {
         self.kill();
-        let url = |port: u16| format!("http://127.0.0.1:{port}");
-        let (client, peer) = (url(self.client), url(self.peer));
-        let process = Command::new("sh")
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        let client = format!("{scheme}://127.0.0.1:{}", self.client);
+        let peer = format!("http://127.0.0.1:{}", self.peer);
+        let mut command = Command::new("sh");
+        command
             .args(["-c", RUN, "etcd", &self.program, "--name", "test", "--data-dir"])
             .arg(&self.folder)
             .args(["--listen-client-urls", &client, "--advertise-client-urls", &client])
             .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
             .args(["--initial-cluster", &format!("test={peer}")])
-            .args(["--heartbeat-interval", "50", "--election-timeout", "500"])
-            .stdin(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
+            .args(["--heartbeat-interval", "50", "--election-timeout", "500"]);
+        if let Some(tls) = &self.tls {
+            command.arg("--cert-file").arg(&tls.certificate).arg("--key-file").arg(&tls.key);
+            if let Some(ca) = &tls.clients {
+                command.arg("--client-cert-auth").arg("--trusted-ca-file").arg(ca);
+            }
+        }
+        let process = command.stdin(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         self.process = Some(process);
         let (etcd, end) = (self.client(), Instant::now() + Duration::from_secs(30));
         // What is asked of all has a leader to answer.
-        while let Err(error) = etcd.get("started") {
+        while let Err(error @ (ClusterError::Unreachable { .. } | ClusterError::NotEtcd { .. })) =
+            etcd.get("started")
+        {
             assert!(Instant::now() < end, "etcd does not start: {error}");
             thread::sleep(Duration::from_millis(20));
         }

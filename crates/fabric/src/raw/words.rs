@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use memmap2::{MmapOptions, MmapRaw};
@@ -34,6 +35,7 @@ static MAPPINGS: AtomicU64 = AtomicU64::new(0);
 enum Owner {
     Anonymous(MmapRaw),
     File(MmapRaw),
+    Device(Arc<MmapRaw>),
 }
 
 // SAFETY: the memory is only reached as `&[AtomicU64]`, which is Sync, and nothing about the
@@ -98,6 +100,35 @@ impl Words {
             .ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?
             .cast::<AtomicU64>();
         Ok(Words::over(first, len, Owner::File(map)))
+    }
+
+    /// All `len` words of a device of memory, shared with every process that maps it: the first `cut` of them, and
+    /// the others. A device does not tell its length; that it has so many, in whole units of its alignment, is for
+    /// the caller to know, and is checked by the device.
+    ///
+    /// # Errors
+    /// What the system says; `InvalidInput` if there are no words on one of the sides.
+    pub(crate) fn map_device(file: &File, cut: usize, len: usize) -> io::Result<(Words, Words)> {
+        if cut == 0 || cut >= len {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let map = Arc::new(MmapOptions::new().len(len * 8).map_raw(file)?);
+        let first = NonNull::new(map.as_mut_ptr())
+            .ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?
+            .cast::<AtomicU64>();
+        // SAFETY: the mapping has `len` words, and `cut` is less.
+        let second = unsafe { first.add(cut) };
+        let one = Words::over(first, cut, Owner::Device(Arc::clone(&map)));
+        Ok((one, Words::over(second, len - cut, Owner::Device(map))))
+    }
+
+    /// The first `len` of its words alone; the others stay mapped, and are reached by nobody.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub(crate) fn shortened(self, len: usize) -> Words {
+        assert!(len <= self.len, "{len} words of {}", self.len);
+        Words { len, ..self }
     }
 
     fn over(first: NonNull<AtomicU64>, len: usize, owner: Owner) -> Words {
@@ -205,6 +236,7 @@ impl std::fmt::Debug for Words {
         let kind = match self.owner {
             Owner::Anonymous(_) => "anonymous",
             Owner::File(_) => "file",
+            Owner::Device(_) => "device",
         };
         write!(f, "Words({} words, {kind})", self.len)
     }

@@ -39,6 +39,7 @@
 )]
 
 mod connection;
+mod dax;
 pub mod duplex;
 mod endpoint;
 #[cfg(feature = "fuzz")]

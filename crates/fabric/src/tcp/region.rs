@@ -12,15 +12,20 @@
 //! - **TCP-9** A fence is answered once its incarnation stands in the file, so that a server that is
 //!   started again over it still knows whom it has cut off.
 //!
+//! A device of memory (`/dev/dax0.0`) holds the same, in one mapping of all that it has. It is not made: where its
+//! first 2 MiB are zero nobody has it, and a region is made on it, whose words are set to zero.
+//!
 //! What is stored in a mapped file outlives the process, however that ends, and not the machine's end.
 
 use std::fs::{File, TryLockError};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use super::dax::{Dax, SYS};
 use crate::mapped::check_geometry;
 use crate::{FabricError, Incarnation, ServerId, Words};
 
@@ -32,7 +37,7 @@ const HEADER_WORDS: usize = 6;
 /// Where the fenced stand, and the exposed words: at a huge page's border, for files on memory that
 /// has such pages.
 const FENCED_AT: usize = 4096 / 8;
-const WORDS_AT: u64 = 2 << 20;
+pub(super) const WORDS_AT: u64 = 2 << 20;
 
 /// Whether a region lies on huge pages that were set aside for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +94,9 @@ impl Region {
     /// file that is not there is made, with `bytes` zeroed bytes. What a server of a pool exposes may
     /// lie on any file system that can map files; on `/dev/shm` and the like it is plain memory.
     ///
+    /// `path` may be a device of memory, as `/dev/dax0.0`: of one that nobody has, all is taken unless `bytes` says
+    /// less, and set to zero.
+    ///
     /// # Errors
     /// [`FabricError::Config`] if there is no file and `bytes` is none or nonsense, or if the file is
     /// of another size or server; [`FabricError::NotARegion`] if it is no region, or another process
@@ -113,40 +121,65 @@ impl Region {
             }
             opened => opened.map_err(|source| io_error("open", path, source))?,
         };
+        let told = file.metadata().map_err(|source| io_error("look at", path, source))?;
+        if told.file_type().is_char_device() {
+            let dax = Dax::look(Path::new(SYS), path, told.rdev())?;
+            return Region::device(file, path, dax, bytes, (server, servers));
+        }
         lock(&file, path)?;
-        let length = file.metadata().map_err(|source| io_error("look at", path, source))?.len();
+        let length = told.len();
         if length < WORDS_AT {
             return Err(not_a_region(path, "it is no memory server's file, or its maker died"));
         }
         let record = map(&file, path, 0, WORDS_AT)?;
         let mut header = [0; HEADER_WORDS];
         record.load(0, &mut header);
-        let [magic, version, of_server, of_servers, of_bytes, id] = header;
-        if magic != MAGIC {
-            return Err(not_a_region(path, "it is no memory server's file, or its maker died"));
-        }
-        if version != VERSION {
-            let why = format!("it has version {version}, this program reads {VERSION}");
-            return Err(not_a_region(path, why));
-        }
-        if (of_server, of_servers) != (server.0.into(), servers as u64) {
-            return Err(FabricError::Config(format!(
-                "{} is of memory server {of_server} of {of_servers}, not {server} of {servers}",
-                path.display()
-            )));
-        }
-        if bytes.is_some_and(|bytes| bytes != of_bytes) {
-            return Err(FabricError::Config(format!(
-                "{} holds {of_bytes} bytes, not {}: leave the size out to take what is there",
-                path.display(),
-                bytes.unwrap_or_default()
-            )));
-        }
+        let (of_bytes, id) = check_header(path, header, bytes, (server, servers))?;
         if length != WORDS_AT + of_bytes || check_geometry(1, of_bytes).is_err() {
             let why = format!("it has {length} bytes for a region of {of_bytes}: cut short?");
             return Err(FabricError::Damaged { path: path.to_path_buf(), why });
         }
         Region::of_file(file, path, record, of_bytes, id)
+    }
+
+    /// The region on a device, as it was left; or one that is made on a device that nobody has.
+    fn device(
+        file: File,
+        path: &Path,
+        dax: Dax,
+        bytes: Option<u64>,
+        numbers: (ServerId, usize),
+    ) -> Result<Region, FabricError> {
+        lock(&file, path)?;
+        let (cut, len) = ((WORDS_AT / 8) as usize, (dax.bytes / 8) as usize);
+        let (record, words) =
+            Words::map_device(&file, cut, len).map_err(|source| io_error("map", path, source))?;
+        let mut header = [0; HEADER_WORDS];
+        record.load(0, &mut header);
+        let (of_bytes, id) = if header[0] == MAGIC {
+            let (of_bytes, id) = check_header(path, header, bytes, numbers)?;
+            if of_bytes > words.bytes() || check_geometry(1, of_bytes).is_err() {
+                let why = format!("it has {} bytes for a region of {of_bytes}", dax.bytes);
+                return Err(FabricError::Damaged { path: path.to_path_buf(), why });
+            }
+            (of_bytes, id)
+        } else {
+            let of_bytes = dax.region_bytes(path, bytes)?;
+            check_geometry(1, of_bytes)?;
+            // Whose maker has died before it wrote the magic word may have more of a header.
+            let is_zero = |word: &AtomicU64| word.load(Ordering::SeqCst) == 0;
+            if header[0] != 0 || !record.as_slice()[HEADER_WORDS..].iter().all(is_zero) {
+                let why =
+                    "it holds something else: if nobody needs that, set its first 2 MiB to zero";
+                return Err(not_a_region(path, why));
+            }
+            tracing::info!(path = %path.display(), bytes = of_bytes, "sets a device to zero");
+            let exposed = &words.as_slice()[..(of_bytes / 8) as usize];
+            exposed.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+            (of_bytes, write_header(&record, of_bytes, numbers))
+        };
+        let words = words.shortened((of_bytes / 8) as usize);
+        Ok(Region::with_record(file, record, words, id))
     }
 
     fn make(
@@ -156,6 +189,13 @@ impl Region {
         servers: usize,
     ) -> Result<Region, FabricError> {
         check_geometry(1, bytes)?;
+        if path.parent() == Some(Path::new("/dev")) {
+            return Err(FabricError::Config(format!(
+                "there is no device {}, and no files are made among devices: daxctl list and ndctl list \
+                 print those of memory; /dev/shm is for files",
+                path.display()
+            )));
+        }
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
         crate::mapped::check_space(folder.unwrap_or(Path::new(".")), bytes + WORDS_AT)?;
         let file = File::options()
@@ -168,9 +208,7 @@ impl Region {
         let made = || -> Result<(Words, u64), FabricError> {
             file.set_len(WORDS_AT + bytes).map_err(|source| io_error("size", path, source))?;
             let record = map(&file, path, 0, WORDS_AT)?;
-            let id = new_id();
-            record.store(1, &[VERSION, server.0.into(), servers as u64, bytes, id]);
-            record.as_slice()[0].store(MAGIC, Ordering::SeqCst);
+            let id = write_header(&record, bytes, (server, servers));
             Ok((record, id))
         };
         match made() {
@@ -190,12 +228,16 @@ impl Region {
         bytes: u64,
         id: u64,
     ) -> Result<Region, FabricError> {
-        let words = Arc::new(map(&file, path, WORDS_AT, bytes)?);
+        let words = map(&file, path, WORDS_AT, bytes)?;
+        Ok(Region::with_record(file, record, words, id))
+    }
+
+    fn with_record(file: File, record: Words, words: Words, id: u64) -> Region {
         let list = &record.as_slice()[FENCED_AT..];
         let fenced = list.iter().position(|word| word.load(Ordering::SeqCst) == 0);
         let fenced = Mutex::new(fenced.unwrap_or(list.len()));
         let record = Record { words: record, fenced, _file: file };
-        Ok(Region { words, id, record: Some(record), huge_pages: HugePages::No })
+        Region { words: Arc::new(words), id, record: Some(record), huge_pages: HugePages::No }
     }
 
     /// The words that are exposed.
@@ -234,6 +276,44 @@ impl Record {
     }
 }
 
+/// Bytes and id of the region with this header.
+fn check_header(
+    path: &Path,
+    header: [u64; HEADER_WORDS],
+    bytes: Option<u64>,
+    (server, servers): (ServerId, usize),
+) -> Result<(u64, u64), FabricError> {
+    let [magic, version, of_server, of_servers, of_bytes, id] = header;
+    if magic != MAGIC {
+        return Err(not_a_region(path, "it is no memory server's file, or its maker died"));
+    }
+    if version != VERSION {
+        let why = format!("it has version {version}, this program reads {VERSION}");
+        return Err(not_a_region(path, why));
+    }
+    if (of_server, of_servers) != (server.0.into(), servers as u64) {
+        return Err(FabricError::Config(format!(
+            "{} is of memory server {of_server} of {of_servers}, not {server} of {servers}",
+            path.display()
+        )));
+    }
+    if let Some(bytes) = bytes.filter(|bytes| *bytes != of_bytes) {
+        return Err(FabricError::Config(format!(
+            "{} holds {of_bytes} bytes, not {bytes}: leave the size out to take what is there",
+            path.display()
+        )));
+    }
+    Ok((of_bytes, id))
+}
+
+/// Writes the header of a region that is made, and gives it an id.
+fn write_header(record: &Words, bytes: u64, (server, servers): (ServerId, usize)) -> u64 {
+    let id = new_id();
+    record.store(1, &[VERSION, server.0.into(), servers as u64, bytes, id]);
+    record.as_slice()[0].store(MAGIC, Ordering::SeqCst);
+    id
+}
+
 fn map(file: &File, path: &Path, from: u64, bytes: u64) -> Result<Words, FabricError> {
     let words = Words::map_from(file, from, (bytes / 8) as usize);
     words.map_err(|source| io_error("map", path, source))
@@ -251,7 +331,7 @@ fn io_error(what: &'static str, path: &Path, source: io::Error) -> FabricError {
     FabricError::Io { what, path: path.to_path_buf(), source }
 }
 
-fn not_a_region(path: &Path, why: impl Into<String>) -> FabricError {
+pub(super) fn not_a_region(path: &Path, why: impl Into<String>) -> FabricError {
     FabricError::NotARegion { path: path.to_path_buf(), why: why.into() }
 }
 
@@ -343,6 +423,78 @@ mod tests {
         let again = open(&scratch.0, None).expect("open");
         assert_eq!(again.record.expect("a record").fenced().len(), room);
         assert_eq!(again.words.as_slice()[0].load(Ordering::SeqCst), 0, "nothing ran over");
+    }
+
+    /// A file in place of a device: it is mapped as one, and never cut or made longer.
+    #[test]
+    fn a_device_is_taken_where_nobody_has_it_and_found_again() {
+        let scratch = Scratch::new("region-device");
+        let size = 4 * WORDS_AT;
+        let dax = Dax::of(size, 1 << 21);
+        let open_on = |bytes: Option<u64>, server: u16| {
+            let file = File::options().read(true).write(true).open(&scratch.0).expect("open");
+            Region::device(file, &scratch.0, dax, bytes, (ServerId(server), 2))
+        };
+        let device = File::create_new(&scratch.0).expect("make");
+        device.set_len(size).expect("size");
+        let fill = |from: u64, bytes: &[u8]| {
+            use std::os::unix::fs::FileExt;
+            File::options().write(true).open(&scratch.0).expect("open").write_all_at(bytes, from)
+        };
+        let why = |bytes, server| open_on(bytes, server).expect_err("refused").to_string();
+        // Somebody's data, wherever in the first part they are, are left alone.
+        for at in [0, 1024, WORDS_AT - 8] {
+            fill(at, b"a superblock").expect("write");
+            let told = why(None, 0);
+            assert!(told.contains("holds something else"), "{told}");
+            fill(at, &[0; 12]).expect("write");
+        }
+        fill(WORDS_AT, &[0; 4]).expect("write");
+        assert!(why(Some(4 * WORDS_AT), 0).contains("has room for 6291456 bytes"));
+        assert!(why(Some(100), 0).contains("multiple of 4096"));
+        // What lies behind is set to zero; a maker that died has left no more than that.
+        fill(WORDS_AT + 800, b"rubbish").expect("write");
+        fill(8, &[1, 0, 0, 0, 0, 0, 0, 0]).expect("write");
+        let made = open_on(None, 0).expect("make");
+        assert_eq!(made.bytes(), 3 * WORDS_AT);
+        assert!(made.words.as_slice().iter().all(|word| word.load(Ordering::SeqCst) == 0));
+        made.words.store(7, &[77]);
+        assert!(made.record.as_ref().expect("a record").add(Incarnation(5)));
+        assert!(why(None, 0).contains("another process serves it"));
+        let id = made.id;
+        drop(made);
+        let again = open_on(None, 0).expect("open");
+        assert_eq!((again.id, again.bytes()), (id, 3 * WORDS_AT));
+        assert_eq!(again.words.as_slice()[7].load(Ordering::SeqCst), 77);
+        assert_eq!(again.record.as_ref().expect("a record").fenced(), [Incarnation(5)]);
+        drop(again);
+        assert!(why(None, 1).contains("memory server 0 of 2, not 1 of 2"));
+        assert!(why(Some(WORDS_AT), 0).contains("holds 6291456 bytes"));
+        assert_eq!(device.metadata().expect("there").len(), size);
+        // It was made on a larger one.
+        let smaller = Dax::of(2 * WORDS_AT, 1 << 21);
+        let file = File::options().read(true).write(true).open(&scratch.0).expect("open");
+        let told = Region::device(file, &scratch.0, smaller, None, (ServerId(0), 2));
+        assert!(matches!(told, Err(FabricError::Damaged { .. })), "{told:?}");
+    }
+
+    #[test]
+    fn a_part_of_a_device_can_be_taken() {
+        let scratch = Scratch::new("region-device-part");
+        let file = File::options().read(true).write(true).create_new(true).open(&scratch.0);
+        let file = file.expect("make");
+        file.set_len(4 * WORDS_AT).expect("size");
+        let dax = Dax::of(4 * WORDS_AT, 1 << 21);
+        let part = Region::device(file, &scratch.0, dax, Some(BYTES), (ServerId(0), 1));
+        assert_eq!(part.expect("make").bytes(), BYTES);
+    }
+
+    #[test]
+    fn other_devices_are_refused_and_none_are_made() {
+        let told = open(Path::new("/dev/null"), None).expect_err("no memory").to_string();
+        assert!(told.contains("none of memory (DAX)"), "{told}");
+        let told = open(Path::new("/dev/dax7.7"), Some(BYTES)).expect_err("not there").to_string();
+        assert!(told.contains("no device /dev/dax7.7"), "{told}");
     }
 
     #[test]

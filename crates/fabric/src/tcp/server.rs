@@ -18,7 +18,7 @@ use super::session::Host;
 use super::tls::Tls;
 use super::worker::Worker;
 use super::{config_error, unreachable_at};
-use crate::{FabricError, ServerId, Service, ServiceId, Words};
+use crate::{FabricError, Processors, ServerId, Service, ServiceId, Words};
 
 pub(super) const LISTENER: Token = Token(usize::MAX);
 pub(super) const WAKER: Token = Token(usize::MAX - 1);
@@ -34,6 +34,8 @@ pub struct MemoryServerConfig {
     pub servers: usize,
     /// Threads that serve connections.
     pub threads: usize,
+    /// Where these threads stay, if some are named: one on each in turn.
+    pub pin: Processors,
     /// How long a compute server is believed to live without a sign of life.
     pub lease: Duration,
     /// Most connections at a time.
@@ -54,6 +56,7 @@ impl Default for MemoryServerConfig {
             server: ServerId(0),
             servers: 1,
             threads: 1,
+            pin: Processors::default(),
             lease: Duration::from_millis(500),
             connections_max: 4_096,
             greeting_timeout: Duration::from_secs(5),
@@ -94,7 +97,7 @@ impl MemoryServer {
     ///
     /// # Errors
     /// [`FabricError::Config`] for a public address with neither `tls` nor `insecure_public`, a number of
-    /// threads or servers that makes no sense; [`FabricError::Unreachable`] if the address cannot be had.
+    /// threads or servers that makes no sense, processors that cannot be had; [`FabricError::Unreachable`] if the address cannot be had.
     pub fn start(config: MemoryServerConfig, words: Arc<Words>) -> Result<Self, FabricError> {
         Self::start_with(config, Region::over(words), None)
     }
@@ -164,9 +167,13 @@ impl MemoryServer {
         let mut server = MemoryServer { shared, address, threads: Vec::new() };
         for (number, poll) in polls.into_iter().enumerate() {
             let (shared, listener) = (Arc::clone(&server.shared), listener.take());
+            let pin = config.pin.clone();
             let thread = thread::Builder::new()
                 .name(format!("farleaf-memory-{number}"))
-                .spawn(move || Worker::new(shared, number, poll, listener).run())
+                .spawn(move || {
+                    pin.pin(number);
+                    Worker::new(shared, number, poll, listener).run();
+                })
                 .map_err(|error| unreachable_at(config.server, address.to_string(), error))?;
             server.threads.push(thread);
         }
@@ -224,6 +231,7 @@ fn check(config: &MemoryServerConfig) -> Result<(), FabricError> {
     if config.threads == 0 || config.threads > 1_024 {
         return Err(config_error(format!("{} threads: take 1 to 1024", config.threads)));
     }
+    config.pin.check()?;
     if config.servers == 0
         || config.servers > usize::from(u16::MAX)
         || config.server.index() >= config.servers

@@ -1,15 +1,12 @@
 //! Who a process is to others, and whom it trusts: TLS with certificates on both sides.
 
 use std::fmt;
-use std::fs;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use rustls::client::WebPkiServerVerifier;
-use rustls::crypto::ring;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::pki_types::ServerName;
 use rustls::server::WebPkiClientVerifier;
 use rustls::version::TLS13;
 use rustls::{
@@ -18,7 +15,7 @@ use rustls::{
 };
 
 use super::config_error;
-use crate::FabricError;
+use crate::{FabricError, pem};
 
 /// Files in PEM that say who a process is and whom it trusts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,23 +49,12 @@ impl Tls {
     /// certificate or key, a key of another certificate, and a name that is none.
     pub fn load(files: &TlsFiles) -> Result<Tls, FabricError> {
         let mut trusted = RootCertStore::empty();
-        for certificate in certificates(&files.ca)? {
-            trusted.add(certificate).map_err(|error| unusable(&files.ca, &error))?;
-        }
+        trusted.add_parsable_certificates(pem::authorities(&files.ca)?);
         let trusted = Arc::new(trusted);
-        let chain = certificates(&files.certificate)?;
-        let pem = read(&files.key)?;
-        let key = PrivateKeyDer::from_pem_slice(&pem)
-            .map_err(|error| config_error(format!("no key in {}: {error}", files.key.display())))?;
-        let provider = Arc::new(ring::default_provider());
-        let vouching = |error: &dyn fmt::Display| unusable(&files.ca, error);
-        let own = |error: rustls::Error| {
-            config_error(format!(
-                "{} and {} are no certificate and its key: {error}",
-                files.certificate.display(),
-                files.key.display()
-            ))
-        };
+        let (chain, key) = pem::identity(&files.certificate, &files.key)?;
+        let provider = pem::provider();
+        let vouching = |error: &dyn fmt::Display| pem::unusable(&files.ca, error);
+        let own = |error: rustls::Error| pem::unusable(&files.certificate, &error);
         let verifier =
             WebPkiClientVerifier::builder_with_provider(Arc::clone(&trusted), provider.clone())
                 .build()
@@ -128,27 +114,4 @@ fn versions<S: ConfigSide>(
     builder: ConfigBuilder<S, rustls::WantsVersions>,
 ) -> Result<ConfigBuilder<S, WantsVerifier>, FabricError> {
     builder.with_protocol_versions(&[&TLS13]).map_err(|error| config_error(error.to_string()))
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, FabricError> {
-    fs::read(path).map_err(|source| FabricError::Io {
-        what: "read",
-        path: path.to_path_buf(),
-        source,
-    })
-}
-
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, FabricError> {
-    let pem = read(path)?;
-    let found: Vec<_> = CertificateDer::pem_slice_iter(&pem)
-        .collect::<Result<_, _>>()
-        .map_err(|error| unusable(path, &error))?;
-    if found.is_empty() {
-        return Err(config_error(format!("there is no certificate in {}", path.display())));
-    }
-    Ok(found)
-}
-
-fn unusable(path: &Path, error: &dyn fmt::Display) -> FabricError {
-    config_error(format!("the certificates in {} cannot be used: {error}", path.display()))
 }

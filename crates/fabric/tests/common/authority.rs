@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use farleaf_fabric::tcp::{Tls, TlsFiles};
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, DistinguishedName, IsCa, Issuer, KeyPair};
 
 /// Who vouches for others, with a folder for their files.
 pub(crate) struct Authority {
@@ -30,8 +30,18 @@ impl Authority {
 
     /// Files of somebody whose certificate is made out to `name`.
     pub(crate) fn files(&self, who: &str, name: &str) -> TlsFiles {
+        self.files_of(who, CertificateParams::new(vec![name.to_owned()]).unwrap())
+    }
+
+    /// Files of somebody whose certificate says no common name.
+    pub(crate) fn nameless(&self, who: &str) -> TlsFiles {
+        let mut params = CertificateParams::new(vec![who.to_owned()]).unwrap();
+        params.distinguished_name = DistinguishedName::new();
+        self.files_of(who, params)
+    }
+
+    fn files_of(&self, who: &str, params: CertificateParams) -> TlsFiles {
         let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new(vec![name.to_owned()]).unwrap();
         let certificate = params.signed_by(&key, &self.issuer).unwrap();
         let file = |suffix: &str, text: String| {
             let path = self.folder.join(format!("{who}.{suffix}"));

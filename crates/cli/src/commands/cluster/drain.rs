@@ -18,7 +18,7 @@ pub(super) fn run(
     timeout: Duration,
     console: &mut Console,
 ) -> anyhow::Result<Exit> {
-    let directory = cluster.directory()?;
+    let directory = cluster.directory(console)?;
     let snapshot = directory.look().map_err(farleaf::Error::from)?;
     let (who, record) = find(&snapshot, server)?;
     if !record.serves {

@@ -5,11 +5,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 use clap::Args;
-use farleaf_cluster::{ClusterAddress, Directory, MemoryRecord, MemorySeat};
+use farleaf_cluster::{ClusterAddress, Directory, MemoryRecord, MemorySeat, Way};
 use farleaf_fabric::tcp::MemoryServer;
 use farleaf_pool::{SUPERBLOCK_WORDS, pool_id_of};
 
+use crate::card::Network;
 use crate::errors::Failure;
+use crate::etcd::EtcdArgs;
 
 /// How often the entry is looked after.
 const KEEP_EVERY: Duration = Duration::from_millis(500);
@@ -32,8 +34,10 @@ pub(crate) struct EntryArgs {
 /// has its number.
 pub(crate) fn enter(
     args: &EntryArgs,
+    etcd: &EtcdArgs,
     server: &MemoryServer,
     numbers: (u16, u16),
+    fabric: Network,
 ) -> anyhow::Result<Option<MemorySeat>> {
     let Some(cluster) = &args.cluster else { return Ok(None) };
     let cluster = ClusterAddress::new(args.etcd.iter().cloned(), cluster);
@@ -45,8 +49,14 @@ pub(crate) fn enter(
         ))
         .into());
     }
+    let way = match fabric {
+        Network::Tcp => Way::Tcp,
+        Network::Verbs => Way::Verbs,
+    };
     let record = MemoryRecord::new(address, numbers, server.words().bytes(), pool_of(server));
-    let seat = Directory::new(&cluster).enter_memory(record).map_err(farleaf::Error::from)?;
+    let record = record.by(way);
+    let directory = Directory::with(&cluster, &etcd.load()?);
+    let seat = directory.enter_memory(record).map_err(farleaf::Error::from)?;
     Ok(Some(seat))
 }
 

@@ -76,8 +76,11 @@ pub(super) fn run(args: &ClusterArgs, console: &mut Console) -> anyhow::Result<E
 }
 
 impl ClusterOf {
-    fn directory(&self) -> Result<Directory, farleaf::Error> {
-        Ok(Directory::new(&ClusterAddress::parse(&self.uri)?))
+    fn directory(&self, console: &Console) -> anyhow::Result<Directory> {
+        // What it says of a card is for the pool.
+        let address = self.uri.split_once('?').map_or(self.uri.as_str(), |(address, _)| address);
+        let address = ClusterAddress::parse(address).map_err(farleaf::Error::from)?;
+        Ok(Directory::with(&address, &console.etcd.load()?))
     }
 }
 

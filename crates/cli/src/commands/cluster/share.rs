@@ -21,7 +21,7 @@ pub(super) fn run(
     tables: &[String],
     console: &mut Console,
 ) -> anyhow::Result<Exit> {
-    let snapshot = cluster.directory()?.look().map_err(farleaf::Error::from)?;
+    let snapshot = cluster.directory(console)?.look().map_err(farleaf::Error::from)?;
     let (who, record) = find(&snapshot, server)?;
     if !record.serves {
         return Err(Failure::usage(format!(

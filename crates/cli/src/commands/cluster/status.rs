@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use farleaf::ComputeServer;
-use farleaf_cluster::{ComputeRecord, Directory, Name, Snapshot};
+use farleaf_cluster::{ComputeRecord, Directory, Name, Snapshot, Way};
 use serde_json::{Value, json};
 
 use super::ClusterOf;
@@ -21,13 +21,13 @@ struct Pool {
 }
 
 pub(super) fn run(cluster: &ClusterOf, console: &mut Console) -> anyhow::Result<Exit> {
-    let directory = cluster.directory()?;
+    let directory = cluster.directory(console)?;
     let snapshot = directory.look().map_err(farleaf::Error::from)?;
     if snapshot == Snapshot::default() {
         // Nobody has ever been there.
         directory.memory_servers().map_err(farleaf::Error::from)?;
     }
-    let pool = ask_pool(&directory, console);
+    let pool = ask_pool(cluster, console);
     let known: BTreeSet<String> = snapshot.compute.keys().map(Name::to_string).collect();
     let lapsed: Vec<&ComputeServer> =
         pool.members.iter().filter(|it| !known.contains(&it.name.to_string())).collect();
@@ -45,11 +45,11 @@ pub(super) fn run(cluster: &ClusterOf, console: &mut Console) -> anyhow::Result<
 }
 
 /// Opens the pool as one who does not register, and asks who is there.
-fn ask_pool(directory: &Directory, console: &Console) -> Pool {
+fn ask_pool(cluster: &ClusterOf, console: &Console) -> Pool {
     let asked = || -> anyhow::Result<Vec<ComputeServer>> {
-        let servers = directory.memory_servers().map_err(farleaf::Error::from)?;
-        let servers: Vec<String> = servers.iter().map(SocketAddr::to_string).collect();
-        let db = builder(console)?.open(&format!("tcp://{}", servers.join(",")))?;
+        let builder = builder(console)?;
+        let servers = builder.locate(&cluster.uri)?;
+        let db = builder.open(&servers.uri())?;
         let mut members = db.compute_servers()?;
         members.retain(|member| !member.is_own);
         close(db)?;
@@ -96,7 +96,11 @@ fn rows(
             (Some(_), _) => "registered",
             (None, _) => "empty",
         };
-        rows.push(row(["memory", &server.to_string(), &text(Some(record.address)), state, "-"]));
+        let state = match record.fabric {
+            Way::Tcp => state.to_owned(),
+            fabric => format!("{state}, {fabric}"),
+        };
+        rows.push(row(["memory", &server.to_string(), &text(Some(record.address)), &state, "-"]));
     }
     for server in missing(snapshot) {
         rows.push(row(["memory", &server.to_string(), "-", "missing", "-"]));
@@ -132,6 +136,7 @@ fn in_json(
                 "server": record.server,
                 "address": record.address.to_string(),
                 "bytes": record.bytes,
+                "fabric": record.fabric.to_string(),
                 "pool": record.pool().map(|id| format!("{id:032x}")),
             })
         })

@@ -1,0 +1,68 @@
+//! How etcd is reached, and as whom.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use crate::ClusterError;
+use crate::tls::Tls;
+
+/// How etcd is reached, and as whom: by plain HTTP and as nobody, unless more is said.
+#[derive(Clone, Debug, Default)]
+pub struct EtcdAccess {
+    pub(crate) tls: Option<Tls>,
+    pub(crate) user: Option<User>,
+}
+
+/// Files in PEM for TLS to etcd.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EtcdTlsFiles {
+    /// Certificates of those who vouch for etcd's servers. A server's certificate has to be made out to the
+    /// host by which it is addressed.
+    pub ca: PathBuf,
+    /// This process's certificate, with its key: what an etcd asks for that was started with
+    /// `--client-cert-auth`.
+    pub identity: Option<(PathBuf, PathBuf)>,
+}
+
+/// A user of etcd.
+#[derive(Clone)]
+pub(crate) struct User {
+    pub(crate) name: String,
+    pub(crate) password: String,
+}
+
+impl EtcdAccess {
+    /// The same by TLS. Reads the files.
+    ///
+    /// # Errors
+    /// [`ClusterError::Files`] for one that cannot be read, holds no certificate or key, or a key of another
+    /// certificate.
+    pub fn tls(mut self, files: &EtcdTlsFiles) -> Result<Self, ClusterError> {
+        self.tls = Some(Tls::load(files)?);
+        Ok(self)
+    }
+
+    /// The same as a user of etcd.
+    pub fn user(mut self, name: impl Into<String>, password: impl Into<String>) -> Self {
+        self.user = Some(User { name: name.into(), password: password.into() });
+        self
+    }
+}
+
+impl fmt::Debug for User {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Nothing of the password.
+        f.debug_struct("User").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_password_is_not_printed() {
+        let told = format!("{:?}", EtcdAccess::default().user("u", "secret"));
+        assert!(told.contains("\"u\"") && !told.contains("secret"), "{told}");
+    }
+}
