@@ -3,9 +3,10 @@
 //! and client are two processes of this machine. All of a row are measured in turn, several times; the
 //! figures are the best of each, which others on the machine disturb least.
 //!
-//! Usage: `verbs_rate [SECONDS [TURNS [DEPTH]]]`: seconds per figure and turn, and the only depth. `make verbs-rate` runs it in a
-//! virtual machine with Soft-RoCE whose clock counts instructions, a nanosecond each: compare the figures
-//! with each other, and with nothing else.
+//! Usage: `verbs_rate [rpc] [SECONDS [TURNS [DEPTH]]]`: seconds per figure and turn, and the only depth. With
+//! `rpc`, RPCs by the card beside RPCs by the connection instead. `make verbs-rate` runs it in a virtual
+//! machine with Soft-RoCE whose clock counts instructions, a nanosecond each: compare the figures with each
+//! other, and with nothing else.
 #![allow(clippy::disallowed_methods, reason = "real time is what is measured")]
 
 use std::cell::Cell;
@@ -21,7 +22,9 @@ use std::time::{Duration, Instant};
 
 use farleaf_fabric::tcp::MemoryServerConfig;
 use farleaf_fabric::verbs::{CardConfig, Verbs, VerbsConfig, VerbsEndpoint, VerbsServer, devices};
-use farleaf_fabric::{Endpoint, Fabric, GlobalAddr, ServerId, Words};
+use farleaf_fabric::{
+    Endpoint, Fabric, GlobalAddr, ServerId, Service, ServiceId, ServiceReply, Words,
+};
 
 const REGION_BYTES: u64 = 1 << 20;
 /// Operations go anywhere into so many bytes: perftest stays within one page, too.
@@ -32,22 +35,51 @@ const LIST: usize = 16;
 type Any = Box<dyn Error>;
 
 fn main() -> Result<(), Any> {
-    let mut arguments = env::args().skip(1);
-    match arguments.next().as_deref() {
-        Some("serve") => serve(),
-        seconds => {
-            let seconds = seconds.map_or(Ok(1.0), str::parse)?;
-            let turns = arguments.next().map_or(Ok(3), |turns| turns.parse())?;
-            let depth = arguments.next().map(|depth| depth.parse()).transpose()?;
-            measure(Duration::from_secs_f64(seconds), turns, depth)
-        }
+    let mut arguments = env::args().skip(1).peekable();
+    if arguments.next_if(|what| what == "serve").is_some() {
+        return serve();
+    }
+    let is_rpc = arguments.next_if(|what| what == "rpc").is_some();
+    let seconds = arguments.next().map_or(Ok(1.0), |seconds| seconds.parse())?;
+    let turns = arguments.next().map_or(Ok(3), |turns| turns.parse())?;
+    let depth = arguments.next().map(|depth| depth.parse()).transpose()?;
+    let time = Duration::from_secs_f64(seconds);
+    let Some(device) = devices()?.into_iter().next() else {
+        println!("no RDMA device here; `make verbs-rate` measures in a virtual machine");
+        return Ok(());
+    };
+    let mut child = Command::new(env::current_exe()?)
+        .arg("serve")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().ok_or("no output")?).read_line(&mut line)?;
+    let _server = Reaped(child);
+    let config = VerbsConfig::to([line.trim().parse::<SocketAddr>()?]);
+    if is_rpc {
+        measure_rpcs(&config, time, turns, depth)
+    } else {
+        measure(&config, &device, time, turns, depth)
     }
 }
+
+/// Answers with as many bytes as there is room for.
+struct Filler;
+
+impl Service for Filler {
+    fn call(&self, _: &Words, _: &[u8], reply: &mut [u8]) -> ServiceReply {
+        ServiceReply { len: reply.len(), cpu_ns: 0 }
+    }
+}
+
+const FILLER: ServiceId = ServiceId(1);
 
 fn serve() -> Result<(), Any> {
     let words = Words::anonymous((REGION_BYTES / 8) as usize).ok_or("no memory")?;
     let (config, card) = (MemoryServerConfig::default(), CardConfig::default());
     let server = VerbsServer::start(config, &card, Arc::new(words))?;
+    server.serve(FILLER, Arc::new(Filler));
     println!("{}", server.address());
     // Until the parent has gone.
     std::io::stdin().read_to_end(&mut Vec::new())?;
@@ -68,6 +100,8 @@ impl Drop for Reaped {
 enum What {
     Read(usize),
     Cas,
+    /// Of so many bytes each way.
+    Rpc(usize),
 }
 
 impl What {
@@ -75,6 +109,7 @@ impl What {
         match self {
             What::Read(bytes) => format!("READ {bytes}"),
             What::Cas => "CAS".to_owned(),
+            What::Rpc(bytes) => format!("RPC {bytes}"),
         }
     }
 }
@@ -91,12 +126,19 @@ fn ours(endpoint: &VerbsEndpoint, what: What, depth: usize, time: Duration) -> f
                 let offset = rng.u64(..PLACES_BYTES / 64) * 64;
                 GlobalAddr::new(ServerId(0), offset)
             };
-            let mut buf = own.buf(if let What::Read(bytes) = what { bytes } else { 8 });
+            let mut buf = own.buf(match what {
+                What::Read(bytes) | What::Rpc(bytes) => bytes,
+                What::Cas => 8,
+            });
             while start.elapsed() < time {
                 for _ in 0..8 {
                     match what {
                         What::Read(_) => buf = own.read(place(), buf).await.expect("a READ"),
                         What::Cas => drop(Some(own.cas(place(), 0, 0).await.expect("a CAS"))),
+                        What::Rpc(bytes) => {
+                            let call = own.rpc(ServerId(0), FILLER, own.buf(bytes), buf);
+                            buf = call.await.expect("an RPC");
+                        }
                     }
                     count.set(count.get() + 1);
                 }
@@ -112,6 +154,7 @@ fn perftest(device: &str, what: What, depth: usize, listed: bool) -> Option<f64>
     let (program, size) = match what {
         What::Read(bytes) => ("ib_read_bw", Some(bytes)),
         What::Cas => ("ib_atomic_bw", None),
+        What::Rpc(_) => return None,
     };
     let mut arguments: Vec<String> =
         ["-d", device, "-x", "1", "-n", "4800", "-F"].map(str::to_owned).into();
@@ -145,22 +188,45 @@ fn best(values: Vec<f64>) -> f64 {
     values.into_iter().fold(f64::NAN, f64::max)
 }
 
-fn measure(time: Duration, turns: usize, only: Option<usize>) -> Result<(), Any> {
-    let Some(device) = devices()?.into_iter().next() else {
-        println!("no RDMA device here; `make verbs-rate` measures in a virtual machine");
-        return Ok(());
+/// RPCs by the card and by the connection, in turn.
+fn measure_rpcs(
+    config: &VerbsConfig,
+    time: Duration,
+    turns: usize,
+    only: Option<usize>,
+) -> Result<(), Any> {
+    let endpoint = |calls| -> Result<VerbsEndpoint, Any> {
+        Ok(Verbs::connect(VerbsConfig { calls, ..config.clone() })?.endpoint()?)
     };
-    let mut child = Command::new(env::current_exe()?)
-        .arg("serve")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()?;
-    let mut line = String::new();
-    BufReader::new(child.stdout.take().ok_or("no output")?).read_line(&mut line)?;
-    let _server = Reaped(child);
-    let address: SocketAddr = line.trim().parse()?;
+    let (by_card, by_connection) = (endpoint(config.calls)?, endpoint(0)?);
+    println!("RPCs per second, best of {turns}");
+    println!("{:<10} {:>5} | {:>8} {:>10} {:>6}", "", "depth", "card", "connection", "ratio");
+    for bytes in [8, 256, 1024, 4096] {
+        for depth in
+            [1, 4, 16, 64].into_iter().filter(|depth| only.is_none_or(|only| only == *depth))
+        {
+            let mut all: [Vec<f64>; 2] = Default::default();
+            for _ in 0..turns {
+                all[0].push(ours(&by_card, What::Rpc(bytes), depth, time));
+                all[1].push(ours(&by_connection, What::Rpc(bytes), depth, time));
+            }
+            let [card, connection] = all.map(best);
+            let (name, ratio) = (What::Rpc(bytes).name(), card / connection);
+            println!("{name:<10} {depth:>5} | {card:>8.0} {connection:>10.0} {ratio:>6.2}");
+        }
+    }
+    Ok(())
+}
+
+fn measure(
+    config: &VerbsConfig,
+    device: &str,
+    time: Duration,
+    turns: usize,
+    only: Option<usize>,
+) -> Result<(), Any> {
     let endpoint = |list_max| -> Result<(Verbs, VerbsEndpoint), Any> {
-        let fabric = Verbs::connect(VerbsConfig { list_max, ..VerbsConfig::to([address]) })?;
+        let fabric = Verbs::connect(VerbsConfig { list_max, ..config.clone() })?;
         let endpoint = fabric.endpoint()?;
         Ok((fabric, endpoint))
     };
@@ -176,10 +242,10 @@ fn measure(time: Duration, turns: usize, only: Option<usize>) -> Result<(), Any>
             let mut all: [Vec<f64>; 4] = Default::default();
             for _ in 0..turns {
                 all[0].push(ours(&alone.1, what, depth, time));
-                all[1].extend(perftest(&device, what, depth, false));
+                all[1].extend(perftest(device, what, depth, false));
                 if depth >= LIST {
                     all[2].push(ours(&listed.1, what, depth, time));
-                    all[3].extend(perftest(&device, what, depth, true));
+                    all[3].extend(perftest(device, what, depth, true));
                 }
             }
             let [alone, theirs, listed, theirs_listed] = all.map(best);

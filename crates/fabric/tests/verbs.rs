@@ -1,10 +1,12 @@
-//! Verbs: the contract's suite, fences of writers that really write, and what is said when something is
-//! missing. They need an RDMA device: `make verbs` runs them in a virtual machine that has one made of
-//! software. Elsewhere each says that it was skipped and why, unless `FARLEAF_VERBS=required`.
+//! Verbs: the contract's suite, fences of writers that really write, RPCs by the card, and what is said when
+//! something is missing. They need an RDMA device: `make verbs` runs them in a virtual machine that has one
+//! made of software. Elsewhere each says that it was skipped and why, unless `FARLEAF_VERBS=required`.
 #![cfg(feature = "verbs")]
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 #![allow(clippy::disallowed_methods, reason = "a network is real time and real threads")]
 
+#[path = "verbs/calls.rs"]
+mod calls;
 mod common;
 
 use std::env;

@@ -188,6 +188,10 @@ fn wire(corpus: &Path) {
     write(corpus, "wire", "fenced", &[&[2, 255][..], &oneself, &verbs].concat());
     let long = [request(5, 0, 2 << 52 | 1, 0, &[]), request(1, 0, 0, 1 << 16, &[])].concat();
     write(corpus, "wire", "long", &[&[2, 255][..], &long.repeat(8)].concat());
+    let call = request(5, 0, 9 << 32 | 1, 3, &[5, 6, 7]);
+    let nobody = request(5, 0, 9 << 32 | 2, 3, &[5, 6, 7]);
+    let verb = request(2, 0, 64, 3, &[5, 6, 7]);
+    write(corpus, "wire", "messages", &[&[4, 18][..], &call, &nobody, &verb, &call].concat());
     let mut hello = [&[0, 255][..], b"FarleafT", &[2, 0, 0, 0, 0, 0, 0, 0], &word].concat();
     hello.extend([0, 0, 1, 0]);
     hello.resize(66, 0);

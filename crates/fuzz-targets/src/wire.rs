@@ -1,6 +1,7 @@
-//! What goes over a TCP connection: to a memory server, and back to its client.
+//! What goes over a TCP connection: to a memory server, and back to its client; and RPCs that go by a card,
+//! as messages.
 //!
-//! Input: side and whether it greets, length of the pieces that it comes in, on the client's side what
+//! Input: side and whether it greets, or messages; length of the pieces that it comes in, on the client's side what
 //! has been posted; then the bytes.
 
 use farleaf_fabric::tcp::fuzz;
@@ -13,7 +14,12 @@ pub(crate) fn run(input: &[u8]) {
     let mut bytes = Bytes::new(input);
     let mode = bytes.u8();
     let piece = usize::from(bytes.u8()) + 1;
-    if mode & 1 == 0 {
+    if mode & 5 == 4 {
+        let stream = bytes.rest();
+        let pieces = stream.chunks(piece);
+        let messages = pieces.len();
+        assert!(fuzz::messages(pieces) <= messages);
+    } else if mode & 1 == 0 {
         let stream = bytes.rest();
         let answers = fuzz::serve(mode & 2 != 0, stream.chunks(piece));
         // A request has 16 bytes at least.

@@ -1,15 +1,11 @@
 //! Both sides of a connection without sockets, fed with any bytes. For `crates/fuzz-targets`.
 
-use std::collections::BTreeMap;
-use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::Arc;
 use std::task::Waker;
-use std::time::Instant;
 
+use super::call::{Answer, CALL_BYTES_MAX, Called, Caller, MESSAGE_BYTES_MAX, answer_of};
 use super::inbox::{Inbox, Waiting};
-use super::lives::Lives;
 use super::output::Output;
-use super::served::Tally;
 use super::session::{Host, Session, UNSENT_MAX};
 use super::transport::{Payload, Posts, for_each_request};
 use super::wire::{
@@ -33,27 +29,39 @@ impl Service for Boaster {
     }
 }
 
+fn host() -> Option<Arc<Host>> {
+    Host::alone(ServiceId(1), Arc::new(Boaster), REGION_BYTES)
+}
+
+/// A memory server gets `pieces` as messages that came another way, and then a client gets them as answers.
+/// Checks that what is answered is of the protocol. Gives the number of answers.
+pub fn messages<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> usize {
+    let Some(host) = host() else { return 0 };
+    let Ok((life, _, gate)) = host.lives.enter(Incarnation(7), 0, 0) else { return 0 };
+    let (caller, mut answer) = (Caller::new(&host, &life, &gate), Answer::default());
+    let mut answers = 0;
+    for piece in pieces {
+        let room = usize::from(piece.first().copied().unwrap_or_default());
+        if let Some(Ok(reply)) = answer_of(piece, ServiceId(1), room) {
+            assert!(reply.len() <= room);
+        }
+        match caller.call(piece, &mut answer) {
+            Called::Done => answers += 1,
+            Called::Malformed => continue,
+            other => panic!("nobody has the gate, and it is open: {other:?}"),
+        }
+        assert!(answer.bytes().len() <= MESSAGE_BYTES_MAX, "an answer that no place holds");
+        let whole = answer_of(answer.bytes(), ServiceId(1), CALL_BYTES_MAX);
+        assert!(whole.is_some(), "no answer");
+    }
+    answers
+}
+
 /// A memory server gets `pieces`, one after the other, on one connection, behind a right greeting if
 /// `greets`. Checks that what it sends is of the protocol, and that it holds no more than it may.
 /// Gives the number of its answers.
 pub fn serve<'a>(greets: bool, pieces: impl Iterator<Item = &'a [u8]>) -> usize {
-    let Some(words) = Words::anonymous(REGION_BYTES / 8) else { return 0 };
-    let boaster: Arc<dyn Service> = Arc::new(Boaster);
-    let host = Arc::new(Host {
-        server: ServerId(0),
-        servers: 1,
-        lease_ms: 1_000,
-        connections_max: 1,
-        words: Arc::new(words),
-        region_id: 7,
-        services: RwLock::new(BTreeMap::from([(ServiceId(1), boaster)])),
-        lives: Lives::new(1_000),
-        offer: None,
-        ways: Mutex::default(),
-        start: Instant::now(),
-        guests: AtomicUsize::new(0),
-        served: Tally::default(),
-    });
+    let Some(host) = host() else { return 0 };
     let hello = Hello {
         version: VERSION,
         control: false,

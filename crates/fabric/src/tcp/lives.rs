@@ -10,8 +10,8 @@
 //!   requests around it.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use super::offer::Way;
 use super::region::Record;
@@ -32,6 +32,8 @@ pub(super) struct Gate {
     state: Mutex<GateState>,
     /// Other ways that the connection has. Taken while the state is held, or alone.
     ways: Mutex<Vec<Box<dyn Way>>>,
+    /// How many are about to shut it.
+    shutting: AtomicUsize,
 }
 
 /// A way could not be cut, or the fence could not be recorded.
@@ -40,7 +42,8 @@ pub(super) struct Uncut;
 
 impl Gate {
     fn open() -> Arc<Gate> {
-        Arc::new(Gate { state: Mutex::new(GateState::Open), ways: Mutex::default() })
+        let state = Mutex::new(GateState::Open);
+        Arc::new(Gate { state, ways: Mutex::default(), shutting: AtomicUsize::new(0) })
     }
 
     /// Adds a way; false, with the way cut, if the gate is shut (TCP-7).
@@ -56,8 +59,10 @@ impl Gate {
     /// Cuts all ways and shuts the gate (TCP-7). What could not be cut stays, and can be tried again;
     /// the gate itself is shut in any case.
     pub(super) fn shut(&self, to: GateState) -> Result<(), Uncut> {
+        self.shutting.fetch_add(1, Ordering::SeqCst);
         let mut state = self.lock();
         *state = to;
+        self.shutting.fetch_sub(1, Ordering::SeqCst);
         let mut ways = self.ways.lock().unwrap_or_else(PoisonError::into_inner);
         ways.retain_mut(|way| way.cut().is_err());
         if ways.is_empty() { Ok(()) } else { Err(Uncut) }
@@ -65,6 +70,19 @@ impl Gate {
 
     pub(super) fn lock(&self) -> MutexGuard<'_, GateState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The same, unless somebody has it, or waits for it to shut it: who asks again and again would else
+    /// keep that waiting.
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, GateState>> {
+        if self.shutting.load(Ordering::SeqCst) > 0 {
+            return None;
+        }
+        match self.state.try_lock() {
+            Ok(state) => Some(state),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 }
 
@@ -345,6 +363,29 @@ mod tests {
             drop(request);
         });
         assert_eq!(returned.load(Ordering::SeqCst), 2);
+    }
+
+    /// One request after the other, without a pause, used to keep a fence waiting behind all of them.
+    #[test]
+    fn nobody_passes_a_fence_that_waits() {
+        let lives = Lives::new(100);
+        let (_, _, gate) = lives.enter(WHO, 0, 0).expect("in");
+        let begun = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let request = gate.try_lock().expect("nobody has it");
+            assert!(gate.try_lock().is_none(), "it is taken");
+            scope.spawn(|| {
+                begun.store(true, Ordering::SeqCst);
+                lives.fence(WHO, 1).expect("cut off");
+            });
+            while !begun.load(Ordering::SeqCst) || gate.shutting.load(Ordering::SeqCst) == 0 {
+                std::thread::yield_now();
+            }
+            drop(request);
+            let next = gate.try_lock();
+            assert!(next.is_none_or(|state| *state == GateState::Fenced));
+        });
+        assert!(gate.try_lock().is_some_and(|state| *state == GateState::Fenced));
     }
 
     #[test]

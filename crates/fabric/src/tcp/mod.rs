@@ -38,6 +38,8 @@
     reason = "a network is real time, real threads, and processes that must draw different numbers"
 )]
 
+#[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "only cards carry messages"))]
+pub(crate) mod call;
 mod connection;
 mod dax;
 pub mod duplex;
@@ -81,7 +83,7 @@ use link::Link;
 use wire::{ANSWER_BYTES, Entry, GREETING_BYTES, Hello, Request, Status, VERSION, Verb, Welcome};
 
 /// How long a side that has just been busy asks again before it sleeps.
-const SPIN: Duration = Duration::from_micros(50);
+pub(crate) const SPIN: Duration = Duration::from_micros(50);
 
 /// Which memory servers, and how patient to be with them.
 #[derive(Clone, Debug)]

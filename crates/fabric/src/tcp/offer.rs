@@ -6,13 +6,16 @@
 
 use std::io;
 
+use super::call::Caller;
+
 /// Makes ways, on the server.
 pub(crate) trait Offer: Send + Sync {
     /// Whether atomics by its ways and by the processor are atomic against each other.
     fn mixes(&self) -> bool;
 
-    /// Answers a question. `None` if it is not of the protocol.
-    fn answer(&self, question: &[u8]) -> Option<Offered>;
+    /// Answers a question. `None` if it is not of the protocol. RPCs that come the way that is made are
+    /// the caller's.
+    fn answer(&self, question: &[u8], caller: Caller) -> Option<Offered>;
 }
 
 /// What a question has brought.

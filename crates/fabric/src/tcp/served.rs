@@ -14,9 +14,9 @@ pub struct Served {
     pub writes: u64,
     /// CASes and FAAs.
     pub atomics: u64,
-    /// RPCs.
+    /// RPCs, those that came by a card too.
     pub rpcs: u64,
-    /// Bytes of requests and greetings, without what TLS adds.
+    /// Bytes of requests and greetings, without what TLS adds; RPCs by a card included.
     pub bytes_in: u64,
     /// Bytes of answers, likewise.
     pub bytes_out: u64,

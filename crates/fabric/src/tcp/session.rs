@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Instant;
 
+use super::call::Caller;
 use super::lives::{Denied, Gate, GateState, Life, Lives};
 use super::offer::Offer;
 use super::output::Output;
@@ -49,6 +50,30 @@ pub(super) struct Host {
 }
 
 impl Host {
+    /// Of a pool of its own, without a network; `None` without memory.
+    #[cfg(any(test, feature = "fuzz"))]
+    pub(super) fn alone(
+        id: ServiceId,
+        service: Arc<dyn Service>,
+        region_bytes: usize,
+    ) -> Option<Arc<Host>> {
+        Some(Arc::new(Host {
+            server: ServerId(0),
+            servers: 1,
+            lease_ms: 1_000,
+            connections_max: 1,
+            words: Arc::new(Words::anonymous(region_bytes / 8)?),
+            region_id: 7,
+            services: RwLock::new(BTreeMap::from([(id, service)])),
+            lives: Lives::new(1_000),
+            offer: None,
+            ways: Mutex::default(),
+            start: Instant::now(),
+            guests: AtomicUsize::new(0),
+            served: Tally::default(),
+        }))
+    }
+
     pub(super) fn now_ms(&self) -> u64 {
         self.start.elapsed().as_millis() as u64
     }
@@ -317,7 +342,12 @@ fn prefetch(host: &Host, coming: &[u8], ahead: usize) {
 
 /// A request that touches memory; whether it was done.
 #[inline]
-fn carry_out(host: &Host, request: Request, operands: &[u8], output: &mut Output) -> bool {
+pub(super) fn carry_out(
+    host: &Host,
+    request: Request,
+    operands: &[u8],
+    output: &mut Output,
+) -> bool {
     let Request { verb, offset, length, .. } = request;
     let before = output.end();
     let done = match verb {
@@ -446,7 +476,8 @@ fn answer_special(
                 output.push(&encode_answer(Status::NoService, 0));
                 return Ok(());
             };
-            let offered = offer.answer(operands).ok_or(Gone::Nonsense)?;
+            let caller = Caller::new(&guest.host, &guest.life, &guest.gate);
+            let offered = offer.answer(operands, caller).ok_or(Gone::Nonsense)?;
             // If the gate is shut by now, the caller sees that, and this answer is not sent.
             if offered.way.is_none_or(|way| guest.gate.add(way)) {
                 output.push(&encode_answer(Status::Done, offered.answer.len() as u32));

@@ -6,13 +6,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use super::Shared;
 use super::transport::Transport;
 use super::wire::{Answer, Outcome, Question, VERSION};
+use super::{Shared, VerbsError};
 use crate::post::{Carrier, Post, Stage, buffer, list, old_word};
 use crate::raw::verbs::{
-    Completions, Ends, Lane, Load, QueuePair, Remote, WordsKey, registered_slab,
+    Call, Completions, Ends, Lane, Load, QueuePair, Remote, Size, WordsKey, registered_slab,
 };
+use crate::tcp::call::{MESSAGE_BYTES_MAX, fits};
 use crate::tcp::{self, TcpEndpoint};
 use crate::{
     Buf, Capabilities, Counters, Endpoint, Executor, FabricError, GlobalAddr, Incarnation, Op,
@@ -32,7 +33,7 @@ struct Thread {
     completions: Arc<Completions>,
     /// Result words of atomics, one stretch per server.
     results: Vec<Arc<WordsKey>>,
-    /// RPCs, fences, questions of life, time, tasks and randomness.
+    /// Longer RPCs, fences, questions of life, time, tasks and randomness.
     tcp: TcpEndpoint,
 }
 
@@ -41,7 +42,8 @@ impl VerbsEndpoint {
         let (device, config) = (&shared.place.device, &shared.config);
         let servers = config.tcp.servers.len() as u32;
         // Each place may complete, and what was flushed on a lane before may still lie there.
-        let entries = (servers * shared.depth).saturating_mul(2).saturating_add(64);
+        let each = shared.depth.saturating_add(shared.calls.into());
+        let entries = servers.saturating_mul(each).saturating_mul(2).saturating_add(64);
         let completions = Completions::new(device, entries.min(device.facts.completions_max))?;
         let stretch = || {
             let words = Words::anonymous(shared.depth as usize);
@@ -107,9 +109,18 @@ impl Thread {
     /// Makes a queue pair to a server, over the connection that there is. 1 round trip.
     async fn connect(&self, server: ServerId) -> Result<Lane, FabricError> {
         let (shared, place) = (&self.shared, &self.shared.place);
-        let config = &shared.config;
-        let mut pair =
-            QueuePair::new(&self.completions, shared.depth, config.inline_max, place.port, false)?;
+        let size = Size {
+            depth: shared.depth,
+            inline_max: shared.config.inline_max,
+            messages: shared.calls,
+            message_bytes: MESSAGE_BYTES_MAX,
+        };
+        let mut pair = QueuePair::new(&self.completions, size, place.port, false)?;
+        let first = self.transport.next(server);
+        Lane::expect_answers(&mut pair, server.0, (first, shared.calls)).map_err(|source| {
+            let device = place.device.name().to_owned();
+            VerbsError::Failed { device, what: "post receives to a queue pair", source }
+        })?;
         let first_packet = self.tcp.random() as u32 & 0xff_ffff;
         let ends =
             Ends { queue: pair.number(), first_packet, gid: place.gid, lid: place.facts.lid };
@@ -122,8 +133,8 @@ impl Thread {
         pair.connect(&here, &answer.ends)?;
         let remote = Remote { base: answer.base, key: answer.key };
         let results = Arc::clone(&self.results[server.index()]);
-        let first = self.transport.next(server);
-        Ok(Lane::new(pair, server.0, shared.depth as usize, remote, results, first))
+        let mail = (first, answer.calls.min(shared.calls));
+        Ok(Lane::new(pair, server.0, shared.depth as usize, remote, results, mail))
     }
 
     /// Gets a new connection and a new queue pair (F10).
@@ -149,6 +160,7 @@ impl Shared {
             flights: self.place.device.facts.flights_max,
             is_ethernet: self.place.facts.is_ethernet,
             ends,
+            calls: self.calls,
         }
     }
 
@@ -322,15 +334,29 @@ impl Endpoint for VerbsEndpoint {
         self.post(Load::Batch(ops), list)
     }
 
-    /// Over the connection, not by the card.
-    fn rpc(
+    /// By the card if request and room for the reply have at most 4 KiB each and the server has a place for
+    /// that, else over the connection.
+    async fn rpc(
         &self,
         server: ServerId,
         service: ServiceId,
         request: Buf,
         reply: Buf,
-    ) -> impl Future<Output = Result<Buf, OpError>> {
-        self.thread.tcp.rpc(server, service, request, reply)
+    ) -> Result<Buf, OpError> {
+        let is_short = fits(request.window_len(), reply.window_len());
+        if !is_short || !self.thread.transport.takes_calls(server) {
+            return self.thread.tcp.rpc(server, service, request, reply).await;
+        }
+        let call = Call { server, service, request, reply, reply_len: 0 };
+        self.post(Load::Call(call), |load, error| match (load, error) {
+            (_, Some(error)) => Err(error),
+            (Load::Call(Call { reply, reply_len, .. }), None) => {
+                let at = reply.window_start();
+                Ok(reply.window(at..at + reply_len))
+            }
+            (other, None) => unreachable!("an RPC came back as {other:?}"),
+        })
+        .await
     }
 
     /// Asks memory server 0 first, which refuses to fence the living: 2 round trips for the others.

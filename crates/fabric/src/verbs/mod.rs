@@ -3,8 +3,9 @@
 //! A [`VerbsServer`] is a [`tcp::MemoryServer`] whose words are registered with a card, too. A [`Verbs`]
 //! is one compute server's way to all memory servers of a pool. Every thread has a connection of `tcp`
 //! and a reliable queue pair to each of them. READ, WRITE, CAS and FAA, alone, in chains and in batches,
-//! go by the queue pair and take no processor of the server. The connection carries all else: greeting,
-//! signs of life, fences, what both ends of a queue pair must know of each other, and RPCs.
+//! go by the queue pair and take no processor of the server. RPCs of up to 4 KiB each way go by it, too, as
+//! messages. The connection carries all else: greeting, signs of life, fences, what both ends of a queue
+//! pair must know of each other, and longer RPCs.
 //!
 //! libibverbs is loaded when it is first used. Without it, or without a card, [`Verbs::connect`] and
 //! [`VerbsServer::start`] say so, and everything else goes on.
@@ -37,8 +38,11 @@
     reason = "a network is real time and real threads"
 )]
 
+mod calls;
+mod desk;
 mod endpoint;
 mod error;
+mod flow;
 mod place;
 mod posts;
 mod self_test;
@@ -51,6 +55,7 @@ use std::sync::Arc;
 
 pub use endpoint::VerbsEndpoint;
 pub use error::VerbsError;
+pub(crate) use flow::Asked;
 pub use place::CardConfig;
 pub use server::VerbsServer;
 
@@ -73,8 +78,11 @@ pub struct VerbsConfig {
     pub depth: u32,
     /// Most operations per doorbell.
     pub list_max: usize,
-    /// WRITEs up to so many bytes travel in the request itself, if the card can.
+    /// WRITEs and messages up to so many bytes travel in the request itself, if the card can.
     pub inline_max: u32,
+    /// RPCs that a thread may have under way at each server by the card, at most 16; more wait. With 0, or
+    /// where a server has no place for them, all RPCs go by the connection.
+    pub calls: u16,
 }
 
 impl VerbsConfig {
@@ -86,6 +94,7 @@ impl VerbsConfig {
             depth: 256,
             list_max: 64,
             inline_max: 64,
+            calls: desk::CALLS_MAX,
         }
     }
 }
@@ -113,6 +122,8 @@ pub(crate) struct Shared {
     capabilities: Capabilities,
     /// Work requests that a queue pair may have outstanding.
     depth: u32,
+    /// RPCs that it may have under way, if a server has a place for them.
+    calls: u16,
 }
 
 impl Verbs {
@@ -134,7 +145,9 @@ impl Verbs {
         // and for what was flushed on queue pairs that are gone.
         let facts = &place.device.facts;
         let share = facts.completions_max / (2 * config.tcp.servers.len() as u32);
-        let depth = config.depth.min(facts.queue_max).min(share).max(1);
+        let calls = config.calls.min(desk::CALLS_MAX);
+        let room = share.saturating_sub(calls.into());
+        let depth = config.depth.min(facts.queue_max).min(room).max(1);
         let mut capabilities = Capabilities {
             word_atomic: !own.torn_words,
             // Asked of the servers' cards below, which is where atomics are done.
@@ -143,7 +156,7 @@ impl Verbs {
             needs_target_progress: false,
             ..Capabilities::NONE
         };
-        let mut shared = Shared { tcp, config, place, region_bytes, capabilities, depth };
+        let mut shared = Shared { tcp, config, place, region_bytes, capabilities, depth, calls };
         for server in 0..shared.config.tcp.servers.len() {
             let server = ServerId(server as u16);
             let here = &shared.place;

@@ -10,6 +10,7 @@ use std::task::Waker;
 
 use crate::OpError;
 use crate::raw::verbs::{Hold, Load};
+use crate::tcp::call::answer_of;
 
 #[derive(Debug)]
 struct Slot {
@@ -83,6 +84,27 @@ impl Posts {
             return self.release(index);
         }
         self.to_wake.extend(slot.waker.take());
+    }
+
+    /// The answer to an RPC has come; false if it is none.
+    pub(super) fn answered(&mut self, index: u32, message: &[u8]) -> bool {
+        let call = Hold::call_mut(&mut self.slots[index as usize].hold);
+        let answer = call.and_then(|call| {
+            let (at, room) = (call.reply.window_start(), call.reply.window_len());
+            let answer = answer_of(message, call.service, room)?;
+            Some((
+                call.server,
+                answer.map(|reply| {
+                    call.reply.bytes_mut()[at..at + reply.len()].copy_from_slice(reply);
+                    call.reply_len = reply.len();
+                }),
+            ))
+        });
+        let is_answer = answer.is_some();
+        if let Some((server, answer)) = answer {
+            self.ended(index, answer.map_err(|kind| OpError { server, kind }));
+        }
+        is_answer
     }
 
     /// What has come of a post, if it has ended: the slot is given back. Else the waker that was there

@@ -15,7 +15,8 @@ use super::VerbsError;
 use super::place::Place;
 use crate::raw::SlabRef;
 use crate::raw::verbs::{
-    Completions, Ends, Here, Hold, Lane, Load, QueuePair, Remote, WordsKey, Work, registered_slab,
+    Completions, Ends, Here, Hold, Lane, Load, QueuePair, Remote, Size, WordsKey, Work,
+    registered_slab,
 };
 use crate::{GlobalAddr, Op, Ops, ServerId, Words};
 
@@ -96,8 +97,9 @@ struct Probe<'a> {
 impl<'a> Probe<'a> {
     fn new(place: &'a Place, key: &Arc<WordsKey>) -> Result<Probe<'a>, VerbsError> {
         let completions = Completions::new(&place.device, 64)?;
-        let mut source = QueuePair::new(&completions, 16, 64, place.port, false)?;
-        let mut target = QueuePair::new(&completions, 1, 0, place.port, true)?;
+        let size = |depth, inline_max| Size { depth, inline_max, messages: 0, message_bytes: 0 };
+        let mut source = QueuePair::new(&completions, size(16, 64), place.port, false)?;
+        let mut target = QueuePair::new(&completions, size(1, 0), place.port, true)?;
         let ends = |queue| Ends { queue, first_packet: 1, gid: place.gid, lid: place.facts.lid };
         let here = place.here(1, place.mtu, 1, 1);
         source.connect(&here, &ends(target.number()))?;
@@ -106,7 +108,7 @@ impl<'a> Probe<'a> {
             Words::anonymous(16).ok_or_else(|| unfit(place, "no memory to test it on"))?;
         let results = Arc::new(place.device.register(Arc::new(results), false)?);
         let remote = Remote { base: key.base(), key: key.remote() };
-        let lane = Lane::new(source, 0, 16, remote, results, 0);
+        let lane = Lane::new(source, 0, 16, remote, results, (0, 0));
         let slab = registered_slab(&place.device);
         Ok(Probe { place, lane, slab, hold: Hold::new(), completions, _target: target })
     }

@@ -11,17 +11,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use super::VerbsError;
+use super::desk::{self, CALLS_MAX, Desk, Seat};
 use super::place::{CardConfig, Place};
 use super::self_test::{self, Findings};
 use super::wire::{Answer, Outcome, Question, VERSION};
-use crate::raw::verbs::{Completions, Ends, QueuePair, WordsKey};
+use crate::raw::verbs::{Ends, QueuePair, Size, WordsKey};
+use crate::tcp::call::{Caller, MESSAGE_BYTES_MAX};
 use crate::tcp::offer::{Offer, Offered, Way};
 use crate::tcp::{MemoryServer, MemoryServerConfig, Region};
 use crate::{FabricError, Service, ServiceId, Words};
 
-/// A memory server of this process that offers its words to cards. It listens, and answers RPCs,
-/// fences and questions of life, as a [`MemoryServer`] does, and serves `tcp` clients too, but see
-/// [`VerbsServer::start`]. It stops when it is dropped.
+/// A memory server of this process that offers its words to cards, and answers RPCs that come by them. It
+/// listens, and answers fences and questions of life, as a [`MemoryServer`] does, and serves `tcp` clients
+/// too, but see [`VerbsServer::start`]. It stops when it is dropped.
 #[derive(Debug)]
 pub struct VerbsServer {
     server: Arc<MemoryServer>,
@@ -32,12 +34,17 @@ pub struct VerbsServer {
 /// What its connections share.
 struct Cards {
     place: Place,
-    completions: Arc<Completions>,
+    /// Who answers RPCs: as many threads as serve connections.
+    desks: Vec<Desk>,
     key: WordsKey,
     findings: Findings,
     queue_pairs: Arc<AtomicUsize>,
     packets: AtomicU32,
+    next_desk: AtomicUsize,
 }
+
+/// Answers up to so many bytes travel in the work request itself, if the card can.
+const INLINE_MAX: u32 = 64;
 
 impl VerbsServer {
     /// Opens the card, tests it, registers `words` (which locks all of it in memory), and listens.
@@ -72,13 +79,15 @@ impl VerbsServer {
         let queue_pairs = Arc::new(AtomicUsize::new(0));
         let name = place.to_string();
         let cards = Cards {
-            // Nothing is ever posted here, so nothing completes.
-            completions: Completions::new(&place.device, 16)?,
             key: place.device.register(Arc::clone(region.words()), true)?,
+            desks: (0..config.threads.max(1))
+                .map(|number| Desk::start(&place.device, number))
+                .collect::<Result<_, _>>()?,
             place,
             findings,
             queue_pairs: Arc::clone(&queue_pairs),
             packets: AtomicU32::new(std::process::id()),
+            next_desk: AtomicUsize::new(0),
         };
         let server = MemoryServer::start_with(config, region, Some(Arc::new(cards)))?;
         Ok(VerbsServer { server: Arc::new(server), queue_pairs, card: name })
@@ -120,7 +129,7 @@ impl Offer for Cards {
         self.findings.global_atomics
     }
 
-    fn answer(&self, question: &[u8]) -> Option<Offered> {
+    fn answer(&self, question: &[u8], caller: Caller) -> Option<Offered> {
         let question = Question::decode(question)?;
         let mut answer = Answer {
             version: VERSION,
@@ -136,6 +145,7 @@ impl Offer for Cards {
             },
             torn_words: self.findings.torn_words,
             global_atomics: self.findings.global_atomics,
+            calls: 0,
             key: self.key.remote(),
             base: self.key.base(),
         };
@@ -145,8 +155,8 @@ impl Offer for Cards {
         } else if question.is_ethernet != answer.is_ethernet {
             answer.outcome = Outcome::OtherNetwork;
         } else if question.connects {
-            match self.connect(&question, &mut answer) {
-                Ok(pair) => way = Some(Box::new(pair)),
+            match self.connect(&question, &mut answer, caller) {
+                Ok(end) => way = Some(Box::new(end)),
                 Err(_) => answer.outcome = Outcome::NoQueuePair,
             }
         }
@@ -155,8 +165,26 @@ impl Offer for Cards {
 }
 
 impl Cards {
-    fn connect(&self, question: &Question, answer: &mut Answer) -> Result<Counted, VerbsError> {
-        let mut pair = QueuePair::new(&self.completions, 1, 0, self.place.port, true)?;
+    fn connect(
+        &self,
+        question: &Question,
+        answer: &mut Answer,
+        caller: Caller,
+    ) -> Result<End, VerbsError> {
+        let desk = self.next_desk.fetch_add(1, Ordering::Relaxed) % self.desks.len();
+        let desk = &self.desks[desk];
+        let calls = question.calls.min(CALLS_MAX);
+        // Without a place, or memory for messages, RPCs go by the connection.
+        let taken = if calls > 0 { desk.place() } else { None };
+        let seated = taken.and_then(|taken| {
+            let mut pair = self.pair(desk, calls).ok()?;
+            taken.expect(&mut pair, calls).ok()?;
+            Some((pair, taken))
+        });
+        let (mut pair, place) = match seated {
+            Some((pair, taken)) => (pair, Some(taken)),
+            None => (self.pair(desk, 0)?, None),
+        };
         // Late packets of an earlier connection with the same numbers are out of order.
         let packet = self.packets.fetch_add(0x51_7cc1, Ordering::Relaxed) & 0xff_ffff;
         let answers = answer.answers.min(question.flights);
@@ -164,30 +192,50 @@ impl Cards {
         answer.ends.queue = pair.number();
         answer.ends.first_packet = packet;
         answer.answers = answers;
+        answer.calls = if place.is_some() { calls } else { 0 };
         self.queue_pairs.fetch_add(1, Ordering::Relaxed);
-        Ok(Counted { pair, count: Some(Arc::clone(&self.queue_pairs)) })
+        let seat = Seat::new(pair, caller, calls);
+        if let Some(place) = &place {
+            place.sit(&seat);
+        }
+        Ok(End { seat, place, count: Some(Arc::clone(&self.queue_pairs)) })
+    }
+
+    fn pair(&self, desk: &Desk, calls: u16) -> Result<QueuePair, VerbsError> {
+        let size = Size {
+            depth: u32::from(calls.max(1)),
+            inline_max: if calls > 0 { INLINE_MAX } else { 0 },
+            messages: calls,
+            message_bytes: MESSAGE_BYTES_MAX,
+        };
+        QueuePair::new(desk.completions(), size, self.place.port, true)
     }
 }
 
 /// One end of a connection, counted while it is there.
-struct Counted {
-    pair: QueuePair,
+struct End {
+    seat: Arc<Seat>,
+    /// Where its RPCs are answered.
+    place: Option<desk::Place>,
     count: Option<Arc<AtomicUsize>>,
 }
 
-impl Way for Counted {
+impl Way for End {
     fn cut(&mut self) -> io::Result<()> {
-        self.pair.cut()?;
+        self.seat.cut()?;
         if let Some(count) = self.count.take() {
             count.fetch_sub(1, Ordering::Relaxed);
         }
+        self.place = None;
         Ok(())
     }
 }
 
-impl Drop for Counted {
+impl Drop for End {
     fn drop(&mut self) {
-        // If it fails, the queue pair says so to nobody, and stays counted.
-        let _ = self.cut();
+        if self.cut().is_err() {
+            // The queue pair says so to nobody, stays counted, and keeps its place.
+            std::mem::forget(self.place.take());
+        }
     }
 }

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
+use super::calls::Calls;
 use super::posts::Posts;
 use crate::exec::Driver;
 use crate::post::Carrier;
@@ -22,6 +23,9 @@ use crate::{FabricError, GlobalAddr, Op, OpError, OpErrorKind, ServerId, access}
 
 /// Drives after which the time is looked at.
 const LOOK_EVERY: u32 = 1_024;
+/// How long an answer may take before it is looked whether the server's queue pair is still there: what
+/// has been sent in whole does not fail by itself.
+const PROBE_EVERY: Duration = Duration::from_millis(200);
 
 /// Whether there is a queue pair.
 #[derive(Debug)]
@@ -38,6 +42,9 @@ enum Way {
 struct Line {
     way: Way,
     backlog: VecDeque<Work>,
+    calls: Calls,
+    /// RPCs go by the card.
+    takes_calls: bool,
     /// Posts that wait for the queue pair that is being connected.
     reconnects: Vec<u32>,
     /// What a lane begins to count with, so that nothing of an older one is taken for its own.
@@ -55,6 +62,8 @@ struct State {
     planned: Vec<(usize, u32, bool)>,
     /// Lists that were posted on lanes that are gone, and work requests in them.
     posted: (u64, u64),
+    /// The answer that has come, kept for its memory.
+    answer: Vec<u8>,
 }
 
 /// A thread's way to all servers: queue pairs for operations, and connections for all else.
@@ -86,13 +95,21 @@ impl Transport {
         let line = || Line {
             way: Way::Down,
             backlog: VecDeque::new(),
+            calls: Calls::default(),
+            takes_calls: false,
             reconnects: Vec::new(),
             next: 0,
             has_moved: false,
             moved_ns: 0,
         };
         let lines = region_bytes.iter().map(|_| line()).collect();
-        let state = State { lines, posts: Posts::default(), planned: Vec::new(), posted: (0, 0) };
+        let state = State {
+            lines,
+            posts: Posts::default(),
+            planned: Vec::new(),
+            posted: (0, 0),
+            answer: Vec::new(),
+        };
         Ok(Transport {
             tcp,
             completions,
@@ -118,6 +135,24 @@ impl Transport {
         })
     }
 
+    /// Whether short RPCs to a server go by the card.
+    pub(super) fn takes_calls(&self, server: ServerId) -> bool {
+        self.state.borrow().lines.get(server.index()).is_some_and(|line| line.takes_calls)
+    }
+
+    /// Why nothing can be posted to a server, if so.
+    fn refusal_of(&self, lines: &[Line], server: ServerId) -> Option<OpError> {
+        let error = |kind| Some(OpError { server, kind });
+        if self.tcp.has_given_up() {
+            return error(OpErrorKind::Fenced);
+        }
+        match lines[server.index()].way {
+            Way::Up(_) | Way::Connecting => None,
+            Way::Down => error(OpErrorKind::Unavailable),
+            Way::Fenced => error(OpErrorKind::Fenced),
+        }
+    }
+
     /// Why an operation cannot be posted, if so.
     fn refusal(&self, lines: &[Line], op: &Op) -> Option<OpError> {
         let (addr, bytes) = (op.addr(), op.bytes());
@@ -141,21 +176,14 @@ impl Transport {
         if !is_registered && bytes > 0 {
             return error(OpErrorKind::Unregistered);
         }
-        if self.tcp.has_given_up() {
-            return error(OpErrorKind::Fenced);
-        }
-        match lines[server.index()].way {
-            Way::Up(_) | Way::Connecting => None,
-            Way::Down => error(OpErrorKind::Unavailable),
-            Way::Fenced => error(OpErrorKind::Fenced),
-        }
+        self.refusal_of(lines, server)
     }
 
     /// Begins to get a new queue pair (F10); the slot to wait for, and whether the caller is the one who
     /// has to connect. What is in flight fails.
     pub(super) fn reconnect(&self, server: ServerId, context: &Context<'_>) -> (u32, bool) {
         let mut state = self.state.borrow_mut();
-        let State { lines, posts, posted, .. } = &mut *state;
+        let State { lines, posts, posted, answer, .. } = &mut *state;
         let index = posts.insert(Load::Empty, context.waker().clone());
         let mut begins = false;
         let refused = match lines.get_mut(server.index()) {
@@ -170,7 +198,7 @@ impl Transport {
                         lane.stop();
                     }
                     // What has ended by now has ended well.
-                    self.take_completions(lines, posts, posted);
+                    self.take_completions(lines, posts, posted, answer);
                 }
                 let line = &mut lines[server.index()];
                 let error = OpError { server, kind: OpErrorKind::Timeout };
@@ -199,6 +227,11 @@ impl Transport {
         line.has_moved = true;
         let result = match result {
             Ok(lane) => {
+                line.takes_calls = lane.takes_messages();
+                if !line.takes_calls {
+                    // Whoever tries again goes by the connection.
+                    line.calls.lose(unavailable(server.index()), posts);
+                }
                 line.way = Way::Up(Box::new(lane));
                 Ok(())
             }
@@ -230,25 +263,27 @@ impl Transport {
     /// Posts what waits and takes what has completed; true if anything moved.
     fn advance(&self) -> bool {
         let mut state = self.state.borrow_mut();
-        let State { lines, posts, posted, .. } = &mut *state;
+        let State { lines, posts, posted, answer, .. } = &mut *state;
         let (mut progress, mut in_flight) = (false, false);
         for (server, line) in lines.iter_mut().enumerate() {
             let Way::Up(lane) = &mut line.way else { continue };
-            if !line.backlog.is_empty() {
-                match lane.post(&mut line.backlog, self.list_max) {
-                    Ok(count) => progress |= count > 0,
-                    Err(_) => {
-                        let error = unavailable(server);
-                        line.lose(Way::Down, error, posts, posted);
-                        progress = true;
-                        continue;
-                    }
-                }
+            let was_idle = lane.in_flight() == 0;
+            let mut given = line.calls.send(lane);
+            if given.is_ok() && (!line.backlog.is_empty() || lane.has_unposted()) {
+                given = lane.post(&mut line.backlog, self.list_max).map(|count| {
+                    progress |= count > 0;
+                    line.has_moved |= was_idle && count > 0;
+                });
             }
-            in_flight |= lane.in_flight() > 0;
+            if given.is_err() {
+                line.lose(Way::Down, unavailable(server), posts, posted);
+                progress = true;
+                continue;
+            }
+            in_flight |= lane.in_flight() > 0 || line.calls.awaits();
         }
         if in_flight {
-            progress |= self.take_completions(lines, posts, posted);
+            progress |= self.take_completions(lines, posts, posted, answer);
         }
         drop(state);
         progress
@@ -259,12 +294,20 @@ impl Transport {
         lines: &mut [Line],
         posts: &mut Posts,
         posted: &mut (u64, u64),
+        answer: &mut Vec<u8>,
     ) -> bool {
         let count = self.completions.poll(|completion| {
             let (server, count) = lane_of(completion.number);
             let Some(line) = lines.get_mut(server) else { return };
             let Way::Up(lane) = &mut line.way else { return };
-            if !lane.is_outstanding(count) {
+            if let Some(bytes) = completion.received.filter(|_| completion.is_done) {
+                let Some(heard) = lane.heard(count, bytes, answer) else { return };
+                if heard.is_err() || !line.calls.answered(answer, posts) {
+                    line.lose(Way::Down, unavailable(server), posts, posted);
+                }
+                return;
+            }
+            if completion.received.is_some() || !lane.is_outstanding(count) {
                 return;
             }
             if completion.is_done {
@@ -287,7 +330,14 @@ impl Transport {
             if std::mem::take(&mut line.has_moved) {
                 line.moved_ns = now_ns;
             }
-            if !line.is_waiting() || now_ns.saturating_sub(line.moved_ns) <= limit_ns {
+            let called_ns = line.calls.look(now_ns);
+            let is_stuck = line.has_operations() && now_ns.saturating_sub(line.moved_ns) > limit_ns;
+            if !is_stuck && called_ns <= limit_ns {
+                if let Way::Up(lane) = &mut line.way
+                    && line.calls.is_due(called_ns, now_ns, PROBE_EVERY.as_nanos() as u64)
+                {
+                    lane.probe();
+                }
                 continue;
             }
             let error = OpError { server: ServerId(server as u16), kind: OpErrorKind::Timeout };
@@ -306,12 +356,17 @@ fn unavailable(server: usize) -> OpError {
 
 impl Line {
     fn push(&mut self, work: Work) {
-        self.has_moved |= !self.is_waiting();
+        self.has_moved |= !self.has_operations();
         self.backlog.push_back(work);
     }
 
     /// Whether anybody waits for something of it.
     fn is_waiting(&self) -> bool {
+        self.has_operations() || !self.calls.is_empty()
+    }
+
+    /// Whether anything is posted, or waits for that.
+    fn has_operations(&self) -> bool {
         let in_flight = matches!(&self.way, Way::Up(lane) if lane.in_flight() > 0);
         in_flight || !self.backlog.is_empty()
     }
@@ -324,6 +379,7 @@ impl Line {
             posted.0 += lane.posted().0;
             posted.1 += lane.posted().1;
         }
+        self.calls.lose(error, posts);
         for work in self.backlog.drain(..) {
             let slot = work.slot;
             drop(work);
@@ -371,13 +427,26 @@ impl Carrier for Transport {
     fn post(&self, load: Load, context: &Context<'_>) -> u32 {
         let mut state = self.state.borrow_mut();
         let State { lines, posts, planned, .. } = &mut *state;
-        let refused = load.ops().find_map(|op| self.refusal(lines, op));
+        let call = match &load {
+            Load::Call(call) => Some(call.server),
+            _ => None,
+        };
+        let refused = match call {
+            Some(server) => self.refusal_of(lines, server),
+            None => load.ops().find_map(|op| self.refusal(lines, op)),
+        };
         let mut plan = Plan::new(matches!(load, Load::Chain(_)));
         if refused.is_some() {
             let index = posts.insert(load, context.waker().clone());
             posts.posted(index, refused);
             drop(state);
             self.wake();
+            return index;
+        }
+        if let Some(server) = call {
+            let index = posts.insert(load, context.waker().clone());
+            let hold = posts.part(index);
+            lines[server.index()].calls.push(index, hold);
             return index;
         }
         let one = match &load {
@@ -462,7 +531,7 @@ impl Driver for Transport {
                 if self.advance() || !is_armed {
                     return self.wake();
                 }
-                let limit = self.op_timeout / 4;
+                let limit = (self.op_timeout / 4).min(PROBE_EVERY);
                 Some(at_most.map_or(limit, |at_most| at_most.min(limit)))
             }
             false => at_most,

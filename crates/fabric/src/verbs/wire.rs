@@ -13,13 +13,14 @@
 //! | 16..32 | GID | GID |
 //! | 32..34 | LID | LID |
 //! | 34 | | findings: 1 torn words, 2 global atomics |
+//! | 36..38 | RPCs that are to go as messages at a time, 0 for none | that may |
 //! | 40..44 | | key of the words |
 //! | 48..56 | | where they begin |
 
 use crate::raw::verbs::Ends;
 
 /// Version of this exchange. Both sides must speak the same.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 const BYTES: usize = 64;
 
 /// What the client asks.
@@ -32,6 +33,8 @@ pub(super) struct Question {
     pub(super) flights: u8,
     pub(super) is_ethernet: bool,
     pub(super) ends: Ends,
+    /// RPCs that are to be under way as messages, each with a receive for its answer.
+    pub(super) calls: u16,
 }
 
 /// How a question was answered.
@@ -57,6 +60,8 @@ pub(super) struct Answer {
     pub(super) ends: Ends,
     pub(super) torn_words: bool,
     pub(super) global_atomics: bool,
+    /// Receives that are posted for requests; no more than were asked for.
+    pub(super) calls: u16,
     pub(super) key: u32,
     pub(super) base: u64,
 }
@@ -72,6 +77,7 @@ impl Question {
             self.is_ethernet.into(),
         ]);
         put_ends(&mut bytes, &self.ends);
+        bytes[36..38].copy_from_slice(&self.calls.to_le_bytes());
         bytes
     }
 
@@ -85,6 +91,7 @@ impl Question {
             flights: bytes[6],
             is_ethernet: bytes[7] == 1,
             ends: ends(bytes),
+            calls: calls(bytes),
         };
         let is_whole = question.encode() == bytes && (1..=5).contains(&question.mtu);
         (question.version != VERSION || is_whole).then_some(question)
@@ -103,6 +110,7 @@ impl Answer {
         ]);
         put_ends(&mut bytes, &self.ends);
         bytes[34] = u8::from(self.torn_words) | u8::from(self.global_atomics) << 1;
+        bytes[36..38].copy_from_slice(&self.calls.to_le_bytes());
         bytes[40..44].copy_from_slice(&self.key.to_le_bytes());
         bytes[48..56].copy_from_slice(&self.base.to_le_bytes());
         bytes
@@ -124,6 +132,7 @@ impl Answer {
             ends: ends(bytes),
             torn_words: bytes[34] & 1 != 0,
             global_atomics: bytes[34] & 2 != 0,
+            calls: calls(bytes),
             key: u32_at(bytes, 40),
             base: u64::from_le_bytes(base),
         };
@@ -150,6 +159,10 @@ fn ends(bytes: &[u8; BYTES]) -> Ends {
     }
 }
 
+fn calls(bytes: &[u8; BYTES]) -> u16 {
+    u16::from_le_bytes([bytes[36], bytes[37]])
+}
+
 fn u32_at(bytes: &[u8; BYTES], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
@@ -169,6 +182,7 @@ mod tests {
             flights: 16,
             is_ethernet: true,
             ends: ENDS,
+            calls: 0x1234,
         };
         assert_eq!(Question::decode(&question.encode()), Some(question));
         let answer = Answer {
@@ -180,6 +194,7 @@ mod tests {
             ends: ENDS,
             torn_words: true,
             global_atomics: true,
+            calls: 16,
             key: 0x8765_4321,
             base: 0x7fff_1234_5678_9000,
         };
@@ -195,10 +210,11 @@ mod tests {
             flights: 1,
             is_ethernet: false,
             ends: ENDS,
+            calls: 16,
         };
         let good = question.encode();
         assert_eq!(Question::decode(&good[1..]), None);
-        for (at, byte) in [(4, 2), (5, 0), (5, 6), (7, 2), (34, 1), (63, 1)] {
+        for (at, byte) in [(4, 2), (5, 0), (5, 6), (7, 2), (34, 1), (38, 1), (63, 1)] {
             let mut bytes = good.clone();
             bytes[at] = byte;
             assert_eq!(Question::decode(&bytes), None, "byte {at}");

@@ -13,6 +13,8 @@ use crate::verbs::VerbsError;
 
 /// Completions taken at a time.
 const BATCH: usize = 32;
+/// What the numbers of receives have beside their own.
+pub(super) const RECEIVED: u64 = 1 << 63;
 
 /// A completion queue, and the descriptor that tells of it when that was asked for.
 #[derive(Debug)]
@@ -30,8 +32,10 @@ unsafe impl Sync for Completions {}
 /// How a work request ended.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Completion {
-    /// What [`super::Lane::post`] gave it.
+    /// What [`super::Lane::post`] gave it, or who posted it on a queue pair.
     pub(crate) number: u64,
+    /// It is a message that has come, of so many bytes.
+    pub(crate) received: Option<u32>,
     pub(crate) is_done: bool,
     /// The library's number of what went wrong.
     pub(crate) status: u32,
@@ -99,7 +103,13 @@ impl Completions {
                 let wc = wc.as_ptr();
                 // SAFETY: the library has filled as many entries as it says, these two fields in any case.
                 let (number, status) = unsafe { ((*wc).wr_id, (*wc).status) };
-                each(Completion { number, is_done: status == ffi::IBV_WC_SUCCESS, status });
+                let is_done = status == ffi::IBV_WC_SUCCESS;
+                let received = (number & RECEIVED != 0).then(|| match is_done {
+                    // SAFETY: of a receive that has ended well the library has filled this one, too.
+                    true => unsafe { (*wc).byte_len },
+                    false => 0,
+                });
+                each(Completion { number: number & !RECEIVED, received, is_done, status });
             }
             all += count;
             if count < BATCH {

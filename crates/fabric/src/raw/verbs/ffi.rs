@@ -18,8 +18,8 @@ pub(super) struct ibv_device {
     _opaque: [u8; 0],
 }
 
-/// The table behind `ibv_post_send`, `ibv_poll_cq` and `ibv_req_notify_cq`, which are inline functions
-/// in the header. All other entries are left to their exported functions.
+/// The table behind `ibv_post_send`, `ibv_post_recv`, `ibv_poll_cq` and `ibv_req_notify_cq`, which are
+/// inline functions in the header. All other entries are left to their exported functions.
 #[repr(C)]
 pub(super) struct ibv_context_ops {
     _before_poll_cq: [*const c_void; 11],
@@ -28,7 +28,9 @@ pub(super) struct ibv_context_ops {
     _before_post_send: [*const c_void; 12],
     pub(super) post_send:
         unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int,
-    _behind: [*const c_void; 6],
+    pub(super) post_recv:
+        unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int,
+    _behind: [*const c_void; 5],
 }
 
 #[repr(C)]
@@ -267,6 +269,15 @@ pub(super) struct ibv_send_wr {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct ibv_recv_wr {
+    pub(super) wr_id: u64,
+    pub(super) next: *mut ibv_recv_wr,
+    pub(super) sg_list: *mut ibv_sge,
+    pub(super) num_sge: c_int,
+}
+
+#[repr(C)]
 #[derive(Clone, Copy, Default)]
 pub(super) struct ibv_wc {
     pub(super) wr_id: u64,
@@ -312,6 +323,7 @@ pub(super) const IBV_ACCESS_REMOTE_READ: c_int = 1 << 2;
 pub(super) const IBV_ACCESS_REMOTE_ATOMIC: c_int = 1 << 3;
 
 pub(super) const IBV_WR_RDMA_WRITE: c_uint = 0;
+pub(super) const IBV_WR_SEND: c_uint = 2;
 pub(super) const IBV_WR_RDMA_READ: c_uint = 4;
 pub(super) const IBV_WR_ATOMIC_CMP_AND_SWP: c_uint = 5;
 pub(super) const IBV_WR_ATOMIC_FETCH_AND_ADD: c_uint = 6;
@@ -342,6 +354,7 @@ const _: () = {
     assert!(size_of::<ibv_port_attr>() == 52);
     assert!(size_of::<ibv_sge>() == 16);
     assert!(size_of::<ibv_send_wr>() == 128);
+    assert!(size_of::<ibv_recv_wr>() == 32);
     assert!(size_of::<ibv_wc>() == 48);
 };
 
@@ -369,12 +382,12 @@ mod tests {
         }
         let mut wanted = layouts! {
             ibv_context: ops;
-            ibv_context_ops: poll_cq, req_notify_cq, post_send;
+            ibv_context_ops: poll_cq, req_notify_cq, post_send, post_recv;
             ibv_mr: lkey, rkey;
             ibv_comp_channel: fd;
             ibv_cq: context;
             ibv_qp: context, qp_num;
-            ibv_qp_cap: max_send_wr, max_inline_data;
+            ibv_qp_cap: max_send_wr, max_recv_wr, max_recv_sge, max_inline_data;
             ibv_qp_init_attr: send_cq, recv_cq, srq, cap, qp_type, sq_sig_all;
             ibv_global_route: dgid, flow_label, sgid_index, hop_limit;
             ibv_ah_attr: grh, dlid, sl, is_global, port_num;
@@ -386,7 +399,8 @@ mod tests {
             ibv_port_attr: state, active_mtu, gid_tbl_len, max_msg_sz, lid, link_layer;
             ibv_sge: addr, length, lkey;
             ibv_send_wr: wr_id, next, sg_list, num_sge, opcode, send_flags, wr;
-            ibv_wc: wr_id, status, opcode, qp_num;
+            ibv_recv_wr: wr_id, next, sg_list, num_sge;
+            ibv_wc: wr_id, status, opcode, byte_len, qp_num;
         };
         macro_rules! sizes {
             ($($name:ident)+) => {
@@ -396,7 +410,7 @@ mod tests {
         wanted.extend(sizes! {
             ibv_context_ops ibv_pd ibv_mr ibv_comp_channel ibv_qp_cap ibv_qp_init_attr
             ibv_global_route ibv_ah_attr ibv_qp_attr ibv_device_attr ibv_port_attr ibv_sge
-            ibv_send_wr ibv_wc
+            ibv_send_wr ibv_recv_wr ibv_wc
         });
         let union = offset_of!(ibv_send_wr, wr);
         for (field, at) in [
@@ -414,6 +428,7 @@ mod tests {
             ("IBV_QP_DEST_QPN", IBV_QP_DEST_QPN as u32),
             ("IBV_QP_MAX_DEST_RD_ATOMIC", IBV_QP_MAX_DEST_RD_ATOMIC as u32),
             ("IBV_ACCESS_REMOTE_ATOMIC", IBV_ACCESS_REMOTE_ATOMIC as u32),
+            ("IBV_WR_SEND", IBV_WR_SEND),
             ("IBV_WR_RDMA_READ", IBV_WR_RDMA_READ),
             ("IBV_WR_ATOMIC_FETCH_AND_ADD", IBV_WR_ATOMIC_FETCH_AND_ADD),
             ("IBV_SEND_INLINE", IBV_SEND_INLINE),

@@ -9,7 +9,7 @@
 use std::cell::UnsafeCell;
 use std::rc::Rc;
 
-use crate::{Op, Ops};
+use crate::{Buf, Op, Ops, ServerId, ServiceId};
 
 /// What was posted together.
 #[derive(Debug)]
@@ -18,6 +18,18 @@ pub(crate) enum Load {
     One(Op),
     Chain(Ops),
     Batch(Ops),
+    Call(Call),
+}
+
+/// An RPC. No card touches its buffers.
+#[derive(Debug)]
+pub(crate) struct Call {
+    pub(crate) server: ServerId,
+    pub(crate) service: ServiceId,
+    pub(crate) request: Buf,
+    pub(crate) reply: Buf,
+    /// Bytes of the reply that came.
+    pub(crate) reply_len: usize,
 }
 
 impl crate::post::Load for Load {
@@ -25,7 +37,7 @@ impl crate::post::Load for Load {
 
     #[inline]
     fn is_empty(&self) -> bool {
-        self.ops().next().is_none()
+        !matches!(self, Load::Call(_)) && self.ops().next().is_none()
     }
 
     #[inline]
@@ -49,7 +61,7 @@ impl Load {
     /// Its operations, in order.
     pub(crate) fn ops(&self) -> impl Iterator<Item = &Op> {
         let (one, many) = match self {
-            Load::Empty => (None, None),
+            Load::Empty | Load::Call(_) => (None, None),
             Load::One(op) => (Some(op), None),
             Load::Chain(ops) | Load::Batch(ops) => (None, Some(ops)),
         };
@@ -60,7 +72,9 @@ impl Load {
         match self {
             Load::One(op) => op,
             Load::Chain(ops) | Load::Batch(ops) => ops.get(part as usize),
-            Load::Empty => unreachable!("INV-HOLD-2: nothing is taken out of what is in flight"),
+            Load::Empty | Load::Call(_) => {
+                unreachable!("INV-HOLD-2: nothing is taken out of what is in flight")
+            }
         }
     }
 
@@ -68,7 +82,9 @@ impl Load {
         match self {
             Load::One(op) => op,
             Load::Chain(ops) | Load::Batch(ops) => ops.get_mut(part as usize),
-            Load::Empty => unreachable!("INV-HOLD-2: nothing is taken out of what is in flight"),
+            Load::Empty | Load::Call(_) => {
+                unreachable!("INV-HOLD-2: nothing is taken out of what is in flight")
+            }
         }
     }
 }
@@ -87,6 +103,23 @@ impl Hold {
         match Rc::get_mut(this) {
             Some(hold) => Ok(std::mem::replace(hold.0.get_mut(), load)),
             None => Err(load),
+        }
+    }
+
+    /// The RPC that it holds, if it is one and nobody else has it.
+    pub(crate) fn call_mut(this: &mut Rc<Hold>) -> Option<&mut Call> {
+        match Rc::get_mut(this)?.0.get_mut() {
+            Load::Call(call) => Some(call),
+            _ => None,
+        }
+    }
+
+    /// Calls `with` for the RPC that it holds. Not to be called from inside of itself.
+    pub(crate) fn with_call<T>(&self, with: impl FnOnce(&Call) -> T) -> T {
+        // SAFETY: as in `with` below.
+        match unsafe { &*self.0.get() } {
+            Load::Call(call) => with(call),
+            _ => unreachable!("INV-HOLD-2: nothing is taken out of what is in flight"),
         }
     }
 

@@ -3,6 +3,9 @@
 //! - **INV-LANE-1** At most `depth` work requests are outstanding, unsignalled ones included: a place
 //!   is free again when a signalled completion at or behind it has been taken.
 //! - **INV-LANE-2** Work request `n` has the result word `n % depth` for itself while it is outstanding.
+//! - **INV-LANE-3** There are never more messages without an answer than were granted (VERBS-11), and an
+//!   answer's receive is posted again before it counts as come. So neither end ever gets a message for
+//!   which it has posted no receive.
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,15 +14,16 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::device::{WordsKey, error_of};
+use super::device::WordsKey;
 use super::ffi::{self, ibv_send_wr, ibv_sge, ibv_wr, ibv_wr_atomic, ibv_wr_rdma};
 use super::hold::Hold;
-use super::pair::QueuePair;
+use super::pair::{QueuePair, work_request};
 use crate::Op;
+use crate::verbs::Asked;
 
 /// Work requests in a row of which one at least is signalled.
 const SIGNAL_EVERY: usize = 16;
-/// Bits of a work request's number that count; those above name the lane.
+/// Bits of a work request's number that count; those above name the lane, in 15 bits.
 const COUNT_BITS: u32 = 48;
 
 /// Memory of the other end.
@@ -40,6 +44,15 @@ pub(crate) struct Work {
     pub(crate) is_fenced: bool,
 }
 
+/// What is outstanding.
+#[derive(Debug)]
+enum Entry {
+    Op(Work),
+    Message,
+    /// A READ of a word that nobody asked for.
+    Probe,
+}
+
 /// The sending side of a connected queue pair.
 pub(crate) struct Lane {
     pair: QueuePair,
@@ -51,9 +64,16 @@ pub(crate) struct Lane {
     remote: Remote,
     /// Results of atomics, `depth` of them from the first on.
     results: Arc<WordsKey>,
-    ring: VecDeque<Work>,
+    ring: VecDeque<Entry>,
+    /// The number of the first work request, and of the first receive.
+    first: u64,
     /// The number of the next work request.
     next: u64,
+    asked: Asked,
+    /// Bytes of messages that were put into their places and not posted.
+    unposted: VecDeque<u32>,
+    /// Whether to look if the other end is there.
+    probes: bool,
     // Kept for their memory.
     requests: Vec<ibv_send_wr>,
     places: Vec<ibv_sge>,
@@ -67,8 +87,8 @@ pub(crate) fn lane_of(number: u64) -> (usize, u64) {
 }
 
 impl Lane {
-    /// Over a connected pair of that depth. Numbers begin with `first`, so that a completion of an
-    /// earlier lane of the same index is known for what it is.
+    /// Over a connected pair of that depth, which takes `granted` messages at a time. Numbers begin with
+    /// `first`, so that a completion of an earlier lane of the same index is known for what it is.
     ///
     /// # Panics
     /// If there are fewer result words than places.
@@ -78,7 +98,7 @@ impl Lane {
         depth: usize,
         remote: Remote,
         results: Arc<WordsKey>,
-        first: u64,
+        (first, granted): (u64, u16),
     ) -> Lane {
         assert!(results.words().bytes() as usize >= depth * 8, "a result word for each place");
         Lane {
@@ -89,7 +109,11 @@ impl Lane {
             remote,
             results,
             ring: VecDeque::with_capacity(depth),
+            first,
             next: first,
+            asked: Asked::new(granted),
+            unposted: VecDeque::new(),
+            probes: false,
             requests: Vec::with_capacity(depth),
             places: Vec::with_capacity(depth),
             posted: (0, 0),
@@ -101,6 +125,72 @@ impl Lane {
         self.ring.len()
     }
 
+    /// Posts the receives for a lane's answers, as long as its pair is not connected.
+    ///
+    /// # Errors
+    /// What the library said.
+    pub(crate) fn expect_answers(
+        pair: &mut QueuePair,
+        index: u16,
+        (first, count): (u64, u16),
+    ) -> io::Result<()> {
+        (0..u64::from(count)).try_for_each(|number| pair.expect(number, tag(index, first + number)))
+    }
+
+    /// Whether messages are taken at all.
+    pub(crate) fn takes_messages(&self) -> bool {
+        self.asked.is_granted()
+    }
+
+    /// Whether a message may be given to [`Lane::put`].
+    pub(crate) fn has_room(&self) -> bool {
+        self.asked.has_room()
+    }
+
+    /// Takes a message, to be sent by the next [`Lane::post`].
+    ///
+    /// # Errors
+    /// If the pair takes none.
+    ///
+    /// # Panics
+    /// If there is no room, or it is too long.
+    pub(crate) fn put(&mut self, parts: [&[u8]; 2]) -> io::Result<()> {
+        let bytes = self.pair.put(self.asked.put(), parts)?;
+        self.unposted.push_back(bytes);
+        Ok(())
+    }
+
+    /// Copies the answer whose receive has completed with number `count`, and posts the receive anew.
+    /// `None` if it belongs to an earlier lane.
+    pub(crate) fn heard(
+        &mut self,
+        count: u64,
+        bytes: u32,
+        into: &mut Vec<u8>,
+    ) -> Option<io::Result<()>> {
+        let number = self.asked.next_answer();
+        if count != self.first + number {
+            return None;
+        }
+        if !self.asked.answered() {
+            return Some(Err(io::ErrorKind::InvalidData.into()));
+        }
+        // As many receives are posted as there are places: this one is the last of a round.
+        let again = number + self.pair.places();
+        let taken = self.pair.take(number, bytes, into);
+        Some(taken.and_then(|()| self.pair.expect(again, tag(self.index, self.first + again))))
+    }
+
+    /// Has the next [`Lane::post`] look if the other end is there: if not, a work request fails.
+    pub(crate) fn probe(&mut self) {
+        self.probes = true;
+    }
+
+    /// Whether [`Lane::post`] has something of its own to post.
+    pub(crate) fn has_unposted(&self) -> bool {
+        self.probes || !self.unposted.is_empty()
+    }
+
     /// Whether its work request of that number is outstanding.
     pub(crate) fn is_outstanding(&self, count: u64) -> bool {
         (self.next - self.ring.len() as u64..self.next).contains(&count)
@@ -108,7 +198,7 @@ impl Lane {
 
     /// The number that a lane in the place of this one begins with.
     pub(crate) fn next(&self) -> u64 {
-        self.next
+        self.next.max(self.first + self.asked.next_answer() + self.pair.places())
     }
 
     /// Lists that were posted so far, and work requests in them.
@@ -116,7 +206,8 @@ impl Lane {
         self.posted
     }
 
-    /// Posts as much of `backlog` as there is room for, at most `list_max` in one list; how many.
+    /// Posts messages, and as much of `backlog` as there is room for, at most `list_max` in one list; how
+    /// many.
     ///
     /// # Errors
     /// What the library said. The lane is to be cut then; all that was taken from the backlog counts
@@ -128,24 +219,62 @@ impl Lane {
     ) -> io::Result<usize> {
         let mut all = 0;
         loop {
-            let room = self.depth - self.ring.len();
-            let count = self.ready(backlog, room.min(list_max));
-            if count == 0 {
-                return Ok(all);
-            }
+            let room = (self.depth - self.ring.len()).min(list_max);
             self.requests.clear();
             self.places.clear();
-            for (position, work) in backlog.drain(..count).enumerate() {
-                let is_signalled = position + 1 == count || (position + 1) % SIGNAL_EVERY == 0;
-                let (request, place) = self.request(&work, is_signalled);
-                self.requests.push(request);
-                self.places.push(place);
-                self.ring.push_back(work);
-                self.next += 1;
+            while self.requests.len() < room
+                && let Some((request, place, entry)) = self.own()?
+            {
+                self.add(request, place, entry);
             }
+            // What stands in front of the backlog counts for it as in flight.
+            let count = self.ready(backlog, room - self.requests.len());
+            for work in backlog.drain(..count) {
+                let (request, place) = self.request(&work);
+                self.add(request, place, Entry::Op(work));
+            }
+            let Some(last) = self.requests.last_mut() else { return Ok(all) };
+            last.send_flags |= ffi::IBV_SEND_SIGNALED;
+            all += self.requests.len();
             self.send()?;
-            all += count;
         }
+    }
+
+    /// Adds to the list that is being put together.
+    fn add(&mut self, mut request: ibv_send_wr, place: ibv_sge, entry: Entry) {
+        if (self.requests.len() + 1).is_multiple_of(SIGNAL_EVERY) {
+            request.send_flags |= ffi::IBV_SEND_SIGNALED;
+        }
+        self.requests.push(request);
+        self.places.push(place);
+        self.ring.push_back(entry);
+        self.next += 1;
+    }
+
+    /// The next work request that comes from no backlog.
+    fn own(&mut self) -> io::Result<Option<(ibv_send_wr, ibv_sge, Entry)>> {
+        if let Some(bytes) = self.unposted.pop_front() {
+            let number = self.asked.all() - 1 - self.unposted.len() as u64;
+            let (request, place) = self.pair.message(number, bytes, tag(self.index, self.next))?;
+            return Ok(Some((request, place, Entry::Message)));
+        }
+        if !std::mem::take(&mut self.probes) {
+            return Ok(None);
+        }
+        let rdma = ibv_wr_rdma { remote_addr: self.remote.base, rkey: self.remote.key };
+        let number = tag(self.index, self.next);
+        let request = work_request(number, ffi::IBV_WR_RDMA_READ, 0, ibv_wr { rdma });
+        Ok(Some((request, self.result_place(), Entry::Probe)))
+    }
+
+    /// Where the result of the next work request goes (INV-LANE-2).
+    fn result_place(&self) -> ibv_sge {
+        let addr = self.results.base() + self.result() as u64 * 8;
+        ibv_sge { addr, length: 8, lkey: self.results.local() }
+    }
+
+    fn result(&self) -> usize {
+        self.next as usize % self.depth
     }
 
     /// How much of `backlog` may go out now, at most `most`.
@@ -165,7 +294,6 @@ impl Lane {
 
     /// Hands the list that has been put together to the card.
     fn send(&mut self) -> io::Result<()> {
-        let Some(qp) = self.pair.qp() else { return Err(io::ErrorKind::NotConnected.into()) };
         let (requests, places) = (self.requests.as_mut_ptr(), self.places.as_mut_ptr());
         let count = self.requests.len();
         for at in 0..count {
@@ -176,31 +304,21 @@ impl Lane {
                     if at + 1 < count { requests.add(at + 1) } else { ptr::null_mut() };
             }
         }
-        let mut bad = ptr::null_mut();
-        // SAFETY: the pair is there; the list is whole, and its buffers are owned by the ring until
-        // they have completed or the pair is destroyed (INV-HOLD-1).
-        let code = unsafe {
-            let context = (*qp.as_ptr()).context;
-            ((*context).ops.post_send)(qp.as_ptr(), requests, &mut bad)
-        };
         self.posted.0 += 1;
         self.posted.1 += count as u64;
-        if code == 0 { Ok(()) } else { Err(error_of(code)) }
+        // SAFETY: the list is whole; its buffers are owned by the ring until they have completed or the
+        // pair is destroyed (INV-HOLD-1), or are words that stay as long (INV-MAIL-1, and the results).
+        unsafe { self.pair.post(requests) }
     }
 
     /// The work request of an operation.
-    fn request(&self, work: &Work, is_signalled: bool) -> (ibv_send_wr, ibv_sge) {
-        let result = self.next as usize % self.depth;
-        let result_place = ibv_sge {
-            addr: self.results.base() + result as u64 * 8,
-            length: 8,
-            lkey: self.results.local(),
-        };
+    fn request(&self, work: &Work) -> (ibv_send_wr, ibv_sge) {
+        let (result, result_place) = (self.result(), self.result_place());
         let inline_max = self.pair.inline_max();
         work.hold.with(work.part, |op| {
             let remote_addr = self.remote.base.wrapping_add(op.addr().offset());
             let rkey = self.remote.key;
-            let mut send_flags = if is_signalled { ffi::IBV_SEND_SIGNALED } else { 0 };
+            let mut send_flags = 0;
             if work.is_fenced && !self.holds_back {
                 send_flags |= ffi::IBV_SEND_FENCE;
             }
@@ -234,17 +352,7 @@ impl Lane {
                     (ffi::IBV_WR_ATOMIC_FETCH_AND_ADD, ibv_wr { atomic }, result_place)
                 }
             };
-            let request = ibv_send_wr {
-                wr_id: u64::from(self.index) << COUNT_BITS | self.next,
-                next: ptr::null_mut(),
-                sg_list: ptr::null_mut(),
-                num_sge: 1,
-                opcode,
-                send_flags,
-                imm_data: 0,
-                wr,
-                behind: [0; 7],
-            };
+            let request = work_request(tag(self.index, self.next), opcode, send_flags, wr);
             (request, place)
         })
     }
@@ -254,14 +362,20 @@ impl Lane {
     pub(crate) fn retire(&mut self, count: u64, mut done: impl FnMut(u32)) {
         let mut number = self.next - self.ring.len() as u64;
         while number <= count
-            && let Some(work) = self.ring.pop_front()
+            && let Some(entry) = self.ring.pop_front()
         {
-            let result = number as usize % self.depth;
-            let found = self.results.words().as_slice()[result].load(Ordering::Acquire);
-            work.hold.set_old(work.part, found);
-            let slot = work.slot;
-            drop(work);
-            done(slot);
+            match entry {
+                Entry::Op(work) => {
+                    let result = number as usize % self.depth;
+                    let found = self.results.words().as_slice()[result].load(Ordering::Acquire);
+                    work.hold.set_old(work.part, found);
+                    let slot = work.slot;
+                    drop(work);
+                    done(slot);
+                }
+                Entry::Message => self.asked.sent(),
+                Entry::Probe => {}
+            }
             number += 1;
         }
     }
@@ -275,7 +389,8 @@ impl Lane {
     /// Calls `lost` with the slots of all that was outstanding.
     pub(crate) fn cut(&mut self, mut lost: impl FnMut(u32)) {
         let cut = self.pair.cut();
-        for work in self.ring.drain(..) {
+        for entry in self.ring.drain(..) {
+            let Entry::Op(work) = entry else { continue };
             let slot = work.slot;
             if cut.is_err() {
                 // A card that could not be stopped may still write there.
@@ -295,10 +410,15 @@ impl std::fmt::Debug for Lane {
 impl Drop for Lane {
     fn drop(&mut self) {
         self.cut(|_| {});
-        if self.pair.qp().is_some() {
+        if self.pair.is_there() {
             std::mem::forget(Arc::clone(&self.results));
         }
     }
+}
+
+/// The number of a lane's work request or receive.
+fn tag(index: u16, count: u64) -> u64 {
+    u64::from(index) << COUNT_BITS | count
 }
 
 fn place_of((addr, length, lkey): (u64, u32, u32)) -> ibv_sge {

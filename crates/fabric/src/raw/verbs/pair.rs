@@ -4,11 +4,13 @@ use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use super::completions::Completions;
+use super::completions::{Completions, RECEIVED};
 use super::device::{Device, error_of};
 use super::ffi::{
-    self, ibv_ah_attr, ibv_gid, ibv_global_route, ibv_qp, ibv_qp_attr, ibv_qp_cap, ibv_qp_init_attr,
+    self, ibv_ah_attr, ibv_gid, ibv_global_route, ibv_qp, ibv_qp_attr, ibv_qp_cap,
+    ibv_qp_init_attr, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wr, ibv_wr_rdma,
 };
+use super::messages::Messages;
 use crate::verbs::VerbsError;
 
 /// What both ends of a connection must know of this one.
@@ -40,6 +42,19 @@ pub(crate) struct Here {
     pub(crate) retries: u8,
 }
 
+/// How much a queue pair is made for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Size {
+    /// Work requests that may be outstanding.
+    pub(crate) depth: u32,
+    /// Bytes that a work request can carry itself: a wish.
+    pub(crate) inline_max: u32,
+    /// Messages that may be about to come, and as many that are being sent.
+    pub(crate) messages: u16,
+    /// Bytes of the longest message.
+    pub(crate) message_bytes: usize,
+}
+
 /// A queue pair. Destroyed when it is dropped.
 #[derive(Debug)]
 pub(crate) struct QueuePair {
@@ -48,23 +63,26 @@ pub(crate) struct QueuePair {
     number: u32,
     inline_max: u32,
     completions: Arc<Completions>,
+    /// Given back behind the queue pair (INV-MAIL-1).
+    messages: Option<Messages>,
 }
 
 // SAFETY: libibverbs may be called from any thread.
 unsafe impl Send for QueuePair {}
 
 impl QueuePair {
-    /// A queue pair that may have `depth` work requests outstanding, in the state INIT. `inline_max`
-    /// is a wish. Others may reach what is registered for them only if `is_target`.
+    /// A queue pair in the state INIT. Others may reach what is registered for them only if
+    /// `is_target`.
     pub(crate) fn new(
         completions: &Arc<Completions>,
-        depth: u32,
-        inline_max: u32,
+        size: Size,
         port: u8,
         is_target: bool,
     ) -> Result<QueuePair, VerbsError> {
-        let mut pair = match Self::create(completions, depth, inline_max) {
-            Err(_) if inline_max > 0 => Self::create(completions, depth, 0)?,
+        let mut pair = match Self::create(completions, size) {
+            Err(_) if size.inline_max > 0 => {
+                Self::create(completions, Size { inline_max: 0, ..size })?
+            }
             pair => pair?,
         };
         let access = if is_target {
@@ -88,23 +106,23 @@ impl QueuePair {
         Ok(pair)
     }
 
-    fn create(
-        completions: &Arc<Completions>,
-        depth: u32,
-        inline_max: u32,
-    ) -> Result<QueuePair, VerbsError> {
+    fn create(completions: &Arc<Completions>, size: Size) -> Result<QueuePair, VerbsError> {
         let device = completions.device();
+        let messages = match size.messages {
+            0 => None,
+            count => Some(Messages::new(device, count, size.message_bytes)?),
+        };
         let mut attr = ibv_qp_init_attr {
             qp_context: ptr::null_mut(),
             send_cq: completions.cq(),
             recv_cq: completions.cq(),
             srq: ptr::null_mut(),
             cap: ibv_qp_cap {
-                max_send_wr: depth,
-                max_recv_wr: 1,
+                max_send_wr: size.depth,
+                max_recv_wr: u32::from(size.messages.max(1)),
                 max_send_sge: 1,
                 max_recv_sge: 1,
-                max_inline_data: inline_max,
+                max_inline_data: size.inline_max,
             },
             qp_type: ffi::IBV_QPT_RC,
             sq_sig_all: 0,
@@ -115,7 +133,8 @@ impl QueuePair {
         // SAFETY: it was just made.
         let number = unsafe { qp.as_ref() }.qp_num;
         let inline_max = attr.cap.max_inline_data;
-        Ok(QueuePair { qp: Some(qp), number, inline_max, completions: Arc::clone(completions) })
+        let completions = Arc::clone(completions);
+        Ok(QueuePair { qp: Some(qp), number, inline_max, completions, messages })
     }
 
     /// Its number, for the other end.
@@ -132,8 +151,94 @@ impl QueuePair {
         self.inline_max
     }
 
-    pub(super) fn qp(&self) -> Option<NonNull<ibv_qp>> {
-        self.qp
+    /// Whether it has not been destroyed.
+    pub(super) fn is_there(&self) -> bool {
+        self.qp.is_some()
+    }
+
+    /// Hands a list of work requests to the card.
+    ///
+    /// # Safety
+    /// The list is whole, and what it names stays, and may be read and written, until it has completed or
+    /// the pair is destroyed.
+    pub(super) unsafe fn post(&self, list: *mut ibv_send_wr) -> io::Result<()> {
+        let Some(qp) = self.qp else { return Err(io::ErrorKind::NotConnected.into()) };
+        let mut bad = ptr::null_mut();
+        // SAFETY: the pair is there; the caller answers for the list.
+        let code = unsafe {
+            let context = (*qp.as_ptr()).context;
+            ((*context).ops.post_send)(qp.as_ptr(), list, &mut bad)
+        };
+        if code == 0 { Ok(()) } else { Err(error_of(code)) }
+    }
+
+    fn messages(&self) -> io::Result<&Messages> {
+        self.messages.as_ref().ok_or_else(|| io::ErrorKind::Unsupported.into())
+    }
+
+    /// Messages that it may be about to get.
+    pub(super) fn places(&self) -> u64 {
+        self.messages.as_ref().map_or(0, Messages::count)
+    }
+
+    /// Posts a receive for message `number`; its completion has the number `tag`, below 2^63.
+    ///
+    /// # Errors
+    /// What the library said; `NotConnected` if the pair is destroyed.
+    pub(crate) fn expect(&mut self, number: u64, tag: u64) -> io::Result<()> {
+        let Some(qp) = self.qp else { return Err(io::ErrorKind::NotConnected.into()) };
+        let mut place = self.messages()?.to_receive(number);
+        let (next, wr_id) = (ptr::null_mut(), tag | RECEIVED);
+        let mut request = ibv_recv_wr { wr_id, next, sg_list: &mut place, num_sge: 1 };
+        let mut bad = ptr::null_mut();
+        // SAFETY: the pair is there. The place consists of words that stay until the pair is destroyed
+        // (INV-MAIL-1), and the library copies the request.
+        let code = unsafe {
+            let context = (*qp.as_ptr()).context;
+            ((*context).ops.post_recv)(qp.as_ptr(), &mut request, &mut bad)
+        };
+        if code == 0 { Ok(()) } else { Err(error_of(code)) }
+    }
+
+    /// Copies message `number`, of `bytes`, that has come.
+    pub(crate) fn take(&self, number: u64, bytes: u32, into: &mut Vec<u8>) -> io::Result<()> {
+        self.messages()?.load(number, bytes, into);
+        Ok(())
+    }
+
+    /// Puts message `number` into its place; its bytes.
+    pub(super) fn put(&self, number: u64, parts: [&[u8]; 2]) -> io::Result<u32> {
+        Ok(self.messages()?.store(number, parts))
+    }
+
+    /// The work request, and the place, of message `number` that was put. Not signalled.
+    pub(super) fn message(
+        &self,
+        number: u64,
+        bytes: u32,
+        wr_id: u64,
+    ) -> io::Result<(ibv_send_wr, ibv_sge)> {
+        let place = self.messages()?.to_send(number, bytes);
+        let send_flags = if bytes <= self.inline_max { ffi::IBV_SEND_INLINE } else { 0 };
+        let wr = ibv_wr { rdma: ibv_wr_rdma { remote_addr: 0, rkey: 0 } };
+        Ok((work_request(wr_id, ffi::IBV_WR_SEND, send_flags, wr), place))
+    }
+
+    /// Sends message `number`; its completion has the number `tag`.
+    ///
+    /// # Errors
+    /// What the library said; `NotConnected` if the pair is destroyed.
+    ///
+    /// # Panics
+    /// If it is longer than a place.
+    pub(crate) fn send(&mut self, number: u64, content: &[u8], tag: u64) -> io::Result<()> {
+        let bytes = self.put(number, [content, &[]])?;
+        let (mut request, mut place) = self.message(number, bytes, tag)?;
+        request.send_flags |= ffi::IBV_SEND_SIGNALED;
+        request.sg_list = &mut place;
+        // SAFETY: a list of one, whose place consists of words that stay until the pair is destroyed
+        // (INV-MAIL-1); the library copies the rest.
+        unsafe { self.post(&mut request) }
     }
 
     fn modify(
@@ -228,7 +333,25 @@ impl Drop for QueuePair {
         if self.cut().is_err() {
             // It lives on until the process ends, and with it all that it may use.
             std::mem::forget(Arc::clone(&self.completions));
+            if let Some(messages) = &self.messages {
+                messages.leak();
+            }
         }
+    }
+}
+
+/// One work request of one place, to be put into a list.
+pub(super) fn work_request(wr_id: u64, opcode: u32, send_flags: u32, wr: ibv_wr) -> ibv_send_wr {
+    ibv_send_wr {
+        wr_id,
+        next: ptr::null_mut(),
+        sg_list: ptr::null_mut(),
+        num_sge: 1,
+        opcode,
+        send_flags,
+        imm_data: 0,
+        wr,
+        behind: [0; 7],
     }
 }
 

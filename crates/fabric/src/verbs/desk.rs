@@ -1,0 +1,330 @@
+//! Who answers the RPCs that come by the card: threads of the server, each with a completion queue of its
+//! own for the queue pairs that have a seat with it.
+//!
+//! - **VERBS-7** A seat's requests are carried out in their order, by one thread, each under the gate of its
+//!   connection (TCP-13). While that is taken, other seats' requests go first.
+//! - **VERBS-8** An answer is sent when the receive of its request has been posted again. So who waits for
+//!   answers to no more requests than were granted always finds a receive posted.
+//! - **VERBS-9** The completion queue has room for all that its seats may leave there. A seat that has been
+//!   left counts until nothing of it can lie there any more.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Token, Waker};
+
+use super::VerbsError;
+use super::flow::Served;
+use crate::raw::verbs::{Completions, Device, QueuePair};
+use crate::tcp::SPIN;
+use crate::tcp::call::{Answer, Called, Caller};
+
+/// Most requests of one queue pair under way.
+pub(super) const CALLS_MAX: u16 = 16;
+/// Queue pairs per thread whose RPCs come by the card; those of more come by their connections.
+const SEATS_MAX: u32 = 1_024;
+/// Completions of a seat that may lie in the queue: of its receives, and of its answers.
+const OF_SEAT: u32 = 2 * CALLS_MAX as u32;
+/// Until it looks again whether a gate is free.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// A thread that answers. It ends when this is dropped.
+pub(super) struct Desk {
+    inner: Arc<Inner>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Inner {
+    completions: Arc<Completions>,
+    seats: Mutex<BTreeMap<u64, Arc<Seat>>>,
+    seats_max: usize,
+    /// Seats that are taken, those included that were left and not looked after (VERBS-9).
+    taken: AtomicUsize,
+    /// Seats that were left since that was looked after.
+    left: AtomicUsize,
+    next: AtomicU64,
+    stopping: AtomicBool,
+    waker: Waker,
+}
+
+/// A queue pair, and in whose name its requests are carried out.
+pub(super) struct Seat {
+    caller: Caller,
+    station: Mutex<Station>,
+}
+
+struct Station {
+    pair: QueuePair,
+    requests: Served,
+    /// It stands in the thread's list.
+    is_listed: bool,
+    /// Nothing more is taken from it.
+    is_broken: bool,
+}
+
+/// A place at a desk. Given back when it is dropped.
+pub(super) struct Place {
+    inner: Arc<Inner>,
+    number: u64,
+}
+
+impl Desk {
+    /// Starts the thread.
+    pub(super) fn start(device: &Arc<Device>, number: usize) -> Result<Desk, VerbsError> {
+        let failed = |source| VerbsError::Failed {
+            device: device.name().to_owned(),
+            what: "watch completions",
+            source,
+        };
+        let entries = (SEATS_MAX * OF_SEAT).min(device.facts.completions_max);
+        let completions = Completions::new(device, entries)?;
+        let poll = Poll::new().map_err(failed)?;
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&*completions);
+        poll.registry()
+            .register(&mut SourceFd(&fd), Token(0), Interest::READABLE)
+            .map_err(failed)?;
+        let inner = Arc::new(Inner {
+            completions,
+            seats: Mutex::default(),
+            seats_max: (entries / OF_SEAT) as usize,
+            taken: AtomicUsize::new(0),
+            left: AtomicUsize::new(0),
+            next: AtomicU64::new(0),
+            stopping: AtomicBool::new(false),
+            waker: Waker::new(poll.registry(), Token(1)).map_err(failed)?,
+        });
+        let own = Arc::clone(&inner);
+        let thread = thread::Builder::new()
+            .name(format!("farleaf-card-{number}"))
+            .spawn(move || Clerk::new(own).run(poll))
+            .map_err(failed)?;
+        Ok(Desk { inner, thread: Some(thread) })
+    }
+
+    /// What its queue pairs complete to.
+    pub(super) fn completions(&self) -> &Arc<Completions> {
+        &self.inner.completions
+    }
+
+    /// A place for one more queue pair, if there is one.
+    pub(super) fn place(&self) -> Option<Place> {
+        let more = |taken| (taken < self.inner.seats_max).then_some(taken + 1);
+        self.inner.taken.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).ok()?;
+        let number = self.inner.next.fetch_add(1, Ordering::Relaxed);
+        Some(Place { inner: Arc::clone(&self.inner), number })
+    }
+}
+
+impl Drop for Desk {
+    fn drop(&mut self) {
+        self.inner.stopping.store(true, Ordering::SeqCst);
+        // It fails only if the thread has ended.
+        let _ = self.inner.waker.wake();
+        // A thread that was the last to know the server ends by itself.
+        if let Some(thread) = self.thread.take()
+            && thread.thread().id() != thread::current().id()
+        {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Place {
+    /// Posts the receives of a pair that is not connected.
+    ///
+    /// # Errors
+    /// What the library said.
+    pub(super) fn expect(&self, pair: &mut QueuePair, calls: u16) -> io::Result<()> {
+        (0..u64::from(calls)).try_for_each(|number| pair.expect(number, self.number))
+    }
+
+    /// From here on the thread answers what comes to `seat`.
+    pub(super) fn sit(&self, seat: &Arc<Seat>) {
+        self.inner.seats().insert(self.number, Arc::clone(seat));
+    }
+}
+
+impl Drop for Place {
+    /// Whose queue pair has been destroyed, or was never connected.
+    fn drop(&mut self) {
+        let seat = self.inner.seats().remove(&self.number);
+        self.inner.left.fetch_add(1, Ordering::SeqCst);
+        // Not while the list is locked: with the last of them a server may go.
+        drop(seat);
+        let _ = self.inner.waker.wake();
+    }
+}
+
+impl Inner {
+    fn seats(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Seat>>> {
+        self.seats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Seat {
+    /// Of a pair that may have `calls` requests under way.
+    pub(super) fn new(pair: QueuePair, caller: Caller, calls: u16) -> Arc<Seat> {
+        let requests = Served::new(calls);
+        let station = Station { pair, requests, is_listed: false, is_broken: false };
+        Arc::new(Seat { caller, station: Mutex::new(station) })
+    }
+
+    fn station(&self) -> MutexGuard<'_, Station> {
+        self.station.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Cuts its queue pair; see [`QueuePair::cut`].
+    pub(super) fn cut(&self) -> io::Result<()> {
+        self.station().pair.cut()
+    }
+}
+
+/// What has become of a seat's turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    /// A request was carried out.
+    Done,
+    /// Its gate is taken.
+    Later,
+    /// There is nothing to do for it now.
+    Idle,
+}
+
+/// The thread itself.
+struct Clerk {
+    inner: Arc<Inner>,
+    /// Seats that have something to do.
+    ready: VecDeque<(u64, Arc<Seat>)>,
+    message: Vec<u8>,
+    answer: Answer,
+}
+
+impl Clerk {
+    fn new(inner: Arc<Inner>) -> Clerk {
+        Clerk { inner, ready: VecDeque::new(), message: Vec::new(), answer: Answer::default() }
+    }
+
+    fn run(mut self, mut poll: Poll) {
+        let mut events = Events::with_capacity(4);
+        let mut busy_at = Instant::now();
+        while !self.inner.stopping.load(Ordering::SeqCst) {
+            let came = self.collect();
+            if self.serve() || came {
+                busy_at = Instant::now();
+                continue;
+            }
+            if busy_at.elapsed() < SPIN {
+                thread::yield_now();
+                continue;
+            }
+            // What completes between the look and the wait is told, but not what came before.
+            let is_armed = self.inner.completions.arm();
+            if self.collect() {
+                continue;
+            }
+            let patience = (!is_armed || !self.ready.is_empty()).then_some(PAUSE);
+            if let Err(error) = poll.poll(&mut events, patience)
+                && error.kind() != io::ErrorKind::Interrupted
+            {
+                return;
+            }
+            self.inner.completions.take_events();
+        }
+    }
+
+    /// Takes what has completed; true if anything has.
+    fn collect(&mut self) -> bool {
+        // Before the look: their queue pairs are destroyed, so nothing of them comes behind it.
+        let left = self.inner.left.swap(0, Ordering::SeqCst);
+        let seats = self.inner.seats();
+        let ready = &mut self.ready;
+        let count = self.inner.completions.poll(|completion| {
+            // Of one that has left: what was flushed.
+            let Some(seat) = seats.get(&completion.number) else { return };
+            let mut station = seat.station();
+            if station.completed(completion.is_done, completion.received) {
+                ready.push_back((completion.number, Arc::clone(seat)));
+            }
+        });
+        drop(seats);
+        self.inner.taken.fetch_sub(left, Ordering::SeqCst);
+        count > 0
+    }
+
+    /// Carries out one request of each seat that has one; true if there was any that could be.
+    fn serve(&mut self) -> bool {
+        let mut progress = false;
+        for _ in 0..self.ready.len() {
+            let Some((number, seat)) = self.ready.pop_front() else { break };
+            match self.turn(number, &seat) {
+                Turn::Done => progress = true,
+                Turn::Later => {}
+                Turn::Idle => continue,
+            }
+            self.ready.push_back((number, seat));
+        }
+        progress
+    }
+
+    fn turn(&mut self, number: u64, seat: &Seat) -> Turn {
+        let mut station = seat.station();
+        if !station.next(&mut self.message) {
+            station.is_listed = false;
+            return Turn::Idle;
+        }
+        // Not while a handler runs.
+        drop(station);
+        match seat.caller.call(&self.message, &mut self.answer) {
+            Called::Later => return Turn::Later,
+            Called::Done => {
+                let mut station = seat.station();
+                if station.answer(number, self.answer.bytes()).is_err() {
+                    station.is_broken = true;
+                }
+            }
+            Called::Shut => seat.station().is_broken = true,
+            Called::Malformed => {
+                tracing::warn!("what came by the card is not of this protocol: queue pair stopped");
+                let mut station = seat.station();
+                station.is_broken = true;
+                station.pair.stop();
+            }
+        }
+        Turn::Done
+    }
+}
+
+impl Station {
+    /// Notes what has completed; whether it is to be listed from now on.
+    fn completed(&mut self, is_done: bool, received: Option<u32>) -> bool {
+        match received {
+            _ if !is_done => self.is_broken = true,
+            Some(bytes) => self.requests.came(bytes),
+            None => self.requests.sent(),
+        }
+        let lists = !self.is_listed && self.requests.has_waiting();
+        self.is_listed |= lists;
+        lists
+    }
+
+    /// Copies the next request, if one can be answered.
+    fn next(&mut self, message: &mut Vec<u8>) -> bool {
+        if self.is_broken {
+            return false;
+        }
+        let Some((request, bytes)) = self.requests.next() else { return false };
+        self.pair.take(request, bytes, message).is_ok()
+    }
+
+    /// Posts the receive of the request that was carried out again, and then sends its answer (VERBS-8).
+    fn answer(&mut self, number: u64, answer: &[u8]) -> io::Result<()> {
+        let (request, next) = self.requests.carried_out();
+        self.pair.expect(next, number)?;
+        self.pair.send(request, answer, number)
+    }
+}
