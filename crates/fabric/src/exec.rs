@@ -108,7 +108,8 @@ struct Inner {
 /// Any more would keep those from working that they wait for.
 static SPINNING: AtomicUsize = AtomicUsize::new(0);
 
-fn processors() -> usize {
+/// Processors of this process; of the thread, if it is the first to ask.
+pub(crate) fn processors() -> usize {
     static COUNT: OnceLock<usize> = OnceLock::new();
     *COUNT.get_or_init(|| thread::available_parallelism().map_or(1, NonZero::get))
 }

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-use crate::FabricError;
+use crate::{FabricError, exec};
 
 /// Processors of this machine, for threads that stay on one each. Reads `0,2-3`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -58,6 +58,8 @@ impl Processors {
     /// mind since [`Processors::check`] is logged, and the thread runs where it may.
     pub fn pin(&self, thread: usize) {
         let Some(cpu) = self.of(thread) else { return };
+        // Of the process, before this thread has but one.
+        exec::processors();
         let mut set = CpuSet::new();
         set.set(cpu);
         if let Err(error) = sched_setaffinity(None, &set) {
