@@ -45,7 +45,8 @@ pub(super) fn sleep_is_long_enough<H: Harness>(harness: &H) {
 pub(super) fn sleepers_wake_in_order<H: Harness>(harness: &H) {
     harness.run(vec![task(move |end: H::Endpoint| async move {
         let woken = Rc::new(RefCell::new(Vec::new()));
-        for ms in [5, 1, 4, 2, 3] {
+        // Far apart, as a busy machine may keep the thread from beginning the next wait.
+        for ms in [100, 20, 80, 40, 60] {
             let (sleeper, woken) = (end.clone(), Rc::clone(&woken));
             end.spawn(async move {
                 sleeper.sleep(ms * 1_000_000).await;
@@ -53,7 +54,7 @@ pub(super) fn sleepers_wake_in_order<H: Harness>(harness: &H) {
             });
         }
         wait_until(&end, "five sleepers", || woken.borrow().len() == 5).await;
-        assert_eq!(*woken.borrow(), [1, 2, 3, 4, 5]);
+        assert_eq!(*woken.borrow(), [20, 40, 60, 80, 100]);
     })]);
 }
 
