@@ -39,7 +39,7 @@ fn the_command_line_counts_before_the_environment_and_that_before_the_file() {
     assert!(lines.lines().any(|line| line == "file\t-"), "{lines}");
     // A password has no place in a file.
     let (_pool, secret) = self::file("etcd-password = 'x'\n");
-    with(&secret, &[], &["config", "show"]).failed(2, "did you mean \"etcd-password-file\"?");
+    with(&secret, &[], &["config", "show"]).failed(2, "no option etcd-password");
     // And so it is done: the file's size is refused, the command line's is not.
     let (_pool, file) = self::file("[memory]\nsize = '1'\n");
     with(&file, &[], &["memory", "--end-with-stdin"]).failed(2, "");
