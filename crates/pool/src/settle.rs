@@ -76,8 +76,7 @@ impl Trouble {
 
     /// Whether a server has failed the member since then.
     fn since(&self, begun_ns: u64) -> bool {
-        self.settling.load(Ordering::SeqCst) > 0
-            || self.failed_ns.load(Ordering::SeqCst) > begun_ns
+        self.settling.load(Ordering::SeqCst) > 0 || self.failed_ns.load(Ordering::SeqCst) > begun_ns
     }
 }
 
