@@ -30,10 +30,11 @@ use crate::{
 
 /// The cache must hold the paths of both threads with room to spare.
 const SCALE_MIN: f64 = 0.02;
-/// Operations at scale 1, and to fill the cache before. Inserts make the table larger, so there are fewer.
+/// Operations at scale 1, and to fill the cache before. There are fewer of inserts, which make the table
+/// larger, and where there is no cache.
 const OPS: u64 = 200_000;
 const WARMUP_OPS: u64 = 500_000;
-const INSERT_WARMUP_OPS: u64 = 20_000;
+const SHORT_WARMUP_OPS: u64 = 20_000;
 /// READs of 1 KiB that show how quick the device is, before and after each workload.
 const DEVICE_READS: u32 = 4_000;
 const READ_BYTES: usize = 1024;
@@ -136,7 +137,8 @@ impl World<'_> {
         name: &str,
         progress: &dyn Progress,
     ) -> Result<Ours, ReproError> {
-        let warmup = if name == "insert" { INSERT_WARMUP_OPS } else { WARMUP_OPS };
+        let fills_cache = engine == Engine::Dex && name != "insert";
+        let warmup = if fills_cache { WARMUP_OPS } else { SHORT_WARMUP_OPS };
         let mut config = BenchConfig {
             engine,
             workload: workload(name)?,

@@ -366,19 +366,37 @@ impl Cache {
         session: &Session<E>,
         task: impl Future<Output = T> + 'static,
     ) -> Option<T> {
-        let inside = self.gate().map(|gate| {
-            let number = session.id() as usize % LINES;
-            let mut line = lock(&gate.lines[number]);
-            let generation = line.now;
-            line.inside[generation] += 1;
-            Inside { gate: Holder(Arc::clone(self)), line: number, generation }
-        });
+        let inside = self.go_inside(session);
         Remote::detach_within(session, async move {
             let done = task.await;
             drop(inside);
             done
         })
         .await
+    }
+
+    /// Runs a task that nobody waits for, inside as [`Cache::detach`]'s. It begins no operation, and has no
+    /// pin: the nodes that it deals with are those whose latches it holds.
+    pub(super) fn spawn<E: Endpoint>(
+        self: &Arc<Self>,
+        session: &Session<E>,
+        task: impl AsyncFnOnce(Session<E>) + 'static,
+    ) {
+        let inside = self.go_inside(session);
+        session.spawn(async move |session| {
+            task(session).await;
+            drop(inside);
+        });
+    }
+
+    fn go_inside<E: Endpoint>(self: &Arc<Self>, session: &Session<E>) -> Option<Inside<Holder>> {
+        self.gate().map(|gate| {
+            let number = session.id() as usize % LINES;
+            let mut line = lock(&gate.lines[number]);
+            let generation = line.now;
+            line.inside[generation] += 1;
+            Inside { gate: Holder(Arc::clone(self)), line: number, generation }
+        })
     }
 
     /// Whether others may change a node of this range.

@@ -15,16 +15,16 @@
 //!   memory does not have. A frame's `oldest` is the number of the first such change, and is set before
 //!   that is appended.
 //! - `INV-DEX-LOG-4` Nothing waits for room in the log: a change for which there is none is written
-//!   through. Once more than half of the log is in use, whoever has logged a change then writes back
-//!   up to two of the frames that keep the oldest part.
+//!   through. Once more than half of the log is in use, tasks that nobody waits for write back the
+//!   frames that keep the oldest part, and a change of such a frame is written through.
 //! - `INV-DEX-LOG-5` No record of the log refers to an object of the pool. (Such an object would have to
 //!   be found by whoever gives a dead compute server's memory back.)
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::str::FromStr;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use farleaf_fabric::{Endpoint, GlobalAddr};
 use farleaf_pool::Session;
@@ -33,18 +33,15 @@ use farleaf_pool::canary::Canary;
 use super::combine::Others;
 use super::eviction::Sx;
 use super::frames::State;
+use super::journal::BATCH_MAX;
 use super::ops::OwnedIntent;
 use super::ring::{Entry, Kind, Ring};
-use super::{Cache, DexOptions, Fail};
+use super::{Cache, DexOptions};
 use crate::IndexError;
 use crate::sync::Mutex;
 
-/// Frames that are written back after a change while the log is more than half full, and frames that
-/// are looked at for that.
-const TIDY_WRITES: u32 = 2;
-const TIDY_LOOKS: u32 = 16;
-/// Tries at the latch of one that somebody holds.
-const TIDY_TRIES: u32 = 8;
+/// Tasks that write back at a time while the log is more than half full: their nodes fill half of a journal.
+const TIDIERS_MAX: u32 = 2;
 
 /// What an acknowledged change survives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,6 +104,8 @@ pub(super) struct Log {
     number: AtomicU64,
     /// See `recover`.
     pub(super) taken: AtomicU8,
+    /// Tasks that make room in it.
+    tidiers: AtomicU32,
     pub(super) live: OnceLock<Live>,
 }
 
@@ -118,6 +117,7 @@ impl Log {
             replays: AtomicBool::new(false),
             number: AtomicU64::new(0),
             taken: AtomicU8::new(0),
+            tidiers: AtomicU32::new(0),
             live: OnceLock::new(),
         }
     }
@@ -208,53 +208,84 @@ impl Cache {
         Ok(true)
     }
 
-    /// Writes back what keeps the log's oldest part, if more than half of it is in use. What cannot be
-    /// written now is written later.
-    ///
-    /// Cost: none, or up to 2 WRITEs.
-    pub(super) async fn tidy_log<E: Endpoint>(self: &std::sync::Arc<Self>, session: &Session<E>) {
-        let Some(ring) = self.log.changes() else { return };
-        let mut writes = 0;
-        for _ in 0..TIDY_LOOKS {
-            if writes == TIDY_WRITES {
-                break;
-            }
-            let Some(straggler) = ring.straggler() else { break };
-            let cleaned = self.clean(session, straggler.frame, straggler.last).await;
-            ring.give_back(straggler, cleaned.is_err());
-            match cleaned {
-                Ok(wrote) => writes += u32::from(wrote),
-                Err(_) => break,
-            }
-        }
+    /// Whether the leaf keeps the log's oldest part while more than half of it is in use: then its next
+    /// change is written through.
+    pub(super) fn keeps_oldest(&self, frame: u32) -> bool {
+        let oldest = self.frames.ctl(frame).oldest();
+        let last = self.log.changes().filter(|_| oldest > 0).and_then(Ring::oldest_part);
+        last.is_some_and(|last| oldest <= last)
     }
 
-    /// Makes sure that the frame holds no change up to `last` that remote memory does not have;
-    /// whether it had to be written.
-    async fn clean<E: Endpoint>(
-        self: &std::sync::Arc<Self>,
-        session: &Session<E>,
-        frame: u32,
-        last: u64,
-    ) -> Result<bool, Fail> {
-        let ctl = self.frames.ctl(frame);
-        let is_clean = || ctl.oldest() == 0 || ctl.oldest() > last;
-        for _ in 0..TIDY_TRIES {
-            if is_clean() {
-                return Ok(false);
-            }
-            let sx = ctl.latch.sample().and_then(|version| self.try_sx(frame, version));
-            if let Some(sx) = sx {
-                if !is_clean() && ctl.is_dirty() && ctl.state() == State::Hot {
-                    self.write_back(session, &sx).await?;
-                    self.stats.log_cleaned.add();
-                    return Ok(true);
-                }
-            } else {
-                self.wait_for_frame(frame).await;
-            }
-            session.endpoint().yield_now().await;
+    /// Has what keeps the log's oldest part written back, if more than half of it is in use; nobody waits
+    /// for that.
+    ///
+    /// Cost: none here; 1 WRITE for each of up to [`BATCH_MAX`] nodes, together, and 1 for all of them if
+    /// there is a journal.
+    pub(super) fn tidy_log<E: Endpoint>(self: &Arc<Self>, session: &Session<E>) {
+        if self.log.changes().and_then(Ring::oldest_part).is_none() {
+            return;
         }
-        Err(Fail::Restart)
+        let Some(tidying) = Tidying::begin(self) else { return };
+        self.spawn(session, async move |session| tidying.0.tidy(&session).await);
+    }
+
+    /// Writes some of those frames back together. Those that somebody changes meanwhile are left to their
+    /// next change.
+    async fn tidy<E: Endpoint>(self: &Arc<Self>, session: &Session<E>) {
+        let Some(ring) = self.log.changes() else { return };
+        let (mut taken, mut held, mut busy) = (Vec::new(), Vec::<Sx>::new(), Vec::new());
+        while held.len() < BATCH_MAX
+            && busy.len() < BATCH_MAX
+            && let Some(straggler) = ring.straggler()
+        {
+            let frame = straggler.frame;
+            let ctl = self.frames.ctl(frame);
+            let is_clean = || ctl.oldest() == 0 || ctl.oldest() > straggler.last;
+            if is_clean() {
+                ring.give_back(straggler, false);
+            } else if held.iter().any(|sx| sx.frame() == frame) {
+                taken.push(straggler);
+            } else if let Some(version) = ctl.latch.sample()
+                && let Some(sx) = self.try_sx(frame, version)
+                && !is_clean()
+                && ctl.is_dirty()
+                && ctl.state() == State::Hot
+            {
+                held.push(sx);
+                taken.push(straggler);
+            } else {
+                busy.push(straggler);
+            }
+        }
+        for straggler in busy {
+            ring.give_back(straggler, true);
+        }
+        if held.is_empty() {
+            return;
+        }
+        let written = self.write_back_all(session, &held).await;
+        if written.is_ok() {
+            self.stats.log_cleaned.add_many(held.len() as u64);
+        }
+        for straggler in taken {
+            ring.give_back(straggler, written.is_err());
+        }
+    }
+}
+
+/// A task that writes back what keeps the log's oldest part: one of [`TIDIERS_MAX`].
+struct Tidying(Arc<Cache>);
+
+impl Tidying {
+    fn begin(cache: &Arc<Cache>) -> Option<Self> {
+        let more = |now| (now < TIDIERS_MAX).then_some(now + 1);
+        let begun = cache.log.tidiers.fetch_update(Ordering::AcqRel, Ordering::Relaxed, more);
+        begun.is_ok().then(|| Tidying(Arc::clone(cache)))
+    }
+}
+
+impl Drop for Tidying {
+    fn drop(&mut self) {
+        self.0.log.tidiers.fetch_sub(1, Ordering::AcqRel);
     }
 }

@@ -187,7 +187,7 @@ impl Default for DexOptions {
             probe_buckets: 8,
             scan_prefetch: 8,
             admission: Admission::Again,
-            combine: 0,
+            combine: 64,
             merge_low: 0.25,
             merge_sum: 0.75,
             bulk_fill: 0.7,

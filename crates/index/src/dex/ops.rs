@@ -464,8 +464,10 @@ impl Cache {
                 shrinks |= others.as_ref().is_some_and(Others::remove);
                 let sparse = shrinks && cache.is_sparse(&leaf.as_node());
                 let logged = match &others {
-                    Some(others) => cache.log_changes(&session, &sx, &intent, others).await?,
-                    None => false,
+                    Some(others) if !cache.keeps_oldest(frame) => {
+                        cache.log_changes(&session, &sx, &intent, others).await?
+                    }
+                    _ => false,
                 };
                 if logged {
                     sx.into_x();
@@ -473,7 +475,7 @@ impl Cache {
                     ctl.set_dirty(true);
                     others.into_iter().for_each(Others::answer);
                     cache.release_x(frame);
-                    cache.tidy_log(&session).await;
+                    cache.tidy_log(&session);
                     return Ok(Attempt::Changed(outcome, sparse));
                 }
                 let retiring = match old_record {
@@ -496,6 +498,8 @@ impl Cache {
                 if let Some(retiring) = retiring {
                     session.retire(retiring);
                 }
+                // What is written through may have been all that kept a part of the log.
+                cache.tidy_log(&session);
                 Ok(Attempt::Changed(outcome, sparse))
             })
             .await;

@@ -160,6 +160,20 @@ struct State {
     failed: Option<OpError>,
 }
 
+impl State {
+    /// The oldest segment that frames keep, once more than half of all are in use.
+    fn oldest(&self) -> Option<usize> {
+        let (current, count) = (self.current, self.segments.len());
+        let used = self.segments.iter().filter(|segment| !segment.is_free()).count();
+        if used <= count / 2 {
+            return None;
+        }
+        (1..count)
+            .map(|step| (current + step) % count)
+            .find(|segment| !self.segments[*segment].users.is_empty())
+    }
+}
+
 #[derive(Debug, Default)]
 struct Segment {
     /// Frames that hold changes which are recorded here, perhaps no longer.
@@ -366,18 +380,18 @@ impl Ring {
         lot.park(self.keys[1], is_over).await;
     }
 
+    /// Once more than half of the segments are in use: the largest number in the oldest of them that a
+    /// frame keeps.
+    pub(super) fn oldest_part(&self) -> Option<u64> {
+        let state = lock(&self.state);
+        state.oldest().map(|segment| state.segments[segment].last)
+    }
+
     /// Once more than half of the segments are in use: a frame that keeps the oldest of them. The
     /// caller gives it back.
     pub(super) fn straggler(&self) -> Option<Straggler> {
         let mut state = lock(&self.state);
-        let (current, count) = (state.current, state.segments.len());
-        let used = state.segments.iter().filter(|segment| !segment.is_free()).count();
-        if used <= count / 2 {
-            return None;
-        }
-        let segment = (1..count)
-            .map(|step| (current + step) % count)
-            .find(|segment| !state.segments[*segment].users.is_empty())?;
+        let segment = state.oldest()?;
         let oldest = &mut state.segments[segment];
         let frame = oldest.users.pop()?;
         oldest.open += 1;

@@ -550,7 +550,8 @@ fn a_log_that_is_too_small_only_costs_more() {
         sim.spawn(1, async move {
             let session = pool.session(endpoint).await.expect("session");
             for number in 0..120_u64 {
-                let key = key(number % 60 * CLIENTS + client);
+                // Each in leaves of its own: every record keeps another frame.
+                let key = key(client * 60 + number % 60);
                 let value = (number << 32 | client).to_be_bytes();
                 index.upsert(&session, &key, &value).await.expect("upsert");
                 acked.borrow_mut().insert(key, value.to_vec());
@@ -565,7 +566,7 @@ fn a_log_that_is_too_small_only_costs_more() {
     let stats = index.stats();
     println!("{stats:?}");
     // 160 records fill it.
-    assert!(stats.log_records > 20 * 160 && stats.log_writes < stats.log_records);
+    assert!(stats.log_records > 10 * 160 && stats.log_writes < stats.log_records);
     assert!(stats.log_full > 0 && stats.log_cleaned > 0);
     assert!(stats.journal_writes < stats.journalled, "images share WRITEs, too");
     drop(index);
