@@ -161,16 +161,13 @@ struct State {
 }
 
 impl State {
-    /// The oldest segment that frames keep, once more than half of all are in use.
+    /// The oldest segment that frames keep, once one of the half that comes next is in use. (How many are in
+    /// use says nothing: they do not become free in turn, and one in the way is enough.)
     fn oldest(&self) -> Option<usize> {
-        let (current, count) = (self.current, self.segments.len());
-        let used = self.segments.iter().filter(|segment| !segment.is_free()).count();
-        if used <= count / 2 {
-            return None;
-        }
-        (1..count)
-            .map(|step| (current + step) % count)
-            .find(|segment| !self.segments[*segment].users.is_empty())
+        let count = self.segments.len();
+        let mut next = (1..count).map(|step| (self.current + step) % count);
+        next.clone().take(count / 2).find(|at| !self.segments[*at].is_free())?;
+        next.find(|at| !self.segments[*at].users.is_empty())
     }
 }
 
@@ -380,14 +377,14 @@ impl Ring {
         lot.park(self.keys[1], is_over).await;
     }
 
-    /// Once more than half of the segments are in use: the largest number in the oldest of them that a
+    /// Once the half of the segments that comes next is not free: the largest number in the oldest one that a
     /// frame keeps.
     pub(super) fn oldest_part(&self) -> Option<u64> {
         let state = lock(&self.state);
         state.oldest().map(|segment| state.segments[segment].last)
     }
 
-    /// Once more than half of the segments are in use: a frame that keeps the oldest of them. The
+    /// Once the half of the segments that comes next is not free: a frame that keeps the oldest one. The
     /// caller gives it back.
     pub(super) fn straggler(&self) -> Option<Straggler> {
         let mut state = lock(&self.state);
@@ -494,7 +491,27 @@ mod tests {
         assert_eq!((straggler.frame, append(9)), (2, None), "and being seen to");
         ring.give_back(straggler, false);
         assert_eq!(append(9).expect("room").segment, 0);
-        // Two of three segments are more than half.
+        // The next of three is not free.
         assert_eq!(ring.straggler().map(|it| it.segment), Some(1));
+    }
+
+    /// Few segments are in use, but the next one is: somebody must be told which frame keeps it.
+    #[test]
+    fn a_segment_in_the_way_is_seen_to() {
+        let ring = Ring::new(Place { segments: 8, ..place() }, [1, 2], 7, 0);
+        let mut append = |frame| ring.append(&[put(b"k", b"v", frame)], false, || 1);
+        assert!((0..24).all(|frame| append(frame).is_some()), "all of it");
+        assert_eq!(append(24), None);
+        // All but the next one are given up, the others' frames having been written for other reasons.
+        for segment in lock(&ring.state).segments.iter_mut().skip(1) {
+            segment.users.clear();
+        }
+        assert_eq!(append(24), None);
+        for _ in 0..3 {
+            let straggler = ring.straggler().expect("it is in the way");
+            assert_eq!(straggler.segment, 0);
+            ring.give_back(straggler, false);
+        }
+        assert!(append(24).is_some() && ring.straggler().is_none());
     }
 }

@@ -569,6 +569,19 @@ fn a_log_that_is_too_small_only_costs_more() {
     assert!(stats.log_records > 10 * 160 && stats.log_writes < stats.log_records);
     assert!(stats.log_full > 0 && stats.log_cleaned > 0);
     assert!(stats.journal_writes < stats.journalled, "images share WRITEs, too");
+    // Once few come there is room again, and the last of all are only in the log.
+    let last = index.clone();
+    let acked_too = Rc::clone(&acked);
+    sim.spawn(1, async move {
+        let session = pool.session(endpoint).await.expect("session");
+        for number in 0..64_u64 {
+            last.upsert(&session, &key(0), &key(number)).await.expect("upsert");
+            acked_too.borrow_mut().insert(key(0), key(number));
+        }
+        std::mem::forget(session);
+    });
+    sim.run().expect("runs");
+    assert!(index.stats().log_records > stats.log_records);
     drop(index);
     fabric.kill();
     let mut known = Known { model: acked.borrow().clone(), under_way: None };
