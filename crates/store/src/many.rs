@@ -31,16 +31,18 @@ pub(crate) async fn for_each(
     let clients_begun = Cell::new(0);
     let clients_most = Cell::new(IN_FLIGHT_MAX);
     let client = || async {
-        let session = if clients_begun.get() == 0 {
+        // Before it waits: others begin meanwhile, and only the first may not do without.
+        let begun = clients_begun.replace(clients_begun.get() + 1);
+        let session = if begun == 0 {
             lane.session().await?
         } else if let Some(session) = lane.spare_session().await {
             session
         } else {
             // No session can be spared: those that there are will do.
+            clients_begun.set(clients_begun.get() - 1);
             clients_most.set(clients_begun.get());
             return Ok(());
         };
-        clients_begun.set(clients_begun.get() + 1);
         while next.get() < count && !stop.get() {
             let number = next.replace(next.get() + 1);
             op(&session, if waits { spread(number, count) } else { number }).await?;

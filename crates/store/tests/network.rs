@@ -17,8 +17,8 @@ mod tables;
 
 use std::net::TcpListener;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -327,4 +327,30 @@ fn many_inserts_do_not_wait_for_each_other() {
     assert_eq!(cost.ops(OpKind::Upsert), 5000);
     let tries = cost.kind(OpKind::Upsert).cas as f64 / 5000.0;
     assert!(tries < 1.2, "{tries} tries at a lock for each insert");
+}
+
+/// The first of the operations that a call has in flight waits for a session, the others take spare ones or
+/// none. While the first one's was on its way they took themselves for first: 32 threads, as those of `farleaf
+/// load -t 32`, had all of the pool's sessions and failed for want of more.
+#[test]
+fn many_threads_with_many_operations_in_flight_leave_sessions() {
+    const THREADS: u32 = 32;
+    let db = small();
+    let table = db.create_table("t", TableOptions::default()).unwrap();
+    let together = Barrier::new(THREADS as usize);
+    thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (table, together) = (&table, &together);
+            scope.spawn(move || {
+                together.wait();
+                let pairs = (0..64).map(|at| (key(thread * 64 + at), "v"));
+                let inserted = table.insert_many(pairs);
+                // Each keeps its sessions until all have had theirs.
+                together.wait();
+                assert_eq!(inserted.unwrap(), 64);
+            });
+        }
+    });
+    let all = table.get_many((0..64 * THREADS).map(key)).unwrap();
+    assert!(all.len() == 64 * THREADS as usize && all.iter().all(Option::is_some));
 }
