@@ -499,7 +499,7 @@ mod tests {
     #[test]
     fn a_segment_in_the_way_is_seen_to() {
         let ring = Ring::new(Place { segments: 8, ..place() }, [1, 2], 7, 0);
-        let mut append = |frame| ring.append(&[put(b"k", b"v", frame)], false, || 1);
+        let append = |frame| ring.append(&[put(b"k", b"v", frame)], false, || 1);
         assert!((0..24).all(|frame| append(frame).is_some()), "all of it");
         assert_eq!(append(24), None);
         // All but the next one are given up, the others' frames having been written for other reasons.
