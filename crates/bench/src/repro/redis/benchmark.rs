@@ -4,6 +4,8 @@ use super::{error::RedisError, play::set_all, server::RedisServer, wire::Wire};
 use crate::{repro::error::ReproError, run::Progress, values::ValueMaker};
 
 const PROGRAM: &str = "redis-benchmark";
+/// It counts its time by the millisecond: fewer may take none, and it tells a rate of `inf`.
+const OPS_MIN: u64 = 20_000;
 
 /// How it is called.
 #[derive(Clone, Copy, Debug)]
@@ -14,6 +16,7 @@ pub(super) struct Gets {
     pub(super) depth: usize,
     /// Keys that it draws from (`-r`).
     pub(super) keys: u64,
+    /// At least; see [`OPS_MIN`].
     pub(super) ops: u64,
     pub(super) value_bytes: usize,
 }
@@ -52,7 +55,7 @@ impl Gets {
         let Gets { clients, depth, keys, ops, value_bytes } = *self;
         let (host, port) = (server.address.ip().to_string(), server.address.port().to_string());
         let numbers = [clients, depth, value_bytes].map(|number| number.to_string());
-        let (keys, ops) = (keys.to_string(), ops.to_string());
+        let (keys, ops) = (keys.to_string(), ops.max(OPS_MIN).to_string());
         let words = [
             "-h",
             &host,
