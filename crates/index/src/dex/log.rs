@@ -15,8 +15,8 @@
 //!   memory does not have. A frame's `oldest` is the number of the first such change, and is set before
 //!   that is appended.
 //! - `INV-DEX-LOG-4` Nothing waits for room in the log: a change for which there is none is written
-//!   through. Once more than half of the log is in use, tasks that nobody waits for write back the
-//!   frames that keep the oldest part, and a change of such a frame is written through.
+//!   through. Once the half of the log that comes next is not all free, tasks that nobody waits for write
+//!   back the frames that keep the oldest part, and a change of such a frame is written through.
 //! - `INV-DEX-LOG-5` No record of the log refers to an object of the pool. (Such an object would have to
 //!   be found by whoever gives a dead compute server's memory back.)
 
@@ -40,7 +40,7 @@ use super::{Cache, DexOptions};
 use crate::IndexError;
 use crate::sync::Mutex;
 
-/// Tasks that write back at a time while the log is more than half full: their nodes fill half of a journal.
+/// Tasks that write back at a time to make room in the log: their nodes fill half of a journal.
 const TIDIERS_MAX: u32 = 2;
 
 /// What an acknowledged change survives.
@@ -208,16 +208,15 @@ impl Cache {
         Ok(true)
     }
 
-    /// Whether the leaf keeps the log's oldest part while more than half of it is in use: then its next
-    /// change is written through.
+    /// Whether the leaf keeps the log's oldest part while that is in the way: then its next change is written
+    /// through.
     pub(super) fn keeps_oldest(&self, frame: u32) -> bool {
         let oldest = self.frames.ctl(frame).oldest();
         let last = self.log.changes().filter(|_| oldest > 0).and_then(Ring::oldest_part);
         last.is_some_and(|last| oldest <= last)
     }
 
-    /// Has what keeps the log's oldest part written back, if more than half of it is in use; nobody waits
-    /// for that.
+    /// Has what keeps the log's oldest part written back, if that is in the way; nobody waits for it.
     ///
     /// Cost: none here; 1 WRITE for each of up to [`BATCH_MAX`] nodes, together, and 1 for all of them if
     /// there is a journal.

@@ -16,7 +16,7 @@ pub(super) struct Gets {
     pub(super) depth: usize,
     /// Keys that it draws from (`-r`).
     pub(super) keys: u64,
-    /// At least; see [`OPS_MIN`].
+    /// Commands in all; [`OPS_MIN`] if fewer.
     pub(super) ops: u64,
     pub(super) value_bytes: usize,
 }
