@@ -9,7 +9,7 @@ use std::future::Future;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -716,19 +716,23 @@ fn is_idle_when_asked_to() {
         |server| MemoryServerConfig { server, servers: 2, threads: 3, ..Default::default() };
     let pool = [0, 1].map(|server| serve(config(ServerId(server))));
     let fabric = Tcp::connect(TcpConfig::to(pool.iter().map(MemoryServer::address))).unwrap();
+    // Nobody is idle before all have begun, however long a busy machine takes for that.
+    let begun = Arc::new(Barrier::new(4));
     let clients: Vec<_> = (0..3)
         .map(|_| {
-            let fabric = fabric.clone();
+            let (fabric, begun) = (fabric.clone(), Arc::clone(&begun));
             thread::spawn(move || {
                 let endpoint = fabric.endpoint().unwrap();
                 block_on(&endpoint, async {
                     endpoint.faa(at(1, 64), 1).await.unwrap();
-                    endpoint.sleep(1_300_000_000).await;
+                    begun.wait();
+                    endpoint.sleep(1_500_000_000).await;
                     endpoint.faa(at(1, 64), 1).await.unwrap();
                 });
             })
         })
         .collect();
+    begun.wait();
     thread::sleep(Duration::from_millis(200));
     let before = processor_time();
     thread::sleep(Duration::from_secs(1));
