@@ -12,6 +12,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::thread;
 
 use super::offer::Way;
 use super::region::Record;
@@ -66,6 +67,15 @@ impl Gate {
         let mut ways = self.ways.lock().unwrap_or_else(PoisonError::into_inner);
         ways.retain_mut(|way| way.cut().is_err());
         if ways.is_empty() { Ok(()) } else { Err(Uncut) }
+    }
+
+    /// For requests: after those who want to shut it, whom a connection that never pauses would else keep
+    /// waiting.
+    pub(super) fn pass(&self) -> MutexGuard<'_, GateState> {
+        while self.shutting.load(Ordering::Relaxed) > 0 {
+            thread::yield_now();
+        }
+        self.lock()
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, GateState> {
@@ -279,6 +289,23 @@ mod tests {
         assert_eq!(*other.lock(), GateState::Open);
         assert_eq!(lives.enter(WHO, 0, 2).err(), Some(Denied::Fenced));
         assert!(lives.is_dead(WHO, 2));
+    }
+
+    /// Who carried out requests again and again got the gate again before those who waited to shut it.
+    #[test]
+    fn requests_let_a_fence_pass() {
+        for _ in 0..50 {
+            let gate = Gate::open();
+            let held = gate.pass();
+            let shuts = Arc::clone(&gate);
+            let fence = thread::spawn(move || shuts.shut(GateState::Fenced));
+            while gate.shutting.load(Ordering::SeqCst) == 0 {
+                thread::yield_now();
+            }
+            drop(held);
+            assert_eq!(*gate.pass(), GateState::Fenced);
+            fence.join().expect("a fence").expect("nothing else to cut");
+        }
     }
 
     /// A server that was started again over its file used to let in whom it had cut off.
