@@ -241,7 +241,7 @@ fn reads<E: RealTime + Clone + 'static>(
             let mut rng = fastrand::Rng::with_seed(task as u64);
             let mut buf = own.buf(bytes);
             while goes_on() {
-                for _ in 0..16 {
+                for _ in 0..64 {
                     let from = GlobalAddr::new(ServerId(0), place(&mut rng));
                     buf = own.read(from, buf).await.expect("READ");
                     black_box(&buf);
@@ -272,7 +272,7 @@ fn count(ops: usize, bytes: usize, depth: usize, address: Option<&String>) -> Ou
         (None, server) => server.as_ref().ok_or("no server")?.1,
     };
     let fabric = Tcp::connect(TcpConfig::to([address]))?;
-    let left = Rc::new(Cell::new(ops / 16));
+    let left = Rc::new(Cell::new(ops / 64));
     let goes_on = move || left.get() > 0 && left.replace(left.get() - 1) > 0;
     println!("{} READs", reads(&fabric.endpoint()?, depth, bytes, goes_on));
     Ok(())

@@ -15,7 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::Endpoint;
-use crate::tasks::{PART, Tasks};
+use crate::tasks::{PART, Ready, Tasks};
 use crate::wake::{Home, Notify};
 
 /// Waits shorter than this are spun through: a parked thread wakes later than that.
@@ -167,6 +167,11 @@ impl Executor {
             is_driven: Cell::new(false),
             spins: Cell::new(false),
         }))
+    }
+
+    /// What makes its tasks ready without wakers.
+    pub(crate) fn ready(&self) -> Rc<Ready> {
+        Rc::clone(self.0.tasks.ready())
     }
 
     /// Runs `task` on this thread whenever [`Executor::block_on`] runs.

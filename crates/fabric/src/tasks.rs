@@ -3,9 +3,10 @@
 //!
 //! - **INV-TASK-1** Who wakes a task on its own thread, while its executor runs there, puts its number
 //!   into that thread's list, once. Anybody else asks for it in the queue that threads share, once
-//!   (INV-WAKE-3). A task of both is polled twice, which a future must bear.
+//!   (INV-WAKE-3). A task of both is polled twice, which a future must bear. Who keeps a task's number
+//!   ([`Ready::polled`]) instead of its waker wakes it as on its own thread, from anywhere on that.
 //! - **INV-TASK-2** A task is polled only by its own thread, and by nobody while it is polled: its future
-//!   is out of the table meanwhile.
+//!   is borrowed meanwhile.
 #![allow(clippy::disallowed_methods, reason = "part of the executor of real threads")]
 
 use std::cell::{Cell, RefCell};
@@ -14,7 +15,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Poll, RawWakerVTable, Wake, Waker};
 
 use crate::wake::{Asked, Flag, Home, Queue};
 
@@ -39,11 +40,21 @@ pub(crate) struct Tasks {
 }
 
 /// What the own thread has made ready.
-struct Ready {
+pub(crate) struct Ready {
     /// What others ask for, and what tells this from other executors.
     queue: Arc<Queue<u32>>,
     lists: RefCell<Lists>,
     root: Cell<bool>,
+    /// The task that is polled, or was last.
+    polled: Cell<Option<Polled>>,
+}
+
+/// A task, and what its wakers are made of: those of no other are, as long as there are tasks.
+#[derive(Clone, Copy)]
+struct Polled {
+    number: u32,
+    data: *const (),
+    vtable: *const RawWakerVTable,
 }
 
 #[derive(Default)]
@@ -57,17 +68,17 @@ struct Lists {
 
 #[derive(Default)]
 struct Table {
-    entries: Vec<Entry>,
+    places: Vec<Rc<Place>>,
     free: Vec<u32>,
     live: usize,
 }
 
 /// The place of one task, and of another after it.
-struct Entry {
-    future: Option<Task>,
-    /// `None` while the task is polled.
-    waker: Option<Waker>,
+struct Place {
+    future: RefCell<Option<Task>>,
     origin: Arc<Origin>,
+    /// Of that.
+    waker: Waker,
 }
 
 /// Wakes a task.
@@ -91,7 +102,12 @@ impl Tasks {
     pub(crate) fn new(home: Home) -> Self {
         let queue = Arc::new(Queue::new(home.clone()));
         let root = Arc::new(Root { queue: Arc::clone(&queue), flag: Flag::new(home) });
-        let ready = Ready { queue, lists: RefCell::default(), root: Cell::new(false) };
+        let ready = Ready {
+            queue,
+            lists: RefCell::default(),
+            root: Cell::new(false),
+            polled: Cell::new(None),
+        };
         Tasks {
             ready: Rc::new(ready),
             table: RefCell::default(),
@@ -99,6 +115,11 @@ impl Tasks {
             root,
             asked: Cell::default(),
         }
+    }
+
+    /// What the own thread makes ready without wakers.
+    pub(crate) fn ready(&self) -> &Rc<Ready> {
+        &self.ready
     }
 
     /// Has the wakers know that this executor runs.
@@ -110,15 +131,16 @@ impl Tasks {
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + 'static) {
         let mut table = self.table.borrow_mut();
         let number = table.free.pop().unwrap_or_else(|| {
-            let number = table.entries.len() as u32;
+            let number = table.places.len() as u32;
             let (queue, asked) = (Arc::clone(&self.ready.queue), Asked::default());
             let origin = Arc::new(Origin { queue, number, asked });
-            table.entries.push(Entry { future: None, waker: None, origin });
+            let waker = Waker::from(Arc::clone(&origin));
+            table.places.push(Rc::new(Place { future: RefCell::default(), origin, waker }));
             self.ready.lists.borrow_mut().listed.push(false);
             number
         });
         table.live += 1;
-        table.entries[number as usize].future = Some(Box::pin(task));
+        table.places[number as usize].future.replace(Some(Box::pin(task)));
         drop(table);
         self.ready.push(number);
     }
@@ -152,26 +174,27 @@ impl Tasks {
         self.ready.queue.take(&mut asked);
         let table = self.table.borrow();
         for number in asked.drain(..) {
-            table.entries[number as usize].origin.asked.take();
+            table.places[number as usize].origin.asked.take();
             self.ready.push(number);
         }
         self.asked.set(asked);
     }
 
     fn poll(&self, number: u32) {
-        let mut table = self.table.borrow_mut();
-        let entry = &mut table.entries[number as usize];
-        // It has ended, and is woken late.
-        let Some(mut future) = entry.future.take() else { return };
-        let waker = entry.waker.take().unwrap_or_else(|| Waker::from(Arc::clone(&entry.origin)));
-        drop(table);
-        let ending = Ending { table: &self.table, number };
-        if future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending() {
+        let place = Rc::clone(&self.table.borrow().places[number as usize]);
+        let Place { future, waker, .. } = &*place;
+        let ending = Ending { tasks: self, future, number };
+        let is_pending = match &mut *future.borrow_mut() {
+            Some(task) => {
+                let (data, vtable): (_, *const _) = (waker.data(), waker.vtable());
+                self.ready.polled.set(Some(Polled { number, data, vtable }));
+                task.as_mut().poll(&mut Context::from_waker(waker)).is_pending()
+            }
+            // It has ended, and is woken late.
+            None => true,
+        };
+        if is_pending {
             std::mem::forget(ending);
-            let entry = &mut self.table.borrow_mut().entries[number as usize];
-            (entry.future, entry.waker) = (Some(future), Some(waker));
-        } else {
-            drop(future);
         }
     }
 
@@ -193,13 +216,32 @@ impl Tasks {
     }
 }
 
+impl Drop for Tasks {
+    fn drop(&mut self) {
+        self.ready.polled.set(None);
+    }
+}
+
 impl Ready {
+    /// The number of the task that is polled, if `waker` is its own: what wakes it by [`Ready::push_all`] at less
+    /// than a waker costs.
+    #[inline(always)]
+    pub(crate) fn polled(&self, waker: &Waker) -> Option<u32> {
+        let polled = self.polled.get()?;
+        let is_own = polled.data == waker.data() && std::ptr::eq(polled.vtable, waker.vtable());
+        is_own.then_some(polled.number)
+    }
+
     #[inline(always)]
     fn push(&self, number: u32) {
+        self.lists.borrow_mut().push(number);
+    }
+
+    /// Makes tasks ready.
+    #[inline]
+    pub(crate) fn push_all(&self, numbers: impl Iterator<Item = u32>) {
         let mut lists = self.lists.borrow_mut();
-        if !std::mem::replace(&mut lists.listed[number as usize], true) {
-            lists.next.push(number);
-        }
+        numbers.for_each(|number| lists.push(number));
     }
 
     /// Begins a round; of so many tasks. What one that panicked has left over comes first.
@@ -222,6 +264,15 @@ impl Ready {
     }
 }
 
+impl Lists {
+    #[inline(always)]
+    fn push(&mut self, number: u32) {
+        if !std::mem::replace(&mut self.listed[number as usize], true) {
+            self.next.push(number);
+        }
+    }
+}
+
 /// What is ready of this thread's executor, if that is the one of `queue`.
 fn with_own(queue: &Arc<Queue<u32>>, does: impl FnOnce(&Ready)) -> bool {
     let own = RUNNING.try_with(|running| match &*running.borrow() {
@@ -236,13 +287,16 @@ fn with_own(queue: &Arc<Queue<u32>>, does: impl FnOnce(&Ready)) -> bool {
 
 /// A task has ended, if only by a panic.
 struct Ending<'a> {
-    table: &'a RefCell<Table>,
+    tasks: &'a Tasks,
+    future: &'a RefCell<Option<Task>>,
     number: u32,
 }
 
 impl Drop for Ending<'_> {
     fn drop(&mut self) {
-        let mut table = self.table.borrow_mut();
+        // What goes with it may spawn others, which get no place that is not free yet.
+        drop(self.future.take());
+        let mut table = self.tasks.table.borrow_mut();
         table.live -= 1;
         table.free.push(self.number);
     }

@@ -704,6 +704,51 @@ fn a_busy_server_lets_others_in() {
     assert!(newcomers.join().unwrap() >= 3);
 }
 
+/// A server's thread looks after connections that are busy by itself, and leaves them to the system again.
+#[test]
+fn who_was_busy_is_heard_after_a_pause() {
+    let (pool, config) = pool(1, LONG);
+    // As many as a thread looks after, and more.
+    for clients in [1, 4, 6] {
+        let fabric = Tcp::connect(config.clone()).unwrap();
+        let begun = Arc::new(Barrier::new(clients));
+        let clients: Vec<_> = (0..clients as u64)
+            .map(|client| {
+                let (fabric, begun) = (fabric.clone(), Arc::clone(&begun));
+                thread::spawn(move || {
+                    let endpoint = fabric.endpoint().unwrap();
+                    let word = at(0, 64 * client);
+                    let mut slowest = Duration::ZERO;
+                    block_on(&endpoint, async {
+                        let first = endpoint.faa(word, 0).await.unwrap();
+                        begun.wait();
+                        for count in 0..900 {
+                            if count % 300 == 299 {
+                                endpoint.sleep(30_000_000).await;
+                            }
+                            let start = Instant::now();
+                            assert_eq!(endpoint.faa(word, 1).await.unwrap(), first + count);
+                            slowest = slowest.max(start.elapsed());
+                        }
+                    });
+                    slowest
+                })
+            })
+            .collect();
+        for client in clients {
+            let slowest = client.join().unwrap();
+            assert!(slowest < Duration::from_secs(1), "{slowest:?}");
+        }
+        drop(fabric);
+        // Its end is heard, too.
+        let start = Instant::now();
+        while pool[0].connections() > 0 {
+            assert!(start.elapsed() < Duration::from_secs(10), "{} left", pool[0].connections());
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
 const IDLE: &str = "FARLEAF_TEST_IDLE";
 
 /// Not a test of its own: the process that [`who_is_idle_uses_no_processor`] starts.

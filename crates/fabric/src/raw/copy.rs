@@ -44,8 +44,15 @@ pub(crate) fn load_bytes(words: &[AtomicU64], offset: usize, into: &mut [u8]) {
     let (chunks, rest) = into.as_chunks_mut::<8>();
     if offset.is_multiple_of(8) && rest.is_empty() && chunks.len() < STEP_WORDS {
         // As most are that are short.
-        let from = &words[offset / 8..][..chunks.len()];
-        for (from, into) in from.iter().zip(chunks) {
+        let (from, from_rest) = words[offset / 8..][..chunks.len()].as_chunks::<LINE_WORDS>();
+        let (into, into_rest) = chunks.as_chunks_mut::<LINE_WORDS>();
+        for (from, into) in from.iter().zip(into) {
+            // The constant count matters, it is unrolled.
+            for word in 0..LINE_WORDS {
+                into[word] = from[word].load(Ordering::Relaxed).to_le_bytes();
+            }
+        }
+        for (from, into) in from_rest.iter().zip(into_rest) {
             *into = from.load(Ordering::Relaxed).to_le_bytes();
         }
         fence(Ordering::Acquire);

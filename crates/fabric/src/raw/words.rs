@@ -173,11 +173,14 @@ impl Words {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            let words = self.as_slice();
             let end = first.saturating_add(bytes.min(STEP_WORDS * 8).div_ceil(8));
-            let Some(words) = self.as_slice().get(first..end) else { return };
-            for line in words.chunks(LINE_WORDS) {
+            let mut at = first;
+            while at < end {
+                let Some(word) = words.get(at) else { return };
+                at += LINE_WORDS;
                 // SAFETY: every x86-64 processor has SSE; a prefetch changes and checks nothing.
-                unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(word.as_ptr().cast_const().cast()) };
             }
         }
         #[cfg(not(all(target_arch = "x86_64", not(miri))))]

@@ -2,11 +2,10 @@
 //! in the same order.
 
 use std::io::{self, Write};
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-
-use mio::net::TcpStream;
-use mio::{Interest, Registry, Token};
 
 use super::Shared;
 use super::inbox::{Ended, Inbox, Sink, Waiting};
@@ -30,12 +29,11 @@ enum Line {
     Fenced,
 }
 
-type Connected = Result<(Link<std::net::TcpStream>, u64), bool>;
+type Connected = Result<(Link<TcpStream>, u64), bool>;
 
 #[derive(Debug)]
 pub(super) struct Connection {
     server: ServerId,
-    token: Token,
     line: Line,
     /// The server's number for the last connection that there was.
     number: u64,
@@ -49,7 +47,6 @@ impl Connection {
     pub(super) fn new(server: ServerId) -> Self {
         Connection {
             server,
-            token: Token(server.index()),
             line: Line::Down,
             number: 0,
             output: Output::default(),
@@ -59,16 +56,8 @@ impl Connection {
     }
 
     /// Takes a line that has been let in under `number`.
-    pub(super) fn attach(
-        &mut self,
-        mut link: Link<std::net::TcpStream>,
-        number: u64,
-        registry: &Registry,
-    ) -> io::Result<()> {
+    pub(super) fn attach(&mut self, mut link: Link<TcpStream>, number: u64) -> io::Result<()> {
         link.socket().set_nonblocking(true)?;
-        let mut link = link.map(TcpStream::from_std);
-        let interest = Interest::READABLE | Interest::WRITABLE;
-        registry.register(link.socket(), self.token, interest)?;
         self.line = Line::Up(link);
         self.number = number;
         Ok(())
@@ -77,6 +66,16 @@ impl Connection {
     /// Whether answers, or a line, are waited for.
     pub(super) fn is_busy(&self) -> bool {
         !self.inbox.is_empty() || matches!(self.line, Line::Connecting(_))
+    }
+
+    /// The socket, if answers are to come, and whether something is to be sent, too.
+    pub(super) fn awaited(&self) -> Option<(BorrowedFd<'_>, bool)> {
+        match &self.line {
+            Line::Up(link) if !self.inbox.is_empty() => {
+                Some((link.socket_ref().as_fd(), !self.output.is_empty() || link.is_pending()))
+            }
+            _ => None,
+        }
     }
 
     pub(super) fn is_up(&self) -> bool {
@@ -123,12 +122,7 @@ impl Connection {
     }
 
     /// Sends what was posted and takes what has come; true if anything came.
-    pub(super) fn drive(
-        &mut self,
-        registry: &Registry,
-        now_ns: impl FnOnce() -> u64,
-        sink: &mut impl Sink,
-    ) -> bool {
+    pub(super) fn drive(&mut self, now_ns: impl FnOnce() -> u64, sink: &mut impl Sink) -> bool {
         if self.inbox.is_empty() && !matches!(self.line, Line::Connecting(_)) {
             return false;
         }
@@ -137,7 +131,7 @@ impl Connection {
             let found = found.lock().unwrap_or_else(PoisonError::into_inner).take();
             return match found {
                 Some(found) => {
-                    self.connected(found, registry, sink);
+                    self.connected(found, sink);
                     true
                 }
                 None => false,
@@ -222,7 +216,6 @@ impl Connection {
     }
 
     fn lose(&mut self, line: Line, kind: OpErrorKind, sink: &mut impl Sink) {
-        // Dropping a stream closes it and takes it off the registry.
         self.line = line;
         self.output.clear();
         let error = self.error(kind);
@@ -278,11 +271,9 @@ impl Connection {
         }
     }
 
-    fn connected(&mut self, found: Connected, registry: &Registry, sink: &mut impl Sink) {
+    fn connected(&mut self, found: Connected, sink: &mut impl Sink) {
         let result = match found {
-            Ok((link, number)) => {
-                self.attach(link, number, registry).map_err(|_| OpErrorKind::Unavailable)
-            }
+            Ok((link, number)) => self.attach(link, number).map_err(|_| OpErrorKind::Unavailable),
             Err(true) => Err(OpErrorKind::Fenced),
             Err(false) => Err(OpErrorKind::Unavailable),
         };

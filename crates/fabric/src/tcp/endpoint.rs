@@ -52,6 +52,7 @@ impl TcpEndpoint {
         slab: SlabRef,
         seed: u64,
     ) -> Self {
+        transport.belongs_to(&executor);
         let rng = RefCell::new(fastrand::Rng::with_seed(seed));
         let thread = Thread { shared, transport, counters, slab, executor, rng };
         TcpEndpoint { thread: Rc::new(thread) }

@@ -7,7 +7,7 @@ use super::call::{Answer, CALL_BYTES_MAX, Called, Caller, MESSAGE_BYTES_MAX, ans
 use super::inbox::{Inbox, Waiting};
 use super::output::Output;
 use super::session::{Host, Session, UNSENT_MAX};
-use super::transport::{Payload, Posts, for_each_request};
+use super::transport::{NO_TASK, Payload, Posts, for_each_request};
 use super::wire::{
     ANSWER_BYTES, GREETING_BYTES, Hello, LENGTH_MAX, VERSION, Welcome, decode_answer,
 };
@@ -118,7 +118,7 @@ pub fn ask<'a>(posts: &[u8], pieces: impl Iterator<Item = &'a [u8]>) -> usize {
     let (mut table, mut inbox) = (Posts::default(), Inbox::new());
     let mut slots = Vec::new();
     for post in posts {
-        let (slot, _) = table.open(Waker::noop());
+        let (slot, _) = table.open(NO_TASK, Waker::noop());
         table.slots[slot as usize].payload = payload(&slab, *post);
         let mut parts = 0;
         for_each_request(&table.slots[slot as usize].payload, |_, _, _| {

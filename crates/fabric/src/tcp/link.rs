@@ -40,14 +40,10 @@ impl<S> Link<S> {
         }
     }
 
-    /// Over the same connection as another kind of socket.
-    pub(super) fn map<T>(self, into: impl FnOnce(S) -> T) -> Link<T> {
+    pub(super) fn socket_ref(&self) -> &S {
         match self {
-            Link::Plain(socket) => Link::Plain(into(socket)),
-            Link::Sealed(sealed) => {
-                let Sealed { socket, tls } = *sealed;
-                Link::Sealed(Box::new(Sealed { socket: into(socket), tls }))
-            }
+            Link::Plain(socket) => socket,
+            Link::Sealed(sealed) => &sealed.socket,
         }
     }
 

@@ -38,6 +38,7 @@
     reason = "a network is real time, real threads, and processes that must draw different numbers"
 )]
 
+mod bell;
 #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "only cards carry messages"))]
 pub(crate) mod call;
 mod connection;

@@ -3,36 +3,34 @@
 //! - **TCP-4** A slot is given back exactly once: by the future that takes its result, or, if that
 //!   was dropped, when the last answer has come. Until then it owns the buffers (F7).
 //! - **TCP-5** No waker is called or dropped while anything here is borrowed: it may drop a task,
-//!   and with it futures that come back here. A slot keeps its waker for the next post, which is mostly
-//!   one of the same task.
+//!   and with it futures that come back here. For a task of the own executor, which are most, a slot keeps
+//!   the number instead; making that ready runs nothing.
 
-use std::cell::{Cell, RefCell, RefMut};
+use std::cell::{Cell, OnceCell, RefCell, RefMut};
 use std::io;
-#[cfg(feature = "verbs")]
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use mio::{Events, Token};
-
 use super::Shared;
+use super::bell::Bell;
 use super::connection::Connection;
 use super::inbox::{Sink, Waiting};
 use super::wire::{Request, Status, Verb, word_at};
 use crate::exec::Driver;
 use crate::post::{Carrier, Load};
+use crate::tasks::Ready;
 use crate::wake::Notify;
 use crate::{
-    Buf, FabricError, GlobalAddr, Incarnation, Op, OpError, OpErrorKind, Ops, ServerId, ServiceId,
-    access,
+    Buf, Executor, FabricError, GlobalAddr, Incarnation, Op, OpError, OpErrorKind, Ops, ServerId,
+    ServiceId, access,
 };
 
-const WAKER: Token = Token(usize::MAX);
-#[cfg(feature = "verbs")]
-const OTHER: Token = Token(usize::MAX - 1);
 /// Drives after which the oldest requests' times are looked at.
 const LOOK_EVERY: u32 = 1_024;
+pub(super) const NO_TASK: u32 = u32::MAX;
 
 /// What was posted together; comes back with the results in it.
 #[derive(Debug)]
@@ -88,7 +86,9 @@ pub(super) struct Slot {
     /// Parts that have not come back.
     pub(super) missing: u32,
     pub(super) error: Option<OpError>,
-    /// Who waits, or waited last.
+    /// The task that waits, or waited last; [`NO_TASK`] if it is somebody else.
+    task: u32,
+    /// That one's waker.
     waker: Option<Waker>,
     /// Its future is gone.
     pub(super) abandoned: bool,
@@ -99,7 +99,9 @@ pub(super) struct Slot {
 pub(super) struct Posts {
     pub(super) slots: Vec<Slot>,
     free: Vec<u32>,
-    /// Slots of those who are to be woken.
+    /// Tasks that are to be made ready.
+    ready: Vec<u32>,
+    /// Slots of others who are to be woken.
     to_wake: Vec<u32>,
     /// Bytes that each server exposes.
     region_bytes: Vec<u64>,
@@ -110,9 +112,11 @@ pub(crate) struct Transport {
     shared: Arc<Shared>,
     posts: RefCell<Posts>,
     connections: RefCell<Vec<Connection>>,
-    poll: RefCell<mio::Poll>,
-    events: RefCell<Events>,
-    notify: Notify,
+    bell: Bell,
+    /// What else is waited for.
+    other: OnceCell<OwnedFd>,
+    /// Of the executor that drives it.
+    ready: OnceCell<Rc<Ready>>,
     drives: Cell<u32>,
     start: Instant,
 }
@@ -125,15 +129,14 @@ impl Transport {
             path: "this thread".into(),
             source,
         };
-        let poll = mio::Poll::new().map_err(own)?;
-        let waker = mio::Waker::new(poll.registry(), WAKER).map_err(own)?;
+        let bell = Bell::new().map_err(own)?;
         let mut connections = Vec::new();
         for server in 0..shared.config.servers.len() {
             let server = ServerId(server as u16);
             let (config, who) = (&shared.config, shared.incarnation);
             let (stream, welcome) = super::greet(config, who, server, shared.of_thread(), 0)?;
             let mut connection = Connection::new(server);
-            connection.attach(stream, welcome.connection, poll.registry()).map_err(own)?;
+            connection.attach(stream, welcome.connection).map_err(own)?;
             connections.push(connection);
         }
         let region_bytes = shared.region_bytes();
@@ -141,13 +144,24 @@ impl Transport {
             shared,
             posts: RefCell::new(Posts { region_bytes, ..Posts::default() }),
             connections: RefCell::new(connections),
-            poll: RefCell::new(poll),
-            events: RefCell::new(Events::with_capacity(64)),
-            // It fails only if the thread, and so whoever could be woken, has ended.
-            notify: Arc::new(move || drop(waker.wake())),
+            bell,
+            other: OnceCell::new(),
+            ready: OnceCell::new(),
             drives: Cell::new(0),
             start: Instant::now(),
         })
+    }
+
+    /// Its posts are those of `executor`'s tasks, mostly. The first call counts.
+    pub(super) fn belongs_to(&self, executor: &Executor) {
+        self.ready.get_or_init(|| executor.ready());
+    }
+
+    /// The task that `context` is of, if it is one of the own executor, or [`NO_TASK`].
+    #[inline(always)]
+    fn task_of(&self, context: &Context<'_>) -> u32 {
+        let task = self.ready.get().and_then(|ready| ready.polled(context.waker()));
+        task.unwrap_or(NO_TASK)
     }
 
     fn now_ns(&self) -> u64 {
@@ -156,10 +170,10 @@ impl Transport {
 
     /// Makes [`Driver::wait`] end when there is something to read at `other`, too.
     #[cfg(feature = "verbs")]
-    pub(crate) fn watch(&self, other: &impl AsRawFd) -> io::Result<()> {
-        let fd = other.as_raw_fd();
-        let mut source = mio::unix::SourceFd(&fd);
-        self.poll.borrow().registry().register(&mut source, OTHER, mio::Interest::READABLE)
+    pub(crate) fn watch(&self, other: &impl AsFd) -> io::Result<()> {
+        let other = other.as_fd().try_clone_to_owned()?;
+        self.other.get_or_init(|| other);
+        Ok(())
     }
 
     /// Whether this compute server has given the pool up.
@@ -176,9 +190,12 @@ impl Transport {
         }
     }
 
-    /// Calls the wakers of the slots that have gathered.
+    /// Makes the tasks ready, and calls the wakers of the slots, that have gathered.
     fn wake(&self) {
         let mut posts = self.posts.borrow_mut();
+        if let Some(ready) = self.ready.get() {
+            ready.push_all(posts.ready.drain(..));
+        }
         if posts.to_wake.is_empty() {
             return;
         }
@@ -214,7 +231,7 @@ impl Transport {
         context: &Context<'_>,
     ) -> u32 {
         let mut posts = self.posts.borrow_mut();
-        let (index, before) = posts.open(context.waker());
+        let (index, before) = posts.open(self.task_of(context), context.waker());
         let slot = &mut posts.slots[index as usize];
         let mut connections = self.connections.borrow_mut();
         let mut is_posted = false;
@@ -257,7 +274,7 @@ impl Transport {
         if slot.missing == 0 {
             return Some(posts);
         }
-        let before = slot.wait(context.waker());
+        let before = slot.wait(self.task_of(context), context.waker());
         drop(posts);
         drop(before);
         None
@@ -300,7 +317,7 @@ impl Transport {
             posts.slots[index as usize].missing = 1;
             match connections.get_mut(server.index()) {
                 Some(_) if given_up => posts.reconnected(index, Err(fenced(server))),
-                Some(line) => line.reconnect(index, &self.shared, &self.notify, &mut *posts),
+                Some(line) => line.reconnect(index, &self.shared, self.bell.notify(), &mut *posts),
                 None => {
                     let addr = GlobalAddr::new(server, 0);
                     posts.reconnected(index, Err(access::out_of_bounds(None, addr, 0)));
@@ -327,10 +344,10 @@ impl Transport {
             });
             if slot.missing == 0 {
                 // Nothing is on its way: the future finds its result when it is polled again.
-                posts.to_wake.push(index);
+                posts.has_come(index);
             }
         }
-        if posts.to_wake.is_empty() {
+        if posts.to_wake.is_empty() && posts.ready.is_empty() {
             return;
         }
         drop(connections);
@@ -357,7 +374,7 @@ impl Carrier for Transport {
 
     fn post(&self, payload: Payload, context: &Context<'_>) -> u32 {
         let mut posts = self.posts.borrow_mut();
-        let (index, before) = posts.open(context.waker());
+        let (index, before) = posts.open(self.task_of(context), context.waker());
         posts.slots[index as usize].fill(payload);
         drop(posts);
         drop(before);
@@ -405,9 +422,8 @@ impl Driver for Transport {
         {
             let mut connections = self.connections.borrow_mut();
             let mut posts = self.posts.borrow_mut();
-            let poll = self.poll.borrow();
             for connection in connections.iter_mut() {
-                progress |= connection.drive(poll.registry(), || self.now_ns(), &mut *posts);
+                progress |= connection.drive(|| self.now_ns(), &mut *posts);
             }
         }
         self.wake();
@@ -431,7 +447,11 @@ impl Driver for Transport {
             true => Some(at_most.map_or(limit, |at_most| at_most.min(limit))),
             false => at_most,
         };
-        let waited = self.poll.borrow_mut().poll(&mut self.events.borrow_mut(), at_most);
+        let connections = self.connections.borrow();
+        let sockets = connections.iter().filter_map(Connection::awaited);
+        let other = self.other.get().map(|other| (other.as_fd(), false));
+        let waited = self.bell.wait(sockets.chain(other), at_most);
+        drop(connections);
         if let Err(error) = waited
             && error.kind() != io::ErrorKind::Interrupted
         {
@@ -448,7 +468,7 @@ impl Driver for Transport {
     }
 
     fn notifier(&self) -> Notify {
-        Arc::clone(&self.notify)
+        Arc::clone(self.bell.notify())
     }
 }
 
@@ -462,10 +482,12 @@ impl Slot {
         std::mem::forget(before);
     }
 
-    /// `waker` waits; gives the one that does not any more.
-    #[inline]
-    fn wait(&mut self, waker: &Waker) -> Option<Waker> {
+    /// `task`, or who has `waker`, waits; gives the waker that does not any more.
+    #[inline(always)]
+    fn wait(&mut self, task: u32, waker: &Waker) -> Option<Waker> {
+        self.task = task;
         match &self.waker {
+            _ if task != NO_TASK => None,
             Some(own) if own.will_wake(waker) => None,
             _ => self.waker.replace(waker.clone()),
         }
@@ -473,19 +495,20 @@ impl Slot {
 }
 
 impl Posts {
-    /// A slot without anything in it, for which `waker` waits, and the waker that was there.
-    #[inline]
-    pub(super) fn open(&mut self, waker: &Waker) -> (u32, Option<Waker>) {
+    /// A slot without anything in it, for which `task`, or who has `waker`, waits, and the waker that was there.
+    #[inline(always)]
+    pub(super) fn open(&mut self, task: u32, waker: &Waker) -> (u32, Option<Waker>) {
         let index = self.free.pop().unwrap_or_else(|| self.add());
         let slot = &mut self.slots[index as usize];
         (slot.missing, slot.abandoned) = (0, false);
-        (index, slot.wait(waker))
+        (index, slot.wait(task, waker))
     }
 
     #[cold]
     fn add(&mut self) -> u32 {
         let payload = Payload::Empty;
-        let slot = Slot { payload, missing: 0, error: None, waker: None, abandoned: false };
+        let (task, waker) = (NO_TASK, None);
+        let slot = Slot { payload, missing: 0, error: None, task, waker, abandoned: false };
         self.slots.push(slot);
         (self.slots.len() - 1) as u32
     }
@@ -497,7 +520,7 @@ impl Posts {
     }
 
     /// One part of a post has come back.
-    #[inline]
+    #[inline(always)]
     fn came_back(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         slot.missing -= 1;
@@ -507,7 +530,16 @@ impl Posts {
         if slot.abandoned {
             return self.release(index);
         }
-        self.to_wake.push(index);
+        self.has_come(index);
+    }
+
+    /// Who waits for a slot is to go on.
+    #[inline]
+    fn has_come(&mut self, index: u32) {
+        match self.slots[index as usize].task {
+            NO_TASK => self.to_wake.push(index),
+            task => self.ready.push(task),
+        }
     }
 }
 
@@ -515,6 +547,16 @@ impl Sink for Posts {
     #[inline]
     fn answer(&mut self, waiting: Waiting, status: Status, content: &[u8]) -> bool {
         let slot = &mut self.slots[waiting.slot as usize];
+        if status == Status::Done
+            && let Payload::Op(Op::Read { into, .. }) = &mut slot.payload
+            && content.len() == into.window_len()
+        {
+            // What comes most.
+            let at = into.window_start();
+            into.bytes_mut()[at..at + content.len()].copy_from_slice(content);
+            self.came_back(waiting.slot);
+            return true;
+        }
         let part = waiting.part as usize;
         let mut fits = true;
         if status != Status::Done || !accept(&mut slot.payload, part, content) {

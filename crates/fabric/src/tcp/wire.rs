@@ -112,6 +112,16 @@ impl Request {
         bytes
     }
 
+    /// The request, if it is a READ that is not in front of others in a chain.
+    #[inline(always)]
+    pub(super) fn read_alone(bytes: &[u8; REQUEST_BYTES]) -> Option<Request> {
+        let first = word_at(bytes, 0);
+        let (kind, length) = (first as u32, (first >> 32) as u32);
+        let is_read = kind == Verb::Read as u32 && length as usize <= LENGTH_MAX;
+        let offset = word_at(bytes, 8);
+        is_read.then_some(Request { verb: Verb::Read, more: false, length, offset })
+    }
+
     #[inline]
     pub(super) fn decode(bytes: &[u8; REQUEST_BYTES]) -> Result<Request, Malformed> {
         let [verb, more @ 0..=1, 0, 0, ..] = *bytes else { return Err(Malformed) };
@@ -191,9 +201,14 @@ pub(super) fn encode_answer(status: Status, length: u32) -> [u8; ANSWER_BYTES] {
 /// Status and length of an answer.
 #[inline]
 pub(super) fn decode_answer(bytes: &[u8; ANSWER_BYTES]) -> Result<(Status, usize), Malformed> {
-    let [status, 0, 0, 0, length @ ..] = *bytes else { return Err(Malformed) };
-    let length = u32::from_le_bytes(length) as usize;
-    match Status::of(status) {
+    let word = u64::from_le_bytes(*bytes);
+    let length = (word >> 32) as usize;
+    let status = match word as u32 {
+        // Most are.
+        0 => Some(Status::Done),
+        status => u8::try_from(status).ok().and_then(Status::of),
+    };
+    match status {
         Some(status) if length <= LENGTH_MAX && (status == Status::Done || length == 0) => {
             Ok((status, length))
         }

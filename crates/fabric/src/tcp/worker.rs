@@ -20,6 +20,11 @@ use super::wire::Entry;
 
 /// Connections up to which a spinning thread asks each socket itself rather than the system for all.
 const HOT_MAX: usize = 4;
+/// What a connection is registered for.
+const INTEREST: Interest = Interest::READABLE.add(Interest::WRITABLE);
+/// Turns in which a connection was busy after which the system is not told to look after it any more, as that
+/// costs whoever sends to it, each time.
+const OWN_FROM: u32 = 64;
 /// Rounds in vain after which a connection is left to the system again.
 const VAIN_MAX: u32 = 256;
 /// Rounds after which a spinning thread asks the system, too: for whoever knocks.
@@ -35,6 +40,17 @@ const REFUSALS_TOLD: u32 = 10;
 /// Leases after which a silent compute server's connections are closed: by then it is gone.
 const SILENT_LEASES: u64 = 20;
 
+/// A connection that was busy of late.
+struct Hot {
+    at: usize,
+    /// How often it was busy.
+    busy: u32,
+    /// How often it was asked in vain since.
+    vain: u32,
+    /// Nobody but this thread looks after it.
+    is_own: bool,
+}
+
 pub(super) struct Worker {
     shared: Arc<Shared>,
     number: usize,
@@ -43,8 +59,8 @@ pub(super) struct Worker {
     /// The listener has to be asked again, without being told to.
     listens_again: bool,
     connections: Vec<Option<Connection>>,
-    /// Connections that were busy of late, and how often they were asked in vain since.
-    hot: Vec<(usize, u32)>,
+    /// Connections that were busy of late.
+    hot: Vec<Hot>,
     /// Rounds for which none is hot.
     crowded: u32,
     /// Connections that have not greeted.
@@ -88,6 +104,8 @@ impl Worker {
                 progress |= self.ask_the_hot();
                 self.crowded = self.crowded.saturating_sub(1);
                 rounds += 1;
+            } else {
+                self.give_all_back();
             }
             if !spins || self.hot.is_empty() || rounds > ROUNDS_MAX {
                 rounds = 0;
@@ -126,10 +144,24 @@ impl Worker {
     fn ask_the_hot(&mut self) -> bool {
         let mut progress = false;
         let mut hot = std::mem::take(&mut self.hot);
-        hot.retain_mut(|(at, vain)| {
-            *vain = if self.turn(*at, false) { 0 } else { *vain + 1 };
-            progress |= *vain == 0;
-            *vain < VAIN_MAX
+        hot.retain_mut(|hot| {
+            if self.turn(hot.at, false) {
+                (hot.vain, hot.busy) = (0, hot.busy + 1);
+                progress = true;
+                if hot.busy == OWN_FROM {
+                    hot.is_own = self.disown(hot.at);
+                }
+            } else {
+                hot.vain += 1;
+            }
+            if self.connections.get(hot.at).is_none_or(Option::is_none) {
+                return false;
+            }
+            let stays = hot.vain < VAIN_MAX;
+            if !stays {
+                self.give_back(hot);
+            }
+            stays
         });
         self.hot = hot;
         progress
@@ -137,15 +169,43 @@ impl Worker {
 
     /// A connection is busy.
     fn heat(&mut self, at: usize) {
-        if self.crowded > 0 || self.hot.iter().any(|(hot, _)| *hot == at) {
+        if self.crowded > 0 || self.hot.iter().any(|hot| hot.at == at) {
             return;
         }
         if self.hot.len() == HOT_MAX {
+            self.give_all_back();
             self.hot.clear();
             self.crowded = CROWDED_ROUNDS;
         } else {
-            self.hot.push((at, 0));
+            self.hot.push(Hot { at, busy: 0, vain: 0, is_own: false });
         }
+    }
+
+    /// Has the system not look after a connection any more; whether it does not.
+    fn disown(&mut self, at: usize) -> bool {
+        let Some(Some(connection)) = self.connections.get_mut(at) else { return false };
+        self.poll.registry().deregister(connection.link.socket()).is_ok()
+    }
+
+    /// Leaves a connection to the system again, which tells at once of what has come meanwhile.
+    fn give_back(&mut self, hot: &mut Hot) {
+        hot.busy = 0;
+        if !std::mem::take(&mut hot.is_own) {
+            return;
+        }
+        let Some(Some(connection)) = self.connections.get_mut(hot.at) else { return };
+        let socket = connection.link.socket();
+        if self.poll.registry().register(socket, Token(hot.at), INTEREST).is_err() {
+            // Nobody would look after it.
+            let is_stranger = connection.session.is_stranger();
+            self.close(hot.at, is_stranger, &Gone::Ended);
+        }
+    }
+
+    fn give_all_back(&mut self) {
+        let mut hot = std::mem::take(&mut self.hot);
+        hot.iter_mut().for_each(|hot| self.give_back(hot));
+        self.hot = hot;
     }
 
     /// How long nothing has to be done if nothing comes.
@@ -211,8 +271,7 @@ impl Worker {
                 self.connections.push(None);
                 self.connections.len() - 1
             });
-            let interest = Interest::READABLE | Interest::WRITABLE;
-            let registered = self.poll.registry().register(&mut stream, Token(at), interest);
+            let registered = self.poll.registry().register(&mut stream, Token(at), INTEREST);
             let link = registered
                 .and_then(|()| stream.set_nodelay(true))
                 .and_then(|()| Link::accept(stream, self.shared.tls.as_ref()));
@@ -247,6 +306,8 @@ impl Worker {
         if let Some(closed) = self.connections[at].take() {
             self.tell_end(&closed, gone);
         }
+        // Another may get its place.
+        self.hot.retain(|hot| hot.at != at);
         self.strangers -= usize::from(is_stranger);
         self.shared.open.fetch_sub(1, Ordering::Relaxed);
         while self.connections.last().is_some_and(Option::is_none) {

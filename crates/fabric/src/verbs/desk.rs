@@ -10,6 +10,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
+use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -84,7 +85,7 @@ impl Desk {
         let entries = (SEATS_MAX * OF_SEAT).min(device.facts.completions_max);
         let completions = Completions::new(device, entries)?;
         let poll = Poll::new().map_err(failed)?;
-        let fd = std::os::fd::AsRawFd::as_raw_fd(&*completions);
+        let fd = completions.as_fd().as_raw_fd();
         poll.registry()
             .register(&mut SourceFd(&fd), Token(0), Interest::READABLE)
             .map_err(failed)?;

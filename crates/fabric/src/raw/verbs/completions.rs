@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
@@ -63,9 +63,9 @@ impl Completions {
         };
         let queue = Completions { cq, channel, device: Arc::clone(device) };
         // Taking an event never waits.
-        let flags = rustix::fs::fcntl_getfl(queue.fd());
+        let flags = rustix::fs::fcntl_getfl(queue.as_fd());
         let set = flags.and_then(|flags| {
-            rustix::fs::fcntl_setfl(queue.fd(), flags | rustix::fs::OFlags::NONBLOCK)
+            rustix::fs::fcntl_setfl(queue.as_fd(), flags | rustix::fs::OFlags::NONBLOCK)
         });
         set.map_err(|error| VerbsError::Failed {
             device: device.name().to_owned(),
@@ -81,11 +81,6 @@ impl Completions {
 
     pub(super) fn device(&self) -> &Arc<Device> {
         &self.device
-    }
-
-    fn fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the channel's descriptor is open as long as the channel, which lives with `self`.
-        unsafe { BorrowedFd::borrow_raw(self.channel.as_ref().fd) }
     }
 
     /// Takes what has completed; how many that was.
@@ -149,9 +144,10 @@ impl Completions {
     }
 }
 
-impl AsRawFd for Completions {
-    fn as_raw_fd(&self) -> RawFd {
-        self.fd().as_raw_fd()
+impl AsFd for Completions {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel's descriptor is open as long as the channel, which lives with `self`.
+        unsafe { BorrowedFd::borrow_raw(self.channel.as_ref().fd) }
     }
 }
 

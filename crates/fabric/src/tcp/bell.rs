@@ -1,0 +1,129 @@
+//! How a client's thread waits for its sockets, and how that is ended.
+//!
+//! A wait names what it is for; nothing is registered beforehand. What is registered costs whoever sends to it,
+//! each time, and a thread that has much to do seldom waits.
+
+use std::io::{self, Read, Write};
+use std::os::fd::BorrowedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::wake::Notify;
+
+/// What a wait without allocating is for, with the bell.
+const FEW: usize = 16;
+
+/// Ends a thread's waits when it is rung (INV-WAKE-1).
+pub(super) struct Bell {
+    heard: UnixStream,
+    notify: Notify,
+}
+
+impl Bell {
+    pub(super) fn new() -> io::Result<Bell> {
+        let (heard, rung) = UnixStream::pair()?;
+        heard.set_nonblocking(true)?;
+        rung.set_nonblocking(true)?;
+        // If it takes no more it has been rung, and nobody waits who would not hear that; if the thread has ended
+        // nobody does.
+        let notify = Arc::new(move || drop((&rung).write(&[1])));
+        Ok(Bell { heard, notify })
+    }
+
+    /// Rings it, from any thread.
+    pub(super) fn notify(&self) -> &Notify {
+        &self.notify
+    }
+
+    /// Waits until something can be read from one of `sockets`, or written where that is asked for, the bell is
+    /// rung, or `at_most` has passed.
+    pub(super) fn wait<'a>(
+        &self,
+        sockets: impl Iterator<Item = (BorrowedFd<'a>, bool)>,
+        at_most: Option<Duration>,
+    ) -> io::Result<()> {
+        let bell = || PollFd::new(&self.heard, PollFlags::IN);
+        // Few are on the stack.
+        let (mut few, mut count, mut many) = ([(); FEW].map(|()| bell()), 1, Vec::new());
+        for (socket, sends) in sockets {
+            let sends = if sends { PollFlags::OUT } else { PollFlags::empty() };
+            let awaited = PollFd::from_borrowed_fd(socket, PollFlags::IN | sends);
+            if count < FEW {
+                few[count] = awaited;
+            } else {
+                if many.is_empty() {
+                    many.extend_from_slice(&few);
+                }
+                many.push(awaited);
+            }
+            count += 1;
+        }
+        let all = if many.is_empty() { &mut few[..count] } else { &mut many[..] };
+        let at_most = at_most.and_then(|at_most| Timespec::try_from(at_most).ok());
+        poll(all, at_most.as_ref())?;
+        let is_rung = !all[0].revents().is_empty();
+        if is_rung {
+            while matches!((&self.heard).read(&mut [0; 64]), Ok(64)) {}
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::thread;
+    use std::time::Instant;
+
+    use super::*;
+
+    const LONG: Option<Duration> = Some(Duration::from_secs(20));
+
+    fn nothing<'a>() -> impl Iterator<Item = (BorrowedFd<'a>, bool)> {
+        std::iter::empty()
+    }
+
+    #[test]
+    fn a_wait_is_ended_by_the_bell_once() {
+        let bell = Bell::new().unwrap();
+        let start = Instant::now();
+        // Before it, more often than it takes.
+        (0..100_000).for_each(|_| bell.notify()());
+        bell.wait(nothing(), LONG).unwrap();
+        let ring = Arc::clone(bell.notify());
+        let other = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(30));
+            ring();
+        });
+        bell.wait(nothing(), LONG).unwrap();
+        other.join().unwrap();
+        assert!((30..10_000).contains(&start.elapsed().as_millis()), "{:?}", start.elapsed());
+        let start = Instant::now();
+        bell.wait(nothing(), Some(Duration::from_millis(20))).unwrap();
+        assert!(start.elapsed() >= Duration::from_millis(20));
+    }
+
+    #[test]
+    fn a_wait_is_ended_by_what_comes_or_can_go() {
+        let bell = Bell::new().unwrap();
+        let (one, other) = UnixStream::pair().unwrap();
+        let start = Instant::now();
+        bell.wait([(one.as_fd(), true)].into_iter(), LONG).unwrap();
+        (&other).write_all(&[7]).unwrap();
+        bell.wait([(one.as_fd(), false)].into_iter(), LONG).unwrap();
+        // Also if there are many.
+        let (silent, _other) = UnixStream::pair().unwrap();
+        for before in [FEW - 2, FEW - 1, 3 * FEW] {
+            let many = (0..before).map(|_| (silent.as_fd(), false));
+            bell.wait(many.chain([(one.as_fd(), false)]), LONG).unwrap();
+        }
+        // And its end.
+        (&one).read_exact(&mut [0]).unwrap();
+        drop(other);
+        bell.wait([(one.as_fd(), false)].into_iter(), LONG).unwrap();
+        assert!(start.elapsed() < Duration::from_secs(10));
+    }
+}
