@@ -143,6 +143,32 @@ impl Builder {
         self
     }
 
+    /// Where other compute servers are told to ask, if [`Builder::listen`] is not where they reach this one: in
+    /// a container, behind a translation of addresses (NAT) or a forwarder, or listening on all addresses of
+    /// the machine (`0.0.0.0`). Port 0 stands for the one that it listens on. With [`Builder::tls`] the
+    /// certificate is made out to this address. Nothing more is opened by it. Default: where it listens
+    /// ([`Farleaf::listens`]).
+    ///
+    /// ```
+    /// use farleaf::Farleaf;
+    ///
+    /// let inside = "0.0.0.0:7100".parse()?;
+    /// let outside = "10.0.0.7:31100".parse()?;
+    /// let builder = Farleaf::builder().listen(inside).insecure_public(true).advertise(outside);
+    /// # let folder = std::env::temp_dir().join(format!("farleaf-advertise-{}", std::process::id()));
+    /// # let folder = folder.display();
+    /// # let builder = builder.create(true).pool_bytes(64 << 20).listen("127.0.0.1:0".parse()?);
+    /// let db = builder.open(&format!("shm:{folder}"))?;
+    /// assert_eq!(db.serve()?.address, Some(outside));
+    /// # db.close()?;
+    /// # std::fs::remove_dir_all(folder.to_string())?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn advertise(mut self, address: SocketAddr) -> Self {
+        self.serve.advertise = Some(address);
+        self
+    }
+
     /// Allows [`Builder::listen`] an address that other machines reach without [`Builder::tls`]: whoever
     /// reaches it can read and change the tables. Default: no.
     pub fn insecure_public(mut self, allow: bool) -> Self {

@@ -38,6 +38,8 @@ const END_WAIT_NS: u64 = 100_000;
 #[derive(Clone, Debug)]
 pub(crate) struct ServeOptions {
     pub(crate) listen: SocketAddr,
+    /// What others are told instead.
+    pub(crate) advertise: Option<SocketAddr>,
     /// How compute servers know each other; the same as for memory servers.
     pub(crate) tls: Option<Tls>,
     pub(crate) insecure_public: bool,
@@ -50,7 +52,8 @@ impl Default for ServeOptions {
     fn default() -> Self {
         let listen = SocketAddr::from(([127, 0, 0, 1], 0));
         let pin = Processors::default();
-        ServeOptions { listen, tls: None, insecure_public: false, threads: 1, pin }
+        let (advertise, tls, insecure_public) = (None, None, false);
+        ServeOptions { listen, advertise, tls, insecure_public, threads: 1, pin }
     }
 }
 
@@ -63,7 +66,8 @@ impl ServeOptions {
             return Err(Error::invalid(format!("{count} threads that serve: it takes 1 to 64")));
         }
         self.pin.check()?;
-        Ok(check_address(self.listen, self.insecure_public || self.tls.is_some())?)
+        let may_be_public = self.insecure_public || self.tls.is_some();
+        Ok(check_address(self.listen, self.advertise, may_be_public)?)
     }
 }
 
@@ -123,11 +127,20 @@ impl Serving {
         Ok(OpenOptions { forward: Some(post.route(root.addr)), ..options.clone() })
     }
 
-    /// Where it listens, if it does.
+    /// Where others reach it, if they do.
     #[cfg(feature = "etcd")]
     pub(crate) fn address(&self) -> Option<SocketAddr> {
+        self.post(Post::address)
+    }
+
+    /// Where it listens, if it does.
+    pub(crate) fn listens(&self) -> Option<SocketAddr> {
+        self.post(Post::listens)
+    }
+
+    fn post(&self, ask: impl FnOnce(&Post) -> SocketAddr) -> Option<SocketAddr> {
         match &*self.state() {
-            State::Running(running) => Some(running.post.address()),
+            State::Running(running) => Some(ask(&running.post)),
             State::Asleep | State::Stopped => None,
         }
     }
@@ -157,6 +170,7 @@ impl Serving {
         let me = session.endpoint().incarnation();
         let config = PostConfig {
             listen: self.options.listen,
+            advertise: self.options.advertise,
             tls: self.options.tls.clone(),
             insecure_public: self.options.insecure_public,
             pool: core.pool.id(),

@@ -1,6 +1,7 @@
 //! The store: a pool that is open, and the tables in it.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -226,7 +227,7 @@ impl Farleaf {
     }
 
     /// Listens for other compute servers from now on, and not only once a table is opened whose engine needs
-    /// that; this compute server, with where it listens.
+    /// that; this compute server, with where others are told to ask it.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] for `mem:`, which nobody else can open; [`ErrorKind::Io`] if the system
@@ -245,6 +246,16 @@ impl Farleaf {
             };
             Ok(ComputeServer::of(member, member.incarnation))
         })
+    }
+
+    /// Where this process listens for other compute servers, once it does ([`Farleaf::serve`]): at
+    /// [`Builder::listen`](crate::Builder::listen), with the port that it took. Others are told another
+    /// address if [`Builder::advertise`](crate::Builder::advertise) says so.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Closed`] after [`Farleaf::close`].
+    pub fn listens(&self) -> Result<Option<SocketAddr>> {
+        self.run(async |core, _| Ok(core.serving.listens()))
     }
 
     /// The compute servers that have the pool open, by their numbers there.

@@ -5,10 +5,11 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Lines, Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::ops::Range;
 use std::process::{Child, ChildStderr, ChildStdin, Command, Stdio};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -351,4 +352,49 @@ fn strangers_at_the_door_harm_nobody() {
     let refused = builder.open(&pool.uri()).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Invalid, "{refused}");
     assert!(refused.to_string().contains("insecure_public"), "{refused}");
+}
+
+/// Both sides of a forwarder, as of a container: requests come in where others are told to ask.
+#[test]
+fn others_ask_where_a_compute_server_says_that_it_is_reached() {
+    let (pool, _db, table) = pool("forward-advertise");
+    for number in 0..100 {
+        table.insert(key(number), key(number)).unwrap();
+    }
+    let gate = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = gate.local_addr().unwrap();
+    let db = Farleaf::builder().advertise(address).open(&pool.uri()).unwrap();
+    assert_eq!(db.listens().unwrap(), None);
+    let own = db.serve().unwrap();
+    assert_eq!(own.address, Some(address));
+    let listens = db.listens().unwrap().unwrap();
+    assert_ne!(listens, address);
+    let told = db.compute_servers().unwrap();
+    assert!(told.iter().any(|server| server.name == own.name && server.address == Some(address)));
+    let taken = Arc::new(AtomicU64::new(0));
+    let count = Arc::clone(&taken);
+    thread::spawn(move || {
+        for stream in gate.incoming() {
+            count.fetch_add(1, Ordering::SeqCst);
+            let (from, to) = (stream.unwrap(), TcpStream::connect(listens).unwrap());
+            let back = (to.try_clone().unwrap(), from.try_clone().unwrap());
+            for (mut from, mut to) in [(from, to), back] {
+                thread::spawn(move || {
+                    let _ = std::io::copy(&mut from, &mut to);
+                    let _ = to.shutdown(Shutdown::Both);
+                });
+            }
+        }
+    });
+    let there = db.table("t").unwrap();
+    there.move_range(None, None, own.name).unwrap();
+    assert!(owners(&there).into_iter().all(|owner| owner == Some(own.name)));
+    for number in 0..100 {
+        assert_eq!(table.get(key(number)).unwrap(), Some(key(number)));
+    }
+    assert_eq!(taken.load(Ordering::SeqCst), 1, "one connection for all of it");
+    let all = Farleaf::builder().listen("0.0.0.0:0".parse().unwrap()).insecure_public(true);
+    let refused = all.clone().open(&pool.uri()).unwrap_err();
+    assert!(refused.to_string().contains("advertise"), "{refused}");
+    all.advertise("127.0.0.1:0".parse().unwrap()).open(&pool.uri()).unwrap().close().unwrap();
 }

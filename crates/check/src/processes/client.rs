@@ -1,8 +1,6 @@
 //! A child that does random operations and writes down what it was told.
 
-use std::fs::File;
 use std::future::Future;
-use std::io::Write;
 use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
@@ -15,6 +13,7 @@ use farleaf::{AsyncTable, CompareExchange, Engine, Error, ErrorKind, Farleaf, Ta
 
 use super::calls::{CALLS_MAX, Form, Job, Jobs};
 use super::log::Log;
+use super::owners;
 use super::spec::{ClientSpec, Failed, is_network, may_pass};
 use super::values::Shape;
 use crate::history::{Answer, Call};
@@ -56,16 +55,18 @@ pub(super) fn run(spec: &ClientSpec, stop: &AtomicBool) -> Result<(), Failed> {
 fn open(spec: &ClientSpec, stop: &AtomicBool) -> Result<Option<(Farleaf, Table)>, Failed> {
     let is_network = is_network(&spec.pool);
     while !stop.load(Ordering::Relaxed) {
-        let opened = Farleaf::builder()
-            .linger_timeout(LINGER_LEAST + Duration::from_millis(spec.seed % LINGER_MORE_MS))
-            .open(&spec.pool)
-            .and_then(|db| {
-                let table = db.table(&spec.table)?;
-                if let Some(names) = &spec.names {
-                    share(&db, &table, names)?;
-                }
-                Ok((db, table))
-            });
+        let linger = LINGER_LEAST + Duration::from_millis(spec.seed % LINGER_MORE_MS);
+        let mut builder = Farleaf::builder().linger_timeout(linger);
+        if let Some(address) = spec.advertise {
+            builder = builder.advertise(address);
+        }
+        let opened = builder.open(&spec.pool).and_then(|db| {
+            let table = db.table(&spec.table)?;
+            if let Some(names) = &spec.names {
+                share(&db, &table, names)?;
+            }
+            Ok((db, table))
+        });
         match opened {
             Ok(opened) => return Ok(Some(opened)),
             Err(error) if is_network && may_pass(&spec.pool, error.kind()) => {
@@ -77,14 +78,11 @@ fn open(spec: &ClientSpec, stop: &AtomicBool) -> Result<Option<(Farleaf, Table)>
     Ok(None)
 }
 
-/// Notes the name of this compute server, and takes a share of the keys if they have owners.
+/// Notes the name of this compute server and where it listens, and takes a share of the keys if they have owners.
 fn share(db: &Farleaf, table: &Table, names: &Path) -> Result<(), Error> {
     let has_owners = table.info().engine == Engine::Dex;
     let own = if has_owners { Some(db.serve()?.name) } else { None };
-    let noted = File::options().create(true).append(true).open(names);
-    let name = own.map_or_else(String::new, |own| own.to_string());
-    // Without it, nobody learns later what this one had, and that is all.
-    let _ = noted.and_then(|mut file| writeln!(file, "{name}"));
+    owners::note(names, own.zip(db.listens()?));
     let Some(own) = own else { return Ok(()) };
     table.take_free()?;
     for _ in 0..SHARE_TRIES {

@@ -92,6 +92,9 @@ pub struct Network {
     /// Mean rate of what is done to links between a process and a memory server: cut, in both directions
     /// or in one, slowed, or all connections ended.
     pub link_faults_per_second: f64,
+    /// Mean rate of what is done to the links over which compute servers ask each other, the same things:
+    /// to all that lead to one, or to that from one to another. Of engines whose keys have owners.
+    pub post_faults_per_second: f64,
     /// A memory server is away, a link is cut or slow for that long at most.
     pub outage_time_max: Duration,
     /// After a compute server was killed while nothing else went wrong, its keys are to be served again
@@ -107,6 +110,7 @@ impl Default for Network {
             lease: Duration::from_secs(1),
             memory_faults_per_second: 0.4,
             link_faults_per_second: 0.8,
+            post_faults_per_second: 0.4,
             outage_time_max: Duration::from_secs(2),
             recovery_leases: None,
         }
@@ -135,7 +139,8 @@ impl Network {
             ));
         }
         check_rate("faults of memory servers", self.memory_faults_per_second)?;
-        check_rate("faults of links", self.link_faults_per_second)
+        check_rate("faults of links", self.link_faults_per_second)?;
+        check_rate("faults of post links", self.post_faults_per_second)
     }
 }
 
@@ -187,6 +192,12 @@ impl Config {
             return refuse("rounds of no time: nothing would happen in them".to_owned());
         }
         Ok(())
+    }
+
+    /// What happens to links between compute servers, of which only some engines have any.
+    pub(super) fn post_rate(&self) -> f64 {
+        let network = self.network.as_ref().filter(|_| self.engine == Engine::Dex);
+        network.map_or(0.0, |network| network.post_faults_per_second)
     }
 
     /// Numbers in the history that a client process takes.

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::child::{Child, Ended, Kind};
-use super::links::Weather;
+use super::links::{Callers, Way, Weather};
 use super::log::now_ns;
 use super::owners::{self, Owned, Ranges};
 use super::round::{END_TIME_MAX, LOOK_TIME, Round, Trouble, count_kill, table_name};
@@ -22,6 +22,15 @@ use super::times::{Fault, FaultKind};
 const QUIET_QUARTERS: u32 = 10;
 /// A slow link delays each piece by this much at most.
 const SLOW_MAX: Duration = Duration::from_millis(50);
+/// What is done to links, in the order in which it is drawn.
+const OF_LINKS: [FaultKind; 4] =
+    [FaultKind::Cut, FaultKind::HalfCut, FaultKind::Slow, FaultKind::EndConnections];
+const OF_POSTS: [FaultKind; 4] = [
+    FaultKind::PostCut,
+    FaultKind::PostHalfCut,
+    FaultKind::PostSlow,
+    FaultKind::PostEndConnections,
+];
 /// A process that could not work with the pool is started again after this time.
 const RETRY_TIME: Duration = Duration::from_millis(100);
 
@@ -56,8 +65,8 @@ enum Undo {
     StartMemory(usize),
     /// It has been, and is to listen.
     AwaitMemory(usize),
-    /// The link of a process, by its name, to a memory server.
-    Restore(String, usize),
+    /// A link of a process, by its name.
+    Restore(String, Way),
 }
 
 /// What is to go wrong.
@@ -68,6 +77,7 @@ enum Choice {
     KillMemory,
     StopMemory,
     Link,
+    Post,
 }
 
 impl Round<'_, '_> {
@@ -148,10 +158,10 @@ impl Round<'_, '_> {
                     child.go_on();
                 }
             }
-            Undo::Restore(name, server) => {
+            Undo::Restore(name, way) => {
                 let links = self.children.iter().find(|child| child.name == name);
                 if let Some(links) = links.and_then(|child| child.links.as_ref()) {
-                    links.set(server, Weather::Fair);
+                    links.set(way, Weather::Fair, None);
                 }
             }
             Undo::GoOnMemory(server) => {
@@ -193,7 +203,7 @@ impl Round<'_, '_> {
         Ok(())
     }
 
-    fn rates(&self) -> [(Choice, f64); 5] {
+    fn rates(&self) -> [(Choice, f64); 6] {
         let config = self.run.config;
         let network = config.network.as_ref();
         let memory = network.map_or(0.0, |network| network.memory_faults_per_second) / 2.0;
@@ -204,6 +214,7 @@ impl Round<'_, '_> {
             (Choice::KillMemory, memory),
             (Choice::StopMemory, memory),
             (Choice::Link, links),
+            (Choice::Post, config.post_rate()),
         ]
     }
 
@@ -272,6 +283,10 @@ impl Round<'_, '_> {
                 self.strike_link(longest);
                 Ok(())
             }
+            Choice::Post => {
+                self.strike_post(longest);
+                Ok(())
+            }
         }
     }
 
@@ -314,28 +329,54 @@ impl Round<'_, '_> {
         let until = self.outage(longest);
         let servers = self.run.memory.as_ref().map_or(1, |memory| memory.count());
         let server = self.run.rng.usize(..servers);
-        let kind = self.run.rng.u32(..4);
-        let (is_way, part) = (self.run.rng.bool(), self.run.rng.f64());
         let at = self.run.rng.usize(..self.children.len().max(1));
+        let Some(child) = self.children.get(at) else { return };
+        let who = format!("{} to memory server {server}", child.name);
+        self.strike(at, Way::Memory(server), None, who, until);
+    }
+
+    /// Strikes the way of others to a client, or that of one other, which asks it for keys.
+    fn strike_post(&mut self, longest: Duration) {
+        let until = self.outage(longest);
+        let is_client = |child: &Child| child.kind == Kind::Client && !child.is_killed();
+        let clients: Vec<usize> =
+            (0..self.children.len()).filter(|at| is_client(&self.children[*at])).collect();
+        let one_of = |rng: &mut fastrand::Rng| rng.usize(..clients.len().max(1));
+        let (asked, asks) = (one_of(&mut self.run.rng), one_of(&mut self.run.rng));
+        let is_all = asks == asked || self.run.rng.bool();
+        let (Some(&at), Some(&asks)) = (clients.get(asked), clients.get(asks)) else { return };
+        let name = |at: usize| &self.children[at].name;
+        let (callers, from) = if is_all {
+            (None, "all")
+        } else {
+            (Some(owners::incarnations(&self.names_path(name(asks)))), &**name(asks))
+        };
+        let who = format!("{from} to {}", name(at));
+        self.strike(at, Way::Post, callers, who, until);
+    }
+
+    /// Does something to a link of that child, unless something is being done to it: for these who use it.
+    fn strike(&mut self, at: usize, way: Way, callers: Callers, who: String, until: Instant) {
+        let kind = self.run.rng.usize(..OF_LINKS.len());
+        let (is_way, part) = (self.run.rng.bool(), self.run.rng.f64());
         let Some(child) = self.children.get(at).filter(|child| !child.is_killed()) else { return };
         let Some(links) = &child.links else { return };
-        let undo = Undo::Restore(child.name.clone(), server);
+        let undo = Undo::Restore(child.name.clone(), way);
         if self.faults.under_way.iter().any(|under_way| under_way.undo == undo) {
             return;
         }
-        let (what, weather) = match kind {
-            0 => (FaultKind::Cut, Weather::Cut { requests: true, replies: true }),
-            1 => (FaultKind::HalfCut, Weather::Cut { requests: is_way, replies: !is_way }),
-            2 => (FaultKind::Slow, Weather::Slow(SLOW_MAX.mul_f64(part))),
-            _ => (FaultKind::EndConnections, Weather::Fair),
+        let what = if way == Way::Post { OF_POSTS } else { OF_LINKS }[kind];
+        let weather = match OF_LINKS[kind] {
+            FaultKind::Cut => Weather::Cut { requests: true, replies: true },
+            FaultKind::HalfCut => Weather::Cut { requests: is_way, replies: !is_way },
+            FaultKind::Slow => Weather::Slow(SLOW_MAX.mul_f64(part)),
+            _ => {
+                links.end_connections(way, &callers);
+                self.note(what, who, None);
+                return;
+            }
         };
-        let who = format!("{} to memory server {server}", child.name);
-        if what == FaultKind::EndConnections {
-            links.end_connections(server);
-            self.note(what, who, None);
-            return;
-        }
-        links.set(server, weather);
+        links.set(way, weather, callers);
         let fault = self.note(what, who, None);
         self.faults.under_way.push(UnderWay { fault, until, undo });
     }

@@ -1,19 +1,27 @@
-//! The links between a process and the memory servers: a proxy of bytes that can be cut and slowed.
+//! The links of a process: a proxy of bytes that can be cut and slowed.
 //!
 //! Each process of a run reaches each memory server through a link of its own, and finds the pool at the
-//! links' addresses. As on a network, what is sent over a cut link is not lost: it arrives when the link
-//! is whole again, however late, unless somebody has closed the connection by then.
+//! links' addresses. Where keys have owners, a client has one more, its *post link*: it advertises that link's
+//! address, so that the others ask it over the link, all of them or, by who greets, each apart from the
+//! others. As on a network, what is sent over a cut link is not lost: it arrives when the link is whole again,
+//! however late, unless somebody has closed the connection by then.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use farleaf_fabric::Incarnation;
+use farleaf_index::dex::post::wire::{GREETING_BYTES, Hello};
+
+use super::owners;
+
 /// Bytes that are forwarded at a time.
 const CHUNK_BYTES: usize = 64 << 10;
-/// Time for a memory server to take a connection.
+/// Time for a server to take a connection.
 const CONNECT_TIME: Duration = Duration::from_secs(2);
 
 /// Where a memory server listens; `None` while it is not there.
@@ -32,9 +40,33 @@ pub(super) enum Weather {
     },
 }
 
-/// One process's links, in the order of the memory servers.
+/// One of a process's links.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// To that memory server.
+    Memory(usize),
+    /// From other compute servers.
+    Post,
+}
+
+/// Those whose connections are meant; `None`: everybody's.
+pub(super) type Callers = Option<Vec<Incarnation>>;
+
+/// One process's links.
 #[derive(Debug)]
-pub(super) struct Links(Vec<Link>);
+pub(super) struct Links {
+    /// In the order of the memory servers.
+    memory: Vec<Link>,
+    post: Option<Link>,
+}
+
+/// Where a link leads.
+#[derive(Debug)]
+enum End {
+    Memory(Target),
+    /// To the process itself, which notes in this file where it listens.
+    Post(PathBuf),
+}
 
 #[derive(Debug)]
 struct Link {
@@ -45,7 +77,7 @@ struct Link {
 /// What a link shares with the threads that forward its bytes.
 #[derive(Debug)]
 struct Shared {
-    target: Target,
+    end: End,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -53,11 +85,16 @@ struct Shared {
 #[derive(Debug)]
 struct State {
     weather: Weather,
+    /// Who has that weather; the others' is fair.
+    callers: Callers,
     is_closed: bool,
     /// Connections that there are, both ends of each, by their numbers.
-    streams: BTreeMap<u64, [TcpStream; 2]>,
+    streams: BTreeMap<u64, (Caller, [TcpStream; 2])>,
     connections: u64,
 }
+
+/// The compute server that connects, once it has greeted another one.
+type Caller = Arc<OnceLock<Incarnation>>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
@@ -71,39 +108,61 @@ impl Links {
     /// # Errors
     /// What the system says.
     pub(super) fn open(targets: &[Target]) -> io::Result<Links> {
-        targets.iter().map(Link::open).collect::<io::Result<_>>().map(Links)
+        let open = |target| Link::open(End::Memory(Arc::clone(target)));
+        let memory = targets.iter().map(open).collect::<io::Result<_>>()?;
+        Ok(Links { memory, post: None })
+    }
+
+    /// Adds the post link of the process, which will write down in `notes` where it listens (see
+    /// [`owners::listens`]); the address that it is to advertise.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(super) fn open_post(&mut self, notes: PathBuf) -> io::Result<SocketAddr> {
+        let link = Link::open(End::Post(notes))?;
+        Ok(self.post.insert(link).address)
     }
 
     /// The pool's address for who is to use these links.
     pub(super) fn uri(&self) -> String {
-        let addresses: Vec<_> = self.0.iter().map(|link| link.address.to_string()).collect();
+        let addresses: Vec<_> = self.memory.iter().map(|link| link.address.to_string()).collect();
         format!("tcp://{}", addresses.join(","))
     }
 
-    /// From now on the link to that memory server is so.
-    pub(super) fn set(&self, server: usize, weather: Weather) {
-        if let Some(link) = self.0.get(server) {
-            link.shared.state().weather = weather;
+    /// From now on that link is so for these, and fair for all others.
+    pub(super) fn set(&self, way: Way, weather: Weather, callers: Callers) {
+        if let Some(link) = self.link(way) {
+            let mut state = link.shared.state();
+            (state.weather, state.callers) = (weather, callers);
+            drop(state);
             link.shared.changed.notify_all();
         }
     }
 
-    /// Ends all connections to that memory server; new ones are let through.
-    pub(super) fn end_connections(&self, server: usize) {
-        if let Some(link) = self.0.get(server) {
-            link.shared.state().end_connections();
+    /// Ends all connections of these over that link; new ones are let through.
+    pub(super) fn end_connections(&self, way: Way, callers: &Callers) {
+        if let Some(link) = self.link(way) {
+            link.shared.state().end_connections(callers);
+        }
+    }
+
+    fn link(&self, way: Way) -> Option<&Link> {
+        match way {
+            Way::Memory(server) => self.memory.get(server),
+            Way::Post => self.post.as_ref(),
         }
     }
 }
 
 impl Link {
-    fn open(target: &Target) -> io::Result<Link> {
+    fn open(end: End) -> io::Result<Link> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let address = listener.local_addr()?;
         let shared = Arc::new(Shared {
-            target: Arc::clone(target),
+            end,
             state: Mutex::new(State {
                 weather: Weather::Fair,
+                callers: None,
                 is_closed: false,
                 streams: BTreeMap::new(),
                 connections: 0,
@@ -121,7 +180,7 @@ impl Drop for Link {
         {
             let mut state = self.shared.state();
             state.is_closed = true;
-            state.end_connections();
+            state.end_connections(&None);
         }
         self.shared.changed.notify_all();
         // Wakes the thread that accepts. If that fails, it waits for the end of the process.
@@ -129,16 +188,35 @@ impl Drop for Link {
     }
 }
 
+impl End {
+    fn address(&self) -> Option<SocketAddr> {
+        match self {
+            End::Memory(target) => *target.lock().unwrap_or_else(PoisonError::into_inner),
+            End::Post(notes) => owners::listens(notes),
+        }
+    }
+}
+
+fn is_among(caller: &Caller, callers: &Callers) -> bool {
+    let is_named = |callers: &Vec<_>| caller.get().is_some_and(|caller| callers.contains(caller));
+    callers.as_ref().is_none_or(is_named)
+}
+
 impl State {
-    fn end_connections(&mut self) {
-        for stream in self.streams.values().flatten() {
+    fn end_connections(&mut self, callers: &Callers) {
+        let streams = self.streams.values().filter(|(caller, _)| is_among(caller, callers));
+        for stream in streams.flat_map(|(_, streams)| streams) {
             // It may have ended already.
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
 
-    fn blocks(&self, direction: Direction) -> bool {
-        match self.weather {
+    fn weather(&self, caller: &Caller) -> Weather {
+        if is_among(caller, &self.callers) { self.weather } else { Weather::Fair }
+    }
+
+    fn blocks(&self, direction: Direction, caller: &Caller) -> bool {
+        match self.weather(caller) {
             Weather::Cut { requests, replies } => match direction {
                 Direction::Requests => requests,
                 Direction::Replies => replies,
@@ -154,28 +232,28 @@ impl Shared {
     }
 
     /// Waits until something may pass in that direction; `false` if the link is no more.
-    fn pass(&self, direction: Direction) -> bool {
+    fn pass(&self, direction: Direction, caller: &Caller) -> bool {
         let mut state = self.state();
-        if let Weather::Slow(time) = state.weather {
+        if let Weather::Slow(time) = state.weather(caller) {
             drop(state);
             thread::sleep(time);
             state = self.state();
         }
-        while state.blocks(direction) && !state.is_closed {
+        while state.blocks(direction, caller) && !state.is_closed {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         !state.is_closed
     }
 
     /// Notes a connection, unless the link is no more.
-    fn note(&self, streams: [TcpStream; 2]) -> Option<u64> {
+    fn note(&self, caller: &Caller, streams: [TcpStream; 2]) -> Option<u64> {
         let mut state = self.state();
         if state.is_closed {
             return None;
         }
         state.connections += 1;
         let number = state.connections;
-        state.streams.insert(number, streams);
+        state.streams.insert(number, (Arc::clone(caller), streams));
         Some(number)
     }
 }
@@ -195,32 +273,39 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
 
 /// Forwards a connection's bytes in both directions until either side ends it.
 fn forward(client: TcpStream, shared: &Arc<Shared>) -> io::Result<()> {
-    // It takes a packet each way to come about.
-    if !shared.pass(Direction::Requests) || !shared.pass(Direction::Replies) {
+    let caller = Caller::default();
+    // It takes a packet each way to come about. Who calls is not known before it greets.
+    if !shared.pass(Direction::Requests, &caller) || !shared.pass(Direction::Replies, &caller) {
         return Ok(());
     }
-    let target = *shared.target.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(target) = target else { return Ok(()) };
+    let Some(target) = shared.end.address() else { return Ok(()) };
     let server = TcpStream::connect_timeout(&target, CONNECT_TIME)?;
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
-    let Some(number) = shared.note([client.try_clone()?, server.try_clone()?]) else {
+    let Some(number) = shared.note(&caller, [client.try_clone()?, server.try_clone()?]) else {
         return Ok(());
     };
     let (back_from, back_to) = (server.try_clone()?, client.try_clone()?);
     thread::scope(|scope| {
-        thread::Builder::new()
-            .name("link".to_owned())
-            .spawn_scoped(scope, || pump(back_from, back_to, shared, Direction::Replies))?;
-        pump(client, server, shared, Direction::Requests);
+        thread::Builder::new().name("link".to_owned()).spawn_scoped(scope, || {
+            pump(back_from, back_to, shared, Direction::Replies, &caller);
+        })?;
+        pump(client, server, shared, Direction::Requests, &caller);
         Ok::<_, io::Error>(())
     })?;
     shared.state().streams.remove(&number);
     Ok(())
 }
 
-fn pump(mut from: TcpStream, mut to: TcpStream, shared: &Shared, direction: Direction) {
+fn pump(
+    mut from: TcpStream,
+    mut to: TcpStream,
+    shared: &Shared,
+    direction: Direction,
+    caller: &Caller,
+) {
     let mut bytes = vec![0; CHUNK_BYTES];
+    let mut is_first = direction == Direction::Requests;
     loop {
         let count = match from.read(&mut bytes) {
             Ok(0) => break,
@@ -228,14 +313,25 @@ fn pump(mut from: TcpStream, mut to: TcpStream, shared: &Shared, direction: Dire
             Err(error) if error.kind() == ErrorKind::Interrupted => continue,
             Err(_) => break,
         };
-        if !shared.pass(direction) || to.write_all(&bytes[..count]).is_err() {
+        if std::mem::take(&mut is_first)
+            && let Some(greeted) = greeting(&bytes[..count])
+        {
+            // Nobody else sets it.
+            let _ = caller.set(greeted.from);
+        }
+        if !shared.pass(direction, caller) || to.write_all(&bytes[..count]).is_err() {
             break;
         }
     }
     // The end is not heard of either while the link is cut.
-    shared.pass(direction);
+    shared.pass(direction, caller);
     let _ = to.shutdown(Shutdown::Write);
     let _ = from.shutdown(Shutdown::Read);
+}
+
+/// What a compute server says first to another one: in one piece, as it is written.
+fn greeting(bytes: &[u8]) -> Option<Hello> {
+    bytes.first_chunk::<GREETING_BYTES>().and_then(Hello::decode)
 }
 
 fn spawn(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
@@ -248,15 +344,18 @@ mod tests {
 
     use std::time::Instant;
 
+    use farleaf_index::dex::post::wire::VERSION;
+
     use super::*;
 
     const PATIENCE: Duration = Duration::from_secs(20);
     const WHILE: Duration = Duration::from_millis(100);
+    const FIRST: Way = Way::Memory(0);
 
-    /// A server that echoes, and a link to it.
-    fn linked() -> (Links, TcpStream, Target) {
+    /// A server that echoes.
+    fn server() -> SocketAddr {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let target = Arc::new(Mutex::new(Some(listener.local_addr().unwrap())));
+        let address = listener.local_addr().unwrap();
         spawn(move || {
             for stream in listener.incoming() {
                 let mut stream = stream.unwrap();
@@ -265,6 +364,12 @@ mod tests {
             }
         })
         .unwrap();
+        address
+    }
+
+    /// A server that echoes, and a link to it.
+    fn linked() -> (Links, TcpStream, Target) {
+        let target = Arc::new(Mutex::new(Some(server())));
         let links = Links::open(std::slice::from_ref(&target)).unwrap();
         let stream = connect(&links);
         (links, stream, target)
@@ -272,7 +377,11 @@ mod tests {
 
     fn connect(links: &Links) -> TcpStream {
         let uri = links.uri();
-        let stream = TcpStream::connect(uri.strip_prefix("tcp://").unwrap()).unwrap();
+        connect_to(uri.strip_prefix("tcp://").unwrap().parse().unwrap())
+    }
+
+    fn connect_to(address: SocketAddr) -> TcpStream {
+        let stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream
     }
@@ -300,25 +409,25 @@ mod tests {
         let (links, mut stream, _) = linked();
         echo(&mut stream, 1);
         for (word, (requests, replies)) in (2..).zip([(true, true), (true, false), (false, true)]) {
-            links.set(0, Weather::Cut { requests, replies });
+            links.set(FIRST, Weather::Cut { requests, replies }, None);
             stream.write_all(&[word]).unwrap();
             hears_nothing(&mut stream);
-            links.set(0, Weather::Fair);
+            links.set(FIRST, Weather::Fair, None);
             hear(&mut stream, word);
         }
         // A new connection does not come about over a cut link.
-        links.set(0, Weather::Cut { requests: true, replies: false });
+        links.set(FIRST, Weather::Cut { requests: true, replies: false }, None);
         let mut other = connect(&links);
         other.write_all(&[9]).unwrap();
         hears_nothing(&mut other);
-        links.set(0, Weather::Fair);
+        links.set(FIRST, Weather::Fair, None);
         hear(&mut other, 9);
     }
 
     #[test]
     fn a_slow_link_takes_its_time() {
         let (links, mut stream, _) = linked();
-        links.set(0, Weather::Slow(WHILE));
+        links.set(FIRST, Weather::Slow(WHILE), None);
         let start = Instant::now();
         echo(&mut stream, 1);
         assert!(start.elapsed() >= 2 * WHILE);
@@ -328,7 +437,7 @@ mod tests {
     fn connections_end_with_either_side_and_with_the_link() {
         let (links, mut stream, target) = linked();
         echo(&mut stream, 1);
-        links.end_connections(0);
+        links.end_connections(FIRST, &None);
         assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0, "broken");
         let mut stream = connect(&links);
         echo(&mut stream, 2);
@@ -339,8 +448,65 @@ mod tests {
         assert_eq!(nobody.read(&mut [0]).unwrap_or(0), 0, "nobody is there");
         *target.lock().unwrap() = Some(([127, 0, 0, 1], 1).into());
         let mut cut = connect(&links);
-        links.set(0, Weather::Cut { requests: true, replies: true });
+        links.set(FIRST, Weather::Cut { requests: true, replies: true }, None);
         drop(links);
         assert_eq!(cut.read(&mut [0]).unwrap_or(0), 0, "the link is no more");
+    }
+
+    /// A file that is removed with its owner.
+    struct Notes(PathBuf);
+
+    impl Drop for Notes {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_file(&self.0);
+        }
+    }
+
+    /// Somebody who has greeted, and was heard if it could be.
+    fn greeted(address: SocketAddr, from: u64, is_heard: bool) -> TcpStream {
+        let (from, to) = (Incarnation(from), Incarnation(9));
+        let hello = Hello { version: VERSION, pool: 1, from, to };
+        let mut stream = connect_to(address);
+        stream.write_all(&hello.encode()).unwrap();
+        if is_heard {
+            stream.read_exact(&mut [0; GREETING_BYTES]).unwrap();
+        }
+        stream
+    }
+
+    #[test]
+    fn a_post_link_leads_where_its_process_listens_and_is_cut_for_some_or_all() {
+        let name = format!("farleaf-post-link-{}", std::process::id());
+        let notes = Notes(std::env::temp_dir().join(name));
+        let mut links = Links::open(&[]).unwrap();
+        let address = links.open_post(notes.0.clone()).unwrap();
+        assert_eq!(links.uri(), "tcp://");
+        assert_eq!(connect_to(address).read(&mut [0]).unwrap_or(0), 0, "it listens nowhere so far");
+        // Opened twice: the address of before is nobody's.
+        owners::note(&notes.0, Some(("0000000000000008".parse().unwrap(), address)));
+        owners::note(&notes.0, Some(("0000000000000009".parse().unwrap(), server())));
+        let (mut five, mut six) = (greeted(address, 5, true), greeted(address, 6, true));
+        let only_six = Some(vec![Incarnation(6), Incarnation(7)]);
+        links.set(Way::Post, Weather::Cut { requests: true, replies: true }, only_six.clone());
+        echo(&mut five, 1);
+        six.write_all(&[2]).unwrap();
+        hears_nothing(&mut six);
+        // It comes about, and nobody hears its greeting.
+        let mut again = greeted(address, 6, false);
+        hears_nothing(&mut again);
+        echo(&mut greeted(address, 5, true), 3);
+        links.set(Way::Post, Weather::Fair, None);
+        hear(&mut six, 2);
+        again.read_exact(&mut [0; GREETING_BYTES]).unwrap();
+        echo(&mut again, 4);
+        links.end_connections(Way::Post, &only_six);
+        assert_eq!(six.read(&mut [0]).unwrap_or(0), 0, "ended");
+        assert_eq!(again.read(&mut [0]).unwrap_or(0), 0, "ended");
+        echo(&mut five, 5);
+        links.set(Way::Post, Weather::Cut { requests: false, replies: true }, None);
+        five.write_all(&[6]).unwrap();
+        hears_nothing(&mut five);
+        drop(links);
+        assert_eq!(five.read(&mut [0]).unwrap_or(0), 0, "the link is no more");
     }
 }

@@ -21,9 +21,10 @@
 //!
 //! Or the pool is one of memory servers ([`Network`]), processes of the run's own over files, which are
 //! killed and started again, stopped and continued as well. Every process reaches them through links of its
-//! own, a proxy of the driver's, which are cut, slowed and restored. Who is not heard of for a lease may be
-//! taken for dead there: a client that is told so opens the pool anew and goes on. Out of the histories the
-//! report says how long it took until all went on ([`NetworkReport`]).
+//! own, a proxy of the driver's, which are cut, slowed and restored. So are the links over which clients ask
+//! each other for keys, where keys have owners: each advertises the address of a link that leads to it. Who is
+//! not heard of for a lease may be taken for dead there: a client that is told so opens the pool anew and goes
+//! on. Out of the histories the report says how long it took until all went on ([`NetworkReport`]).
 //!
 //! - **INV-PROC-4** Judge and recovery begin when every memory server is there again and all who died count as
 //!   dead. Nothing else may be needed for the pool to be whole.

@@ -1,9 +1,12 @@
 //! Who owns which keys: a child that looks, and what the driver makes of it.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Write;
+use std::net::SocketAddr;
 use std::path::Path;
 
-use farleaf::Farleaf;
+use farleaf::{Farleaf, ServerName};
+use farleaf_fabric::Incarnation;
 use serde::{Deserialize, Serialize};
 
 use super::spec::{Failed, OwnersSpec};
@@ -44,10 +47,39 @@ pub(super) fn read(path: &Path) -> Vec<Owned> {
     serde_json::from_slice(&text).unwrap_or_default()
 }
 
+/// Notes the name of this compute server, and where it listens for others if it does. Without the note,
+/// nobody learns of either, and that is all.
+pub(super) fn note(path: &Path, own: Option<(ServerName, SocketAddr)>) {
+    let line = own.map_or_else(String::new, |(name, listens)| format!("{name} {listens}"));
+    let noted = File::options().create(true).append(true).open(path);
+    // In one piece, as others read it meanwhile.
+    let _ = noted.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes()));
+}
+
+/// The notes of a client process, the last one of now.
+fn notes(path: &Path) -> Vec<(String, Option<SocketAddr>)> {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let note = |line: &str| {
+        let (name, listens) = line.split_once(' ').unwrap_or((line, ""));
+        (name.to_owned(), listens.parse().ok())
+    };
+    text.lines().map(note).collect()
+}
+
 /// The names that a client process has had, the last one now.
 pub(super) fn names(path: &Path) -> Vec<String> {
-    let text = fs::read_to_string(path).unwrap_or_default();
-    text.lines().map(str::to_owned).collect()
+    notes(path).into_iter().map(|(name, _)| name).collect()
+}
+
+/// The same, as it greets others by them.
+pub(super) fn incarnations(path: &Path) -> Vec<Incarnation> {
+    let number = |name: String| u64::from_str_radix(&name, 16).ok();
+    names(path).into_iter().filter_map(number).map(Incarnation).collect()
+}
+
+/// Where a client process listens.
+pub(super) fn listens(path: &Path) -> Option<SocketAddr> {
+    notes(path).pop()?.1
 }
 
 impl Ranges {

@@ -307,9 +307,12 @@ impl<'a, 'b> Round<'a, 'b> {
             .map(|thread| self.folder.join(format!("{name}-{thread}.jsonl")));
         let logs: Vec<PathBuf> = logs.collect();
         self.logs.extend(logs.iter().cloned());
-        let (pool, links) = self.way()?;
+        let (pool, mut links) = self.way()?;
         let names = links.is_some().then(|| self.names_path(&name));
         self.names.extend(names.clone());
+        let post = links.as_mut().zip(names.clone()).filter(|_| self.run.config.post_rate() > 0.0);
+        let advertise = post.map(|(links, notes)| links.open_post(notes)).transpose();
+        let advertise = advertise.map_err(|source| self.io(source))?;
         let role = Role::Client(ClientSpec {
             pool,
             table: table_name(self.shape).to_owned(),
@@ -319,6 +322,7 @@ impl<'a, 'b> Round<'a, 'b> {
             client: self.run.client,
             seed: self.run.rng.u64(..),
             names,
+            advertise,
         });
         self.run.client += self.run.config.clients_each();
         self.counts.clients += 1;

@@ -1,6 +1,7 @@
 //! What a child process is told to do, as JSON on its command line, and how it ends.
 
 use std::io::{self, Read};
+use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
@@ -50,9 +51,11 @@ pub(super) struct ClientSpec {
     /// belong to each thread.
     pub(super) client: u32,
     pub(super) seed: u64,
-    /// Of a pool on a network: the file for the names that it has as a compute server, a line each
-    /// whenever it opens the pool.
+    /// Of a pool on a network: the file for the names that it has as a compute server and where it listens,
+    /// a line whenever it opens the pool.
     pub(super) names: Option<PathBuf>,
+    /// Where it lets other compute servers ask it, if not where it listens.
+    pub(super) advertise: Option<SocketAddr>,
 }
 
 /// Reads who owns which keys of a table of the engine `dex`.

@@ -49,6 +49,15 @@ pub enum FaultKind {
     Slow,
     /// All connections of a link were ended.
     EndConnections,
+    /// Links between compute servers, all that lead to one or that from one to another, were cut in both
+    /// directions.
+    PostCut,
+    /// They were cut in one direction.
+    PostHalfCut,
+    /// They were slow.
+    PostSlow,
+    /// All their connections were ended.
+    PostEndConnections,
 }
 
 /// What was done over a network, and how long it took until all went on.
@@ -73,6 +82,15 @@ pub struct NetworkReport {
     pub slows: u64,
     /// Links whose connections were all ended.
     pub ends: u64,
+    /// How often links between compute servers were cut in both directions: all that led to one, or that
+    /// from one to another.
+    pub post_cuts: u64,
+    /// How often they were cut in one direction.
+    pub post_half_cuts: u64,
+    /// How often they were slowed.
+    pub post_slows: u64,
+    /// How often their connections were all ended.
+    pub post_ends: u64,
     /// Client processes that were cut off, or gave the pool up, and opened it anew.
     pub opened_anew: u64,
     /// From the kill of a compute server until each key that it had (each key of the table, if keys have no
@@ -99,7 +117,7 @@ pub struct FaultReport {
     pub round: u64,
     /// What was done.
     pub what: FaultKind,
-    /// To which process; of links, the process and the memory server.
+    /// To which process; of links, the process and the memory server, or who asks and who is asked.
     pub who: String,
     /// How long it was away, in milliseconds.
     pub away_ms: f64,
@@ -257,6 +275,10 @@ impl NetworkReport {
             FaultKind::HalfCut => self.half_cuts += 1,
             FaultKind::Slow => self.slows += 1,
             FaultKind::EndConnections => self.ends += 1,
+            FaultKind::PostCut => self.post_cuts += 1,
+            FaultKind::PostHalfCut => self.post_half_cuts += 1,
+            FaultKind::PostSlow => self.post_slows += 1,
+            FaultKind::PostEndConnections => self.post_ends += 1,
         }
     }
 }

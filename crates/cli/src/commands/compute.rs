@@ -37,6 +37,10 @@ pub(crate) struct ComputeArgs {
     /// Where it listens; port 0 takes a free one
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:0")]
     pub(crate) listen: SocketAddr,
+    /// Where others reach it, if not where it listens: in a container, behind NAT, or with 0.0.0.0 for
+    /// --listen; port 0 stands for the one that it listens on
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub(crate) advertise: Option<SocketAddr>,
     /// Listen on an address that other machines reach without TLS: whoever reaches it can read and
     /// change the tables
     #[arg(long)]
@@ -76,6 +80,9 @@ pub(super) fn run(args: &ComputeArgs, console: &mut Console) -> anyhow::Result<E
         .pin_serve_threads(pin)
         .take_partitions(usize::MAX)
         .leaves_when_asked(true);
+    if let Some(address) = args.advertise {
+        builder = builder.advertise(address);
+    }
     if let Some(size) = args.cache {
         builder = builder.cache_bytes(size.0);
     }
@@ -112,16 +119,19 @@ pub(super) fn run(args: &ComputeArgs, console: &mut Console) -> anyhow::Result<E
     let metrics = args.serving.expose(Told { db: db.clone(), state: Arc::clone(&state) })?;
     let metrics_at = metrics.as_ref().map(|metrics| metrics.address().to_string());
     let address = own.address.map(|address| address.to_string()).unwrap_or_default();
+    let listens = db.listens()?.map(|address| address.to_string());
     let names: Vec<&String> = tables.keys().collect();
     if console.json {
         console.json_line(&json!({
             "address": address,
+            "listens": listens,
             "name": own.name.to_string(),
             "tables": names,
             "metrics": metrics_at,
         }))?;
     } else {
         let mut fields = vec![("address", address.clone()), ("name", own.name.to_string())];
+        fields.extend(listens.filter(|at| *at != address).map(|at| ("listens", at)));
         fields.extend(metrics_at.map(|address| ("metrics", format!("http://{address}/metrics"))));
         console.fields(&fields)?;
     }

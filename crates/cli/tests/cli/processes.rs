@@ -111,6 +111,31 @@ fn so_do_they_under_the_plain_tree() {
     over_a_network("btree", 1);
 }
 
+/// Compute servers that cannot ask each other, while each reaches the memory servers.
+#[test]
+fn links_between_compute_servers_that_fail_leave_a_table_that_is_right() {
+    let (_pool, folder) = scratch();
+    let none = ["--memory-faults-per-second", "0", "--link-faults-per-second", "0"];
+    let time = format!("{}s", 6 * soak());
+    let times = ["--time", &time, "--round-time", "4s", "--lease", "400ms"];
+    let posts = ["--post-faults-per-second", "3", "--outage-time-max", "600ms"];
+    let asked = ["--fabric", "tcp", "--engine", "dex", "--json"];
+    let folder_words = ["--pool", folder.to_str().unwrap()];
+    let report = farleaf(&words(&[&asked[..], &times, &none, &posts, &folder_words].concat()), b"");
+    let report = report.done().json();
+    assert!(report["failure"].is_null(), "{report}");
+    let network = &report["network"];
+    let count = |name: &str| network[name].as_u64().unwrap();
+    let kinds = ["post_cuts", "post_half_cuts", "post_slows", "post_ends"];
+    let done: u64 = kinds.into_iter().map(count).sum();
+    assert!(done > 0, "{report}");
+    let faults = network["faults"].as_array().unwrap().iter();
+    let told = faults.filter(|fault| fault["what"].as_str().unwrap().starts_with("post_"));
+    assert_eq!(told.count() as u64, done, "{report}");
+    assert_eq!(count("cuts") + count("half_cuts") + count("slows") + count("ends"), 0, "{report}");
+    assert_eq!(network["returns_served"]["never"], 0, "{report}");
+}
+
 /// The bars of a death: nothing goes wrong but that compute servers are killed.
 fn only_kills(engine: &str, leases: &str) -> Run {
     let (_pool, folder) = scratch();
@@ -177,6 +202,10 @@ fn what_makes_no_sense_is_refused() {
     refused(&["--lease", "1s"], "--lease needs --fabric tcp");
     refused(&["--memory-servers", "2"], "--memory-servers needs --fabric tcp");
     refused(&["--link-faults-per-second", "2"], "needs --fabric tcp");
+    refused(&["--post-faults-per-second", "2"], "needs --fabric tcp");
+    refused(&["--fabric", "tcp", "--post-faults-per-second", "2"], "needs --engine dex");
+    let posts = ["--fabric", "tcp", "--engine", "dex", "--post-faults-per-second", "NaN"];
+    refused(&posts, "0 to 1000");
     refused(&["--fabric", "sim"], "mapped or tcp");
     refused(&["--fabric", "tpc"], "did you mean \"tcp\"?");
     refused(&["--fabric", "tcp", "--memory-servers", "0"], "1 to 16");

@@ -5,6 +5,7 @@ use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::{Arc, Condvar, PoisonError};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use farleaf_fabric::tcp::duplex::{self, Incoming, Outgoing};
 use farleaf_fabric::{GlobalAddr, Incarnation};
@@ -15,12 +16,16 @@ use super::wire::{
     Entry, GREETING_BYTES, Hello, REPLY_HEAD_BYTES, VERSION, Welcome, decode_reply,
     decode_reply_head, encode_request,
 };
-use super::{GREETING_TIME, Shared};
+use super::{GREETING_TIME, PATIENCE_NS, Shared};
 use crate::IndexError;
 use crate::sync::{Mutex, lock};
 
 /// Bytes that are gathered before they are written.
 const BUFFER_BYTES: usize = 64 << 10;
+/// Where nothing has come for so long, although somebody has waited for it and given up, the connection may
+/// have been lost without a word (a router has forgotten it, the other machine lost its power).
+pub(super) const SILENCE: Duration =
+    if cfg!(test) { Duration::from_millis(300) } else { Duration::from_nanos(PATIENCE_NS) };
 
 pub(super) struct Line {
     state: Mutex<State>,
@@ -32,9 +37,11 @@ struct State {
     /// Not written yet.
     queue: VecDeque<Letter>,
     /// Written; their replies are to come.
-    sent: BTreeMap<u64, Answer>,
+    sent: BTreeMap<u64, Sent>,
     number: u64,
     stream: Option<TcpStream>,
+    /// When anything came last, since there is a connection.
+    heard: Option<Instant>,
     is_ended: bool,
     /// Why it has ended, for whoever got hold of it before that and sends after it.
     refusal: Option<String>,
@@ -44,6 +51,11 @@ struct Letter {
     number: u64,
     bytes: Vec<u8>,
     answer: Answer,
+}
+
+struct Sent {
+    answer: Answer,
+    at: Instant,
 }
 
 /// Why there is no connection.
@@ -103,6 +115,11 @@ impl Line {
         if state.is_ended {
             return Ok(None);
         }
+        if state.is_lost(Instant::now()) {
+            drop(state);
+            self.end(None);
+            return Ok(None);
+        }
         state.number += 1;
         let number = state.number;
         bytes[8..16].copy_from_slice(&number.to_le_bytes());
@@ -150,6 +167,7 @@ impl Line {
                 return Ok(());
             }
             state.stream = Some(stream);
+            state.heard = Some(Instant::now());
         }
         let line = Arc::clone(self);
         thread::Builder::new().name("farleaf-line-in".to_owned()).spawn(move || {
@@ -170,7 +188,7 @@ impl Line {
                     if state.is_ended {
                         return Ok(());
                     }
-                    state.sent.insert(number, answer);
+                    state.sent.insert(number, Sent { answer, at: Instant::now() });
                 }
                 output.write_all(&bytes)?;
             }
@@ -195,7 +213,7 @@ impl Line {
 
     /// Reads replies until there are no more, or one that makes no sense.
     fn read(&self, incoming: Incoming) -> io::Result<()> {
-        let mut input = BufReader::with_capacity(BUFFER_BYTES, incoming);
+        let mut input = BufReader::with_capacity(BUFFER_BYTES, Heard { line: self, incoming });
         let mut content = Vec::new();
         loop {
             let mut head = [0; REPLY_HEAD_BYTES];
@@ -203,12 +221,37 @@ impl Line {
             let (length, number) = decode_reply_head(&head).map_err(io::Error::other)?;
             read_content(&mut input, length, &mut content)?;
             let outcome = decode_reply(&content).map_err(io::Error::other)?;
-            let answer = lock(&self.state).sent.remove(&number);
-            let Some(mut answer) = answer else {
+            let sent = lock(&self.state).sent.remove(&number);
+            let Some(Sent { mut answer, .. }) = sent else {
                 return Err(io::Error::other("a reply to no request"));
             };
             answer.give(outcome);
         }
+    }
+}
+
+impl State {
+    /// Whether somebody has asked, waited and given up, and nothing has come ever since.
+    fn is_lost(&self, now: Instant) -> bool {
+        let Some(heard) = self.heard else { return false };
+        let is_long = |since| now.saturating_duration_since(since) >= SILENCE;
+        let in_vain =
+            |sent: &Sent| sent.at >= heard && is_long(sent.at) && !sent.answer.is_wanted();
+        is_long(heard) && self.sent.values().any(in_vain)
+    }
+}
+
+/// Notes when something comes.
+struct Heard<'a> {
+    line: &'a Line,
+    incoming: Incoming,
+}
+
+impl Read for Heard<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let count = self.incoming.read(bytes)?;
+        lock(&self.line.state).heard = Some(Instant::now());
+        Ok(count)
     }
 }
 

@@ -24,7 +24,7 @@ mod tests;
 pub mod wire;
 
 use std::collections::BTreeMap;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
@@ -51,6 +51,8 @@ const GREETING_TIME: Duration = Duration::from_secs(2);
 pub struct PostConfig {
     /// Where it listens; port 0 takes a free one.
     pub listen: SocketAddr,
+    /// Where others reach it, if that is elsewhere; port 0 stands for the one that it listens on.
+    pub advertise: Option<SocketAddr>,
     /// How the compute servers of the pool know each other.
     pub tls: Option<Tls>,
     /// Allows an address that others than this machine can reach without `tls`: whoever reaches it can read
@@ -75,7 +77,9 @@ pub enum PostError {
     )]
     Public(SocketAddr),
     /// The address is none that others could be told.
-    #[error("{0} stands for all addresses of this machine: name the one that others reach")]
+    #[error(
+        "{0} stands for all addresses of this machine: name, or advertise, the one that others reach"
+    )]
     NoAddress(SocketAddr),
     /// The system refuses.
     #[error("cannot listen on {address}")]
@@ -87,16 +91,22 @@ pub enum PostError {
     },
 }
 
-/// Whether a compute server may listen there.
+/// Whether a compute server may listen there, and be reached at `advertise` if that is another address.
 ///
 /// # Errors
 /// [`PostError::Public`] for a public address without TLS that was not asked for; [`PostError::NoAddress`].
-pub fn check_address(listen: SocketAddr, may_be_public: bool) -> Result<(), PostError> {
+pub fn check_address(
+    listen: SocketAddr,
+    advertise: Option<SocketAddr>,
+    may_be_public: bool,
+) -> Result<(), PostError> {
+    // What is advertised opens nothing.
     if !listen.ip().is_loopback() && !may_be_public {
         return Err(PostError::Public(listen));
     }
-    match listen.ip().is_unspecified() {
-        true => Err(PostError::NoAddress(listen)),
+    let told = advertise.unwrap_or(listen);
+    match told.ip().is_unspecified() {
+        true => Err(PostError::NoAddress(told)),
         false => Ok(()),
     }
 }
@@ -109,6 +119,8 @@ pub struct Post {
 
 struct Shared {
     config: PostConfig,
+    /// Where it listens, and what others are told.
+    listens: SocketAddr,
     address: SocketAddr,
     on_request: Box<dyn Fn() + Send + Sync>,
     desks: Mutex<BTreeMap<u64, Arc<Cluster>>>,
@@ -143,12 +155,17 @@ impl Post {
         on_request: impl Fn() + Send + Sync + 'static,
     ) -> Result<Post, PostError> {
         let listen = config.listen;
-        check_address(listen, config.insecure_public || config.tls.is_some())?;
+        check_address(listen, config.advertise, config.insecure_public || config.tls.is_some())?;
         let refused = |source| PostError::Listen { address: listen, source };
         let listener = TcpListener::bind(listen).map_err(refused)?;
-        let address = listener.local_addr().map_err(refused)?;
+        let listens = listener.local_addr().map_err(refused)?;
+        let mut address = config.advertise.unwrap_or(listens);
+        if address.port() == 0 {
+            address.set_port(listens.port());
+        }
         let shared = Arc::new(Shared {
             config,
+            listens,
             address,
             on_request: Box::new(on_request),
             desks: Mutex::default(),
@@ -170,9 +187,14 @@ impl Post {
         Ok(Post { shared, acceptor: Mutex::new(Some(acceptor)) })
     }
 
-    /// Where it listens.
+    /// Where others reach it: what they are to be told.
     pub fn address(&self) -> SocketAddr {
         self.shared.address
+    }
+
+    /// Where it listens.
+    pub fn listens(&self) -> SocketAddr {
+        self.shared.listens
     }
 
     /// The desk at which requests for the table with this meta object are put: serve there.
@@ -198,7 +220,7 @@ impl Post {
             return;
         }
         // Ends the wait for the next connection.
-        let woken = TcpStream::connect_timeout(&shared.address, GREETING_TIME);
+        let woken = TcpStream::connect_timeout(&here(shared.listens), GREETING_TIME);
         let acceptor = lock(&self.acceptor).take();
         if woken.is_ok() {
             // One that panicked has said so.
@@ -210,6 +232,16 @@ impl Post {
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
     }
+}
+
+/// Where this machine itself reaches what listens there.
+fn here(mut listens: SocketAddr) -> SocketAddr {
+    match listens.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => listens.set_ip(Ipv4Addr::LOCALHOST.into()),
+        IpAddr::V6(ip) if ip.is_unspecified() => listens.set_ip(Ipv6Addr::LOCALHOST.into()),
+        _ => {}
+    }
+    listens
 }
 
 impl Drop for Post {

@@ -6,7 +6,7 @@ use std::future::Future;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
-use super::line::Line;
+use super::line::{Line, SILENCE};
 use super::wire::{
     Entry, GREETING_BYTES, Hello, REPLY_HEAD_BYTES, VERSION, Welcome, decode_reply,
     decode_reply_head, encode_reply, encode_request,
@@ -25,7 +25,8 @@ const TABLE: u64 = 4096;
 
 fn config(pool: u128, me: Incarnation) -> PostConfig {
     let listen = SocketAddr::from(([127, 0, 0, 1], 0));
-    PostConfig { listen, tls: None, insecure_public: false, pool, me, connections_max: 2 }
+    let (advertise, tls, insecure_public) = (None, None, false);
+    PostConfig { listen, advertise, tls, insecure_public, pool, me, connections_max: 2 }
 }
 
 fn post(pool: u128, me: Incarnation) -> Post {
@@ -117,6 +118,67 @@ fn a_change_that_was_sent_has_an_unknown_outcome_and_any_other_was_not_begun() {
         drop(stream.read(&mut [0]));
     });
     assert_eq!(ask(&own, answered, change()), Ok(Reply::Done(true)));
+}
+
+/// Somebody at whom connections end in silence, the first of them: a router has forgotten it, so that neither
+/// side hears of its end. All later requests would wait in vain.
+#[test]
+fn a_connection_that_is_lost_without_a_word_is_given_up() {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    let (taken, has_taken) = std::sync::mpsc::channel();
+    thread::spawn(move || {
+        let (mut first, _) = listener.accept().unwrap();
+        greet_and_take(&mut first, request_bytes());
+        taken.send(()).unwrap();
+        first.read_exact(&mut vec![0; request_bytes()]).unwrap();
+        taken.send(()).unwrap();
+        let (mut second, _) = listener.accept().unwrap();
+        greet_and_take(&mut second, request_bytes());
+        second.write_all(&encode_reply(1, &Ok(Reply::Done(true)))).unwrap();
+        drop(second.read(&mut [0]));
+    });
+    let own = post(POOL, ME);
+    let route = own.route(table());
+    route.learn_address(OTHER, address);
+    let to = WrongOwner { partition: 0, owner: Some(OTHER), epoch: 1 };
+    let given_up = route.forward(to, change());
+    has_taken.recv().unwrap();
+    drop(given_up);
+    // Nobody has waited for long.
+    let waiting = route.forward(to, change());
+    has_taken.recv().unwrap();
+    thread::sleep(SILENCE);
+    let mut outcome = wait(route.forward(to, change()));
+    while outcome == Ok(Reply::Gone) {
+        // The address is forgotten with the connection, as it may be out of date.
+        route.learn_address(OTHER, address);
+        outcome = wait(route.forward(to, change()));
+    }
+    assert_eq!(outcome, Ok(Reply::Done(true)), "over a new one");
+    assert!(matches!(wait(waiting), Err(IndexError::OutcomeUnknown(_))), "over the first");
+}
+
+/// Somebody who is slow with one request, and answers others meanwhile.
+#[test]
+fn a_connection_on_which_something_comes_is_kept() {
+    let address = stranger(|stream| {
+        greet_and_take(stream, request_bytes());
+        for number in [2, 3] {
+            stream.read_exact(&mut vec![0; request_bytes()]).unwrap();
+            stream.write_all(&encode_reply(number, &Ok(Reply::Done(true)))).unwrap();
+        }
+        drop(stream.read(&mut [0]));
+    });
+    let own = post(POOL, ME);
+    let route = own.route(table());
+    route.learn_address(OTHER, address);
+    let to = WrongOwner { partition: 0, owner: Some(OTHER), epoch: 1 };
+    let slow = route.forward(to, change());
+    assert_eq!(wait(route.forward(to, change())), Ok(Reply::Done(true)));
+    drop(slow);
+    thread::sleep(SILENCE);
+    assert_eq!(wait(route.forward(to, change())), Ok(Reply::Done(true)));
 }
 
 #[test]
@@ -295,15 +357,53 @@ fn compute_servers_know_each_other_by_their_certificates() {
 
 #[test]
 fn public_addresses_are_refused_unless_asked_for() {
-    let refused = |address: &str| check_address(address.parse().unwrap(), false);
+    let refused = |address: &str| check_address(address.parse().unwrap(), None, false);
     assert!(matches!(refused("0.0.0.0:0"), Err(PostError::Public(_))));
     assert!(matches!(refused("192.0.2.1:80"), Err(PostError::Public(_))));
     assert!(refused("[::1]:0").is_ok());
-    let any = check_address("0.0.0.0:7".parse().unwrap(), true);
-    assert!(matches!(any, Err(PostError::NoAddress(_))));
+    let any = |advertise: Option<&str>| {
+        let advertise = advertise.map(|address| address.parse().unwrap());
+        check_address("0.0.0.0:7".parse().unwrap(), advertise, true)
+    };
+    assert!(matches!(any(None), Err(PostError::NoAddress(_))));
+    assert!(matches!(any(Some("[::]:7")), Err(PostError::NoAddress(_))));
+    assert!(any(Some("192.0.2.1:80")).is_ok());
+    // What is told does not open what is listened on, nor close it.
+    let loopback = "127.0.0.1:7".parse().unwrap();
+    assert!(check_address(loopback, Some("192.0.2.1:80".parse().unwrap()), false).is_ok());
+    let open = check_address("192.0.2.1:80".parse().unwrap(), Some(loopback), false);
+    assert!(matches!(open, Err(PostError::Public(_))));
     let taken = post(POOL, ME).address();
     let held = TcpListener::bind(taken).unwrap();
     let again = Post::start(PostConfig { listen: taken, ..config(POOL, ME) }, || ());
     assert!(matches!(again, Err(PostError::Listen { .. })));
     drop(held);
+}
+
+/// As behind a translation of addresses: others are told an address that leads there.
+#[test]
+fn others_are_told_the_address_that_is_advertised() {
+    let told = |advertise: &str| {
+        let listen = "0.0.0.0:0".parse().unwrap();
+        let advertise = Some(advertise.parse().unwrap());
+        let public = PostConfig { listen, advertise, insecure_public: true, ..config(POOL, OTHER) };
+        let post = Post::start(public, || ()).unwrap();
+        (post.address(), post.listens(), post)
+    };
+    let (address, listens, other) = told("127.0.0.1:0");
+    assert_eq!(address, SocketAddr::from(([127, 0, 0, 1], listens.port())));
+    assert!(listens.ip().is_unspecified());
+    // Nobody serves the table there.
+    let own = post(POOL, ME);
+    let (route, to) =
+        (own.route(table()), WrongOwner { partition: 0, owner: Some(OTHER), epoch: 1 });
+    route.learn_address(OTHER, address);
+    assert_eq!(wait(route.forward(to, change())), Ok(Reply::Gone));
+    assert_eq!(lock(&other.shared.incoming).len(), 1, "it was let in");
+    // It ends all the same.
+    other.shut_down();
+    assert!(TcpStream::connect(address).is_err());
+    let (address, listens, _other) = told("192.0.2.1:7000");
+    assert_eq!(address, "192.0.2.1:7000".parse().unwrap());
+    assert_ne!(listens.port(), 0);
 }

@@ -50,6 +50,10 @@ pub(crate) struct ProcessesArgs {
     /// Links cut, slowed or with all connections ended, a second (needs --fabric tcp) [default: 0.8]
     #[arg(long, value_name = "RATE")]
     link_faults_per_second: Option<f64>,
+    /// Links between compute servers cut, slowed or with all connections ended, a second (needs --fabric tcp
+    /// and --engine dex) [default: 0.4]
+    #[arg(long, value_name = "RATE")]
+    post_faults_per_second: Option<f64>,
     /// Time for which a memory server is away, or a link cut or slow, at most (needs --fabric tcp)
     /// [default: 2s]
     #[arg(long, value_name = "TIME")]
@@ -131,6 +135,7 @@ impl ProcessesArgs {
                 ("--lease", self.lease.is_some()),
                 ("--memory-faults-per-second", self.memory_faults_per_second.is_some()),
                 ("--link-faults-per-second", self.link_faults_per_second.is_some()),
+                ("--post-faults-per-second", self.post_faults_per_second.is_some()),
                 ("--outage-time-max", self.outage_time_max.is_some()),
                 ("--recovery-within", self.recovery_within.is_some()),
             ];
@@ -139,6 +144,12 @@ impl ProcessesArgs {
                 None => Ok(None),
             };
         };
+        if self.post_faults_per_second.is_some() && self.engine != Engine::Dex {
+            return Err(Failure::usage(
+                "--post-faults-per-second needs --engine dex: compute servers of other engines do not ask \
+                 each other",
+            ));
+        }
         let span = |given: Option<TimeSpan>, usual| given.map_or(usual, TimeSpan::duration);
         let rate = |given: Option<f64>, usual| given.unwrap_or(usual);
         Ok(Some(Network {
@@ -149,6 +160,7 @@ impl ProcessesArgs {
                 usual.memory_faults_per_second,
             ),
             link_faults_per_second: rate(self.link_faults_per_second, usual.link_faults_per_second),
+            post_faults_per_second: rate(self.post_faults_per_second, usual.post_faults_per_second),
             outage_time_max: span(self.outage_time_max, usual.outage_time_max),
             recovery_leases: self.recovery_within,
         }))
@@ -182,6 +194,7 @@ impl ProcessesArgs {
             self.memory_faults_per_second.map(|rate| rate.to_string()),
         );
         add("--link-faults-per-second", self.link_faults_per_second.map(|rate| rate.to_string()));
+        add("--post-faults-per-second", self.post_faults_per_second.map(|rate| rate.to_string()));
         add("--outage-time-max", self.outage_time_max.map(|time| time.to_string()));
         add("--recovery-within", self.recovery_within.map(|leases| leases.to_string()));
         line
