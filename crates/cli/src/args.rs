@@ -20,6 +20,7 @@ use crate::commands::up::UpArgs;
 use crate::etcd::EtcdArgs;
 use crate::formats;
 use crate::input::ColumnSpec;
+use crate::listen::ListenArgs;
 use crate::suggest::OneOf;
 use crate::tls::TlsArgs;
 
@@ -41,8 +42,9 @@ const SETTINGS: &str = "\
 Settings:
   Every option has a name in the environment and in a file of settings (TOML), too: --lease of memory is
   FARLEAF_MEMORY_LEASE, and lease in the table [memory]; --tls-ca, which all commands take, is
-  FARLEAF_TLS_CA, and tls-ca before the first table. The command line counts first, then the
-  environment, then the file. 'farleaf config show memory --origin' prints what is set where.";
+  FARLEAF_TLS_CA, and tls-ca before the first table; for memory alone it is FARLEAF_MEMORY_TLS_CA, and
+  tls-ca in [memory]. The command line counts first, then the environment, then the file.
+  'farleaf config show memory --origin' prints what is set where.";
 
 const POOLS: &str = "\
 Pools:
@@ -93,6 +95,8 @@ pub(crate) struct GlobalArgs {
     // Looked for before the command line is understood: see `Config::find`.
     #[arg(long, global = true, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) config: Option<OsString>,
+    #[command(flatten)]
+    pub(crate) listen: ListenArgs,
     #[command(flatten)]
     pub(crate) tls: TlsArgs,
     #[command(flatten)]

@@ -2,8 +2,9 @@
 //!
 //! What stands on the command line counts first, then the environment, then the file, then the default.
 //! Every option has a name in each: `--lease` of `farleaf memory` is `FARLEAF_MEMORY_LEASE`, and `lease` of
-//! the file's table `[memory]`; options that all commands take have no command in their name. They are put
-//! on the [`Command`] before the command line is read, so that one definition makes all of them.
+//! the file's table `[memory]`; options that all commands take have no command in their name, and may be set
+//! for one command, too: `--listen` is `FARLEAF_LISTEN`, and `FARLEAF_MEMORY_LISTEN` counts before it. They
+//! are put on the [`Command`] before the command line is read, so that one definition makes all of them.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -80,13 +81,15 @@ impl Config {
             Failure::usage(format!("{}: {}", place(&path, text, at), error.message()))
         })?;
         let mut config = Config { path, tables: BTreeMap::new() };
-        config.read(command, &mut Vec::new(), table.get_ref(), text)?;
+        config.read(command, command, &mut Vec::new(), table.get_ref(), text)?;
         Ok(config)
     }
 
-    /// Reads the table of the command with these words, and of the commands below it.
+    /// Reads the table of the command with these words, and of the commands below it. What all commands take
+    /// are the options of `all`.
     fn read(
         &mut self,
+        all: &Command,
         command: &Command,
         words: &mut Vec<String>,
         table: &DeTable<'_>,
@@ -102,12 +105,13 @@ impl Config {
                     return Err(Failure::usage(format!("{at}: there is no command {name}{hint}")));
                 };
                 words.push(name.to_owned());
-                self.read(below, words, inner, text)?;
+                self.read(all, below, words, inner, text)?;
                 words.pop();
                 continue;
             }
-            let Some(arg) = settable(command).find(|arg| name_of(arg) == name) else {
-                let known: Vec<String> = settable(command).map(name_of).collect();
+            let args = || settable(command).chain(settable(all));
+            let Some(arg) = args().find(|arg| name_of(arg) == name) else {
+                let known: Vec<String> = args().map(name_of).collect();
                 let hint = hint(name, known.iter().map(String::as_str));
                 let of = if words.is_empty() { "all commands".to_owned() } else { words.join(" ") };
                 return Err(Failure::usage(format!("{at}: {of} has no option {name}{hint}")));
@@ -123,35 +127,49 @@ impl Config {
 
     /// `command` with the file's settings as defaults, and with the names of the environment.
     pub(crate) fn apply(&self, command: Command) -> Command {
-        self.apply_at(command, &mut Vec::new())
+        let all: Vec<Arg> = settable(&command).cloned().collect();
+        self.apply_at(command, &all, &mut Vec::new())
     }
 
-    fn apply_at(&self, command: Command, words: &mut Vec<String>) -> Command {
+    fn apply_at(&self, command: Command, all: &[Arg], words: &mut Vec<String>) -> Command {
         let alone = sole_positional(&command).map(|arg| arg.get_id().clone());
-        let settings = self.tables.get(words.as_slice());
-        let variables = words.clone();
+        let of = words.clone();
         let command = command.mut_args(|arg| {
-            if !is_settable(&arg, alone.as_ref() == Some(arg.get_id())) {
-                return arg;
-            }
-            let name = name_of(&arg);
-            let variable = variable_of(&variables, &name);
-            // The rule is told once, for all of them.
-            let mut arg = arg.env(variable).hide_env(true);
-            if matches!(arg.get_action(), ArgAction::SetTrue) {
-                arg = arg.value_parser(BoolishValueParser::new());
-            }
-            match settings.and_then(|settings| settings.get(&name)) {
-                Some(setting) => arg.required(false).default_values(setting.values.clone()),
-                None => arg,
-            }
+            let is_alone = alone.as_ref() == Some(arg.get_id());
+            if is_settable(&arg, is_alone) { self.apply_to(arg, &of) } else { arg }
         });
+        // What all commands take, where it is set for this one: of the two, clap takes the one that is set on
+        // the command line rather than by the environment, and by that rather than by a file, and else this.
+        let own = all.iter().filter(|arg| !words.is_empty() && self.is_set(arg, words));
+        let command = command.args(own.map(|arg| self.apply_to(arg.clone(), words)));
         command.mut_subcommands(|below| {
             words.push(below.get_name().to_owned());
-            let below = self.apply_at(below, words);
+            let below = self.apply_at(below, all, words);
             words.pop();
             below
         })
+    }
+
+    /// The option with its name in the environment and the file's setting, both for the command with these
+    /// words.
+    fn apply_to(&self, arg: Arg, words: &[String]) -> Arg {
+        let name = name_of(&arg);
+        // The rule is told once, for all of them.
+        let mut arg = arg.env(variable_of(words, &name)).hide_env(true);
+        if matches!(arg.get_action(), ArgAction::SetTrue) {
+            arg = arg.value_parser(BoolishValueParser::new());
+        }
+        match self.tables.get(words).and_then(|settings| settings.get(&name)) {
+            Some(setting) => arg.required(false).default_values(setting.values.clone()),
+            None => arg,
+        }
+    }
+
+    /// Whether the environment or the file says something for the command with these words.
+    fn is_set(&self, arg: &Arg, words: &[String]) -> bool {
+        let name = name_of(arg);
+        self.tables.get(words).is_some_and(|settings| settings.contains_key(&name))
+            || env::var_os(variable_of(words, &name)).is_some()
     }
 
     /// Checks that the file's settings of each command make sense together, as if they stood on the command
@@ -166,6 +184,7 @@ impl Config {
             let mut line = [vec![plain.get_name().to_owned()], words.clone()].concat();
             for (name, setting) in settings {
                 let is_flag = settable(command)
+                    .chain(settable(plain))
                     .any(|arg| name_of(arg) == *name && !arg.get_action().takes_values());
                 match setting.values.as_slice() {
                     [value] if is_flag => {
@@ -219,7 +238,10 @@ impl Config {
             let setting = self.tables.get(words).and_then(|settings| settings.get(&name));
             let origin = match (matches.value_source(id), setting) {
                 (Some(clap::parser::ValueSource::EnvVariable), _) => {
-                    Origin::Environment(variable_of(words, &name))
+                    // It may be set for all commands.
+                    let set = (0..=words.len()).rev().map(|end| variable_of(&words[..end], &name));
+                    let mut set = set.filter(|variable| env::var_os(variable).is_some());
+                    Origin::Environment(set.next().unwrap_or_else(|| variable_of(words, &name)))
                 }
                 (Some(_), Some(setting)) => Origin::File(self.path.clone(), setting.line),
                 (Some(_), None) => Origin::Default,
@@ -371,11 +393,15 @@ fn place(path: &Path, text: &str, at: usize) -> String {
 }
 
 /// What the environment of servers has to be that this program starts as parts of its own: what is set for servers
-/// that stand alone is not for them. `None` removes a variable.
+/// that stand alone is not for them, nor where this process listens. `None` removes a variable.
 pub(crate) fn environment_of_parts() -> Vec<(OsString, Option<OsString>)> {
     let prefixes = ["memory", "compute"].map(|command| variable_of(&[command.to_owned()], ""));
     let is_set = |name: &OsStr| {
-        name.to_str().is_some_and(|name| prefixes.iter().any(|prefix| name.starts_with(prefix)))
+        let Some(name) = name.to_str() else { return false };
+        let says_where =
+            ["_LISTEN", "_ADVERTISE", "_INSECURE_PUBLIC"].iter().any(|end| name.ends_with(end));
+        says_where && name.starts_with("FARLEAF_")
+            || prefixes.iter().any(|prefix| name.starts_with(prefix))
     };
     let removed = env::vars_os().map(|(name, _)| name).filter(|name| is_set(name));
     let none = (CONFIG.into(), Some(OsString::new()));

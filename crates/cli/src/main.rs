@@ -15,6 +15,7 @@ mod errors;
 mod etcd;
 mod formats;
 mod input;
+mod listen;
 mod metrics;
 mod output;
 mod progress;

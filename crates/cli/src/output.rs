@@ -15,6 +15,7 @@ use serde_json::{Map, Value};
 use crate::args::{BytesArgs, GlobalArgs, When};
 use crate::errors;
 use crate::etcd::EtcdArgs;
+use crate::listen::ListenArgs;
 use crate::tls::TlsArgs;
 
 /// Where results and notes go.
@@ -22,6 +23,8 @@ pub(crate) struct Console {
     pub(crate) json: bool,
     pub(crate) quiet: bool,
     verbose: bool,
+    /// Where this process listens, if others need what it has.
+    pub(crate) listen: ListenArgs,
     /// How pools on a network are reached.
     pub(crate) tls: TlsArgs,
     /// How etcd is.
@@ -46,6 +49,7 @@ impl Console {
             json: global.json,
             quiet: global.quiet,
             verbose: global.verbose,
+            listen: global.listen.clone(),
             tls: global.tls.clone(),
             etcd: global.etcd.clone(),
             is_terminal,

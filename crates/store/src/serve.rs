@@ -8,6 +8,7 @@
 //!   operations can begin, and nothing is under way when the table is closed.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
@@ -317,7 +318,16 @@ impl From<PostError> for Error {
     fn from(error: PostError) -> Self {
         let told = error.to_string();
         match error {
-            PostError::Listen { source, .. } => Error::io(told, source),
+            PostError::Listen { source, .. } => match source.kind() {
+                io::ErrorKind::AddrNotAvailable => {
+                    Error::invalid(format!("{told}: it is not an address of this machine"))
+                }
+                io::ErrorKind::AddrInUse => Error::io(
+                    format!("{told}: somebody else listens there; port 0 takes a free one"),
+                    source,
+                ),
+                _ => Error::io(told, source),
+            },
             _ => Error::invalid(told),
         }
     }

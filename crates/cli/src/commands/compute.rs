@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::net::SocketAddr;
 use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -34,17 +33,6 @@ pub(crate) struct ComputeArgs {
     /// A table that it serves; may be given several times [default: all of the engine dex, new ones too]
     #[arg(short, long, value_name = "TABLE")]
     pub(crate) table: Vec<String>,
-    /// Where it listens; port 0 takes a free one
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:0")]
-    pub(crate) listen: SocketAddr,
-    /// Where others reach it, if not where it listens: in a container, behind NAT, or with 0.0.0.0 for
-    /// --listen; port 0 stands for the one that it listens on
-    #[arg(long, value_name = "ADDRESS:PORT")]
-    pub(crate) advertise: Option<SocketAddr>,
-    /// Listen on an address that other machines reach without TLS: whoever reaches it can read and
-    /// change the tables
-    #[arg(long)]
-    pub(crate) insecure_public: bool,
     /// Threads that answer
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     pub(crate) threads: usize,
@@ -69,37 +57,20 @@ pub(super) fn run(args: &ComputeArgs, console: &mut Console) -> anyhow::Result<E
     // Before anything is served, so that no signal is lost.
     let stop = stop_signal(args.end_with_stdin)?;
     args.serving.start_log();
-    let has_tls = console.tls.load()?.is_some();
-    let is_open = !args.listen.ip().is_loopback() && !args.insecure_public && !has_tls;
     let pin = args.pin.clone().unwrap_or_default();
     tell_sharing(args.threads, &pin, console);
     let mut builder = super::builder(console)?
-        .listen(args.listen)
-        .insecure_public(args.insecure_public)
         .serve_threads(args.threads)
         .pin_serve_threads(pin)
         .take_partitions(usize::MAX)
         .leaves_when_asked(true);
-    if let Some(address) = args.advertise {
-        builder = builder.advertise(address);
-    }
     if let Some(size) = args.cache {
         builder = builder.cache_bytes(size.0);
     }
     if let Some(durability) = args.durability {
         builder = builder.durability(durability);
     }
-    let db = builder.open(&args.pool).map_err(|error| match error.kind() {
-        ErrorKind::Invalid if is_open => {
-            anyhow::Error::from(Failure::usage(format!(
-                "{} can be reached from other machines, and nobody is authenticated: listen on \
-                 127.0.0.1, set up TLS (--tls-ca and so on), or give --insecure-public in a network \
-                 where you trust every machine",
-                args.listen
-            )))
-        }
-        _ => error.into(),
-    })?;
+    let db = builder.open(&args.pool)?;
     let own = db.serve()?;
     let mut tables = BTreeMap::new();
     for name in &args.table {

@@ -39,13 +39,6 @@ pub(crate) struct MemoryArgs {
     /// Take huge pages that the system has set aside, if there are enough
     #[arg(long, conflicts_with = "file")]
     pub(crate) huge_pages: bool,
-    /// Where it listens; port 0 takes a free one
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:0")]
-    pub(crate) listen: SocketAddr,
-    /// Listen on an address that other machines reach without TLS: whoever reaches it can read and
-    /// destroy the pool
-    #[arg(long)]
-    pub(crate) insecure_public: bool,
     /// Its number in the pool, from 0
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     pub(crate) server: u16,
@@ -77,27 +70,19 @@ pub(crate) struct MemoryArgs {
 
 pub(super) fn run(args: &MemoryArgs, console: &mut Console) -> anyhow::Result<Exit> {
     let tls = console.tls.load()?;
-    let has_tls = tls.is_some();
+    let listen = console.listen.address(tls.is_some())?;
     let config = MemoryServerConfig {
         tls,
-        listen: args.listen,
+        listen,
         server: ServerId(args.server),
         servers: args.servers.into(),
         threads: args.threads,
         pin: args.pin.clone().unwrap_or_default(),
         lease: args.lease.duration(),
         connections_max: args.connections_max,
-        insecure_public: args.insecure_public,
+        insecure_public: console.listen.insecure_public,
         ..MemoryServerConfig::default()
     };
-    if !args.listen.ip().is_loopback() && !has_tls && !args.insecure_public {
-        return Err(Failure::usage(format!(
-            "{} can be reached from other machines, and nobody is authenticated: listen on \
-             127.0.0.1, set up TLS (--tls-ca and so on), or give --insecure-public in a network where you trust every machine",
-            args.listen
-        ))
-        .into());
-    }
     let card = args.network.card()?;
     // Before anything is served, so that no signal is lost.
     let stop = stop_signal(args.end_with_stdin)?;
@@ -117,7 +102,14 @@ pub(super) fn run(args: &MemoryArgs, console: &mut Console) -> anyhow::Result<Ex
     let server = served.server();
     server.serve(OFFLOAD_SERVICE, offload_service());
     let numbers = (args.server, args.servers);
-    let seat = entry::enter(&args.entry, &console.etcd, server, numbers, args.network.fabric)?;
+    let seat = entry::enter(
+        &args.entry,
+        console.listen.advertise,
+        &console.etcd,
+        server,
+        numbers,
+        args.network.fabric,
+    )?;
     let metrics = args.serving.expose(Told { server: Arc::clone(server), bytes })?;
     let metrics_at = metrics.as_ref().map(MetricsServer::address);
     tell(args, &served, metrics_at, bytes, huge_pages, console)?;

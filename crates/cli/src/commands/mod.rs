@@ -68,8 +68,15 @@ pub(crate) fn run(
 
 /// How every pool is opened.
 fn builder(console: &Console) -> Result<Builder, Failure> {
-    let builder = Farleaf::builder().etcd(console.etcd.load()?);
-    Ok(match console.tls.load()? {
+    let tls = console.tls.load()?;
+    let mut builder = Farleaf::builder()
+        .etcd(console.etcd.load()?)
+        .listen(console.listen.address(tls.is_some())?)
+        .insecure_public(console.listen.insecure_public);
+    if let Some(address) = console.listen.advertise {
+        builder = builder.advertise(address);
+    }
+    Ok(match tls {
         Some(tls) => builder.tls(tls),
         None => builder,
     })

@@ -91,6 +91,9 @@ pub(super) fn run(args: &UpArgs, console: &mut Console) -> anyhow::Result<Exit> 
     }
     let bytes = human_bytes(pool_bytes);
     console.note(format_args!("{servers} with {bytes} are up; Ctrl-C ends them"));
+    if console.listen.is_given() {
+        console.note("they listen on 127.0.0.1, whatever --listen and --advertise say");
+    }
     while let Err(RecvTimeoutError::Timeout) = stop.recv_timeout(LOOK_EVERY) {
         if let Some(server) = cluster.ended() {
             // A Ctrl-C goes to all of them, and may reach them first.

@@ -205,6 +205,9 @@ fn a_cluster_with_tls_lets_in_who_has_a_certificate() {
     });
     let get = [&["get", pool, "d", "key"], &tls[..]].concat();
     assert_eq!(farleaf(&get, b"").done().text(), "value\n");
+    // It may listen where others reach it, on a machine that has this address.
+    let public = [&get[..], &["--listen", "192.0.2.1:0"]].concat();
+    farleaf(&public, b"").failed(2, "not an address of this machine");
     let others = Authority::new().files("others", "127.0.0.1");
     let get = ["get", pool, "t", "key"];
     let key_of_others = [&get[..], &tls[..5], &[others.key.to_str().unwrap()]].concat();

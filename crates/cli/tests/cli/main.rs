@@ -10,6 +10,7 @@ mod compute;
 mod config;
 mod etcd;
 mod keys;
+mod listen;
 mod load;
 mod pipes;
 mod processes;

@@ -25,15 +25,14 @@ pub(crate) struct EntryArgs {
     /// The cluster's name there
     #[arg(long, value_name = "NAME", requires = "etcd")]
     pub(crate) cluster: Option<String>,
-    /// Where others reach it [default: where it listens]
-    #[arg(long, value_name = "ADDRESS:PORT", requires = "etcd")]
-    pub(crate) advertise: Option<SocketAddr>,
 }
 
-/// Registers a server that listens, if that was asked for. Waits a few seconds where one that may have died
+/// Registers a server that listens, if that was asked for, and tells others that it is reached where it advertises.
+/// Waits a few seconds where one that may have died
 /// has its number.
 pub(crate) fn enter(
     args: &EntryArgs,
+    advertise: Option<SocketAddr>,
     etcd: &EtcdArgs,
     server: &MemoryServer,
     numbers: (u16, u16),
@@ -42,8 +41,11 @@ pub(crate) fn enter(
     let Some(cluster) = &args.cluster else { return Ok(None) };
     let cluster = ClusterAddress::new(args.etcd.iter().cloned(), cluster);
     let cluster = cluster.map_err(farleaf::Error::from)?;
-    let address = args.advertise.unwrap_or(server.address());
-    if address.ip().is_unspecified() || address.port() == 0 {
+    let mut address = advertise.unwrap_or(server.address());
+    if address.port() == 0 {
+        address.set_port(server.address().port());
+    }
+    if address.ip().is_unspecified() {
         return Err(Failure::usage(format!(
             "nobody can reach a memory server at {address}: say by --advertise where it is reached"
         ))

@@ -1,0 +1,48 @@
+//! Where a process is reached by others: a memory server by those who use it, every other one by compute
+//! servers that want keys which it has to itself.
+
+use std::net::SocketAddr;
+
+use clap::Args;
+
+use crate::errors::Failure;
+
+/// Whatever may serve others takes them.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Where it listens for others")]
+pub(crate) struct ListenArgs {
+    /// Where it listens, which others are told; port 0 takes a free one [default: 127.0.0.1:0]
+    #[arg(long, global = true, value_name = "ADDRESS:PORT")]
+    listen: Option<SocketAddr>,
+    /// Where others reach it, if not where it listens: in a container, behind NAT, or with 0.0.0.0 for
+    /// --listen; port 0 stands for the one that it listens on
+    #[arg(long, global = true, value_name = "ADDRESS:PORT")]
+    pub(crate) advertise: Option<SocketAddr>,
+    /// Listen on an address that other machines reach without TLS: whoever reaches it can read and
+    /// change all that is there
+    #[arg(long, global = true)]
+    pub(crate) insecure_public: bool,
+}
+
+impl ListenArgs {
+    /// Where to listen.
+    ///
+    /// # Errors
+    /// A usage error for an address that other machines reach without TLS, unless that was asked for.
+    pub(crate) fn address(&self, has_tls: bool) -> Result<SocketAddr, Failure> {
+        let address = self.listen.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 0)));
+        if !address.ip().is_loopback() && !has_tls && !self.insecure_public {
+            return Err(Failure::usage(format!(
+                "{address} can be reached from other machines, and nobody is authenticated: listen on \
+                 127.0.0.1, set up TLS (--tls-ca and so on), or give --insecure-public in a network \
+                 where you trust every machine"
+            )));
+        }
+        Ok(address)
+    }
+
+    /// Whether an address was named.
+    pub(crate) fn is_given(&self) -> bool {
+        self.listen.is_some() || self.advertise.is_some()
+    }
+}
