@@ -36,6 +36,9 @@ pub struct BenchConfig {
     pub warmup_ops: u64,
     /// Measured operations, of all clients together; at least 1.
     pub ops: u64,
+    /// Parts in which they are done, one after the other; see [`Progress::pause`](crate::Progress::pause). Their
+    /// times are added up.
+    pub slices: u64,
     /// Clients (coroutines) of all compute servers together; a multiple of `compute_servers`.
     pub clients: usize,
     /// Threads of all compute servers together; a multiple of `compute_servers`.
@@ -102,6 +105,7 @@ impl Default for BenchConfig {
             load: LoadKind::Bulk,
             warmup_ops: 100_000,
             ops: 1_000_000,
+            slices: 1,
             clients: 16,
             threads: 2,
             compute_servers: 1,

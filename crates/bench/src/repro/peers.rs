@@ -1,7 +1,10 @@
 //! The programs that were published with DEX and with Sherman, beside ours: remote operations and bytes
 //! for each index operation, and on the device that theirs were measured on, Soft-RoCE, throughput.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
 
 use farleaf_fabric::{
     Endpoint, Fabric, FabricError, GlobalAddr, ServerId, Words,
@@ -23,7 +26,7 @@ use crate::{
     distribution::RequestDistribution,
     parts::Parts,
     report::{RunReport, TimeKind},
-    run::{BenchError, Progress, region_bytes},
+    run::{BenchError, Phase, Progress, region_bytes},
     units::{Size, SizeOrShare},
     workload::{Mix, OpKind, ScanLength, Workload},
 };
@@ -35,8 +38,9 @@ const SCALE_MIN: f64 = 0.02;
 const OPS: u64 = 200_000;
 const WARMUP_OPS: u64 = 500_000;
 const SHORT_WARMUP_OPS: u64 = 20_000;
-/// READs of 1 KiB that show how quick the device is, before and after each workload.
-const DEVICE_READS: u32 = 4_000;
+/// READs of 1 KiB that show how quick the device is, before each slice of a workload and after the last.
+const DEVICE_READS: u32 = 1_000;
+const SLICES: u64 = 20;
 const READ_BYTES: usize = 1024;
 
 /// What is asked for, as the figures name it.
@@ -99,8 +103,8 @@ pub(super) fn run(
     report.notes.push(match &device {
         Some(device) => format!(
             "By RDMA on {device}, servers of this process. How quick the device is depends on the \
-             machine, so throughput stands beside that of {READ_BYTES}-byte READs, one at a time, just \
-             before and after it; theirs beside perftest's {theirs_kops} kop/s."
+             machine, so throughput stands beside that of {READ_BYTES}-byte READs, one at a time, in \
+             {SLICES} pauses of it and after it; theirs beside perftest's {theirs_kops} kop/s."
         ),
         None => "There is no RDMA device here: in memory of this process, where remote operations and \
                  bytes are the same. Throughput is compared on Soft-RoCE alone (`make peers`)."
@@ -149,6 +153,7 @@ impl World<'_> {
             threads: self.threads,
             memory_servers: 1,
             seed: self.options.seed,
+            slices: SLICES,
             parts,
             ..BenchConfig::default()
         };
@@ -161,10 +166,13 @@ impl World<'_> {
             let (listen, card) = (MemoryServerConfig::default(), CardConfig::default());
             let server = VerbsServer::start(listen, &card, Arc::new(words)).map_err(fabric)?;
             let reads = Verbs::connect(VerbsConfig::to([server.address()])).map_err(fabric)?;
-            let before = read_kops(&reads)?;
+            let probe = Probe { reads, progress, read: Mutex::new(Ok(Duration::ZERO)) };
             config.cluster = Some(Cluster::Own(vec![server.address()]));
-            let report = crate::run::run(&config, progress)?;
-            (report, Some((before + read_kops(&reads)?) / 2.0))
+            let report = crate::run::run(&config, &probe)?;
+            probe.pause();
+            let time = probe.read.into_inner().unwrap_or_else(PoisonError::into_inner)?;
+            let reads = f64::from(DEVICE_READS) * (SLICES + 1) as f64;
+            (report, Some(reads / time.as_secs_f64() / 1e3))
         } else {
             (crate::run::run(&config, progress)?, None)
         };
@@ -183,8 +191,33 @@ fn fabric(error: FabricError) -> ReproError {
     ReproError::Bench(error.into())
 }
 
-/// READs of 1 KiB, one at a time, each thousandth of a second.
-fn read_kops(fabric: &Verbs) -> Result<f64, ReproError> {
+/// Measures the device whenever a workload pauses.
+struct Probe<'a> {
+    reads: Verbs,
+    progress: &'a dyn Progress,
+    /// What all READs took so far.
+    read: Mutex<Result<Duration, ReproError>>,
+}
+
+impl Progress for Probe<'_> {
+    fn begin(&self, phase: Phase, total: u64) {
+        self.progress.begin(phase, total);
+    }
+
+    fn advance(&self, steps: u64) {
+        self.progress.advance(steps);
+    }
+
+    fn pause(&self) {
+        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Ok(before) = *read {
+            *read = read_time(&self.reads).map(|time| before + time);
+        }
+    }
+}
+
+/// What READs of 1 KiB take, one at a time, [`DEVICE_READS`] of them.
+fn read_time(fabric: &Verbs) -> Result<Duration, ReproError> {
     let endpoint = fabric.endpoint().map_err(self::fabric)?;
     let own = endpoint.clone();
     let begun = Instant::now();
@@ -197,7 +230,7 @@ fn read_kops(fabric: &Verbs) -> Result<f64, ReproError> {
         Ok::<_, farleaf_fabric::OpError>(())
     });
     done.map_err(|error| ReproError::Wrong(format!("the device fails: {error}")))?;
-    Ok(f64::from(DEVICE_READS) / begun.elapsed().as_secs_f64() / 1e3)
+    Ok(begun.elapsed())
 }
 
 fn add(

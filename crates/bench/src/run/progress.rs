@@ -32,6 +32,10 @@ pub trait Progress: Sync {
 
     /// So many more steps are done.
     fn advance(&self, steps: u64);
+
+    /// A slice of the measured operations is about to begin ([`BenchConfig::slices`](crate::BenchConfig::slices)), and
+    /// nobody is at work until this returns.
+    fn pause(&self) {}
 }
 
 /// Tells nobody.

@@ -4,7 +4,10 @@ mod dex;
 
 use std::{
     net::SocketAddr,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -357,6 +360,8 @@ struct Counting {
     phases: AtomicU64,
     total: AtomicU64,
     steps: AtomicU64,
+    /// Steps that were done at each pause.
+    pauses: Mutex<Vec<u64>>,
 }
 
 impl Progress for Counting {
@@ -367,6 +372,27 @@ impl Progress for Counting {
 
     fn advance(&self, steps: u64) {
         self.steps.fetch_add(steps, Ordering::SeqCst);
+    }
+
+    fn pause(&self) {
+        self.pauses.lock().unwrap().push(self.steps.load(Ordering::SeqCst));
+    }
+}
+
+#[test]
+fn nobody_is_at_work_between_slices() {
+    for fabric in FABRICS {
+        for engine in [farleaf_index::Engine::BTree, farleaf_index::Engine::Dex] {
+            let progress = Counting::default();
+            let config = BenchConfig { engine, ops: 9000, slices: 7, ..small(fabric, "ycsb-a") };
+            let report = run(&config, &progress).unwrap();
+            assert_eq!((report.run.phase.ops, progress.phases.into_inner()), (9000, 4));
+            let done = |slice| 3000 + 200 + 9000 * slice / 7;
+            assert_eq!(
+                progress.pauses.into_inner().unwrap(),
+                (0..7_u64).map(done).collect::<Vec<_>>()
+            );
+        }
     }
 }
 

@@ -132,8 +132,18 @@ pub(super) async fn work<E: Endpoint>(
     let counters = crew.counters();
     let before = Snapshot::of(&counters);
     let caches_before = stats(&duty.servers).filter(|_| duty.leads);
-    let ops = config.ops;
-    outcome.run_ns = crew.phase(Phase::Run, ops, |number| Job::share(config, ops, number)).await?;
+    crew.begin(Phase::Run, config.ops);
+    let slices = config.slices.max(1);
+    for slice in 0..slices {
+        let ops = config.ops * (slice + 1) / slices - config.ops * slice / slices;
+        if slice > 0 {
+            crew.meet().await?;
+        }
+        if crew.leads {
+            progress.pause();
+        }
+        outcome.run_ns += crew.work(ops, |number| Job::share(config, ops, number)).await?;
+    }
     outcome.cost = Snapshot::of(&counters).since(&before);
     // Others may wait for what tasks of this thread hold.
     crew.meet().await?;
@@ -252,9 +262,18 @@ impl<E: Endpoint> Crew<'_, E> {
         total: u64,
         job: impl Fn(usize) -> Job,
     ) -> Result<u64, BenchError> {
+        self.begin(phase, total);
+        self.work(total, job).await
+    }
+
+    fn begin(&self, phase: Phase, total: u64) {
         if self.leads {
             self.progress.begin(phase, total);
         }
+    }
+
+    /// As [`Crew::phase`], without telling anybody.
+    async fn work(&mut self, total: u64, job: impl Fn(usize) -> Job) -> Result<u64, BenchError> {
         if let Some(router) = self.router.clone() {
             // Once nobody is at work on the last one's.
             self.meet().await?;

@@ -49,6 +49,7 @@ fn every_option_reaches_the_configuration() {
         load: LoadKind::Insert,
         warmup_ops: 0,
         ops: 1_500_000,
+        slices: 1,
         clients: 32,
         threads: 4,
         compute_servers: 2,
