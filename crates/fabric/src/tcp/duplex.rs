@@ -6,11 +6,21 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::net::sockopt;
 
 use super::tls::Tls;
 
 /// Bytes that are taken from the socket at once.
 const TAKE_BYTES: usize = 32 << 10;
+/// A connection over which nothing has come for the first of these is asked whether it is there, so often, once in
+/// the last.
+const ASKED_AFTER: Duration = Duration::from_secs(5);
+const ASKED_MOST: u32 = 5;
+const ASKED_EVERY: Duration = Duration::from_secs(1);
+/// A connection has ended if what was sent over it has not arrived for so long.
+const ARRIVES_WITHIN: Duration = Duration::from_secs(20);
 
 /// The half that is read.
 #[derive(Debug)]
@@ -68,6 +78,7 @@ fn halves(
     mut socket: TcpStream,
     tls: Option<Result<rustls::Connection, rustls::Error>>,
 ) -> io::Result<(Incoming, Outgoing)> {
+    notice_loss(&socket)?;
     let other = socket.try_clone()?;
     let Some(tls) = tls else {
         let incoming = Incoming { socket, sealed: None };
@@ -82,6 +93,18 @@ fn halves(
     let unsealing = Unsealing { tls: Arc::clone(&tls), raw, taken: 0, filled: 0 };
     let incoming = Incoming { socket, sealed: Some(unsealing) };
     Ok((incoming, Outgoing { socket: other, sealed: Some(Sealing { tls, raw: Vec::new() }) }))
+}
+
+/// Has the system find out about a connection that is lost without a word: that a router has forgotten, or whose
+/// other machine has lost its power. Its end is then heard on this side within [`ARRIVES_WITHIN`].
+fn notice_loss(socket: &TcpStream) -> io::Result<()> {
+    sockopt::set_socket_keepalive(socket, true)?;
+    sockopt::set_tcp_keepidle(socket, ASKED_AFTER)?;
+    sockopt::set_tcp_keepintvl(socket, ASKED_EVERY)?;
+    sockopt::set_tcp_keepcnt(socket, ASKED_MOST)?;
+    #[cfg(target_os = "linux")]
+    sockopt::set_tcp_user_timeout(socket, ARRIVES_WITHIN.as_millis() as u32)?;
+    Ok(())
 }
 
 impl Outgoing {
@@ -156,4 +179,33 @@ fn lock(tls: &Shared) -> MutexGuard<'_, rustls::Connection> {
 
 fn invalid(error: rustls::Error) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, error)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// What it takes to hear of a loss: nothing that is tried on one machine loses packets.
+    #[test]
+    fn both_sides_hear_of_a_loss_without_a_word() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let one = TcpStream::connect(address).unwrap();
+        let other = listener.accept().unwrap().0;
+        assert!(!sockopt::socket_keepalive(&one).unwrap());
+        let halves = [connected(one, None, address).unwrap(), accepted(other, None).unwrap()];
+        for (incoming, outgoing) in &halves {
+            for socket in [&incoming.socket, &outgoing.socket] {
+                assert!(sockopt::socket_keepalive(socket).unwrap());
+                assert_eq!(sockopt::tcp_keepidle(socket).unwrap(), ASKED_AFTER);
+                let asked =
+                    sockopt::tcp_keepintvl(socket).unwrap() * sockopt::tcp_keepcnt(socket).unwrap();
+                assert!(ASKED_AFTER + asked <= ARRIVES_WITHIN);
+                #[cfg(target_os = "linux")]
+                assert_eq!(sockopt::tcp_user_timeout(socket).unwrap(), 20_000);
+            }
+        }
+    }
 }
