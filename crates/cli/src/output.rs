@@ -36,13 +36,18 @@ pub(crate) struct Console {
     out: BufWriter<Stdout>,
 }
 
+/// Whether the terminal draws nothing and has no colours, as it says itself.
+fn is_dumb() -> bool {
+    env::var_os("TERM").is_some_and(|term| term == "dumb")
+}
+
 impl Console {
     pub(crate) fn new(global: &GlobalArgs) -> Self {
         let no_color = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let color = |is_terminal: bool| match global.color {
             When::Always => true,
             When::Never => false,
-            When::Auto => is_terminal && !no_color,
+            When::Auto => is_terminal && !no_color && !is_dumb(),
         };
         let is_terminal = io::stdout().is_terminal();
         Console {
@@ -74,9 +79,9 @@ impl Console {
         self.out.flush()
     }
 
-    /// Whether to draw progress: on a terminal, unless told to be quiet.
+    /// Whether to draw progress: on a terminal that can, unless told to be quiet.
     pub(crate) fn shows_progress(&self) -> bool {
-        !self.quiet && io::stderr().is_terminal()
+        !self.quiet && io::stderr().is_terminal() && !is_dumb()
     }
 
     /// How keys and values are to be printed.
