@@ -1,21 +1,20 @@
 //! Tasks of one thread in real time: what fabrics other than the simulator run clients on.
 #![allow(clippy::disallowed_methods, reason = "this is where real time and real threads come in")]
 
-use std::cell::{Cell, RefCell};
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::cell::Cell;
 use std::future::Future;
 use std::num::NonZero;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Poll, Waker};
+use std::task::{Context, Poll};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::Endpoint;
 use crate::tasks::{PART, Ready, Tasks};
+use crate::timers::{Moment, Timers};
 use crate::wake::{Home, Notify};
 
 /// Waits shorter than this are spun through: a parked thread wakes later than that.
@@ -92,8 +91,7 @@ pub struct Executor(Rc<Inner>);
 
 struct Inner {
     tasks: Tasks,
-    timers: RefCell<BinaryHeap<Reverse<Timer>>>,
-    timer_count: Cell<u64>,
+    timers: Timers,
     running: Cell<bool>,
     start: Instant,
     driver: Option<Rc<dyn Driver>>,
@@ -136,11 +134,32 @@ impl Inner {
     }
 }
 
-#[derive(Debug)]
-struct Timer {
-    at_ns: u64,
-    number: u64,
-    waker: Waker,
+/// See [`Executor::sleep`].
+struct Sleep {
+    inner: Rc<Inner>,
+    moment: Moment,
+    is_armed: bool,
+}
+
+impl Future for Sleep {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        if self.is_armed {
+            return self.inner.timers.poll(self.moment, context);
+        }
+        self.is_armed = true;
+        self.inner.timers.arm(self.moment, context.waker());
+        Poll::Pending
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        if self.is_armed {
+            self.inner.timers.disarm(self.moment);
+        }
+    }
 }
 
 impl Executor {
@@ -158,8 +177,7 @@ impl Executor {
         let home = Home::new(driver.as_ref().map(|driver| driver.notifier()));
         Executor(Rc::new(Inner {
             tasks: Tasks::new(home),
-            timers: RefCell::default(),
-            timer_count: Cell::new(0),
+            timers: Timers::default(),
             running: Cell::new(false),
             start: *START.get_or_init(Instant::now),
             driver,
@@ -209,7 +227,7 @@ impl Executor {
                 let mut parts = Parts::default();
                 progress |= tasks.run(|ran, count| parts.before(self, ran, count));
             }
-            progress |= self.fire_timers();
+            progress |= self.0.timers.fire(|| self.now_ns());
             // After the tasks: what they have posted goes out together.
             progress |= self.drive();
             if tasks.live() == 0
@@ -240,36 +258,8 @@ impl Executor {
     /// Waits for `ns` nanoseconds; other tasks run meanwhile, also where the time is over before it is looked
     /// at: asking for it may take longer than a short wait.
     pub fn sleep(&self, ns: u64) -> impl Future<Output = ()> + use<> {
-        let inner = Rc::clone(&self.0);
-        let at_ns = self.now_ns().saturating_add(ns);
-        let mut armed = false;
-        std::future::poll_fn(move |context| {
-            if armed && Executor(Rc::clone(&inner)).now_ns() >= at_ns {
-                return Poll::Ready(());
-            }
-            if !armed {
-                armed = true;
-                let number = inner.timer_count.replace(inner.timer_count.get() + 1);
-                let waker = context.waker().clone();
-                inner.timers.borrow_mut().push(Reverse(Timer { at_ns, number, waker }));
-            }
-            Poll::Pending
-        })
-    }
-
-    fn fire_timers(&self) -> bool {
-        let mut timers = self.0.timers.borrow_mut();
-        if timers.is_empty() {
-            return false;
-        }
-        let now_ns = self.now_ns();
-        let mut fired = false;
-        while timers.peek().is_some_and(|Reverse(timer)| timer.at_ns <= now_ns) {
-            let Some(Reverse(timer)) = timers.pop() else { break };
-            timer.waker.wake();
-            fired = true;
-        }
-        fired
+        let moment = self.0.timers.moment(self.now_ns(), ns);
+        Sleep { inner: Rc::clone(&self.0), moment, is_armed: false }
     }
 
     fn hurry(&self) {
@@ -294,10 +284,14 @@ impl Executor {
             thread::yield_now();
             return;
         }
-        let next_ns = self.0.timers.borrow().peek().map(|Reverse(timer)| timer.at_ns);
-        let wait_ns = next_ns.map(|at_ns| at_ns.saturating_sub(self.now_ns()));
+        let next_ns = self.0.timers.next_ns();
+        if next_ns.is_none() && self.0.driver.is_none() {
+            return thread::park();
+        }
+        let now_ns = self.now_ns();
+        self.0.timers.looked(now_ns);
+        let wait_ns = next_ns.map(|at_ns| at_ns.saturating_sub(now_ns));
         if let Some(driver) = &self.0.driver {
-            let now_ns = self.now_ns();
             if self.0.is_driven.take() {
                 self.0.driven_ns.set(now_ns);
             }
@@ -333,6 +327,7 @@ impl Parts {
             return;
         }
         let now_ns = executor.now_ns();
+        executor.0.timers.looked(now_ns);
         let is_half = !self.is_halved && count >= HALVES_FROM && ran >= count / 2;
         if ran > 0 && (is_half || now_ns - self.sent_ns >= PART_NS) {
             self.is_halved |= is_half;
@@ -368,26 +363,6 @@ pub fn yield_now() -> impl Future<Output = ()> {
     })
 }
 
-impl PartialEq for Timer {
-    fn eq(&self, other: &Self) -> bool {
-        (self.at_ns, self.number) == (other.at_ns, other.number)
-    }
-}
-
-impl Eq for Timer {}
-
-impl PartialOrd for Timer {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Timer {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at_ns, self.number).cmp(&(other.at_ns, other.number))
-    }
-}
-
 struct Running<'a>(&'a Inner);
 
 impl Drop for Running<'_> {
@@ -399,6 +374,7 @@ impl Drop for Running<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -39,6 +39,7 @@ pub mod sim;
 mod sync;
 mod tasks;
 pub mod tcp;
+mod timers;
 #[cfg(feature = "verbs")]
 pub mod verbs;
 mod wake;

@@ -1,0 +1,140 @@
+//! What waits for a moment, on one thread. Asking for the time costs more than most of what runs between two
+//! moments at which somebody waits: it is asked for when one may be near.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::task::{Context, Poll, Waker};
+
+/// A moment that is further away than this is not waited for between any two rounds of tasks.
+const NEAR_NS: u64 = 200_000;
+/// Rounds after which the time is asked for all the same: each takes as long as its tasks do.
+const ROUNDS_MAX: u32 = 8;
+
+/// Who waits, by the moment and a number of their own.
+#[derive(Debug, Default)]
+pub(crate) struct Timers {
+    waiting: RefCell<BTreeMap<Moment, Waker>>,
+    count: Cell<u64>,
+    /// The latest time that was asked for, and rounds since.
+    looked_ns: Cell<u64>,
+    rounds: Cell<u32>,
+}
+
+/// When somebody's wait is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Moment {
+    at_ns: u64,
+    number: u64,
+}
+
+impl Timers {
+    /// The time is known.
+    #[inline]
+    pub(crate) fn looked(&self, now_ns: u64) {
+        self.looked_ns.set(now_ns);
+        self.rounds.set(0);
+    }
+
+    /// A moment `ns` after `now_ns`.
+    pub(crate) fn moment(&self, now_ns: u64, ns: u64) -> Moment {
+        self.looked(now_ns);
+        let number = self.count.replace(self.count.get() + 1);
+        Moment { at_ns: now_ns.saturating_add(ns), number }
+    }
+
+    /// Begins to wait for a moment.
+    pub(crate) fn arm(&self, moment: Moment, waker: &Waker) {
+        self.waiting.borrow_mut().insert(moment, waker.clone());
+    }
+
+    /// Whether a moment that somebody has begun to wait for has come.
+    pub(crate) fn poll(&self, moment: Moment, context: &Context<'_>) -> Poll<()> {
+        match self.waiting.borrow_mut().get_mut(&moment) {
+            None => Poll::Ready(()),
+            Some(waker) => {
+                waker.clone_from(context.waker());
+                Poll::Pending
+            }
+        }
+    }
+
+    /// Nobody waits for it any more.
+    pub(crate) fn disarm(&self, moment: Moment) {
+        let waker = self.waiting.borrow_mut().remove(&moment);
+        // Not before: it may be the last of its task.
+        drop(waker);
+    }
+
+    /// The first moment that somebody waits for.
+    pub(crate) fn next_ns(&self) -> Option<u64> {
+        self.waiting.borrow().first_key_value().map(|(moment, _)| moment.at_ns)
+    }
+
+    /// After a round of tasks: wakes whose moment has come; true if there is any. `now_ns` is asked if one
+    /// may have.
+    pub(crate) fn fire(&self, now_ns: impl FnOnce() -> u64) -> bool {
+        let Some(next_ns) = self.next_ns() else { return false };
+        let rounds = self.rounds.get() + 1;
+        if next_ns.saturating_sub(self.looked_ns.get()) > NEAR_NS && rounds < ROUNDS_MAX {
+            self.rounds.set(rounds);
+            return false;
+        }
+        let now_ns = now_ns();
+        self.looked(now_ns);
+        let mut fired = false;
+        loop {
+            let mut waiting = self.waiting.borrow_mut();
+            let first = waiting.first_entry().filter(|first| first.key().at_ns <= now_ns);
+            let Some(waker) = first.map(|first| first.remove()) else { return fired };
+            drop(waiting);
+            waker.wake();
+            fired = true;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn armed(timers: &Timers, now_ns: u64, ns: u64) -> Moment {
+        let moment = timers.moment(now_ns, ns);
+        timers.arm(moment, Waker::noop());
+        moment
+    }
+
+    /// The time is asked for in every round if a moment is near, else in one of eight.
+    #[test]
+    fn what_is_far_away_is_looked_for_seldom() {
+        for (wait_ns, expected) in [(NEAR_NS, 80), (NEAR_NS + 1, 10)] {
+            let timers = Timers::default();
+            armed(&timers, 5, wait_ns);
+            let asked = Cell::new(0);
+            for _ in 0..80 {
+                let fired = timers.fire(|| {
+                    asked.set(asked.get() + 1);
+                    5
+                });
+                assert!(!fired);
+            }
+            assert_eq!(asked.get(), expected, "{wait_ns} ns away");
+        }
+        assert!(!Timers::default().fire(|| unreachable!("nobody waits")));
+    }
+
+    #[test]
+    fn a_moment_comes_once_in_order_or_is_given_up() {
+        let timers = Timers::default();
+        let [late, early, same, gone] = [30, 10, 10, 5].map(|ns| armed(&timers, 100, ns));
+        let is_over = |moment| timers.poll(moment, &Context::from_waker(Waker::noop())).is_ready();
+        timers.disarm(gone);
+        assert_eq!(timers.next_ns(), Some(110));
+        assert!(!timers.fire(|| 109));
+        assert_eq!([late, early, same].map(is_over), [false; 3]);
+        assert!(timers.fire(|| 110));
+        assert_eq!([late, early, same].map(is_over), [false, true, true]);
+        assert_eq!(timers.next_ns(), Some(130));
+        assert!(timers.fire(|| 130) && is_over(late));
+        assert_eq!(timers.next_ns(), None);
+    }
+}
