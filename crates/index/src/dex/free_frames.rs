@@ -12,6 +12,8 @@ const LOCAL_CAP: usize = 16;
 pub(super) struct FreeFrames {
     local: Box<[Mutex<Vec<u32>>]>,
     global: Mutex<Vec<u32>>,
+    /// Frames in all lists, or on their way there: looking into each costs more than most of a miss.
+    listed: AtomicUsize,
     /// Frames from here on were never used.
     fresh: AtomicUsize,
     frames: usize,
@@ -23,6 +25,7 @@ impl FreeFrames {
         FreeFrames {
             local: (0..LOCAL_LISTS).map(|_| Mutex::new(Vec::new())).collect(),
             global: Mutex::new(Vec::new()),
+            listed: AtomicUsize::new(0),
             fresh: AtomicUsize::new(0),
             frames,
         }
@@ -35,9 +38,14 @@ impl FreeFrames {
 
     /// A free frame for `worker`: of its own list, never used, of the common list, or of another's.
     pub(super) fn pop(&self, worker: u32) -> Option<u32> {
-        let own = worker as usize % LOCAL_LISTS;
-        if let Some(frame) = lock(&self.local[own]).pop() {
-            return Some(frame);
+        let listed = |frame: u32| {
+            self.listed.fetch_sub(1, Ordering::Relaxed);
+            frame
+        };
+        let is_any_listed = self.listed.load(Ordering::Relaxed) > 0;
+        if is_any_listed && let Some(frame) = lock(&self.local[worker as usize % LOCAL_LISTS]).pop()
+        {
+            return Some(listed(frame));
         }
         if self.has_fresh() {
             let frame = self.fresh.fetch_add(1, Ordering::Relaxed);
@@ -45,15 +53,19 @@ impl FreeFrames {
                 return Some(frame as u32);
             }
         }
+        if !is_any_listed {
+            return None;
+        }
         if let Some(frame) = lock(&self.global).pop() {
-            return Some(frame);
+            return Some(listed(frame));
         }
         // A worker that sleeps must not keep what others need.
-        self.local.iter().find_map(|list| lock(list).pop())
+        self.local.iter().find_map(|list| lock(list).pop()).map(listed)
     }
 
     /// Takes back a frame that `worker` has freed.
     pub(super) fn push(&self, worker: u32, frame: u32) {
+        self.listed.fetch_add(1, Ordering::Relaxed);
         let mut local = lock(&self.local[worker as usize % LOCAL_LISTS]);
         if local.len() < LOCAL_CAP {
             local.push(frame);
