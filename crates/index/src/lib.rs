@@ -6,6 +6,7 @@
 
 mod any;
 pub mod btree;
+mod detach;
 pub mod dex;
 mod drops;
 mod entries;

@@ -214,6 +214,17 @@ impl<'a, E: Endpoint> Steady<'a, E> {
         error: OpError,
         servers: &[ServerId],
     ) -> Result<(), OpError> {
+        // Boxed: every operation's future has room for this, and hardly ever needs it.
+        Box::pin(self.again_on_all(trial, posting, error, servers)).await
+    }
+
+    async fn again_on_all(
+        self,
+        trial: &mut Trial,
+        posting: Posting,
+        error: OpError,
+        servers: &[ServerId],
+    ) -> Result<(), OpError> {
         if !is_open(error) {
             return Err(error);
         }
@@ -540,7 +551,7 @@ impl<'a, E: Endpoint> Steady<'a, E> {
             return Some(work.await);
         }
         let mut work = pin!(work);
-        let begun_ns = self.endpoint().now_ns();
+        let mut begun_ns = None;
         loop {
             let mut sleep = pin!(self.endpoint().sleep(self.patience_ns));
             let done = poll_fn(|context| match work.as_mut().poll(context) {
@@ -548,7 +559,9 @@ impl<'a, E: Endpoint> Steady<'a, E> {
                 Poll::Pending => sleep.as_mut().poll(context).map(|()| None),
             });
             let done = done.await;
-            if done.is_some() || self.gives_up(begun_ns) {
+            // Not before: hardly anybody waits for so long, and asking for the time costs.
+            let begun = || self.endpoint().now_ns().saturating_sub(self.patience_ns);
+            if done.is_some() || self.gives_up(*begun_ns.get_or_insert_with(begun)) {
                 return done;
             }
         }

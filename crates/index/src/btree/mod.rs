@@ -57,12 +57,14 @@ mod split;
 mod verify;
 mod write;
 
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use farleaf_fabric::{Endpoint, GlobalAddr, OpError, OpKind};
 use farleaf_pool::{Audit, PoolError, Session};
 
+use crate::detach::run_to_end;
 use crate::index::{Exchange, Index, ScanRange, SortedPairs, TableReport};
 use crate::node::Layout;
 use crate::{Entries, IndexError};
@@ -246,22 +248,13 @@ impl Tree {
         )))
     }
 
-    /// Runs `task` to its end on this thread whatever becomes of the caller, with a session that
-    /// does not give up, and waits for it: what spans several nodes must not stop half way. `None`
-    /// if it goes on for longer than the caller waits: then a memory server cannot be reached, and
-    /// the session's next operation begins once the task is done.
-    async fn detach<E: Endpoint, T: 'static>(
+    /// [`run_to_end`] with a session that does not give up.
+    fn detach<E: Endpoint, T: 'static>(
         session: &Session<E>,
         task: impl AsyncFnOnce(Session<E>) -> T + 'static,
-    ) -> Option<T> {
-        let (sender, receiver) = crate::oneshot::channel();
-        let hold = session.hold();
-        session.spawn(async move |session| {
-            let result = task(session).await;
-            drop(hold);
-            sender.send(result);
-        });
-        session.steady().within(receiver).await
+    ) -> impl Future<Output = Option<T>> {
+        let patient = session.patient();
+        run_to_end(session, Box::pin(async move { task(patient).await }), ())
     }
 }
 

@@ -17,6 +17,7 @@ use super::lock::Lock;
 use super::read::Unfinished;
 use super::scan::{Place, is_empty, is_past};
 use super::{BTree, BTreeOptions, Fail, LEVEL_MASK, META_BYTES, META_ROOT, Tree, read};
+use crate::detach::run_to_end;
 use crate::index::{ScanRange, SortedPairs, TableReport};
 use crate::node::{ChangeError, Layout, Node, NodeMut, RecordRef, Stored};
 use crate::{Entries, IndexError};
@@ -180,27 +181,12 @@ impl Remote {
 
     /// Runs `task` to its end whatever becomes of the caller, and waits for it; if it goes on for longer
     /// than the caller waits, gives what `T` says about that.
-    pub(crate) async fn detach<E: Endpoint, T: Overdue + 'static>(
+    pub(crate) fn detach<E: Endpoint, T: Overdue + 'static>(
         session: &Session<E>,
         task: impl Future<Output = T> + 'static,
-    ) -> T {
-        Remote::detach_within(session, task).await.unwrap_or_else(T::overdue)
-    }
-
-    /// As [`Remote::detach`]; `None` if it goes on for longer than the caller waits: then a memory server
-    /// cannot be reached, and the session's next operation begins once the task is done.
-    pub(crate) async fn detach_within<E: Endpoint, T: 'static>(
-        session: &Session<E>,
-        task: impl Future<Output = T> + 'static,
-    ) -> Option<T> {
-        let (sender, receiver) = crate::oneshot::channel();
-        let hold = session.hold();
-        session.spawn(async move |_| {
-            let result = task.await;
-            drop(hold);
-            sender.send(result);
-        });
-        session.steady().within(receiver).await
+    ) -> impl Future<Output = T> {
+        let done = run_to_end(session, Box::pin(task), ());
+        async { done.await.unwrap_or_else(T::overdue) }
     }
 
     /// Waits 1 to 64 us, doubling with `attempt`, jittered.

@@ -248,7 +248,7 @@ impl Cache {
             // Boxed for the case that others are at work on it.
             Box::pin(self.remote.read_shared(session, claim.addr(), claim.level)).await?
         } else {
-            let begun_ns = session.endpoint().now_ns();
+            let begun_ns = self.begin_read(session);
             let read = self.read_node(session, claim.addr(), claim.level).await;
             self.note_read(session, claim.addr(), begun_ns);
             match read {
@@ -336,7 +336,7 @@ impl Cache {
         &self,
         session: &Session<E>,
         addr: GlobalAddr,
-        image: &Buf,
+        image: Buf,
         from: usize,
     ) -> Result<(), IndexError> {
         let node = Node::new(self.layout(), image.words());
@@ -345,7 +345,7 @@ impl Cache {
         // A page that is written in whole is new: nothing leads to it.
         let _kept = match from {
             0 => None,
-            _ => self.journal(session, &[image]).await?,
+            _ => self.journal(session, &[&image]).await?,
         };
         self.write_surely(session, addr, image, from).await
     }
@@ -354,23 +354,26 @@ impl Cache {
     pub(super) async fn write_pages<E: Endpoint>(
         &self,
         session: &Session<E>,
-        pages: &[(GlobalAddr, Buf)],
+        mut pages: Vec<(GlobalAddr, Buf)>,
     ) -> Result<(), IndexError> {
-        if let [(addr, image)] = pages {
-            return self.write_page(session, *addr, image, 8).await;
+        if pages.len() == 1
+            && let Some((addr, image)) = pages.pop()
+        {
+            return self.write_page(session, addr, image, 8).await;
         }
         let images: Vec<&Buf> = pages.iter().map(|(_, image)| image).collect();
         let _kept = self.journal(session, &images).await?;
         let session = session.patient();
-        let steady = session.steady();
         let mut ops = session.client().ops();
+        let is_any = !pages.is_empty();
         for (addr, image) in pages {
             let node = Node::new(self.layout(), image.words());
             assert!(!Self::has_swizzled(&node, node.level()), "INV-DEX-PTR: about to write {addr}");
-            ops.write(addr.plus(8), steady.copy(image).window(8..image.len()));
+            let written = 8..image.len();
+            ops.write(addr.plus(8), image.window(written));
         }
-        if !pages.is_empty() {
-            steady.post_many(ops).await?;
+        if is_any {
+            session.steady().post_many(ops).await?;
         }
         Ok(())
     }
@@ -383,13 +386,12 @@ impl Cache {
         &self,
         session: &Session<E>,
         addr: GlobalAddr,
-        image: &Buf,
+        image: Buf,
         from: usize,
     ) -> Result<(), IndexError> {
         let session = session.patient();
-        let steady = session.steady();
-        let copy = steady.copy(image).window(from..image.len());
-        Ok(steady.write(addr.plus(from as u64), copy).await?)
+        let written = from..image.len();
+        Ok(session.steady().write(addr.plus(from as u64), image.window(written)).await?)
     }
 
     /// Reads a claimed leaf and does not keep it. Not as a task of its own: if the caller ends meanwhile,

@@ -20,6 +20,7 @@ use super::walk::Seek;
 use super::{Cache, Dex, Fail, Found, Restarts};
 use crate::IndexError;
 use crate::btree::remote::{NewTree, Remote};
+use crate::detach::run_to_end;
 use crate::index::SortedPairs;
 use crate::node::{Kind, Node, NodeMut};
 
@@ -124,7 +125,7 @@ impl Cache {
         let count = new.count();
         let (cache, task_session) = (Arc::clone(self), session.clone());
         // The task has the new tree: who does not wait any longer must not free what it is about to name.
-        let placed = Remote::detach_within(session, async move {
+        let task = async move {
             let mut tries = 0;
             loop {
                 match cache.replace_root(&task_session, &mut new).await {
@@ -137,8 +138,8 @@ impl Cache {
                     Ok(()) => return Ok(()),
                 }
             }
-        })
-        .await;
+        };
+        let placed = run_to_end(session, Box::pin(task), ()).await;
         placed.unwrap_or_else(|| Err(unfinished_change()))?;
         Ok(count)
     }
@@ -186,7 +187,7 @@ impl Cache {
         let (addr, level) = new.root();
         let published = self.publish_root(session, addr, level).await;
         self.must_succeed(published)?;
-        let buried = self.write_page(session, old, &image, 8).await;
+        let buried = self.write_page(session, old, image, 8).await;
         self.must_succeed(buried)?;
         let forgotten = self.forget_images(session, old).await;
         self.must_succeed(forgotten)?;
@@ -222,11 +223,11 @@ impl Cache {
         let count = new.count();
         let (cache, task_session) = (Arc::clone(self), session.clone());
         // It stays closed until that is done, whatever becomes of the caller.
-        let placed = Remote::detach_within(session, async move {
+        let task = async move {
             let _moving = moving;
             cache.replace_all(&task_session, old, &mut new).await
-        })
-        .await;
+        };
+        let placed = run_to_end(session, Box::pin(task), ()).await;
         placed.unwrap_or_else(|| Err(unfinished_change()))?;
         Ok(count)
     }
@@ -307,7 +308,7 @@ impl Cache {
             let mut dead = NodeMut::new(self.layout(), image.words_mut());
             dead.mark_dead();
             dead.seal(version);
-            let buried = self.write_page(session, addr, &image, 8).await;
+            let buried = self.write_page(session, addr, image, 8).await;
             self.must_succeed(buried)?;
             let forgotten = self.forget_images(session, addr).await;
             self.must_succeed(forgotten)?;

@@ -334,7 +334,7 @@ impl Cache {
         session: &Session<E>,
         held: &[Sx],
     ) -> Result<(), IndexError> {
-        let mut pages = Vec::with_capacity(held.len());
+        let (mut pages, mut versions) = (Vec::with_capacity(held.len()), Vec::new());
         for sx in held {
             let (ctl, addr) = (self.frames.ctl(sx.frame()), self.frames.addr(sx.frame()));
             assert!(!ctl.is_shared(), "INV-DEX-SHARED-1: about to write {addr} back");
@@ -342,11 +342,12 @@ impl Cache {
             self.frames.copy(sx.frame(), image.words_mut());
             let version = self.log.version(ctl.level(), ctl.version());
             pages.push((addr, self.make_remote(image, version)));
+            versions.push(version);
         }
-        self.write_pages(session, &pages).await?;
-        for (sx, (_, image)) in held.iter().zip(&pages) {
+        self.write_pages(session, pages).await?;
+        for (sx, version) in held.iter().zip(versions) {
             let ctl = self.frames.ctl(sx.frame());
-            ctl.set_version(Node::new(self.layout(), image.words()).version());
+            ctl.set_version(version);
             ctl.set_dirty(false);
         }
         Ok(())

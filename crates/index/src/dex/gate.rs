@@ -28,6 +28,7 @@ use super::walk::Seek;
 use super::{Cache, Part};
 use crate::IndexError;
 use crate::btree::remote::{Overdue, Remote};
+use crate::detach::run_to_end;
 use crate::sync::{Mutex, lock};
 
 /// Lines of a gate.
@@ -352,27 +353,22 @@ impl Cache {
     }
 
     /// As [`Remote::detach`], for a task of an operation that is inside: so is the task.
-    pub(super) async fn detach<E: Endpoint, T: Overdue + 'static>(
+    pub(super) fn detach<E: Endpoint, T: Overdue + 'static>(
         self: &Arc<Self>,
         session: &Session<E>,
         task: impl Future<Output = T> + 'static,
-    ) -> T {
-        self.detach_within(session, task).await.unwrap_or_else(T::overdue)
+    ) -> impl Future<Output = T> {
+        let done = self.detach_within(session, task);
+        async { done.await.unwrap_or_else(T::overdue) }
     }
 
     /// As [`Cache::detach`]; `None` if it goes on for longer than the caller waits.
-    pub(super) async fn detach_within<E: Endpoint, T: 'static>(
+    pub(super) fn detach_within<E: Endpoint, T: 'static>(
         self: &Arc<Self>,
         session: &Session<E>,
         task: impl Future<Output = T> + 'static,
-    ) -> Option<T> {
-        let inside = self.go_inside(session);
-        Remote::detach_within(session, async move {
-            let done = task.await;
-            drop(inside);
-            done
-        })
-        .await
+    ) -> impl Future<Output = Option<T>> {
+        run_to_end(session, Box::pin(task), self.go_inside(session))
     }
 
     /// Runs a task that nobody waits for, inside as [`Cache::detach`]'s. It begins no operation, and has no

@@ -172,7 +172,7 @@ impl Cache {
             let mut node = NodeMut::new(self.layout(), image.words_mut());
             node.mark_alive();
             node.seal(self.log.version(level - 1, version));
-            self.write_page(session, at, &image, 8).await?;
+            self.write_page(session, at, image, 8).await?;
             self.stats.merges_undone.add();
             return Ok(());
         }

@@ -122,7 +122,7 @@ impl Cache {
                 dead.mark_dead();
                 dead.seal(version);
             }
-            let written = self.write_page(session, addr, &image, 8).await;
+            let written = self.write_page(session, addr, image, 8).await;
             self.must_succeed(written)?;
         }
 

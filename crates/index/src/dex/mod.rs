@@ -784,7 +784,7 @@ impl Cache {
         let (at, word) = self.remote.root_word(root, level);
         let mut buf = session.client().buf(8);
         buf.words_mut()[0] = word;
-        self.write_surely(session, at, &buf, 0).await?;
+        self.write_surely(session, at, buf, 0).await?;
         self.remote.forget_root();
         Ok(())
     }

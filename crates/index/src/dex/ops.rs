@@ -486,7 +486,8 @@ impl Cache {
                 let image = cache.make_remote(image, version);
                 let addr = cache.frames.addr(frame);
                 cache.stats.written_through.add();
-                if let Err(error) = cache.write_page(&session, addr, &image, 8).await {
+                let written = session.steady().copy(&image);
+                if let Err(error) = cache.write_page(&session, addr, written, 8).await {
                     return Err(IndexError::OutcomeUnknown(error.to_string()).into());
                 }
                 sx.into_x();
@@ -561,7 +562,8 @@ impl Cache {
             Ok(image) => image,
             Err(heal) => {
                 drop(claim);
-                self.heal(session, heal).await?;
+                // Boxed, as in `load_now`.
+                Box::pin(self.heal(session, heal)).await?;
                 return Err(Fail::Restart);
             }
         };
@@ -597,7 +599,7 @@ impl Cache {
             None => None,
         };
         self.stats.written_streamed.add();
-        if let Err(error) = self.write_page(session, claim.addr(), &image, 8).await {
+        if let Err(error) = self.write_page(session, claim.addr(), image, 8).await {
             return Err(IndexError::OutcomeUnknown(error.to_string()).into());
         }
         if let Some(retiring) = retiring {

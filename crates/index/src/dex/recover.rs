@@ -178,7 +178,7 @@ impl Cache {
     ) -> Result<(), IndexError> {
         let mut buf = session.steady().buf(8);
         buf.words_mut()[0] = value;
-        self.write_surely(session, at, &buf, 0).await
+        self.write_surely(session, at, buf, 0).await
     }
 
     /// Everything has been written back: the log goes. Nothing may run.
@@ -224,7 +224,7 @@ impl Cache {
     ) -> Result<(), IndexError> {
         let mut buf = session.steady().buf(16);
         buf.words_mut().copy_from_slice(&floors);
-        self.write_surely(session, log.plus(FLOOR_WORD * 8), &buf, 0).await
+        self.write_surely(session, log.plus(FLOOR_WORD * 8), buf, 0).await
     }
 
     /// Brings everything that a dead owner's log holds to remote memory; of a partitioned table only what
@@ -347,7 +347,7 @@ impl Cache {
             if there.sum_ok() && there.self_addr() == addr {
                 continue;
             }
-            self.write_surely(session, at, &image, 8).await?;
+            self.write_surely(session, at, image, 8).await?;
             self.stats.repaired.add();
         }
         Ok(merges)

@@ -253,20 +253,20 @@ impl Cache {
         image.words_mut().copy_from_slice(&right);
         // The right part holds what the left one did (INV-DEX-LOG-2).
         let version = self.log.version(need.level(), ctl.version());
-        let image = self.make_remote(image, version);
-        let old_first = Canary::SplitOldFirst.is_armed();
-        if !old_first {
-            self.write_page(session, new.addr, &image, 0).await?;
+        let mut right_image = Some(self.make_remote(image, version));
+        if !Canary::SplitOldFirst.is_armed()
+            && let Some(image) = right_image.take()
+        {
+            self.write_page(session, new.addr, image, 0).await?;
         }
-        let right_image = image;
         let mut image = client.buf(layout.node_bytes());
         image.words_mut().copy_from_slice(&left);
         let image = self.make_remote(image, version);
         new.publish();
-        let written = self.write_page(session, self.frames.addr(spot.frame), &image, 8).await;
+        let written = self.write_page(session, self.frames.addr(spot.frame), image, 8).await;
         self.must_succeed(written)?;
-        if old_first {
-            self.write_page(session, new.addr, &right_image, 0).await?;
+        if let Some(image) = right_image {
+            self.write_page(session, new.addr, image, 0).await?;
         }
         if shared {
             // The parent that there is remotely may be another one by now; it has the key.
@@ -368,7 +368,8 @@ impl Cache {
         self.layout()
             .encode_inner(image.words_mut(), &head, &[child.word()], &[] as &[&[u8]])
             .map_err(|error| self.remote.damaged(child, error))?;
-        self.write_page(session, new.addr, &image, 0).await?;
+        let written = session.steady().copy(&image);
+        self.write_page(session, new.addr, written, 0).await?;
         new.publish();
         let published = self.publish_root(session, new.addr, above).await;
         self.must_succeed(published)?;

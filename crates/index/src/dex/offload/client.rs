@@ -192,14 +192,19 @@ impl Cache {
         choice.offload
     }
 
+    /// The time, if it is to be noted how long a READ of a node that begins now takes.
+    pub(in crate::dex) fn begin_read<E: Endpoint>(&self, session: &Session<E>) -> Option<u64> {
+        (self.options.offload == Offload::Adaptive).then(|| session.endpoint().now_ns())
+    }
+
     /// Notes how long a READ of a node took that began at `begun_ns`.
     pub(in crate::dex) fn note_read<E: Endpoint>(
         &self,
         session: &Session<E>,
         addr: GlobalAddr,
-        begun_ns: u64,
+        begun_ns: Option<u64>,
     ) {
-        if self.options.offload == Offload::Adaptive
+        if let Some(begun_ns) = begun_ns
             && let Some(server) = self.offloads.server(session, addr.server())
         {
             let now_ns = session.endpoint().now_ns();
