@@ -55,6 +55,8 @@ pub(crate) struct Epochs {
     lag: Mutex<Vec<u8>>,
     /// Nobody lagged when it was last looked.
     is_calm: AtomicBool,
+    /// There was no other member when it was last looked.
+    is_alone: AtomicBool,
     looks: AtomicU64,
 }
 
@@ -88,6 +90,7 @@ impl Epochs {
             begun_before: AtomicU64::new(0),
             lag: Mutex::new(vec![0; members as usize]),
             is_calm: AtomicBool::new(false),
+            is_alone: AtomicBool::new(false),
             looks: AtomicU64::new(0),
         }
     }
@@ -186,7 +189,7 @@ impl Pool {
         let table = ops.buf(1).words();
         let mut seen = Observation { epoch, least_of_others: UNPINNED, suspects: Vec::new() };
         let mut needs_recovery = false;
-        let mut is_calm = true;
+        let (mut is_calm, mut is_alone) = (true, true);
         let looks = self.epochs.looks.fetch_add(1, Ordering::Relaxed) + 1;
         // Idle members do not lag; they are asked after in turn.
         let members = geometry.options().members_max;
@@ -206,6 +209,7 @@ impl Pool {
                 }
                 continue;
             }
+            is_alone &= state == MemberState::Free;
             needs_recovery |= match state {
                 MemberState::Dead => true,
                 MemberState::Recovering => is_abandoned(entry.word, table),
@@ -230,6 +234,7 @@ impl Pool {
         }
         seen.suspects.extend(first_idle);
         self.epochs.is_calm.store(is_calm, Ordering::Relaxed);
+        self.epochs.is_alone.store(is_alone, Ordering::Relaxed);
         self.needs_recovery.store(needs_recovery, Ordering::Relaxed);
         Ok(seen)
     }
@@ -240,6 +245,11 @@ impl Pool {
         let next = self.epochs.looks.load(Ordering::Relaxed) + 1;
         let is_due = next.is_multiple_of(LOOK_EVERY) || next.is_multiple_of(IDLE_LOOKS);
         !is_due && self.epochs.is_calm.load(Ordering::Relaxed)
+    }
+
+    /// Whether there was no other member when it was last looked: then nobody waits for the epoch to move on.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.epochs.is_alone.load(Ordering::Relaxed)
     }
 
     /// In place of a look: READs the epoch alone; whether it is what this member has seen before. 1 READ of

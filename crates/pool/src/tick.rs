@@ -16,6 +16,8 @@ use crate::{Pool, PoolError, Session, member};
 const HARVEST_TICKS: u32 = 16;
 /// How long a member that has nothing to free goes without a tick.
 const QUIET_NS: u64 = 10_000_000;
+/// The same where there is no other member; whoever joins waits for so long once.
+const ALONE_NS: u64 = 40_000_000;
 /// Ticks of a leaving member that wait for retired objects to become free.
 const LEAVE_TICKS: usize = 64;
 const LEAVE_WAIT_NS: u64 = 20_000;
@@ -84,7 +86,7 @@ impl<E: Endpoint> Session<E> {
     }
 
     /// [`Session::tick`] if it is time: if this member has something to free, or none of its sessions has
-    /// ticked for 10 ms. So who calls it often pays no more for maintenance than there is to maintain.
+    /// ticked for 10 ms, or 40 ms where there is no other member. So who calls it often pays no more for maintenance than there is to maintain.
     ///
     /// # Errors
     /// As [`Session::tick`].
@@ -92,7 +94,8 @@ impl<E: Endpoint> Session<E> {
         let pool = self.pool();
         let is_busy = pool.has_retired() || !pool.closed().is_empty();
         let ticked_ns = pool.ticked_ns.load(Ordering::Relaxed);
-        if is_busy || self.endpoint().now_ns().saturating_sub(ticked_ns) >= QUIET_NS {
+        let quiet_ns = if pool.is_alone() { ALONE_NS } else { QUIET_NS };
+        if is_busy || self.endpoint().now_ns().saturating_sub(ticked_ns) >= quiet_ns {
             return self.tick().await;
         }
         pool.check_open()

@@ -347,3 +347,43 @@ fn an_audit_beside_its_own_members_maintenance_adds_up() {
     }
     assert!(caught > 10, "an audit saw some free and some not yet {caught} times");
 }
+
+/// Who is alone ticks every 40 ms; with others every 10, from its first tick after they have come.
+#[test]
+fn who_is_alone_asks_less_often() {
+    let config = SimConfig { compute_servers: 2, region_bytes: 4 << 20, ..SimConfig::seeded(1) };
+    let sim = Sim::new(config).unwrap();
+    let [first, second] = [0, 1].map(|number| sim.fabric(number).endpoint().unwrap());
+    sim.block_on(async {
+        format(&Client::new(first.clone()), &SMALL).await.unwrap();
+        let one = Pool::join(&Client::new(first.clone())).await.unwrap();
+        let one = one.session(first.clone()).await.unwrap();
+        // Ticks in 400 ms, asked for every millisecond.
+        let ticks = async || {
+            let chains = |spent: farleaf_fabric::Cost| spent.chains + spent.reads;
+            let cost = || chains(first.counters().snapshot().kind(OpKind::Maintenance));
+            let mut count = 0;
+            for _ in 0..400 {
+                let before = cost();
+                one.tick_if_due().await.unwrap();
+                count += usize::from(cost() > before);
+                first.sleep(1_000_000).await;
+            }
+            count
+        };
+        ticks().await;
+        assert_eq!(ticks().await, 10);
+        let two = Pool::join(&Client::new(second.clone())).await.unwrap();
+        let two = two.session(second.clone()).await.unwrap();
+        // It moves the epoch on, as far as it can alone.
+        for _ in 0..2 {
+            drop(two.begin(OpKind::Get).await.unwrap());
+            two.tick().await.unwrap();
+        }
+        let noticed = ticks().await;
+        assert!((34..=40).contains(&noticed), "{noticed} ticks, the first after up to 40 ms");
+        assert_eq!(ticks().await, 40);
+        drop(two);
+    })
+    .unwrap();
+}
