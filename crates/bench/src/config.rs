@@ -37,7 +37,7 @@ pub struct BenchConfig {
     /// Measured operations, of all clients together; at least 1.
     pub ops: u64,
     /// Parts in which they are done, one after the other; see [`Progress::pause`](crate::Progress::pause). Their
-    /// times are added up.
+    /// times and their costs are added up.
     pub slices: u64,
     /// Clients (coroutines) of all compute servers together; a multiple of `compute_servers`.
     pub clients: usize,

@@ -396,6 +396,39 @@ fn nobody_is_at_work_between_slices() {
     }
 }
 
+/// Rests in each pause, and meets the other threads late.
+struct Resting(Duration);
+
+impl Progress for Resting {
+    fn begin(&self, _phase: Phase, _total: u64) {}
+
+    fn advance(&self, _steps: u64) {}
+
+    fn pause(&self) {
+        std::thread::sleep(self.0);
+    }
+}
+
+/// Maintenance goes on in pauses, and is not part of what the operations cost.
+#[test]
+fn pauses_cost_nothing() {
+    const REST: Duration = Duration::from_millis(100);
+    let config = BenchConfig {
+        engine: farleaf_index::Engine::Dex,
+        clients: 2,
+        compute_servers: 1,
+        slices: 10,
+        ..small(FabricKind::Mapped, "ycsb-c")
+    };
+    let report = run(&config, &Resting(REST)).unwrap();
+    let all = report.run.per_op.reads * config.ops as f64;
+    let gets = of(&report, OpKind::Get).per_op.reads * config.ops as f64;
+    // One every 10 ms, of two READs at most, and one of each slice and client that has just begun: fewer
+    // than in a second of pauses.
+    let ticks = report.run.phase.seconds / 0.01 + 2.0 * 10.0;
+    assert!(all - gets <= 2.0 * ticks, "{} READs of maintenance, {ticks} ticks", all - gets);
+}
+
 #[test]
 fn progress_comes_to_the_total() {
     for fabric in FABRICS {

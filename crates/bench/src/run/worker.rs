@@ -129,8 +129,6 @@ pub(super) async fn work<E: Endpoint>(
         crew.tally.borrow_mut().restart();
     }
     crew.meet().await?;
-    let counters = crew.counters();
-    let before = Snapshot::of(&counters);
     let caches_before = stats(&duty.servers).filter(|_| duty.leads);
     crew.begin(Phase::Run, config.ops);
     let slices = config.slices.max(1);
@@ -142,9 +140,10 @@ pub(super) async fn work<E: Endpoint>(
         if crew.leads {
             progress.pause();
         }
-        outcome.run_ns += crew.work(ops, |number| Job::share(config, ops, number)).await?;
+        let (ns, cost) = crew.work(ops, |number| Job::share(config, ops, number)).await?;
+        outcome.run_ns += ns;
+        outcome.cost.add(&cost);
     }
-    outcome.cost = Snapshot::of(&counters).since(&before);
     // Others may wait for what tasks of this thread hold.
     crew.meet().await?;
     outcome.caches =
@@ -263,7 +262,7 @@ impl<E: Endpoint> Crew<'_, E> {
         job: impl Fn(usize) -> Job,
     ) -> Result<u64, BenchError> {
         self.begin(phase, total);
-        self.work(total, job).await
+        Ok(self.work(total, job).await?.0)
     }
 
     fn begin(&self, phase: Phase, total: u64) {
@@ -272,8 +271,13 @@ impl<E: Endpoint> Crew<'_, E> {
         }
     }
 
-    /// As [`Crew::phase`], without telling anybody.
-    async fn work(&mut self, total: u64, job: impl Fn(usize) -> Job) -> Result<u64, BenchError> {
+    /// As [`Crew::phase`], without telling anybody; also what that has cost. Maintenance goes on in pauses,
+    /// too, and is nobody's then.
+    async fn work(
+        &mut self,
+        total: u64,
+        job: impl Fn(usize) -> Job,
+    ) -> Result<(u64, Snapshot), BenchError> {
         if let Some(router) = self.router.clone() {
             // Once nobody is at work on the last one's.
             self.meet().await?;
@@ -282,7 +286,8 @@ impl<E: Endpoint> Crew<'_, E> {
             }
         }
         self.meet().await?;
-        let began_ns = self.home.now_ns();
+        let counters = self.counters();
+        let (began_ns, before) = (self.home.now_ns(), Snapshot::of(&counters));
         let gather = Gather::new(self.clients.len());
         for client in self.clients.drain(..) {
             let desk = Desk {
@@ -295,7 +300,7 @@ impl<E: Endpoint> Crew<'_, E> {
         }
         self.clients = gather.all(|steps| self.progress.advance(steps)).await;
         self.clients.sort_unstable_by_key(Client::number);
-        Ok(self.home.now_ns() - began_ns)
+        Ok((self.home.now_ns() - began_ns, Snapshot::of(&counters).since(&before)))
     }
 
     /// The counters of its clients' endpoints, each once.
