@@ -20,7 +20,7 @@ built() {
 if [ "${1:-}" = rate ]; then
     build build --profile bench -p farleaf-fabric --example verbs_rate
     beside=()
-    for tool in ib_read_bw ib_atomic_bw; do
+    for tool in ib_read_bw ib_write_bw ib_atomic_bw; do
         if tool=$(command -v "$tool"); then beside+=(--with "$tool"); fi
     done
     [ ${#beside[@]} -gt 0 ] || echo "no perftest here to measure beside (Debian: perftest)" >&2

@@ -1,5 +1,5 @@
-//! READs and CASes per second by verbs: each posted alone, and in lists of 16 with one doorbell, beside
-//! what perftest (`ib_read_bw`, `ib_atomic_bw`) says of the same device where that is installed. Server
+//! READs, WRITEs and CASes per second by verbs: each posted alone, and in lists of 16 with one doorbell, beside
+//! what perftest (`ib_read_bw`, `ib_write_bw`, `ib_atomic_bw`) says of the same device where that is installed. Server
 //! and client are two processes of this machine. All of a row are measured in turn, several times; the
 //! figures are the best of each, which others on the machine disturb least.
 //!
@@ -99,6 +99,7 @@ impl Drop for Reaped {
 #[derive(Clone, Copy)]
 enum What {
     Read(usize),
+    Write(usize),
     Cas,
     /// Of so many bytes each way.
     Rpc(usize),
@@ -108,6 +109,7 @@ impl What {
     fn name(self) -> String {
         match self {
             What::Read(bytes) => format!("READ {bytes}"),
+            What::Write(bytes) => format!("WRITE {bytes}"),
             What::Cas => "CAS".to_owned(),
             What::Rpc(bytes) => format!("RPC {bytes}"),
         }
@@ -127,13 +129,14 @@ fn ours(endpoint: &VerbsEndpoint, what: What, depth: usize, time: Duration) -> f
                 GlobalAddr::new(ServerId(0), offset)
             };
             let mut buf = own.buf(match what {
-                What::Read(bytes) | What::Rpc(bytes) => bytes,
+                What::Read(bytes) | What::Write(bytes) | What::Rpc(bytes) => bytes,
                 What::Cas => 8,
             });
             while start.elapsed() < time {
                 for _ in 0..8 {
                     match what {
                         What::Read(_) => buf = own.read(place(), buf).await.expect("a READ"),
+                        What::Write(_) => buf = own.write(place(), buf).await.expect("a WRITE"),
                         What::Cas => drop(Some(own.cas(place(), 0, 0).await.expect("a CAS"))),
                         What::Rpc(bytes) => {
                             let call = own.rpc(ServerId(0), FILLER, own.buf(bytes), buf);
@@ -153,6 +156,7 @@ fn ours(endpoint: &VerbsEndpoint, what: What, depth: usize, time: Duration) -> f
 fn perftest(device: &str, what: What, depth: usize, listed: bool) -> Option<f64> {
     let (program, size) = match what {
         What::Read(bytes) => ("ib_read_bw", Some(bytes)),
+        What::Write(bytes) => ("ib_write_bw", Some(bytes)),
         What::Cas => ("ib_atomic_bw", None),
         What::Rpc(_) => return None,
     };
@@ -236,7 +240,7 @@ fn measure(
         "{:<10} {:>5} | {:>8} {:>8} {:>6} | {:>8} {:>8} {:>6} | {:>6}",
         "", "depth", "alone", "perftest", "ratio", "listed", "perftest", "ratio", "gain"
     );
-    for what in [What::Read(64), What::Read(1024), What::Cas] {
+    for what in [What::Read(64), What::Read(1024), What::Write(64), What::Write(1024), What::Cas] {
         for depth in [1, 16, 64].into_iter().filter(|depth| only.is_none_or(|only| only == *depth))
         {
             let mut all: [Vec<f64>; 4] = Default::default();
