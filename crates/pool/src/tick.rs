@@ -86,7 +86,8 @@ impl<E: Endpoint> Session<E> {
     }
 
     /// [`Session::tick`] if it is time: if this member has something to free, or none of its sessions has
-    /// ticked for 10 ms, or 40 ms where there is no other member. So who calls it often pays no more for maintenance than there is to maintain.
+    /// ticked for 10 ms, or 40 ms where there is no other member. So who calls it often pays no more for
+    /// maintenance than there is to maintain.
     ///
     /// # Errors
     /// As [`Session::tick`].

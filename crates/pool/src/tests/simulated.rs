@@ -360,8 +360,8 @@ fn who_is_alone_asks_less_often() {
         let one = one.session(first.clone()).await.unwrap();
         // Ticks in 400 ms, asked for every millisecond.
         let ticks = async || {
-            let chains = |spent: farleaf_fabric::Cost| spent.chains + spent.reads;
-            let cost = || chains(first.counters().snapshot().kind(OpKind::Maintenance));
+            let requests = |spent: farleaf_fabric::Cost| spent.chains + spent.reads;
+            let cost = || requests(first.counters().snapshot().kind(OpKind::Maintenance));
             let mut count = 0;
             for _ in 0..400 {
                 let before = cost();
