@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The tests of the fabric verbs in a virtual machine with Soft-RoCE, or, with `rate`, what it measures, by a
-# clock that counts instructions, or, with `peers`, the papers' programs beside ours (`farleaf repro peers`).
+# clock that counts instructions and by that of the machine (with `rate` and arguments for `verbs_rate`, by the
+# first alone), or, with `peers`, the papers' programs beside ours (`farleaf repro peers`).
 # Other arguments go to the fabric's own tests, which are then all that runs: `scripts/verbs.sh fence`.
 # What has to be built is built here, and runs there. Needs what scripts/softroce/run.sh names.
 set -euo pipefail
@@ -24,9 +25,14 @@ if [ "${1:-}" = rate ]; then
         if tool=$(command -v "$tool"); then beside+=(--with "$tool"); fi
     done
     [ ${#beside[@]} -gt 0 ] || echo "no perftest here to measure beside (Debian: perftest)" >&2
+    example=$(built fabric/examples/verbs_rate.rs)
+    counted=(--count "${beside[@]}" -- "$example")
+    [ $# -eq 1 ] || exec "$rig" "${counted[@]}" "${@:2}"
+    echo "By a clock that counts instructions, on one processor:"
     # Longer turns would give the same: each instruction takes a nanosecond.
-    [ $# -gt 1 ] || set -- rate 0.05 2
-    exec "$rig" --count "${beside[@]}" -- "$(built fabric/examples/verbs_rate.rs)" "${@:2}"
+    "$rig" "${counted[@]}" 0.05 2
+    echo "By the clock, which depends on what else runs here:"
+    exec "$rig" "${beside[@]}" -- "$example" 0.4 12 16
 fi
 
 if [ "${1:-}" = peers ]; then

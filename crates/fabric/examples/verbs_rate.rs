@@ -5,8 +5,8 @@
 //!
 //! Usage: `verbs_rate [rpc] [SECONDS [TURNS [DEPTH]]]`: seconds per figure and turn, and the only depth. With
 //! `rpc`, RPCs by the card beside RPCs by the connection instead. `make verbs-rate` runs it in a virtual
-//! machine with Soft-RoCE whose clock counts instructions, a nanosecond each: compare the figures with each
-//! other, and with nothing else.
+//! machine with Soft-RoCE, first with a clock that counts instructions, a nanosecond each: compare the figures
+//! with each other, and with nothing else.
 #![allow(clippy::disallowed_methods, reason = "real time is what is measured")]
 
 use std::cell::Cell;

@@ -5,8 +5,6 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-#[cfg(feature = "verbs")]
-use crate::Buf;
 use crate::{Op, OpError, Ops};
 
 /// What is posted together, and comes back with the results in it.
@@ -108,17 +106,6 @@ impl<C: Carrier, T> Drop for Post<'_, C, T> {
         if let Stage::Sent(slot) = self.stage {
             self.carrier.abandon(slot);
         }
-    }
-}
-
-/// Ends a READ or a WRITE.
-#[cfg(feature = "verbs")]
-#[inline]
-pub(crate) fn buffer<L: Load>(load: L, error: Option<OpError>) -> Result<Buf, OpError> {
-    match (load.into_op(), error) {
-        (_, Some(error)) => Err(error),
-        (Ok(Op::Read { into: buf, .. } | Op::Write { from: buf, .. }), None) => Ok(buf),
-        (other, None) => unreachable!("a READ or WRITE came back as {other:?}"),
     }
 }
 

@@ -6,11 +6,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::Shared;
-use super::single::Single;
 use super::transport::{Payload, Transport};
 use super::wire::CAPABILITIES;
 use crate::post::{Post, list, old_word};
 use crate::raw::SlabRef;
+use crate::single::Single;
 use crate::{
     Buf, Capabilities, Counters, Endpoint, Executor, FabricError, GlobalAddr, Incarnation, Op,
     OpError, OpErrorKind, Ops, ServerId, ServiceId,
@@ -140,12 +140,12 @@ impl Endpoint for TcpEndpoint {
 
     #[inline]
     fn read(&self, from: GlobalAddr, into: Buf) -> impl Future<Output = Result<Buf, OpError>> {
-        Single::new(&self.thread.transport, true, from, into)
+        Single::new(&*self.thread.transport, true, from, into)
     }
 
     #[inline]
     fn write(&self, to: GlobalAddr, from: Buf) -> impl Future<Output = Result<Buf, OpError>> {
-        Single::new(&self.thread.transport, false, to, from)
+        Single::new(&*self.thread.transport, false, to, from)
     }
 
     #[inline]

@@ -7,10 +7,11 @@ use super::call::{Answer, CALL_BYTES_MAX, Called, Caller, MESSAGE_BYTES_MAX, ans
 use super::inbox::{Inbox, Waiting};
 use super::output::Output;
 use super::session::{Host, Session, UNSENT_MAX};
-use super::transport::{NO_TASK, Payload, Posts, for_each_request};
+use super::transport::{Payload, Table, for_each_request};
 use super::wire::{
     ANSWER_BYTES, GREETING_BYTES, Hello, LENGTH_MAX, VERSION, Welcome, decode_answer,
 };
+use crate::posts::NO_TASK;
 use crate::raw::SlabRef;
 use crate::{
     GlobalAddr, Incarnation, Op, OpError, OpErrorKind, Ops, ServerId, Service, ServiceId,
@@ -115,19 +116,19 @@ fn count_answers(mut sent: &[u8], greeted: &mut bool) -> usize {
 /// back once and that no buffer is lost. Gives the number of posts that came back without an error.
 pub fn ask<'a>(posts: &[u8], pieces: impl Iterator<Item = &'a [u8]>) -> usize {
     let slab = SlabRef::new();
-    let (mut table, mut inbox) = (Posts::default(), Inbox::new());
+    let (mut table, mut inbox) = (Table::default(), Inbox::new());
     let mut slots = Vec::new();
     for post in posts {
-        let (slot, _) = table.open(NO_TASK, Waker::noop());
-        table.slots[slot as usize].payload = payload(&slab, *post);
+        let (slot, _) = table.posts.open(NO_TASK, Waker::noop());
+        table.posts.slot(slot).kept = payload(&slab, *post);
         let mut parts = 0;
-        for_each_request(&table.slots[slot as usize].payload, |_, _, _| {
+        for_each_request(&table.posts.slot(slot).kept, |_, _, _| {
             inbox.expect(Waiting { slot, part: parts });
             parts += 1;
         });
-        table.slots[slot as usize].missing = parts;
+        table.posts.slot(slot).missing = parts;
         // Some futures have been dropped.
-        table.slots[slot as usize].abandoned = post & 0x80 != 0;
+        table.posts.slot(slot).abandoned = post & 0x80 != 0;
         slots.push((slot, post & 0x80 != 0));
     }
     inbox.mark(|| 0);
@@ -151,14 +152,14 @@ pub fn ask<'a>(posts: &[u8], pieces: impl Iterator<Item = &'a [u8]>) -> usize {
     assert!(inbox.is_empty() && inbox.oldest_ns().is_none());
     let mut done = 0;
     for (slot, is_abandoned) in slots {
-        let slot = &mut table.slots[slot as usize];
+        let slot = table.posts.slot(slot);
         assert_eq!(slot.missing, 0, "a post that never comes back");
         if is_abandoned {
-            assert!(matches!(slot.payload, Payload::Empty), "kept for nobody");
+            assert!(matches!(slot.kept, Payload::Empty), "kept for nobody");
             continue;
         }
         done += usize::from(slot.error.is_none());
-        slot.payload = Payload::Empty;
+        slot.kept = Payload::Empty;
     }
     assert_eq!(slab.buffers_out(), 0, "a buffer is lost");
     done

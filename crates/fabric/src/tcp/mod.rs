@@ -57,7 +57,6 @@ mod region;
 mod served;
 mod server;
 mod session;
-mod single;
 mod tls;
 mod transport;
 mod wire;

@@ -1,17 +1,10 @@
 //! A thread's posts and its connections.
-//!
-//! - **TCP-4** A slot is given back exactly once: by the future that takes its result, or, if that
-//!   was dropped, when the last answer has come. Until then it owns the buffers (F7).
-//! - **TCP-5** No waker is called or dropped while anything here is borrowed: it may drop a task,
-//!   and with it futures that come back here. For a task of the own executor, which are most, a slot keeps
-//!   the number instead; making that ready runs nothing.
 
-use std::cell::{Cell, OnceCell, RefCell, RefMut};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::Context;
 use std::time::{Duration, Instant};
 
 use super::Shared;
@@ -21,7 +14,8 @@ use super::inbox::{Sink, Waiting};
 use super::wire::{Request, Status, Verb, word_at};
 use crate::exec::Driver;
 use crate::post::{Carrier, Load};
-use crate::tasks::Ready;
+use crate::posts::{self, Kept, Poster, Posts};
+use crate::single::SingleCarrier;
 use crate::wake::Notify;
 use crate::{
     Buf, Executor, FabricError, GlobalAddr, Incarnation, Op, OpError, OpErrorKind, Ops, ServerId,
@@ -30,7 +24,6 @@ use crate::{
 
 /// Drives after which the oldest requests' times are looked at.
 const LOOK_EVERY: u32 = 1_024;
-pub(super) const NO_TASK: u32 = u32::MAX;
 
 /// What was posted together; comes back with the results in it.
 #[derive(Debug)]
@@ -80,29 +73,31 @@ impl Load for Payload {
     }
 }
 
-#[derive(Debug)]
-pub(super) struct Slot {
-    pub(super) payload: Payload,
-    /// Parts that have not come back.
-    pub(super) missing: u32,
-    pub(super) error: Option<OpError>,
-    /// The task that waits, or waited last; [`NO_TASK`] if it is somebody else.
-    task: u32,
-    /// That one's waker.
-    waker: Option<Waker>,
-    /// Its future is gone.
-    pub(super) abandoned: bool,
+impl Kept for Payload {
+    type Load = Payload;
+
+    fn empty() -> Self {
+        Payload::Empty
+    }
+
+    #[inline]
+    fn put(&mut self, load: Payload) {
+        let before = std::mem::replace(self, load);
+        debug_assert!(matches!(before, Payload::Empty), "a slot is given out once");
+        // Nothing that would have to be dropped.
+        std::mem::forget(before);
+    }
+
+    #[inline]
+    fn take(&mut self) -> Payload {
+        std::mem::replace(self, Payload::Empty)
+    }
 }
 
-/// All posts whose futures have not taken their results.
+/// What this thread has posted.
 #[derive(Debug, Default)]
-pub(super) struct Posts {
-    pub(super) slots: Vec<Slot>,
-    free: Vec<u32>,
-    /// Tasks that are to be made ready.
-    ready: Vec<u32>,
-    /// Slots of others who are to be woken.
-    to_wake: Vec<u32>,
+pub(super) struct Table {
+    pub(super) posts: Posts<Payload>,
     /// Bytes that each server exposes.
     region_bytes: Vec<u64>,
 }
@@ -110,13 +105,12 @@ pub(super) struct Posts {
 /// A thread's way to all servers.
 pub(crate) struct Transport {
     shared: Arc<Shared>,
-    posts: RefCell<Posts>,
+    table: RefCell<Table>,
     connections: RefCell<Vec<Connection>>,
     bell: Bell,
     /// What else is waited for.
     other: OnceCell<OwnedFd>,
-    /// Of the executor that drives it.
-    ready: OnceCell<Rc<Ready>>,
+    poster: Poster,
     drives: Cell<u32>,
     start: Instant,
 }
@@ -142,11 +136,11 @@ impl Transport {
         let region_bytes = shared.region_bytes();
         Ok(Transport {
             shared,
-            posts: RefCell::new(Posts { region_bytes, ..Posts::default() }),
+            table: RefCell::new(Table { region_bytes, ..Table::default() }),
             connections: RefCell::new(connections),
             bell,
             other: OnceCell::new(),
-            ready: OnceCell::new(),
+            poster: Poster::default(),
             drives: Cell::new(0),
             start: Instant::now(),
         })
@@ -154,14 +148,11 @@ impl Transport {
 
     /// Its posts are those of `executor`'s tasks, mostly. The first call counts.
     pub(super) fn belongs_to(&self, executor: &Executor) {
-        self.ready.get_or_init(|| executor.ready());
+        self.poster.belongs_to(executor);
     }
 
-    /// The task that `context` is of, if it is one of the own executor, or [`NO_TASK`].
-    #[inline(always)]
-    fn task_of(&self, context: &Context<'_>) -> u32 {
-        let task = self.ready.get().and_then(|ready| ready.polled(context.waker()));
-        task.unwrap_or(NO_TASK)
+    fn wake(&self) {
+        self.poster.wake(&self.table);
     }
 
     fn now_ns(&self) -> u64 {
@@ -190,49 +181,101 @@ impl Transport {
         }
     }
 
-    /// Makes the tasks ready, and calls the wakers of the slots, that have gathered.
-    fn wake(&self) {
-        let mut posts = self.posts.borrow_mut();
-        if let Some(ready) = self.ready.get() {
-            ready.push_all(posts.ready.drain(..));
-        }
-        if posts.to_wake.is_empty() {
-            return;
-        }
-        let mut slots = std::mem::take(&mut posts.to_wake);
-        for slot in slots.drain(..) {
-            // Not in its slot while it is called (TCP-5).
-            let Some(waker) = posts.slots[slot as usize].waker.take() else { continue };
-            drop(posts);
-            waker.wake_by_ref();
-            posts = self.posts.borrow_mut();
-            let after = posts.slots[slot as usize].waker.replace(waker);
-            if let Some(after) = after {
-                // Somebody else waits there by now.
-                let before = posts.slots[slot as usize].waker.replace(after);
-                drop(posts);
-                drop(before);
-                posts = self.posts.borrow_mut();
+    /// Has the connections send what stands in the slot.
+    fn submit(&self, index: u32) {
+        let mut table = self.table.borrow_mut();
+        let mut connections = self.connections.borrow_mut();
+        let given_up = self.shared.has_given_up();
+        if let Payload::Reconnect(server) = table.posts.slot(index).kept {
+            table.posts.slot(index).missing = 1;
+            match connections.get_mut(server.index()) {
+                Some(_) if given_up => table.reconnected(index, Err(fenced(server))),
+                Some(line) => line.reconnect(index, &self.shared, self.bell.notify(), &mut *table),
+                None => {
+                    let addr = GlobalAddr::new(server, 0);
+                    table.reconnected(index, Err(access::out_of_bounds(None, addr, 0)));
+                }
+            }
+        } else {
+            let slot = table.posts.slot(index);
+            let mut part = 0;
+            for_each_request(&slot.kept, |server, request, operands| {
+                let waiting = Waiting { slot: index, part };
+                part += 1;
+                let refusal = match connections.get_mut(server.index()) {
+                    None => outside(server, &slot.kept, waiting.part as usize),
+                    Some(_) if given_up => fenced(server),
+                    Some(connection) => match connection.refusal() {
+                        Some(error) => error,
+                        None => {
+                            slot.missing += 1;
+                            return connection.post(waiting, request, operands);
+                        }
+                    },
+                };
+                slot.error.get_or_insert(refusal);
+            });
+            if slot.missing == 0 {
+                // Nothing is on its way: the future finds its result when it is polled again.
+                table.posts.has_come(index);
             }
         }
-        // What a waker has brought about gathers anew, and is called by the next call of this.
-        if posts.to_wake.is_empty() {
-            posts.to_wake = slots;
+        if !table.posts.wakes() {
+            return;
         }
+        drop(connections);
+        drop(table);
+        self.wake();
     }
 
-    /// As [`Carrier::post`], for a READ, or else a WRITE, of `buf`.
-    #[inline(always)]
-    pub(super) fn post_single(
+    /// Gives up connections whose oldest request has waited for too long.
+    fn check_time(&self) {
+        let limit_ns = self.shared.config.op_timeout.as_nanos() as u64;
+        let now_ns = self.now_ns();
+        let mut connections = self.connections.borrow_mut();
+        for connection in connections.iter_mut() {
+            if connection.oldest_ns().is_some_and(|posted| now_ns.saturating_sub(posted) > limit_ns)
+            {
+                connection.give_up(&mut *self.table.borrow_mut());
+            }
+        }
+    }
+}
+
+impl Carrier for Transport {
+    type Load = Payload;
+
+    fn post(&self, payload: Payload, context: &Context<'_>) -> u32 {
+        let mut table = self.table.borrow_mut();
+        let (index, before) = table.posts.open(self.poster.task_of(context), context.waker());
+        table.posts.slot(index).kept.put(payload);
+        drop(table);
+        drop(before);
+        self.submit(index);
+        index
+    }
+
+    fn result<T>(
         &self,
-        is_read: bool,
-        at: GlobalAddr,
-        buf: Buf,
+        index: u32,
         context: &Context<'_>,
-    ) -> u32 {
-        let mut posts = self.posts.borrow_mut();
-        let (index, before) = posts.open(self.task_of(context), context.waker());
-        let slot = &mut posts.slots[index as usize];
+        finish: fn(Payload, Option<OpError>) -> T,
+    ) -> Option<T> {
+        let (payload, error) = self.poster.result(&self.table, index, context)?;
+        Some(finish(payload, error))
+    }
+
+    fn abandon(&self, index: u32) {
+        posts::abandon(&self.table, index);
+    }
+}
+
+impl SingleCarrier for Transport {
+    #[inline(always)]
+    fn post_single(&self, is_read: bool, at: GlobalAddr, buf: Buf, context: &Context<'_>) -> u32 {
+        let mut table = self.table.borrow_mut();
+        let (index, before) = table.posts.open(self.poster.task_of(context), context.waker());
+        let slot = table.posts.slot(index);
         let mut connections = self.connections.borrow_mut();
         let mut is_posted = false;
         if let Some(connection) = connections.get_mut(at.server().index())
@@ -253,12 +296,12 @@ impl Transport {
             is_posted = true;
         }
         slot.missing = is_posted.into();
-        slot.fill(match is_read {
+        slot.kept.put(match is_read {
             true => Payload::Op(Op::Read { from: at, into: buf }),
             false => Payload::Op(Op::Write { to: at, from: buf }),
         });
         drop(connections);
-        drop(posts);
+        drop(table);
         drop(before);
         if !is_posted {
             self.submit(index);
@@ -266,148 +309,14 @@ impl Transport {
         index
     }
 
-    /// All posts, if the slot's has come back; else whoever polls will be woken.
     #[inline(always)]
-    fn finished(&self, index: u32, context: &Context<'_>) -> Option<RefMut<'_, Posts>> {
-        let mut posts = self.posts.borrow_mut();
-        let slot = &mut posts.slots[index as usize];
-        if slot.missing == 0 {
-            return Some(posts);
-        }
-        let before = slot.wait(self.task_of(context), context.waker());
-        drop(posts);
-        drop(before);
-        None
+    fn take_buf(&self, index: u32, context: &Context<'_>) -> Option<Option<Buf>> {
+        self.poster.buf(&self.table, index, context)
     }
 
-    /// The buffer of a READ or WRITE that has come back, or none if it failed: then the slot is given
-    /// back by [`Transport::take_error`].
-    #[inline(always)]
-    pub(super) fn take_buf(&self, index: u32, context: &Context<'_>) -> Poll<Option<Buf>> {
-        let Some(mut posts) = self.finished(index, context) else { return Poll::Pending };
-        let slot = &mut posts.slots[index as usize];
-        if slot.error.is_some() {
-            return Poll::Ready(None);
-        }
-        let payload = std::mem::replace(&mut slot.payload, Payload::Empty);
-        posts.free.push(index);
-        match payload {
-            Payload::Op(Op::Read { into: buf, .. } | Op::Write { from: buf, .. }) => {
-                Poll::Ready(Some(buf))
-            }
-            _ => unreachable!("a READ or WRITE came back as something else"),
-        }
-    }
-
-    /// The error of a slot that has one, and the slot is given back.
     #[cold]
-    pub(super) fn take_error(&self, index: u32) -> OpError {
-        let mut posts = self.posts.borrow_mut();
-        let error = posts.slots[index as usize].error.take();
-        posts.release(index);
-        error.expect("it failed")
-    }
-
-    /// Has the connections send what stands in the slot.
-    fn submit(&self, index: u32) {
-        let mut posts = self.posts.borrow_mut();
-        let mut connections = self.connections.borrow_mut();
-        let given_up = self.shared.has_given_up();
-        if let Payload::Reconnect(server) = posts.slots[index as usize].payload {
-            posts.slots[index as usize].missing = 1;
-            match connections.get_mut(server.index()) {
-                Some(_) if given_up => posts.reconnected(index, Err(fenced(server))),
-                Some(line) => line.reconnect(index, &self.shared, self.bell.notify(), &mut *posts),
-                None => {
-                    let addr = GlobalAddr::new(server, 0);
-                    posts.reconnected(index, Err(access::out_of_bounds(None, addr, 0)));
-                }
-            }
-        } else {
-            let slot = &mut posts.slots[index as usize];
-            let mut part = 0;
-            for_each_request(&slot.payload, |server, request, operands| {
-                let waiting = Waiting { slot: index, part };
-                part += 1;
-                let refusal = match connections.get_mut(server.index()) {
-                    None => outside(server, &slot.payload, waiting.part as usize),
-                    Some(_) if given_up => fenced(server),
-                    Some(connection) => match connection.refusal() {
-                        Some(error) => error,
-                        None => {
-                            slot.missing += 1;
-                            return connection.post(waiting, request, operands);
-                        }
-                    },
-                };
-                slot.error.get_or_insert(refusal);
-            });
-            if slot.missing == 0 {
-                // Nothing is on its way: the future finds its result when it is polled again.
-                posts.has_come(index);
-            }
-        }
-        if posts.to_wake.is_empty() && posts.ready.is_empty() {
-            return;
-        }
-        drop(connections);
-        drop(posts);
-        self.wake();
-    }
-
-    /// Gives up connections whose oldest request has waited for too long.
-    fn check_time(&self) {
-        let limit_ns = self.shared.config.op_timeout.as_nanos() as u64;
-        let now_ns = self.now_ns();
-        let mut connections = self.connections.borrow_mut();
-        for connection in connections.iter_mut() {
-            if connection.oldest_ns().is_some_and(|posted| now_ns.saturating_sub(posted) > limit_ns)
-            {
-                connection.give_up(&mut *self.posts.borrow_mut());
-            }
-        }
-    }
-}
-
-impl Carrier for Transport {
-    type Load = Payload;
-
-    fn post(&self, payload: Payload, context: &Context<'_>) -> u32 {
-        let mut posts = self.posts.borrow_mut();
-        let (index, before) = posts.open(self.task_of(context), context.waker());
-        posts.slots[index as usize].fill(payload);
-        drop(posts);
-        drop(before);
-        self.submit(index);
-        index
-    }
-
-    fn result<T>(
-        &self,
-        index: u32,
-        context: &Context<'_>,
-        finish: fn(Payload, Option<OpError>) -> T,
-    ) -> Option<T> {
-        let mut posts = self.finished(index, context)?;
-        let slot = &mut posts.slots[index as usize];
-        let payload = std::mem::replace(&mut slot.payload, Payload::Empty);
-        let error = slot.error.take();
-        posts.free.push(index);
-        drop(posts);
-        Some(finish(payload, error))
-    }
-
-    fn abandon(&self, index: u32) {
-        let mut posts = self.posts.borrow_mut();
-        let slot = &mut posts.slots[index as usize];
-        let waker = slot.waker.take();
-        slot.abandoned = true;
-        let is_done = slot.missing == 0;
-        if is_done {
-            posts.release(index);
-        }
-        drop(posts);
-        drop(waker);
+    fn take_error(&self, index: u32) -> OpError {
+        posts::take_error(&self.table, index)
     }
 }
 
@@ -421,9 +330,9 @@ impl Driver for Transport {
         }
         {
             let mut connections = self.connections.borrow_mut();
-            let mut posts = self.posts.borrow_mut();
+            let mut table = self.table.borrow_mut();
             for connection in connections.iter_mut() {
-                progress |= connection.drive(|| self.now_ns(), &mut *posts);
+                progress |= connection.drive(|| self.now_ns(), &mut *table);
             }
         }
         self.wake();
@@ -472,110 +381,47 @@ impl Driver for Transport {
     }
 }
 
-impl Slot {
-    /// Puts something into an empty slot.
-    #[inline]
-    fn fill(&mut self, payload: Payload) {
-        let before = std::mem::replace(&mut self.payload, payload);
-        debug_assert!(matches!(before, Payload::Empty), "a slot is given out once");
-        // Nothing that would have to be dropped.
-        std::mem::forget(before);
-    }
+impl posts::Table for Table {
+    type Kept = Payload;
 
-    /// `task`, or who has `waker`, waits; gives the waker that does not any more.
     #[inline(always)]
-    fn wait(&mut self, task: u32, waker: &Waker) -> Option<Waker> {
-        self.task = task;
-        match &self.waker {
-            _ if task != NO_TASK => None,
-            Some(own) if own.will_wake(waker) => None,
-            _ => self.waker.replace(waker.clone()),
-        }
+    fn posts(&mut self) -> &mut Posts<Payload> {
+        &mut self.posts
     }
 }
 
-impl Posts {
-    /// A slot without anything in it, for which `task`, or who has `waker`, waits, and the waker that was there.
-    #[inline(always)]
-    pub(super) fn open(&mut self, task: u32, waker: &Waker) -> (u32, Option<Waker>) {
-        let index = self.free.pop().unwrap_or_else(|| self.add());
-        let slot = &mut self.slots[index as usize];
-        (slot.missing, slot.abandoned) = (0, false);
-        (index, slot.wait(task, waker))
-    }
-
-    #[cold]
-    fn add(&mut self) -> u32 {
-        let payload = Payload::Empty;
-        let (task, waker) = (NO_TASK, None);
-        let slot = Slot { payload, missing: 0, error: None, task, waker, abandoned: false };
-        self.slots.push(slot);
-        (self.slots.len() - 1) as u32
-    }
-
-    fn release(&mut self, index: u32) {
-        let slot = &mut self.slots[index as usize];
-        (slot.payload, slot.error) = (Payload::Empty, None);
-        self.free.push(index);
-    }
-
-    /// One part of a post has come back.
-    #[inline(always)]
-    fn came_back(&mut self, index: u32) {
-        let slot = &mut self.slots[index as usize];
-        slot.missing -= 1;
-        if slot.missing > 0 {
-            return;
-        }
-        if slot.abandoned {
-            return self.release(index);
-        }
-        self.has_come(index);
-    }
-
-    /// Who waits for a slot is to go on.
-    #[inline]
-    fn has_come(&mut self, index: u32) {
-        match self.slots[index as usize].task {
-            NO_TASK => self.to_wake.push(index),
-            task => self.ready.push(task),
-        }
-    }
-}
-
-impl Sink for Posts {
+impl Sink for Table {
     #[inline]
     fn answer(&mut self, waiting: Waiting, status: Status, content: &[u8]) -> bool {
-        let slot = &mut self.slots[waiting.slot as usize];
+        let slot = self.posts.slot(waiting.slot);
         if status == Status::Done
-            && let Payload::Op(Op::Read { into, .. }) = &mut slot.payload
+            && let Payload::Op(Op::Read { into, .. }) = &mut slot.kept
             && content.len() == into.window_len()
         {
             // What comes most.
             let at = into.window_start();
             into.bytes_mut()[at..at + content.len()].copy_from_slice(content);
-            self.came_back(waiting.slot);
+            self.posts.came_back(waiting.slot);
             return true;
         }
         let part = waiting.part as usize;
         let mut fits = true;
-        if status != Status::Done || !accept(&mut slot.payload, part, content) {
-            let error = error_of(&slot.payload, part, status, &self.region_bytes);
+        if status != Status::Done || !accept(&mut slot.kept, part, content) {
+            let error = error_of(&slot.kept, part, status, &self.region_bytes);
             fits = error.kind != OpErrorKind::Unavailable || status == Status::Skipped;
             slot.error.get_or_insert(error);
         }
-        self.came_back(waiting.slot);
+        self.posts.came_back(waiting.slot);
         fits
     }
 
     fn fail(&mut self, waiting: Waiting, error: OpError) {
-        self.slots[waiting.slot as usize].error.get_or_insert(error);
-        self.came_back(waiting.slot);
+        self.posts.failed(waiting.slot, error);
     }
 
     fn reconnected(&mut self, slot: u32, result: Result<(), OpError>) {
-        self.slots[slot as usize].error = result.err();
-        self.came_back(slot);
+        self.posts.slot(slot).error = result.err();
+        self.posts.came_back(slot);
     }
 }
 

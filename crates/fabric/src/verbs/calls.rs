@@ -112,6 +112,7 @@ mod tests {
     use std::task::Waker;
 
     use super::*;
+    use crate::posts::{Kept, NO_TASK};
     use crate::raw::SlabRef;
     use crate::raw::verbs::Load;
     use crate::{OpErrorKind, ServerId, ServiceId};
@@ -130,7 +131,8 @@ mod tests {
         let (server, service) = (ServerId(0), ServiceId(1));
         let (request, reply) = (slab.buf(8), slab.buf(8));
         let load = Load::Call(Call { server, service, request, reply, reply_len: 0 });
-        let slot = posts.insert(load, Waker::noop().clone());
+        let (slot, _) = posts.open(NO_TASK, Waker::noop());
+        posts.slot(slot).kept.put(load);
         let hold = posts.part(slot);
         calls.push(slot, hold);
         posts.posted(slot, None);
@@ -138,7 +140,8 @@ mod tests {
     }
 
     fn taken(posts: &mut Posts, slot: u32) -> Option<(usize, Option<OpError>)> {
-        let (load, error, _) = posts.take(slot, Waker::noop()).ok()?;
+        let is_done = posts.slot(slot).missing == 0;
+        let (load, error) = is_done.then(|| posts.take(slot))?;
         match load {
             Load::Call(call) => Some((call.reply_len, error)),
             other => panic!("an RPC came back as {other:?}"),

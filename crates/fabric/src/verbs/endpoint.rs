@@ -9,10 +9,11 @@ use std::task::{Context, Poll};
 use super::transport::Transport;
 use super::wire::{Answer, Outcome, Question, VERSION};
 use super::{Shared, VerbsError};
-use crate::post::{Carrier, Post, Stage, buffer, list, old_word};
+use crate::post::{Carrier, Post, Stage, list, old_word};
 use crate::raw::verbs::{
     Call, Completions, Ends, Lane, Load, QueuePair, Remote, Size, WordsKey, registered_slab,
 };
+use crate::single::Single;
 use crate::tcp::call::{MESSAGE_BYTES_MAX, fits};
 use crate::tcp::{self, TcpEndpoint};
 use crate::{
@@ -63,6 +64,7 @@ impl VerbsEndpoint {
             config.list_max,
         )?);
         let executor = Executor::with_driver(Rc::clone(&transport));
+        transport.belongs_to(&executor);
         let (counters, seed) = shared.tcp.new_thread();
         let (inner, slab) = (Arc::clone(shared.tcp.shared()), registered_slab(device));
         let tcp = TcpEndpoint::over(inner, side, executor.clone(), counters, slab, seed);
@@ -296,12 +298,12 @@ impl Endpoint for VerbsEndpoint {
 
     #[inline]
     fn read(&self, from: GlobalAddr, into: Buf) -> impl Future<Output = Result<Buf, OpError>> {
-        self.post(Load::One(Op::Read { from, into }), buffer)
+        Single::new(&*self.thread.transport, true, from, into)
     }
 
     #[inline]
     fn write(&self, to: GlobalAddr, from: Buf) -> impl Future<Output = Result<Buf, OpError>> {
-        self.post(Load::One(Op::Write { to, from }), buffer)
+        Single::new(&*self.thread.transport, false, to, from)
     }
 
     #[inline]

@@ -9,17 +9,19 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Waker};
+use std::task::Context;
 use std::time::{Duration, Instant};
 
 use super::calls::Calls;
 use super::posts::Posts;
 use crate::exec::Driver;
 use crate::post::Carrier;
-use crate::raw::verbs::{Completions, Lane, Load, Work, lane_of};
+use crate::posts::{self, Kept, Poster};
+use crate::raw::verbs::{Completions, Hold, Lane, Load, Work, lane_of};
+use crate::single::SingleCarrier;
 use crate::tcp;
 use crate::wake::Notify;
-use crate::{FabricError, GlobalAddr, Op, OpError, OpErrorKind, ServerId, access};
+use crate::{Buf, Executor, FabricError, GlobalAddr, Op, OpError, OpErrorKind, ServerId, access};
 
 /// Drives after which the time is looked at.
 const LOOK_EVERY: u32 = 1_024;
@@ -74,6 +76,7 @@ pub(super) struct Transport {
     op_timeout: Duration,
     list_max: usize,
     state: RefCell<State>,
+    poster: Poster,
     drives: Cell<u32>,
     start: Instant,
 }
@@ -117,9 +120,15 @@ impl Transport {
             op_timeout,
             list_max,
             state: RefCell::new(state),
+            poster: Poster::default(),
             drives: Cell::new(0),
             start: Instant::now(),
         })
+    }
+
+    /// Its posts are those of `executor`'s tasks, mostly. The first call counts.
+    pub(super) fn belongs_to(&self, executor: &Executor) {
+        self.poster.belongs_to(executor);
     }
 
     fn now_ns(&self) -> u64 {
@@ -184,7 +193,7 @@ impl Transport {
     pub(super) fn reconnect(&self, server: ServerId, context: &Context<'_>) -> (u32, bool) {
         let mut state = self.state.borrow_mut();
         let State { lines, posts, posted, answer, .. } = &mut *state;
-        let index = posts.insert(Load::Empty, context.waker().clone());
+        let (index, before) = posts.open(self.poster.task_of(context), context.waker());
         let mut begins = false;
         let refused = match lines.get_mut(server.index()) {
             None => Some(access::out_of_bounds(None, GlobalAddr::new(server, 0), 0)),
@@ -210,6 +219,7 @@ impl Transport {
         };
         posts.posted(index, refused);
         drop(state);
+        drop(before);
         self.wake();
         (index, begins)
     }
@@ -249,15 +259,9 @@ impl Transport {
         self.wake();
     }
 
-    /// Calls the wakers that have gathered.
+    /// Has those go on whose posts have come back.
     fn wake(&self) {
-        let mut wakers = self.state.borrow_mut().posts.wakers();
-        if wakers.capacity() == 0 {
-            return;
-        }
-        wakers.drain(..).for_each(Waker::wake);
-        // What a waker has brought about gathers anew, and is called by the next call of this.
-        self.state.borrow_mut().posts.give_back(wakers);
+        self.poster.wake(&self.state);
     }
 
     /// Posts what waits and takes what has completed; true if anything moved.
@@ -311,7 +315,7 @@ impl Transport {
                 return;
             }
             if completion.is_done {
-                lane.retire(count, |slot| posts.ended(slot, Ok(())));
+                lane.retire(count, |slot| posts.came_back(slot));
                 line.has_moved = true;
             } else {
                 line.lose(Way::Down, unavailable(server), posts, posted);
@@ -374,7 +378,7 @@ impl Line {
     /// Cuts the queue pair, if there is one; all that was outstanding, or waited, fails (VERBS-6).
     fn lose(&mut self, way: Way, error: OpError, posts: &mut Posts, posted: &mut (u64, u64)) {
         if let Way::Up(mut lane) = std::mem::replace(&mut self.way, way) {
-            lane.cut(|slot| posts.ended(slot, Err(error)));
+            lane.cut(|slot| posts.failed(slot, error));
             self.next = lane.next();
             posted.0 += lane.posted().0;
             posted.1 += lane.posted().1;
@@ -383,7 +387,7 @@ impl Line {
         for work in self.backlog.drain(..) {
             let slot = work.slot;
             drop(work);
-            posts.ended(slot, Err(error));
+            posts.failed(slot, error);
         }
     }
 }
@@ -427,57 +431,39 @@ impl Carrier for Transport {
     fn post(&self, load: Load, context: &Context<'_>) -> u32 {
         let mut state = self.state.borrow_mut();
         let State { lines, posts, planned, .. } = &mut *state;
-        let call = match &load {
-            Load::Call(call) => Some(call.server),
-            _ => None,
-        };
-        let refused = match call {
-            Some(server) => self.refusal_of(lines, server),
-            None => load.ops().find_map(|op| self.refusal(lines, op)),
+        let refused = match &load {
+            Load::Call(call) => self.refusal_of(lines, call.server),
+            load => load.ops().find_map(|op| self.refusal(lines, op)),
         };
         let mut plan = Plan::new(matches!(load, Load::Chain(_)));
-        if refused.is_some() {
-            let index = posts.insert(load, context.waker().clone());
-            posts.posted(index, refused);
-            drop(state);
-            self.wake();
-            return index;
-        }
-        if let Some(server) = call {
-            let index = posts.insert(load, context.waker().clone());
-            let hold = posts.part(index);
-            lines[server.index()].calls.push(index, hold);
-            return index;
-        }
-        let one = match &load {
-            Load::One(op) => Some((op.addr().server().index(), op.bytes() > 0)),
-            _ => None,
-        };
-        let index = match one {
-            Some((server, true)) => {
-                let index = posts.insert(load, context.waker().clone());
-                let hold = posts.part(index);
-                lines[server].push(Work { hold, part: 0, slot: index, is_fenced: false });
-                index
-            }
-            Some((_, false)) => posts.insert(load, context.waker().clone()),
-            None => {
+        let mut called = None;
+        match &load {
+            _ if refused.is_some() => {}
+            Load::Call(call) => called = Some(call.server),
+            load => {
                 // Planned while the load is still at hand; then it is given away.
                 let parts = load.ops().zip(0..).filter(|(op, _)| op.bytes() > 0);
                 planned.extend(
                     parts.map(|(op, part)| (op.addr().server().index(), part, plan.is_fenced(op))),
                 );
-                let index = posts.insert(load, context.waker().clone());
-                for (server, part, is_fenced) in planned.drain(..) {
-                    let hold = posts.part(index);
-                    lines[server].push(Work { hold, part, slot: index, is_fenced });
-                }
-                index
             }
-        };
-        posts.posted(index, None);
+        }
+        let (index, before) = posts.open(self.poster.task_of(context), context.waker());
+        posts.slot(index).kept.put(load);
+        if let Some(server) = called {
+            let hold = posts.part(index);
+            lines[server.index()].calls.push(index, hold);
+        }
+        for (server, part, is_fenced) in planned.drain(..) {
+            let hold = posts.part(index);
+            lines[server].push(Work { hold, part, slot: index, is_fenced });
+        }
+        let is_done = posts.posted(index, refused);
         drop(state);
-        self.wake();
+        drop(before);
+        if is_done {
+            self.wake();
+        }
         index
     }
 
@@ -487,22 +473,59 @@ impl Carrier for Transport {
         context: &Context<'_>,
         finish: fn(Load, Option<OpError>) -> T,
     ) -> Option<T> {
-        let taken = self.state.borrow_mut().posts.take(index, context.waker());
-        match taken {
-            Ok((load, error, waker)) => {
-                drop(waker);
-                Some(finish(load, error))
-            }
-            Err(before) => {
-                drop(before);
-                None
-            }
-        }
+        let (load, error) = self.poster.result(&self.state, index, context)?;
+        Some(finish(load, error))
     }
 
     fn abandon(&self, index: u32) {
-        let waker = self.state.borrow_mut().posts.abandon(index);
-        drop(waker);
+        posts::abandon(&self.state, index);
+    }
+}
+
+impl SingleCarrier for Transport {
+    #[inline]
+    fn post_single(&self, is_read: bool, at: GlobalAddr, buf: Buf, context: &Context<'_>) -> u32 {
+        let mut state = self.state.borrow_mut();
+        let State { lines, posts, .. } = &mut *state;
+        let (server, bytes) = (at.server().index(), buf.window_len());
+        let op = match is_read {
+            true => Op::Read { from: at, into: buf },
+            false => Op::Write { to: at, from: buf },
+        };
+        let refused = self.refusal(lines, &op);
+        let (index, before) = posts.open(self.poster.task_of(context), context.waker());
+        posts.slot(index).kept.put(Load::One(op));
+        if refused.is_none() && bytes > 0 {
+            let hold = posts.part(index);
+            lines[server].push(Work { hold, part: 0, slot: index, is_fenced: false });
+            drop(state);
+            drop(before);
+        } else {
+            posts.posted(index, refused);
+            drop(state);
+            drop(before);
+            self.wake();
+        }
+        index
+    }
+
+    #[inline]
+    fn take_buf(&self, index: u32, context: &Context<'_>) -> Option<Option<Buf>> {
+        self.poster.buf(&self.state, index, context)
+    }
+
+    #[cold]
+    fn take_error(&self, index: u32) -> OpError {
+        posts::take_error(&self.state, index)
+    }
+}
+
+impl posts::Table for State {
+    type Kept = Rc<Hold>;
+
+    #[inline]
+    fn posts(&mut self) -> &mut Posts {
+        &mut self.posts
     }
 }
 

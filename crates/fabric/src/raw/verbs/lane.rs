@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 use super::device::WordsKey;
 use super::ffi::{self, ibv_send_wr, ibv_sge, ibv_wr, ibv_wr_atomic, ibv_wr_rdma};
 use super::hold::Hold;
-use super::pair::{QueuePair, work_request};
+use super::pair::{BLANK, Form, QueuePair};
 use crate::Op;
 use crate::verbs::Asked;
 
@@ -47,7 +47,9 @@ pub(crate) struct Work {
 /// What is outstanding.
 #[derive(Debug)]
 enum Entry {
+    /// A READ or a WRITE.
     Op(Work),
+    Atomic(Work),
     Message,
     /// A READ of a word that nobody asked for.
     Probe,
@@ -74,9 +76,10 @@ pub(crate) struct Lane {
     unposted: VecDeque<u32>,
     /// Whether to look if the other end is there.
     probes: bool,
-    // Kept for their memory.
-    requests: Vec<ibv_send_wr>,
-    places: Vec<ibv_sge>,
+    /// The list that is being put together: so many of these, and where each of them reads or writes.
+    listed: usize,
+    requests: Box<[ibv_send_wr]>,
+    places: Box<[ibv_sge]>,
     /// Lists that were posted, and work requests in them.
     posted: (u64, u64),
 }
@@ -114,8 +117,9 @@ impl Lane {
             asked: Asked::new(granted),
             unposted: VecDeque::new(),
             probes: false,
-            requests: Vec::with_capacity(depth),
-            places: Vec::with_capacity(depth),
+            listed: 0,
+            requests: vec![BLANK; depth].into(),
+            places: vec![ibv_sge { addr: 0, length: 0, lkey: 0 }; depth].into(),
             posted: (0, 0),
         }
     }
@@ -220,51 +224,54 @@ impl Lane {
         let mut all = 0;
         loop {
             let room = (self.depth - self.ring.len()).min(list_max);
-            self.requests.clear();
-            self.places.clear();
-            while self.requests.len() < room
-                && let Some((request, place, entry)) = self.own()?
+            self.listed = 0;
+            while self.listed < room
+                && let Some((form, entry)) = self.own()?
             {
-                self.add(request, place, entry);
+                self.add(form, entry);
             }
             // What stands in front of the backlog counts for it as in flight.
-            let count = self.ready(backlog, room - self.requests.len());
+            let count = self.ready(backlog, room - self.listed);
             for work in backlog.drain(..count) {
-                let (request, place) = self.request(&work);
-                self.add(request, place, Entry::Op(work));
+                let (form, is_atomic) = self.form(&work);
+                self.add(form, if is_atomic { Entry::Atomic(work) } else { Entry::Op(work) });
             }
-            let Some(last) = self.requests.last_mut() else { return Ok(all) };
-            last.send_flags |= ffi::IBV_SEND_SIGNALED;
-            all += self.requests.len();
+            if self.listed == 0 {
+                return Ok(all);
+            }
+            all += self.listed;
             self.send()?;
         }
     }
 
     /// Adds to the list that is being put together.
-    fn add(&mut self, mut request: ibv_send_wr, place: ibv_sge, entry: Entry) {
-        if (self.requests.len() + 1).is_multiple_of(SIGNAL_EVERY) {
+    #[inline(always)]
+    fn add(&mut self, Form { opcode, send_flags, wr, place }: Form, entry: Entry) {
+        let request = &mut self.requests[self.listed];
+        request.wr_id = tag(self.index, self.next);
+        (request.opcode, request.send_flags, request.wr) = (opcode, send_flags, wr);
+        self.places[self.listed] = place;
+        self.listed += 1;
+        if self.listed.is_multiple_of(SIGNAL_EVERY) {
             request.send_flags |= ffi::IBV_SEND_SIGNALED;
         }
-        self.requests.push(request);
-        self.places.push(place);
         self.ring.push_back(entry);
         self.next += 1;
     }
 
     /// The next work request that comes from no backlog.
-    fn own(&mut self) -> io::Result<Option<(ibv_send_wr, ibv_sge, Entry)>> {
+    fn own(&mut self) -> io::Result<Option<(Form, Entry)>> {
         if let Some(bytes) = self.unposted.pop_front() {
             let number = self.asked.all() - 1 - self.unposted.len() as u64;
-            let (request, place) = self.pair.message(number, bytes, tag(self.index, self.next))?;
-            return Ok(Some((request, place, Entry::Message)));
+            return Ok(Some((self.pair.message(number, bytes)?, Entry::Message)));
         }
         if !std::mem::take(&mut self.probes) {
             return Ok(None);
         }
         let rdma = ibv_wr_rdma { remote_addr: self.remote.base, rkey: self.remote.key };
-        let number = tag(self.index, self.next);
-        let request = work_request(number, ffi::IBV_WR_RDMA_READ, 0, ibv_wr { rdma });
-        Ok(Some((request, self.result_place(), Entry::Probe)))
+        let (wr, place) = (ibv_wr { rdma }, self.result_place());
+        let form = Form { opcode: ffi::IBV_WR_RDMA_READ, send_flags: 0, wr, place };
+        Ok(Some((form, Entry::Probe)))
     }
 
     /// Where the result of the next work request goes (INV-LANE-2).
@@ -292,28 +299,27 @@ impl Lane {
         fenced.map_or(most, |behind| first + behind)
     }
 
-    /// Hands the list that has been put together to the card.
+    /// Hands the list that has been put together, of one at least, to the card.
     fn send(&mut self) -> io::Result<()> {
-        let (requests, places) = (self.requests.as_mut_ptr(), self.places.as_mut_ptr());
-        let count = self.requests.len();
-        for at in 0..count {
-            // SAFETY: `at`, and `at + 1` where it is used, are below the length of both.
-            unsafe {
-                (*requests.add(at)).sg_list = places.add(at);
-                (*requests.add(at)).next =
-                    if at + 1 < count { requests.add(at + 1) } else { ptr::null_mut() };
-            }
+        let (list, places) = (&mut self.requests[..self.listed], &mut self.places[..self.listed]);
+        if let Some(last) = list.last_mut() {
+            last.send_flags |= ffi::IBV_SEND_SIGNALED;
+        }
+        let mut next = ptr::null_mut();
+        for (request, place) in list.iter_mut().zip(places).rev() {
+            (request.sg_list, request.next) = (place, next);
+            next = request;
         }
         self.posted.0 += 1;
-        self.posted.1 += count as u64;
+        self.posted.1 += self.listed as u64;
         // SAFETY: the list is whole; its buffers are owned by the ring until they have completed or the
         // pair is destroyed (INV-HOLD-1), or are words that stay as long (INV-MAIL-1, and the results).
-        unsafe { self.pair.post(requests) }
+        unsafe { self.pair.post(next) }
     }
 
-    /// The work request of an operation.
-    fn request(&self, work: &Work) -> (ibv_send_wr, ibv_sge) {
-        let (result, result_place) = (self.result(), self.result_place());
+    /// How an operation is posted, and whether it has a result word.
+    #[inline(always)]
+    fn form(&self, work: &Work) -> (Form, bool) {
         let inline_max = self.pair.inline_max();
         work.hold.with(work.part, |op| {
             let remote_addr = self.remote.base.wrapping_add(op.addr().offset());
@@ -323,6 +329,9 @@ impl Lane {
                 send_flags |= ffi::IBV_SEND_FENCE;
             }
             let plain = ibv_wr { rdma: ibv_wr_rdma { remote_addr, rkey } };
+            let atomic = |compare_add, swap| ibv_wr {
+                atomic: ibv_wr_atomic { remote_addr, compare_add, swap, rkey },
+            };
             let (opcode, wr, place) = match op {
                 Op::Read { into, .. } => (ffi::IBV_WR_RDMA_READ, plain, place_of(into.place())),
                 Op::Write { from, .. } => {
@@ -339,21 +348,19 @@ impl Lane {
                     (ffi::IBV_WR_RDMA_WRITE, plain, ibv_sge { addr, length: 8, lkey: 0 })
                 }
                 Op::WriteWord { value, .. } => {
-                    self.results.words().store(result, &[*value]);
-                    (ffi::IBV_WR_RDMA_WRITE, plain, result_place)
+                    self.results.words().store(self.result(), &[*value]);
+                    (ffi::IBV_WR_RDMA_WRITE, plain, self.result_place())
                 }
                 Op::Cas { expected, new, .. } => {
-                    let atomic =
-                        ibv_wr_atomic { remote_addr, compare_add: *expected, swap: *new, rkey };
-                    (ffi::IBV_WR_ATOMIC_CMP_AND_SWP, ibv_wr { atomic }, result_place)
+                    let wr = atomic(*expected, *new);
+                    (ffi::IBV_WR_ATOMIC_CMP_AND_SWP, wr, self.result_place())
                 }
                 Op::Faa { add, .. } => {
-                    let atomic = ibv_wr_atomic { remote_addr, compare_add: *add, swap: 0, rkey };
-                    (ffi::IBV_WR_ATOMIC_FETCH_AND_ADD, ibv_wr { atomic }, result_place)
+                    (ffi::IBV_WR_ATOMIC_FETCH_AND_ADD, atomic(*add, 0), self.result_place())
                 }
             };
-            let request = work_request(tag(self.index, self.next), opcode, send_flags, wr);
-            (request, place)
+            let is_atomic = matches!(op, Op::Cas { .. } | Op::Faa { .. });
+            (Form { opcode, send_flags, wr, place }, is_atomic)
         })
     }
 
@@ -364,11 +371,13 @@ impl Lane {
         while number <= count
             && let Some(entry) = self.ring.pop_front()
         {
+            if let Entry::Atomic(work) = &entry {
+                let result = number as usize % self.depth;
+                let found = self.results.words().as_slice()[result].load(Ordering::Acquire);
+                work.hold.set_old(work.part, found);
+            }
             match entry {
-                Entry::Op(work) => {
-                    let result = number as usize % self.depth;
-                    let found = self.results.words().as_slice()[result].load(Ordering::Acquire);
-                    work.hold.set_old(work.part, found);
+                Entry::Op(work) | Entry::Atomic(work) => {
                     let slot = work.slot;
                     drop(work);
                     done(slot);
@@ -390,7 +399,7 @@ impl Lane {
     pub(crate) fn cut(&mut self, mut lost: impl FnMut(u32)) {
         let cut = self.pair.cut();
         for entry in self.ring.drain(..) {
-            let Entry::Op(work) = entry else { continue };
+            let (Entry::Op(work) | Entry::Atomic(work)) = entry else { continue };
             let slot = work.slot;
             if cut.is_err() {
                 // A card that could not be stopped may still write there.

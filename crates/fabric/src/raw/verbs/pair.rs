@@ -211,17 +211,11 @@ impl QueuePair {
         Ok(self.messages()?.store(number, parts))
     }
 
-    /// The work request, and the place, of message `number` that was put. Not signalled.
-    pub(super) fn message(
-        &self,
-        number: u64,
-        bytes: u32,
-        wr_id: u64,
-    ) -> io::Result<(ibv_send_wr, ibv_sge)> {
+    /// How message `number`, that was put, is sent. Not signalled.
+    pub(super) fn message(&self, number: u64, bytes: u32) -> io::Result<Form> {
         let place = self.messages()?.to_send(number, bytes);
         let send_flags = if bytes <= self.inline_max { ffi::IBV_SEND_INLINE } else { 0 };
-        let wr = ibv_wr { rdma: ibv_wr_rdma { remote_addr: 0, rkey: 0 } };
-        Ok((work_request(wr_id, ffi::IBV_WR_SEND, send_flags, wr), place))
+        Ok(Form { opcode: ffi::IBV_WR_SEND, send_flags, wr: BLANK.wr, place })
     }
 
     /// Sends message `number`; its completion has the number `tag`.
@@ -233,9 +227,10 @@ impl QueuePair {
     /// If it is longer than a place.
     pub(crate) fn send(&mut self, number: u64, content: &[u8], tag: u64) -> io::Result<()> {
         let bytes = self.put(number, [content, &[]])?;
-        let (mut request, mut place) = self.message(number, bytes, tag)?;
-        request.send_flags |= ffi::IBV_SEND_SIGNALED;
-        request.sg_list = &mut place;
+        let Form { opcode, send_flags, wr, mut place } = self.message(number, bytes)?;
+        let send_flags = send_flags | ffi::IBV_SEND_SIGNALED;
+        let sg_list = &mut place;
+        let mut request = ibv_send_wr { wr_id: tag, sg_list, opcode, send_flags, wr, ..BLANK };
         // SAFETY: a list of one, whose place consists of words that stay until the pair is destroyed
         // (INV-MAIL-1); the library copies the rest.
         unsafe { self.post(&mut request) }
@@ -340,20 +335,26 @@ impl Drop for QueuePair {
     }
 }
 
-/// One work request of one place, to be put into a list.
-pub(super) fn work_request(wr_id: u64, opcode: u32, send_flags: u32, wr: ibv_wr) -> ibv_send_wr {
-    ibv_send_wr {
-        wr_id,
-        next: ptr::null_mut(),
-        sg_list: ptr::null_mut(),
-        num_sge: 1,
-        opcode,
-        send_flags,
-        imm_data: 0,
-        wr,
-        behind: [0; 7],
-    }
+/// What a work request of one place is to do.
+pub(super) struct Form {
+    pub(super) opcode: u32,
+    pub(super) send_flags: u32,
+    pub(super) wr: ibv_wr,
+    pub(super) place: ibv_sge,
 }
+
+/// A work request to be filled in, and put into a list.
+pub(super) const BLANK: ibv_send_wr = ibv_send_wr {
+    wr_id: 0,
+    next: ptr::null_mut(),
+    sg_list: ptr::null_mut(),
+    num_sge: 1,
+    opcode: 0,
+    send_flags: 0,
+    imm_data: 0,
+    wr: ibv_wr { rdma: ibv_wr_rdma { remote_addr: 0, rkey: 0 } },
+    behind: [0; 7],
+};
 
 #[cold]
 fn gone(device: &str, what: &'static str) -> VerbsError {

@@ -6,29 +6,41 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use super::transport::Transport;
 use crate::post::{Carrier, Stage};
 use crate::{Buf, GlobalAddr, OpError};
 
+/// Carries READs and WRITEs, too, with the least that has to be moved.
+pub(crate) trait SingleCarrier: Carrier {
+    /// As [`Carrier::post`], for a READ, or else a WRITE, of `buf`.
+    fn post_single(&self, is_read: bool, at: GlobalAddr, buf: Buf, context: &Context<'_>) -> u32;
+
+    /// As [`Carrier::result`]: the buffer, or none if it failed. Then the slot is given back by
+    /// [`SingleCarrier::take_error`].
+    fn take_buf(&self, slot: u32, context: &Context<'_>) -> Option<Option<Buf>>;
+
+    /// The error of a slot that has one, and the slot is given back.
+    fn take_error(&self, slot: u32) -> OpError;
+}
+
 /// One READ or WRITE. Posted when first polled (F8); dropped in flight, it leaves the buffer to the
-/// transport (F7).
-pub(super) struct Single<'a> {
-    transport: &'a Transport,
+/// carrier (F7).
+pub(crate) struct Single<'a, C: SingleCarrier> {
+    carrier: &'a C,
     is_read: bool,
     at: GlobalAddr,
     buf: Option<Buf>,
     stage: Stage,
 }
 
-impl<'a> Single<'a> {
+impl<'a, C: SingleCarrier> Single<'a, C> {
     /// A READ into the buffer, or else a WRITE of it.
     #[inline]
-    pub(super) fn new(transport: &'a Transport, is_read: bool, at: GlobalAddr, buf: Buf) -> Self {
-        Single { transport, is_read, at, buf: Some(buf), stage: Stage::Unsent }
+    pub(crate) fn new(carrier: &'a C, is_read: bool, at: GlobalAddr, buf: Buf) -> Self {
+        Single { carrier, is_read, at, buf: Some(buf), stage: Stage::Unsent }
     }
 }
 
-impl Future for Single<'_> {
+impl<C: SingleCarrier> Future for Single<'_, C> {
     type Output = Result<Buf, OpError>;
 
     #[inline(always)]
@@ -38,19 +50,19 @@ impl Future for Single<'_> {
             Stage::Unsent => {
                 let (at, buf) = (this.at, this.buf.take());
                 let buf = buf.expect("an unsent operation has its buffer");
-                let slot = this.transport.post_single(this.is_read, at, buf, context);
+                let slot = this.carrier.post_single(this.is_read, at, buf, context);
                 this.stage = Stage::Sent(slot);
                 Poll::Pending
             }
-            Stage::Sent(slot) => match this.transport.take_buf(slot, context) {
-                Poll::Pending => Poll::Pending,
-                Poll::Ready(Some(buf)) => {
+            Stage::Sent(slot) => match this.carrier.take_buf(slot, context) {
+                None => Poll::Pending,
+                Some(Some(buf)) => {
                     this.stage = Stage::Done;
                     Poll::Ready(Ok(buf))
                 }
-                Poll::Ready(None) => {
+                Some(None) => {
                     this.stage = Stage::Done;
-                    Poll::Ready(Err(this.transport.take_error(slot)))
+                    Poll::Ready(Err(this.carrier.take_error(slot)))
                 }
             },
             Stage::Done => panic!("polled after it was ready"),
@@ -58,11 +70,11 @@ impl Future for Single<'_> {
     }
 }
 
-impl Drop for Single<'_> {
+impl<C: SingleCarrier> Drop for Single<'_, C> {
     #[inline]
     fn drop(&mut self) {
         if let Stage::Sent(slot) = self.stage {
-            self.transport.abandon(slot);
+            self.carrier.abandon(slot);
         }
     }
 }
