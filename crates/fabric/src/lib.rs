@@ -29,6 +29,7 @@ mod contract_types;
 mod counters;
 mod error;
 mod exec;
+mod locked;
 pub mod mapped;
 mod ops;
 pub mod pem;

@@ -22,6 +22,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use crate::locked::Locked;
 use crate::{FabricError, Incarnation, Words};
 
 /// Attempts to make the own file; each fails only if another process is just joining.
@@ -31,14 +32,14 @@ const JOIN_TRIES: usize = 1000;
 pub(super) struct Folder {
     path: PathBuf,
     own: PathBuf,
-    _own_lock: File,
+    _own_lock: Locked,
 }
 
 /// Keeps others out of a pool folder that is being made. Dropped without
 /// [`CreateGuard::finish`], it removes what was made.
 #[derive(Debug)]
 pub struct CreateGuard {
-    lock: File,
+    lock: Locked,
     path: PathBuf,
     made: Vec<PathBuf>,
 }
@@ -80,16 +81,10 @@ impl Folder {
         // Before a lock file is left in somebody else's folder, and again when nobody can come in.
         check_empty(path)?;
         let lock_path = path.join("lock");
-        let lock = open_lock(&lock_path)?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                return Err(not_a_pool(path, "another process is using or making it"));
-            }
-            Err(TryLockError::Error(source)) => {
-                return Err(io_error("lock", &lock_path, source));
-            }
-        }
+        let lock = Locked::try_new(open_lock(&lock_path)?).map_err(|error| match error {
+            TryLockError::WouldBlock => not_a_pool(path, "another process is using or making it"),
+            TryLockError::Error(source) => io_error("lock", &lock_path, source),
+        })?;
         check_empty(path)?;
         let made = if is_new { vec![path.to_path_buf(), lock_path] } else { vec![lock_path] };
         let mut guard = CreateGuard { lock, path: path.to_path_buf(), made };
@@ -138,9 +133,9 @@ impl Folder {
             return Err(not_a_pool(path, "it holds no file region-00000; create the pool first"));
         }
         let lock_path = path.join("lock");
-        let making = open_lock(&lock_path)?;
         // Waits for a process that is just making the pool.
-        making.lock_shared().map_err(|source| io_error("lock", &lock_path, source))?;
+        let _none_makes_it = Locked::wait_shared(open_lock(&lock_path)?)
+            .map_err(|source| io_error("lock", &lock_path, source))?;
         if making_path(path).exists() {
             let why = "whoever was making it died over it; make the pool again";
             return Err(not_a_pool(path, why));
@@ -178,8 +173,8 @@ impl Folder {
     fn join(path: &Path, incarnation: Incarnation) -> Result<Folder, FabricError> {
         let own = member_path(path, incarnation);
         for _ in 0..JOIN_TRIES {
-            let lock = open_lock(&own)?;
-            lock.lock().map_err(|source| io_error("lock", &own, source))?;
+            let lock =
+                Locked::wait(open_lock(&own)?).map_err(|source| io_error("lock", &own, source))?;
             // Removed by somebody who took it for a dead one's, before it was locked?
             if is_at(&lock, &own) {
                 let folder = Folder { path: path.to_path_buf(), own, _own_lock: lock };
@@ -197,7 +192,9 @@ impl Folder {
         for path in entries.flatten().map(|entry| entry.path()).filter(|path| *path != self.own) {
             // Not made if it is gone meanwhile.
             let Ok(file) = File::options().read(true).write(true).open(&path) else { continue };
-            if file.try_lock().is_ok() && is_at(&file, &path) {
+            if let Ok(file) = Locked::try_new(file)
+                && is_at(&file, &path)
+            {
                 let _ = fs::remove_file(&path);
             }
         }
@@ -207,7 +204,7 @@ impl Folder {
     pub(super) fn is_dead(&self, who: Incarnation) -> bool {
         let path = member_path(&self.path, who);
         match File::options().read(true).write(true).open(&path) {
-            Ok(file) => file.try_lock().is_ok(),
+            Ok(file) => Locked::try_new(file).is_ok(),
             Err(error) => error.kind() == io::ErrorKind::NotFound,
         }
     }

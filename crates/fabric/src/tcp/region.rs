@@ -26,6 +26,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::dax::{Dax, SYS};
+use crate::locked::Locked;
 use crate::mapped::check_geometry;
 use crate::{FabricError, Incarnation, ServerId, Words};
 
@@ -63,8 +64,8 @@ pub(super) struct Record {
     words: Words,
     /// How many have been fenced.
     fenced: Mutex<usize>,
-    /// Holds the lock, which keeps other servers away.
-    _file: File,
+    /// Keeps other servers away.
+    _file: Locked,
 }
 
 impl Region {
@@ -126,7 +127,7 @@ impl Region {
             let dax = Dax::look(Path::new(SYS), path, told.rdev())?;
             return Region::device(file, path, dax, bytes, (server, servers));
         }
-        lock(&file, path)?;
+        let file = lock(file, path)?;
         let length = told.len();
         if length < WORDS_AT {
             return Err(not_a_region(path, "it is no memory server's file, or its maker died"));
@@ -150,7 +151,7 @@ impl Region {
         bytes: Option<u64>,
         numbers: (ServerId, usize),
     ) -> Result<Region, FabricError> {
-        lock(&file, path)?;
+        let file = lock(file, path)?;
         let (cut, len) = ((WORDS_AT / 8) as usize, (dax.bytes / 8) as usize);
         let (record, words) =
             Words::map_device(&file, cut, len).map_err(|source| io_error("map", path, source))?;
@@ -204,7 +205,7 @@ impl Region {
             .create_new(true)
             .open(path)
             .map_err(|source| io_error("make", path, source))?;
-        lock(&file, path)?;
+        let file = lock(file, path)?;
         let made = || -> Result<(Words, u64), FabricError> {
             file.set_len(WORDS_AT + bytes).map_err(|source| io_error("size", path, source))?;
             let record = map(&file, path, 0, WORDS_AT)?;
@@ -222,7 +223,7 @@ impl Region {
     }
 
     fn of_file(
-        file: File,
+        file: Locked,
         path: &Path,
         record: Words,
         bytes: u64,
@@ -232,7 +233,7 @@ impl Region {
         Ok(Region::with_record(file, record, words, id))
     }
 
-    fn with_record(file: File, record: Words, words: Words, id: u64) -> Region {
+    fn with_record(file: Locked, record: Words, words: Words, id: u64) -> Region {
         let list = &record.as_slice()[FENCED_AT..];
         let fenced = list.iter().position(|word| word.load(Ordering::SeqCst) == 0);
         let fenced = Mutex::new(fenced.unwrap_or(list.len()));
@@ -319,12 +320,11 @@ fn map(file: &File, path: &Path, from: u64, bytes: u64) -> Result<Words, FabricE
     words.map_err(|source| io_error("map", path, source))
 }
 
-fn lock(file: &File, path: &Path) -> Result<(), FabricError> {
-    match file.try_lock() {
-        Ok(()) => Ok(()),
-        Err(TryLockError::WouldBlock) => Err(not_a_region(path, "another process serves it")),
-        Err(TryLockError::Error(source)) => Err(io_error("lock", path, source)),
-    }
+fn lock(file: File, path: &Path) -> Result<Locked, FabricError> {
+    Locked::try_new(file).map_err(|error| match error {
+        TryLockError::WouldBlock => not_a_region(path, "another process serves it"),
+        TryLockError::Error(source) => io_error("lock", path, source),
+    })
 }
 
 fn io_error(what: &'static str, path: &Path, source: io::Error) -> FabricError {
@@ -408,6 +408,20 @@ mod tests {
         let file = File::options().write(true).open(&scratch.0).expect("open");
         file.set_len(WORDS_AT + BYTES - 4096).expect("cut");
         assert!(why(None).contains("cut short"));
+    }
+
+    /// A server that was started again at once was refused, for another thread was just starting a process.
+    #[test]
+    fn a_process_that_is_being_started_keeps_no_region() {
+        let scratch = Scratch::new("region-started");
+        let made = open(&scratch.0, Some(BYTES)).expect("make");
+        let of_child = made.record.as_ref().expect("a record")._file.copy();
+        drop(made);
+        let again = open(&scratch.0, None).expect("nobody serves it");
+        drop(of_child);
+        let busy = open(&scratch.0, None).expect_err("it is served").to_string();
+        assert!(busy.contains("another process serves it"), "{busy}");
+        drop(again);
     }
 
     #[test]
