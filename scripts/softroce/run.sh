@@ -184,10 +184,11 @@ elif [ -w /dev/kvm ] && grep -qwE 'vmx|svm' /proc/cpuinfo; then
 fi
 : >"$run/output"
 # no_timer_check: where the machine gets little of the processor, the kernel takes its timer for broken and ends.
+# tsc=reliable: else its clock is an emulated device, which takes ten times as long to read.
 qemu-system-x86_64 -nodefaults -no-user-config -display none -no-reboot -machine q35 \
     "${acceleration[@]}" -m 2G \
     -kernel "$cache/kernel/boot/vmlinuz-$version" -initrd "$run/archive" \
-    -append "console=ttyS0 loglevel=4 quiet no_timer_check panic=-1 reboot=t mitigations=off 8250.nr_uarts=2" \
+    -append "console=ttyS0 loglevel=4 quiet no_timer_check tsc=reliable panic=-1 reboot=t mitigations=off 8250.nr_uarts=2" \
     -serial "file:$run/console" -serial "file:$run/output" </dev/null >"$run/machine" 2>&1 &
 machine=$!
 tail -n +1 -f --pid="$machine" "$run/output" 2>/dev/null | sed -u '/^softroce-/d; s/\r$//' &
