@@ -193,9 +193,11 @@ qemu-system-x86_64 -nodefaults -no-user-config -display none -no-reboot -machine
 machine=$!
 tail -n +1 -f --pid="$machine" "$run/output" 2>/dev/null | sed -u '/^softroce-/d; s/\r$//' &
 reader=$!
-deadline=$((SECONDS + seconds))
+# Not SECONDS, which follow the time of day, and that may be set meanwhile.
+up() { cut -d. -f1 /proc/uptime; }
+deadline=$(($(up) + seconds))
 while kill -0 "$machine" 2>/dev/null; do
-    if [ "$SECONDS" -ge "$deadline" ]; then
+    if [ "$(up)" -ge "$deadline" ]; then
         echo "softroce: not done within $seconds s" >&2
         exit 124
     fi

@@ -39,7 +39,7 @@ pub(super) struct Folder {
 /// [`CreateGuard::finish`], it removes what was made.
 #[derive(Debug)]
 pub struct CreateGuard {
-    lock: Locked,
+    _lock: Locked,
     path: PathBuf,
     made: Vec<PathBuf>,
 }
@@ -53,7 +53,7 @@ impl CreateGuard {
         let making = making_path(&self.path);
         fs::remove_file(&making).map_err(|source| io_error("remove", &making, source))?;
         self.made.clear();
-        self.lock.unlock().map_err(|source| io_error("unlock", &self.path, source))
+        Ok(())
     }
 }
 
@@ -87,7 +87,7 @@ impl Folder {
         })?;
         check_empty(path)?;
         let made = if is_new { vec![path.to_path_buf(), lock_path] } else { vec![lock_path] };
-        let mut guard = CreateGuard { lock, path: path.to_path_buf(), made };
+        let mut guard = CreateGuard { _lock: lock, path: path.to_path_buf(), made };
         let making = making_path(path);
         File::create(&making).map_err(|source| io_error("make", &making, source))?;
         guard.made.push(making);
@@ -434,7 +434,7 @@ mod tests {
         let busy = Mapped::create(&scratch.0, 1, 1 << 20).expect_err("its maker lives").to_string();
         assert!(busy.contains("another process"), "{busy}");
         // As the death of the process leaves it: unlocked, and everything there.
-        guard.lock.unlock().expect("unlock");
+        guard._lock.unlock().expect("unlock");
         std::mem::forget(guard);
         std::mem::forget(mapped);
         let why = Mapped::open(&scratch.0).expect_err("half made").to_string();
