@@ -154,16 +154,25 @@ fn ours(endpoint: &VerbsEndpoint, what: What, depth: usize, time: Duration) -> f
     count.get() as f64 / start.elapsed().as_secs_f64()
 }
 
-/// What perftest measures, one request after the other signalled; `None` if it is not there.
-fn perftest(device: &str, what: What, depth: usize, listed: bool) -> Option<f64> {
+/// What perftest measures of as many operations, about, as a turn at `rate` has, so that its best and ours are
+/// found in the same way; one request after the other signalled. `None` if it is not there.
+fn perftest(
+    device: &str,
+    what: What,
+    depth: usize,
+    listed: bool,
+    rate: f64,
+    time: Duration,
+) -> Option<f64> {
     let (program, size) = match what {
         What::Read(bytes) => ("ib_read_bw", Some(bytes)),
         What::Write(bytes) => ("ib_write_bw", Some(bytes)),
         What::Cas => ("ib_atomic_bw", None),
         What::Rpc(_) => return None,
     };
-    let mut arguments: Vec<String> =
-        ["-d", device, "-x", "1", "-n", "4800", "-F"].map(str::to_owned).into();
+    let operations = ((rate * time.as_secs_f64()) as usize).max(1000).next_multiple_of(LIST);
+    let mut arguments: Vec<String> = ["-d", device, "-x", "1", "-F"].map(str::to_owned).into();
+    arguments.extend(["-n".to_owned(), operations.to_string()]);
     if let Some(size) = size {
         arguments.extend(["-s".to_owned(), size.to_string()]);
     } else {
@@ -247,11 +256,13 @@ fn measure(
         {
             let mut all: [Vec<f64>; 4] = Default::default();
             for _ in 0..turns {
-                all[0].push(ours(&alone.1, what, depth, time));
-                all[1].extend(perftest(device, what, depth, false));
+                let rate = ours(&alone.1, what, depth, time);
+                all[0].push(rate);
+                all[1].extend(perftest(device, what, depth, false, rate, time));
                 if depth >= LIST {
-                    all[2].push(ours(&listed.1, what, depth, time));
-                    all[3].extend(perftest(device, what, depth, true));
+                    let rate = ours(&listed.1, what, depth, time);
+                    all[2].push(rate);
+                    all[3].extend(perftest(device, what, depth, true, rate, time));
                 }
             }
             let [alone, theirs, listed, theirs_listed] = all.map(best);
