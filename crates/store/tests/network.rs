@@ -16,7 +16,9 @@ mod stores;
 mod tables;
 
 use std::net::TcpListener;
+use std::panic::{self, AssertUnwindSafe};
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -212,6 +214,30 @@ fn a_restart_of_the_servers_is_lived_through() {
     files.restart();
     let db = Farleaf::connect(&files.uri()).unwrap();
     assert!(db.table("t").unwrap().range(..).count() > 600);
+}
+
+/// A process that is being started has copies of all descriptors for a moment: they keep neither a server's
+/// address nor its file.
+#[test]
+fn servers_start_again_while_processes_are_started() {
+    let mut files = Files::new("started", LEASE_LONG);
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let start = || {
+            let mut started = 0;
+            while !stop.load(Ordering::SeqCst) {
+                assert!(Command::new("true").status().unwrap().success());
+                started += 1;
+            }
+            started
+        };
+        let threads = [scope.spawn(start), scope.spawn(start), scope.spawn(start)];
+        let restarted =
+            panic::catch_unwind(AssertUnwindSafe(|| (0..150).for_each(|_| files.restart())));
+        stop.store(true, Ordering::SeqCst);
+        assert!(threads.into_iter().all(|thread| thread.join().unwrap() > 0));
+        restarted.unwrap();
+    });
 }
 
 /// Servers that stay away: every call ends, with an error in kind, and so does closing. What was begun

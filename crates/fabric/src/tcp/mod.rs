@@ -6,8 +6,8 @@
 //! one, so that throughput grows with the number of operations in flight. Both sides spin for a
 //! moment when nothing is there, and then sleep.
 //!
-//! The bytes are specified in `docs/design/wire.md`. Nothing on a connection is authenticated or
-//! encrypted yet, so a server listens on a loopback address unless it is told otherwise.
+//! The bytes are specified in `docs/design/wire.md`. With [`Tls`] both sides show certificates, and connections
+//! are encrypted; a server without listens on a loopback address unless it is told otherwise.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -50,6 +50,7 @@ mod endpoint;
 pub mod fuzz;
 mod inbox;
 mod link;
+mod listening;
 mod lives;
 pub(crate) mod offer;
 mod output;
@@ -71,6 +72,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 pub use endpoint::TcpEndpoint;
+pub use listening::Listening;
 pub use region::{HugePages, Region};
 pub use served::Served;
 pub use server::{MemoryServer, MemoryServerConfig};

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use mio::net::{TcpListener, TcpStream};
 use mio::{Interest, Poll, Token, Waker};
 
+use super::listening::Listening;
 use super::lives::Lives;
 use super::offer::Offer;
 use super::region::Region;
@@ -119,13 +120,13 @@ impl MemoryServer {
     ) -> Result<Self, FabricError> {
         check(&config)?;
         let failed = |source| unreachable_at(config.server, config.listen.to_string(), source);
-        let mut listener = TcpListener::bind(config.listen).map_err(failed)?;
+        let mut listener = Listening::new(TcpListener::bind(config.listen).map_err(failed)?);
         let address = listener.local_addr().map_err(failed)?;
         let polls: Vec<Poll> =
             (0..config.threads).map(|_| Poll::new()).collect::<Result<_, _>>().map_err(failed)?;
         polls[0]
             .registry()
-            .register(&mut listener, LISTENER, Interest::READABLE)
+            .register(&mut *listener, LISTENER, Interest::READABLE)
             .map_err(failed)?;
         let inboxes = polls
             .iter()

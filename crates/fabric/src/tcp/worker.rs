@@ -12,6 +12,7 @@ use mio::{Events, Interest, Poll, Token};
 
 use super::SPIN;
 use super::link::Link;
+use super::listening::Listening;
 use super::output::Output;
 use super::served::Tally;
 use super::server::{LISTENER, Shared, WAKER};
@@ -55,7 +56,7 @@ pub(super) struct Worker {
     shared: Arc<Shared>,
     number: usize,
     poll: Poll,
-    listener: Option<TcpListener>,
+    listener: Option<Listening<TcpListener>>,
     /// The listener has to be asked again, without being told to.
     listens_again: bool,
     connections: Vec<Option<Connection>>,
@@ -75,7 +76,7 @@ impl Worker {
         shared: Arc<Shared>,
         number: usize,
         poll: Poll,
-        listener: Option<TcpListener>,
+        listener: Option<Listening<TcpListener>>,
     ) -> Self {
         Worker {
             shared,

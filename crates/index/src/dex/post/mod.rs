@@ -31,7 +31,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use std::{fmt, future, io};
 
-use farleaf_fabric::tcp::Tls;
+use farleaf_fabric::tcp::{Listening, Tls};
 use farleaf_fabric::{GlobalAddr, Incarnation};
 
 use super::Cluster;
@@ -157,7 +157,7 @@ impl Post {
         let listen = config.listen;
         check_address(listen, config.advertise, config.insecure_public || config.tls.is_some())?;
         let refused = |source| PostError::Listen { address: listen, source };
-        let listener = TcpListener::bind(listen).map_err(refused)?;
+        let listener = Listening::new(TcpListener::bind(listen).map_err(refused)?);
         let listens = listener.local_addr().map_err(refused)?;
         let mut address = config.advertise.unwrap_or(listens);
         if address.port() == 0 {

@@ -1,0 +1,66 @@
+//! Sockets that listen no more once their holder is done, not when their last descriptor is closed.
+
+use std::ops::{Deref, DerefMut};
+use std::os::fd::AsFd;
+
+use rustix::net::{Shutdown, shutdown};
+
+/// A socket that listens. Dropped, it listens no more at once, and its address can be had again.
+///
+/// Closing is not enough: a process that is just being started by another thread has copies of all
+/// descriptors until it executes its program, and the system has a socket listen until the last copy is closed.
+#[derive(Debug)]
+pub struct Listening<L: AsFd>(L);
+
+impl<L: AsFd> Listening<L> {
+    /// Of a socket that is bound and listens.
+    pub fn new(listener: L) -> Self {
+        Listening(listener)
+    }
+}
+
+impl<L: AsFd> Deref for Listening<L> {
+    type Target = L;
+
+    fn deref(&self) -> &L {
+        &self.0
+    }
+}
+
+impl<L: AsFd> DerefMut for Listening<L> {
+    fn deref_mut(&mut self) -> &mut L {
+        &mut self.0
+    }
+}
+
+impl<L: AsFd> Drop for Listening<L> {
+    fn drop(&mut self) {
+        // Where the system knows nothing of it, it listens until it is closed.
+        let _ = shutdown(self.0.as_fd(), Shutdown::Both);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind;
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    /// A server that was started again at once was refused its address, for another thread was just starting a
+    /// process.
+    #[test]
+    #[cfg_attr(miri, ignore = "needs a network")]
+    fn a_process_that_is_being_started_keeps_no_address() {
+        let listening = Listening::new(TcpListener::bind(("127.0.0.1", 0)).expect("an address"));
+        let address = listening.local_addr().expect("an address");
+        let of_child = listening.try_clone().expect("a copy");
+        drop(listening);
+        let refused = TcpStream::connect(address).expect_err("nobody listens");
+        assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
+        let again = Listening::new(TcpListener::bind(address).expect("it is free"));
+        drop(of_child);
+        TcpStream::connect(address).expect("it listens");
+        assert!(again.accept().is_ok());
+    }
+}
