@@ -139,14 +139,14 @@ impl Claim {
 
     /// What the node that was read there is to the parent.
     pub(super) fn arrival(&self, node: &Node<'_, u64>) -> Result<Arrival, IndexError> {
+        let bound = self.high.as_deref();
+        if node.has_fences(self.low.as_deref(), bound) {
+            return Ok(Arrival::Fits);
+        }
         let (mut low, mut high) = (Vec::new(), Vec::new());
         let has_low = node.low_fence(&mut low);
         let has_high = node.high_fence(&mut high);
         let same_low = has_low.then_some(low.as_slice()) == self.low.as_deref();
-        let bound = self.high.as_deref();
-        if same_low && has_high.then_some(high.as_slice()) == bound {
-            return Ok(Arrival::Fits);
-        }
         if same_low && has_high && node.right() != 0 && bound.is_none_or(|bound| *high < *bound) {
             let (level, right) = (self.level + 1, node.right());
             return Ok(Arrival::Unfinished(Unfinished { level, separator: high, right }));

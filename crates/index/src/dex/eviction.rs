@@ -162,18 +162,14 @@ impl Cache {
         }
     }
 
-    /// The best of some random victims: one that nobody has used since it was last looked at, and of such
+    /// The best of some random victims: the one that was used least since each was last looked at, and of such
     /// a clean one, which costs no WRITE.
     fn victim<E: Endpoint>(&self, session: &Session<E>) -> Option<(u32, Version)> {
-        let mut best: Option<((bool, bool), u32, Version)> = None;
+        let mut best: Option<((u8, bool), u32, Version)> = None;
         for _ in 0..LOOKS_MAX {
             let Some((frame, version)) = self.sample(session) else { continue };
-            let is_used = self.frames.is_used(frame);
-            if is_used {
-                self.frames.forget_use(frame);
-            }
-            let rank = (is_used, self.frames.ctl(frame).is_dirty());
-            if rank == (false, false) {
+            let rank = (self.frames.take_use(frame), self.frames.ctl(frame).is_dirty());
+            if rank == (0, false) {
                 return Some((frame, version));
             }
             if best.is_none_or(|(other, ..)| rank < other) {

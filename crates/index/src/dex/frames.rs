@@ -184,6 +184,10 @@ impl Ctl {
     }
 }
 
+/// Uses of a node that are counted. As the eviction looks at each frame once in a while and forgets one, a node
+/// that is used more often than that has some left, and the more often, the more.
+const USES_MAX: u8 = 7;
+
 /// All frames of a cache. See the [module page](self).
 #[derive(Debug)]
 pub(super) struct Frames {
@@ -191,7 +195,7 @@ pub(super) struct Frames {
     node_words: usize,
     latches: Box<[Latch]>,
     dirty: Box<[AtomicBool]>,
-    used: Box<[AtomicBool]>,
+    uses: Box<[AtomicU8]>,
     ctl: Box<[Ctl]>,
     top_latch: Latch,
     /// Never set.
@@ -216,7 +220,7 @@ impl Frames {
             node_words,
             latches: (0..count).map(|_| Latch::new_dead()).collect(),
             dirty: (0..count).map(|_| AtomicBool::new(false)).collect(),
-            used: (0..count).map(|_| AtomicBool::new(false)).collect(),
+            uses: (0..count).map(|_| AtomicU8::new(0)).collect(),
             ctl: (0..count).map(|_| Ctl::new()).collect(),
             top_latch: Latch::new(),
             top_dirty: AtomicBool::new(false),
@@ -247,24 +251,25 @@ impl Frames {
     }
 
     /// Notes that the node in a frame was used: a leaf that was found there, an inner node below which something
-    /// was missed. It is a hint: who takes it for another's does no
-    /// harm. Most find it noted already, and leave the line to all who read it.
+    /// was missed. Counts to [`USES_MAX`]. It is a hint: who takes it for another's does no harm, nor does one that
+    /// is lost. Most find it full already, and leave the line to all who read it.
     #[inline]
     pub(super) fn note_use(&self, frame: u32) {
-        let used = &self.used[frame as usize];
-        if !used.load(Ordering::Relaxed) {
-            used.store(true, Ordering::Relaxed);
+        let uses = &self.uses[frame as usize];
+        let count = uses.load(Ordering::Relaxed);
+        if count < USES_MAX {
+            uses.store(count + 1, Ordering::Relaxed);
         }
     }
 
-    /// Whether that was noted since it was last forgotten.
-    pub(super) fn is_used(&self, frame: u32) -> bool {
-        self.used[frame as usize].load(Ordering::Relaxed)
-    }
-
-    /// Forgets it.
-    pub(super) fn forget_use(&self, frame: u32) {
-        self.used[frame as usize].store(false, Ordering::Relaxed);
+    /// How many uses are noted; forgets one of them.
+    pub(super) fn take_use(&self, frame: u32) -> u8 {
+        let uses = &self.uses[frame as usize];
+        let count = uses.load(Ordering::Relaxed);
+        if let Some(less) = count.checked_sub(1) {
+            uses.store(less, Ordering::Relaxed);
+        }
+        count
     }
 
     /// The words of a frame.
@@ -368,7 +373,7 @@ impl Frames {
         ctl.set_shared(false);
         ctl.set_swizzled(0);
         ctl.set_parent(TOP);
-        self.forget_use(frame);
+        self.uses[frame as usize].store(0, Ordering::Relaxed);
     }
 
     /// Pins a frame that was Hot at `version`: it is not cooled, and no change of the tree's shape
@@ -398,14 +403,20 @@ mod tests {
     use super::*;
     use crate::node::{Head, KeyFormat, LayoutOptions, ValueFormat};
 
-    #[test]
-    fn a_frame_is_filled_found_and_recycled() {
+    /// An empty one at 640, of version 5.
+    fn leaf() -> (Layout, Vec<u64>) {
         let options = LayoutOptions::new(256, KeyFormat::Fixed(8), ValueFormat::Fixed(8));
         let layout = Layout::new(options).expect("layout");
-        let frames = Frames::new(&layout, 4).expect("memory");
         let mut words = vec![0; layout.node_words()];
         let head = Head { addr: 640, version: 5, ..Head::default() };
         layout.encode_leaf(&mut words, &head, &[]).expect("encode");
+        (layout, words)
+    }
+
+    #[test]
+    fn a_frame_is_filled_found_and_recycled() {
+        let (layout, words) = leaf();
+        let frames = Frames::new(&layout, 4).expect("memory");
         assert_eq!(frames.ctl(2).state(), State::Free);
         assert!(frames.ctl(2).latch.sample().is_none());
         frames.fill(2, &words, 640, 0, 5);
@@ -429,5 +440,20 @@ mod tests {
         frames.ctl(2).set_state(State::Free);
         frames.fill(2, &words, 640, 0, 5);
         assert_ne!(frames.swizzle(2), pointer, "a pointer of the life before is another");
+    }
+
+    #[test]
+    fn uses_are_counted_to_the_most_and_forgotten_one_by_one() {
+        let (layout, words) = leaf();
+        let frames = Frames::new(&layout, 2).expect("memory");
+        frames.fill(1, &words, 640, 0, 5);
+        let taken = |looks: usize| (0..looks).map(|_| frames.take_use(1)).collect::<Vec<_>>();
+        (0..3).for_each(|_| frames.note_use(1));
+        assert_eq!(taken(5), [3, 2, 1, 0, 0]);
+        (0..u32::from(USES_MAX) * 3).for_each(|_| frames.note_use(1));
+        assert_eq!(taken(2), [USES_MAX, USES_MAX - 1]);
+        assert_eq!(frames.take_use(0), 0, "another's");
+        frames.fill(1, &words, 640, 0, 5);
+        assert_eq!(taken(1), [0], "who comes has no uses yet");
     }
 }

@@ -22,9 +22,10 @@ use farleaf_fabric::{Buf, Endpoint, GlobalAddr};
 use farleaf_pool::Session;
 
 use super::Cache;
+use super::log::Live;
 use super::log_object::IMAGES_MAX;
 use super::partitions::Range;
-use super::ring::{Appended, Entry, Kind};
+use super::ring::{Appended, Entry, Kind, Ring};
 use crate::IndexError;
 use crate::node::Node;
 use crate::sync::lock;
@@ -41,7 +42,7 @@ pub(super) struct Journalled<'a> {
 
 impl Drop for Journalled<'_> {
     fn drop(&mut self) {
-        if let Some(ring) = self.cache.log.live.get().and_then(|live| live.journal.as_ref()) {
+        if let Some((_, ring)) = self.cache.journal_ring() {
             ring.close(&self.cache.lot, self.segment);
         }
     }
@@ -60,6 +61,7 @@ impl Cache {
         session: &Session<E>,
         images: &[&Buf],
     ) -> Result<Option<Journalled<'_>>, IndexError> {
+        let Some((live, ring)) = self.journal_ring() else { return Ok(None) };
         // The lock word is not part of an image.
         let entries: Vec<_> = images
             .iter()
@@ -70,15 +72,14 @@ impl Cache {
                 frame: None,
             })
             .collect();
-        let Some(appended) = self.append(&entries).await else { return Ok(None) };
-        if let Some(live) = self.log.live.get() {
-            let mut recent = lock(&live.recent);
-            recent.extend(images.iter().map(|image| self.node_of(image).self_addr()));
-            let spare = recent.len().saturating_sub(IMAGES_MAX);
-            drop(recent.drain(..spare));
-        }
+        let appended = self.append(live, ring, &entries).await;
+        let mut recent = lock(&live.recent);
+        recent.extend(images.iter().map(|image| self.node_of(image).self_addr()));
+        let spare = recent.len().saturating_sub(IMAGES_MAX);
+        drop(recent.drain(..spare));
+        drop(recent);
         let kept = Journalled { cache: self, segment: appended.segment };
-        self.land(session, appended).await?;
+        self.land(session, ring, appended).await?;
         self.stats.journalled.add_many(images.len() as u64);
         Ok(Some(kept))
     }
@@ -94,12 +95,13 @@ impl Cache {
         session: &Session<E>,
         of: GlobalAddr,
     ) -> Result<(), IndexError> {
+        let Some((live, ring)) = self.journal_ring() else { return Ok(()) };
         let addr = of.word().to_le_bytes();
         let entry = Entry { kind: Kind::Forget, key: &[], value: &addr, frame: None };
-        let Some(appended) = self.append(&[entry]).await else { return Ok(()) };
+        let appended = self.append(live, ring, &[entry]).await;
         // Until it has landed, its segment must not come round again.
         let _kept = Journalled { cache: self, segment: appended.segment };
-        self.land(session, appended).await
+        self.land(session, ring, appended).await
     }
 
     /// Makes the images of nodes void that lie in `range` and were written back for the last time here:
@@ -115,9 +117,7 @@ impl Cache {
         session: &Session<E>,
         range: &Range,
     ) -> Result<(), IndexError> {
-        let Some(live) = self.log.live.get().filter(|live| live.journal.is_some()) else {
-            return Ok(());
-        };
+        let Some((live, _)) = self.journal_ring() else { return Ok(()) };
         let recent: BTreeSet<u64> = lock(&live.recent).iter().copied().collect();
         let steady = session.steady();
         for addr in recent {
@@ -142,15 +142,19 @@ impl Cache {
         Node::new(self.layout(), image.words())
     }
 
+    /// Where images are put, if they are put anywhere.
+    fn journal_ring(&self) -> Option<(&Live, &Ring)> {
+        let live = self.log.live.get()?;
+        Some((live, live.journal.as_ref()?))
+    }
+
     /// The segment stays until it is closed. Holds nothing while it waits, so that whoever keeps the room
     /// comes to an end.
-    async fn append(&self, entries: &[Entry<'_>]) -> Option<Appended> {
-        let live = self.log.live.get()?;
-        let ring = live.journal.as_ref()?;
+    async fn append(&self, live: &Live, ring: &Ring, entries: &[Entry<'_>]) -> Appended {
         loop {
             let number = || live.images.fetch_add(1, Ordering::Relaxed) + 1;
             if let Some(appended) = ring.append(entries, true, number) {
-                return Some(appended);
+                return appended;
             }
             ring.wait_for_room(&self.lot).await;
         }
@@ -159,13 +163,11 @@ impl Cache {
     async fn land<E: Endpoint>(
         &self,
         session: &Session<E>,
+        ring: &Ring,
         appended: Appended,
     ) -> Result<(), IndexError> {
-        let ring = self.log.live.get().and_then(|live| live.journal.as_ref());
-        if let Some(ring) = ring {
-            let writes = ring.land(session, &self.lot, appended.count).await?;
-            self.stats.journal_writes.add_many(writes);
-        }
+        let writes = ring.land(session, &self.lot, appended.count).await?;
+        self.stats.journal_writes.add_many(writes);
         Ok(())
     }
 }

@@ -163,6 +163,19 @@ impl<'a, W: Word> Node<'a, W> {
         finite
     }
 
+    /// Whether these are its fences; `None` is an open end.
+    #[inline]
+    pub fn has_fences(&self, low: Option<&[u8]>, high: Option<&[u8]>) -> bool {
+        // A key is the low fence if it is just outside, the high fence if it is just inside.
+        let begins = low.map_or(self.meta().low_infinite(), |low| {
+            self.covers(low) == Cover::Below && self.covers_after(low) != Cover::Below
+        });
+        begins
+            && high.map_or(self.meta().high_infinite(), |high| {
+                self.covers(high) != Cover::Above && self.covers_after(high) == Cover::Above
+            })
+    }
+
     fn append_fence(&self, high: bool, out: &mut Vec<u8>) {
         if self.layout.dense {
             self.dense_fence(high, out);

@@ -500,7 +500,7 @@ fn the_cost_model_follows_the_handler() {
                     TableFormat { cap_inner: Some(8), ..TableFormat::fixed8(Engine::BTree) };
                 let made = loaded(&session, create(&session, &format).await, 5_000).await;
                 let options = DexOptions { offload: Offload::Adaptive, ..DexOptions::default() };
-                let index = open(made, 30, options);
+                let index = open(made, 22, options);
                 let mut rng = fastrand::Rng::with_seed(4);
                 for step in 0..4_000 {
                     let key = number(2 * rng.u64(..5_000));

@@ -117,7 +117,7 @@ async fn newer_in_the_cache<E: Endpoint>(session: Session<E>) {
         admission: Admission::EAGER,
         ..options(Offload::Ratio(0.5))
     };
-    let index = open(made, 16, options);
+    let index = open(made, 12, options);
     let mut rng = fastrand::Rng::with_seed(7);
     let mut model: BTreeMap<u64, u64> = (0..2_000).map(|key| (2 * key, key)).collect();
     for step in 0..3_000_u64 {

@@ -27,9 +27,8 @@ pub(crate) struct EntryArgs {
     pub(crate) cluster: Option<String>,
 }
 
-/// Registers a server that listens, if that was asked for, and tells others that it is reached where it advertises.
-/// Waits a few seconds where one that may have died
-/// has its number.
+/// Registers a server that listens, if that was asked for, and tells others that it is reached where it
+/// advertises. Waits a few seconds where one that may have died has its number.
 pub(crate) fn enter(
     args: &EntryArgs,
     advertise: Option<SocketAddr>,

@@ -195,7 +195,9 @@ impl<'l> Level<'l> {
                 assert_eq!(Owned::read(&frame, index).as_ref(), Some(want_value));
             }
             assert!(!node.key(node.count(), &mut key));
+            let low = fence.clone();
             fence = node.high_fence(&mut high).then(|| high.clone());
+            check_fences(&node, low.as_deref(), fence.as_deref());
             let next = self.leaves.get(at + 1).map_or(0, |next| next.node(layout).self_addr());
             assert_eq!(node.right(), next);
         }
@@ -339,5 +341,26 @@ fn bad_input_is_refused() {
         assert_eq!(node.as_node().kind(), Kind::Dead);
         assert!(node.as_node().sum_ok());
         assert_eq!(verify_image(layout, &leaf.private, 64), Err(NodeError::Dead));
+    }
+}
+
+/// They are its fences, and no others are.
+fn check_fences<W: Word>(node: &Node<'_, W>, low: Option<&[u8]>, high: Option<&[u8]>) {
+    assert!(node.has_fences(low, high));
+    let others = |fence: Option<&[u8]>| {
+        let Some(fence) = fence else { return vec![Some(Vec::new())] };
+        let (mut longer, mut less) = (fence.to_vec(), fence.to_vec());
+        longer.push(0);
+        let last = less.last_mut().map(|last| *last = last.wrapping_sub(1));
+        let shorter = fence[..fence.len().saturating_sub(1)].to_vec();
+        let less = last.map(|()| less);
+        let all = [Some(longer), less, Some(shorter).filter(|shorter| *shorter != fence)];
+        [vec![None], all.into_iter().flatten().map(Some).collect()].concat()
+    };
+    for other in others(low) {
+        assert!(!node.has_fences(other.as_deref(), high), "low {other:?}, is {low:?}");
+    }
+    for other in others(high) {
+        assert!(!node.has_fences(low, other.as_deref()), "high {other:?}, is {high:?}");
     }
 }
