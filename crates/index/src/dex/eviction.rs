@@ -162,8 +162,8 @@ impl Cache {
         }
     }
 
-    /// The best of some random victims: the one that was used least since each was last looked at, and of such
-    /// a clean one, which costs no WRITE.
+    /// The best of some random victims: the one with the fewest uses left, and of such a clean one, which costs
+    /// no WRITE. Each that is looked at forgets a use.
     fn victim<E: Endpoint>(&self, session: &Session<E>) -> Option<(u32, Version)> {
         let mut best: Option<((u8, bool), u32, Version)> = None;
         for _ in 0..LOOKS_MAX {

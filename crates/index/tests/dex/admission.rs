@@ -62,26 +62,37 @@ async fn reads_each<E: Endpoint>(
     reads as f64 / GETS as f64
 }
 
-/// Keeping leaves seldom pays as long as the same keys are wanted, and keeping all where that changes;
-/// either is worth less than a tenth. Keeping those that are missed again is better than both in both cases. What
-/// is given up for them counts, too: where the first random victim went, used or not, the better of the two took as
-/// many READs as stand here. Where it was known only whether a node had been used, and not how often, those that
-/// are missed again took what stands last: knowing more pays for the same keys, and costs little for others.
+/// What a get took when the cache knew less of what to give up: READs.
+struct Before {
+    /// The better of seldom and always, when the first random victim went, used or not.
+    any_victim: f64,
+    /// The same, and those that are missed again, when it was known whether a node had been used, not how often.
+    marked: f64,
+    marked_again: f64,
+}
+
+/// Keeping leaves seldom pays as long as the same keys are wanted, and keeping all where that changes. Keeping those
+/// that are missed again is better than both in both cases. What is given up for them counts, too: nothing takes
+/// more than a few per cent over the better of the two as it was before uses were counted, and those that are missed
+/// again take less, less than before for the same keys, little more for others.
 async fn seldom_always_or_again<E: Endpoint>(session: Session<E>) {
     let zipf = Zipf::new();
-    for (name, shift, any_victim, once_used) in [
-        ("the same keys", None, 0.710, 0.98 * 0.607),
-        ("others every 2,000", Some(2_000), 0.725, 1.02 * 0.650),
-    ] {
+    let same = Before { any_victim: 0.710, marked: 0.657, marked_again: 0.607 };
+    let others = Before { any_victim: 0.725, marked: 0.686, marked_again: 0.650 };
+    for (name, shift, before) in
+        [("the same keys", None, same), ("others every 2,000", Some(2_000), others)]
+    {
         let seldom = reads_each(&session, &zipf, shift, Admission::LAZY).await;
         let always = reads_each(&session, &zipf, shift, Admission::EAGER).await;
         let again = reads_each(&session, &zipf, shift, Admission::Again).await;
         println!("{name}: {seldom:.3} READs a get with 0.1, {always:.3} with 1, {again:.3} again");
         let (better, other) = if shift.is_none() { (seldom, always) } else { (always, seldom) };
-        assert!(better < other && other < 1.1 * better, "{name}: {seldom} {always}");
-        assert!(better < 0.96 * any_victim, "{name}: {better} {any_victim}");
-        assert!(again < 0.99 * better && again < 0.92 * any_victim, "{name}: {again} {better}");
-        assert!(again < once_used, "{name}: {again} {once_used}");
+        assert!(better < other && other < 1.05 * before.marked, "{name}: {seldom} {always}");
+        assert!(better < 0.96 * before.any_victim, "{name}: {better}");
+        assert!(again < 0.99 * better && again < 0.96 * before.marked, "{name}: {again} {better}");
+        assert!(again < 0.92 * before.any_victim, "{name}: {again}");
+        let most = if shift.is_none() { 0.98 } else { 1.02 };
+        assert!(again < most * before.marked_again, "{name}: {again}");
     }
 }
 
