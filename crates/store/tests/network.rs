@@ -340,19 +340,22 @@ fn many_operations_are_in_flight_at_once() {
     assert!(together < apart, "{together:?} together, {apart:?} one after the other");
 }
 
-/// Sorted keys are neighbours in the table. In flight together, they would try each other's locks.
+/// Sorted keys are neighbours in the table. In flight together, they would try each other's locks: 7 tries
+/// for each insert. The values are long, for there must be many more leaves than operations in flight: where
+/// there were 28, those that were dealt far apart met as well, 1.00 to 1.20 tries.
 #[test]
 fn many_inserts_do_not_wait_for_each_other() {
     let db = small();
     let table = db.create_table("t", TableOptions::default()).unwrap();
-    let pairs = || (0..5000).map(|number| (key(number), "v"));
+    let value = [7; 100];
+    let pairs = || (0..5000).map(|number| (key(number), value));
     table.insert_many(pairs()).unwrap();
     let before = db.stats().unwrap().counters;
     assert_eq!(table.insert_many(pairs()).unwrap(), 0);
     let cost = db.stats().unwrap().counters.since(&before);
     assert_eq!(cost.ops(OpKind::Upsert), 5000);
     let tries = cost.kind(OpKind::Upsert).cas as f64 / 5000.0;
-    assert!(tries < 1.2, "{tries} tries at a lock for each insert");
+    assert!(tries < 1.1, "{tries} tries at a lock for each insert");
 }
 
 /// The first of the operations that a call has in flight waits for a session, the others take spare ones or
