@@ -68,6 +68,11 @@ pub(crate) trait Driver {
     /// Sends what was posted and takes what has come, without waiting. True if anything came.
     fn drive(&self) -> bool;
 
+    /// Whether [`Driver::hurry`] may have something to do before the next [`Driver::drive`].
+    fn may_hurry(&self) -> bool {
+        false
+    }
+
     /// Some of many tasks have run. Sends what they have posted to servers that have nothing to do for
     /// this thread meanwhile.
     fn hurry(&self) {}
@@ -262,10 +267,11 @@ impl Executor {
         Sleep { inner: Rc::clone(&self.0), moment, is_armed: false }
     }
 
-    fn hurry(&self) {
-        if let Some(driver) = &self.0.driver {
-            driver.hurry();
-        }
+    /// The time, which timers are told, too.
+    fn look(&self) -> u64 {
+        let now_ns = self.now_ns();
+        self.0.timers.looked(now_ns);
+        now_ns
     }
 
     fn drive(&self) -> bool {
@@ -288,8 +294,7 @@ impl Executor {
         if next_ns.is_none() && self.0.driver.is_none() {
             return thread::park();
         }
-        let now_ns = self.now_ns();
-        self.0.timers.looked(now_ns);
+        let now_ns = self.look();
         let wait_ns = next_ns.map(|at_ns| at_ns.saturating_sub(now_ns));
         if let Some(driver) = &self.0.driver {
             if self.0.is_driven.take() {
@@ -316,7 +321,8 @@ impl Executor {
 /// When what the tasks of one round post is sent before its end: so that servers work on it meanwhile.
 #[derive(Default)]
 struct Parts {
-    sent_ns: u64,
+    /// None if nothing would be sent.
+    sent_ns: Option<u64>,
     is_halved: bool,
 }
 
@@ -326,16 +332,20 @@ impl Parts {
         if count <= PART {
             return;
         }
-        let now_ns = executor.now_ns();
-        executor.0.timers.looked(now_ns);
-        let is_half = !self.is_halved && count >= HALVES_FROM && ran >= count / 2;
-        if ran > 0 && (is_half || now_ns - self.sent_ns >= PART_NS) {
-            self.is_halved |= is_half;
-            executor.hurry();
-        } else if ran > 0 {
+        let Some(driver) = &executor.0.driver else { return };
+        if ran == 0 {
+            // Where nobody would be hurried, nobody asks for the time either.
+            self.sent_ns = driver.may_hurry().then(|| executor.look());
             return;
         }
-        self.sent_ns = now_ns;
+        let Some(sent_ns) = self.sent_ns else { return };
+        let now_ns = executor.look();
+        let is_half = !self.is_halved && count >= HALVES_FROM && ran >= count / 2;
+        if is_half || now_ns - sent_ns >= PART_NS {
+            self.is_halved |= is_half;
+            driver.hurry();
+            self.sent_ns = Some(now_ns);
+        }
     }
 }
 
@@ -426,17 +436,20 @@ mod tests {
         assert!(all.iter().all(|of| !of.0.spins.get()));
     }
 
-    /// Counts how often it is to send before all tasks have run.
-    #[derive(Default)]
-    struct Hurried(Cell<u32>);
+    /// Counts how often it is to send before all tasks have run, if it may be.
+    struct Hurried(bool, Cell<u32>);
 
     impl Driver for Hurried {
         fn drive(&self) -> bool {
             false
         }
 
+        fn may_hurry(&self) -> bool {
+            self.0
+        }
+
         fn hurry(&self) {
-            self.0.set(self.0.get() + 1);
+            self.1.set(self.1.get() + 1);
         }
 
         fn is_busy(&self) -> bool {
@@ -452,14 +465,15 @@ mod tests {
 
     #[test]
     fn what_tasks_post_does_not_wait_for_long_or_for_many_others() {
-        for (count, work_ns, expected) in [
-            (PART, PART_NS, 0..=0),
+        for (may, count, work_ns, expected) in [
+            (true, PART, PART_NS, 0..=0),
             // A part after the other.
-            (3 * PART, PART_NS, 2..=2),
+            (true, 3 * PART, PART_NS, 2..=2),
             // One that computes little may lose the processor meanwhile.
-            (HALVES_FROM, 0, 1..=2),
+            (true, HALVES_FROM, 0, 1..=2),
+            (false, HALVES_FROM, PART_NS, 0..=0),
         ] {
-            let driver = Rc::new(Hurried::default());
+            let driver = Rc::new(Hurried(may, Cell::new(0)));
             let executor = Executor::with_driver(Rc::clone(&driver));
             for _ in 0..count {
                 let clock = executor.clone();
@@ -469,7 +483,7 @@ mod tests {
                 });
             }
             executor.block_on(async {});
-            assert!(expected.contains(&driver.0.get()), "{count}: {}", driver.0.get());
+            assert!(expected.contains(&driver.1.get()), "{count}: {}", driver.1.get());
         }
     }
 

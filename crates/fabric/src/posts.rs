@@ -6,7 +6,7 @@
 //!   with it futures that come back here. For a task of the own executor, which are most, a slot keeps the
 //!   number instead; making that ready runs nothing.
 
-use std::cell::{OnceCell, RefCell, RefMut};
+use std::cell::{RefCell, RefMut};
 use std::rc::Rc;
 use std::task::{Context, Waker};
 
@@ -14,8 +14,10 @@ use crate::post::Load;
 use crate::tasks::Ready;
 use crate::{Buf, Executor, Op, OpError};
 
-/// The number of no task.
-pub(crate) const NO_TASK: u32 = u32::MAX;
+/// In the place of a task's number: it is somebody else who waits.
+const NO_TASK: u32 = u32::MAX;
+/// And: nobody, the future is gone.
+const ABANDONED: u32 = u32::MAX - 1;
 
 /// What a slot holds.
 pub(crate) trait Kept {
@@ -32,28 +34,28 @@ pub(crate) trait Kept {
     fn take(&mut self) -> Self::Load;
 }
 
-/// One post.
+/// One post. As many as there are operations in flight are looked at twice for each: they have a line of the
+/// cache each, and no more.
 #[derive(Debug)]
+#[repr(align(64))]
 pub(crate) struct Slot<K> {
     pub(crate) kept: K,
     /// Parts that have not come back.
     pub(crate) missing: u32,
-    pub(crate) error: Option<OpError>,
-    /// The task that waits, or waited last; [`NO_TASK`] if it is somebody else.
+    /// The task that waits, or waited last, or [`NO_TASK`], or [`ABANDONED`].
     task: u32,
-    /// That one's waker.
-    waker: Option<Waker>,
-    /// Its future is gone.
-    pub(crate) abandoned: bool,
+    pub(crate) error: Option<Box<OpError>>,
 }
 
 /// All posts whose futures have not taken their results.
 #[derive(Debug)]
 pub(crate) struct Posts<K> {
     slots: Vec<Slot<K>>,
+    /// By slot: of who waits without being a task.
+    wakers: Vec<Option<Waker>>,
     free: Vec<u32>,
-    /// Tasks that are to be made ready.
-    ready: Vec<u32>,
+    /// Of the executor whose tasks post, mostly.
+    ready: Option<Rc<Ready>>,
     /// Slots of others who are to be woken.
     to_wake: Vec<u32>,
 }
@@ -65,108 +67,84 @@ pub(crate) trait Table {
     fn posts(&mut self) -> &mut Posts<Self::Kept>;
 }
 
-/// The executor whose tasks post, mostly.
-#[derive(Default)]
-pub(crate) struct Poster(OnceCell<Rc<Ready>>);
-
-impl Poster {
-    /// The first call counts.
-    pub(crate) fn belongs_to(&self, executor: &Executor) {
-        self.0.get_or_init(|| executor.ready());
+/// Calls the wakers of the slots that have gathered.
+pub(crate) fn wake<T: Table>(table: &RefCell<T>) {
+    let mut all = table.borrow_mut();
+    let posts = all.posts();
+    if posts.to_wake.is_empty() {
+        return;
     }
-
-    /// The task that `context` is of, if it is one of the executor, or [`NO_TASK`].
-    #[inline(always)]
-    pub(crate) fn task_of(&self, context: &Context<'_>) -> u32 {
-        let task = self.0.get().and_then(|ready| ready.polled(context.waker()));
-        task.unwrap_or(NO_TASK)
-    }
-
-    /// Makes the tasks ready, and calls the wakers of the slots, that have gathered.
-    pub(crate) fn wake<T: Table>(&self, table: &RefCell<T>) {
-        let mut all = table.borrow_mut();
-        let posts = all.posts();
-        if let Some(ready) = self.0.get() {
-            ready.push_all(posts.ready.drain(..));
-        }
-        if posts.to_wake.is_empty() {
-            return;
-        }
-        let mut slots = std::mem::take(&mut posts.to_wake);
-        for slot in slots.drain(..) {
-            // Not in its slot while it is called (INV-POST-2).
-            let Some(waker) = all.posts().slot(slot).waker.take() else { continue };
-            drop(all);
-            waker.wake_by_ref();
-            all = table.borrow_mut();
-            let after = all.posts().slot(slot).waker.replace(waker);
-            if let Some(after) = after {
-                // Somebody else waits there by now.
-                let before = all.posts().slot(slot).waker.replace(after);
-                drop(all);
-                drop(before);
-                all = table.borrow_mut();
-            }
-        }
-        // What a waker has brought about gathers anew, and is called by the next call of this.
-        let posts = all.posts();
-        if posts.to_wake.is_empty() {
-            posts.to_wake = slots;
-        }
-    }
-
-    /// The table, if the slot's post has come back; else whoever polls will be woken.
-    #[inline(always)]
-    fn finished<'a, T: Table>(
-        &self,
-        table: &'a RefCell<T>,
-        index: u32,
-        context: &Context<'_>,
-    ) -> Option<RefMut<'a, T>> {
-        let mut all = table.borrow_mut();
-        let slot = all.posts().slot(index);
-        if slot.missing == 0 {
-            return Some(all);
-        }
-        let before = slot.wait(self.task_of(context), context.waker());
+    let mut slots = std::mem::take(&mut posts.to_wake);
+    for slot in slots.drain(..) {
+        // Not in its slot while it is called (INV-POST-2).
+        let Some(waker) = all.posts().waker(slot).take() else { continue };
         drop(all);
-        drop(before);
-        None
-    }
-
-    /// What has come back, if it has, and its error: the slot is given back.
-    #[inline(always)]
-    pub(crate) fn result<T: Table>(
-        &self,
-        table: &RefCell<T>,
-        index: u32,
-        context: &Context<'_>,
-    ) -> Option<(<T::Kept as Kept>::Load, Option<OpError>)> {
-        let mut all = self.finished(table, index, context)?;
-        Some(all.posts().take(index))
-    }
-
-    /// As [`Poster::result`], of a READ or WRITE: its buffer, or none if it failed. Then the slot is given
-    /// back by [`take_error`].
-    #[inline(always)]
-    pub(crate) fn buf<T: Table>(
-        &self,
-        table: &RefCell<T>,
-        index: u32,
-        context: &Context<'_>,
-    ) -> Option<Option<Buf>> {
-        let mut all = self.finished(table, index, context)?;
-        let posts = all.posts();
-        let slot = posts.slot(index);
-        if slot.error.is_some() {
-            return Some(None);
+        waker.wake_by_ref();
+        all = table.borrow_mut();
+        let after = all.posts().waker(slot).replace(waker);
+        if let Some(after) = after {
+            // Somebody else waits there by now.
+            let before = all.posts().waker(slot).replace(after);
+            drop(all);
+            drop(before);
+            all = table.borrow_mut();
         }
-        let load = slot.kept.take();
-        posts.free.push(index);
-        match load.into_op() {
-            Ok(Op::Read { into: buf, .. } | Op::Write { from: buf, .. }) => Some(Some(buf)),
-            _ => unreachable!("a READ or WRITE came back as something else"),
-        }
+    }
+    // What a waker has brought about gathers anew, and is called by the next call of this.
+    let posts = all.posts();
+    if posts.to_wake.is_empty() {
+        posts.to_wake = slots;
+    }
+}
+
+/// The table, if the slot's post has come back; else whoever polls will be woken.
+#[inline(always)]
+fn finished<'a, T: Table>(
+    table: &'a RefCell<T>,
+    index: u32,
+    context: &Context<'_>,
+) -> Option<RefMut<'a, T>> {
+    let mut all = table.borrow_mut();
+    let posts = all.posts();
+    if posts.slot(index).missing == 0 {
+        return Some(all);
+    }
+    let before = posts.wait_for(index, context);
+    drop(all);
+    drop(before);
+    None
+}
+
+/// What has come back, if it has, and its error: the slot is given back.
+#[inline(always)]
+pub(crate) fn result<T: Table>(
+    table: &RefCell<T>,
+    index: u32,
+    context: &Context<'_>,
+) -> Option<(<T::Kept as Kept>::Load, Option<OpError>)> {
+    let mut all = finished(table, index, context)?;
+    Some(all.posts().take(index))
+}
+
+/// As [`result`], of a READ or WRITE: its buffer, or none if it failed. Then the slot is given back by
+/// [`take_error`].
+#[inline(always)]
+pub(crate) fn buf<T: Table>(
+    table: &RefCell<T>,
+    index: u32,
+    context: &Context<'_>,
+) -> Option<Option<Buf>> {
+    let mut all = finished(table, index, context)?;
+    let posts = all.posts();
+    let slot = posts.slot(index);
+    if slot.error.is_some() {
+        return Some(None);
+    }
+    let load = slot.kept.take();
+    posts.free.push(index);
+    match load.into_op() {
+        Ok(Op::Read { into: buf, .. } | Op::Write { from: buf, .. }) => Some(Some(buf)),
+        _ => unreachable!("a READ or WRITE came back as something else"),
     }
 }
 
@@ -184,16 +162,10 @@ pub(crate) fn abandon<T: Table>(table: &RefCell<T>, index: u32) {
     drop(left);
 }
 
-impl<K: Kept> Slot<K> {
-    /// `task`, or who has `waker`, waits; gives the waker that does not any more.
-    #[inline(always)]
-    fn wait(&mut self, task: u32, waker: &Waker) -> Option<Waker> {
-        self.task = task;
-        match &self.waker {
-            _ if task != NO_TASK => None,
-            Some(own) if own.will_wake(waker) => None,
-            _ => self.waker.replace(waker.clone()),
-        }
+impl<K> Slot<K> {
+    /// A part cannot be carried out. The first error counts.
+    pub(crate) fn fail(&mut self, error: OpError) {
+        self.error.get_or_insert_with(|| Box::new(error));
     }
 }
 
@@ -204,22 +176,54 @@ impl<K: Kept> Posts<K> {
         &mut self.slots[index as usize]
     }
 
-    /// A slot without anything in it, for which `task`, or who has `waker`, waits, and the waker that was
-    /// there.
+    /// `executor`'s tasks post, mostly. The first call counts.
+    pub(crate) fn belong_to(&mut self, executor: &Executor) {
+        self.ready.get_or_insert_with(|| executor.ready());
+    }
+
+    /// The task that `context` is of, if it is one of the executor, or [`NO_TASK`].
     #[inline(always)]
-    pub(crate) fn open(&mut self, task: u32, waker: &Waker) -> (u32, Option<Waker>) {
+    fn task_of(&self, context: &Context<'_>) -> u32 {
+        let task = self.ready.as_ref().and_then(|ready| ready.polled(context.waker()));
+        task.unwrap_or(NO_TASK)
+    }
+
+    fn waker(&mut self, index: u32) -> &mut Option<Waker> {
+        &mut self.wakers[index as usize]
+    }
+
+    /// Who polls waits for a slot; gives the waker that does not any more.
+    fn wait_for(&mut self, index: u32, context: &Context<'_>) -> Option<Waker> {
+        let task = self.task_of(context);
+        self.slot(index).task = task;
+        if task == NO_TASK { self.keep_waker(index, context.waker()) } else { None }
+    }
+
+    #[cold]
+    fn keep_waker(&mut self, index: u32, waker: &Waker) -> Option<Waker> {
+        match self.waker(index) {
+            Some(own) if own.will_wake(waker) => None,
+            own => own.replace(waker.clone()),
+        }
+    }
+
+    /// The number of a slot without anything in it, for which waits who polls, the slot, and the waker that
+    /// was there.
+    #[inline(always)]
+    pub(crate) fn open(&mut self, context: &Context<'_>) -> (u32, &mut Slot<K>, Option<Waker>) {
         let index = self.free.pop().unwrap_or_else(|| self.add());
+        let task = self.task_of(context);
+        let is_other = task == NO_TASK;
+        let before = if is_other { self.keep_waker(index, context.waker()) } else { None };
         let slot = self.slot(index);
-        (slot.missing, slot.abandoned) = (0, false);
-        (index, slot.wait(task, waker))
+        (slot.missing, slot.task) = (0, task);
+        (index, slot, before)
     }
 
     #[cold]
     fn add(&mut self) -> u32 {
-        let (task, waker) = (NO_TASK, None);
-        let slot =
-            Slot { kept: K::empty(), missing: 0, error: None, task, waker, abandoned: false };
-        self.slots.push(slot);
+        self.slots.push(Slot { kept: K::empty(), missing: 0, task: NO_TASK, error: None });
+        self.wakers.push(None);
         (self.slots.len() - 1) as u32
     }
 
@@ -227,16 +231,16 @@ impl<K: Kept> Posts<K> {
     #[inline(always)]
     pub(crate) fn take(&mut self, index: u32) -> (K::Load, Option<OpError>) {
         let slot = self.slot(index);
-        let taken = (slot.kept.take(), slot.error.take());
+        let taken = (slot.kept.take(), slot.error.take().map(|error| *error));
         self.free.push(index);
         taken
     }
 
     /// The future of a post is gone: what it leaves, to be dropped when nothing is borrowed.
     pub(crate) fn abandon(&mut self, index: u32) -> (Option<Waker>, Option<K::Load>) {
+        let waker = self.waker(index).take();
         let slot = self.slot(index);
-        let waker = slot.waker.take();
-        slot.abandoned = true;
+        slot.task = ABANDONED;
         let is_done = slot.missing == 0;
         (waker, is_done.then(|| self.take(index).0))
     }
@@ -246,51 +250,62 @@ impl<K: Kept> Posts<K> {
     pub(crate) fn came_back(&mut self, index: u32) {
         let slot = self.slot(index);
         slot.missing -= 1;
-        if slot.missing > 0 {
-            return;
+        if slot.missing == 0 {
+            self.has_come(index);
         }
-        if slot.abandoned {
-            drop(self.take(index));
-            return;
-        }
-        self.has_come(index);
     }
 
     /// One part of a post has failed.
     pub(crate) fn failed(&mut self, index: u32, error: OpError) {
-        self.slot(index).error.get_or_insert(error);
+        self.slot(index).fail(error);
         self.came_back(index);
     }
 
-    /// Who waits for a slot is to go on.
-    #[inline]
+    /// Nothing of a slot is missing any more: who waits for it is to go on.
+    #[inline(always)]
     pub(crate) fn has_come(&mut self, index: u32) {
-        match self.slot(index).task {
-            NO_TASK => self.to_wake.push(index),
-            task => self.ready.push(task),
+        match (self.slot(index).task, &self.ready) {
+            (task, Some(ready)) if task < ABANDONED => ready.push(task),
+            (task, _) => self.has_come_for(task, index),
         }
     }
 
-    /// Whether [`Poster::wake`] has anything to do.
+    #[cold]
+    fn has_come_for(&mut self, task: u32, index: u32) {
+        match task {
+            ABANDONED => drop(self.take(index)),
+            _ => self.to_wake.push(index),
+        }
+    }
+
+    /// Whether [`wake`] has anything to do.
     #[inline]
     pub(crate) fn wakes(&self) -> bool {
-        !self.ready.is_empty() || !self.to_wake.is_empty()
+        !self.to_wake.is_empty()
     }
 }
 
 impl<K> Default for Posts<K> {
     fn default() -> Self {
-        Posts { slots: Vec::new(), free: Vec::new(), ready: Vec::new(), to_wake: Vec::new() }
+        Posts {
+            slots: Vec::new(),
+            wakers: Vec::new(),
+            free: Vec::new(),
+            ready: None,
+            to_wake: Vec::new(),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+    use std::future::poll_fn;
     use std::sync::Arc;
-    use std::task::Wake;
+    use std::task::{Poll, Wake};
 
     use super::*;
-    use crate::Ops;
+    use crate::{Ops, yield_now};
 
     #[derive(Debug, PartialEq)]
     struct Mark(Option<u64>);
@@ -340,10 +355,10 @@ mod tests {
 
     /// A post of `parts`.
     fn post(posts: &mut Posts<Mark>, mark: u64, parts: u32, waker: &Waker) -> u32 {
-        let (index, before) = posts.open(NO_TASK, waker);
+        let (index, slot, before) = posts.open(&Context::from_waker(waker));
         assert!(before.is_none(), "its waker was taken");
-        posts.slot(index).kept.put(Mark(Some(mark)));
-        posts.slot(index).missing = parts;
+        slot.kept.put(Mark(Some(mark)));
+        slot.missing = parts;
         index
     }
 
@@ -389,7 +404,6 @@ mod tests {
     #[test]
     fn a_waker_may_give_up_other_posts() {
         let own = Waker::from(Arc::new(GivesUp));
-        let poster = Poster::default();
         ALL.with(|all| {
             {
                 let posts = &mut all.borrow_mut().0;
@@ -399,12 +413,52 @@ mod tests {
                 posts.came_back(SECOND);
                 assert!(posts.wakes());
             }
-            poster.wake(all);
+            wake(all);
             let posts = &mut all.borrow_mut().0;
             assert!(!posts.wakes());
             assert_eq!(posts.slot(SECOND).kept, Mark(None));
             assert_eq!(posts.take(FIRST), (Mark(Some(1)), None));
             assert_eq!(posts.free, [SECOND, FIRST]);
         });
+    }
+
+    /// A copy of a task's waker is a waker like any other.
+    #[test]
+    fn tasks_go_on_by_their_number_or_by_a_copy_of_their_waker() {
+        let executor = Executor::new();
+        let all = Rc::new(RefCell::new(All::default()));
+        all.borrow_mut().0.belong_to(&executor);
+        let done = Rc::new(Cell::new(0));
+        for copies in [false, true] {
+            let (all, done) = (Rc::clone(&all), Rc::clone(&done));
+            let mut slot = None;
+            executor.spawn(async move {
+                let load = poll_fn(|context| {
+                    let copy = context.waker().clone();
+                    let own = Context::from_waker(if copies { &copy } else { context.waker() });
+                    let Some(slot) = slot else {
+                        let waker = own.waker();
+                        slot = Some(post(&mut all.borrow_mut().0, u64::from(copies), 1, waker));
+                        return Poll::Pending;
+                    };
+                    result(&all, slot, &own).map_or(Poll::Pending, Poll::Ready)
+                });
+                assert_eq!(load.await, (Mark(Some(u64::from(copies))), None));
+                done.set(done.get() + 1);
+            });
+        }
+        executor.block_on(async {
+            yield_now().await;
+            {
+                let posts = &mut all.borrow_mut().0;
+                posts.came_back(FIRST);
+                posts.came_back(SECOND);
+                assert_eq!(posts.to_wake, [SECOND]);
+            }
+            yield_now().await;
+            assert_eq!(done.get(), 1);
+            wake(&all);
+        });
+        assert_eq!(done.get(), 2);
     }
 }

@@ -22,25 +22,32 @@ pub(crate) trait SingleCarrier: Carrier {
     fn take_error(&self, slot: u32) -> OpError;
 }
 
-/// One READ or WRITE. Posted when first polled (F8); dropped in flight, it leaves the buffer to the
-/// carrier (F7).
-pub(crate) struct Single<'a, C: SingleCarrier> {
+/// One READ, or else a WRITE. Posted when first polled (F8); dropped in flight, it leaves the buffer to
+/// the carrier (F7).
+pub(crate) struct Single<'a, C: SingleCarrier, const IS_READ: bool> {
     carrier: &'a C,
-    is_read: bool,
     at: GlobalAddr,
     buf: Option<Buf>,
     stage: Stage,
 }
 
-impl<'a, C: SingleCarrier> Single<'a, C> {
-    /// A READ into the buffer, or else a WRITE of it.
+impl<'a, C: SingleCarrier> Single<'a, C, true> {
+    /// A READ into the buffer's window.
     #[inline]
-    pub(crate) fn new(carrier: &'a C, is_read: bool, at: GlobalAddr, buf: Buf) -> Self {
-        Single { carrier, is_read, at, buf: Some(buf), stage: Stage::Unsent }
+    pub(crate) fn read(carrier: &'a C, from: GlobalAddr, into: Buf) -> Self {
+        Single { carrier, at: from, buf: Some(into), stage: Stage::Unsent }
     }
 }
 
-impl<C: SingleCarrier> Future for Single<'_, C> {
+impl<'a, C: SingleCarrier> Single<'a, C, false> {
+    /// A WRITE of the buffer's window.
+    #[inline]
+    pub(crate) fn write(carrier: &'a C, to: GlobalAddr, from: Buf) -> Self {
+        Single { carrier, at: to, buf: Some(from), stage: Stage::Unsent }
+    }
+}
+
+impl<C: SingleCarrier, const IS_READ: bool> Future for Single<'_, C, IS_READ> {
     type Output = Result<Buf, OpError>;
 
     #[inline(always)]
@@ -50,7 +57,7 @@ impl<C: SingleCarrier> Future for Single<'_, C> {
             Stage::Unsent => {
                 let (at, buf) = (this.at, this.buf.take());
                 let buf = buf.expect("an unsent operation has its buffer");
-                let slot = this.carrier.post_single(this.is_read, at, buf, context);
+                let slot = this.carrier.post_single(IS_READ, at, buf, context);
                 this.stage = Stage::Sent(slot);
                 Poll::Pending
             }
@@ -70,7 +77,7 @@ impl<C: SingleCarrier> Future for Single<'_, C> {
     }
 }
 
-impl<C: SingleCarrier> Drop for Single<'_, C> {
+impl<C: SingleCarrier, const IS_READ: bool> Drop for Single<'_, C, IS_READ> {
     #[inline]
     fn drop(&mut self) {
         if let Stage::Sent(slot) = self.stage {

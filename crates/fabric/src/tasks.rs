@@ -11,16 +11,20 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll, RawWakerVTable, Wake, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 
 use crate::wake::{Asked, Flag, Home, Queue};
 
 /// Tasks of a part; see [`Tasks::run`].
 pub(crate) const PART: usize = 32;
+/// Places that stand together. Tasks mostly run in the order of their places: those of the next ones have been
+/// fetched by then.
+const BLOCK: usize = 32;
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
@@ -44,31 +48,41 @@ pub(crate) struct Ready {
     /// What others ask for, and what tells this from other executors.
     queue: Arc<Queue<u32>>,
     lists: RefCell<Lists>,
+    /// Tasks of a round that was broken off, the last first; else empty but for its memory.
+    left: Cell<Vec<u32>>,
     root: Cell<bool>,
     /// The task that is polled, or was last.
-    polled: Cell<Option<Polled>>,
+    polled: Cell<Polled>,
 }
 
-/// A task, and what its wakers are made of: those of no other are, as long as there are tasks.
+/// A task, and where its waker is: there is no other one there, as long as there are tasks.
 #[derive(Clone, Copy)]
 struct Polled {
+    waker: *const Waker,
     number: u32,
-    data: *const (),
-    vtable: *const RawWakerVTable,
+}
+
+impl Polled {
+    const NONE: Polled = Polled { waker: std::ptr::null(), number: 0 };
 }
 
 #[derive(Default)]
 struct Lists {
-    /// Tasks of this round, the last first, and of the next.
-    now: Vec<u32>,
+    /// Tasks of the next round.
     next: Vec<u32>,
-    /// By task: it stands in one of them.
+    /// By task: it stands there, or waits in this round.
     listed: Vec<bool>,
+}
+
+/// The tasks of this round that have not run, the last first.
+struct Round<'a> {
+    ready: &'a Ready,
+    tasks: Vec<u32>,
 }
 
 #[derive(Default)]
 struct Table {
-    places: Vec<Rc<Place>>,
+    blocks: Vec<Rc<[Place; BLOCK]>>,
     free: Vec<u32>,
     live: usize,
 }
@@ -105,8 +119,9 @@ impl Tasks {
         let ready = Ready {
             queue,
             lists: RefCell::default(),
+            left: Cell::default(),
             root: Cell::new(false),
-            polled: Cell::new(None),
+            polled: Cell::new(Polled::NONE),
         };
         Tasks {
             ready: Rc::new(ready),
@@ -130,19 +145,29 @@ impl Tasks {
     /// Adds a task that is ready.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + 'static) {
         let mut table = self.table.borrow_mut();
-        let number = table.free.pop().unwrap_or_else(|| {
-            let number = table.places.len() as u32;
+        if table.free.is_empty() {
+            self.add_block(&mut table);
+        }
+        let number = table.free.pop().expect("a block has places");
+        table.live += 1;
+        table.place(number).future.replace(Some(Box::pin(task)));
+        drop(table);
+        self.ready.push(number);
+    }
+
+    fn add_block(&self, table: &mut Table) {
+        let first = (table.blocks.len() * BLOCK) as u32;
+        let place = |at| {
+            let number = first + at as u32;
             let (queue, asked) = (Arc::clone(&self.ready.queue), Asked::default());
             let origin = Arc::new(Origin { queue, number, asked });
             let waker = Waker::from(Arc::clone(&origin));
-            table.places.push(Rc::new(Place { future: RefCell::default(), origin, waker }));
-            self.ready.lists.borrow_mut().listed.push(false);
-            number
-        });
-        table.live += 1;
-        table.places[number as usize].future.replace(Some(Box::pin(task)));
-        drop(table);
-        self.ready.push(number);
+            Place { future: RefCell::default(), origin, waker }
+        };
+        table.blocks.push(Rc::new(std::array::from_fn(place)));
+        // The first of them is the next.
+        table.free.extend((first..first + BLOCK as u32).rev());
+        self.ready.lists.borrow_mut().listed.resize(table.blocks.len() * BLOCK, false);
     }
 
     /// Tasks that have not ended.
@@ -154,13 +179,20 @@ impl Tasks {
     /// every [`PART`] of them `before` is told how many have run, and how many there are.
     pub(crate) fn run(&self, mut before: impl FnMut(usize, usize)) -> bool {
         self.list_asked();
-        let count = self.ready.begin();
-        for ran in 0..count {
-            if ran.is_multiple_of(PART) {
-                before(ran, count);
+        let mut round = self.ready.begin();
+        let count = round.tasks.len();
+        let mut block = None;
+        for ran in (0..count).step_by(PART) {
+            before(ran, count);
+            for _ in 0..PART.min(count - ran) {
+                let Some(number) = round.next() else { break };
+                let at = number as usize / BLOCK;
+                let places = match &block {
+                    Some((last, places)) if *last == at => places,
+                    _ => &block.insert((at, Rc::clone(&self.table.borrow().blocks[at]))).1,
+                };
+                self.poll(number, &places[number as usize % BLOCK]);
             }
-            let Some(number) = self.ready.next() else { break };
-            self.poll(number);
         }
         count > 0
     }
@@ -174,20 +206,18 @@ impl Tasks {
         self.ready.queue.take(&mut asked);
         let table = self.table.borrow();
         for number in asked.drain(..) {
-            table.places[number as usize].origin.asked.take();
+            table.place(number).origin.asked.take();
             self.ready.push(number);
         }
         self.asked.set(asked);
     }
 
-    fn poll(&self, number: u32) {
-        let place = Rc::clone(&self.table.borrow().places[number as usize]);
-        let Place { future, waker, .. } = &*place;
+    #[inline(always)]
+    fn poll(&self, number: u32, Place { future, waker, .. }: &Place) {
         let ending = Ending { tasks: self, future, number };
         let is_pending = match &mut *future.borrow_mut() {
             Some(task) => {
-                let (data, vtable): (_, *const _) = (waker.data(), waker.vtable());
-                self.ready.polled.set(Some(Polled { number, data, vtable }));
+                self.ready.polled.set(Polled { waker, number });
                 task.as_mut().poll(&mut Context::from_waker(waker)).is_pending()
             }
             // It has ended, and is woken late.
@@ -196,6 +226,15 @@ impl Tasks {
         if is_pending {
             std::mem::forget(ending);
         }
+    }
+
+    #[cold]
+    fn end(&self, future: &RefCell<Option<Task>>, number: u32) {
+        // What goes with it may spawn others, which get no place that is not free yet.
+        drop(future.take());
+        let mut table = self.table.borrow_mut();
+        table.live -= 1;
+        table.free.push(number);
     }
 
     /// Polls the root.
@@ -216,51 +255,62 @@ impl Tasks {
     }
 }
 
+impl Table {
+    fn place(&self, number: u32) -> &Place {
+        &self.blocks[number as usize / BLOCK][number as usize % BLOCK]
+    }
+}
+
 impl Drop for Tasks {
     fn drop(&mut self) {
-        self.ready.polled.set(None);
+        self.ready.polled.set(Polled::NONE);
     }
 }
 
 impl Ready {
-    /// The number of the task that is polled, if `waker` is its own: what wakes it by [`Ready::push_all`] at less
+    /// The number of the task that is polled, if `waker` is its own: what wakes it by [`Ready::push`] at less
     /// than a waker costs.
     #[inline(always)]
     pub(crate) fn polled(&self, waker: &Waker) -> Option<u32> {
-        let polled = self.polled.get()?;
-        let is_own = polled.data == waker.data() && std::ptr::eq(polled.vtable, waker.vtable());
-        is_own.then_some(polled.number)
+        let polled = self.polled.get();
+        std::ptr::eq(polled.waker, waker).then_some(polled.number)
     }
 
+    /// Makes a task ready.
     #[inline(always)]
-    fn push(&self, number: u32) {
+    pub(crate) fn push(&self, number: u32) {
         self.lists.borrow_mut().push(number);
     }
 
-    /// Makes tasks ready.
-    #[inline]
-    pub(crate) fn push_all(&self, numbers: impl Iterator<Item = u32>) {
-        let mut lists = self.lists.borrow_mut();
-        numbers.for_each(|number| lists.push(number));
-    }
-
-    /// Begins a round; of so many tasks. What one that panicked has left over comes first.
-    fn begin(&self) -> usize {
-        let lists = &mut *self.lists.borrow_mut();
-        if lists.now.is_empty() {
-            std::mem::swap(&mut lists.now, &mut lists.next);
-            lists.now.reverse();
+    /// Begins a round. What one that panicked has left over comes first.
+    fn begin(&self) -> Round<'_> {
+        let mut tasks = self.left.take();
+        if tasks.is_empty() {
+            std::mem::swap(&mut tasks, &mut self.lists.borrow_mut().next);
+            tasks.reverse();
         }
-        lists.now.len()
+        Round { ready: self, tasks }
     }
+}
 
-    /// The next task of this round.
-    #[inline]
-    fn next(&self) -> Option<u32> {
-        let lists = &mut *self.lists.borrow_mut();
-        let number = lists.now.pop()?;
-        lists.listed[number as usize] = false;
+impl Round<'_> {
+    #[inline(always)]
+    fn next(&mut self) -> Option<u32> {
+        let number = self.tasks.pop()?;
+        self.ready.lists.borrow_mut().listed[number as usize] = false;
         Some(number)
+    }
+}
+
+impl Drop for Round<'_> {
+    fn drop(&mut self) {
+        self.ready.left.set(std::mem::take(&mut self.tasks));
+    }
+}
+
+impl fmt::Debug for Ready {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Ready(task {})", self.polled.get().number)
     }
 }
 
@@ -293,12 +343,9 @@ struct Ending<'a> {
 }
 
 impl Drop for Ending<'_> {
+    #[inline(always)]
     fn drop(&mut self) {
-        // What goes with it may spawn others, which get no place that is not free yet.
-        drop(self.future.take());
-        let mut table = self.tasks.table.borrow_mut();
-        table.live -= 1;
-        table.free.push(self.number);
+        self.tasks.end(self.future, self.number);
     }
 }
 

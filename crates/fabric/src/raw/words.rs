@@ -174,13 +174,16 @@ impl Words {
         {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             let words = self.as_slice();
-            let end = first.saturating_add(bytes.min(STEP_WORDS * 8).div_ceil(8));
+            let mut left = bytes.min(STEP_WORDS * 8);
             let mut at = first;
-            while at < end {
-                let Some(word) = words.get(at) else { return };
-                at += LINE_WORDS;
+            while let Some(word) = words.get(at) {
                 // SAFETY: every x86-64 processor has SSE; a prefetch changes and checks nothing.
                 unsafe { _mm_prefetch::<_MM_HINT_T0>(word.as_ptr().cast_const().cast()) };
+                if left <= LINE_WORDS * 8 {
+                    return;
+                }
+                left -= LINE_WORDS * 8;
+                at += LINE_WORDS;
             }
         }
         #[cfg(not(all(target_arch = "x86_64", not(miri))))]

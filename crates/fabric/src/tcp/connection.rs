@@ -156,10 +156,15 @@ impl Connection {
         }
     }
 
+    /// Whether the server has nothing to do for this connection.
+    pub(super) fn may_hurry(&self) -> bool {
+        self.is_up() && !self.inbox.is_under_way()
+    }
+
     /// Sends what was posted if the server has nothing else to do for this connection, and it is worth
     /// a message of its own. What does not go out is left to the next [`Connection::drive`].
     pub(super) fn hurry(&mut self, now_ns: impl FnOnce() -> u64) {
-        if self.is_up() && self.inbox.unsent() >= HURRY_MIN {
+        if self.may_hurry() && self.inbox.unmarked() >= HURRY_MIN {
             self.inbox.mark(now_ns);
             let _ = self.send();
         }

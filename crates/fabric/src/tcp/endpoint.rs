@@ -68,12 +68,10 @@ impl TcpEndpoint {
         server: ServerId,
         question: Vec<u8>,
     ) -> impl Future<Output = Result<Vec<u8>, OpError>> {
-        self.post(Payload::Ask(server, question, Vec::new()), |payload, error| {
-            match (payload, error) {
-                (_, Some(error)) => Err(error),
-                (Payload::Ask(_, _, answer), None) => Ok(answer),
-                (other, None) => unreachable!("a question came back as {other:?}"),
-            }
+        self.post(Payload::Ask(server, question), |payload, error| match (payload, error) {
+            (_, Some(error)) => Err(error),
+            (Payload::Ask(_, answer), None) => Ok(answer),
+            (other, None) => unreachable!("a question came back as {other:?}"),
         })
     }
 
@@ -140,12 +138,12 @@ impl Endpoint for TcpEndpoint {
 
     #[inline]
     fn read(&self, from: GlobalAddr, into: Buf) -> impl Future<Output = Result<Buf, OpError>> {
-        Single::new(&*self.thread.transport, true, from, into)
+        Single::read(&*self.thread.transport, from, into)
     }
 
     #[inline]
     fn write(&self, to: GlobalAddr, from: Buf) -> impl Future<Output = Result<Buf, OpError>> {
-        Single::new(&*self.thread.transport, false, to, from)
+        Single::write(&*self.thread.transport, to, from)
     }
 
     #[inline]

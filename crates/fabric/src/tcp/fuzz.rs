@@ -1,7 +1,7 @@
 //! Both sides of a connection without sockets, fed with any bytes. For `crates/fuzz-targets`.
 
 use std::sync::Arc;
-use std::task::Waker;
+use std::task::{Context, Waker};
 
 use super::call::{Answer, CALL_BYTES_MAX, Called, Caller, MESSAGE_BYTES_MAX, answer_of};
 use super::inbox::{Inbox, Waiting};
@@ -11,7 +11,6 @@ use super::transport::{Payload, Table, for_each_request};
 use super::wire::{
     ANSWER_BYTES, GREETING_BYTES, Hello, LENGTH_MAX, VERSION, Welcome, decode_answer,
 };
-use crate::posts::NO_TASK;
 use crate::raw::SlabRef;
 use crate::{
     GlobalAddr, Incarnation, Op, OpError, OpErrorKind, Ops, ServerId, Service, ServiceId,
@@ -119,8 +118,8 @@ pub fn ask<'a>(posts: &[u8], pieces: impl Iterator<Item = &'a [u8]>) -> usize {
     let (mut table, mut inbox) = (Table::default(), Inbox::new());
     let mut slots = Vec::new();
     for post in posts {
-        let (slot, _) = table.posts.open(NO_TASK, Waker::noop());
-        table.posts.slot(slot).kept = payload(&slab, *post);
+        let (slot, opened, _) = table.posts.open(&Context::from_waker(Waker::noop()));
+        opened.kept = payload(&slab, *post);
         let mut parts = 0;
         for_each_request(&table.posts.slot(slot).kept, |_, _, _| {
             inbox.expect(Waiting { slot, part: parts });
@@ -128,8 +127,11 @@ pub fn ask<'a>(posts: &[u8], pieces: impl Iterator<Item = &'a [u8]>) -> usize {
         });
         table.posts.slot(slot).missing = parts;
         // Some futures have been dropped.
-        table.posts.slot(slot).abandoned = post & 0x80 != 0;
-        slots.push((slot, post & 0x80 != 0));
+        let is_abandoned = post & 0x80 != 0;
+        if is_abandoned {
+            let _ = table.posts.abandon(slot);
+        }
+        slots.push((slot, is_abandoned));
     }
     inbox.mark(|| 0);
     let lost = OpError { server: ServerId(0), kind: OpErrorKind::Unavailable };

@@ -40,10 +40,12 @@ pub(super) struct Inbox {
     input: Vec<u8>,
     taken: usize,
     filled: usize,
-    waiting: VecDeque<Waiting>,
-    /// How many of those that wait were posted together, and when.
+    /// Those that wait, behind those that have been answered.
+    waiting: Vec<Waiting>,
+    answered: usize,
+    /// How many of those that wait were posted together, and when; where in `waiting` the last of them end.
     posted: VecDeque<(usize, u64)>,
-    unmarked: usize,
+    marked: usize,
 }
 
 impl Inbox {
@@ -52,34 +54,40 @@ impl Inbox {
             input: Vec::new(),
             taken: 0,
             filled: 0,
-            waiting: VecDeque::new(),
+            waiting: Vec::new(),
+            answered: 0,
             posted: VecDeque::new(),
-            unmarked: 0,
+            marked: 0,
         }
     }
 
     /// An answer is to come.
     #[inline]
     pub(super) fn expect(&mut self, waiting: Waiting) {
-        self.waiting.push_back(waiting);
-        self.unmarked += 1;
+        self.waiting.push(waiting);
     }
 
     /// What was posted since the last call was posted at `now_ns`.
     pub(super) fn mark(&mut self, now_ns: impl FnOnce() -> u64) {
-        let count = std::mem::take(&mut self.unmarked);
+        let count = self.unmarked();
         if count > 0 {
             self.posted.push_back((count, now_ns()));
+            self.marked = self.waiting.len();
         }
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
+        self.answered == self.waiting.len()
     }
 
-    /// How many wait whose requests have not been sent; 0 if others wait, too.
-    pub(super) fn unsent(&self) -> usize {
-        if self.posted.is_empty() { self.unmarked } else { 0 }
+    /// Whether anybody waits who was there at the last [`Inbox::mark`].
+    pub(super) fn is_under_way(&self) -> bool {
+        !self.posted.is_empty()
+    }
+
+    /// How many have come to wait since then.
+    pub(super) fn unmarked(&self) -> usize {
+        self.waiting.len() - self.marked
     }
 
     /// When the oldest of those that wait was posted.
@@ -108,50 +116,122 @@ impl Inbox {
     /// `count` bytes have come; hands out what is whole, and says how many that was.
     pub(super) fn came(&mut self, count: usize, sink: &mut impl Sink) -> Result<usize, Ended> {
         self.filled += count;
-        let mut answered = 0;
         let mut input = &self.input[self.taken..self.filled];
+        let waiting = &self.waiting[self.answered..];
+        let mut next = waiting.iter();
         let result = loop {
             let Some((head, rest)) = input.split_first_chunk::<ANSWER_BYTES>() else {
-                break Ok(answered);
+                break Ok(());
             };
             let Ok((status, length)) = decode_answer(head) else { break Err(Ended::Lost) };
             if status == Status::Fenced {
                 break Err(Ended::Fenced);
             }
             let Some((content, behind)) = rest.split_at_checked(length) else {
-                break Ok(answered);
+                break Ok(());
             };
             // An answer that nobody waits for is not of this protocol.
-            let Some(waiting) = self.waiting.pop_front() else { break Err(Ended::Lost) };
-            answered += 1;
-            if !sink.answer(waiting, status, content) {
+            let Some(waiting) = next.next() else { break Err(Ended::Lost) };
+            if !sink.answer(*waiting, status, content) {
                 break Err(Ended::Lost);
             }
             input = behind;
         };
         self.taken = self.filled - input.len();
+        let answered = waiting.len() - next.len();
         self.forget(answered);
-        result
+        result.map(|()| answered)
     }
 
-    fn forget(&mut self, mut answered: usize) {
+    /// `count` more of those that wait have been answered.
+    fn forget(&mut self, count: usize) {
+        self.answered += count;
+        self.marked = self.marked.max(self.answered);
+        // No more are moved than go.
+        if self.answered >= self.waiting.len() / 2 {
+            self.waiting.drain(..self.answered);
+            self.marked -= std::mem::take(&mut self.answered);
+        }
+        let mut left = count;
         while let Some((count, _)) = self.posted.front_mut() {
-            if *count > answered {
-                *count -= answered;
+            if *count > left {
+                *count -= left;
                 return;
             }
-            answered -= *count;
+            left -= *count;
             self.posted.pop_front();
         }
-        self.unmarked -= answered.min(self.unmarked);
     }
 
     /// No more answers come: all that wait fail.
     pub(super) fn lose(&mut self, error: OpError, sink: &mut impl Sink) {
-        (self.taken, self.filled, self.unmarked) = (0, 0, 0);
+        (self.taken, self.filled, self.marked) = (0, 0, 0);
         self.posted.clear();
-        for waiting in std::mem::take(&mut self.waiting) {
+        let answered = std::mem::take(&mut self.answered);
+        for waiting in std::mem::take(&mut self.waiting).into_iter().skip(answered) {
             sink.fail(waiting, error);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tcp::wire::encode_answer;
+
+    /// The slots of those that were answered.
+    #[derive(Default)]
+    struct Answered(Vec<u32>);
+
+    impl Sink for Answered {
+        fn answer(&mut self, waiting: Waiting, status: Status, content: &[u8]) -> bool {
+            assert_eq!((status, content), (Status::Done, &[][..]));
+            self.0.push(waiting.slot);
+            true
+        }
+
+        fn fail(&mut self, waiting: Waiting, _: OpError) {
+            self.0.push(waiting.slot);
+        }
+
+        fn reconnected(&mut self, _: u32, _: Result<(), OpError>) {
+            unreachable!("nobody reconnects");
+        }
+    }
+
+    /// In waves as large as `posts`, of which `answers` at a time are answered.
+    #[test]
+    fn who_waits_is_answered_in_order_however_many_are_under_way() {
+        let answer = encode_answer(Status::Done, 0);
+        for (posts, answers) in [(1, 1), (2, 1), (128, 128), (128, 96), (7, 5), (5, 4)] {
+            let (mut inbox, mut sink) = (Inbox::new(), Answered::default());
+            let mut posted = 0;
+            for wave in 0..50 {
+                for _ in 0..posts {
+                    inbox.expect(Waiting { slot: posted, part: 0 });
+                    posted += 1;
+                }
+                assert_eq!(inbox.unmarked(), posts);
+                inbox.mark(|| wave);
+                assert_eq!((inbox.unmarked(), inbox.is_under_way()), (0, true));
+                let came = answer.repeat(answers);
+                inbox.room()[..came.len()].copy_from_slice(&came);
+                assert_eq!(inbox.came(came.len(), &mut sink), Ok(answers));
+                let done = sink.0.len() as u64;
+                let oldest = (done < u64::from(posted)).then_some(done / posts as u64);
+                assert_eq!(inbox.oldest_ns(), oldest);
+                assert_eq!(inbox.is_empty(), oldest.is_none());
+            }
+            let lost =
+                OpError { server: crate::ServerId(0), kind: crate::OpErrorKind::Unavailable };
+            inbox.lose(lost, &mut sink);
+            assert!(inbox.is_empty() && !inbox.is_under_way());
+            assert!(sink.0.into_iter().eq(0..posted), "{posts} posts, {answers} answers");
+            // An answer that nobody waits for.
+            let (room, mut sink) = (inbox.room(), Answered::default());
+            room[..answer.len()].copy_from_slice(&answer);
+            assert_eq!(inbox.came(answer.len(), &mut sink), Err(Ended::Lost));
+            assert!(sink.0.is_empty());
         }
     }
 }

@@ -17,6 +17,12 @@ impl Output {
         &self.bytes[self.sent..self.filled]
     }
 
+    /// How many bytes that is.
+    #[inline]
+    pub(super) fn unsent_bytes(&self) -> usize {
+        self.filled - self.sent
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.sent == self.filled
     }

@@ -205,11 +205,11 @@ impl Session {
         input: &[u8],
         output: &mut Output,
     ) -> Result<usize, Gone> {
-        let (mut served, before) = (Served::default(), output.unsent().len());
+        let (mut served, before) = (Served::default(), output.unsent_bytes());
         let taken = self.take_counted(host, input, output, &mut served);
         if let Ok(taken) = taken {
             served.bytes_in = taken as u64;
-            served.bytes_out = (output.unsent().len() - before) as u64;
+            served.bytes_out = (output.unsent_bytes() - before) as u64;
         }
         host.served.add(&served);
         taken
@@ -247,7 +247,7 @@ impl Session {
             }
             let mut special = None;
             while let Some(head) = input[taken..].first_chunk::<REQUEST_BYTES>()
-                && output.unsent().len() <= UNSENT_MAX
+                && output.unsent_bytes() <= UNSENT_MAX
             {
                 if let Some(read) = Request::read_alone(head)
                     && !self.broken

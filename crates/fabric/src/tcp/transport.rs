@@ -14,7 +14,7 @@ use super::inbox::{Sink, Waiting};
 use super::wire::{Request, Status, Verb, word_at};
 use crate::exec::Driver;
 use crate::post::{Carrier, Load};
-use crate::posts::{self, Kept, Poster, Posts};
+use crate::posts::{self, Kept, Posts, Slot};
 use crate::single::SingleCarrier;
 use crate::wake::Notify;
 use crate::{
@@ -43,10 +43,13 @@ pub(crate) enum Payload {
     Fence(ServerId, Incarnation),
     IsDead(ServerId, Incarnation, bool),
     Reconnect(ServerId),
-    /// A question about another way, and the answer.
+    /// A question about another way, which becomes the answer.
     #[cfg_attr(not(feature = "verbs"), expect(dead_code, reason = "only cards ask"))]
-    Ask(ServerId, Vec<u8>, Vec<u8>),
+    Ask(ServerId, Vec<u8>),
 }
+
+/// See [`Slot`].
+const _: () = assert!(size_of::<Slot<Payload>>() == 64);
 
 impl Load for Payload {
     const EMPTY: Self = Payload::Empty;
@@ -102,15 +105,19 @@ pub(super) struct Table {
     region_bytes: Vec<u64>,
 }
 
+/// What is changed by posting and driving.
+struct State {
+    table: Table,
+    connections: Vec<Connection>,
+}
+
 /// A thread's way to all servers.
 pub(crate) struct Transport {
     shared: Arc<Shared>,
-    table: RefCell<Table>,
-    connections: RefCell<Vec<Connection>>,
+    state: RefCell<State>,
     bell: Bell,
     /// What else is waited for.
     other: OnceCell<OwnedFd>,
-    poster: Poster,
     drives: Cell<u32>,
     start: Instant,
 }
@@ -133,14 +140,12 @@ impl Transport {
             connection.attach(stream, welcome.connection).map_err(own)?;
             connections.push(connection);
         }
-        let region_bytes = shared.region_bytes();
+        let table = Table { region_bytes: shared.region_bytes(), ..Table::default() };
         Ok(Transport {
             shared,
-            table: RefCell::new(Table { region_bytes, ..Table::default() }),
-            connections: RefCell::new(connections),
+            state: RefCell::new(State { table, connections }),
             bell,
             other: OnceCell::new(),
-            poster: Poster::default(),
             drives: Cell::new(0),
             start: Instant::now(),
         })
@@ -148,11 +153,11 @@ impl Transport {
 
     /// Its posts are those of `executor`'s tasks, mostly. The first call counts.
     pub(super) fn belongs_to(&self, executor: &Executor) {
-        self.poster.belongs_to(executor);
+        self.state.borrow_mut().table.posts.belong_to(executor);
     }
 
     fn wake(&self) {
-        self.poster.wake(&self.table);
+        posts::wake(&self.state);
     }
 
     fn now_ns(&self) -> u64 {
@@ -176,21 +181,23 @@ impl Transport {
     /// See [`Driver::linger`]; `is_cut` if something else than a connection is.
     pub(crate) fn linger_beside(&self, kept: Duration, is_cut: bool) {
         let limit = self.shared.config.linger_timeout;
-        if kept > limit && (is_cut || self.connections.borrow().iter().any(|line| !line.is_up())) {
+        if kept > limit
+            && (is_cut || self.state.borrow().connections.iter().any(|line| !line.is_up()))
+        {
             self.shared.give_up();
         }
     }
 
     /// Has the connections send what stands in the slot.
     fn submit(&self, index: u32) {
-        let mut table = self.table.borrow_mut();
-        let mut connections = self.connections.borrow_mut();
+        let mut state = self.state.borrow_mut();
+        let State { table, connections } = &mut *state;
         let given_up = self.shared.has_given_up();
         if let Payload::Reconnect(server) = table.posts.slot(index).kept {
             table.posts.slot(index).missing = 1;
             match connections.get_mut(server.index()) {
                 Some(_) if given_up => table.reconnected(index, Err(fenced(server))),
-                Some(line) => line.reconnect(index, &self.shared, self.bell.notify(), &mut *table),
+                Some(line) => line.reconnect(index, &self.shared, self.bell.notify(), table),
                 None => {
                     let addr = GlobalAddr::new(server, 0);
                     table.reconnected(index, Err(access::out_of_bounds(None, addr, 0)));
@@ -198,7 +205,7 @@ impl Transport {
             }
         } else {
             let slot = table.posts.slot(index);
-            let mut part = 0;
+            let (mut part, mut refused) = (0, None);
             for_each_request(&slot.kept, |server, request, operands| {
                 let waiting = Waiting { slot: index, part };
                 part += 1;
@@ -213,8 +220,11 @@ impl Transport {
                         }
                     },
                 };
-                slot.error.get_or_insert(refusal);
+                refused.get_or_insert(refusal);
             });
+            if let Some(refusal) = refused {
+                slot.fail(refusal);
+            }
             if slot.missing == 0 {
                 // Nothing is on its way: the future finds its result when it is polled again.
                 table.posts.has_come(index);
@@ -223,8 +233,7 @@ impl Transport {
         if !table.posts.wakes() {
             return;
         }
-        drop(connections);
-        drop(table);
+        drop(state);
         self.wake();
     }
 
@@ -232,11 +241,11 @@ impl Transport {
     fn check_time(&self) {
         let limit_ns = self.shared.config.op_timeout.as_nanos() as u64;
         let now_ns = self.now_ns();
-        let mut connections = self.connections.borrow_mut();
-        for connection in connections.iter_mut() {
+        let State { table, connections } = &mut *self.state.borrow_mut();
+        for connection in connections {
             if connection.oldest_ns().is_some_and(|posted| now_ns.saturating_sub(posted) > limit_ns)
             {
-                connection.give_up(&mut *self.table.borrow_mut());
+                connection.give_up(table);
             }
         }
     }
@@ -246,10 +255,10 @@ impl Carrier for Transport {
     type Load = Payload;
 
     fn post(&self, payload: Payload, context: &Context<'_>) -> u32 {
-        let mut table = self.table.borrow_mut();
-        let (index, before) = table.posts.open(self.poster.task_of(context), context.waker());
-        table.posts.slot(index).kept.put(payload);
-        drop(table);
+        let mut state = self.state.borrow_mut();
+        let (index, slot, before) = state.table.posts.open(context);
+        slot.kept.put(payload);
+        drop(state);
         drop(before);
         self.submit(index);
         index
@@ -261,22 +270,21 @@ impl Carrier for Transport {
         context: &Context<'_>,
         finish: fn(Payload, Option<OpError>) -> T,
     ) -> Option<T> {
-        let (payload, error) = self.poster.result(&self.table, index, context)?;
+        let (payload, error) = posts::result(&self.state, index, context)?;
         Some(finish(payload, error))
     }
 
     fn abandon(&self, index: u32) {
-        posts::abandon(&self.table, index);
+        posts::abandon(&self.state, index);
     }
 }
 
 impl SingleCarrier for Transport {
     #[inline(always)]
     fn post_single(&self, is_read: bool, at: GlobalAddr, buf: Buf, context: &Context<'_>) -> u32 {
-        let mut table = self.table.borrow_mut();
-        let (index, before) = table.posts.open(self.poster.task_of(context), context.waker());
-        let slot = table.posts.slot(index);
-        let mut connections = self.connections.borrow_mut();
+        let mut state = self.state.borrow_mut();
+        let State { table, connections } = &mut *state;
+        let (index, slot, before) = table.posts.open(context);
         let mut is_posted = false;
         if let Some(connection) = connections.get_mut(at.server().index())
             && connection.takes_posts()
@@ -300,8 +308,7 @@ impl SingleCarrier for Transport {
             true => Payload::Op(Op::Read { from: at, into: buf }),
             false => Payload::Op(Op::Write { to: at, from: buf }),
         });
-        drop(connections);
-        drop(table);
+        drop(state);
         drop(before);
         if !is_posted {
             self.submit(index);
@@ -311,12 +318,12 @@ impl SingleCarrier for Transport {
 
     #[inline(always)]
     fn take_buf(&self, index: u32, context: &Context<'_>) -> Option<Option<Buf>> {
-        self.poster.buf(&self.table, index, context)
+        posts::buf(&self.state, index, context)
     }
 
     #[cold]
     fn take_error(&self, index: u32) -> OpError {
-        posts::take_error(&self.table, index)
+        posts::take_error(&self.state, index)
     }
 }
 
@@ -329,24 +336,27 @@ impl Driver for Transport {
             self.check_time();
         }
         {
-            let mut connections = self.connections.borrow_mut();
-            let mut table = self.table.borrow_mut();
-            for connection in connections.iter_mut() {
-                progress |= connection.drive(|| self.now_ns(), &mut *table);
+            let State { table, connections } = &mut *self.state.borrow_mut();
+            for connection in connections {
+                progress |= connection.drive(|| self.now_ns(), table);
             }
         }
         self.wake();
         progress
     }
 
+    fn may_hurry(&self) -> bool {
+        self.state.borrow().connections.iter().any(Connection::may_hurry)
+    }
+
     fn hurry(&self) {
-        for connection in self.connections.borrow_mut().iter_mut() {
+        for connection in &mut self.state.borrow_mut().connections {
             connection.hurry(|| self.now_ns());
         }
     }
 
     fn is_busy(&self) -> bool {
-        self.connections.borrow().iter().any(Connection::is_busy)
+        self.state.borrow().connections.iter().any(Connection::is_busy)
     }
 
     fn wait(&self, at_most: Option<Duration>) {
@@ -356,11 +366,11 @@ impl Driver for Transport {
             true => Some(at_most.map_or(limit, |at_most| at_most.min(limit))),
             false => at_most,
         };
-        let connections = self.connections.borrow();
-        let sockets = connections.iter().filter_map(Connection::awaited);
+        let state = self.state.borrow();
+        let sockets = state.connections.iter().filter_map(Connection::awaited);
         let other = self.other.get().map(|other| (other.as_fd(), false));
         let waited = self.bell.wait(sockets.chain(other), at_most);
-        drop(connections);
+        drop(state);
         if let Err(error) = waited
             && error.kind() != io::ErrorKind::Interrupted
         {
@@ -381,12 +391,12 @@ impl Driver for Transport {
     }
 }
 
-impl posts::Table for Table {
+impl posts::Table for State {
     type Kept = Payload;
 
     #[inline(always)]
     fn posts(&mut self) -> &mut Posts<Payload> {
-        &mut self.posts
+        &mut self.table.posts
     }
 }
 
@@ -409,7 +419,7 @@ impl Sink for Table {
         if status != Status::Done || !accept(&mut slot.kept, part, content) {
             let error = error_of(&slot.kept, part, status, &self.region_bytes);
             fits = error.kind != OpErrorKind::Unavailable || status == Status::Skipped;
-            slot.error.get_or_insert(error);
+            slot.fail(error);
         }
         self.posts.came_back(waiting.slot);
         fits
@@ -420,8 +430,10 @@ impl Sink for Table {
     }
 
     fn reconnected(&mut self, slot: u32, result: Result<(), OpError>) {
-        self.posts.slot(slot).error = result.err();
-        self.posts.came_back(slot);
+        match result {
+            Ok(()) => self.posts.came_back(slot),
+            Err(error) => self.posts.failed(slot, error),
+        }
     }
 }
 
@@ -444,8 +456,9 @@ fn accept(payload: &mut Payload, part: usize, content: &[u8]) -> bool {
             *is_dead = content == [1];
             return content.len() == 1;
         }
-        Payload::Ask(_, _, answer) => {
-            answer.extend_from_slice(content);
+        Payload::Ask(_, text) => {
+            text.clear();
+            text.extend_from_slice(content);
             return true;
         }
         Payload::Fence(..) => return content.is_empty(),
@@ -550,7 +563,7 @@ pub(super) fn for_each_request(
             let request = Request { verb: Verb::IsDead, more: false, length: 8, offset: 0 };
             each(*server, request, [&who.0.to_le_bytes(), &[]]);
         }
-        Payload::Ask(server, question, _) => {
+        Payload::Ask(server, question) => {
             let length = question.len() as u32;
             let request = Request { verb: Verb::Ask, more: false, length, offset: 0 };
             each(*server, request, [question, &[]]);
@@ -580,6 +593,6 @@ fn request_of(op: &Op, more: bool, each: &mut impl FnMut(ServerId, Request, [&[u
 
 impl std::fmt::Debug for Transport {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Transport({} servers)", self.connections.borrow().len())
+        write!(f, "Transport({} servers)", self.state.borrow().connections.len())
     }
 }

@@ -413,7 +413,7 @@ impl Connection {
         let mut progress = false;
         loop {
             progress |= self.send()?;
-            if self.output.unsent().len() > UNSENT_MAX {
+            if self.output.unsent_bytes() > UNSENT_MAX {
                 return Ok(progress);
             }
             if self.session.ends() {
@@ -449,7 +449,7 @@ impl Connection {
     fn take(&mut self, shared: &Shared) -> Result<(), Gone> {
         let input = &self.input[self.taken..self.filled];
         self.taken += self.session.take(&shared.host, input, &mut self.output)?;
-        self.is_held = self.output.unsent().len() > UNSENT_MAX;
+        self.is_held = self.output.unsent_bytes() > UNSENT_MAX;
         Ok(())
     }
 

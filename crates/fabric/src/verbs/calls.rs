@@ -109,10 +109,10 @@ impl Calls {
 
 #[cfg(test)]
 mod tests {
-    use std::task::Waker;
+    use std::task::{Context, Waker};
 
     use super::*;
-    use crate::posts::{Kept, NO_TASK};
+    use crate::posts::Kept;
     use crate::raw::SlabRef;
     use crate::raw::verbs::Load;
     use crate::{OpErrorKind, ServerId, ServiceId};
@@ -131,8 +131,8 @@ mod tests {
         let (server, service) = (ServerId(0), ServiceId(1));
         let (request, reply) = (slab.buf(8), slab.buf(8));
         let load = Load::Call(Call { server, service, request, reply, reply_len: 0 });
-        let (slot, _) = posts.open(NO_TASK, Waker::noop());
-        posts.slot(slot).kept.put(load);
+        let (slot, opened, _) = posts.open(&Context::from_waker(Waker::noop()));
+        opened.kept.put(load);
         let hold = posts.part(slot);
         calls.push(slot, hold);
         posts.posted(slot, None);

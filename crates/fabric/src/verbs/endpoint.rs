@@ -298,12 +298,12 @@ impl Endpoint for VerbsEndpoint {
 
     #[inline]
     fn read(&self, from: GlobalAddr, into: Buf) -> impl Future<Output = Result<Buf, OpError>> {
-        Single::new(&*self.thread.transport, true, from, into)
+        Single::read(&*self.thread.transport, from, into)
     }
 
     #[inline]
     fn write(&self, to: GlobalAddr, from: Buf) -> impl Future<Output = Result<Buf, OpError>> {
-        Single::new(&*self.thread.transport, false, to, from)
+        Single::write(&*self.thread.transport, to, from)
     }
 
     #[inline]

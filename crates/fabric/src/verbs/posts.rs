@@ -58,7 +58,9 @@ impl Posts {
     #[inline]
     pub(super) fn posted(&mut self, index: u32, error: Option<OpError>) -> bool {
         let slot = self.slot(index);
-        slot.error = slot.error.or(error);
+        if let Some(error) = error {
+            slot.fail(error);
+        }
         let is_done = slot.missing == 0;
         if is_done {
             self.has_come(index);

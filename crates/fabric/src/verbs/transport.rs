@@ -16,7 +16,7 @@ use super::calls::Calls;
 use super::posts::Posts;
 use crate::exec::Driver;
 use crate::post::Carrier;
-use crate::posts::{self, Kept, Poster};
+use crate::posts::{self, Kept};
 use crate::raw::verbs::{Completions, Hold, Lane, Load, Work, lane_of};
 use crate::single::SingleCarrier;
 use crate::tcp;
@@ -76,7 +76,6 @@ pub(super) struct Transport {
     op_timeout: Duration,
     list_max: usize,
     state: RefCell<State>,
-    poster: Poster,
     drives: Cell<u32>,
     start: Instant,
 }
@@ -120,7 +119,6 @@ impl Transport {
             op_timeout,
             list_max,
             state: RefCell::new(state),
-            poster: Poster::default(),
             drives: Cell::new(0),
             start: Instant::now(),
         })
@@ -128,7 +126,7 @@ impl Transport {
 
     /// Its posts are those of `executor`'s tasks, mostly. The first call counts.
     pub(super) fn belongs_to(&self, executor: &Executor) {
-        self.poster.belongs_to(executor);
+        self.state.borrow_mut().posts.belong_to(executor);
     }
 
     fn now_ns(&self) -> u64 {
@@ -193,7 +191,7 @@ impl Transport {
     pub(super) fn reconnect(&self, server: ServerId, context: &Context<'_>) -> (u32, bool) {
         let mut state = self.state.borrow_mut();
         let State { lines, posts, posted, answer, .. } = &mut *state;
-        let (index, before) = posts.open(self.poster.task_of(context), context.waker());
+        let (index, _, before) = posts.open(context);
         let mut begins = false;
         let refused = match lines.get_mut(server.index()) {
             None => Some(access::out_of_bounds(None, GlobalAddr::new(server, 0), 0)),
@@ -261,7 +259,7 @@ impl Transport {
 
     /// Has those go on whose posts have come back.
     fn wake(&self) {
-        self.poster.wake(&self.state);
+        posts::wake(&self.state);
     }
 
     /// Posts what waits and takes what has completed; true if anything moved.
@@ -448,8 +446,8 @@ impl Carrier for Transport {
                 );
             }
         }
-        let (index, before) = posts.open(self.poster.task_of(context), context.waker());
-        posts.slot(index).kept.put(load);
+        let (index, slot, before) = posts.open(context);
+        slot.kept.put(load);
         if let Some(server) = called {
             let hold = posts.part(index);
             lines[server.index()].calls.push(index, hold);
@@ -473,7 +471,7 @@ impl Carrier for Transport {
         context: &Context<'_>,
         finish: fn(Load, Option<OpError>) -> T,
     ) -> Option<T> {
-        let (load, error) = self.poster.result(&self.state, index, context)?;
+        let (load, error) = posts::result(&self.state, index, context)?;
         Some(finish(load, error))
     }
 
@@ -493,8 +491,8 @@ impl SingleCarrier for Transport {
             false => Op::Write { to: at, from: buf },
         };
         let refused = self.refusal(lines, &op);
-        let (index, before) = posts.open(self.poster.task_of(context), context.waker());
-        posts.slot(index).kept.put(Load::One(op));
+        let (index, slot, before) = posts.open(context);
+        slot.kept.put(Load::One(op));
         if refused.is_none() && bytes > 0 {
             let hold = posts.part(index);
             lines[server].push(Work { hold, part: 0, slot: index, is_fenced: false });
@@ -511,7 +509,7 @@ impl SingleCarrier for Transport {
 
     #[inline]
     fn take_buf(&self, index: u32, context: &Context<'_>) -> Option<Option<Buf>> {
-        self.poster.buf(&self.state, index, context)
+        posts::buf(&self.state, index, context)
     }
 
     #[cold]
