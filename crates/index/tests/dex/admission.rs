@@ -71,8 +71,8 @@ struct Before {
     marked_again: f64,
 }
 
-/// Keeping leaves seldom pays as long as the same keys are wanted, and keeping all where that changes. Keeping those
-/// that are missed again is better than both in both cases. What is given up for them counts, too: nothing takes
+/// Keeping leaves seldom pays as long as the same keys are wanted, and keeping all where that changes; either is
+/// worth less than a tenth. Keeping those that are missed again is better than both in both cases. What is given up for them counts, too: nothing takes
 /// more than a few per cent over the better of the two as it was before uses were counted, and those that are missed
 /// again take less, less than before for the same keys, little more for others.
 async fn seldom_always_or_again<E: Endpoint>(session: Session<E>) {
@@ -87,7 +87,8 @@ async fn seldom_always_or_again<E: Endpoint>(session: Session<E>) {
         let again = reads_each(&session, &zipf, shift, Admission::Again).await;
         println!("{name}: {seldom:.3} READs a get with 0.1, {always:.3} with 1, {again:.3} again");
         let (better, other) = if shift.is_none() { (seldom, always) } else { (always, seldom) };
-        assert!(better < other && other < 1.05 * before.marked, "{name}: {seldom} {always}");
+        assert!(better < other && other < 1.1 * better, "{name}: {seldom} {always}");
+        assert!(other < 1.05 * before.marked, "{name}: {other}");
         assert!(better < 0.96 * before.any_victim, "{name}: {better}");
         assert!(again < 0.99 * better && again < 0.96 * before.marked, "{name}: {again} {better}");
         assert!(again < 0.92 * before.any_victim, "{name}: {again}");
