@@ -1,66 +1,102 @@
-//! What it costs that a store's fabric is chosen when the program runs: lookups and updates on mapped
-//! memory through `AnyEndpoint`, beside the same through `MappedEndpoint`.
+//! Cost of choosing the fabric at run time: READs and CASes through `AnyEndpoint` beside `MappedEndpoint`.
 //!
 //! `cargo run --profile bench -p farleaf-bench --example any_rate`
 //!
-//! The two are measured in turn; the ratio is the median of all turns'. Bar: 1.1 for either.
+//! The two are measured in turn; the ratio is the median of all turns. Bar: 1.1 for either. The last line
+//! gives the time of `btree`'s lookups and updates on mapped memory, one `block_on` each, as a store does.
 #![allow(clippy::disallowed_methods, reason = "real time is what is measured")]
 
+use std::error::Error;
 use std::time::Instant;
 
 use farleaf_fabric::mapped::Mapped;
-use farleaf_fabric::{AnyFabric, Client, Fabric, RealTime};
+use farleaf_fabric::{AnyEndpoint, AnyFabric, Client, Fabric, GlobalAddr, RealTime, ServerId};
 use farleaf_index::{AnyIndex, Engine, Index, OpenOptions, TableFormat};
 use farleaf_pool::{Pool, PoolOptions, Session, format};
 
+const REGION_BYTES: u64 = 256 << 20;
+const NODE_BYTES: usize = 1024;
 const KEYS: u64 = 100_000;
 const OPS: u64 = 400_000;
 const TURNS: usize = 21;
 const BAR: f64 = 1.1;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let region_bytes = 256 << 20;
-    let bare = Bench::new(&Mapped::anonymous(1, region_bytes)?, region_bytes)?;
-    let chosen = AnyFabric::Mapped(Mapped::anonymous(1, region_bytes)?);
-    let chosen = Bench::new(&chosen, region_bytes)?;
+fn main() -> Result<(), Box<dyn Error>> {
+    let bare = Raw::new(Mapped::anonymous(1, REGION_BYTES)?.endpoint()?);
+    let chosen = Raw::new(AnyFabric::Mapped(Mapped::anonymous(1, REGION_BYTES)?).endpoint()?);
     let mut met = true;
-    for (name, update_every) in [("get", u64::MAX), ("half get, half update", 2)] {
-        let mut turns = Vec::with_capacity(TURNS);
-        for turn in 0..TURNS {
-            // Who comes first has the warmer processor now and the colder one then.
-            let pair = if turn % 2 == 0 {
-                let first = bare.ns_per_op(update_every)?;
-                (first, chosen.ns_per_op(update_every)?)
-            } else {
-                let first = chosen.ns_per_op(update_every)?;
-                (bare.ns_per_op(update_every)?, first)
-            };
-            turns.push(pair);
-        }
-        turns.sort_by(|a, b| (a.1 / a.0).total_cmp(&(b.1 / b.0)));
-        let (bare, chosen) = turns[TURNS / 2];
+    for (name, cas_every) in [("READ of 1 KiB", u64::MAX), ("half READ, half CAS", 2)] {
+        let (bare, chosen) =
+            median(|| Ok(bare.ns_per_op(cas_every)?), || Ok(chosen.ns_per_op(cas_every)?))?;
         let ratio = chosen / bare;
-        println!("{name}: {bare:.0} ns bare, {chosen:.0} ns chosen, {ratio:.3} times");
+        println!("{name}: {bare:.1} ns bare, {chosen:.1} ns chosen, {ratio:.3} times");
         met &= ratio <= BAR;
     }
+    let table = Table::new()?;
+    let (get, update) = median(|| table.ns_per_op(u64::MAX), || table.ns_per_op(2))?;
+    println!("btree: {get:.0} ns a get, {update:.0} ns when half are updates");
     if met { Ok(()) } else { Err("a bar was missed".into()) }
 }
 
-struct Bench<E: RealTime> {
-    endpoint: E,
-    session: Session<E>,
+/// Times of the turn whose ratio is the median of all.
+fn median(
+    first: impl Fn() -> Result<f64, Box<dyn Error>>,
+    second: impl Fn() -> Result<f64, Box<dyn Error>>,
+) -> Result<(f64, f64), Box<dyn Error>> {
+    let mut turns = Vec::with_capacity(TURNS);
+    for turn in 0..TURNS {
+        // The first of a turn finds a warmer processor: take turns in that.
+        turns.push(if turn % 2 == 0 {
+            let first = first()?;
+            (first, second()?)
+        } else {
+            let second = second()?;
+            (first()?, second)
+        });
+    }
+    turns.sort_by(|a, b| (a.1 / a.0).total_cmp(&(b.1 / b.0)));
+    Ok(turns[TURNS / 2])
+}
+
+/// Operations of one client on nodes of a region, without an index.
+struct Raw<E: RealTime> {
+    client: Client<E>,
+}
+
+impl<E: RealTime> Raw<E> {
+    fn new(endpoint: E) -> Self {
+        Raw { client: Client::new(endpoint) }
+    }
+
+    fn ns_per_op(&self, cas_every: u64) -> Result<f64, farleaf_fabric::OpError> {
+        let nodes = REGION_BYTES / 16 / NODE_BYTES as u64;
+        let executor = self.client.endpoint().executor();
+        let start = Instant::now();
+        for op in 0..OPS {
+            let offset = op.wrapping_mul(7_919) % nodes * NODE_BYTES as u64;
+            let at = GlobalAddr::new(ServerId(0), offset);
+            if op % cas_every == 1 {
+                executor.block_on(self.client.cas(at, op, op + 1))?;
+            } else {
+                executor.block_on(self.client.read(at, self.client.buf(NODE_BYTES)))?;
+            }
+        }
+        Ok(start.elapsed().as_nanos() as f64 / OPS as f64)
+    }
+}
+
+struct Table {
+    endpoint: AnyEndpoint,
+    session: Session,
     index: AnyIndex,
 }
 
-impl<E: RealTime> Bench<E> {
-    fn new<F: Fabric<Endpoint = E>>(
-        fabric: &F,
-        region_bytes: u64,
-    ) -> Result<Self, Box<dyn std::error::Error>> {
-        let endpoint = fabric.endpoint()?;
+impl Table {
+    fn new() -> Result<Self, Box<dyn Error>> {
+        let endpoint = Mapped::anonymous(1, REGION_BYTES)?.any_endpoint()?;
         let made = endpoint.executor().block_on(async {
             let client = Client::new(endpoint.clone());
-            format(&client, &PoolOptions::fitting(region_bytes)).await?;
+            format(&client, &PoolOptions::fitting(REGION_BYTES)).await?;
             let pool = Pool::join(&client).await?;
             let session = pool.session(endpoint.clone()).await?;
             let table = TableFormat::fixed8(Engine::BTree);
@@ -70,14 +106,13 @@ impl<E: RealTime> Bench<E> {
                 let key = number.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_be_bytes();
                 index.insert(&session, &key, &number.to_le_bytes()).await?;
             }
-            Ok::<_, Box<dyn std::error::Error>>((session, index))
+            Ok::<_, Box<dyn Error>>((session, index))
         });
         let (session, index) = made?;
-        Ok(Bench { endpoint, session, index })
+        Ok(Table { endpoint, session, index })
     }
 
-    /// One `block_on` per operation, as a store does it.
-    fn ns_per_op(&self, update_every: u64) -> Result<f64, Box<dyn std::error::Error>> {
+    fn ns_per_op(&self, update_every: u64) -> Result<f64, Box<dyn Error>> {
         let executor = self.endpoint.executor();
         let mut value = Vec::new();
         let start = Instant::now();

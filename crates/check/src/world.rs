@@ -1,7 +1,7 @@
 //! A small pool in the simulator, and what shows that it is in order.
 
-use farleaf_fabric::sim::{Sim, SimConfig, SimEndpoint, SimError};
-use farleaf_fabric::{Client, Endpoint, Fabric, FabricError, OpError};
+use farleaf_fabric::sim::{Sim, SimConfig, SimError};
+use farleaf_fabric::{AnyEndpoint, Client, Fabric, FabricError, OpError};
 use farleaf_index::dex::{Admission, DexOptions};
 use farleaf_index::{
     AnyIndex, Entries, Exchange, Index, IndexError, OpenOptions, ScanRange, StoredTable,
@@ -70,9 +70,9 @@ impl SmallWorld {
     ///
     /// # Errors
     /// Whatever fails.
-    pub fn start(&self) -> Result<(Sim, Session<SimEndpoint>), Fault> {
+    pub fn start(&self) -> Result<(Sim, Session), Fault> {
         let sim = Sim::new(self.config.clone())?;
-        let endpoint = sim.fabric(0).endpoint()?;
+        let endpoint = sim.fabric(0).any_endpoint()?;
         let session = sim.block_on(async {
             format(&Client::new(endpoint.clone()), &self.options).await?;
             join(endpoint.clone()).await
@@ -85,8 +85,8 @@ impl SmallWorld {
 ///
 /// # Errors
 /// As [`AnyIndex::create`] and [`AnyIndex::open`].
-pub async fn create<E: Endpoint>(
-    session: &Session<E>,
+pub async fn create(
+    session: &Session,
     name: &str,
     format: &TableFormat,
 ) -> Result<AnyIndex, IndexError> {
@@ -99,7 +99,7 @@ pub async fn create<E: Endpoint>(
 ///
 /// # Errors
 /// As [`AnyIndex::open`].
-pub async fn open<E: Endpoint>(session: &Session<E>, name: &str) -> Result<AnyIndex, IndexError> {
+pub async fn open(session: &Session, name: &str) -> Result<AnyIndex, IndexError> {
     let root = session.open_root(name).await?;
     let node_bytes = u64::from(StoredTable::of(&root)?.format().node_bytes());
     let dex = DexOptions {
@@ -119,7 +119,7 @@ const CACHE_NODES: u64 = 128;
 ///
 /// # Errors
 /// Whatever fails.
-pub async fn join<E: Endpoint>(endpoint: E) -> Result<Session<E>, Fault> {
+pub async fn join(endpoint: AnyEndpoint) -> Result<Session, Fault> {
     let pool = Pool::join(&Client::new(endpoint.clone())).await?;
     Ok(pool.session(endpoint).await?)
 }
@@ -128,7 +128,7 @@ pub async fn join<E: Endpoint>(endpoint: E) -> Result<Session<E>, Fault> {
 ///
 /// # Errors
 /// Whatever fails.
-pub async fn settle<E: Endpoint>(session: &Session<E>) -> Result<(), Fault> {
+pub async fn settle(session: &Session) -> Result<(), Fault> {
     for _ in 0..8 {
         session.tick().await?;
     }
@@ -139,8 +139,8 @@ pub async fn settle<E: Endpoint>(session: &Session<E>) -> Result<(), Fault> {
 ///
 /// # Errors
 /// Whatever fails. What is found wrong stands in the reports.
-pub async fn audit<E: Endpoint>(
-    session: &Session<E>,
+pub async fn audit(
+    session: &Session,
     tables: &[&AnyIndex],
 ) -> Result<(Vec<TableReport>, AuditReport), Fault> {
     let mut audit = Audit::new(session).await?;
@@ -156,9 +156,7 @@ pub async fn audit<E: Endpoint>(
 ///
 /// # Errors
 /// What is wrong.
-pub async fn check_all<E: Endpoint>(
-    session: &Session<E>,
-) -> Result<(Vec<TableReport>, u64), Fault> {
+pub async fn check_all(session: &Session) -> Result<(Vec<TableReport>, u64), Fault> {
     settle(session).await?;
     let mut tables = Vec::new();
     for root in session.list_roots().await? {
@@ -182,8 +180,8 @@ pub async fn check_all<E: Endpoint>(
 }
 
 /// Asks the table.
-pub(crate) async fn ask<E: Endpoint>(
-    session: &Session<E>,
+pub(crate) async fn ask(
+    session: &Session,
     index: &AnyIndex,
     call: &Call,
 ) -> Result<Answer, IndexError> {
@@ -219,7 +217,7 @@ pub(crate) async fn ask<E: Endpoint>(
 ///
 /// # Errors
 /// Whatever fails.
-pub async fn sweep<E: Endpoint>(session: &Session<E>) -> Result<(), Fault> {
+pub async fn sweep(session: &Session) -> Result<(), Fault> {
     let Some(recovery) = session.sweep_begin().await? else { return Ok(()) };
     let mut audit = recovery.audit();
     let roots = session.list_roots().await?;

@@ -1,8 +1,7 @@
-//! A fabric that is chosen when the program runs: what a store is written against, so that one
-//! type of handle serves them all.
+//! Fabric chosen at run time: the one endpoint type that the pool, the engines and the store use.
 //!
-//! Each operation asks once which fabric it is on. `crates/bench/examples/any_rate.rs` measures
-//! what that costs on mapped memory.
+//! Each operation branches once on the fabric. `crates/bench/examples/any_rate.rs` measures the cost of
+//! that on mapped memory.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -10,6 +9,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use crate::mapped::{Mapped, MappedEndpoint};
+use crate::sim::SimEndpoint;
 use crate::tcp::{Tcp, TcpEndpoint};
 #[cfg(feature = "verbs")]
 use crate::verbs::{Verbs, VerbsEndpoint};
@@ -30,32 +30,85 @@ pub enum AnyFabric {
     Verbs(Verbs),
 }
 
-/// One thread's way to the memory servers of an [`AnyFabric`].
+/// An endpoint of any fabric: one thread's way to the memory servers.
 #[derive(Clone, Debug)]
 pub enum AnyEndpoint {
-    /// Of memory that is mapped into this process.
+    /// Reaches memory that is mapped into this process.
     Mapped(MappedEndpoint),
-    /// Of memory servers on a network.
+    /// Reaches memory servers on a network.
     Tcp(TcpEndpoint),
-    /// Of memory servers reached by RDMA.
+    /// Reaches memory servers by RDMA.
     #[cfg(feature = "verbs")]
     Verbs(VerbsEndpoint),
+    /// Reaches simulated memory servers.
+    Sim(SimEndpoint),
 }
 
-/// The same expression on whichever it is.
-macro_rules! each {
-    ($type:ident, $any:expr, $it:ident => $does:expr) => {
+impl From<MappedEndpoint> for AnyEndpoint {
+    fn from(endpoint: MappedEndpoint) -> Self {
+        AnyEndpoint::Mapped(endpoint)
+    }
+}
+
+impl From<TcpEndpoint> for AnyEndpoint {
+    fn from(endpoint: TcpEndpoint) -> Self {
+        AnyEndpoint::Tcp(endpoint)
+    }
+}
+
+#[cfg(feature = "verbs")]
+impl From<VerbsEndpoint> for AnyEndpoint {
+    fn from(endpoint: VerbsEndpoint) -> Self {
+        AnyEndpoint::Verbs(endpoint)
+    }
+}
+
+impl From<SimEndpoint> for AnyEndpoint {
+    fn from(endpoint: SimEndpoint) -> Self {
+        AnyEndpoint::Sim(endpoint)
+    }
+}
+
+/// Evaluates one expression on the fabric behind an `AnyFabric`.
+macro_rules! on_fabric {
+    ($any:expr, $it:ident => $does:expr) => {
         match $any {
-            $type::Mapped($it) => $does,
-            $type::Tcp($it) => $does,
+            AnyFabric::Mapped($it) => $does,
+            AnyFabric::Tcp($it) => $does,
             #[cfg(feature = "verbs")]
-            $type::Verbs($it) => $does,
+            AnyFabric::Verbs($it) => $does,
         }
     };
 }
 
-/// The operation on whichever it is. All futures can be moved, so that no call lies between this one
-/// and theirs.
+/// Evaluates one expression on the endpoint behind an `AnyEndpoint`.
+macro_rules! on_endpoint {
+    ($any:expr, $it:ident => $does:expr) => {
+        match $any {
+            AnyEndpoint::Mapped($it) => $does,
+            AnyEndpoint::Tcp($it) => $does,
+            #[cfg(feature = "verbs")]
+            AnyEndpoint::Verbs($it) => $does,
+            AnyEndpoint::Sim($it) => $does,
+        }
+    };
+}
+
+/// Evaluates one expression on the endpoint behind an `AnyEndpoint` that runs in real time.
+macro_rules! in_real_time {
+    ($any:expr, $it:ident => $does:expr) => {
+        match $any {
+            AnyEndpoint::Mapped($it) => $does,
+            AnyEndpoint::Tcp($it) => $does,
+            #[cfg(feature = "verbs")]
+            AnyEndpoint::Verbs($it) => $does,
+            AnyEndpoint::Sim(_) => panic!("the simulator runs tasks itself: use `Sim::block_on`"),
+        }
+    };
+}
+
+/// Posts an operation on the endpoint behind an `AnyEndpoint`. All futures are `Unpin`, so that no call
+/// lies between this one and theirs.
 macro_rules! operation {
     ($any:expr, $it:ident => $does:expr) => {
         match $any {
@@ -63,27 +116,30 @@ macro_rules! operation {
             AnyEndpoint::Tcp($it) => Futures::Tcp($does),
             #[cfg(feature = "verbs")]
             AnyEndpoint::Verbs($it) => Futures::Verbs($does),
+            AnyEndpoint::Sim($it) => Futures::Sim($does),
         }
     };
 }
 
-/// The future of one of the fabrics.
-enum Each<M, T, V> {
+/// An operation's future on any of the fabrics.
+enum OperationFuture<M, T, S, V> {
     Mapped(M),
     Tcp(T),
-    #[cfg_attr(not(feature = "verbs"), expect(dead_code, reason = "there are but two"))]
+    #[cfg_attr(not(feature = "verbs"), expect(dead_code, reason = "built without verbs"))]
     Verbs(V),
+    Sim(S),
 }
 
 #[cfg(feature = "verbs")]
-use Each as Futures;
+use OperationFuture as Futures;
 #[cfg(not(feature = "verbs"))]
-type Futures<M, T> = Each<M, T, std::future::Pending<<M as Future>::Output>>;
+type Futures<M, T, S> = OperationFuture<M, T, S, std::future::Pending<<M as Future>::Output>>;
 
-impl<M, T, V> Future for Each<M, T, V>
+impl<M, T, S, V> Future for OperationFuture<M, T, S, V>
 where
     M: Future + Unpin,
     T: Future<Output = M::Output> + Unpin,
+    S: Future<Output = M::Output> + Unpin,
     V: Future<Output = M::Output> + Unpin,
 {
     type Output = M::Output;
@@ -91,15 +147,16 @@ where
     #[inline(always)]
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match self.get_mut() {
-            Each::Mapped(future) => Pin::new(future).poll(context),
-            Each::Tcp(future) => poll_apart(future, context),
-            Each::Verbs(future) => poll_apart(future, context),
+            OperationFuture::Mapped(future) => Pin::new(future).poll(context),
+            OperationFuture::Tcp(future) => poll_apart(future, context),
+            OperationFuture::Verbs(future) => poll_apart(future, context),
+            OperationFuture::Sim(future) => poll_apart(future, context),
         }
     }
 }
 
-/// A call costs nothing beside what a network does; unrolled into every caller, it would cost those on
-/// mapped memory.
+/// Polls out of line: a call costs nothing beside a network, but inlined into every caller it would slow
+/// mapped memory down.
 #[inline(never)]
 fn poll_apart<F: Future + Unpin>(future: &mut F, context: &mut Context<'_>) -> Poll<F::Output> {
     Pin::new(future).poll(context)
@@ -118,70 +175,76 @@ impl Fabric for AnyFabric {
     }
 
     fn name(&self) -> &'static str {
-        each!(AnyFabric, self, fabric => fabric.name())
+        on_fabric!(self, fabric => fabric.name())
     }
 
     fn serve(&self, id: ServiceId, service: Arc<dyn Service>) {
-        each!(AnyFabric, self, fabric => fabric.serve(id, service));
+        on_fabric!(self, fabric => fabric.serve(id, service));
     }
 
     fn counters(&self) -> Vec<Arc<Counters>> {
-        each!(AnyFabric, self, fabric => fabric.counters())
+        on_fabric!(self, fabric => fabric.counters())
     }
 }
 
 impl AnyEndpoint {
     /// The executor that this thread's tasks run on.
+    ///
+    /// # Panics
+    /// In the simulator, which runs tasks itself.
     pub fn executor(&self) -> &Executor {
-        each!(AnyEndpoint, self, it => it.executor())
+        in_real_time!(self, it => it.executor())
     }
 
     /// Starts this thread's random numbers anew from `seed`.
+    ///
+    /// # Panics
+    /// In the simulator, whose random numbers follow from its own seed.
     pub fn seed(&self, seed: u64) {
-        each!(AnyEndpoint, self, it => it.seed(seed));
+        in_real_time!(self, it => it.seed(seed));
     }
 
     /// Buffers that are in somebody's hands or with an operation; 0 when all have come home.
     pub fn buffers_out(&self) -> usize {
-        each!(AnyEndpoint, self, it => it.buffers_out())
+        on_endpoint!(self, it => it.buffers_out())
     }
 }
 
 impl Endpoint for AnyEndpoint {
     fn server_count(&self) -> usize {
-        each!(AnyEndpoint, self, it => it.server_count())
+        on_endpoint!(self, it => it.server_count())
     }
 
     fn region_bytes(&self, server: ServerId) -> u64 {
-        each!(AnyEndpoint, self, it => it.region_bytes(server))
+        on_endpoint!(self, it => it.region_bytes(server))
     }
 
     fn capabilities(&self) -> Capabilities {
-        each!(AnyEndpoint, self, it => it.capabilities())
+        on_endpoint!(self, it => it.capabilities())
     }
 
     #[inline]
     fn is_lossy(&self) -> bool {
-        each!(AnyEndpoint, self, it => it.is_lossy())
+        on_endpoint!(self, it => it.is_lossy())
     }
 
     fn incarnation(&self) -> Incarnation {
-        each!(AnyEndpoint, self, it => it.incarnation())
+        on_endpoint!(self, it => it.incarnation())
     }
 
     #[inline]
     fn counters(&self) -> &Arc<Counters> {
-        each!(AnyEndpoint, self, it => it.counters())
+        on_endpoint!(self, it => it.counters())
     }
 
     #[inline]
     fn buf(&self, len: usize) -> Buf {
-        each!(AnyEndpoint, self, it => it.buf(len))
+        on_endpoint!(self, it => it.buf(len))
     }
 
     #[inline]
     fn ops(&self) -> Ops {
-        each!(AnyEndpoint, self, it => it.ops())
+        on_endpoint!(self, it => it.ops())
     }
 
     #[inline]
@@ -197,7 +260,7 @@ impl Endpoint for AnyEndpoint {
         first: usize,
         words: usize,
     ) -> Result<(), OpError> {
-        each!(AnyEndpoint, self, it => it.read_frame(from, frame, first, words).await)
+        on_endpoint!(self, it => it.read_frame(from, frame, first, words).await)
     }
 
     #[inline]
@@ -237,46 +300,50 @@ impl Endpoint for AnyEndpoint {
         request: Buf,
         reply: Buf,
     ) -> Result<Buf, OpError> {
-        each!(AnyEndpoint, self, it => it.rpc(server, service, request, reply).await)
+        on_endpoint!(self, it => it.rpc(server, service, request, reply).await)
     }
 
     async fn fence(&self, server: ServerId, who: Incarnation) -> Result<(), OpError> {
-        each!(AnyEndpoint, self, it => it.fence(server, who).await)
+        on_endpoint!(self, it => it.fence(server, who).await)
     }
 
     async fn reconnect(&self, server: ServerId) -> Result<(), OpError> {
-        each!(AnyEndpoint, self, it => it.reconnect(server).await)
+        on_endpoint!(self, it => it.reconnect(server).await)
     }
 
     async fn is_dead(&self, who: Incarnation) -> bool {
-        each!(AnyEndpoint, self, it => it.is_dead(who).await)
+        on_endpoint!(self, it => it.is_dead(who).await)
     }
 
     #[inline]
     fn holds_lease(&self) -> bool {
-        each!(AnyEndpoint, self, it => it.holds_lease())
+        on_endpoint!(self, it => it.holds_lease())
     }
 
     fn now_ns(&self) -> u64 {
-        each!(AnyEndpoint, self, it => it.now_ns())
+        on_endpoint!(self, it => it.now_ns())
     }
 
-    fn sleep(&self, ns: u64) -> impl Future<Output = ()> {
-        self.executor().sleep(ns)
+    async fn sleep(&self, ns: u64) {
+        on_endpoint!(self, it => it.sleep(ns).await)
     }
 
-    fn yield_now(&self) -> impl Future<Output = ()> {
-        crate::yield_now()
+    async fn yield_now(&self) {
+        on_endpoint!(self, it => it.yield_now().await)
     }
 
     fn spawn(&self, task: impl Future<Output = ()> + 'static) {
-        self.executor().spawn(task);
+        on_endpoint!(self, it => it.spawn(task));
     }
 
     fn random(&self) -> u64 {
-        each!(AnyEndpoint, self, it => it.random())
+        on_endpoint!(self, it => it.random())
     }
 
-    /// Nothing: no fabric here has virtual time.
-    async fn work(&self, _ns: u64) {}
+    /// Passes time in the simulator alone: elsewhere the work itself takes it.
+    async fn work(&self, ns: u64) {
+        if let AnyEndpoint::Sim(endpoint) = self {
+            endpoint.work(ns).await;
+        }
+    }
 }

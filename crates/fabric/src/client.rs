@@ -5,8 +5,8 @@ use std::future::Future;
 use std::sync::Arc;
 
 use crate::{
-    Buf, Cost, Endpoint, GlobalAddr, Incarnation, Op, OpError, OpKind, Ops, ServerId, ServiceId,
-    Words,
+    AnyEndpoint, Buf, Cost, Endpoint, GlobalAddr, Incarnation, Op, OpError, OpKind, Ops, ServerId,
+    ServiceId, Words,
 };
 
 /// One coroutine's face of an endpoint: the same operations, counted per server and per kind of
@@ -15,7 +15,7 @@ use crate::{
 /// Every method is a plain function that counts and returns the endpoint's own future; wrapping
 /// one `async fn` in another costs more than the operation on `mapped`.
 #[derive(Debug)]
-pub struct Client<E> {
+pub struct Client<E = AnyEndpoint> {
     endpoint: E,
     kind: Cell<OpKind>,
 }

@@ -29,8 +29,8 @@ use std::future::Future;
 use std::sync::Arc;
 
 use crate::{
-    Buf, Capabilities, Counters, FabricError, GlobalAddr, Incarnation, OpError, Ops, ServerId,
-    Service, ServiceId, Words,
+    AnyEndpoint, Buf, Capabilities, Counters, FabricError, GlobalAddr, Incarnation, OpError, Ops,
+    ServerId, Service, ServiceId, Words,
 };
 
 /// A set of memory servers that this process can reach, and the maker of endpoints to them.
@@ -43,6 +43,17 @@ pub trait Fabric: Clone + 'static {
     /// # Errors
     /// [`FabricError`] if no connection or memory can be had.
     fn endpoint(&self) -> Result<Self::Endpoint, FabricError>;
+
+    /// As [`Fabric::endpoint`], as the type that everything above the fabric uses.
+    ///
+    /// # Errors
+    /// As [`Fabric::endpoint`].
+    fn any_endpoint(&self) -> Result<AnyEndpoint, FabricError>
+    where
+        Self::Endpoint: Into<AnyEndpoint>,
+    {
+        self.endpoint().map(Into::into)
+    }
 
     /// Name of the implementation, as in `mapped` or `sim`.
     fn name(&self) -> &'static str;

@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering;
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{
-    Client, Endpoint, Fabric, GlobalAddr, OpErrorKind, ServerId, Service, ServiceId, ServiceReply,
-    Words,
+    AnyEndpoint, Client, Fabric, GlobalAddr, OpErrorKind, ServerId, Service, ServiceId,
+    ServiceReply, Words,
 };
 
 use crate::bytes::Bytes;
@@ -44,19 +44,19 @@ pub(crate) fn run(input: &[u8]) {
     };
     let sim = Sim::new(config).expect("a simulator");
     sim.fabric(0).serve(ServiceId(1), Arc::new(Example));
-    let endpoint = sim.fabric(0).endpoint().expect("an endpoint");
+    let endpoint = sim.fabric(0).any_endpoint().expect("an endpoint");
     let simulated = sim.block_on(operate(endpoint, input)).expect("it ends");
 
     let mapped = Mapped::anonymous(2, REGION_BYTES).expect("memory");
     mapped.serve(ServiceId(1), Arc::new(Example));
-    let endpoint = mapped.endpoint().expect("an endpoint");
+    let endpoint = mapped.any_endpoint().expect("an endpoint");
     let executor = endpoint.executor().clone();
     let on_mapped = executor.block_on(operate(endpoint, input));
     assert_eq!(simulated, on_mapped, "both fabrics answer alike");
 }
 
 /// What came back, as far as the contract says what it must be.
-async fn operate<E: Endpoint>(endpoint: E, input: &[u8]) -> Vec<Result<u64, Option<OpErrorKind>>> {
+async fn operate(endpoint: AnyEndpoint, input: &[u8]) -> Vec<Result<u64, Option<OpErrorKind>>> {
     let client = Client::new(endpoint);
     let mut bytes = Bytes::new(input);
     let mut results = Vec::new();

@@ -77,7 +77,7 @@ pub(crate) fn image() -> Rc<Image> {
 
 fn make() -> Image {
     let sim = Sim::new(config()).expect("a simulator");
-    let endpoint = sim.fabric(MAKER).endpoint().expect("an endpoint");
+    let endpoint = sim.fabric(MAKER).any_endpoint().expect("an endpoint");
     let layouts = sim
         .block_on(async move {
             let client = Client::new(endpoint.clone());

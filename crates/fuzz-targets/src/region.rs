@@ -80,7 +80,7 @@ fn run(input: &[u8], image: &Image, place: impl Fn(u8, usize) -> usize) {
     if mode & 1 != 0 {
         sim.fabric(MAKER).kill();
     }
-    let endpoint = sim.fabric(0).endpoint().expect("an endpoint");
+    let endpoint = sim.fabric(0).any_endpoint().expect("an endpoint");
     let opened = sim.block_on(async {
         let client = Client::new(endpoint.clone());
         let pool = Pool::join(&client).await?;
@@ -132,7 +132,7 @@ fn seal(words: &mut [u64], image: &Image, changed: &[usize], mode: u8) {
     }
 }
 
-async fn operate<E: farleaf_fabric::Endpoint>(session: &Session<E>, bytes: &mut Bytes<'_>) {
+async fn operate(session: &Session, bytes: &mut Bytes<'_>) {
     let (what, number) = (bytes.u8(), bytes.u8());
     let name = TABLES[usize::from(what / 16) % TABLES.len()];
     let result: Result<(), IndexError> = match what % 16 {
@@ -166,8 +166,8 @@ async fn operate<E: farleaf_fabric::Endpoint>(session: &Session<E>, bytes: &mut 
     }
 }
 
-async fn on_table<E: farleaf_fabric::Endpoint>(
-    session: &Session<E>,
+async fn on_table(
+    session: &Session,
     table: &AnyIndex,
     what: u8,
     number: u64,
@@ -192,7 +192,7 @@ async fn on_table<E: farleaf_fabric::Endpoint>(
     }
 }
 
-async fn verify<E: farleaf_fabric::Endpoint>(session: &Session<E>) -> Result<(), IndexError> {
+async fn verify(session: &Session) -> Result<(), IndexError> {
     let mut audit = Audit::new(session).await?;
     for root in session.list_roots().await? {
         StoredTable::of(&root)?.verify(session, &mut audit).await?;
@@ -201,7 +201,7 @@ async fn verify<E: farleaf_fabric::Endpoint>(session: &Session<E>) -> Result<(),
     Ok(())
 }
 
-async fn sweep<E: farleaf_fabric::Endpoint>(session: &Session<E>) -> Result<(), IndexError> {
+async fn sweep(session: &Session) -> Result<(), IndexError> {
     let Some(recovery) = session.sweep_begin().await? else { return Ok(()) };
     let mut audit = recovery.audit();
     for root in session.list_roots().await? {

@@ -21,7 +21,7 @@ pub(crate) fn run(input: &[u8]) {
     let region_bytes = (65536_u64 << (bytes.u8() % 10)) + u64::from(bytes.u8()) * 4096;
     let config = SimConfig { region_bytes, events_max: EVENTS_MAX, ..SimConfig::seeded(1) };
     let Ok(sim) = Sim::new(config) else { return };
-    let endpoint = sim.fabric(0).endpoint().expect("an endpoint");
+    let endpoint = sim.fabric(0).any_endpoint().expect("an endpoint");
     let memory = sim.memory(ServerId(0)).expect("server 0");
     let client = Client::new(endpoint.clone());
     if mode & 1 == 0 {

@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::sim::{Sim, SimConfig};
-use farleaf_fabric::{Client, Endpoint, Fabric};
+use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Fabric};
 use farleaf_index::dex::{Dex, DexOptions, Durability};
 use farleaf_index::{Engine, Index, TableFormat};
 use farleaf_pool::{Pool, PoolOptions, Session, format};
@@ -43,11 +43,7 @@ fn zipf(skew: f64, seed: u64, count: usize) -> Vec<u64> {
     (0..count).map(|_| draw()).collect()
 }
 
-async fn opened<E: Endpoint>(
-    endpoint: E,
-    combine: usize,
-    durability: Durability,
-) -> (Session<E>, Dex) {
+async fn opened(endpoint: AnyEndpoint, combine: usize, durability: Durability) -> (Session, Dex) {
     let client = Client::new(endpoint.clone());
     format(&client, &PoolOptions::default()).await.unwrap();
     let pool = Pool::join(&client).await.unwrap();
@@ -66,7 +62,7 @@ async fn opened<E: Endpoint>(
 }
 
 /// A client's operations; how long each took.
-async fn client<E: Endpoint>(session: Session<E>, index: Dex, keys: Vec<u64>) -> Vec<u64> {
+async fn client(session: Session, index: Dex, keys: Vec<u64>) -> Vec<u64> {
     let mut took = Vec::with_capacity(keys.len());
     let mut value = Vec::new();
     for (step, key) in keys.into_iter().enumerate() {
@@ -104,7 +100,7 @@ fn figures(mut took: Vec<u64>, ns: u64, combined: u64) -> Figures {
 fn on_threads(threads: usize, skew: f64, durability: Durability, combine: usize) -> Figures {
     const STEPS: usize = 200_000;
     let fabric = Mapped::anonymous(1, 256 << 20).unwrap();
-    let endpoint = fabric.endpoint().unwrap();
+    let endpoint = fabric.any_endpoint().unwrap();
     let executor = endpoint.executor().clone();
     let (session, index) = executor.block_on(opened(endpoint, combine, durability));
     let keys: Vec<_> =
@@ -117,7 +113,7 @@ fn on_threads(threads: usize, skew: f64, durability: Durability, combine: usize)
                 let (pool, fabric) = (session.pool().clone(), fabric.clone());
                 let index = index.clone();
                 scope.spawn(move || {
-                    let endpoint = fabric.endpoint().unwrap();
+                    let endpoint = fabric.any_endpoint().unwrap();
                     let executor = endpoint.executor().clone();
                     executor.block_on(async {
                         let session = pool.session(endpoint).await.unwrap();
@@ -136,11 +132,11 @@ fn in_simulator(skew: f64, durability: Durability, combine: usize) -> Figures {
     const CLIENTS: usize = 32;
     const STEPS: usize = 1_000;
     let sim = Sim::new(SimConfig::default()).unwrap();
-    let first = sim.fabric(0).endpoint().unwrap();
+    let first = sim.fabric(0).any_endpoint().unwrap();
     let (session, index) = sim.block_on(opened(first, combine, durability)).unwrap();
     let (took, span) = (Rc::new(RefCell::new(Vec::new())), Rc::new(Cell::new((u64::MAX, 0))));
     for number in 0..CLIENTS {
-        let endpoint = sim.fabric(0).endpoint().unwrap();
+        let endpoint = sim.fabric(0).any_endpoint().unwrap();
         let (pool, index) = (session.pool().clone(), index.clone());
         let (took, span) = (Rc::clone(&took), Rc::clone(&span));
         sim.spawn(0, async move {

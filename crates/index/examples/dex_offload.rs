@@ -31,8 +31,8 @@ fn run(offload: Offload, threads: usize, cache_percent: u64) {
     config.rpc = RpcConfig { threads, ..RpcConfig::default() };
     let sim = Sim::new(config).unwrap();
     sim.fabric(0).serve(OFFLOAD_SERVICE, Arc::new(OffloadService::new(1, None)));
-    let endpoints: Vec<_> = (0..CLIENTS).map(|_| sim.fabric(0).endpoint().unwrap()).collect();
-    let first = sim.fabric(0).endpoint().unwrap();
+    let endpoints: Vec<_> = (0..CLIENTS).map(|_| sim.fabric(0).any_endpoint().unwrap()).collect();
+    let first = sim.fabric(0).any_endpoint().unwrap();
     let (session, index) = sim
         .block_on(async {
             let client = Client::new(first.clone());

@@ -235,8 +235,8 @@ impl AnyIndex {
     ///
     /// # Errors
     /// `Invalid` for a name in use or a format that makes no sense, `Full`.
-    pub async fn create<E: Endpoint>(
-        session: &Session<E>,
+    pub async fn create(
+        session: &Session,
         name: &str,
         format: &TableFormat,
     ) -> Result<Root, IndexError> {
@@ -267,8 +267,8 @@ impl AnyIndex {
     /// # Errors
     /// `Invalid` for an engine or a version that this program does not have, or options that make no
     /// sense; `Unavailable` if another member of this compute server has it open; `Corrupt`.
-    pub async fn open<E: Endpoint>(
-        session: &Session<E>,
+    pub async fn open(
+        session: &Session,
         root: &Root,
         options: &OpenOptions,
     ) -> Result<AnyIndex, IndexError> {
@@ -288,7 +288,7 @@ impl AnyIndex {
     ///
     /// # Errors
     /// As any operation; it is still open then.
-    pub async fn close<E: Endpoint>(&self, session: &Session<E>) -> Result<(), IndexError> {
+    pub async fn close(&self, session: &Session) -> Result<(), IndexError> {
         match self {
             AnyIndex::BTree(_) => Ok(()),
             AnyIndex::Dex(dex) => dex.close_kept(session).await,
@@ -307,10 +307,7 @@ impl AnyIndex {
     /// there). `Unavailable` if other compute servers keep memory from being reused for long: the
     /// table is gone, and freed later. `Corrupt` if it is damaged: it is gone, and what has not been
     /// freed is lost until it is swept.
-    pub async fn drop_table<E: Endpoint>(
-        session: &Session<E>,
-        name: &str,
-    ) -> Result<(), IndexError> {
+    pub async fn drop_table(session: &Session, name: &str) -> Result<(), IndexError> {
         let table = StoredTable::of(&session.open_root(name).await?)?;
         table.release_dead(session).await?;
         table.check_unowned(session).await?;
@@ -330,53 +327,49 @@ impl AnyIndex {
 }
 
 impl Index for AnyIndex {
-    async fn get<E: Endpoint>(
+    async fn get(
         &self,
-        session: &Session<E>,
+        session: &Session,
         key: &[u8],
         value: &mut Vec<u8>,
     ) -> Result<bool, IndexError> {
         each!(self, index => index.get(session, key, value).await)
     }
 
-    async fn insert<E: Endpoint>(
+    async fn insert(
         &self,
-        session: &Session<E>,
+        session: &Session,
         key: &[u8],
         value: &[u8],
     ) -> Result<bool, IndexError> {
         each!(self, index => index.insert(session, key, value).await)
     }
 
-    async fn update<E: Endpoint>(
+    async fn update(
         &self,
-        session: &Session<E>,
+        session: &Session,
         key: &[u8],
         value: &[u8],
     ) -> Result<bool, IndexError> {
         each!(self, index => index.update(session, key, value).await)
     }
 
-    async fn upsert<E: Endpoint>(
+    async fn upsert(
         &self,
-        session: &Session<E>,
+        session: &Session,
         key: &[u8],
         value: &[u8],
     ) -> Result<bool, IndexError> {
         each!(self, index => index.upsert(session, key, value).await)
     }
 
-    async fn remove<E: Endpoint>(
-        &self,
-        session: &Session<E>,
-        key: &[u8],
-    ) -> Result<bool, IndexError> {
+    async fn remove(&self, session: &Session, key: &[u8]) -> Result<bool, IndexError> {
         each!(self, index => index.remove(session, key).await)
     }
 
-    async fn compare_exchange<E: Endpoint>(
+    async fn compare_exchange(
         &self,
-        session: &Session<E>,
+        session: &Session,
         key: &[u8],
         expected: Option<&[u8]>,
         new: Option<&[u8]>,
@@ -385,9 +378,9 @@ impl Index for AnyIndex {
         each!(self, index => index.compare_exchange(session, key, expected, new, found).await)
     }
 
-    async fn scan<E: Endpoint>(
+    async fn scan(
         &self,
-        session: &Session<E>,
+        session: &Session,
         range: ScanRange<'_>,
         limit: usize,
         out: &mut Entries,
@@ -395,17 +388,17 @@ impl Index for AnyIndex {
         each!(self, index => index.scan(session, range, limit, out).await)
     }
 
-    async fn bulk_load<E: Endpoint>(
+    async fn bulk_load(
         &self,
-        session: &Session<E>,
+        session: &Session,
         pairs: &mut impl SortedPairs,
     ) -> Result<u64, IndexError> {
         each!(self, index => index.bulk_load(session, pairs).await)
     }
 
-    async fn verify<E: Endpoint>(
+    async fn verify(
         &self,
-        session: &Session<E>,
+        session: &Session,
         audit: &mut Audit,
     ) -> Result<TableReport, IndexError> {
         each!(self, index => index.verify(session, audit).await)

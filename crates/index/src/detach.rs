@@ -4,7 +4,6 @@
 use std::future::Future;
 use std::pin::Pin;
 
-use farleaf_fabric::Endpoint;
 use farleaf_pool::Session;
 
 /// A task on its way to the executor. Boxed where it is made: each of the futures that it goes through would
@@ -14,8 +13,8 @@ pub(crate) type Task<T> = Pin<Box<dyn Future<Output = T>>>;
 /// Runs `task` on this thread to its end, and waits for it. `None` if it goes on for longer than the caller
 /// waits: then a memory server cannot be reached, and the session's next operation begins once the task is
 /// done. `kept` is dropped when it is done.
-pub(crate) async fn run_to_end<E: Endpoint, T: 'static>(
-    session: &Session<E>,
+pub(crate) async fn run_to_end<T: 'static>(
+    session: &Session,
     task: Task<T>,
     kept: impl Sized + 'static,
 ) -> Option<T> {

@@ -19,9 +19,9 @@ const WAIT_NS: u64 = 100_000;
 type Outcome = Result<(), IndexError>;
 
 /// Takes a drop to its end in a task. The caller is told when it has ended, or that it takes long.
-pub(crate) fn spawn<E: Endpoint>(
-    session: &Session<E>,
-    drop: impl AsyncFnOnce(&Session<E>) -> Result<Dropping, IndexError> + 'static,
+pub(crate) fn spawn(
+    session: &Session,
+    drop: impl AsyncFnOnce(&Session) -> Result<Dropping, IndexError> + 'static,
 ) -> Receiver<Outcome> {
     let (sender, receiver) = oneshot::channel();
     session.spawn(async move |session| {
@@ -38,8 +38,8 @@ pub(crate) fn spawn<E: Endpoint>(
 }
 
 /// Retires what is left of a table, and ends the drop.
-async fn finish<E: Endpoint>(
-    session: &Session<E>,
+async fn finish(
+    session: &Session,
     mut of: Dropping,
     sender: &mut Option<Sender<Outcome>>,
 ) -> Outcome {
@@ -55,7 +55,7 @@ async fn finish<E: Endpoint>(
     }
 }
 
-async fn end<E: Endpoint>(session: &Session<E>, of: &Dropping) -> Outcome {
+async fn end(session: &Session, of: &Dropping) -> Outcome {
     for _ in 0..WAITS_MAX {
         match session.end_drop(of.clone()).await {
             Err(PoolError::Busy(_)) => session.endpoint().sleep(WAIT_NS).await,
@@ -65,8 +65,8 @@ async fn end<E: Endpoint>(session: &Session<E>, of: &Dropping) -> Outcome {
     Err(IndexError::Unavailable("another compute server keeps the root lock".into()))
 }
 
-async fn retire<E: Endpoint>(
-    session: &Session<E>,
+async fn retire(
+    session: &Session,
     of: &mut Dropping,
     sender: &mut Option<Sender<Outcome>>,
 ) -> Outcome {
@@ -107,8 +107,8 @@ async fn retire<E: Endpoint>(
 }
 
 /// All objects of a table that nobody changes any more, but to finish what the dead have begun.
-async fn collect_all<E: Endpoint>(
-    session: &Session<E>,
+async fn collect_all(
+    session: &Session,
     table: &StoredTable,
 ) -> Result<Vec<GlobalAddr>, IndexError> {
     let mut before = table.collect(session, None).await?;
@@ -131,8 +131,8 @@ async fn collect_all<E: Endpoint>(
 /// # Errors
 /// `Corrupt` if one does not verify. Of a dead compute server's drop, such a table is given up
 /// instead: what it consists of counts as lost.
-pub async fn mark_drops<E: Endpoint>(
-    session: &Session<E>,
+pub async fn mark_drops(
+    session: &Session,
     audit: &mut Audit,
     walked: &[Root],
 ) -> Result<(), IndexError> {
@@ -165,9 +165,7 @@ pub async fn mark_drops<E: Endpoint>(
 /// wrong with some.
 ///
 /// Cost: 1 READ of the root table for each 4,096 entries if there is none.
-pub(crate) async fn finish_drops<E: Endpoint>(
-    session: &Session<E>,
-) -> Result<Vec<String>, IndexError> {
+pub(crate) async fn finish_drops(session: &Session) -> Result<Vec<String>, IndexError> {
     let mut under_way = Vec::new();
     for of in session.list_drops().await? {
         under_way.push(spawn(session, async move |session| {
@@ -193,10 +191,7 @@ pub(crate) async fn finish_drops<E: Endpoint>(
 /// a table that nobody has found, or that nobody uses any more.
 ///
 /// Cost: what retiring costs, for each.
-pub(crate) async fn retire_all<E: Endpoint>(
-    session: &Session<E>,
-    mut objects: Vec<GlobalAddr>,
-) -> Outcome {
+pub(crate) async fn retire_all(session: &Session, mut objects: Vec<GlobalAddr>) -> Outcome {
     let mut waits = 0;
     while let Some(&addr) = objects.last() {
         let pin = session.begin(OpKind::Maintenance).await?;

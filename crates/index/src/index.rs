@@ -3,7 +3,6 @@
 use std::future::Future;
 use std::ops::Bound;
 
-use farleaf_fabric::Endpoint;
 use farleaf_pool::{Audit, Session};
 
 use crate::{Entries, IndexError};
@@ -71,49 +70,49 @@ pub struct TableReport {
 /// `Full` (no memory; nothing done), `Corrupt` (remote memory does not hold what it must).
 pub trait Index: Send + Sync + 'static {
     /// Copies `key`'s value into `value`, which is cleared first; `false` if there is none.
-    fn get<E: Endpoint>(
+    fn get(
         &self,
-        session: &Session<E>,
+        session: &Session,
         key: &[u8],
         value: &mut Vec<u8>,
     ) -> impl Future<Output = Result<bool, IndexError>>;
 
     /// Adds an absent key; `false` if it is present, which changes nothing.
-    fn insert<E: Endpoint>(
+    fn insert(
         &self,
-        session: &Session<E>,
+        session: &Session,
         key: &[u8],
         value: &[u8],
     ) -> impl Future<Output = Result<bool, IndexError>>;
 
     /// Changes a present key; `false` if it is absent, which changes nothing.
-    fn update<E: Endpoint>(
+    fn update(
         &self,
-        session: &Session<E>,
+        session: &Session,
         key: &[u8],
         value: &[u8],
     ) -> impl Future<Output = Result<bool, IndexError>>;
 
     /// Adds or changes a key; `true` if it was absent.
-    fn upsert<E: Endpoint>(
+    fn upsert(
         &self,
-        session: &Session<E>,
+        session: &Session,
         key: &[u8],
         value: &[u8],
     ) -> impl Future<Output = Result<bool, IndexError>>;
 
     /// Removes a key; `false` if it was absent.
-    fn remove<E: Endpoint>(
+    fn remove(
         &self,
-        session: &Session<E>,
+        session: &Session,
         key: &[u8],
     ) -> impl Future<Output = Result<bool, IndexError>>;
 
     /// Gives `key` the value `new` (`None`: removes it) if it holds `expected` (`None`: is
     /// absent). What it held is left in `found`; `false` beside [`Exchange::Differs`] if nothing.
-    fn compare_exchange<E: Endpoint>(
+    fn compare_exchange(
         &self,
-        session: &Session<E>,
+        session: &Session,
         key: &[u8],
         expected: Option<&[u8]>,
         new: Option<&[u8]>,
@@ -123,9 +122,9 @@ pub trait Index: Send + Sync + 'static {
     /// Appends at most `limit` pairs of `range` to `out`, in order. Every key that was present
     /// throughout is returned (up to the limit), none that was absent throughout, each once, with
     /// a value that it had during the scan. Not a snapshot.
-    fn scan<E: Endpoint>(
+    fn scan(
         &self,
-        session: &Session<E>,
+        session: &Session,
         range: ScanRange<'_>,
         limit: usize,
         out: &mut Entries,
@@ -133,18 +132,18 @@ pub trait Index: Send + Sync + 'static {
 
     /// Fills an empty table from sorted pairs; returns how many. `Invalid` for an unsorted or
     /// repeated key (says which) or a table that is not empty; the table is then still empty.
-    fn bulk_load<E: Endpoint>(
+    fn bulk_load(
         &self,
-        session: &Session<E>,
+        session: &Session,
         pairs: &mut impl SortedPairs,
     ) -> impl Future<Output = Result<u64, IndexError>>;
 
     /// Walks the whole structure, checks its numbered invariants, and marks every object that it
     /// reaches in `audit`. Meant for a quiet table; with writers about, changes that are under way
     /// may be reported.
-    fn verify<E: Endpoint>(
+    fn verify(
         &self,
-        session: &Session<E>,
+        session: &Session,
         audit: &mut Audit,
     ) -> impl Future<Output = Result<TableReport, IndexError>>;
 }

@@ -1,6 +1,5 @@
 //! Taking over from compute servers that died.
 
-use farleaf_fabric::Endpoint;
 use farleaf_pool::{Recovered, Session};
 
 use crate::drops::{finish_drops, mark_drops};
@@ -17,7 +16,7 @@ use crate::{IndexError, StoredTable};
 /// # Errors
 /// `Corrupt` if a table does not verify: nothing is freed then. Any other error leaves the recovery
 /// to be tried again.
-pub async fn recover<E: Endpoint>(session: &Session<E>) -> Result<Option<Recovered>, IndexError> {
+pub async fn recover(session: &Session) -> Result<Option<Recovered>, IndexError> {
     let Some(recovery) = session.recover_begin().await? else {
         finish_drops(session).await?;
         return Ok(None);

@@ -1,7 +1,7 @@
 //! Tables as they lie in the pool, for whoever looks after them without using them: recovery, dropping,
 //! checks.
 
-use farleaf_fabric::{Endpoint, GlobalAddr, OpKind};
+use farleaf_fabric::{GlobalAddr, OpKind};
 use farleaf_pool::{Audit, Root, Session};
 
 use crate::IndexError;
@@ -66,9 +66,9 @@ impl StoredTable {
     ///
     /// # Errors
     /// As [`Index::verify`].
-    pub async fn verify<E: Endpoint>(
+    pub async fn verify(
         &self,
-        session: &Session<E>,
+        session: &Session,
         audit: &mut Audit,
     ) -> Result<TableReport, IndexError> {
         match self.format.engine {
@@ -88,10 +88,7 @@ impl StoredTable {
     ///
     /// # Errors
     /// `Unavailable` if another takes over at the same time: try again. `Corrupt`.
-    pub async fn release_dead<E: Endpoint>(
-        &self,
-        session: &Session<E>,
-    ) -> Result<usize, IndexError> {
+    pub async fn release_dead(&self, session: &Session) -> Result<usize, IndexError> {
         match self.format.engine {
             Engine::BTree => Ok(0),
             Engine::Dex => dex::release_dead(session, self.meta, self.layout).await,
@@ -99,10 +96,7 @@ impl StoredTable {
     }
 
     /// The compute servers that have something of it to themselves.
-    pub(crate) async fn check_unowned<E: Endpoint>(
-        &self,
-        session: &Session<E>,
-    ) -> Result<(), IndexError> {
+    pub(crate) async fn check_unowned(&self, session: &Session) -> Result<(), IndexError> {
         match self.format.engine {
             Engine::BTree => Ok(()),
             Engine::Dex => dex::check_unowned(session, self.meta, self.layout).await,
@@ -110,9 +104,9 @@ impl StoredTable {
     }
 
     /// Objects beside the tree, the first `most` of them.
-    async fn extras<E: Endpoint>(
+    async fn extras(
         &self,
-        session: &Session<E>,
+        session: &Session,
         most: Option<u64>,
     ) -> Result<Vec<(GlobalAddr, usize)>, IndexError> {
         if self.format.engine == Engine::BTree || most == Some(0) {
@@ -125,9 +119,9 @@ impl StoredTable {
 
     /// The first `left` of the objects that it consists of, or all, in an order that stays the same
     /// while nobody changes it: the meta object, what is beside the tree, the tree's.
-    pub(crate) async fn collect<E: Endpoint>(
+    pub(crate) async fn collect(
         &self,
-        session: &Session<E>,
+        session: &Session,
         left: Option<u64>,
     ) -> Result<Vec<GlobalAddr>, IndexError> {
         let extras = {
@@ -142,9 +136,9 @@ impl StoredTable {
     }
 
     /// Marks the first `left` of the objects of [`StoredTable::collect`]; what is wrong.
-    pub(crate) async fn mark_left<E: Endpoint>(
+    pub(crate) async fn mark_left(
         &self,
-        session: &Session<E>,
+        session: &Session,
         audit: &mut Audit,
         left: u64,
     ) -> Result<Vec<String>, IndexError> {
@@ -161,10 +155,7 @@ impl StoredTable {
     }
 
     /// Frees all that it consists of. Nobody may have come to know of it.
-    pub(crate) async fn destroy<E: Endpoint>(
-        &self,
-        session: &Session<E>,
-    ) -> Result<(), IndexError> {
+    pub(crate) async fn destroy(&self, session: &Session) -> Result<(), IndexError> {
         let objects = self.collect(session, None).await?;
         retire_all(session, objects).await
     }
@@ -177,7 +168,7 @@ impl StoredTable {
     ///
     /// # Errors
     /// As [`Index::verify`].
-    pub async fn age<E: Endpoint>(&self, session: &Session<E>) -> Result<(), IndexError> {
+    pub async fn age(&self, session: &Session) -> Result<(), IndexError> {
         match self.format.engine {
             Engine::BTree => self.tree().age(session).await,
             Engine::Dex => Ok(()),

@@ -3,7 +3,6 @@
 mod common;
 
 use common::{Pairs, World, check, create, settle};
-use farleaf_fabric::mapped::MappedEndpoint;
 use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 use farleaf_index::node::{KeyFormat, ValueFormat};
 use farleaf_index::{AnyIndex, Engine, Entries, Index, IndexError, ScanRange, TableFormat};
@@ -71,7 +70,7 @@ fn impossible_formats_are_refused() {
         invalid(with(TableFormat::default()).await, "already");
         invalid(AnyIndex::drop_table(&session, "other").await, "no table");
         AnyIndex::drop_table(&session, "t").await.expect("drop");
-        check::<_, AnyIndex>(&session, &[]).await;
+        check::<AnyIndex>(&session, &[]).await;
     });
 }
 
@@ -159,7 +158,7 @@ fn corrupt_nodes_are_told() {
 
 /// Overwrites everything but the lock word of whatever looks like a leaf in server 0's and 1's
 /// memory.
-async fn overwrite_leaves(session: &Session<MappedEndpoint>, fill: u64) {
+async fn overwrite_leaves(session: &Session, fill: u64) {
     let endpoint = session.endpoint();
     let mut hit = 0;
     for server in 0..endpoint.server_count() {
@@ -199,8 +198,8 @@ fn a_large_table_can_be_dropped() {
             AnyIndex::drop_table(&session, name).await.expect("drop");
         }
         settle(&session).await;
-        check::<_, AnyIndex>(&session, &[]).await;
-        let (_, audit) = common::audit::<_, AnyIndex>(&session, &[]).await;
+        check::<AnyIndex>(&session, &[]).await;
+        let (_, audit) = common::audit::<AnyIndex>(&session, &[]).await;
         assert_eq!(audit.classes.iter().map(|class| class.live).sum::<u64>(), 0);
     });
 }

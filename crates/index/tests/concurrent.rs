@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use common::{World, audit, create, formats, join, key, settle, start, value};
-use farleaf_fabric::sim::{Sim, SimConfig, SimEndpoint};
-use farleaf_fabric::{Endpoint, Fabric};
+use farleaf_fabric::sim::{Sim, SimConfig};
+use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric};
 use farleaf_index::node::{KeyFormat, ValueFormat};
 use farleaf_index::{
     AnyIndex, Engine, Entries, Exchange, Index, IndexError, ScanRange, TableFormat, recover,
@@ -32,10 +32,10 @@ fn config(seed: u64) -> SimConfig {
 }
 
 /// A simulated cluster with a pool and an empty table; the session is of compute server 0.
-fn made(seed: u64, format: &TableFormat) -> (Sim, Session<SimEndpoint>, AnyIndex) {
+fn made(seed: u64, format: &TableFormat) -> (Sim, Session, AnyIndex) {
     let sim = Sim::new(config(seed)).expect("sim");
     let options = World::default().pool_options();
-    let first = sim.fabric(0).endpoint().expect("endpoint");
+    let first = sim.fabric(0).any_endpoint().expect("endpoint");
     let (session, index) = sim
         .block_on(async {
             let session = start(first, &options).await;
@@ -47,7 +47,7 @@ fn made(seed: u64, format: &TableFormat) -> (Sim, Session<SimEndpoint>, AnyIndex
 }
 
 /// Keeps a compute server's epochs going until told to stop.
-fn maintain(sim: &Sim, compute: usize, session: &Session<SimEndpoint>, stop: &Rc<Cell<bool>>) {
+fn maintain(sim: &Sim, compute: usize, session: &Session, stop: &Rc<Cell<bool>>) {
     let (session, stop) = (session.clone(), Rc::clone(stop));
     sim.spawn(compute, async move {
         while !stop.get() {
@@ -66,7 +66,7 @@ fn storm(seed: u64, format: TableFormat, steps: usize) -> u64 {
     let added = Rc::new(Cell::new(0_u64));
     for client in 0..6_usize {
         let compute = client % COMPUTES;
-        let endpoint = sim.fabric(compute).endpoint().expect("endpoint");
+        let endpoint = sim.fabric(compute).any_endpoint().expect("endpoint");
         let (index, stop, running, added) =
             (index.clone(), Rc::clone(&stop), Rc::clone(&running), Rc::clone(&added));
         running.set(running.get() + 1);
@@ -117,8 +117,8 @@ fn storm(seed: u64, format: TableFormat, steps: usize) -> u64 {
     sim.trace_hash()
 }
 
-async fn own_step<E: Endpoint>(
-    session: &Session<E>,
+async fn own_step(
+    session: &Session,
     index: &AnyIndex,
     format: &TableFormat,
     client: usize,
@@ -190,8 +190,8 @@ fn number_of(value: &[u8]) -> u64 {
 }
 
 /// Adds one to a counter; gives 1.
-async fn count_up<E: Endpoint>(
-    session: &Session<E>,
+async fn count_up(
+    session: &Session,
     index: &AnyIndex,
     format: &TableFormat,
     rng: &mut fastrand::Rng,
@@ -244,7 +244,7 @@ fn death(seed: u64, format: TableFormat, at_ns: u64) -> bool {
     type Held = BTreeMap<Vec<u8>, (Option<Vec<u8>>, Option<Option<Vec<u8>>>)>;
     let held = Rc::new(RefCell::new(Held::new()));
     for client in 0..2_usize {
-        let endpoint = sim.fabric(1).endpoint().expect("endpoint");
+        let endpoint = sim.fabric(1).any_endpoint().expect("endpoint");
         let (index, held) = (index.clone(), Rc::clone(&held));
         sim.spawn(1, async move {
             let session = join(endpoint).await;
@@ -318,7 +318,7 @@ fn dropped_operations_leave_no_lock() {
         ..TableFormat::fixed8(Engine::BTree)
     };
     let sim = Sim::new(config(5)).expect("sim");
-    let endpoint = sim.fabric(0).endpoint().expect("endpoint");
+    let endpoint = sim.fabric(0).any_endpoint().expect("endpoint");
     let options = World::default().pool_options();
     sim.block_on(async {
         let session = start(endpoint, &options).await;
@@ -354,8 +354,8 @@ fn dropped_operations_leave_no_lock() {
 }
 
 /// Polls `operation` for at most `ns`, then drops it.
-async fn within<E: Endpoint, T>(
-    endpoint: &E,
+async fn within<T>(
+    endpoint: &AnyEndpoint,
     ns: u64,
     operation: impl Future<Output = Result<T, IndexError>>,
 ) -> Option<Result<T, IndexError>> {

@@ -9,7 +9,7 @@ use farleaf_index::{AnyIndex, Engine, Entries, Exchange, Index, ScanRange, Table
 use farleaf_pool::Session;
 
 /// Loads every other number below `2 * keys` and gives the height.
-async fn load<E: Endpoint>(session: &Session<E>, index: &AnyIndex, keys: u64) -> u64 {
+async fn load(session: &Session, index: &AnyIndex, keys: u64) -> u64 {
     let pairs: Vec<_> = (0..keys)
         .map(|key| ((2 * key).to_be_bytes().to_vec(), key.to_be_bytes().to_vec()))
         .collect();
@@ -25,7 +25,7 @@ fn number(key: u64) -> [u8; 8] {
 }
 
 /// A cold get of a tree of height h is h READs of whole nodes in h round trips, present or not.
-async fn get<E: Endpoint>(session: Session<E>, node_bytes: u32, keys: u64, height: u64) {
+async fn get(session: Session, node_bytes: u32, keys: u64, height: u64) {
     let format = TableFormat { node_bytes: Some(node_bytes), ..TableFormat::fixed8(Engine::BTree) };
     let index = create(&session, "t", &format).await;
     assert_eq!(load(&session, &index, keys).await, height);
@@ -59,7 +59,7 @@ fn a_get_reads_each_level_once() {
 
 /// A change adds to that a CAS, in one round trip with the leaf's READ, and the leaf's WRITE and
 /// the unlock in one more.
-async fn changes<E: Endpoint>(session: Session<E>) {
+async fn changes(session: Session) {
     let index = create(&session, "t", &TableFormat::fixed8(Engine::BTree)).await;
     let height = load(&session, &index, 10_000).await;
     assert_eq!(height, 3);
@@ -129,7 +129,7 @@ fn a_change_adds_a_lock_a_write_and_an_unlock() {
 
 /// A split adds the new node, the old one under a redo record, the parent's separator, and a second
 /// attempt. A merge counts as maintenance.
-async fn splits_and_merges<E: Endpoint>(session: Session<E>) {
+async fn splits_and_merges(session: Session) {
     let index = create(&session, "t", &TableFormat::fixed8(Engine::BTree)).await;
     let h = load(&session, &index, 10_000).await;
     // 42 of 60 entries a leaf: the first leaf is full after 18 more.
@@ -166,7 +166,7 @@ fn a_split_and_a_merge_cost_what_they_must() {
 
 /// A long value is one record: a READ more to get, a WRITE more to put, two more WRITEs (announced
 /// and cleared) when it is replaced.
-async fn records<E: Endpoint>(session: Session<E>) {
+async fn records(session: Session) {
     let format = TableFormat {
         key: KeyFormat::Bytes { max: 100 },
         value: ValueFormat::Bytes,
@@ -200,7 +200,7 @@ fn a_long_value_costs_its_record() {
 }
 
 /// A scan reads each leaf once, several in a round trip.
-async fn scans<E: Endpoint>(session: Session<E>) {
+async fn scans(session: Session) {
     let index = create(&session, "t", &TableFormat::fixed8(Engine::BTree)).await;
     let height = load(&session, &index, 10_000).await;
     for reverse in [false, true] {
@@ -224,10 +224,10 @@ fn a_scan_reads_each_leaf_once() {
 
 fn on_honest_sim<F: Future<Output = ()> + 'static>(
     world: World,
-    test: impl FnOnce(Session<farleaf_fabric::sim::SimEndpoint>) -> F + 'static,
+    test: impl FnOnce(Session) -> F + 'static,
 ) {
     let sim = farleaf_fabric::sim::Sim::new(world.sim_config()).expect("sim");
-    let endpoint = farleaf_fabric::Fabric::endpoint(&sim.fabric(0)).expect("endpoint");
+    let endpoint = farleaf_fabric::Fabric::any_endpoint(&sim.fabric(0)).expect("endpoint");
     let options = world.pool_options();
     sim.block_on(async move { test(common::start(endpoint, &options).await).await })
         .expect("the simulation ends");

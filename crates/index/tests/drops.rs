@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::task::Poll;
 
 use common::{create, join, open, start};
-use farleaf_fabric::sim::{Sim, SimConfig, SimEndpoint};
+use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{Endpoint, Fabric};
 use farleaf_index::node::ValueFormat;
 use farleaf_index::{AnyIndex, Engine, Index, IndexError, StoredTable, TableFormat, recover};
@@ -33,8 +33,8 @@ fn table_format() -> TableFormat {
 
 struct Stage {
     sim: Sim,
-    keeper: Session<SimEndpoint>,
-    dropper: Session<SimEndpoint>,
+    keeper: Session,
+    dropper: Session,
 }
 
 /// A table whose objects lie in blocks of one that has just died, and a few of the dropper's.
@@ -46,7 +46,7 @@ fn stage(seed: u64, keys: u64) -> Stage {
         ..SimConfig::seeded(seed)
     };
     let sim = Sim::new(config).expect("sim");
-    let ends = [KEEPER, DROPPER, DEAD].map(|at| sim.fabric(at).endpoint().expect("endpoint"));
+    let ends = [KEEPER, DROPPER, DEAD].map(|at| sim.fabric(at).any_endpoint().expect("endpoint"));
     let options = PoolOptions {
         block_bytes: 64 << 10,
         clients_max: 12,
@@ -89,7 +89,7 @@ fn stage(seed: u64, keys: u64) -> Stage {
 }
 
 /// Every object is a table's, free or retired, and nobody but the keeper is left.
-async fn check(session: &Session<SimEndpoint>, seed: u64) {
+async fn check(session: &Session, seed: u64) {
     for _ in 0..8 {
         session.tick().await.expect("tick");
     }

@@ -4,31 +4,20 @@ mod common;
 
 use common::model::Run;
 use common::{World, create, engine_formats};
-use farleaf_fabric::Endpoint;
 use farleaf_index::{AnyIndex, TableFormat};
 use farleaf_pool::Session;
 
 /// Of a new table.
-async fn run<E: Endpoint>(
-    session: Session<E>,
-    format: TableFormat,
-    seed: u64,
-    space: u64,
-) -> Run<E, AnyIndex> {
+async fn run(session: Session, format: TableFormat, seed: u64, space: u64) -> Run<AnyIndex> {
     let index = create(&session, "t", &format).await;
     Run::new(session, index, format, seed, space, |_| Vec::new())
 }
 
-async fn random_operations<E: Endpoint>(
-    session: Session<E>,
-    format: TableFormat,
-    seed: u64,
-    steps: usize,
-) {
+async fn random_operations(session: Session, format: TableFormat, seed: u64, steps: usize) {
     run(session, format, seed, 300).await.random_operations(steps).await;
 }
 
-async fn bulk_then_random<E: Endpoint>(session: Session<E>, format: TableFormat, seed: u64) {
+async fn bulk_then_random(session: Session, format: TableFormat, seed: u64) {
     run(session, format, seed, 2_000).await.bulk_then_random(1_500).await;
 }
 
@@ -108,7 +97,7 @@ fn random_operations_on_verbs() {
             })
             .collect();
         let config = VerbsConfig::to(servers.iter().map(VerbsServer::address));
-        let endpoint = Verbs::connect(config).expect("connected").endpoint().expect("endpoint");
+        let endpoint = Verbs::connect(config).expect("connected").any_endpoint().expect("endpoint");
         let executor = endpoint.executor().clone();
         executor.block_on(async {
             let session = common::start(endpoint, &world.pool_options()).await;

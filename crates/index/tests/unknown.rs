@@ -9,8 +9,8 @@ use std::future::Future;
 use std::rc::Rc;
 
 use common::{World, audit, create, formats, join, key, settle, start, value};
-use farleaf_fabric::sim::{Direction, Sim, SimConfig, SimEndpoint};
-use farleaf_fabric::{Endpoint, Fabric, ServerId};
+use farleaf_fabric::sim::{Direction, Sim, SimConfig};
+use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric, ServerId};
 use farleaf_index::node::KeyFormat;
 use farleaf_index::{AnyIndex, Entries, Exchange, Index, IndexError, ScanRange, TableFormat};
 use farleaf_pool::{Pool, PoolError, Session};
@@ -66,7 +66,7 @@ impl Known {
 }
 
 struct Client {
-    session: Session<SimEndpoint>,
+    session: Session,
     index: AnyIndex,
     format: TableFormat,
     number: usize,
@@ -207,8 +207,8 @@ impl Client {
 }
 
 /// Polls `operation` for at most `ns`, then drops it.
-async fn within<E: Endpoint, T>(
-    endpoint: &E,
+async fn within<T>(
+    endpoint: &AnyEndpoint,
     ns: Option<u64>,
     operation: impl Future<Output = T>,
 ) -> Option<T> {
@@ -229,7 +229,7 @@ async fn within<E: Endpoint, T>(
 fn storm(seed: u64, format: TableFormat, steps: usize, trouble: Trouble) -> u64 {
     let sim = Sim::new(config(seed, trouble.lost)).expect("sim");
     let options = World::default().pool_options();
-    let first = sim.fabric(0).endpoint().expect("endpoint");
+    let first = sim.fabric(0).any_endpoint().expect("endpoint");
     let (session, index) = sim
         .block_on(async {
             let session = start(first, &options).await;
@@ -247,7 +247,7 @@ fn storm(seed: u64, format: TableFormat, steps: usize, trouble: Trouble) -> u64 
     let shared: Vec<_> = (0..COMPUTES)
         .filter(|_| together)
         .map(|compute| {
-            let endpoint = sim.fabric(compute).endpoint().expect("endpoint");
+            let endpoint = sim.fabric(compute).any_endpoint().expect("endpoint");
             let client = farleaf_fabric::Client::new(endpoint.clone());
             let pool = sim.block_on(async { Pool::join(&client).await.expect("join") });
             (pool.expect("joined"), endpoint)
@@ -259,7 +259,7 @@ fn storm(seed: u64, format: TableFormat, steps: usize, trouble: Trouble) -> u64 
         let shared = shared.get(number % COMPUTES).cloned();
         let endpoint = match &shared {
             Some((_, endpoint)) => endpoint.clone(),
-            None => sim.fabric(number % COMPUTES).endpoint().expect("endpoint"),
+            None => sim.fabric(number % COMPUTES).any_endpoint().expect("endpoint"),
         };
         let (index, unknown, running) = (index.clone(), Rc::clone(&unknown), Rc::clone(&running));
         let (models, joined) = (Rc::clone(&models), Rc::clone(&joined));

@@ -11,7 +11,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::Ordering;
 
-use farleaf_fabric::{Endpoint, Incarnation};
+use farleaf_fabric::Incarnation;
 
 use crate::geometry::MEMBER_BYTES;
 use crate::words::{MemberState, MemberWord};
@@ -68,7 +68,7 @@ fn decode(words: &[u64], generation: u32) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, head as u16))
 }
 
-impl<E: Endpoint> Session<E> {
+impl Session {
     /// Lets the other members know where this one can be asked, until it leaves or is recovered.
     ///
     /// Cost: 2 WRITEs.

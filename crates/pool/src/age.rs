@@ -15,7 +15,7 @@ use crate::{PoolError, root, superblock};
 ///
 /// # Errors
 /// `Format` if there is no pool; `Fabric`.
-pub async fn age<E: Endpoint>(client: &Client<E>) -> Result<(), PoolError> {
+pub async fn age(client: &Client) -> Result<(), PoolError> {
     let lines = Lines::new(client.endpoint().server_count());
     let client = Steady::new(client, &lines, PATIENCE_NS);
     let (geometry, _) = superblock::open(client).await?;

@@ -30,7 +30,7 @@ enum Effort {
     Hard,
 }
 
-impl<E: Endpoint> Session<E> {
+impl Session {
     /// See [`Session::alloc`].
     pub(crate) async fn alloc_object(
         &self,

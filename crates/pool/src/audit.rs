@@ -127,7 +127,7 @@ impl Audit {
     ///
     /// # Errors
     /// `Fabric`. Damage is a finding of the report, not an error.
-    pub async fn new<E: Endpoint>(session: &Session<E>) -> Result<Audit, PoolError> {
+    pub async fn new(session: &Session) -> Result<Audit, PoolError> {
         let mut audit = Audit {
             pool: Arc::clone(session.pool()),
             blocks: BTreeMap::new(),
@@ -207,10 +207,7 @@ impl Audit {
     ///
     /// # Errors
     /// `Fabric`.
-    pub async fn report<E: Endpoint>(
-        &self,
-        session: &Session<E>,
-    ) -> Result<AuditReport, PoolError> {
+    pub async fn report(&self, session: &Session) -> Result<AuditReport, PoolError> {
         let mut report = AuditReport {
             blocks_free: self.states[0],
             blocks_owned: self.states[1],
@@ -247,9 +244,9 @@ impl Audit {
     }
 
     /// The objects in retire pages, by block; with each whether it is confirmed.
-    async fn retired<E: Endpoint>(
+    async fn retired(
         &self,
-        session: &Session<E>,
+        session: &Session,
         problems: &mut Vec<String>,
     ) -> Result<BTreeMap<(ServerId, u32), Vec<(u32, bool)>>, PoolError> {
         let mut retired: BTreeMap<(ServerId, u32), Vec<(u32, bool)>> = BTreeMap::new();
@@ -268,9 +265,9 @@ impl Audit {
     }
 
     /// Sums up the objects of a block that has `word` now. `retired` was read before.
-    async fn account<E: Endpoint>(
+    async fn account(
         &self,
-        session: &Session<E>,
+        session: &Session,
         (server, number): (ServerId, u32),
         (block_word, block): (BlockWord, &AuditBlock),
         retired: &[(u32, bool)],
@@ -366,9 +363,9 @@ impl Audit {
         Ok(found)
     }
 
-    async fn add_block<E: Endpoint>(
+    async fn add_block(
         &mut self,
-        session: &Session<E>,
+        session: &Session,
         server: ServerId,
         number: u32,
         word: BlockWord,
@@ -438,8 +435,8 @@ impl Audit {
 }
 
 /// What a block's word is now.
-async fn read_word<E: Endpoint>(
-    session: &Session<E>,
+async fn read_word(
+    session: &Session,
     (server, number): (ServerId, u32),
 ) -> Result<BlockWord, PoolError> {
     let at = session.pool().geometry().block_word_addr(server, number);
@@ -458,9 +455,9 @@ pub(crate) struct RetiredWord {
 
 impl Pool {
     /// The words of a server's block table.
-    pub(crate) async fn read_block_words<E: Endpoint>(
+    pub(crate) async fn read_block_words(
         &self,
-        client: Steady<'_, E>,
+        client: Steady<'_>,
         server: ServerId,
     ) -> Result<Vec<(u32, BlockWord)>, PoolError> {
         let count = self.geometry().block_count(server);
@@ -477,9 +474,9 @@ impl Pool {
     }
 
     /// Everything in the retire pages of these clients. 1 READ for each on each server.
-    pub(crate) async fn read_retired<E: Endpoint>(
+    pub(crate) async fn read_retired(
         &self,
-        client: Steady<'_, E>,
+        client: Steady<'_>,
         of: impl IntoIterator<Item = u32>,
     ) -> Result<Vec<RetiredWord>, PoolError> {
         let mut all = Vec::new();

@@ -76,7 +76,7 @@ pub(crate) fn check_header(
     Ok(())
 }
 
-impl<E: Endpoint> Session<E> {
+impl Session {
     /// Takes a free block with that word and carves it; `false` if another was quicker.
     ///
     /// By a task (INV-BLOCK-3): a header that came after its caller had gone away could come into a block that
@@ -107,9 +107,9 @@ impl<E: Endpoint> Session<E> {
 
 impl Pool {
     /// As [`Session::carve`], with a client that brings it to its end, and nobody to drop it.
-    async fn carve<E: Endpoint>(
+    async fn carve(
         &self,
-        client: Steady<'_, E>,
+        client: Steady<'_>,
         server: ServerId,
         block: u32,
         free: BlockWord,
@@ -149,9 +149,9 @@ impl Pool {
     /// objects are still to be harvested.
     ///
     /// Cost: 1 CAS and 1 READ.
-    pub(crate) async fn adopt<E: Endpoint>(
+    pub(crate) async fn adopt(
         &self,
-        client: Steady<'_, E>,
+        client: Steady<'_>,
         server: ServerId,
         block: u32,
         orphan: BlockWord,
@@ -185,9 +185,9 @@ impl Pool {
     /// Moves free objects from an own block's bitmaps to this member; how many.
     ///
     /// Cost: 1 READ, and a batch of CAS per 64 words with a free object.
-    pub(crate) async fn harvest<E: Endpoint>(
+    pub(crate) async fn harvest(
         &self,
-        client: Steady<'_, E>,
+        client: Steady<'_>,
         held: &Held<'_>,
     ) -> Result<u32, PoolError> {
         let geometry = self.geometry();
@@ -241,9 +241,9 @@ impl Pool {
     }
 
     /// Makes a block that was taken out of this member's accounts free for all. 1 CAS.
-    pub(crate) async fn release<E: Endpoint>(
+    pub(crate) async fn release(
         &self,
-        client: Steady<'_, E>,
+        client: Steady<'_>,
         server: ServerId,
         block: u32,
         word: BlockWord,
@@ -254,9 +254,9 @@ impl Pool {
     /// Gives a block up with objects in use: its free ones go to its bitmaps, and it is an orphan.
     ///
     /// Cost: a batch of CAS per 64 words of the bitmap with a free object, and 1 CAS.
-    pub(crate) async fn abandon<E: Endpoint>(
+    pub(crate) async fn abandon(
         &self,
-        client: Steady<'_, E>,
+        client: Steady<'_>,
         server: ServerId,
         block: u32,
         word: BlockWord,
@@ -275,9 +275,9 @@ impl Pool {
     }
 
     /// Makes what is free of a block that is given up free in its bitmaps. May be done again.
-    async fn tell_taken<E: Endpoint>(
+    async fn tell_taken(
         &self,
-        client: Steady<'_, E>,
+        client: Steady<'_>,
         server: ServerId,
         block: u32,
         left: Left,
@@ -317,9 +317,9 @@ impl Pool {
     }
 
     /// Changes an own block's word.
-    pub(crate) async fn change<E: Endpoint>(
+    pub(crate) async fn change(
         &self,
-        client: Steady<'_, E>,
+        client: Steady<'_>,
         server: ServerId,
         block: u32,
         word: BlockWord,
@@ -338,7 +338,7 @@ impl Pool {
     /// Finds out about one block whose change had no known outcome, and finishes it.
     ///
     /// Cost: 1 READ and 1 CAS.
-    pub(crate) async fn settle<E: Endpoint>(&self, client: Steady<'_, E>) -> Result<(), PoolError> {
+    pub(crate) async fn settle(&self, client: Steady<'_>) -> Result<(), PoolError> {
         let Some(limbo) = self.alloc().limbo.pop() else { return Ok(()) };
         let Limbo { server, block, to_free, .. } = limbo;
         let left = limbo.left.clone();
@@ -412,9 +412,9 @@ impl<'a> Changing<'a> {
 
     /// For a block that has just been taken out of this member's accounts, so that nobody else
     /// knows of it: waits for whoever tries to have it on the strength of an old look at the table.
-    async fn of_own<E: Endpoint>(
+    async fn of_own(
         pool: &'a Pool,
-        client: Steady<'_, E>,
+        client: Steady<'_>,
         server: ServerId,
         block: u32,
         to_free: bool,

@@ -16,8 +16,6 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use farleaf_fabric::Endpoint;
-
 use crate::geometry::{CLIENT_BYTES, RETIRE_BYTES};
 use crate::retire::Retirement;
 use crate::settle::Steady;
@@ -52,9 +50,9 @@ impl Pool {
     /// Takes a free client that is not among the last `kept`.
     ///
     /// Cost: 1 READ of 4 KiB if one of the first 64 is free; of 1024, at most 5 READs of all of 64 KiB.
-    pub(crate) async fn claim_client<E: Endpoint>(
+    pub(crate) async fn claim_client(
         &self,
-        client: Steady<'_, E>,
+        client: Steady<'_>,
         kept: u32,
     ) -> Result<ClaimedClient, PoolError> {
         let count = self.geometry().options().clients_max;
@@ -79,9 +77,9 @@ impl Pool {
     }
 
     /// Takes a client that was free, and had given out `given` tokens, unless another is quicker.
-    async fn claim_entry<E: Endpoint>(
+    async fn claim_entry(
         &self,
-        client: Steady<'_, E>,
+        client: Steady<'_>,
         id: u32,
         owner: u64,
         given: u64,
@@ -111,9 +109,9 @@ impl Pool {
     }
 
     /// The first two words of some entries. 1 READ.
-    async fn read_entries<E: Endpoint>(
+    async fn read_entries(
         &self,
-        client: Steady<'_, E>,
+        client: Steady<'_>,
         of: Range<u32>,
     ) -> Result<Vec<[u64; 2]>, PoolError> {
         let table = client.buf(of.len() * CLIENT_BYTES as usize);
@@ -123,9 +121,9 @@ impl Pool {
     }
 
     /// The clients in use, with slot and generation of their owners. 1 READ.
-    pub(crate) async fn read_clients<E: Endpoint>(
+    pub(crate) async fn read_clients(
         &self,
-        client: Steady<'_, E>,
+        client: Steady<'_>,
     ) -> Result<Vec<(u32, (u32, u32))>, PoolError> {
         let all = 0..self.geometry().options().clients_max;
         let entries = all.clone().zip(self.read_entries(client, all).await?);
@@ -136,9 +134,9 @@ impl Pool {
     /// last looked at; their start, and the entry's latest owner. Nobody else changes its count.
     ///
     /// Cost: 1 chain.
-    async fn first_tokens<E: Endpoint>(
+    async fn first_tokens(
         &self,
-        client: Steady<'_, E>,
+        client: Steady<'_>,
         id: u32,
         given: u64,
     ) -> Result<(u64, u64), PoolError> {
@@ -165,9 +163,9 @@ impl Pool {
     }
 
     /// More tokens for the client, which has had those below `given`.
-    pub(crate) async fn more_tokens<E: Endpoint>(
+    pub(crate) async fn more_tokens(
         &self,
-        client: Steady<'_, E>,
+        client: Steady<'_>,
         id: u32,
         given: u64,
     ) -> Result<u64, PoolError> {
@@ -188,9 +186,9 @@ impl Pool {
     ///
     /// Cost: 1 chain, and a WRITE per server on which an announced object was neither retired nor
     /// taken back. Such an object stays in use or is lost until a sweep finds it.
-    pub(crate) async fn release_client<E: Endpoint>(
+    pub(crate) async fn release_client(
         &self,
-        client: Steady<'_, E>,
+        client: Steady<'_>,
         closed: &ClosedClient,
     ) -> Result<(), PoolError> {
         let ClaimedClient { id, owner, tokens } = &closed.claimed;
@@ -217,9 +215,9 @@ impl Pool {
 
     /// Whether the member that a lock's token names is dead and fenced. See
     /// [`crate::Session::owner_is_dead`].
-    pub(crate) async fn token_is_dead<E: Endpoint>(
+    pub(crate) async fn token_is_dead(
         &self,
-        client: Steady<'_, E>,
+        client: Steady<'_>,
         word: u64,
     ) -> Result<bool, PoolError> {
         let options = self.geometry().options();

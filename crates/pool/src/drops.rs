@@ -13,7 +13,7 @@
 //! cleared, and with it its retire pages. Before, an object could stand in two pages, as confirmed,
 //! and the older word outlive its reuse.
 
-use farleaf_fabric::{Endpoint, GlobalAddr};
+use farleaf_fabric::GlobalAddr;
 
 use crate::retire::Retiring;
 use crate::root::{DROPPING, FREE, LEFT_WORD, OWNER_WORD, RootLock};
@@ -43,7 +43,7 @@ impl Dropping {
     }
 }
 
-impl<E: Endpoint> Session<E> {
+impl Session {
     /// The tables that are being dropped, also by compute servers that have died meanwhile. Their
     /// names are free. A walk that looks for lost objects has to mark what is left of them.
     ///

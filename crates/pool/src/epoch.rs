@@ -131,10 +131,7 @@ impl Drop for Announcing<'_> {
 
 impl Pool {
     /// Sees to it that this member is announced live. Nothing if it is; otherwise 1 chain.
-    pub(crate) async fn ensure_live<E: Endpoint>(
-        &self,
-        client: Steady<'_, E>,
-    ) -> Result<(), PoolError> {
+    pub(crate) async fn ensure_live(&self, client: Steady<'_>) -> Result<(), PoolError> {
         let epochs = &self.epochs;
         let mut announcing = loop {
             if epochs.announced_live.load(Ordering::SeqCst) {
@@ -172,10 +169,7 @@ impl Pool {
     }
 
     /// READs the epoch and all members' announcements. 1 chain.
-    pub(crate) async fn observe<E: Endpoint>(
-        &self,
-        client: Steady<'_, E>,
-    ) -> Result<Observation, PoolError> {
+    pub(crate) async fn observe(&self, client: Steady<'_>) -> Result<Observation, PoolError> {
         let geometry = self.geometry();
         let bytes = geometry.options().members_max as usize * MEMBER_BYTES as usize;
         let (ops, _) = client
@@ -254,10 +248,7 @@ impl Pool {
 
     /// In place of a look: READs the epoch alone; whether it is what this member has seen before. 1 READ of
     /// 8 bytes.
-    pub(crate) async fn glance<E: Endpoint>(
-        &self,
-        client: Steady<'_, E>,
-    ) -> Result<bool, PoolError> {
+    pub(crate) async fn glance(&self, client: Steady<'_>) -> Result<bool, PoolError> {
         let read = client.read(self.geometry().epoch_addr(), client.buf(8)).await?;
         let is_as_seen = read.words()[0] == self.epochs.view.load(Ordering::SeqCst);
         if is_as_seen {
@@ -267,10 +258,7 @@ impl Pool {
     }
 
     /// Announces what this member holds on to, or that it is idle. At most 1 CAS.
-    pub(crate) async fn announce<E: Endpoint>(
-        &self,
-        client: Steady<'_, E>,
-    ) -> Result<(), PoolError> {
+    pub(crate) async fn announce(&self, client: Steady<'_>) -> Result<(), PoolError> {
         let epochs = &self.epochs;
         let begun = self.pins.begun();
         let quiet = epochs.begun_before.swap(begun, Ordering::Relaxed) == begun;
@@ -303,9 +291,9 @@ impl Pool {
 
     /// Sees to it that a member that takes itself for idle is announced so: the CAS that was to say
     /// so may have been dropped.
-    async fn announce_idle<E: Endpoint>(
+    async fn announce_idle(
         &self,
-        client: Steady<'_, E>,
+        client: Steady<'_>,
         mut announcing: Announcing<'_>,
     ) -> Result<(), PoolError> {
         if announcing.before.is_some() {
@@ -327,9 +315,9 @@ impl Pool {
     }
 
     /// Moves the global epoch on if everybody is there. At most 1 CAS.
-    pub(crate) async fn advance<E: Endpoint>(
+    pub(crate) async fn advance(
         &self,
-        client: Steady<'_, E>,
+        client: Steady<'_>,
         seen: &Observation,
     ) -> Result<(), PoolError> {
         let own = match *self.epochs.announced() {
@@ -363,9 +351,9 @@ impl Pool {
         Ok(())
     }
 
-    async fn announcement<E: Endpoint>(
+    async fn announcement(
         &self,
-        client: Steady<'_, E>,
+        client: Steady<'_>,
         announcing: &Announcing<'_>,
     ) -> Result<AnnounceWord, PoolError> {
         if let Some(word) = announcing.before {

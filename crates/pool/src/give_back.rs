@@ -6,7 +6,7 @@
 //! was expected. So it is first found out whether the block is still of the carving in which the object was
 //! in use; only then does the bit tell.
 
-use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
+use farleaf_fabric::{GlobalAddr, ServerId};
 
 use crate::block::CARVED_AT;
 use crate::class::BLOCK_HEADER_BYTES;
@@ -51,9 +51,9 @@ impl Pool {
     /// # Errors
     /// `Corrupt` if an address is no object's or its object is free already (the others are given
     /// back); `Fabric` (those whose outcome is unknown may be lost until a sweep finds them).
-    pub(crate) async fn give_back<E: Endpoint>(
+    pub(crate) async fn give_back(
         &self,
-        client: Steady<'_, E>,
+        client: Steady<'_>,
         objects: &[GlobalAddr],
     ) -> Result<(), PoolError> {
         let mut outcome = Ok(());
@@ -119,9 +119,9 @@ impl Pool {
     }
 
     /// Turns bits; the inner error tells of some that somebody else has turned.
-    async fn turn_bits<E: Endpoint>(
+    async fn turn_bits(
         &self,
-        client: Steady<'_, E>,
+        client: Steady<'_>,
         mut turns: Vec<Turn>,
     ) -> Result<Result<(), PoolError>, PoolError> {
         let mut outcome = Ok(());
@@ -167,11 +167,7 @@ impl Pool {
     /// Those of `turns` that have not happened, once none that was posted happens any more.
     ///
     /// Cost: 3 batches of READs.
-    async fn undone<E: Endpoint>(
-        &self,
-        client: Steady<'_, E>,
-        turns: Vec<Turn>,
-    ) -> Result<Vec<Turn>, PoolError> {
+    async fn undone(&self, client: Steady<'_>, turns: Vec<Turn>) -> Result<Vec<Turn>, PoolError> {
         // In this order: a header that is of the old carving still, once the block is seen not to be being
         // carved, was so when the bits were read.
         let given = words_at(client, turns.iter().map(|turn| turn.at)).await?;
@@ -257,8 +253,8 @@ impl Pool {
 }
 
 /// Words of memory, read together.
-async fn words_at<E: Endpoint>(
-    client: Steady<'_, E>,
+async fn words_at(
+    client: Steady<'_>,
     at: impl Iterator<Item = GlobalAddr>,
 ) -> Result<Vec<u64>, PoolError> {
     let mut ops = client.client().ops();

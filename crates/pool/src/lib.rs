@@ -9,7 +9,7 @@
 //! use farleaf_pool::{Pool, PoolOptions, format};
 //!
 //! let fabric = Mapped::anonymous(2, 8 << 20)?;
-//! let endpoint = fabric.endpoint()?;
+//! let endpoint = fabric.any_endpoint()?;
 //! endpoint.clone().executor().block_on(async {
 //!     let client = Client::new(endpoint.clone());
 //!     format(&client, &PoolOptions::fitting(8 << 20)).await?;

@@ -55,8 +55,8 @@ pub(crate) fn entries(words: &[u64]) -> impl Iterator<Item = MemberEntry> + '_ {
 }
 
 /// READs the whole table. 1 round trip.
-pub(crate) async fn read_table<E: Endpoint>(
-    client: Steady<'_, E>,
+pub(crate) async fn read_table(
+    client: Steady<'_>,
     geometry: &Geometry,
 ) -> Result<Vec<MemberEntry>, PoolError> {
     let bytes = geometry.options().members_max as usize * MEMBER_BYTES as usize;
@@ -70,10 +70,7 @@ pub(crate) async fn read_table<E: Endpoint>(
 /// taken by a CAS that had to be repeated may be another join's of this process: the state decides,
 /// and whoever finds it changed goes on to the next entry. The generation that such a doubtful one
 /// tries is drawn, so that no other join's is the same.
-pub(crate) async fn join<E: Endpoint>(
-    client: Steady<'_, E>,
-    geometry: &Geometry,
-) -> Result<Joined, PoolError> {
+pub(crate) async fn join(client: Steady<'_>, geometry: &Geometry) -> Result<Joined, PoolError> {
     let own = client.endpoint().incarnation();
     for (slot, entry) in read_table(client, geometry).await?.into_iter().enumerate() {
         let slot = slot as u32;
@@ -138,10 +135,7 @@ pub(crate) async fn join<E: Endpoint>(
 ///
 /// Cost: 2 READs of the table; per live member 1 READ and a look by the fabric, and if it is dead a fence
 /// per server and 1 CAS; for the entry 2 READs, 2 CAS and 1 chain.
-async fn succeed<E: Endpoint>(
-    client: Steady<'_, E>,
-    geometry: &Geometry,
-) -> Result<Joined, PoolError> {
+async fn succeed(client: Steady<'_>, geometry: &Geometry) -> Result<Joined, PoolError> {
     for (slot, entry) in (0..).zip(read_table(client, geometry).await?) {
         if entry.word.state()? == MemberState::Live {
             mark_dead(client, geometry, slot, entry.word).await?;
@@ -166,8 +160,8 @@ async fn succeed<E: Endpoint>(
 
 /// Takes the entry in `slot`, whose life is dead; `None` if another is quicker: to succeed to it, or to
 /// recover it.
-async fn succeed_to<E: Endpoint>(
-    client: Steady<'_, E>,
+async fn succeed_to(
+    client: Steady<'_>,
     geometry: &Geometry,
     slot: u32,
     seen: MemberWord,
@@ -208,8 +202,8 @@ pub(crate) fn is_succeeded(slot: u32, word: MemberWord) -> bool {
 }
 
 /// Whether nobody lives who may have set the mark that was seen in the slot.
-pub(crate) async fn successor_is_dead<E: Endpoint>(
-    client: Steady<'_, E>,
+pub(crate) async fn successor_is_dead(
+    client: Steady<'_>,
     geometry: &Geometry,
     slot: u32,
 ) -> Result<bool, PoolError> {
@@ -225,15 +219,15 @@ pub(crate) fn is_there(table: &[MemberEntry], (slot, generation): (u32, u32)) ->
 }
 
 /// How far a generation moves on where another join of this process may try the next one.
-fn doubtful_step<E: Endpoint>(client: Steady<'_, E>) -> u32 {
+fn doubtful_step(client: Steady<'_>) -> u32 {
     2 + (client.endpoint().random() & 0xffff) as u32
 }
 
 /// Frees the entry of a member that has left nothing behind.
 ///
 /// Cost: 1 chain.
-pub(crate) async fn leave<E: Endpoint>(
-    client: Steady<'_, E>,
+pub(crate) async fn leave(
+    client: Steady<'_>,
     geometry: &Geometry,
     (slot, generation): (u32, u32),
     (own, address): (Incarnation, u64),
@@ -273,10 +267,7 @@ pub(crate) async fn leave<E: Endpoint>(
 }
 
 /// Whether that life is dead; then it is fenced on every server.
-async fn fence_if_dead<E: Endpoint>(
-    client: Steady<'_, E>,
-    who: Incarnation,
-) -> Result<bool, PoolError> {
+async fn fence_if_dead(client: Steady<'_>, who: Incarnation) -> Result<bool, PoolError> {
     if who == client.endpoint().incarnation() || !client.endpoint().is_dead(who).await {
         return Ok(false);
     }
@@ -293,8 +284,8 @@ async fn fence_if_dead<E: Endpoint>(
 /// Whether the member in `slot`, seen live with `seen`, is dead; then it is fenced and marked.
 ///
 /// Cost: 1 READ and a look by the fabric; if it is dead, a fence per server and 1 CAS.
-async fn mark_dead<E: Endpoint>(
-    client: Steady<'_, E>,
+async fn mark_dead(
+    client: Steady<'_>,
     geometry: &Geometry,
     slot: u32,
     seen: MemberWord,
@@ -315,9 +306,9 @@ async fn mark_dead<E: Endpoint>(
 
 impl Pool {
     /// As [`mark_dead`]; then there is somebody to recover.
-    pub(crate) async fn declare_dead<E: Endpoint>(
+    pub(crate) async fn declare_dead(
         &self,
-        client: Steady<'_, E>,
+        client: Steady<'_>,
         slot: u32,
         seen: MemberWord,
     ) -> Result<bool, PoolError> {
@@ -330,10 +321,7 @@ impl Pool {
     /// and leaves the rest to a recovery (INV-MEM-3).
     ///
     /// Cost: 1 READ per 64 KiB of block table, 1 CAS for each such block.
-    pub(crate) async fn inherit<E: Endpoint>(
-        &self,
-        client: Steady<'_, E>,
-    ) -> Result<(), PoolError> {
+    pub(crate) async fn inherit(&self, client: Steady<'_>) -> Result<(), PoolError> {
         self.inherits.store(true, Ordering::SeqCst);
         self.recovery_unfinished.store(true, Ordering::SeqCst);
         for server in self.geometry().server_ids() {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use farleaf_fabric::{Client, Counters, Endpoint, Incarnation, OpKind};
+use farleaf_fabric::{AnyEndpoint, Client, Counters, Endpoint, Incarnation, OpKind};
 
 use crate::clients::ClosedClient;
 use crate::epoch::Epochs;
@@ -86,7 +86,7 @@ impl Pool {
     /// # Errors
     /// `Format` with the server and what to do, `NoSlot` if all member slots are taken by members that are
     /// not known to be dead, `Fabric`.
-    pub async fn join<E: Endpoint>(client: &Client<E>) -> Result<Arc<Pool>, PoolError> {
+    pub async fn join(client: &Client) -> Result<Arc<Pool>, PoolError> {
         let lines = Arc::new(Lines::new(client.endpoint().server_count()));
         let steady = Steady::new(client, &lines, PATIENCE_NS);
         let (geometry, id) = superblock::open(steady).await?;
@@ -130,7 +130,7 @@ impl Pool {
     }
 
     /// Marks this member as dead, which does nothing any more. 1 CAS.
-    pub(crate) async fn die<E: Endpoint>(&self, client: Steady<'_, E>) -> Result<(), PoolError> {
+    pub(crate) async fn die(&self, client: Steady<'_>) -> Result<(), PoolError> {
         let at = self.geometry().member_addr(self.member);
         let live = MemberWord::new(MemberState::Live, self.generation);
         let dead = MemberWord::new(MemberState::Dead, self.generation);
@@ -145,10 +145,7 @@ impl Pool {
     ///
     /// # Errors
     /// `NoSlot` if all clients are taken, `Closed`, `Fabric`.
-    pub async fn session<E: Endpoint>(
-        self: &Arc<Self>,
-        endpoint: E,
-    ) -> Result<Session<E>, PoolError> {
+    pub async fn session(self: &Arc<Self>, endpoint: AnyEndpoint) -> Result<Session, PoolError> {
         self.session_leaving(endpoint, 0).await
     }
 
@@ -157,11 +154,11 @@ impl Pool {
     ///
     /// # Errors
     /// As [`Pool::session`]; `NoSlot` also if only those are free.
-    pub async fn session_leaving<E: Endpoint>(
+    pub async fn session_leaving(
         self: &Arc<Self>,
-        endpoint: E,
+        endpoint: AnyEndpoint,
         kept: u32,
-    ) -> Result<Session<E>, PoolError> {
+    ) -> Result<Session, PoolError> {
         self.check_open()?;
         let endpoint_counters = Arc::clone(endpoint.counters());
         let client = Client::new(endpoint);

@@ -86,7 +86,7 @@ pub struct Recovered {
     pub problems: Vec<String>,
 }
 
-impl<E: Endpoint> Session<E> {
+impl Session {
     /// Finds out which members are dead, and claims them, together with all orphan blocks. `None`
     /// if none is dead, nothing is left of an earlier recovery of this member's, or this member is
     /// recovering already.
@@ -279,7 +279,7 @@ impl Recovery {
     }
 
     /// Claims the dead members' blocks and all orphans.
-    async fn claim_blocks<E: Endpoint>(&mut self, client: Steady<'_, E>) -> Result<(), PoolError> {
+    async fn claim_blocks(&mut self, client: Steady<'_>) -> Result<(), PoolError> {
         let pool = Arc::clone(&self.pool);
         for server in pool.geometry().server_ids() {
             for (block, word) in pool.read_block_words(client, server).await? {
@@ -334,7 +334,7 @@ impl Drop for Recovery {
 
 impl Pool {
     /// Finds the dead and makes them this member's to recover.
-    async fn claim_dead<E: Endpoint>(&self, client: Steady<'_, E>) -> Result<Vec<Dead>, PoolError> {
+    async fn claim_dead(&self, client: Steady<'_>) -> Result<Vec<Dead>, PoolError> {
         for (slot, entry) in (0..).zip(read_table(client, self.geometry()).await?) {
             if slot != self.member && entry.word.state()? == MemberState::Live {
                 self.declare_dead(client, slot, entry.word).await?;
@@ -368,9 +368,9 @@ impl Pool {
 
     /// Frees a claimed block's lost objects and lets the block go. If the recovery is not complete,
     /// a dead member's block with lost objects stays claimed.
-    async fn rebuild<E: Endpoint>(
+    async fn rebuild(
         &self,
-        client: Steady<'_, E>,
+        client: Steady<'_>,
         (server, block, word): (ServerId, u32, BlockWord),
         marks: &[u64],
         retired: &BTreeSet<GlobalAddr>,
@@ -432,9 +432,9 @@ impl Pool {
     }
 
     /// Frees objects that the dead had announced, outside of claimed blocks.
-    async fn free_announced<E: Endpoint>(
+    async fn free_announced(
         &self,
-        client: Steady<'_, E>,
+        client: Steady<'_>,
         objects: &[GlobalAddr],
         done: &mut Recovered,
     ) -> Result<(), PoolError> {
@@ -455,11 +455,7 @@ impl Pool {
     }
 
     /// Makes a dead client's redo areas and retire pages zero.
-    async fn zero_areas<E: Endpoint>(
-        &self,
-        client: Steady<'_, E>,
-        id: u32,
-    ) -> Result<(), PoolError> {
+    async fn zero_areas(&self, client: Steady<'_>, id: u32) -> Result<(), PoolError> {
         let redo_bytes = self.geometry().options().redo_bytes as usize;
         for server in self.geometry().server_ids() {
             let mut area = client.buf(redo_bytes + RETIRE_BYTES as usize);
@@ -470,11 +466,7 @@ impl Pool {
     }
 
     /// Frees the clients that the dead had.
-    async fn free_clients<E: Endpoint>(
-        &self,
-        client: Steady<'_, E>,
-        of: &Recovery,
-    ) -> Result<(), PoolError> {
+    async fn free_clients(&self, client: Steady<'_>, of: &Recovery) -> Result<(), PoolError> {
         for id in &of.clients {
             let at = self.geometry().client_addr(*id);
             let word = client.word(at).await?;
@@ -486,11 +478,7 @@ impl Pool {
     }
 
     /// Frees a recovered member's entry.
-    async fn clear_member<E: Endpoint>(
-        &self,
-        client: Steady<'_, E>,
-        dead: &Dead,
-    ) -> Result<(), PoolError> {
+    async fn clear_member(&self, client: Steady<'_>, dead: &Dead) -> Result<(), PoolError> {
         let at = self.geometry().member_addr(dead.slot);
         let entry = client.read(at, client.buf(32)).await?;
         let (incarnation, announced) = (entry.words()[1], AnnounceWord(entry.words()[2]));

@@ -20,7 +20,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
+use farleaf_fabric::{GlobalAddr, ServerId};
 
 use crate::canary::Canary;
 use crate::geometry::RETIRE_WORDS;
@@ -228,7 +228,7 @@ impl Entry {
     }
 }
 
-impl<E: Endpoint> Session<E> {
+impl Session {
     /// Frees what `bound` allows of the objects that were retired when `freeing` was taken.
     ///
     /// Cost: nothing if none is due. Per 64 objects 1 batch of CAS; for those of other members'
@@ -352,9 +352,9 @@ impl<E: Endpoint> Session<E> {
 
 impl Pool {
     /// Clears the words of `entries`. The inner result tells of a word that held something else.
-    async fn clear_words<E: Endpoint>(
+    async fn clear_words(
         &self,
-        client: Steady<'_, E>,
+        client: Steady<'_>,
         owner: u32,
         entries: &[Entry],
     ) -> Result<Result<(), PoolError>, PoolError> {
@@ -390,9 +390,9 @@ impl Pool {
     /// it is not lost with this member.
     ///
     /// Cost: per 64 such objects that were retired since the last time, 1 batch of CAS.
-    pub(crate) async fn confirm<E: Endpoint>(
+    pub(crate) async fn confirm(
         &self,
-        client: Steady<'_, E>,
+        client: Steady<'_>,
         freeing: &Freeing,
         all: bool,
     ) -> Result<(), PoolError> {

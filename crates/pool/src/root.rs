@@ -64,7 +64,7 @@ pub struct Root {
     pub slot: usize,
 }
 
-impl<E: Endpoint> Session<E> {
+impl Session {
     /// Adds a table. The object at `addr` must be complete: others find it from then on.
     ///
     /// Cost: 1 READ of the root table for each 4,096 entries, 4 CAS, 1 WRITE.
@@ -272,10 +272,7 @@ impl<E: Endpoint> Session<E> {
 
 impl Pool {
     /// Gives back a root lock that a dropped call left behind. 1 CAS if there is one.
-    pub(crate) async fn release_root_leftover<E: Endpoint>(
-        &self,
-        client: Steady<'_, E>,
-    ) -> Result<(), PoolError> {
+    pub(crate) async fn release_root_leftover(&self, client: Steady<'_>) -> Result<(), PoolError> {
         let token = self.root_leftover.load(Ordering::SeqCst);
         if token != 0 {
             client.cas_release(self.geometry().root_lock_addr(), token, 0).await?;
@@ -288,14 +285,14 @@ impl Pool {
 }
 
 /// The root lock, held.
-pub(crate) struct RootLock<'a, E: Endpoint> {
-    session: &'a Session<E>,
+pub(crate) struct RootLock<'a> {
+    session: &'a Session,
     token: u64,
     released: bool,
 }
 
-impl<'a, E: Endpoint> RootLock<'a, E> {
-    pub(crate) async fn acquire(session: &'a Session<E>) -> Result<Self, PoolError> {
+impl<'a> RootLock<'a> {
+    pub(crate) async fn acquire(session: &'a Session) -> Result<Self, PoolError> {
         let pool = session.pool();
         pool.check_open()?;
         session.fill_tokens().await?;
@@ -341,7 +338,7 @@ impl<'a, E: Endpoint> RootLock<'a, E> {
     }
 }
 
-impl<E: Endpoint> Drop for RootLock<'_, E> {
+impl Drop for RootLock<'_> {
     fn drop(&mut self) {
         let pool = self.session.pool();
         if !self.released {

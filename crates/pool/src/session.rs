@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use farleaf_fabric::{Client, Endpoint, GlobalAddr, OpKind, Ops, ServerId};
+use farleaf_fabric::{AnyEndpoint, Client, Endpoint, GlobalAddr, OpKind, Ops, ServerId};
 
 use crate::canary::Canary;
 use crate::clients::{ClaimedClient, ClosedClient, TOKEN_STEP};
@@ -33,16 +33,16 @@ const RELIEF_WAIT_NS_MAX: u64 = 1_000_000;
 /// before it is dropped, or [`Session::leave`]: a member that is announced live and does not tick
 /// holds up everybody's reclamation.
 #[derive(Debug)]
-pub struct Session<E: Endpoint> {
-    pub(crate) inner: Rc<Inner<E>>,
+pub struct Session {
+    pub(crate) inner: Rc<Inner>,
     patience_ns: u64,
 }
 
 #[derive(Debug)]
-pub(crate) struct Inner<E: Endpoint> {
-    client: Client<E>,
+pub(crate) struct Inner {
+    client: Client,
     /// As `client`, but counts as maintenance.
-    upkeep: Client<E>,
+    upkeep: Client,
     lines: Arc<Lines>,
     pool: Arc<Pool>,
     pub(crate) id: u32,
@@ -63,7 +63,7 @@ pub(crate) struct Inner<E: Endpoint> {
     pub(crate) ticks: Cell<u32>,
 }
 
-impl<E: Endpoint> Clone for Session<E> {
+impl Clone for Session {
     fn clone(&self) -> Self {
         Session { inner: Rc::clone(&self.inner), patience_ns: self.patience_ns }
     }
@@ -72,23 +72,23 @@ impl<E: Endpoint> Clone for Session<E> {
 /// While it lives, no object that could be reached when it was made is reused.
 #[derive(Debug)]
 #[must_use = "objects are reused once it is dropped"]
-pub struct Pinned<'a, E: Endpoint> {
-    session: &'a Session<E>,
+pub struct Pinned<'a> {
+    session: &'a Session,
     slot: usize,
 }
 
 /// As [`Pinned`], for a task that may outlive its caller.
 #[derive(Debug)]
 #[must_use = "objects are reused once it is dropped"]
-pub struct OwnedPin<E: Endpoint> {
-    session: Session<E>,
+pub struct OwnedPin {
+    session: Session,
     slot: usize,
 }
 
-impl<E: Endpoint> Session<E> {
+impl Session {
     pub(crate) fn new(
         pool: &Arc<Pool>,
-        client: Client<E>,
+        client: Client,
         lines: Arc<Lines>,
         claimed: ClaimedClient,
     ) -> Self {
@@ -119,19 +119,19 @@ impl<E: Endpoint> Session<E> {
 
     /// The client that remote operations go through.
     #[inline]
-    pub fn client(&self) -> &Client<E> {
+    pub fn client(&self) -> &Client {
         &self.inner.client
     }
 
     /// The same client, with operations whose outcome is known; see [`Steady`].
     #[inline]
-    pub fn steady(&self) -> Steady<'_, E> {
+    pub fn steady(&self) -> Steady<'_> {
         Steady::new(&self.inner.client, &self.inner.lines, self.patience_ns)
     }
 
     /// As [`Session::steady`], but counts as maintenance.
     #[inline]
-    pub fn upkeep(&self) -> Steady<'_, E> {
+    pub fn upkeep(&self) -> Steady<'_> {
         Steady::new(&self.inner.upkeep, &self.inner.lines, self.patience_ns)
     }
 
@@ -145,7 +145,7 @@ impl<E: Endpoint> Session<E> {
     /// Runs `task` on this thread to its end, with a patient session. Leaving waits for it.
     pub fn spawn<T>(&self, task: T)
     where
-        T: AsyncFnOnce(Session<E>) + 'static,
+        T: AsyncFnOnce(Session) + 'static,
     {
         let session = self.patient();
         session.inner.tasks.set(session.inner.tasks.get() + 1);
@@ -164,7 +164,7 @@ impl<E: Endpoint> Session<E> {
 
     /// The thread's endpoint.
     #[inline]
-    pub fn endpoint(&self) -> &E {
+    pub fn endpoint(&self) -> &AnyEndpoint {
         self.inner.client.endpoint()
     }
 
@@ -189,7 +189,7 @@ impl<E: Endpoint> Session<E> {
     /// # Errors
     /// `Closed`, `Fabric`: nothing was done.
     #[inline]
-    pub async fn begin(&self, kind: OpKind) -> Result<Pinned<'_, E>, PoolError> {
+    pub async fn begin(&self, kind: OpKind) -> Result<Pinned<'_>, PoolError> {
         self.inner.client.begin(kind);
         let pool = &*self.inner.pool;
         if self.inner.pressed.get() {
@@ -244,7 +244,7 @@ impl<E: Endpoint> Session<E> {
     /// moment that a running operation of this session has pinned. The session's next operation
     /// begins when the task is done, since both would use the same redo area; so the task must not
     /// begin one. Called within an operation: without one there is no moment to hold.
-    pub fn hold(&self) -> OwnedPin<E> {
+    pub fn hold(&self) -> OwnedPin {
         let (slots, pins) = (0..=LAST_PIN, self.pins());
         let oldest = slots.min_by_key(|slot| pins[*slot].load(Ordering::Relaxed)).unwrap_or(0);
         self.inner.held.set(self.inner.held.get() + 1);
@@ -273,7 +273,7 @@ impl<E: Endpoint> Session<E> {
     }
 
     #[cold]
-    async fn begin_slowly(&self, pinned: &Pinned<'_, E>) -> Result<(), PoolError> {
+    async fn begin_slowly(&self, pinned: &Pinned<'_>) -> Result<(), PoolError> {
         self.inner.pool.check_open()?;
         self.fill_tokens().await?;
         self.inner.pool.ensure_live(self.upkeep()).await?;
@@ -489,21 +489,21 @@ impl<E: Endpoint> Session<E> {
     }
 }
 
-impl<E: Endpoint> Drop for Pinned<'_, E> {
+impl Drop for Pinned<'_> {
     #[inline]
     fn drop(&mut self) {
         self.session.drop_pin(self.slot);
     }
 }
 
-impl<E: Endpoint> Drop for OwnedPin<E> {
+impl Drop for OwnedPin {
     fn drop(&mut self) {
         self.session.inner.held.set(self.session.inner.held.get() - 1);
         self.session.drop_pin(self.slot);
     }
 }
 
-impl<E: Endpoint> Drop for Inner<E> {
+impl Drop for Inner {
     fn drop(&mut self) {
         let (next, end) = self.tokens.get();
         self.pool.forget_retirement(&self.retired);

@@ -30,7 +30,8 @@ use std::task::Poll;
 
 use crate::canary::Canary;
 use farleaf_fabric::{
-    Buf, Client, Endpoint, GlobalAddr, Incarnation, Op, OpError, OpErrorKind, Ops, ServerId,
+    AnyEndpoint, Buf, Client, Endpoint, GlobalAddr, Incarnation, Op, OpError, OpErrorKind, Ops,
+    ServerId,
 };
 
 /// How long an operation that is waited for is tried: then it is `Unavailable`, or its outcome
@@ -133,19 +134,19 @@ impl Trial {
 ///
 /// Costs are those of [`Client`]; each failure adds at most one reconnect and the same again.
 #[derive(Debug)]
-pub struct Steady<'a, E: Endpoint> {
-    client: &'a Client<E>,
+pub struct Steady<'a> {
+    client: &'a Client,
     lines: &'a Lines,
     patience_ns: u64,
 }
 
-impl<E: Endpoint> Clone for Steady<'_, E> {
+impl Clone for Steady<'_> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<E: Endpoint> Copy for Steady<'_, E> {}
+impl Copy for Steady<'_> {}
 
 /// A CAS of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,20 +156,20 @@ pub(crate) struct Cas {
     pub(crate) new: u64,
 }
 
-impl<'a, E: Endpoint> Steady<'a, E> {
-    pub(crate) fn new(client: &'a Client<E>, lines: &'a Lines, patience_ns: u64) -> Self {
+impl<'a> Steady<'a> {
+    pub(crate) fn new(client: &'a Client, lines: &'a Lines, patience_ns: u64) -> Self {
         Steady { client, lines, patience_ns }
     }
 
     /// The client below.
     #[inline]
-    pub fn client(self) -> &'a Client<E> {
+    pub fn client(self) -> &'a Client {
         self.client
     }
 
     /// The thread's endpoint.
     #[inline]
-    pub fn endpoint(self) -> &'a E {
+    pub fn endpoint(self) -> &'a AnyEndpoint {
         self.client.endpoint()
     }
 
@@ -602,11 +603,7 @@ impl Drop for Busy<'_> {
 }
 
 /// Waits for `done` to become true, for as long as the caller has patience; whether it did.
-pub(crate) async fn wait_until<E: Endpoint>(
-    steady: Steady<'_, E>,
-    wait_ns: u64,
-    done: impl Fn() -> bool,
-) -> bool {
+pub(crate) async fn wait_until(steady: Steady<'_>, wait_ns: u64, done: impl Fn() -> bool) -> bool {
     let since_ns = steady.endpoint().now_ns();
     while !done() {
         let waited_ns = steady.endpoint().now_ns() - since_ns;

@@ -44,16 +44,13 @@ const CLAIM_WAIT_NS: u64 = 10_000_000;
 /// # Errors
 /// `Invalid` if the options make no sense or a region is too small for them (nothing was done);
 /// `Fabric` (the pool is not formatted).
-pub async fn format<E: Endpoint>(
-    client: &Client<E>,
-    options: &PoolOptions,
-) -> Result<(), PoolError> {
+pub async fn format(client: &Client, options: &PoolOptions) -> Result<(), PoolError> {
     format_claimed(client, options, 0).await
 }
 
 /// As [`format()`]; the claim is as given afterwards.
-async fn format_claimed<E: Endpoint>(
-    client: &Client<E>,
+async fn format_claimed(
+    client: &Client,
     options: &PoolOptions,
     claim: u64,
 ) -> Result<(), PoolError> {
@@ -96,10 +93,7 @@ async fn format_claimed<E: Endpoint>(
 /// # Errors
 /// As [`format()`]; `Format` if some servers are formatted and others are not, though nobody is
 /// formatting them: what those held is lost. `Busy` if somebody else takes too long.
-pub async fn format_once<E: Endpoint>(
-    client: &Client<E>,
-    options: &PoolOptions,
-) -> Result<bool, PoolError> {
+pub async fn format_once(client: &Client, options: &PoolOptions) -> Result<bool, PoolError> {
     let lines = Lines::new(client.endpoint().server_count());
     let steady = Steady::new(client, &lines, PATIENCE_NS);
     let own = client.endpoint().incarnation();
@@ -148,7 +142,7 @@ pub fn pool_id_of(words: &[u64; SUPERBLOCK_WORDS]) -> Option<u128> {
 }
 
 /// Which servers' first words are not zero.
-async fn formatted<E: Endpoint>(client: Steady<'_, E>) -> Result<Vec<bool>, PoolError> {
+async fn formatted(client: Steady<'_>) -> Result<Vec<bool>, PoolError> {
     let count = client.endpoint().server_count();
     let mut ops = client.client().ops();
     for server in 0..count {
@@ -164,9 +158,7 @@ async fn formatted<E: Endpoint>(client: Steady<'_, E>) -> Result<Vec<bool>, Pool
 ///
 /// # Errors
 /// `Format` with the server and the reason; `Fabric`.
-pub(crate) async fn open<E: Endpoint>(
-    client: Steady<'_, E>,
-) -> Result<(Geometry, u128), PoolError> {
+pub(crate) async fn open(client: Steady<'_>) -> Result<(Geometry, u128), PoolError> {
     let endpoint = client.endpoint();
     let count = endpoint.server_count();
     let mut ops = client.client().ops();
@@ -290,12 +282,7 @@ fn rebuild(blocks: &[[u64; WORDS]]) -> Result<Geometry, String> {
 
 /// Makes bytes `from` to `to` zero. Memory that is zero is only read, so that fresh memory is not
 /// committed.
-async fn zero<E: Endpoint>(
-    client: Steady<'_, E>,
-    server: ServerId,
-    from: u64,
-    to: u64,
-) -> Result<(), PoolError> {
+async fn zero(client: Steady<'_>, server: ServerId, from: u64, to: u64) -> Result<(), PoolError> {
     let mut at = from;
     while at < to {
         let bytes = CHUNK_BYTES.min(to - at);

@@ -22,7 +22,7 @@ const ALONE_NS: u64 = 40_000_000;
 const LEAVE_TICKS: usize = 64;
 const LEAVE_WAIT_NS: u64 = 20_000;
 
-impl<E: Endpoint> Session<E> {
+impl Session {
     /// Maintenance, to be called every few dozen operations or every millisecond by each session:
     /// learns the global epoch, announces this member's, moves the global one on, finds out about
     /// members that lag, and frees what is due: of its own, and
@@ -218,11 +218,7 @@ impl<E: Endpoint> Session<E> {
 impl Pool {
     /// Small duties: changes of unknown outcome, surplus blocks, what others gave back, a root
     /// lock left behind.
-    async fn housekeep<E: Endpoint>(
-        &self,
-        client: Steady<'_, E>,
-        tick: u32,
-    ) -> Result<(), PoolError> {
+    async fn housekeep(&self, client: Steady<'_>, tick: u32) -> Result<(), PoolError> {
         self.settle(client).await?;
         self.release_root_leftover(client).await?;
         if tick.is_multiple_of(HARVEST_TICKS) {
@@ -241,9 +237,9 @@ impl Pool {
         Ok(())
     }
 
-    pub(crate) async fn ask_for_suspects<E: Endpoint>(
+    pub(crate) async fn ask_for_suspects(
         &self,
-        client: Steady<'_, E>,
+        client: Steady<'_>,
         seen: &Observation,
     ) -> Result<(), PoolError> {
         for (slot, word) in &seen.suspects {
@@ -273,11 +269,7 @@ impl<'a> Closed<'a> {
         })
     }
 
-    async fn finish<E: Endpoint>(
-        mut self,
-        session: &Session<E>,
-        bound: u64,
-    ) -> Result<(), PoolError> {
+    async fn finish(mut self, session: &Session, bound: u64) -> Result<(), PoolError> {
         let (Some(closed), Some(freeing)) = (&mut self.client, &self.freeing) else {
             return Ok(());
         };

@@ -11,8 +11,8 @@ use crate::{PoolError, Session};
 /// If a WRITE to it may still be under way, a task frees it once that has ended.
 #[derive(Debug)]
 #[must_use = "it is freed when dropped"]
-pub struct Unlinked<E: Endpoint> {
-    session: Session<E>,
+pub struct Unlinked {
+    session: Session,
     addr: GlobalAddr,
     bytes: usize,
     state: Cell<State>,
@@ -26,22 +26,18 @@ enum State {
     Kept,
 }
 
-impl<E: Endpoint> Session<E> {
+impl Session {
     /// As [`Session::alloc`]; the object is freed when what this gives is dropped, until it is kept.
     ///
     /// # Errors
     /// As [`Session::alloc`].
-    pub async fn alloc_unlinked(
-        &self,
-        on: ServerId,
-        bytes: usize,
-    ) -> Result<Unlinked<E>, PoolError> {
+    pub async fn alloc_unlinked(&self, on: ServerId, bytes: usize) -> Result<Unlinked, PoolError> {
         let addr = self.alloc(on, bytes).await?;
         Ok(Unlinked { session: self.clone(), addr, bytes, state: Cell::new(State::Still) })
     }
 }
 
-impl<E: Endpoint> Unlinked<E> {
+impl Unlinked {
     /// Where it is.
     pub fn addr(&self) -> GlobalAddr {
         self.addr
@@ -64,7 +60,7 @@ impl<E: Endpoint> Unlinked<E> {
     }
 }
 
-impl<E: Endpoint> Drop for Unlinked<E> {
+impl Drop for Unlinked {
     fn drop(&mut self) {
         let (addr, bytes) = (self.addr, self.bytes);
         match self.state.get() {

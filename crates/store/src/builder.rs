@@ -10,7 +10,7 @@ use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::tcp::{Tcp, TcpConfig, Tls};
 use farleaf_fabric::verbs::{Verbs, VerbsConfig};
 use farleaf_fabric::{
-    AnyFabric, Client, Endpoint, Fabric, FabricError, Processors, RealTime, ServerId,
+    AnyEndpoint, AnyFabric, Client, Endpoint, Fabric, FabricError, Processors, ServerId,
 };
 use farleaf_index::OpenOptions;
 use farleaf_index::dex::Durability;
@@ -335,10 +335,10 @@ impl Builder {
         config
     }
 
-    fn make_on<F: Fabric<Endpoint: RealTime>>(&self, fabric: F) -> Result<(F, bool)> {
+    fn make_on<F: Fabric<Endpoint: Into<AnyEndpoint>>>(&self, fabric: F) -> Result<(F, bool)> {
         let mut is_new = false;
         if self.create {
-            let endpoint = fabric.endpoint()?;
+            let endpoint = fabric.any_endpoint()?;
             let executor = endpoint.executor().clone();
             let regions = 0..endpoint.server_count() as u16;
             let least = regions.map(|server| endpoint.region_bytes(ServerId(server))).min();
@@ -358,7 +358,7 @@ impl Builder {
 
     fn format(&self, fabric: &Mapped) -> Result<()> {
         let options = self.options(self.region_bytes()?);
-        let endpoint = fabric.endpoint()?;
+        let endpoint = fabric.any_endpoint()?;
         let executor = endpoint.executor().clone();
         let client = Client::new(endpoint);
         executor.block_on(farleaf_pool::format(&client, &options))?;

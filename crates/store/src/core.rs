@@ -50,7 +50,7 @@ impl Core {
         options: OpenOptions,
         serve: ServeOptions,
     ) -> Result<Arc<Core>> {
-        let endpoint = fabric.endpoint()?;
+        let endpoint = fabric.any_endpoint()?;
         let executor = endpoint.executor().clone();
         let tears_words = !endpoint.capabilities().word_atomic;
         let client = Client::new(endpoint);

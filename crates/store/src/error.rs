@@ -9,7 +9,7 @@ use farleaf_index::{IndexError, UnknownEngine};
 use farleaf_pool::{FormatFault, PoolError};
 
 /// What the functions of this library return.
-pub type Result<T, E = Error> = std::result::Result<T, E>;
+pub type Result<T, AnyEndpoint = Error> = std::result::Result<T, AnyEndpoint>;
 
 /// A failed call. [`Error::kind`] says what a caller can do about it, the message says the rest.
 #[derive(Clone, Debug, thiserror::Error)]

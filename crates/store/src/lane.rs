@@ -24,7 +24,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::gate::Gate;
 
 /// One logical thread of operations on the pool.
-pub(crate) type Session = farleaf_pool::Session<AnyEndpoint>;
+pub(crate) type Session = farleaf_pool::Session;
 
 /// Operations of a session between two ticks of it.
 const TICK_OPS: u32 = 64;
@@ -57,7 +57,7 @@ impl Lane {
     pub(crate) fn new(core: &Arc<Core>) -> Result<Lane> {
         let gate = Arc::new(Gate::default());
         core.gates.add(&gate);
-        let endpoint = core.fabric.endpoint()?;
+        let endpoint = core.fabric.any_endpoint()?;
         Ok(Lane { core: Arc::clone(core), endpoint, idle: RefCell::default(), gate })
     }
 

@@ -369,7 +369,7 @@ impl TableCore {
     ) -> Result<CompareExchange> {
         let mut found = Vec::new();
         let session = lane.session().await?;
-        let done = self.index.compare_exchange(&*session, key, expected, new, &mut found).await;
+        let done = self.index.compare_exchange(&session, key, expected, new, &mut found).await;
         Ok(match self.named(done)? {
             (Exchange::Done, _) => CompareExchange::Exchanged,
             (Exchange::Differs, present) => CompareExchange::Found(present.then_some(found)),

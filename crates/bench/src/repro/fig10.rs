@@ -2,7 +2,7 @@
 
 use std::{cell::RefCell, rc::Rc, sync::Arc};
 
-use farleaf_fabric::{Endpoint, Incarnation, sim::SimEndpoint};
+use farleaf_fabric::{Endpoint, Incarnation};
 use farleaf_index::dex::{Cluster, Dex, DexOptions, JoinOptions, MoveError, Take, equal_width};
 use farleaf_pool::Session;
 
@@ -215,11 +215,11 @@ impl Scene<'_> {
     }
 
     /// A session on a compute server's spare thread.
-    async fn spare(&self, compute: usize) -> Result<Session<SimEndpoint>, ReproError> {
+    async fn spare(&self, compute: usize) -> Result<Session, ReproError> {
         let world = self.world;
         let thread = world.config.threads.div_ceil(world.config.compute_servers);
         let endpoint = world.sim.fabric(compute).endpoint_on(thread).map_err(BenchError::from)?;
-        let session = world.sessions[compute].pool().session(endpoint).await;
+        let session = world.sessions[compute].pool().session(endpoint.into()).await;
         Ok(session.map_err(|source| BenchError::Pool { pool_bytes: 0, source })?)
     }
 

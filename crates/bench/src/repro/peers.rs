@@ -218,7 +218,7 @@ impl Progress for Probe<'_> {
 
 /// What READs of 1 KiB take, one at a time, [`DEVICE_READS`] of them.
 fn read_time(fabric: &Verbs) -> Result<Duration, ReproError> {
-    let endpoint = fabric.endpoint().map_err(self::fabric)?;
+    let endpoint = fabric.any_endpoint().map_err(self::fabric)?;
     let own = endpoint.clone();
     let begun = Instant::now();
     let done = endpoint.executor().block_on(async move {

@@ -9,10 +9,7 @@ use std::{
     time::Instant,
 };
 
-use farleaf_fabric::{
-    Client, Cost, Endpoint, Fabric, Snapshot,
-    mapped::{Mapped, MappedEndpoint},
-};
+use farleaf_fabric::{AnyEndpoint, Client, Cost, Endpoint, Fabric, Snapshot, mapped::Mapped};
 use farleaf_index::{
     Engine, Index, TableFormat,
     dex::{Dex, DexOptions},
@@ -38,17 +35,17 @@ pub(super) const THREADS: usize = 2;
 /// Memory of one server, with a pool.
 pub(super) struct Bed {
     fabric: Mapped,
-    main: MappedEndpoint,
+    main: AnyEndpoint,
     pool: Arc<Pool>,
-    home: Session<MappedEndpoint>,
+    home: Session,
     pub(super) layout: Layout,
 }
 
 /// What a thread works with.
 pub(super) struct Seat {
     pub(super) number: usize,
-    endpoint: MappedEndpoint,
-    pub(super) session: Session<MappedEndpoint>,
+    endpoint: AnyEndpoint,
+    pub(super) session: Session,
 }
 
 /// Keys that are wanted, with their items.
@@ -136,7 +133,7 @@ impl Bed {
         let layout = TableFormat::fixed8(Engine::BTree).layout().map_err(BenchError::Table)?;
         let pool_bytes = (keys * 64 + (512 << 20)) & !4095;
         let fabric = Mapped::anonymous(1, pool_bytes).map_err(BenchError::from)?;
-        let main = fabric.endpoint().map_err(BenchError::from)?;
+        let main = fabric.any_endpoint().map_err(BenchError::from)?;
         main.seed(seed);
         let refused = |source| BenchError::Pool { pool_bytes, source };
         let opened = main.executor().block_on(async {
@@ -223,7 +220,7 @@ impl Bed {
 impl Seat {
     /// Opens a session for this thread.
     fn take(fabric: &Mapped, pool: &Arc<Pool>, number: usize) -> Result<Self, ReproError> {
-        let endpoint = fabric.endpoint().map_err(BenchError::from)?;
+        let endpoint = fabric.any_endpoint().map_err(BenchError::from)?;
         endpoint.seed(number as u64 + 1);
         let made = endpoint.executor().block_on(pool.session(endpoint.clone()));
         let session = made.map_err(|source| BenchError::Pool { pool_bytes: 0, source })?;

@@ -7,8 +7,8 @@ use std::{
 };
 
 use farleaf_fabric::{
-    Client, Endpoint, Fabric, GlobalAddr, ServerId, Snapshot,
-    sim::{RpcConfig, Sim, SimConfig, SimEndpoint},
+    AnyEndpoint, Client, Endpoint, Fabric, GlobalAddr, ServerId, Snapshot,
+    sim::{RpcConfig, Sim, SimConfig},
 };
 use farleaf_index::{
     Engine, Index, IndexError, TableFormat,
@@ -127,7 +127,7 @@ pub(super) struct World {
     pub(super) config: WorldConfig,
     pub(super) sim: Sim,
     /// One for each worker thread; thread `t` is of compute server `t % compute_servers`.
-    pub(super) sessions: Vec<Session<SimEndpoint>>,
+    pub(super) sessions: Vec<Session>,
     pub(super) meta: GlobalAddr,
     pub(super) layout: Layout,
     space: Arc<ItemSpace>,
@@ -178,8 +178,10 @@ impl World {
         let offloads = Arc::new(OffloadService::new(1, None));
         sim.fabric(0).serve(OFFLOAD_SERVICE, offloads.clone());
         let endpoints = (0..config.threads)
-            .map(|thread| sim.fabric(thread % computes).endpoint_on(thread / computes))
-            .collect::<Result<Vec<SimEndpoint>, _>>()
+            .map(|thread| {
+                sim.fabric(thread % computes).endpoint_on(thread / computes).map(Into::into)
+            })
+            .collect::<Result<Vec<AnyEndpoint>, _>>()
             .map_err(BenchError::from)?;
         let mut options = PoolOptions::fitting(region_bytes);
         options.clients_max =
@@ -475,7 +477,7 @@ struct Desk {
 /// One client: a task on a worker thread of its own.
 struct Worker<I> {
     desk: Rc<Desk>,
-    session: Session<SimEndpoint>,
+    session: Session,
     index: I,
     partition: usize,
     version: u64,

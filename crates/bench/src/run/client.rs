@@ -28,9 +28,9 @@ const VERSION_BITS: u32 = 40;
 const LOOK_NS: u64 = 1_000;
 
 /// A client with its own session, generator and buffers.
-pub(super) struct Client<E: Endpoint> {
+pub(super) struct Client {
     context: Arc<Context>,
-    session: Session<E>,
+    session: Session,
     index: AnyIndex,
     number: usize,
     generator: OpGenerator,
@@ -85,11 +85,11 @@ impl Job {
 }
 
 /// Where a client reports to.
-pub(super) struct Desk<E: Endpoint> {
+pub(super) struct Desk {
     /// What the thread's clients count.
     pub(super) tally: Rc<RefCell<Tally>>,
     /// Where it goes when it is done.
-    pub(super) gather: Gather<Client<E>>,
+    pub(super) gather: Gather<Client>,
     /// Operations between which it lets the thread's other tasks go on; 0 if waiting for the
     /// fabric does that.
     pub(super) yield_ops: u64,
@@ -103,11 +103,11 @@ struct Found {
     wrong: Option<String>,
 }
 
-impl<E: Endpoint> Client<E> {
+impl Client {
     /// Client `number` of the run.
     pub(super) fn new(
         context: &Arc<Context>,
-        session: Session<E>,
+        session: Session,
         index: AnyIndex,
         number: usize,
         route: Option<Route>,
@@ -138,12 +138,12 @@ impl<E: Endpoint> Client<E> {
     }
 
     /// Its session.
-    pub(super) fn session(&self) -> &Session<E> {
+    pub(super) fn session(&self) -> &Session {
         &self.session
     }
 
     /// Does `job` as a task of its own and then hands itself in.
-    pub(super) fn start(mut self, job: Job, desk: Desk<E>) {
+    pub(super) fn start(mut self, job: Job, desk: Desk) {
         let endpoint = self.session.endpoint().clone();
         self.route.iter_mut().for_each(|route| route.may_make = true);
         endpoint.spawn(async move {
@@ -185,7 +185,7 @@ impl<E: Endpoint> Client<E> {
         }
     }
 
-    async fn load(&mut self, desk: &Desk<E>) {
+    async fn load(&mut self, desk: &Desk) {
         let config = &self.context.config;
         let (client, clients) = (self.number as u64, config.clients as u64);
         let plan = LoadPlan::new(config.keys, LoadOrder::Shuffled, config.seed, client, clients);
@@ -205,7 +205,7 @@ impl<E: Endpoint> Client<E> {
         desk.gather.advance(steps % PROGRESS_OPS);
     }
 
-    async fn run(&mut self, ops: u64, gap_ns: Option<f64>, desk: &Desk<E>) {
+    async fn run(&mut self, ops: u64, gap_ns: Option<f64>, desk: &Desk) {
         let endpoint = self.session.endpoint().clone();
         let mut due_ns = endpoint.now_ns() as f64;
         let mut steps = 0;
@@ -250,7 +250,7 @@ impl<E: Endpoint> Client<E> {
 
     /// After an operation: tells how far it is, and lets others go on.
     #[inline]
-    async fn pause(&self, steps: u64, desk: &Desk<E>) {
+    async fn pause(&self, steps: u64, desk: &Desk) {
         if steps.is_multiple_of(PROGRESS_OPS) {
             desk.gather.advance(PROGRESS_OPS);
         }
@@ -329,7 +329,7 @@ impl<E: Endpoint> Client<E> {
 
     /// Books an operation's answer; whether it is as it should be.
     #[inline]
-    fn settle(&self, op: Op, answer: Result<Found, IndexError>, desk: &Desk<E>) -> bool {
+    fn settle(&self, op: Op, answer: Result<Found, IndexError>, desk: &Desk) -> bool {
         if op.kind == OpKind::Insert {
             self.context.space.acknowledge(op.item);
         }

@@ -8,7 +8,7 @@ use std::{
     task::{Poll, Waker},
 };
 
-use farleaf_fabric::Endpoint;
+use farleaf_fabric::{AnyEndpoint, Endpoint};
 
 use super::error::BenchError;
 
@@ -96,11 +96,7 @@ impl Gate {
     ///
     /// # Errors
     /// [`BenchError::Aborted`] if a thread will not come.
-    pub(crate) async fn pass<E: Endpoint>(
-        &self,
-        endpoint: &E,
-        turn: usize,
-    ) -> Result<(), BenchError> {
+    pub(crate) async fn pass(&self, endpoint: &AnyEndpoint, turn: usize) -> Result<(), BenchError> {
         self.arrived.fetch_add(1, SeqCst);
         while self.arrived.load(SeqCst) < self.threads * turn {
             self.check()?;

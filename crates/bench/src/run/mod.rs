@@ -27,7 +27,7 @@ mod worker;
 use std::sync::Arc;
 
 use farleaf_fabric::{
-    Capabilities,
+    AnyFabric, Capabilities,
     tcp::Tcp,
     verbs::{Verbs, VerbsConfig},
 };
@@ -73,17 +73,21 @@ pub fn run(config: &BenchConfig, progress: &dyn Progress) -> Result<Report, Benc
             Ok(real::on_mapped(&context, progress)?.report(&context))
         }
         FabricKind::Tcp => {
-            let (run, context, _) = real::on_network(config, Tcp::connect, progress)?;
+            let (run, context, _) =
+                real::on_network(config, |tcp| Tcp::connect(tcp).map(AnyFabric::Tcp), progress)?;
             Ok(run.report(&context))
         }
         FabricKind::Verbs => {
             let card = &config.card;
             let connect = |tcp| {
-                Verbs::connect(VerbsConfig { tcp, card: card.clone(), ..VerbsConfig::to([]) })
+                let config = VerbsConfig { tcp, card: card.clone(), ..VerbsConfig::to([]) };
+                Verbs::connect(config).map(AnyFabric::Verbs)
             };
             let (run, context, fabric) = real::on_network(config, connect, progress)?;
             let mut report = run.report(&context);
-            report.config.insert("card".to_owned(), json!(fabric.place()));
+            if let AnyFabric::Verbs(fabric) = fabric {
+                report.config.insert("card".to_owned(), json!(fabric.place()));
+            }
             Ok(report)
         }
     }

@@ -3,7 +3,8 @@
 use std::{sync::Arc, thread};
 
 use farleaf_fabric::{
-    Capabilities, Endpoint, Fabric, FabricError, RealTime, ServerId, mapped::Mapped, tcp::TcpConfig,
+    AnyEndpoint, AnyFabric, Capabilities, Endpoint, Fabric, FabricError, ServerId, mapped::Mapped,
+    tcp::TcpConfig,
 };
 
 use farleaf_index::{TableReport, dex::offload::OFFLOAD_SERVICE};
@@ -32,23 +33,21 @@ pub(super) fn on_mapped(
 ) -> Result<Run, BenchError> {
     let first = Mapped::anonymous(context.config.memory_servers, context.region_bytes)?;
     first.serve(OFFLOAD_SERVICE, offload_service());
-    let mut fabrics = vec![first];
-    while fabrics.len() < context.config.compute_servers {
-        fabrics.push(fabrics[0].beside()?);
+    let others = (1..context.config.compute_servers).map(|_| first.beside()).collect::<Vec<_>>();
+    let mut fabrics = vec![AnyFabric::Mapped(first)];
+    for other in others {
+        fabrics.push(AnyFabric::Mapped(other?));
     }
     run(context, &fabrics, progress)
 }
 
 /// Runs it all on the memory servers of the configuration, to which `connect` connects a compute server.
 /// With what of the configuration they have decided.
-pub(super) fn on_network<F>(
+pub(super) fn on_network(
     config: &BenchConfig,
-    connect: impl Fn(TcpConfig) -> Result<F, FabricError>,
+    connect: impl Fn(TcpConfig) -> Result<AnyFabric, FabricError>,
     progress: &dyn Progress,
-) -> Result<(Run, Arc<Context>, F), BenchError>
-where
-    F: Fabric<Endpoint: RealTime> + Send + Sync,
-{
+) -> Result<(Run, Arc<Context>, AnyFabric), BenchError> {
     // Before what is wrong with it costs a connection each.
     config.validate()?;
     let addresses = config.cluster.as_ref().ok_or(BenchError::NoCluster)?.addresses();
@@ -71,10 +70,11 @@ where
 
 /// Runs it all on a fabric whose tasks run on executors of their own; `fabrics` has each compute
 /// server's.
-fn run<F>(context: &Arc<Context>, fabrics: &[F], progress: &dyn Progress) -> Result<Run, BenchError>
-where
-    F: Fabric<Endpoint: RealTime> + Send + Sync,
-{
+fn run(
+    context: &Arc<Context>,
+    fabrics: &[AnyFabric],
+    progress: &dyn Progress,
+) -> Result<Run, BenchError> {
     let mut mains = Vec::with_capacity(fabrics.len());
     for fabric in fabrics {
         let main = fabric.endpoint()?;
@@ -104,9 +104,9 @@ where
     Ok(Run { outcome, loaded, servers, seen, capabilities, about_sim: None })
 }
 
-fn verify<E: RealTime>(
+fn verify(
     servers: &[Server],
-    mains: &[E],
+    mains: &[AnyEndpoint],
     progress: &dyn Progress,
 ) -> Result<TableReport, BenchError> {
     for (server, main) in servers.iter().zip(mains) {
@@ -115,7 +115,7 @@ fn verify<E: RealTime>(
     mains[0].executor().block_on(table::verify(&servers[0], &mains[0], progress))
 }
 
-fn clear<E: RealTime>(servers: &[Server], mains: &[E]) -> Result<(), BenchError> {
+fn clear(servers: &[Server], mains: &[AnyEndpoint]) -> Result<(), BenchError> {
     for (server, main) in servers.iter().zip(mains) {
         main.executor().block_on(table::close(server, main))?;
     }
@@ -124,16 +124,13 @@ fn clear<E: RealTime>(servers: &[Server], mains: &[E]) -> Result<(), BenchError>
 
 type Done = (Outcome, Option<TableReport>);
 
-fn run_phases<F>(
+fn run_phases(
     context: &Arc<Context>,
-    fabrics: &[F],
+    fabrics: &[AnyFabric],
     servers: &[Server],
     bounds: &[Vec<u8>],
     progress: &dyn Progress,
-) -> Result<Done, BenchError>
-where
-    F: Fabric<Endpoint: RealTime> + Send + Sync,
-{
+) -> Result<Done, BenchError> {
     let config = &context.config;
     let gate = Gate::new(config.threads);
     let owners = context.routes.then(|| Owners::new(bounds, servers.len()));
@@ -162,9 +159,9 @@ where
     Ok((outcome, None))
 }
 
-fn on_thread<F: Fabric<Endpoint: RealTime>>(
+fn on_thread(
     context: &Arc<Context>,
-    fabric: &F,
+    fabric: &AnyFabric,
     servers: &[Server],
     index: usize,
     gate: &Gate,
@@ -178,7 +175,7 @@ fn on_thread<F: Fabric<Endpoint: RealTime>>(
     let seat = |number: usize| (number, servers[number % servers.len()].clone(), home.clone());
     // Threads and clients are multiples of compute servers: a thread has clients of one only.
     let own = servers[index % servers.len()].clone();
-    let duty = Duty::<F::Endpoint> {
+    let duty = Duty {
         clients: (index..config.clients).step_by(config.threads).map(seat).collect(),
         desks: vec![Desks { server: own, endpoint: home.clone() }],
         servers: servers.to_vec(),

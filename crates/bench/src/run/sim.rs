@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use farleaf_fabric::{
-    Capabilities, Endpoint, Fabric,
+    AnyEndpoint, Capabilities, Endpoint, Fabric,
     mapped::{Mapped, REGION_BYTES_MIN},
-    sim::{AdversaryConfig, RpcConfig, Sim, SimConfig, SimEndpoint},
+    sim::{AdversaryConfig, RpcConfig, Sim, SimConfig},
 };
 
 use farleaf_index::dex::offload::{OFFLOAD_SERVICE, Offload};
@@ -42,8 +42,8 @@ pub(super) fn run(context: &Arc<Context>, progress: &dyn Progress) -> Result<Run
     // One endpoint for each worker thread; thread t works for compute server t % servers.
     let computes = config.compute_servers;
     let endpoints = (0..config.threads)
-        .map(|thread| sim.fabric(thread % computes).endpoint_on(thread / computes))
-        .collect::<Result<Vec<SimEndpoint>, _>>()?;
+        .map(|thread| sim.fabric(thread % computes).endpoint_on(thread / computes).map(Into::into))
+        .collect::<Result<Vec<AnyEndpoint>, _>>()?;
     let home = &endpoints[0];
     let gate = Gate::new(1);
     let (loaded, servers, outcome, seen) = sim.block_on(async {
@@ -57,7 +57,7 @@ pub(super) fn run(context: &Arc<Context>, progress: &dyn Progress) -> Result<Run
             let endpoint = endpoints[number % endpoints.len()].clone();
             (number, servers[number % computes].clone(), endpoint)
         };
-        let desk = |(thread, endpoint): (usize, &SimEndpoint)| Desks {
+        let desk = |(thread, endpoint): (usize, &AnyEndpoint)| Desks {
             server: servers[thread % computes].clone(),
             endpoint: endpoint.clone(),
         };
@@ -95,7 +95,7 @@ fn cluster(config: &BenchConfig, region_bytes: u64) -> Result<SimConfig, BenchEr
     let mut capabilities = match config.capabilities {
         CapabilityKind::None => Capabilities::NONE,
         CapabilityKind::Mapped => {
-            Mapped::anonymous(1, REGION_BYTES_MIN)?.endpoint()?.capabilities()
+            Mapped::anonymous(1, REGION_BYTES_MIN)?.any_endpoint()?.capabilities()
         }
     };
     let offloads = config.parts.offload.is_some_and(|offload| offload != Offload::Never);

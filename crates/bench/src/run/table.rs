@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use farleaf_fabric::{Client, Endpoint};
+use farleaf_fabric::{AnyEndpoint, Client, Endpoint};
 use farleaf_index::{
     AnyIndex, Engine, Index, IndexError, OpenOptions, TableFormat, TableReport,
     dex::{Dex, DexOptions, Durability, equal_width, sampled},
@@ -72,9 +72,9 @@ impl Loaded {
     ///
     /// # Errors
     /// `Pool`, `PoolTooSmall`, `Load`, `Open`, `Key`.
-    pub(super) async fn make<E: Endpoint>(
+    pub(super) async fn make(
         context: &Context,
-        endpoint: &E,
+        endpoint: &AnyEndpoint,
         progress: &dyn Progress,
     ) -> Result<Loaded, BenchError> {
         let pool_bytes = context.pool_bytes();
@@ -106,10 +106,10 @@ impl Loaded {
     ///
     /// # Errors
     /// `Pool`, `Open`.
-    pub(super) async fn open<E: Endpoint>(
+    pub(super) async fn open(
         &self,
         context: &Context,
-        endpoint: &E,
+        endpoint: &AnyEndpoint,
         number: usize,
     ) -> Result<Server, BenchError> {
         let refused =
@@ -148,9 +148,9 @@ impl Loaded {
 type Filled = (Option<PhaseReport>, u64, Vec<Vec<u8>>);
 
 /// Cuts and loads the table, and closes it: the load, the bytes of its keys and values, the bounds.
-async fn fill<E: Endpoint>(
+async fn fill(
     context: &Context,
-    session: &Session<E>,
+    session: &Session,
     root: &Root,
     progress: &dyn Progress,
 ) -> Result<Filled, BenchError> {
@@ -206,9 +206,9 @@ fn bounds(context: &Context) -> Result<Vec<Vec<u8>>, BenchError> {
     Ok(sampled(&sample, count))
 }
 
-async fn bulk_load<E: Endpoint>(
+async fn bulk_load(
     context: &Context,
-    session: &Session<E>,
+    session: &Session,
     index: &AnyIndex,
     progress: &dyn Progress,
 ) -> Result<(PhaseReport, u64), BenchError> {
@@ -237,7 +237,7 @@ fn failed_load(pool_bytes: u64, error: IndexError) -> BenchError {
 ///
 /// # Errors
 /// `Verify`, `Damaged`.
-pub(super) async fn settle<E: Endpoint>(server: &Server, endpoint: &E) -> Result<(), BenchError> {
+pub(super) async fn settle(server: &Server, endpoint: &AnyEndpoint) -> Result<(), BenchError> {
     let Some(dex) = server.dex() else { return Ok(()) };
     let session = server.pool.session(endpoint.clone()).await;
     let session = session.map_err(|error| BenchError::Verify(error.into()))?;
@@ -249,9 +249,9 @@ pub(super) async fn settle<E: Endpoint>(server: &Server, endpoint: &E) -> Result
 ///
 /// # Errors
 /// `Verify`, `Damaged`.
-pub(super) async fn verify<E: Endpoint>(
+pub(super) async fn verify(
     server: &Server,
-    endpoint: &E,
+    endpoint: &AnyEndpoint,
     progress: &dyn Progress,
 ) -> Result<TableReport, BenchError> {
     progress.begin(Phase::Verify, 0);
@@ -274,7 +274,7 @@ fn damaged(problems: &[String]) -> Result<(), BenchError> {
 ///
 /// # Errors
 /// `Clear`.
-pub(super) async fn close<E: Endpoint>(server: &Server, endpoint: &E) -> Result<(), BenchError> {
+pub(super) async fn close(server: &Server, endpoint: &AnyEndpoint) -> Result<(), BenchError> {
     let session = server.pool.session(endpoint.clone()).await;
     let session = session.map_err(|error| BenchError::Clear(error.into()))?;
     server.index.close(&session).await.map_err(BenchError::Clear)
@@ -284,7 +284,7 @@ pub(super) async fn close<E: Endpoint>(server: &Server, endpoint: &E) -> Result<
 ///
 /// # Errors
 /// `Clear`.
-pub(super) async fn clear<E: Endpoint>(endpoint: &E) -> Result<(), BenchError> {
+pub(super) async fn clear(endpoint: &AnyEndpoint) -> Result<(), BenchError> {
     let client = Client::new(endpoint.clone());
     let pool = Pool::join(&client).await.map_err(|error| BenchError::Clear(error.into()))?;
     let session = pool.session(endpoint.clone()).await;

@@ -93,7 +93,7 @@ fn a_run_on_a_pool_of_others_leaves_it_as_it_was() {
     let large = BenchConfig { keys: 100_000, value_bytes: 1024, ..config.clone() };
     assert!(matches!(run(&large, &NoProgress), Err(BenchError::PoolTooSmall { .. })));
     let servers = config.cluster.as_ref().unwrap().addresses().iter().copied();
-    let endpoint = Tcp::connect(TcpConfig::to(servers)).unwrap().endpoint().unwrap();
+    let endpoint = Tcp::connect(TcpConfig::to(servers)).unwrap().any_endpoint().unwrap();
     endpoint.executor().block_on(async {
         let pool = Pool::join(&Client::new(endpoint.clone())).await.unwrap();
         let session = pool.session(endpoint.clone()).await.unwrap();

@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use farleaf_fabric::{Counters, Endpoint, Incarnation, Snapshot};
+use farleaf_fabric::{AnyEndpoint, Counters, Endpoint, Incarnation, Snapshot};
 use farleaf_index::dex::{Cluster, DexStats};
 use farleaf_pool::{PoolError, Session};
 
@@ -31,11 +31,11 @@ const TICK_NS: u64 = 1_000_000;
 const TURNS_MAX: u64 = 10;
 
 /// What one thread has to do.
-pub(super) struct Duty<E: Endpoint> {
+pub(super) struct Duty {
     /// Its clients: number, compute server, and the endpoint of the thread that it runs on.
-    pub(super) clients: Vec<(usize, Server, E)>,
+    pub(super) clients: Vec<(usize, Server, AnyEndpoint)>,
     /// Where what other compute servers send is done.
-    pub(super) desks: Vec<Desks<E>>,
+    pub(super) desks: Vec<Desks>,
     /// All compute servers.
     pub(super) servers: Vec<Server>,
     /// What gives operations to the owners of their keys, if they begin there.
@@ -47,9 +47,9 @@ pub(super) struct Duty<E: Endpoint> {
 }
 
 /// A thread of a compute server that does, beside its clients, what others send.
-pub(super) struct Desks<E: Endpoint> {
+pub(super) struct Desks {
     pub(super) server: Server,
-    pub(super) endpoint: E,
+    pub(super) endpoint: AnyEndpoint,
 }
 
 /// What came of it.
@@ -82,10 +82,10 @@ impl Outcome {
 ///
 /// # Errors
 /// `Pool`, `Distribution`, `WrongLoad`, or `Aborted` if another thread fails.
-pub(super) async fn work<E: Endpoint>(
+pub(super) async fn work(
     context: &Arc<Context>,
-    home: &E,
-    duty: Duty<E>,
+    home: &AnyEndpoint,
+    duty: Duty,
     gate: &Gate,
     progress: &dyn Progress,
 ) -> Result<Outcome, BenchError> {
@@ -166,10 +166,7 @@ fn stats(servers: &[Server]) -> Option<DexStats> {
 }
 
 /// Does what other compute servers send, until what is given is dropped.
-async fn serve<E: Endpoint>(
-    context: &Arc<Context>,
-    desks: &[Desks<E>],
-) -> Result<Vec<Served>, BenchError> {
+async fn serve(context: &Arc<Context>, desks: &[Desks]) -> Result<Vec<Served>, BenchError> {
     let mut served = Vec::new();
     let Some(cluster) = &context.cluster else { return Ok(served) };
     for Desks { server, endpoint } in desks {
@@ -201,12 +198,7 @@ impl Drop for Served {
 }
 
 /// Does the maintenance of client `number`'s session beside its operations, until `stop` is set.
-fn maintain<E: Endpoint>(
-    context: &Context,
-    session: Session<E>,
-    number: u64,
-    stop: Arc<AtomicBool>,
-) {
+fn maintain(context: &Context, session: Session, number: u64, stop: Arc<AtomicBool>) {
     let config = &context.config;
     let clients = (config.clients / config.compute_servers) as u64;
     let interval_ns = TICK_NS * clients.min(TURNS_MAX);
@@ -233,20 +225,20 @@ impl Drop for StopOnDrop {
 }
 
 /// A thread's clients.
-struct Crew<'a, E: Endpoint> {
-    clients: Vec<Client<E>>,
+struct Crew<'a> {
+    clients: Vec<Client>,
     tally: Rc<RefCell<Tally>>,
     yield_ops: u64,
     leads: bool,
     clients_of_all: usize,
     router: Option<Arc<Router>>,
-    home: E,
+    home: AnyEndpoint,
     gate: &'a Gate,
     turn: usize,
     progress: &'a dyn Progress,
 }
 
-impl<E: Endpoint> Crew<'_, E> {
+impl Crew<'_> {
     /// Waits for all other threads.
     async fn meet(&mut self) -> Result<(), BenchError> {
         self.turn += 1;

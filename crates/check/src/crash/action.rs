@@ -1,6 +1,6 @@
 //! What the compute server does that dies of it.
 
-use farleaf_fabric::sim::SimEndpoint;
+use farleaf_fabric::AnyEndpoint;
 use farleaf_fabric::{Client, OpKind};
 use farleaf_index::{AnyIndex, Entries, Index, IndexError, ScanRange, SortedPairs, recover};
 use farleaf_pool::{Audit, Pool, Session};
@@ -80,15 +80,13 @@ impl Action {
 /// Who acts.
 pub(super) struct Actor {
     pub(super) format: Format,
-    pub(super) endpoint: SimEndpoint,
+    pub(super) endpoint: AnyEndpoint,
     /// Not yet a member of the pool, if it is to join.
-    pub(super) member: Option<(Session<SimEndpoint>, AnyIndex)>,
+    pub(super) member: Option<(Session, AnyIndex)>,
 }
 
 /// Joins the pool and opens the table.
-pub(super) async fn enter(
-    endpoint: SimEndpoint,
-) -> Result<(Session<SimEndpoint>, AnyIndex), Fault> {
+pub(super) async fn enter(endpoint: AnyEndpoint) -> Result<(Session, AnyIndex), Fault> {
     let session = join(endpoint).await?;
     let index = open(&session, TABLE).await?;
     Ok((session, index))
@@ -163,7 +161,7 @@ pub(super) type Pairs = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// All pairs of a range.
 pub(super) async fn scan(
-    session: &Session<SimEndpoint>,
+    session: &Session,
     index: &AnyIndex,
     range: ScanRange<'_>,
 ) -> Result<Pairs, IndexError> {

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use farleaf_fabric::sim::{CountedOp, CrashPlan, CrashWay, Sim, SimEndpoint, SimFabric};
+use farleaf_fabric::sim::{CountedOp, CrashPlan, CrashWay, Sim, SimFabric};
 use farleaf_fabric::{Client, Endpoint, Fabric, OpKind, ServerId};
 use farleaf_index::{AnyIndex, Engine, Index, IndexError, ScanRange, recover};
 use farleaf_pool::{Audit, Session};
@@ -38,7 +38,7 @@ struct Stage {
     sim: Sim,
     format: Format,
     /// Sessions of the survivor.
-    survivors: [Session<SimEndpoint>; 3],
+    survivors: [Session; 3],
     index: AnyIndex,
     actor: Actor,
     /// What the table holds.
@@ -79,7 +79,7 @@ impl Stage {
             let second = first.pool().session(first.endpoint().clone()).await?;
             let third = first.pool().session(first.endpoint().clone()).await?;
             let index = create(&first, TABLE, &format.table).await?;
-            let endpoint = sim.fabric(ACTOR).endpoint()?;
+            let endpoint = sim.fabric(ACTOR).any_endpoint()?;
             let mut actor = Actor { format: *format, endpoint, member: None };
             if found.action != Action::Join {
                 actor.member = Some(enter(actor.endpoint.clone()).await?);
@@ -149,7 +149,7 @@ impl Stage {
     /// is to do.
     fn third(&mut self, action: Action, plan: CrashPlan, state: &State) -> Result<(), Fault> {
         let fabric = self.sim.fabric(THIRD);
-        let endpoint = fabric.endpoint()?;
+        let endpoint = fabric.any_endpoint()?;
         let format = self.format;
         let actor = self.sim.block_on(async {
             let member = enter(endpoint.clone()).await?;
@@ -189,7 +189,7 @@ impl Stage {
 
 /// Makes the actor ready for steady work: it has blocks, knows the root, and is live.
 async fn warm_up(
-    session: &Session<SimEndpoint>,
+    session: &Session,
     index: &AnyIndex,
     format: &Format,
     exhaust: bool,
@@ -345,7 +345,7 @@ pub(super) fn dry(
 }
 
 /// Objects that are retired.
-async fn retired(session: &Session<SimEndpoint>) -> Result<u64, Fault> {
+async fn retired(session: &Session) -> Result<u64, Fault> {
     let report = Audit::new(session).await?.report(session).await?;
     Ok(report.classes.iter().map(|class| class.retired).sum())
 }
@@ -512,7 +512,7 @@ fn told(outcome: &Outcome) -> Result<Option<(u64, Answer)>, Fault> {
 fn zombie(
     sim: &Sim,
     fabric: &SimFabric,
-    session: &Session<SimEndpoint>,
+    session: &Session,
     outcome: &RefCell<Outcome>,
     action: Action,
     is_member: bool,
@@ -553,7 +553,7 @@ fn zombie(
 }
 
 /// The survivor leaves, and whoever comes next sweeps its blocks: then every object is there again.
-async fn sweep_all(sessions: [Session<SimEndpoint>; 3], index: AnyIndex) -> Result<(), Fault> {
+async fn sweep_all(sessions: [Session; 3], index: AnyIndex) -> Result<(), Fault> {
     let [first, second, third] = sessions;
     index.close(&first).await?;
     drop((second, third, index));
@@ -581,10 +581,7 @@ fn snapshot(sim: &Sim) -> Vec<Vec<u64>> {
 }
 
 /// Every entry of member and client tables that nobody living has is to be had again.
-async fn vacancies(
-    session: &Session<SimEndpoint>,
-    living: &[Session<SimEndpoint>],
-) -> Result<(), Fault> {
+async fn vacancies(session: &Session, living: &[Session]) -> Result<(), Fault> {
     let options = *session.pool().geometry().options();
     let mut members = Vec::new();
     for count in 1..options.members_max {

@@ -5,7 +5,7 @@
 //! is walked after each, and the first step that makes the change is the action; what stands before
 //! it is the state.
 
-use farleaf_fabric::sim::{CountedKind, CountedOp, CrashPlan, CrashWay, Landing, SimEndpoint};
+use farleaf_fabric::sim::{CountedKind, CountedOp, CrashPlan, CrashWay, Landing};
 use farleaf_index::{AnyIndex, Index, TableReport};
 use farleaf_pool::{Audit, Session};
 
@@ -182,7 +182,7 @@ fn ordered(count: u32, order: Order) -> Vec<u32> {
 
 /// Makes a step.
 pub(super) async fn step(
-    session: &Session<SimEndpoint>,
+    session: &Session,
     index: &AnyIndex,
     format: &Format,
     step: Step,
@@ -197,10 +197,7 @@ pub(super) async fn step(
 }
 
 /// Walks the table alone.
-pub(super) async fn look(
-    session: &Session<SimEndpoint>,
-    index: &AnyIndex,
-) -> Result<TableReport, Fault> {
+pub(super) async fn look(session: &Session, index: &AnyIndex) -> Result<TableReport, Fault> {
     let mut audit = Audit::new(session).await?;
     let report = index.verify(session, &mut audit).await?;
     match report.problems.first() {

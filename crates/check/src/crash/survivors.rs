@@ -5,7 +5,7 @@ use std::ops::Bound;
 use std::rc::Rc;
 
 use farleaf_fabric::Endpoint;
-use farleaf_fabric::sim::{Sim, SimEndpoint};
+use farleaf_fabric::sim::Sim;
 use farleaf_index::{AnyIndex, Index, IndexError, ScanRange, recover};
 use farleaf_pool::{PoolError, Recovered, Session};
 
@@ -36,12 +36,7 @@ pub(super) struct Survivor {
 }
 
 impl Survivor {
-    async fn call(
-        &self,
-        session: &Session<SimEndpoint>,
-        client: u32,
-        call: Call,
-    ) -> Result<Answer, Fault> {
+    async fn call(&self, session: &Session, client: u32, call: Call) -> Result<Answer, Fault> {
         let from_ns = session.endpoint().now_ns();
         let told = ask(session, &self.index, &call).await;
         let told = told.map_err(|error| Fault::from(error).within(format!("{call:?}")))?;
@@ -52,7 +47,7 @@ impl Survivor {
 
     pub(super) async fn get(
         &self,
-        session: &Session<SimEndpoint>,
+        session: &Session,
         client: u32,
         number: u32,
     ) -> Result<Option<Vec<u8>>, Fault> {
@@ -66,7 +61,7 @@ impl Survivor {
     /// All pairs, in the order of the keys.
     pub(super) async fn scan(
         &self,
-        session: &Session<SimEndpoint>,
+        session: &Session,
         client: u32,
         reverse: bool,
     ) -> Result<Pairs, Fault> {
@@ -84,7 +79,7 @@ impl Survivor {
     }
 
     /// Reads and changes every key, upwards.
-    async fn first(&self, session: &Session<SimEndpoint>, keys: &[u32]) -> Result<(), Fault> {
+    async fn first(&self, session: &Session, keys: &[u32]) -> Result<(), Fault> {
         for number in keys {
             self.get(session, 1, *number).await?;
         }
@@ -98,7 +93,7 @@ impl Survivor {
     }
 
     /// Reads and changes every key, downwards, and removes some.
-    async fn second(&self, session: &Session<SimEndpoint>, keys: &[u32]) -> Result<(), Fault> {
+    async fn second(&self, session: &Session, keys: &[u32]) -> Result<(), Fault> {
         for (index, number) in keys.iter().rev().enumerate() {
             let expected = self.get(session, 2, *number).await?;
             let (key, value) = (self.format.key(*number), self.format.value(*number, 2_001));
@@ -116,12 +111,7 @@ impl Survivor {
     }
 
     /// Reads every key and changes none.
-    async fn look(
-        &self,
-        session: &Session<SimEndpoint>,
-        client: u32,
-        keys: &[u32],
-    ) -> Result<(), Fault> {
+    async fn look(&self, session: &Session, client: u32, keys: &[u32]) -> Result<(), Fault> {
         for number in keys {
             self.get(session, client, *number).await?;
         }
@@ -150,7 +140,7 @@ pub(super) fn involved(numbers: &[u32], action: Action, before: Option<Action>) 
 /// Two clients go on with the table, a third recovers the dead: at once, or when they are done.
 pub(super) fn take_over(
     sim: &Sim,
-    sessions: &[Session<SimEndpoint>; 3],
+    sessions: &[Session; 3],
     takers: &Survivor,
     action: Action,
     keys: &[u32],
@@ -201,10 +191,7 @@ pub(super) fn take_over(
     Ok(total.take())
 }
 
-async fn recover_all(
-    session: &Session<SimEndpoint>,
-    total: &RefCell<Recovered>,
-) -> Result<(), Fault> {
+async fn recover_all(session: &Session, total: &RefCell<Recovered>) -> Result<(), Fault> {
     while let Some(done) =
         recover(session).await.map_err(|error| Fault::from(error).within("recover"))?
     {
@@ -220,7 +207,7 @@ async fn recover_all(
 
 /// Two survivors come upon the table that the dead was making or dropping.
 async fn meet_other(
-    session: &Session<SimEndpoint>,
+    session: &Session,
     format: &Format,
     action: Action,
     number: usize,
@@ -260,7 +247,7 @@ async fn meet_other(
 
 /// What must hold of the second table in the end.
 pub(super) async fn check_others(
-    session: &Session<SimEndpoint>,
+    session: &Session,
     format: &Format,
     action: Action,
 ) -> Result<(), Fault> {

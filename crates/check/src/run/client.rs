@@ -6,8 +6,8 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
 
+use farleaf_fabric::AnyEndpoint;
 use farleaf_fabric::Endpoint;
-use farleaf_fabric::sim::SimEndpoint;
 use farleaf_index::{AnyIndex, IndexError};
 use farleaf_pool::{PoolError, Session};
 
@@ -33,7 +33,7 @@ pub(super) struct Client {
     pub(super) number: usize,
     /// Which of the history's.
     pub(super) id: u32,
-    pub(super) session: Session<SimEndpoint>,
+    pub(super) session: Session,
     pub(super) index: AnyIndex,
     /// What it last saw of keys.
     pub(super) known: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
@@ -200,7 +200,7 @@ impl Client {
 }
 
 /// Maintenance. Failures of the fabric are for the next one.
-pub(super) async fn tick(shared: &Shared, session: &Session<SimEndpoint>) -> Result<(), CutOff> {
+pub(super) async fn tick(shared: &Shared, session: &Session) -> Result<(), CutOff> {
     match session.tick().await {
         Ok(()) => Ok(()),
         Err(PoolError::Corrupt(why)) => {
@@ -216,7 +216,7 @@ pub(super) async fn tick(shared: &Shared, session: &Session<SimEndpoint>) -> Res
 
 /// Polls `work` for at most `ns`, then drops it.
 async fn within<T>(
-    endpoint: &SimEndpoint,
+    endpoint: &AnyEndpoint,
     ns: Option<u64>,
     work: impl Future<Output = T>,
 ) -> Option<T> {

@@ -4,9 +4,9 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use farleaf_fabric::sim::{
-    AdversaryConfig, Direction, NetworkConfig, OpRecord, Sim, SimConfig, SimEndpoint, SimError,
+    AdversaryConfig, Direction, NetworkConfig, OpRecord, Sim, SimConfig, SimError,
 };
-use farleaf_fabric::{Client as FabricClient, Endpoint, Fabric, ServerId};
+use farleaf_fabric::{AnyEndpoint, Client as FabricClient, Endpoint, Fabric, ServerId};
 use farleaf_index::{AnyIndex, Engine, Index, IndexError, SortedPairs, StoredTable};
 use farleaf_pool::{Audit, Pool, PoolError, PoolOptions, Session, age, format};
 
@@ -31,7 +31,7 @@ const KEEPER_NS: u64 = 150_000;
 const TAKE_OVERS: usize = 50;
 const SETTLE_TICKS: usize = 12;
 
-type Mine = Session<SimEndpoint>;
+type Mine = Session;
 
 pub(super) fn run(scenario: &Scenario, is_recorded: bool) -> (Outcome, Vec<OpRecord>) {
     let mut outcome = Outcome::default();
@@ -152,7 +152,7 @@ impl Driver<'_> {
         let setup = |error: IndexError| Failure::Setup(error.to_string());
         let pool = |error: PoolError| setup(error.into());
         let fabric = self.sim.fabric(self.scenario.compute_servers);
-        let endpoint = fabric.endpoint().map_err(|error| Failure::Setup(error.to_string()))?;
+        let endpoint = fabric.any_endpoint().map_err(|error| Failure::Setup(error.to_string()))?;
         let client = FabricClient::new(endpoint.clone());
         format(&client, &pool_options(self.scenario)).await.map_err(pool)?;
         if self.scenario.aged {
@@ -202,7 +202,8 @@ impl Driver<'_> {
         // Every client has a thread of its own, and maintenance another: so a record of remote
         // operations shows whose they are.
         let endpoint = |thread: usize| {
-            fabric.endpoint_on(thread).map_err(|error| Failure::Setup(error.to_string()))
+            let endpoint = fabric.endpoint_on(thread);
+            endpoint.map(AnyEndpoint::from).map_err(|error| Failure::Setup(error.to_string()))
         };
         let clients = (compute..self.scenario.clients)
             .step_by(self.scenario.compute_servers)

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use farleaf_fabric::sim::SimEndpoint;
+use farleaf_fabric::AnyEndpoint;
 use farleaf_fabric::{Client as FabricClient, Endpoint};
 use farleaf_index::{AnyIndex, IndexError, recover};
 use farleaf_pool::{Pool, PoolError, Session};
@@ -60,8 +60,8 @@ impl LifeState {
 pub(super) async fn live(
     shared: Rc<Shared>,
     state: Rc<LifeState>,
-    endpoint: SimEndpoint,
-    clients: Vec<(usize, SimEndpoint)>,
+    endpoint: AnyEndpoint,
+    clients: Vec<(usize, AnyEndpoint)>,
 ) {
     let ended = try_live(&shared, &state, endpoint, clients).await;
     state.stage.set(match ended {
@@ -73,8 +73,8 @@ pub(super) async fn live(
 async fn try_live(
     shared: &Rc<Shared>,
     state: &Rc<LifeState>,
-    endpoint: SimEndpoint,
-    clients: Vec<(usize, SimEndpoint)>,
+    endpoint: AnyEndpoint,
+    clients: Vec<(usize, AnyEndpoint)>,
 ) -> Result<(), CutOff> {
     let joined = insist(shared, &endpoint, "join", async || {
         let pool = Pool::join(&FabricClient::new(endpoint.clone())).await?;
@@ -132,11 +132,7 @@ async fn try_live(
 }
 
 /// One round of maintenance.
-async fn keep_up(
-    shared: &Rc<Shared>,
-    state: &LifeState,
-    upkeep: &Session<SimEndpoint>,
-) -> Result<(), CutOff> {
+async fn keep_up(shared: &Rc<Shared>, state: &LifeState, upkeep: &Session) -> Result<(), CutOff> {
     if state.is_cut_off.get() {
         return Err(CutOff);
     }
@@ -148,10 +144,7 @@ async fn keep_up(
 }
 
 /// Takes over from the dead, if there are any.
-pub(super) async fn take_over(
-    shared: &Shared,
-    session: &Session<SimEndpoint>,
-) -> Result<bool, CutOff> {
+pub(super) async fn take_over(shared: &Shared, session: &Session) -> Result<bool, CutOff> {
     match recover(session).await {
         Ok(None) => Ok(false),
         Ok(Some(recovered)) => {
@@ -174,7 +167,7 @@ pub(super) async fn take_over(
 async fn leave(
     shared: &Rc<Shared>,
     state: &LifeState,
-    upkeep: &Session<SimEndpoint>,
+    upkeep: &Session,
     index: &AnyIndex,
 ) -> Result<(), CutOff> {
     for _ in 0..LEAVE_LOOKS {
@@ -225,7 +218,7 @@ async fn leave(
 /// Tries again what the fabric's failures keep from working. `None` after a failure of the run.
 async fn insist<T>(
     shared: &Shared,
-    endpoint: &SimEndpoint,
+    endpoint: &AnyEndpoint,
     what: &str,
     mut attempt: impl AsyncFnMut() -> Result<T, IndexError>,
 ) -> Result<Option<T>, CutOff> {

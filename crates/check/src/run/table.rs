@@ -5,7 +5,6 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use farleaf_fabric::sim::SimEndpoint;
 use farleaf_fabric::{Endpoint, ServiceId};
 use farleaf_index::dex::offload::{OFFLOAD_SERVICE, Offload, OffloadService};
 use farleaf_index::dex::{Admission, Cluster, Dex, DexOptions, Durability, MoveError, sampled};
@@ -95,7 +94,7 @@ impl TableSetup {
     /// Opens it, for a compute server that serves others or, alone at the end, does not.
     pub(super) async fn open(
         &self,
-        session: &Session<SimEndpoint>,
+        session: &Session,
         serves: bool,
     ) -> Result<AnyIndex, IndexError> {
         let root = session.open_root(TABLE).await?;
@@ -113,7 +112,7 @@ impl TableSetup {
     /// The table has been made and filled: whoever comes now can open it.
     pub(super) async fn hand_over(
         &self,
-        session: &Session<SimEndpoint>,
+        session: &Session,
         root: &Root,
         index: AnyIndex,
         aged: bool,
@@ -141,7 +140,7 @@ impl TableSetup {
         index: &AnyIndex,
         is_over: &Rc<Cell<bool>>,
         on_cut_off: impl Fn() + Clone + 'static,
-        mut sessions: impl AsyncFnMut() -> Result<Session<SimEndpoint>, IndexError>,
+        mut sessions: impl AsyncFnMut() -> Result<Session, IndexError>,
     ) -> Result<(), IndexError> {
         let AnyIndex::Dex(dex) = index else { return Ok(()) };
         for _ in 0..SERVERS {
@@ -168,12 +167,12 @@ impl TableSetup {
     }
 
     /// The compute server of that session does no more for others.
-    pub(super) fn retire(&self, session: &Session<SimEndpoint>) {
+    pub(super) fn retire(&self, session: &Session) {
         self.cluster.leave(session.endpoint().incarnation());
     }
 
     /// Gives some range to somebody, as far as that is possible now.
-    async fn move_some(&self, shared: &Shared, session: &Session<SimEndpoint>, dex: &Dex) {
+    async fn move_some(&self, shared: &Shared, session: &Session, dex: &Dex) {
         let endpoint = session.endpoint();
         let random = |below: usize| (endpoint.random() % below.max(1) as u64) as usize;
         let (_, bounds, _) = dex.known_map();

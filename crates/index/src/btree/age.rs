@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use farleaf_fabric::{Endpoint, GlobalAddr, OpKind};
+use farleaf_fabric::{GlobalAddr, OpKind};
 use farleaf_pool::Session;
 
 use super::Tree;
@@ -19,10 +19,7 @@ impl Tree {
     /// else may use the table.
     ///
     /// Cost: 2 READs and 1 WRITE for each node.
-    pub(super) async fn age<E: Endpoint>(
-        self: &Arc<Self>,
-        session: &Session<E>,
-    ) -> Result<(), IndexError> {
+    pub(super) async fn age(self: &Arc<Self>, session: &Session) -> Result<(), IndexError> {
         let _pin = session.begin(OpKind::Maintenance).await?;
         let mut nodes = Nodes(Vec::new());
         self.walk(session, &mut TableReport::default(), &mut nodes).await?;

@@ -22,9 +22,9 @@ impl Tree {
     ///
     /// Cost: 1 WRITE per node, up to 16 in one round trip, and 1 per record; then about 8
     /// operations to put it in place. An error leaves the table empty and the memory free.
-    pub(super) async fn bulk_load<E: Endpoint>(
+    pub(super) async fn bulk_load(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         pairs: &mut impl SortedPairs,
     ) -> Result<u64, IndexError> {
         self.refresh_root(session).await?;
@@ -42,11 +42,11 @@ impl Tree {
     }
 
     /// Makes the new tree the table's, if the old one is an empty leaf still.
-    async fn put_in_place<E: Endpoint>(
+    async fn put_in_place(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         (root, level): (GlobalAddr, u8),
-        mut built: Built<E>,
+        mut built: Built,
     ) -> Result<(), IndexError> {
         let lock = self.lock_root(session).await?;
         let (old, old_level) = self.refresh_root(session).await?;
@@ -71,20 +71,20 @@ impl Tree {
 }
 
 /// The objects of a tree that is being built; freed when dropped, unless they are kept.
-struct Built<E: Endpoint> {
-    session: Session<E>,
+struct Built {
+    session: Session,
     objects: Vec<(GlobalAddr, usize)>,
     /// WRITEs were posted, and have not come back.
     writing: bool,
 }
 
-impl<E: Endpoint> Built<E> {
+impl Built {
     fn keep(&mut self) {
         self.objects.clear();
     }
 }
 
-impl<E: Endpoint> Drop for Built<E> {
+impl Drop for Built {
     fn drop(&mut self) {
         let objects = std::mem::take(&mut self.objects);
         if !self.writing || objects.is_empty() || !self.session.endpoint().is_lossy() {
@@ -152,9 +152,9 @@ struct Level {
     is_first: bool,
 }
 
-struct Builder<'a, E: Endpoint> {
+struct Builder<'a> {
     layout: &'a Layout,
-    session: &'a Session<E>,
+    session: &'a Session,
     fill_percent: usize,
     count: u64,
     waiting: Waiting,
@@ -163,7 +163,7 @@ struct Builder<'a, E: Endpoint> {
     levels: Vec<Level>,
     batch: farleaf_fabric::Ops,
     root: (GlobalAddr, u8),
-    built: Built<E>,
+    built: Built,
     group: Option<Group>,
     /// Inclusive upper bounds of parts of the keys that no leaf may cross, and how many of them are
     /// behind.
@@ -194,8 +194,8 @@ enum Behind {
     Nothing,
 }
 
-impl<'a, E: Endpoint> Builder<'a, E> {
-    fn new(tree: &'a Tree, session: &'a Session<E>, cuts: &'a [Vec<u8>]) -> Self {
+impl<'a> Builder<'a> {
+    fn new(tree: &'a Tree, session: &'a Session, cuts: &'a [Vec<u8>]) -> Self {
         let fill_percent = (tree.options.bulk_fill.clamp(0.1, 1.0) * 100.0) as usize;
         let group = tree.placed.load(Ordering::Relaxed).checked_sub(1).map(|level| {
             let children = tree.layout.inner_cap() * fill_percent / 100;
@@ -547,15 +547,15 @@ fn not_empty() -> IndexError {
 
 /// A tree that was built beside the table's and that nothing points to yet; freed when dropped,
 /// unless it is kept.
-pub(super) struct BuiltTree<E: Endpoint> {
+pub(super) struct BuiltTree {
     /// Its root and the root's level.
     pub(super) root: (GlobalAddr, u8),
     /// Keys in it.
     pub(super) count: u64,
-    built: Built<E>,
+    built: Built,
 }
 
-impl<E: Endpoint> BuiltTree<E> {
+impl BuiltTree {
     /// It is about to be pointed to.
     pub(super) fn keep(&mut self) {
         self.built.keep();
@@ -567,12 +567,12 @@ impl Tree {
     /// to the caller to put it in place.
     ///
     /// Cost: 1 WRITE per node, up to 16 in one round trip, and 1 per record.
-    pub(super) async fn build<E: Endpoint>(
+    pub(super) async fn build(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         pairs: &mut impl SortedPairs,
         cuts: &[Vec<u8>],
-    ) -> Result<BuiltTree<E>, IndexError> {
+    ) -> Result<BuiltTree, IndexError> {
         let mut builder = Builder::new(self, session, cuts);
         builder.run(pairs).await?;
         let Builder { root, count, built, .. } = builder;

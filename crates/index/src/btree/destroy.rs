@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use farleaf_fabric::{Endpoint, GlobalAddr, OpKind};
+use farleaf_fabric::{GlobalAddr, OpKind};
 use farleaf_pool::{Audit, Session};
 
 use super::records::record_bytes;
@@ -25,9 +25,9 @@ impl Tree {
     ///
     /// # Errors
     /// `Corrupt` if there are fewer, or one is linked twice.
-    pub(super) async fn collect<E: Endpoint>(
+    pub(super) async fn collect(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         left: Option<u64>,
     ) -> Result<Vec<GlobalAddr>, IndexError> {
         let most = left.unwrap_or(u64::MAX);
@@ -52,9 +52,9 @@ impl Tree {
     /// Marks the first `left` of the table's objects. What was found wrong.
     ///
     /// Cost: 1 READ per node.
-    pub(super) async fn mark_left<E: Endpoint>(
+    pub(super) async fn mark_left(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         audit: &mut Audit,
         left: u64,
     ) -> Result<Vec<String>, IndexError> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use farleaf_fabric::{Endpoint, GlobalAddr};
+use farleaf_fabric::GlobalAddr;
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Retiring, Session};
 
@@ -16,10 +16,7 @@ use crate::node::{Head, Layout, Node, NodeMut};
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"FLbtree1");
 
 /// Makes an empty leaf and the meta object that names it as the root.
-pub(super) async fn create<E: Endpoint>(
-    session: &Session<E>,
-    layout: &Layout,
-) -> Result<GlobalAddr, IndexError> {
+pub(super) async fn create(session: &Session, layout: &Layout) -> Result<GlobalAddr, IndexError> {
     let client = session.client();
     let meta = session.alloc_unlinked(session.place(), META_BYTES).await?;
     let root = session.alloc_unlinked(session.place(), layout.node_bytes()).await?;
@@ -43,11 +40,7 @@ impl Tree {
     /// Makes sure that `level` exists: puts a new root over the old one and its right sibling.
     ///
     /// Cost: CAS, READ, WRITE, and 2 WRITEs in one chain.
-    pub(super) async fn grow<E: Endpoint>(
-        self: &Arc<Self>,
-        session: &Session<E>,
-        level: u8,
-    ) -> Result<(), Fail> {
+    pub(super) async fn grow(self: &Arc<Self>, session: &Session, level: u8) -> Result<(), Fail> {
         let before = match Canary::GrowFromOldRoot.is_armed() {
             true => Some(self.root(session).await?),
             false => None,
@@ -88,10 +81,10 @@ impl Tree {
     }
 
     /// Names `root` in the root word and releases its lock, in one chain.
-    pub(super) async fn publish_root<E: Endpoint>(
+    pub(super) async fn publish_root(
         &self,
-        session: &Session<E>,
-        lock: Lock<E>,
+        session: &Session,
+        lock: Lock,
         root: GlobalAddr,
         level: u8,
     ) -> Result<(), IndexError> {
@@ -104,19 +97,16 @@ impl Tree {
     }
 
     /// Locks the root word. A dead holder has left it as it was or as it wanted it: it is one word.
-    pub(super) async fn lock_root<E: Endpoint>(
-        &self,
-        session: &Session<E>,
-    ) -> Result<Lock<E>, IndexError> {
+    pub(super) async fn lock_root(&self, session: &Session) -> Result<Lock, IndexError> {
         self.lock_word(session, self.meta.plus(META_ROOT_LOCK)).await
     }
 
     /// Locks a word of the meta object that is a lock and nothing else.
-    pub(super) async fn lock_word<E: Endpoint>(
+    pub(super) async fn lock_word(
         &self,
-        session: &Session<E>,
+        session: &Session,
         word: GlobalAddr,
-    ) -> Result<Lock<E>, IndexError> {
+    ) -> Result<Lock, IndexError> {
         let mut wait = LockWait::default();
         let mut expected = 0;
         loop {
@@ -135,10 +125,7 @@ impl Tree {
     /// The root has a single child left: makes that the root. Gives up if anybody is busy there.
     ///
     /// Cost: 2 CASes, 2 READs, 5 WRITEs.
-    pub(super) async fn shrink<E: Endpoint>(
-        self: &Arc<Self>,
-        session: &Session<E>,
-    ) -> Result<(), Fail> {
+    pub(super) async fn shrink(self: &Arc<Self>, session: &Session) -> Result<(), Fail> {
         let lock = self.lock_root(session).await?;
         let (root, level) = self.refresh_root(session).await?;
         let token = session.lock_token();
@@ -165,9 +152,9 @@ impl Tree {
     }
 
     /// Marks a locked node dead for good, in one chain, and retires it.
-    pub(super) async fn bury<E: Endpoint>(
+    pub(super) async fn bury(
         &self,
-        mut node: super::lock::Locked<E>,
+        mut node: super::lock::Locked,
         retiring: Option<Retiring>,
     ) -> Result<(), IndexError> {
         node.node_mut().mark_dead();

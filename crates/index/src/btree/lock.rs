@@ -14,8 +14,8 @@ use crate::oneshot::{Receiver, channel};
 
 /// A lock word that holds this client's token, given back when dropped.
 #[derive(Debug)]
-pub(crate) struct Lock<E: Endpoint> {
-    session: Session<E>,
+pub(crate) struct Lock {
+    session: Session,
     word: GlobalAddr,
     token: u64,
     state: State,
@@ -34,9 +34,9 @@ enum State {
     Gone,
 }
 
-impl<E: Endpoint> Lock<E> {
+impl Lock {
     /// A lock that is about to be asked for: dropped from here on, it is given back.
-    pub(super) fn about_to_take(session: &Session<E>, word: GlobalAddr, token: u64) -> Self {
+    pub(super) fn about_to_take(session: &Session, word: GlobalAddr, token: u64) -> Self {
         Lock { session: session.clone(), word, token, state: State::Taken }
     }
 
@@ -140,7 +140,7 @@ impl<E: Endpoint> Lock<E> {
     }
 }
 
-impl<E: Endpoint> Drop for Lock<E> {
+impl Drop for Lock {
     /// The taker was dropped, or failed, between taking and releasing, or the release's outcome was
     /// lost. The token is unique, so that giving it back can never release somebody else's lock.
     fn drop(&mut self) {
@@ -170,8 +170,8 @@ impl<E: Endpoint> Drop for Lock<E> {
 }
 
 /// A chain that has been posted and must be done to its end. Dropped, a task sees to that.
-struct Posted<'a, E: Endpoint> {
-    session: &'a Session<E>,
+struct Posted<'a> {
+    session: &'a Session,
     /// The WRITEs; `None` once they are done, or where no completion is ever lost.
     spare: Option<Ops>,
     lock: GlobalAddr,
@@ -181,7 +181,7 @@ struct Posted<'a, E: Endpoint> {
     retiring: Option<Retiring>,
 }
 
-impl<E: Endpoint> Posted<'_, E> {
+impl Posted<'_> {
     /// Has it done by a task; a receiver that hears of the end. `None` if nothing is to be done.
     fn settle(&mut self) -> Option<Receiver<Result<(), OpError>>> {
         let spare = self.spare.take()?;
@@ -213,7 +213,7 @@ impl<E: Endpoint> Posted<'_, E> {
     }
 }
 
-impl<E: Endpoint> Drop for Posted<'_, E> {
+impl Drop for Posted<'_> {
     fn drop(&mut self) {
         let _ = self.settle();
     }
@@ -237,9 +237,9 @@ impl LockWait {
     ///
     /// # Errors
     /// `Unavailable` if one holder keeps it too long.
-    pub(super) async fn again<E: Endpoint>(
+    pub(super) async fn again(
         &mut self,
-        session: &Session<E>,
+        session: &Session,
         word: GlobalAddr,
         holder: u64,
     ) -> Result<bool, IndexError> {
@@ -266,23 +266,23 @@ impl LockWait {
 
 /// A locked node and the private copy of its content.
 #[derive(Debug)]
-pub(super) struct Locked<E: Endpoint> {
+pub(super) struct Locked {
     tree: Arc<Tree>,
-    pub(super) session: Session<E>,
+    pub(super) session: Session,
     pub(super) addr: GlobalAddr,
     pub(super) image: Buf,
-    pub(super) lock: Lock<E>,
+    pub(super) lock: Lock,
 }
 
 impl Tree {
     /// Locks the node of `level` at `addr` and reads it: 1 CAS and 1 READ in one round trip, more
     /// if it has to wait.
-    pub(super) async fn lock<E: Endpoint>(
+    pub(super) async fn lock(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         addr: GlobalAddr,
         level: u8,
-    ) -> Result<Locked<E>, Fail> {
+    ) -> Result<Locked, Fail> {
         let mut wait = LockWait::default();
         loop {
             let token = session.lock_token();
@@ -300,13 +300,13 @@ impl Tree {
 
     /// Tries once to lock and read a node under `token`; the inner error is the lock word that was
     /// found. 1 round trip.
-    pub(super) async fn try_lock<E: Endpoint>(
+    pub(super) async fn try_lock(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         addr: GlobalAddr,
         level: u8,
         token: u64,
-    ) -> Result<Result<Locked<E>, u64>, Fail> {
+    ) -> Result<Result<Locked, u64>, Fail> {
         let client = session.client();
         let mut lock = Lock::about_to_take(session, addr, token);
         let mut trial = Trial::default();
@@ -347,7 +347,7 @@ impl Tree {
     }
 }
 
-impl<E: Endpoint> Locked<E> {
+impl Locked {
     /// The content.
     pub(super) fn node(&self) -> Node<'_, u64> {
         Node::new(&self.tree.layout, self.image.words())
@@ -375,7 +375,7 @@ impl<E: Endpoint> Locked<E> {
     }
 
     /// Makes whatever goes on with it wait as long as `session` does.
-    pub(super) fn with_session(mut self, session: &Session<E>) -> Self {
+    pub(super) fn with_session(mut self, session: &Session) -> Self {
         self.session = session.clone();
         self.lock.session = session.clone();
         self

@@ -13,7 +13,7 @@
 
 use std::sync::Arc;
 
-use farleaf_fabric::{Endpoint, GlobalAddr, OpKind};
+use farleaf_fabric::{GlobalAddr, OpKind};
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
@@ -31,12 +31,7 @@ impl Tree {
     ///
     /// Its cost counts as maintenance: a READ for each level down to the parent, 3 CASes, 3 READs
     /// and 8 WRITEs for one merge.
-    pub(super) async fn merge<E: Endpoint>(
-        self: &Arc<Self>,
-        session: &Session<E>,
-        key: &[u8],
-        parent_level: u8,
-    ) {
+    pub(super) async fn merge(self: &Arc<Self>, session: &Session, key: &[u8], parent_level: u8) {
         if self.height_seen() <= u64::from(parent_level) {
             return;
         }
@@ -53,9 +48,9 @@ impl Tree {
     }
 
     /// One merge; says whether the parent is sparse now.
-    async fn merge_at<E: Endpoint>(
+    async fn merge_at(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         key: &[u8],
         level: u8,
     ) -> Result<bool, Fail> {
@@ -100,10 +95,10 @@ impl Tree {
     }
 
     /// Merges two neighbours under a locked parent; `None` if they are busy or do not fit.
-    async fn merge_pair<E: Endpoint>(
+    async fn merge_pair(
         self: &Arc<Self>,
-        session: &Session<E>,
-        mut parent: Locked<E>,
+        session: &Session,
+        mut parent: Locked,
         index: usize,
         left: GlobalAddr,
         right: GlobalAddr,
@@ -159,12 +154,12 @@ impl Tree {
     }
 
     /// Steps 1 to 5 of the [module page](self).
-    async fn write_merge<E: Endpoint>(
+    async fn write_merge(
         &self,
-        session: &Session<E>,
-        mut left: Locked<E>,
-        mut parent: Locked<E>,
-        right: Locked<E>,
+        session: &Session,
+        mut left: Locked,
+        mut parent: Locked,
+        right: Locked,
     ) -> Result<(), IndexError> {
         let (steady, bytes) = (session.steady(), self.layout.node_bytes());
         debug_assert_eq!((left.token(), right.token()), (parent.token(), parent.token()));

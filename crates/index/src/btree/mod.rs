@@ -61,7 +61,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-use farleaf_fabric::{Endpoint, GlobalAddr, OpError, OpKind};
+use farleaf_fabric::{GlobalAddr, OpError, OpKind};
 use farleaf_pool::{Audit, PoolError, Session};
 
 use crate::detach::run_to_end;
@@ -152,10 +152,7 @@ impl BTree {
     ///
     /// # Errors
     /// `Full` if the pool has no room; `Invalid` if nodes are too large for redo records.
-    pub async fn create<E: Endpoint>(
-        session: &Session<E>,
-        layout: &Layout,
-    ) -> Result<GlobalAddr, IndexError> {
+    pub async fn create(session: &Session, layout: &Layout) -> Result<GlobalAddr, IndexError> {
         redo::check_room(session, layout)?;
         grow::create(session, layout).await
     }
@@ -179,9 +176,9 @@ impl BTree {
     ///
     /// # Errors
     /// `Corrupt` if there are fewer.
-    pub async fn collect<E: Endpoint>(
+    pub async fn collect(
         &self,
-        session: &Session<E>,
+        session: &Session,
         left: Option<u64>,
     ) -> Result<Vec<GlobalAddr>, IndexError> {
         self.0.collect(session, left).await
@@ -191,9 +188,9 @@ impl BTree {
     ///
     /// # Errors
     /// As [`Index::verify`].
-    pub async fn mark_left<E: Endpoint>(
+    pub async fn mark_left(
         &self,
-        session: &Session<E>,
+        session: &Session,
         audit: &mut Audit,
         left: u64,
     ) -> Result<Vec<String>, IndexError> {
@@ -207,7 +204,7 @@ impl BTree {
     ///
     /// # Errors
     /// As [`Index::verify`].
-    pub async fn age<E: Endpoint>(&self, session: &Session<E>) -> Result<(), IndexError> {
+    pub async fn age(&self, session: &Session) -> Result<(), IndexError> {
         self.0.age(session).await
     }
 }
@@ -249,9 +246,9 @@ impl Tree {
     }
 
     /// [`run_to_end`] with a session that does not give up.
-    fn detach<E: Endpoint, T: 'static>(
-        session: &Session<E>,
-        task: impl AsyncFnOnce(Session<E>) -> T + 'static,
+    fn detach<T: 'static>(
+        session: &Session,
+        task: impl AsyncFnOnce(Session) -> T + 'static,
     ) -> impl Future<Output = Option<T>> {
         let patient = session.patient();
         run_to_end(session, Box::pin(async move { task(patient).await }), ())
@@ -266,9 +263,9 @@ fn key_lengths(layout: &Layout) -> String {
 }
 
 impl Index for BTree {
-    async fn get<E: Endpoint>(
+    async fn get(
         &self,
-        session: &Session<E>,
+        session: &Session,
         key: &[u8],
         value: &mut Vec<u8>,
     ) -> Result<bool, IndexError> {
@@ -277,9 +274,9 @@ impl Index for BTree {
         self.0.get(session, key, value).await
     }
 
-    async fn insert<E: Endpoint>(
+    async fn insert(
         &self,
-        session: &Session<E>,
+        session: &Session,
         key: &[u8],
         value: &[u8],
     ) -> Result<bool, IndexError> {
@@ -288,9 +285,9 @@ impl Index for BTree {
         Ok(!outcome.existed)
     }
 
-    async fn update<E: Endpoint>(
+    async fn update(
         &self,
-        session: &Session<E>,
+        session: &Session,
         key: &[u8],
         value: &[u8],
     ) -> Result<bool, IndexError> {
@@ -299,9 +296,9 @@ impl Index for BTree {
         Ok(outcome.existed)
     }
 
-    async fn upsert<E: Endpoint>(
+    async fn upsert(
         &self,
-        session: &Session<E>,
+        session: &Session,
         key: &[u8],
         value: &[u8],
     ) -> Result<bool, IndexError> {
@@ -309,18 +306,14 @@ impl Index for BTree {
         Ok(!outcome.existed)
     }
 
-    async fn remove<E: Endpoint>(
-        &self,
-        session: &Session<E>,
-        key: &[u8],
-    ) -> Result<bool, IndexError> {
+    async fn remove(&self, session: &Session, key: &[u8]) -> Result<bool, IndexError> {
         let outcome = self.0.modify(session, OpKind::Remove, key, Intent::remove()).await?;
         Ok(outcome.existed)
     }
 
-    async fn compare_exchange<E: Endpoint>(
+    async fn compare_exchange(
         &self,
-        session: &Session<E>,
+        session: &Session,
         key: &[u8],
         expected: Option<&[u8]>,
         new: Option<&[u8]>,
@@ -335,9 +328,9 @@ impl Index for BTree {
         Ok((exchange, outcome.existed))
     }
 
-    async fn scan<E: Endpoint>(
+    async fn scan(
         &self,
-        session: &Session<E>,
+        session: &Session,
         range: ScanRange<'_>,
         limit: usize,
         out: &mut Entries,
@@ -346,18 +339,18 @@ impl Index for BTree {
         self.0.scan(session, range, limit, out).await
     }
 
-    async fn bulk_load<E: Endpoint>(
+    async fn bulk_load(
         &self,
-        session: &Session<E>,
+        session: &Session,
         pairs: &mut impl SortedPairs,
     ) -> Result<u64, IndexError> {
         let _pin = session.begin(OpKind::BulkLoad).await?;
         self.0.bulk_load(session, pairs).await
     }
 
-    async fn verify<E: Endpoint>(
+    async fn verify(
         &self,
-        session: &Session<E>,
+        session: &Session,
         audit: &mut Audit,
     ) -> Result<TableReport, IndexError> {
         let _pin = session.begin(OpKind::Other).await?;

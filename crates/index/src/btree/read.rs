@@ -79,11 +79,7 @@ pub(super) struct Restarts(u32);
 
 impl Restarts {
     /// Before one more attempt: looks the root up again, waits when there were many.
-    pub(super) async fn again<E: Endpoint>(
-        &mut self,
-        tree: &Tree,
-        session: &Session<E>,
-    ) -> Result<(), IndexError> {
+    pub(super) async fn again(&mut self, tree: &Tree, session: &Session) -> Result<(), IndexError> {
         self.0 += 1;
         if self.0 > RESTARTS_MAX {
             return Err(IndexError::Unavailable(format!(
@@ -99,12 +95,12 @@ impl Restarts {
 }
 
 /// Waits 1 to 64 us, doubling with `attempt`, jittered.
-pub(super) async fn backoff<E: Endpoint>(session: &Session<E>, attempt: u32) {
+pub(super) async fn backoff(session: &Session, attempt: u32) {
     backoff_up_to(session, attempt, BACKOFF_NS.1).await;
 }
 
 /// The same, and so long at most.
-pub(super) async fn backoff_up_to<E: Endpoint>(session: &Session<E>, attempt: u32, most_ns: u64) {
+pub(super) async fn backoff_up_to(session: &Session, attempt: u32, most_ns: u64) {
     let most = (BACKOFF_NS.0 << attempt.min(16)).min(most_ns);
     let ns = most / 2 + session.endpoint().random() % (most / 2 + 1);
     session.endpoint().sleep(ns).await;
@@ -113,10 +109,7 @@ pub(super) async fn backoff_up_to<E: Endpoint>(session: &Session<E>, attempt: u3
 impl Tree {
     /// Address and level of the root as last seen. 1 READ if it never was.
     #[inline]
-    pub(super) async fn root<E: Endpoint>(
-        &self,
-        session: &Session<E>,
-    ) -> Result<(GlobalAddr, u8), IndexError> {
+    pub(super) async fn root(&self, session: &Session) -> Result<(GlobalAddr, u8), IndexError> {
         match self.root.load(Ordering::Relaxed) {
             0 => self.refresh_root(session).await,
             word => root_parts(word),
@@ -124,9 +117,9 @@ impl Tree {
     }
 
     /// READs the root word.
-    pub(super) async fn refresh_root<E: Endpoint>(
+    pub(super) async fn refresh_root(
         &self,
-        session: &Session<E>,
+        session: &Session,
     ) -> Result<(GlobalAddr, u8), IndexError> {
         let word = session.steady().word(self.meta.plus(META_ROOT)).await?;
         let parts = root_parts(word)?;
@@ -135,9 +128,9 @@ impl Tree {
     }
 
     /// Reads the leaf that covers `key`: height READs.
-    pub(super) async fn get<E: Endpoint>(
+    pub(super) async fn get(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         key: &[u8],
         value: &mut Vec<u8>,
     ) -> Result<bool, IndexError> {
@@ -162,9 +155,9 @@ impl Tree {
     }
 
     /// Reads the node of `level` that `seek` wants. 1 READ for each level from the root down to it.
-    pub(super) async fn node_at<E: Endpoint>(
+    pub(super) async fn node_at(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         seek: Seek<'_>,
         level: u8,
     ) -> Result<(GlobalAddr, Buf), Fail> {
@@ -198,9 +191,9 @@ impl Tree {
 
     /// The address of the node of `level` that probably covers `key`, not read yet: 1 READ for each
     /// level above it. Puts down a split that it finds unfinished.
-    pub(super) async fn way_to<E: Endpoint>(
+    pub(super) async fn way_to(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         key: &[u8],
         level: u8,
         unfinished: &mut Option<Unfinished>,
@@ -254,9 +247,9 @@ impl Tree {
 
     /// A READ did not give a current image: reads on until it does, or says what to do instead.
     #[cold]
-    pub(super) async fn read_again<E: Endpoint>(
+    pub(super) async fn read_again(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         addr: GlobalAddr,
         level: u8,
         mut image: Buf,

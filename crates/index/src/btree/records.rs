@@ -4,7 +4,7 @@
 //! 0 tag, 1 length of the value in bytes, 2 checksum of length and value; then the value, padded
 //! with zeros to 8 bytes.
 
-use farleaf_fabric::{Buf, Endpoint, GlobalAddr};
+use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_pool::{Session, Unlinked};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -25,9 +25,9 @@ pub(super) fn record_bytes(len: usize) -> usize {
 impl Tree {
     /// Copies value `index` of a leaf into `value`: nothing more, or 1 READ of its record.
     #[inline]
-    pub(super) async fn value_of<E: Endpoint>(
+    pub(super) async fn value_of(
         &self,
-        session: &Session<E>,
+        session: &Session,
         node: &Node<'_, u64>,
         index: usize,
         value: &mut Vec<u8>,
@@ -42,9 +42,9 @@ impl Tree {
         }
     }
 
-    pub(super) async fn read_record<E: Endpoint>(
+    pub(super) async fn read_record(
         &self,
-        session: &Session<E>,
+        session: &Session,
         record: RecordRef,
         value: &mut Vec<u8>,
     ) -> Result<(), IndexError> {
@@ -92,11 +92,11 @@ impl Tree {
     }
 
     /// Writes a value to a new record. 1 WRITE, 1 round trip.
-    pub(super) async fn write_record<E: Endpoint>(
+    pub(super) async fn write_record(
         &self,
-        session: &Session<E>,
+        session: &Session,
         value: &[u8],
-    ) -> Result<NewRecord<E>, IndexError> {
+    ) -> Result<NewRecord, IndexError> {
         let bytes = record_bytes(value.len());
         let object = session.alloc_unlinked(session.place(), bytes).await?;
         object.write(fill_record(session.client().buf(bytes), value)).await?;
@@ -106,12 +106,12 @@ impl Tree {
 
 /// A record that no leaf refers to yet; freed when dropped, unless it is kept.
 #[derive(Debug)]
-pub(super) struct NewRecord<E: Endpoint> {
-    object: Unlinked<E>,
+pub(super) struct NewRecord {
+    object: Unlinked,
     len: u64,
 }
 
-impl<E: Endpoint> NewRecord<E> {
+impl NewRecord {
     pub(super) fn reference(&self) -> RecordRef {
         RecordRef { addr: self.object.addr().word(), len: self.len }
     }

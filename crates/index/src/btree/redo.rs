@@ -33,16 +33,13 @@ const HEADER_WORDS: usize = 8;
 const MAGIC: u64 = u64::from_le_bytes(*b"FLredo01");
 
 /// Whether a WRITE of a node can be cut short by the writer's death.
-pub(super) fn is_needed<E: Endpoint>(session: &Session<E>, layout: &Layout) -> bool {
+pub(super) fn is_needed(session: &Session, layout: &Layout) -> bool {
     !Canary::LoseRedoRecord.is_armed()
         && (session.endpoint().capabilities().crash_atomic_bytes as usize) < layout.node_bytes()
 }
 
 /// Whether the pool's redo areas hold a record of this layout's largest change.
-pub(super) fn check_room<E: Endpoint>(
-    session: &Session<E>,
-    layout: &Layout,
-) -> Result<(), IndexError> {
+pub(super) fn check_room(session: &Session, layout: &Layout) -> Result<(), IndexError> {
     let needs = HEADER_WORDS * 8 + NODES_MAX * layout.node_bytes();
     let has = session.redo_bytes();
     if needs > has {
@@ -57,11 +54,7 @@ pub(super) fn check_room<E: Endpoint>(
 }
 
 /// A record of the nodes' new contents.
-pub(super) fn encode<E: Endpoint>(
-    session: &Session<E>,
-    token: u64,
-    nodes: &[(GlobalAddr, &[u64])],
-) -> Buf {
+pub(super) fn encode(session: &Session, token: u64, nodes: &[(GlobalAddr, &[u64])]) -> Buf {
     let node_words = nodes.first().map_or(0, |(_, words)| words.len());
     let mut buf = session.client().buf((HEADER_WORDS + nodes.len() * node_words) * 8);
     let (header, images) = buf.words_mut().split_at_mut(HEADER_WORDS);
@@ -109,9 +102,9 @@ impl Tree {
     ///
     /// Cost: 1 READ per memory server, and about 4 operations per node.
     #[cold]
-    pub(super) async fn recover<E: Endpoint>(
+    pub(super) async fn recover(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         addr: GlobalAddr,
         held: u64,
     ) -> Result<(), IndexError> {
@@ -121,9 +114,9 @@ impl Tree {
             .unwrap_or_else(|| Err(unfinished_work("taking over a dead compute server's lock")))
     }
 
-    async fn recover_now<E: Endpoint>(
+    async fn recover_now(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         addr: GlobalAddr,
         held: u64,
     ) -> Result<(), IndexError> {
@@ -137,9 +130,9 @@ impl Tree {
 
     /// As [`Tree::recover_now`], unless one of the nodes has been taken over by another: gives that
     /// node and the other's token, for what comes after it in the record has to wait.
-    async fn recover_once<E: Endpoint>(
+    async fn recover_once(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         addr: GlobalAddr,
         held: u64,
         done: &BTreeSet<GlobalAddr>,
@@ -177,9 +170,9 @@ impl Tree {
 
     /// Waits until `taker` has given back the lock of the node at `addr`; takes over from it if it
     /// has died as well.
-    async fn outwait<E: Endpoint>(
+    async fn outwait(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         addr: GlobalAddr,
         taker: u64,
     ) -> Result<(), IndexError> {
@@ -195,9 +188,9 @@ impl Tree {
     /// Takes over one node of a record, gives it its content, and releases it. A node that the
     /// record buries is then retired, as its death is what unlinked it. Gives the lock word that was
     /// found.
-    async fn write_again<E: Endpoint>(
+    async fn write_again(
         &self,
-        session: &Session<E>,
+        session: &Session,
         addr: GlobalAddr,
         words: &[u64],
         held: u64,
@@ -229,9 +222,9 @@ impl Tree {
     }
 
     /// The dead client's record of `held`, if it left one that names `addr`.
-    async fn find_record<E: Endpoint>(
+    async fn find_record(
         &self,
-        session: &Session<E>,
+        session: &Session,
         addr: GlobalAddr,
         held: u64,
     ) -> Result<Option<(Buf, Vec<(GlobalAddr, usize)>)>, IndexError> {
@@ -253,11 +246,11 @@ impl Tree {
     }
 
     /// Unlocks a node that is untouched, or half changed in one word.
-    async fn seal_again<E: Endpoint>(
+    async fn seal_again(
         &self,
-        session: &Session<E>,
+        session: &Session,
         addr: GlobalAddr,
-        lock: Lock<E>,
+        lock: Lock,
     ) -> Result<(), IndexError> {
         let steady = session.steady();
         let mut image = steady.read(addr, steady.buf(self.layout.node_bytes())).await?;

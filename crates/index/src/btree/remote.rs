@@ -9,7 +9,7 @@ use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use farleaf_fabric::{Buf, Endpoint, GlobalAddr};
+use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_pool::{Audit, Session};
 
 use super::bulk::BuiltTree;
@@ -48,9 +48,9 @@ impl<T> Overdue for Result<T, IndexError> {
 }
 
 /// A tree that was built and is not in place yet.
-pub(crate) struct NewTree<E: Endpoint>(BuiltTree<E>);
+pub(crate) struct NewTree(BuiltTree);
 
-impl<E: Endpoint> NewTree<E> {
+impl NewTree {
     pub(crate) fn root(&self) -> (GlobalAddr, u8) {
         self.0.root
     }
@@ -67,8 +67,8 @@ impl<E: Endpoint> NewTree<E> {
 
 impl Remote {
     /// Makes an empty tree; returns its meta object.
-    pub(crate) async fn create<E: Endpoint>(
-        session: &Session<E>,
+    pub(crate) async fn create(
+        session: &Session,
         layout: &Layout,
     ) -> Result<GlobalAddr, IndexError> {
         BTree::create(session, layout).await
@@ -118,18 +118,15 @@ impl Remote {
     }
 
     /// Takes the lock of [`Remote::map_word`]; takes it over from the dead.
-    pub(crate) async fn lock_map<E: Endpoint>(
-        &self,
-        session: &Session<E>,
-    ) -> Result<Lock<E>, IndexError> {
+    pub(crate) async fn lock_map(&self, session: &Session) -> Result<Lock, IndexError> {
         self.0.lock_word(session, self.0.meta.plus(META_FREE + 16)).await
     }
 
     /// Stores [`Remote::map_word`] and releases its lock, in one chain.
-    pub(crate) async fn name_map<E: Endpoint>(
+    pub(crate) async fn name_map(
         &self,
-        session: &Session<E>,
-        lock: Lock<E>,
+        session: &Session,
+        lock: Lock,
         word: u64,
     ) -> Result<(), IndexError> {
         let mut ops = session.client().ops();
@@ -161,9 +158,9 @@ impl Remote {
     }
 
     /// READs the root word: address and level.
-    pub(crate) async fn read_root<E: Endpoint>(
+    pub(crate) async fn read_root(
         &self,
-        session: &Session<E>,
+        session: &Session,
     ) -> Result<(GlobalAddr, u8), IndexError> {
         self.0.refresh_root(session).await
     }
@@ -181,8 +178,8 @@ impl Remote {
 
     /// Runs `task` to its end whatever becomes of the caller, and waits for it; if it goes on for longer
     /// than the caller waits, gives what `T` says about that.
-    pub(crate) fn detach<E: Endpoint, T: Overdue + 'static>(
-        session: &Session<E>,
+    pub(crate) fn detach<T: Overdue + 'static>(
+        session: &Session,
         task: impl Future<Output = T> + 'static,
     ) -> impl Future<Output = T> {
         let done = run_to_end(session, Box::pin(task), ());
@@ -190,7 +187,7 @@ impl Remote {
     }
 
     /// Waits 1 to 64 us, doubling with `attempt`, jittered.
-    pub(crate) async fn backoff<E: Endpoint>(session: &Session<E>, attempt: u32) {
+    pub(crate) async fn backoff(session: &Session, attempt: u32) {
         read::backoff(session, attempt).await;
     }
 
@@ -199,9 +196,9 @@ impl Remote {
         len > self.0.layout.inline_value_max()
     }
 
-    pub(crate) async fn write_record<E: Endpoint>(
+    pub(crate) async fn write_record(
         &self,
-        session: &Session<E>,
+        session: &Session,
         value: &[u8],
     ) -> Result<RecordRef, IndexError> {
         let record = self.0.write_record(session, value).await?;
@@ -209,18 +206,18 @@ impl Remote {
         Ok(record.reference())
     }
 
-    pub(crate) async fn read_record<E: Endpoint>(
+    pub(crate) async fn read_record(
         &self,
-        session: &Session<E>,
+        session: &Session,
         record: RecordRef,
         value: &mut Vec<u8>,
     ) -> Result<(), IndexError> {
         self.0.read_record(session, record, value).await
     }
 
-    pub(crate) async fn value_of<E: Endpoint>(
+    pub(crate) async fn value_of(
         &self,
-        session: &Session<E>,
+        session: &Session,
         node: &Node<'_, u64>,
         index: usize,
         value: &mut Vec<u8>,
@@ -238,9 +235,9 @@ impl Remote {
 
     /// READs a node that others may be writing, until an image of it fits; `None` if no such node is
     /// there any more. 1 READ, more if it is torn.
-    pub(crate) async fn read_shared<E: Endpoint>(
+    pub(crate) async fn read_shared(
         &self,
-        session: &Session<E>,
+        session: &Session,
         addr: GlobalAddr,
         level: u8,
     ) -> Result<Option<Buf>, IndexError> {
@@ -258,9 +255,9 @@ impl Remote {
 
     /// Tells the node of `level` that covers `separator`, under its remote lock, that `right` begins
     /// there; adds a level if there is none. May be done again.
-    pub(crate) async fn post_separator<E: Endpoint>(
+    pub(crate) async fn post_separator(
         &self,
-        session: &Session<E>,
+        session: &Session,
         level: u8,
         separator: &[u8],
         right: GlobalAddr,
@@ -279,9 +276,9 @@ impl Remote {
 
     /// Makes sure that the node of `level` that covers `separator` has room for it, under its remote
     /// lock.
-    pub(crate) async fn make_room<E: Endpoint>(
+    pub(crate) async fn make_room(
         &self,
-        session: &Session<E>,
+        session: &Session,
         level: u8,
         separator: &[u8],
     ) -> Result<(), IndexError> {
@@ -301,9 +298,9 @@ impl Remote {
         }
     }
 
-    async fn try_make_room<E: Endpoint>(
+    async fn try_make_room(
         &self,
-        session: &Session<E>,
+        session: &Session,
         level: u8,
         separator: &[u8],
     ) -> Result<(), Fail> {
@@ -324,19 +321,19 @@ impl Remote {
 
     /// Builds a tree beside this one, in which each of `cuts` is a leaf's high fence. The error leaves
     /// nothing behind.
-    pub(crate) async fn build<E: Endpoint>(
+    pub(crate) async fn build(
         &self,
-        session: &Session<E>,
+        session: &Session,
         pairs: &mut impl SortedPairs,
         cuts: &[Vec<u8>],
-    ) -> Result<NewTree<E>, IndexError> {
+    ) -> Result<NewTree, IndexError> {
         self.0.build(session, pairs, cuts).await.map(NewTree)
     }
 
     /// Walks the tree as it is in remote memory.
-    pub(crate) async fn verify<E: Endpoint>(
+    pub(crate) async fn verify(
         &self,
-        session: &Session<E>,
+        session: &Session,
         audit: &mut Audit,
     ) -> Result<TableReport, IndexError> {
         self.0.verify(session, audit).await
@@ -397,10 +394,10 @@ impl<'a> Passage<'a> {
     }
 
     /// Takes the leaf's pairs; whether there is more to come.
-    pub(crate) async fn pass<E: Endpoint>(
+    pub(crate) async fn pass(
         &mut self,
         remote: &Remote,
-        session: &Session<E>,
+        session: &Session,
         leaf: &Node<'_, u64>,
         out: &mut Entries,
     ) -> Result<bool, IndexError> {
@@ -415,10 +412,10 @@ impl<'a> Passage<'a> {
 
     /// Takes pairs of the range that somebody else has gathered, all from the place to `fence`; whether
     /// there is more to come.
-    pub(crate) async fn pass_pairs<'p, E: Endpoint>(
+    pub(crate) async fn pass_pairs<'p>(
         &mut self,
         remote: &Remote,
-        session: &Session<E>,
+        session: &Session,
         pairs: impl Iterator<Item = (&'p [u8], Stored, &'p [u8])>,
         fence: Option<&[u8]>,
         out: &mut Entries,

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use farleaf_fabric::{Buf, Endpoint, GlobalAddr};
+use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
@@ -62,9 +62,9 @@ impl Tree {
     ///
     /// Cost: height READs for the first leaf; then 1 READ per leaf, up to `scan_batch` of them in
     /// one round trip, and height READs again for every parent; 1 READ for each value in a record.
-    pub(super) async fn scan<E: Endpoint>(
+    pub(super) async fn scan(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         range: ScanRange<'_>,
         limit: usize,
         out: &mut Entries,
@@ -113,9 +113,9 @@ impl Tree {
     }
 
     /// The leaf that covers the cursor's place.
-    async fn next_leaf<E: Endpoint>(
+    async fn next_leaf(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         cursor: &mut Cursor<'_>,
         wanted: usize,
     ) -> Result<Buf, Fail> {
@@ -170,9 +170,9 @@ impl Tree {
     }
 
     /// Reads as many of the parent's next children as the scan probably needs. 1 round trip.
-    async fn read_ahead<E: Endpoint>(
+    async fn read_ahead(
         &self,
-        session: &Session<E>,
+        session: &Session,
         cursor: &mut Cursor<'_>,
         wanted: usize,
     ) -> Result<(), Fail> {
@@ -191,9 +191,9 @@ impl Tree {
     }
 
     /// Appends the leaf's pairs from `place` on that are in the range, until `out` has `end` pairs.
-    pub(super) async fn take_pairs<E: Endpoint>(
+    pub(super) async fn take_pairs(
         &self,
-        session: &Session<E>,
+        session: &Session,
         node: &Node<'_, u64>,
         range: &ScanRange<'_>,
         place: &Place,
@@ -237,9 +237,9 @@ impl Tree {
     }
 
     /// Appends a pair, or has it wait in `pending` if its value is in a record.
-    pub(super) async fn take_pair<E: Endpoint>(
+    pub(super) async fn take_pair(
         &self,
-        session: &Session<E>,
+        session: &Session,
         (key, stored, value): (&[u8], Stored, &[u8]),
         pending: &mut Vec<(Vec<u8>, RecordRef)>,
         out: &mut Entries,
@@ -261,9 +261,9 @@ impl Tree {
     }
 
     /// Reads the records of `pending` at once and appends the pairs.
-    pub(super) async fn take_records<E: Endpoint>(
+    pub(super) async fn take_records(
         &self,
-        session: &Session<E>,
+        session: &Session,
         pending: &mut Vec<(Vec<u8>, RecordRef)>,
         out: &mut Entries,
     ) -> Result<(), IndexError> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use farleaf_fabric::{Buf, Endpoint, GlobalAddr, ServerId};
+use farleaf_fabric::{Buf, GlobalAddr, ServerId};
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
@@ -21,10 +21,10 @@ impl Tree {
     ///
     /// # Errors
     /// `Full`: nothing was changed.
-    pub(super) async fn split<E: Endpoint>(
+    pub(super) async fn split(
         self: &Arc<Self>,
-        session: &Session<E>,
-        node: Locked<E>,
+        session: &Session,
+        node: Locked,
         key: Vec<u8>,
     ) -> Result<(), IndexError> {
         let tree = Arc::clone(self);
@@ -40,9 +40,9 @@ impl Tree {
     ///
     /// Cost: a READ for each level above the parent's, CAS, READ and unlock there, 1 READ of the
     /// right node, and the WRITE if the separator is missing.
-    pub(super) async fn finish_split<E: Endpoint>(
+    pub(super) async fn finish_split(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         unfinished: Unfinished,
     ) -> Result<(), IndexError> {
         let tree = Arc::clone(self);
@@ -54,21 +54,16 @@ impl Tree {
     }
 
     /// Where a new node of `level` goes, beside the one at `addr` or above it.
-    pub(super) fn server_beside<E: Endpoint>(
-        &self,
-        session: &Session<E>,
-        addr: GlobalAddr,
-        level: u8,
-    ) -> ServerId {
+    pub(super) fn server_beside(&self, session: &Session, addr: GlobalAddr, level: u8) -> ServerId {
         let is_placed = level < self.placed.load(Ordering::Relaxed);
         if is_placed { addr.server() } else { session.place() }
     }
 
     /// The new node first, then the old one (`INV-BT-2`). Gives what the parent must learn.
-    async fn split_now<E: Endpoint>(
+    async fn split_now(
         self: &Arc<Self>,
-        session: &Session<E>,
-        mut node: Locked<E>,
+        session: &Session,
+        mut node: Locked,
         key: &[u8],
     ) -> Result<Unfinished, IndexError> {
         let client = session.client();
@@ -105,9 +100,9 @@ impl Tree {
         Ok(Unfinished { level: level + 1, separator: split.separator, right: right_addr })
     }
 
-    pub(super) async fn finish_split_now<E: Endpoint>(
+    pub(super) async fn finish_split_now(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         unfinished: Unfinished,
     ) -> Result<(), IndexError> {
         let mut to_do = vec![unfinished];
@@ -130,9 +125,9 @@ impl Tree {
 
     /// Adds one separator. If the parent had no room it is split instead, and its own separator is
     /// what is unfinished now.
-    async fn add_separator<E: Endpoint>(
+    async fn add_separator(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         unfinished: &Unfinished,
     ) -> Result<Option<Unfinished>, Fail> {
         let Unfinished { level, separator, right } = unfinished;
@@ -167,9 +162,9 @@ impl Tree {
 
     /// Whether the node at `addr` is alive and its low fence is `separator`. The caller holds the
     /// lock of the parent that covers it, so that nobody can merge it away meanwhile.
-    async fn still_starts_at<E: Endpoint>(
+    async fn still_starts_at(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         addr: GlobalAddr,
         level: u8,
         separator: &[u8],

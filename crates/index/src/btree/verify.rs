@@ -6,7 +6,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use farleaf_fabric::{Buf, Endpoint, GlobalAddr};
+use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_pool::{Audit, LockToken, Session};
 
 use super::lock::LockWait;
@@ -45,9 +45,9 @@ impl Tree {
     ///
     /// # Errors
     /// `Corrupt` if the walk cannot go on, with what was found before.
-    pub(super) async fn verify<E: Endpoint>(
+    pub(super) async fn verify(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         audit: &mut Audit,
     ) -> Result<TableReport, IndexError> {
         let mut report = TableReport::default();
@@ -72,9 +72,9 @@ impl Tree {
         Ok(report)
     }
 
-    pub(super) async fn walk<E: Endpoint>(
+    pub(super) async fn walk(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         report: &mut TableReport,
         visitor: &mut impl Visitor,
     ) -> Result<(), IndexError> {
@@ -101,9 +101,9 @@ impl Tree {
     /// to, because it has taken in its right neighbour, or a child is gone that its parent had; both
     /// are told from damage by looking again. Everything that was there before the walk, and stays,
     /// is visited.
-    async fn walk_level<E: Endpoint>(
+    async fn walk_level(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         level: u8,
         mut expected: BTreeMap<u64, Option<Vec<u8>>>,
         report: &mut TableReport,
@@ -186,9 +186,9 @@ impl Tree {
     }
 
     /// Finds a node; `None` if the level is gone.
-    async fn find<E: Endpoint>(
+    async fn find(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         seek: Seek<'_>,
         level: u8,
     ) -> Result<Option<(GlobalAddr, Buf)>, IndexError> {
@@ -215,9 +215,9 @@ impl Tree {
     /// Under a lock something may be about to be linked that only its holder knows of: what a dead
     /// one's redo record says, written again by whoever takes over. A recovery that does not see it
     /// would take it for lost.
-    async fn find_unlocked<E: Endpoint>(
+    async fn find_unlocked(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         seek: Seek<'_>,
         level: u8,
         report: &mut TableReport,
@@ -244,9 +244,9 @@ impl Tree {
     }
 
     /// Whether a node that was seen in a version is another now, or dead.
-    async fn has_changed<E: Endpoint>(
+    async fn has_changed(
         &self,
-        session: &Session<E>,
+        session: &Session,
         seen: Option<(GlobalAddr, u64)>,
         level: u8,
     ) -> Result<bool, IndexError> {
@@ -258,9 +258,9 @@ impl Tree {
     }
 
     /// Whether the parent of the node of `level` that starts at `low` points to `addr` now.
-    async fn is_child<E: Endpoint>(
+    async fn is_child(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         addr: u64,
         low: Option<&[u8]>,
         level: u8,
@@ -275,9 +275,9 @@ impl Tree {
         Ok(seek.child(&Node::new(&self.layout, image.words())).1 == addr)
     }
 
-    async fn check_meta<E: Endpoint>(
+    async fn check_meta(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         report: &mut TableReport,
     ) -> Result<(), IndexError> {
         let steady = session.steady();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use farleaf_fabric::{Endpoint, GlobalAddr, OpKind};
+use farleaf_fabric::{GlobalAddr, OpKind};
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
@@ -56,9 +56,9 @@ enum Attempt {
 
 impl Tree {
     /// Changes one key as `intent` says. See the [module page](super) for the cost.
-    pub(super) async fn modify<E: Endpoint>(
+    pub(super) async fn modify(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         kind: OpKind,
         key: &[u8],
         mut intent: Intent<'_>,
@@ -102,12 +102,12 @@ impl Tree {
     }
 
     /// One way down and, under the leaf's lock, the change.
-    async fn attempt<E: Endpoint>(
+    async fn attempt(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         key: &[u8],
         intent: &mut Intent<'_>,
-        record: Option<&NewRecord<E>>,
+        record: Option<&NewRecord>,
         unfinished: &mut Option<Unfinished>,
     ) -> Result<Attempt, Fail> {
         let compared = Canary::CompareUnlocked.is_armed() && intent.expected.is_some();
@@ -184,25 +184,25 @@ impl Tree {
     }
 
     /// Locks the leaf that covers `key`.
-    async fn lock_leaf<E: Endpoint>(
+    async fn lock_leaf(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         key: &[u8],
         unfinished: &mut Option<Unfinished>,
-    ) -> Result<Locked<E>, Fail> {
+    ) -> Result<Locked, Fail> {
         let addr = self.way_to(session, key, 0, unfinished).await?;
         self.lock_covering(session, addr, key, 0, unfinished).await
     }
 
     /// Locks the node of `level` that covers `key`, from `addr` to the right.
-    pub(super) async fn lock_covering<E: Endpoint>(
+    pub(super) async fn lock_covering(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         mut addr: GlobalAddr,
         key: &[u8],
         level: u8,
         unfinished: &mut Option<Unfinished>,
-    ) -> Result<Locked<E>, Fail> {
+    ) -> Result<Locked, Fail> {
         loop {
             let locked = self.lock(session, addr, level).await?;
             let node = locked.node();

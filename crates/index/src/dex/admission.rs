@@ -176,7 +176,7 @@ impl Drop for Claim {
 
 impl Cache {
     /// Whether the leaf at `addr`, which is missed now, is to be kept.
-    pub(super) fn admits<E: Endpoint>(&self, session: &Session<E>, addr: u64) -> bool {
+    pub(super) fn admits(&self, session: &Session, addr: u64) -> bool {
         match (self.options.admission, &self.ghosts) {
             (Admission::Again, Some(ghosts)) => ghosts.note(addr) || self.free.has_fresh(),
             (Admission::Again, None) => true,
@@ -191,20 +191,16 @@ impl Cache {
     /// Reads a claimed node into a frame. Runs to its end whatever becomes of the caller.
     ///
     /// Cost: 1 READ; 1 WRITE for each dirty node that has to make room.
-    pub(super) async fn load<E: Endpoint>(
+    pub(super) async fn load(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         claim: Claim,
     ) -> Result<(), Fail> {
         let (cache, task_session) = (Arc::clone(self), session.clone());
         self.detach(session, async move { cache.load_now(&task_session, claim).await }).await
     }
 
-    async fn load_now<E: Endpoint>(
-        self: &Arc<Self>,
-        session: &Session<E>,
-        claim: Claim,
-    ) -> Result<(), Fail> {
+    async fn load_now(self: &Arc<Self>, session: &Session, claim: Claim) -> Result<(), Fail> {
         let Some(frame) = self.frame(session).await? else { return Err(Fail::NoFrame) };
         let image = match self.read_claimed(session, &claim).await? {
             Ok(image) => image,
@@ -234,9 +230,9 @@ impl Cache {
     }
 
     /// Reads a claimed node and looks how it fits (R-ARRIVE); what is unfinished there, if anything.
-    pub(super) async fn read_claimed<E: Endpoint>(
+    pub(super) async fn read_claimed(
         &self,
-        session: &Session<E>,
+        session: &Session,
         claim: &Claim,
     ) -> Result<Result<Buf, Heal>, Fail> {
         let stale = |unfinished| {
@@ -283,9 +279,9 @@ impl Cache {
     }
 
     /// READs a node that this compute server alone may write: 1 READ. It may be dead.
-    pub(super) async fn read_node<E: Endpoint>(
+    pub(super) async fn read_node(
         &self,
-        session: &Session<E>,
+        session: &Session,
         addr: GlobalAddr,
         level: u8,
     ) -> Result<Buf, IndexError> {
@@ -332,9 +328,9 @@ impl Cache {
     /// short, an image of it is in the journal first.
     ///
     /// Cost: 1 WRITE; with a journal 2 for a page that exists.
-    pub(super) async fn write_page<E: Endpoint>(
+    pub(super) async fn write_page(
         &self,
-        session: &Session<E>,
+        session: &Session,
         addr: GlobalAddr,
         image: Buf,
         from: usize,
@@ -351,9 +347,9 @@ impl Cache {
     }
 
     /// As [`Cache::write_page`] of pages that exist, together. 1 WRITE each, and 1 for all with a journal.
-    pub(super) async fn write_pages<E: Endpoint>(
+    pub(super) async fn write_pages(
         &self,
-        session: &Session<E>,
+        session: &Session,
         mut pages: Vec<(GlobalAddr, Buf)>,
     ) -> Result<(), IndexError> {
         if pages.len() == 1
@@ -382,9 +378,9 @@ impl Cache {
     ///
     /// # Errors
     /// This compute server has been cut off.
-    pub(super) async fn write_surely<E: Endpoint>(
+    pub(super) async fn write_surely(
         &self,
-        session: &Session<E>,
+        session: &Session,
         addr: GlobalAddr,
         image: Buf,
         from: usize,
@@ -399,9 +395,9 @@ impl Cache {
     /// end.
     ///
     /// Cost: 1 READ.
-    pub(super) async fn stream<E: Endpoint>(
+    pub(super) async fn stream(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         claim: Claim,
     ) -> Result<Buf, Fail> {
         match self.read_claimed(session, &claim).await? {
@@ -468,10 +464,7 @@ impl Cache {
     /// Caches the root. Runs to its end whatever becomes of the caller.
     ///
     /// Cost: 1 READ of the root word, 1 READ; for the first time 1 CAS to make the tree this cache's.
-    pub(super) async fn load_root<E: Endpoint>(
-        self: &Arc<Self>,
-        session: &Session<E>,
-    ) -> Result<(), Fail> {
+    pub(super) async fn load_root(self: &Arc<Self>, session: &Session) -> Result<(), Fail> {
         let claim = self.claim_root().await?;
         let (cache, task_session) = (Arc::clone(self), session.clone());
         self.detach(session, async move { cache.load_root_now(&task_session, claim).await }).await
@@ -490,11 +483,7 @@ impl Cache {
         Err(Fail::Restart)
     }
 
-    async fn load_root_now<E: Endpoint>(
-        self: &Arc<Self>,
-        session: &Session<E>,
-        claim: Claim,
-    ) -> Result<(), Fail> {
+    async fn load_root_now(self: &Arc<Self>, session: &Session, claim: Claim) -> Result<(), Fail> {
         if self.frames.root() != 0 {
             return Ok(());
         }

@@ -40,9 +40,9 @@ impl Dex {
     /// # Errors
     /// `Unavailable` if another compute server has a partition; `Invalid` if the table is not empty, or
     /// has so many partitions that it must be loaded before it is cut. It is as it was then.
-    pub(super) async fn bulk_load_parts<E: Endpoint>(
+    pub(super) async fn bulk_load_parts(
         &self,
-        session: &Session<E>,
+        session: &Session,
         pairs: &mut impl SortedPairs,
     ) -> Result<u64, IndexError> {
         let cache = &self.0;
@@ -65,10 +65,7 @@ impl Dex {
     /// Whether the table is of several partitions, or of one with the leaves that several have left.
     ///
     /// Cost: 1 READ if there is one partition.
-    pub(super) async fn has_been_cut<E: Endpoint>(
-        &self,
-        session: &Session<E>,
-    ) -> Result<bool, IndexError> {
+    pub(super) async fn has_been_cut(&self, session: &Session) -> Result<bool, IndexError> {
         let Some(view) = self.0.view() else { return Ok(false) };
         if view.map.count() > 1 {
             return Ok(true);
@@ -78,7 +75,7 @@ impl Dex {
     }
 
     /// Sees to it that all partitions are this compute server's.
-    async fn own_all<E: Endpoint>(&self, session: &Session<E>) -> Result<(), IndexError> {
+    async fn own_all(&self, session: &Session) -> Result<(), IndexError> {
         let me = session.endpoint().incarnation();
         for _ in 0..TRIES_MAX {
             self.refresh_map(session).await?;
@@ -111,9 +108,9 @@ impl Cache {
     /// cached.
     ///
     /// Cost: 1 WRITE per node, up to 16 in one round trip, and 1 per record; then 3 WRITEs.
-    pub(super) async fn bulk_load<E: Endpoint>(
+    pub(super) async fn bulk_load(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         pairs: &mut impl SortedPairs,
     ) -> Result<u64, IndexError> {
         // Where nodes go is known then. Of one with an ownership map, the caller has seen to it.
@@ -145,10 +142,10 @@ impl Cache {
     }
 
     /// Names another root, if the tree is an empty leaf still.
-    async fn replace_root<E: Endpoint>(
+    async fn replace_root(
         self: &Arc<Self>,
-        session: &Session<E>,
-        new: &mut NewTree<E>,
+        session: &Session,
+        new: &mut NewTree,
     ) -> Result<(), Fail> {
         let mut restarts = Restarts::default();
         restarts.keep();
@@ -206,9 +203,9 @@ impl Cache {
 impl Cache {
     /// As [`Cache::bulk_load`], of a table that is cut at `bounds` and all of which is closed and this
     /// cache's.
-    async fn bulk_load_cut<E: Endpoint>(
+    async fn bulk_load_cut(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         pairs: &mut impl SortedPairs,
         bounds: &[Vec<u8>],
         moving: Moving,
@@ -235,10 +232,7 @@ impl Cache {
     /// Every node of the tree in remote memory, if it is empty.
     ///
     /// Cost: 1 READ each.
-    async fn empty_nodes<E: Endpoint>(
-        &self,
-        session: &Session<E>,
-    ) -> Result<Vec<(GlobalAddr, Buf)>, IndexError> {
+    async fn empty_nodes(&self, session: &Session) -> Result<Vec<(GlobalAddr, Buf)>, IndexError> {
         let (root, top) = self.remote.read_root(session).await?;
         let mut firsts = vec![(root, top)];
         while let Some((addr, level @ 1..)) = firsts.last().copied() {
@@ -271,9 +265,9 @@ impl Cache {
         Ok(nodes)
     }
 
-    async fn whole_node<E: Endpoint>(
+    async fn whole_node(
         &self,
-        session: &Session<E>,
+        session: &Session,
         addr: GlobalAddr,
         level: u8,
     ) -> Result<Buf, IndexError> {
@@ -286,11 +280,11 @@ impl Cache {
     }
 
     /// Names another root than that of the `old` nodes, which nobody has in a cache.
-    async fn replace_all<E: Endpoint>(
+    async fn replace_all(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         old: Vec<(GlobalAddr, Buf)>,
-        new: &mut NewTree<E>,
+        new: &mut NewTree,
     ) -> Result<(), IndexError> {
         let mut retiring = Vec::new();
         for (addr, _) in &old {

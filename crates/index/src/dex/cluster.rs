@@ -117,11 +117,11 @@ impl Cluster {
     ///
     /// # Errors
     /// Those of the session's ticks: this compute server has been cut off.
-    pub fn serve<E: Endpoint>(
+    pub fn serve(
         &self,
         dex: Dex,
-        session: Session<E>,
-    ) -> impl Future<Output = Result<(), IndexError>> + use<E> {
+        session: Session,
+    ) -> impl Future<Output = Result<(), IndexError>> + use<> {
         let desk = self.desk(session.endpoint().incarnation());
         {
             let mut queue = lock(&desk.0);
@@ -131,12 +131,7 @@ impl Cluster {
         Cluster::answer(Seat { desk }, self.rests, dex, session)
     }
 
-    async fn answer<E: Endpoint>(
-        seat: Seat,
-        rests: bool,
-        dex: Dex,
-        session: Session<E>,
-    ) -> Result<(), IndexError> {
+    async fn answer(seat: Seat, rests: bool, dex: Dex, session: Session) -> Result<(), IndexError> {
         let endpoint = session.endpoint();
         let tick_ns = if rests { REAL_TICK_NS } else { TICK_NS };
         let mut ticked_ns = endpoint.now_ns();

@@ -93,9 +93,9 @@ impl Cache {
     /// could be had. Called by tasks that run to their end.
     ///
     /// Cost: none, or 1 WRITE for each dirty node that had to go.
-    pub(super) async fn frame<E: Endpoint>(
+    pub(super) async fn frame(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
     ) -> Result<Option<InHand>, IndexError> {
         let worker = session.id();
         for _ in 0..ROUNDS_MAX {
@@ -117,7 +117,7 @@ impl Cache {
     }
 
     /// Evicts the oldest frame of a random cooling bucket, or of one of those behind it.
-    fn evict_oldest<E: Endpoint>(&self, session: &Session<E>) -> bool {
+    fn evict_oldest(&self, session: &Session) -> bool {
         let buckets = self.cooling.buckets();
         let first = session.endpoint().random() as usize % buckets;
         for probe in 0..self.options.probe_buckets.min(buckets) {
@@ -164,7 +164,7 @@ impl Cache {
 
     /// The best of some random victims: the one with the fewest uses left, and of such a clean one, which costs
     /// no WRITE. Each that is looked at forgets a use.
-    fn victim<E: Endpoint>(&self, session: &Session<E>) -> Option<(u32, Version)> {
+    fn victim(&self, session: &Session) -> Option<(u32, Version)> {
         let mut best: Option<((u8, bool), u32, Version)> = None;
         for _ in 0..LOOKS_MAX {
             let Some((frame, version)) = self.sample(session) else { continue };
@@ -181,7 +181,7 @@ impl Cache {
 
     /// A random victim: from a random frame down along random swizzled children to a frame that has
     /// none.
-    fn sample<E: Endpoint>(&self, session: &Session<E>) -> Option<(u32, Version)> {
+    fn sample(&self, session: &Session) -> Option<(u32, Version)> {
         let random = session.endpoint().random();
         let mut frame = (random % self.frames.count() as u64) as u32;
         let mut choice = (random >> 32) as usize;
@@ -213,9 +213,9 @@ impl Cache {
     }
 
     /// Makes a victim Cooling, if it is still one; writes it back first if it is dirty.
-    async fn cool<E: Endpoint>(
+    async fn cool(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         frame: u32,
         version: Version,
     ) -> Result<(), IndexError> {
@@ -311,11 +311,7 @@ impl Cache {
     ///
     /// # Errors
     /// The frame stays dirty.
-    pub(super) async fn write_back<E: Endpoint>(
-        &self,
-        session: &Session<E>,
-        sx: &Sx,
-    ) -> Result<(), IndexError> {
+    pub(super) async fn write_back(&self, session: &Session, sx: &Sx) -> Result<(), IndexError> {
         self.write_back_all(session, std::slice::from_ref(sx)).await
     }
 
@@ -325,9 +321,9 @@ impl Cache {
     ///
     /// # Errors
     /// As [`Cache::write_back`].
-    pub(super) async fn write_back_all<E: Endpoint>(
+    pub(super) async fn write_back_all(
         &self,
-        session: &Session<E>,
+        session: &Session,
         held: &[Sx],
     ) -> Result<(), IndexError> {
         let (mut pages, mut versions) = (Vec::with_capacity(held.len()), Vec::new());

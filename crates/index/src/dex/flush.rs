@@ -23,18 +23,12 @@ impl Cache {
     /// Writes all nodes that are dirty now, children before their parents (R-ORDER).
     ///
     /// Cost: 1 WRITE each, up to 8 in a round trip; with a journal 1 more for those, before them.
-    pub(super) async fn flush<E: Endpoint>(
-        self: &Arc<Self>,
-        session: &Session<E>,
-    ) -> Result<(), IndexError> {
+    pub(super) async fn flush(self: &Arc<Self>, session: &Session) -> Result<(), IndexError> {
         let (cache, task_session) = (Arc::clone(self), session.clone());
         Remote::detach(session, async move { cache.flush_now(&task_session).await }).await
     }
 
-    async fn flush_now<E: Endpoint>(
-        self: &Arc<Self>,
-        session: &Session<E>,
-    ) -> Result<(), IndexError> {
+    async fn flush_now(self: &Arc<Self>, session: &Session) -> Result<(), IndexError> {
         for _ in 0..PASSES_MAX {
             let mut dirty: Vec<(u8, u32)> = (0..self.frames.count() as u32)
                 .filter(|&frame| self.frames.ctl(frame).is_dirty())
@@ -57,9 +51,9 @@ impl Cache {
     }
 
     /// Writes those of some dirty frames that nobody holds; gives the others.
-    async fn flush_together<E: Endpoint>(
+    async fn flush_together(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         frames: &[(u8, u32)],
     ) -> Result<Vec<u32>, IndexError> {
         let (mut held, mut others) = (Vec::new(), Vec::new());
@@ -77,9 +71,9 @@ impl Cache {
     }
 
     /// Writes the node of one frame back, if it is dirty.
-    pub(super) async fn flush_frame<E: Endpoint>(
+    pub(super) async fn flush_frame(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         frame: u32,
     ) -> Result<(), IndexError> {
         let ctl = self.frames.ctl(frame);
@@ -109,10 +103,7 @@ impl Cache {
     ///
     /// # Errors
     /// `Unavailable` if another compute server, or another cache of this one, has it.
-    pub(super) async fn own<E: Endpoint>(
-        self: &Arc<Self>,
-        session: &Session<E>,
-    ) -> Result<(), Fail> {
+    pub(super) async fn own(self: &Arc<Self>, session: &Session) -> Result<(), Fail> {
         self.check_open()?;
         if self.is_owned() {
             return Ok(());
@@ -123,11 +114,7 @@ impl Cache {
     }
 
     /// As [`Cache::own`], of a task that has the root's claim: one at a time is the first.
-    pub(super) async fn own_now<E: Endpoint>(
-        &self,
-        session: &Session<E>,
-        _first: &Claim,
-    ) -> Result<(), Fail> {
+    pub(super) async fn own_now(&self, session: &Session, _first: &Claim) -> Result<(), Fail> {
         self.check_open()?;
         if self.is_owned() {
             return Ok(());
@@ -144,7 +131,7 @@ impl Cache {
     }
 
     /// Puts this compute server's incarnation into the owner's word.
-    async fn take_table<E: Endpoint>(&self, session: &Session<E>) -> Result<(), Fail> {
+    async fn take_table(&self, session: &Session) -> Result<(), Fail> {
         let taken = self.log.taken.load(Ordering::Relaxed);
         if matches!(taken, TAKEN | TAKEN_OVER) {
             // What came after it failed.
@@ -214,10 +201,7 @@ impl Cache {
     /// Writes everything back and gives the tree to whoever opens it next. Nothing may run on it.
     ///
     /// Cost: that of a flush, and 1 CAS; 2 WRITEs if it has a log.
-    pub(super) async fn close<E: Endpoint>(
-        self: &Arc<Self>,
-        session: &Session<E>,
-    ) -> Result<(), IndexError> {
+    pub(super) async fn close(self: &Arc<Self>, session: &Session) -> Result<(), IndexError> {
         if self.ownership() == CLOSED {
             return self.release_once(session).await;
         }

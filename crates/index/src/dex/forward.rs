@@ -238,9 +238,9 @@ impl Dex {
     ///
     /// # Errors
     /// `Unavailable`, `Closed`.
-    pub async fn wrong_owner<E: Endpoint>(
+    pub async fn wrong_owner(
         &self,
-        session: &Session<E>,
+        session: &Session,
         key: &[u8],
     ) -> Result<Option<WrongOwner>, IndexError> {
         let seek = Seek::At(key);
@@ -263,11 +263,7 @@ impl Dex {
     ///
     /// # Errors
     /// Those of the operation.
-    pub async fn serve<E: Endpoint>(
-        &self,
-        session: &Session<E>,
-        request: Request,
-    ) -> Result<Reply, IndexError> {
+    pub async fn serve(&self, session: &Session, request: Request) -> Result<Reply, IndexError> {
         match request {
             Request::Hello => {
                 self.0.check_open()?;
@@ -298,9 +294,9 @@ impl Dex {
 
     /// Does what is asked if the key is this compute server's; `None` if it is not, and nothing was
     /// done.
-    async fn serve_own<E: Endpoint>(
+    async fn serve_own(
         &self,
-        session: &Session<E>,
+        session: &Session,
         request: &Request,
     ) -> Result<Option<Reply>, IndexError> {
         let cache = &self.0;
@@ -360,9 +356,9 @@ impl Dex {
     /// # Errors
     /// `Unavailable` if nobody serves the key, or it cannot be reached; `OutcomeUnknown` if its owner
     /// died with a change; those of the operation.
-    pub(super) async fn route<E: Endpoint>(
+    pub(super) async fn route(
         &self,
-        session: &Session<E>,
+        session: &Session,
         request: Request,
     ) -> Result<Reply, IndexError> {
         let sent = self.route_within(session, request, None).await?;
@@ -370,9 +366,9 @@ impl Dex {
     }
 
     /// As [`Dex::route`]; gives up with `None`, and nothing done, once the bounds are others than these.
-    async fn route_within<E: Endpoint>(
+    async fn route_within(
         &self,
-        session: &Session<E>,
+        session: &Session,
         request: Request,
         bounds: Option<&[Vec<u8>]>,
     ) -> Result<Option<Reply>, IndexError> {
@@ -413,16 +409,16 @@ impl Dex {
         }
     }
 
-    fn patience<E: Endpoint>(&self, session: &Session<E>) -> Patience {
+    fn patience(&self, session: &Session) -> Patience {
         let patience_ns = self.0.forward.get().and_then(|forward| forward.patience_ns());
         let now_ns = || session.endpoint().now_ns();
         Patience { tries: 0, until_ns: patience_ns.map(|ns| now_ns().saturating_add(ns)) }
     }
 
     /// One request and its reply, there and back; not waited for beyond `until_ns`.
-    async fn send<E: Endpoint>(
+    async fn send(
         &self,
-        session: &Session<E>,
+        session: &Session,
         to: WrongOwner,
         request: Request,
         until_ns: Option<u64>,
@@ -464,9 +460,9 @@ impl Dex {
     }
 
     /// Asks one compute server.
-    pub(super) async fn ask<E: Endpoint>(
+    pub(super) async fn ask(
         &self,
-        session: &Session<E>,
+        session: &Session,
         who: Incarnation,
         request: Request,
     ) -> Result<Reply, IndexError> {
@@ -486,9 +482,9 @@ impl Dex {
     ///
     /// # Errors
     /// `Invalid` if there are more partitions; `Unavailable` if another compute server has it.
-    pub(super) async fn enter_whole<E: Endpoint>(
+    pub(super) async fn enter_whole(
         &self,
-        session: &Session<E>,
+        session: &Session,
     ) -> Result<Option<(Inside<&Gate>, Moving)>, IndexError> {
         let Some(gate) = self.0.gate() else { return Ok(None) };
         let mut patience = self.patience(session);
@@ -528,9 +524,9 @@ impl Dex {
 
     /// The key is not served by whom the map named: reads it again, and takes the place of a dead owner,
     /// or of none, if this compute server does so.
-    async fn find_owner<E: Endpoint>(
+    async fn find_owner(
         &self,
-        session: &Session<E>,
+        session: &Session,
         seek: Seek<'_>,
         before: WrongOwner,
         patience: Patience,
@@ -583,9 +579,9 @@ impl Dex {
         }
     }
 
-    pub(super) async fn route_change<E: Endpoint>(
+    pub(super) async fn route_change(
         &self,
-        session: &Session<E>,
+        session: &Session,
         key: &[u8],
         value: Option<&[u8]>,
         request: Request,
@@ -599,9 +595,9 @@ impl Dex {
     }
 
     /// A scan over all partitions that `range` meets, each by its owner.
-    pub(super) async fn scan_all<E: Endpoint>(
+    pub(super) async fn scan_all(
         &self,
-        session: &Session<E>,
+        session: &Session,
         range: ScanRange<'_>,
         limit: usize,
         out: &mut Entries,
@@ -625,9 +621,9 @@ impl Dex {
     }
 
     /// As [`Dex::scan_all`], up to a reply that holds a part of what was asked for; whether all is done.
-    async fn scan_until_cut<E: Endpoint>(
+    async fn scan_until_cut(
         &self,
-        session: &Session<E>,
+        session: &Session,
         range: ScanRange<'_>,
         limit: usize,
         out: &mut Entries,
@@ -686,8 +682,8 @@ enum Waited<T> {
 }
 
 /// Waits for a reply, and looks every so often whether whom it is to come from lives.
-async fn unless_dead<E: Endpoint, T>(
-    session: &Session<E>,
+async fn unless_dead<T>(
+    session: &Session,
     who: Incarnation,
     check_ns: u64,
     until_ns: Option<u64>,

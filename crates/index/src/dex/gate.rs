@@ -19,7 +19,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use farleaf_fabric::{Endpoint, Incarnation};
+use farleaf_fabric::Incarnation;
 use farleaf_pool::Session;
 
 use super::load::Meter;
@@ -192,7 +192,7 @@ impl Gate {
     }
 
     /// Waits until everybody is out who is inside now, with the tasks that they leave behind.
-    pub(super) async fn drain<E: Endpoint>(&self, session: &Session<E>) {
+    pub(super) async fn drain(&self, session: &Session) {
         // Twice: a task that somebody left behind may have entered after the first turn.
         for _ in 0..2 {
             for line in &self.lines {
@@ -326,9 +326,9 @@ impl Cache {
     /// next operation.
     ///
     /// Cost: none; 1 READ for the first in a partition that is opened by number, and a change of the map.
-    pub(super) async fn enter<E: Endpoint>(
+    pub(super) async fn enter(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         seek: Seek<'_>,
     ) -> Result<Result<Entered<'_>, usize>, IndexError> {
         let Some(Part { gate, .. }) = &self.part else { return Ok(Ok(None)) };
@@ -353,9 +353,9 @@ impl Cache {
     }
 
     /// As [`Remote::detach`], for a task of an operation that is inside: so is the task.
-    pub(super) fn detach<E: Endpoint, T: Overdue + 'static>(
+    pub(super) fn detach<T: Overdue + 'static>(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         task: impl Future<Output = T> + 'static,
     ) -> impl Future<Output = T> {
         let done = self.detach_within(session, task);
@@ -363,9 +363,9 @@ impl Cache {
     }
 
     /// As [`Cache::detach`]; `None` if it goes on for longer than the caller waits.
-    pub(super) fn detach_within<E: Endpoint, T: 'static>(
+    pub(super) fn detach_within<T: 'static>(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         task: impl Future<Output = T> + 'static,
     ) -> impl Future<Output = Option<T>> {
         run_to_end(session, Box::pin(task), self.go_inside(session))
@@ -373,10 +373,10 @@ impl Cache {
 
     /// Runs a task that nobody waits for, inside as [`Cache::detach`]'s. It begins no operation, and has no
     /// pin: the nodes that it deals with are those whose latches it holds.
-    pub(super) fn spawn<E: Endpoint>(
+    pub(super) fn spawn(
         self: &Arc<Self>,
-        session: &Session<E>,
-        task: impl AsyncFnOnce(Session<E>) + 'static,
+        session: &Session,
+        task: impl AsyncFnOnce(Session) + 'static,
     ) {
         let inside = self.go_inside(session);
         session.spawn(async move |session| {
@@ -385,7 +385,7 @@ impl Cache {
         });
     }
 
-    fn go_inside<E: Endpoint>(self: &Arc<Self>, session: &Session<E>) -> Option<Inside<Holder>> {
+    fn go_inside(self: &Arc<Self>, session: &Session) -> Option<Inside<Holder>> {
         self.gate().map(|gate| {
             let number = session.id() as usize % LINES;
             let mut line = lock(&gate.lines[number]);

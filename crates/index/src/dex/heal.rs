@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use farleaf_fabric::{Buf, Endpoint};
+use farleaf_fabric::Buf;
 use farleaf_pool::Session;
 
 use super::admission::Heal;
@@ -17,11 +17,7 @@ use crate::node::{ChangeError, Node, NodeMut};
 
 impl Cache {
     /// Finishes what a crash has left half done.
-    pub(super) async fn heal<E: Endpoint>(
-        self: &Arc<Self>,
-        session: &Session<E>,
-        heal: Heal,
-    ) -> Result<(), Fail> {
+    pub(super) async fn heal(self: &Arc<Self>, session: &Session, heal: Heal) -> Result<(), Fail> {
         match heal {
             Heal::Separator(unfinished) => {
                 self.stats.separators_healed.add();
@@ -62,9 +58,9 @@ impl Cache {
     }
 
     /// Adds the separator of a split that the parent does not know of. May be done again.
-    async fn post_separator<E: Endpoint>(
+    async fn post_separator(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         unfinished: Unfinished,
     ) -> Result<(), Fail> {
         let Unfinished { level, separator, right } = unfinished;
@@ -111,9 +107,9 @@ impl Cache {
     }
 
     /// A node of a level above the leaves.
-    async fn find_inner<E: Endpoint>(
+    async fn find_inner(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         seek: Seek<'_>,
         level: u8,
     ) -> Result<Spot, Fail> {
@@ -129,9 +125,9 @@ impl Cache {
     /// range, else revives it.
     ///
     /// Cost: 1 READ or 1 WRITE.
-    async fn heal_dead<E: Endpoint>(
+    async fn heal_dead(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         level: u8,
         low: Option<Vec<u8>>,
         mut image: Buf,

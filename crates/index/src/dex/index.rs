@@ -1,6 +1,6 @@
 //! The engine's face to the trait: own keys here, others' passed on.
 
-use farleaf_fabric::{Endpoint, OpKind};
+use farleaf_fabric::OpKind;
 use farleaf_pool::{Audit, Session};
 
 use super::forward::unexpected;
@@ -11,9 +11,9 @@ use crate::index::{Exchange, Index, ScanRange, SortedPairs, TableReport};
 use crate::{Entries, IndexError};
 
 impl Index for Dex {
-    async fn get<E: Endpoint>(
+    async fn get(
         &self,
-        session: &Session<E>,
+        session: &Session,
         key: &[u8],
         value: &mut Vec<u8>,
     ) -> Result<bool, IndexError> {
@@ -39,9 +39,9 @@ impl Index for Dex {
         Ok(found)
     }
 
-    async fn insert<E: Endpoint>(
+    async fn insert(
         &self,
-        session: &Session<E>,
+        session: &Session,
         key: &[u8],
         value: &[u8],
     ) -> Result<bool, IndexError> {
@@ -55,9 +55,9 @@ impl Index for Dex {
         Ok(!outcome.existed)
     }
 
-    async fn update<E: Endpoint>(
+    async fn update(
         &self,
-        session: &Session<E>,
+        session: &Session,
         key: &[u8],
         value: &[u8],
     ) -> Result<bool, IndexError> {
@@ -71,9 +71,9 @@ impl Index for Dex {
         Ok(outcome.existed)
     }
 
-    async fn upsert<E: Endpoint>(
+    async fn upsert(
         &self,
-        session: &Session<E>,
+        session: &Session,
         key: &[u8],
         value: &[u8],
     ) -> Result<bool, IndexError> {
@@ -87,11 +87,7 @@ impl Index for Dex {
         Ok(!outcome.existed)
     }
 
-    async fn remove<E: Endpoint>(
-        &self,
-        session: &Session<E>,
-        key: &[u8],
-    ) -> Result<bool, IndexError> {
+    async fn remove(&self, session: &Session, key: &[u8]) -> Result<bool, IndexError> {
         let Ok(_inside) = self.0.enter(session, Seek::At(key)).await? else {
             let request = Request::Remove { key: key.to_vec() };
             return Box::pin(self.route_change(session, key, None, request)).await;
@@ -102,9 +98,9 @@ impl Index for Dex {
         Ok(outcome.existed)
     }
 
-    async fn compare_exchange<E: Endpoint>(
+    async fn compare_exchange(
         &self,
-        session: &Session<E>,
+        session: &Session,
         key: &[u8],
         expected: Option<&[u8]>,
         new: Option<&[u8]>,
@@ -133,9 +129,9 @@ impl Index for Dex {
         Ok((exchange, outcome.existed))
     }
 
-    async fn scan<E: Endpoint>(
+    async fn scan(
         &self,
-        session: &Session<E>,
+        session: &Session,
         range: ScanRange<'_>,
         limit: usize,
         out: &mut Entries,
@@ -144,9 +140,9 @@ impl Index for Dex {
         Ok(session.vouch()?)
     }
 
-    async fn bulk_load<E: Endpoint>(
+    async fn bulk_load(
         &self,
-        session: &Session<E>,
+        session: &Session,
         pairs: &mut impl SortedPairs,
     ) -> Result<u64, IndexError> {
         if self.has_been_cut(session).await? {
@@ -157,9 +153,9 @@ impl Index for Dex {
         self.0.bulk_load(session, pairs).await
     }
 
-    async fn verify<E: Endpoint>(
+    async fn verify(
         &self,
-        session: &Session<E>,
+        session: &Session,
         audit: &mut Audit,
     ) -> Result<TableReport, IndexError> {
         let _pin = session.begin(OpKind::Other).await?;

@@ -18,7 +18,7 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
-use farleaf_fabric::{Buf, Endpoint, GlobalAddr};
+use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_pool::Session;
 
 use super::Cache;
@@ -56,9 +56,9 @@ impl Cache {
     ///
     /// # Errors
     /// This compute server has been cut off.
-    pub(super) async fn journal<E: Endpoint>(
+    pub(super) async fn journal(
         &self,
-        session: &Session<E>,
+        session: &Session,
         images: &[&Buf],
     ) -> Result<Option<Journalled<'_>>, IndexError> {
         let Some((live, ring)) = self.journal_ring() else { return Ok(None) };
@@ -90,9 +90,9 @@ impl Cache {
     ///
     /// # Errors
     /// As [`Cache::journal`].
-    pub(super) async fn forget_images<E: Endpoint>(
+    pub(super) async fn forget_images(
         &self,
-        session: &Session<E>,
+        session: &Session,
         of: GlobalAddr,
     ) -> Result<(), IndexError> {
         let Some((live, ring)) = self.journal_ring() else { return Ok(()) };
@@ -112,9 +112,9 @@ impl Cache {
     ///
     /// # Errors
     /// As [`Cache::journal`].
-    pub(super) async fn forget_images_in<E: Endpoint>(
+    pub(super) async fn forget_images_in(
         &self,
-        session: &Session<E>,
+        session: &Session,
         range: &Range,
     ) -> Result<(), IndexError> {
         let Some((live, _)) = self.journal_ring() else { return Ok(()) };
@@ -160,9 +160,9 @@ impl Cache {
         }
     }
 
-    async fn land<E: Endpoint>(
+    async fn land(
         &self,
-        session: &Session<E>,
+        session: &Session,
         ring: &Ring,
         appended: Appended,
     ) -> Result<(), IndexError> {

@@ -26,7 +26,7 @@ use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use farleaf_fabric::{Endpoint, GlobalAddr};
+use farleaf_fabric::GlobalAddr;
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
@@ -165,9 +165,9 @@ impl Cache {
     ///
     /// # Errors
     /// `OutcomeUnknown`; the cache is of no use any more.
-    pub(super) async fn log_changes<E: Endpoint>(
+    pub(super) async fn log_changes(
         &self,
-        session: &Session<E>,
+        session: &Session,
         sx: &Sx,
         first: &OwnedIntent,
         others: &Others,
@@ -220,7 +220,7 @@ impl Cache {
     ///
     /// Cost: none here; 1 WRITE for each of up to [`BATCH_MAX`] nodes, together, and 1 for all of them if
     /// there is a journal.
-    pub(super) fn tidy_log<E: Endpoint>(self: &Arc<Self>, session: &Session<E>) {
+    pub(super) fn tidy_log(self: &Arc<Self>, session: &Session) {
         if self.log.changes().and_then(Ring::oldest_part).is_none() {
             return;
         }
@@ -230,7 +230,7 @@ impl Cache {
 
     /// Writes some of those frames back together. Those that somebody changes meanwhile are left to their
     /// next change.
-    async fn tidy<E: Endpoint>(self: &Arc<Self>, session: &Session<E>) {
+    async fn tidy(self: &Arc<Self>, session: &Session) {
         let Some(ring) = self.log.changes() else { return };
         let (mut taken, mut held, mut busy) = (Vec::new(), Vec::<Sx>::new(), Vec::new());
         while held.len() < BATCH_MAX

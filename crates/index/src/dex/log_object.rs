@@ -104,10 +104,10 @@ fn seed(meta: u64, owner: u64, random: u64) -> u64 {
 
 impl Cache {
     /// A log of the kind that this cache needs, written and not named yet.
-    pub(super) async fn make_log<E: Endpoint>(
+    pub(super) async fn make_log(
         &self,
-        session: &Session<E>,
-    ) -> Result<Option<(LogPlace, Unlinked<E>)>, IndexError> {
+        session: &Session,
+    ) -> Result<Option<(LogPlace, Unlinked)>, IndexError> {
         let node_bytes = self.layout().node_bytes();
         let atomic = session.endpoint().capabilities().crash_atomic_bytes as usize;
         let journals = self.log.journals && atomic < node_bytes;
@@ -141,10 +141,7 @@ impl Cache {
     }
 
     /// The log that is named for the whole table, if one is.
-    pub(super) async fn find_log<E: Endpoint>(
-        &self,
-        session: &Session<E>,
-    ) -> Result<Option<LogPlace>, IndexError> {
+    pub(super) async fn find_log(&self, session: &Session) -> Result<Option<LogPlace>, IndexError> {
         match session.steady().word(self.remote.log_word()).await? {
             0 => Ok(None),
             word => read_log(&self.remote, session, word).await.map(Some),
@@ -153,9 +150,9 @@ impl Cache {
 }
 
 /// The log whose address this word is. 1 READ.
-pub(super) async fn read_log<E: Endpoint>(
+pub(super) async fn read_log(
     remote: &Remote,
-    session: &Session<E>,
+    session: &Session,
     word: u64,
 ) -> Result<LogPlace, IndexError> {
     let addr = remote.pointer(word, remote.meta())?;
@@ -169,9 +166,9 @@ pub(super) async fn read_log<E: Endpoint>(
 /// Every log of the table, with its bytes.
 ///
 /// Cost: 2 READs and 1 for each log; with partitions 1 more.
-pub(super) async fn log_objects<E: Endpoint>(
+pub(super) async fn log_objects(
     remote: &Remote,
-    session: &Session<E>,
+    session: &Session,
 ) -> Result<Vec<(GlobalAddr, usize)>, IndexError> {
     let mut words = vec![session.steady().word(remote.log_word()).await?];
     if let Some(map) = Cache::read_map(remote, session).await? {
@@ -186,9 +183,9 @@ pub(super) async fn log_objects<E: Endpoint>(
 }
 
 /// Marks the logs as live; what is wrong with them.
-pub(super) async fn mark_logs<E: Endpoint>(
+pub(super) async fn mark_logs(
     remote: &Remote,
-    session: &Session<E>,
+    session: &Session,
     audit: &mut Audit,
 ) -> Result<Vec<String>, IndexError> {
     let mut problems = Vec::new();

@@ -92,8 +92,8 @@ impl Dex {
     ///
     /// # Errors
     /// As [`Dex::open`]; `Invalid` if there is no such partition.
-    pub async fn open_partition<E: Endpoint>(
-        session: &Session<E>,
+    pub async fn open_partition(
+        session: &Session,
         meta: GlobalAddr,
         layout: Layout,
         options: DexOptions,
@@ -123,8 +123,8 @@ impl Dex {
     /// # Errors
     /// As [`Dex::open`]; `Invalid` if the table is not partitioned, `Unavailable` if this compute server
     /// has joined it before.
-    pub async fn join<E: Endpoint>(
-        session: &Session<E>,
+    pub async fn join(
+        session: &Session,
         meta: GlobalAddr,
         layout: Layout,
         options: DexOptions,
@@ -135,8 +135,8 @@ impl Dex {
     }
 
     /// As [`Dex::join`]; without a `forward` only own keys can be used.
-    pub(super) async fn join_with<E: Endpoint>(
-        session: &Session<E>,
+    pub(super) async fn join_with(
+        session: &Session,
         meta: GlobalAddr,
         layout: Layout,
         options: DexOptions,
@@ -175,9 +175,9 @@ impl Dex {
     ///
     /// # Errors
     /// `Invalid` if the table is not partitioned; `Unavailable` if the compute server lives.
-    pub async fn take_over<E: Endpoint>(
+    pub async fn take_over(
         &self,
-        session: &Session<E>,
+        session: &Session,
         dead: Incarnation,
     ) -> Result<usize, IndexError> {
         let _pin = session.begin(OpKind::Maintenance).await?;
@@ -190,10 +190,7 @@ impl Dex {
     ///
     /// # Errors
     /// `Invalid` if the table is not partitioned.
-    pub async fn take_all_free<E: Endpoint>(
-        &self,
-        session: &Session<E>,
-    ) -> Result<bool, IndexError> {
+    pub async fn take_all_free(&self, session: &Session) -> Result<bool, IndexError> {
         self.refresh_map(session).await?;
         let is_free = self.0.view().is_some_and(|view| view.map.owners.contains(&0));
         if is_free {
@@ -210,14 +207,14 @@ impl Dex {
     ///
     /// # Errors
     /// `Invalid` if the table is not partitioned.
-    pub async fn refresh_map<E: Endpoint>(&self, session: &Session<E>) -> Result<u64, IndexError> {
+    pub async fn refresh_map(&self, session: &Session) -> Result<u64, IndexError> {
         let _pin = session.begin(OpKind::Maintenance).await?;
         self.0.refresh_map(session).await
     }
 }
 
-async fn read_partitions<E: Endpoint>(
-    session: &Session<E>,
+async fn read_partitions(
+    session: &Session,
     meta: GlobalAddr,
     layout: Layout,
 ) -> Result<(Option<Partitions>, u64), IndexError> {
@@ -241,9 +238,9 @@ impl Cache {
 
     /// Claims the partition that this cache was opened for, if `seek` is there and that has not been
     /// done; whether it is worth while to look again.
-    pub(super) async fn claim_wanted<E: Endpoint>(
+    pub(super) async fn claim_wanted(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         seek: Seek<'_>,
     ) -> Result<bool, IndexError> {
         let Some(part) = &self.part else { return Ok(false) };
@@ -280,9 +277,9 @@ impl Cache {
 
     /// Makes partitions this cache's: the one of this range, from a dead owner too, whose log is gone through
     /// then; or at most so many that nobody has. The caller has a pin.
-    pub(super) async fn claim<E: Endpoint>(
+    pub(super) async fn claim(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         only: Option<Range>,
         most: usize,
     ) -> Result<(), IndexError> {
@@ -319,11 +316,7 @@ impl Cache {
     }
 
     /// Sees to it that nothing comes from `owner` any more; an error if it lives.
-    async fn cut_off<E: Endpoint>(
-        &self,
-        session: &Session<E>,
-        owner: Incarnation,
-    ) -> Result<(), IndexError> {
+    async fn cut_off(&self, session: &Session, owner: Incarnation) -> Result<(), IndexError> {
         if owner.0 == 0 {
             return Ok(());
         }
@@ -342,9 +335,9 @@ impl Cache {
     }
 
     /// As [`Dex::take_over`]; the caller has a pin.
-    pub(super) async fn take_over<E: Endpoint>(
+    pub(super) async fn take_over(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         dead: Incarnation,
     ) -> Result<usize, IndexError> {
         if self.part.is_none() {
@@ -360,9 +353,9 @@ impl Cache {
     /// Gives all that the map says is the dead compute server `dead`'s to `to` (0 is nobody), once it is
     /// cut off and its log has been gone through; the new map, and how many partitions that were. The
     /// caller has a pin.
-    pub(super) async fn give_away<E: Endpoint>(
+    pub(super) async fn give_away(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         dead: Incarnation,
         to: u64,
     ) -> Result<(Partitions, usize), IndexError> {
@@ -387,9 +380,9 @@ impl Cache {
     }
 
     /// Makes the partition that `seek` is in this cache's, if nobody has it. The caller has a pin.
-    pub(super) async fn take_free<E: Endpoint>(
+    pub(super) async fn take_free(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         seek: Seek<'_>,
     ) -> Result<(), IndexError> {
         let me = session.endpoint().incarnation();
@@ -419,9 +412,9 @@ impl Cache {
     }
 
     /// As [`Dex::refresh_map`]; the caller has a pin.
-    pub(super) async fn refresh_map<E: Endpoint>(
+    pub(super) async fn refresh_map(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
     ) -> Result<u64, IndexError> {
         let Some(map) = Cache::read_map(&self.remote, session).await? else {
             return Err(self.not_partitioned());
@@ -434,9 +427,9 @@ impl Cache {
 
     /// Goes by `map` from now on, unless a newer one is known; what has become this cache's by it is
     /// adopted. The caller has a pin.
-    pub(super) async fn install<E: Endpoint>(
+    pub(super) async fn install(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         map: Partitions,
     ) -> Result<(), IndexError> {
         self.check_open()?;
@@ -475,9 +468,9 @@ impl Cache {
     /// Gives everything up that the map says is this cache's, or is about to be, once it is closed: also what
     /// it has come to have and could not begin to serve, for want of room. Does nothing the second time,
     /// and where there is no map.
-    pub(super) async fn release_once<E: Endpoint>(
+    pub(super) async fn release_once(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
     ) -> Result<(), IndexError> {
         let Some(part) = &self.part else { return Ok(()) };
         if part.is_released.load(Ordering::Acquire) {
@@ -494,10 +487,7 @@ impl Cache {
     }
 
     /// Gives everything up that the map says is this cache's.
-    async fn release_all<E: Endpoint>(
-        self: &Arc<Self>,
-        session: &Session<E>,
-    ) -> Result<(), IndexError> {
+    async fn release_all(self: &Arc<Self>, session: &Session) -> Result<(), IndexError> {
         let me = session.endpoint().incarnation().0;
         let cache = Arc::clone(self);
         change_map(&self.remote, session, async move |map| {

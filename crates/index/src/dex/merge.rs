@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use farleaf_fabric::{Endpoint, OpKind};
+use farleaf_fabric::OpKind;
 use farleaf_pool::Session;
 
 use super::frames::{State, TOP};
@@ -31,7 +31,7 @@ impl Cache {
     /// is never needed.
     ///
     /// Its cost counts as maintenance: 4 WRITEs for one merge.
-    pub(super) async fn merge<E: Endpoint>(self: &Arc<Self>, session: &Session<E>, key: &[u8]) {
+    pub(super) async fn merge(self: &Arc<Self>, session: &Session, key: &[u8]) {
         let (cache, task_session, key) = (Arc::clone(self), session.clone(), key.to_vec());
         let before = session.client().charge_to(OpKind::Maintenance);
         self.detach(session, async move {
@@ -45,9 +45,9 @@ impl Cache {
     }
 
     /// One merge; says whether the parent is sparse now.
-    async fn merge_now<E: Endpoint>(
+    async fn merge_now(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         key: &[u8],
         level: u8,
     ) -> Result<bool, Fail> {

@@ -393,11 +393,7 @@ impl Restarts {
     }
 
     /// Before one more attempt: waits when there were many.
-    async fn again<E: Endpoint>(
-        &mut self,
-        cache: &Cache,
-        session: &Session<E>,
-    ) -> Result<(), IndexError> {
+    async fn again(&mut self, cache: &Cache, session: &Session) -> Result<(), IndexError> {
         self.turn()?;
         self.count += 1;
         cache.stats.restarts.add();
@@ -410,11 +406,11 @@ impl Restarts {
     }
 
     /// As [`Restarts::again`], because of `fail`, if that is nothing final.
-    async fn after<E: Endpoint>(
+    async fn after(
         &mut self,
         fail: Fail,
         cache: &Cache,
-        session: &Session<E>,
+        session: &Session,
     ) -> Result<(), IndexError> {
         match fail {
             Fail::Restart => self.again(cache, session).await,
@@ -436,10 +432,7 @@ impl Dex {
     ///
     /// # Errors
     /// `Full` if the pool has no room; `Invalid` if nodes are too large for redo records.
-    pub async fn create<E: Endpoint>(
-        session: &Session<E>,
-        layout: &Layout,
-    ) -> Result<GlobalAddr, IndexError> {
+    pub async fn create(session: &Session, layout: &Layout) -> Result<GlobalAddr, IndexError> {
         Dex::create_placed(session, layout, placement::SUBTREE_LEVEL).await
     }
 
@@ -449,8 +442,8 @@ impl Dex {
     ///
     /// # Errors
     /// As [`Dex::create`]; `Invalid` if it is more than 30.
-    pub async fn create_placed<E: Endpoint>(
-        session: &Session<E>,
+    pub async fn create_placed(
+        session: &Session,
         layout: &Layout,
         subtree_level: u8,
     ) -> Result<GlobalAddr, IndexError> {
@@ -482,11 +475,7 @@ impl Dex {
     /// # Errors
     /// `Invalid` for bounds that are no keys of the table or do not ascend, or a table that has several
     /// partitions already; `Unavailable` if another compute server has it. The table is as it was.
-    pub async fn partition<E: Endpoint>(
-        &self,
-        session: &Session<E>,
-        bounds: &[Vec<u8>],
-    ) -> Result<(), IndexError> {
+    pub async fn partition(&self, session: &Session, bounds: &[Vec<u8>]) -> Result<(), IndexError> {
         let alone = self.enter_whole(session).await?;
         let _pin = session.begin(OpKind::Maintenance).await?;
         self.0.partition(session, bounds).await?;
@@ -553,7 +542,7 @@ impl Dex {
     }
 
     /// What each memory server has done for this cache; empty as long as nothing was offloaded.
-    pub fn offload_servers<E: Endpoint>(&self, session: &Session<E>) -> Vec<OffloadServer> {
+    pub fn offload_servers(&self, session: &Session) -> Vec<OffloadServer> {
         self.0.offload_servers(session)
     }
 
@@ -563,7 +552,7 @@ impl Dex {
     ///
     /// # Errors
     /// As any operation; what could not be written is still in the cache.
-    pub async fn flush<E: Endpoint>(&self, session: &Session<E>) -> Result<(), IndexError> {
+    pub async fn flush(&self, session: &Session) -> Result<(), IndexError> {
         let _pin = session.begin(OpKind::Maintenance).await?;
         self.0.flush(session).await
     }
@@ -575,7 +564,7 @@ impl Dex {
     ///
     /// # Errors
     /// As [`Dex::flush`]; the table is then still this compute server's.
-    pub async fn close<E: Endpoint>(&self, session: &Session<E>) -> Result<(), IndexError> {
+    pub async fn close(&self, session: &Session) -> Result<(), IndexError> {
         let _pin = session.begin(OpKind::Maintenance).await?;
         self.0.close(session).await
     }
@@ -591,7 +580,7 @@ impl Dex {
     ///
     /// # Errors
     /// As [`crate::Index::verify`].
-    pub async fn destroy<E: Endpoint>(&self, session: &Session<E>) -> Result<(), IndexError> {
+    pub async fn destroy(&self, session: &Session) -> Result<(), IndexError> {
         if self.0.ownership() == OWNED {
             // Records that only dirty leaves refer to are found in remote memory then.
             self.flush(session).await?;
@@ -684,7 +673,7 @@ impl Cache {
 
     /// Waits until no child of a frame is on its way; the caller holds SX, so that no new one comes.
     /// Gives up after a while.
-    async fn drain_pins<E: Endpoint>(&self, session: &Session<E>, frame: u32) -> bool {
+    async fn drain_pins(&self, session: &Session, frame: u32) -> bool {
         for attempt in 0..64 {
             if self.frames.ctl(frame).pins() == 0 {
                 return true;
@@ -698,9 +687,9 @@ impl Cache {
     /// that is missed and not to be kept is given as such if `may_stream`.
     ///
     /// Cost: 1 READ for each level that is not cached.
-    async fn find<E: Endpoint>(
+    async fn find(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         seek: Seek<'_>,
         level: u8,
         may_stream: bool,
@@ -775,9 +764,9 @@ impl Cache {
     }
 
     /// Names `root` in the root word.
-    async fn publish_root<E: Endpoint>(
+    async fn publish_root(
         &self,
-        session: &Session<E>,
+        session: &Session,
         root: GlobalAddr,
         level: u8,
     ) -> Result<(), IndexError> {

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use farleaf_fabric::{Endpoint, GlobalAddr, OpKind};
+use farleaf_fabric::{GlobalAddr, OpKind};
 use farleaf_pool::Session;
 
 use super::admission::Claim;
@@ -209,9 +209,9 @@ impl Cache {
     /// Copies `key`'s value into `value`; `false` if there is none.
     ///
     /// Cost: none if the leaf is cached; 1 READ for a value in a record.
-    pub(super) async fn get<E: Endpoint>(
+    pub(super) async fn get(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         key: &[u8],
         value: &mut Vec<u8>,
     ) -> Result<bool, IndexError> {
@@ -267,9 +267,9 @@ impl Cache {
     }
 
     /// Changes one key as `intent` says; what it held is left in `held` if something is expected.
-    pub(super) async fn modify<E: Endpoint>(
+    pub(super) async fn modify(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         kind: OpKind,
         key: &[u8],
         mut intent: Intent<'_>,
@@ -307,9 +307,9 @@ impl Cache {
         }
     }
 
-    async fn modify_with_record<E: Endpoint>(
+    async fn modify_with_record(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         key: &[u8],
         intent: &Intent<'_>,
         held: &mut Vec<u8>,
@@ -359,9 +359,9 @@ impl Cache {
     }
 
     /// One attempt at a leaf that is cached.
-    async fn change<E: Endpoint>(
+    async fn change(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         spot: Spot,
         key: &[u8],
         intent: &Intent<'_>,
@@ -435,9 +435,9 @@ impl Cache {
     ///
     /// Cost: 1 WRITE; 1 more if it gives up a record, 1 more if it is written through and there is a
     /// journal.
-    async fn change_surely<E: Endpoint>(
+    async fn change_surely(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         sx: Sx,
         intent: OwnedIntent,
         outcome: Outcome,
@@ -529,9 +529,9 @@ impl Cache {
     /// Changes a claimed leaf that is not kept. Runs to its end whatever becomes of the caller.
     ///
     /// Cost: 1 READ, and 1 WRITE if it is changed; 1 more if it gives up a record.
-    async fn change_streamed<E: Endpoint>(
+    async fn change_streamed(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         claim: Claim,
         intent: OwnedIntent,
         held: &mut Vec<u8>,
@@ -551,9 +551,9 @@ impl Cache {
         attempt
     }
 
-    async fn change_claimed<E: Endpoint>(
+    async fn change_claimed(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         claim: Claim,
         owned: &OwnedIntent,
         held: &mut Vec<u8>,

@@ -317,9 +317,9 @@ pub fn sampled<K: AsRef<[u8]>>(sample: &[K], count: usize) -> Vec<Vec<u8>> {
 impl Cache {
     /// Cuts a table that this cache owns as a whole, and closes it. Of one with an ownership map, the
     /// caller has entered all.
-    pub(super) async fn partition<E: Endpoint>(
+    pub(super) async fn partition(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         bounds: &[Vec<u8>],
     ) -> Result<(), IndexError> {
         let takes = |bound: &Vec<u8>| self.layout().takes_key(bound.len());
@@ -343,9 +343,9 @@ impl Cache {
             .await
     }
 
-    async fn partition_now<E: Endpoint>(
+    async fn partition_now(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         bounds: &[Vec<u8>],
     ) -> Result<(), IndexError> {
         // For an empty list nothing has been asked of the tree yet.
@@ -382,9 +382,9 @@ impl Cache {
     /// The ownership map that the meta object names, if it names one.
     ///
     /// Cost: 1 READ; 3 in 2 round trips if it does; more if it is being changed.
-    pub(super) async fn read_map<E: Endpoint>(
+    pub(super) async fn read_map(
         remote: &Remote,
-        session: &Session<E>,
+        session: &Session,
     ) -> Result<Option<Partitions>, IndexError> {
         let steady = session.steady();
         let corrupt =
@@ -435,9 +435,9 @@ impl Cache {
 ///
 /// # Errors
 /// `Unavailable` if somebody holds the lock for long, `Full`; `change`'s.
-pub(super) async fn change_map<E: Endpoint>(
+pub(super) async fn change_map(
     remote: &Remote,
-    session: &Session<E>,
+    session: &Session,
     change: impl AsyncFnOnce(Option<&Partitions>) -> Result<Partitions, IndexError> + 'static,
 ) -> Result<Partitions, IndexError> {
     let (remote, task_session) = (remote.clone(), session.patient());
@@ -446,9 +446,9 @@ pub(super) async fn change_map<E: Endpoint>(
 }
 
 /// As [`change_map`], for a task that runs to its end.
-pub(super) async fn change_map_now<E: Endpoint>(
+pub(super) async fn change_map_now(
     remote: &Remote,
-    session: &Session<E>,
+    session: &Session,
     change: impl AsyncFnOnce(Option<&Partitions>) -> Result<Partitions, IndexError>,
 ) -> Result<Partitions, IndexError> {
     // Dropped, the lock is released.

@@ -18,7 +18,7 @@
 //! elsewhere where it does. With the subtree level 0 all nodes are spread; with others, a table that grows
 //! by inserts alone spreads only the nodes above, since half a subtree stays where the whole was.
 
-use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
+use farleaf_fabric::{GlobalAddr, ServerId};
 use farleaf_pool::Session;
 
 use super::Cache;
@@ -34,8 +34,8 @@ const SUBTREE_LEVEL_MAX: u8 = 30;
 const PROBLEMS_MAX: usize = 20;
 
 /// Writes into the meta object that the table is placed. 1 WRITE.
-pub(super) async fn place_table<E: Endpoint>(
-    session: &Session<E>,
+pub(super) async fn place_table(
+    session: &Session,
     meta: GlobalAddr,
     level: u8,
 ) -> Result<(), IndexError> {
@@ -88,9 +88,9 @@ impl Cache {
 /// What breaks `INV-DEX-PLACE`, of a table that is placed.
 ///
 /// Cost: 1 READ, and 1 for each inner node.
-pub(super) async fn check_placement<E: Endpoint>(
+pub(super) async fn check_placement(
     remote: &Remote,
-    session: &Session<E>,
+    session: &Session,
 ) -> Result<Vec<String>, IndexError> {
     let mut problems = Vec::new();
     let layout = remote.layout();

@@ -12,7 +12,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use farleaf_fabric::{Buf, Endpoint};
+use farleaf_fabric::Buf;
 use farleaf_pool::Session;
 
 use super::admission::{Arrival, Claim};
@@ -106,9 +106,9 @@ impl Cache {
     ///
     /// Cost: 1 READ each, all in 1 round trip; 1 READ more if the first one was torn; 1 WRITE for each
     /// dirty node that has to make room.
-    pub(super) async fn read_leaves<E: Endpoint>(
+    pub(super) async fn read_leaves(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         first: Claim,
         behind: Vec<Claim>,
     ) -> Result<VecDeque<Buf>, Fail> {
@@ -117,9 +117,9 @@ impl Cache {
         self.detach(session, task).await
     }
 
-    async fn read_leaves_now<E: Endpoint>(
+    async fn read_leaves_now(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         first: Claim,
         behind: Vec<Claim>,
     ) -> Result<VecDeque<Buf>, Fail> {
@@ -163,9 +163,9 @@ impl Cache {
     }
 
     /// READs claimed leaves; the images of those before the first that is not in order.
-    async fn read_together<E: Endpoint>(
+    async fn read_together(
         &self,
-        session: &Session<E>,
+        session: &Session,
         claims: &VecDeque<Claim>,
     ) -> Result<VecDeque<Buf>, Fail> {
         let steady = session.steady();

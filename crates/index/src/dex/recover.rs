@@ -53,7 +53,7 @@ impl Cache {
     ///
     /// Cost: none; with a log 2 WRITEs; after a death 1 READ, and if there is a log 1 READ for each of its
     /// segments, and about what the changes cost that are not in remote memory yet.
-    pub(super) async fn begin_log<E: Endpoint>(&self, session: &Session<E>) -> Result<(), Fail> {
+    pub(super) async fn begin_log(&self, session: &Session) -> Result<(), Fail> {
         let mut old = None;
         if self.log.taken.load(Ordering::Relaxed) == TAKEN_OVER {
             old = self.find_log(session).await?;
@@ -105,9 +105,9 @@ impl Cache {
     /// names it in the map. Gives the newest map. The caller has a pin.
     ///
     /// Cost: none; for the first range with a log 1 WRITE and a change of the map.
-    pub(super) async fn name_log<E: Endpoint>(
+    pub(super) async fn name_log(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         map: Partitions,
     ) -> Result<Partitions, IndexError> {
         if self.log.live.get().is_some() {
@@ -149,9 +149,9 @@ impl Cache {
     /// cut off, and the caller holds the map's lock.
     ///
     /// Cost: as [`Cache::begin_log`].
-    pub(super) async fn replay_dead<E: Endpoint>(
+    pub(super) async fn replay_dead(
         &self,
-        session: &Session<E>,
+        session: &Session,
         map: &Partitions,
         dead: u64,
     ) -> Result<(), IndexError> {
@@ -170,9 +170,9 @@ impl Cache {
         }
     }
 
-    async fn write_word<E: Endpoint>(
+    async fn write_word(
         &self,
-        session: &Session<E>,
+        session: &Session,
         at: GlobalAddr,
         value: u64,
     ) -> Result<(), IndexError> {
@@ -184,10 +184,7 @@ impl Cache {
     /// Everything has been written back: the log goes. Nothing may run.
     ///
     /// Cost: 2 WRITEs if there is one.
-    pub(super) async fn end_log<E: Endpoint>(
-        &self,
-        session: &Session<E>,
-    ) -> Result<(), IndexError> {
+    pub(super) async fn end_log(&self, session: &Session) -> Result<(), IndexError> {
         let Some(live) = self.log.live.get() else { return Ok(()) };
         let retiring = session.announce_retire(live.addr).await?;
         self.write_word(session, self.remote.log_word(), 0).await?;
@@ -199,10 +196,7 @@ impl Cache {
     /// about to be changed beside it. Waits until no WRITE of a node is under way.
     ///
     /// Cost: 1 WRITE if there is a log.
-    pub(super) async fn void_log<E: Endpoint>(
-        &self,
-        session: &Session<E>,
-    ) -> Result<(), IndexError> {
+    pub(super) async fn void_log(&self, session: &Session) -> Result<(), IndexError> {
         let Some(live) = self.log.live.get() else { return Ok(()) };
         let mut attempt = 0;
         let images = loop {
@@ -216,9 +210,9 @@ impl Cache {
         self.write_floors(session, live.addr, [self.log.version(0, 0), images]).await
     }
 
-    async fn write_floors<E: Endpoint>(
+    async fn write_floors(
         &self,
-        session: &Session<E>,
+        session: &Session,
         log: GlobalAddr,
         floors: [u64; 2],
     ) -> Result<(), IndexError> {
@@ -229,9 +223,9 @@ impl Cache {
 
     /// Brings everything that a dead owner's log holds to remote memory; of a partitioned table only what
     /// is the owner's by `view`.
-    async fn go_through<E: Endpoint>(
+    async fn go_through(
         &self,
-        session: &Session<E>,
+        session: &Session,
         log: &LogPlace,
         view: Option<View>,
     ) -> Result<(), Fail> {
@@ -302,9 +296,9 @@ impl Cache {
     /// level, and their lower end.
     ///
     /// Cost: 1 READ for each node that there is an image of, 1 WRITE for one that is torn.
-    async fn repair<E: Endpoint>(
+    async fn repair(
         &self,
-        session: &Session<E>,
+        session: &Session,
         mut images: Vec<Record>,
         floor: u64,
     ) -> Result<Vec<(u8, Option<Vec<u8>>)>, IndexError> {
@@ -354,9 +348,9 @@ impl Cache {
     }
 
     /// Does one change of the log, if the leaf does not hold it.
-    async fn do_again<E: Endpoint>(
+    async fn do_again(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         change: &Record,
     ) -> Result<(), IndexError> {
         let value = (change.kind == Kind::Put).then(|| change.value.clone());
@@ -397,8 +391,8 @@ impl Cache {
 /// Reads a ring's segments: the last that was begun, its generation, and all records.
 ///
 /// Cost: 1 READ for each segment.
-async fn read_ring<E: Endpoint>(
-    session: &Session<E>,
+async fn read_ring(
+    session: &Session,
     place: Place,
 ) -> Result<(usize, u64, Vec<Record>), IndexError> {
     let steady = session.steady();

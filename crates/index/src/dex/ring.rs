@@ -18,7 +18,7 @@
 //! 1 number; 2 generation of the segment's use; 3 checksum of the others and the rest, with the ring's
 //! seed; then key and value behind each other, padded with zeros to 8 bytes.
 
-use farleaf_fabric::{Buf, Endpoint, GlobalAddr, OpError};
+use farleaf_fabric::{Buf, GlobalAddr, OpError};
 use farleaf_pool::Session;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 use zerocopy::IntoBytes;
@@ -292,9 +292,9 @@ impl Ring {
     ///
     /// # Errors
     /// This compute server has been cut off. The ring is of no use any more.
-    pub(super) async fn land<E: Endpoint>(
+    pub(super) async fn land(
         &self,
-        session: &Session<E>,
+        session: &Session,
         lot: &ParkingLot,
         count: u64,
     ) -> Result<u64, IndexError> {
@@ -334,7 +334,7 @@ impl Ring {
         }
     }
 
-    async fn post<E: Endpoint>(&self, session: &Session<E>, runs: &[Run]) -> Result<(), OpError> {
+    async fn post(&self, session: &Session, runs: &[Run]) -> Result<(), OpError> {
         let session = session.patient();
         let steady = session.steady();
         let place_of = |run: &Run| {

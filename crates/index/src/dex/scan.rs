@@ -10,7 +10,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use farleaf_fabric::{Buf, Endpoint, OpKind};
+use farleaf_fabric::{Buf, OpKind};
 use farleaf_pool::Session;
 
 use super::offload::{Gathered, Wish};
@@ -48,9 +48,9 @@ impl Cache {
     /// Cost: 1 READ for each leaf that is not cached, one after the other, or together with up to
     /// `scan_prefetch` others below the same parent; those of records up to 16 at once. 1 RPC for up to 64
     /// leaves where it is offloaded.
-    pub(super) async fn scan_own<E: Endpoint>(
+    pub(super) async fn scan_own(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         passage: &mut Passage<'_>,
         out: &mut Entries,
     ) -> Result<Option<usize>, IndexError> {
@@ -119,9 +119,9 @@ impl Cache {
 
     /// A copy of the leaf that `seek` wants; leaves that were read with it are left in `ahead`. Or the pairs
     /// that a memory server has found there and behind.
-    async fn leaf_image<E: Endpoint>(
+    async fn leaf_image(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         seek: Seek<'_>,
         mut image: Buf,
         (rest, ahead): (&mut Rest<'_, '_>, &mut Ahead),

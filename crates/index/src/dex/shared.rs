@@ -67,9 +67,9 @@ impl Cache {
     /// tasks that run to their end.
     ///
     /// Cost: 1 WRITE for each dirty node below it, and what comes first.
-    pub(super) async fn refresh<E: Endpoint>(
+    pub(super) async fn refresh(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         frame: u32,
         addr: u64,
         first: First,
@@ -106,11 +106,7 @@ impl Cache {
     /// memory, too (`INV-DEX-SHARED-6`).
     ///
     /// Cost: 1 READ.
-    async fn may_post<E: Endpoint>(
-        &self,
-        session: &Session<E>,
-        frame: u32,
-    ) -> Result<bool, IndexError> {
+    async fn may_post(&self, session: &Session, frame: u32) -> Result<bool, IndexError> {
         if self.frames.ctl(frame).parent() == TOP {
             return Ok(self.remote.read_root(session).await?.0 == self.frames.addr(frame));
         }
@@ -118,9 +114,9 @@ impl Cache {
     }
 
     /// Whether the shared node in `frame`, whose SX is held, is as remote memory has it. 1 READ.
-    pub(super) async fn is_as_remote<E: Endpoint>(
+    pub(super) async fn is_as_remote(
         &self,
-        session: &Session<E>,
+        session: &Session,
         frame: u32,
     ) -> Result<bool, IndexError> {
         let ctl = self.frames.ctl(frame);
@@ -137,11 +133,7 @@ impl Cache {
     /// Drops the shared node whose SX is held and everything below it.
     ///
     /// Cost: 1 WRITE for each dirty node below it.
-    async fn drop_shared<E: Endpoint>(
-        self: &Arc<Self>,
-        session: &Session<E>,
-        sx: Sx,
-    ) -> Result<(), Fail> {
+    async fn drop_shared(self: &Arc<Self>, session: &Session, sx: Sx) -> Result<(), Fail> {
         let frame = sx.frame();
         let ctl = self.frames.ctl(frame);
         let addr = ctl.addr_word();
@@ -198,9 +190,9 @@ impl Cache {
     }
 
     /// SX of a frame, waited for, if it still holds the node at `addr`, Hot.
-    async fn sx_of<E: Endpoint>(
+    async fn sx_of(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         frame: u32,
         addr: u64,
     ) -> Result<Option<Sx>, Fail> {
@@ -224,11 +216,7 @@ impl Cache {
 
     /// Writes back and un-swizzles everything below a frame whose SX is held. The latches are taken from
     /// parent to child, and who waits for a parent's holds none of its children's.
-    async fn drop_below<E: Endpoint>(
-        self: &Arc<Self>,
-        session: &Session<E>,
-        sx: &Sx,
-    ) -> Result<(), Fail> {
+    async fn drop_below(self: &Arc<Self>, session: &Session, sx: &Sx) -> Result<(), Fail> {
         let frame = sx.frame();
         let ctl = self.frames.ctl(frame);
         let node = self.frames.node(self.layout(), frame);

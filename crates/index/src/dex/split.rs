@@ -13,7 +13,7 @@
 
 use std::sync::Arc;
 
-use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
+use farleaf_fabric::{GlobalAddr, ServerId};
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
@@ -74,15 +74,15 @@ impl Need {
 }
 
 /// Remote memory for a new node. Dropped, it is free again.
-struct NewNode<E: Endpoint> {
-    session: Session<E>,
+struct NewNode {
+    session: Session,
     addr: GlobalAddr,
     bytes: usize,
     armed: bool,
 }
 
-impl<E: Endpoint> NewNode<E> {
-    async fn alloc(session: &Session<E>, on: ServerId, bytes: usize) -> Result<Self, IndexError> {
+impl NewNode {
+    async fn alloc(session: &Session, on: ServerId, bytes: usize) -> Result<Self, IndexError> {
         let addr = session.alloc(on, bytes).await?;
         Ok(NewNode { session: session.clone(), addr, bytes, armed: true })
     }
@@ -93,7 +93,7 @@ impl<E: Endpoint> NewNode<E> {
     }
 }
 
-impl<E: Endpoint> Drop for NewNode<E> {
+impl Drop for NewNode {
     fn drop(&mut self) {
         if self.armed {
             self.session.free_unpublished(self.addr, self.bytes);
@@ -108,25 +108,21 @@ impl Cache {
     ///
     /// # Errors
     /// `Full`: nothing was changed.
-    pub(super) async fn split<E: Endpoint>(
-        self: &Arc<Self>,
-        session: &Session<E>,
-        need: Need,
-    ) -> Result<(), Fail> {
+    pub(super) async fn split(self: &Arc<Self>, session: &Session, need: Need) -> Result<(), Fail> {
         let (cache, task_session) = (Arc::clone(self), session.clone());
         self.detach(session, async move { cache.split_now(&task_session, need).await }).await
     }
 
-    pub(super) async fn split_now<E: Endpoint>(
+    pub(super) async fn split_now(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         need: Need,
     ) -> Result<(), Fail> {
         // What is to be split from the bottom up: a parent without room comes before its child.
         let mut needs = vec![need];
         let mut restarts = Restarts::default();
         let mut frame: Option<InHand> = None;
-        let mut memory: Option<NewNode<E>> = None;
+        let mut memory: Option<NewNode> = None;
         while let Some(need) = needs.last() {
             let level = need.level();
             let spot = match self
@@ -144,7 +140,7 @@ impl Cache {
             };
             // Everything that has to be waited for comes before the latches.
             let on = self.server_beside(self.frames.addr(spot.frame), level);
-            let does = |at: &NewNode<E>| on.is_none_or(|server| at.addr.server() == server);
+            let does = |at: &NewNode| on.is_none_or(|server| at.addr.server() == server);
             if !memory.as_ref().is_some_and(does) {
                 let (on, bytes) = (on.unwrap_or(session.place()), self.layout().node_bytes());
                 memory = Some(NewNode::alloc(session, on, bytes).await?);
@@ -187,12 +183,12 @@ impl Cache {
     }
 
     /// One attempt at splitting the node at `spot`.
-    async fn split_at<E: Endpoint>(
+    async fn split_at(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         spot: Spot,
         need: &Need,
-        new: &mut NewNode<E>,
+        new: &mut NewNode,
         hand: &mut Option<InHand>,
     ) -> Result<Split, Fail> {
         // Parent before child.
@@ -329,9 +325,9 @@ impl Cache {
     /// Makes sure that `level` exists: puts a root with one child over the old one.
     ///
     /// Cost: 2 WRITEs, one after the other.
-    pub(super) async fn grow_now<E: Endpoint>(
+    pub(super) async fn grow_now(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         level: u8,
     ) -> Result<(), Fail> {
         let bytes = self.layout().node_bytes();

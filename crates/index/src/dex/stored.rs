@@ -23,8 +23,8 @@ fn remote(meta: GlobalAddr, layout: Layout) -> Remote {
 impl Dex {
     /// As [`Dex::create`], with an ownership map of one partition that nobody owns, so that any compute
     /// server can join.
-    pub(crate) async fn create_cut<E: Endpoint>(
-        session: &Session<E>,
+    pub(crate) async fn create_cut(
+        session: &Session,
         layout: &Layout,
     ) -> Result<GlobalAddr, IndexError> {
         let meta = Dex::create(session, layout).await?;
@@ -39,8 +39,8 @@ impl Dex {
     /// partitions on as it meets them.
     ///
     /// Cost: 3 READs for a new one.
-    pub(crate) async fn open_kept<E: Endpoint>(
-        session: &Session<E>,
+    pub(crate) async fn open_kept(
+        session: &Session,
         meta: GlobalAddr,
         layout: Layout,
         options: &OpenOptions,
@@ -61,10 +61,7 @@ impl Dex {
     }
 
     /// As [`Dex::close`], for what [`Dex::open_kept`] has opened.
-    pub(crate) async fn close_kept<E: Endpoint>(
-        &self,
-        session: &Session<E>,
-    ) -> Result<(), IndexError> {
+    pub(crate) async fn close_kept(&self, session: &Session) -> Result<(), IndexError> {
         self.close(session).await?;
         session.pool().let_go(self.meta(), &self.0);
         Ok(())
@@ -75,8 +72,8 @@ impl Dex {
 /// The caller has a pin.
 ///
 /// Cost: 3 READs, and 1 for each log.
-pub(crate) async fn extras<E: Endpoint>(
-    session: &Session<E>,
+pub(crate) async fn extras(
+    session: &Session,
     meta: GlobalAddr,
     layout: Layout,
 ) -> Result<Vec<(GlobalAddr, usize)>, IndexError> {
@@ -90,8 +87,8 @@ pub(crate) async fn extras<E: Endpoint>(
 /// Checks a table as it lies in the pool. The caller has a pin.
 ///
 /// Cost: 1 READ for each level of each node, 1 more for inner nodes of a placed table, and a few.
-pub(crate) async fn verify_stored<E: Endpoint>(
-    session: &Session<E>,
+pub(crate) async fn verify_stored(
+    session: &Session,
     meta: GlobalAddr,
     layout: Layout,
     audit: &mut Audit,
@@ -99,9 +96,9 @@ pub(crate) async fn verify_stored<E: Endpoint>(
     verify_remote(&remote(meta, layout), session, audit).await
 }
 
-pub(super) async fn verify_remote<E: Endpoint>(
+pub(super) async fn verify_remote(
     remote: &Remote,
-    session: &Session<E>,
+    session: &Session,
     audit: &mut Audit,
 ) -> Result<TableReport, IndexError> {
     let mut report = remote.verify(session, audit).await?;
@@ -118,8 +115,8 @@ pub(super) async fn verify_remote<E: Endpoint>(
 }
 
 /// See [`crate::StoredTable::release_dead`].
-pub(crate) async fn release_dead<E: Endpoint>(
-    session: &Session<E>,
+pub(crate) async fn release_dead(
+    session: &Session,
     meta: GlobalAddr,
     layout: Layout,
 ) -> Result<usize, IndexError> {
@@ -150,8 +147,8 @@ pub(crate) async fn release_dead<E: Endpoint>(
 }
 
 /// Refuses a table that somebody has a part of to itself. The caller has no pin.
-pub(crate) async fn check_unowned<E: Endpoint>(
-    session: &Session<E>,
+pub(crate) async fn check_unowned(
+    session: &Session,
     meta: GlobalAddr,
     layout: Layout,
 ) -> Result<(), IndexError> {

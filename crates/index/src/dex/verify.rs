@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use farleaf_fabric::Endpoint;
 use farleaf_pool::{Audit, Session};
 
 use super::frames::{State, TOP};
@@ -18,9 +17,9 @@ impl Cache {
     /// Writes everything back, checks the cache, then walks the tree in remote memory.
     ///
     /// Cost: that of a flush, then a READ for each level of each node.
-    pub(super) async fn verify<E: Endpoint>(
+    pub(super) async fn verify(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         audit: &mut Audit,
     ) -> Result<TableReport, IndexError> {
         let mut problems = Vec::new();
@@ -159,10 +158,7 @@ impl Cache {
     /// Compares every cached image, all of them clean, with remote memory.
     ///
     /// Cost: 1 READ for each.
-    async fn check_images<E: Endpoint>(
-        &self,
-        session: &Session<E>,
-    ) -> Result<Vec<String>, IndexError> {
+    async fn check_images(&self, session: &Session) -> Result<Vec<String>, IndexError> {
         let mut problems = Vec::new();
         for frame in 0..self.frames.count() as u32 {
             let ctl = self.frames.ctl(frame);

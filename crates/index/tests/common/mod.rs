@@ -6,10 +6,10 @@ pub mod model;
 use std::future::Future;
 use std::sync::Arc;
 
-use farleaf_fabric::mapped::{Mapped, MappedEndpoint};
-use farleaf_fabric::sim::{Sim, SimConfig, SimEndpoint};
-use farleaf_fabric::tcp::{MemoryServer, MemoryServerConfig, Tcp, TcpConfig, TcpEndpoint};
-use farleaf_fabric::{Client, Endpoint, Fabric, OpKind, ServerId, Snapshot, Words};
+use farleaf_fabric::mapped::Mapped;
+use farleaf_fabric::sim::{Sim, SimConfig};
+use farleaf_fabric::tcp::{MemoryServer, MemoryServerConfig, Tcp, TcpConfig};
+use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Fabric, OpKind, ServerId, Snapshot, Words};
 use farleaf_index::dex::DexOptions;
 use farleaf_index::dex::offload::{OFFLOAD_SERVICE, OffloadService};
 use farleaf_index::node::{KeyFormat, ValueFormat};
@@ -39,20 +39,17 @@ impl World {
     }
 
     /// Runs `test` with one session on mapped memory.
-    pub fn on_mapped<F: Future<Output = ()>>(
-        self,
-        test: impl FnOnce(Session<MappedEndpoint>) -> F,
-    ) {
+    pub fn on_mapped<F: Future<Output = ()>>(self, test: impl FnOnce(Session) -> F) {
         let fabric = Mapped::anonymous(self.servers, self.region_bytes).expect("memory");
         fabric.serve(OFFLOAD_SERVICE, offload_service());
-        let endpoint = fabric.endpoint().expect("endpoint");
+        let endpoint = fabric.any_endpoint().expect("endpoint");
         endpoint.seed(self.seed);
         let executor = endpoint.executor().clone();
         executor.block_on(async { test(start(endpoint, &self.pool_options()).await).await });
     }
 
     /// Runs `test` with one session on memory servers of this process, over loopback.
-    pub fn on_tcp<F: Future<Output = ()>>(self, test: impl FnOnce(Session<TcpEndpoint>) -> F) {
+    pub fn on_tcp<F: Future<Output = ()>>(self, test: impl FnOnce(Session) -> F) {
         let servers: Vec<MemoryServer> = (0..self.servers)
             .map(|server| {
                 let words = Words::anonymous((self.region_bytes / 8) as usize).expect("memory");
@@ -68,7 +65,7 @@ impl World {
             .collect();
         let config = TcpConfig::to(servers.iter().map(MemoryServer::address));
         let fabric = Tcp::connect(config).expect("connected");
-        let endpoint = fabric.endpoint().expect("endpoint");
+        let endpoint = fabric.any_endpoint().expect("endpoint");
         endpoint.seed(self.seed);
         let executor = endpoint.executor().clone();
         executor.block_on(async { test(start(endpoint, &self.pool_options()).await).await });
@@ -86,7 +83,7 @@ impl World {
     /// Runs `test` with one session in the simulator, READs and WRITEs torn.
     pub fn on_sim<F: Future<Output = ()> + 'static>(
         self,
-        test: impl FnOnce(Session<SimEndpoint>) -> F + 'static,
+        test: impl FnOnce(Session) -> F + 'static,
     ) {
         let mut config = self.sim_config();
         config.adversary.torn = 0.5;
@@ -94,7 +91,7 @@ impl World {
         config.capabilities.cpu_visible = true;
         let sim = Sim::new(config).expect("sim");
         sim.fabric(0).serve(OFFLOAD_SERVICE, offload_service());
-        let endpoint = sim.fabric(0).endpoint().expect("endpoint");
+        let endpoint = sim.fabric(0).any_endpoint().expect("endpoint");
         let options = self.pool_options();
         sim.block_on(async move { test(start(endpoint, &options).await).await })
             .expect("the simulation ends");
@@ -107,30 +104,26 @@ pub fn offload_service() -> Arc<OffloadService> {
 }
 
 /// Formats the pool and joins it.
-pub async fn start<E: Endpoint>(endpoint: E, options: &PoolOptions) -> Session<E> {
+pub async fn start(endpoint: AnyEndpoint, options: &PoolOptions) -> Session {
     let client = Client::new(endpoint.clone());
     format(&client, options).await.expect("format");
     join(endpoint).await
 }
 
 /// Joins as one more compute server.
-pub async fn join<E: Endpoint>(endpoint: E) -> Session<E> {
+pub async fn join(endpoint: AnyEndpoint) -> Session {
     let pool = Pool::join(&Client::new(endpoint.clone())).await.expect("join");
     pool.session(endpoint).await.expect("session")
 }
 
 /// Makes a table and opens it.
-pub async fn create<E: Endpoint>(
-    session: &Session<E>,
-    name: &str,
-    format: &TableFormat,
-) -> AnyIndex {
+pub async fn create(session: &Session, name: &str, format: &TableFormat) -> AnyIndex {
     AnyIndex::create(session, name, format).await.expect("create");
     open(session, name).await
 }
 
 /// Opens a table, with a cache that holds some of it.
-pub async fn open<E: Endpoint>(session: &Session<E>, name: &str) -> AnyIndex {
+pub async fn open(session: &Session, name: &str) -> AnyIndex {
     let root = session.open_root(name).await.expect("root");
     let node_bytes = u64::from(StoredTable::of(&root).expect("table").format().node_bytes());
     let dex = DexOptions { cache_bytes: 96 * node_bytes, ..DexOptions::default() };
@@ -257,14 +250,14 @@ impl SortedPairs for Pairs<'_> {
 }
 
 /// Lets every retired object be reclaimed.
-pub async fn settle<E: Endpoint>(session: &Session<E>) {
+pub async fn settle(session: &Session) {
     for _ in 0..8 {
         session.tick().await.expect("tick");
     }
 }
 
 /// Walks table and pool; everything must be in order and accounted for.
-pub async fn check<E: Endpoint, I: Index>(session: &Session<E>, tables: &[&I]) -> TableReport {
+pub async fn check<I: Index>(session: &Session, tables: &[&I]) -> TableReport {
     settle(session).await;
     let (reports, audit) = audit(session, tables).await;
     assert_eq!(audit.problems, Vec::<String>::new());
@@ -272,10 +265,7 @@ pub async fn check<E: Endpoint, I: Index>(session: &Session<E>, tables: &[&I]) -
     reports.into_iter().next().unwrap_or_default()
 }
 
-pub async fn audit<E: Endpoint, I: Index>(
-    session: &Session<E>,
-    tables: &[&I],
-) -> (Vec<TableReport>, AuditReport) {
+pub async fn audit<I: Index>(session: &Session, tables: &[&I]) -> (Vec<TableReport>, AuditReport) {
     let mut audit = Audit::new(session).await.expect("audit");
     let mut reports = Vec::new();
     for table in tables {
@@ -287,16 +277,12 @@ pub async fn audit<E: Endpoint, I: Index>(
 }
 
 /// What everything cost so far that went through this session's endpoint.
-pub fn costs<E: Endpoint>(session: &Session<E>) -> Snapshot {
+pub fn costs(session: &Session) -> Snapshot {
     session.endpoint().counters().snapshot()
 }
 
 /// What `kind` has cost since `before`.
-pub fn cost_since<E: Endpoint>(
-    session: &Session<E>,
-    before: &Snapshot,
-    kind: OpKind,
-) -> farleaf_fabric::Cost {
+pub fn cost_since(session: &Session, before: &Snapshot, kind: OpKind) -> farleaf_fabric::Cost {
     costs(session).since(before).kind(kind)
 }
 

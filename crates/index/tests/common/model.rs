@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-use farleaf_fabric::Endpoint;
 use farleaf_index::{Entries, Exchange, Index, IndexError, ScanRange, TableFormat};
 use farleaf_pool::Session;
 
@@ -11,8 +10,8 @@ use super::{Pairs, check, key, value};
 
 type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
-pub struct Run<E: Endpoint, I> {
-    session: Session<E>,
+pub struct Run<I> {
+    session: Session,
     pub index: I,
     format: TableFormat,
     model: Model,
@@ -22,10 +21,10 @@ pub struct Run<E: Endpoint, I> {
     look: fn(&I) -> Vec<String>,
 }
 
-impl<E: Endpoint, I: Index> Run<E, I> {
+impl<I: Index> Run<I> {
     /// Of an empty table, with keys out of a space of this size.
     pub fn new(
-        session: Session<E>,
+        session: Session,
         index: I,
         format: TableFormat,
         seed: u64,

@@ -3,7 +3,7 @@
 
 use crate::common::{Pairs, World, cost_since, costs};
 use crate::tables::{create, open};
-use farleaf_fabric::{Endpoint, OpKind};
+use farleaf_fabric::OpKind;
 use farleaf_index::dex::{Admission, DexOptions, Durability};
 use farleaf_index::{Engine, Index, TableFormat};
 use farleaf_pool::Session;
@@ -32,8 +32,8 @@ impl Zipf {
 }
 
 /// What is wanted most is another every so many gets, or never.
-async fn reads_each<E: Endpoint>(
-    session: &Session<E>,
+async fn reads_each(
+    session: &Session,
     zipf: &Zipf,
     shift: Option<u64>,
     admission: Admission,
@@ -75,7 +75,7 @@ struct Before {
 /// worth less than a tenth. Keeping those that are missed again is better than both in both cases. What is given up for them counts, too: nothing takes
 /// more than a few per cent over the better of the two as it was before uses were counted, and those that are missed
 /// again take less, less than before for the same keys, little more for others.
-async fn seldom_always_or_again<E: Endpoint>(session: Session<E>) {
+async fn seldom_always_or_again(session: Session) {
     let zipf = Zipf::new();
     let same = Before { any_victim: 0.710, marked: 0.657, marked_again: 0.607 };
     let others = Before { any_victim: 0.725, marked: 0.686, marked_again: 0.650 };

@@ -25,15 +25,15 @@ fn number(at: u64) -> Vec<u8> {
     at.to_be_bytes().to_vec()
 }
 
-async fn all<E: Endpoint>(session: &Session<E>, index: &Dex) -> Model {
+async fn all(session: &Session, index: &Dex) -> Model {
     let mut out = Entries::new();
     index.scan(session, ScanRange::ALL, usize::MAX, &mut out).await.expect("scan");
     out.iter().map(|(key, value)| (key.to_vec(), value.to_vec())).collect()
 }
 
 /// Cuts an empty table anywhere, loads it, works on it, and opens it once more.
-async fn cut_then_loaded<E: Endpoint>(
-    session: Session<E>,
+async fn cut_then_loaded(
+    session: Session,
     format: TableFormat,
     (cuts, keys): (usize, usize),
     seed: u64,
@@ -115,7 +115,7 @@ fn empty_tables_that_are_cut_are_loaded_as_the_model() {
 
 /// Nodes up to the subtree level are of one partition each, and of one memory server; partitions that
 /// have enough of them lie on different ones.
-async fn placed<E: Endpoint>(session: Session<E>) {
+async fn placed(session: Session) {
     const LEVEL: u8 = 2;
     let layout = fixed8().layout().expect("layout").for_tree(session.endpoint().random());
     let meta = Dex::create_placed(&session, &layout, LEVEL).await.expect("create");
@@ -188,7 +188,7 @@ fn who_comes_meanwhile_waits_and_old_copies_are_found_out() {
     let servers = members(&sim, &fixed8(), &bounds, 200, &cluster);
     for (compute, server) in servers.iter().enumerate() {
         for _ in 0..2 {
-            let endpoint = sim.fabric(compute).endpoint().expect("endpoint");
+            let endpoint = sim.fabric(compute).any_endpoint().expect("endpoint");
             let (pool, index) = (server.pool.clone(), server.index.clone());
             let cluster = cluster.clone();
             sim.spawn(compute, async move {
@@ -200,7 +200,7 @@ fn who_comes_meanwhile_waits_and_old_copies_are_found_out() {
     let begun = Rc::new(Cell::new(false));
     let seen = Rc::new(Cell::new(0_u32));
     for at in 0..4_u64 {
-        let endpoint = sim.fabric(0).endpoint().expect("endpoint");
+        let endpoint = sim.fabric(0).any_endpoint().expect("endpoint");
         let (pool, index) = (servers[0].pool.clone(), servers[0].index.clone());
         let (begun, seen) = (begun.clone(), seen.clone());
         sim.spawn(0, async move {
@@ -269,7 +269,7 @@ fn a_loader_that_dies_leaves_nothing_or_all() {
     let mut outcomes = [0_u32; 2];
     for step in 0..60 {
         let sim = Sim::new(config(70 + step, 2)).expect("sim");
-        let endpoints = [0, 1].map(|compute| sim.fabric(compute).endpoint().expect("endpoint"));
+        let endpoints = [0, 1].map(|compute| sim.fabric(compute).any_endpoint().expect("endpoint"));
         let [one, other] = endpoints;
         let options = World::default().pool_options();
         let made = sim

@@ -60,7 +60,7 @@ fn moves_that_cannot_be_are_refused() {
         assert_eq!((bounds, owners), (cut.clone(), vec![who(0), who(1)]), "nothing has happened");
         assert_eq!(go(None, Some(&low), who(0)).await, Ok(epoch), "it has it");
         let (cluster_too, dex) = (cluster.clone(), servers[2].index.clone());
-        let own = servers[2].pool.session(third.endpoint().expect("endpoint")).await;
+        let own = servers[2].pool.session(third.any_endpoint().expect("endpoint")).await;
         let own = own.expect("session");
         servers[2].session.endpoint().spawn(async move {
             // Until it dies.
@@ -182,7 +182,7 @@ fn the_keys_of_the_dead_are_taken_over_by_whoever_meets_them() {
     sim.fabric(1).kill();
     let seen = Rc::new(Cell::new(0));
     for compute in [0, 2, 3] {
-        let endpoint = sim.fabric(compute).endpoint().expect("endpoint");
+        let endpoint = sim.fabric(compute).any_endpoint().expect("endpoint");
         let (pool, index) = (servers[compute].pool.clone(), servers[compute].index.clone());
         let (seen, cluster) = (seen.clone(), cluster.clone());
         sim.spawn(compute, async move {
@@ -224,7 +224,7 @@ fn repartition(mb: u64, flush_tasks: usize) -> (u64, u64, u64) {
     let cluster = Cluster::new(2_000);
     let options = world.pool_options();
     let (leaves, each) = (mb * 1024 * 19 / 20, 42);
-    let endpoints = [0, 1].map(|compute| sim.fabric(compute).endpoint().expect("endpoint"));
+    let endpoints = [0, 1].map(|compute| sim.fabric(compute).any_endpoint().expect("endpoint"));
     let take = [Take::Free(1), Take::Nothing];
     let servers = sim
         .block_on(async {
@@ -271,7 +271,7 @@ fn repartition(mb: u64, flush_tasks: usize) -> (u64, u64, u64) {
         .expect("made");
     for (compute, (pool, index, _)) in servers.iter().enumerate() {
         for _ in 0..2 {
-            let endpoint = sim.fabric(compute).endpoint().expect("endpoint");
+            let endpoint = sim.fabric(compute).any_endpoint().expect("endpoint");
             let (pool, index, cluster) = (pool.clone(), index.clone(), cluster.clone());
             sim.spawn(compute, async move {
                 let session = pool.session(endpoint).await.expect("session");
@@ -283,7 +283,7 @@ fn repartition(mb: u64, flush_tasks: usize) -> (u64, u64, u64) {
     let (longest, stop) = (Rc::new(RefCell::new([0_u64; 2])), Rc::new(Cell::new(false)));
     let sure: Rc<RefCell<BTreeMap<u64, u64>>> = Rc::default();
     for client in 0..4_u64 {
-        let endpoint = sim.fabric(0).endpoint().expect("endpoint");
+        let endpoint = sim.fabric(0).any_endpoint().expect("endpoint");
         let (pool, index) = (servers[0].0.clone(), servers[0].1.clone());
         let (longest, stop, sure) = (longest.clone(), stop.clone(), sure.clone());
         sim.spawn(0, async move {
@@ -392,7 +392,7 @@ fn a_skewed_load_is_spread_and_then_left_alone() {
     }
     let stop = Rc::new(Cell::new(false));
     for client in 0..6 {
-        let endpoint = sim.fabric(client % 3).endpoint().expect("endpoint");
+        let endpoint = sim.fabric(client % 3).any_endpoint().expect("endpoint");
         let (pool, index) = (servers[client % 3].pool.clone(), servers[client % 3].index.clone());
         let stop = stop.clone();
         sim.spawn(client % 3, async move {
@@ -407,7 +407,7 @@ fn a_skewed_load_is_spread_and_then_left_alone() {
         });
     }
     for (compute, server) in servers.iter().enumerate() {
-        let endpoint = sim.fabric(compute).endpoint().expect("endpoint");
+        let endpoint = sim.fabric(compute).any_endpoint().expect("endpoint");
         let (pool, index) = (server.pool.clone(), server.index.clone());
         sim.spawn(compute, async move {
             let session = pool.session(endpoint).await.expect("session");
@@ -450,7 +450,7 @@ fn a_skewed_load_is_spread_and_then_left_alone() {
 #[test]
 fn a_loaded_table_is_cut_where_the_load_is() {
     let sim = Sim::new(config(9, 1)).expect("sim");
-    let endpoint = sim.fabric(0).endpoint().expect("endpoint");
+    let endpoint = sim.fabric(0).any_endpoint().expect("endpoint");
     sim.block_on(async {
         let session = start(endpoint, &World::default().pool_options()).await;
         let made = create(&session, &fixed8()).await;
@@ -494,7 +494,7 @@ fn threads_forward_to_each_other() {
     let world = World::default();
     let cluster = Cluster::new(0);
     let (first, guard) = Mapped::create(&path, world.servers, world.region_bytes).expect("folder");
-    let endpoint = first.endpoint().expect("endpoint");
+    let endpoint = first.any_endpoint().expect("endpoint");
     let executor = endpoint.executor().clone();
     let layout = fixed8().layout().expect("layout");
     let cut = equal_width(&layout, COUNT).expect("fixed");
@@ -507,13 +507,13 @@ fn threads_forward_to_each_other() {
     guard.finish().expect("made");
     let fabrics: Vec<Mapped> = (0..COUNT).map(|_| Mapped::open(&path).expect("open")).collect();
     let names: Vec<Incarnation> =
-        fabrics.iter().map(|it| it.endpoint().expect("endpoint").incarnation()).collect();
+        fabrics.iter().map(|it| it.any_endpoint().expect("endpoint").incarnation()).collect();
     let left = std::sync::atomic::AtomicUsize::new(COUNT);
     std::thread::scope(|scope| {
         for (number, fabric) in fabrics.iter().enumerate() {
             let (cluster, names, left) = (Arc::clone(&cluster), &names, &left);
             scope.spawn(move || {
-                let endpoint = fabric.endpoint().expect("endpoint");
+                let endpoint = fabric.any_endpoint().expect("endpoint");
                 endpoint.seed(number as u64);
                 let executor = endpoint.executor().clone();
                 executor.block_on(async {

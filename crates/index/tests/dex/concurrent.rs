@@ -34,8 +34,8 @@ const COUNTERS: u64 = 3;
 
 /// One client: it owns the keys that end in its number and knows what they hold; all add to shared
 /// counters by compare-exchange; scans run over everything.
-struct Storm<E: Endpoint> {
-    session: Session<E>,
+struct Storm {
+    session: Session,
     index: Dex,
     format: TableFormat,
     client: usize,
@@ -43,14 +43,8 @@ struct Storm<E: Endpoint> {
     model: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
-impl<E: Endpoint> Storm<E> {
-    fn new(
-        session: Session<E>,
-        index: &Dex,
-        format: TableFormat,
-        client: usize,
-        seed: u64,
-    ) -> Self {
+impl Storm {
+    fn new(session: Session, index: &Dex, format: TableFormat, client: usize, seed: u64) -> Self {
         let rng = fastrand::Rng::with_seed(seed ^ client as u64);
         let (index, model) = (index.clone(), BTreeMap::new());
         Storm { session, index, format, client, rng, model }
@@ -164,11 +158,7 @@ fn number_of(value: &[u8]) -> u64 {
     value.iter().take(8).enumerate().map(|(at, byte)| u64::from(*byte) << (8 * at)).sum()
 }
 
-async fn sum_of_counters<E: Endpoint>(
-    session: &Session<E>,
-    index: &Dex,
-    format: &TableFormat,
-) -> u64 {
+async fn sum_of_counters(session: &Session, index: &Dex, format: &TableFormat) -> u64 {
     let mut sum = 0;
     for counter in 0..COUNTERS {
         let mut found = Vec::new();
@@ -197,7 +187,7 @@ fn sim_storm(
 ) -> (u64, DexStats) {
     let sim = Sim::new(config(seed)).expect("sim");
     sim.fabric(0).serve(OFFLOAD_SERVICE, offload_service());
-    let first = sim.fabric(0).endpoint().expect("endpoint");
+    let first = sim.fabric(0).any_endpoint().expect("endpoint");
     let options = World::default().pool_options();
     let admission = [Admission::LAZY, Admission::EAGER, Admission::Chance(0.5), Admission::Again]
         [seed as usize % 4];
@@ -212,7 +202,7 @@ fn sim_storm(
         .expect("made");
     let (running, counted) = (Rc::new(Cell::new(CLIENTS)), Rc::new(Cell::new(0)));
     for client in 0..CLIENTS {
-        let endpoint = sim.fabric(0).endpoint().expect("endpoint");
+        let endpoint = sim.fabric(0).any_endpoint().expect("endpoint");
         let (pool, index) = (session.pool().clone(), index.clone());
         let (running, counted) = (Rc::clone(&running), Rc::clone(&counted));
         sim.spawn(0, async move {
@@ -302,7 +292,7 @@ fn threads_share_a_cache() {
                 let fabric = Mapped::anonymous(2, 32 << 20).expect("memory");
                 fabric.serve(OFFLOAD_SERVICE, offload_service());
                 let offload = [Offload::Never, Offload::Ratio(0.5)][number % 2];
-                let endpoint = fabric.endpoint().expect("endpoint");
+                let endpoint = fabric.any_endpoint().expect("endpoint");
                 let executor = endpoint.executor().clone();
                 let options = World::default().pool_options();
                 let (session, index) = executor.block_on(async {
@@ -341,7 +331,7 @@ fn on_thread(
     thread: usize,
     seed: u64,
 ) -> u64 {
-    let endpoint = fabric.endpoint().expect("endpoint");
+    let endpoint = fabric.any_endpoint().expect("endpoint");
     endpoint.seed(seed * 31 + thread as u64);
     let executor = endpoint.executor().clone();
     let counted = Rc::new(Cell::new(0));
@@ -379,7 +369,7 @@ async fn polled<T>(polls: u32, operation: impl Future<Output = T>) -> Option<T> 
 fn dropped(seed: u64, format: TableFormat, frames: u64, admission: Admission, offload: Offload) {
     let sim = Sim::new(config(seed)).expect("sim");
     sim.fabric(0).serve(OFFLOAD_SERVICE, offload_service());
-    let endpoint = sim.fabric(0).endpoint().expect("endpoint");
+    let endpoint = sim.fabric(0).any_endpoint().expect("endpoint");
     let options = World::default().pool_options();
     sim.block_on(async {
         let session = start(endpoint, &options).await;
@@ -451,7 +441,7 @@ fn dropped_operations_leave_nothing_half_done() {
 fn a_table_is_one_caches_until_it_is_closed() {
     let sim = Sim::new(SimConfig { compute_servers: 2, ..config(3) }).expect("sim");
     let options = World::default().pool_options();
-    let endpoints = [0, 1].map(|compute| sim.fabric(compute).endpoint().expect("endpoint"));
+    let endpoints = [0, 1].map(|compute| sim.fabric(compute).any_endpoint().expect("endpoint"));
     sim.block_on(async {
         let [one, other] = endpoints;
         let session = start(one, &options).await;

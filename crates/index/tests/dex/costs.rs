@@ -17,8 +17,8 @@ fn number(key: u64) -> [u8; 8] {
 }
 
 /// A table of every other number below `2 * keys`, loaded and closed; and its height.
-async fn loaded<E: Endpoint>(
-    session: &Session<E>,
+async fn loaded(
+    session: &Session,
     keys: u64,
 ) -> ((farleaf_fabric::GlobalAddr, farleaf_index::node::Layout), u64) {
     let made = create(session, &TableFormat::fixed8(Engine::BTree)).await;
@@ -36,11 +36,11 @@ fn verbs(cost: Cost) -> (u64, u64, u64) {
 }
 
 /// The total since `before`.
-fn since<E: Endpoint>(session: &Session<E>, before: &farleaf_fabric::Snapshot) -> Cost {
+fn since(session: &Session, before: &farleaf_fabric::Snapshot) -> Cost {
     costs(session).since(before).total()
 }
 
-async fn cold_and_warm<E: Endpoint>(session: Session<E>) {
+async fn cold_and_warm(session: Session) {
     let (made, height) = loaded(&session, 10_000).await;
     assert_eq!(height, 3);
     let index = open(made, 1_000, volatile());
@@ -119,7 +119,7 @@ fn a_cold_get_reads_each_level_and_a_warm_cache_is_silent() {
 }
 
 /// A split is 2 WRITEs, one after the other; a merge 3 and the announcement, as maintenance.
-async fn splits_and_merges<E: Endpoint>(session: Session<E>) {
+async fn splits_and_merges(session: Session) {
     let (made, _) = loaded(&session, 10_000).await;
     let index = open(made, 1_000, volatile());
     let mut out = Entries::new();
@@ -159,7 +159,7 @@ fn a_split_and_a_merge_cost_what_they_must() {
 }
 
 /// A leaf that is not kept costs 1 READ each time, and 1 WRITE when it is changed.
-async fn streams<E: Endpoint>(session: Session<E>) {
+async fn streams(session: Session) {
     let (made, height) = loaded(&session, 20_000).await;
     assert_eq!(height, 3);
     let options = DexOptions { admission: Admission::Chance(0.0), ..volatile() };
@@ -198,7 +198,7 @@ fn a_leaf_that_is_not_kept_is_read_and_written_each_time() {
 
 /// Whatever was read is in one of the counters by cause, but for the words that say whose the table is and
 /// where its root.
-async fn reads_by_cause<E: Endpoint>(session: Session<E>) {
+async fn reads_by_cause(session: Session) {
     let (made, _) = loaded(&session, 10_000).await;
     let before = costs(&session);
     let options = DexOptions { scan_prefetch: 4, ..volatile() };
@@ -243,8 +243,8 @@ fn every_read_has_its_cause() {
 }
 
 /// A scan from `from` on, or down from there; what it has cost.
-async fn scan_cost<E: Endpoint>(
-    session: &Session<E>,
+async fn scan_cost(
+    session: &Session,
     index: &Dex,
     (from, reverse, limit): (Option<u64>, bool, usize),
 ) -> (Cost, Vec<Vec<u8>>) {
@@ -262,7 +262,7 @@ async fn scan_cost<E: Endpoint>(
 }
 
 /// Leaves that are read ahead save their round trips, and are the same READs.
-async fn prefetching<E: Endpoint>(session: Session<E>) {
+async fn prefetching(session: Session) {
     let (made, height) = loaded(&session, 10_000).await;
     for reverse in [false, true] {
         let mut found = Vec::new();
@@ -317,7 +317,7 @@ fn leaves_read_ahead_save_round_trips() {
 }
 
 /// Scans of 100 pairs from anywhere, in a cache of a tenth: READs, round trips, and virtual time.
-async fn scans_in_a_small_cache<E: Endpoint>(session: Session<E>) {
+async fn scans_in_a_small_cache(session: Session) {
     const SCANS: u64 = 1_000;
     let (made, _) = loaded(&session, 20_000).await;
     let mut rows = Vec::new();
@@ -357,7 +357,7 @@ fn reading_ahead_halves_the_round_trips_of_short_scans() {
 }
 
 /// A cache that holds all but a few nodes misses about as often as it must.
-async fn steady_state<E: Endpoint>(session: Session<E>) {
+async fn steady_state(session: Session) {
     let (made, _) = loaded(&session, 10_000).await;
     // 239 leaves and 7 inner nodes; a cache for half of them.
     let index = open(made, 125, volatile());

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use crate::common::{World, formats, key, offload_service, settle, start, value};
 use crate::tables::{create, open};
 use farleaf_fabric::sim::{Sim, SimConfig};
-use farleaf_fabric::{Client, Endpoint, Fabric};
+use farleaf_fabric::{Client, Fabric};
 use farleaf_index::btree::BTree;
 use farleaf_index::dex::offload::{OFFLOAD_SERVICE, Offload};
 use farleaf_index::dex::{Admission, DexOptions, DexStats, Durability};
@@ -44,7 +44,7 @@ fn death(
     let offload = [Offload::Never, Offload::Ratio(0.5)][seed as usize / 2 % 2];
     let next_offload = [Offload::Never, Offload::Always][seed as usize / 4 % 2];
     let options = World::default().pool_options();
-    let endpoints = [0, 1].map(|compute| sim.fabric(compute).endpoint().expect("endpoint"));
+    let endpoints = [0, 1].map(|compute| sim.fabric(compute).any_endpoint().expect("endpoint"));
     let [first, victim] = endpoints;
     let held: Rc<RefCell<Held>> = Rc::default();
     let (session, made) = sim
@@ -182,12 +182,7 @@ fn a_dead_compute_server_that_logs_loses_nothing() {
 }
 
 /// Remote memory is a valid tree at every moment, however much of it is out of date (INV-DEX-CHAIN).
-async fn valid_without_a_flush<E: Endpoint>(
-    session: Session<E>,
-    format: TableFormat,
-    frames: u64,
-    seed: u64,
-) {
+async fn valid_without_a_flush(session: Session, format: TableFormat, frames: u64, seed: u64) {
     let made = create(&session, &format).await;
     let options = DexOptions { admission: Admission::Chance(0.5), ..DexOptions::default() };
     let index = open(made, frames, options);
@@ -234,7 +229,7 @@ fn death_in_a_merge(at_ns: u64, seed: u64, durability: Durability) -> (u64, u64)
     config.adversary.torn = if logged { 0.7 } else { 0.0 };
     let sim = Sim::new(config).expect("sim");
     let options = World::default().pool_options();
-    let endpoints = [0, 1].map(|compute| sim.fabric(compute).endpoint().expect("endpoint"));
+    let endpoints = [0, 1].map(|compute| sim.fabric(compute).any_endpoint().expect("endpoint"));
     let [first, victim] = endpoints;
     let format = formats()[0].1;
     let (session, made) = sim

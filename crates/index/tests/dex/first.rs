@@ -10,7 +10,7 @@ use std::task::Poll;
 use crate::common::{Pairs, join, settle};
 use crate::log::{Model, content, key, logged, sim_config, tiny, try_content, world};
 use crate::tables::{create, open};
-use farleaf_fabric::sim::SimEndpoint;
+use farleaf_fabric::AnyEndpoint;
 use farleaf_fabric::{Endpoint, Fabric};
 use farleaf_index::dex::{Dex, DexOptions};
 use farleaf_index::{Index, IndexError};
@@ -31,7 +31,7 @@ enum First {
 
 /// Waits for `operation` for `ns`, then drops it.
 async fn within<T>(
-    endpoint: &SimEndpoint,
+    endpoint: &AnyEndpoint,
     ns: u64,
     operation: impl Future<Output = T>,
 ) -> Option<T> {
@@ -48,7 +48,7 @@ fn loaded() -> Model {
 }
 
 /// Whether the operation ended before it was to be dropped.
-async fn begin(index: &Dex, session: &Session<SimEndpoint>, first: First, ns: u64) -> bool {
+async fn begin(index: &Dex, session: &Session, first: First, ns: u64) -> bool {
     let endpoint = session.endpoint();
     let pairs: Vec<_> = loaded().into_iter().collect();
     match first {
@@ -79,7 +79,7 @@ fn dropped(first: First, ns: u64) -> bool {
     let options = DexOptions { log_bytes: 100 << 10, ..logged() };
     let other = sim.block_on(async { create(&session, &tiny()).await }).expect("a second table");
     let fabric = sim.fabric(1);
-    let endpoint = fabric.endpoint().expect("endpoint");
+    let endpoint = fabric.any_endpoint().expect("endpoint");
     let ended = Rc::new(Cell::new(false));
     {
         let ended = Rc::clone(&ended);
@@ -142,7 +142,7 @@ fn dropped(first: First, ns: u64) -> bool {
     ended.get()
 }
 
-async fn in_order(session: &Session<SimEndpoint>, audit: &mut Audit, tables: [&Dex; 2]) {
+async fn in_order(session: &Session, audit: &mut Audit, tables: [&Dex; 2]) {
     for table in tables {
         let report = table.verify(session, audit).await.expect("verify");
         assert_eq!(report.problems, Vec::<String>::new());
@@ -150,7 +150,7 @@ async fn in_order(session: &Session<SimEndpoint>, audit: &mut Audit, tables: [&D
 }
 
 /// Nothing of this compute server's is in use and free, and nothing is lost.
-async fn accounts(session: &Session<SimEndpoint>, tables: [&Dex; 2]) {
+async fn accounts(session: &Session, tables: [&Dex; 2]) {
     settle(session).await;
     let mut audit = Audit::new(session).await.expect("audit");
     in_order(session, &mut audit, tables).await;

@@ -147,7 +147,7 @@ fn threads_at_one_leaf_do_each_others_changes() {
     const STEPS: u64 = 2_000;
     for durability in [Durability::Volatile, Durability::Logged] {
         let fabric = Mapped::anonymous(2, 32 << 20).expect("memory");
-        let endpoint = fabric.endpoint().expect("endpoint");
+        let endpoint = fabric.any_endpoint().expect("endpoint");
         let executor = endpoint.executor().clone();
         let (session, index) = executor.block_on(async {
             let session = start(endpoint, &World::default().pool_options()).await;
@@ -159,7 +159,7 @@ fn threads_at_one_leaf_do_each_others_changes() {
             for thread in 0..THREADS {
                 let (pool, fabric, index) = (session.pool().clone(), fabric.clone(), index.clone());
                 scope.spawn(move || {
-                    let endpoint = fabric.endpoint().expect("endpoint");
+                    let endpoint = fabric.any_endpoint().expect("endpoint");
                     let executor = endpoint.executor().clone();
                     executor.block_on(async {
                         for part in 0..2 {

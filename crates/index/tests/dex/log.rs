@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use crate::common::{World, cost_since, costs, join, settle, start};
 use crate::tables::{check, create, open};
-use farleaf_fabric::sim::{CrashPlan, CrashWay, Landing, Sim, SimConfig, SimEndpoint};
+use farleaf_fabric::sim::{CrashPlan, CrashWay, Landing, Sim, SimConfig};
 use farleaf_fabric::{Client, Endpoint, Fabric, GlobalAddr, OpKind};
 use farleaf_index::dex::{Admission, Dex, DexOptions, Durability};
 use farleaf_index::node::Layout;
@@ -75,12 +75,7 @@ impl Step {
         }
     }
 
-    async fn run<E: Endpoint>(
-        &self,
-        session: &Session<E>,
-        index: &Dex,
-        model: &Model,
-    ) -> Result<(), IndexError> {
+    async fn run(&self, session: &Session, index: &Dex, model: &Model) -> Result<(), IndexError> {
         match self {
             Step::Insert(key, value) => {
                 let added = index.insert(session, key, value).await?;
@@ -192,9 +187,9 @@ pub(crate) fn sim_config(seed: u64, computes: usize) -> SimConfig {
 }
 
 /// A simulation with a pool and a table, made by compute server 0.
-pub(crate) fn world(config: SimConfig, format: &TableFormat) -> (Sim, Session<SimEndpoint>, Made) {
+pub(crate) fn world(config: SimConfig, format: &TableFormat) -> (Sim, Session, Made) {
     let sim = Sim::new(config).expect("sim");
-    let endpoint = sim.fabric(0).endpoint().expect("endpoint");
+    let endpoint = sim.fabric(0).any_endpoint().expect("endpoint");
     let options = World::default().pool_options();
     let (session, made) = sim
         .block_on(async {
@@ -219,7 +214,7 @@ fn live_and_die(
     let fabric = sim.fabric(1);
     {
         let (known, steps, fabric) = (Rc::clone(&known), steps.to_vec(), fabric.clone());
-        let endpoint = fabric.endpoint().expect("endpoint");
+        let endpoint = fabric.any_endpoint().expect("endpoint");
         sim.spawn(1, async move {
             let session = join(endpoint).await;
             let index = open(made, frames, options);
@@ -249,14 +244,11 @@ fn live_and_die(
     (known, fired)
 }
 
-pub(crate) async fn content<E: Endpoint>(session: &Session<E>, index: &Dex) -> Model {
+pub(crate) async fn content(session: &Session, index: &Dex) -> Model {
     try_content(session, index).await.expect("scan")
 }
 
-pub(crate) async fn try_content<E: Endpoint>(
-    session: &Session<E>,
-    index: &Dex,
-) -> Result<Model, IndexError> {
+pub(crate) async fn try_content(session: &Session, index: &Dex) -> Result<Model, IndexError> {
     let mut out = Entries::new();
     index.scan(session, ScanRange::ALL, usize::MAX, &mut out).await?;
     Ok(out.iter().map(|(key, value)| (key.to_vec(), value.to_vec())).collect())
@@ -264,7 +256,7 @@ pub(crate) async fn try_content<E: Endpoint>(
 
 /// Opens the table after a death: exactly what is known is there, all is in order, and when the pool
 /// has been recovered nothing is lost of it, also not the dead one's log.
-async fn take_over<E: Endpoint>(session: &Session<E>, made: Made, known: &mut Known) -> Dex {
+async fn take_over(session: &Session, made: Made, known: &mut Known) -> Dex {
     let index = open(made, 64, logged());
     known.settle(content(session, &index).await);
     settle(session).await;
@@ -353,7 +345,7 @@ fn a_recovery_can_be_cut_short_anywhere() {
             let first = CrashPlan { op: 20 + op % 50, way: WAYS[2 + op as usize % 3] };
             let (mut known, _) = live_and_die(&sim, made, (64, options), &steps, (40, first));
             let second = sim.fabric(2);
-            let endpoint = second.endpoint().expect("endpoint");
+            let endpoint = second.any_endpoint().expect("endpoint");
             let plan = CrashPlan { op, way: WAYS[op as usize % WAYS.len()] };
             let (fabric, small) = (second.clone(), op % 2 == 0);
             sim.spawn(2, async move {
@@ -395,7 +387,7 @@ fn a_dead_owner_of_a_partition_loses_nothing() {
             .expect("cut");
         let known: Rc<RefCell<Known>> = Rc::default();
         let fabric = sim.fabric(1);
-        let endpoint = fabric.endpoint().expect("endpoint");
+        let endpoint = fabric.any_endpoint().expect("endpoint");
         let options = DexOptions { log_bytes: 8 << 10, cache_bytes: 64 * 256, ..logged() };
         {
             let (known, fabric) = (Rc::clone(&known), fabric.clone());
@@ -539,7 +531,7 @@ fn a_log_that_is_too_small_only_costs_more() {
     const CLIENTS: u64 = 40;
     let (sim, session, made) = world(sim_config(3, 2), &TableFormat::fixed8(Engine::BTree));
     let fabric = sim.fabric(1);
-    let endpoint = fabric.endpoint().expect("endpoint");
+    let endpoint = fabric.any_endpoint().expect("endpoint");
     let pool = sim.block_on(async { Pool::join(&Client::new(endpoint.clone())).await });
     let pool = pool.expect("runs").expect("joined");
     let index = open(made, 400, DexOptions { log_bytes: 8 << 10, ..logged() });
@@ -633,7 +625,7 @@ fn a_log_without_room_for_records_is_refused() {
 fn changes_before_a_bulk_load_do_not_come_back() {
     let (sim, session, made) = world(sim_config(5, 2), &tiny());
     let fabric = sim.fabric(1);
-    let endpoint = fabric.endpoint().expect("endpoint");
+    let endpoint = fabric.any_endpoint().expect("endpoint");
     sim.spawn(1, async move {
         let session = join(endpoint).await;
         let index = open(made, 64, logged());
@@ -721,7 +713,7 @@ fn lost_completions_lose_no_change() {
         let format = if seed % 4 < 2 { tiny() } else { bytes() };
         let (sim, session, made) = world(config, &format);
         let fabric = sim.fabric(1);
-        let endpoint = fabric.endpoint().expect("endpoint");
+        let endpoint = fabric.any_endpoint().expect("endpoint");
         let pool = sim.block_on(async { Pool::join(&Client::new(endpoint.clone())).await });
         let pool = pool.expect("runs").expect("joined");
         let options =
@@ -783,7 +775,7 @@ fn a_memory_server_that_goes_away_leaves_doubt_about_what_was_under_way_alone() 
         config.adversary.lost = 0.01;
         let (sim, session, made) = world(config, &tiny());
         let fabric = sim.fabric(1);
-        let endpoint = fabric.endpoint().expect("endpoint");
+        let endpoint = fabric.any_endpoint().expect("endpoint");
         let pool = sim.block_on(async { Pool::join(&Client::new(endpoint.clone())).await });
         let pool = pool.expect("runs").expect("joined");
         let options =
@@ -865,7 +857,7 @@ fn leaves_are_written_while_a_log_is_gone_through() {
         let (mut known, _) = live_and_die(&sim, made, (1_000, options), &steps, (0, never));
         if let Some(op) = op {
             let fabric = sim.fabric(2);
-            let endpoint = fabric.endpoint().expect("endpoint");
+            let endpoint = fabric.any_endpoint().expect("endpoint");
             sim.spawn(2, async move {
                 let session = join(endpoint).await;
                 let way = CrashWay::Within(Landing::Subset(op));
@@ -896,7 +888,7 @@ fn an_image_of_a_freed_node_is_not_written_over_what_came_after() {
     for round in 0..8_u64 {
         let (sim, session, made) = world(sim_config(round, 2), &bytes());
         let fabric = sim.fabric(1);
-        let endpoint = fabric.endpoint().expect("endpoint");
+        let endpoint = fabric.any_endpoint().expect("endpoint");
         let node_bytes = made.1.node_bytes();
         let value = move |number: u64| vec![number as u8; node_bytes - 100];
         // Memory is used again once everybody has moved on.

@@ -3,21 +3,20 @@
 use crate::common::model::Run;
 use crate::common::{World, formats};
 use crate::tables::{create, open, some_durability};
-use farleaf_fabric::Endpoint;
 use farleaf_index::TableFormat;
 use farleaf_index::dex::offload::Offload;
 use farleaf_index::dex::{Admission, Dex, DexOptions};
 use farleaf_pool::Session;
 
 /// Of a new table, with a cache of `frames` nodes.
-async fn run<E: Endpoint>(
-    session: Session<E>,
+async fn run(
+    session: Session,
     format: TableFormat,
     frames: u64,
     seed: u64,
     space: u64,
     offload: Offload,
-) -> Run<E, Dex> {
+) -> Run<Dex> {
     // Some keep every leaf, some none, some those that are missed again.
     let admission = [Admission::LAZY, Admission::EAGER, Admission::Chance(0.0), Admission::Again]
         [seed as usize % 4];
@@ -27,8 +26,8 @@ async fn run<E: Endpoint>(
     Run::new(session, index, format, seed, space, Dex::check_cache)
 }
 
-async fn random_operations<E: Endpoint>(
-    session: Session<E>,
+async fn random_operations(
+    session: Session,
     format: TableFormat,
     frames: u64,
     seed: u64,
@@ -43,8 +42,8 @@ async fn random_operations<E: Endpoint>(
     check_offloads(&run.index, offload);
 }
 
-async fn bulk_then_random<E: Endpoint>(
-    session: Session<E>,
+async fn bulk_then_random(
+    session: Session,
     format: TableFormat,
     frames: u64,
     seed: u64,

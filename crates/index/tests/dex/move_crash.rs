@@ -78,7 +78,7 @@ fn death(seed: u64, format: TableFormat, victim: usize, plan: CrashPlan) -> (boo
     let outcome: Rc<RefCell<Option<Result<u64, MoveError>>>> = Rc::default();
     let asker = Rc::new(Cell::new(None));
     {
-        let endpoint = sim.fabric(ASKER).endpoint().expect("endpoint");
+        let endpoint = sim.fabric(ASKER).any_endpoint().expect("endpoint");
         let (pool, index) = (servers[ASKER].pool.clone(), servers[ASKER].index.clone());
         let (outcome, to, asker) = (outcome.clone(), incarnation(TAKER), asker.clone());
         sim.spawn(ASKER, async move {
@@ -90,7 +90,7 @@ fn death(seed: u64, format: TableFormat, victim: usize, plan: CrashPlan) -> (boo
         });
     }
     for client in 0..2_u64 {
-        let endpoint = sim.fabric(3).endpoint().expect("endpoint");
+        let endpoint = sim.fabric(3).any_endpoint().expect("endpoint");
         let (held, stop, forward) = (held.clone(), stop.clone(), cluster.clone());
         sim.spawn(3, async move {
             let session = join(endpoint).await;
@@ -136,7 +136,7 @@ fn death(seed: u64, format: TableFormat, victim: usize, plan: CrashPlan) -> (boo
     }
     let dead = incarnation(victim);
     let held = held.borrow().clone();
-    let endpoint = sim.fabric(3).endpoint().expect("endpoint");
+    let endpoint = sim.fabric(3).any_endpoint().expect("endpoint");
     let changed_hands = sim.block_on(async {
         let session = join(endpoint).await;
         let index = Dex::join(

@@ -43,7 +43,7 @@ fn storm(
     let models: Rc<RefCell<Vec<Model>>> = Rc::default();
     for client in 0..clients {
         let compute = client % computes;
-        let endpoint = sim.fabric(compute).endpoint().expect("endpoint");
+        let endpoint = sim.fabric(compute).any_endpoint().expect("endpoint");
         let (pool, index) = (servers[compute].pool.clone(), servers[compute].index.clone());
         let (running, counted, models) = (running.clone(), counted.clone(), models.clone());
         sim.spawn(compute, async move {
@@ -67,7 +67,7 @@ fn storm(
     }
     for mover in 0..2 {
         let compute = mover % computes;
-        let endpoint = sim.fabric(compute).endpoint().expect("endpoint");
+        let endpoint = sim.fabric(compute).any_endpoint().expect("endpoint");
         let (pool, index) = (servers[compute].pool.clone(), servers[compute].index.clone());
         let (running, cluster) = (running.clone(), cluster.clone());
         sim.spawn(compute, async move {
@@ -96,8 +96,8 @@ fn storm(
     came
 }
 
-async fn move_something<E: farleaf_fabric::Endpoint>(
-    session: &Session<E>,
+async fn move_something(
+    session: &Session,
     index: &Dex,
     format: &TableFormat,
     cluster: &Cluster,

@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::common::{Pairs, World, costs, formats, offload_service, start};
 use crate::tables::{check, create, open};
-use farleaf_fabric::sim::{Direction, RpcConfig, Sim, SimConfig, SimEndpoint};
+use farleaf_fabric::sim::{Direction, RpcConfig, Sim, SimConfig};
 use farleaf_fabric::{
-    Cost, Endpoint, Fabric, GlobalAddr, Incarnation, ServerId, Service, ServiceId, ServiceReply,
-    Words,
+    AnyEndpoint, Cost, Endpoint, Fabric, GlobalAddr, Incarnation, ServerId, Service, ServiceId,
+    ServiceReply, Words,
 };
 use farleaf_index::btree::BTree;
 use farleaf_index::dex::offload::{OFFLOAD_SERVICE, Offload, OffloadService};
@@ -38,7 +38,7 @@ fn config(seed: u64) -> SimConfig {
 }
 
 /// A table of every other number below `2 * keys`, loaded and closed.
-async fn loaded<E: Endpoint>(session: &Session<E>, made: Made, keys: u64) -> Made {
+async fn loaded(session: &Session, made: Made, keys: u64) -> Made {
     let index = open(made, 64, DexOptions::default());
     let pairs: Vec<_> =
         (0..keys).map(|key| (number(2 * key).to_vec(), number(key).to_vec())).collect();
@@ -48,7 +48,7 @@ async fn loaded<E: Endpoint>(session: &Session<E>, made: Made, keys: u64) -> Mad
     made
 }
 
-async fn placed<E: Endpoint>(session: &Session<E>, format: &TableFormat, level: u8) -> Made {
+async fn placed(session: &Session, format: &TableFormat, level: u8) -> Made {
     let layout = format.layout().expect("layout").for_tree(session.endpoint().random());
     let meta = Dex::create_placed(session, &layout, level).await.expect("create");
     (meta, layout)
@@ -62,7 +62,7 @@ fn verbs(cost: Cost) -> ([u64; 4], [u64; 2]) {
 
 /// Level by level: one RPC of 96 bytes and an answer of 40, whatever the height of the subtree. A
 /// change sends 8 more and gets no value; the first one asks for a session.
-async fn one_rpc<E: Endpoint>(session: Session<E>) {
+async fn one_rpc(session: Session) {
     let format = TableFormat::fixed8(Engine::BTree);
     let made = loaded(&session, create(&session, &format).await, 10_000).await;
     for offload_level in [1, 0] {
@@ -132,7 +132,7 @@ fn a_miss_at_any_level_is_one_rpc() {
 }
 
 /// What would change the tree's shape, or give up a record, is told to fetch, once, and is done.
-async fn sent_back<E: Endpoint>(session: Session<E>) {
+async fn sent_back(session: Session) {
     let format = TableFormat {
         engine: Engine::BTree,
         key: KeyFormat::Fixed(8),
@@ -184,7 +184,7 @@ fn what_the_handler_must_not_do_is_fetched() {
 
 /// Leaves stay in the cooling map after their parents have gone. A memory server that changes one must
 /// not leave the old copy to be found later.
-async fn stale_copies<E: Endpoint>(session: Session<E>) {
+async fn stale_copies(session: Session) {
     let (_, format) = formats()[0];
     let made = create(&session, &format).await;
     let options = DexOptions {
@@ -224,7 +224,7 @@ fn a_cooling_copy_of_a_changed_leaf_goes() {
 }
 
 /// Subtrees lie on one server each, and a table on all of them.
-async fn spread<E: Endpoint>(session: Session<E>, format: TableFormat, level: u8, bulk: bool) {
+async fn spread(session: Session, format: TableFormat, level: u8, bulk: bool) {
     let made = placed(&session, &format, level).await;
     let index = open(made, 40, always());
     let mut rng = fastrand::Rng::with_seed(level.into());
@@ -282,7 +282,7 @@ fn subtrees_stay_on_one_server_and_are_spread() {
 }
 
 /// A table that `btree` has made is not placed: operations that lead elsewhere come back.
-async fn not_placed<E: Endpoint>(session: Session<E>) {
+async fn not_placed(session: Session) {
     let (_, format) = formats()[0];
     let layout = format.layout().expect("layout").for_tree(77);
     let meta = BTree::create(&session, &layout).await.expect("create");
@@ -318,7 +318,7 @@ fn without_the_service_everything_is_fetched() {
         if serves {
             sim.fabric(0).serve(OFFLOAD_SERVICE, offload_service());
         }
-        let endpoint = sim.fabric(0).endpoint().expect("endpoint");
+        let endpoint = sim.fabric(0).any_endpoint().expect("endpoint");
         sim.block_on(async {
             let session = start(endpoint, &World::default().pool_options()).await;
             let made = loaded(
@@ -371,7 +371,7 @@ fn lost_completions(seed: u64, from: Option<u64>) -> (u64, u64, u64) {
     let sim = Sim::new(config).expect("sim");
     let service = offload_service();
     sim.fabric(0).serve(OFFLOAD_SERVICE, service.clone());
-    let endpoint = sim.fabric(0).endpoint().expect("endpoint");
+    let endpoint = sim.fabric(0).any_endpoint().expect("endpoint");
     let posts = Rc::new(Cell::new(0));
     let ready = Rc::clone(&posts);
     let sim = Rc::new(sim);
@@ -449,7 +449,7 @@ fn a_busy_server_turns_operations_away() {
         ServiceReply { cpu_ns: 30_000, ..done }
     };
     sim.fabric(0).serve(OFFLOAD_SERVICE, Arc::new(Between(offload_service(), slow)));
-    let first = sim.fabric(0).endpoint().expect("endpoint");
+    let first = sim.fabric(0).any_endpoint().expect("endpoint");
     let (session, index) = sim
         .block_on(async {
             let session = start(first, &World::default().pool_options()).await;
@@ -460,7 +460,7 @@ fn a_busy_server_turns_operations_away() {
         })
         .expect("made");
     for client in 0..8_u64 {
-        let endpoint = sim.fabric(0).endpoint().expect("endpoint");
+        let endpoint = sim.fabric(0).any_endpoint().expect("endpoint");
         let (pool, index) = (session.pool().clone(), index.clone());
         sim.spawn(0, async move {
             let session = pool.session(endpoint).await.expect("session");
@@ -492,7 +492,7 @@ fn the_cost_model_follows_the_handler() {
                 ServiceReply { cpu_ns: done.cpu_ns + cpu_ns, ..done }
             };
         sim.fabric(0).serve(OFFLOAD_SERVICE, Arc::new(Between(offload_service(), slow)));
-        let endpoint = sim.fabric(0).endpoint().expect("endpoint");
+        let endpoint = sim.fabric(0).any_endpoint().expect("endpoint");
         let share = sim
             .block_on(async {
                 let session = start(endpoint, &World::default().pool_options()).await;
@@ -530,7 +530,7 @@ impl Service for Hold {
     }
 }
 
-async fn joined(endpoint: SimEndpoint) -> Session<SimEndpoint> {
+async fn joined(endpoint: AnyEndpoint) -> Session {
     let client = farleaf_fabric::Client::new(endpoint.clone());
     let pool = Pool::join(&client).await.expect("join");
     pool.session(endpoint).await.expect("session")
@@ -544,7 +544,8 @@ fn dies_in_the_queue(fences: bool) {
     let service = offload_service();
     sim.fabric(0).serve(OFFLOAD_SERVICE, service.clone());
     sim.fabric(0).serve(HOLD, Arc::new(Hold));
-    let [first, victim] = [0, 1].map(|compute| sim.fabric(compute).endpoint().expect("endpoint"));
+    let [first, victim] =
+        [0, 1].map(|compute| sim.fabric(compute).any_endpoint().expect("endpoint"));
     let (session, made) = sim
         .block_on(async {
             let session = start(first, &World::default().pool_options()).await;
@@ -614,7 +615,7 @@ fn an_unknown_outcome_keeps_its_mark() {
     let sim = Sim::new(SimConfig { memory_servers: 1, ..config(12) }).expect("sim");
     let service = offload_service();
     sim.fabric(0).serve(OFFLOAD_SERVICE, service.clone());
-    let [one, other] = [0, 0].map(|compute| sim.fabric(compute).endpoint().expect("endpoint"));
+    let [one, other] = [0, 0].map(|compute| sim.fabric(compute).any_endpoint().expect("endpoint"));
     let (session, index) = sim
         .block_on(async {
             let session = start(one, &World::default().pool_options()).await;
@@ -653,7 +654,7 @@ fn an_unknown_outcome_keeps_its_mark() {
     // Once more, and nothing heals it before the owner wants to close.
     let sim = Sim::new(SimConfig { memory_servers: 1, ..config(13) }).expect("sim");
     sim.fabric(0).serve(OFFLOAD_SERVICE, service);
-    let endpoint = sim.fabric(0).endpoint().expect("endpoint");
+    let endpoint = sim.fabric(0).any_endpoint().expect("endpoint");
     sim.block_on(async {
         let session = start(endpoint, &World::default().pool_options()).await;
         let made = create(&session, &TableFormat::fixed8(Engine::BTree)).await;
@@ -697,7 +698,7 @@ fn a_service_that_forgot_leaves_the_outcome_unknown() {
         }
     };
     sim.fabric(0).serve(OFFLOAD_SERVICE, Arc::new(Between(offload_service(), forgetful)));
-    let endpoint = sim.fabric(0).endpoint().expect("endpoint");
+    let endpoint = sim.fabric(0).any_endpoint().expect("endpoint");
     sim.block_on(async {
         let session = start(endpoint, &World::default().pool_options()).await;
         let made = create(&session, &TableFormat::fixed8(Engine::BTree)).await;

@@ -24,7 +24,7 @@ fn options(offload: Offload) -> DexOptions {
 }
 
 /// A table of every other number below `2 * keys`, loaded and closed.
-async fn loaded<E: Endpoint>(session: &Session<E>, keys: u64) -> (GlobalAddr, Layout) {
+async fn loaded(session: &Session, keys: u64) -> (GlobalAddr, Layout) {
     let made = create(session, &TableFormat::fixed8(Engine::BTree)).await;
     let index = open(made, 64, options(Offload::Never));
     let pairs: Vec<_> =
@@ -35,8 +35,8 @@ async fn loaded<E: Endpoint>(session: &Session<E>, keys: u64) -> (GlobalAddr, La
 }
 
 /// A scan from `near` to `far`, and what it cost.
-async fn scan<E: Endpoint>(
-    session: &Session<E>,
+async fn scan(
+    session: &Session,
     index: &Dex,
     (near, far): (Bound<u64>, Bound<u64>),
     reverse: bool,
@@ -53,7 +53,7 @@ async fn scan<E: Endpoint>(
 }
 
 /// One RPC for all leaves below a node that is not cached, both ways, from and to places of all kinds.
-async fn one_rpc<E: Endpoint>(session: Session<E>) {
+async fn one_rpc(session: Session) {
     use Bound::{Excluded, Included, Unbounded};
     let made = loaded(&session, 10_000).await;
     let plain = open(made, 1_000, options(Offload::Never));
@@ -110,7 +110,7 @@ fn a_scan_below_a_missed_node_is_one_rpc() {
 
 /// What the cache has newer than remote memory wins: paths that are cached dirty, between others that are
 /// not, and copies in the cooling map that a memory server's change has made stale.
-async fn newer_in_the_cache<E: Endpoint>(session: Session<E>) {
+async fn newer_in_the_cache(session: Session) {
     let made = loaded(&session, 2_000).await;
     let options = DexOptions {
         cooling_ratio: 0.5,
@@ -161,7 +161,7 @@ fn a_scan_sees_what_the_cache_has_newer() {
 }
 
 /// Values in records come by address, and are read; of a leaf whose pairs do not fit a reply nothing comes.
-async fn records<E: Endpoint>(session: Session<E>) {
+async fn records(session: Session) {
     let format = TableFormat {
         engine: Engine::BTree,
         key: KeyFormat::Bytes { max: 40 },
@@ -199,7 +199,7 @@ fn records_of_an_offloaded_scan_are_read() {
 }
 
 /// Scans from anywhere, in small caches: READs, RPCs, bytes, round trips, and virtual time.
-async fn savings<E: Endpoint>(session: Session<E>) {
+async fn savings(session: Session) {
     const SCANS: u64 = 600;
     let made = loaded(&session, 60_000).await;
     println!("| cache | pairs | scans | READs | RPCs | round trips | bytes | time |");

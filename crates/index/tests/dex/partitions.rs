@@ -27,7 +27,7 @@ fn storm(seed: u64, format: TableFormat, count: usize, frames: u64, steps: usize
     let models: Rc<RefCell<Vec<Model>>> = Rc::default();
     for client in 0..clients {
         let compute = client % count;
-        let endpoint = sim.fabric(compute).endpoint().expect("endpoint");
+        let endpoint = sim.fabric(compute).any_endpoint().expect("endpoint");
         let (pool, index) = (servers[compute].pool.clone(), servers[compute].index.clone());
         let (running, counted, post) = (running.clone(), counted.clone(), post.clone());
         let models = models.clone();
@@ -99,7 +99,7 @@ fn the_same_seed_is_the_same_run() {
 fn a_foreign_key_is_told() {
     let sim = Sim::new(config(1, 2)).expect("sim");
     let format = TableFormat::fixed8(Engine::BTree);
-    let endpoints = [0, 1].map(|compute| sim.fabric(compute).endpoint().expect("endpoint"));
+    let endpoints = [0, 1].map(|compute| sim.fabric(compute).any_endpoint().expect("endpoint"));
     let incarnation = sim.fabric(1).incarnation();
     let options = World::default().pool_options();
     sim.block_on(async {
@@ -211,7 +211,7 @@ async fn churn(
 fn death(seed: u64, format: TableFormat, at_ns: u64) {
     let sim = Sim::new(config(seed, 3)).expect("sim");
     let (servers, _) = cluster(&sim, &format, 2, 60);
-    let third = sim.fabric(2).endpoint().expect("endpoint");
+    let third = sim.fabric(2).any_endpoint().expect("endpoint");
     let (meta, layout) = (servers[0].index.meta(), *servers[0].index.layout());
     let cut = bounds(&format, 2).remove(0);
     let stop = Rc::new(Cell::new(false));

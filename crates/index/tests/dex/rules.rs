@@ -20,7 +20,7 @@ fn number(key: u64) -> [u8; 8] {
 
 /// The words of one table's root, its lock and its owner are no other table's: two that lie beside each other
 /// grow from nothing by turns, and each holds what it was given.
-async fn two_tables<E: Endpoint>(session: Session<E>) {
+async fn two_tables(session: Session) {
     let tiny = formats()[0].1;
     let made = [create(&session, &tiny).await, create(&session, &tiny).await];
     let tables = made.map(|made| open(made, 16, DexOptions::default()));
@@ -62,7 +62,7 @@ fn tables_beside_each_other_grow_by_themselves() {
 fn misses_below_one_parent_overlap() {
     const LEAVES: u64 = 16;
     let sim = Sim::new(World::default().sim_config()).expect("sim");
-    let endpoint = sim.fabric(0).endpoint().expect("endpoint");
+    let endpoint = sim.fabric(0).any_endpoint().expect("endpoint");
     sim.block_on(async {
         let session = start(endpoint, &World::default().pool_options()).await;
         let made = create(&session, &TableFormat::fixed8(Engine::BTree)).await;
@@ -208,7 +208,7 @@ fn the_smallest_cache_is_enough_for_one_and_for_eight() {
         let running = Rc::new(Cell::new(servers));
         let models = Rc::new(std::cell::RefCell::new(BTreeMap::new()));
         for (compute, server) in all.iter().enumerate() {
-            let endpoint = sim.fabric(compute).endpoint().expect("endpoint");
+            let endpoint = sim.fabric(compute).any_endpoint().expect("endpoint");
             let (pool, index) = (server.pool.clone(), server.index.clone());
             let (running, models) = (Rc::clone(&running), Rc::clone(&models));
             let cluster = cluster.clone();

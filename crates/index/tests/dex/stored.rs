@@ -1,7 +1,7 @@
 //! Tables of the engine `dex` as any engine's: made, opened, closed, dropped and recovered by name.
 
 use crate::common::{World, create, join, open, settle, start};
-use farleaf_fabric::sim::{Sim, SimConfig, SimEndpoint};
+use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{Endpoint, Fabric, OpKind};
 use farleaf_index::dex::{Cluster, DexOptions, Durability};
 use farleaf_index::node::ValueFormat;
@@ -24,9 +24,9 @@ fn key(number: u64) -> [u8; 8] {
 }
 
 /// A simulation of two compute servers, and a session of each, members of one pool.
-fn two(config: SimConfig, options: &PoolOptions) -> (Sim, [Session<SimEndpoint>; 2]) {
+fn two(config: SimConfig, options: &PoolOptions) -> (Sim, [Session; 2]) {
     let sim = Sim::new(SimConfig { compute_servers: 2, ..config }).expect("sim");
-    let ends = [0, 1].map(|compute| sim.fabric(compute).endpoint().expect("endpoint"));
+    let ends = [0, 1].map(|compute| sim.fabric(compute).any_endpoint().expect("endpoint"));
     let sessions = sim
         .block_on(async {
             let [first, second] = ends;
@@ -124,7 +124,7 @@ fn recovery_gives_back_what_the_dead_had() {
 }
 
 /// Takes every byte that can be had.
-async fn exhaust(session: &Session<SimEndpoint>) {
+async fn exhaust(session: &Session) {
     for bytes in [200_000, 60_000, 3_000, 256, 64] {
         let _pin = session.begin(OpKind::Other).await.expect("begin");
         let servers = session.endpoint().server_count() as u16;

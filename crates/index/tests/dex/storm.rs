@@ -5,8 +5,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use farleaf_fabric::sim::{Sim, SimConfig, SimEndpoint};
-use farleaf_fabric::{Client, Endpoint, Fabric};
+use farleaf_fabric::sim::{Sim, SimConfig};
+use farleaf_fabric::{Client, Fabric};
 use farleaf_index::dex::offload::{OFFLOAD_SERVICE, Offload};
 use farleaf_index::dex::{
     Admission, Cluster, Dex, DexOptions, Durability, JoinOptions, MoveOptions, Take, equal_width,
@@ -29,7 +29,7 @@ pub fn soak() -> u64 {
 pub struct Server {
     pub pool: Arc<Pool>,
     pub index: Dex,
-    pub session: Session<SimEndpoint>,
+    pub session: Session,
 }
 
 pub fn config(seed: u64, computes: usize) -> SimConfig {
@@ -68,7 +68,7 @@ pub fn cluster(
 ) -> (Vec<Server>, Arc<Cluster>) {
     let options = World::default().pool_options();
     let endpoints: Vec<_> =
-        (0..count).map(|compute| sim.fabric(compute).endpoint().expect("endpoint")).collect();
+        (0..count).map(|compute| sim.fabric(compute).any_endpoint().expect("endpoint")).collect();
     let post = Cluster::new(0);
     sim.fabric(0).serve(OFFLOAD_SERVICE, offload_service());
     let servers = sim
@@ -140,7 +140,7 @@ pub fn members_of(
     let options = world.pool_options();
     let count = sim.config().compute_servers;
     let endpoints: Vec<_> =
-        (0..count).map(|compute| sim.fabric(compute).endpoint().expect("endpoint")).collect();
+        (0..count).map(|compute| sim.fabric(compute).any_endpoint().expect("endpoint")).collect();
     sim.block_on(async {
         let mut servers = Vec::new();
         let mut made = None;
@@ -183,7 +183,7 @@ pub fn members_of(
 /// Two tasks that answer what is sent to a compute server.
 pub fn serve(sim: &Sim, compute: usize, server: &Server, cluster: &Arc<Cluster>) {
     for _ in 0..2 {
-        let endpoint = sim.fabric(compute).endpoint().expect("endpoint");
+        let endpoint = sim.fabric(compute).any_endpoint().expect("endpoint");
         let (cluster, pool, index) = (cluster.clone(), server.pool.clone(), server.index.clone());
         sim.spawn(compute, async move {
             let session = pool.session(endpoint).await.expect("session");
@@ -264,8 +264,8 @@ pub fn finish(sim: &Sim, servers: &[Server], format: &TableFormat, expected: Mod
     .expect("checked");
 }
 
-pub async fn one_step<E: Endpoint>(
-    session: &Session<E>,
+pub async fn one_step(
+    session: &Session,
     index: &Dex,
     format: &TableFormat,
     client: usize,
@@ -328,8 +328,8 @@ pub async fn one_step<E: Endpoint>(
     }
 }
 
-pub async fn count_up<E: Endpoint>(
-    session: &Session<E>,
+pub async fn count_up(
+    session: &Session,
     index: &Dex,
     format: &TableFormat,
     rng: &mut fastrand::Rng,

@@ -10,10 +10,7 @@ use farleaf_pool::Session;
 use crate::common::{self, settle};
 
 /// The remote structure of a new table.
-pub async fn create<E: Endpoint>(
-    session: &Session<E>,
-    format: &TableFormat,
-) -> (GlobalAddr, Layout) {
+pub async fn create(session: &Session, format: &TableFormat) -> (GlobalAddr, Layout) {
     let layout = format.layout().expect("layout").for_tree(session.endpoint().random());
     (Dex::create(session, &layout).await.expect("create"), layout)
 }
@@ -38,7 +35,7 @@ pub fn open((meta, layout): (GlobalAddr, Layout), frames: u64, options: DexOptio
 }
 
 /// Cache, remote structure and the pool's accounts are in order.
-pub async fn check<E: Endpoint>(session: &Session<E>, index: &Dex) -> TableReport {
+pub async fn check(session: &Session, index: &Dex) -> TableReport {
     settle(session).await;
     assert_eq!(index.check_cache(), Vec::<String>::new());
     common::check(session, &[index]).await

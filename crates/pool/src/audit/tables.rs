@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use farleaf_fabric::{Endpoint, GlobalAddr};
+use farleaf_fabric::GlobalAddr;
 
 use crate::geometry::{CLIENT_BYTES, RETIRE_BYTES};
 use crate::member::{self, MemberEntry};
@@ -16,24 +16,18 @@ use crate::{LockToken, PoolError, Session};
 const PAGES: usize = 16;
 
 /// Adds what is wrong.
-pub(super) async fn check<E: Endpoint>(
-    session: &Session<E>,
-    problems: &mut Vec<String>,
-) -> Result<(), PoolError> {
+pub(super) async fn check(session: &Session, problems: &mut Vec<String>) -> Result<(), PoolError> {
     check_members(session, problems).await?;
     check_clients(session, problems).await?;
     check_roots(session, problems).await
 }
 
-async fn word_at<E: Endpoint>(session: &Session<E>, at: GlobalAddr) -> Result<u64, PoolError> {
+async fn word_at(session: &Session, at: GlobalAddr) -> Result<u64, PoolError> {
     let client = session.steady();
     Ok(client.read(at, client.buf(8)).await?.words()[0])
 }
 
-async fn check_members<E: Endpoint>(
-    session: &Session<E>,
-    problems: &mut Vec<String>,
-) -> Result<(), PoolError> {
+async fn check_members(session: &Session, problems: &mut Vec<String>) -> Result<(), PoolError> {
     let geometry = session.pool().geometry();
     // The members first: no announcement is above the epoch of any later moment.
     let mut faults = member_faults(&member::read_table(session.steady(), geometry).await?);
@@ -75,10 +69,7 @@ fn member_faults(members: &[MemberEntry]) -> BTreeMap<usize, (u64, String)> {
     faults
 }
 
-async fn check_clients<E: Endpoint>(
-    session: &Session<E>,
-    problems: &mut Vec<String>,
-) -> Result<(), PoolError> {
+async fn check_clients(session: &Session, problems: &mut Vec<String>) -> Result<(), PoolError> {
     let (geometry, client) = (session.pool().geometry(), session.steady());
     let count = geometry.options().clients_max;
     let table = client.buf(count as usize * CLIENT_BYTES as usize);
@@ -129,10 +120,7 @@ async fn check_clients<E: Endpoint>(
     Ok(())
 }
 
-async fn check_roots<E: Endpoint>(
-    session: &Session<E>,
-    problems: &mut Vec<String>,
-) -> Result<(), PoolError> {
+async fn check_roots(session: &Session, problems: &mut Vec<String>) -> Result<(), PoolError> {
     let lock = word_at(session, session.pool().geometry().root_lock_addr()).await?;
     if lock != 0 && LockToken::from_word(lock).is_none() {
         problems.push(format!("INV-ROOT-1: the root lock is {lock:#018x}, which names no holder"));

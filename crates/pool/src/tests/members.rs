@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use farleaf_fabric::mapped::{Mapped, MappedEndpoint};
-use farleaf_fabric::{Endpoint, GlobalAddr, OpKind, ServerId};
+use farleaf_fabric::mapped::Mapped;
+use farleaf_fabric::{AnyEndpoint, Endpoint, GlobalAddr, OpKind, ServerId};
 
 use super::{Mine, SMALL, Scratch, audit_of, endpoint, formatted, join, kill, member, tick};
 use crate::address::ADDRESS_AT;
@@ -18,7 +18,7 @@ const TWO: ServerId = ServerId(1);
 struct Pair {
     scratch: Scratch,
     fabric: Mapped,
-    end: MappedEndpoint,
+    end: AnyEndpoint,
 }
 
 impl Pair {
@@ -42,7 +42,7 @@ impl Pair {
         result
     }
 
-    fn run<T>(&self, act: impl AsyncFnOnce(&MappedEndpoint) -> T) -> T {
+    fn run<T>(&self, act: impl AsyncFnOnce(&AnyEndpoint) -> T) -> T {
         assert!(!format!("{:?}", self.fabric).is_empty());
         self.end.executor().block_on(act(&self.end))
     }

@@ -17,12 +17,12 @@ mod wraps;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use farleaf_fabric::mapped::{Mapped, MappedEndpoint};
-use farleaf_fabric::{Client, Endpoint, Fabric, GlobalAddr};
+use farleaf_fabric::mapped::Mapped;
+use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Fabric, GlobalAddr};
 
 use crate::{Audit, AuditReport, Pool, PoolOptions, Session, format};
 
-pub(super) type Mine = Session<MappedEndpoint>;
+pub(super) type Mine = Session;
 
 /// Small blocks and tables.
 pub(super) const SMALL: PoolOptions = PoolOptions {
@@ -36,18 +36,18 @@ pub(super) const SMALL: PoolOptions = PoolOptions {
 /// Memory servers in this process, formatted.
 pub(super) fn formatted(servers: usize, region_bytes: u64, options: PoolOptions) -> Mapped {
     let fabric = Mapped::anonymous(servers, region_bytes).unwrap();
-    let end = fabric.endpoint().unwrap();
+    let end = fabric.any_endpoint().unwrap();
     let client = Client::new(end.clone());
     end.executor().block_on(format(&client, &options)).unwrap();
     fabric
 }
 
-pub(super) async fn join(end: &MappedEndpoint) -> Arc<Pool> {
+pub(super) async fn join(end: &AnyEndpoint) -> Arc<Pool> {
     Pool::join(&Client::new(end.clone())).await.unwrap()
 }
 
 /// A new member's only session.
-pub(super) async fn member(end: &MappedEndpoint) -> Mine {
+pub(super) async fn member(end: &AnyEndpoint) -> Mine {
     join(end).await.session(end.clone()).await.unwrap()
 }
 
@@ -91,7 +91,7 @@ impl Scratch {
     /// Makes a formatted pool in it.
     pub(super) fn format(&self, servers: usize, region_bytes: u64) -> Mapped {
         let (fabric, guard) = Mapped::create(&self.0, servers, region_bytes).unwrap();
-        let end = fabric.endpoint().unwrap();
+        let end = fabric.any_endpoint().unwrap();
         end.executor().block_on(format(&Client::new(end.clone()), &SMALL)).unwrap();
         guard.finish().unwrap();
         fabric
@@ -105,12 +105,12 @@ impl Drop for Scratch {
 }
 
 /// Ends a mapped member without a word, as a killed process does.
-pub(super) fn kill(fabric: Mapped, end: MappedEndpoint, session: Mine) {
+pub(super) fn kill(fabric: Mapped, end: AnyEndpoint, session: Mine) {
     drop((session, end, fabric));
 }
 
-pub(super) fn endpoint(fabric: &Mapped) -> MappedEndpoint {
-    let end = fabric.endpoint().unwrap();
+pub(super) fn endpoint(fabric: &Mapped) -> AnyEndpoint {
+    let end = fabric.any_endpoint().unwrap();
     end.seed(1);
     assert!(end.server_count() > 0);
     end

@@ -53,7 +53,7 @@ fn no_object_is_in_two_hands_and_none_is_lost() {
     }
 }
 
-async fn run(seed: u64, end: &farleaf_fabric::mapped::MappedEndpoint) {
+async fn run(seed: u64, end: &farleaf_fabric::AnyEndpoint) {
     let mut random = Random(seed);
     let mut model = Model::default();
     let pool = join(end).await;

@@ -8,14 +8,14 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
 
-use farleaf_fabric::sim::{AdversaryConfig, Sim, SimConfig, SimEndpoint};
-use farleaf_fabric::{Client, Endpoint, Fabric, GlobalAddr, OpKind, ServerId};
+use farleaf_fabric::sim::{AdversaryConfig, Sim, SimConfig};
+use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Fabric, GlobalAddr, OpKind, ServerId};
 
 use super::SMALL;
 use crate::member::read_table;
 use crate::{Audit, Pool, PoolError, Session, format, is_open};
 
-type Mine = Session<SimEndpoint>;
+type Mine = Session;
 
 const SLOTS: usize = 96;
 const COMPUTE: usize = 4;
@@ -153,14 +153,14 @@ async fn work(session: Mine, shared: Rc<Shared>) {
 }
 
 /// How long a caller waits: mostly for ever, now and then too short.
-fn patience_ns(endpoint: &SimEndpoint) -> u64 {
+fn patience_ns(endpoint: &AnyEndpoint) -> u64 {
     let random = endpoint.random();
     if random.is_multiple_of(8) { (random >> 8) % 12_000 } else { u64::MAX / 4 }
 }
 
 /// The result, or `None` if it was dropped half done because it took too long.
 async fn for_at_most<T>(
-    endpoint: &SimEndpoint,
+    endpoint: &AnyEndpoint,
     ns: u64,
     work: impl Future<Output = T>,
 ) -> Option<T> {
@@ -173,7 +173,7 @@ async fn for_at_most<T>(
 }
 
 /// A compute server: joins, and runs its clients.
-async fn compute(endpoint: SimEndpoint, shared: Rc<Shared>) {
+async fn compute(endpoint: AnyEndpoint, shared: Rc<Shared>) {
     let pool = Pool::join(&Client::new(endpoint.clone())).await.unwrap();
     for _ in 0..SESSIONS {
         let session = pool.session(endpoint.clone()).await.unwrap();
@@ -192,7 +192,7 @@ fn run(seed: u64, deaths: usize) -> u64 {
     };
     let sim = Sim::new(config).unwrap();
     let shared = Rc::new(Shared::default());
-    let first = sim.fabric(0).endpoint().unwrap();
+    let first = sim.fabric(0).any_endpoint().unwrap();
     let options = crate::PoolOptions { clients_max: 16, members_max: 8, ..SMALL };
     let keeper = sim.block_on(async {
         format(&Client::new(first.clone()), &options).await.unwrap();
@@ -206,7 +206,7 @@ fn run(seed: u64, deaths: usize) -> u64 {
     });
     let keeper = keeper.unwrap();
     for server in 1..COMPUTE {
-        let endpoint = sim.fabric(server).endpoint().unwrap();
+        let endpoint = sim.fabric(server).any_endpoint().unwrap();
         sim.spawn(server, compute(endpoint, Rc::clone(&shared)));
     }
     for death in 0..deaths {
@@ -216,7 +216,7 @@ fn run(seed: u64, deaths: usize) -> u64 {
         sim.fabric(victim).kill();
         shared.running.set(shared.running.get() - SESSIONS);
         sim.run_until(sim.now_ns() + 150_000).unwrap();
-        let endpoint = sim.fabric(victim).restart().endpoint().unwrap();
+        let endpoint = sim.fabric(victim).restart().any_endpoint().unwrap();
         sim.spawn(victim, compute(endpoint, Rc::clone(&shared)));
     }
     sim.run_until(sim.now_ns() + 1_500_000).unwrap();
@@ -277,20 +277,20 @@ fn an_entry_of_one_who_died_while_joining_may_become_live_late() {
             ..SimConfig::seeded(seed)
         };
         let sim = Sim::new(SimConfig { adversary, ..config }).unwrap();
-        let first = sim.fabric(0).endpoint().unwrap();
+        let first = sim.fabric(0).any_endpoint().unwrap();
         let keeper = sim.block_on(async {
             format(&Client::new(first.clone()), &SMALL).await.unwrap();
             Pool::join(&Client::new(first.clone())).await.unwrap().session(first.clone()).await
         });
         let keeper = keeper.unwrap().unwrap();
-        let endpoint = sim.fabric(1).endpoint().unwrap();
+        let endpoint = sim.fabric(1).any_endpoint().unwrap();
         sim.spawn(1, async move {
             let _ = Pool::join(&Client::new(endpoint)).await;
         });
         sim.run_until(sim.now_ns() + 5_000 + seed * 200).unwrap();
         sim.fabric(1).kill();
         sim.run_until(sim.now_ns() + 2_000).unwrap();
-        let endpoint = sim.fabric(2).endpoint().unwrap();
+        let endpoint = sim.fabric(2).any_endpoint().unwrap();
         let members = sim.block_on(async {
             Pool::join(&Client::new(endpoint)).await.map(drop).unwrap();
             read_table(keeper.steady(), keeper.pool().geometry()).await.unwrap()
@@ -316,7 +316,7 @@ fn an_audit_beside_its_own_members_maintenance_adds_up() {
             ..SimConfig::seeded(seed)
         };
         let sim = Sim::new(config).unwrap();
-        let endpoint = sim.fabric(0).endpoint().unwrap();
+        let endpoint = sim.fabric(0).any_endpoint().unwrap();
         let outcome = sim.block_on(async {
             format(&Client::new(endpoint.clone()), &SMALL).await.unwrap();
             let pool = Pool::join(&Client::new(endpoint.clone())).await.unwrap();
@@ -353,7 +353,7 @@ fn an_audit_beside_its_own_members_maintenance_adds_up() {
 fn who_is_alone_asks_less_often() {
     let config = SimConfig { compute_servers: 2, region_bytes: 4 << 20, ..SimConfig::seeded(1) };
     let sim = Sim::new(config).unwrap();
-    let [first, second] = [0, 1].map(|number| sim.fabric(number).endpoint().unwrap());
+    let [first, second] = [0, 1].map(|number| sim.fabric(number).any_endpoint().unwrap());
     sim.block_on(async {
         format(&Client::new(first.clone()), &SMALL).await.unwrap();
         let one = Pool::join(&Client::new(first.clone())).await.unwrap();

@@ -4,14 +4,14 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use farleaf_fabric::sim::{AdversaryConfig, Sim, SimConfig, SimEndpoint};
-use farleaf_fabric::{Client, Fabric, GlobalAddr, OpKind, ServerId};
+use farleaf_fabric::sim::{AdversaryConfig, Sim, SimConfig};
+use farleaf_fabric::{AnyEndpoint, Client, Fabric, GlobalAddr, OpKind, ServerId};
 
 use super::SMALL;
 use crate::member::read_table;
 use crate::{Audit, Pool, PoolError, PoolOptions, Recovered, Session, format};
 
-type Mine = Session<SimEndpoint>;
+type Mine = Session;
 
 const MEMBERS: usize = 3;
 const OPENERS: usize = 2;
@@ -53,7 +53,7 @@ async fn recover(session: &Mine, table: GlobalAddr) -> Result<Option<Recovered>,
     session.recover_finish(recovery, &audit).await.map(Some)
 }
 
-async fn open(endpoint: SimEndpoint) -> Result<Mine, PoolError> {
+async fn open(endpoint: AnyEndpoint) -> Result<Mine, PoolError> {
     Pool::join(&Client::new(endpoint.clone())).await?.session(endpoint).await
 }
 
@@ -74,7 +74,8 @@ impl World {
             ..SimConfig::seeded(seed)
         };
         let sim = Sim::new(config).unwrap();
-        let endpoints: Vec<_> = (0..MEMBERS).map(|at| sim.fabric(at).endpoint().unwrap()).collect();
+        let endpoints: Vec<_> =
+            (0..MEMBERS).map(|at| sim.fabric(at).any_endpoint().unwrap()).collect();
         let options = PoolOptions { members_max: MEMBERS as u32, clients_max: 16, ..SMALL };
         let made = sim.block_on(async {
             format(&Client::new(endpoints[0].clone()), &options).await.unwrap();
@@ -101,7 +102,7 @@ impl World {
     /// Opens the pool, recovers the dead and accounts for everything; how many dead there were.
     fn end(&self, seed: u64) -> usize {
         self.sim.run_until(self.sim.now_ns() + 2 * LEASE_NS).unwrap();
-        let endpoint = self.sim.fabric(MEMBERS + OPENERS).endpoint().unwrap();
+        let endpoint = self.sim.fabric(MEMBERS + OPENERS).any_endpoint().unwrap();
         let recovered = self.sim.block_on(async {
             let session =
                 open(endpoint).await.unwrap_or_else(|error| panic!("seed {seed}: {error}"));
@@ -149,8 +150,8 @@ fn a_pool_whose_members_are_all_dead_opens() {
 #[test]
 fn a_successors_tokens_are_not_those_of_the_life_before() {
     let world = World::dead(2, AdversaryConfig::default());
-    let endpoint = world.sim.fabric(MEMBERS).endpoint().unwrap();
-    let other = world.sim.fabric(MEMBERS + 1).endpoint().unwrap();
+    let endpoint = world.sim.fabric(MEMBERS).any_endpoint().unwrap();
+    let other = world.sim.fabric(MEMBERS + 1).any_endpoint().unwrap();
     world
         .sim
         .block_on(async {
@@ -199,7 +200,7 @@ fn successors_die_at_any_moment_and_the_next_one_opens() {
         let sessions = Rc::new(RefCell::new(Vec::new()));
         let ended = Rc::new(Cell::new(0));
         for opener in MEMBERS..MEMBERS + OPENERS {
-            let endpoint = world.sim.fabric(opener).endpoint().unwrap();
+            let endpoint = world.sim.fabric(opener).any_endpoint().unwrap();
             let (table, sessions, ended) = (world.table, Rc::clone(&sessions), Rc::clone(&ended));
             world.sim.spawn(opener, async move {
                 // Who meets others at it may find no place; it is to try again.

@@ -6,14 +6,14 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
-use farleaf_fabric::sim::{AdversaryConfig, Direction, Sim, SimConfig, SimEndpoint};
-use farleaf_fabric::{Client, Endpoint, Fabric, GlobalAddr, OpKind, ServerId};
+use farleaf_fabric::sim::{AdversaryConfig, Direction, Sim, SimConfig};
+use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Fabric, GlobalAddr, OpKind, ServerId};
 
 use super::SMALL;
 use crate::settle::{Lines, PATIENCE_NS, Steady};
 use crate::{Audit, Pool, PoolError, PoolOptions, Session, format};
 
-type Mine = Session<SimEndpoint>;
+type Mine = Session;
 
 const COMPUTE: usize = 3;
 const CLIENTS: usize = 6;
@@ -98,7 +98,7 @@ fn is_passing(error: &PoolError) -> bool {
 
 /// `strict`: nothing may fail for good.
 async fn work(
-    endpoint: SimEndpoint,
+    endpoint: AnyEndpoint,
     table: GlobalAddr,
     client: usize,
     steps: usize,
@@ -174,7 +174,7 @@ fn run(seed: u64, steps: usize, trouble: Trouble) {
     // the epoch in which what it retired is free, any of the six times that it leaves; then it stays, as dead.
     let entries_max = if trouble.lost < 0.05 { 16 } else { 64 };
     let options = PoolOptions { clients_max: entries_max, members_max: entries_max, ..SMALL };
-    let first = sim.fabric(0).endpoint().unwrap();
+    let first = sim.fabric(0).any_endpoint().unwrap();
     let bytes = CLIENTS * SLOTS * 8;
     let (keeper, table) = sim
         .block_on(async {
@@ -195,7 +195,7 @@ fn run(seed: u64, steps: usize, trouble: Trouble) {
         .unwrap();
     let running = Rc::new(Cell::new(CLIENTS));
     for client in 0..CLIENTS {
-        let endpoint = sim.fabric(client % COMPUTE).endpoint().unwrap();
+        let endpoint = sim.fabric(client % COMPUTE).any_endpoint().unwrap();
         let strict = trouble.outage.is_none();
         let work = work(endpoint, table, client, steps, strict, Rc::clone(&running));
         sim.spawn(client % COMPUTE, work);
@@ -315,8 +315,8 @@ fn settled_operations_happen_once() {
         let at = |word: u64| GlobalAddr::new(ServerId(0), 4096 + word * 64);
         let (lock, sum) = (at(0), at(1));
         let lines: Vec<Rc<Lines>> = (0..COMPUTE).map(|_| Rc::new(Lines::new(1))).collect();
-        let endpoints: Vec<SimEndpoint> =
-            (0..COMPUTE).map(|compute| sim.fabric(compute).endpoint().unwrap()).collect();
+        let endpoints: Vec<AnyEndpoint> =
+            (0..COMPUTE).map(|compute| sim.fabric(compute).any_endpoint().unwrap()).collect();
         for number in 0..CLIENTS {
             let compute = number as usize % COMPUTE;
             let (lines, endpoint) = (Rc::clone(&lines[compute]), endpoints[compute].clone());
@@ -357,7 +357,7 @@ fn work_is_waited_for_longer_while_no_server_fails() {
     // So seldom that it does not happen.
     let adversary = AdversaryConfig { lost: 1e-12, ..AdversaryConfig::default() };
     let sim = Sim::new(SimConfig { adversary, ..SimConfig::seeded(5) }).unwrap();
-    let endpoint = sim.fabric(0).endpoint().unwrap();
+    let endpoint = sim.fabric(0).any_endpoint().unwrap();
     let (client, lines) = (Client::new(endpoint.clone()), Lines::new(1));
     sim.block_on(async {
         let steady = Steady::new(&client, &lines, PATIENCE_NS);

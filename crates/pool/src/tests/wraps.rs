@@ -7,7 +7,7 @@ use crate::geometry::Geometry;
 
 const ONE: ServerId = ServerId(0);
 
-async fn set(client: &Client<farleaf_fabric::mapped::MappedEndpoint>, at: GlobalAddr, value: u64) {
+async fn set(client: &Client, at: GlobalAddr, value: u64) {
     let mut buf = client.buf(8);
     buf.words_mut()[0] = value;
     client.write(at, buf).await.unwrap();

@@ -4,9 +4,9 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use farleaf_fabric::mapped::{Mapped, MappedEndpoint};
+use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::sim::{Sim, SimConfig};
-use farleaf_fabric::{Client, Endpoint, Fabric, GlobalAddr};
+use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Fabric, GlobalAddr};
 use farleaf_pool::{Audit, Pool, PoolOptions, Session, format};
 
 use super::super::{BTree, BTreeOptions};
@@ -30,12 +30,12 @@ fn layouts() -> [Layout; 2] {
     [dense, slotted].map(|options| Layout::new(options).expect("layout"))
 }
 
-async fn member<E: Endpoint>(endpoint: E) -> Session<E> {
+async fn member(endpoint: AnyEndpoint) -> Session {
     let pool = Pool::join(&Client::new(endpoint.clone())).await.expect("join");
     pool.session(endpoint).await.expect("session")
 }
 
-async fn table<E: Endpoint>(session: &Session<E>, layout: &Layout, keys: u64) -> BTree {
+async fn table(session: &Session, layout: &Layout, keys: u64) -> BTree {
     let layout = layout.for_tree(77);
     let meta = BTree::create(session, &layout).await.expect("create");
     let table = BTree::open(meta, layout, BTreeOptions::default());
@@ -46,20 +46,20 @@ async fn table<E: Endpoint>(session: &Session<E>, layout: &Layout, keys: u64) ->
     table
 }
 
-async fn image<E: Endpoint>(table: &BTree, session: &Session<E>, addr: GlobalAddr) -> Vec<u64> {
+async fn image(table: &BTree, session: &Session, addr: GlobalAddr) -> Vec<u64> {
     let client = session.client();
     let buf = client.buf(table.layout().node_bytes());
     client.read(addr, buf).await.expect("read").words().to_vec()
 }
 
-async fn store<E: Endpoint>(session: &Session<E>, addr: GlobalAddr, image: &[u64]) {
+async fn store(session: &Session, addr: GlobalAddr, image: &[u64]) {
     let mut buf = session.client().buf(image.len() * 8);
     buf.words_mut().copy_from_slice(image);
     session.client().write(addr, buf).await.expect("write");
 }
 
 /// Root first, then the levels below it from left to right.
-async fn nodes<E: Endpoint>(table: &BTree, session: &Session<E>) -> Vec<GlobalAddr> {
+async fn nodes(table: &BTree, session: &Session) -> Vec<GlobalAddr> {
     let (root, _) = table.0.refresh_root(session).await.expect("root");
     let mut all = vec![root];
     let mut next = 0;
@@ -79,7 +79,7 @@ async fn nodes<E: Endpoint>(table: &BTree, session: &Session<E>) -> Vec<GlobalAd
 }
 
 /// All that `verify` says, be it in its report or its error.
-async fn verdict<E: Endpoint>(table: &BTree, session: &Session<E>) -> Vec<String> {
+async fn verdict(table: &BTree, session: &Session) -> Vec<String> {
     let mut audit = Audit::new(session).await.expect("audit");
     match table.verify(session, &mut audit).await {
         Ok(report) => report.problems,
@@ -88,10 +88,10 @@ async fn verdict<E: Endpoint>(table: &BTree, session: &Session<E>) -> Vec<String
     }
 }
 
-fn on_mapped(test: impl AsyncFn(Session<MappedEndpoint>, Layout)) {
+fn on_mapped(test: impl AsyncFn(Session, Layout)) {
     for layout in layouts() {
         let fabric = Mapped::anonymous(1, 8 << 20).expect("memory");
-        let endpoint = fabric.endpoint().expect("endpoint");
+        let endpoint = fabric.any_endpoint().expect("endpoint");
         endpoint.executor().clone().block_on(async {
             format(&Client::new(endpoint.clone()), &OPTIONS).await.expect("format");
             test(member(endpoint).await, layout).await;
@@ -103,7 +103,7 @@ fn on_mapped(test: impl AsyncFn(Session<MappedEndpoint>, Layout)) {
 /// and be empty once the node is mended.
 async fn breaks(
     table: &BTree,
-    session: &Session<MappedEndpoint>,
+    session: &Session,
     (invariant, seals): (&str, bool),
     addr: GlobalAddr,
     damage: impl FnOnce(&mut [u64], &Layout),
@@ -226,7 +226,7 @@ fn versions_wrap_under_a_storm() {
         };
         config.adversary.torn = 0.5;
         let sim = Rc::new(Sim::new(config).expect("sim"));
-        let endpoint = sim.fabric(0).endpoint().expect("endpoint");
+        let endpoint = sim.fabric(0).any_endpoint().expect("endpoint");
         let (session, table) = sim
             .block_on(async move {
                 format(&Client::new(endpoint.clone()), &OPTIONS).await.expect("format");
@@ -238,7 +238,7 @@ fn versions_wrap_under_a_storm() {
             .expect("the simulation ends");
         let done = Rc::new(Cell::new(0));
         for client in 0..4_u64 {
-            let endpoint = sim.fabric(client as usize % 2).endpoint().expect("endpoint");
+            let endpoint = sim.fabric(client as usize % 2).any_endpoint().expect("endpoint");
             let (table, done) = (table.clone(), Rc::clone(&done));
             sim.spawn(client as usize % 2, async move {
                 let session = member_of(endpoint, client).await;
@@ -283,7 +283,7 @@ fn versions_wrap_under_a_storm() {
     }
 }
 
-async fn member_of<E: Endpoint>(endpoint: E, client: u64) -> Session<E> {
+async fn member_of(endpoint: AnyEndpoint, client: u64) -> Session {
     // One after the other, so that each finds a free slot at its first try.
     endpoint.sleep(client * 100_000).await;
     member(endpoint).await

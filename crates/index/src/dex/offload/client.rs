@@ -90,7 +90,7 @@ pub(in crate::dex) struct Offloads {
 }
 
 impl Offloads {
-    fn server<E: Endpoint>(&self, session: &Session<E>, server: ServerId) -> Option<&Server> {
+    fn server(&self, session: &Session, server: ServerId) -> Option<&Server> {
         let count = || (0..session.endpoint().server_count()).map(|_| Server::default()).collect();
         self.servers.get_or_init(count).get(server.index())
     }
@@ -132,12 +132,7 @@ enum Asked {
 
 impl Cache {
     /// Whether an operation that missed the node of `claim` is to be offloaded.
-    pub(in crate::dex) fn offloads<E: Endpoint>(
-        &self,
-        session: &Session<E>,
-        claim: &Claim,
-        wish: Wish,
-    ) -> bool {
+    pub(in crate::dex) fn offloads(&self, session: &Session, claim: &Claim, wish: Wish) -> bool {
         let options = &self.options;
         let mode = options.offload;
         // Above the subtree level the way goes on elsewhere.
@@ -193,14 +188,14 @@ impl Cache {
     }
 
     /// The time, if it is to be noted how long a READ of a node that begins now takes.
-    pub(in crate::dex) fn begin_read<E: Endpoint>(&self, session: &Session<E>) -> Option<u64> {
+    pub(in crate::dex) fn begin_read(&self, session: &Session) -> Option<u64> {
         (self.options.offload == Offload::Adaptive).then(|| session.endpoint().now_ns())
     }
 
     /// Notes how long a READ of a node took that began at `begun_ns`.
-    pub(in crate::dex) fn note_read<E: Endpoint>(
+    pub(in crate::dex) fn note_read(
         &self,
-        session: &Session<E>,
+        session: &Session,
         addr: GlobalAddr,
         begun_ns: Option<u64>,
     ) {
@@ -213,10 +208,7 @@ impl Cache {
     }
 
     /// What each memory server has done for this cache.
-    pub(in crate::dex) fn offload_servers<E: Endpoint>(
-        &self,
-        session: &Session<E>,
-    ) -> Vec<OffloadServer> {
+    pub(in crate::dex) fn offload_servers(&self, session: &Session) -> Vec<OffloadServer> {
         let now_ns = session.endpoint().now_ns();
         let servers = self.offloads.servers.get().map_or(&[][..], |servers| servers);
         let of = |server: &Server| {
@@ -241,9 +233,9 @@ impl Cache {
     /// Copies `key`'s value, as the memory server says, into `value`; `None` if it is to be fetched.
     ///
     /// Cost: 1 RPC, 1 READ for a value in a record.
-    pub(in crate::dex) async fn get_offloaded<E: Endpoint>(
+    pub(in crate::dex) async fn get_offloaded(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         off: Off,
         key: &[u8],
         value: &mut Vec<u8>,
@@ -277,9 +269,9 @@ impl Cache {
     /// is to fetch.
     ///
     /// Cost: 1 RPC.
-    pub(in crate::dex) async fn scan_offloaded<E: Endpoint>(
+    pub(in crate::dex) async fn scan_offloaded(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         off: Off,
         passage: &Passage<'_>,
         wanted: usize,
@@ -333,9 +325,9 @@ impl Cache {
     /// stands beside the outcome.
     ///
     /// Cost: 1 RPC.
-    pub(in crate::dex) async fn change_offloaded<E: Endpoint>(
+    pub(in crate::dex) async fn change_offloaded(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         off: Off,
         owned: OwnedIntent,
     ) -> Result<Option<(Outcome, bool)>, IndexError> {
@@ -357,9 +349,9 @@ impl Cache {
     }
 
     /// Asks and acts upon the answer, in a task that runs to its end. `None`: fetch.
-    async fn offload<E: Endpoint>(
+    async fn offload(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         off: Off,
         question: Question,
     ) -> Result<Option<(Answer, Vec<u8>)>, IndexError> {
@@ -373,9 +365,9 @@ impl Cache {
         }
     }
 
-    async fn offload_now<E: Endpoint>(
+    async fn offload_now(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         off: Off,
         question: Question,
     ) -> Result<Option<(Answer, Vec<u8>)>, IndexError> {
@@ -419,9 +411,9 @@ impl Cache {
     }
 
     /// Sends a question until there is a definite answer, or none is to be had.
-    async fn ask<E: Endpoint>(
+    async fn ask(
         &self,
-        session: &Session<E>,
+        session: &Session,
         off: &Off,
         question: &Question,
         channel: Option<&Channel>,
@@ -555,10 +547,10 @@ impl Cache {
 
     /// A change may still happen: keeps the mark until it cannot any more, and drops what it may have
     /// made out of date. Nothing below the mark is merged away meanwhile, so no epoch has to be held.
-    fn settle_later<E: Endpoint>(self: &Arc<Self>, session: &Session<E>, off: Off, key: Vec<u8>) {
+    fn settle_later(self: &Arc<Self>, session: &Session, off: Off, key: Vec<u8>) {
         let cache = Arc::clone(self);
         cache.offloads.unsettled.fetch_add(1, Ordering::SeqCst);
-        session.spawn(async move |session: Session<E>| {
+        session.spawn(async move |session: Session| {
             let server = GlobalAddr::from_word(off.addr()).map(GlobalAddr::server);
             if let Some(server) = server {
                 // It ends with an error only if this compute server has been cut off: then nothing
@@ -584,7 +576,7 @@ impl Cache {
     /// Drops the cached copy of a leaf that was changed remotely, if there is one. It is Cooling, as no
     /// parent of it is cached, or being evicted by somebody else: then it has left its bucket, and
     /// nobody finds it any more.
-    fn forget_leaf<E: Endpoint>(&self, session: &Session<E>, leaf: u64) -> Result<(), IndexError> {
+    fn forget_leaf(&self, session: &Session, leaf: u64) -> Result<(), IndexError> {
         if leaf == 0 || leaf >> 63 != 0 {
             return self.must_succeed(Err(misled(leaf)));
         }

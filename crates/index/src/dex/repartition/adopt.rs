@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use farleaf_fabric::Endpoint;
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
@@ -33,9 +32,9 @@ impl Cache {
     ///
     /// Cost: 1 READ for each such node, of which there is about one a level for each bound that has
     /// gone.
-    pub(in super::super) async fn adopt<E: Endpoint>(
+    pub(in super::super) async fn adopt(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
     ) -> Result<(), IndexError> {
         let (cache, task_session) = (Arc::clone(self), session.clone());
         let adopted = Remote::detach(session, async move { cache.adopt_now(&task_session).await });
@@ -45,7 +44,7 @@ impl Cache {
         }
     }
 
-    async fn adopt_now<E: Endpoint>(self: &Arc<Self>, session: &Session<E>) -> Result<(), Fail> {
+    async fn adopt_now(self: &Arc<Self>, session: &Session) -> Result<(), Fail> {
         for pass in 0..PASSES_MAX {
             let mut candidates: Vec<(u8, u32, u64)> = (0..self.frames.count() as u32)
                 .filter_map(|frame| {
@@ -95,9 +94,9 @@ impl Cache {
         is_own.then_some(addr)
     }
 
-    async fn adopt_frame<E: Endpoint>(
+    async fn adopt_frame(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         frame: u32,
         addr: u64,
     ) -> Result<Looked, Fail> {

@@ -160,9 +160,9 @@ impl Dex {
     ///
     /// # Errors
     /// As [`Dex::move_range`].
-    pub async fn balance<E: Endpoint>(
+    pub async fn balance(
         &self,
-        session: &Session<E>,
+        session: &Session,
         balancer: &mut Balancer,
     ) -> Result<Option<u64>, MoveError> {
         let loads = self.loads(session, true).await?;
@@ -177,9 +177,9 @@ impl Dex {
     ///
     /// # Errors
     /// `Closed`. A move that fails is left to the next round.
-    pub async fn keep_balanced<E: Endpoint>(
+    pub async fn keep_balanced(
         &self,
-        session: &Session<E>,
+        session: &Session,
         options: BalanceOptions,
     ) -> Result<(), crate::IndexError> {
         if options.mode == Balance::Off {

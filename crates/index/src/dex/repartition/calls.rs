@@ -63,9 +63,9 @@ impl Dex {
     ///
     /// # Errors
     /// See [`MoveError`]. `OutcomeUnknown` if the owner died in the middle; what the map says then is so.
-    pub async fn move_range<E: Endpoint>(
+    pub async fn move_range(
         &self,
-        session: &Session<E>,
+        session: &Session,
         low: Option<&[u8]>,
         high: Option<&[u8]>,
         to: Incarnation,
@@ -93,9 +93,9 @@ impl Dex {
     ///
     /// # Errors
     /// As [`Dex::move_range`]; `NoBoundary`, and `OutOfOrder` if the bound is in neither.
-    pub async fn move_boundary<E: Endpoint>(
+    pub async fn move_boundary(
         &self,
-        session: &Session<E>,
+        session: &Session,
         number: usize,
         bound: &[u8],
     ) -> Result<u64, MoveError> {
@@ -120,11 +120,7 @@ impl Dex {
     ///
     /// # Errors
     /// As [`Dex::move_range`].
-    pub async fn scale_out<E: Endpoint>(
-        &self,
-        session: &Session<E>,
-        to: Incarnation,
-    ) -> Result<u64, MoveError> {
+    pub async fn scale_out(&self, session: &Session, to: Incarnation) -> Result<u64, MoveError> {
         let loads = self.loads(session, false).await?;
         let mut sums: Vec<(u64, Incarnation)> = Vec::new();
         for load in loads.iter().filter(|load| load.owner != to) {
@@ -146,11 +142,7 @@ impl Dex {
     ///
     /// # Errors
     /// As [`Dex::move_range`]; `NobodyElse` if all keys are its. What has been given by then is given.
-    pub async fn scale_in<E: Endpoint>(
-        &self,
-        session: &Session<E>,
-        who: Incarnation,
-    ) -> Result<usize, MoveError> {
+    pub async fn scale_in(&self, session: &Session, who: Incarnation) -> Result<usize, MoveError> {
         let mut given = 0;
         loop {
             let map = self.newest(session).await?;
@@ -179,9 +171,9 @@ impl Dex {
     ///
     /// # Errors
     /// Those of reading the map. Who does not answer has nothing counted.
-    pub async fn loads<E: Endpoint>(
+    pub async fn loads(
         &self,
-        session: &Session<E>,
+        session: &Session,
         decay: bool,
     ) -> Result<Vec<super::PartLoad>, MoveError> {
         let map = self.newest(session).await?;
@@ -199,9 +191,9 @@ impl Dex {
     }
 
     /// Gives about half of what this compute server has to `to`.
-    pub(in super::super) async fn share<E: Endpoint>(
+    pub(in super::super) async fn share(
         &self,
-        session: &Session<E>,
+        session: &Session,
         to: Incarnation,
     ) -> Result<u64, MoveError> {
         let loads = self.0.own_load(false);
@@ -229,11 +221,7 @@ impl Dex {
 
     /// A key in the middle of a range of own keys, by the separators of the highest level that has
     /// some; `None` if it is all one leaf.
-    async fn middle<E: Endpoint>(
-        &self,
-        session: &Session<E>,
-        range: &Range,
-    ) -> Result<Option<Vec<u8>>, MoveError> {
+    async fn middle(&self, session: &Session, range: &Range) -> Result<Option<Vec<u8>>, MoveError> {
         let cache = &self.0;
         let _pin =
             session.begin(farleaf_fabric::OpKind::Maintenance).await.map_err(IndexError::from)?;
@@ -272,7 +260,7 @@ impl Dex {
         }))
     }
 
-    async fn newest<E: Endpoint>(&self, session: &Session<E>) -> Result<Partitions, MoveError> {
+    async fn newest(&self, session: &Session) -> Result<Partitions, MoveError> {
         if self.0.view().is_none() {
             return Err(MoveError::NotPartitioned);
         }
@@ -283,9 +271,9 @@ impl Dex {
         }
     }
 
-    async fn moved<E: Endpoint>(
+    async fn moved(
         &self,
-        session: &Session<E>,
+        session: &Session,
         giver: Incarnation,
         request: Request,
     ) -> Result<u64, MoveError> {

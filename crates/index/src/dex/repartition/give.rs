@@ -59,9 +59,9 @@ impl Drop for Moving {
 impl Dex {
     /// Gives the keys of `(low, high]`, which must be this compute server's, to another one. Runs to its
     /// end, in a session of its own, whatever becomes of the caller.
-    pub(in super::super) async fn give<E: Endpoint>(
+    pub(in super::super) async fn give(
         &self,
-        session: &Session<E>,
+        session: &Session,
         low: Option<Vec<u8>>,
         high: Option<Vec<u8>>,
         to: Incarnation,
@@ -79,9 +79,9 @@ impl Dex {
         receiver.await
     }
 
-    async fn give_now<E: Endpoint>(
+    async fn give_now(
         &self,
-        session: &Session<E>,
+        session: &Session,
         range: Range,
         to: Incarnation,
     ) -> Result<u64, MoveError> {
@@ -155,11 +155,7 @@ impl Dex {
     }
 
     /// Writes the intent into the map, in the place of one whose giver or taker is dead.
-    async fn announce<E: Endpoint>(
-        &self,
-        session: &Session<E>,
-        intent: Intent,
-    ) -> Result<(), MoveError> {
+    async fn announce(&self, session: &Session, intent: Intent) -> Result<(), MoveError> {
         let _pin = session.begin(OpKind::Maintenance).await.map_err(IndexError::from)?;
         let mut tries = 0;
         loop {
@@ -214,11 +210,7 @@ impl Dex {
     }
 
     /// Step 8.
-    async fn commit<E: Endpoint>(
-        &self,
-        session: &Session<E>,
-        intent: &Intent,
-    ) -> Result<Partitions, MoveError> {
+    async fn commit(&self, session: &Session, intent: &Intent) -> Result<Partitions, MoveError> {
         let _pin = session.begin(OpKind::Maintenance).await.map_err(IndexError::from)?;
         let to = Incarnation(intent.to);
         if session.endpoint().is_dead(to).await {
@@ -248,7 +240,7 @@ impl Dex {
     }
 
     /// Takes the intent back, as far as that can be done.
-    async fn call_off<E: Endpoint>(&self, session: &Session<E>, intent: &Intent) {
+    async fn call_off(&self, session: &Session, intent: &Intent) {
         let Ok(_pin) = session.begin(OpKind::Maintenance).await else { return };
         let wanted = intent.clone();
         let map = change_map(&self.0.remote, session, async move |map| {
@@ -269,9 +261,9 @@ impl Dex {
 
 impl Cache {
     /// Steps 2 to 7.
-    async fn prepare<E: Endpoint>(
+    async fn prepare(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         range: &Range,
         options: MoveOptions,
     ) -> Result<(), MoveError> {
@@ -324,11 +316,7 @@ impl Cache {
         Ok(())
     }
 
-    async fn cut_leaf<E: Endpoint>(
-        self: &Arc<Self>,
-        session: &Session<E>,
-        bound: &[u8],
-    ) -> Result<(), IndexError> {
+    async fn cut_leaf(self: &Arc<Self>, session: &Session, bound: &[u8]) -> Result<(), IndexError> {
         let mut restarts = Restarts::default();
         loop {
             match self.split(session, Need::Bound(bound.to_vec())).await {
@@ -342,9 +330,9 @@ impl Cache {
     /// below them is healed while they are exclusive still: below a shared node merges are not.
     ///
     /// Cost: 1 READ for each child that is not cached.
-    async fn visit_children<E: Endpoint>(
+    async fn visit_children(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         bound: &[u8],
     ) -> Result<(), IndexError> {
         let mut level = 1;
@@ -378,9 +366,9 @@ impl Cache {
         }
     }
 
-    pub(in super::super) async fn visit<E: Endpoint>(
+    pub(in super::super) async fn visit(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         seek: Seek<'_>,
         level: u8,
     ) -> Result<(), IndexError> {

@@ -45,9 +45,9 @@ impl Cache {
     }
 
     /// The frames that hold nodes of which `wanted` says so, from the leaves up.
-    async fn select<E: Endpoint>(
+    async fn select(
         &self,
-        session: &Session<E>,
+        session: &Session,
         wanted: impl Fn(u32, &Range) -> bool,
         of: impl Fn(u32) -> bool,
     ) -> Vec<Place> {
@@ -84,9 +84,9 @@ impl Cache {
     /// `most`. How many there were.
     ///
     /// Cost: 1 WRITE each.
-    pub(super) async fn flush_range<E: Endpoint>(
+    pub(super) async fn flush_range(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         range: &Range,
         tasks: usize,
         most: usize,
@@ -131,9 +131,9 @@ impl Cache {
     /// Step 5: nodes that cross one of the cuts become shared, from the root down.
     ///
     /// Cost: 1 WRITE for each that is dirty; there is about one a level for each cut.
-    pub(super) async fn share_crossing<E: Endpoint>(
+    pub(super) async fn share_crossing(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
     ) -> Result<(), MoveError> {
         let _pin = session.begin(OpKind::Maintenance).await.map_err(IndexError::from)?;
         for pass in 0..PASSES_MAX {
@@ -161,9 +161,9 @@ impl Cache {
     }
 
     /// Makes one node shared, unless somebody is busy with it: then the next pass does.
-    async fn share_frame<E: Endpoint>(
+    async fn share_frame(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         place: &Place,
     ) -> Result<(), IndexError> {
         let ctl = self.frames.ctl(place.frame);
@@ -207,9 +207,9 @@ impl Cache {
     }
 
     /// Drops every node that lies in `range` from the cache. No operation works on them.
-    pub(in super::super) async fn drop_range<E: Endpoint>(
+    pub(in super::super) async fn drop_range(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         range: &Range,
     ) -> Result<(), MoveError> {
         for pass in 0..PASSES_MAX {
@@ -227,9 +227,9 @@ impl Cache {
         Err(MoveError::Busy)
     }
 
-    async fn drop_frame<E: Endpoint>(
+    async fn drop_frame(
         self: &Arc<Self>,
-        session: &Session<E>,
+        session: &Session,
         place: &Place,
     ) -> Result<(), IndexError> {
         let (frame, addr) = (place.frame, place.addr);
