@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{Client, Endpoint, Fabric, GlobalAddr, ServerId};
-use farleaf_index::node::{KeyFormat, Layout, NodeMut, ValueFormat, verify_image};
+use farleaf_index::bnode::{KeyFormat, Layout, NodeMut, ValueFormat, verify_image};
 use farleaf_index::{AnyIndex, Engine, Index, OpenOptions, TableFormat};
 use farleaf_pool::{Pool, PoolOptions, format};
 use xxhash_rust::xxh3::xxh3_64;

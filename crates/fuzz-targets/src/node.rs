@@ -4,7 +4,7 @@
 
 use std::sync::atomic::AtomicU64;
 
-use farleaf_index::node::{
+use farleaf_index::bnode::{
     Head, KeyFormat, Layout, LayoutOptions, Node, NodeMut, RecordRef, Value, ValueFormat, Word,
     verify_image,
 };

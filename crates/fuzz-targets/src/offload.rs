@@ -10,10 +10,10 @@
 use std::sync::Arc;
 
 use farleaf_fabric::{Service, Words};
-use farleaf_index::dex::offload::OffloadService;
-use farleaf_index::node::{
+use farleaf_index::bnode::{
     Entry, Head, KeyFormat, Layout, LayoutOptions, NodeMut, Value, ValueFormat, verify_image,
 };
+use farleaf_index::dex::offload::OffloadService;
 
 use crate::bytes::Bytes;
 

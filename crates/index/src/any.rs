@@ -9,10 +9,11 @@ use std::sync::Arc;
 use farleaf_fabric::Endpoint;
 use farleaf_pool::{Audit, PoolError, Root, Session};
 
-use crate::btree::{BTree, BTreeOptions};
-use crate::dex::{Dex, DexOptions, Forward};
+use crate::blink::BlinkOptions;
+use crate::bnode::{KeyFormat, Layout, LayoutOptions, ValueFormat};
+use crate::engines::btree::BTree;
+use crate::engines::dex::{Dex, DexOptions, Forward};
 use crate::index::{Exchange, Index, ScanRange, SortedPairs, TableReport};
-use crate::node::{KeyFormat, Layout, LayoutOptions, ValueFormat};
 use crate::{Entries, IndexError, StoredTable};
 
 /// A design of index.
@@ -21,7 +22,7 @@ use crate::{Entries, IndexError, StoredTable};
 pub enum Engine {
     /// The naive one-sided B+-tree; see [`crate::btree`].
     BTree,
-    /// The partitioned B+-tree with a cache on each compute server; see [`crate::dex`].
+    /// The partitioned B+-tree with a cache on each compute server; see [`crate::engines::dex`].
     Dex,
 }
 
@@ -275,7 +276,7 @@ impl AnyIndex {
         let table = StoredTable::of(root)?;
         let (meta, layout) = (table.meta(), *table.layout());
         Ok(match table.format().engine {
-            Engine::BTree => AnyIndex::BTree(BTree::open(meta, layout, BTreeOptions::default())),
+            Engine::BTree => AnyIndex::BTree(BTree::open(meta, layout, BlinkOptions::default())),
             Engine::Dex => AnyIndex::Dex(Dex::open_kept(session, meta, layout, options).await?),
         })
     }

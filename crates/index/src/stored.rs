@@ -6,11 +6,12 @@ use farleaf_pool::{Audit, Root, Session};
 
 use crate::IndexError;
 use crate::any::{Engine, TableFormat};
-use crate::btree::{BTree, BTreeOptions};
-use crate::dex;
+use crate::blink::BlinkOptions;
+use crate::bnode::Layout;
 use crate::drops::retire_all;
+use crate::engines::btree::BTree;
+use crate::engines::dex;
 use crate::index::{Index, TableReport};
-use crate::node::Layout;
 
 /// A table in the pool that is not opened. What compute servers that have it open keep to themselves
 /// does not show.
@@ -56,7 +57,7 @@ impl StoredTable {
 
     /// Its nodes; of all engines so far they are those of the B+-tree.
     fn tree(&self) -> BTree {
-        BTree::open(self.meta, self.layout, BTreeOptions::default())
+        BTree::open(self.meta, self.layout, BlinkOptions::default())
     }
 
     /// Checks what lies in the pool, and marks it in `audit`. What the owner of a part of a table has

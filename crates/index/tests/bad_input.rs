@@ -4,7 +4,7 @@ mod common;
 
 use common::{Pairs, World, check, create, settle};
 use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
-use farleaf_index::node::{KeyFormat, ValueFormat};
+use farleaf_index::bnode::{KeyFormat, ValueFormat};
 use farleaf_index::{AnyIndex, Engine, Entries, Index, IndexError, ScanRange, TableFormat};
 use farleaf_pool::Session;
 

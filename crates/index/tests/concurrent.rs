@@ -10,7 +10,7 @@ use std::rc::Rc;
 use common::{World, audit, create, formats, join, key, settle, start, value};
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric};
-use farleaf_index::node::{KeyFormat, ValueFormat};
+use farleaf_index::bnode::{KeyFormat, ValueFormat};
 use farleaf_index::{
     AnyIndex, Engine, Entries, Exchange, Index, IndexError, ScanRange, TableFormat, recover,
 };

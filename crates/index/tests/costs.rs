@@ -4,7 +4,7 @@ mod common;
 
 use common::{Pairs, World, cost_since, costs, create};
 use farleaf_fabric::{Cost, Endpoint, OpKind};
-use farleaf_index::node::{KeyFormat, ValueFormat};
+use farleaf_index::bnode::{KeyFormat, ValueFormat};
 use farleaf_index::{AnyIndex, Engine, Entries, Exchange, Index, ScanRange, TableFormat};
 use farleaf_pool::Session;
 

@@ -11,7 +11,7 @@ use std::task::Poll;
 use common::{create, join, open, start};
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{Endpoint, Fabric};
-use farleaf_index::node::ValueFormat;
+use farleaf_index::bnode::ValueFormat;
 use farleaf_index::{AnyIndex, Engine, Index, IndexError, StoredTable, TableFormat, recover};
 use farleaf_pool::{Audit, PoolOptions, Session};
 

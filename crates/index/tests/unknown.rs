@@ -11,7 +11,7 @@ use std::rc::Rc;
 use common::{World, audit, create, formats, join, key, settle, start, value};
 use farleaf_fabric::sim::{Direction, Sim, SimConfig};
 use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric, ServerId};
-use farleaf_index::node::KeyFormat;
+use farleaf_index::bnode::KeyFormat;
 use farleaf_index::{AnyIndex, Entries, Exchange, Index, IndexError, ScanRange, TableFormat};
 use farleaf_pool::{Pool, PoolError, Session};
 

@@ -1,6 +1,6 @@
 //! What tables are made with.
 
-pub use farleaf_index::node::{KeyFormat, ValueFormat};
+pub use farleaf_index::bnode::{KeyFormat, ValueFormat};
 use farleaf_index::{Engine, StoredTable, TableFormat};
 use farleaf_pool::Root;
 

@@ -1,7 +1,8 @@
 //! DEX, Figure 8: what each technique adds, one after the other.
 
 use farleaf_index::{
-    btree::{BTree, BTreeOptions},
+    BlinkOptions,
+    btree::BTree,
     dex::{DexOptions, offload::Offload},
 };
 
@@ -138,7 +139,7 @@ impl Steps<'_> {
         request: RequestDistribution,
         clients: Option<usize>,
     ) -> Result<Measured, ReproError> {
-        let tree = BTree::open(self.world.meta, self.world.layout, BTreeOptions::default());
+        let tree = BTree::open(self.world.meta, self.world.layout, BlinkOptions::default());
         let indexes = vec![tree; self.paper.setup.compute_servers];
         let ops = self.ops / UNCACHED_SHARE;
         let local_ns = self.paper.setup.cached_page_access_ns;

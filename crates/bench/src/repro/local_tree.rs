@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use farleaf_fabric::Words;
 use farleaf_index::{
     SortedPairs,
-    node::{Entry, Head, Layout, Node, NodeMut, Stored, Value},
+    bnode::{Entry, Head, Layout, Node, NodeMut, Stored, Value},
 };
 
 /// The word of a node that holds its latch: bit 0 while somebody writes, the rest a version.

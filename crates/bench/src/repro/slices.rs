@@ -12,8 +12,8 @@ use std::{
 use farleaf_fabric::{AnyEndpoint, Client, Cost, Endpoint, Fabric, Snapshot, mapped::Mapped};
 use farleaf_index::{
     Engine, Index, TableFormat,
+    bnode::Layout,
     dex::{Dex, DexOptions},
-    node::Layout,
 };
 use farleaf_pool::{Pool, PoolOptions, Session, format};
 use rustix::time::{ClockId, clock_gettime};

@@ -12,11 +12,11 @@ use farleaf_fabric::{
 };
 use farleaf_index::{
     Engine, Index, IndexError, TableFormat,
+    bnode::Layout,
     dex::{
         Dex, DexOptions, DexStats, equal_width,
         offload::{OFFLOAD_SERVICE, OffloadService},
     },
-    node::Layout,
 };
 use farleaf_pool::{Pool, PoolError, PoolOptions, Session, format};
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use farleaf_fabric::sim::NetworkConfig;
 use farleaf_index::{
     Engine, OpenOptions, TableFormat,
+    bnode::{KeyFormat, ValueFormat},
     dex::Cluster,
-    node::{KeyFormat, ValueFormat},
 };
 use farleaf_pool::PoolOptions;
 

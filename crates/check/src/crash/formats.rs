@@ -1,6 +1,6 @@
 //! Formats with nodes so small that a few keys reach every structural change.
 
-use farleaf_index::node::{KeyFormat, ValueFormat};
+use farleaf_index::bnode::{KeyFormat, ValueFormat};
 use farleaf_index::{Engine, TableFormat};
 
 /// A table's format, and its keys and values by number.

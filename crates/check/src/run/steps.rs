@@ -3,7 +3,7 @@
 use std::ops::Bound;
 
 use farleaf_index::TableFormat;
-use farleaf_index::node::{KeyFormat, ValueFormat};
+use farleaf_index::bnode::{KeyFormat, ValueFormat};
 use fastrand::Rng;
 
 use crate::scenario::{Scenario, Workload, mix};

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use farleaf_index::node::{KeyFormat, ValueFormat};
+use farleaf_index::bnode::{KeyFormat, ValueFormat};
 use farleaf_index::{Engine, TableFormat};
 
 /// A format of table, chosen so that small trees are deep.

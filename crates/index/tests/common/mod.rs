@@ -10,9 +10,9 @@ use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::tcp::{MemoryServer, MemoryServerConfig, Tcp, TcpConfig};
 use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Fabric, OpKind, ServerId, Snapshot, Words};
+use farleaf_index::bnode::{KeyFormat, ValueFormat};
 use farleaf_index::dex::DexOptions;
 use farleaf_index::dex::offload::{OFFLOAD_SERVICE, OffloadService};
-use farleaf_index::node::{KeyFormat, ValueFormat};
 use farleaf_index::{
     AnyIndex, Engine, Index, OpenOptions, SortedPairs, StoredTable, TableFormat, TableReport,
 };

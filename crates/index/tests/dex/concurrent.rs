@@ -11,9 +11,9 @@ use crate::tables::{check, create, open, some_durability};
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{Client, Endpoint, Fabric};
+use farleaf_index::bnode::{KeyFormat, ValueFormat};
 use farleaf_index::dex::offload::{OFFLOAD_SERVICE, Offload};
 use farleaf_index::dex::{Admission, Dex, DexOptions, DexStats};
-use farleaf_index::node::{KeyFormat, ValueFormat};
 use farleaf_index::{Entries, Exchange, Index, IndexError, ScanRange, TableFormat};
 use farleaf_pool::{Pool, Session};
 

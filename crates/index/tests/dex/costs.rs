@@ -20,7 +20,7 @@ fn number(key: u64) -> [u8; 8] {
 async fn loaded(
     session: &Session,
     keys: u64,
-) -> ((farleaf_fabric::GlobalAddr, farleaf_index::node::Layout), u64) {
+) -> ((farleaf_fabric::GlobalAddr, farleaf_index::bnode::Layout), u64) {
     let made = create(session, &TableFormat::fixed8(Engine::BTree)).await;
     let index = open(made, 64, volatile());
     let pairs: Vec<_> =

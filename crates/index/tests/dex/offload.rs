@@ -14,10 +14,10 @@ use farleaf_fabric::{
     AnyEndpoint, Cost, Endpoint, Fabric, GlobalAddr, Incarnation, ServerId, Service, ServiceId,
     ServiceReply, Words,
 };
+use farleaf_index::bnode::{KeyFormat, Layout, ValueFormat};
 use farleaf_index::btree::BTree;
 use farleaf_index::dex::offload::{OFFLOAD_SERVICE, Offload, OffloadService};
 use farleaf_index::dex::{Admission, Dex, DexOptions};
-use farleaf_index::node::{KeyFormat, Layout, ValueFormat};
 use farleaf_index::{Engine, Entries, Index, IndexError, ScanRange, TableFormat};
 use farleaf_pool::{Pool, Session};
 

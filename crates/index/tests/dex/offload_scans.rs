@@ -6,9 +6,9 @@ use std::ops::Bound;
 use crate::common::{Pairs, World, cost_since, costs};
 use crate::tables::{check, create, open};
 use farleaf_fabric::{Cost, Endpoint, GlobalAddr, OpKind};
+use farleaf_index::bnode::{KeyFormat, Layout, ValueFormat};
 use farleaf_index::dex::offload::Offload;
 use farleaf_index::dex::{Admission, Dex, DexOptions, Durability};
-use farleaf_index::node::{KeyFormat, Layout, ValueFormat};
 use farleaf_index::{Engine, Entries, Index, ScanRange, TableFormat};
 use farleaf_pool::Session;
 

@@ -3,8 +3,8 @@
 use crate::common::{World, create, join, open, settle, start};
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{Endpoint, Fabric, OpKind};
+use farleaf_index::bnode::ValueFormat;
 use farleaf_index::dex::{Cluster, DexOptions, Durability};
-use farleaf_index::node::ValueFormat;
 use farleaf_index::{
     AnyIndex, Engine, Index, IndexError, OpenOptions, StoredTable, TableFormat, recover,
 };
@@ -12,7 +12,7 @@ use farleaf_pool::{Audit, PoolOptions, Session};
 
 const FORMAT: TableFormat = TableFormat {
     engine: Engine::Dex,
-    key: farleaf_index::node::KeyFormat::Fixed(8),
+    key: farleaf_index::bnode::KeyFormat::Fixed(8),
     value: ValueFormat::Fixed(8),
     node_bytes: Some(256),
     cap_leaf: Some(4),

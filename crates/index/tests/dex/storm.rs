@@ -7,11 +7,11 @@ use std::sync::Arc;
 
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{Client, Fabric};
+use farleaf_index::bnode::{KeyFormat, ValueFormat};
 use farleaf_index::dex::offload::{OFFLOAD_SERVICE, Offload};
 use farleaf_index::dex::{
     Admission, Cluster, Dex, DexOptions, Durability, JoinOptions, MoveOptions, Take, equal_width,
 };
-use farleaf_index::node::{KeyFormat, ValueFormat};
 use farleaf_index::{Entries, Exchange, Index, ScanRange, TableFormat};
 use farleaf_pool::{Pool, Session};
 

@@ -2,8 +2,8 @@
 #![allow(dead_code, unreachable_pub, reason = "each suite uses its part")]
 
 use farleaf_fabric::{Endpoint, GlobalAddr};
+use farleaf_index::bnode::Layout;
 use farleaf_index::dex::{Dex, DexOptions, Durability};
-use farleaf_index::node::Layout;
 use farleaf_index::{TableFormat, TableReport};
 use farleaf_pool::Session;
 

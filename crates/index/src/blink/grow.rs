@@ -1,0 +1,166 @@
+//! The root: its birth, growth and replacement.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use farleaf_fabric::GlobalAddr;
+use farleaf_pool::canary::Canary;
+use farleaf_pool::{Retiring, Session};
+
+use super::lock::{Lock, LockWait};
+use super::{DEAD, Fail, META_BYTES, META_ROOT, META_ROOT_LOCK, Tree};
+use crate::IndexError;
+use crate::bnode::{Head, Layout, Node, NodeMut};
+
+/// First word of a meta object.
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"FLbtree1");
+
+/// Makes an empty leaf and the meta object that names it as the root.
+pub(super) async fn create(session: &Session, layout: &Layout) -> Result<GlobalAddr, IndexError> {
+    let client = session.client();
+    let meta = session.alloc_unlinked(session.place(), META_BYTES).await?;
+    let root = session.alloc_unlinked(session.place(), layout.node_bytes()).await?;
+    let mut leaf = client.buf(layout.node_bytes());
+    let head = Head { addr: root.addr().word(), version: 1, ..Head::default() };
+    NodeMut::new(layout, leaf.words_mut())
+        .init_leaf(&head)
+        .map_err(|error| IndexError::Invalid(error.to_string()))?;
+    root.write(leaf).await?;
+    let mut object = client.buf(META_BYTES);
+    object.words_mut().fill(0);
+    object.words_mut()[0] = MAGIC;
+    object.words_mut()[META_ROOT as usize / 8] = root.addr().word();
+    meta.write(object).await?;
+    root.keep();
+    meta.keep();
+    Ok(meta.addr())
+}
+
+impl Tree {
+    /// Makes sure that `level` exists: puts a new root over the old one and its right sibling.
+    ///
+    /// Cost: CAS, READ, WRITE, and 2 WRITEs in one chain.
+    pub(super) async fn grow(self: &Arc<Self>, session: &Session, level: u8) -> Result<(), Fail> {
+        let before = match Canary::GrowFromOldRoot.is_armed() {
+            true => Some(self.root(session).await?),
+            false => None,
+        };
+        let lock = self.lock_root(session).await?;
+        let (root, root_level) = match before {
+            Some(before) => before,
+            None => self.refresh_root(session).await?,
+        };
+        if root_level >= level {
+            lock.release().await?;
+            return Ok(());
+        }
+        let (_, image) = self.node_at(session, super::read::Seek::First, root_level).await?;
+        let node = Node::new(&self.layout, image.words());
+        let mut separator = Vec::new();
+        let finite = node.high_fence(&mut separator);
+        if node.self_addr() != root.word() || !finite {
+            // The image is older than the split, or the split's own news is.
+            lock.release().await?;
+            return Err(Fail::Restart);
+        }
+        let children = [root.word(), node.right()];
+        let client = session.client();
+        let bytes = self.layout.node_bytes();
+        let on = self.server_beside(session, root, root_level + 1);
+        let top = session.alloc_unlinked(on, bytes).await?;
+        let mut image = client.buf(bytes);
+        let head =
+            Head { addr: top.addr().word(), level: root_level + 1, version: 1, ..Head::default() };
+        self.layout
+            .encode_inner(image.words_mut(), &head, &children, &[&separator])
+            .map_err(|error| self.damaged(root, error))?;
+        top.write(image).await?;
+        top.keep();
+        self.publish_root(session, lock, top.addr(), root_level + 1).await?;
+        Ok(())
+    }
+
+    /// Names `root` in the root word and releases its lock, in one chain.
+    pub(super) async fn publish_root(
+        &self,
+        session: &Session,
+        lock: Lock,
+        root: GlobalAddr,
+        level: u8,
+    ) -> Result<(), IndexError> {
+        let word = root.word() | u64::from(level);
+        let mut ops = session.client().ops();
+        ops.write_word(self.meta.plus(META_ROOT), word);
+        lock.finish(ops, 0, None).await?;
+        self.root.store(word, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Locks the root word. A dead holder has left it as it was or as it wanted it: it is one word.
+    pub(super) async fn lock_root(&self, session: &Session) -> Result<Lock, IndexError> {
+        self.lock_word(session, self.meta.plus(META_ROOT_LOCK)).await
+    }
+
+    /// Locks a word of the meta object that is a lock and nothing else.
+    pub(super) async fn lock_word(
+        &self,
+        session: &Session,
+        word: GlobalAddr,
+    ) -> Result<Lock, IndexError> {
+        let mut wait = LockWait::default();
+        let mut expected = 0;
+        loop {
+            let token = session.lock_token();
+            let mut lock = Lock::about_to_take(session, word, token);
+            let holder = lock.take(expected).await?;
+            if holder == expected {
+                return Ok(lock);
+            }
+            lock.disarm();
+            let is_dead = holder != 0 && wait.again(session, word, holder).await?;
+            expected = if is_dead { holder } else { 0 };
+        }
+    }
+
+    /// The root has a single child left: makes that the root. Gives up if anybody is busy there.
+    ///
+    /// Cost: 2 CASes, 2 READs, 5 WRITEs.
+    pub(super) async fn shrink(self: &Arc<Self>, session: &Session) -> Result<(), Fail> {
+        let lock = self.lock_root(session).await?;
+        let (root, level) = self.refresh_root(session).await?;
+        let token = session.lock_token();
+        let node = match self.try_lock(session, root, level, token).await {
+            Ok(Ok(node)) => node,
+            Ok(Err(_)) | Err(Fail::Restart) => {
+                lock.release().await?;
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        };
+        let content = node.node();
+        if level == 0 || content.count() > 0 || content.right() != 0 {
+            node.unlock().await?;
+            lock.release().await?;
+            return Ok(());
+        }
+        let child = self.pointer(content.child(0).unwrap_or(0), root)?;
+        let retiring = session.announce_retire(root).await?;
+        self.publish_root(session, lock, child, level - 1).await?;
+        // From here on the old root is only met by those who know its address.
+        self.bury(node, Some(retiring)).await?;
+        Ok(())
+    }
+
+    /// Marks a locked node dead for good, in one chain, and retires it.
+    pub(super) async fn bury(
+        &self,
+        mut node: super::lock::Locked,
+        retiring: Option<Retiring>,
+    ) -> Result<(), IndexError> {
+        node.node_mut().mark_dead();
+        node.seal();
+        let mut ops = node.session.client().ops();
+        ops.write(node.addr.plus(8), node.image.window(8..self.layout.node_bytes()));
+        node.lock.finish(ops, DEAD, retiring).await
+    }
+}

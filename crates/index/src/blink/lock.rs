@@ -1,0 +1,416 @@
+//! One node, locked.
+
+use std::sync::Arc;
+
+use farleaf_fabric::{Buf, Endpoint, GlobalAddr, OpError, Ops};
+use farleaf_pool::canary::Canary;
+use farleaf_pool::{LockToken, Retiring, Session, Trial, is_open};
+
+use super::read::{BACKOFF_NS, LOCK_WAIT_MAX_NS, OWNER_CHECK_NS, backoff_up_to, locked_too_long};
+use super::{DEAD, Fail, Tree, redo};
+use crate::IndexError;
+use crate::bnode::{Kind, Node, NodeMut};
+use crate::oneshot::{Receiver, channel};
+
+/// A lock word that holds this client's token, given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    session: Session,
+    word: GlobalAddr,
+    token: u64,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// The only CAS for it may be under way; or it is held.
+    Taken,
+    /// Asked for again, as the outcome of the first CAS is not known: it may be held by that one while the
+    /// next is under way.
+    Doubtful,
+    /// The operation that gives it back may be under way.
+    Releasing,
+    /// Not this one's to give back.
+    Gone,
+}
+
+impl Lock {
+    /// A lock that is about to be asked for: dropped from here on, it is given back.
+    pub(super) fn about_to_take(session: &Session, word: GlobalAddr, token: u64) -> Self {
+        Lock { session: session.clone(), word, token, state: State::Taken }
+    }
+
+    /// Takes it if the word holds `expected`; what was found: `expected` if it is taken. 1 CAS.
+    ///
+    /// # Errors
+    /// As [`farleaf_pool::Steady::cas`].
+    pub(super) async fn take(&mut self, expected: u64) -> Result<u64, OpError> {
+        let session = self.session.clone();
+        let mut trial = Trial::default();
+        loop {
+            let posting = session.steady().posting();
+            match session.client().cas(self.word, expected, self.token).await {
+                Ok(found) => {
+                    self.state = State::Taken;
+                    let was_first = trial.in_doubt() && found == self.token;
+                    return Ok(if was_first { expected } else { found });
+                }
+                Err(error) => {
+                    self.state = State::Doubtful;
+                    session.steady().again(&mut trial, posting, error).await?;
+                }
+            }
+        }
+    }
+
+    /// The lock was not taken, or is left to whoever recovers this compute server.
+    pub(super) fn disarm(&mut self) {
+        self.state = State::Gone;
+    }
+
+    /// Adds the release to `ops`, leaving `word` in the lock word.
+    ///
+    /// Without `write_vs_rmw` a WRITE could be lost against another's CAS, so it is a CAS there.
+    fn release_in(&self, ops: &mut Ops, word: u64) {
+        if self.session.endpoint().capabilities().write_vs_rmw {
+            ops.write_word(self.word, word);
+        } else {
+            ops.cas(self.word, self.token, word);
+        }
+    }
+
+    /// Gives it back; by a task, if the outcome is lost. 1 round trip.
+    ///
+    /// # Errors
+    /// `Closed`.
+    pub(super) async fn release(mut self) -> Result<(), IndexError> {
+        let client = self.session.client();
+        let mut ops = client.ops();
+        self.release_in(&mut ops, 0);
+        self.state = State::Releasing;
+        match self.session.client().chain(ops).await {
+            Ok(_) => self.disarm(),
+            Err(error) if is_open(error) => {}
+            Err(error) => {
+                self.disarm();
+                return Err(error.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Posts `ops`, all WRITEs to what the lock protects or to this client's own areas on the lock's
+    /// server, and leaves `word` in the lock word, in one chain; `retiring` is retired then. Whatever
+    /// becomes of the caller and of the completion, it is done to its end (`INV-BT-8`).
+    ///
+    /// # Errors
+    /// `OutcomeUnknown` if it takes longer than the caller waits; it will happen once the server can
+    /// be reached.
+    pub(super) async fn finish(
+        mut self,
+        mut ops: Ops,
+        word: u64,
+        retiring: Option<Retiring>,
+    ) -> Result<(), IndexError> {
+        let session = self.session.clone();
+        let spare = session.steady().spare_ops(&ops);
+        self.release_in(&mut ops, word);
+        self.disarm();
+        let (lock, token) = (self.word, self.token);
+        let mut posted = Posted { session: &session, spare, lock, token, word, retiring };
+        match session.client().chain(ops).await {
+            Ok(_) => {
+                posted.spare = None;
+                if let Some(retiring) = posted.retiring.take() {
+                    session.retire(retiring);
+                }
+                Ok(())
+            }
+            Err(error) if is_open(error) => {
+                let unknown = || IndexError::OutcomeUnknown(error.to_string());
+                let done = posted.settle().ok_or_else(unknown)?;
+                let done = session.steady().within(done).await;
+                done.and_then(Result::ok).ok_or_else(unknown)
+            }
+            Err(error) => {
+                posted.spare = None;
+                Err(IndexError::OutcomeUnknown(error.to_string()))
+            }
+        }
+    }
+}
+
+impl Drop for Lock {
+    /// The taker was dropped, or failed, between taking and releasing, or the release's outcome was
+    /// lost. The token is unique, so that giving it back can never release somebody else's lock.
+    fn drop(&mut self) {
+        if self.state == State::Gone {
+            return;
+        }
+        let is_lossy = self.session.endpoint().is_lossy();
+        let (word, token, state) = (self.word, self.token, self.state);
+        if state == State::Releasing && !is_lossy {
+            return;
+        }
+        self.session.spawn(async move |session| {
+            let steady = session.upkeep();
+            if state == State::Taken {
+                let found = steady.client().cas(word, token, 0).await;
+                if found == Ok(token) || !is_lossy {
+                    return;
+                }
+            }
+            // A CAS for the lock, or a release by WRITE, may be under way still.
+            if steady.settle(word.server()).await.is_ok() {
+                // An error is final: this compute server has been cut off.
+                let _ = steady.cas_release(word, token, 0).await;
+            }
+        });
+    }
+}
+
+/// A chain that has been posted and must be done to its end. Dropped, a task sees to that.
+struct Posted<'a> {
+    session: &'a Session,
+    /// The WRITEs; `None` once they are done, or where no completion is ever lost.
+    spare: Option<Ops>,
+    lock: GlobalAddr,
+    token: u64,
+    /// What is left in the lock word.
+    word: u64,
+    retiring: Option<Retiring>,
+}
+
+impl Posted<'_> {
+    /// Has it done by a task; a receiver that hears of the end. `None` if nothing is to be done.
+    fn settle(&mut self) -> Option<Receiver<Result<(), OpError>>> {
+        let spare = self.spare.take()?;
+        let (sender, receiver) = channel();
+        let hold = self.session.hold();
+        let (lock, token, word, retiring) =
+            (self.lock, self.token, self.word, self.retiring.take());
+        self.session.spawn(async move |session| {
+            let steady = session.upkeep();
+            let done = async {
+                steady.settle(lock.server()).await?;
+                if steady.word(lock).await? != token && !Canary::ResendBlindly.is_armed() {
+                    return Ok(());
+                }
+                let chain = |ops: &mut Ops| {
+                    steady.copy_into(&spare, ops);
+                    ops.cas(lock, token, word);
+                };
+                steady.release(lock, token, chain).await
+            };
+            let done: Result<(), OpError> = done.await;
+            if let (Ok(()), Some(retiring)) = (done, retiring) {
+                session.retire(retiring);
+            }
+            drop(hold);
+            sender.send(done);
+        });
+        Some(receiver)
+    }
+}
+
+impl Drop for Posted<'_> {
+    fn drop(&mut self) {
+        let _ = self.settle();
+    }
+}
+
+/// Tries at a lock after which the wait between two doubles, and again after as many more, up to 4 ms: so many
+/// want it then that who has it is held up by those who ask.
+const MANY_TRIES: u32 = 32;
+
+/// Waiting for somebody else's lock.
+#[derive(Debug, Default)]
+pub(super) struct LockWait {
+    since_ns: u64,
+    holder: u64,
+    tries: u32,
+}
+
+impl LockWait {
+    /// Waits before one more try at the lock word at `word`, which holds `holder`; true at once if
+    /// the holder is dead, and fenced.
+    ///
+    /// # Errors
+    /// `Unavailable` if one holder keeps it too long.
+    pub(super) async fn again(
+        &mut self,
+        session: &Session,
+        word: GlobalAddr,
+        holder: u64,
+    ) -> Result<bool, IndexError> {
+        let now_ns = session.endpoint().now_ns();
+        if self.holder != holder {
+            (self.since_ns, self.holder) = (now_ns, holder);
+        }
+        let waited_ns = now_ns - self.since_ns;
+        if waited_ns >= OWNER_CHECK_NS
+            && LockToken::from_word(holder).is_some()
+            && (Canary::StealLock.is_armed() || session.owner_is_dead(holder).await?)
+        {
+            return Ok(true);
+        }
+        if waited_ns >= LOCK_WAIT_MAX_NS {
+            return Err(locked_too_long(word, holder));
+        }
+        let most_ns = BACKOFF_NS.1 << (self.tries / MANY_TRIES).min(6);
+        backoff_up_to(session, self.tries, most_ns).await;
+        self.tries += 1;
+        Ok(false)
+    }
+}
+
+/// A locked node and the private copy of its content.
+#[derive(Debug)]
+pub(super) struct Locked {
+    tree: Arc<Tree>,
+    pub(super) session: Session,
+    pub(super) addr: GlobalAddr,
+    pub(super) image: Buf,
+    pub(super) lock: Lock,
+}
+
+impl Tree {
+    /// Locks the node of `level` at `addr` and reads it: 1 CAS and 1 READ in one round trip, more
+    /// if it has to wait.
+    pub(super) async fn lock(
+        self: &Arc<Self>,
+        session: &Session,
+        addr: GlobalAddr,
+        level: u8,
+    ) -> Result<Locked, Fail> {
+        let mut wait = LockWait::default();
+        loop {
+            let token = session.lock_token();
+            let holder = match self.try_lock(session, addr, level, token).await? {
+                Ok(locked) => return Ok(locked),
+                Err(DEAD) => return Err(Fail::Restart),
+                Err(holder) => holder,
+            };
+            if wait.again(session, addr, holder).await? {
+                self.recover(session, addr, holder).await?;
+                return Err(Fail::Restart);
+            }
+        }
+    }
+
+    /// Tries once to lock and read a node under `token`; the inner error is the lock word that was
+    /// found. 1 round trip.
+    pub(super) async fn try_lock(
+        self: &Arc<Self>,
+        session: &Session,
+        addr: GlobalAddr,
+        level: u8,
+        token: u64,
+    ) -> Result<Result<Locked, u64>, Fail> {
+        let client = session.client();
+        let mut lock = Lock::about_to_take(session, addr, token);
+        let mut trial = Trial::default();
+        let mut ops = loop {
+            let mut ops = client.ops();
+            ops.cas(addr, 0, token);
+            ops.read(addr, client.buf(self.layout.node_bytes()));
+            let posting = session.steady().posting();
+            match client.chain(ops).await {
+                Ok(ops) => break ops,
+                Err(error) => {
+                    lock.state = State::Doubtful;
+                    session.steady().again(&mut trial, posting, error).await?;
+                }
+            }
+        };
+        lock.state = State::Taken;
+        let found = ops.old(0);
+        if found != 0 && !(trial.in_doubt() && found == token) {
+            lock.disarm();
+            return Ok(Err(found));
+        }
+        let image = ops.take_buf(1);
+        if !self.is_current(&image, addr, level) {
+            let node = Node::new(&self.layout, image.words());
+            if node.sum_ok() || node.kind() == Kind::Invalid {
+                // Another node, or another kind of object, lives there now.
+                return Err(Fail::Restart);
+            }
+            return Err(Fail::Error(IndexError::Corrupt(format!(
+                "node {addr} (level {level}) of the table at {}: its checksum does not fit its \
+                 content, although nobody writes it",
+                self.meta
+            ))));
+        }
+        let (tree, session) = (Arc::clone(self), session.clone());
+        Ok(Ok(Locked { tree, session, addr, image, lock }))
+    }
+}
+
+impl Locked {
+    /// The content.
+    pub(super) fn node(&self) -> Node<'_, u64> {
+        Node::new(&self.tree.layout, self.image.words())
+    }
+
+    /// The content, to change.
+    pub(super) fn node_mut(&mut self) -> NodeMut<'_, &mut [u64]> {
+        NodeMut::new(&self.tree.layout, self.image.words_mut())
+    }
+
+    /// The token that its lock word holds.
+    pub(super) fn token(&self) -> u64 {
+        self.lock.token
+    }
+
+    /// Unlocks a node that has not been changed. 1 WRITE, 1 round trip.
+    pub(super) async fn unlock(self) -> Result<(), IndexError> {
+        self.lock.release().await
+    }
+
+    /// Seals the content as the node's next version.
+    pub(super) fn seal(&mut self) {
+        let version = self.node().version().wrapping_add(1);
+        self.node_mut().seal(version);
+    }
+
+    /// Makes whatever goes on with it wait as long as `session` does.
+    pub(super) fn with_session(mut self, session: &Session) -> Self {
+        self.session = session.clone();
+        self.lock.session = session.clone();
+        self
+    }
+
+    /// Writes the changed content back and unlocks, in one chain: 2 WRITEs, and one more for the
+    /// redo record if `many_words` were changed (`INV-BT-6`). Then `retiring` is retired.
+    ///
+    /// # Errors
+    /// `OutcomeUnknown`, as [`Lock::finish`].
+    pub(super) async fn publish(
+        mut self,
+        many_words: bool,
+        retiring: Option<Retiring>,
+    ) -> Result<(), IndexError> {
+        self.seal();
+        let client = self.session.client();
+        let mut ops = client.ops();
+        if many_words && redo::is_needed(&self.session, &self.tree.layout) {
+            let record =
+                redo::encode(&self.session, self.lock.token, &[(self.addr, self.image.words())]);
+            ops.write(self.session.redo_addr(self.addr.server()), record);
+        }
+        let bytes = self.tree.layout.node_bytes();
+        ops.write(self.addr.plus(8), self.image.window(8..bytes));
+        if Canary::UnlockBeforeWrite.is_armed() {
+            self.lock.release().await?;
+            self.session.client().chain(ops).await?;
+            return Ok(());
+        }
+        if Canary::AnswerBeforeWrite.is_armed() {
+            let (session, lock) = (self.session.clone(), self.lock);
+            session.endpoint().spawn(async move { drop(lock.finish(ops, 0, retiring).await) });
+            return Ok(());
+        }
+        self.lock.finish(ops, 0, retiring).await
+    }
+}

@@ -1,0 +1,207 @@
+//! Taking a sparse node in by its neighbour.
+//!
+//! Parent, left and right are locked by trying, parent first, left before right (`INV-BT-7`). Then
+//! 1. a redo record of all three,
+//! 2. left gets right's content, high fence and sibling: both cover the keys now, with the same
+//!    content, and neither can change,
+//! 3. the parent loses the separator: nobody comes to right any more but by an old pointer,
+//! 4. right is marked dead: who comes by an old pointer begins again,
+//! 5. left and parent are unlocked, right is retired.
+//!
+//! Left must not be unlocked before right is dead: else a reader on an old pointer could see right's
+//! content after a writer has changed the key in left.
+
+use std::sync::Arc;
+
+use farleaf_fabric::{GlobalAddr, OpKind};
+use farleaf_pool::Session;
+use farleaf_pool::canary::Canary;
+
+use super::lock::Locked;
+use super::read::Seek;
+use super::{Fail, Tree, redo};
+use crate::IndexError;
+use crate::bnode::{Cover, NodeMut};
+
+impl Tree {
+    /// Tries to merge the node below `parent_level` that covers `key` with a neighbour, and goes on
+    /// upwards where that leaves a parent sparse. Gives up wherever somebody else is busy, and at any
+    /// error: the change that left the node sparse has happened, merging is never needed, and what
+    /// is wrong shows in the next operation that needs it.
+    ///
+    /// Its cost counts as maintenance: a READ for each level down to the parent, 3 CASes, 3 READs
+    /// and 8 WRITEs for one merge.
+    pub(super) async fn merge(self: &Arc<Self>, session: &Session, key: &[u8], parent_level: u8) {
+        if self.height_seen() <= u64::from(parent_level) {
+            return;
+        }
+        let (tree, key) = (Arc::clone(self), key.to_vec());
+        let before = session.client().charge_to(OpKind::Maintenance);
+        Tree::detach(session, async move |session| {
+            let mut level = parent_level;
+            while let Ok(true) = tree.merge_at(&session, &key, level).await {
+                level += 1;
+            }
+        })
+        .await;
+        session.client().charge_to(before);
+    }
+
+    /// One merge; says whether the parent is sparse now.
+    async fn merge_at(
+        self: &Arc<Self>,
+        session: &Session,
+        key: &[u8],
+        level: u8,
+    ) -> Result<bool, Fail> {
+        let (root, root_level) = self.root(session).await?;
+        if root_level < level {
+            return Ok(false);
+        }
+        let addr = self.node_at(session, Seek::At(key), level).await?.0;
+        // One token for all, so that one redo record serves all.
+        let token = session.lock_token();
+        let Ok(parent) = self.try_lock(session, addr, level, token).await? else {
+            return Ok(false);
+        };
+        let node = parent.node();
+        if node.covers(key) != Cover::Inside {
+            parent.unlock().await?;
+            return Ok(false);
+        }
+        if node.count() == 0 {
+            parent.unlock().await?;
+            if addr == root {
+                self.shrink(session).await?;
+            }
+            return Ok(false);
+        }
+        // The right neighbour where there is one under this parent, else the left one.
+        let (index, _) = node.child_for(key);
+        let index = index.min(node.count() - 1);
+        let [left, right] = [index, index + 1].map(|child| node.child(child).unwrap_or(0));
+        let (left, right) = (self.pointer(left, addr)?, self.pointer(right, addr)?);
+        let Some(merged) = self.merge_pair(session, parent, index, left, right).await? else {
+            return Ok(false);
+        };
+        if addr == root {
+            // A root may be sparse, but it should have more than one child.
+            if merged.children == 1 {
+                self.shrink(session).await?;
+            }
+            return Ok(false);
+        }
+        Ok(merged.is_sparse)
+    }
+
+    /// Merges two neighbours under a locked parent; `None` if they are busy or do not fit.
+    async fn merge_pair(
+        self: &Arc<Self>,
+        session: &Session,
+        mut parent: Locked,
+        index: usize,
+        left: GlobalAddr,
+        right: GlobalAddr,
+    ) -> Result<Option<Merged>, Fail> {
+        let level = parent.node().level() - 1;
+        let left = match self.try_lock(session, left, level, parent.token()).await {
+            Ok(Ok(node)) => Some(node),
+            Ok(Err(_)) | Err(Fail::Restart) => None,
+            Err(error) => return Err(error),
+        };
+        let Some(mut left) = left else {
+            parent.unlock().await?;
+            return Ok(None);
+        };
+        let right = match self.try_lock(session, right, level, parent.token()).await {
+            Ok(Ok(node)) => Some(node),
+            Ok(Err(_)) | Err(Fail::Restart) => None,
+            Err(error) => return Err(error),
+        };
+        let percent = (self.options.merge_sum * 100.0) as usize;
+        let right = match right {
+            Some(right)
+                if left.node().right() == right.addr.word()
+                    && (self.is_sparse(&left.node()) || self.is_sparse(&right.node()))
+                    && left.node().can_merge(&right.node(), percent) =>
+            {
+                right
+            }
+            other => {
+                if let Some(right) = other {
+                    right.unlock().await?;
+                }
+                left.unlock().await?;
+                parent.unlock().await?;
+                return Ok(None);
+            }
+        };
+        let retiring = session.announce_retire(right.addr).await?;
+        let damage = |addr, error| self.damaged(addr, error);
+        left.node_mut().merge_right(&right.node()).map_err(|error| damage(left.addr, error))?;
+        parent.node_mut().remove_separator(index).map_err(|error| damage(parent.addr, error))?;
+        left.seal();
+        parent.seal();
+        let merged = Merged {
+            children: parent.node().count() + 1,
+            is_sparse: self.is_sparse(&parent.node()),
+        };
+        self.write_merge(session, left, parent, right).await?;
+        if !Canary::ForgetRetire.is_armed() {
+            session.retire(retiring);
+        }
+        Ok(Some(merged))
+    }
+
+    /// Steps 1 to 5 of the [module page](self).
+    async fn write_merge(
+        &self,
+        session: &Session,
+        mut left: Locked,
+        mut parent: Locked,
+        right: Locked,
+    ) -> Result<(), IndexError> {
+        let (steady, bytes) = (session.steady(), self.layout.node_bytes());
+        debug_assert_eq!((left.token(), right.token()), (parent.token(), parent.token()));
+        let mut right = right;
+        // This is a task's work, and its session does not give up. So what fails from here on is
+        // that this compute server has been cut off: its locks are for whoever recovers it.
+        for node in [&mut left, &mut parent, &mut right] {
+            node.lock.disarm();
+        }
+        if redo::is_needed(session, &self.layout) {
+            let mut dead = steady.buf(bytes);
+            dead.words_mut().copy_from_slice(right.image.words());
+            let mut dead_mut = NodeMut::new(&self.layout, dead.words_mut());
+            dead_mut.mark_dead();
+            dead_mut.seal(right.node().version().wrapping_add(1));
+            let nodes = [
+                (left.addr, left.image.words()),
+                (parent.addr, parent.image.words()),
+                (right.addr, dead.words()),
+            ];
+            let record = redo::encode(session, left.token(), &nodes);
+            steady.write(session.redo_addr(left.addr.server()), record).await?;
+        }
+        for node in [&mut left, &mut parent] {
+            let image = std::mem::replace(&mut node.image, steady.buf(0));
+            let written = steady.write(node.addr.plus(8), image.window(8..bytes)).await;
+            written.map_err(|error| IndexError::OutcomeUnknown(error.to_string()))?;
+        }
+        if Canary::UnlockRightEarly.is_armed() {
+            let _ = session.client().cas(right.addr, right.token(), 0).await;
+        }
+        self.bury(right, None).await?;
+        for node in [parent, left] {
+            let ops = session.client().ops();
+            node.lock.finish(ops, 0, None).await?;
+        }
+        Ok(())
+    }
+}
+
+/// What a merge left of the parent.
+struct Merged {
+    children: usize,
+    is_sparse: bool,
+}

@@ -1,0 +1,228 @@
+//! Remote B-link tree: nodes that any compute server reads without locks and changes under remote locks.
+//!
+//! Every level is read remotely by every operation and nothing is cached but the root's address.
+//! Nodes carry both fences and their right sibling, so that a reader who
+//! arrives by an old pointer moves right. Readers take no lock. A READ of a node is accepted if its
+//! checksum fits: the checksum covers all words but the lock, and the version, so that the words
+//! are those of one published image, which was current at some moment of the READ. This is the
+//! only rule that fabric contract F1 leaves with one READ per level.
+//!
+//! Writers lock one node by a CAS that is chained to the READ of its content, change the private
+//! copy, and write it back in one chain with the unlock.
+//!
+//! | operation, tree of height h | READ | WRITE | CAS | round trips |
+//! |---|---|---|---|---|
+//! | get | h | 0 | 0 | h |
+//! | update, insert, upsert, remove | h | 2 | 1 | h + 1 |
+//! | the same, changing more than one word, on a fabric where a dying writer can leave half a WRITE | h | 3 | 1 | h + 1 |
+//! | the same, without `write_vs_rmw` | h | 1 less | 1 more | h + 1 |
+//! | the same, changing nothing (`insert` of a present key) | h | 1 | 1 | h + 1 |
+//!
+//! The third WRITE is a redo record (see `redo`), in the same chain. Splits, merges and records
+//! outside of nodes add to this; `docs/design/btree.md` has the full table.
+//!
+//! # Invariants
+//!
+//! - `INV-BT-1` Nodes of a level tile the key space: the first has no low fence, each next one's
+//!   low fence is its left neighbour's high fence, the last has no high fence.
+//! - `INV-BT-2` A node is written in whole before anything points to it. So remote memory is a
+//!   valid B-link tree at every moment.
+//! - `INV-BT-3` A node's low fence never changes while it lives; its high fence changes only under
+//!   its lock, together with its right sibling.
+//! - `INV-BT-4` Every child of an inner node is alive, one level below, and its low fence is the
+//!   separator to its left. A node may lack a separator for some of the nodes to the right of its
+//!   children (a split that is not finished); whoever is led right by that adds it.
+//! - `INV-BT-5` A node's content changes only under its lock, by a WRITE that leaves the lock word
+//!   out. The lock word names its holder; it is 0 when free and `DEAD` once the node is.
+//! - `INV-BT-6` Under a lock, a WRITE that changes more than one payload word, and that can be cut
+//!   short by a death, follows a complete redo record under the same token.
+//! - `INV-BT-7` Who holds one node's lock waits for another only from parent to child and from left
+//!   to right, and only by trying: so there is no deadlock.
+//! - `INV-BT-8` Once a WRITE to a linked node or the root word has been posted, it is posted again
+//!   until it has happened and its lock is given back, by a task if its caller does not wait.
+
+mod age;
+mod bulk;
+mod destroy;
+mod grow;
+mod lock;
+mod merge;
+mod read;
+mod records;
+mod redo;
+pub(crate) mod remote;
+mod scan;
+mod split;
+
+mod verify;
+mod write;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+use farleaf_fabric::{GlobalAddr, OpError};
+use farleaf_pool::{PoolError, Session};
+
+use crate::IndexError;
+use crate::bnode::Layout;
+use crate::detach::run_to_end;
+pub(crate) use write::Intent;
+
+/// Bytes of the meta object: four lines, so that no two words share one.
+pub(crate) const META_BYTES: usize = 256;
+/// Offset of the root word: address of the root, its level in the low 6 bits.
+const META_ROOT: u64 = 64;
+/// Offset of the lock of the root word.
+const META_ROOT_LOCK: u64 = 128;
+/// Lowest bits of an address, which are 0: objects lie at multiples of 64 bytes.
+const LEVEL_MASK: u64 = 63;
+
+/// Lock word of a node that has been merged away.
+const DEAD: u64 = 0x7fff_dead_dead_dead;
+
+/// What can be set for a table of this engine.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BlinkOptions {
+    /// Share of a node that a bulk load fills; 0.7 leaves room as random inserts do.
+    pub bulk_fill: f64,
+    /// A node below this share is merged with a neighbour if the sum is at most `merge_sum`.
+    pub merge_low: f64,
+    /// See `merge_low`.
+    pub merge_sum: f64,
+    /// Most leaves that a scan reads at once.
+    pub scan_batch: usize,
+}
+
+impl Default for BlinkOptions {
+    fn default() -> Self {
+        BlinkOptions { bulk_fill: 0.7, merge_low: 0.25, merge_sum: 0.75, scan_batch: 16 }
+    }
+}
+
+/// One remote tree as one compute server sees it.
+#[derive(Debug)]
+pub(crate) struct Tree {
+    layout: Layout,
+    options: BlinkOptions,
+    meta: GlobalAddr,
+    /// The root word as last seen, 0 before that. Old roots are valid entries as long as their
+    /// checksum, which is bound to this tree, fits.
+    root: AtomicU64,
+    /// Nodes up to this level, less 1, lie on their children's memory server; 0 if they may lie
+    /// anywhere, as in a table of this engine's own.
+    placed: AtomicU8,
+}
+
+/// Why an attempt did not come to an end.
+#[derive(Debug)]
+enum Fail {
+    /// The way to the node was out of date: begin again at the root.
+    Restart,
+    /// It failed for good.
+    Error(IndexError),
+}
+
+impl From<IndexError> for Fail {
+    fn from(error: IndexError) -> Self {
+        Fail::Error(error)
+    }
+}
+
+impl From<OpError> for Fail {
+    fn from(error: OpError) -> Self {
+        Fail::Error(error.into())
+    }
+}
+
+impl From<PoolError> for Fail {
+    fn from(error: PoolError) -> Self {
+        Fail::Error(error.into())
+    }
+}
+
+impl Tree {
+    /// Makes the remote structure of an empty tree; returns the address of its meta object.
+    ///
+    /// Cost: 2 WRITEs, 2 round trips.
+    ///
+    /// # Errors
+    /// `Full` if the pool has no room; `Invalid` if nodes are too large for redo records.
+    pub(crate) async fn create(
+        session: &Session,
+        layout: &Layout,
+    ) -> Result<GlobalAddr, IndexError> {
+        redo::check_room(session, layout)?;
+        grow::create(session, layout).await
+    }
+
+    /// The tree whose meta object is at `meta`. No remote operation.
+    pub(crate) fn open(meta: GlobalAddr, layout: Layout, options: BlinkOptions) -> Arc<Self> {
+        let (root, placed) = Default::default();
+        Arc::new(Tree { layout, options, meta, root, placed })
+    }
+
+    /// Geometry of the nodes.
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Levels of the tree as last seen: 1 for a lone leaf, 0 if nobody looked yet.
+    fn height_seen(&self) -> u64 {
+        match self.root.load(Ordering::Relaxed) {
+            0 => 0,
+            word => (word & LEVEL_MASK) + 1,
+        }
+    }
+
+    pub(crate) fn check_key(&self, key: &[u8]) -> Result<(), IndexError> {
+        if self.layout.takes_key(key.len()) {
+            return Ok(());
+        }
+        Err(IndexError::Invalid(format!(
+            "a key of {} bytes: this table takes {}",
+            key.len(),
+            key_lengths(&self.layout)
+        )))
+    }
+
+    fn check_value(&self, value: &[u8]) -> Result<(), IndexError> {
+        if self.layout.takes_value(value.len()) && value.len() <= records::VALUE_BYTES_MAX {
+            return Ok(());
+        }
+        let takes = match self.layout.options().value {
+            crate::bnode::ValueFormat::Fixed(bytes) => format!("exactly {bytes} bytes"),
+            crate::bnode::ValueFormat::Bytes => {
+                format!("at most {} bytes", records::VALUE_BYTES_MAX)
+            }
+        };
+        Err(IndexError::Invalid(format!(
+            "a value of {} bytes: this table takes {takes}",
+            value.len()
+        )))
+    }
+
+    /// [`run_to_end`] with a session that does not give up.
+    fn detach<T: 'static>(
+        session: &Session,
+        task: impl AsyncFnOnce(Session) -> T + 'static,
+    ) -> impl Future<Output = Option<T>> {
+        let patient = session.patient();
+        run_to_end(session, Box::pin(async move { task(patient).await }), ())
+    }
+}
+
+fn key_lengths(layout: &Layout) -> String {
+    match layout.options().key {
+        crate::bnode::KeyFormat::Fixed(bytes) => format!("exactly {bytes} bytes"),
+        crate::bnode::KeyFormat::Bytes { .. } => format!("at most {} bytes", layout.key_max()),
+    }
+}
+
+/// What takes longer than its caller waits.
+fn unfinished_work(what: &str) -> IndexError {
+    IndexError::Unavailable(format!(
+        "{what} takes longer than it is waited for, as it does while a memory server cannot be reached: \
+         try again"
+    ))
+}

@@ -1,0 +1,339 @@
+//! The way down, without locks.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use farleaf_fabric::{Buf, Endpoint, GlobalAddr};
+use farleaf_pool::canary::Canary;
+use farleaf_pool::{LockToken, Session};
+
+use super::{Fail, LEVEL_MASK, META_ROOT, Tree};
+use crate::IndexError;
+use crate::bnode::{Cover, Kind, Node};
+
+/// Attempts at one operation before it gives up.
+const RESTARTS_MAX: u32 = 20_000;
+/// Restarts that follow each other at once.
+const RESTARTS_QUICK: u32 = 8;
+/// READs of one node before waiting in between.
+const REREADS_QUICK: u32 = 16;
+/// A node that nobody has locked and whose checksum does not fit for so long is corrupt.
+const CORRUPT_AFTER_NS: u64 = 50_000_000;
+/// After waiting so long on a lock, look whether its holder lives.
+pub(super) const OWNER_CHECK_NS: u64 = 10_000_000;
+/// After waiting so long on a lock, give up.
+pub(super) const LOCK_WAIT_MAX_NS: u64 = 10_000_000_000;
+/// First and longest wait between two tries.
+pub(super) const BACKOFF_NS: (u64, u64) = (1_000, 64_000);
+
+/// Where on a level one wants to go.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Seek<'a> {
+    /// To the node that covers a key.
+    At(&'a [u8]),
+    /// To the node that covers the place just above a key.
+    After(&'a [u8]),
+    /// To the leftmost node.
+    First,
+    /// To the rightmost node.
+    Last,
+}
+
+impl Seek<'_> {
+    #[inline]
+    pub(super) fn covered(self, node: &Node<'_, u64>) -> Cover {
+        match self {
+            Seek::At(key) => node.covers(key),
+            Seek::After(key) => node.covers_after(key),
+            Seek::First => Cover::Inside,
+            Seek::Last if node.right() != 0 => Cover::Above,
+            Seek::Last => Cover::Inside,
+        }
+    }
+
+    #[inline]
+    pub(super) fn child(self, node: &Node<'_, u64>) -> (usize, u64) {
+        match self {
+            Seek::At(key) => node.child_for(key),
+            Seek::After(key) => node.child_after(key),
+            Seek::First => (0, node.child(0).unwrap_or(0)),
+            Seek::Last => (node.count(), node.child(node.count()).unwrap_or(0)),
+        }
+    }
+}
+
+/// A split that a walk found unfinished: its parent lacks the separator.
+#[derive(Clone, Debug)]
+pub(super) struct Unfinished {
+    /// Level of the parent.
+    pub(super) level: u8,
+    /// High fence of the left part.
+    pub(super) separator: Vec<u8>,
+    /// The right part.
+    pub(super) right: GlobalAddr,
+}
+
+/// Counts attempts at one operation and spaces them out.
+#[derive(Debug, Default)]
+pub(super) struct Restarts(u32);
+
+impl Restarts {
+    /// Before one more attempt: looks the root up again, waits when there were many.
+    pub(super) async fn again(&mut self, tree: &Tree, session: &Session) -> Result<(), IndexError> {
+        self.0 += 1;
+        if self.0 > RESTARTS_MAX {
+            return Err(IndexError::Unavailable(format!(
+                "gave up after {RESTARTS_MAX} attempts at finding the way through the table: try again"
+            )));
+        }
+        if self.0 > RESTARTS_QUICK {
+            backoff(session, self.0 - RESTARTS_QUICK).await;
+        }
+        tree.refresh_root(session).await?;
+        Ok(())
+    }
+}
+
+/// Waits 1 to 64 us, doubling with `attempt`, jittered.
+pub(super) async fn backoff(session: &Session, attempt: u32) {
+    backoff_up_to(session, attempt, BACKOFF_NS.1).await;
+}
+
+/// The same, and so long at most.
+pub(super) async fn backoff_up_to(session: &Session, attempt: u32, most_ns: u64) {
+    let most = (BACKOFF_NS.0 << attempt.min(16)).min(most_ns);
+    let ns = most / 2 + session.endpoint().random() % (most / 2 + 1);
+    session.endpoint().sleep(ns).await;
+}
+
+impl Tree {
+    /// Address and level of the root as last seen. 1 READ if it never was.
+    #[inline]
+    pub(super) async fn root(&self, session: &Session) -> Result<(GlobalAddr, u8), IndexError> {
+        match self.root.load(Ordering::Relaxed) {
+            0 => self.refresh_root(session).await,
+            word => root_parts(word),
+        }
+    }
+
+    /// READs the root word.
+    pub(super) async fn refresh_root(
+        &self,
+        session: &Session,
+    ) -> Result<(GlobalAddr, u8), IndexError> {
+        let word = session.steady().word(self.meta.plus(META_ROOT)).await?;
+        let parts = root_parts(word)?;
+        self.root.store(word, Ordering::Relaxed);
+        Ok(parts)
+    }
+
+    /// Reads the leaf that covers `key`: height READs.
+    pub(crate) async fn get(
+        self: &Arc<Self>,
+        session: &Session,
+        key: &[u8],
+        value: &mut Vec<u8>,
+    ) -> Result<bool, IndexError> {
+        let mut restarts = Restarts::default();
+        loop {
+            let leaf = match self.node_at(session, Seek::At(key), 0).await {
+                Ok((_, leaf)) => leaf,
+                Err(Fail::Restart) => {
+                    restarts.again(self, session).await?;
+                    continue;
+                }
+                Err(Fail::Error(error)) => return Err(error),
+            };
+            let node = Node::new(&self.layout, leaf.words());
+            let Ok(index) = node.find(key) else {
+                value.clear();
+                return Ok(false);
+            };
+            self.value_of(session, &node, index, value).await?;
+            return Ok(true);
+        }
+    }
+
+    /// Reads the node of `level` that `seek` wants. 1 READ for each level from the root down to it.
+    pub(super) async fn node_at(
+        self: &Arc<Self>,
+        session: &Session,
+        seek: Seek<'_>,
+        level: u8,
+    ) -> Result<(GlobalAddr, Buf), Fail> {
+        let (mut addr, mut at) = self.root(session).await?;
+        if at < level {
+            return Err(Fail::Restart);
+        }
+        let client = session.client();
+        loop {
+            // A failed READ is rare; one `async fn` more around each would not be.
+            let (posting, bytes) = (session.steady().posting(), self.layout.node_bytes());
+            let mut image = match client.read(addr, client.buf(bytes)).await {
+                Ok(image) => image,
+                Err(error) => session.steady().read_again(posting, error, addr, bytes).await?,
+            };
+            if !self.is_current(&image, addr, at) {
+                image = self.read_again(session, addr, at, image).await?;
+            }
+            let node = Node::new(&self.layout, image.words());
+            match seek.covered(&node) {
+                Cover::Inside if at == level => return Ok((addr, image)),
+                Cover::Inside => {
+                    addr = self.pointer(seek.child(&node).1, addr)?;
+                    at -= 1;
+                }
+                Cover::Above => addr = self.pointer(node.right(), addr)?,
+                Cover::Below => return Err(Fail::Restart),
+            }
+        }
+    }
+
+    /// The address of the node of `level` that probably covers `key`, not read yet: 1 READ for each
+    /// level above it. Puts down a split that it finds unfinished.
+    pub(super) async fn way_to(
+        self: &Arc<Self>,
+        session: &Session,
+        key: &[u8],
+        level: u8,
+        unfinished: &mut Option<Unfinished>,
+    ) -> Result<GlobalAddr, Fail> {
+        let (mut addr, mut at) = self.root(session).await?;
+        if at < level {
+            return Err(Fail::Restart);
+        }
+        let client = session.client();
+        let mut from_parent = false;
+        while at > level {
+            // A failed READ is rare; one `async fn` more around each would not be.
+            let (posting, bytes) = (session.steady().posting(), self.layout.node_bytes());
+            let mut image = match client.read(addr, client.buf(bytes)).await {
+                Ok(image) => image,
+                Err(error) => session.steady().read_again(posting, error, addr, bytes).await?,
+            };
+            if !self.is_current(&image, addr, at) {
+                image = self.read_again(session, addr, at, image).await?;
+            }
+            let node = Node::new(&self.layout, image.words());
+            match node.covers(key) {
+                Cover::Inside => {
+                    addr = self.pointer(node.child_for(key).1, addr)?;
+                    at -= 1;
+                    from_parent = true;
+                }
+                Cover::Above => {
+                    let right = self.pointer(node.right(), addr)?;
+                    if from_parent {
+                        *unfinished = Some(Unfinished::of(&node, right));
+                    }
+                    addr = right;
+                }
+                Cover::Below => return Err(Fail::Restart),
+            }
+        }
+        Ok(addr)
+    }
+
+    /// Whether the image is one that was published at `addr`, alive, on that level.
+    #[inline]
+    pub(super) fn is_current(&self, image: &Buf, addr: GlobalAddr, level: u8) -> bool {
+        let node = Node::new(&self.layout, image.words());
+        let kind = if level == 0 { Kind::Leaf } else { Kind::Inner };
+        (node.sum_ok() || Canary::AcceptTorn.is_armed())
+            && node.self_addr() == addr.word()
+            && node.level() == level
+            && node.kind() == kind
+    }
+
+    /// A READ did not give a current image: reads on until it does, or says what to do instead.
+    #[cold]
+    pub(super) async fn read_again(
+        self: &Arc<Self>,
+        session: &Session,
+        addr: GlobalAddr,
+        level: u8,
+        mut image: Buf,
+    ) -> Result<Buf, Fail> {
+        let (endpoint, steady) = (session.endpoint(), session.steady());
+        let start_ns = endpoint.now_ns();
+        let mut tries = 0;
+        loop {
+            let node = Node::new(&self.layout, image.words());
+            if node.sum_ok() {
+                if self.is_current(&image, addr, level) {
+                    return Ok(image);
+                }
+                // Merged away, or memory that this tree uses for another node now.
+                return Err(Fail::Restart);
+            }
+            // Torn, or not of this tree any more.
+            let lock = image.words()[0];
+            let waited_ns = endpoint.now_ns() - start_ns;
+            if tries >= REREADS_QUICK {
+                let seen = self.root.load(Ordering::Relaxed);
+                self.refresh_root(session).await?;
+                if self.root.load(Ordering::Relaxed) != seen {
+                    return Err(Fail::Restart);
+                }
+                backoff(session, tries - REREADS_QUICK).await;
+            }
+            if waited_ns >= OWNER_CHECK_NS
+                && LockToken::from_word(lock).is_some()
+                && session.owner_is_dead(lock).await?
+            {
+                self.recover(session, addr, lock).await?;
+                return Err(Fail::Restart);
+            }
+            if waited_ns >= CORRUPT_AFTER_NS && lock == 0 {
+                return Err(Fail::Error(IndexError::Corrupt(format!(
+                    "node {addr} (level {level}) of the table at {}: INV-NODE-4: its checksum does \
+                     not fit its content and nobody is writing it",
+                    self.meta
+                ))));
+            }
+            if waited_ns >= LOCK_WAIT_MAX_NS {
+                return Err(Fail::Error(locked_too_long(addr, lock)));
+            }
+            tries += 1;
+            image = steady.read(addr, steady.buf(self.layout.node_bytes())).await?;
+        }
+    }
+
+    /// The address that a node's word holds.
+    #[inline]
+    pub(super) fn pointer(&self, word: u64, holder: GlobalAddr) -> Result<GlobalAddr, IndexError> {
+        match GlobalAddr::from_word(word) {
+            Some(addr) if word != 0 && word & LEVEL_MASK == 0 => Ok(addr),
+            _ => Err(IndexError::Corrupt(format!(
+                "node {holder} of the table at {} points to {word:#018x}, which is no address",
+                self.meta
+            ))),
+        }
+    }
+}
+
+impl Unfinished {
+    pub(super) fn of(node: &Node<'_, u64>, right: GlobalAddr) -> Self {
+        let mut separator = Vec::new();
+        node.high_fence(&mut separator);
+        Unfinished { level: node.level() + 1, separator, right }
+    }
+}
+
+fn root_parts(word: u64) -> Result<(GlobalAddr, u8), IndexError> {
+    match GlobalAddr::from_word(word & !LEVEL_MASK) {
+        Some(addr) if !addr.is_null() => Ok((addr, (word & LEVEL_MASK) as u8)),
+        _ => Err(IndexError::Corrupt(format!("the root word {word:#018x} is no address"))),
+    }
+}
+
+pub(super) fn locked_too_long(addr: GlobalAddr, lock: u64) -> IndexError {
+    let holder = match LockToken::from_word(lock) {
+        Some(token) => format!("compute server {} (client {})", token.member(), token.client()),
+        None => format!("an unknown holder ({lock:#018x})"),
+    };
+    IndexError::Unavailable(format!(
+        "node {addr} has been locked by {holder} for more than {} s: is that process stopped?",
+        LOCK_WAIT_MAX_NS / 1_000_000_000
+    ))
+}

@@ -1,0 +1,490 @@
+//! The remote tree as engines that cache it use it: reading and changing single objects, and what
+//! needs the whole of it at rest.
+//!
+//! Such an engine keeps the tree's nodes, meta object and records as they are here, so that
+//! `verify`, `destroy` and loading are these.
+
+use std::future::Future;
+use std::ops::Bound;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use farleaf_fabric::{Buf, GlobalAddr};
+use farleaf_pool::{Audit, Session};
+
+use super::bulk::BuiltTree;
+use super::lock::Lock;
+use super::read::Unfinished;
+use super::scan::{Place, is_empty, is_past};
+use super::{BlinkOptions, Fail, LEVEL_MASK, META_BYTES, META_ROOT, Tree, read};
+use crate::bnode::{ChangeError, Layout, Node, NodeMut, RecordRef, Stored};
+use crate::detach::run_to_end;
+use crate::index::{ScanRange, SortedPairs, TableReport};
+use crate::{Entries, IndexError};
+
+/// First word of the meta object that is free for the engine.
+const META_FREE: u64 = 192;
+/// Tries at a node that does not look like one, with waits between them: enough for a WRITE to end.
+const EXCLUSIVE_TRIES: u32 = 32;
+
+/// A remote tree.
+#[derive(Clone, Debug)]
+pub(crate) struct RemoteTree(Arc<Tree>);
+
+/// What is said of work that goes on for longer than its caller waits.
+pub(crate) trait Overdue {
+    /// That; for work that has not changed any key.
+    fn overdue() -> Self;
+}
+
+impl Overdue for () {
+    fn overdue() -> Self {}
+}
+
+impl<T> Overdue for Result<T, IndexError> {
+    fn overdue() -> Self {
+        Err(IndexError::Unavailable("a memory server cannot be reached: try again".into()))
+    }
+}
+
+/// A tree that was built and is not in place yet.
+pub(crate) struct NewTree(BuiltTree);
+
+impl NewTree {
+    pub(crate) fn root(&self) -> (GlobalAddr, u8) {
+        self.0.root
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.0.count
+    }
+
+    /// It is about to be pointed to: from here on it is not freed when dropped.
+    pub(crate) fn keep(&mut self) {
+        self.0.keep();
+    }
+}
+
+impl RemoteTree {
+    /// Makes an empty tree; returns its meta object.
+    pub(crate) async fn create(
+        session: &Session,
+        layout: &Layout,
+    ) -> Result<GlobalAddr, IndexError> {
+        Tree::create(session, layout).await
+    }
+
+    pub(crate) fn open(meta: GlobalAddr, layout: Layout, options: BlinkOptions) -> Self {
+        RemoteTree(Tree::open(meta, layout, options))
+    }
+
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.0.layout
+    }
+
+    pub(crate) fn meta(&self) -> GlobalAddr {
+        self.0.meta
+    }
+
+    /// The word of the meta object that says whose the tree is; the engine's to use.
+    pub(crate) fn owner_word(&self) -> GlobalAddr {
+        self.0.meta.plus(META_FREE)
+    }
+
+    /// The word of the meta object that names another object of the engine's.
+    pub(crate) fn map_word(&self) -> GlobalAddr {
+        self.0.meta.plus(META_FREE + 8)
+    }
+
+    /// The word of the meta object that names a log of changes; the engine's to use.
+    pub(crate) fn log_word(&self) -> GlobalAddr {
+        self.0.meta.plus(META_BYTES as u64 - 8)
+    }
+
+    /// The word of the meta object that says up to which level nodes lie on their children's server.
+    pub(crate) fn placement_word(meta: GlobalAddr) -> GlobalAddr {
+        meta.plus(META_FREE + 24)
+    }
+
+    /// From now on, new nodes up to this level go to their neighbours' server, or to any.
+    pub(crate) fn set_subtree_level(&self, level: Option<u8>) {
+        self.0.placed.store(level.map_or(0, |level| level + 1), Ordering::Relaxed);
+    }
+
+    /// See [`RemoteTree::set_subtree_level`].
+    pub(crate) fn subtree_level(&self) -> Option<u8> {
+        self.0.placed.load(Ordering::Relaxed).checked_sub(1)
+    }
+
+    /// Takes the lock of [`RemoteTree::map_word`]; takes it over from the dead.
+    pub(crate) async fn lock_map(&self, session: &Session) -> Result<Lock, IndexError> {
+        self.0.lock_word(session, self.0.meta.plus(META_FREE + 16)).await
+    }
+
+    /// Stores [`RemoteTree::map_word`] and releases its lock, in one chain.
+    pub(crate) async fn name_map(
+        &self,
+        session: &Session,
+        lock: Lock,
+        word: u64,
+    ) -> Result<(), IndexError> {
+        let mut ops = session.client().ops();
+        ops.write_word(self.map_word(), word);
+        lock.finish(ops, 0, None).await?;
+        Ok(())
+    }
+
+    pub(crate) fn check_key(&self, key: &[u8]) -> Result<(), IndexError> {
+        self.0.check_key(key)
+    }
+
+    pub(crate) fn check_value(&self, value: &[u8]) -> Result<(), IndexError> {
+        self.0.check_value(value)
+    }
+
+    /// Whether `image` is a node that was published at `addr`, alive, on `level`.
+    pub(crate) fn is_current(&self, image: &Buf, addr: GlobalAddr, level: u8) -> bool {
+        self.0.is_current(image, addr, level)
+    }
+
+    /// The address that a node's word holds.
+    pub(crate) fn pointer(&self, word: u64, holder: GlobalAddr) -> Result<GlobalAddr, IndexError> {
+        self.0.pointer(word, holder)
+    }
+
+    pub(crate) fn damaged(&self, addr: GlobalAddr, error: ChangeError) -> IndexError {
+        self.0.damaged(addr, error)
+    }
+
+    /// READs the root word: address and level.
+    pub(crate) async fn read_root(
+        &self,
+        session: &Session,
+    ) -> Result<(GlobalAddr, u8), IndexError> {
+        self.0.refresh_root(session).await
+    }
+
+    /// The address of the root word, and what it holds for a root.
+    pub(crate) fn root_word(&self, root: GlobalAddr, level: u8) -> (GlobalAddr, u64) {
+        debug_assert!(u64::from(level) <= LEVEL_MASK);
+        (self.0.meta.plus(META_ROOT), root.word() | u64::from(level))
+    }
+
+    /// The root is another one now; what was cached of the root word is forgotten.
+    pub(crate) fn forget_root(&self) {
+        self.0.root.store(0, Ordering::Relaxed);
+    }
+
+    /// Runs `task` to its end whatever becomes of the caller, and waits for it; if it goes on for longer
+    /// than the caller waits, gives what `T` says about that.
+    pub(crate) fn detach<T: Overdue + 'static>(
+        session: &Session,
+        task: impl Future<Output = T> + 'static,
+    ) -> impl Future<Output = T> {
+        let done = run_to_end(session, Box::pin(task), ());
+        async { done.await.unwrap_or_else(T::overdue) }
+    }
+
+    /// Waits 1 to 64 us, doubling with `attempt`, jittered.
+    pub(crate) async fn backoff(session: &Session, attempt: u32) {
+        read::backoff(session, attempt).await;
+    }
+
+    /// Whether a value of `len` bytes needs a record.
+    pub(crate) fn needs_record(&self, len: usize) -> bool {
+        len > self.0.layout.inline_value_max()
+    }
+
+    pub(crate) async fn write_record(
+        &self,
+        session: &Session,
+        value: &[u8],
+    ) -> Result<RecordRef, IndexError> {
+        let record = self.0.write_record(session, value).await?;
+        record.keep();
+        Ok(record.reference())
+    }
+
+    pub(crate) async fn read_record(
+        &self,
+        session: &Session,
+        record: RecordRef,
+        value: &mut Vec<u8>,
+    ) -> Result<(), IndexError> {
+        self.0.read_record(session, record, value).await
+    }
+
+    pub(crate) async fn value_of(
+        &self,
+        session: &Session,
+        node: &Node<'_, u64>,
+        index: usize,
+        value: &mut Vec<u8>,
+    ) -> Result<(), IndexError> {
+        self.0.value_of(session, node, index, value).await
+    }
+
+    /// Address and bytes of a record.
+    pub(crate) fn record_place(
+        &self,
+        record: RecordRef,
+    ) -> Result<(GlobalAddr, usize), IndexError> {
+        self.0.record_place(record)
+    }
+
+    /// READs a node that others may be writing, until an image of it fits; `None` if no such node is
+    /// there any more. 1 READ, more if it is torn.
+    pub(crate) async fn read_shared(
+        &self,
+        session: &Session,
+        addr: GlobalAddr,
+        level: u8,
+    ) -> Result<Option<Buf>, IndexError> {
+        let steady = session.steady();
+        let image = steady.read(addr, steady.buf(self.0.layout.node_bytes())).await?;
+        if self.0.is_current(&image, addr, level) {
+            return Ok(Some(image));
+        }
+        match self.0.read_again(session, addr, level, image).await {
+            Ok(image) => Ok(Some(image)),
+            Err(Fail::Restart) => Ok(None),
+            Err(Fail::Error(error)) => Err(error),
+        }
+    }
+
+    /// Tells the node of `level` that covers `separator`, under its remote lock, that `right` begins
+    /// there; adds a level if there is none. May be done again.
+    pub(crate) async fn post_separator(
+        &self,
+        session: &Session,
+        level: u8,
+        separator: &[u8],
+        right: GlobalAddr,
+    ) -> Result<(), IndexError> {
+        let unfinished = Unfinished { level, separator: separator.to_vec(), right };
+        let mut tries = 0;
+        loop {
+            match self.0.finish_split_now(session, unfinished.clone()).await {
+                // The way there may touch a node whose one owner writes it without the lock.
+                Err(IndexError::Corrupt(_)) if tries < EXCLUSIVE_TRIES => tries += 1,
+                done => return done,
+            }
+            read::backoff(session, tries).await;
+        }
+    }
+
+    /// Makes sure that the node of `level` that covers `separator` has room for it, under its remote
+    /// lock.
+    pub(crate) async fn make_room(
+        &self,
+        session: &Session,
+        level: u8,
+        separator: &[u8],
+    ) -> Result<(), IndexError> {
+        let mut restarts = read::Restarts::default();
+        let mut tries = 0;
+        loop {
+            match self.try_make_room(session, level, separator).await {
+                Ok(()) => return Ok(()),
+                // As above.
+                Err(Fail::Error(IndexError::Corrupt(_))) if tries < EXCLUSIVE_TRIES => {
+                    tries += 1;
+                    read::backoff(session, tries).await;
+                }
+                Err(Fail::Restart) => restarts.again(&self.0, session).await?,
+                Err(Fail::Error(error)) => return Err(error),
+            }
+        }
+    }
+
+    async fn try_make_room(
+        &self,
+        session: &Session,
+        level: u8,
+        separator: &[u8],
+    ) -> Result<(), Fail> {
+        let tree = &self.0;
+        let mut further = None;
+        let addr = tree.way_to(session, separator, level, &mut further).await?;
+        let node = tree.lock_covering(session, addr, separator, level, &mut further).await?;
+        let mut copy = node.image.words().to_vec();
+        let posted =
+            NodeMut::new(&tree.layout, copy.as_mut_slice()).insert_separator(separator, 64);
+        if posted == Err(ChangeError::NoRoom) {
+            tree.split(session, node, separator.to_vec()).await?;
+        } else {
+            node.unlock().await?;
+        }
+        Ok(())
+    }
+
+    /// Builds a tree beside this one, in which each of `cuts` is a leaf's high fence. The error leaves
+    /// nothing behind.
+    pub(crate) async fn build(
+        &self,
+        session: &Session,
+        pairs: &mut impl SortedPairs,
+        cuts: &[Vec<u8>],
+    ) -> Result<NewTree, IndexError> {
+        self.0.build(session, pairs, cuts).await.map(NewTree)
+    }
+
+    /// Walks the tree as it is in remote memory.
+    pub(crate) async fn verify(
+        &self,
+        session: &Session,
+        audit: &mut Audit,
+    ) -> Result<TableReport, IndexError> {
+        self.0.verify(session, audit).await
+    }
+}
+
+/// A scan that goes from leaf to leaf.
+pub(crate) struct Passage<'a> {
+    range: ScanRange<'a>,
+    place: Place,
+    end: usize,
+}
+
+/// Where a scan wants to go on.
+pub(crate) enum Next<'a> {
+    /// At the end of the key space that it comes from.
+    End,
+    /// At a key.
+    At(&'a [u8]),
+    /// Just above a key.
+    After(&'a [u8]),
+}
+
+impl<'a> Passage<'a> {
+    /// A scan of at most `limit` pairs of `range` that are appended to `out`; `None` if there can
+    /// be none.
+    pub(crate) fn begin(range: ScanRange<'a>, limit: usize, out: &Entries) -> Option<Self> {
+        if limit == 0 || is_empty(&range) {
+            return None;
+        }
+        let place = match if range.reverse { range.to } else { range.from } {
+            Bound::Unbounded => Place::End,
+            Bound::Included(key) => Place::At(key.to_vec()),
+            Bound::Excluded(key) if range.reverse => Place::At(key.to_vec()),
+            Bound::Excluded(key) => Place::After(key.to_vec()),
+        };
+        Some(Passage { range, place, end: out.len().saturating_add(limit) })
+    }
+
+    /// Where the next leaf is, and whether the scan descends.
+    pub(crate) fn next(&self) -> (Next<'_>, bool) {
+        let next = match &self.place {
+            Place::End => Next::End,
+            Place::At(key) => Next::At(key),
+            Place::After(key) => Next::After(key),
+        };
+        (next, self.range.reverse)
+    }
+
+    /// Pairs that are still wanted.
+    pub(crate) fn wanted(&self, out: &Entries) -> usize {
+        self.end.saturating_sub(out.len())
+    }
+
+    /// Whether the range ends before the leaf behind this fence.
+    pub(crate) fn ends_before(&self, fence: &[u8]) -> bool {
+        is_past(&self.range, fence)
+    }
+
+    /// Takes the leaf's pairs; whether there is more to come.
+    pub(crate) async fn pass(
+        &mut self,
+        remote: &RemoteTree,
+        session: &Session,
+        leaf: &Node<'_, u64>,
+        out: &mut Entries,
+    ) -> Result<bool, IndexError> {
+        remote.0.take_pairs(session, leaf, &self.range, &self.place, self.end, out).await?;
+        let mut fence = Vec::new();
+        let more = match self.range.reverse {
+            true => leaf.low_fence(&mut fence),
+            false => leaf.high_fence(&mut fence),
+        };
+        Ok(self.skip_to(more.then_some(&fence), out))
+    }
+
+    /// Takes pairs of the range that somebody else has gathered, all from the place to `fence`; whether
+    /// there is more to come.
+    pub(crate) async fn pass_pairs<'p>(
+        &mut self,
+        remote: &RemoteTree,
+        session: &Session,
+        pairs: impl Iterator<Item = (&'p [u8], Stored, &'p [u8])>,
+        fence: Option<&[u8]>,
+        out: &mut Entries,
+    ) -> Result<bool, IndexError> {
+        let mut pending = Vec::new();
+        for (key, stored, value) in pairs.take(self.wanted(out)) {
+            remote.0.take_pair(session, (key, stored, value), &mut pending, out).await?;
+        }
+        remote.0.take_records(session, &mut pending, out).await?;
+        Ok(self.skip_to(fence, out))
+    }
+
+    /// Whether the end that a descending scan comes from is `key`, and not in the range.
+    pub(crate) fn leaves_out(&self, key: &[u8]) -> bool {
+        self.range.to == Bound::Excluded(key)
+    }
+
+    /// The end that the scan goes to, and whether it is not in the range.
+    pub(crate) fn far_end(&self) -> Option<(&[u8], bool)> {
+        match if self.range.reverse { self.range.from } else { self.range.to } {
+            Bound::Unbounded => None,
+            Bound::Included(key) => Some((key, false)),
+            Bound::Excluded(key) => Some((key, true)),
+        }
+    }
+
+    /// What is left of the range in `(low, high]`, which holds the place, and how many pairs are
+    /// wanted.
+    pub(crate) fn rest_in(
+        &self,
+        low: Option<&[u8]>,
+        high: Option<&[u8]>,
+        out: &Entries,
+    ) -> (Bound<Vec<u8>>, Bound<Vec<u8>>, usize) {
+        let owned = |bound: Bound<&[u8]>| bound.map(<[u8]>::to_vec);
+        let key_of = |bound: Bound<&[u8]>| match bound {
+            Bound::Unbounded => None,
+            Bound::Included(key) | Bound::Excluded(key) => Some(key.to_vec()),
+        };
+        let (mut from, mut to) = (owned(self.range.from), owned(self.range.to));
+        match &self.place {
+            Place::End => {}
+            Place::After(key) => from = Bound::Excluded(key.clone()),
+            Place::At(key) if !self.range.reverse => from = Bound::Included(key.clone()),
+            Place::At(key) if key_of(self.range.to).as_ref() != Some(key) => {
+                to = Bound::Included(key.clone());
+            }
+            Place::At(_) => {}
+        }
+        if self.range.reverse {
+            let begins_below = key_of(self.range.from).is_none_or(|key| Some(&*key) <= low);
+            if let (Some(low), true) = (low, begins_below) {
+                from = Bound::Excluded(low.to_vec());
+            }
+        } else if let Some(high) = high
+            && key_of(self.range.to).is_none_or(|key| *key > *high)
+        {
+            to = Bound::Included(high.to_vec());
+        }
+        (from, to, self.end - out.len())
+    }
+
+    /// All up to `fence` has been seen to; whether there is more to come.
+    pub(crate) fn skip_to(&mut self, fence: Option<&[u8]>, out: &Entries) -> bool {
+        let Some(fence) = fence else { return false };
+        if out.len() >= self.end || is_past(&self.range, fence) {
+            return false;
+        }
+        let fence = fence.to_vec();
+        self.place = if self.range.reverse { Place::At(fence) } else { Place::After(fence) };
+        true
+    }
+}

@@ -1,0 +1,184 @@
+//! Dividing a full node, and telling its parent.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use farleaf_fabric::{Buf, GlobalAddr, ServerId};
+use farleaf_pool::Session;
+use farleaf_pool::canary::Canary;
+
+use super::lock::Locked;
+use super::read::{Restarts, Unfinished};
+use super::{Fail, Tree, unfinished_work};
+use crate::IndexError;
+use crate::bnode::{ChangeError, Node, NodeMut};
+
+impl Tree {
+    /// Divides a locked node so that there is room for `key`, unlocks it, and tells its parent.
+    ///
+    /// Cost: WRITE of the new node; WRITEs of the old one, its redo record and its lock in one
+    /// chain; then a separator (see [`Tree::finish_split`]).
+    ///
+    /// # Errors
+    /// `Full`: nothing was changed.
+    pub(super) async fn split(
+        self: &Arc<Self>,
+        session: &Session,
+        node: Locked,
+        key: Vec<u8>,
+    ) -> Result<(), IndexError> {
+        let tree = Arc::clone(self);
+        Tree::detach(session, async move |session| {
+            let unfinished = tree.split_now(&session, node.with_session(&session), &key).await?;
+            tree.finish_split_now(&session, unfinished).await
+        })
+        .await
+        .unwrap_or_else(|| Err(unfinished_work("a split")))
+    }
+
+    /// Adds the separator of a split that somebody has left unfinished, if it is still missing.
+    ///
+    /// Cost: a READ for each level above the parent's, CAS, READ and unlock there, 1 READ of the
+    /// right node, and the WRITE if the separator is missing.
+    pub(super) async fn finish_split(
+        self: &Arc<Self>,
+        session: &Session,
+        unfinished: Unfinished,
+    ) -> Result<(), IndexError> {
+        let tree = Arc::clone(self);
+        Tree::detach(session, async move |session| {
+            tree.finish_split_now(&session, unfinished).await
+        })
+        .await
+        .unwrap_or_else(|| Err(unfinished_work("a split")))
+    }
+
+    /// Where a new node of `level` goes, beside the one at `addr` or above it.
+    pub(super) fn server_beside(&self, session: &Session, addr: GlobalAddr, level: u8) -> ServerId {
+        let is_placed = level < self.placed.load(Ordering::Relaxed);
+        if is_placed { addr.server() } else { session.place() }
+    }
+
+    /// The new node first, then the old one (`INV-BT-2`). Gives what the parent must learn.
+    async fn split_now(
+        self: &Arc<Self>,
+        session: &Session,
+        mut node: Locked,
+        key: &[u8],
+    ) -> Result<Unfinished, IndexError> {
+        let client = session.client();
+        let bytes = self.layout.node_bytes();
+        let on = self.server_beside(session, node.addr, node.node().level());
+        let right_object = match session.alloc_unlinked(on, bytes).await {
+            Ok(object) => object,
+            Err(full) => {
+                node.unlock().await?;
+                return Err(full.into());
+            }
+        };
+        let right_addr = right_object.addr();
+        let level = node.node().level();
+        let mut right: Buf = client.buf(bytes);
+        let mut right_mut = NodeMut::new(&self.layout, right.words_mut());
+        let split = match node.node_mut().split_for(key, &mut right_mut, right_addr.word(), 0) {
+            Ok(split) => split,
+            Err(error) => return Err(self.damaged(node.addr, error)),
+        };
+        if Canary::DropSibling.is_armed() {
+            right_mut.set_right(0);
+        }
+        right_mut.seal(1);
+        if Canary::PublishOldFirst.is_armed() {
+            node.publish(true, None).await?;
+            right_object.write(right).await?;
+            right_object.keep();
+        } else {
+            right_object.write(right).await?;
+            right_object.keep();
+            node.publish(true, None).await?;
+        }
+        Ok(Unfinished { level: level + 1, separator: split.separator, right: right_addr })
+    }
+
+    pub(super) async fn finish_split_now(
+        self: &Arc<Self>,
+        session: &Session,
+        unfinished: Unfinished,
+    ) -> Result<(), IndexError> {
+        let mut to_do = vec![unfinished];
+        let mut restarts = Restarts::default();
+        while let Some(next) = to_do.last() {
+            match self.add_separator(session, next).await {
+                Ok(None) => {
+                    to_do.pop();
+                }
+                // The parent was split to make room: its own separator first, then try again.
+                Ok(Some(parent)) => to_do.push(parent),
+                Err(Fail::Restart) => restarts.again(self, session).await?,
+                // A B-link tree does without the separator; somebody adds it when there is room.
+                Err(Fail::Error(IndexError::Full(_))) => return Ok(()),
+                Err(Fail::Error(error)) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds one separator. If the parent had no room it is split instead, and its own separator is
+    /// what is unfinished now.
+    async fn add_separator(
+        self: &Arc<Self>,
+        session: &Session,
+        unfinished: &Unfinished,
+    ) -> Result<Option<Unfinished>, Fail> {
+        let Unfinished { level, separator, right } = unfinished;
+        if self.refresh_root(session).await?.1 < *level {
+            self.grow(session, *level).await?;
+        }
+        let mut further = None;
+        let parent = self.way_to(session, separator, *level, &mut further).await?;
+        let mut parent =
+            self.lock_covering(session, parent, separator, *level, &mut further).await?;
+        if !Canary::SeparatorUnchecked.is_armed()
+            && !self.still_starts_at(session, *right, *level - 1, separator).await?
+        {
+            // Merged away since, by somebody who then removed the separator, too.
+            parent.unlock().await?;
+            return Ok(None);
+        }
+        match parent.node_mut().insert_separator(separator, right.word()) {
+            Ok(crate::bnode::Posted::Added(_)) => {
+                parent.publish(true, None).await?;
+                Ok(None)
+            }
+            Ok(crate::bnode::Posted::AlreadyThere(_))
+            | Err(ChangeError::OtherChild { .. } | ChangeError::OutsideFences) => {
+                parent.unlock().await?;
+                Ok(None)
+            }
+            Err(ChangeError::NoRoom) => Ok(Some(self.split_now(session, parent, separator).await?)),
+            Err(error) => Err(Fail::Error(self.damaged(parent.addr, error))),
+        }
+    }
+
+    /// Whether the node at `addr` is alive and its low fence is `separator`. The caller holds the
+    /// lock of the parent that covers it, so that nobody can merge it away meanwhile.
+    async fn still_starts_at(
+        self: &Arc<Self>,
+        session: &Session,
+        addr: GlobalAddr,
+        level: u8,
+        separator: &[u8],
+    ) -> Result<bool, Fail> {
+        let steady = session.steady();
+        let mut image = steady.read(addr, steady.buf(self.layout.node_bytes())).await?;
+        if !self.is_current(&image, addr, level) {
+            image = match self.read_again(session, addr, level, image).await {
+                Ok(image) => image,
+                Err(Fail::Restart) => return Ok(false),
+                Err(error) => return Err(error),
+            };
+        }
+        let mut low = Vec::new();
+        Ok(Node::new(&self.layout, image.words()).low_fence(&mut low) && low == separator)
+    }
+}

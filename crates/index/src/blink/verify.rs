@@ -1,0 +1,380 @@
+//! Walking the whole remote structure.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use farleaf_fabric::{Buf, GlobalAddr};
+use farleaf_pool::{Audit, LockToken, Session};
+
+use super::lock::LockWait;
+use super::read::{Restarts, Seek};
+use super::records::record_bytes;
+use super::{Fail, META_BYTES, META_ROOT_LOCK, Tree, grow};
+use crate::IndexError;
+use crate::bnode::{Kind, Node, RecordRef, Stored, verify_image};
+use crate::index::TableReport;
+
+/// Attempts at finding a node. Others' changes explain some; this many mean that pointers lead astray.
+const FIND_TRIES_MAX: u32 = 2_000;
+/// Problems that are told in full.
+const PROBLEMS_MAX: usize = 100;
+
+/// What a walk does with what it comes by.
+pub(super) trait Visitor {
+    /// Whether it has seen enough: the walk ends without looking at any further node.
+    fn is_done(&self) -> bool {
+        false
+    }
+    /// A node, once each.
+    fn node(&mut self, addr: GlobalAddr, bytes: usize);
+    /// A record, once for each reference.
+    fn record(&mut self, record: RecordRef);
+}
+
+impl Tree {
+    /// Checks every node and marks everything reachable in `audit`.
+    ///
+    /// A problem begins with the invariant that it breaks. `INV-BT-3`, `-6` and `-7` are about what
+    /// writers do, which a walk cannot see; what breaks `INV-BT-2` shows as a pointer that leads to
+    /// no node of this tree.
+    ///
+    /// Cost: 1 READ per node.
+    ///
+    /// # Errors
+    /// `Corrupt` if the walk cannot go on, with what was found before.
+    pub(crate) async fn verify(
+        self: &Arc<Self>,
+        session: &Session,
+        audit: &mut Audit,
+    ) -> Result<TableReport, IndexError> {
+        let mut report = TableReport::default();
+        let mut marker = Marker { audit, problems: Vec::new() };
+        marker.mark(self.meta, META_BYTES, "the meta object");
+        let walked = self.walk(session, &mut report, &mut marker).await;
+        report.problems.append(&mut marker.problems);
+        if let Err(IndexError::Corrupt(why)) = &walked
+            && !report.problems.is_empty()
+        {
+            // What was found on the way is most likely why.
+            report.problems.truncate(PROBLEMS_MAX);
+            let found = report.problems.join("; ");
+            return Err(IndexError::Corrupt(format!("{why}; found before: {found}")));
+        }
+        walked?;
+        if report.problems.len() > PROBLEMS_MAX {
+            let more = report.problems.len() - PROBLEMS_MAX;
+            report.problems.truncate(PROBLEMS_MAX);
+            report.problems.push(format!("and {more} more"));
+        }
+        Ok(report)
+    }
+
+    pub(super) async fn walk(
+        self: &Arc<Self>,
+        session: &Session,
+        report: &mut TableReport,
+        visitor: &mut impl Visitor,
+    ) -> Result<(), IndexError> {
+        self.check_meta(session, report).await?;
+        if visitor.is_done() {
+            return Ok(());
+        }
+        let (_, top) = self.refresh_root(session).await?;
+        report.nodes_per_level = vec![0; usize::from(top) + 1];
+        // Low fences of the nodes that the level above points to, by address.
+        let mut expected: BTreeMap<u64, Option<Vec<u8>>> = BTreeMap::new();
+        for level in (0..=top).rev() {
+            expected = self.walk_level(session, level, expected, report, visitor).await?;
+            if visitor.is_done() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Walks one level from left to right; gives what it says of the level below.
+    ///
+    /// Others may merge nodes meanwhile. Then a node begins before the place that the walk has come
+    /// to, because it has taken in its right neighbour, or a child is gone that its parent had; both
+    /// are told from damage by looking again. Everything that was there before the walk, and stays,
+    /// is visited.
+    async fn walk_level(
+        self: &Arc<Self>,
+        session: &Session,
+        level: u8,
+        mut expected: BTreeMap<u64, Option<Vec<u8>>>,
+        report: &mut TableReport,
+        visitor: &mut impl Visitor,
+    ) -> Result<BTreeMap<u64, Option<Vec<u8>>>, IndexError> {
+        let mut below = BTreeMap::new();
+        let mut fence: Option<Vec<u8>> = None;
+        let mut before: Option<(GlobalAddr, u64)> = None;
+        let mut visited = BTreeSet::new();
+        let mut unpointed = 0;
+        // The right sibling that the node before names.
+        let mut sibling: Option<u64> = None;
+        loop {
+            let seek = fence.as_deref().map_or(Seek::First, Seek::After);
+            let Some((addr, image)) = self.find_unlocked(session, seek, level, report).await?
+            else {
+                // The root has given way to its only child: the level is gone.
+                return Ok(below);
+            };
+            let node = Node::new(&self.layout, image.words());
+            if let Err(error) = verify_image(&self.layout, image.words(), addr.word()) {
+                report.problems.push(format!("node {addr}: {error}"));
+            }
+            let mut low = Vec::new();
+            let low = node.low_fence(&mut low).then_some(low);
+            let is_sibling = sibling.is_none_or(|sibling| sibling == addr.word());
+            if (low != fence || !is_sibling) && !self.has_changed(session, before, level).await? {
+                let what = match is_sibling {
+                    true => "does not start where its left neighbour ends",
+                    false => "is not the right sibling that its left neighbour names",
+                };
+                report.problems.push(format!("INV-BT-1: node {addr} (level {level}) {what}"));
+            }
+            sibling = Some(node.right());
+            if visited.insert(addr) {
+                report.nodes_per_level[usize::from(level)] += 1;
+                report.node_bytes += self.layout.node_bytes() as u64;
+                visitor.node(addr, self.layout.node_bytes());
+                match expected.remove(&addr.word()) {
+                    Some(said) if said != low => report.problems.push(format!(
+                        "INV-BT-4: the parent of node {addr} (level {level}) has another low fence for it"
+                    )),
+                    Some(_) => {}
+                    None => unpointed += 1,
+                }
+            }
+            before = Some((addr, node.version()));
+            // What lies before the fence has been visited.
+            if level > 0 {
+                self.children(&node, low, fence.as_deref(), &mut below);
+            } else {
+                self.leaf(&node, addr, fence.as_deref(), report, visitor);
+            }
+            if visitor.is_done() {
+                return Ok(BTreeMap::new());
+            }
+            let mut high = Vec::new();
+            if !node.high_fence(&mut high) {
+                if node.right() != 0 {
+                    report.problems.push(format!(
+                        "INV-BT-1: node {addr} (level {level}) is the last and has a right sibling"
+                    ));
+                }
+                break;
+            }
+            fence = Some(high);
+        }
+        for (addr, low) in expected {
+            if self.is_child(session, addr, low.as_deref(), level).await? {
+                report.problems.push(format!(
+                    "INV-BT-4: a parent points to {addr:#x}, which is no node of level {level}"
+                ));
+            }
+        }
+        // The root has no parent; others without one are splits that nobody has finished yet.
+        if usize::from(level) + 1 < report.nodes_per_level.len() {
+            report.unfinished_splits += unpointed;
+        }
+        Ok(below)
+    }
+
+    /// Finds a node; `None` if the level is gone.
+    async fn find(
+        self: &Arc<Self>,
+        session: &Session,
+        seek: Seek<'_>,
+        level: u8,
+    ) -> Result<Option<(GlobalAddr, Buf)>, IndexError> {
+        let mut restarts = Restarts::default();
+        for _ in 0..FIND_TRIES_MAX {
+            match self.node_at(session, seek, level).await {
+                Ok(found) => return Ok(Some(found)),
+                Err(Fail::Restart) => {
+                    restarts.again(self, session).await?;
+                    if self.root(session).await?.1 < level {
+                        return Ok(None);
+                    }
+                }
+                Err(Fail::Error(error)) => return Err(error),
+            }
+        }
+        Err(IndexError::Corrupt(format!(
+            "INV-BT-4: in {FIND_TRIES_MAX} attempts no way was found to the next node of level {level}"
+        )))
+    }
+
+    /// Finds a node that nobody has locked; `None` if the level is gone.
+    ///
+    /// Under a lock something may be about to be linked that only its holder knows of: what a dead
+    /// one's redo record says, written again by whoever takes over. A recovery that does not see it
+    /// would take it for lost.
+    async fn find_unlocked(
+        self: &Arc<Self>,
+        session: &Session,
+        seek: Seek<'_>,
+        level: u8,
+        report: &mut TableReport,
+    ) -> Result<Option<(GlobalAddr, Buf)>, IndexError> {
+        let mut wait = LockWait::default();
+        loop {
+            let Some((addr, image)) = self.find(session, seek, level).await? else {
+                return Ok(None);
+            };
+            let lock = image.words()[0];
+            if lock == 0 {
+                return Ok(Some((addr, image)));
+            }
+            if LockToken::from_word(lock).is_none() {
+                report.problems.push(format!(
+                    "INV-BT-5: the lock word of node {addr} is {lock:#018x}, which names nobody"
+                ));
+                return Ok(Some((addr, image)));
+            }
+            if session.owner_is_dead(lock).await? || wait.again(session, addr, lock).await? {
+                self.recover(session, addr, lock).await?;
+            }
+        }
+    }
+
+    /// Whether a node that was seen in a version is another now, or dead.
+    async fn has_changed(
+        &self,
+        session: &Session,
+        seen: Option<(GlobalAddr, u64)>,
+        level: u8,
+    ) -> Result<bool, IndexError> {
+        let Some((addr, version)) = seen else { return Ok(false) };
+        let client = session.client();
+        let image = client.read(addr, client.buf(self.layout.node_bytes())).await?;
+        let node = Node::new(&self.layout, image.words());
+        Ok(!self.is_current(&image, addr, level) || node.version() != version)
+    }
+
+    /// Whether the parent of the node of `level` that starts at `low` points to `addr` now.
+    async fn is_child(
+        self: &Arc<Self>,
+        session: &Session,
+        addr: u64,
+        low: Option<&[u8]>,
+        level: u8,
+    ) -> Result<bool, IndexError> {
+        if self.refresh_root(session).await?.1 <= level {
+            return Ok(false);
+        }
+        let seek = low.map_or(Seek::First, Seek::After);
+        let Some((_, image)) = self.find(session, seek, level + 1).await? else {
+            return Ok(false);
+        };
+        Ok(seek.child(&Node::new(&self.layout, image.words())).1 == addr)
+    }
+
+    async fn check_meta(
+        self: &Arc<Self>,
+        session: &Session,
+        report: &mut TableReport,
+    ) -> Result<(), IndexError> {
+        let steady = session.steady();
+        let meta = steady.read(self.meta, steady.buf(META_BYTES)).await?;
+        let (magic, lock) = (meta.words()[0], meta.words()[META_ROOT_LOCK as usize / 8]);
+        if magic != grow::MAGIC {
+            report.problems.push(format!(
+                "the meta object at {} begins with {magic:#018x}, which is not its tag",
+                self.meta
+            ));
+        }
+        if LockToken::from_word(lock).is_some() {
+            if session.owner_is_dead(lock).await? {
+                steady.cas(self.meta.plus(META_ROOT_LOCK), lock, 0).await?;
+            }
+        } else if lock != 0 {
+            report.problems.push(format!(
+                "INV-BT-5: the root's lock word is {lock:#018x}, which names nobody"
+            ));
+        }
+        Ok(())
+    }
+
+    /// The children of an inner node from `from` on, with the low fences that it gives them.
+    fn children(
+        &self,
+        node: &Node<'_, u64>,
+        low: Option<Vec<u8>>,
+        from: Option<&[u8]>,
+        below: &mut BTreeMap<u64, Option<Vec<u8>>>,
+    ) {
+        let mut bound = low;
+        for index in 0..=node.count() {
+            let low = bound.take();
+            if low.as_deref() >= from {
+                below.insert(node.child(index).unwrap_or(0), low);
+            }
+            let mut separator = Vec::new();
+            node.separator(index, &mut separator);
+            bound = Some(separator);
+        }
+    }
+
+    fn leaf(
+        &self,
+        node: &Node<'_, u64>,
+        addr: GlobalAddr,
+        above: Option<&[u8]>,
+        report: &mut TableReport,
+        visitor: &mut impl Visitor,
+    ) {
+        debug_assert_eq!(node.kind(), Kind::Leaf);
+        let (mut key, mut value) = (Vec::new(), Vec::new());
+        for index in 0..node.count() {
+            node.key(index, &mut key);
+            if above.is_some_and(|above| key.as_slice() <= above) {
+                continue;
+            }
+            report.keys += 1;
+            report.data_bytes += key.len() as u64;
+            match node.value(index, &mut value) {
+                Some(Stored::Inline) => report.data_bytes += value.len() as u64,
+                Some(Stored::Record(record)) => {
+                    report.data_bytes += record.len;
+                    report.record_bytes += record_bytes(record.len as usize) as u64;
+                    match self.record_place(record) {
+                        Ok(_) => visitor.record(record),
+                        Err(error) => report.problems.push(format!("leaf {addr}: {error}")),
+                    }
+                }
+                None => {}
+            }
+        }
+    }
+}
+
+pub(super) struct Marker<'a> {
+    pub(super) audit: &'a mut Audit,
+    pub(super) problems: Vec<String>,
+}
+
+impl Marker<'_> {
+    pub(super) fn mark(&mut self, addr: GlobalAddr, bytes: usize, what: &str) {
+        if let Err(problem) = self.audit.mark(addr, bytes) {
+            self.problems.push(format!("{what} at {addr}: {problem}"));
+        }
+    }
+}
+
+impl Visitor for Marker<'_> {
+    fn node(&mut self, addr: GlobalAddr, bytes: usize) {
+        self.mark(addr, bytes, "the node");
+    }
+
+    fn record(&mut self, record: RecordRef) {
+        if let Some(addr) = GlobalAddr::from_word(record.addr) {
+            self.mark(addr, record_bytes(record.len as usize), "the value record");
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! Point operations that change a leaf.
+
+use std::sync::Arc;
+
+use farleaf_fabric::{GlobalAddr, OpKind};
+use farleaf_pool::Session;
+use farleaf_pool::canary::Canary;
+
+use super::lock::Locked;
+use super::read::{Restarts, Unfinished};
+use super::records::NewRecord;
+use super::{Fail, Tree};
+use crate::IndexError;
+use crate::bnode::{ChangeError, Cover, Node, Value};
+
+/// What is to become of a key.
+#[derive(Debug)]
+pub(crate) struct Intent<'a> {
+    /// The new value; `None` removes.
+    pub(crate) value: Option<&'a [u8]>,
+    /// May add an absent key.
+    pub(crate) add: bool,
+    /// May change or remove a present one.
+    pub(crate) change: bool,
+    /// Only if it holds this; what it held goes into the second.
+    pub(crate) expected: Option<(Option<&'a [u8]>, &'a mut Vec<u8>)>,
+}
+
+impl<'a> Intent<'a> {
+    /// Adds or changes.
+    pub(crate) fn put(value: &'a [u8]) -> Self {
+        Intent { value: Some(value), add: true, change: true, expected: None }
+    }
+
+    /// Removes.
+    pub(crate) fn remove() -> Self {
+        Intent { value: None, add: false, change: true, expected: None }
+    }
+}
+
+/// What became of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outcome {
+    /// The key was present.
+    pub(crate) existed: bool,
+    /// It did not hold what was expected, and was left alone.
+    pub(crate) differs: bool,
+}
+
+/// How an attempt under the lock ended.
+enum Attempt {
+    Done(Outcome),
+    /// The leaf was split; there is room now.
+    Again,
+}
+
+impl Tree {
+    /// Changes one key as `intent` says. See the [module page](super) for the cost.
+    pub(crate) async fn modify(
+        self: &Arc<Self>,
+        session: &Session,
+        kind: OpKind,
+        key: &[u8],
+        mut intent: Intent<'_>,
+    ) -> Result<Outcome, IndexError> {
+        self.check_key(key)?;
+        if let Some(value) = intent.value {
+            self.check_value(value)?;
+        }
+        let _pin = session.begin(kind).await?;
+        let record = match intent.value {
+            Some(value) if value.len() > self.layout.inline_value_max() => {
+                Some(self.write_record(session, value).await?)
+            }
+            _ => None,
+        };
+        let mut unfinished = None;
+        let mut restarts = Restarts::default();
+        let result = loop {
+            let attempt =
+                self.attempt(session, key, &mut intent, record.as_ref(), &mut unfinished).await;
+            match attempt {
+                Ok(Attempt::Done(outcome)) => break Ok(outcome),
+                Ok(Attempt::Again) => {}
+                Err(Fail::Restart) => {
+                    if let Err(error) = restarts.again(self, session).await {
+                        break Err(error);
+                    }
+                }
+                Err(Fail::Error(error)) => break Err(error),
+            }
+        };
+        // Freed, unless a leaf refers to it.
+        drop(record);
+        if let Some(unfinished) = unfinished
+            && result.is_ok()
+        {
+            // The change has happened; a separator that cannot be added now is added by another.
+            let _ = self.finish_split(session, unfinished).await;
+        }
+        result
+    }
+
+    /// One way down and, under the leaf's lock, the change.
+    async fn attempt(
+        self: &Arc<Self>,
+        session: &Session,
+        key: &[u8],
+        intent: &mut Intent<'_>,
+        record: Option<&NewRecord>,
+        unfinished: &mut Option<Unfinished>,
+    ) -> Result<Attempt, Fail> {
+        let compared = Canary::CompareUnlocked.is_armed() && intent.expected.is_some();
+        if compared && let Some((expected, held)) = &mut intent.expected {
+            let existed = self.get(session, key, held).await?;
+            if existed.then_some(held.as_slice()) != *expected {
+                return Ok(Attempt::Done(Outcome { existed, differs: true }));
+            }
+        }
+        let mut leaf = self.lock_leaf(session, key, unfinished).await?;
+        let found = leaf.node().find(key);
+        let outcome = Outcome { existed: found.is_ok(), differs: false };
+        if !compared && let Some((expected, held)) = &mut intent.expected {
+            held.clear();
+            if let Ok(index) = found {
+                let node = Node::new(&self.layout, leaf.image.words());
+                self.value_of(session, &node, index, held).await?;
+            }
+            let holds = found.is_ok().then_some(held.as_slice());
+            if holds != *expected {
+                leaf.unlock().await?;
+                return Ok(Attempt::Done(Outcome { differs: true, ..outcome }));
+            }
+        }
+        let allowed = if found.is_ok() { intent.change } else { intent.add };
+        if !allowed {
+            leaf.unlock().await?;
+            return Ok(Attempt::Done(outcome));
+        }
+        let old_record = match found {
+            Ok(index) => leaf.node().record(index),
+            Err(_) => None,
+        };
+        let value = match (record, intent.value) {
+            (Some(record), _) => Some(Value::Record(record.reference())),
+            (None, Some(value)) => Some(Value::Inline(value)),
+            (None, None) => None,
+        };
+        let (changed, many_words) = match (value, found) {
+            (Some(value), Ok(index)) => {
+                let one_word = self.layout.is_dense() && self.layout.inline_value_max() <= 8;
+                (leaf.node_mut().replace(index, value), !one_word)
+            }
+            (Some(value), Err(_)) => (leaf.node_mut().insert(key, value).map(drop), true),
+            (None, Ok(index)) => (leaf.node_mut().remove(index), true),
+            (None, Err(_)) => (Ok(()), false),
+        };
+        match changed {
+            Ok(()) => {}
+            Err(ChangeError::NoRoom) => {
+                // Split first; the next attempt finds room.
+                self.split(session, leaf, key.to_vec()).await?;
+                return Ok(Attempt::Again);
+            }
+            Err(error) => return Err(self.damaged(leaf.addr, error).into()),
+        }
+        let shrank = found.is_ok() && (intent.value.is_none() || !self.layout.is_dense());
+        let sparse = shrank && self.is_sparse(&leaf.node());
+        // What the leaf stops referring to is announced first, so that it is not lost if we die.
+        let old_addr = old_record.map(|old| self.record_place(old)).transpose()?;
+        let retiring = match old_addr {
+            Some((addr, _)) => Some(session.announce_retire(addr).await?),
+            None => None,
+        };
+        if let Some(record) = record {
+            record.keep();
+        }
+        let retiring = retiring.filter(|_| !Canary::ForgetRetire.is_armed());
+        leaf.publish(many_words, retiring).await?;
+        if sparse {
+            self.merge(session, key, 1).await;
+        }
+        Ok(Attempt::Done(outcome))
+    }
+
+    /// Locks the leaf that covers `key`.
+    async fn lock_leaf(
+        self: &Arc<Self>,
+        session: &Session,
+        key: &[u8],
+        unfinished: &mut Option<Unfinished>,
+    ) -> Result<Locked, Fail> {
+        let addr = self.way_to(session, key, 0, unfinished).await?;
+        self.lock_covering(session, addr, key, 0, unfinished).await
+    }
+
+    /// Locks the node of `level` that covers `key`, from `addr` to the right.
+    pub(super) async fn lock_covering(
+        self: &Arc<Self>,
+        session: &Session,
+        mut addr: GlobalAddr,
+        key: &[u8],
+        level: u8,
+        unfinished: &mut Option<Unfinished>,
+    ) -> Result<Locked, Fail> {
+        loop {
+            let locked = self.lock(session, addr, level).await?;
+            let node = locked.node();
+            match node.covers(key) {
+                Cover::Inside => return Ok(locked),
+                _ if Canary::SkipCoverCheck.is_armed() => return Ok(locked),
+                Cover::Above => {
+                    let right = self.pointer(node.right(), addr)?;
+                    *unfinished = Some(Unfinished::of(&node, right));
+                    // INV-BT-7: one lock at a time.
+                    locked.unlock().await?;
+                    addr = right;
+                }
+                Cover::Below => {
+                    locked.unlock().await?;
+                    return Err(Fail::Restart);
+                }
+            }
+        }
+    }
+
+    /// Whether a node has become so empty that a neighbour could take it in.
+    pub(super) fn is_sparse(&self, node: &Node<'_, u64>) -> bool {
+        (node.used_bytes() as f64) < node.capacity_bytes() as f64 * self.options.merge_low
+    }
+
+    pub(super) fn damaged(&self, addr: GlobalAddr, error: ChangeError) -> IndexError {
+        IndexError::Corrupt(format!("node {addr} of the table at {}: {error}", self.meta))
+    }
+}

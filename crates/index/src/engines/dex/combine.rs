@@ -1,0 +1,135 @@
+//! Hot leaves: changes that wait for a leaf are done by who holds its latch, together with its own.
+//!
+//! With [`DexOptions::combine`](super::DexOptions::combine). Who finds a leaf's latch held leaves its change
+//! there ([`Combiner`](crate::local::Combiner)) and waits. A holder that is changing the leaf does what lies
+//! there as well: one log WRITE for all of it where changes are logged, one hold of the latch where they are
+//! not. So a hot leaf takes as many changes in a round trip as come meanwhile, not one, and a thread that
+//! loses the processor while it holds the latch holds the others up once. Holders that do something else
+//! (splits, write-backs) leave them; then they are taken back and tried again.
+//!
+//! `INV-DEX-COMBINE` What is taken is done as if its owner had the latch: the leaf covers the key, the change is
+//! in the log before it is seen, and its outcome is told after that. Changes that expect a value, and those
+//! that put or give up a record, are their owner's. Who takes it is inside the gate for a key of the same
+//! leaf, and a leaf is open or closed as a whole.
+
+use std::sync::Arc;
+
+use super::ops::{Attempt, Decision, Intent, Outcome, OwnedIntent, apply_at, decide};
+use super::{Cache, Fail};
+use crate::IndexError;
+use crate::bnode::{Cover, Image, NodeMut};
+use crate::local::{Ended, Taken};
+
+/// How a change ended that somebody else has done, and whether it changed anything.
+pub(super) type Combined = Result<(Outcome, bool), IndexError>;
+
+/// Others' changes that are being done. Those that are not answered have an unknown outcome.
+pub(super) struct Others {
+    cache: Arc<Cache>,
+    frame: u32,
+    done: Vec<(Taken<OwnedIntent>, (Outcome, bool))>,
+}
+
+impl Others {
+    /// Those that have to be logged, in the order in which they were done.
+    pub(super) fn changes(&self) -> impl Iterator<Item = &OwnedIntent> {
+        self.done.iter().filter(|(_, (_, changed))| *changed).map(|(taken, _)| &taken.work)
+    }
+
+    /// Whether one of them has removed something.
+    pub(super) fn remove(&self) -> bool {
+        self.changes().any(|intent| intent.value().is_none())
+    }
+
+    /// They are done: says so, before the latch is released.
+    pub(super) fn answer(mut self) {
+        self.cache.stats.combined.add_many(self.done.len() as u64);
+        for (taken, ended) in self.done.drain(..) {
+            self.cache.combiner.answer(self.frame.into(), &taken, Some(Ok(ended)));
+        }
+    }
+}
+
+impl Drop for Others {
+    fn drop(&mut self) {
+        if self.done.is_empty() {
+            return;
+        }
+        for (taken, _) in self.done.drain(..) {
+            let error = IndexError::OutcomeUnknown("what it was done together with failed".into());
+            self.cache.combiner.answer(self.frame.into(), &taken, Some(Err(error)));
+        }
+        self.cache.lot.unpark(Cache::frame_key(self.frame));
+    }
+}
+
+impl Cache {
+    /// Somebody holds the leaf's latch: leaves a change to it there, if it may, and waits until that is
+    /// done or the latch is free.
+    pub(super) async fn leave_to_holder(
+        &self,
+        frame: u32,
+        key: &[u8],
+        intent: &Intent<'_>,
+    ) -> Result<Attempt, Fail> {
+        if self.options.combine == 0 || intent.expected.is_some() || intent.record.is_some() {
+            self.wait_for_frame(frame).await;
+            return Ok(Attempt::Again);
+        }
+        let latch = self.frames.latch(frame);
+        let mut left = self.combiner.leave(frame.into(), OwnedIntent::of(key, intent));
+        loop {
+            self.lot.park(Self::frame_key(frame), || left.is_over(|| latch.is_held())).await;
+            return match left.end() {
+                Ended::NotYet => continue,
+                Ended::Back => Ok(Attempt::Again),
+                Ended::Done(Ok((outcome, true))) => Ok(Attempt::Changed(outcome, false)),
+                Ended::Done(Ok((outcome, false))) => Ok(Attempt::Left(outcome)),
+                Ended::Done(Err(error)) => Err(error.into()),
+            };
+        }
+    }
+
+    /// Does in `leaf`, the frame's or a copy, what others have left for the holder of the frame's latch.
+    pub(super) fn combine<I: Image>(
+        self: &Arc<Self>,
+        frame: u32,
+        leaf: &mut NodeMut<'_, I>,
+    ) -> Others {
+        let most = self.options.combine;
+        let mut others = Others { cache: Arc::clone(self), frame, done: Vec::new() };
+        if most == 0 || !self.combiner.has_work(frame.into()) {
+            return others;
+        }
+        for taken in self.combiner.take(frame.into(), most) {
+            match combine_one(leaf, &taken.work) {
+                Some(ended) => others.done.push((taken, ended)),
+                None => self.combiner.answer(frame.into(), &taken, None),
+            }
+        }
+        others
+    }
+}
+
+/// Does one change; `None` if it is its owner's to try again, and nothing was done.
+fn combine_one<I: Image>(
+    leaf: &mut NodeMut<'_, I>,
+    owned: &OwnedIntent,
+) -> Option<(Outcome, bool)> {
+    let (key, intent) = (owned.key.as_slice(), owned.intent());
+    let node = leaf.as_node();
+    // The frame may hold another leaf by now.
+    if node.level() != 0 || node.covers(key) != Cover::Inside {
+        return None;
+    }
+    let found = node.find(key);
+    if found.is_ok_and(|index| node.record(index).is_some()) {
+        return None;
+    }
+    match decide(&intent, found.is_ok(), None) {
+        Decision::Leave(outcome) => Some((outcome, false)),
+        Decision::Change(outcome) => {
+            apply_at(leaf, key, &intent, found).ok().map(|()| (outcome, true))
+        }
+    }
+}

@@ -1,0 +1,611 @@
+//! Point operations.
+//!
+//! A hit reads under optimistic lock coupling, or changes the leaf under X of its latch, and sends
+//! nothing over the fabric. `INV-DEX-REC`: a change that takes a reference to a record out of a leaf
+//! is written through before the record is retired, so that remote memory never refers to a record
+//! that is gone.
+
+use std::sync::Arc;
+
+use farleaf_fabric::{GlobalAddr, OpKind};
+use farleaf_pool::Session;
+
+use super::admission::Claim;
+use super::combine::Others;
+use super::eviction::Sx;
+use super::frames::State;
+use super::split::Need;
+use super::walk::{Seek, Spot};
+use super::{Cache, Fail, Found, Restarts};
+use crate::IndexError;
+use crate::bnode::{ChangeError, Image, Node, NodeMut, RecordRef, Stored, Value};
+
+/// What is to become of a key.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Intent<'a> {
+    /// The new value; `None` removes.
+    pub(super) value: Option<&'a [u8]>,
+    /// The record that holds it, if it is too long for a leaf.
+    pub(super) record: Option<RecordRef>,
+    /// May add an absent key.
+    pub(super) add: bool,
+    /// May change or remove a present one.
+    pub(super) change: bool,
+    /// Only if it holds this.
+    pub(super) expected: Option<Option<&'a [u8]>>,
+}
+
+impl<'a> Intent<'a> {
+    /// Adds or changes.
+    pub(super) fn put(value: &'a [u8]) -> Self {
+        Intent { value: Some(value), record: None, add: true, change: true, expected: None }
+    }
+
+    /// Removes.
+    pub(super) fn remove() -> Self {
+        Intent { value: None, record: None, add: false, change: true, expected: None }
+    }
+
+    /// What a leaf is given.
+    pub(super) fn stored(&self) -> Option<Value<'a>> {
+        match (self.record, self.value) {
+            (Some(record), _) => Some(Value::Record(record)),
+            (None, value) => value.map(Value::Inline),
+        }
+    }
+}
+
+/// An [`Intent`] for a task that may outlive its caller.
+#[derive(Clone, Debug)]
+pub(super) struct OwnedIntent {
+    pub(super) key: Vec<u8>,
+    value: Option<Vec<u8>>,
+    record: Option<RecordRef>,
+    add: bool,
+    change: bool,
+    expected: Option<Option<Vec<u8>>>,
+}
+
+impl OwnedIntent {
+    /// A change as a log has it.
+    pub(super) fn of_log(key: Vec<u8>, value: Option<Vec<u8>>) -> Self {
+        let (record, expected) = (None, None);
+        OwnedIntent { key, value, record, add: true, change: true, expected }
+    }
+
+    /// The value, if it is not in a record.
+    pub(super) fn value(&self) -> Option<&[u8]> {
+        self.value.as_deref()
+    }
+
+    pub(super) fn record(&self) -> Option<RecordRef> {
+        self.record
+    }
+
+    pub(super) fn of(key: &[u8], intent: &Intent<'_>) -> Self {
+        OwnedIntent {
+            key: key.to_vec(),
+            // A record stands for its value.
+            value: intent.value.filter(|_| intent.record.is_none()).map(<[u8]>::to_vec),
+            record: intent.record,
+            add: intent.add,
+            change: intent.change,
+            expected: intent.expected.map(|held| held.map(<[u8]>::to_vec)),
+        }
+    }
+
+    pub(super) fn intent(&self) -> Intent<'_> {
+        Intent {
+            value: self.value.as_deref(),
+            record: self.record,
+            add: self.add,
+            change: self.change,
+            expected: self.expected.as_ref().map(Option::as_deref),
+        }
+    }
+}
+
+/// What became of it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Outcome {
+    /// The key was present.
+    pub(super) existed: bool,
+    /// It did not hold what was expected, and was left alone.
+    pub(super) differs: bool,
+}
+
+/// How an attempt on a leaf ended.
+pub(super) enum Attempt {
+    /// Nothing had to be changed.
+    Left(Outcome),
+    /// Changed; and whether the leaf has become sparse.
+    Changed(Outcome, bool),
+    NoRoom,
+    Again,
+}
+
+/// What is to be done to a leaf, as decided by its content.
+pub(super) enum Decision {
+    Leave(Outcome),
+    Change(Outcome),
+}
+
+/// A task goes on with the change, and the caller does not wait any longer.
+pub(super) fn unfinished_change() -> IndexError {
+    IndexError::OutcomeUnknown("a memory server cannot be reached".into())
+}
+
+pub(super) fn decide(intent: &Intent<'_>, existed: bool, holds: Option<&[u8]>) -> Decision {
+    let outcome = Outcome { existed, differs: false };
+    if let Some(expected) = intent.expected
+        && expected != holds
+    {
+        return Decision::Leave(Outcome { differs: true, ..outcome });
+    }
+    let allowed = if existed { intent.change } else { intent.add };
+    if !allowed || (!existed && intent.stored().is_none()) {
+        return Decision::Leave(outcome);
+    }
+    Decision::Change(outcome)
+}
+
+/// Does to a leaf what `intent` says.
+pub(super) fn apply<I: Image>(
+    leaf: &mut NodeMut<'_, I>,
+    key: &[u8],
+    intent: &Intent<'_>,
+) -> Result<(), ChangeError> {
+    let found = leaf.as_node().find(key);
+    apply_at(leaf, key, intent, found)
+}
+
+/// As [`apply`], where the key was found, or its place.
+#[inline]
+pub(super) fn apply_at<I: Image>(
+    leaf: &mut NodeMut<'_, I>,
+    key: &[u8],
+    intent: &Intent<'_>,
+    found: Result<usize, usize>,
+) -> Result<(), ChangeError> {
+    match (intent.stored(), found) {
+        (Some(value), Ok(index)) => leaf.replace(index, value),
+        (Some(value), Err(_)) => leaf.insert(key, value).map(drop),
+        (None, Ok(index)) => leaf.remove(index),
+        (None, Err(_)) => Ok(()),
+    }
+}
+
+impl Cache {
+    /// As [`Cache::get`], if all that it takes is cached; else `None`. Nothing but frames is touched, so
+    /// it needs no pin.
+    #[inline]
+    pub(super) fn get_cached(
+        &self,
+        key: &[u8],
+        value: &mut Vec<u8>,
+    ) -> Result<Option<bool>, IndexError> {
+        self.check_open()?;
+        Ok(match self.hit(key).and_then(|spot| self.value_in(spot, key, value)) {
+            Some(Some(Stored::Inline)) => Some(true),
+            Some(None) => {
+                value.clear();
+                Some(false)
+            }
+            Some(Some(Stored::Record(_))) | None => None,
+        })
+    }
+
+    /// What a leaf holds for `key`, copied into `value`; `None` if it changed meanwhile.
+    #[inline]
+    fn value_in(&self, spot: Spot, key: &[u8], value: &mut Vec<u8>) -> Option<Option<Stored>> {
+        let node = self.frames.node(self.layout(), spot.frame);
+        let stored = match node.find(key) {
+            Ok(index) => node.value(index, value),
+            Err(_) => None,
+        };
+        self.frames.latch(spot.frame).validate(spot.version).then_some(stored)
+    }
+
+    /// Copies `key`'s value into `value`; `false` if there is none.
+    ///
+    /// Cost: none if the leaf is cached; 1 READ for a value in a record.
+    pub(super) async fn get(
+        self: &Arc<Self>,
+        session: &Session,
+        key: &[u8],
+        value: &mut Vec<u8>,
+    ) -> Result<bool, IndexError> {
+        let mut restarts = Restarts::getting();
+        loop {
+            match self.find(session, Seek::At(key), 0, true, &mut restarts).await? {
+                Found::Offload(off) => {
+                    if let Some(has) =
+                        Box::pin(self.get_offloaded(session, off, key, value)).await?
+                    {
+                        return Ok(has);
+                    }
+                    restarts.fall_back();
+                }
+                Found::Spot(spot) => {
+                    let Some(stored) = self.value_in(spot, key, value) else {
+                        restarts.again(self, session).await?;
+                        continue;
+                    };
+                    match stored {
+                        Some(Stored::Inline) => return Ok(true),
+                        Some(Stored::Record(record)) => {
+                            self.remote.read_record(session, record, value).await?;
+                            return Ok(true);
+                        }
+                        None => {
+                            value.clear();
+                            return Ok(false);
+                        }
+                    }
+                }
+                Found::Missing(claim) => match Box::pin(self.stream(session, claim)).await {
+                    Ok(image) => {
+                        let node = Node::new(self.layout(), image.words());
+                        let Ok(index) = node.find(key) else {
+                            value.clear();
+                            return Ok(false);
+                        };
+                        self.remote.value_of(session, &node, index, value).await?;
+                        return Ok(true);
+                    }
+                    Err(fail) => restarts.after(fail, self, session).await?,
+                },
+                Found::Awaited(addr) => {
+                    if let Some(has) = Box::pin(self.join(addr, key, value)).await {
+                        return Ok(has);
+                    }
+                    restarts.turn()?;
+                }
+                Found::TooLow => return Err(self.no_level()),
+            }
+        }
+    }
+
+    /// Changes one key as `intent` says; what it held is left in `held` if something is expected.
+    pub(super) async fn modify(
+        self: &Arc<Self>,
+        session: &Session,
+        kind: OpKind,
+        key: &[u8],
+        mut intent: Intent<'_>,
+        held: &mut Vec<u8>,
+    ) -> Result<Outcome, IndexError> {
+        self.remote.check_key(key)?;
+        if let Some(value) = intent.value {
+            self.remote.check_value(value)?;
+        }
+        let _pin = session.begin(kind).await?;
+        if let Some(value) = intent.value
+            && self.remote.needs_record(value.len())
+        {
+            intent.record = Some(self.remote.write_record(session, value).await?);
+        }
+        let result = self.modify_with_record(session, key, &intent, held).await;
+        let published = matches!(result, Ok(Attempt::Changed(..)));
+        let unknown = matches!(result, Err(IndexError::OutcomeUnknown(_)));
+        if let Some(record) = intent.record
+            && !published
+            && !unknown
+        {
+            let (addr, bytes) = self.remote.record_place(record)?;
+            session.free_unpublished(addr, bytes);
+        }
+        match result? {
+            Attempt::Changed(outcome, sparse) => {
+                if sparse {
+                    Box::pin(self.merge(session, key)).await;
+                }
+                Ok(outcome)
+            }
+            Attempt::Left(outcome) => Ok(outcome),
+            Attempt::NoRoom | Attempt::Again => Err(self.no_level()),
+        }
+    }
+
+    async fn modify_with_record(
+        self: &Arc<Self>,
+        session: &Session,
+        key: &[u8],
+        intent: &Intent<'_>,
+        held: &mut Vec<u8>,
+    ) -> Result<Attempt, IndexError> {
+        self.check_open()?;
+        let mut restarts = Restarts::wishing(Self::wish_of(intent));
+        let mut hit = self.hit(key).map(Found::Spot);
+        loop {
+            let found = match hit.take() {
+                Some(found) => found,
+                None => self.find(session, Seek::At(key), 0, true, &mut restarts).await?,
+            };
+            let attempt = match found {
+                Found::Offload(off) => {
+                    let owned = OwnedIntent::of(key, intent);
+                    match Box::pin(self.change_offloaded(session, off, owned)).await? {
+                        Some((outcome, true)) => Ok(Attempt::Changed(outcome, false)),
+                        Some((outcome, false)) => Ok(Attempt::Left(outcome)),
+                        None => {
+                            restarts.fall_back();
+                            continue;
+                        }
+                    }
+                }
+                Found::Spot(spot) => self.change(session, spot, key, intent, held).await,
+                Found::Missing(claim) => {
+                    let intent = OwnedIntent::of(key, intent);
+                    Box::pin(self.change_streamed(session, claim, intent, held)).await
+                }
+                Found::TooLow | Found::Awaited(_) => return Err(self.no_level()),
+            };
+            match attempt {
+                Ok(Attempt::Again) => restarts.again(self, session).await?,
+                Ok(Attempt::NoRoom) => {
+                    // To be split it must be cached.
+                    restarts.keep();
+                    let need = Need::Room(OwnedIntent::of(key, intent));
+                    match Box::pin(self.split(session, need)).await {
+                        Ok(()) => {}
+                        Err(fail) => restarts.after(fail, self, session).await?,
+                    }
+                }
+                Ok(done) => return Ok(done),
+                Err(fail) => restarts.after(fail, self, session).await?,
+            }
+        }
+    }
+
+    /// One attempt at a leaf that is cached.
+    async fn change(
+        self: &Arc<Self>,
+        session: &Session,
+        spot: Spot,
+        key: &[u8],
+        intent: &Intent<'_>,
+        held: &mut Vec<u8>,
+    ) -> Result<Attempt, Fail> {
+        let latch = &self.frames.ctl(spot.frame).latch;
+        let node = self.frames.node(self.layout(), spot.frame);
+        let found = node.find(key);
+        let old_record = found.ok().and_then(|index| node.record(index));
+        let mut holds = false;
+        if intent.expected.is_some() {
+            held.clear();
+            let stored = found.ok().and_then(|index| node.value(index, held));
+            holds = stored.is_some();
+            if let Some(Stored::Record(record)) = stored {
+                if !latch.validate(spot.version) {
+                    return Ok(Attempt::Again);
+                }
+                self.remote.read_record(session, record, held).await?;
+            }
+        }
+        if !latch.validate(spot.version) {
+            return Ok(Attempt::Again);
+        }
+        let outcome = match decide(intent, found.is_ok(), holds.then_some(held.as_slice())) {
+            Decision::Leave(outcome) => return Ok(Attempt::Left(outcome)),
+            Decision::Change(outcome) => outcome,
+        };
+        if old_record.is_some() || self.log.changes().is_some() {
+            let old_record = match old_record {
+                Some(record) => Some(self.remote.record_place(record)?.0),
+                None => None,
+            };
+            let Some(sx) = self.try_sx(spot.frame, spot.version) else {
+                return Box::pin(self.leave_to_holder(spot.frame, key, intent)).await;
+            };
+            let intent = OwnedIntent::of(key, intent);
+            return Box::pin(self.change_surely(session, sx, intent, outcome, old_record)).await;
+        }
+        if !latch.try_x(spot.version) {
+            if latch.is_held() {
+                return Box::pin(self.leave_to_holder(spot.frame, key, intent)).await;
+            }
+            return Ok(Attempt::Again);
+        }
+        // Nothing has changed since it was looked at, so it is still Hot.
+        debug_assert_eq!(self.frames.ctl(spot.frame).state(), State::Hot);
+        let mut leaf = self.frames.node_mut(self.layout(), spot.frame);
+        let changed = apply_at(&mut leaf, key, intent, found);
+        let mut shrinks = intent.value.is_none();
+        if changed.is_ok() {
+            self.frames.ctl(spot.frame).set_dirty(true);
+            if self.options.combine > 0 && self.combiner.has_work(spot.frame.into()) {
+                let others = self.combine(spot.frame, &mut leaf);
+                shrinks |= others.remove();
+                others.answer();
+            }
+        }
+        let sparse = shrinks && self.is_sparse(&leaf.as_node());
+        let changed = changed.map_err(|error| match error {
+            ChangeError::NoRoom => Ok(Attempt::NoRoom),
+            error => Err(self.remote.damaged(self.frames.addr(spot.frame), error).into()),
+        });
+        self.release_x(spot.frame);
+        changed.map_or_else(|failed| failed, |()| Ok(Attempt::Changed(outcome, sparse)))
+    }
+
+    /// Changes a cached leaf such that the change is in a memory server before it is seen: logs it, or
+    /// writes the leaf through if it takes a record or gives one up (`INV-DEX-REC`, `INV-DEX-LOG-5`) or
+    /// the log has no room. Others' changes of the leaf that are logged go with one that is.
+    ///
+    /// Cost: 1 WRITE; 1 more if it gives up a record, 1 more if it is written through and there is a
+    /// journal.
+    async fn change_surely(
+        self: &Arc<Self>,
+        session: &Session,
+        sx: Sx,
+        intent: OwnedIntent,
+        outcome: Outcome,
+        old_record: Option<GlobalAddr>,
+    ) -> Result<Attempt, Fail> {
+        let (cache, session_too) = (Arc::clone(self), session.clone());
+        let done = self
+            .detach_within(session, async move {
+                let (frame, session) = (sx.frame(), session_too);
+                let ctl = cache.frames.ctl(frame);
+                let mut image = session.client().buf(cache.layout().node_bytes());
+                cache.frames.copy(frame, image.words_mut());
+                let mut leaf = NodeMut::new(cache.layout(), image.words_mut());
+                match apply(&mut leaf, &intent.key, &intent.intent()) {
+                    Ok(()) => {}
+                    Err(ChangeError::NoRoom) => return Ok(Attempt::NoRoom),
+                    Err(error) => {
+                        return Err(cache.remote.damaged(cache.frames.addr(frame), error).into());
+                    }
+                }
+                let logs = old_record.is_none() && intent.record().is_none();
+                let others = logs.then(|| cache.combine(frame, &mut leaf));
+                let mut shrinks = old_record.is_some() || intent.value().is_none();
+                shrinks |= others.as_ref().is_some_and(Others::remove);
+                let sparse = shrinks && cache.is_sparse(&leaf.as_node());
+                let logged = match &others {
+                    Some(others) if !cache.keeps_oldest(frame) => {
+                        cache.log_changes(&session, &sx, &intent, others).await?
+                    }
+                    _ => false,
+                };
+                if logged {
+                    sx.into_x();
+                    cache.frames.store(frame, image.words());
+                    ctl.set_dirty(true);
+                    others.into_iter().for_each(Others::answer);
+                    cache.release_x(frame);
+                    cache.tidy_log(&session);
+                    return Ok(Attempt::Changed(outcome, sparse));
+                }
+                let retiring = match old_record {
+                    Some(record) => Some(session.announce_retire(record).await?),
+                    None => None,
+                };
+                let version = cache.log.version(0, ctl.version());
+                let image = cache.make_remote(image, version);
+                let addr = cache.frames.addr(frame);
+                cache.stats.written_through.add();
+                let written = session.steady().copy(&image);
+                if let Err(error) = cache.write_page(&session, addr, written, 8).await {
+                    return Err(IndexError::OutcomeUnknown(error.to_string()).into());
+                }
+                sx.into_x();
+                cache.frames.store(frame, image.words());
+                ctl.set_version(version);
+                ctl.set_dirty(false);
+                others.into_iter().for_each(Others::answer);
+                cache.release_x(frame);
+                if let Some(retiring) = retiring {
+                    session.retire(retiring);
+                }
+                // What is written through may have been all that kept a part of the log.
+                cache.tidy_log(&session);
+                Ok(Attempt::Changed(outcome, sparse))
+            })
+            .await;
+        done.unwrap_or_else(|| Err(unfinished_change().into()))
+    }
+
+    /// Applies a change in the cache alone; `false` if the leaf has no room.
+    pub(super) fn apply_now(&self, spot: Spot, intent: &OwnedIntent) -> Result<bool, Fail> {
+        if !self.frames.ctl(spot.frame).latch.try_x(spot.version) {
+            return Err(Fail::Restart);
+        }
+        let mut leaf = self.frames.node_mut(self.layout(), spot.frame);
+        let changed = apply(&mut leaf, &intent.key, &intent.intent());
+        if changed.is_ok() {
+            self.frames.ctl(spot.frame).set_dirty(true);
+        }
+        let addr = self.frames.addr(spot.frame);
+        self.release_x(spot.frame);
+        match changed {
+            Ok(()) => Ok(true),
+            Err(ChangeError::NoRoom) => Ok(false),
+            Err(error) => Err(self.remote.damaged(addr, error).into()),
+        }
+    }
+
+    /// Changes a claimed leaf that is not kept. Runs to its end whatever becomes of the caller.
+    ///
+    /// Cost: 1 READ, and 1 WRITE if it is changed; 1 more if it gives up a record.
+    async fn change_streamed(
+        self: &Arc<Self>,
+        session: &Session,
+        claim: Claim,
+        intent: OwnedIntent,
+        held: &mut Vec<u8>,
+    ) -> Result<Attempt, Fail> {
+        let (cache, session_too) = (Arc::clone(self), session.clone());
+        let mut found_there = std::mem::take(held);
+        let done = self
+            .detach_within(session, async move {
+                let attempt =
+                    cache.change_claimed(&session_too, claim, &intent, &mut found_there).await;
+                (attempt, found_there)
+            })
+            .await;
+        let (attempt, found_there) =
+            done.unwrap_or_else(|| (Err(unfinished_change().into()), Vec::new()));
+        *held = found_there;
+        attempt
+    }
+
+    async fn change_claimed(
+        self: &Arc<Self>,
+        session: &Session,
+        claim: Claim,
+        owned: &OwnedIntent,
+        held: &mut Vec<u8>,
+    ) -> Result<Attempt, Fail> {
+        let mut image = match self.read_claimed(session, &claim).await? {
+            Ok(image) => image,
+            Err(heal) => {
+                drop(claim);
+                // Boxed, as in `load_now`.
+                Box::pin(self.heal(session, heal)).await?;
+                return Err(Fail::Restart);
+            }
+        };
+        self.stats.leaves_streamed.add();
+        let (key, intent) = (owned.key.as_slice(), owned.intent());
+        let node = Node::new(self.layout(), image.words());
+        let found = node.find(key);
+        if intent.expected.is_some() {
+            held.clear();
+            if let Ok(index) = found {
+                self.remote.value_of(session, &node, index, held).await?;
+            }
+        }
+        let holds = found.is_ok().then_some(held.as_slice());
+        let outcome = match decide(&intent, found.is_ok(), holds) {
+            Decision::Leave(outcome) => return Ok(Attempt::Left(outcome)),
+            Decision::Change(outcome) => outcome,
+        };
+        let old_record = found.ok().and_then(|index| node.record(index));
+        let version = self.log.version(0, node.version());
+        let mut leaf = NodeMut::new(self.layout(), image.words_mut());
+        match apply(&mut leaf, key, &intent) {
+            Ok(()) => {}
+            Err(ChangeError::NoRoom) => return Ok(Attempt::NoRoom),
+            Err(error) => return Err(self.remote.damaged(claim.addr(), error).into()),
+        }
+        leaf.seal(version);
+        let retiring = match old_record {
+            Some(record) => {
+                let (addr, _) = self.remote.record_place(record)?;
+                Some(session.announce_retire(addr).await?)
+            }
+            None => None,
+        };
+        self.stats.written_streamed.add();
+        if let Err(error) = self.write_page(session, claim.addr(), image, 8).await {
+            return Err(IndexError::OutcomeUnknown(error.to_string()).into());
+        }
+        if let Some(retiring) = retiring {
+            session.retire(retiring);
+        }
+        // A leaf that is not kept is not merged either.
+        Ok(Attempt::Changed(outcome, false))
+    }
+}

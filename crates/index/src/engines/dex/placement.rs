@@ -1,0 +1,128 @@
+//! Which memory server nodes lie on.
+//!
+//! `INV-DEX-PLACE`: of a table that is *placed*, all nodes of a subtree whose top is of the table's
+//! subtree level, or below it, lie on one memory server. So whoever is sent to such a node finds the
+//! way to the leaf in its own memory. Subtrees, and the nodes above them, are spread.
+//!
+//! | when | where the new node goes |
+//! |---|---|
+//! | bulk load | leaves in groups as large as a full subtree, group by group to the next server, and with each group all nodes up to the subtree level: none of them has children of two groups |
+//! | bulk load of a table that has been cut | the same, and a group ends with its partition if its top has two children or more by then: so subtrees are of one partition. Smaller partitions share a group |
+//! | split of a node of the subtree level or below | to that node's server, as its children and its parent are there |
+//! | split of a node above | to the next server |
+//! | growth, a new root up to the subtree level | to the old root's server; above it to the next one |
+//! | merge of inner nodes up to the subtree level | not done if they are on two servers |
+//!
+//! The meta object's word 216 holds the subtree level plus 1; 0 says that the table is not placed, as
+//! one that `btree` has made. Then nothing is promised, and memory servers answer that the way leads
+//! elsewhere where it does. With the subtree level 0 all nodes are spread; with others, a table that grows
+//! by inserts alone spreads only the nodes above, since half a subtree stays where the whole was.
+
+use farleaf_fabric::{GlobalAddr, ServerId};
+use farleaf_pool::Session;
+
+use super::Cache;
+use crate::IndexError;
+use crate::blink::remote::RemoteTree;
+use crate::bnode::{Kind, Node};
+
+/// Subtree level of a table that says nothing else.
+pub(super) const SUBTREE_LEVEL: u8 = 3;
+/// The highest that can be asked for.
+const SUBTREE_LEVEL_MAX: u8 = 30;
+/// Problems that are told.
+const PROBLEMS_MAX: usize = 20;
+
+/// Writes into the meta object that the table is placed. 1 WRITE.
+pub(super) async fn place_table(
+    session: &Session,
+    meta: GlobalAddr,
+    level: u8,
+) -> Result<(), IndexError> {
+    let mut word = session.client().buf(8);
+    word.words_mut()[0] = u64::from(level) + 1;
+    session.steady().write(RemoteTree::placement_word(meta), word).await?;
+    Ok(())
+}
+
+/// Whether a subtree level makes sense.
+pub(super) fn check_level(level: u8) -> Result<(), IndexError> {
+    if level <= SUBTREE_LEVEL_MAX {
+        return Ok(());
+    }
+    Err(IndexError::Invalid(format!(
+        "a subtree level of {level}: take 0 to {SUBTREE_LEVEL_MAX}; {SUBTREE_LEVEL} is usual"
+    )))
+}
+
+/// The subtree level that a placement's word says.
+fn subtree_level(word: u64) -> Option<u8> {
+    let level = word.checked_sub(1).and_then(|level| u8::try_from(level).ok());
+    level.filter(|level| *level <= SUBTREE_LEVEL_MAX)
+}
+
+impl Cache {
+    /// Takes up what the placement's word says.
+    pub(super) fn take_placement(&self, word: u64) {
+        self.remote.set_subtree_level(subtree_level(word));
+    }
+
+    /// The server that a new node of `level` must go to, beside or above the one at `addr`; `None` if
+    /// any will do.
+    pub(super) fn server_beside(&self, addr: GlobalAddr, level: u8) -> Option<ServerId> {
+        match self.remote.subtree_level() {
+            // A leaf that is a subtree has no children that it must stay with.
+            Some(0) => None,
+            Some(top) if level > top => None,
+            _ => Some(addr.server()),
+        }
+    }
+
+    /// Whether two nodes of `level` may become one.
+    pub(super) fn may_unite(&self, left: GlobalAddr, right: GlobalAddr, level: u8) -> bool {
+        let bound = self.remote.subtree_level().is_some_and(|top| (1..=top).contains(&level));
+        !bound || left.server() == right.server()
+    }
+}
+
+/// What breaks `INV-DEX-PLACE`, of a table that is placed.
+///
+/// Cost: 1 READ, and 1 for each inner node.
+pub(super) async fn check_placement(
+    remote: &RemoteTree,
+    session: &Session,
+) -> Result<Vec<String>, IndexError> {
+    let mut problems = Vec::new();
+    let layout = remote.layout();
+    let word = session.steady().word(RemoteTree::placement_word(remote.meta())).await?;
+    let Some(top) = subtree_level(word) else { return Ok(problems) };
+    let (root, root_level) = remote.read_root(session).await?;
+    let mut nodes = vec![root];
+    for level in (1..=root_level).rev() {
+        let mut below = Vec::new();
+        for addr in nodes {
+            let buf = session.client().buf(layout.node_bytes());
+            let image = session.steady().read(addr, buf).await?;
+            let node = Node::new(layout, image.words());
+            if !remote.is_current(&image, addr, level) || node.kind() != Kind::Inner {
+                // Somebody is changing the tree; its shape is for others to check.
+                continue;
+            }
+            for word in (0..=node.count()).filter_map(|index| node.child(index)) {
+                let Ok(child) = remote.pointer(word, addr) else { continue };
+                if level <= top && child.server() != addr.server() {
+                    problems.push(format!(
+                        "INV-DEX-PLACE: node {addr} (level {level}) and its child {child} are on \
+                         two memory servers, below the subtree level {top}"
+                    ));
+                }
+                below.push(child);
+            }
+            if problems.len() >= PROBLEMS_MAX {
+                return Ok(problems);
+            }
+        }
+        nodes = below;
+    }
+    Ok(problems)
+}

@@ -1,0 +1,196 @@
+//! Leaves that a scan will want next, read together with one that it has missed.
+//!
+//! Each is claimed as any node that is read (`INV-DEX-IO`), so its image is what remote memory, and
+//! nothing newer in this cache, has; and it is kept or not as any leaf. The scan goes through the image
+//! later, when others may have changed the leaf: it is still of one moment of the scan, as each leaf of a
+//! scan is of a moment of its own, and fences decide what comes next, not who was read with whom.
+//!
+//! They are claimed below an exclusive parent only. If a range is being given away, the nodes that cross
+//! its ends have become shared before it is closed; so what is below an exclusive parent is open or closed
+//! together with the place that the scan has entered the gate for.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use farleaf_fabric::Buf;
+use farleaf_pool::Session;
+
+use super::admission::{Arrival, Claim};
+use super::stats::Cause;
+use super::walk::Seek;
+use super::{Cache, Fail};
+use crate::blink::remote::Passage;
+use crate::bnode::{Cover, Layout, Node};
+
+/// Most leaves that are read ahead at a time, whatever is asked for.
+const AHEAD_MAX: usize = 64;
+
+/// How many leaves a scan may still want behind one.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Span {
+    /// Read ahead at most so many that are not cached.
+    pub(super) missing: usize,
+    /// Look no further than so many, cached or not.
+    pub(super) leaves: usize,
+}
+
+/// Images of leaves that a scan has read ahead, the nearest first.
+#[derive(Debug, Default)]
+pub(super) struct Ahead(VecDeque<Buf>);
+
+impl Ahead {
+    /// The image of the leaf that covers the place, if it is there. Those before it are of no use any more;
+    /// those behind may be, if what is in between is cached.
+    pub(super) fn take(&mut self, layout: &Layout, seek: Seek<'_>) -> Option<Buf> {
+        let covers = |image: &Buf| seek.covered(&Node::new(layout, image.words())) == Cover::Inside;
+        let at = self.0.iter().position(covers)?;
+        self.0.drain(..at);
+        self.0.pop_front()
+    }
+
+    /// Takes in what was read last; what is left of before was passed by or is out of date.
+    pub(super) fn refill(&mut self, images: VecDeque<Buf>) {
+        self.0 = images;
+    }
+}
+
+impl Cache {
+    /// Claims leaves behind that of `first`, the nearest first: those that are not cached, are not worked
+    /// on by anybody, and begin before the end of the scan, as far as the parent names them.
+    pub(super) fn claim_behind(
+        self: &Arc<Self>,
+        first: &Claim,
+        passage: &Passage<'_>,
+        span: Span,
+    ) -> Vec<Claim> {
+        let mut claims = Vec::new();
+        let above = self.frames.ctl(first.parent);
+        let (Some(version), false) = (above.latch.sample(), above.is_shared()) else {
+            return claims;
+        };
+        let node = self.frames.node(self.layout(), first.parent);
+        let Some(mut at) = node.find_child(first.addr) else { return claims };
+        let (_, reverse) = passage.next();
+        let mut fence = Vec::new();
+        for _ in 0..span.leaves {
+            if claims.len() == span.missing.min(AHEAD_MAX) {
+                break;
+            }
+            let next = if reverse { at.checked_sub(1) } else { Some(at + 1) };
+            let Some(next) = next else { break };
+            if node.separator(at.min(next), &mut fence) && passage.ends_before(&fence) {
+                break;
+            }
+            let (Some(child), (low, high)) = (node.child(next), Self::child_range(&node, next))
+            else {
+                break;
+            };
+            if !above.latch.validate(version) {
+                break;
+            }
+            at = next;
+            if self.frames.unswizzle(child).is_some() || child == 0 {
+                continue;
+            }
+            if let Some(mut claim) = Claim::take(self, child, first.parent, version, 0, low, high) {
+                claim.cause = Cause::Prefetch;
+                claims.push(claim);
+            }
+        }
+        claims
+    }
+
+    /// Reads a leaf that a scan has missed and those `behind`, and keeps what is to be kept. Gives the
+    /// images of the first one and of as many others as are in order. Runs to its end whatever becomes of
+    /// the caller.
+    ///
+    /// Cost: 1 READ each, all in 1 round trip; 1 READ more if the first one was torn; 1 WRITE for each
+    /// dirty node that has to make room.
+    pub(super) async fn read_leaves(
+        self: &Arc<Self>,
+        session: &Session,
+        first: Claim,
+        behind: Vec<Claim>,
+    ) -> Result<VecDeque<Buf>, Fail> {
+        let (cache, task_session) = (Arc::clone(self), session.clone());
+        let task = async move { cache.read_leaves_now(&task_session, first, behind).await };
+        self.detach(session, task).await
+    }
+
+    async fn read_leaves_now(
+        self: &Arc<Self>,
+        session: &Session,
+        first: Claim,
+        behind: Vec<Claim>,
+    ) -> Result<VecDeque<Buf>, Fail> {
+        let (mut images, mut claims) = (VecDeque::new(), VecDeque::from(behind));
+        if !claims.is_empty() {
+            claims.push_front(first);
+            images = self.read_together(session, &claims).await?;
+            claims.truncate(images.len().max(1));
+        } else {
+            claims.push_front(first);
+        }
+        if images.is_empty()
+            && let Some(first) = claims.pop_front()
+        {
+            // By itself, or once more: to be waited for, or healed.
+            match self.read_claimed(session, &first).await? {
+                Ok(image) => images.push_back(image),
+                Err(heal) => {
+                    drop(first);
+                    self.heal(session, heal).await?;
+                    return Err(Fail::Restart);
+                }
+            }
+            claims.push_front(first);
+        }
+        let mut kept = Vec::new();
+        for (at, claim) in claims.into_iter().enumerate() {
+            if self.admits(session, claim.addr) {
+                kept.push((at, claim));
+            } else {
+                self.stats.leaves_streamed.add();
+            }
+        }
+        for (at, claim) in kept {
+            match self.frame(session).await? {
+                Some(frame) => self.keep(claim, frame, &images[at], session.id()),
+                None => self.stats.leaves_streamed.add(),
+            }
+        }
+        Ok(images)
+    }
+
+    /// READs claimed leaves; the images of those before the first that is not in order.
+    async fn read_together(
+        &self,
+        session: &Session,
+        claims: &VecDeque<Claim>,
+    ) -> Result<VecDeque<Buf>, Fail> {
+        let steady = session.steady();
+        let mut ops = session.client().ops();
+        for claim in claims {
+            self.stats.note_read(claim.cause, claim.level, claim.shared);
+            ops.read(claim.addr(), steady.buf(self.layout().node_bytes()));
+        }
+        let mut ops = steady.post_many(ops).await?;
+        let mut images = VecDeque::with_capacity(claims.len());
+        for (at, claim) in claims.iter().enumerate() {
+            let image = ops.take_buf(at);
+            if !self.is_in_order(claim, &image) {
+                self.stats.reads_in_vain.add_many((claims.len() - at) as u64);
+                break;
+            }
+            images.push_back(image);
+        }
+        Ok(images)
+    }
+
+    /// Whether a leaf that was read is whole, and what its parent says.
+    fn is_in_order(&self, claim: &Claim, image: &Buf) -> bool {
+        let node = Node::new(self.layout(), image.words());
+        self.remote.is_current(image, claim.addr(), claim.level)
+            && matches!(claim.arrival(&node), Ok(Arrival::Fits))
+    }
+}

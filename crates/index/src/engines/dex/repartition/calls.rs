@@ -1,0 +1,300 @@
+//! What an operator, or the balancing, asks for: boundaries to be moved, compute servers to get or to
+//! give up a part.
+
+use farleaf_fabric::{Endpoint, Incarnation};
+use farleaf_pool::Session;
+
+use super::super::forward::{Reply, Request};
+use super::super::partitions::{Partitions, Range};
+use super::super::walk::Seek;
+use super::super::{Dex, Found, Restarts};
+use crate::IndexError;
+use crate::bnode::Kind;
+
+/// Why a range was not moved. Unless it says otherwise everything is as it was.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MoveError {
+    /// Bounds that leave no range between them.
+    #[error("the bounds are out of order: the lower one must be below the upper one")]
+    OutOfOrder,
+    /// A bound that the table takes as no key.
+    #[error("a bound is no key of this table: it has another length than its keys may have")]
+    NoKey,
+    /// There is no such boundary.
+    #[error("the table has no boundary of number {0}")]
+    NoBoundary(usize),
+    /// Nobody serves under this name, as far as can be found out.
+    #[error("compute server {0} does not answer: let it join the table and serve first")]
+    UnknownServer(Incarnation),
+    /// The one that was to get the range, or to give it, is dead.
+    #[error("compute server {0} is dead: take its partitions over")]
+    DeadTarget(Incarnation),
+    /// The range is not one owner's.
+    #[error("the range is not, or not as a whole, of the compute server that is to give it")]
+    NotOwned,
+    /// There is nobody who could take what is to be given up.
+    #[error("no other compute server serves the table")]
+    NobodyElse,
+    /// Another move is under way.
+    #[error("another range is being moved: try again")]
+    Busy,
+    /// Somebody has ended the move, as its giver or taker was taken for dead.
+    #[error("the move was called off: one of its compute servers was taken for dead")]
+    CalledOff,
+    /// The table has no partitions.
+    #[error("the table is not partitioned: cut it first")]
+    NotPartitioned,
+    /// What an index operation can fail with.
+    #[error(transparent)]
+    Index(#[from] IndexError),
+}
+
+impl Dex {
+    /// Gives the keys above `low` up to and including `high`, which one compute server must own, to
+    /// `to`, while all of them are in use. `None` is the end of the key space. The map's epoch after
+    /// it.
+    ///
+    /// Operations on these keys wait for the short time in which what has just become dirty is written;
+    /// all others go on. Whoever calls it, the owner does it, and goes on if the caller dies.
+    ///
+    /// Cost: at the owner 1 WRITE for each dirty node of the range, a split for each end, two changes of
+    /// the map.
+    ///
+    /// # Errors
+    /// See [`MoveError`]. `OutcomeUnknown` if the owner died in the middle; what the map says then is so.
+    pub async fn move_range(
+        &self,
+        session: &Session,
+        low: Option<&[u8]>,
+        high: Option<&[u8]>,
+        to: Incarnation,
+    ) -> Result<u64, MoveError> {
+        let range = Range { low: low.map(<[u8]>::to_vec), high: high.map(<[u8]>::to_vec) };
+        if range.is_empty() {
+            return Err(MoveError::OutOfOrder);
+        }
+        let takes = |key: &Vec<u8>| self.0.layout().takes_key(key.len());
+        if !range.low.iter().chain(&range.high).all(takes) {
+            return Err(MoveError::NoKey);
+        }
+        let map = self.newest(session).await?;
+        let Some(number) = map.around(&range) else { return Err(MoveError::NotOwned) };
+        let owner = Incarnation(map.owners[number]);
+        if owner.0 == 0 {
+            return Err(MoveError::NotOwned);
+        }
+        let Range { low, high } = range;
+        self.moved(session, owner, Request::Give { low, high, to }).await
+    }
+
+    /// Moves boundary `number`, that between the partitions of this number and the next, to `bound`, which
+    /// lies in one of the two: its owner gives what is between to the other.
+    ///
+    /// # Errors
+    /// As [`Dex::move_range`]; `NoBoundary`, and `OutOfOrder` if the bound is in neither.
+    pub async fn move_boundary(
+        &self,
+        session: &Session,
+        number: usize,
+        bound: &[u8],
+    ) -> Result<u64, MoveError> {
+        let map = self.newest(session).await?;
+        let Some(old) = map.bounds.get(number) else { return Err(MoveError::NoBoundary(number)) };
+        let (below, above) = (map.owned_range(number), map.owned_range(number + 1));
+        let to = |number: usize| Incarnation(map.owners[number]);
+        if bound == old.as_slice() {
+            return Ok(map.epoch);
+        }
+        if below.holds(bound, false) {
+            self.move_range(session, Some(bound), Some(old), to(number + 1)).await
+        } else if above.holds(bound, false) {
+            self.move_range(session, Some(old), Some(bound), to(number)).await
+        } else {
+            Err(MoveError::OutOfOrder)
+        }
+    }
+
+    /// Lets a compute server that has joined have a part: about half of what the one with the most to do
+    /// has, or, where nothing has been counted, with the most keys.
+    ///
+    /// # Errors
+    /// As [`Dex::move_range`].
+    pub async fn scale_out(&self, session: &Session, to: Incarnation) -> Result<u64, MoveError> {
+        let loads = self.loads(session, false).await?;
+        let mut sums: Vec<(u64, Incarnation)> = Vec::new();
+        for load in loads.iter().filter(|load| load.owner != to) {
+            match sums.iter_mut().find(|(_, owner)| *owner == load.owner) {
+                Some((ops, _)) => *ops += load.ops,
+                None => sums.push((load.ops, load.owner)),
+            }
+        }
+        // The first of those with the most.
+        sums.reverse();
+        let Some((_, busiest)) = sums.into_iter().max_by_key(|(ops, _)| *ops) else {
+            return Err(MoveError::NobodyElse);
+        };
+        self.moved(session, busiest, Request::Share { to }).await
+    }
+
+    /// Lets a compute server give up all that it has, to the owners of what is beside it; how many
+    /// ranges it gave. It can be closed then, or go on as one that owns nothing.
+    ///
+    /// # Errors
+    /// As [`Dex::move_range`]; `NobodyElse` if all keys are its. What has been given by then is given.
+    pub async fn scale_in(&self, session: &Session, who: Incarnation) -> Result<usize, MoveError> {
+        let mut given = 0;
+        loop {
+            let map = self.newest(session).await?;
+            let Some(number) = map.owners.iter().position(|owner| *owner == who.0) else {
+                return Ok(given);
+            };
+            // The last of a row, or the first of one that goes to the end.
+            let row = (number..map.count()).take_while(|at| map.owners[*at] == who.0);
+            let last = row.last().unwrap_or(number);
+            let is_other = |owner: &u64| *owner != 0;
+            let before = number.checked_sub(1).map(|at| map.owners[at]).filter(is_other);
+            let after = map.owners.get(last + 1).copied().filter(is_other);
+            let (which, to) = match (before, after) {
+                (Some(before), _) => (number, before),
+                (None, Some(after)) => (last, after),
+                (None, None) => return Err(MoveError::NobodyElse),
+            };
+            let Range { low, high } = map.owned_range(which);
+            let give = Request::Give { low, high, to: Incarnation(to) };
+            self.moved(session, who, give).await?;
+            given += 1;
+        }
+    }
+
+    /// How much is done on each partition that somebody serves, in the order of their keys.
+    ///
+    /// # Errors
+    /// Those of reading the map. Who does not answer has nothing counted.
+    pub async fn loads(
+        &self,
+        session: &Session,
+        decay: bool,
+    ) -> Result<Vec<super::PartLoad>, MoveError> {
+        let map = self.newest(session).await?;
+        let mut owners: Vec<u64> = map.owners.iter().copied().filter(|owner| *owner != 0).collect();
+        owners.sort_unstable();
+        owners.dedup();
+        let mut loads: Vec<super::PartLoad> = Vec::new();
+        for owner in owners.into_iter().map(Incarnation) {
+            if let Ok(Reply::Load(some)) = self.ask(session, owner, Request::Load { decay }).await {
+                loads.extend(some.into_iter().map(|load| super::PartLoad { owner, ..load }));
+            }
+        }
+        loads.sort_by(|a, b| a.low.cmp(&b.low));
+        Ok(loads)
+    }
+
+    /// Gives about half of what this compute server has to `to`.
+    pub(in super::super) async fn share(
+        &self,
+        session: &Session,
+        to: Incarnation,
+    ) -> Result<u64, MoveError> {
+        let loads = self.0.own_load(false);
+        let Some(most) = loads.iter().rev().max_by_key(|load| load.ops) else {
+            return Err(MoveError::NotOwned);
+        };
+        // Of two, one is half.
+        if loads.len() > 1 {
+            return Box::pin(self.give(session, most.low.clone(), most.high.clone(), to)).await;
+        }
+        let middle = match super::balance::quantile(&most.keys, 0.5) {
+            Some(middle) if most.keys.len() >= 16 && most.high.as_ref() != Some(&middle) => {
+                Some(middle)
+            }
+            _ => {
+                self.middle(session, &Range { low: most.low.clone(), high: most.high.clone() })
+                    .await?
+            }
+        };
+        let Some(middle) = middle else {
+            return Box::pin(self.give(session, most.low.clone(), most.high.clone(), to)).await;
+        };
+        Box::pin(self.give(session, Some(middle), most.high.clone(), to)).await
+    }
+
+    /// A key in the middle of a range of own keys, by the separators of the highest level that has
+    /// some; `None` if it is all one leaf.
+    async fn middle(&self, session: &Session, range: &Range) -> Result<Option<Vec<u8>>, MoveError> {
+        let cache = &self.0;
+        let _pin =
+            session.begin(farleaf_fabric::OpKind::Maintenance).await.map_err(IndexError::from)?;
+        let seek = range.low.as_deref().map_or(Seek::First, Seek::After);
+        let Ok(_inside) = cache.enter(session, seek).await? else {
+            return Err(MoveError::NotOwned);
+        };
+        // From the root down, along the way to the range's lower end.
+        let mut levels = Vec::new();
+        for level in 1.. {
+            let mut restarts = Restarts::default();
+            let found = cache.find(session, seek, level, false, &mut restarts).await?;
+            let Found::Spot(spot) = found else { break };
+            let node = cache.frames.node(cache.layout(), spot.frame);
+            let mut inside = Vec::new();
+            if node.kind() == Kind::Inner {
+                for index in 0..node.count() {
+                    let mut separator = Vec::new();
+                    let is_there = node.separator(index, &mut separator);
+                    if is_there
+                        && range.holds(&separator, false)
+                        && range.high.as_ref() != Some(&separator)
+                    {
+                        inside.push(separator);
+                    }
+                }
+            }
+            if cache.frames.ctl(spot.frame).latch.validate(spot.version) {
+                levels.push(inside);
+            }
+        }
+        let best = levels.into_iter().rev().find(|inside| !inside.is_empty());
+        Ok(best.map(|mut inside| {
+            let middle = inside.len() / 2;
+            inside.swap_remove(middle)
+        }))
+    }
+
+    async fn newest(&self, session: &Session) -> Result<Partitions, MoveError> {
+        if self.0.view().is_none() {
+            return Err(MoveError::NotPartitioned);
+        }
+        self.refresh_map(session).await?;
+        match self.0.view() {
+            Some(view) => Ok(view.map.clone()),
+            None => Err(MoveError::NotPartitioned),
+        }
+    }
+
+    async fn moved(
+        &self,
+        session: &Session,
+        giver: Incarnation,
+        request: Request,
+    ) -> Result<u64, MoveError> {
+        if giver != session.endpoint().incarnation() && session.endpoint().is_dead(giver).await {
+            return Err(MoveError::DeadTarget(giver));
+        }
+        match self.ask(session, giver, request).await? {
+            Reply::Moved(Ok(epoch)) => {
+                self.refresh_map(session).await?;
+                Ok(epoch)
+            }
+            Reply::Moved(Err(error)) => Err(error),
+            _ => Err(MoveError::UnknownServer(giver)),
+        }
+    }
+
+    /// Bounds and owners as they are known here.
+    #[doc(hidden)]
+    pub fn known_map(&self) -> (u64, Vec<Vec<u8>>, Vec<Incarnation>) {
+        let Some(view) = self.0.view() else { return (0, Vec::new(), Vec::new()) };
+        let owners = view.map.owners.iter().copied().map(Incarnation).collect();
+        (view.map.epoch, view.map.bounds.clone(), owners)
+    }
+}

@@ -1,0 +1,171 @@
+//! Range reads, both ways, a leaf at a time.
+//!
+//! A leaf is copied and the copy validated, so that each leaf is of one moment. The next one is the one
+//! that covers the place behind its fence: splits, merges and evictions in between can neither hide a
+//! key nor show one twice.
+//!
+//! With [`DexOptions::offload_scans`](super::DexOptions::offload_scans) a scan that misses an inner node may
+//! have the memory server go through the leaves below it, and goes on behind the last one in the same way.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use farleaf_fabric::{Buf, OpKind};
+use farleaf_pool::Session;
+
+use super::offload::{Gathered, Wish};
+use super::prefetch::{Ahead, Span};
+use super::walk::Seek;
+use super::{Cache, Found, Restarts};
+use crate::blink::remote::{Next, Passage};
+use crate::bnode::Node;
+use crate::{Entries, IndexError};
+
+/// Entries of a leaf, before a scan has met one.
+const LEAF_ENTRIES: usize = 64;
+
+/// What is left of a scan.
+struct Rest<'p, 'r> {
+    passage: &'p Passage<'r>,
+    /// Pairs.
+    wanted: usize,
+    span: Span,
+    /// Whether a memory server may be asked.
+    offloads: bool,
+}
+
+/// What a scan has come by.
+enum Got {
+    Leaf(Buf),
+    /// A buffer for the next leaf, and what a memory server has found.
+    Pairs(Buf, Gathered),
+}
+
+impl Cache {
+    /// Appends the pairs that `passage` still wants to `out`, as far as its places are own keys: the
+    /// partition of the first that is not, `None` if all is done.
+    ///
+    /// Cost: 1 READ for each leaf that is not cached, one after the other, or together with up to
+    /// `scan_prefetch` others below the same parent; those of records up to 16 at once. 1 RPC for up to 64
+    /// leaves where it is offloaded.
+    pub(super) async fn scan_own(
+        self: &Arc<Self>,
+        session: &Session,
+        passage: &mut Passage<'_>,
+        out: &mut Entries,
+    ) -> Result<Option<usize>, IndexError> {
+        let _pin = session.begin(OpKind::Scan).await?;
+        let mut image = session.client().buf(self.layout().node_bytes());
+        let mut ahead = Ahead::default();
+        let reads_ahead = self.options.scan_prefetch > 0;
+        let mut offloads = self.options.offload_scans;
+        loop {
+            let (next, reverse) = passage.next();
+            let seek = match next {
+                Next::End if reverse => Seek::Last,
+                Next::End => Seek::First,
+                Next::At(key) => Seek::At(key),
+                Next::After(key) => Seek::After(key),
+            };
+            // For each leaf anew, so that a long scan does not keep a range from changing hands.
+            let _inside = match self.enter(session, seek).await? {
+                Ok(inside) => inside,
+                Err(number) => return Ok(Some(number)),
+            };
+            image = match ahead.take(self.layout(), seek) {
+                Some(image) => image,
+                None => {
+                    let wanted = passage.wanted(out);
+                    let mut rest = Rest { passage, wanted, span: self.span(wanted), offloads };
+                    let got =
+                        self.leaf_image(session, seek, image, (&mut rest, &mut ahead)).await?;
+                    offloads = rest.offloads;
+                    match got {
+                        Got::Leaf(image) => image,
+                        Got::Pairs(buf, found) => {
+                            image = buf;
+                            let entries = found.count as usize / usize::from(found.leaves.max(1));
+                            self.leaf_entries.store(entries, Ordering::Relaxed);
+                            let (pairs, fence) = (found.pairs(self.layout()), found.fence());
+                            let remote = &self.remote;
+                            if passage.pass_pairs(remote, session, pairs, fence, out).await? {
+                                continue;
+                            }
+                            return Ok(None);
+                        }
+                    }
+                }
+            };
+            let leaf = Node::new(self.layout(), image.words());
+            if reads_ahead || offloads {
+                self.leaf_entries.store(leaf.count(), Ordering::Relaxed);
+            }
+            if !passage.pass(&self.remote, session, &leaf, out).await? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// How far a scan that wants so many pairs is to read ahead, behind a leaf that it has missed.
+    fn span(&self, wanted: usize) -> Span {
+        let entries = match self.leaf_entries.load(Ordering::Relaxed) {
+            0 => LEAF_ENTRIES,
+            entries => entries,
+        };
+        // On average it begins in the middle of a leaf.
+        let leaves = wanted.saturating_add(entries / 2) / entries;
+        Span { missing: self.options.scan_prefetch, leaves }
+    }
+
+    /// A copy of the leaf that `seek` wants; leaves that were read with it are left in `ahead`. Or the pairs
+    /// that a memory server has found there and behind.
+    async fn leaf_image(
+        self: &Arc<Self>,
+        session: &Session,
+        seek: Seek<'_>,
+        mut image: Buf,
+        (rest, ahead): (&mut Rest<'_, '_>, &mut Ahead),
+    ) -> Result<Got, IndexError> {
+        let (passage, span) = (rest.passage, rest.span);
+        let reads_ahead = span.missing > 0;
+        let wish = rest.offloads.then_some(Wish::Scan(span.leaves));
+        let mut restarts = Restarts::scanning(reads_ahead, wish);
+        loop {
+            match self.find(session, seek, 0, true, &mut restarts).await? {
+                Found::Spot(spot) => {
+                    self.frames.copy(spot.frame, image.words_mut());
+                    if self.frames.ctl(spot.frame).latch.validate(spot.version) {
+                        return Ok(Got::Leaf(image));
+                    }
+                    restarts.again(self, session).await?;
+                }
+                Found::Missing(claim) if reads_ahead => {
+                    let behind = self.claim_behind(&claim, passage, span);
+                    match self.read_leaves(session, claim, behind).await {
+                        Ok(mut images) => {
+                            let first = images.pop_front();
+                            ahead.refill(images);
+                            if let Some(first) = first {
+                                return Ok(Got::Leaf(first));
+                            }
+                        }
+                        Err(fail) => restarts.after(fail, self, session).await?,
+                    }
+                }
+                Found::Missing(claim) => match self.stream(session, claim).await {
+                    Ok(image) => return Ok(Got::Leaf(image)),
+                    Err(fail) => restarts.after(fail, self, session).await?,
+                },
+                Found::Offload(off) => {
+                    let asked = self.scan_offloaded(session, off, passage, rest.wanted);
+                    if let Some(pairs) = Box::pin(asked).await? {
+                        return Ok(Got::Pairs(image, pairs));
+                    }
+                    rest.offloads = false;
+                    restarts.fall_back();
+                }
+                Found::TooLow | Found::Awaited(_) => return Err(self.no_level()),
+            }
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! Shared inner nodes: those that cross a bound of partitions.
+//!
+//! Several compute servers cache them, and each changes them in remote memory under their lock, by
+//! [`crate::btree`]'s protocol: the lock's CAS travels with the READ of the content, so that whoever
+//! has the lock has the current image (R-SHWRITE), and the dead's locks are taken over with their redo
+//! records. Here:
+//!
+//! - `INV-DEX-SHARED-1` A cached shared node is never dirty and never written back. It may be out of
+//!   date; it then lacks separators, and leads to nodes that have been split since. Shared nodes are
+//!   never merged away, so that its children are nodes of the tree as long as they cover keys of this
+//!   compute server; what has become another's alone may be gone, which the arrival there shows.
+//! - `INV-DEX-SHARED-2` For the keys of this compute server, a cached shared node has all separators
+//!   that this compute server has added, as it adds them to its copy, too.
+//!
+//! - `INV-DEX-SHARED-3` (R-CLASS) The parent of a cached shared node is shared, or the top, and is the
+//!   copy under which it was read: a shared node has no second chance. So a copy that is out of date
+//!   never passes for a node that has become exclusive.
+//!
+//! - `INV-DEX-SHARED-4` Who changes a shared node in remote memory holds SX of a cached copy that covers
+//!   the place, at the node's level or below. As long as that copy is Hot, whatever has become of the
+//!   node since is not cached by this compute server, so that it is not taken for exclusive, and
+//!   changed in the cache, at the same time.
+//!
+//! - `INV-DEX-SHARED-5` While a shared node is compared with remote memory and taken for exclusive
+//!   (`INV-DEX-MOVE-4`), this compute server changes no shared node remotely: a change may go up by
+//!   several levels, and holds no latch of what is above the copy that it began at.
+//!
+//! - `INV-DEX-SHARED-6` Who is led right by a copy posts the separator that it lacks only if the copy is
+//!   as remote memory has it. Otherwise the copy may be of a time before the bounds moved, and the
+//!   separator be in a node that has been another's alone since, and there in the cache only: in remote
+//!   memory it would be added, or the node split for it, behind its owner's back.
+//!
+//! A copy that has turned out to be out of date is dropped with all that is cached below it, and read
+//! again. That happens about once for each split of a shared node, of which there are as many as levels
+//! for each bound. (The paper's refresh in place keeps what is below.)
+
+use std::sync::Arc;
+
+use farleaf_fabric::Endpoint;
+use farleaf_pool::Session;
+
+use super::eviction::Sx;
+use super::frames::{State, TOP};
+use super::mapping_table::Entry;
+use super::walk::Unfinished;
+use super::{Cache, Fail};
+use crate::IndexError;
+use crate::bnode::Kind;
+
+/// Tries at a latch on the way through what is dropped.
+const TRIES_MAX: u32 = 1_000;
+
+/// What is to be done in remote memory before a copy is dropped.
+#[derive(Debug)]
+pub(super) enum First {
+    /// Nothing: the copy is just out of date.
+    Nothing,
+    /// Perhaps a separator is missing there, too.
+    Post(Unfinished),
+    /// The node of this level needs room for a separator.
+    MakeRoom(u8, Vec<u8>),
+}
+
+impl Cache {
+    /// Does what is to be done `first`, then drops the shared node in `frame` and everything below it,
+    /// so that it is read again. Does nothing at all if the frame holds another node by now. Called by
+    /// tasks that run to their end.
+    ///
+    /// Cost: 1 WRITE for each dirty node below it, and what comes first.
+    pub(super) async fn refresh(
+        self: &Arc<Self>,
+        session: &Session,
+        frame: u32,
+        addr: u64,
+        first: First,
+    ) -> Result<(), Fail> {
+        // One at a time: each waits for latches upwards and downwards.
+        let _turn = self.turn_to_refresh().await;
+        let ctl = self.frames.ctl(frame);
+        self.stats.refreshes.add();
+        let Some(sx) = self.sx_of(session, frame, addr).await? else { return Ok(()) };
+        if !ctl.is_shared() {
+            // It was read again meanwhile, and lies within this partition now.
+            return Ok(());
+        }
+        // INV-DEX-SHARED-4: with the copy's SX held.
+        match first {
+            First::Nothing => {}
+            First::Post(Unfinished { level, separator, right }) => {
+                if !self.may_post(session, frame).await? {
+                    return self.drop_shared(session, sx).await;
+                }
+                let _turn = self.post_turn(false).await;
+                let right = self.remote.pointer(right, self.remote.meta())?;
+                self.remote.post_separator(session, level, &separator, right).await?;
+            }
+            First::MakeRoom(level, separator) => {
+                let _turn = self.post_turn(false).await;
+                self.remote.make_room(session, level, &separator).await?;
+            }
+        }
+        self.drop_shared(session, sx).await
+    }
+
+    /// Whether a separator that is missing in the copy in `frame`, whose SX is held, is missing in remote
+    /// memory, too (`INV-DEX-SHARED-6`).
+    ///
+    /// Cost: 1 READ.
+    async fn may_post(&self, session: &Session, frame: u32) -> Result<bool, IndexError> {
+        if self.frames.ctl(frame).parent() == TOP {
+            return Ok(self.remote.read_root(session).await?.0 == self.frames.addr(frame));
+        }
+        self.is_as_remote(session, frame).await
+    }
+
+    /// Whether the shared node in `frame`, whose SX is held, is as remote memory has it. 1 READ.
+    pub(super) async fn is_as_remote(
+        &self,
+        session: &Session,
+        frame: u32,
+    ) -> Result<bool, IndexError> {
+        let ctl = self.frames.ctl(frame);
+        let mut cached = session.client().buf(self.layout().node_bytes());
+        self.frames.copy(frame, cached.words_mut());
+        let cached = self.make_remote(cached, ctl.version());
+        let at = self.frames.addr(frame);
+        self.stats.reads_compared.add();
+        let remote = self.remote.read_shared(session, at, ctl.level()).await?;
+        // All but the lock word.
+        Ok(remote.is_some_and(|remote| cached.words()[1..] == remote.words()[1..]))
+    }
+
+    /// Drops the shared node whose SX is held and everything below it.
+    ///
+    /// Cost: 1 WRITE for each dirty node below it.
+    async fn drop_shared(self: &Arc<Self>, session: &Session, sx: Sx) -> Result<(), Fail> {
+        let frame = sx.frame();
+        let ctl = self.frames.ctl(frame);
+        let addr = ctl.addr_word();
+        if !self.drain_pins(session, frame).await {
+            return Err(Fail::Restart);
+        }
+        self.drop_below(session, &sx).await?;
+        debug_assert!(!ctl.is_dirty(), "INV-DEX-SHARED-1");
+        // Nothing is swizzled below it, and with its SX held nothing comes.
+        for _ in 0..TRIES_MAX {
+            let parent = ctl.parent();
+            let latch = &self.frames.ctl(parent).latch;
+            if !latch.sample().is_some_and(|version| latch.try_x(version)) {
+                self.wait_for_frame(parent).await;
+                session.endpoint().yield_now().await;
+                continue;
+            }
+            let pointer = self.frames.swizzle(frame);
+            if parent == TOP && self.frames.root() == pointer {
+                self.frames.set_root(0);
+            } else if let Some(index) = (parent != TOP && ctl.parent() == parent)
+                .then(|| self.frames.node(self.layout(), parent).find_child(pointer))
+                .flatten()
+            {
+                let done = self.frames.node_mut(self.layout(), parent).set_child(index, addr);
+                debug_assert_eq!(done, Ok(()), "the slot was found under the same latch");
+                let above = self.frames.ctl(parent);
+                above.set_swizzled(above.swizzled() - 1);
+            } else {
+                self.release_x(parent);
+                continue;
+            }
+            sx.into_x();
+            let gone = self.map.exchange(addr, Some(Entry::Resident(frame)), None);
+            debug_assert!(gone, "INV-DEX-MAP-1");
+            self.bury_frame(frame, session.id());
+            self.release_x(parent);
+            return Ok(());
+        }
+        Err(Fail::Restart)
+    }
+
+    /// Waits until no other refresh runs. The mark stands under an address within the meta object.
+    async fn turn_to_refresh(self: &Arc<Self>) -> Option<Turn> {
+        // An address at which no node is.
+        self.part.as_ref()?;
+        let addr = self.remote.meta().word() + 128;
+        loop {
+            if self.map.claim(addr, Entry::Io).is_ok() {
+                return Some(Turn { cache: Arc::clone(self), addr });
+            }
+            self.wait_for_node(addr).await;
+        }
+    }
+
+    /// SX of a frame, waited for, if it still holds the node at `addr`, Hot.
+    async fn sx_of(
+        self: &Arc<Self>,
+        session: &Session,
+        frame: u32,
+        addr: u64,
+    ) -> Result<Option<Sx>, Fail> {
+        let ctl = self.frames.ctl(frame);
+        for _ in 0..TRIES_MAX {
+            let Some(version) = ctl.latch.sample() else {
+                if ctl.state() == State::Free {
+                    return Ok(None);
+                }
+                session.endpoint().yield_now().await;
+                continue;
+            };
+            if let Some(sx) = self.try_sx(frame, version) {
+                let same = ctl.state() == State::Hot && ctl.addr_word() == addr;
+                return Ok(same.then_some(sx));
+            }
+            self.wait_for_frame(frame).await;
+        }
+        Err(Fail::Restart)
+    }
+
+    /// Writes back and un-swizzles everything below a frame whose SX is held. The latches are taken from
+    /// parent to child, and who waits for a parent's holds none of its children's.
+    async fn drop_below(self: &Arc<Self>, session: &Session, sx: &Sx) -> Result<(), Fail> {
+        let frame = sx.frame();
+        let ctl = self.frames.ctl(frame);
+        let node = self.frames.node(self.layout(), frame);
+        if node.kind() != Kind::Inner || ctl.swizzled() == 0 {
+            return Ok(());
+        }
+        for index in 0..=node.count() {
+            let Some(child) = node.child(index).and_then(|it| self.frames.unswizzle(it)) else {
+                continue;
+            };
+            let below = self.frames.ctl(child);
+            let addr = below.addr_word();
+            // With the parent's SX held it stays its child, Hot.
+            let Some(child_sx) = self.sx_of(session, child, addr).await? else {
+                return Err(Fail::Restart);
+            };
+            if !self.drain_pins(session, child).await {
+                return Err(Fail::Restart);
+            }
+            Box::pin(self.drop_below(session, &child_sx)).await?;
+            if below.is_dirty() {
+                self.write_back(session, &child_sx).await?;
+                self.stats.written_back.add();
+            }
+            ctl.latch.sx_to_x();
+            child_sx.into_x();
+            let done = self.frames.node_mut(self.layout(), frame).set_child(index, addr);
+            debug_assert_eq!(done, Ok(()), "one of its children");
+            ctl.set_swizzled(ctl.swizzled() - 1);
+            let out = self.let_cool(child, session.id());
+            ctl.latch.x_to_sx();
+            if let Some(out) = out {
+                self.evict(out, session.id());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The right to refresh.
+struct Turn {
+    cache: Arc<Cache>,
+    addr: u64,
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.cache.map.exchange(self.addr, Some(Entry::Io), None);
+        self.cache.lot.unpark(self.addr);
+    }
+}
