@@ -33,3 +33,26 @@ impl From<OpError> for IndexError {
         IndexError::from(PoolError::from(error))
     }
 }
+
+impl From<PoolError> for IndexError {
+    fn from(error: PoolError) -> Self {
+        use farleaf_fabric::OpErrorKind;
+        let text = error.to_string();
+        match error {
+            PoolError::Fabric(error) => match error.kind {
+                OpErrorKind::Fenced => IndexError::Closed(text),
+                OpErrorKind::OutOfBounds { .. } | OpErrorKind::Misaligned { .. } => {
+                    IndexError::Corrupt(text)
+                }
+                _ => IndexError::Unavailable(text),
+            },
+            PoolError::Full { .. } | PoolError::NoSlot(..) => IndexError::Full(text),
+            PoolError::Corrupt(_) | PoolError::Format(_) => IndexError::Corrupt(text),
+            PoolError::RetireFull | PoolError::Unsettled | PoolError::Busy(_) => {
+                IndexError::Unavailable(text)
+            }
+            PoolError::Closed => IndexError::Closed(text),
+            _ => IndexError::Invalid(text),
+        }
+    }
+}

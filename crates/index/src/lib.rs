@@ -1,10 +1,9 @@
 //! Ordered indexes on disaggregated memory, one folder an engine.
 //!
-//! Every engine implements the trait [`Index`] over a [`farleaf_pool::Session`], generic in the
-//! fabric. [`AnyIndex`] is the table of engines; [`bnode`] is what tree engines share.
+//! Every engine implements the trait [`Index`] over a [`farleaf_pool::Session`].
+//! [`AnyIndex`] is the table of engines; [`bnode`] has the nodes that tree engines share.
 #![forbid(unsafe_code)]
 
-mod any;
 mod blink;
 pub mod bnode;
 mod detach;
@@ -15,16 +14,19 @@ mod error;
 mod index;
 mod local;
 mod oneshot;
+mod open_options;
 mod recovery;
+mod spec;
 mod stored;
 mod sync;
 
-pub use any::{AnyIndex, Engine, OpenOptions, TableFormat, UnknownEngine};
 pub use blink::BlinkOptions;
 pub use drops::mark_drops;
-pub use engines::{btree, dex};
+pub use engines::{AnyIndex, Engine, UnknownEngine, btree, dex};
 pub use entries::Entries;
 pub use error::IndexError;
 pub use index::{Exchange, Index, ScanRange, SortedPairs, TableReport};
+pub use open_options::OpenOptions;
 pub use recovery::recover;
+pub use spec::TableFormat;
 pub use stored::StoredTable;

@@ -5,13 +5,14 @@ use farleaf_fabric::{GlobalAddr, OpKind};
 use farleaf_pool::{Audit, Root, Session};
 
 use crate::IndexError;
-use crate::any::{Engine, TableFormat};
 use crate::blink::BlinkOptions;
 use crate::bnode::Layout;
 use crate::drops::retire_all;
+use crate::engines::Engine;
 use crate::engines::btree::BTree;
 use crate::engines::dex;
 use crate::index::{Index, TableReport};
+use crate::spec::TableFormat;
 
 /// A table in the pool that is not opened. What compute servers that have it open keep to themselves
 /// does not show.

@@ -1,0 +1,133 @@
+//! Table specification: engine, formats and geometry, as a table's root keeps them.
+
+use farleaf_pool::Root;
+
+use crate::IndexError;
+use crate::bnode::{KeyFormat, Layout, LayoutOptions, ValueFormat};
+use crate::engines::{Engine, UnknownEngine};
+
+/// What a table is: engine, formats and geometry. Fixed when it is made, kept in its root.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TableFormat {
+    /// The engine.
+    pub engine: Engine,
+    /// Which keys it takes.
+    pub key: KeyFormat,
+    /// Which values it takes.
+    pub value: ValueFormat,
+    /// Bytes of a node; `None` takes what suits the formats: 1024, or as much as the longest key
+    /// needs, at least 4096 for byte strings.
+    pub node_bytes: Option<u32>,
+    /// Most entries of a leaf, if fewer than fit.
+    pub cap_leaf: Option<u16>,
+    /// Most separators of an inner node, if fewer than fit.
+    pub cap_inner: Option<u16>,
+}
+
+impl Default for TableFormat {
+    fn default() -> Self {
+        TableFormat {
+            engine: Engine::BTree,
+            key: KeyFormat::Bytes { max: 1024 },
+            value: ValueFormat::Bytes,
+            node_bytes: None,
+            cap_leaf: None,
+            cap_inner: None,
+        }
+    }
+}
+
+impl TableFormat {
+    /// A table of `u64`-sized keys and values with dense nodes of 1 KiB.
+    pub fn fixed8(engine: Engine) -> Self {
+        let (key, value) = (KeyFormat::Fixed(8), ValueFormat::Fixed(8));
+        TableFormat { engine, key, value, ..TableFormat::default() }
+    }
+
+    /// Bytes of a node.
+    pub fn node_bytes(&self) -> u32 {
+        self.node_bytes.unwrap_or(match (self.key, self.value) {
+            (KeyFormat::Fixed(key), ValueFormat::Fixed(value)) if key <= 64 && value <= 64 => 1024,
+            _ => 4096,
+        })
+    }
+
+    /// The geometry of its nodes.
+    ///
+    /// # Errors
+    /// `Invalid` if there is none.
+    pub fn layout(&self) -> Result<Layout, IndexError> {
+        let options = LayoutOptions {
+            cap_leaf: self.cap_leaf,
+            cap_inner: self.cap_inner,
+            ..LayoutOptions::new(self.node_bytes() as usize, self.key, self.value)
+        };
+        Layout::new(options).map_err(|error| IndexError::Invalid(error.to_string()))
+    }
+
+    /// As it stands in a root's parameters: words of version, key format, value format, node
+    /// bytes and capacities, and the tree's own number.
+    pub(crate) fn to_params(self, tree: u64) -> [u8; 64] {
+        let key = match self.key {
+            KeyFormat::Fixed(bytes) => 1 << 32 | bytes as u64,
+            KeyFormat::Bytes { max } => 2 << 32 | max as u64,
+        };
+        let value = match self.value {
+            ValueFormat::Fixed(bytes) => 1 << 32 | bytes as u64,
+            ValueFormat::Bytes => 2 << 32,
+        };
+        let caps =
+            u64::from(self.cap_leaf.unwrap_or(0)) << 16 | u64::from(self.cap_inner.unwrap_or(0));
+        let words = [PARAMS_VERSION, key, value, u64::from(self.node_bytes()), caps, tree];
+        let mut params = [0; 64];
+        for (bytes, word) in params.chunks_exact_mut(8).zip(words) {
+            bytes.copy_from_slice(&word.to_le_bytes());
+        }
+        params
+    }
+
+    /// The format and the tree's own number.
+    pub(crate) fn from_root(root: &Root) -> Result<(Self, u64), IndexError> {
+        let corrupt =
+            |what: &str| IndexError::Corrupt(format!("the root of table {:?} {what}", root.name));
+        let mut words = [0; 8];
+        for (word, bytes) in words.iter_mut().zip(root.params.chunks_exact(8)) {
+            *word = bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+        }
+        let [version, key, value, node_bytes, caps, tree, ..] = words;
+        if version != PARAMS_VERSION {
+            return Err(IndexError::Invalid(format!(
+                "table {:?} has format {version}, this program reads {PARAMS_VERSION}",
+                root.name
+            )));
+        }
+        let engine = root.engine.parse().map_err(|error: UnknownEngine| {
+            IndexError::Invalid(format!("table {:?}: {error}", root.name))
+        })?;
+        let bytes = |word: u64| (word & 0xffff_ffff) as usize;
+        let key = match key >> 32 {
+            1 => KeyFormat::Fixed(bytes(key)),
+            2 => KeyFormat::Bytes { max: bytes(key) },
+            _ => return Err(corrupt("has no legal key format")),
+        };
+        let value = match value >> 32 {
+            1 => ValueFormat::Fixed(bytes(value)),
+            2 => ValueFormat::Bytes,
+            _ => return Err(corrupt("has no legal value format")),
+        };
+        let cap = |cap: u64| (cap != 0).then_some(cap as u16);
+        let node_bytes =
+            u32::try_from(node_bytes).map_err(|_| corrupt("has no legal node size"))?;
+        let format = TableFormat {
+            engine,
+            key,
+            value,
+            node_bytes: Some(node_bytes),
+            cap_leaf: cap(caps >> 16 & 0xffff),
+            cap_inner: cap(caps & 0xffff),
+        };
+        Ok((format, tree))
+    }
+}
+
+const PARAMS_VERSION: u64 = 1;
