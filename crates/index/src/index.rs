@@ -5,6 +5,7 @@ use std::ops::Bound;
 
 use farleaf_pool::{Audit, Session};
 
+use crate::change::{Change, Outcome};
 use crate::{Entries, IndexError};
 
 /// What a compare-exchange did.
@@ -77,13 +78,28 @@ pub trait Index: Send + Sync + 'static {
         value: &mut Vec<u8>,
     ) -> impl Future<Output = Result<bool, IndexError>>;
 
+    /// Changes one key. What it held is left in `held` if the change has an expectation.
+    ///
+    /// [`Index::insert`], `update`, `upsert`, `remove` and `compare_exchange` are this in other words.
+    fn change(
+        &self,
+        session: &Session,
+        change: &Change<'_>,
+        held: &mut Vec<u8>,
+    ) -> impl Future<Output = Result<Outcome, IndexError>>;
+
     /// Adds an absent key; `false` if it is present, which changes nothing.
     fn insert(
         &self,
         session: &Session,
         key: &[u8],
         value: &[u8],
-    ) -> impl Future<Output = Result<bool, IndexError>>;
+    ) -> impl Future<Output = Result<bool, IndexError>> {
+        async move {
+            let change = Change::insert(key, value);
+            Ok(!self.change(session, &change, &mut Vec::new()).await?.existed)
+        }
+    }
 
     /// Changes a present key; `false` if it is absent, which changes nothing.
     fn update(
@@ -91,7 +107,12 @@ pub trait Index: Send + Sync + 'static {
         session: &Session,
         key: &[u8],
         value: &[u8],
-    ) -> impl Future<Output = Result<bool, IndexError>>;
+    ) -> impl Future<Output = Result<bool, IndexError>> {
+        async move {
+            let change = Change::update(key, value);
+            Ok(self.change(session, &change, &mut Vec::new()).await?.existed)
+        }
+    }
 
     /// Adds or changes a key; `true` if it was absent.
     fn upsert(
@@ -99,14 +120,24 @@ pub trait Index: Send + Sync + 'static {
         session: &Session,
         key: &[u8],
         value: &[u8],
-    ) -> impl Future<Output = Result<bool, IndexError>>;
+    ) -> impl Future<Output = Result<bool, IndexError>> {
+        async move {
+            let change = Change::upsert(key, value);
+            Ok(!self.change(session, &change, &mut Vec::new()).await?.existed)
+        }
+    }
 
     /// Removes a key; `false` if it was absent.
     fn remove(
         &self,
         session: &Session,
         key: &[u8],
-    ) -> impl Future<Output = Result<bool, IndexError>>;
+    ) -> impl Future<Output = Result<bool, IndexError>> {
+        async move {
+            let change = Change::remove(key);
+            Ok(self.change(session, &change, &mut Vec::new()).await?.existed)
+        }
+    }
 
     /// Gives `key` the value `new` (`None`: removes it) if it holds `expected` (`None`: is
     /// absent). What it held is left in `found`; `false` beside [`Exchange::Differs`] if nothing.
@@ -117,7 +148,14 @@ pub trait Index: Send + Sync + 'static {
         expected: Option<&[u8]>,
         new: Option<&[u8]>,
         found: &mut Vec<u8>,
-    ) -> impl Future<Output = Result<(Exchange, bool), IndexError>>;
+    ) -> impl Future<Output = Result<(Exchange, bool), IndexError>> {
+        async move {
+            let change = Change::compare_exchange(key, expected, new);
+            let outcome = self.change(session, &change, found).await?;
+            let exchange = if outcome.differs { Exchange::Differs } else { Exchange::Done };
+            Ok((exchange, outcome.existed))
+        }
+    }
 
     /// Appends at most `limit` pairs of `range` to `out`, in order. Every key that was present
     /// throughout is returned (up to the limit), none that was absent throughout, each once, with
@@ -146,4 +184,14 @@ pub trait Index: Send + Sync + 'static {
         session: &Session,
         audit: &mut Audit,
     ) -> impl Future<Output = Result<TableReport, IndexError>>;
+
+    /// Closes the table in this member of the pool, for everybody who has it open there: what this
+    /// compute server had to itself is written back and free for others. No operation may be running;
+    /// later ones fail with `Closed`.
+    ///
+    /// # Errors
+    /// As any operation; the table is still open then.
+    fn close(&self, _session: &Session) -> impl Future<Output = Result<(), IndexError>> {
+        async { Ok(()) }
+    }
 }

@@ -6,6 +6,7 @@
 
 mod blink;
 pub mod bnode;
+mod change;
 mod detach;
 mod drops;
 pub mod engines;
@@ -21,6 +22,7 @@ mod stored;
 mod sync;
 
 pub use blink::BlinkOptions;
+pub use change::{Change, Decision, Outcome};
 pub use drops::mark_drops;
 pub use engines::{AnyIndex, Engine, UnknownEngine, btree, dex};
 pub use entries::Entries;

@@ -67,7 +67,6 @@ use farleaf_pool::{PoolError, Session};
 use crate::IndexError;
 use crate::bnode::Layout;
 use crate::detach::run_to_end;
-pub(crate) use write::Intent;
 
 /// Bytes of the meta object: four lines, so that no two words share one.
 pub(crate) const META_BYTES: usize = 256;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use farleaf_fabric::{GlobalAddr, OpKind};
+use farleaf_fabric::GlobalAddr;
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
@@ -12,40 +12,7 @@ use super::records::NewRecord;
 use super::{Fail, Tree};
 use crate::IndexError;
 use crate::bnode::{ChangeError, Cover, Node, Value};
-
-/// What is to become of a key.
-#[derive(Debug)]
-pub(crate) struct Intent<'a> {
-    /// The new value; `None` removes.
-    pub(crate) value: Option<&'a [u8]>,
-    /// May add an absent key.
-    pub(crate) add: bool,
-    /// May change or remove a present one.
-    pub(crate) change: bool,
-    /// Only if it holds this; what it held goes into the second.
-    pub(crate) expected: Option<(Option<&'a [u8]>, &'a mut Vec<u8>)>,
-}
-
-impl<'a> Intent<'a> {
-    /// Adds or changes.
-    pub(crate) fn put(value: &'a [u8]) -> Self {
-        Intent { value: Some(value), add: true, change: true, expected: None }
-    }
-
-    /// Removes.
-    pub(crate) fn remove() -> Self {
-        Intent { value: None, add: false, change: true, expected: None }
-    }
-}
-
-/// What became of it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Outcome {
-    /// The key was present.
-    pub(crate) existed: bool,
-    /// It did not hold what was expected, and was left alone.
-    pub(crate) differs: bool,
-}
+use crate::change::{Change, Decision, Outcome};
 
 /// How an attempt under the lock ended.
 enum Attempt {
@@ -55,20 +22,20 @@ enum Attempt {
 }
 
 impl Tree {
-    /// Changes one key as `intent` says. See the [module page](super) for the cost.
-    pub(crate) async fn modify(
+    /// Changes one key. What it held is left in `held` if the change has an expectation. See the
+    /// [module page](super) for the cost.
+    pub(crate) async fn change(
         self: &Arc<Self>,
         session: &Session,
-        kind: OpKind,
-        key: &[u8],
-        mut intent: Intent<'_>,
+        change: &Change<'_>,
+        held: &mut Vec<u8>,
     ) -> Result<Outcome, IndexError> {
-        self.check_key(key)?;
-        if let Some(value) = intent.value {
+        self.check_key(change.key)?;
+        if let Some(value) = change.value {
             self.check_value(value)?;
         }
-        let _pin = session.begin(kind).await?;
-        let record = match intent.value {
+        let _pin = session.begin(change.kind).await?;
+        let record = match change.value {
             Some(value) if value.len() > self.layout.inline_value_max() => {
                 Some(self.write_record(session, value).await?)
             }
@@ -78,7 +45,7 @@ impl Tree {
         let mut restarts = Restarts::default();
         let result = loop {
             let attempt =
-                self.attempt(session, key, &mut intent, record.as_ref(), &mut unfinished).await;
+                self.attempt(session, change, held, record.as_ref(), &mut unfinished).await;
             match attempt {
                 Ok(Attempt::Done(outcome)) => break Ok(outcome),
                 Ok(Attempt::Again) => {}
@@ -105,43 +72,42 @@ impl Tree {
     async fn attempt(
         self: &Arc<Self>,
         session: &Session,
-        key: &[u8],
-        intent: &mut Intent<'_>,
+        change: &Change<'_>,
+        held: &mut Vec<u8>,
         record: Option<&NewRecord>,
         unfinished: &mut Option<Unfinished>,
     ) -> Result<Attempt, Fail> {
-        let compared = Canary::CompareUnlocked.is_armed() && intent.expected.is_some();
-        if compared && let Some((expected, held)) = &mut intent.expected {
+        let key = change.key;
+        let compared = Canary::CompareUnlocked.is_armed() && change.expected.is_some();
+        if compared && let Some(expected) = change.expected {
             let existed = self.get(session, key, held).await?;
-            if existed.then_some(held.as_slice()) != *expected {
+            if existed.then_some(held.as_slice()) != expected {
                 return Ok(Attempt::Done(Outcome { existed, differs: true }));
             }
         }
         let mut leaf = self.lock_leaf(session, key, unfinished).await?;
         let found = leaf.node().find(key);
-        let outcome = Outcome { existed: found.is_ok(), differs: false };
-        if !compared && let Some((expected, held)) = &mut intent.expected {
+        if !compared && change.expected.is_some() {
             held.clear();
             if let Ok(index) = found {
                 let node = Node::new(&self.layout, leaf.image.words());
                 self.value_of(session, &node, index, held).await?;
             }
-            let holds = found.is_ok().then_some(held.as_slice());
-            if holds != *expected {
+        }
+        let held = found.is_ok().then_some(held.as_slice());
+        let decided = if compared { Change { expected: None, ..*change } } else { *change };
+        let outcome = match decided.decide(found.is_ok(), held) {
+            Decision::Leave(outcome) => {
                 leaf.unlock().await?;
-                return Ok(Attempt::Done(Outcome { differs: true, ..outcome }));
+                return Ok(Attempt::Done(outcome));
             }
-        }
-        let allowed = if found.is_ok() { intent.change } else { intent.add };
-        if !allowed {
-            leaf.unlock().await?;
-            return Ok(Attempt::Done(outcome));
-        }
+            Decision::Apply(outcome) => outcome,
+        };
         let old_record = match found {
             Ok(index) => leaf.node().record(index),
             Err(_) => None,
         };
-        let value = match (record, intent.value) {
+        let value = match (record, change.value) {
             (Some(record), _) => Some(Value::Record(record.reference())),
             (None, Some(value)) => Some(Value::Inline(value)),
             (None, None) => None,
@@ -164,7 +130,7 @@ impl Tree {
             }
             Err(error) => return Err(self.damaged(leaf.addr, error).into()),
         }
-        let shrank = found.is_ok() && (intent.value.is_none() || !self.layout.is_dense());
+        let shrank = found.is_ok() && (change.value.is_none() || !self.layout.is_dense());
         let sparse = shrank && self.is_sparse(&leaf.node());
         // What the leaf stops referring to is announced first, so that it is not lost if we die.
         let old_addr = old_record.map(|old| self.record_place(old)).transpose()?;

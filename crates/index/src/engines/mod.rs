@@ -11,7 +11,8 @@ use std::str::FromStr;
 use farleaf_fabric::Endpoint;
 use farleaf_pool::{Audit, Root, Session};
 
-use crate::index::{Exchange, Index, ScanRange, SortedPairs, TableReport};
+use crate::change::{Change, Outcome};
+use crate::index::{Index, ScanRange, SortedPairs, TableReport};
 use crate::{BlinkOptions, Entries, IndexError, OpenOptions, StoredTable, TableFormat};
 use btree::BTree;
 use dex::Dex;
@@ -190,46 +191,13 @@ impl Index for AnyIndex {
         each!(self, index => index.get(session, key, value).await)
     }
 
-    async fn insert(
+    async fn change(
         &self,
         session: &Session,
-        key: &[u8],
-        value: &[u8],
-    ) -> Result<bool, IndexError> {
-        each!(self, index => index.insert(session, key, value).await)
-    }
-
-    async fn update(
-        &self,
-        session: &Session,
-        key: &[u8],
-        value: &[u8],
-    ) -> Result<bool, IndexError> {
-        each!(self, index => index.update(session, key, value).await)
-    }
-
-    async fn upsert(
-        &self,
-        session: &Session,
-        key: &[u8],
-        value: &[u8],
-    ) -> Result<bool, IndexError> {
-        each!(self, index => index.upsert(session, key, value).await)
-    }
-
-    async fn remove(&self, session: &Session, key: &[u8]) -> Result<bool, IndexError> {
-        each!(self, index => index.remove(session, key).await)
-    }
-
-    async fn compare_exchange(
-        &self,
-        session: &Session,
-        key: &[u8],
-        expected: Option<&[u8]>,
-        new: Option<&[u8]>,
-        found: &mut Vec<u8>,
-    ) -> Result<(Exchange, bool), IndexError> {
-        each!(self, index => index.compare_exchange(session, key, expected, new, found).await)
+        change: &Change<'_>,
+        held: &mut Vec<u8>,
+    ) -> Result<Outcome, IndexError> {
+        each!(self, index => index.change(session, change, held).await)
     }
 
     async fn scan(

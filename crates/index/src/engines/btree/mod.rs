@@ -8,9 +8,10 @@ use std::sync::Arc;
 use farleaf_fabric::{GlobalAddr, OpKind};
 use farleaf_pool::{Audit, Session};
 
-use crate::blink::{BlinkOptions, Intent, Tree};
+use crate::blink::{BlinkOptions, Tree};
 use crate::bnode::Layout;
-use crate::index::{Exchange, Index, ScanRange, SortedPairs, TableReport};
+use crate::change::{Change, Outcome};
+use crate::index::{Index, ScanRange, SortedPairs, TableReport};
 use crate::{Entries, IndexError};
 
 /// A table of this engine. Clones share its state.
@@ -96,58 +97,13 @@ impl Index for BTree {
         self.0.get(session, key, value).await
     }
 
-    async fn insert(
+    async fn change(
         &self,
         session: &Session,
-        key: &[u8],
-        value: &[u8],
-    ) -> Result<bool, IndexError> {
-        let intent = Intent { add: true, change: false, ..Intent::put(value) };
-        let outcome = self.0.modify(session, OpKind::Insert, key, intent).await?;
-        Ok(!outcome.existed)
-    }
-
-    async fn update(
-        &self,
-        session: &Session,
-        key: &[u8],
-        value: &[u8],
-    ) -> Result<bool, IndexError> {
-        let intent = Intent { add: false, change: true, ..Intent::put(value) };
-        let outcome = self.0.modify(session, OpKind::Update, key, intent).await?;
-        Ok(outcome.existed)
-    }
-
-    async fn upsert(
-        &self,
-        session: &Session,
-        key: &[u8],
-        value: &[u8],
-    ) -> Result<bool, IndexError> {
-        let outcome = self.0.modify(session, OpKind::Upsert, key, Intent::put(value)).await?;
-        Ok(!outcome.existed)
-    }
-
-    async fn remove(&self, session: &Session, key: &[u8]) -> Result<bool, IndexError> {
-        let outcome = self.0.modify(session, OpKind::Remove, key, Intent::remove()).await?;
-        Ok(outcome.existed)
-    }
-
-    async fn compare_exchange(
-        &self,
-        session: &Session,
-        key: &[u8],
-        expected: Option<&[u8]>,
-        new: Option<&[u8]>,
-        found: &mut Vec<u8>,
-    ) -> Result<(Exchange, bool), IndexError> {
-        let intent = match new {
-            Some(value) => Intent { expected: Some((expected, found)), ..Intent::put(value) },
-            None => Intent { expected: Some((expected, found)), ..Intent::remove() },
-        };
-        let outcome = self.0.modify(session, OpKind::CompareExchange, key, intent).await?;
-        let exchange = if outcome.differs { Exchange::Differs } else { Exchange::Done };
-        Ok((exchange, outcome.existed))
+        change: &Change<'_>,
+        held: &mut Vec<u8>,
+    ) -> Result<Outcome, IndexError> {
+        self.0.change(session, change, held).await
     }
 
     async fn scan(

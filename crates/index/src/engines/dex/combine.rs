@@ -14,10 +14,11 @@
 
 use std::sync::Arc;
 
-use super::ops::{Attempt, Decision, Intent, Outcome, OwnedIntent, apply_at, decide};
+use super::ops::{Attempt, Intent, OwnedIntent, apply_at, decide};
 use super::{Cache, Fail};
 use crate::IndexError;
 use crate::bnode::{Cover, Image, NodeMut};
+use crate::change::{Decision, Outcome};
 use crate::local::{Ended, Taken};
 
 /// How a change ended that somebody else has done, and whether it changed anything.
@@ -128,7 +129,7 @@ fn combine_one<I: Image>(
     }
     match decide(&intent, found.is_ok(), None) {
         Decision::Leave(outcome) => Some((outcome, false)),
-        Decision::Change(outcome) => {
+        Decision::Apply(outcome) => {
             apply_at(leaf, key, &intent, found).ok().map(|()| (outcome, true))
         }
     }

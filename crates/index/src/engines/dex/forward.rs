@@ -22,11 +22,11 @@ use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
 use super::gate::{Gate, Inside};
-use super::ops::Intent;
 use super::repartition::{MoveError, Moving, PartLoad};
 use super::walk::Seek;
 use super::{Cache, Dex};
 use crate::blink::remote::{Passage, RemoteTree};
+use crate::change::{Change, Outcome};
 use crate::index::{Exchange, ScanRange};
 use crate::{Entries, IndexError};
 
@@ -118,7 +118,42 @@ pub enum Request {
     },
 }
 
+/// Whether operations of this kind report whether the key was absent, not whether it was present.
+fn adds_absent(kind: OpKind) -> bool {
+    matches!(kind, OpKind::Insert | OpKind::Upsert)
+}
+
 impl Request {
+    /// The request that carries `change`.
+    fn of(change: &Change<'_>) -> Self {
+        let key = change.key.to_vec();
+        let value = change.value.map(<[u8]>::to_vec);
+        match (change.kind, value) {
+            (OpKind::Insert, Some(value)) => Request::Insert { key, value },
+            (OpKind::Update, Some(value)) => Request::Update { key, value },
+            (OpKind::Upsert, Some(value)) => Request::Upsert { key, value },
+            (OpKind::Remove, None) => Request::Remove { key },
+            (_, new) => {
+                let expected = change.expected.flatten().map(<[u8]>::to_vec);
+                Request::CompareExchange { key, expected, new }
+            }
+        }
+    }
+
+    /// The change that it carries; `None` if it carries none.
+    fn change(&self) -> Option<Change<'_>> {
+        Some(match self {
+            Request::Insert { key, value } => Change::insert(key, value),
+            Request::Update { key, value } => Change::update(key, value),
+            Request::Upsert { key, value } => Change::upsert(key, value),
+            Request::Remove { key } => Change::remove(key),
+            Request::CompareExchange { key, expected, new } => {
+                Change::compare_exchange(key, expected.as_deref(), new.as_deref())
+            }
+            _ => return None,
+        })
+    }
+
     /// Where it belongs; `None` if it is for one compute server and not for a key.
     fn seek(&self) -> Option<Seek<'_>> {
         match self {
@@ -315,38 +350,22 @@ impl Dex {
         if inside.is_err() && !Canary::ForwardUnchecked.is_armed() {
             return Ok(None);
         }
-        let (kind, key, intent) = match request {
-            Request::Get { key } => {
-                let _pin = session.begin(OpKind::Get).await?;
-                let mut value = Vec::new();
-                let has = cache.get(session, key, &mut value).await?;
-                return Ok(Some(Reply::Value(has.then_some(value))));
+        if let Request::Get { key } = request {
+            let _pin = session.begin(OpKind::Get).await?;
+            let mut value = Vec::new();
+            let has = cache.get(session, key, &mut value).await?;
+            return Ok(Some(Reply::Value(has.then_some(value))));
+        }
+        let Some(change) = request.change() else { return Ok(None) };
+        let mut held = Vec::new();
+        let outcome = cache.modify(session, &change, &mut held).await?;
+        Ok(Some(match change.kind {
+            OpKind::CompareExchange => {
+                let exchange = if outcome.differs { Exchange::Differs } else { Exchange::Done };
+                Reply::Exchanged(exchange, outcome.existed.then_some(held))
             }
-            Request::Insert { key, value } => {
-                (OpKind::Insert, key, Intent { change: false, ..Intent::put(value) })
-            }
-            Request::Update { key, value } => {
-                (OpKind::Update, key, Intent { add: false, ..Intent::put(value) })
-            }
-            Request::Upsert { key, value } => (OpKind::Upsert, key, Intent::put(value)),
-            Request::Remove { key } => (OpKind::Remove, key, Intent::remove()),
-            Request::CompareExchange { key, expected, new } => {
-                let intent = new.as_deref().map_or(Intent::remove(), Intent::put);
-                let intent = Intent { expected: Some(expected.as_deref()), ..intent };
-                let mut found = Vec::new();
-                let kind = OpKind::CompareExchange;
-                let outcome = cache.modify(session, kind, key, intent, &mut found).await?;
-                let exchange = match outcome.differs {
-                    true => Exchange::Differs,
-                    false => Exchange::Done,
-                };
-                return Ok(Some(Reply::Exchanged(exchange, outcome.existed.then_some(found))));
-            }
-            _ => return Ok(None),
-        };
-        let outcome = cache.modify(session, kind, key, intent, &mut Vec::new()).await?;
-        let adds = matches!(kind, OpKind::Insert | OpKind::Upsert);
-        Ok(Some(Reply::Done(outcome.existed != adds)))
+            kind => Reply::Done(outcome.existed != adds_absent(kind)),
+        }))
     }
 
     /// Passes an operation on keys that are not own on to their owner, wherever the map leads.
@@ -579,17 +598,24 @@ impl Dex {
         }
     }
 
-    pub(super) async fn route_change(
+    /// Passes a change on to the owner of its key; what the key held is left in `held` if the change has an
+    /// expectation.
+    pub(super) async fn forward_change(
         &self,
         session: &Session,
-        key: &[u8],
-        value: Option<&[u8]>,
-        request: Request,
-    ) -> Result<bool, IndexError> {
-        self.0.remote.check_key(key)?;
-        value.map_or(Ok(()), |value| self.0.remote.check_value(value))?;
-        match self.route(session, request).await? {
-            Reply::Done(done) => Ok(done),
+        change: &Change<'_>,
+        held: &mut Vec<u8>,
+    ) -> Result<Outcome, IndexError> {
+        self.0.check_change(change)?;
+        match self.route(session, Request::of(change)).await? {
+            Reply::Done(done) => {
+                Ok(Outcome { existed: done != adds_absent(change.kind), differs: false })
+            }
+            Reply::Exchanged(exchange, found) => {
+                let existed = found.is_some();
+                *held = found.unwrap_or_default();
+                Ok(Outcome { existed, differs: exchange == Exchange::Differs })
+            }
             other => Err(unexpected(&other)),
         }
     }

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use farleaf_fabric::{GlobalAddr, OpKind};
+use farleaf_fabric::GlobalAddr;
 use farleaf_pool::Session;
 
 use super::admission::Claim;
@@ -19,6 +19,7 @@ use super::walk::{Seek, Spot};
 use super::{Cache, Fail, Found, Restarts};
 use crate::IndexError;
 use crate::bnode::{ChangeError, Image, Node, NodeMut, RecordRef, Stored, Value};
+use crate::change::{Change, Decision, Outcome};
 
 /// What is to become of a key.
 #[derive(Clone, Copy, Debug)]
@@ -36,14 +37,10 @@ pub(super) struct Intent<'a> {
 }
 
 impl<'a> Intent<'a> {
-    /// Adds or changes.
-    pub(super) fn put(value: &'a [u8]) -> Self {
-        Intent { value: Some(value), record: None, add: true, change: true, expected: None }
-    }
-
-    /// Removes.
-    pub(super) fn remove() -> Self {
-        Intent { value: None, record: None, add: false, change: true, expected: None }
+    /// What `change` does, with its value in the leaf.
+    pub(super) fn of(change: &Change<'a>) -> Self {
+        let Change { value, adds: add, replaces: change, expected, .. } = *change;
+        Intent { value, record: None, add, change, expected }
     }
 
     /// What a leaf is given.
@@ -105,15 +102,6 @@ impl OwnedIntent {
     }
 }
 
-/// What became of it.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Outcome {
-    /// The key was present.
-    pub(super) existed: bool,
-    /// It did not hold what was expected, and was left alone.
-    pub(super) differs: bool,
-}
-
 /// How an attempt on a leaf ended.
 pub(super) enum Attempt {
     /// Nothing had to be changed.
@@ -122,12 +110,6 @@ pub(super) enum Attempt {
     Changed(Outcome, bool),
     NoRoom,
     Again,
-}
-
-/// What is to be done to a leaf, as decided by its content.
-pub(super) enum Decision {
-    Leave(Outcome),
-    Change(Outcome),
 }
 
 /// A task goes on with the change, and the caller does not wait any longer.
@@ -146,7 +128,7 @@ pub(super) fn decide(intent: &Intent<'_>, existed: bool, holds: Option<&[u8]>) -
     if !allowed || (!existed && intent.stored().is_none()) {
         return Decision::Leave(outcome);
     }
-    Decision::Change(outcome)
+    Decision::Apply(outcome)
 }
 
 /// Does to a leaf what `intent` says.
@@ -266,20 +248,16 @@ impl Cache {
         }
     }
 
-    /// Changes one key as `intent` says; what it held is left in `held` if something is expected.
+    /// Changes one key; what it held is left in `held` if something is expected.
     pub(super) async fn modify(
         self: &Arc<Self>,
         session: &Session,
-        kind: OpKind,
-        key: &[u8],
-        mut intent: Intent<'_>,
+        change: &Change<'_>,
         held: &mut Vec<u8>,
     ) -> Result<Outcome, IndexError> {
-        self.remote.check_key(key)?;
-        if let Some(value) = intent.value {
-            self.remote.check_value(value)?;
-        }
-        let _pin = session.begin(kind).await?;
+        self.check_change(change)?;
+        let _pin = session.begin(change.kind).await?;
+        let (key, mut intent) = (change.key, Intent::of(change));
         if let Some(value) = intent.value
             && self.remote.needs_record(value.len())
         {
@@ -305,6 +283,12 @@ impl Cache {
             Attempt::Left(outcome) => Ok(outcome),
             Attempt::NoRoom | Attempt::Again => Err(self.no_level()),
         }
+    }
+
+    /// Refuses keys and values that the table does not take.
+    pub(super) fn check_change(&self, change: &Change<'_>) -> Result<(), IndexError> {
+        self.remote.check_key(change.key)?;
+        change.value.map_or(Ok(()), |value| self.remote.check_value(value))
     }
 
     async fn modify_with_record(
@@ -388,7 +372,7 @@ impl Cache {
         }
         let outcome = match decide(intent, found.is_ok(), holds.then_some(held.as_slice())) {
             Decision::Leave(outcome) => return Ok(Attempt::Left(outcome)),
-            Decision::Change(outcome) => outcome,
+            Decision::Apply(outcome) => outcome,
         };
         if old_record.is_some() || self.log.changes().is_some() {
             let old_record = match old_record {
@@ -580,7 +564,7 @@ impl Cache {
         let holds = found.is_ok().then_some(held.as_slice());
         let outcome = match decide(&intent, found.is_ok(), holds) {
             Decision::Leave(outcome) => return Ok(Attempt::Left(outcome)),
-            Decision::Change(outcome) => outcome,
+            Decision::Apply(outcome) => outcome,
         };
         let old_record = found.ok().and_then(|index| node.record(index));
         let version = self.log.version(0, node.version());

@@ -17,10 +17,11 @@ use super::wire::{
 use crate::IndexError;
 use crate::blink::remote::{Next, Passage};
 use crate::bnode::{Cover, RecordRef};
+use crate::change::Outcome;
 use crate::engines::dex::admission::Claim;
 use crate::engines::dex::frames::State;
 use crate::engines::dex::mapping_table::Entry;
-use crate::engines::dex::ops::{Intent, Outcome, OwnedIntent, unfinished_change};
+use crate::engines::dex::ops::{Intent, OwnedIntent, unfinished_change};
 use crate::engines::dex::{Cache, Overdue};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock};
 
