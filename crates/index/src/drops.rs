@@ -143,10 +143,10 @@ pub async fn mark_drops(
         let name = of.root.name.clone();
         let table = StoredTable::of(&of.root)?;
         let problem = match of.left {
-            Some(left) => table.mark_left(session, audit, left).await,
-            None => table.verify(session, audit).await.map(|report| report.problems),
+            Some(left) => table.mark(session, audit, Some(left)).await,
+            None => table.verify(session, audit).await,
         };
-        let problem = match problem {
+        let problem = match problem.map(|report| report.problems) {
             Ok(problems) => problems.into_iter().next(),
             Err(IndexError::Corrupt(why)) => Some(why),
             Err(error) => return Err(error),

@@ -1,18 +1,16 @@
-//! Tables as they lie in the pool, for whoever looks after them without using them: recovery, dropping,
-//! checks.
+//! Stored table: a table in the pool that is not open, for recovery, dropping and checks.
 
 use farleaf_fabric::{GlobalAddr, OpKind};
 use farleaf_pool::{Audit, Root, Session};
 
 use crate::IndexError;
-use crate::blink::BlinkOptions;
 use crate::bnode::Layout;
 use crate::drops::retire_all;
-use crate::engines::Engine;
-use crate::engines::btree::BTree;
-use crate::engines::dex;
-use crate::index::{Index, TableReport};
+use crate::engine::Engine;
+use crate::engines::on_engine;
+use crate::index::TableReport;
 use crate::spec::TableFormat;
+use crate::walk::{Collector, Marker, Visitor};
 
 /// A table in the pool that is not opened. What compute servers that have it open keep to themselves
 /// does not show.
@@ -56,11 +54,6 @@ impl StoredTable {
         self.meta
     }
 
-    /// Its nodes; of all engines so far they are those of the B+-tree.
-    fn tree(&self) -> BTree {
-        BTree::open(self.meta, self.layout, BlinkOptions::default())
-    }
-
     /// Checks what lies in the pool, and marks it in `audit`. What the owner of a part of a table has
     /// in its cache alone is not counted; [`crate::AnyIndex`]'s `verify` writes it back first.
     ///
@@ -73,13 +66,7 @@ impl StoredTable {
         session: &Session,
         audit: &mut Audit,
     ) -> Result<TableReport, IndexError> {
-        match self.format.engine {
-            Engine::BTree => self.tree().verify(session, audit).await,
-            Engine::Dex => {
-                let _pin = session.begin(OpKind::Other).await?;
-                dex::verify_stored(session, self.meta, self.layout, audit).await
-            }
-        }
+        self.mark(session, audit, None).await
     }
 
     /// Takes from the dead what they had of it: what they had acknowledged is in the pool then, and
@@ -91,69 +78,52 @@ impl StoredTable {
     /// # Errors
     /// `Unavailable` if another takes over at the same time: try again. `Corrupt`.
     pub async fn release_dead(&self, session: &Session) -> Result<usize, IndexError> {
-        match self.format.engine {
-            Engine::BTree => Ok(0),
-            Engine::Dex => dex::release_dead(session, self.meta, self.layout).await,
-        }
+        on_engine!(self.format.engine, Design => Design::release_dead(session, self).await)
     }
 
-    /// The compute servers that have something of it to themselves.
+    /// Refuses a table of which some compute server owns a part.
     pub(crate) async fn check_unowned(&self, session: &Session) -> Result<(), IndexError> {
-        match self.format.engine {
-            Engine::BTree => Ok(()),
-            Engine::Dex => dex::check_unowned(session, self.meta, self.layout).await,
-        }
+        on_engine!(self.format.engine, Design => Design::check_unowned(session, self).await)
     }
 
-    /// Objects beside the tree, the first `most` of them.
-    async fn extras(
-        &self,
-        session: &Session,
-        most: Option<u64>,
-    ) -> Result<Vec<(GlobalAddr, usize)>, IndexError> {
-        if self.format.engine == Engine::BTree || most == Some(0) {
-            return Ok(Vec::new());
-        }
-        let mut extras = dex::extras(session, self.meta, self.layout).await?;
-        extras.truncate(most.map_or(usize::MAX, |most| most as usize));
-        Ok(extras)
-    }
-
-    /// The first `left` of the objects that it consists of, or all, in an order that stays the same
-    /// while nobody changes it: the meta object, what is beside the tree, the tree's.
+    /// The first `left` of the objects that it consists of, or all, in the order of [`Engine::walk`].
+    ///
+    /// Cost: that of a walk.
     pub(crate) async fn collect(
         &self,
         session: &Session,
         left: Option<u64>,
     ) -> Result<Vec<GlobalAddr>, IndexError> {
-        let extras = {
-            let _pin = session.begin(OpKind::Other).await?;
-            self.extras(session, left.map(|left| left.saturating_sub(1))).await?
-        };
-        let left = left.map(|left| left - extras.len() as u64);
-        let mut objects = self.tree().collect(session, left).await?;
-        let after_meta = objects.len().min(1);
-        objects.splice(after_meta..after_meta, extras.into_iter().map(|(addr, _)| addr));
-        Ok(objects)
+        let mut collector = Collector::new(left);
+        self.walk(session, &mut collector, &mut TableReport::default()).await?;
+        collector.finish()
     }
 
-    /// Marks the first `left` of the objects of [`StoredTable::collect`]; what is wrong.
-    pub(crate) async fn mark_left(
+    /// Marks the first `left` of the objects of [`StoredTable::collect`], or all; reports what is wrong.
+    ///
+    /// Cost: that of a walk.
+    pub(crate) async fn mark(
         &self,
         session: &Session,
         audit: &mut Audit,
-        left: u64,
-    ) -> Result<Vec<String>, IndexError> {
-        let extras = {
-            let _pin = session.begin(OpKind::Other).await?;
-            self.extras(session, Some(left.saturating_sub(1))).await?
-        };
-        let mut problems =
-            self.tree().mark_left(session, audit, left - extras.len() as u64).await?;
-        for (addr, bytes) in extras {
-            problems.extend(audit.mark(addr, bytes).err().map(|problem| problem.to_string()));
+        left: Option<u64>,
+    ) -> Result<TableReport, IndexError> {
+        let (mut marker, mut report) = (Marker::new(audit, left), TableReport::default());
+        let walked = self.walk(session, &mut marker, &mut report).await;
+        marker.finish(walked, report)
+    }
+
+    async fn walk(
+        &self,
+        session: &Session,
+        visitor: &mut impl Visitor,
+        report: &mut TableReport,
+    ) -> Result<(), IndexError> {
+        if visitor.is_done() {
+            return Ok(());
         }
-        Ok(problems)
+        let _pin = session.begin(OpKind::Other).await?;
+        on_engine!(self.format.engine, Design => Design::walk(session, self, visitor, report).await)
     }
 
     /// Frees all that it consists of. Nobody may have come to know of it.
@@ -163,17 +133,13 @@ impl StoredTable {
     }
 
     /// Makes its nodes look as if they had been changed for ages: their versions wrap soon. For
-    /// tests; nobody may have the table open. Does nothing for [`Engine::Dex`], whose versions are
-    /// numbers of changes, in order: 64 bits of them do not wrap.
+    /// tests; nobody may have the table open. Does nothing for an engine in which nothing wraps.
     ///
     /// Cost: 2 READs and 1 WRITE for each node.
     ///
     /// # Errors
     /// As [`Index::verify`].
     pub async fn age(&self, session: &Session) -> Result<(), IndexError> {
-        match self.format.engine {
-            Engine::BTree => self.tree().age(session).await,
-            Engine::Dex => Ok(()),
-        }
+        on_engine!(self.format.engine, Design => Design::age(session, self).await)
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use farleaf_fabric::AnyEndpoint;
 use farleaf_fabric::{Client as FabricClient, Endpoint};
-use farleaf_index::{AnyIndex, IndexError, recover};
+use farleaf_index::{AnyIndex, Index, IndexError, recover};
 use farleaf_pool::{Pool, PoolError, Session};
 
 use super::client::{Client, CutOff, tick};

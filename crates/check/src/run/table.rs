@@ -8,7 +8,7 @@ use std::sync::Arc;
 use farleaf_fabric::{Endpoint, ServiceId};
 use farleaf_index::dex::offload::{OFFLOAD_SERVICE, Offload, OffloadService};
 use farleaf_index::dex::{Admission, Cluster, Dex, DexOptions, Durability, MoveError, sampled};
-use farleaf_index::{AnyIndex, Engine, IndexError, OpenOptions, StoredTable};
+use farleaf_index::{AnyIndex, Engine, Index, IndexError, OpenOptions, StoredTable};
 use farleaf_pool::{Root, Session};
 use fastrand::Rng;
 

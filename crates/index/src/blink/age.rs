@@ -6,10 +6,11 @@ use farleaf_fabric::{GlobalAddr, OpKind};
 use farleaf_pool::Session;
 
 use super::Tree;
-use super::verify::Visitor;
+use super::verify::NODE;
 use crate::IndexError;
-use crate::bnode::{NodeMut, RecordRef};
+use crate::bnode::NodeMut;
 use crate::index::TableReport;
+use crate::walk::Visitor;
 
 /// Changes that a node's version has left before it wraps.
 const LEFT: u64 = 2;
@@ -22,7 +23,7 @@ impl Tree {
     pub(crate) async fn age(self: &Arc<Self>, session: &Session) -> Result<(), IndexError> {
         let _pin = session.begin(OpKind::Maintenance).await?;
         let mut nodes = Nodes(Vec::new());
-        self.walk(session, &mut TableReport::default(), &mut nodes).await?;
+        self.walk(session, &mut nodes, &mut TableReport::default()).await?;
         let steady = session.steady();
         for (addr, bytes) in nodes.0 {
             let mut image = steady.read(addr, steady.buf(bytes)).await?;
@@ -36,8 +37,9 @@ impl Tree {
 struct Nodes(Vec<(GlobalAddr, usize)>);
 
 impl Visitor for Nodes {
-    fn node(&mut self, addr: GlobalAddr, bytes: usize) {
-        self.0.push((addr, bytes));
+    fn object(&mut self, kind: &'static str, addr: GlobalAddr, bytes: usize) {
+        if kind == NODE {
+            self.0.push((addr, bytes));
+        }
     }
-    fn record(&mut self, _record: RecordRef) {}
 }

@@ -43,7 +43,6 @@
 
 mod age;
 mod bulk;
-mod destroy;
 mod grow;
 mod lock;
 mod merge;

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use farleaf_fabric::{Buf, GlobalAddr};
-use farleaf_pool::{Audit, Session};
+use farleaf_pool::Session;
 
 use super::bulk::BuiltTree;
 use super::lock::Lock;
@@ -20,6 +20,7 @@ use super::{BlinkOptions, Fail, LEVEL_MASK, META_BYTES, META_ROOT, Tree, read};
 use crate::bnode::{ChangeError, Layout, Node, NodeMut, RecordRef, Stored};
 use crate::detach::run_to_end;
 use crate::index::{ScanRange, SortedPairs, TableReport};
+use crate::walk::Visitor;
 use crate::{Entries, IndexError};
 
 /// First word of the meta object that is free for the engine.
@@ -329,13 +330,19 @@ impl RemoteTree {
         self.0.build(session, pairs, cuts).await.map(NewTree)
     }
 
-    /// Walks the tree as it is in remote memory.
-    pub(crate) async fn verify(
+    /// See [`Tree::visit_meta`].
+    pub(crate) fn visit_meta(&self, visitor: &mut impl Visitor) {
+        self.0.visit_meta(visitor);
+    }
+
+    /// See [`Tree::walk_nodes`].
+    pub(crate) async fn walk_nodes(
         &self,
         session: &Session,
-        audit: &mut Audit,
-    ) -> Result<TableReport, IndexError> {
-        self.0.verify(session, audit).await
+        visitor: &mut impl Visitor,
+        report: &mut TableReport,
+    ) -> Result<(), IndexError> {
+        self.0.walk_nodes(session, visitor, report).await
     }
 }
 

@@ -14,32 +14,16 @@ use super::read::{Restarts, Seek};
 use super::records::record_bytes;
 use super::{Fail, META_BYTES, META_ROOT_LOCK, Tree, grow};
 use crate::IndexError;
-use crate::bnode::{Kind, Node, RecordRef, Stored, verify_image};
+use crate::bnode::{Kind, Node, Stored, verify_image};
 use crate::index::TableReport;
+use crate::walk::{Marker, Visitor};
 
+/// Kind of the objects that are nodes.
+pub(super) const NODE: &str = "node";
 /// Attempts at finding a node. Others' changes explain some; this many mean that pointers lead astray.
 const FIND_TRIES_MAX: u32 = 2_000;
-/// Problems that are told in full.
-const PROBLEMS_MAX: usize = 100;
-
-/// What a walk does with what it comes by.
-pub(super) trait Visitor {
-    /// Whether it has seen enough: the walk ends without looking at any further node.
-    fn is_done(&self) -> bool {
-        false
-    }
-    /// A node, once each.
-    fn node(&mut self, addr: GlobalAddr, bytes: usize);
-    /// A record, once for each reference.
-    fn record(&mut self, record: RecordRef);
-}
-
 impl Tree {
     /// Checks every node and marks everything reachable in `audit`.
-    ///
-    /// A problem begins with the invariant that it breaks. `INV-BT-3`, `-6` and `-7` are about what
-    /// writers do, which a walk cannot see; what breaks `INV-BT-2` shows as a pointer that leads to
-    /// no node of this tree.
     ///
     /// Cost: 1 READ per node.
     ///
@@ -50,38 +34,48 @@ impl Tree {
         session: &Session,
         audit: &mut Audit,
     ) -> Result<TableReport, IndexError> {
-        let mut report = TableReport::default();
-        let mut marker = Marker { audit, problems: Vec::new() };
-        marker.mark(self.meta, META_BYTES, "the meta object");
-        let walked = self.walk(session, &mut report, &mut marker).await;
-        report.problems.append(&mut marker.problems);
-        if let Err(IndexError::Corrupt(why)) = &walked
-            && !report.problems.is_empty()
-        {
-            // What was found on the way is most likely why.
-            report.problems.truncate(PROBLEMS_MAX);
-            let found = report.problems.join("; ");
-            return Err(IndexError::Corrupt(format!("{why}; found before: {found}")));
-        }
-        walked?;
-        if report.problems.len() > PROBLEMS_MAX {
-            let more = report.problems.len() - PROBLEMS_MAX;
-            report.problems.truncate(PROBLEMS_MAX);
-            report.problems.push(format!("and {more} more"));
-        }
-        Ok(report)
+        let (mut report, mut marker) = (TableReport::default(), Marker::new(audit, None));
+        let walked = self.walk(session, &mut marker, &mut report).await;
+        marker.finish(walked, report)
     }
 
-    pub(super) async fn walk(
+    /// Visits the meta object, then the levels from the root downwards, each from left to right, a leaf's
+    /// value records after it; checks every node.
+    ///
+    /// A problem begins with the invariant that it breaks. `INV-BT-3`, `-6` and `-7` are about what
+    /// writers do, which a walk cannot see; what breaks `INV-BT-2` shows as a pointer that leads to
+    /// no node of this tree.
+    ///
+    /// Cost: 1 READ per node.
+    ///
+    /// # Errors
+    /// `Corrupt` if the walk cannot go on.
+    pub(crate) async fn walk(
         self: &Arc<Self>,
         session: &Session,
-        report: &mut TableReport,
         visitor: &mut impl Visitor,
+        report: &mut TableReport,
     ) -> Result<(), IndexError> {
-        self.check_meta(session, report).await?;
+        self.visit_meta(visitor);
+        self.walk_nodes(session, visitor, report).await
+    }
+
+    /// The first part of [`Tree::walk`].
+    pub(crate) fn visit_meta(&self, visitor: &mut impl Visitor) {
+        visitor.object("meta object", self.meta, META_BYTES);
+    }
+
+    /// The second part of [`Tree::walk`].
+    pub(crate) async fn walk_nodes(
+        self: &Arc<Self>,
+        session: &Session,
+        visitor: &mut impl Visitor,
+        report: &mut TableReport,
+    ) -> Result<(), IndexError> {
         if visitor.is_done() {
             return Ok(());
         }
+        self.check_meta(session, report).await?;
         let (_, top) = self.refresh_root(session).await?;
         report.nodes_per_level = vec![0; usize::from(top) + 1];
         // Low fences of the nodes that the level above points to, by address.
@@ -141,7 +135,7 @@ impl Tree {
             if visited.insert(addr) {
                 report.nodes_per_level[usize::from(level)] += 1;
                 report.node_bytes += self.layout.node_bytes() as u64;
-                visitor.node(addr, self.layout.node_bytes());
+                visitor.object(NODE, addr, self.layout.node_bytes());
                 match expected.remove(&addr.word()) {
                     Some(said) if said != low => report.problems.push(format!(
                         "INV-BT-4: the parent of node {addr} (level {level}) has another low fence for it"
@@ -344,37 +338,12 @@ impl Tree {
                     report.data_bytes += record.len;
                     report.record_bytes += record_bytes(record.len as usize) as u64;
                     match self.record_place(record) {
-                        Ok(_) => visitor.record(record),
+                        Ok((addr, bytes)) => visitor.object("value record", addr, bytes),
                         Err(error) => report.problems.push(format!("leaf {addr}: {error}")),
                     }
                 }
                 None => {}
             }
-        }
-    }
-}
-
-pub(super) struct Marker<'a> {
-    pub(super) audit: &'a mut Audit,
-    pub(super) problems: Vec<String>,
-}
-
-impl Marker<'_> {
-    pub(super) fn mark(&mut self, addr: GlobalAddr, bytes: usize, what: &str) {
-        if let Err(problem) = self.audit.mark(addr, bytes) {
-            self.problems.push(format!("{what} at {addr}: {problem}"));
-        }
-    }
-}
-
-impl Visitor for Marker<'_> {
-    fn node(&mut self, addr: GlobalAddr, bytes: usize) {
-        self.mark(addr, bytes, "the node");
-    }
-
-    fn record(&mut self, record: RecordRef) {
-        if let Some(addr) = GlobalAddr::from_word(record.addr) {
-            self.mark(addr, record_bytes(record.len as usize), "the value record");
         }
     }
 }

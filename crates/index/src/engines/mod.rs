@@ -1,42 +1,115 @@
 //! Engines: one folder for each design, and the table of them.
 //!
-//! An engine is added here and nowhere else: one variant of [`Engine`], one of [`AnyIndex`].
+//! An engine is added by its folder and its line in the table below.
 
 pub mod btree;
 pub mod dex;
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
-use farleaf_fabric::Endpoint;
+use farleaf_fabric::{Endpoint, Service, ServiceId};
 use farleaf_pool::{Audit, Root, Session};
 
 use crate::change::{Change, Outcome};
+use crate::engine::Engine as Design;
 use crate::index::{Index, ScanRange, SortedPairs, TableReport};
-use crate::{BlinkOptions, Entries, IndexError, OpenOptions, StoredTable, TableFormat};
-use btree::BTree;
-use dex::Dex;
+use crate::{Entries, IndexError, OpenOptions, StoredTable, TableFormat};
 
-/// A design of index.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[non_exhaustive]
-pub enum Engine {
-    /// The naive one-sided B+-tree; see [`crate::btree`].
-    BTree,
-    /// The partitioned B+-tree with a cache on each compute server; see [`crate::engines::dex`].
-    Dex,
+/// Expands the table of engines to [`Engine`], [`AnyIndex`] and their dispatch.
+macro_rules! engines {
+    (($d:tt) $($(#[$attributes:meta])* $variant:ident: $design:ty,)+) => {
+        /// A design of index.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[non_exhaustive]
+        pub enum Engine {
+            $($(#[$attributes])* $variant,)+
+        }
+
+        /// An open table of any engine.
+        #[derive(Clone, Debug)]
+        #[non_exhaustive]
+        pub enum AnyIndex {
+            $($(#[$attributes])* $variant(<$design as Design>::Table),)+
+        }
+
+        impl Engine {
+            /// Every engine there is.
+            pub const ALL: &'static [Engine] = &[$(Engine::$variant),+];
+        }
+
+        impl AnyIndex {
+            /// Its engine.
+            pub fn engine(&self) -> Engine {
+                match self {
+                    $(AnyIndex::$variant(_) => Engine::$variant,)+
+                }
+            }
+
+            /// Opens a table of whichever engine it is.
+            async fn open_stored(
+                session: &Session,
+                table: &StoredTable,
+                options: &OpenOptions,
+            ) -> Result<AnyIndex, IndexError> {
+                Ok(match table.format().engine {
+                    $(Engine::$variant => {
+                        AnyIndex::$variant(<$design as Design>::open(session, table, options).await?)
+                    })+
+                })
+            }
+        }
+
+        /// Evaluates an expression with a type that stands for the engine's design.
+        macro_rules! on_engine {
+            ($d engine:expr, $d type:ident => $d call:expr) => {
+                match $d engine {
+                    $($crate::engines::Engine::$variant => {
+                        type $d type = $design;
+                        $d call
+                    })+
+                }
+            };
+        }
+
+        /// Evaluates an expression with the open table.
+        macro_rules! on_table {
+            ($d table:expr, $d open:ident => $d call:expr) => {
+                match $d table {
+                    $(AnyIndex::$variant($d open) => $d call,)+
+                }
+            };
+        }
+    };
 }
 
-impl Engine {
-    /// Every engine there is.
-    pub const ALL: &'static [Engine] = &[Engine::BTree, Engine::Dex];
+engines! {
+    ($)
+    /// The naive one-sided B+-tree; see [`crate::btree`].
+    BTree: crate::engines::btree::BTree,
+    /// The partitioned B+-tree with a cache on each compute server; see [`crate::dex`].
+    Dex: crate::engines::dex::Dex,
+}
 
+pub(crate) use on_engine;
+
+impl Engine {
     /// Its name on command lines, in results and in pools.
     pub fn name(self) -> &'static str {
-        match self {
-            Engine::BTree => "btree",
-            Engine::Dex => "dex",
-        }
+        on_engine!(self, Design => <Design as crate::engine::Engine>::NAME)
+    }
+
+    /// One line about it: what it is; paper, venue, year.
+    pub fn about(self) -> &'static str {
+        on_engine!(self, Design => <Design as crate::engine::Engine>::ABOUT)
+    }
+
+    /// Services that memory servers run for the engines. `life` differs from that of every process that ran
+    /// them on the same memory before: the time at which the process began, say.
+    pub fn services(life: u64) -> Vec<(ServiceId, Arc<dyn Service>)> {
+        let of = |engine: &Engine| on_engine!(engine, Design => <Design as crate::engine::Engine>::services(life));
+        Engine::ALL.iter().flat_map(of).collect()
     }
 }
 
@@ -64,26 +137,6 @@ fn names() -> String {
     Engine::ALL.iter().map(|engine| engine.name()).collect::<Vec<_>>().join(", ")
 }
 
-/// An open table of any engine.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub enum AnyIndex {
-    /// The naive one-sided B+-tree.
-    BTree(BTree),
-    /// The partitioned B+-tree with a cache.
-    Dex(Dex),
-}
-
-/// Calls the same method of whichever engine it is.
-macro_rules! each {
-    ($self:ident, $index:ident => $call:expr) => {
-        match $self {
-            AnyIndex::BTree($index) => $call,
-            AnyIndex::Dex($index) => $call,
-        }
-    };
-}
-
 impl AnyIndex {
     /// Makes a table and enters it under `name`. Once its objects are written, it waits for
     /// memory servers that cannot be reached for as long as it takes.
@@ -97,10 +150,9 @@ impl AnyIndex {
     ) -> Result<Root, IndexError> {
         let tree = session.endpoint().random();
         let layout = format.layout()?.for_tree(tree);
-        let meta = match format.engine {
-            Engine::BTree => BTree::create(session, &layout).await?,
-            Engine::Dex => Dex::create_cut(session, &layout).await?,
-        };
+        let meta = on_engine!(format.engine, Design => {
+            <Design as crate::engine::Engine>::create(session, &layout).await?
+        });
         let (engine, params) = (format.engine.name(), format.to_params(tree));
         // From here on it is not given up half way.
         let session = session.patient();
@@ -127,27 +179,7 @@ impl AnyIndex {
         root: &Root,
         options: &OpenOptions,
     ) -> Result<AnyIndex, IndexError> {
-        let table = StoredTable::of(root)?;
-        let (meta, layout) = (table.meta(), *table.layout());
-        Ok(match table.format().engine {
-            Engine::BTree => AnyIndex::BTree(BTree::open(meta, layout, BlinkOptions::default())),
-            Engine::Dex => AnyIndex::Dex(Dex::open_kept(session, meta, layout, options).await?),
-        })
-    }
-
-    /// Closes the table in this member of the pool, for all who have it open there: what it had to
-    /// itself is written back and free for others. No operation may be running; later ones fail with
-    /// `Closed`. Before a member leaves the pool it closes its tables.
-    ///
-    /// Cost: none; for [`Engine::Dex`] that of a flush, and a change of the ownership map.
-    ///
-    /// # Errors
-    /// As any operation; it is still open then.
-    pub async fn close(&self, session: &Session) -> Result<(), IndexError> {
-        match self {
-            AnyIndex::BTree(_) => Ok(()),
-            AnyIndex::Dex(dex) => dex.close_kept(session).await,
-        }
+        AnyIndex::open_stored(session, &StoredTable::of(root)?, options).await
     }
 
     /// Takes the table `name` out of the pool's roots and frees all that it consists of. The name is
@@ -171,14 +203,6 @@ impl AnyIndex {
         let name = name.to_owned();
         crate::drops::spawn(session, async move |session| Ok(session.drop_root(&name).await?)).await
     }
-
-    /// Its engine.
-    pub fn engine(&self) -> Engine {
-        match self {
-            AnyIndex::BTree(_) => Engine::BTree,
-            AnyIndex::Dex(_) => Engine::Dex,
-        }
-    }
 }
 
 impl Index for AnyIndex {
@@ -188,7 +212,7 @@ impl Index for AnyIndex {
         key: &[u8],
         value: &mut Vec<u8>,
     ) -> Result<bool, IndexError> {
-        each!(self, index => index.get(session, key, value).await)
+        on_table!(self, index => index.get(session, key, value).await)
     }
 
     async fn change(
@@ -197,7 +221,7 @@ impl Index for AnyIndex {
         change: &Change<'_>,
         held: &mut Vec<u8>,
     ) -> Result<Outcome, IndexError> {
-        each!(self, index => index.change(session, change, held).await)
+        on_table!(self, index => index.change(session, change, held).await)
     }
 
     async fn scan(
@@ -207,7 +231,7 @@ impl Index for AnyIndex {
         limit: usize,
         out: &mut Entries,
     ) -> Result<(), IndexError> {
-        each!(self, index => index.scan(session, range, limit, out).await)
+        on_table!(self, index => index.scan(session, range, limit, out).await)
     }
 
     async fn bulk_load(
@@ -215,7 +239,7 @@ impl Index for AnyIndex {
         session: &Session,
         pairs: &mut impl SortedPairs,
     ) -> Result<u64, IndexError> {
-        each!(self, index => index.bulk_load(session, pairs).await)
+        on_table!(self, index => index.bulk_load(session, pairs).await)
     }
 
     async fn verify(
@@ -223,6 +247,10 @@ impl Index for AnyIndex {
         session: &Session,
         audit: &mut Audit,
     ) -> Result<TableReport, IndexError> {
-        each!(self, index => index.verify(session, audit).await)
+        on_table!(self, index => index.verify(session, audit).await)
+    }
+
+    async fn close(&self, session: &Session) -> Result<(), IndexError> {
+        on_table!(self, index => index.close(session).await)
     }
 }

@@ -144,7 +144,7 @@ async fn placed(session: Session) {
         assert!(read.reads_inner >= u64::from(LEVEL), "key {key}: {read:?}");
         cold.close(&session).await.expect("close");
     }
-    let nodes = BTree::open(meta, layout, Default::default()).collect(&session, None).await;
+    let nodes = BTree::open(meta, layout, Default::default()).objects(&session).await;
     let mut servers = [0; 3];
     nodes.expect("nodes").iter().for_each(|node| servers[node.server().index()] += 1);
     assert!(servers.iter().all(|nodes| *nodes > 40), "{servers:?}");

@@ -256,7 +256,7 @@ async fn spread(session: Session, format: TableFormat, level: u8, bulk: bool) {
     let stats = index.stats();
     assert_eq!(stats.offload_cross_server, 0, "{stats:?}");
     index.close(&session).await.expect("close");
-    let nodes = BTree::open(made.0, made.1, Default::default()).collect(&session, None).await;
+    let nodes = BTree::open(made.0, made.1, Default::default()).objects(&session).await;
     let mut servers = [0; 3];
     nodes.expect("nodes").iter().for_each(|node| servers[node.server().index()] += 1);
     println!("{servers:?}, {:?} nodes on each level", report.nodes_per_level);

@@ -233,7 +233,7 @@ fn versions_wrap_under_a_storm() {
                 format(&Client::new(endpoint.clone()), &OPTIONS).await.expect("format");
                 let session = member(endpoint).await;
                 let table = table(&session, &layout, 60).await;
-                table.age(&session).await.expect("age");
+                table.tree().age(&session).await.expect("age");
                 (session, table)
             })
             .expect("the simulation ends");

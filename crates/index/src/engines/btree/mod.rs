@@ -11,8 +11,10 @@ use farleaf_pool::{Audit, Session};
 use crate::blink::{BlinkOptions, Tree};
 use crate::bnode::Layout;
 use crate::change::{Change, Outcome};
+use crate::engine::Engine;
 use crate::index::{Index, ScanRange, SortedPairs, TableReport};
-use crate::{Entries, IndexError};
+use crate::walk::{Collector, Visitor};
+use crate::{Entries, IndexError, OpenOptions, StoredTable};
 
 /// A table of this engine. Clones share its state.
 #[derive(Clone, Debug)]
@@ -20,7 +22,7 @@ pub struct BTree(Arc<Tree>);
 
 impl BTree {
     #[cfg(test)]
-    pub(crate) fn tree(&self) -> &Tree {
+    pub(crate) fn tree(&self) -> &Arc<Tree> {
         &self.0
     }
 
@@ -46,43 +48,60 @@ impl BTree {
         self.0.layout()
     }
 
-    /// The first `left` of the objects that the table consists of, or all, in an order that stays
-    /// the same while nobody changes it. What is left of a table that is retired from its last object
-    /// on can be walked.
+    /// The objects that the table consists of: the meta object, then the levels from the root down, each from
+    /// left to right.
+    ///
+    /// Cost: 1 READ for each node.
     ///
     /// # Errors
-    /// `Corrupt` if there are fewer.
-    pub async fn collect(
-        &self,
-        session: &Session,
-        left: Option<u64>,
-    ) -> Result<Vec<GlobalAddr>, IndexError> {
-        self.0.collect(session, left).await
+    /// `Corrupt`.
+    pub async fn objects(&self, session: &Session) -> Result<Vec<GlobalAddr>, IndexError> {
+        let _pin = session.begin(OpKind::Other).await?;
+        let mut collector = Collector::new(None);
+        self.0.walk(session, &mut collector, &mut TableReport::default()).await?;
+        collector.finish()
+    }
+}
+
+impl Engine for BTree {
+    const NAME: &'static str = "btree";
+    const ABOUT: &'static str = "naive one-sided B-link tree, the baseline of the papers";
+
+    type Table = BTree;
+
+    async fn create(session: &Session, layout: &Layout) -> Result<GlobalAddr, IndexError> {
+        Tree::create(session, layout).await
     }
 
-    /// Marks the first `left` of the objects of [`BTree::collect`]; gives what is wrong.
-    ///
-    /// # Errors
-    /// As [`Index::verify`].
-    pub async fn mark_left(
-        &self,
-        session: &Session,
-        audit: &mut Audit,
-        left: u64,
-    ) -> Result<Vec<String>, IndexError> {
-        self.0.mark_left(session, audit, left).await
+    /// Cost: none; the first operation reads the root word.
+    async fn open(
+        _session: &Session,
+        table: &StoredTable,
+        _options: &OpenOptions,
+    ) -> Result<BTree, IndexError> {
+        Ok(BTree::open(table.meta(), *table.layout(), BlinkOptions::default()))
     }
 
-    /// Seals every node with one of the last versions that there are, so that they wrap soon. For
-    /// tests; nobody else may use the table.
+    /// Cost: 1 READ for each node.
+    async fn walk(
+        session: &Session,
+        table: &StoredTable,
+        visitor: &mut impl Visitor,
+        report: &mut TableReport,
+    ) -> Result<(), IndexError> {
+        stored_tree(table).walk(session, visitor, report).await
+    }
+
+    /// Seals every node with one of the last versions that there are.
     ///
     /// Cost: 2 READs and 1 WRITE for each node.
-    ///
-    /// # Errors
-    /// As [`Index::verify`].
-    pub async fn age(&self, session: &Session) -> Result<(), IndexError> {
-        self.0.age(session).await
+    async fn age(session: &Session, table: &StoredTable) -> Result<(), IndexError> {
+        stored_tree(table).age(session).await
     }
+}
+
+fn stored_tree(table: &StoredTable) -> Arc<Tree> {
+    Tree::open(table.meta(), *table.layout(), BlinkOptions::default())
 }
 
 impl Index for BTree {

@@ -85,4 +85,8 @@ impl Index for Dex {
         let _pin = session.begin(OpKind::Other).await?;
         self.0.verify(session, audit).await
     }
+
+    async fn close(&self, session: &Session) -> Result<(), IndexError> {
+        self.close_kept(session).await
+    }
 }

@@ -10,7 +10,7 @@
 //! Its address is in word 248 of the meta object; of a partitioned table's owners, in the ownership map.
 
 use farleaf_fabric::{Endpoint, GlobalAddr};
-use farleaf_pool::{Audit, Session, Unlinked};
+use farleaf_pool::{Session, Unlinked};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::Cache;
@@ -44,7 +44,7 @@ pub(super) struct LogPlace {
 }
 
 impl LogPlace {
-    fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         let words = |(segments, words): (usize, usize)| segments * words;
         (LOG_HEAD_WORDS + words(self.journal) + words(self.changes)) * 8
     }
@@ -161,38 +161,4 @@ pub(super) async fn read_log(
     LogPlace::decode(addr, remote.meta().word(), head.words()).ok_or_else(|| {
         IndexError::Corrupt(format!("the log at {addr} of the table at {}", remote.meta()))
     })
-}
-
-/// Every log of the table, with its bytes.
-///
-/// Cost: 2 READs and 1 for each log; with partitions 1 more.
-pub(super) async fn log_objects(
-    remote: &RemoteTree,
-    session: &Session,
-) -> Result<Vec<(GlobalAddr, usize)>, IndexError> {
-    let mut words = vec![session.steady().word(remote.log_word()).await?];
-    if let Some(map) = Cache::read_map(remote, session).await? {
-        words.extend(map.logs.iter().map(|(_, word)| *word));
-    }
-    let mut objects = Vec::new();
-    for word in words.into_iter().filter(|word| *word != 0) {
-        let log = read_log(remote, session, word).await?;
-        objects.push((log.addr, log.bytes()));
-    }
-    Ok(objects)
-}
-
-/// Marks the logs as live; what is wrong with them.
-pub(super) async fn mark_logs(
-    remote: &RemoteTree,
-    session: &Session,
-    audit: &mut Audit,
-) -> Result<Vec<String>, IndexError> {
-    let mut problems = Vec::new();
-    for (addr, bytes) in log_objects(remote, session).await? {
-        if let Err(problem) = audit.mark(addr, bytes) {
-            problems.push(format!("the log at {addr}: {problem}"));
-        }
-    }
-    Ok(problems)
 }

@@ -80,11 +80,13 @@ use farleaf_fabric::{Endpoint, GlobalAddr, OpError, OpKind};
 use farleaf_pool::{PoolError, Session};
 
 use crate::IndexError;
+use crate::blink::BlinkOptions;
 use crate::blink::remote::{Overdue, RemoteTree};
-use crate::blink::{BlinkOptions, Tree};
 use crate::bnode::Layout;
 use crate::drops::retire_all;
+use crate::index::TableReport;
 use crate::local::{Combiner, ParkingLot, Version};
+use crate::walk::Collector;
 use admission::Claim;
 pub use cluster::Cluster;
 use combine::Combined;
@@ -107,7 +109,7 @@ pub use repartition::{
 };
 pub use stats::DexStats;
 use stats::{Cause, Stats};
-pub(crate) use stored::{check_unowned, extras, release_dead, verify_stored};
+use stored::walk_stored;
 use walk::{Seek, Spot, Walk};
 
 /// Fewest frames of a cache.
@@ -586,15 +588,13 @@ impl Dex {
             self.flush(session).await?;
         }
         self.0.set_ownership(CLOSED);
-        let (meta, layout) = (self.meta(), *self.layout());
-        let extras = {
+        let mut collector = Collector::new(None);
+        {
             let _pin = session.begin(OpKind::Other).await?;
-            extras(session, meta, layout).await?
-        };
-        let mut objects =
-            Tree::open(meta, layout, BlinkOptions::default()).collect(session, None).await?;
-        objects.extend(extras.into_iter().map(|(addr, _)| addr));
-        retire_all(session, objects).await
+            walk_stored(&self.0.remote, session, &mut collector, &mut TableReport::default())
+                .await?;
+        }
+        retire_all(session, collector.finish()?).await
     }
 }
 

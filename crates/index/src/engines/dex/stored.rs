@@ -1,20 +1,24 @@
-//! The engine as one of several: tables with an ownership map from the first, opened once in each
-//! member of the pool; and what there is to do about a table that is not open.
+//! Engine interface of DEX: tables opened once in each member of the pool, and tables that are not open.
 
-use farleaf_fabric::{Endpoint, GlobalAddr, OpKind};
-use farleaf_pool::{Audit, Session};
+use std::sync::Arc;
+
+use farleaf_fabric::{Endpoint, GlobalAddr, OpKind, Service, ServiceId};
+use farleaf_pool::Session;
 
 use super::gate::View;
-use super::log_object::{log_objects, mark_logs};
+use super::log_object::read_log;
 use super::member::{JoinOptions, Part, Take};
+use super::offload::{OFFLOAD_SERVICE, OffloadService};
 use super::partitions::{Partitions, change_map_now};
 use super::placement::check_placement;
 use super::{Cache, Dex, DexOptions, Durability, FRAMES_MIN};
 use crate::blink::BlinkOptions;
 use crate::blink::remote::RemoteTree;
 use crate::bnode::Layout;
+use crate::engine::Engine;
 use crate::index::TableReport;
-use crate::{IndexError, OpenOptions};
+use crate::walk::Visitor;
+use crate::{IndexError, OpenOptions, StoredTable};
 
 fn remote(meta: GlobalAddr, layout: Layout) -> RemoteTree {
     RemoteTree::open(meta, layout, BlinkOptions::default())
@@ -68,54 +72,88 @@ impl Dex {
     }
 }
 
-/// The objects of a table beside those of its tree: the ownership map and the logs, with their bytes.
-/// The caller has a pin.
-///
-/// Cost: 3 READs, and 1 for each log.
-pub(crate) async fn extras(
-    session: &Session,
-    meta: GlobalAddr,
-    layout: Layout,
-) -> Result<Vec<(GlobalAddr, usize)>, IndexError> {
-    let remote = remote(meta, layout);
-    let map = Cache::read_map(&remote, session).await?;
-    let mut extras: Vec<_> = map.map(|map| (map.addr, map.bytes)).into_iter().collect();
-    extras.append(&mut log_objects(&remote, session).await?);
-    Ok(extras)
+impl Engine for Dex {
+    const NAME: &'static str = "dex";
+    const ABOUT: &'static str = "DEX: B+-tree with owned key ranges, a cache on each compute server, and \
+                                 offloading; Lu et al., PVLDB 17(10), 2024";
+
+    type Table = Dex;
+
+    /// The table has an ownership map of one partition that nobody owns.
+    ///
+    /// Cost: 5 WRITEs.
+    async fn create(session: &Session, layout: &Layout) -> Result<GlobalAddr, IndexError> {
+        Dex::create_cut(session, layout).await
+    }
+
+    /// Cost: 3 READs the first time.
+    async fn open(
+        session: &Session,
+        table: &StoredTable,
+        options: &OpenOptions,
+    ) -> Result<Dex, IndexError> {
+        Dex::open_kept(session, table.meta(), *table.layout(), options).await
+    }
+
+    async fn walk(
+        session: &Session,
+        table: &StoredTable,
+        visitor: &mut impl Visitor,
+        report: &mut TableReport,
+    ) -> Result<(), IndexError> {
+        walk_stored(&remote(table.meta(), *table.layout()), session, visitor, report).await
+    }
+
+    async fn release_dead(session: &Session, table: &StoredTable) -> Result<usize, IndexError> {
+        release_dead(session, table.meta(), *table.layout()).await
+    }
+
+    async fn check_unowned(session: &Session, table: &StoredTable) -> Result<(), IndexError> {
+        check_unowned(session, table.meta(), *table.layout()).await
+    }
+
+    fn services(life: u64) -> Vec<(ServiceId, Arc<dyn Service>)> {
+        vec![(OFFLOAD_SERVICE, Arc::new(OffloadService::new(life, None)))]
+    }
 }
 
-/// Checks a table as it lies in the pool. The caller has a pin.
+/// Visits the meta object, the ownership map, the logs, then the tree. The caller has a pin.
 ///
-/// Cost: 1 READ for each level of each node, 1 more for inner nodes of a placed table, and a few.
-pub(crate) async fn verify_stored(
-    session: &Session,
-    meta: GlobalAddr,
-    layout: Layout,
-    audit: &mut Audit,
-) -> Result<TableReport, IndexError> {
-    verify_remote(&remote(meta, layout), session, audit).await
-}
-
-pub(super) async fn verify_remote(
+/// Cost: 1 READ for each level of each node, 1 more for inner nodes of a placed table, 3, and 1 for each log.
+pub(super) async fn walk_stored(
     remote: &RemoteTree,
     session: &Session,
-    audit: &mut Audit,
-) -> Result<TableReport, IndexError> {
-    let mut report = remote.verify(session, audit).await?;
-    if report.problems.is_empty() {
+    visitor: &mut impl Visitor,
+    report: &mut TableReport,
+) -> Result<(), IndexError> {
+    remote.visit_meta(visitor);
+    if visitor.is_done() {
+        return Ok(());
+    }
+    let map = Cache::read_map(remote, session).await?;
+    if let Some(map) = &map {
+        visitor.object("ownership map", map.addr, map.bytes);
+    }
+    let whole = session.steady().word(remote.log_word()).await?;
+    let parts = map.iter().flat_map(|map| map.logs.iter().map(|(_, word)| *word));
+    for word in [whole].into_iter().chain(parts).filter(|word| *word != 0) {
+        if visitor.is_done() {
+            return Ok(());
+        }
+        let log = read_log(remote, session, word).await?;
+        visitor.object("log", log.addr, log.bytes());
+    }
+    if visitor.is_done() {
+        return Ok(());
+    }
+    remote.walk_nodes(session, visitor, report).await?;
+    if report.problems.is_empty() && !visitor.is_done() {
         report.problems = check_placement(remote, session).await?;
     }
-    if let Some(map) = Cache::read_map(remote, session).await?
-        && let Err(problem) = audit.mark(map.addr, map.bytes)
-    {
-        report.problems.push(format!("the ownership map at {}: {problem}", map.addr));
-    }
-    report.problems.append(&mut mark_logs(remote, session, audit).await?);
-    Ok(report)
+    Ok(())
 }
 
-/// See [`crate::StoredTable::release_dead`].
-pub(crate) async fn release_dead(
+async fn release_dead(
     session: &Session,
     meta: GlobalAddr,
     layout: Layout,
@@ -146,8 +184,8 @@ pub(crate) async fn release_dead(
     Ok(dead.len())
 }
 
-/// Refuses a table that somebody has a part of to itself. The caller has no pin.
-pub(crate) async fn check_unowned(
+/// Refuses a table of which some compute server owns a part. The caller has no pin.
+async fn check_unowned(
     session: &Session,
     meta: GlobalAddr,
     layout: Layout,

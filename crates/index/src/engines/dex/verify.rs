@@ -7,11 +7,12 @@ use farleaf_pool::{Audit, Session};
 
 use super::frames::{State, TOP};
 use super::mapping_table::Entry;
-use super::stored::verify_remote;
+use super::stored::walk_stored;
 use super::{Cache, OWNED};
 use crate::IndexError;
 use crate::bnode::{Kind, Node, verify_image};
 use crate::index::TableReport;
+use crate::walk::Marker;
 
 impl Cache {
     /// Writes everything back, checks the cache, then walks the tree in remote memory.
@@ -31,7 +32,9 @@ impl Cache {
             }
         }
         self.remote.forget_root();
-        let mut report = verify_remote(&self.remote, session, audit).await?;
+        let (mut marker, mut report) = (Marker::new(audit, None), TableReport::default());
+        let walked = walk_stored(&self.remote, session, &mut marker, &mut report).await;
+        let mut report = marker.finish(walked, report)?;
         problems.append(&mut report.problems);
         report.problems = problems;
         Ok(report)

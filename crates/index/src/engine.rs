@@ -1,0 +1,102 @@
+//! Engine interface: everything that store, command, bench and lab may ask of a design.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+
+use farleaf_fabric::{GlobalAddr, Service, ServiceId};
+use farleaf_pool::Session;
+
+use crate::bnode::Layout;
+use crate::index::{Index, TableReport};
+use crate::walk::Visitor;
+use crate::{IndexError, OpenOptions, StoredTable};
+
+/// A design of index: how its tables are made, opened, walked and looked after.
+///
+/// One folder of `engines/` implements it, and one line of the table of engines names it.
+pub trait Engine: Sized + 'static {
+    /// Its name in roots, on command lines and in reports.
+    const NAME: &'static str;
+    /// One line for help texts: what it is; paper, venue, year.
+    const ABOUT: &'static str;
+
+    /// An open table.
+    type Table: Index + Clone + fmt::Debug;
+
+    /// Makes the remote structure of an empty table; returns the address of its meta object.
+    ///
+    /// # Errors
+    /// `Full` if the pool has no room; `Invalid` for a layout that the engine cannot use.
+    fn create(
+        session: &Session,
+        layout: &Layout,
+    ) -> impl Future<Output = Result<GlobalAddr, IndexError>>;
+
+    /// Opens a table in this member of the pool.
+    ///
+    /// # Errors
+    /// See [`crate::AnyIndex::open`].
+    fn open(
+        session: &Session,
+        table: &StoredTable,
+        options: &OpenOptions,
+    ) -> impl Future<Output = Result<Self::Table, IndexError>>;
+
+    /// Visits every object of a table and checks it, the meta object first. What the owner of a part has in
+    /// its cache alone is not seen. The caller has a pin.
+    ///
+    /// The order stays the same while nobody changes the table, and every prefix of it can be walked again:
+    /// the walk reads nothing behind the object at which the visitor is done. Recovery marks by it, drop
+    /// collects by it.
+    ///
+    /// # Errors
+    /// `Corrupt` if the walk cannot go on; `report` has what was found before.
+    fn walk(
+        session: &Session,
+        table: &StoredTable,
+        visitor: &mut impl Visitor,
+        report: &mut TableReport,
+    ) -> impl Future<Output = Result<(), IndexError>>;
+
+    /// Takes from dead compute servers what they owned of the table; returns how many they were. See
+    /// [`StoredTable::release_dead`].
+    ///
+    /// # Errors
+    /// `Unavailable` if another takes over at the same time, `Corrupt`.
+    fn release_dead(
+        _session: &Session,
+        _table: &StoredTable,
+    ) -> impl Future<Output = Result<usize, IndexError>> {
+        async { Ok(0) }
+    }
+
+    /// Refuses a table of which some compute server owns a part.
+    ///
+    /// # Errors
+    /// `Invalid`, and says who.
+    fn check_unowned(
+        _session: &Session,
+        _table: &StoredTable,
+    ) -> impl Future<Output = Result<(), IndexError>> {
+        async { Ok(()) }
+    }
+
+    /// Makes the table look as if it had been changed for ages, so that what counts up wraps soon; for tests.
+    /// Does nothing where nothing wraps. Nobody may have the table open.
+    ///
+    /// # Errors
+    /// As [`Engine::walk`].
+    fn age(
+        _session: &Session,
+        _table: &StoredTable,
+    ) -> impl Future<Output = Result<(), IndexError>> {
+        async { Ok(()) }
+    }
+
+    /// Services that memory servers run for the engine. `life` differs from that of every process that ran
+    /// them on the same memory before: the time at which the process began, say.
+    fn services(_life: u64) -> Vec<(ServiceId, Arc<dyn Service>)> {
+        Vec::new()
+    }
+}

@@ -1,0 +1,127 @@
+//! Walks: visiting every object of a table, for recovery, dropping, audits and verification.
+//!
+//! An engine visits the objects of a table that nobody changes in an order that stays the same, and every
+//! prefix of that order can be walked again. A drop retires objects from the last to the first, so what is
+//! left of a table is always such a prefix.
+
+use std::collections::BTreeSet;
+
+use farleaf_fabric::GlobalAddr;
+use farleaf_pool::Audit;
+
+use crate::IndexError;
+use crate::index::TableReport;
+
+/// Problems that a report holds in full.
+const PROBLEMS_MAX: usize = 100;
+
+/// Receives the objects of a walk.
+pub trait Visitor {
+    /// Whether the walk may end: it then looks at no further object.
+    fn is_done(&self) -> bool {
+        false
+    }
+
+    /// Takes one object: its kind (`"node"`), address and bytes.
+    fn object(&mut self, kind: &'static str, addr: GlobalAddr, bytes: usize);
+}
+
+/// Marks objects as live in an audit, the first `left` of them if that is given.
+pub(crate) struct Marker<'a> {
+    audit: &'a mut Audit,
+    left: Option<u64>,
+    problems: Vec<String>,
+}
+
+impl<'a> Marker<'a> {
+    pub(crate) fn new(audit: &'a mut Audit, left: Option<u64>) -> Self {
+        Marker { audit, left, problems: Vec::new() }
+    }
+
+    /// Completes the report of a walk with what was wrong with the objects.
+    ///
+    /// # Errors
+    /// That of the walk; one that found damage names what the walk found before it.
+    pub(crate) fn finish(
+        self,
+        walked: Result<(), IndexError>,
+        mut report: TableReport,
+    ) -> Result<TableReport, IndexError> {
+        report.problems.extend(self.problems);
+        if let Err(IndexError::Corrupt(why)) = &walked
+            && !report.problems.is_empty()
+        {
+            report.problems.truncate(PROBLEMS_MAX);
+            let found = report.problems.join("; ");
+            return Err(IndexError::Corrupt(format!("{why}; found before: {found}")));
+        }
+        walked?;
+        if let Some(left) = self.left.filter(|left| *left > 0) {
+            report.problems.push(format!("{left} objects that should be left are not there"));
+        }
+        if report.problems.len() > PROBLEMS_MAX {
+            let more = report.problems.len() - PROBLEMS_MAX;
+            report.problems.truncate(PROBLEMS_MAX);
+            report.problems.push(format!("and {more} more"));
+        }
+        Ok(report)
+    }
+}
+
+impl Visitor for Marker<'_> {
+    fn is_done(&self) -> bool {
+        self.left == Some(0)
+    }
+
+    fn object(&mut self, kind: &'static str, addr: GlobalAddr, bytes: usize) {
+        match &mut self.left {
+            Some(0) => return,
+            Some(left) => *left -= 1,
+            None => {}
+        }
+        if let Err(problem) = self.audit.mark(addr, bytes) {
+            self.problems.push(format!("the {kind} at {addr}: {problem}"));
+        }
+    }
+}
+
+/// Collects the addresses of objects, the first `left` of them if that is given.
+pub(crate) struct Collector {
+    objects: Vec<GlobalAddr>,
+    left: Option<u64>,
+}
+
+impl Collector {
+    pub(crate) fn new(left: Option<u64>) -> Self {
+        Collector { objects: Vec::new(), left }
+    }
+
+    /// The objects in the order of the walk.
+    ///
+    /// # Errors
+    /// `Corrupt` if there are fewer than should be left, or one is linked twice.
+    pub(crate) fn finish(self) -> Result<Vec<GlobalAddr>, IndexError> {
+        let Collector { objects, left } = self;
+        if let Some(left) = left.filter(|left| *left != objects.len() as u64) {
+            let found = objects.len();
+            return Err(IndexError::Corrupt(format!("{found} of {left} objects are left")));
+        }
+        let different: BTreeSet<GlobalAddr> = objects.iter().copied().collect();
+        if different.len() != objects.len() {
+            return Err(IndexError::Corrupt("an object is linked twice".into()));
+        }
+        Ok(objects)
+    }
+}
+
+impl Visitor for Collector {
+    fn is_done(&self) -> bool {
+        self.left.is_some_and(|left| self.objects.len() as u64 >= left)
+    }
+
+    fn object(&mut self, _kind: &'static str, addr: GlobalAddr, _bytes: usize) {
+        if !self.is_done() {
+            self.objects.push(addr);
+        }
+    }
+}
