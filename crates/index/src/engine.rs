@@ -94,9 +94,32 @@ pub trait Engine: Sized + 'static {
         async { Ok(()) }
     }
 
+    /// What the lab may look for in tables of this engine.
+    fn lab() -> Lab {
+        Lab::default()
+    }
+
     /// Services that memory servers run for the engine. `life` differs from that of every process that ran
     /// them on the same memory before: the time at which the process began, say.
     fn services(_life: u64) -> Vec<(ServiceId, Arc<dyn Service>)> {
         Vec::new()
+    }
+}
+
+/// Structural changes that tables of an engine go through: the lab looks for states in which an operation
+/// makes them, and lets compute servers die there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lab {
+    /// Leaves and inner nodes split, and levels are added.
+    pub splits: bool,
+    /// Nodes merge.
+    pub merges: bool,
+    /// Levels are taken away.
+    pub loses_levels: bool,
+}
+
+impl Default for Lab {
+    fn default() -> Self {
+        Lab { splits: true, merges: true, loses_levels: true }
     }
 }

@@ -32,6 +32,12 @@ impl ScanRange<'_> {
     /// All keys, ascending.
     pub const ALL: ScanRange<'static> =
         ScanRange { from: Bound::Unbounded, to: Bound::Unbounded, reverse: false };
+
+    /// Whether `key` is in the range.
+    pub fn holds(&self, key: &[u8]) -> bool {
+        use std::ops::RangeBounds;
+        (self.from, self.to).contains(key)
+    }
 }
 
 /// Sorted pairs for a bulk load, lent one at a time.

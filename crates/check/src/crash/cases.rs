@@ -21,8 +21,8 @@ pub(super) fn table(engine: Engine) -> Vec<(&'static str, State)> {
     let merge = shrink(14, Change::LeafMerge, Order::Up);
     let by_actor = |state| State { by_actor: true, ..state };
     let cold = |state| State { is_cold: true, ..state };
-    // Trees of this engine lose no level.
-    let shrinks = engine != Engine::Dex;
+    let lab = engine.lab();
+    let shrinks = lab.loses_levels;
     let cases = vec![
         ("get", keys(12, Action::Get(60))),
         ("get-absent", cold(keys(12, Action::Get(61)))),
@@ -77,9 +77,13 @@ pub(super) fn table(engine: Engine) -> Vec<(&'static str, State)> {
         ("recover-growth", recover(growth, 0)),
         ("recover-merge", recover(merge, if shrinks { 2 } else { 0 })),
     ];
-    let loses_level =
-        |state: &State| matches!(state.script, Script::Shrink(_, Change::Shrink(_), _));
-    cases.into_iter().filter(|(_, state)| shrinks || !loses_level(state)).collect()
+    let has_change = |state: &State| match state.script {
+        Script::Keys(_) => true,
+        Script::Grow(..) => lab.splits,
+        Script::Shrink(_, Change::Shrink(_), _) => lab.loses_levels,
+        Script::Shrink(..) => lab.merges,
+    };
+    cases.into_iter().filter(|(_, state)| has_change(state)).collect()
 }
 
 /// The actor makes nodes go first, and a level if `shrinks`, so that it has something retired.

@@ -6,11 +6,12 @@ use std::sync::atomic::Ordering;
 use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 use farleaf_pool::Session;
 
-use super::records::{VALUE_BYTES_MAX, fill_record, record_bytes};
+use super::records::{fill_record, record_bytes};
 use super::{Fail, Tree};
 use crate::IndexError;
 use crate::bnode::{Entry, Head, Layout, RecordRef, Value};
 use crate::index::SortedPairs;
+use crate::limits::VALUE_BYTES_MAX;
 
 /// Nodes written at once.
 const BATCH_NODES: usize = 16;

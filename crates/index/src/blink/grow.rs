@@ -7,7 +7,7 @@ use farleaf_fabric::GlobalAddr;
 use farleaf_pool::canary::Canary;
 use farleaf_pool::{Retiring, Session};
 
-use super::lock::{Lock, LockWait};
+use super::lock::{Lock, lock_word};
 use super::{DEAD, Fail, META_BYTES, META_ROOT, META_ROOT_LOCK, Tree};
 use crate::IndexError;
 use crate::bnode::{Head, Layout, Node, NodeMut};
@@ -98,28 +98,7 @@ impl Tree {
 
     /// Locks the root word. A dead holder has left it as it was or as it wanted it: it is one word.
     pub(super) async fn lock_root(&self, session: &Session) -> Result<Lock, IndexError> {
-        self.lock_word(session, self.meta.plus(META_ROOT_LOCK)).await
-    }
-
-    /// Locks a word of the meta object that is a lock and nothing else.
-    pub(super) async fn lock_word(
-        &self,
-        session: &Session,
-        word: GlobalAddr,
-    ) -> Result<Lock, IndexError> {
-        let mut wait = LockWait::default();
-        let mut expected = 0;
-        loop {
-            let token = session.lock_token();
-            let mut lock = Lock::about_to_take(session, word, token);
-            let holder = lock.take(expected).await?;
-            if holder == expected {
-                return Ok(lock);
-            }
-            lock.disarm();
-            let is_dead = holder != 0 && wait.again(session, word, holder).await?;
-            expected = if is_dead { holder } else { 0 };
-        }
+        lock_word(session, self.meta.plus(META_ROOT_LOCK)).await
     }
 
     /// The root has a single child left: makes that the root. Gives up if anybody is busy there.

@@ -83,7 +83,7 @@ impl Lock {
     ///
     /// # Errors
     /// `Closed`.
-    pub(super) async fn release(mut self) -> Result<(), IndexError> {
+    pub(crate) async fn release(mut self) -> Result<(), IndexError> {
         let client = self.session.client();
         let mut ops = client.ops();
         self.release_in(&mut ops, 0);
@@ -106,7 +106,7 @@ impl Lock {
     /// # Errors
     /// `OutcomeUnknown` if it takes longer than the caller waits; it will happen once the server can
     /// be reached.
-    pub(super) async fn finish(
+    pub(crate) async fn finish(
         mut self,
         mut ops: Ops,
         word: u64,
@@ -261,6 +261,29 @@ impl LockWait {
         backoff_up_to(session, self.tries, most_ns).await;
         self.tries += 1;
         Ok(false)
+    }
+}
+
+/// Locks a word that is a lock and nothing else. A dead holder's lock is taken over, so what the lock
+/// protects is in order whenever its holder dies.
+///
+/// Cost: 1 CAS, more if another holds the lock.
+///
+/// # Errors
+/// `Unavailable` if one holder keeps it too long.
+pub(crate) async fn lock_word(session: &Session, word: GlobalAddr) -> Result<Lock, IndexError> {
+    let mut wait = LockWait::default();
+    let mut expected = 0;
+    loop {
+        let token = session.lock_token();
+        let mut lock = Lock::about_to_take(session, word, token);
+        let holder = lock.take(expected).await?;
+        if holder == expected {
+            return Ok(lock);
+        }
+        lock.disarm();
+        let is_dead = holder != 0 && wait.again(session, word, holder).await?;
+        expected = if is_dead { holder } else { 0 };
     }
 }
 

@@ -44,7 +44,7 @@
 mod age;
 mod bulk;
 mod grow;
-mod lock;
+pub(crate) mod lock;
 mod merge;
 mod read;
 mod records;
@@ -66,6 +66,7 @@ use farleaf_pool::{PoolError, Session};
 use crate::IndexError;
 use crate::bnode::Layout;
 use crate::detach::run_to_end;
+use crate::limits::{check_key, check_value};
 
 /// Bytes of the meta object: four lines, so that no two words share one.
 pub(crate) const META_BYTES: usize = 256;
@@ -174,30 +175,11 @@ impl Tree {
     }
 
     pub(crate) fn check_key(&self, key: &[u8]) -> Result<(), IndexError> {
-        if self.layout.takes_key(key.len()) {
-            return Ok(());
-        }
-        Err(IndexError::Invalid(format!(
-            "a key of {} bytes: this table takes {}",
-            key.len(),
-            key_lengths(&self.layout)
-        )))
+        check_key(&self.layout, key)
     }
 
     fn check_value(&self, value: &[u8]) -> Result<(), IndexError> {
-        if self.layout.takes_value(value.len()) && value.len() <= records::VALUE_BYTES_MAX {
-            return Ok(());
-        }
-        let takes = match self.layout.options().value {
-            crate::bnode::ValueFormat::Fixed(bytes) => format!("exactly {bytes} bytes"),
-            crate::bnode::ValueFormat::Bytes => {
-                format!("at most {} bytes", records::VALUE_BYTES_MAX)
-            }
-        };
-        Err(IndexError::Invalid(format!(
-            "a value of {} bytes: this table takes {takes}",
-            value.len()
-        )))
+        check_value(&self.layout, value)
     }
 
     /// [`run_to_end`] with a session that does not give up.
@@ -207,13 +189,6 @@ impl Tree {
     ) -> impl Future<Output = Option<T>> {
         let patient = session.patient();
         run_to_end(session, Box::pin(async move { task(patient).await }), ())
-    }
-}
-
-fn key_lengths(layout: &Layout) -> String {
-    match layout.options().key {
-        crate::bnode::KeyFormat::Fixed(bytes) => format!("exactly {bytes} bytes"),
-        crate::bnode::KeyFormat::Bytes { .. } => format!("at most {} bytes", layout.key_max()),
     }
 }
 

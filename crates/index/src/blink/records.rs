@@ -11,9 +11,8 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use super::Tree;
 use crate::IndexError;
 use crate::bnode::{Node, RecordRef, Stored};
+use crate::limits::VALUE_BYTES_MAX;
 
-/// Longest value.
-pub(super) const VALUE_BYTES_MAX: usize = 1 << 20;
 const HEADER_BYTES: usize = 24;
 const TAG: u64 = u64::from_le_bytes(*b"FLvalue1");
 

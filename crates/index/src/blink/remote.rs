@@ -13,7 +13,7 @@ use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_pool::Session;
 
 use super::bulk::BuiltTree;
-use super::lock::Lock;
+use super::lock::{Lock, lock_word};
 use super::read::Unfinished;
 use super::scan::{Place, is_empty, is_past};
 use super::{BlinkOptions, Fail, LEVEL_MASK, META_BYTES, META_ROOT, Tree, read};
@@ -119,7 +119,7 @@ impl RemoteTree {
 
     /// Takes the lock of [`RemoteTree::map_word`]; takes it over from the dead.
     pub(crate) async fn lock_map(&self, session: &Session) -> Result<Lock, IndexError> {
-        self.0.lock_word(session, self.0.meta.plus(META_FREE + 16)).await
+        lock_word(session, self.0.meta.plus(META_FREE + 16)).await
     }
 
     /// Stores [`RemoteTree::map_word`] and releases its lock, in one chain.

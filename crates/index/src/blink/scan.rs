@@ -15,10 +15,10 @@ use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
 use super::read::{Restarts, Seek};
-use super::records::VALUE_BYTES_MAX;
 use super::{Fail, Tree};
 use crate::bnode::{Cover, Node, RecordRef, Stored};
 use crate::index::ScanRange;
+use crate::limits::VALUE_BYTES_MAX;
 use crate::{Entries, IndexError};
 
 /// Records read at once, and their bytes.

@@ -4,6 +4,8 @@
 
 pub mod btree;
 pub mod dex;
+#[cfg(feature = "example")]
+pub mod example;
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,31 +21,31 @@ use crate::{Entries, IndexError, OpenOptions, StoredTable, TableFormat};
 
 /// Expands the table of engines to [`Engine`], [`AnyIndex`] and their dispatch.
 macro_rules! engines {
-    (($d:tt) $($(#[$attributes:meta])* $variant:ident: $design:ty,)+) => {
+    (($d:tt) $($(#[doc = $doc:literal])* $(#[cfg($cfg:meta)])? $variant:ident: $design:ty,)+) => {
         /// A design of index.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[non_exhaustive]
         pub enum Engine {
-            $($(#[$attributes])* $variant,)+
+            $($(#[doc = $doc])* $(#[cfg($cfg)])? $variant,)+
         }
 
         /// An open table of any engine.
         #[derive(Clone, Debug)]
         #[non_exhaustive]
         pub enum AnyIndex {
-            $($(#[$attributes])* $variant(<$design as Design>::Table),)+
+            $($(#[doc = $doc])* $(#[cfg($cfg)])? $variant(<$design as Design>::Table),)+
         }
 
         impl Engine {
             /// Every engine there is.
-            pub const ALL: &'static [Engine] = &[$(Engine::$variant),+];
+            pub const ALL: &'static [Engine] = &[$($(#[cfg($cfg)])? Engine::$variant),+];
         }
 
         impl AnyIndex {
             /// Its engine.
             pub fn engine(&self) -> Engine {
                 match self {
-                    $(AnyIndex::$variant(_) => Engine::$variant,)+
+                    $($(#[cfg($cfg)])? AnyIndex::$variant(_) => Engine::$variant,)+
                 }
             }
 
@@ -54,7 +56,7 @@ macro_rules! engines {
                 options: &OpenOptions,
             ) -> Result<AnyIndex, IndexError> {
                 Ok(match table.format().engine {
-                    $(Engine::$variant => {
+                    $($(#[cfg($cfg)])? Engine::$variant => {
                         AnyIndex::$variant(<$design as Design>::open(session, table, options).await?)
                     })+
                 })
@@ -65,7 +67,7 @@ macro_rules! engines {
         macro_rules! on_engine {
             ($d engine:expr, $d type:ident => $d call:expr) => {
                 match $d engine {
-                    $($crate::engines::Engine::$variant => {
+                    $($(#[cfg($cfg)])? $crate::engines::Engine::$variant => {
                         type $d type = $design;
                         $d call
                     })+
@@ -77,7 +79,7 @@ macro_rules! engines {
         macro_rules! on_table {
             ($d table:expr, $d open:ident => $d call:expr) => {
                 match $d table {
-                    $(AnyIndex::$variant($d open) => $d call,)+
+                    $($(#[cfg($cfg)])? AnyIndex::$variant($d open) => $d call,)+
                 }
             };
         }
@@ -90,6 +92,9 @@ engines! {
     BTree: crate::engines::btree::BTree,
     /// The partitioned B+-tree with a cache on each compute server; see [`crate::dex`].
     Dex: crate::engines::dex::Dex,
+    /// The example engine, for tests only; see [`crate::engines::example`].
+    #[cfg(feature = "example")]
+    Example: crate::engines::example::Example,
 }
 
 pub(crate) use on_engine;
@@ -103,6 +108,11 @@ impl Engine {
     /// One line about it: what it is; paper, venue, year.
     pub fn about(self) -> &'static str {
         on_engine!(self, Design => <Design as crate::engine::Engine>::ABOUT)
+    }
+
+    /// What the lab may look for in its tables.
+    pub fn lab(self) -> crate::engine::Lab {
+        on_engine!(self, Design => <Design as crate::engine::Engine>::lab())
     }
 
     /// Services that memory servers run for the engines. `life` differs from that of every process that ran
@@ -251,6 +261,6 @@ impl Index for AnyIndex {
     }
 
     async fn close(&self, session: &Session) -> Result<(), IndexError> {
-        on_table!(self, index => index.close(session).await)
+        on_table!(self, index => Index::close(index, session).await)
     }
 }

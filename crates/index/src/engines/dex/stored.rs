@@ -15,7 +15,7 @@ use super::{Cache, Dex, DexOptions, Durability, FRAMES_MIN};
 use crate::blink::BlinkOptions;
 use crate::blink::remote::RemoteTree;
 use crate::bnode::Layout;
-use crate::engine::Engine;
+use crate::engine::{Engine, Lab};
 use crate::index::TableReport;
 use crate::walk::Visitor;
 use crate::{IndexError, OpenOptions, StoredTable};
@@ -110,6 +110,10 @@ impl Engine for Dex {
 
     async fn check_unowned(session: &Session, table: &StoredTable) -> Result<(), IndexError> {
         check_unowned(session, table.meta(), *table.layout()).await
+    }
+
+    fn lab() -> Lab {
+        Lab { loses_levels: false, ..Lab::default() }
     }
 
     fn services(life: u64) -> Vec<(ServiceId, Arc<dyn Service>)> {
