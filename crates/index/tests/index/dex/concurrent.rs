@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::task::Poll;
 
+use super::tables::{check, create, open, some_durability};
 use crate::common::{World, formats, key, offload_service, settle, start, value};
-use crate::tables::{check, create, open, some_durability};
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{Client, Endpoint, Fabric};

@@ -1,14 +1,12 @@
 //! Tables that are dropped beside a recovery, and by compute servers that die over it.
 
-mod common;
-
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
 
-use common::{create, join, open, start};
+use crate::common::{create, join, open, start};
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{Endpoint, Fabric};
 use farleaf_index::bnode::ValueFormat;

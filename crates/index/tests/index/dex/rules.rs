@@ -5,9 +5,9 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use super::storm::{bounds, config, finish, members_of, one_step, serve};
+use super::tables::{check, create, open};
 use crate::common::{Pairs, World, formats, start};
-use crate::storm::{bounds, config, finish, members_of, one_step, serve};
-use crate::tables::{check, create, open};
 use farleaf_fabric::sim::Sim;
 use farleaf_fabric::{Endpoint, Fabric};
 use farleaf_index::dex::{Admission, Cluster, Dex, DexOptions, Durability, equal_width};

@@ -1,8 +1,8 @@
 //! Which leaves the engine `dex` keeps: what that costs in READs, with keys of which some are wanted much
 //! more than others.
 
+use super::tables::{create, open};
 use crate::common::{Pairs, World, cost_since, costs};
-use crate::tables::{create, open};
 use farleaf_fabric::OpKind;
 use farleaf_index::dex::{Admission, DexOptions, Durability};
 use farleaf_index::{Engine, Index, TableFormat};

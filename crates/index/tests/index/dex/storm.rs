@@ -15,8 +15,8 @@ use farleaf_index::dex::{
 use farleaf_index::{Entries, Exchange, Index, ScanRange, TableFormat};
 use farleaf_pool::{Pool, Session};
 
+use super::tables::{create, open};
 use crate::common::{World, join, key, offload_service, settle, start, value};
-use crate::tables::{create, open};
 
 pub type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 

@@ -1,14 +1,12 @@
 //! Remote operations whose completion is lost while everybody lives on: they have happened, or not,
 //! or happen later. What is known of each key stays exact, no lock stays behind, no memory is lost.
 
-mod common;
-
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::rc::Rc;
 
-use common::{World, audit, create, formats, join, key, settle, start, value};
+use crate::common::{World, audit, create, formats, join, key, settle, start, value};
 use farleaf_fabric::sim::{Direction, Sim, SimConfig};
 use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric, ServerId};
 use farleaf_index::bnode::KeyFormat;

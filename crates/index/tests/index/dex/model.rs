@@ -1,8 +1,8 @@
 //! The engine `dex` against `BTreeMap`: one session, all operations, tiny nodes, the smallest cache.
 
+use super::tables::{create, open, some_durability};
 use crate::common::model::Run;
 use crate::common::{World, formats};
-use crate::tables::{create, open, some_durability};
 use farleaf_index::TableFormat;
 use farleaf_index::dex::offload::Offload;
 use farleaf_index::dex::{Admission, Dex, DexOptions};

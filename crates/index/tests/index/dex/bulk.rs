@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::rc::Rc;
 
+use super::storm::{config, members};
+use super::tables::{check, create, open};
 use crate::common::{Pairs, World, formats, key, start, value};
-use crate::storm::{config, members};
-use crate::tables::{check, create, open};
 use farleaf_fabric::sim::Sim;
 use farleaf_fabric::{Endpoint, Fabric};
 use farleaf_index::btree::BTree;

@@ -1,8 +1,6 @@
 //! What operations cost, exact to the remote operation and the byte.
 
-mod common;
-
-use common::{Pairs, World, cost_since, costs, create};
+use crate::common::{Pairs, World, cost_since, costs, create};
 use farleaf_fabric::{Cost, Endpoint, OpKind};
 use farleaf_index::bnode::{KeyFormat, ValueFormat};
 use farleaf_index::{AnyIndex, Engine, Entries, Exchange, Index, ScanRange, TableFormat};
@@ -229,6 +227,6 @@ fn on_honest_sim<F: Future<Output = ()> + 'static>(
     let sim = farleaf_fabric::sim::Sim::new(world.sim_config()).expect("sim");
     let endpoint = farleaf_fabric::Fabric::any_endpoint(&sim.fabric(0)).expect("endpoint");
     let options = world.pool_options();
-    sim.block_on(async move { test(common::start(endpoint, &options).await).await })
+    sim.block_on(async move { test(crate::common::start(endpoint, &options).await).await })
         .expect("the simulation ends");
 }

@@ -4,9 +4,9 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
+use super::log::{key, logged, sim_config, world};
+use super::tables::{check, create, open};
 use crate::common::{Pairs, World, costs, start};
-use crate::log::{key, logged, sim_config, world};
-use crate::tables::{check, create, open};
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::{Endpoint, Fabric};
 use farleaf_index::dex::{Admission, DexOptions, Durability};

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use super::storm::{config, members, members_of, serve};
+use super::tables::{create, open};
 use crate::common::{Pairs, World, join, settle, start};
-use crate::storm::{config, members, members_of, serve};
-use crate::tables::{create, open};
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{Endpoint, Fabric, Incarnation};
@@ -474,7 +474,7 @@ fn a_loaded_table_is_cut_where_the_load_is() {
         assert!(matches!(again, Err(IndexError::Unavailable(_))), "{again:?}");
         let refused = one.bulk_load(&session, &mut Pairs(pairs.iter())).await;
         assert!(matches!(refused, Err(IndexError::Invalid(_))), "{refused:?}");
-        assert_eq!(crate::tables::check(&session, &one).await.keys, 3_000);
+        assert_eq!(super::tables::check(&session, &one).await.keys, 3_000);
         one.close(&session).await.expect("close");
         // What was closed is free, and is taken again.
         let two = Dex::join(&session, meta, layout, options, cluster, all).await.expect("join");

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
+use super::tables::{check, create, open};
 use crate::common::{Pairs, World, cost_since, costs};
-use crate::tables::{check, create, open};
 use farleaf_fabric::{Cost, Endpoint, GlobalAddr, OpKind};
 use farleaf_index::bnode::{KeyFormat, Layout, ValueFormat};
 use farleaf_index::dex::offload::Offload;

@@ -1,9 +1,7 @@
 //! Every engine on every fabric against `BTreeMap`, one session, all operations, tiny nodes.
 
-mod common;
-
-use common::model::Run;
-use common::{World, create, engine_formats};
+use crate::common::model::Run;
+use crate::common::{World, create, engine_formats};
 use farleaf_index::{AnyIndex, TableFormat};
 use farleaf_pool::Session;
 
@@ -100,7 +98,7 @@ fn random_operations_on_verbs() {
         let endpoint = Verbs::connect(config).expect("connected").any_endpoint().expect("endpoint");
         let executor = endpoint.executor().clone();
         executor.block_on(async {
-            let session = common::start(endpoint, &world.pool_options()).await;
+            let session = crate::common::start(endpoint, &world.pool_options()).await;
             random_operations(session, format, seed as u64, STEPS_TCP / 2).await;
         });
     }

@@ -1,8 +1,6 @@
 //! What bad input and bad memory get: typed errors, and nothing lost.
 
-mod common;
-
-use common::{Pairs, World, check, create, settle};
+use crate::common::{Pairs, World, check, create, settle};
 use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 use farleaf_index::bnode::{KeyFormat, ValueFormat};
 use farleaf_index::{AnyIndex, Engine, Entries, Index, IndexError, ScanRange, TableFormat};
@@ -199,7 +197,7 @@ fn a_large_table_can_be_dropped() {
         }
         settle(&session).await;
         check::<AnyIndex>(&session, &[]).await;
-        let (_, audit) = common::audit::<AnyIndex>(&session, &[]).await;
+        let (_, audit) = crate::common::audit::<AnyIndex>(&session, &[]).await;
         assert_eq!(audit.classes.iter().map(|class| class.live).sum::<u64>(), 0);
     });
 }

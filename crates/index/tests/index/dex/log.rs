@@ -5,8 +5,8 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use super::tables::{check, create, open};
 use crate::common::{World, cost_since, costs, join, settle, start};
-use crate::tables::{check, create, open};
 use farleaf_fabric::sim::{CrashPlan, CrashWay, Landing, Sim, SimConfig};
 use farleaf_fabric::{Client, Endpoint, Fabric, GlobalAddr, OpKind};
 use farleaf_index::bnode::Layout;

@@ -7,9 +7,9 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
 
+use super::log::{Model, content, key, logged, sim_config, tiny, try_content, world};
+use super::tables::{create, open};
 use crate::common::{Pairs, join, settle};
-use crate::log::{Model, content, key, logged, sim_config, tiny, try_content, world};
-use crate::tables::{create, open};
 use farleaf_fabric::AnyEndpoint;
 use farleaf_fabric::{Endpoint, Fabric};
 use farleaf_index::dex::{Dex, DexOptions};

@@ -4,11 +4,11 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use crate::common::{Pairs, World, formats, key, start, value};
-use crate::storm::{
+use super::storm::{
     Model, Server, bounds, cluster, config, count_up, finish, one_step, serve, soak,
 };
-use crate::tables::{create, open};
+use super::tables::{create, open};
+use crate::common::{Pairs, World, formats, key, start, value};
 use farleaf_fabric::sim::Sim;
 use farleaf_fabric::{Client, Fabric};
 use farleaf_index::dex::{Dex, DexOptions, Reply, Request, WrongOwner};

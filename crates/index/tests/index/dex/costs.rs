@@ -1,7 +1,7 @@
 //! What operations of the engine `dex` cost, exact to the remote operation.
 
+use super::tables::{check, create, open};
 use crate::common::{Pairs, World, cost_since, costs};
-use crate::tables::{check, create, open};
 use farleaf_fabric::{Cost, Endpoint, OpKind};
 use farleaf_index::dex::{Admission, Dex, DexOptions, Durability};
 use farleaf_index::{Engine, Entries, Index, ScanRange, TableFormat};

@@ -1,13 +1,11 @@
 //! Several clients of several compute servers on one table, in the simulator, READs and WRITEs
 //! torn.
 
-mod common;
-
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use common::{World, audit, create, formats, join, key, settle, start, value};
+use crate::common::{World, audit, create, formats, join, key, settle, start, value};
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric};
 use farleaf_index::bnode::{KeyFormat, ValueFormat};

@@ -1,7 +1,5 @@
-//! The suites of the engine `dex`: one program, as what they share takes longer to build than they run.
+//! The suites of the engine `dex`.
 
-#[path = "../common/mod.rs"]
-mod common;
 mod storm;
 mod tables;
 

@@ -5,8 +5,8 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
+use super::tables::{create, open};
 use crate::common::{World, formats, key, offload_service, settle, start, value};
-use crate::tables::{create, open};
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{Client, Fabric};
 use farleaf_index::btree::BTree;

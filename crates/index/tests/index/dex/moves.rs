@@ -4,8 +4,8 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use super::storm::{Model, bounds, config, count_up, finish, members, one_step, serve, soak};
 use crate::common::{formats, key};
-use crate::storm::{Model, bounds, config, count_up, finish, members, one_step, serve, soak};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sim::Sim;
 use farleaf_index::TableFormat;

@@ -7,8 +7,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::tables::{check, create, open};
 use crate::common::{Pairs, World, costs, formats, offload_service, start};
-use crate::tables::{check, create, open};
 use farleaf_fabric::sim::{Direction, RpcConfig, Sim, SimConfig};
 use farleaf_fabric::{
     AnyEndpoint, Cost, Endpoint, Fabric, GlobalAddr, Incarnation, ServerId, Service, ServiceId,

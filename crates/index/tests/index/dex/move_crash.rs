@@ -6,8 +6,8 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use super::storm::{config, members, serve, soak};
 use crate::common::{formats, join, settle};
-use crate::storm::{config, members, serve, soak};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sim::{CrashPlan, CrashWay, Landing, Sim};
 use farleaf_index::dex::{Cluster, Dex, DexOptions, JoinOptions, MoveError, Take};
