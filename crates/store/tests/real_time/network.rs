@@ -1,19 +1,5 @@
-//! The tests of stores over memory servers of this process, and what only a network can do.
+//! What only a network of memory servers can do.
 #![allow(clippy::unwrap_used)]
-#![allow(clippy::duplicate_mod, reason = "tests of other programs, each of which has these, too")]
-
-mod common;
-
-#[path = "forward.rs"]
-mod forward;
-#[path = "futures.rs"]
-mod futures;
-#[path = "processes.rs"]
-mod processes;
-#[path = "stores.rs"]
-mod stores;
-#[path = "tables.rs"]
-mod tables;
 
 use std::net::TcpListener;
 use std::panic::{self, AssertUnwindSafe};
@@ -24,7 +10,7 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{LEASE_LONG, Servers, eventually, key, small};
+use crate::common::{LEASE_LONG, Servers, eventually, key, small};
 use farleaf::{ErrorKind, Farleaf, OpKind, TableOptions};
 use farleaf_fabric::ServerId;
 use farleaf_fabric::tcp::{HugePages, MemoryServer, MemoryServerConfig, Region};
@@ -262,8 +248,10 @@ fn nothing_hangs_on_servers_that_are_gone() {
                     let key = key((number * 4 + thread) % 2000);
                     let done = match thread {
                         0 => table.get(&key).map(drop),
-                        1 => common::block_on(table.to_async().insert(&key, "new")).map(drop),
-                        2 => table.get_many((0..100).map(common::key)).map(drop),
+                        1 => {
+                            crate::common::block_on(table.to_async().insert(&key, "new")).map(drop)
+                        }
+                        2 => table.get_many((0..100).map(crate::common::key)).map(drop),
                         _ => table.insert(&key, vec![7; 3000]).map(drop),
                     };
                     match done.map_err(|error| error.kind()) {

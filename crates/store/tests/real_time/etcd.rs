@@ -1,8 +1,7 @@
 //! Stores that are opened by the name of their cluster, on a real etcd.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-mod common;
-#[path = "../../cluster/tests/common/etcd.rs"]
+#[path = "../../../cluster/tests/common/etcd.rs"]
 mod server;
 
 use std::io::{BufRead, BufReader, Read};
@@ -12,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{block_on, key};
+use crate::common::{block_on, key};
 use farleaf::{Engine, ErrorKind, Farleaf, TableOptions};
 use farleaf_cluster::{Directory, MemoryRecord, MemorySeat, Way};
 use farleaf_fabric::ServerId;
@@ -184,7 +183,7 @@ fn other_process() {
 
 fn other(uri: &str) -> Child {
     let mut process = Command::new(std::env::current_exe().unwrap())
-        .args(["other_process", "--exact", "--nocapture"])
+        .args(["etcd::other_process", "--exact", "--nocapture"])
         .env(POOL, uri)
         .stdin(Stdio::piped())
         .stdout(Stdio::null())

@@ -1,15 +1,13 @@
 //! The async API.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
-use common::{block_on, eventually, key, small, small_with};
+use crate::common::{block_on, eventually, key, small, small_with};
 use farleaf::{CompareExchange, ErrorKind, Farleaf, TableOptions};
 
 #[test]

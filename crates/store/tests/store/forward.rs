@@ -1,8 +1,6 @@
 //! Several processes on one table of the engine `dex`: each has some of the keys to itself, and all use all.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Lines, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -13,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use common::{SharedPool, eventually, key};
+use crate::common::{SharedPool, eventually, key};
 use farleaf::{Engine, ErrorKind, Farleaf, ServerName, Table, TableOptions};
 
 /// Names the pool to another process.
@@ -76,8 +74,8 @@ fn check(table: &Table, count: u32) -> String {
     }
     assert_eq!(table.get(key(count)).unwrap(), None);
     let keys = |pairs: Vec<(Vec<u8>, Vec<u8>)>| pairs.into_iter().map(|(key, _)| key);
-    let up: Vec<_> = keys(common::collect(table.range(..))).collect();
-    let down: Vec<_> = keys(common::collect(table.range(..).rev())).rev().collect();
+    let up: Vec<_> = keys(crate::common::collect(table.range(..))).collect();
+    let down: Vec<_> = keys(crate::common::collect(table.range(..).rev())).rev().collect();
     assert_eq!(up, (0..count).map(key).collect::<Vec<_>>());
     assert_eq!(up, down);
     "as it should be".to_owned()
@@ -203,7 +201,7 @@ fn any_process_answers_any_key_and_scans_cross_owners() {
     let pairs = (0..60).map(|n| (key(1400 + n), large(n)));
     table.insert_many(pairs).unwrap();
     let from = key(1399);
-    let found = common::collect(table.range(from..key(1460)));
+    let found = crate::common::collect(table.range(from..key(1460)));
     assert_eq!(found.len(), 61);
     assert!((0..60).all(|n| found[n + 1].1 == large(n as u32)));
     fill(&table, 1400..1460);

@@ -1,12 +1,10 @@
 //! Every method of tables, with good and with bad input.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-use common::{collect, key, small, table};
+use crate::common::{collect, key, small, table};
 use farleaf::{CompareExchange, ErrorKind, KeyFormat, Table, TableOptions, ValueFormat};
 
 #[test]

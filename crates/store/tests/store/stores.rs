@@ -1,13 +1,11 @@
 //! Opening, the list of tables, closing, full pools.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::error::Error as _;
 use std::thread;
 use std::time::Duration;
 
-use common::{Scratch, SharedPool, eventually, key, small};
+use crate::common::{Scratch, SharedPool, eventually, key, small};
 use farleaf::{Engine, ErrorKind, Farleaf, KeyFormat, OpKind, TableOptions, ValueFormat};
 
 #[test]
@@ -106,7 +104,7 @@ fn tables_are_made_listed_and_dropped() {
         users.get("ada").unwrap_err(),
         users.insert("ada", "1").unwrap_err(),
         range.last().unwrap().unwrap_err(),
-        common::block_on(users.to_async().get("ada")).unwrap_err(),
+        crate::common::block_on(users.to_async().get("ada")).unwrap_err(),
         db.table("users").unwrap_err(),
         db.drop_table("users").unwrap_err(),
     ] {
@@ -125,7 +123,7 @@ fn a_closed_store_says_so_everywhere() {
     let db = small();
     let table = db.create_table("t", TableOptions::default()).unwrap();
     table.insert("a", "1").unwrap();
-    common::block_on(table.to_async().get("a")).unwrap();
+    crate::common::block_on(table.to_async().get("a")).unwrap();
     let mut range = table.range(..);
     let other = db.clone();
     thread::scope(|scope| {
@@ -151,7 +149,7 @@ fn a_closed_store_says_so_everywhere() {
         other.stats().unwrap_err(),
         other.verify().unwrap_err(),
         other.table("t").unwrap_err(),
-        common::block_on(table.to_async().get("a")).unwrap_err(),
+        crate::common::block_on(table.to_async().get("a")).unwrap_err(),
     ] {
         assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
     }
@@ -312,7 +310,7 @@ fn stores_go_when_their_last_handle_does() {
         let db = small();
         let table = db.create_table("t", TableOptions::default()).unwrap();
         table.insert("a", "1").unwrap();
-        common::block_on(table.to_async().get("a")).unwrap();
+        crate::common::block_on(table.to_async().get("a")).unwrap();
     }
     // Other tests of this program run at the same time.
     let slack = 40;

@@ -1,13 +1,11 @@
 //! Several processes on one pool, one of which is killed.
 #![allow(clippy::unwrap_used)]
 
-mod common;
-
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use common::{SharedPool, eventually, key};
+use crate::common::{SharedPool, eventually, key};
 use farleaf::{ErrorKind, Farleaf, TableOptions};
 
 /// Names the pool to the second process.

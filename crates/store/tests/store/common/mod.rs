@@ -1,4 +1,4 @@
-//! What the tests of the public API share. Those of `network.rs` run over memory servers of their own.
+//! What the tests of the public API share.
 #![allow(dead_code, reason = "every test program uses a part")]
 #![allow(clippy::unwrap_used)]
 
@@ -10,12 +10,10 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
+use crate::OVER_NETWORK;
 use farleaf::{Builder, Farleaf, Result, Table, TableOptions};
 use farleaf_fabric::ServerId;
 use farleaf_fabric::tcp::{HugePages, MemoryServer, MemoryServerConfig, Region};
-
-/// Whether the test program is `network.rs`, which has the tests of others as modules.
-const IS_NETWORK: bool = matches!(module_path!().as_bytes(), [b'n', b'e', b't', ..]);
 
 /// A pool of 64 MiB in this process's memory, or on a network.
 pub(crate) fn small() -> Farleaf {
@@ -24,7 +22,7 @@ pub(crate) fn small() -> Farleaf {
 
 /// The same with more options.
 pub(crate) fn small_with(builder: Builder) -> Farleaf {
-    if IS_NETWORK {
+    if OVER_NETWORK {
         let servers = Servers::start(2, 32 << 20);
         let db = builder.create(true).open(&servers.uri()).unwrap();
         // They go with this process.
@@ -77,7 +75,7 @@ impl SharedPool {
     const LEASE: Duration = Duration::from_secs(3);
 
     pub(crate) fn new(name: &str) -> Self {
-        let servers = IS_NETWORK.then(|| Servers::with_lease(2, 32 << 20, Self::LEASE));
+        let servers = OVER_NETWORK.then(|| Servers::with_lease(2, 32 << 20, Self::LEASE));
         SharedPool { folder: Scratch::new(name), servers }
     }
 
