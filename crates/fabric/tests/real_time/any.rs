@@ -1,6 +1,5 @@
 //! Every operation through a fabric that is chosen when the program runs does what it does on that
 //! fabric.
-#![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
 

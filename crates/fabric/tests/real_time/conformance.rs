@@ -1,21 +1,15 @@
 //! The contract's suite on every fabric. A new fabric is a harness and one line at the end.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-#![allow(clippy::disallowed_methods, reason = "mapped memory is raced for by real threads")]
-
-#[path = "common/authority.rs"]
-mod authority;
-mod common;
 
 use std::env;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use authority::Authority;
-use common::real::{Hosts, REGION_BYTES, RealHarness};
-use common::{asked_to_die, list, listed};
+use crate::authority::Authority;
+use crate::common::real::{Hosts, REGION_BYTES, RealHarness};
+use crate::common::{list, listed};
 use farleaf_fabric::conformance::{Harness, SERVERS, Survivor, Task, victim};
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::sim::{AdversaryConfig, Sim, SimConfig, SimEndpoint};
@@ -169,10 +163,8 @@ fn tcp(threads: usize, authority: Option<Authority>) -> RealHarness<Tcp> {
     RealHarness { computers, hosts, victims: Some((pool, LEASE)), slowness: 20 }
 }
 
-/// Not a test of its own: the process that a harness's `run_beside_victim` kills.
-#[test]
-fn dies_when_asked_to() {
-    let Some((pool, addr)) = asked_to_die() else { return };
+/// Writes to `addr` until this process is killed.
+pub(crate) fn be_victim(pool: &str, addr: GlobalAddr) {
     if let Some((folder, servers)) = pool.split_once('@') {
         let tls = Some(Authority::known("somebody", PathBuf::from(folder)));
         let config = TcpConfig { tls, ..TcpConfig::to(listed(servers)) };
@@ -181,11 +173,11 @@ fn dies_when_asked_to() {
         return endpoint.executor().block_on(victim(endpoint.clone(), addr));
     }
     if pool.starts_with('/') {
-        let mapped = Mapped::open(&PathBuf::from(pool)).expect("the other process's pool");
+        let mapped = Mapped::open(Path::new(pool)).expect("the other process's pool");
         let endpoint = mapped.endpoint().expect("an endpoint");
         return endpoint.executor().block_on(victim(endpoint.clone(), addr));
     }
-    let tcp = Tcp::connect(TcpConfig::to(listed(&pool))).expect("the other process's servers");
+    let tcp = Tcp::connect(TcpConfig::to(listed(pool))).expect("the other process's servers");
     let endpoint = tcp.endpoint().expect("an endpoint");
     endpoint.executor().block_on(victim(endpoint.clone(), addr));
 }

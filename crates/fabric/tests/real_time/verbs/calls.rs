@@ -507,7 +507,7 @@ fn an_idle_server_uses_no_processor() {
         return;
     }
     let idle = Command::new(env::current_exe().unwrap())
-        .args(["--exact", "calls::is_idle_when_asked_to", "--nocapture"])
+        .args(["--exact", "verbs::calls::is_idle_when_asked_to", "--nocapture"])
         .env(IDLE, "1")
         .output()
         .unwrap();

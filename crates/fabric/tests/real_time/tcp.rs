@@ -1,8 +1,6 @@
 //! Memory servers over TCP where something is wrong: strangers, slow and broken connections, servers
 //! that go and come, compute servers that are cut off. What goes over raw sockets here is written by
 //! hand after `docs/design/wire.md`.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-#![allow(clippy::disallowed_methods, reason = "a network is real time and real threads")]
 
 use std::cell::Cell;
 use std::env;
@@ -809,7 +807,7 @@ fn processor_time() -> Duration {
 #[test]
 fn who_is_idle_uses_no_processor() {
     let idle = Command::new(env::current_exe().unwrap())
-        .args(["--exact", "is_idle_when_asked_to", "--nocapture"])
+        .args(["--exact", "tcp::is_idle_when_asked_to", "--nocapture"])
         .env(IDLE, "1")
         .output()
         .unwrap();

@@ -1,13 +1,8 @@
 //! Verbs: the contract's suite, fences of writers that really write, RPCs by the card, and what is said when
 //! something is missing. They need an RDMA device: `make verbs` runs them in a virtual machine that has one
 //! made of software. Elsewhere each says that it was skipped and why, unless `FARLEAF_VERBS=required`.
-#![cfg(feature = "verbs")]
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-#![allow(clippy::disallowed_methods, reason = "a network is real time and real threads")]
 
-#[path = "verbs/calls.rs"]
 mod calls;
-mod common;
 
 use std::env;
 use std::future::Future;
@@ -18,8 +13,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::real::{Hosts, REGION_BYTES, RealHarness};
-use common::{asked_to_die, list, listed};
+use crate::common::real::{Hosts, REGION_BYTES, RealHarness};
+use crate::common::{list, listed};
 use farleaf_fabric::conformance::{SERVERS, cases, run_case, victim};
 use farleaf_fabric::tcp::{MemoryServer, MemoryServerConfig, Tcp, TcpConfig};
 use farleaf_fabric::verbs::{
@@ -90,15 +85,17 @@ impl Hosts for Vec<VerbsServer> {
 fn harness() -> RealHarness<Verbs> {
     let (servers, config) = pool(SERVERS, LEASE, REGION_BYTES);
     let computers = (0..2).map(|_| Verbs::connect(config.clone()).unwrap()).collect();
-    let victims = Some((list(servers.iter().map(VerbsServer::address)), LEASE));
+    let pool = POOL.to_owned() + &list(servers.iter().map(VerbsServer::address));
+    let victims = Some((pool, LEASE));
     RealHarness { computers, hosts: Box::new(servers), victims, slowness: 100 }
 }
 
-/// Not a test of its own: the process that the harness's `run_beside_victim` kills.
-#[test]
-fn dies_when_asked_to() {
-    let Some((pool, addr)) = asked_to_die() else { return };
-    let config = VerbsConfig::to(listed(&pool));
+/// What precedes the servers of a pool by RDMA where a process is told that pool.
+pub(crate) const POOL: &str = "verbs:";
+
+/// Writes to `addr` until this process is killed.
+pub(crate) fn be_victim(servers: &str, addr: GlobalAddr) {
+    let config = VerbsConfig::to(listed(servers));
     let verbs = Verbs::connect(config).expect("the other process's servers");
     let endpoint = verbs.endpoint().expect("an endpoint");
     endpoint.executor().block_on(victim(endpoint.clone(), addr));
@@ -412,7 +409,7 @@ fn a_user_without_rights_is_told_why() {
     for (wanted, mode) in [("memory", 0o666), ("device", 0o600)] {
         set_permissions(device, Permissions::from_mode(mode)).expect("other rights");
         let poor = Command::new(env::current_exe().expect("this test's path"))
-            .args(["--exact", "is_told_why", "--nocapture"])
+            .args(["--exact", "verbs::is_told_why", "--nocapture"])
             .env(POOR, wanted)
             .uid(65_534)
             .output();

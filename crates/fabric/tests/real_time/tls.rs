@@ -1,9 +1,4 @@
 //! The fabric `tcp` with TLS: the same work, and who is not let in.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
-#![allow(clippy::disallowed_methods, reason = "a network is real time and real threads")]
-
-#[path = "common/authority.rs"]
-mod authority;
 
 use std::fs;
 use std::future::Future;
@@ -12,7 +7,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use authority::Authority;
+use crate::authority::Authority;
 use farleaf_fabric::tcp::{
     MemoryServer, MemoryServerConfig, Tcp, TcpConfig, TcpEndpoint, Tls, TlsFiles,
 };
