@@ -1,17 +1,13 @@
 //! The directory, on a real etcd: who is there, who may not be, and who looks after the dead.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
-
-#[path = "common/etcd.rs"]
-mod server;
 
 use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::server::{Server, eventually};
 use farleaf_cluster::{
     ClusterError, ComputeRecord, ComputeSeat, Directory, MemoryRecord, Name, View, Way,
 };
-use server::{Server, eventually};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -38,7 +34,8 @@ fn beat(seat: &mut ComputeSeat) -> View {
 
 #[test]
 fn memory_servers_are_found_by_the_name_of_their_cluster() {
-    let Some(etcd) = server::start("memory_servers_are_found_by_the_name_of_their_cluster") else {
+    let Some(etcd) = crate::server::start("memory_servers_are_found_by_the_name_of_their_cluster")
+    else {
         return;
     };
     let there = directory(&etcd, "one");
@@ -69,7 +66,7 @@ fn memory_servers_are_found_by_the_name_of_their_cluster() {
 /// Two servers that claim one number; and one that comes back after it was killed.
 #[test]
 fn a_number_belongs_to_one_memory_server() {
-    let Some(etcd) = server::start("a_number_belongs_to_one_memory_server") else { return };
+    let Some(etcd) = crate::server::start("a_number_belongs_to_one_memory_server") else { return };
     let there = directory(&etcd, "c");
     let mut holder = there.enter_memory(memory(0, 2, 70)).unwrap();
     let (stop, stopped) = std::sync::mpsc::channel::<()>();
@@ -104,7 +101,7 @@ fn a_number_belongs_to_one_memory_server() {
 #[test]
 fn all_memory_servers_of_a_cluster_are_reached_the_same_way() {
     let name = "all_memory_servers_of_a_cluster_are_reached_the_same_way";
-    let Some(etcd) = server::start(name) else { return };
+    let Some(etcd) = crate::server::start(name) else { return };
     let there = directory(&etcd, "c");
     let verbs = |server: u16, port: u16| memory(server, 2, port).by(Way::Verbs);
     let mut first = there.enter_memory(verbs(0, 70)).unwrap();
@@ -127,7 +124,7 @@ fn all_memory_servers_of_a_cluster_are_reached_the_same_way() {
 
 #[test]
 fn a_cluster_keeps_its_pool() {
-    let Some(etcd) = server::start("a_cluster_keeps_its_pool") else { return };
+    let Some(etcd) = crate::server::start("a_cluster_keeps_its_pool") else { return };
     let there = directory(&etcd, "c");
     there.agree_on_pool(5, 1, false).unwrap();
     there.agree_on_pool(5, 1, false).unwrap();
@@ -149,7 +146,7 @@ fn a_cluster_keeps_its_pool() {
 
 #[test]
 fn keys_of_others_are_told() {
-    let Some(etcd) = server::start("keys_of_others_are_told") else { return };
+    let Some(etcd) = crate::server::start("keys_of_others_are_told") else { return };
     let there = directory(&etcd, "c");
     let client = etcd.client();
     let _seat = there.enter_memory(memory(0, 1, 70)).unwrap();
@@ -176,7 +173,8 @@ fn keys_of_others_are_told() {
 
 #[test]
 fn one_is_coordinator_and_another_follows_when_it_dies() {
-    let Some(etcd) = server::start("one_is_coordinator_and_another_follows_when_it_dies") else {
+    let Some(etcd) = crate::server::start("one_is_coordinator_and_another_follows_when_it_dies")
+    else {
         return;
     };
     let there = directory(&etcd, "c");
@@ -212,7 +210,7 @@ fn one_is_coordinator_and_another_follows_when_it_dies() {
 
 #[test]
 fn entries_come_back_when_etcd_does() {
-    let Some(mut etcd) = server::start("entries_come_back_when_etcd_does") else { return };
+    let Some(mut etcd) = crate::server::start("entries_come_back_when_etcd_does") else { return };
     let there = directory(&etcd, "c");
     let mut one = compute(&there, 1);
     let mut memory = there.enter_memory(memory(0, 1, 70)).unwrap();
@@ -239,7 +237,9 @@ fn entries_come_back_when_etcd_does() {
 
 #[test]
 fn a_compute_server_hears_that_it_is_to_leave() {
-    let Some(etcd) = server::start("a_compute_server_hears_that_it_is_to_leave") else { return };
+    let Some(etcd) = crate::server::start("a_compute_server_hears_that_it_is_to_leave") else {
+        return;
+    };
     let there = directory(&etcd, "c");
     let (mut one, mut two) = (compute(&there, 1), compute(&there, 2));
     there.ask_to_leave(Name(2)).unwrap();

@@ -1,20 +1,14 @@
 //! etcd with TLS and with users: what is let in, and what is said of the rest.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
-
-#[path = "../../fabric/tests/common/authority.rs"]
-mod authority;
-#[path = "common/etcd.rs"]
-mod server;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use authority::Authority;
+use crate::authority::Authority;
+use crate::server::{Server, ServerTls, eventually};
 use farleaf_cluster::{
     ClusterError, ComputeRecord, Directory, Etcd, EtcdAccess, EtcdTlsFiles, MemoryRecord, Name,
 };
-use server::{Server, ServerTls, eventually};
 
 /// Trusts whom this authority has signed, and shows no certificate.
 fn trusting(authority: &Authority) -> EtcdTlsFiles {
@@ -90,7 +84,7 @@ fn use_directory(there: &Directory) {
 #[test]
 fn etcd_is_reached_by_tls_with_certificates_of_both_sides() {
     let name = "etcd_is_reached_by_tls_with_certificates_of_both_sides";
-    let Some(mut etcd) = server::start(name) else { return };
+    let Some(mut etcd) = crate::server::start(name) else { return };
     let (ours, others) = (Authority::new(), Authority::new());
     let access = by(&known(&ours, &ours));
     with_tls(&mut etcd, &ours, "127.0.0.1", true, access.clone());
@@ -123,7 +117,7 @@ fn etcd_is_reached_by_tls_with_certificates_of_both_sides() {
 #[test]
 fn a_server_has_to_be_the_one_that_its_certificate_says() {
     let name = "a_server_has_to_be_the_one_that_its_certificate_says";
-    let Some(mut etcd) = server::start(name) else { return };
+    let Some(mut etcd) = crate::server::start(name) else { return };
     let authority = Authority::new();
     let access = by(&trusting(&authority));
     let error = get(&etcd, &access).unwrap_err();
@@ -144,7 +138,7 @@ fn a_server_has_to_be_the_one_that_its_certificate_says() {
 #[test]
 fn users_are_let_in_with_their_password_and_up_to_their_rights() {
     let name = "users_are_let_in_with_their_password_and_up_to_their_rights";
-    let Some(mut etcd) = server::start(name) else { return };
+    let Some(mut etcd) = crate::server::start(name) else { return };
     let error = get(&etcd, &user("farleaf", "farleaf")).unwrap_err();
     assert!(matches!(error, ClusterError::UsersOff { .. }), "{error}");
     says(&error, &[&etcd.endpoint(), "\"farleaf\"", "etcdctl auth enable"]);
@@ -184,7 +178,7 @@ fn users_are_let_in_with_their_password_and_up_to_their_rights() {
 
 #[test]
 fn users_are_let_in_by_tls() {
-    let Some(mut etcd) = server::start("users_are_let_in_by_tls") else { return };
+    let Some(mut etcd) = crate::server::start("users_are_let_in_by_tls") else { return };
     etcd.turn_users_on(&["farleaf"]);
     let authority = Authority::new();
     let nameless = authority.nameless("nameless");

@@ -1,16 +1,12 @@
 //! The client, on a real etcd.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
-
-#[path = "common/etcd.rs"]
-mod server;
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::server::eventually;
 use farleaf_cluster::{ClusterError, Etcd};
-use server::eventually;
 
 const SHORT: Duration = Duration::from_secs(2);
 
@@ -39,7 +35,9 @@ fn saying(answer: String) -> String {
 
 #[test]
 fn keys_are_written_read_listed_and_removed() {
-    let Some(server) = server::start("keys_are_written_read_listed_and_removed") else { return };
+    let Some(server) = crate::server::start("keys_are_written_read_listed_and_removed") else {
+        return;
+    };
     let etcd = server.client();
     assert_eq!(etcd.get("/a/1").unwrap(), None);
     assert_eq!(etcd.list("/a/").unwrap().pairs, []);
@@ -62,7 +60,7 @@ fn keys_are_written_read_listed_and_removed() {
 
 #[test]
 fn a_key_is_set_only_as_it_was_seen() {
-    let Some(server) = server::start("a_key_is_set_only_as_it_was_seen") else { return };
+    let Some(server) = crate::server::start("a_key_is_set_only_as_it_was_seen") else { return };
     let etcd = server.client();
     assert_eq!(etcd.put_if("k", "1", None, 0).unwrap(), Ok(()));
     let found = etcd.put_if("k", "2", None, 0).unwrap().unwrap_err().unwrap();
@@ -81,7 +79,7 @@ fn a_key_is_set_only_as_it_was_seen() {
 
 #[test]
 fn a_lease_takes_its_keys_with_it() {
-    let Some(server) = server::start("a_lease_takes_its_keys_with_it") else { return };
+    let Some(server) = crate::server::start("a_lease_takes_its_keys_with_it") else { return };
     let etcd = server.client();
     let (kept, left) = (etcd.grant(SHORT).unwrap(), etcd.grant(SHORT).unwrap());
     for (key, lease) in [("kept", kept), ("left", left)] {
@@ -104,7 +102,7 @@ fn a_lease_takes_its_keys_with_it() {
 
 #[test]
 fn servers_are_asked_in_turn() {
-    let Some(mut server) = server::start("servers_are_asked_in_turn") else { return };
+    let Some(mut server) = crate::server::start("servers_are_asked_in_turn") else { return };
     let etcd = Etcd::new([nobody(), server.endpoint()]);
     assert!(etcd.put("k", "v", None).unwrap());
     server.kill();
