@@ -1,5 +1,4 @@
 //! Seeded bugs are found. Here those that take few seeds; `make check` hunts them all.
-#![cfg(feature = "canary")]
 
 use std::sync::atomic::AtomicBool;
 
