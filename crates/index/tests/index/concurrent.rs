@@ -5,21 +5,14 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use crate::common::clients::{self, soak, sum_of_counters};
 use crate::common::{World, audit, create, formats, join, key, settle, start, value};
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric};
-use farleaf_index::bnode::{KeyFormat, ValueFormat};
-use farleaf_index::{
-    AnyIndex, Engine, Entries, Exchange, Index, IndexError, ScanRange, TableFormat, recover,
-};
+use farleaf_index::{AnyIndex, Engine, Index, IndexError, TableFormat, recover};
 use farleaf_pool::Session;
 
 const COMPUTES: usize = 3;
-
-/// How many times as many seeds to run: `FARLEAF_SOAK=50 cargo test -p farleaf-index`.
-fn soak() -> u64 {
-    std::env::var("FARLEAF_SOAK").ok().and_then(|times| times.parse().ok()).unwrap_or(1)
-}
 
 fn config(seed: u64) -> SimConfig {
     let mut config =
@@ -55,8 +48,7 @@ fn maintain(sim: &Sim, compute: usize, session: &Session, stop: &Rc<Cell<bool>>)
     });
 }
 
-/// Each client owns the keys that end in its number and knows what they hold; all of them add to
-/// shared counters by compare-exchange; scans run over everything.
+/// Clients of all compute servers, two of each.
 fn storm(seed: u64, format: TableFormat, steps: usize) -> u64 {
     let (sim, session, index) = made(seed, &format);
     let stop = Rc::new(Cell::new(false));
@@ -71,23 +63,8 @@ fn storm(seed: u64, format: TableFormat, steps: usize) -> u64 {
         sim.spawn(compute, async move {
             let session = join(endpoint).await;
             // Every client is a member of its own here, with its own maintenance.
-            let mut rng = fastrand::Rng::with_seed(seed ^ client as u64);
-            let mut model = BTreeMap::new();
-            for step in 0..steps {
-                if step % 8 == 0 {
-                    session.tick().await.expect("tick");
-                }
-                own_step(&session, &index, &format, client, &mut rng, &mut model).await;
-                if step % 10 == 0 {
-                    let one = count_up(&session, &index, &format, &mut rng).await;
-                    added.set(added.get() + one);
-                }
-            }
-            for (key, held) in &model {
-                let mut found = Vec::new();
-                assert_eq!(index.get(&session, key, &mut found).await, Ok(true));
-                assert_eq!(&found, held);
-            }
+            let count = clients::run(&session, &index, &format, client, seed, steps).await;
+            added.set(added.get() + count);
             running.set(running.get() - 1);
             if running.get() == 0 {
                 stop.set(true);
@@ -98,13 +75,7 @@ fn storm(seed: u64, format: TableFormat, steps: usize) -> u64 {
     maintain(&sim, 0, &session, &stop);
     sim.run().expect("the simulation ends");
     sim.block_on(async {
-        let mut sum = 0;
-        for counter in 0..COUNTERS {
-            let mut found = Vec::new();
-            if index.get(&session, &counter_key(&format, counter), &mut found).await == Ok(true) {
-                sum += number_of(&found);
-            }
-        }
+        let sum = sum_of_counters(&session, &index, &format).await;
         assert_eq!(sum, added.get(), "increments by compare-exchange are all there, once");
         settle(&session).await;
         let (_, audit) = audit(&session, &[&index]).await;
@@ -113,106 +84,6 @@ fn storm(seed: u64, format: TableFormat, steps: usize) -> u64 {
     })
     .expect("checked");
     sim.trace_hash()
-}
-
-async fn own_step(
-    session: &Session,
-    index: &AnyIndex,
-    format: &TableFormat,
-    client: usize,
-    rng: &mut fastrand::Rng,
-    model: &mut BTreeMap<Vec<u8>, Vec<u8>>,
-) {
-    let mut key = key(format, rng, 150);
-    match format.key {
-        KeyFormat::Fixed(bytes) => key[bytes - 1] = client as u8,
-        KeyFormat::Bytes { max } => {
-            key.truncate(max - 1);
-            key.push(client as u8);
-        }
-    }
-    let value = value(format, rng);
-    match rng.u8(..10) {
-        0..5 => {
-            let new = index.upsert(session, &key, &value).await.expect("upsert");
-            assert_eq!(new, model.insert(key, value).is_none());
-        }
-        5..8 => {
-            let gone = index.remove(session, &key).await.expect("remove");
-            assert_eq!(gone, model.remove(&key).is_some());
-        }
-        8 => {
-            let mut found = Vec::new();
-            let has = index.get(session, &key, &mut found).await.expect("get");
-            assert_eq!(has.then_some(found), model.get(&key).cloned());
-        }
-        _ => {
-            let mut out = Entries::new();
-            let range = ScanRange { reverse: rng.bool(), ..ScanRange::ALL };
-            index.scan(session, range, usize::MAX, &mut out).await.expect("scan");
-            let mut keys: Vec<_> = out.iter().map(|(key, _)| key.to_vec()).collect();
-            if range.reverse {
-                keys.reverse();
-            }
-            assert!(keys.is_sorted_by(|a, b| a < b), "in order, each once");
-            let mut own = out.iter().filter(|(key, _)| key.last() == Some(&(client as u8)));
-            let seen: BTreeMap<_, _> = own
-                .by_ref()
-                .filter(|(key, _)| !is_counter(format, key))
-                .map(|(key, value)| (key.to_vec(), value.to_vec()))
-                .collect();
-            assert_eq!(&seen, model, "nobody else changes these keys");
-        }
-    }
-}
-
-const COUNTERS: u64 = 3;
-
-fn counter_key(format: &TableFormat, counter: u64) -> Vec<u8> {
-    match format.key {
-        KeyFormat::Fixed(bytes) => {
-            let mut key = vec![0x80 + counter as u8; bytes];
-            key[bytes - 1] = 0xcc;
-            key
-        }
-        KeyFormat::Bytes { .. } => vec![b'c', counter as u8, 0xcc],
-    }
-}
-
-fn is_counter(format: &TableFormat, key: &[u8]) -> bool {
-    (0..COUNTERS).any(|counter| counter_key(format, counter) == key)
-}
-
-fn number_of(value: &[u8]) -> u64 {
-    value.iter().take(8).enumerate().map(|(at, byte)| u64::from(*byte) << (8 * at)).sum()
-}
-
-/// Adds one to a counter; gives 1.
-async fn count_up(
-    session: &Session,
-    index: &AnyIndex,
-    format: &TableFormat,
-    rng: &mut fastrand::Rng,
-) -> u64 {
-    let key = counter_key(format, rng.u64(..COUNTERS));
-    let bytes = match format.value {
-        ValueFormat::Fixed(bytes) => bytes,
-        ValueFormat::Bytes => 8,
-    };
-    let mut expected: Option<Vec<u8>> = None;
-    loop {
-        let mut new = (expected.as_deref().map_or(0, number_of) + 1).to_le_bytes().to_vec();
-        new.resize(bytes, 0);
-        let mut found = Vec::new();
-        let (exchange, had) = index
-            .compare_exchange(session, &key, expected.as_deref(), Some(&new), &mut found)
-            .await
-            .expect("compare_exchange");
-        if exchange == Exchange::Done {
-            return 1;
-        }
-        expected = had.then_some(found);
-    }
 }
 
 #[test]

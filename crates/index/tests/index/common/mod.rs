@@ -1,6 +1,7 @@
 //! Pools on every fabric for the suites.
 #![allow(dead_code, unreachable_pub, reason = "each suite uses its part")]
 
+pub mod clients;
 pub mod model;
 
 use std::future::Future;

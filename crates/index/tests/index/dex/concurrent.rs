@@ -7,20 +7,15 @@ use std::rc::Rc;
 use std::task::Poll;
 
 use super::tables::{check, create, open, some_durability};
+use crate::common::clients::{self, soak, sum_of_counters};
 use crate::common::{World, formats, key, offload_service, settle, start, value};
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{Client, Endpoint, Fabric};
-use farleaf_index::bnode::{KeyFormat, ValueFormat};
 use farleaf_index::dex::offload::{OFFLOAD_SERVICE, Offload};
 use farleaf_index::dex::{Admission, Dex, DexOptions, DexStats};
-use farleaf_index::{Entries, Exchange, Index, IndexError, ScanRange, TableFormat};
+use farleaf_index::{Entries, Index, IndexError, ScanRange, TableFormat};
 use farleaf_pool::{Pool, Session};
-
-/// How many times as many seeds to run: `FARLEAF_SOAK=50 cargo test -p farleaf-index`.
-fn soak() -> u64 {
-    std::env::var("FARLEAF_SOAK").ok().and_then(|times| times.parse().ok()).unwrap_or(1)
-}
 
 fn config(seed: u64) -> SimConfig {
     let mut config = World { seed, ..World::default() }.sim_config();
@@ -30,146 +25,6 @@ fn config(seed: u64) -> SimConfig {
     config
 }
 
-const COUNTERS: u64 = 3;
-
-/// One client: it owns the keys that end in its number and knows what they hold; all add to shared
-/// counters by compare-exchange; scans run over everything.
-struct Storm {
-    session: Session,
-    index: Dex,
-    format: TableFormat,
-    client: usize,
-    rng: fastrand::Rng,
-    model: BTreeMap<Vec<u8>, Vec<u8>>,
-}
-
-impl Storm {
-    fn new(session: Session, index: &Dex, format: TableFormat, client: usize, seed: u64) -> Self {
-        let rng = fastrand::Rng::with_seed(seed ^ client as u64);
-        let (index, model) = (index.clone(), BTreeMap::new());
-        Storm { session, index, format, client, rng, model }
-    }
-
-    /// Runs `steps` and checks the end; gives how often it has counted up.
-    async fn run(&mut self, steps: usize) -> u64 {
-        let mut counted = 0;
-        for step in 0..steps {
-            if step % 8 == 0 {
-                self.session.tick().await.expect("tick");
-            }
-            self.step().await;
-            if step % 10 == 0 {
-                self.count_up().await;
-                counted += 1;
-            }
-        }
-        for (key, held) in &self.model {
-            let mut found = Vec::new();
-            assert_eq!(self.index.get(&self.session, key, &mut found).await, Ok(true));
-            assert_eq!(&found, held);
-        }
-        for _ in 0..2 {
-            self.session.tick().await.expect("tick");
-        }
-        counted
-    }
-
-    async fn step(&mut self) {
-        let (session, index, model) = (&self.session, &self.index, &mut self.model);
-        let mut key = key(&self.format, &mut self.rng, 150);
-        match self.format.key {
-            KeyFormat::Fixed(bytes) => key[bytes - 1] = self.client as u8,
-            KeyFormat::Bytes { max } => {
-                key.truncate(max - 1);
-                key.push(self.client as u8);
-            }
-        }
-        let value = value(&self.format, &mut self.rng);
-        match self.rng.u8(..10) {
-            0..5 => {
-                let new = index.upsert(session, &key, &value).await.expect("upsert");
-                assert_eq!(new, model.insert(key, value).is_none());
-            }
-            5..8 => {
-                let gone = index.remove(session, &key).await.expect("remove");
-                assert_eq!(gone, model.remove(&key).is_some());
-            }
-            8 => {
-                let mut found = Vec::new();
-                let has = index.get(session, &key, &mut found).await.expect("get");
-                assert_eq!(has.then_some(found), model.get(&key).cloned());
-            }
-            _ => {
-                let mut out = Entries::new();
-                let range = ScanRange { reverse: self.rng.bool(), ..ScanRange::ALL };
-                index.scan(session, range, usize::MAX, &mut out).await.expect("scan");
-                let mut keys: Vec<_> = out.iter().map(|(key, _)| key.to_vec()).collect();
-                if range.reverse {
-                    keys.reverse();
-                }
-                assert!(keys.is_sorted_by(|a, b| a < b), "in order, each once");
-                let own = out.iter().filter(|(key, _)| key.last() == Some(&(self.client as u8)));
-                let seen: BTreeMap<_, _> =
-                    own.map(|(key, value)| (key.to_vec(), value.to_vec())).collect();
-                assert_eq!(&seen, model, "nobody else changes these keys");
-            }
-        }
-    }
-
-    async fn count_up(&mut self) {
-        let key = counter_key(&self.format, self.rng.u64(..COUNTERS));
-        let bytes = match self.format.value {
-            ValueFormat::Fixed(bytes) => bytes,
-            // Now and then a value that is a record.
-            ValueFormat::Bytes if self.rng.u8(..8) == 0 => 5_000,
-            ValueFormat::Bytes => 8,
-        };
-        let mut expected: Option<Vec<u8>> = None;
-        loop {
-            let mut new = (expected.as_deref().map_or(0, number_of) + 1).to_le_bytes().to_vec();
-            new.resize(bytes, 0);
-            let mut found = Vec::new();
-            let (exchange, had) = self
-                .index
-                .compare_exchange(&self.session, &key, expected.as_deref(), Some(&new), &mut found)
-                .await
-                .expect("compare_exchange");
-            if exchange == Exchange::Done {
-                return;
-            }
-            expected = had.then_some(found);
-        }
-    }
-}
-
-/// Its last byte is no client's.
-fn counter_key(format: &TableFormat, counter: u64) -> Vec<u8> {
-    match format.key {
-        KeyFormat::Fixed(bytes) => {
-            let mut key = vec![0x80 + counter as u8; bytes];
-            key[bytes - 1] = 0xcc;
-            key
-        }
-        KeyFormat::Bytes { .. } => vec![b'c', counter as u8, 0xcc],
-    }
-}
-
-fn number_of(value: &[u8]) -> u64 {
-    value.iter().take(8).enumerate().map(|(at, byte)| u64::from(*byte) << (8 * at)).sum()
-}
-
-async fn sum_of_counters(session: &Session, index: &Dex, format: &TableFormat) -> u64 {
-    let mut sum = 0;
-    for counter in 0..COUNTERS {
-        let mut found = Vec::new();
-        let key = counter_key(format, counter);
-        if index.get(session, &key, &mut found).await == Ok(true) {
-            sum += number_of(&found);
-        }
-    }
-    sum
-}
-
 /// A height of the tree and 2 for each of so many operations at a time, and less.
 fn caches(format: &TableFormat) -> [u64; 3] {
     let is_dense = format.layout().expect("layout").is_dense();
@@ -177,6 +32,22 @@ fn caches(format: &TableFormat) -> [u64; 3] {
 }
 
 const CLIENTS: usize = 6;
+
+/// A client that lets reclamation go on when it is done.
+async fn client_of(
+    session: &Session,
+    index: &Dex,
+    format: &TableFormat,
+    client: usize,
+    seed: u64,
+    steps: usize,
+) -> u64 {
+    let counted = clients::run(session, index, format, client, seed, steps).await;
+    for _ in 0..2 {
+        session.tick().await.expect("tick");
+    }
+    counted
+}
 
 fn sim_storm(
     seed: u64,
@@ -207,8 +78,7 @@ fn sim_storm(
         let (running, counted) = (Rc::clone(&running), Rc::clone(&counted));
         sim.spawn(0, async move {
             let session = pool.session(endpoint).await.expect("session");
-            let mut storm = Storm::new(session, &index, format, client, seed);
-            let count = storm.run(steps).await;
+            let count = client_of(&session, &index, &format, client, seed, steps).await;
             counted.set(counted.get() + count);
             running.set(running.get() - 1);
         });
@@ -341,8 +211,8 @@ fn on_thread(
             let (index, counted) = (index.clone(), Rc::clone(&counted));
             executor.spawn(async move {
                 let session = pool.session(endpoint).await.expect("session");
-                let mut storm = Storm::new(session, &index, format, 2 * thread + part, seed);
-                let count = storm.run(150).await;
+                let client = 2 * thread + part;
+                let count = client_of(&session, &index, &format, client, seed, 150).await;
                 counted.set(counted.get() + count);
             });
         }

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use super::tables::{create, open};
+use crate::common::clients::soak;
 use crate::common::{World, formats, key, offload_service, settle, start, value};
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{Client, Fabric};
@@ -14,11 +15,6 @@ use farleaf_index::dex::offload::{OFFLOAD_SERVICE, Offload};
 use farleaf_index::dex::{Admission, DexOptions, DexStats, Durability};
 use farleaf_index::{Entries, Index, ScanRange, TableFormat};
 use farleaf_pool::{Pool, Session};
-
-/// How many times as many seeds to run: `FARLEAF_SOAK=50 cargo test -p farleaf-index`.
-fn soak() -> u64 {
-    std::env::var("FARLEAF_SOAK").ok().and_then(|times| times.parse().ok()).unwrap_or(1)
-}
 
 /// What each key has held since the flush, or, if changes are logged, may hold now; the value `None` is
 /// its absence.

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use super::tables::{check, create, open};
+use crate::common::clients::soak;
 use crate::common::{World, cost_since, costs, join, settle, start};
 use farleaf_fabric::sim::{CrashPlan, CrashWay, Landing, Sim, SimConfig};
 use farleaf_fabric::{Client, Endpoint, Fabric, GlobalAddr, OpKind};
@@ -20,10 +21,6 @@ pub(crate) type Made = (GlobalAddr, Layout);
 
 pub(crate) fn key(number: u64) -> Key {
     number.to_be_bytes().to_vec()
-}
-
-fn soak() -> u64 {
-    std::env::var("FARLEAF_SOAK").ok().and_then(|times| times.parse().ok()).unwrap_or(1)
 }
 
 pub(crate) fn tiny() -> TableFormat {

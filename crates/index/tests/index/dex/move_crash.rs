@@ -6,7 +6,8 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use super::storm::{config, members, serve, soak};
+use super::storm::{config, members, serve};
+use crate::common::clients::soak;
 use crate::common::{formats, join, settle};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sim::{CrashPlan, CrashWay, Landing, Sim};

@@ -4,7 +4,8 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use super::storm::{Model, bounds, config, count_up, finish, members, one_step, serve, soak};
+use super::storm::{bounds, config, finish, members, serve};
+use crate::common::clients::{Model, count_up, one_step, soak};
 use crate::common::{formats, key};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sim::Sim;
@@ -54,7 +55,7 @@ fn storm(
                 session.tick().await.expect("tick");
                 one_step(&session, &index, &format, client, &mut rng, &mut model, step).await;
                 if step % 8 == 0 {
-                    count_up(&session, &index, &format, &mut rng).await;
+                    count_up(&session, &index, &format, &mut rng, 8).await;
                     counted.set(counted.get() + 1);
                 }
             }

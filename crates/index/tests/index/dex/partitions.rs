@@ -4,10 +4,9 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use super::storm::{
-    Model, Server, bounds, cluster, config, count_up, finish, one_step, serve, soak,
-};
+use super::storm::{Server, bounds, cluster, config, finish, serve};
 use super::tables::{create, open};
+use crate::common::clients::{Model, count_up, one_step, soak};
 use crate::common::{Pairs, World, formats, key, start, value};
 use farleaf_fabric::sim::Sim;
 use farleaf_fabric::{Client, Fabric};
@@ -39,7 +38,7 @@ fn storm(seed: u64, format: TableFormat, count: usize, frames: u64, steps: usize
                 session.tick().await.expect("tick");
                 one_step(&session, &index, &format, client, &mut rng, &mut model, step).await;
                 if step % 8 == 0 {
-                    count_up(&session, &index, &format, &mut rng).await;
+                    count_up(&session, &index, &format, &mut rng, 8).await;
                     counted.set(counted.get() + 1);
                 }
             }

@@ -5,8 +5,9 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use super::storm::{bounds, config, finish, members_of, one_step, serve};
+use super::storm::{bounds, config, finish, members_of, serve};
 use super::tables::{check, create, open};
+use crate::common::clients::one_step;
 use crate::common::{Pairs, World, formats, start};
 use farleaf_fabric::sim::Sim;
 use farleaf_fabric::{Endpoint, Fabric};

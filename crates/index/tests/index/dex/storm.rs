@@ -1,5 +1,4 @@
-//! Clusters of the engine `dex` for its suites: partitioned tables, clients that use all keys and know
-//! what they must hold.
+//! Clusters of the engine `dex` for its suites: partitioned tables, and what must be in order at the end.
 #![allow(dead_code, unreachable_pub, reason = "each suite uses its part")]
 
 use std::collections::BTreeMap;
@@ -7,23 +6,17 @@ use std::sync::Arc;
 
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{Client, Fabric};
-use farleaf_index::bnode::{KeyFormat, ValueFormat};
+use farleaf_index::bnode::KeyFormat;
 use farleaf_index::dex::offload::{OFFLOAD_SERVICE, Offload};
 use farleaf_index::dex::{
     Admission, Cluster, Dex, DexOptions, Durability, JoinOptions, MoveOptions, Take, equal_width,
 };
-use farleaf_index::{Entries, Exchange, Index, ScanRange, TableFormat};
+use farleaf_index::{Entries, Index, ScanRange, TableFormat};
 use farleaf_pool::{Pool, Session};
 
 use super::tables::{create, open};
-use crate::common::{World, join, key, offload_service, settle, start, value};
-
-pub type Model = BTreeMap<Vec<u8>, Vec<u8>>;
-
-/// How many times as many seeds to run: `FARLEAF_SOAK=50 cargo test -p farleaf-index`.
-pub fn soak() -> u64 {
-    std::env::var("FARLEAF_SOAK").ok().and_then(|times| times.parse().ok()).unwrap_or(1)
-}
+use crate::common::clients::{COUNTERS, Model, counter_key, number_of};
+use crate::common::{World, join, offload_service, settle, start};
 
 /// A compute server with its partition.
 pub struct Server {
@@ -201,23 +194,6 @@ pub fn own_key(format: &TableFormat, count: usize, number: usize) -> Vec<u8> {
     bounds(format, count).get(number).cloned().unwrap_or(vec![0xff; bytes])
 }
 
-pub const COUNTERS: u64 = 4;
-
-pub fn counter_key(format: &TableFormat, counter: u64) -> Vec<u8> {
-    match format.key {
-        KeyFormat::Fixed(bytes) => {
-            let mut key = vec![(counter * 60) as u8; bytes];
-            key[bytes - 1] = 0xcc;
-            key
-        }
-        KeyFormat::Bytes { .. } => vec![b"1cpz"[counter as usize], 0xcc],
-    }
-}
-
-pub fn number_of(value: &[u8]) -> u64 {
-    value.iter().take(8).enumerate().map(|(at, byte)| u64::from(*byte) << (8 * at)).sum()
-}
-
 /// Each server's cache, and the whole of remote memory, are in order, and hold what the models say and
 /// counters that sum up to `counted`.
 pub fn finish(sim: &Sim, servers: &[Server], format: &TableFormat, expected: Model, counted: u64) {
@@ -262,95 +238,4 @@ pub fn finish(sim: &Sim, servers: &[Server], format: &TableFormat, expected: Mod
         assert_eq!(rest, expected);
     })
     .expect("checked");
-}
-
-pub async fn one_step(
-    session: &Session,
-    index: &Dex,
-    format: &TableFormat,
-    client: usize,
-    rng: &mut fastrand::Rng,
-    model: &mut Model,
-    step: usize,
-) {
-    let mut key = key(format, rng, 150);
-    match format.key {
-        KeyFormat::Fixed(bytes) => key[bytes - 1] = client as u8,
-        KeyFormat::Bytes { max } => {
-            key.truncate(max - 1);
-            key.push(client as u8);
-        }
-    }
-    let value = value(format, rng);
-    match rng.u8(..20) {
-        0..11 => {
-            let new = index.upsert(session, &key, &value).await.expect("upsert");
-            assert_eq!(new, model.insert(key, value).is_none());
-        }
-        11 => {
-            let new = index.insert(session, &key, &value).await.expect("insert");
-            assert_eq!(new, !model.contains_key(&key));
-            model.entry(key).or_insert(value);
-        }
-        12 => {
-            let there = index.update(session, &key, &value).await.expect("update");
-            assert_eq!(there, model.contains_key(&key));
-            model.entry(key).and_modify(|held| *held = value);
-        }
-        13..17 => {
-            let gone = index.remove(session, &key).await.expect("remove");
-            assert_eq!(gone, model.remove(&key).is_some());
-        }
-        17 | 18 => {
-            let mut found = Vec::new();
-            let has = index.get(session, &key, &mut found).await.expect("get");
-            assert_eq!(has.then_some(found), model.get(&key).cloned());
-        }
-        _ => {
-            let mut out = Entries::new();
-            let range = ScanRange { reverse: step.is_multiple_of(2), ..ScanRange::ALL };
-            index.scan(session, range, usize::MAX, &mut out).await.expect("scan");
-            let mut keys: Vec<_> = out.iter().map(|(key, _)| key.to_vec()).collect();
-            if range.reverse {
-                keys.reverse();
-            }
-            assert!(keys.is_sorted_by(|a, b| a < b), "in order, each once");
-            let own = out.iter().filter(|(key, _)| key.last() == Some(&(client as u8)));
-            let seen: BTreeMap<_, _> =
-                own.map(|(key, value)| (key.to_vec(), value.to_vec())).collect();
-            assert_eq!(&seen, model, "nobody else changes these keys");
-            // The same with a limit.
-            let limit = keys.len() / 2;
-            let mut some = Entries::new();
-            index.scan(session, range, limit, &mut some).await.expect("scan");
-            assert!(some.len() <= limit);
-        }
-    }
-}
-
-pub async fn count_up(
-    session: &Session,
-    index: &Dex,
-    format: &TableFormat,
-    rng: &mut fastrand::Rng,
-) {
-    let key = counter_key(format, rng.u64(..COUNTERS));
-    let bytes = match format.value {
-        ValueFormat::Fixed(bytes) => bytes,
-        ValueFormat::Bytes => 8,
-    };
-    let mut expected: Option<Vec<u8>> = None;
-    loop {
-        let mut new = (expected.as_deref().map_or(0, number_of) + 1).to_le_bytes().to_vec();
-        new.resize(bytes, 0);
-        let mut found = Vec::new();
-        let (exchange, had) = index
-            .compare_exchange(session, &key, expected.as_deref(), Some(&new), &mut found)
-            .await
-            .expect("compare_exchange");
-        if exchange == Exchange::Done {
-            return;
-        }
-        expected = had.then_some(found);
-    }
 }
