@@ -20,7 +20,7 @@ run: setup ## Build the release binary and run the demo on this machine's own fi
 	@scripts/demo.sh $(TARGET_DIR)/release/farleaf
 
 test: setup ## Run all tests
-	$(CARGO) test $(SELECT) --no-fail-fast
+	@CARGO="$(CARGO)" scripts/test.sh $(SELECT)
 
 # 2 to 3 minutes; `make test`, and so continuous integration, runs the same models, the random ones less
 # often.

@@ -2,8 +2,8 @@
 //!
 //! Each takes any bytes and returns. A panic, an endless loop or memory out of proportion is a
 //! finding. The same functions are called by libFuzzer (`fuzz/`, `make fuzz`) and, with a corpus
-//! and a fixed number of seeded mutations, by an ordinary test (`tests/fuzz_smoke.rs`). A finding
-//! is fixed, and its input kept as a test in `tests/findings.rs`.
+//! and a fixed number of seeded mutations, by an ordinary test (`tests/fuzz/fuzz_smoke.rs`). A finding
+//! is fixed, and its input kept as a test in `tests/fuzz/findings.rs`.
 //!
 //! What a target reads beyond its own few bytes is as the real thing has it: a region's words, a
 //! node's image, a file. Checksums keep most changes from reaching what is behind them, so targets

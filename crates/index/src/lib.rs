@@ -22,6 +22,9 @@ mod recovery;
 mod spec;
 mod stored;
 mod sync;
+#[cfg(debug_assertions)]
+#[doc(hidden)]
+pub mod translate;
 mod walk;
 
 pub use blink::BlinkOptions;

@@ -1,0 +1,161 @@
+//! The client, on a real etcd.
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::server::eventually;
+use farleaf_cluster::{ClusterError, Etcd};
+
+const SHORT: Duration = Duration::from_secs(2);
+
+/// An address where nobody listens.
+fn nobody() -> String {
+    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().to_string()
+}
+
+/// The address of something that answers every request so.
+fn answering(status: &str, body: &str) -> String {
+    let answer = format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+    saying(answer)
+}
+
+fn saying(answer: String) -> String {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    thread::spawn(move || {
+        while let Ok((mut stream, _)) = listener.accept() {
+            let _ = stream.read(&mut [0; 4096]);
+            let _ = stream.write_all(answer.as_bytes());
+        }
+    });
+    address
+}
+
+#[test]
+fn keys_are_written_read_listed_and_removed() {
+    let Some(server) = crate::server::start("keys_are_written_read_listed_and_removed") else {
+        return;
+    };
+    let etcd = server.client();
+    assert_eq!(etcd.get("/a/1").unwrap(), None);
+    assert_eq!(etcd.list("/a/").unwrap().pairs, []);
+    for (key, value) in [("/a/2", "two"), ("/a/1", ""), ("/b/1", "b"), ("/a/1", "h\u{f6}")] {
+        assert!(etcd.put(key, value, None).unwrap());
+    }
+    let listing = etcd.list("/a/").unwrap();
+    let pairs: Vec<_> =
+        listing.pairs.iter().map(|pair| (pair.key.as_str(), pair.value.as_str())).collect();
+    assert_eq!(pairs, [("/a/1", "h\u{f6}"), ("/a/2", "two")]);
+    assert!(listing.revision >= listing.pairs[0].revision);
+    assert!(listing.pairs[0].revision > listing.pairs[1].revision);
+    assert_eq!(etcd.list_keys("/").unwrap().pairs.len(), 3);
+    assert_eq!(etcd.list_keys("/a/2").unwrap().pairs[0].value, "");
+    for _ in 0..2 {
+        etcd.delete("/a/1").unwrap();
+    }
+    assert_eq!(etcd.get("/a/1").unwrap(), None);
+}
+
+#[test]
+fn a_key_is_set_only_as_it_was_seen() {
+    let Some(server) = crate::server::start("a_key_is_set_only_as_it_was_seen") else { return };
+    let etcd = server.client();
+    assert_eq!(etcd.put_if("k", "1", None, 0).unwrap(), Ok(()));
+    let found = etcd.put_if("k", "2", None, 0).unwrap().unwrap_err().unwrap();
+    assert_eq!((found.value.as_str(), found.lease), ("1", None));
+    assert_eq!(etcd.put_if("k", "2", None, found.revision).unwrap(), Ok(()));
+    assert_eq!(etcd.put_if("gone", "2", None, found.revision).unwrap(), Err(None));
+    // An answer that was lost: the same again is done.
+    let lease = etcd.grant(SHORT).unwrap();
+    for _ in 0..2 {
+        assert_eq!(etcd.put_if("own", "1", Some(lease), 0).unwrap(), Ok(()));
+    }
+    let other = etcd.grant(SHORT).unwrap();
+    let found = etcd.put_if("own", "1", Some(other), 0).unwrap().unwrap_err().unwrap();
+    assert_eq!(found.lease, Some(lease));
+}
+
+#[test]
+fn a_lease_takes_its_keys_with_it() {
+    let Some(server) = crate::server::start("a_lease_takes_its_keys_with_it") else { return };
+    let etcd = server.client();
+    let (kept, left) = (etcd.grant(SHORT).unwrap(), etcd.grant(SHORT).unwrap());
+    for (key, lease) in [("kept", kept), ("left", left)] {
+        assert!(etcd.put(key, "v", Some(lease)).unwrap());
+        assert_eq!(etcd.get(key).unwrap().unwrap().lease, Some(lease));
+    }
+    eventually(Duration::from_secs(10), "the one that is not renewed runs out", || {
+        assert!(etcd.keep_alive(kept).unwrap().is_some_and(|time| time <= 2 * SHORT));
+        etcd.get("left").unwrap().is_none()
+    });
+    assert!(etcd.get("kept").unwrap().is_some());
+    assert_eq!(etcd.keep_alive(left).unwrap(), None);
+    assert!(!etcd.put("left", "v", Some(left)).unwrap());
+    assert_eq!(etcd.put_if("left", "v", Some(left), 0).unwrap(), Err(None));
+    for _ in 0..2 {
+        etcd.revoke(kept).unwrap();
+    }
+    assert_eq!(etcd.get("kept").unwrap(), None);
+}
+
+#[test]
+fn servers_are_asked_in_turn() {
+    let Some(mut server) = crate::server::start("servers_are_asked_in_turn") else { return };
+    let etcd = Etcd::new([nobody(), server.endpoint()]);
+    assert!(etcd.put("k", "v", None).unwrap());
+    server.kill();
+    let error = etcd.get("k").unwrap_err();
+    assert!(matches!(error, ClusterError::Unreachable { .. }), "{error}");
+    assert!(error.may_pass() && error.to_string().contains(&server.endpoint()), "{error}");
+    assert_eq!(error.to_string().matches("127.0.0.1:").count(), 2, "{error}");
+    server.restart();
+    assert_eq!(etcd.get("k").unwrap().unwrap().value, "v");
+}
+
+#[test]
+fn what_is_no_etcd_is_told() {
+    let not_etcd = |address: String, what: &str| {
+        let error = Etcd::new([address.clone()]).get("k").unwrap_err();
+        assert!(matches!(error, ClusterError::NotEtcd { .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains(what) && text.contains(&address), "{text}");
+    };
+    not_etcd(answering("404 Not Found", "no"), "it answers 404 to /v3/");
+    not_etcd(answering("302 Found", ""), "it answers 302 to /v3/");
+    not_etcd(answering("200 OK", "hello"), "it answers 200 to /v3/");
+    not_etcd(answering("200 OK", "7"), "its answer makes no sense");
+    not_etcd(answering("200 OK", "{\"error\":1}"), "it answers 200 to /v3/");
+    not_etcd(answering("200 OK", "{\"kvs\":[{\"key\":\"?\"}]}"), "base64");
+    not_etcd(saying("+OK whatever\r\n\r\n".to_owned()), "etcd 3.4 or later");
+}
+
+#[test]
+fn refusals_are_told_and_those_that_pass_are_not_final() {
+    let asked =
+        |status: &str, body: &str| Etcd::new([answering(status, body)]).get("k").unwrap_err();
+    let rights = "{\"grpc_code\":7,\"message\":\"no rights\"}";
+    for error in [
+        asked("403 Forbidden", "{\"code\":7,\"message\":\"no rights\"}"),
+        asked("200 OK", &format!("{{\"error\":{rights}}}")),
+    ] {
+        assert!(matches!(error, ClusterError::Refused { code: 7, .. }), "{error}");
+        assert!(error.to_string().contains("refuses to read: no rights"), "{error}");
+    }
+    let error = asked("503 Unavailable", "{\"message\":\"no leader\",\"code\":14}");
+    assert!(matches!(error, ClusterError::Unreachable { .. }), "{error}");
+    assert!(error.to_string().contains("no leader"), "{error}");
+}
+
+/// One that says nothing costs its time and no more.
+#[test]
+fn a_server_that_hangs_is_given_up() {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let start = Instant::now();
+    let error = Etcd::new([address.clone(), nobody()]).get("k").unwrap_err();
+    assert!(matches!(error, ClusterError::Unreachable { .. }), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    assert!(error.to_string().contains(&address), "{error}");
+}

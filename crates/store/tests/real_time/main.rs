@@ -1,0 +1,24 @@
+//! What waits in real time: the tests of the public API over memory servers, and what only a network, etcd
+//! or RDMA can do.
+
+#[path = "../store/common/mod.rs"]
+mod common;
+
+#[cfg(feature = "etcd")]
+mod etcd;
+mod network;
+mod verbs;
+
+#[path = "../store/forward.rs"]
+mod forward;
+#[path = "../store/futures.rs"]
+mod futures;
+#[path = "../store/processes.rs"]
+mod processes;
+#[path = "../store/stores.rs"]
+mod stores;
+#[path = "../store/tables.rs"]
+mod tables;
+
+/// Whether the tests run over memory servers.
+const OVER_NETWORK: bool = true;

@@ -1,0 +1,12 @@
+//! The library's public API over memory of this machine.
+
+mod common;
+
+mod forward;
+mod futures;
+mod processes;
+mod stores;
+mod tables;
+
+/// Whether the tests run over memory servers.
+const OVER_NETWORK: bool = false;
