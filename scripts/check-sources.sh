@@ -45,12 +45,12 @@ if [ -n "$undefined" ]; then
     bad=1
 fi
 
-# Pages that sources cite. crates/check/tests/docs.rs checks what pages cite.
+# Pages that comments cite. crates/check/tests/docs.rs checks what pages cite.
 while IFS=: read -r file line page; do
     if [ ! -f "$page" ]; then
         printf 'a page that does not exist:\n%s:%s:%s\n' "$file" "$line" "$page" >&2
         bad=1
     fi
-done < <(git ls-files -z '*.rs' | LC_ALL=C xargs -0 -r grep -HnoE '\bdocs/[a-z0-9_/-]+\.md')
+done < <(git ls-files -z '*.rs' | LC_ALL=C xargs -0 -r grep -HnoP '//.*\K\bdocs/[a-z0-9_/-]+\.md')
 
 exit "$bad"
