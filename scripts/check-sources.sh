@@ -33,7 +33,7 @@ done
 
 # Rules. A source or a page may cite `INV-LATCH-1` only if a module page, a doc comment or a page of docs/
 # defines it: the rule's name is the first word of that line, bullet or table row.
-rules='(INV(-[A-Z0-9]+)+|R-[A-Z]{2,}|(CHECK|SIM|TCP|VERBS)-[0-9]+)\b(?![A-Z0-9-]*\*)'
+rules='(INV(-[A-Z0-9]+)+|R-[A-Z]{2,}|(CHECK|SIM|TCP|VERBS)-[0-9]+)\b(?!(-[A-Z0-9]+)*-\*)'
 defined=$(git ls-files -z '*.rs' 'docs/*.md' |
     LC_ALL=C xargs -0 -r grep -hoP '^\s*(//[/!]?)?\s*([-*|]\s+)?[`*]*\K'"$rules" | sort -u)
 undefined=$(git ls-files -z '*.rs' '*.md' ':!CHANGELOG.md' |
