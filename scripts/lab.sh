@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The whole lab, one instrument after the other: lab.sh FARLEAF [PAGE]. FARLEAF is a binary with the
-# feature canary. With a PAGE, the figures go into it, between its two markers. Fails if anything is
-# found, or a canary is not.
+# Runs the whole lab, one instrument after the other: lab.sh FARLEAF [PAGE]. FARLEAF is a binary with the
+# feature canary. With a PAGE, writes the figures into it, between its two markers. Fails if an instrument
+# finds something, or if a canary is not found.
 set -euo pipefail
 farleaf=$1 page=${2:-}
 out=$(mktemp)

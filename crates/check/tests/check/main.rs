@@ -1,7 +1,8 @@
-//! The lab, in part: seeds, crash points, what was found before, canaries.
+//! The lab in part: seeds, crash points, former findings, canaries; and the pages of the documentation.
 
 #[cfg(feature = "canary")]
 mod canaries;
 mod crash;
+mod docs;
 mod replays;
 mod seeds;

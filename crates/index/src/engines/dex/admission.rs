@@ -3,9 +3,9 @@
 //! - `INV-DEX-IO` A node is read from, and a leaf that is not cached written to, remote memory only
 //!   under the `Io` mark of its address. So no two tasks of this compute server work on one node
 //!   remotely, and only the first that misses it reads it.
-//! - `INV-DEX-PTR` (R-PTR) Bit 63, which marks a pointer to a frame, is in no word of remote memory.
+//! - `INV-DEX-PTR` Bit 63, which marks a pointer to a frame, is in no word of remote memory.
 //!   Looked at before every WRITE of a page, and after every READ.
-//! - `INV-DEX-PIN` (R-PIN) A mark holds a pin on the parent's frame: the parent stays Hot, and keeps
+//! - `INV-DEX-PIN` A mark holds a pin on the parent's frame: the parent stays Hot, and keeps
 //!   the child, as long as the mark is there.
 
 use std::sync::Arc;
@@ -229,7 +229,8 @@ impl Cache {
         claim.settle(frame, worker);
     }
 
-    /// Reads a claimed node and looks how it fits (R-ARRIVE); what is unfinished there, if anything.
+    /// Reads a claimed node and checks that it is the one that its parent names. Returns its image, or what
+    /// must be healed first.
     pub(super) async fn read_claimed(
         &self,
         session: &Session,
@@ -323,8 +324,8 @@ impl Cache {
         level > 0 && (0..=node.count()).filter_map(|at| node.child(at)).any(|word| word >> 63 != 0)
     }
 
-    /// WRITEs a page, of one that exists all but its lock word (R-SHWRITE), and waits until it has
-    /// landed; sends it again until it has, as nobody else writes the page. Where such a WRITE can be cut
+    /// WRITEs a page, of one that exists all but its lock word (others may hold the lock), and waits until it
+    /// has landed; sends it again until it has, as nobody else writes the page. Where such a WRITE can be cut
     /// short, an image of it is in the journal first.
     ///
     /// Cost: 1 WRITE; with a journal 2 for a page that exists.

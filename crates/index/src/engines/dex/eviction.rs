@@ -2,10 +2,10 @@
 //!
 //! - `INV-DEX-CLEAN` A Cooling frame is clean and has no swizzled children. So an eviction never
 //!   waits for the fabric, and whatever is not cached is as remote memory has it.
-//! - `INV-DEX-WB` (R-WB) A dirty victim is written while readers go on (SX) and stays swizzled until the
+//! - `INV-DEX-WB` A dirty victim is written while readers go on (SX) and stays swizzled until the
 //!   WRITE has completed; only then does its pointer become an address. As long as its SX is held no
 //!   second write-back of it can begin, so an old image never lands after a newer one.
-//! - `INV-DEX-PATH` (R-PATH) The parent of a Hot frame is Hot and its slot is swizzled to the frame: a
+//! - `INV-DEX-PATH` The parent of a Hot frame is Hot and its slot is swizzled to the frame: a
 //!   frame with swizzled children is no victim.
 
 use std::sync::Arc;
@@ -245,7 +245,7 @@ impl Cache {
         ctl.state() == State::Hot && ctl.parent() != TOP && ctl.pins() == 0 && ctl.swizzled() == 0
     }
 
-    /// The last step of R-WB: un-swizzles a clean victim under X of its parent and its own, unless it
+    /// The last step of a write-back (`INV-DEX-WB`): un-swizzles a clean victim under X of its parent and its own, unless it
     /// was pinned or given swizzled children meanwhile or the parent is busy.
     fn cool_clean(self: &Arc<Self>, sx: Sx, worker: u32) {
         let frame = sx.frame();
@@ -346,7 +346,7 @@ impl Cache {
     }
 
     /// Makes a copy of a frame's words what remote memory is to hold: addresses for swizzled pointers
-    /// (R-PTR), sealed as `version`. The caller holds the frame's SX or X.
+    /// (`INV-DEX-PTR`), sealed as `version`. The caller holds the frame's SX or X.
     pub(super) fn make_remote(&self, mut image: Buf, version: u64) -> Buf {
         let node = Node::new(self.layout(), image.words());
         let children: Vec<u64> = match node.kind() {

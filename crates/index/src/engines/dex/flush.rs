@@ -20,7 +20,7 @@ const PASSES_MAX: u32 = 64;
 const TRIES_MAX: u32 = 1_000;
 
 impl Cache {
-    /// Writes all nodes that are dirty now, children before their parents (R-ORDER).
+    /// Writes all nodes that are dirty now, children before their parents.
     ///
     /// Cost: 1 WRITE each, up to 8 in a round trip; with a journal 1 more for those, before them.
     pub(super) async fn flush(self: &Arc<Self>, session: &Session) -> Result<(), IndexError> {

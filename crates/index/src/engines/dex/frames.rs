@@ -1,7 +1,7 @@
 //! Frames: the cached images, as words that optimistic readers share, and what is known about each.
 //!
 //! Frames are type-stable: they are made with the cache and go with it, so that a stale number of a
-//! frame leads to a latch whose version has moved on, never to other memory (R-FRAME).
+//! frame leads to a latch whose version has moved on, never to other memory.
 //!
 //! A frame is in one of four states. *Free*: in a list of free frames, latch dead. *Loading*: in the
 //! hands of a task, latch dead. *Hot*: its parent's slot is swizzled to it. *Cooling*: see
@@ -25,7 +25,7 @@ use crate::local::{Latch, Version};
 
 /// The number that stands for the tree's top, above the root: it has a latch, and one child.
 pub(super) const TOP: u32 = u32::MAX;
-/// Bit of a child pointer that leads to a frame. Never in remote memory (R-PTR).
+/// Bit of a child pointer that leads to a frame. Never in remote memory (`INV-DEX-PTR`).
 const SWIZZLED: u64 = 1 << 63;
 /// Bits of the frame's incarnation in a swizzled pointer.
 const INCARNATION_BITS: u32 = 31;
@@ -377,7 +377,7 @@ impl Frames {
     }
 
     /// Pins a frame that was Hot at `version`: it is not cooled, and no change of the tree's shape
-    /// takes its children, until it is unpinned (R-PIN). Fails if somebody holds its latch or it has
+    /// takes its children, until it is unpinned (`INV-DEX-PIN`). Fails if somebody holds its latch or it has
     /// changed.
     pub(super) fn pin(&self, frame: u32, version: Version) -> bool {
         let ctl = self.ctl(frame);

@@ -1,9 +1,10 @@
 //! Point operations.
 //!
 //! A hit reads under optimistic lock coupling, or changes the leaf under X of its latch, and sends
-//! nothing over the fabric. `INV-DEX-REC`: a change that takes a reference to a record out of a leaf
-//! is written through before the record is retired, so that remote memory never refers to a record
-//! that is gone.
+//! nothing over the fabric.
+//!
+//! - `INV-DEX-REC` A change that takes a reference to a record out of a leaf is written through before
+//!   the record is retired, so that remote memory never refers to a record that is gone.
 
 use std::sync::Arc;
 

@@ -9,7 +9,7 @@
 //! left is taken over, once they are cut off.
 //!
 //! - `INV-DEX-PART-1` Every bound is the high fence of a leaf. So a leaf belongs to one partition, and
-//!   no leaf is ever shared (R-EMPTY).
+//!   no leaf is ever shared.
 //! - `INV-DEX-PART-2` A node is *exclusive* to a partition if its range lies in it, by its own fences, and
 //!   *shared* otherwise. Exclusive nodes are read and written by the partition's owner alone; shared
 //!   ones are changed under their remote lock only.

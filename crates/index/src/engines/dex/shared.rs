@@ -2,7 +2,7 @@
 //!
 //! Several compute servers cache them, and each changes them in remote memory under their lock, by
 //! [`crate::btree`]'s protocol: the lock's CAS travels with the READ of the content, so that whoever
-//! has the lock has the current image (R-SHWRITE), and the dead's locks are taken over with their redo
+//! has the lock has the current image, and the dead's locks are taken over with their redo
 //! records. Here:
 //!
 //! - `INV-DEX-SHARED-1` A cached shared node is never dirty and never written back. It may be out of
@@ -12,7 +12,7 @@
 //! - `INV-DEX-SHARED-2` For the keys of this compute server, a cached shared node has all separators
 //!   that this compute server has added, as it adds them to its copy, too.
 //!
-//! - `INV-DEX-SHARED-3` (R-CLASS) The parent of a cached shared node is shared, or the top, and is the
+//! - `INV-DEX-SHARED-3` The parent of a cached shared node is shared, or the top, and is the
 //!   copy under which it was read: a shared node has no second chance. So a copy that is out of date
 //!   never passes for a node that has become exclusive.
 //!

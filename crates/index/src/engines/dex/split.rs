@@ -2,7 +2,7 @@
 //!
 //! A split writes the new right node in whole, then the old one, and only then changes the cache:
 //!
-//! - `INV-DEX-BLINK` (R-BLINK) A node is written in whole before anything, cached or remote, points to
+//! - `INV-DEX-BLINK` A node is written in whole before anything, cached or remote, points to
 //!   it.
 //! - `INV-DEX-CHAIN` Fences and right siblings of every node in remote memory are those that it has
 //!   in the cache: both halves of a split and all nodes of a merge are written before either shows in

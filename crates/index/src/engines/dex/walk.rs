@@ -3,7 +3,7 @@
 //! Nothing here waits or touches the fabric. A walk ends at the node it wants, or says what keeps
 //! it from there; the caller sees to that and walks again from the top.
 //!
-//! `INV-DEX-HOP` (R-HOP): read the child pointer, validate the parent, sample the child's latch,
+//! `INV-DEX-HOP`: read the child pointer, validate the parent, sample the child's latch,
 //! validate the parent again. Without the last step the child could have been split, and its upper
 //! half have moved away, between the pointer's reading and the latch's.
 

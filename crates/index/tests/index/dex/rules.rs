@@ -1,5 +1,5 @@
-//! Rules of the design that the other suites do not test by themselves. `docs/design/dex.md` has the list of
-//! all, with their tests.
+//! Rules of the design that the other suites do not test by themselves. `docs/papers/dex.md` lists all rules
+//! with their tests.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;

@@ -6,7 +6,7 @@
 //!
 //! - `INV-DEX-OFF-1` The handler changes a leaf only after every node on its way, the leaf included, had
 //!   its address, level, kind and checksum, covered the key, and lay on this server; and the first had
-//!   a range within the sender's partition (R-ARRIVE). All else is refused with nothing done.
+//!   a range within the sender's partition. All else is refused with nothing done.
 //! - `INV-DEX-OFF-2` A change is done at most once for each (session, channel, sequence): what is sent
 //!   again gets the reply of the first time, what is older than that is refused. Sessions are of this
 //!   service's life, so a change of an earlier life of it is never taken for a new one.
@@ -263,7 +263,7 @@ pub(super) fn child_there(word: u64, server: ServerId) -> Result<GlobalAddr, Sta
     match GlobalAddr::from_word(word) {
         Some(child) if child.server() != server => Err(Status::CrossServer),
         Some(child) => Ok(child),
-        // R-PTR: a pointer to a frame has no place here.
+        // INV-DEX-PTR: a pointer to a frame has no place here.
         None => Err(Status::WrongFence),
     }
 }

@@ -21,7 +21,7 @@
 //! - `INV-DEX-OFF-6` An operation is offloaded once at most, a scan once for each subtree that it comes to
 //!   and as often as replies end within one; when told to fetch, it fetches, a scan to its end.
 //!
-//! There are no orphans (R-ORPHAN): a shared parent that is out of date is dropped with all below it,
+//! There are no orphans: a shared parent that is out of date is dropped with all below it,
 //! and a shared node is not offloaded at.
 
 mod channels;

@@ -22,7 +22,7 @@
 //!   by dropping the intent; what has been done till then only costs time.
 //! - `INV-DEX-MOVE-3` The map's new bounds are given in step 8 only if the intent is still there. So whoever
 //!   takes the place of a dead A or B, and drops the intent, ends the move.
-//! - `INV-DEX-MOVE-4` (R-CLASS) A node that was cached as shared is taken for exclusive only once its image
+//! - `INV-DEX-MOVE-4` A node that was cached as shared is taken for exclusive only once its image
 //!   has been compared with remote memory, after the map gave all of its range to this compute server.
 
 mod adopt;

@@ -80,7 +80,7 @@ impl Cache {
     }
 
     /// Writes back all nodes that meet `range` and are dirty now, those of one level at the same time, as
-    /// far as there are tasks; children before their parents (R-ORDER). None if there are more than
+    /// far as there are tasks; children before their parents. None if there are more than
     /// `most`. How many there were.
     ///
     /// Cost: 1 WRITE each.
