@@ -57,6 +57,10 @@ const LOOK_EVERY: u64 = 4;
 /// Ticks that a member may lag before the fabric is asked whether it lives, and between questions.
 const LAG_TICKS: u8 = 4;
 const ATTEMPTS_MAX: usize = 16;
+/// Bits of a moment that count; the others tell the members apart that this process has been, since one
+/// handle of a table may serve several.
+const MOMENT_BITS: u32 = 44;
+static POOLS: AtomicU64 = AtomicU64::new(1);
 
 /// A member's epochs.
 #[derive(Debug)]
@@ -102,7 +106,7 @@ impl Epochs {
         Epochs {
             view: AtomicU64::new(0),
             announced_live: AtomicBool::new(false),
-            moment: AtomicU64::new(1),
+            moment: AtomicU64::new(POOLS.fetch_add(1, Ordering::Relaxed) << MOMENT_BITS),
             announced: Mutex::new(Announced::Known(announced)),
             begun_before: AtomicU64::new(0),
             lag: Mutex::new(vec![0; members as usize]),

@@ -21,7 +21,7 @@ use super::lock::Locked;
 use super::read::Seek;
 use super::{Fail, Tree, redo};
 use crate::IndexError;
-use crate::bnode::{Cover, NodeMut};
+use crate::bnode::Cover;
 
 impl Tree {
     /// Tries to merge the node below `parent_level` that covers `key` with a neighbour, and goes on
@@ -172,11 +172,7 @@ impl Tree {
         // Also where no WRITE is ever cut short: a death in between leaves one node written and the
         // next one not.
         if !Canary::LoseRedoRecord.is_armed() {
-            let mut dead = steady.buf(bytes);
-            dead.words_mut().copy_from_slice(right.image.words());
-            let mut dead_mut = NodeMut::new(&self.layout, dead.words_mut());
-            dead_mut.mark_dead();
-            dead_mut.seal(right.node().version().wrapping_add(1));
+            let dead = self.dead_image(session, &right.image);
             let token = left.token();
             // Left first: its lock is given back last.
             let nodes = [

@@ -31,7 +31,7 @@ use farleaf_pool::canary::Canary;
 use farleaf_pool::{LockToken, Session};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::lock::{Lock, LockWait};
+use super::lock::{Lock, LockWait, Locked};
 use super::{DEAD, Tree, unfinished_work};
 use crate::IndexError;
 use crate::bnode::{Kind, Layout, Node, NodeMut};
@@ -240,6 +240,37 @@ impl Tree {
             session.cancel_retire(retiring).await?;
         }
         Ok(held)
+    }
+
+    /// Leaves a record that the root, which is locked, is dead: to be carried out if its writer dies once
+    /// the root word names another. 1 WRITE.
+    ///
+    /// Without it a root that has given way would stay alive, unlinked: whoever remembers the root word of
+    /// before could change keys there that nobody else finds.
+    pub(super) async fn record_burial(
+        &self,
+        session: &Session,
+        root: &Locked,
+    ) -> Result<(), IndexError> {
+        if Canary::LoseRedoRecord.is_armed() {
+            return Ok(());
+        }
+        let dead = self.dead_image(session, &root.image);
+        let nodes = [(root.addr, root.token(), dead.words())];
+        let record = encode(session, root.token(), &nodes);
+        session.steady().write(session.redo_addr(root.addr.server()), record).await?;
+        Ok(())
+    }
+
+    /// The image of a node once it is dead.
+    pub(super) fn dead_image(&self, session: &Session, alive: &Buf) -> Buf {
+        let mut dead = session.client().buf(self.layout.node_bytes());
+        dead.words_mut().copy_from_slice(alive.words());
+        let version = Node::new(&self.layout, alive.words()).version().wrapping_add(1);
+        let mut dead_mut = NodeMut::new(&self.layout, dead.words_mut());
+        dead_mut.mark_dead();
+        dead_mut.seal(version);
+        dead
     }
 
     /// Waits until `taker` has given back the lock of the node at `addr`; takes over from it if it
