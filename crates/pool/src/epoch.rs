@@ -21,6 +21,20 @@
 //! after a look at all members, begun after the retirement, found each at `A >= e + 2`, idle, or
 //! dead. A member that was idle in that look begins its operations after it, by 4, when the object
 //! was unlinked. A dead member is fenced; what its reads return goes nowhere.
+//!
+//! INV-EPOCH-6: an address is handed out again only once `G >= e + 2`, also where every member is idle
+//! and nothing is pinned; recovery and sweeps, which don't know `e`, wait until `G` has moved on from
+//! what it was after the walk. So an idle member that has something to free moves `G` on, too.
+//!
+//! INV-EPOCH-7, what may be remembered from one operation to the next: a *moment* of a member is a
+//! number that rises before `L` does, and before the member is announced live. Let an operation read a
+//! pointer to an object at moment `m`, and let a later operation of the member, after its pin, find the
+//! moment `m` still. Then the address has not been handed out again, and will not be while that
+//! operation is pinned. For `G` was at least `p` then, the `L` of the moment, and the object was linked:
+//! it is retired at an `e` of at least `p - 1` (by 3), and reused by others once they have found
+//! `A >= e + 2 > p` or idleness after that. But the member has been live since, at `A <= L = p`. Its own
+//! sessions reuse it once `L >= e + 2 > p`, by 6, which is another moment; they look at `L` first and
+//! then at the pins, so that they see the pin of an operation that still found `m`.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -43,6 +57,10 @@ const LOOK_EVERY: u64 = 4;
 /// Ticks that a member may lag before the fabric is asked whether it lives, and between questions.
 const LAG_TICKS: u8 = 4;
 const ATTEMPTS_MAX: usize = 16;
+/// Bits of a moment that count; the others tell the members apart that this process has been, since one
+/// handle of a table may serve several.
+const MOMENT_BITS: u32 = 44;
+static POOLS: AtomicU64 = AtomicU64::new(1);
 
 /// A member's epochs.
 #[derive(Debug)]
@@ -50,6 +68,8 @@ pub(crate) struct Epochs {
     /// `L`.
     pub(crate) view: AtomicU64,
     pub(crate) announced_live: AtomicBool,
+    /// The member's moment (INV-EPOCH-7).
+    moment: AtomicU64,
     announced: Mutex<Announced>,
     begun_before: AtomicU64,
     lag: Mutex<Vec<u8>>,
@@ -86,6 +106,7 @@ impl Epochs {
         Epochs {
             view: AtomicU64::new(0),
             announced_live: AtomicBool::new(false),
+            moment: AtomicU64::new(POOLS.fetch_add(1, Ordering::Relaxed) << MOMENT_BITS),
             announced: Mutex::new(Announced::Known(announced)),
             begun_before: AtomicU64::new(0),
             lag: Mutex::new(vec![0; members as usize]),
@@ -93,6 +114,11 @@ impl Epochs {
             is_alone: AtomicBool::new(false),
             looks: AtomicU64::new(0),
         }
+    }
+
+    /// The member's moment, to be asked for by a pinned operation (INV-EPOCH-7).
+    pub(crate) fn moment(&self) -> u64 {
+        self.moment.load(Ordering::SeqCst)
     }
 
     fn announced(&self) -> MutexGuard<'_, Announced> {
@@ -160,6 +186,8 @@ impl Pool {
             if ops.old(0) == before.0 || again && ops.old(0) == live.0 {
                 self.note_epoch(ops.buf(1).words()[0])?;
                 announcing.after = Some(live);
+                // INV-EPOCH-7: nothing held objects back while it was idle.
+                epochs.moment.fetch_add(1, Ordering::SeqCst);
                 epochs.announced_live.store(true, Ordering::SeqCst);
                 return Ok(());
             }
@@ -314,18 +342,19 @@ impl Pool {
         Ok(())
     }
 
-    /// Moves the global epoch on if everybody is there. At most 1 CAS.
+    /// Moves the global epoch on if everybody is there; a member that is announced idle needs it only
+    /// if it has something to free (INV-EPOCH-6). At most 1 CAS.
     pub(crate) async fn advance(
         &self,
         client: Steady<'_>,
         seen: &Observation,
+        if_idle: bool,
     ) -> Result<(), PoolError> {
-        let own = match *self.epochs.announced() {
-            Announced::Known(word) => word.epoch(),
-            Announced::Unknown | Announced::Busy => None,
+        let is_there = match *self.epochs.announced() {
+            Announced::Known(word) => word.epoch().map_or(if_idle, |own| own >= seen.epoch),
+            Announced::Unknown | Announced::Busy => false,
         };
-        // A member that is announced idle has no need of it.
-        if own.is_none_or(|own| own < seen.epoch) || seen.least_of_others < seen.epoch {
+        if !is_there || seen.least_of_others < seen.epoch {
             return Ok(());
         }
         // Whenever it lands, it is what this tick has seen to be right; so its outcome need not be
@@ -338,16 +367,19 @@ impl Pool {
     }
 
     /// Objects retired at an epoch two or more below this may be reused, if they were retired
-    /// before `seen` was looked at.
+    /// before `seen` was looked at. At most the global epoch (INV-EPOCH-6).
     pub(crate) fn reuse_bound(&self, seen: &Observation) -> u64 {
-        seen.least_of_others.min(self.pins.least())
+        seen.least_of_others.min(self.pins.announceable(&self.epochs.view))
     }
 
     fn note_epoch(&self, epoch: u64) -> Result<(), PoolError> {
         if !(1..EPOCH_MAX - 1).contains(&epoch) {
             return Err(PoolError::Corrupt(format!("the global epoch is {epoch:#x}")));
         }
-        self.epochs.view.fetch_max(epoch, Ordering::SeqCst);
+        if self.epochs.view.load(Ordering::SeqCst) < epoch {
+            self.epochs.moment.fetch_add(1, Ordering::SeqCst);
+            self.epochs.view.fetch_max(epoch, Ordering::SeqCst);
+        }
         Ok(())
     }
 

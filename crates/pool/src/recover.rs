@@ -236,19 +236,21 @@ impl Session {
         Ok(done)
     }
 
-    /// Waits until every other member announces an epoch after the current one, or idleness;
-    /// whether all did.
+    /// Waits until the global epoch has moved on, and every other member announces an epoch after the
+    /// current one, or idleness; whether that came about.
     async fn wait_for_others(&self) -> Result<bool, PoolError> {
         let (pool, client) = (&**self.pool(), self.upkeep());
-        let from = pool.observe(client).await?.epoch;
+        let mut seen = pool.observe(client).await?;
+        let from = seen.epoch;
         let mut wait_ns = 1_000;
         for _ in 0..GRACE_LOOKS {
-            let seen = pool.observe(client).await?;
+            pool.announce(client).await?;
+            pool.advance(client, &seen, true).await?;
+            // Not judged by what was seen before, when objects may have been unlinked since.
+            seen = pool.observe(client).await?;
             if pool.reuse_bound(&seen) > from {
                 return Ok(true);
             }
-            pool.announce(client).await?;
-            pool.advance(client, &seen).await?;
             pool.ask_for_suspects(client, &seen).await?;
             self.endpoint().sleep(wait_ns).await;
             wait_ns = (wait_ns * 2).min(GRACE_WAIT_NS_MAX);

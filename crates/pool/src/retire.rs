@@ -108,6 +108,13 @@ pub(crate) struct Freeing {
     count: usize,
 }
 
+impl Freeing {
+    /// Whether anything was retired when the right was taken.
+    pub(crate) fn has_any(&self) -> bool {
+        self.count > 0
+    }
+}
+
 impl Drop for Freeing {
     fn drop(&mut self) {
         self.of.busy.store(false, Ordering::SeqCst);

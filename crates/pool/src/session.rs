@@ -210,6 +210,16 @@ impl Session {
         Ok(pinned)
     }
 
+    /// A number that stands for what may be remembered until the next operation: a pointer to a linked
+    /// object that was read at a moment still leads to that object, or to what it was when it was
+    /// unlinked, as long as the moment is the same (INV-EPOCH-7). It changes when the global epoch moves
+    /// on for this member, and when the member has been idle. Asked for within an operation, before what
+    /// is to be remembered is read, and again before it is used. No remote operation.
+    #[inline]
+    pub fn moment(&self) -> u64 {
+        self.inner.pool.epochs.moment()
+    }
+
     /// Counts an operation of `kind` that was done in this compute server's own memory and reached
     /// nothing in the pool, so that nothing had to be pinned for it.
     ///

@@ -52,8 +52,11 @@ impl Session {
         let own = inner.retired.claim();
         let other = pool.next_retirement().and_then(|other| other.claim());
         let closed = Closed::take(pool);
+        let has_retired =
+            |freeing: &Option<Freeing>| freeing.as_ref().is_some_and(Freeing::has_any);
+        let wants_room = closed.is_some() || has_retired(&own) || has_retired(&other);
         pool.ticked_ns.store(self.endpoint().now_ns(), Ordering::Relaxed);
-        let is_quiet = closed.is_none() && !pool.has_retired();
+        let is_quiet = !wants_room && !pool.has_retired();
         let seen = if is_quiet && pool.may_glance() && pool.glance(client).await? {
             None
         } else {
@@ -61,7 +64,7 @@ impl Session {
         };
         pool.announce(client).await?;
         if let Some(seen) = &seen {
-            pool.advance(client, seen).await?;
+            pool.advance(client, seen, wants_room).await?;
         }
         self.fill_tokens().await?;
         // What was not looked for is not known to be free.

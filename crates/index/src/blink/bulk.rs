@@ -21,7 +21,7 @@ const AHEAD_NODES: usize = 8;
 impl Tree {
     /// Builds the tree beside the empty one and puts it in its place.
     ///
-    /// Cost: 1 WRITE per node, up to 16 in one round trip, and 1 per record; then about 8
+    /// Cost: 1 WRITE per node, up to 16 in one round trip, and 1 per record; then about 9
     /// operations to put it in place. An error leaves the table empty and the memory free.
     pub(crate) async fn bulk_load(
         self: &Arc<Self>,
@@ -65,7 +65,10 @@ impl Tree {
             return Err(not_empty());
         }
         let retiring = session.announce_retire(old).await?;
+        self.record_burial(session, &leaf).await?;
         built.keep();
+        // Until the old leaf is dead, those who remember it as the root find it locked, and look at the
+        // root word (see `Tree::node_at`).
         self.publish_root(session, lock, root, level).await?;
         self.bury(leaf, Some(retiring)).await
     }

@@ -1,7 +1,6 @@
 //! The root: its birth, growth and replacement.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use farleaf_fabric::GlobalAddr;
 use farleaf_pool::canary::Canary;
@@ -89,10 +88,11 @@ impl Tree {
         level: u8,
     ) -> Result<(), IndexError> {
         let word = root.word() | u64::from(level);
+        let moment = session.moment();
         let mut ops = session.client().ops();
         ops.write_word(self.meta.plus(META_ROOT), word);
         lock.finish(ops, 0, None).await?;
-        self.root.store(word, Ordering::Relaxed);
+        self.root.remember(word, moment);
         Ok(())
     }
 
@@ -103,7 +103,7 @@ impl Tree {
 
     /// The root has a single child left: makes that the root. Gives up if anybody is busy there.
     ///
-    /// Cost: 2 CASes, 2 READs, 5 WRITEs.
+    /// Cost: 2 CASes, 2 READs, 6 WRITEs.
     pub(super) async fn shrink(self: &Arc<Self>, session: &Session) -> Result<(), Fail> {
         let lock = self.lock_root(session).await?;
         let (root, level) = self.refresh_root(session).await?;
@@ -124,8 +124,11 @@ impl Tree {
         }
         let child = self.pointer(content.child(0).unwrap_or(0), root)?;
         let retiring = session.announce_retire(root).await?;
+        self.record_burial(session, &node).await?;
         self.publish_root(session, lock, child, level - 1).await?;
-        // From here on the old root is only met by those who know its address.
+        // From here on the old root is only met by those who remember its address. It leads them right.
+        // Nobody changes it if we die: a merge below it gives up at its lock, and whoever would wait for
+        // that, to add a separator, reads the root word first.
         self.bury(node, Some(retiring)).await?;
         Ok(())
     }

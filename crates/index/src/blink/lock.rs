@@ -418,8 +418,9 @@ impl Locked {
         let client = self.session.client();
         let mut ops = client.ops();
         if many_words && redo::is_needed(&self.session, &self.tree.layout) {
-            let record =
-                redo::encode(&self.session, self.lock.token, &[(self.addr, self.image.words())]);
+            let (token, nodes) =
+                (self.lock.token, [(self.addr, self.lock.token, self.image.words())]);
+            let record = redo::encode(&self.session, token, &nodes);
             ops.write(self.session.redo_addr(self.addr.server()), record);
         }
         let bytes = self.tree.layout.node_bytes();

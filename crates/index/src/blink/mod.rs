@@ -1,6 +1,7 @@
 //! Remote B-link tree: nodes that any compute server reads without locks and changes under remote locks.
 //!
-//! Every level is read remotely by every operation and nothing is cached but the root's address.
+//! Every level is read remotely by every operation and nothing is cached but the root's address, and
+//! that only as long as the pool's epoch stands still.
 //! Nodes carry both fences and their right sibling, so that a reader who
 //! arrives by an old pointer moves right. Readers take no lock. A READ of a node is accepted if its
 //! checksum fits: the checksum covers all words but the lock, and the version, so that the words
@@ -58,7 +59,7 @@ mod write;
 
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU8;
 
 use farleaf_fabric::{GlobalAddr, OpError};
 use farleaf_pool::{PoolError, Session};
@@ -105,9 +106,7 @@ pub(crate) struct Tree {
     layout: Layout,
     options: BlinkOptions,
     meta: GlobalAddr,
-    /// The root word as last seen, 0 before that. Old roots are valid entries as long as their
-    /// checksum, which is bound to this tree, fits.
-    root: AtomicU64,
+    root: read::RememberedRoot,
     /// Nodes up to this level, less 1, lie on their children's memory server; 0 if they may lie
     /// anywhere, as in a table of this engine's own.
     placed: AtomicU8,
@@ -168,7 +167,7 @@ impl Tree {
 
     /// Levels of the tree as last seen: 1 for a lone leaf, 0 if nobody looked yet.
     fn height_seen(&self) -> u64 {
-        match self.root.load(Ordering::Relaxed) {
+        match self.root.word() {
             0 => 0,
             word => (word & LEVEL_MASK) + 1,
         }

@@ -1,7 +1,7 @@
 //! The way down, without locks.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use farleaf_fabric::{Buf, Endpoint, GlobalAddr};
 use farleaf_pool::canary::Canary;
@@ -73,6 +73,45 @@ pub(super) struct Unfinished {
     pub(super) right: GlobalAddr,
 }
 
+/// The root word as last seen, and the moment of the pool's epochs that it is of.
+///
+/// A root of the past is an entry as good as the root, while it is what it was. Nothing in the node
+/// itself tells that: once its memory is reused, checksum, address, level and the lack of a low fence
+/// fit a node that was written there and never linked, as by a split whose writer died or a bulk load
+/// that came too late. So the word is used only as long as its moment lasts: until then the address is
+/// not handed out again (`INV-EPOCH-7` of the pool).
+#[derive(Debug, Default)]
+pub(super) struct RememberedRoot {
+    word: AtomicU64,
+    /// 0 while the word is being changed.
+    moment: AtomicU64,
+    changing: Mutex<()>,
+}
+
+impl RememberedRoot {
+    /// The word, if it is of this moment.
+    #[inline]
+    fn at(&self, moment: u64) -> Option<u64> {
+        let is_of_it = || self.moment.load(Ordering::Acquire) == moment;
+        let word = is_of_it().then(|| self.word.load(Ordering::Acquire))?;
+        // Each word is stored between two stores of the moment.
+        (is_of_it() && word != 0).then_some(word)
+    }
+
+    /// The word, of whatever moment; 0 before the first.
+    pub(super) fn word(&self) -> u64 {
+        self.word.load(Ordering::Relaxed)
+    }
+
+    /// The root word was `word` at a time after `moment` was asked for.
+    pub(super) fn remember(&self, word: u64, moment: u64) {
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.moment.store(0, Ordering::Release);
+        self.word.store(word, Ordering::Release);
+        self.moment.store(moment, Ordering::Release);
+    }
+}
+
 /// Counts attempts at one operation and spaces them out.
 #[derive(Debug, Default)]
 pub(super) struct Restarts(u32);
@@ -107,12 +146,13 @@ pub(super) async fn backoff_up_to(session: &Session, attempt: u32, most_ns: u64)
 }
 
 impl Tree {
-    /// Address and level of the root as last seen. 1 READ if it never was.
+    /// Address and level of the root as last seen by an operation of this moment. 1 READ if there was
+    /// none: when the epoch has moved on, or this compute server was idle.
     #[inline]
     pub(super) async fn root(&self, session: &Session) -> Result<(GlobalAddr, u8), IndexError> {
-        match self.root.load(Ordering::Relaxed) {
-            0 => self.refresh_root(session).await,
-            word => root_parts(word),
+        match self.root.at(session.moment()) {
+            None => self.refresh_root(session).await,
+            Some(word) => root_parts(word),
         }
     }
 
@@ -121,9 +161,10 @@ impl Tree {
         &self,
         session: &Session,
     ) -> Result<(GlobalAddr, u8), IndexError> {
+        let moment = session.moment();
         let word = session.steady().word(self.meta.plus(META_ROOT)).await?;
         let parts = root_parts(word)?;
-        self.root.store(word, Ordering::Relaxed);
+        self.root.remember(word, moment);
         Ok(parts)
     }
 
@@ -161,10 +202,11 @@ impl Tree {
         seek: Seek<'_>,
         level: u8,
     ) -> Result<(GlobalAddr, Buf), Fail> {
-        let (mut addr, mut at) = self.root(session).await?;
+        let (root, mut at) = self.root(session).await?;
         if at < level {
             return Err(Fail::Restart);
         }
+        let mut addr = root;
         let client = session.client();
         loop {
             // A failed READ is rare; one `async fn` more around each would not be.
@@ -178,7 +220,16 @@ impl Tree {
             }
             let node = Node::new(&self.layout, image.words());
             match seek.covered(&node) {
-                Cover::Inside if at == level => return Ok((addr, image)),
+                Cover::Inside if at == level => {
+                    // A leaf that is the root gives way to a loaded tree under its lock, and is dead only
+                    // after that: in between its content is not the table's any more. If the lock was free
+                    // at some moment of the READ, it was the table's then.
+                    let may_give_way = level == 0 && addr == root && image.words()[0] != 0;
+                    if may_give_way && self.refresh_root(session).await?.0 != root {
+                        return Err(Fail::Restart);
+                    }
+                    return Ok((addr, image));
+                }
                 Cover::Inside => {
                     addr = self.pointer(seek.child(&node).1, addr)?;
                     at -= 1;
@@ -270,9 +321,9 @@ impl Tree {
             let lock = image.words()[0];
             let waited_ns = endpoint.now_ns() - start_ns;
             if tries >= REREADS_QUICK {
-                let seen = self.root.load(Ordering::Relaxed);
+                let seen = self.root.word();
                 self.refresh_root(session).await?;
-                if self.root.load(Ordering::Relaxed) != seen {
+                if self.root.word() != seen {
                     return Err(Fail::Restart);
                 }
                 backoff(session, tries - REREADS_QUICK).await;

@@ -7,14 +7,23 @@
 //! writing it again does no harm, because nobody else could change a node that is still locked
 //! under *t*.
 //!
+//! A change of several nodes is finished in the order in which its writer would have finished it, and
+//! the record's first node is unlocked last. So that node's lock decides who finishes the change: a
+//! taker writes a record of its own, puts its token there, and leaves the other nodes under the token
+//! that they are under. Whoever comes by one of those finds the first node under another token, and
+//! waits for it. If the taker dies, whoever comes by the first node finds the taker's record, which
+//! names for each node the token that its lock word holds.
+//!
+//! A record that buries the root is carried out only if the root word names another: it is written
+//! before that is.
+//!
 //! Without a record the node may still carry half of a WRITE that changed one payload word, the
 //! version and the checksum (`INV-BT-6`). Every mixture of these is a legal content: it is sealed
 //! again.
 //!
 //! Layout, words: 0 magic, 1 token, 2 count of nodes, 3 bytes of a node, 4 to 6 addresses,
-//! 7 checksum of the rest; then the nodes, each with lock word 0.
+//! 7 checksum of the rest; then the nodes, each with the token that its lock word holds.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use farleaf_fabric::{Buf, Endpoint, GlobalAddr, ServerId};
@@ -22,7 +31,7 @@ use farleaf_pool::canary::Canary;
 use farleaf_pool::{LockToken, Session};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::lock::{Lock, LockWait};
+use super::lock::{Lock, LockWait, Locked};
 use super::{DEAD, Tree, unfinished_work};
 use crate::IndexError;
 use crate::bnode::{Kind, Layout, Node, NodeMut};
@@ -32,7 +41,8 @@ pub(super) const NODES_MAX: usize = 3;
 const HEADER_WORDS: usize = 8;
 const MAGIC: u64 = u64::from_le_bytes(*b"FLredo01");
 
-/// Whether a WRITE of a node can be cut short by the writer's death.
+/// Whether a WRITE of a node can be cut short by the writer's death. If not, a change of one node
+/// needs no record.
 pub(super) fn is_needed(session: &Session, layout: &Layout) -> bool {
     !Canary::LoseRedoRecord.is_armed()
         && (session.endpoint().capabilities().crash_atomic_bytes as usize) < layout.node_bytes()
@@ -53,18 +63,18 @@ pub(super) fn check_room(session: &Session, layout: &Layout) -> Result<(), Index
     Ok(())
 }
 
-/// A record of the nodes' new contents.
-pub(super) fn encode(session: &Session, token: u64, nodes: &[(GlobalAddr, &[u64])]) -> Buf {
-    let node_words = nodes.first().map_or(0, |(_, words)| words.len());
+/// A record of the nodes' new contents, each with the token that its lock word holds.
+pub(super) fn encode(session: &Session, token: u64, nodes: &[(GlobalAddr, u64, &[u64])]) -> Buf {
+    let node_words = nodes.first().map_or(0, |(.., words)| words.len());
     let mut buf = session.client().buf((HEADER_WORDS + nodes.len() * node_words) * 8);
     let (header, images) = buf.words_mut().split_at_mut(HEADER_WORDS);
     header.fill(0);
     header[..4].copy_from_slice(&[MAGIC, token, nodes.len() as u64, node_words as u64 * 8]);
-    for (index, (addr, words)) in nodes.iter().enumerate() {
+    for (index, (addr, held, words)) in nodes.iter().enumerate() {
         header[4 + index] = addr.word();
         let image = &mut images[index * node_words..(index + 1) * node_words];
         image.copy_from_slice(words);
-        image[0] = 0;
+        image[0] = *held;
     }
     buf.words_mut()[7] = sum(buf.bytes());
     buf
@@ -120,52 +130,147 @@ impl Tree {
         addr: GlobalAddr,
         held: u64,
     ) -> Result<(), IndexError> {
-        let mut done = BTreeSet::new();
-        while let Some((node, taker)) = self.recover_once(session, addr, held, &done).await? {
-            self.outwait(session, node, taker).await?;
-            done.insert(node);
+        loop {
+            let Some((record, nodes)) = self.find_record(session, addr, held).await? else {
+                return self.undo(session, addr, held).await;
+            };
+            let first = nodes[0].0;
+            let found = self.finish_record(session, &record, &nodes, held).await?;
+            if found == held || addr == first {
+                return Ok(());
+            }
+            // The change has been finished, or somebody is at it, alive or dead.
+            if LockToken::from_word(found).is_none() || session.steady().word(addr).await? != held {
+                return Ok(());
+            }
+            self.outwait(session, first, found).await?;
         }
+    }
+
+    /// Unlocks a node that a dead client had locked, and not changed but in one word.
+    async fn undo(&self, session: &Session, addr: GlobalAddr, held: u64) -> Result<(), IndexError> {
+        let mut lock = Lock::about_to_take(session, addr, session.lock_token());
+        if lock.take(held).await? != held {
+            lock.disarm();
+            return Ok(());
+        }
+        self.seal_again(session, addr, lock).await
+    }
+
+    /// Takes over the first node of a record, gives all that are still locked their contents, and
+    /// unlocks them, the first one last. Gives what the first one's lock word held: nothing has
+    /// happened unless that is `held`. A node that the record buries is then retired, as its death is
+    /// what unlinked it.
+    ///
+    /// The first one is last because a merged left node must not be changed while its right neighbour
+    /// can still be read (see [`super::merge`]). And a merged node must not be dead before its parent
+    /// forgets it: if the taker died in between, all who come through the parent would be led to the
+    /// dead one and never to the parent's lock.
+    ///
+    /// Cost: 1 WRITE of the record, 1 CAS; 2 WRITEs for each node, 1 READ for each but the first;
+    /// 1 WRITE for one that dies, 1 READ if that is the first.
+    async fn finish_record(
+        &self,
+        session: &Session,
+        record: &Buf,
+        nodes: &[(GlobalAddr, usize)],
+        held: u64,
+    ) -> Result<u64, IndexError> {
+        let (steady, bytes) = (session.steady(), self.layout.node_bytes());
+        let token = session.lock_token();
+        let image = |at: usize| &record.words()[at..at + self.layout.node_words()];
+        let is_dead = |at: usize| Node::new(&self.layout, image(at)).kind() == Kind::Dead;
+        let (first, first_at) = nodes[0];
+        // Our own record first: if we die half way, the next one finds ours.
+        let contents: Vec<(GlobalAddr, u64, &[u64])> = nodes
+            .iter()
+            .map(|&(node, at)| (node, if node == first { token } else { image(at)[0] }, image(at)))
+            .collect();
+        let own = encode(session, token, &contents);
+        steady.write(session.redo_addr(first.server()), own).await?;
+        // Before anything is locked, because there may be no room for it.
+        let mut retiring = None;
+        if let Some(&(node, _)) = nodes.iter().find(|&&(_, at)| is_dead(at)) {
+            retiring = Some(session.announce_retire(node).await?);
+        }
+        let mut lock = Lock::about_to_take(session, first, token);
+        let found = lock.take(held).await?;
+        // From here on, what fails is that this compute server has been cut off: then the locks are for
+        // whoever recovers it.
+        lock.disarm();
+        if found != held {
+            if let Some(retiring) = retiring {
+                session.cancel_retire(retiring).await?;
+            }
+            return Ok(found);
+        }
+        let written = |at: usize| {
+            let mut buf = session.client().buf(bytes);
+            buf.words_mut().copy_from_slice(image(at));
+            buf.window(8..bytes)
+        };
+        let mut ops = session.client().ops();
+        let mut left = 0;
+        if nodes.len() > 1 {
+            steady.write(first.plus(8), written(first_at)).await?;
+        } else if is_dead(first_at) && self.refresh_root(session).await?.0 == first {
+            // Its writer did not come to naming another root.
+        } else {
+            ops.write(first.plus(8), written(first_at));
+            left = if is_dead(first_at) { DEAD } else { 0 };
+        }
+        for &(node, at) in &nodes[1..] {
+            let held = image(at)[0];
+            // Only who has the first node's lock changes the lock word of one that is held.
+            if steady.word(node).await? != held {
+                continue;
+            }
+            let mut ops = session.client().ops();
+            ops.write(node.plus(8), written(at));
+            let (left, retiring) = match is_dead(at) {
+                true => (DEAD, retiring.take()),
+                false => (0, None),
+            };
+            Lock::about_to_take(session, node, held).finish(ops, left, retiring).await?;
+        }
+        let dies = if left == DEAD { retiring.take() } else { None };
+        lock.finish(ops, left, dies).await?;
+        if let Some(retiring) = retiring {
+            // It was dead, or stays.
+            session.cancel_retire(retiring).await?;
+        }
+        Ok(held)
+    }
+
+    /// Leaves a record that the root, which is locked, is dead: to be carried out if its writer dies once
+    /// the root word names another. 1 WRITE.
+    ///
+    /// Without it a root that has given way would stay alive, unlinked: whoever remembers the root word of
+    /// before could change keys there that nobody else finds.
+    pub(super) async fn record_burial(
+        &self,
+        session: &Session,
+        root: &Locked,
+    ) -> Result<(), IndexError> {
+        if Canary::LoseRedoRecord.is_armed() {
+            return Ok(());
+        }
+        let dead = self.dead_image(session, &root.image);
+        let nodes = [(root.addr, root.token(), dead.words())];
+        let record = encode(session, root.token(), &nodes);
+        session.steady().write(session.redo_addr(root.addr.server()), record).await?;
         Ok(())
     }
 
-    /// As [`Tree::recover_now`], unless one of the nodes has been taken over by another: gives that
-    /// node and the other's token, for what comes after it in the record has to wait.
-    async fn recover_once(
-        self: &Arc<Self>,
-        session: &Session,
-        addr: GlobalAddr,
-        held: u64,
-        done: &BTreeSet<GlobalAddr>,
-    ) -> Result<Option<(GlobalAddr, u64)>, IndexError> {
-        let steady = session.steady();
-        let token = session.lock_token();
-        let Some((record, nodes)) = self.find_record(session, addr, held).await? else {
-            let mut lock = Lock::about_to_take(session, addr, token);
-            if lock.take(held).await? != held {
-                lock.disarm();
-                return Ok(None);
-            }
-            self.seal_again(session, addr, lock).await?;
-            return Ok(None);
-        };
-        // Our own record first: if we die half way, the next one finds ours for the nodes that we
-        // took and the old one for those that we did not.
-        let contents: Vec<(GlobalAddr, &[u64])> = nodes
-            .iter()
-            .map(|&(node, at)| (node, &record.words()[at..at + self.layout.node_words()]))
-            .collect();
-        let record = encode(session, token, &contents);
-        steady.write(session.redo_addr(addr.server()), record).await?;
-        for (node, words) in contents {
-            let found = self.write_again(session, node, words, held, token).await?;
-            // Whoever has it may be taking over, too, and not have written it yet: if a merged node
-            // were dead before its parent forgets it, and that taker died, all who come through the
-            // parent would be led to the dead one and never to the parent's lock.
-            if found != held && LockToken::from_word(found).is_some() && !done.contains(&node) {
-                return Ok(Some((node, found)));
-            }
-        }
-        Ok(None)
+    /// The image of a node once it is dead.
+    pub(super) fn dead_image(&self, session: &Session, alive: &Buf) -> Buf {
+        let mut dead = session.client().buf(self.layout.node_bytes());
+        dead.words_mut().copy_from_slice(alive.words());
+        let version = Node::new(&self.layout, alive.words()).version().wrapping_add(1);
+        let mut dead_mut = NodeMut::new(&self.layout, dead.words_mut());
+        dead_mut.mark_dead();
+        dead_mut.seal(version);
+        dead
     }
 
     /// Waits until `taker` has given back the lock of the node at `addr`; takes over from it if it
@@ -183,42 +288,6 @@ impl Tree {
             }
         }
         Ok(())
-    }
-
-    /// Takes over one node of a record, gives it its content, and releases it. A node that the
-    /// record buries is then retired, as its death is what unlinked it. Gives the lock word that was
-    /// found.
-    async fn write_again(
-        &self,
-        session: &Session,
-        addr: GlobalAddr,
-        words: &[u64],
-        held: u64,
-        token: u64,
-    ) -> Result<u64, IndexError> {
-        let client = session.client();
-        let is_dead = Node::new(&self.layout, words).kind() == Kind::Dead;
-        let retiring = match is_dead {
-            true => Some(session.announce_retire(addr).await?),
-            false => None,
-        };
-        let mut lock = Lock::about_to_take(session, addr, token);
-        let found = lock.take(held).await?;
-        if found != held {
-            // Released, then its content has been written, and whoever released it retires; or
-            // taken over by another.
-            lock.disarm();
-            if let Some(retiring) = retiring {
-                session.cancel_retire(retiring).await?;
-            }
-            return Ok(found);
-        }
-        let mut image = client.buf(self.layout.node_bytes());
-        image.words_mut().copy_from_slice(words);
-        let mut ops = client.ops();
-        ops.write(addr.plus(8), image.window(8..self.layout.node_bytes()));
-        lock.finish(ops, if is_dead { DEAD } else { 0 }, retiring).await?;
-        Ok(held)
     }
 
     /// The dead client's record of `held`, if it left one that names `addr`.

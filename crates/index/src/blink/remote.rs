@@ -173,7 +173,7 @@ impl RemoteTree {
 
     /// The root is another one now; what was cached of the root word is forgotten.
     pub(crate) fn forget_root(&self) {
-        self.0.root.store(0, Ordering::Relaxed);
+        self.0.root.remember(0, 0);
     }
 
     /// Runs `task` to its end whatever becomes of the caller, and waits for it; if it goes on for longer

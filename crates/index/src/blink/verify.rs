@@ -12,9 +12,9 @@ use farleaf_pool::{Audit, LockToken, Session};
 use super::lock::LockWait;
 use super::read::{Restarts, Seek};
 use super::records::record_bytes;
-use super::{Fail, META_BYTES, META_ROOT_LOCK, Tree, grow};
+use super::{DEAD, Fail, META_BYTES, META_ROOT_LOCK, Tree, grow};
 use crate::IndexError;
-use crate::bnode::{Kind, Node, Stored, verify_image};
+use crate::bnode::{Cover, Kind, Node, Stored, verify_image};
 use crate::index::TableReport;
 use crate::walk::{Marker, Visitor};
 
@@ -46,7 +46,7 @@ impl Tree {
     /// writers do, which a walk cannot see; what breaks `INV-BT-2` shows as a pointer that leads to
     /// no node of this tree.
     ///
-    /// Cost: 1 READ per node.
+    /// Cost: for each node 1 READ for each level from the root down to it, and 2 in one chain.
     ///
     /// # Errors
     /// `Corrupt` if the walk cannot go on.
@@ -209,6 +209,11 @@ impl Tree {
     /// Under a lock something may be about to be linked that only its holder knows of: what a dead
     /// one's redo record says, written again by whoever takes over. A recovery that does not see it
     /// would take it for lost.
+    ///
+    /// The words of one READ come in any order (contract F1): the lock word of after a release beside
+    /// the content of before it would pass for an unlocked node. So the lock word is read first and the
+    /// content after it, in one chain: what the dead had left for others to write is in the content if
+    /// the lock was free before. What living clients link meanwhile is in no block of the dead.
     async fn find_unlocked(
         self: &Arc<Self>,
         session: &Session,
@@ -216,14 +221,33 @@ impl Tree {
         level: u8,
         report: &mut TableReport,
     ) -> Result<Option<(GlobalAddr, Buf)>, IndexError> {
-        let mut wait = LockWait::default();
+        let (mut wait, mut changes) = (LockWait::default(), 0);
         loop {
-            let Some((addr, image)) = self.find(session, seek, level).await? else {
+            let Some((addr, _)) = self.find(session, seek, level).await? else {
                 return Ok(None);
             };
-            let lock = image.words()[0];
-            if lock == 0 {
+            let steady = session.steady();
+            let (mut ops, _) = steady
+                .chain(|ops| {
+                    ops.read(addr, steady.buf(8));
+                    ops.read(addr, steady.buf(self.layout.node_bytes()));
+                })
+                .await?;
+            let (lock, image) = (ops.buf(0).words()[0], ops.take_buf(1));
+            let node = Node::new(&self.layout, image.words());
+            let is_it =
+                self.is_current(&image, addr, level) && seek.covered(&node) == Cover::Inside;
+            if lock == 0 && is_it {
                 return Ok(Some((addr, image)));
+            }
+            if lock == 0 || lock == DEAD {
+                changes += 1;
+                if changes > FIND_TRIES_MAX {
+                    return Err(IndexError::Unavailable(format!(
+                        "node {addr} changed at each of {FIND_TRIES_MAX} looks: try again"
+                    )));
+                }
+                continue;
             }
             if LockToken::from_word(lock).is_none() {
                 report.problems.push(format!(

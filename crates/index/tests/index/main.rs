@@ -8,4 +8,5 @@ mod costs;
 mod dex;
 mod drops;
 mod model;
+mod takeover;
 mod unknown;

@@ -412,7 +412,7 @@ fn dropped_callers_and_lost_operations_leave_nothing_behind() {
 #[test]
 fn a_memory_server_goes_away_and_comes_back() {
     let unknown = Cell::new(0);
-    for_all_formats(1, &[], |seed, format| {
+    for_all_formats(3, &[], |seed, format| {
         let server = (seed / 2 % 2) as u16;
         let outage =
             if seed % 2 == 0 { Outage::Stopped(server) } else { Outage::NoReplies(server) };

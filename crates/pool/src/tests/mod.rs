@@ -8,6 +8,7 @@ mod formatting;
 mod members;
 mod model;
 mod pins;
+mod reuse;
 mod roots;
 mod simulated;
 mod succession;

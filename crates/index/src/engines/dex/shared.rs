@@ -30,6 +30,16 @@
 //!   separator be in a node that has been another's alone since, and there in the cache only: in remote
 //!   memory it would be added, or the node split for it, behind its owner's back.
 //!
+//! Addresses in cached nodes outlive the pins of the operations that read them, so the pool's epochs do
+//! not keep them from being reused. Those in an exclusive node lead to nodes that this compute server
+//! alone retires, and forgets before. Those in a shared copy lead, for keys that have been this compute
+//! server's since the copy was read, to nodes that live: they are its own, or shared. For keys that it
+//! has been given since, they lead to nodes of then, which live as well if the node has been shared all
+//! the time, as nothing is merged below a shared node. If it was exclusive in between, which takes two
+//! changes of bounds of which this compute server saw only the last, a child may be gone and its memory
+//! be another node's: the arrival shows that by the fences, unless a dead owner wrote a right half there
+//! that begins and ends just where the old child did, and never linked it. That is not excluded.
+//!
 //! A copy that has turned out to be out of date is dropped with all that is cached below it, and read
 //! again. That happens about once for each split of a shared node, of which there are as many as levels
 //! for each bound. (The paper's refresh in place keeps what is below.)
