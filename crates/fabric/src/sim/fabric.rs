@@ -1,4 +1,4 @@
-//! A compute server of the simulated cluster.
+//! Simulated fabric: one compute server of the simulated cluster.
 
 use std::rc::Rc;
 use std::sync::Arc;
