@@ -1,4 +1,4 @@
-//! Finding memory: an object of a class on a server, from the nearest place that has one.
+//! Allocation: takes an object of a size class on a server, from the nearest source that has one.
 
 use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 

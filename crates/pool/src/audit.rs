@@ -1,8 +1,8 @@
-//! Accounting of every object of the pool: which are live, free, retired, held, or lost.
+//! Audit: finds for every object of the pool whether it is live, free, retired, held or lost.
 //!
-//! The caller marks what its tables reach; the audit knows what the pool itself knows. In a pool
-//! where nobody else runs, every object of a carved block is one of live (marked), free (in its
-//! block's bitmap, or with the caller's own member), or retired; what is none of these is lost.
+//! The caller marks the objects that its tables reach; the audit reads the pool's own tables. In a pool
+//! where no other member runs, every object of a carved block is live (marked), free (in its block's
+//! bitmap, or with the caller's own member), or retired. Any other object is lost.
 
 mod tables;
 

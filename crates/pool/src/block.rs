@@ -1,14 +1,14 @@
-//! Blocks as they are in the pool: header, carving, adopting, harvesting, giving up.
+//! Blocks: hold objects of one size class; carving, adopting, harvesting and giving up.
 //!
 //! Words of a block's header: 0 tag, 1 object bytes, 2 number of objects, 3 offset of the first
 //! object, 4 version of the block's word when it was carved, 5 checksum (xxh3-64 of words 0 to 4).
 //! The bitmaps *given* and *taken* (see `local`) follow at byte 64.
 //!
 //! INV-BLOCK-1: a block is owned, orphan or recovering only with a whole header of the class in its
-//! word: it is carved in state carving.
+//! word: a member carves it in state carving.
 //! INV-BLOCK-2: a block becomes free only when none of its objects is in use or retired.
-//! INV-BLOCK-3: a block's header and bitmaps are written by nobody but who carves it, who does not leave
-//! state carving before that WRITE has come to its end.
+//! INV-BLOCK-3: only the carver of a block WRITEs its header and bitmaps, and it leaves state carving
+//! only after that WRITE has ended.
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -1,4 +1,4 @@
-//! Size classes, and how a block is carved for one.
+//! Size classes: round object sizes up, and lay out a block of one class.
 //!
 //! Classes are 64, 128, 192 and 256 bytes, then four to each doubling (320, 384, 448, 512, 640,
 //! ...) up to 1 MiB + 256 KiB: every power of two from 64 on is one, and above 256 bytes at most a

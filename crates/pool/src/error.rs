@@ -1,4 +1,4 @@
-//! What can go wrong with a pool.
+//! Pool errors: say what failed in a pool, and what the caller can do.
 
 use farleaf_fabric::{OpError, ServerId};
 

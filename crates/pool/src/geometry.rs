@@ -1,4 +1,4 @@
-//! Where everything is in the regions: a function of the options and the regions' lengths alone.
+//! Geometry: places every area of the regions, by the options and the regions' lengths alone.
 //!
 //! INV-GEO-1: the areas of a region follow one another without overlap, in the order superblock,
 //! global words, member table, client table, root table, client areas, block table, blocks.

@@ -1,5 +1,7 @@
-//! What a member keeps open of the pool: state that all its threads share and that others rely on
-//! until it is closed, such as an engine's cache of a table. One thing for each address.
+//! Open state: keeps one shared object per address until its user closes it.
+//!
+//! An example is an engine's cache of a table: all threads of the member share it, and rely on it until
+//! then.
 
 use std::any::Any;
 use std::collections::BTreeMap;

@@ -1,17 +1,16 @@
-//! What a member knows of the blocks that it owns: which of their objects are free.
+//! Owned blocks: track the free objects of the blocks that this member owns.
 //!
 //! A block has two bitmaps in the pool: *given* and *taken*. An object whose bits differ is free for
 //! the owner to take.
 //!
-//! INV-ALLOC-1: a free object of a block is known to the block's owner alone (a set bit here), or
-//! to the block's bitmaps in the pool alone (two bits that differ), never to both, and to nobody
-//! else.
+//! INV-ALLOC-1: either the block's owner knows that an object is free (a set bit here), or the block's
+//! bitmaps in the pool show it (two bits that differ). Never both, and nobody else knows.
 //! INV-ALLOC-2: only a block's owner changes *taken*, and takes an object by making its bit equal
-//! again. So a change whose outcome was lost shows in the word for ever after.
-//! INV-ALLOC-3: anybody who holds an object may turn its *given* bit, announced live and pinned, and
-//! gives the object up with that. As long as that pin holds, nobody can turn it once more: the
-//! object would have to be retired and reclaimed in between. So whoever has lost the outcome finds
-//! it in the bit. (With a single bitmap, a bit that is clear may have been set, and taken since.)
+//! again. So the word shows a change with a lost outcome for ever after.
+//! INV-ALLOC-3: any holder of an object may turn its *given* bit, announced live and pinned, and gives
+//! up the object by that. As long as that pin holds, nobody can turn it again: the object would have to
+//! be retired and reclaimed in between. So a member that lost the outcome finds it in the bit. (With a
+//! single bitmap, a clear bit may have been set, and taken since.)
 //!
 //! No operation here waits or goes over the fabric; the pool keeps all of it in one mutex.
 

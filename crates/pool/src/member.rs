@@ -1,20 +1,21 @@
-//! The member table: joining, and declaring the dead dead.
+//! Member table: lets compute servers join, and declares dead members dead.
 //!
 //! Words of an entry: 0 state ([`MemberWord`]), 1 incarnation, 2 announcement, 3 to 5 address
 //! (`address`).
 //!
-//! INV-MEM-1: the incarnation is set (by CAS from 0) before the state becomes live and cleared
-//! after it became free. So a process that dies while it joins or leaves can be proven dead by
-//! whoever meets the entry.
+//! INV-MEM-1: the incarnation is set (by CAS from 0) before the state becomes live and cleared after it
+//! became free. So any member that meets the entry can prove a process dead that died while it joined
+//! or left.
 //! INV-MEM-2: a state becomes dead only after its incarnation has been fenced on every server, or
 //! by the member itself when it leaves something behind and does nothing any more.
-//! INV-MEM-3: where all entries are taken, a new member *succeeds to* one whose life is dead: the slot goes
-//! from dead to live without having been free, so that the dead, as many as they are, keep nobody from the
-//! pool. What the life before had is then the successor's to recover: its blocks are claimed before the
-//! successor hands anything out, as of a recovery of its own that was dropped; its clients name another
-//! generation of the slot, and its tokens are of no client of this life. Of several who would succeed to one
-//! slot, the one goes on whose mark (recovering, by the slot itself and a drawn number) stands in the state;
-//! then it sets its incarnation, so that a successor that died on the way can be proven dead, too.
+//! INV-MEM-3: if all entries are taken, a new member *succeeds to* one whose life is dead. The slot
+//! goes from dead to live without having been free, so that the dead, as many as they are, keep nobody
+//! from the pool. The successor recovers the former life. It claims that life's blocks before it hands
+//! anything out, as after a dropped recovery of its own. The former clients name another generation of
+//! the slot, and the former tokens are of no client of this life. If several members try to succeed to
+//! one slot, the winner is the one whose mark (recovering, by the slot itself and a drawn number)
+//! stands in the state. The winner then sets its incarnation, so that others can also prove a successor
+//! dead that died on the way.
 
 use std::sync::atomic::Ordering;
 

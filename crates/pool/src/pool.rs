@@ -1,4 +1,4 @@
-//! One member's view of a pool: what its sessions share.
+//! Pool: one member's view of a pool, which its sessions share.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};

@@ -1,4 +1,4 @@
-//! One coroutine's face of the pool.
+//! Session: one coroutine's access to the pool.
 
 use std::cell::Cell;
 use std::rc::Rc;

@@ -1,23 +1,23 @@
-//! Operations whose completion was lost: what became of them, and what to do.
+//! Reliable operations: settle the outcome of an operation whose completion was lost.
 //!
 //! An operation that fails with `Timeout` or `Unavailable` has happened, or has not, or happens later
-//! (F5). Once the thread has reconnected to that server it does not happen later any more (F10),
-//! and what is left of the doubt is settled by posting the same operation once more:
+//! (F5). After the thread has reconnected to that server, it can no longer happen later (F10). The
+//! thread then removes the remaining doubt by posting the same operation once more:
 //!
 //! - **READ**: nothing has happened.
 //! - **WRITE** to memory that nobody else writes: the same bytes again.
-//! - **CAS to a word that only this one makes**, and that nobody takes away again before it returns
-//!   (a lock's token, a block's next version): if the word holds it already, it was the first
-//!   try's doing. [`Steady::cas`]. Where others may take it away at once, it has to be the second:
+//! - **CAS to a word that only this one makes**, and that nobody takes away again before it returns (a
+//!   lock's token, a block's next version): if the word holds it already, it was the first try's doing.
+//!   [`Steady::cas`]. If others may take it away at once, the next kind is needed:
 //! - **CAS away from a word that only this one holds**: if it is gone, the first try took it away.
 //!   [`Steady::cas_release`].
 //! - **Chain that ends with such a release**: while the word is still held, the whole chain again;
 //!   once it is gone, all in front of it was done (F3). [`Steady::release`].
 //!
-//! INV-SETTLE-1: no operation here returns while one that it posted may still take effect, but with
-//! an error: then the server could not be reached for the caller's patience. What must not stay
-//! half done is then left to a task of a session without bound ([`crate::Session::patient`]).
-//! INV-SETTLE-2: `Fenced` is final: nothing is tried again.
+//! INV-SETTLE-1: no operation here returns while its posts may still take effect, except with an error:
+//! then the server was out of reach for as long as the caller allows. A task of a session without bound
+//! ([`crate::Session::patient`]) then finishes work that must not stay half done.
+//! INV-SETTLE-2: `Fenced` is final: no operation tries again.
 //!
 //! Reconnecting fails what the thread's other tasks have in flight. So that tasks do not chase one
 //! another, one reconnect serves all whose operations were posted before it began.

@@ -1,4 +1,4 @@
-//! The superblock: formatting a pool, and finding out whether regions are one.
+//! Superblock: formats a pool, and recognizes the regions of one.
 //!
 //! Words of the superblock (little-endian, the rest of its 4 KiB zero):
 //! 0 magic, 1 version, 2 and 3 pool id, 4 server, 5 number of servers, 6 region bytes, 7 block
@@ -6,13 +6,15 @@
 //! 14 client areas' offset, 15 block table's offset, 16 blocks' offset, 17 number of blocks,
 //! 18 checksum (xxh3-64 of words 0 to 17).
 //!
-//! The last word of server 0's page is the *claim*: the incarnation that is formatting a pool that others
-//! may format, too ([`format_once`]); 0 if nobody is.
+//! The last word of server 0's page is the *claim*: the incarnation that formats a pool that others may
+//! format as well ([`format_once`]); 0 if nobody does.
 //!
-//! INV-SUP-1: the magic word is written last, when everything else on every server is.
-//! INV-SUP-2: nothing in a superblock is used before it was recomputed from the options in it.
-//! INV-SUP-3: whoever formats a pool that others may format holds the claim, and has seen since that not
-//! all servers have their magic word. A claim is taken from the dead alone, once they are fenced.
+//! INV-SUP-1: the formatter writes the magic word last, after everything else on every server.
+//! INV-SUP-2: a reader recomputes every field of a superblock from the options in it before it uses the
+//! field.
+//! INV-SUP-3: the formatter of a pool that others may format holds the claim, and has seen since that
+//! not all servers have their magic word. A formatter takes a claim from the dead alone, once they are
+//! fenced.
 
 use farleaf_fabric::{Client, Endpoint, GlobalAddr, Incarnation, ServerId};
 use xxhash_rust::xxh3::xxh3_64;

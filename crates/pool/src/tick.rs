@@ -1,4 +1,4 @@
-//! Maintenance, and leaving.
+//! Maintenance: ticks of a session, and leaving the pool.
 
 use std::cell::Cell;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Objects that nothing refers to yet.
+//! Unlinked objects: allocated objects that nothing refers to yet.
 
 use std::cell::Cell;
 

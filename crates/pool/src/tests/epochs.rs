@@ -1,4 +1,4 @@
-//! When retired objects are reused, and when not.
+//! Epoch tests: the pool reuses a retired object once no operation can hold it, and never before.
 
 use farleaf_fabric::{Client, Endpoint, Fabric, GlobalAddr, OpKind, ServerId};
 

@@ -1,4 +1,4 @@
-//! Joining, tokens, death and recovery.
+//! Member tests: joining, tokens, death and recovery.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

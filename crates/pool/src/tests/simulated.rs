@@ -1,6 +1,7 @@
-//! A small index over the pool on simulated memory servers: compute servers insert, read, remove,
-//! drop operations half done, die at any moment, are recovered and come back. Readers find what they read never reused; after
-//! it all, every object is accounted for.
+//! Simulated index: compute servers insert, read and remove in a small index, die, and are recovered.
+//!
+//! They drop operations half done, die at any moment and come back. No object is reused while a reader
+//! holds it. At the end the audit accounts for every object.
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};

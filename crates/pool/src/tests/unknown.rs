@@ -1,6 +1,7 @@
-//! Members that join, allocate, retire each other's objects and leave while operations are lost:
-//! some happen, some do not, some happen later. Nobody dies. At the end every object is accounted
-//! for.
+//! Lost operation tests: members work while operations happen, do not happen, or happen later.
+//!
+//! The members join, allocate, retire each other's objects and leave. Nobody dies. At the end the audit
+//! accounts for every object.
 
 use std::cell::Cell;
 use std::rc::Rc;
