@@ -1,4 +1,4 @@
-//! Taking a sparse node in by its neighbour.
+//! Merge: moves the entries of a sparse node into its neighbour.
 //!
 //! Parent, left and right are locked by trying, parent first, left before right (`INV-BT-7`). Then
 //! 1. a redo record of all three,

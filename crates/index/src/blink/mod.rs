@@ -1,4 +1,4 @@
-//! Remote B-link tree: nodes that any compute server reads without locks and changes under remote locks.
+//! Remote B-link tree: all compute servers read nodes without locks and change them under remote locks.
 //!
 //! Every level is read remotely by every operation and nothing is cached but the root's address, and
 //! that only as long as the pool's epoch stands still.

@@ -1,4 +1,4 @@
-//! Redo records: what a writer was about to do, for whoever takes over its locks.
+//! Redo records: describe a writer's change, for the client that takes over its locks.
 //!
 //! A record lies in its client's redo area on a node's server and says: under lock token *t*, these
 //! nodes get these contents. It is written in whole before the first of the nodes is touched; a

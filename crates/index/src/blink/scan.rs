@@ -1,4 +1,4 @@
-//! Range reads, both ways.
+//! Scan: reads a range of keys, in both directions.
 //!
 //! A scan goes from leaf to leaf by key: after a leaf it wants the one that covers the place behind
 //! that leaf's fence, so that splits and merges in between can neither hide a key nor show one

@@ -1,4 +1,4 @@
-//! Nodes of B+-trees: how keys, values and children lie in a node's words. Shared by all tree engines.
+//! B+-tree nodes: encode keys, values and children in a node's words, for all tree engines.
 //!
 //! Pure code over words: nothing here touches a fabric, waits or locks. The same code reads and changes
 //! a private copy (`[u64]`) and a frame that optimistic readers share (`[AtomicU64]`, one writer). A

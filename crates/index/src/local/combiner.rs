@@ -1,4 +1,4 @@
-//! Work that is left for who holds a latch, to be done with the holder's own.
+//! Combiner: collects work for the holder of a latch, who does it together with its own.
 //!
 //! Who finds a latch held leaves what it wants under the latch's key, and waits in the
 //! [`ParkingLot`](super::ParkingLot) until that is answered, or the latch is free and nobody has taken it.

@@ -1,4 +1,4 @@
-//! Filling an empty table.
+//! Bulk load: fills an empty table.
 //!
 //! A tree is built beside the empty one, and takes its place when its root is named. Of a table that
 //! has been cut, every bound is a leaf's high fence in the new tree, too (`INV-DEX-PART-1`), and whoever

@@ -1,4 +1,4 @@
-//! Hot leaves: changes that wait for a leaf are done by who holds its latch, together with its own.
+//! Hot leaves: the holder of a leaf's latch does waiting changes together with its own.
 //!
 //! With [`DexOptions::combine`](super::DexOptions::combine). Who finds a leaf's latch held leaves its change
 //! there ([`Combiner`](crate::local::Combiner)) and waits. A holder that is changing the leaf does what lies

@@ -1,4 +1,4 @@
-//! The cooling map: frames that are about to go, in buckets of first in, first out.
+//! Cooling map: holds eviction candidates in small FIFO buckets.
 //!
 //! A *Cooling* frame is clean, no pointer is swizzled to it, and nobody reads it. Whoever takes it out
 //! of its bucket owns it and decides: a descent swizzles it again (its second chance), eviction frees

@@ -1,5 +1,6 @@
-//! Who may work on which keys here, right now: what is known of the ownership map, and the gate that
-//! operations pass.
+//! Range guard: admits an operation only while this compute server owns its key.
+//!
+//! It knows the ownership map, and drains the running operations before a range moves.
 //!
 //! Every operation on own keys enters the gate, which looks its key up in the map as it is known
 //! here, and is *inside* until it ends, and so are the tasks that it leaves behind. A range that is

@@ -1,4 +1,4 @@
-//! The journal: images of nodes, kept while the nodes are written in their place.
+//! Journal: stores images of nodes while the cache writes the nodes in their place.
 //!
 //! A WRITE of a node can be cut short by its writer's death where the fabric promises less than a
 //! node's bytes ([`farleaf_fabric::Capabilities::crash_atomic_bytes`]). Then what is left of the node

@@ -1,4 +1,4 @@
-//! Which leaves are kept when they are missed, once every frame has been used.
+//! Admission policy: decides which missed leaves the cache admits once every frame is in use.
 //!
 //! By chance, as in the paper (section 4.3), or those that are *missed again*: a leaf that was missed within
 //! as many misses of leaves as the cache has frames would still be cached, had it been kept the first time.

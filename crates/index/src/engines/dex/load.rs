@@ -1,4 +1,4 @@
-//! How much operations there are on which own keys: a count that decays, and a sample of keys.
+//! Load: counts operations on own keys, with decay, and samples their keys.
 
 use super::walk::Seek;
 

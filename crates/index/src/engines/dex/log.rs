@@ -1,4 +1,4 @@
-//! The log of changes: what makes an acknowledged change survive the death of its compute server.
+//! Change log: makes an acknowledged change survive the death of its compute server.
 //!
 //! A change of a cached leaf is appended to the log under the leaf's SX; once it has landed there, it
 //! is applied under X and acknowledged. Changes that are in remote memory anyway when they are

@@ -1,4 +1,4 @@
-//! The object in the pool that a log is, and where it is named.
+//! Log object: the object in the pool that stores a log, and the word that names it.
 //!
 //! A log is one object. Words of its head: 0 tag, 1 incarnation of its owner, 2 a number drawn at
 //! random, 3 number of the last change that is in remote memory in any case, 4 number of the last image

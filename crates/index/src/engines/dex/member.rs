@@ -1,5 +1,4 @@
-//! A compute server's part in a partitioned table: joining, learning of a newer map, taking over what
-//! the dead had, leaving.
+//! Membership: joins a partitioned table, learns newer maps, and takes over from dead owners.
 //!
 //! A compute server has one cache of a table: what the map gives to its incarnation is that cache's. It
 //! begins to serve a range when it sees itself named as the owner; by then the one before has written

@@ -1,4 +1,4 @@
-//! Taking a sparse node in by its left neighbour.
+//! Merge: moves the entries of a sparse node into its left neighbour.
 //!
 //! Parent, left and right are held with SX, in this order, by trying. Then, remotely: right dead, its
 //! content still in it; left with all content; the parent without right (each written before the

@@ -1,4 +1,4 @@
-//! DEX: a B+-tree whose nodes a compute server caches, may change in its cache, and writes back.
+//! DEX: a B+-tree whose nodes a compute server caches, changes in its cache and writes back.
 //!
 //! After B. Lu, K. Huang, C. Liang, T. Wang, E. Lo: "DEX: Scalable Range Indexing on Disaggregated
 //! Memory", PVLDB 17(10), 2024. Its ideas: *logical partitioning* gives every compute server ranges

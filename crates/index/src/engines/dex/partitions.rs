@@ -1,4 +1,4 @@
-//! Which compute server owns which keys: the ownership map.
+//! Ownership map: assigns each range of keys to a compute server.
 //!
 //! The map is an object that a word of the table's meta object names: sorted bounds that cut the key
 //! space into ranges `(low, high]`, an owner's incarnation for each (0 for none), the move that is under

@@ -1,4 +1,4 @@
-//! Which memory server nodes lie on.
+//! Placement: chooses the memory server of each node.
 //!
 //! `INV-DEX-PLACE`: of a table that is *placed*, all nodes of a subtree whose top is of the table's
 //! subtree level, or below it, lie on one memory server. So whoever is sent to such a node finds the

@@ -1,4 +1,4 @@
-//! Leaves that a scan will want next, read together with one that it has missed.
+//! Scan prefetch: reads the next leaves of a scan together with one that it missed.
 //!
 //! Each is claimed as any node that is read (`INV-DEX-IO`), so its image is what remote memory, and
 //! nothing newer in this cache, has; and it is kept or not as any leaf. The scan goes through the image

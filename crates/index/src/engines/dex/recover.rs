@@ -1,5 +1,4 @@
-//! A log's life in the pool: it is made when a cache takes its table (or partition), gone through when
-//! the owner has died, and given up when the table is closed.
+//! Log recovery: creates the log of a table or partition, replays a dead owner's log, and closes it.
 //!
 //! - `INV-DEX-RECOVER-1` A table's log is named until every change that it has is in remote memory. A new
 //!   owner's log takes its place by one WRITE of a word; of a partitioned table, the map that gives the

@@ -1,4 +1,4 @@
-//! A ring of segments in pool memory that one compute server appends records to.
+//! Ring: segments in pool memory to which one compute server appends records.
 //!
 //! Each record has its place as soon as it is appended, and waits there until somebody who waits for
 //! it writes everything that has come together: while one WRITE is under way the next records gather,

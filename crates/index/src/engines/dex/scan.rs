@@ -1,4 +1,4 @@
-//! Range reads, both ways, a leaf at a time.
+//! Scan: reads a range in both directions, a leaf at a time.
 //!
 //! A leaf is copied and the copy validated, so that each leaf is of one moment. The next one is the one
 //! that covers the place behind its fence: splits, merges and evictions in between can neither hide a

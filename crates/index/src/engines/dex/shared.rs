@@ -1,4 +1,4 @@
-//! Shared inner nodes: those that cross a bound of partitions.
+//! Shared nodes: inner nodes that cross a bound of partitions.
 //!
 //! Several compute servers cache them, and each changes them in remote memory under their lock, by
 //! [`crate::btree`]'s protocol: the lock's CAS travels with the READ of the content, so that whoever

@@ -1,4 +1,4 @@
-//! What a memory server does: one operation on a subtree in its own memory.
+//! Offload handler: runs one operation on a subtree in the memory server's own memory.
 //!
 //! At most as many nodes as the subtree has levels are looked at, by a scan (`range`) those of a bounded
 //! number of leaves. Nothing is allocated or freed in the

@@ -1,4 +1,4 @@
-//! When an operation is worth offloading.
+//! Cost model: decides whether offloading an operation costs less than fetching its nodes.
 //!
 //! Reading a path costs a READ for each of its `L + 1` levels, and a little work for each; offloading
 //! costs one RPC, with whatever queue there is before the memory server's threads. Both are measured,

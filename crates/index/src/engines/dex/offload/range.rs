@@ -1,4 +1,4 @@
-//! What a memory server does for a scan: leaf by leaf through a subtree in its own memory.
+//! Offloaded scan: reads leaf by leaf through a subtree in the memory server's own memory.
 //!
 //! Whole leaves are given, as far as their pairs are in the range: who scans goes on behind the fence of
 //! the last one as if it had read it. Each node on the way is looked at as for any operation

@@ -1,4 +1,4 @@
-//! Moving ranges of keys between compute servers while they are in use.
+//! Repartitioning: moves ranges of keys between compute servers while clients use them.
 //!
 //! Who gives a range does nearly all of it (`give`), whoever asked for it; who takes it learns of the
 //! new map and looks at what it has cached (`adopt`). Steps, of range X from A to B:
