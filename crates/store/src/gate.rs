@@ -1,4 +1,4 @@
-//! Gates: who works on a store now; and waking the maintenance thread when somebody begins to.
+//! Activity guard: tracks the operations that run on a store, and wakes the maintenance thread.
 //!
 //! - **INV-GATE-1** Whoever sets a flag and then has passed all gates ([`Gates::pass`]) knows that
 //!   no operation runs that entered its gate without seeing the flag, if operations look at the

@@ -1,4 +1,4 @@
-//! What one thread works with, and how it is found again.
+//! Thread context: holds the endpoint and sessions of one thread, and finds them again.
 //!
 //! An endpoint and its sessions stay on the thread that made them. A thread that calls the
 //! blocking API keeps them in a thread-local list, keyed by the store's number.

@@ -1,4 +1,4 @@
-//! The maintenance thread of a store, and the recovery of compute servers that died.
+//! Maintenance: a thread of the store that ticks the pool and recovers dead compute servers.
 //!
 //! While operations go on, it moves the pool's epochs forward every 10 ms, so that memory of what
 //! was removed comes back, and looks after members that died. After a quiet time it sleeps until

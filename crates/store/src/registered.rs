@@ -1,5 +1,6 @@
-//! Being in a cluster's directory: the thread that keeps the entry, and looks after the dead if this compute
-//! server is the coordinator.
+//! Registration: keeps this process's entry in a cluster's directory up to date.
+//!
+//! If this compute server is the coordinator, the thread also recovers the dead.
 //!
 //! The pool's members know each other and need no directory. But who dies while nobody works is missed by
 //! nobody: members look at each other only as part of what they do. The coordinator looks at the directory

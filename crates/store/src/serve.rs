@@ -1,4 +1,4 @@
-//! Answering other compute servers: those that meet keys which this one has to itself.
+//! Serving: answers other compute servers that need keys of this one.
 //!
 //! The first table of an engine with partitions that is opened makes the store listen, start threads that
 //! answer, and let the pool know where. For each table a few tasks answer, so that one that is busy for

@@ -1,4 +1,4 @@
-//! "Did you mean": the known word nearest to one that is not known.
+//! Suggestions: find the known word that is nearest to an unknown one.
 
 /// The word of `known` that `word` most likely stands for, if any is near.
 pub(crate) fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
