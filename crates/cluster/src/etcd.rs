@@ -1,4 +1,4 @@
-//! A small client of etcd, by its gateway of JSON on HTTP (`/v3/...`, etcd 3.4 or later).
+//! etcd client: speaks to etcd's JSON gateway over HTTP (`/v3/...`, etcd 3.4 or later).
 //!
 //! It waits; each call has an end. Each server is asked in turn until one answers, the one first that has
 //! answered last. A request that a server has perhaps carried out may so be carried out twice, which does

@@ -1,5 +1,6 @@
-//! The directory of a cluster, kept in etcd: where its memory servers are, which compute servers have its
-//! pool open, and which of these looks after the dead.
+//! Cluster directory: names a cluster's memory servers, compute servers and coordinator in etcd.
+//!
+//! The coordinator is the compute server that recovers the dead.
 //!
 //! The pool itself knows its members, fences the dead and holds the map of owners; what stands here is
 //! never asked before anything is done to it. An entry that runs out only rings a bell. So the loss of
