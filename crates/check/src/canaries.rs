@@ -1,4 +1,4 @@
-//! Seeded bugs, and how soon they are found.
+//! Canary hunt: turns on seeded bugs and counts the seeds until the lab finds each.
 //!
 //! Each [`Canary`] is armed, and seeds are run until one fails. A canary that sings too late, or not at
 //! all, fails the suite: then the lab does not look where such a bug would be.

@@ -1,5 +1,6 @@
-//! Every death, one by one: at each remote operation of each action, before it, after it and within
-//! it, and as a pause from which a zombie comes back.
+//! Crash points: kills a compute server at each remote operation of each action, one by one.
+//!
+//! It dies before the operation, after it, or within it.
 //!
 //! A [`CrashCase`] is an action of a compute server (an insert, a scan, joining, recovery itself)
 //! in a state in which it does something particular (split a leaf, grow the root, take the last

@@ -1,4 +1,4 @@
-//! One simulated run: a compute server dies in its action, others take over, everything is checked.
+//! Crash run: a compute server dies in its action, others take over, and the lab checks everything.
 //!
 //! Compute server 0 survives and has three sessions, 1 acts, 2 dies in preludes. What comes before
 //! the action is the same in every run of a case, bit by bit, so that the operation `k` of one run

@@ -1,4 +1,4 @@
-//! The states that actions start from, and how they are found.
+//! Crash states: the states from which actions start, and the search for them.
 //!
 //! A state that has to reach a certain structural change is not written down as keys, which would
 //! fit one layout of nodes only. It is hunted for: keys are added or removed one by one, the table

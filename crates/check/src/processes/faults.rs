@@ -1,5 +1,4 @@
-//! What goes wrong over a network in a round: processes, memory servers and links, one thing at a time or
-//! many at once.
+//! Network faults: break processes, memory servers and links in a round, one at a time or together.
 //!
 //! Every other round things go wrong one *apart* from the other, with quiet about them, so that it can be
 //! said how long each took until all went on; and only clients are at work. In the rounds between, all

@@ -1,4 +1,4 @@
-//! The links of a process: a proxy of bytes that can be cut and slowed.
+//! Links: a proxy of bytes in front of a process, which the driver can sever and slow down.
 //!
 //! Each process of a run reaches each memory server through a link of its own, and finds the pool at the
 //! links' addresses. Where keys have owners, a client has one more, its *post link*: it advertises that link's

@@ -1,4 +1,4 @@
-//! Real processes on one pool, killed, stopped and continued at random.
+//! Process tests: run real processes on one pool, and kill, stop and continue them at random.
 //!
 //! The *driver* ([`run`]) makes a pool with small nodes and plays rounds. In a round, child processes
 //! do random operations on few keys and write down what they ask and what they are told, in files

@@ -1,4 +1,4 @@
-//! How long it took until all went on, read out of what clients were told.
+//! Recovery times: measure, from clients' answers, the time from each fault until all work goes on.
 //!
 //! Times are taken where one thing went wrong at a time, and nothing else for a while before and after: of
 //! every other round. What is said to be served again has answered an operation on *every* key in question,

@@ -1,4 +1,4 @@
-//! One run of a scenario in the simulator, and the checks that it must pass.
+//! Run: executes one scenario in the simulator, and makes the checks that it must pass.
 //!
 //! Clients work while servers die, stand still and come back; then faults stop, and everybody left
 //! must come to an end within bounded virtual time. What died is taken over from, everything is
