@@ -1,4 +1,4 @@
-//! Hands the commit that is being built to the crate as `FARLEAF_COMMIT`.
+//! Build script: passes the commit of the build to the crate as `FARLEAF_COMMIT`.
 //!
 //! A value given in the environment wins; otherwise git is asked. Whatever is missing (no git, no
 //! checkout, a source archive inside somebody else's repository) only leaves the commit out: this

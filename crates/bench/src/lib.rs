@@ -1,4 +1,4 @@
-//! Workloads, their distributions, and the bench that runs them on any engine.
+//! Bench: workloads, their distributions, and the runs of them on any engine.
 //!
 //! What is here needs no engine: what to do ([`Workload`], [`OpGenerator`], [`LoadPlan`]), on which
 //! keys and values ([`KeyMaker`], [`ValueMaker`]), how long it took ([`LatencyHistogram`]) and how

@@ -1,4 +1,4 @@
-//! The parts of an engine that can be chosen, and which choices make no sense.
+//! Engine parts: the choices for the parts of an engine, and the choices that make no sense.
 
 use farleaf_index::Engine;
 use farleaf_index::dex::{Admission, Durability, offload::Offload};

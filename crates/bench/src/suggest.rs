@@ -1,4 +1,4 @@
-//! What a mistyped name was probably meant to be.
+//! Suggestions: find the name that a mistyped one probably means.
 
 /// The candidate nearest to `read`, if one is near enough to be a slip of the keyboard.
 pub(crate) fn nearest<'a>(

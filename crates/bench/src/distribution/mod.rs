@@ -1,4 +1,4 @@
-//! Which item an operation asks for.
+//! Request distributions: choose the item of each operation.
 //!
 //! A [`RequestDistribution`] says it, an [`ItemChooser`] does it. All randomness is the caller's
 //! seeded generator, and the number of items may grow between any two draws:

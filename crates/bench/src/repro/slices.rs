@@ -1,4 +1,4 @@
-//! Several sides that do the same operations in turns, in real time, on mapped memory.
+//! Slices: run the same operations on several sides in turns, in real time, on mapped memory.
 //!
 //! A slice takes some milliseconds, and every side has one in every round, on all threads at once: what
 //! else the machine does strikes all sides alike, and medians over rounds leave out what does not.

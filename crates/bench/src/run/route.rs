@@ -1,4 +1,4 @@
-//! Operations that begin at the compute server that owns their key.
+//! Routing: starts each operation at the compute server that owns its key.
 //!
 //! Each client makes operations until it has one for its own compute server; those for others wait in
 //! the others' queues, from which their clients take first. So each compute server gets the share of the

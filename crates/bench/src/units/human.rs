@@ -1,4 +1,4 @@
-//! Quantities for people: three significant digits and a unit. Not meant to be read back.
+//! Human units: print three significant digits and a unit, for people, not for reading back.
 
 const DECIMAL_UNITS: &[&str] = &["", " K", " M", " G", " T", " P", " E"];
 const BINARY_UNITS: &[&str] = &[" B", " KiB", " MiB", " GiB", " TiB", " PiB", " EiB"];

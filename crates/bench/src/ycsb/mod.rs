@@ -1,4 +1,4 @@
-//! YCSB's workload files, read as they are.
+//! YCSB: reads YCSB's workload files unchanged.
 //!
 //! ```
 //! # use farleaf_bench::YcsbProperties;

@@ -1,5 +1,6 @@
-//! Redis on the same machine, beside this index over TCP: gets against Redis's own bench, and YCSB's
-//! workloads, the same operations for all. Real time.
+//! Redis comparison: Redis beside this index over TCP on the same machine, in real time.
+//!
+//! It compares gets with Redis's own bench, and YCSB's workloads with the same operations for all.
 //!
 //! Each side has a client of one thread that keeps as many operations under way, and a server of
 //! one thread; they speak TCP over the loopback interface. What takes turns is measured in rounds, one
