@@ -1,4 +1,4 @@
-//! Settings that are not on the command line: of the environment, and of a file.
+//! Settings: read settings from the environment and from a file.
 //!
 //! What stands on the command line counts first, then the environment, then the file, then the default.
 //! Every option has a name in each: `--lease` of `farleaf memory` is `FARLEAF_MEMORY_LEASE`, and `lease` of

@@ -1,4 +1,4 @@
-//! The `farleaf` command.
+//! Command: the `farleaf` program.
 //!
 //! [`args`] says what can be asked for, one file of [`commands`] does it, [`input`] reads records,
 //! [`output`] prints, [`errors`] turns what went wrong into an exit code.

@@ -1,4 +1,4 @@
-//! Names that were probably meant.
+//! Suggestions: find the names that the caller probably means.
 
 use std::ffi::OsStr;
 use std::marker::PhantomData;
