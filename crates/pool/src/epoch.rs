@@ -30,8 +30,8 @@
 //! and before the member is announced live. Let an operation read a pointer to an object at moment `m`,
 //! and let a later operation of the member, after its pin, find the moment `m` still. Then nobody has
 //! handed out the address again, and nobody will while that operation is pinned. For `G` was at least
-//! `p` then, the `L` of the moment, and the object was linked: it is retired at an `e` of at least `p -
-//! 1` (by 3), and reused by others once they have found `A >= e + 2 > p` or idleness after that. But
+//! `p` then, the `L` of the moment, and the object was linked: it is retired at an `e` of at least
+//! `p - 1` (by 3), and reused by others once they have found `A >= e + 2 > p` or idleness after that. But
 //! the member has been live since, at `A <= L = p`. Its own sessions reuse it once `L >= e + 2 > p`, by
 //! 6, which is another moment; they look at `L` first and then at the pins, so that they see the pin of
 //! an operation that still found `m`.
