@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use farleaf_fabric::tcp::Tls;
 use farleaf_fabric::verbs::CardConfig;
 use farleaf_index::Engine;
+use farleaf_index::suggest::did_you_mean;
 use serde_json::{Map, Value, json};
 use thiserror::Error;
 
@@ -12,7 +13,6 @@ use crate::{
     distribution::DistributionError,
     keys::{KeyOrder, KeySpec},
     parts::Parts,
-    suggest::did_you_mean,
     units::Rate,
     workload::Workload,
 };
@@ -296,7 +296,7 @@ macro_rules! named {
                     lower => Err($crate::BenchConfigError::UnknownName {
                         what: $what,
                         read: text.to_owned(),
-                        suggestion: $crate::suggest::nearest(lower, Self::NAMES.iter().copied()).map(str::to_owned),
+                        suggestion: farleaf_index::suggest::nearest(lower, Self::NAMES.iter().copied()).map(str::to_owned),
                         known: Self::NAMES.join(", "),
                     }),
                 }

@@ -42,7 +42,6 @@ mod parts;
 mod report;
 pub mod repro;
 mod run;
-mod suggest;
 mod sync;
 pub mod units;
 mod values;

@@ -21,7 +21,7 @@ use crate::etcd::EtcdArgs;
 use crate::formats;
 use crate::input::ColumnSpec;
 use crate::listen::ListenArgs;
-use crate::suggest::OneOf;
+use crate::one_of::OneOf;
 use crate::tls::TlsArgs;
 
 const EXIT_CODES: &str = "\

@@ -17,10 +17,10 @@ mod formats;
 mod input;
 mod listen;
 mod metrics;
+mod one_of;
 mod output;
 mod progress;
 mod serving;
-mod suggest;
 mod tls;
 
 use std::ffi::{OsStr, OsString};

@@ -20,7 +20,9 @@ mod open_options;
 mod recovery;
 mod spec;
 mod stored;
+pub mod suggest;
 mod sync;
+pub mod units;
 mod walk;
 
 pub use blink::BlinkOptions;

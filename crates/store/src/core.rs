@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use farleaf_fabric::{AnyFabric, Client, Endpoint, Fabric};
 use farleaf_index::OpenOptions;
+use farleaf_index::suggest;
 use farleaf_pool::{Pool, PoolError, Root};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::gate::{Activity, Gates};
 use crate::lane::{Lane, Session};
 use crate::serve::{ServeOptions, Serving};
-use crate::suggest;
 use crate::table::TableCore;
 
 /// One compute server's membership in a pool, and the tables that it has open.

@@ -63,7 +63,6 @@ mod registered;
 mod report;
 mod serve;
 mod store;
-mod suggest;
 mod sync;
 mod table;
 mod uri;

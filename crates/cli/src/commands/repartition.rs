@@ -4,13 +4,13 @@ use std::ffi::OsString;
 
 use clap::{Args, Subcommand};
 use farleaf::{ComputeServer, KeyFormat, Partition, ServerName, Table};
+use farleaf_index::suggest;
 use serde_json::{Map, Value, json};
 
 use super::{bytes_of, close, open_table};
 use crate::args::TableArgs;
 use crate::errors::{Exit, Failure};
 use crate::output::{Console, Look};
-use crate::suggest;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct RepartitionArgs {
