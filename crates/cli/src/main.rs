@@ -21,6 +21,7 @@ mod one_of;
 mod output;
 mod progress;
 mod serving;
+mod settings;
 mod tls;
 
 use std::ffi::{OsStr, OsString};

@@ -22,7 +22,7 @@ pub(super) fn table(engine: Engine) -> Vec<(&'static str, State)> {
     let by_actor = |state| State { by_actor: true, ..state };
     let cold = |state| State { is_cold: true, ..state };
     // Trees of this engine lose no level.
-    let shrinks = engine != Engine::Dex;
+    let shrinks = engine.traits().shrinks;
     let cases = vec![
         ("get", keys(12, Action::Get(60))),
         ("get-absent", cold(keys(12, Action::Get(61)))),

@@ -4,6 +4,7 @@
 
 pub mod btree;
 pub mod dex;
+mod settings;
 
 use std::fmt;
 use std::str::FromStr;
@@ -16,6 +17,7 @@ use crate::change::{Change, Outcome};
 use crate::engine::Engine as Design;
 use crate::index::{Index, ScanRange, SortedPairs, TableReport};
 use crate::{Entries, IndexError, OpenOptions, StoredTable, TableFormat};
+pub use settings::{KnobDefault, SettingError};
 
 /// Expands the table of engines to [`Engine`], [`AnyIndex`] and their dispatch.
 macro_rules! engines {

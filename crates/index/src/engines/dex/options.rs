@@ -2,83 +2,80 @@
 
 use super::offload::Offload;
 use super::{Admission, Durability, FRAMES_MIN, MoveOptions};
-use crate::IndexError;
 use crate::bnode::Layout;
+use crate::knobs::knob_words;
+use crate::{IndexError, KnobKind, KnobValue, knobs};
 
-/// What can be set when a table of this engine is opened. Concerns this compute server alone.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct DexOptions {
-    /// Bytes of cached images, at least 8 nodes. Beside them a frame takes 73 bytes, and about 20 in
-    /// lists. An operation needs the height of the tree and 2 more frames at a time.
-    pub cache_bytes: u64,
-    /// Share of the frames that may be Cooling.
-    pub cooling_ratio: f64,
-    /// Keep Cooling frames in one queue behind one lock instead of the cooling map's buckets: what
-    /// the paper's Figure 9 measures them against.
-    pub single_queue: bool,
-    /// Victims that are sampled at a time when a frame is needed, at least 1.
-    pub sample_count: u32,
-    /// Cooling buckets that are looked into before that, at least 1.
-    pub probe_buckets: usize,
-    /// Leaves that are not cached and that a scan reads, if it is likely to want them, in the same round trip
-    /// with one that it has missed; 0 reads each by itself. At most 64.
-    pub scan_prefetch: usize,
-    /// Which leaves are kept when they are missed, once the cache is full.
-    pub admission: Admission,
-    /// Most changes of a cached leaf that who holds its latch does with its own, for others that wait for the
-    /// latch; 0: each waits, and does its own.
-    pub combine: usize,
-    /// A node below this share is merged with a neighbour if the sum is at most `merge_sum`.
-    pub merge_low: f64,
-    /// See `merge_low`.
-    pub merge_sum: f64,
-    /// Share of a node that a bulk load fills.
-    pub bulk_fill: f64,
-    /// What an acknowledged change survives.
-    pub durability: Durability,
-    /// Whether an image of a node is kept in the pool while the node is written, where a WRITE of one can
-    /// be cut short by a death. Without it such a node is lost, with all its entries. Always so if
-    /// changes are logged.
-    pub wb_journal: bool,
-    /// Bytes of the log, if changes are logged: at least 8 KiB, and at most what one object of the pool
-    /// holds. The smaller, the earlier changed nodes have to be written back.
-    pub log_bytes: u64,
-    /// Which operations that miss a low node are sent to the memory server. Needs the fabric's capability
-    /// `cpu_visible`, and [`super::offload::OffloadService`] on the memory servers; without either they read.
-    pub offload: Offload,
-    /// Highest level of a node whose miss may be offloaded.
-    pub offload_level: u8,
-    /// Whether the miss of a leaf may.
-    pub offload_leaf_miss: bool,
-    /// Whether scans may, that miss an inner node: the memory server then goes through the leaves below it.
-    pub offload_scans: bool,
-    /// How ranges are given to other compute servers.
-    pub moves: MoveOptions,
+knobs! {
+    /// Settings by which one compute server opens a table of this engine; they concern it alone.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct DexOptions {
+        /// Bytes of cached nodes for each table, at least 8 nodes. Each frame takes about 93 bytes beside its
+        /// node. An operation needs the height of the tree and 2 more frames at a time.
+        "cache" => cache_bytes: u64 = 256 << 20, KnobKind::Bytes { min: 1, max: u64::MAX }, paper "256 MB (section 7.1)";
+        /// What an acknowledged change survives. volatile: not the death of this compute server. logged: its
+        /// death, because a change is in a log or in its node in the pool before it is acknowledged.
+        "durability" => durability: Durability = Durability::Logged,
+            KnobKind::Words { words: &["volatile", "logged"], also: None }, paper "volatile";
+        /// Which operations that miss a low node are sent to the memory server. adaptive sends those for which
+        /// that is measured to be quicker. Needs the fabric's capability `cpu_visible` and memory servers that
+        /// run the offload service; without them operations read.
+        "offload" => offload: Offload = Offload::Never,
+            KnobKind::Words { words: &["never", "always", "adaptive"], also: Some("ratio: and a share, as in ratio:0.3") },
+            paper "adaptive";
+        /// Which missed leaves are kept once the cache is full. again keeps those that are missed again within
+        /// as many misses as the cache has frames, lazy one in ten, eager all. Inner nodes are always kept.
+        "admission" => admission: Admission = Admission::Again,
+            KnobKind::Words { words: &["again", "lazy", "eager"], also: Some("a probability from 0 to 1") },
+            paper "0.1 (section 4.3)";
+        /// Share of the frames that may be Cooling.
+        "cooling_ratio" => cooling_ratio: f64 = 0.1, KnobKind::Share, paper "0.1";
+        /// Keep Cooling frames in one queue behind one lock instead of the cooling map's buckets.
+        "single_queue" => single_queue: bool = false, KnobKind::Flag, paper "false; true is the comparison of Figure 9";
+        /// Victims that are sampled at a time when a frame is needed.
+        "sample_count" => sample_count: u32 = 2, KnobKind::count(1, "frames");
+        /// Cooling buckets that are looked into before victims are sampled.
+        "probe_buckets" => probe_buckets: usize = 8, KnobKind::count(1, "buckets");
+        /// Leaves that a scan reads ahead, in the same round trip with one that it has missed. 0 reads each by
+        /// itself.
+        "scan_prefetch" => scan_prefetch: usize = 8, KnobKind::Count { min: 0, max: 64, unit: "leaves" }, paper "0";
+        /// Most changes of others that the holder of a leaf's latch executes with its own. 0: each operation
+        /// waits for the latch.
+        "combine" => combine: usize = 64, KnobKind::count(0, "changes"), paper "0";
+        /// A node that is filled below this share is merged with a neighbour, if the sum is at most `merge_sum`.
+        "merge_low" => merge_low: f64 = 0.25, KnobKind::Share;
+        /// Share of a node that two nodes may fill together to be merged.
+        "merge_sum" => merge_sum: f64 = 0.75, KnobKind::Share;
+        /// Share of a node that a bulk load fills.
+        "bulk_fill" => bulk_fill: f64 = 0.7, KnobKind::Share;
+        /// Keep an image of a node in the pool while the node is written, where a death can cut a WRITE short.
+        /// Without it such a node is lost with all its entries. Always so if changes are logged.
+        "wb_journal" => wb_journal: bool = false, KnobKind::Flag;
+        /// Bytes of the log if changes are logged: at most what one object of the pool holds. The smaller it
+        /// is, the earlier changed nodes are written back.
+        "log_bytes" => log_bytes: u64 = 1 << 20, KnobKind::Bytes { min: 8 << 10, max: u64::MAX };
+        /// Highest level of a node whose miss may be offloaded; leaves have level 0.
+        "offload_level" => offload_level: u8 = 3, KnobKind::Count { min: 0, max: 255, unit: "levels" }, paper "3";
+        /// Whether the miss of a leaf may be offloaded.
+        "offload_leaf_miss" => offload_leaf_miss: bool = true, KnobKind::Flag, paper "true";
+        /// Whether scans that miss an inner node may be offloaded: the memory server then reads the leaves below
+        /// it.
+        "offload_scans" => offload_scans: bool = false, KnobKind::Flag, paper "false";
+        /// Nodes that are written back at the same time when a range moves to another compute server.
+        "flush_tasks" => moves: MoveOptions = MoveOptions::default(), KnobKind::count(1, "nodes"),
+            paper "1 (Figure 10)";
+    }
 }
 
-impl Default for DexOptions {
-    fn default() -> Self {
-        DexOptions {
-            cache_bytes: 256 << 20,
-            cooling_ratio: 0.1,
-            single_queue: false,
-            sample_count: 2,
-            probe_buckets: 8,
-            scan_prefetch: 8,
-            admission: Admission::Again,
-            combine: 64,
-            merge_low: 0.25,
-            merge_sum: 0.75,
-            bulk_fill: 0.7,
-            durability: Durability::Logged,
-            wb_journal: false,
-            log_bytes: 1 << 20,
-            offload: Offload::Never,
-            offload_level: 3,
-            offload_leaf_miss: true,
-            offload_scans: false,
-            moves: MoveOptions::default(),
-        }
+knob_words!(Admission, Durability, Offload);
+
+impl KnobValue for MoveOptions {
+    fn read(kind: &KnobKind, text: &str) -> Option<Self> {
+        KnobValue::read(kind, text).map(|flush_tasks| MoveOptions { flush_tasks })
+    }
+
+    fn print(&self, kind: &KnobKind) -> String {
+        self.flush_tasks.print(kind)
     }
 }
 

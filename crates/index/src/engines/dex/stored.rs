@@ -15,10 +15,10 @@ use super::{Cache, Dex, DexOptions, Durability, FRAMES_MIN};
 use crate::blink::BlinkOptions;
 use crate::blink::remote::RemoteTree;
 use crate::bnode::Layout;
-use crate::engine::Engine;
+use crate::engine::{Engine, Traits};
 use crate::index::TableReport;
 use crate::walk::Visitor;
-use crate::{IndexError, OpenOptions, StoredTable};
+use crate::{IndexError, Knobs, OpenOptions, StoredTable};
 
 fn remote(meta: GlobalAddr, layout: Layout) -> RemoteTree {
     RemoteTree::open(meta, layout, BlinkOptions::default())
@@ -54,7 +54,9 @@ impl Dex {
         }
         let join = JoinOptions { take: Take::Nothing, take_over: options.take_over };
         let forward = options.forward.clone();
-        let new = Dex::join_with(session, meta, layout, options.dex, forward, join).await?;
+        let settings = DexOptions::read(&options.settings)
+            .map_err(|error| IndexError::Invalid(format!("engine dex: {error}")))?;
+        let new = Dex::join_with(session, meta, layout, settings, forward, join).await?;
         // Kept before it takes anything: what it has from then on is this cache's, whatever fails.
         let dex = Dex(session.pool().keep(meta, new.0));
         if options.take > 0 {
@@ -77,6 +79,17 @@ impl Engine for Dex {
     const ABOUT: &'static str = "DEX: B+-tree with owned key ranges, a cache on each compute server, and \
                                  offloading; Lu et al., PVLDB 17(10), 2024";
 
+    const TRAITS: Traits = Traits {
+        cached: true,
+        owned: true,
+        logged: true,
+        offloads: true,
+        exposes: false,
+        merges: true,
+        shrinks: false,
+    };
+
+    type Options = DexOptions;
     type Table = Dex;
 
     /// The table has an ownership map of one partition that nobody owns.
@@ -93,6 +106,10 @@ impl Engine for Dex {
         options: &OpenOptions,
     ) -> Result<Dex, IndexError> {
         Dex::open_kept(session, table.meta(), *table.layout(), options).await
+    }
+
+    fn check_options(options: &DexOptions, layout: &Layout) -> Result<(), IndexError> {
+        options.check(layout)
     }
 
     async fn walk(
