@@ -15,10 +15,10 @@ use super::{Cache, Dex, DexOptions, Durability, FRAMES_MIN};
 use crate::blink::BlinkOptions;
 use crate::blink::remote::RemoteTree;
 use crate::bnode::Layout;
-use crate::engine::{Engine, Lab};
+use crate::engine::{Engine, Traits};
 use crate::index::TableReport;
 use crate::walk::Visitor;
-use crate::{IndexError, OpenOptions, StoredTable};
+use crate::{IndexError, Knobs, OpenOptions, StoredTable};
 
 fn remote(meta: GlobalAddr, layout: Layout) -> RemoteTree {
     RemoteTree::open(meta, layout, BlinkOptions::default())
@@ -54,7 +54,9 @@ impl Dex {
         }
         let join = JoinOptions { take: Take::Nothing, take_over: options.take_over };
         let forward = options.forward.clone();
-        let new = Dex::join_with(session, meta, layout, options.dex, forward, join).await?;
+        let settings = DexOptions::read(&options.settings)
+            .map_err(|error| IndexError::Invalid(format!("engine dex: {error}")))?;
+        let new = Dex::join_with(session, meta, layout, settings, forward, join).await?;
         // Kept before it takes anything: what it has from then on is this cache's, whatever fails.
         let dex = Dex(session.pool().keep(meta, new.0));
         if options.take > 0 {
@@ -77,6 +79,18 @@ impl Engine for Dex {
     const ABOUT: &'static str = "DEX: B+-tree with owned key ranges, a cache on each compute server, and \
                                  offloading; Lu et al., PVLDB 17(10), 2024";
 
+    const TRAITS: Traits = Traits {
+        cached: true,
+        owned: true,
+        logged: true,
+        offloads: true,
+        exposes: false,
+        splits: true,
+        merges: true,
+        shrinks: false,
+    };
+
+    type Options = DexOptions;
     type Table = Dex;
 
     /// The table has an ownership map of one partition that nobody owns.
@@ -95,6 +109,10 @@ impl Engine for Dex {
         Dex::open_kept(session, table.meta(), *table.layout(), options).await
     }
 
+    fn check_options(options: &DexOptions, layout: &Layout) -> Result<(), IndexError> {
+        options.check(layout)
+    }
+
     async fn walk(
         session: &Session,
         table: &StoredTable,
@@ -110,10 +128,6 @@ impl Engine for Dex {
 
     async fn check_unowned(session: &Session, table: &StoredTable) -> Result<(), IndexError> {
         check_unowned(session, table.meta(), *table.layout()).await
-    }
-
-    fn lab() -> Lab {
-        Lab { loses_levels: false, ..Lab::default() }
     }
 
     fn services(life: u64) -> Vec<(ServiceId, Arc<dyn Service>)> {
