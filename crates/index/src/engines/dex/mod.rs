@@ -7,8 +7,8 @@
 //! frames, and chooses victims by sampling from the bottom up; *opportunistic offloading* sends an
 //! operation to the memory server when that is cheaper than reading.
 //!
-//! What stands here is the cache and the tree, of one compute server that owns the table as a whole or
-//! of several with a partition each; and what is offloaded. What remote memory holds is
+//! What stands here is the cache and the tree of compute servers that own ranges of a table's keys, one
+//! of them all or several a part each; and what is offloaded. What remote memory holds is
 //! [`crate::blink`]'s tree, byte for byte: after [`Dex::close`] either engine can open it.
 //! `docs/design/dex.md` has the differences to the paper with their reasons, the costs, and what is
 //! not built yet.
@@ -46,7 +46,6 @@ mod flush;
 mod forward;
 mod frames;
 mod free_frames;
-mod gate;
 mod heal;
 mod index;
 mod journal;
@@ -58,12 +57,14 @@ mod mapping_table;
 mod member;
 mod merge;
 pub mod offload;
+mod op_counters;
 mod ops;
 mod options;
 mod partitions;
 mod placement;
 pub mod post;
 mod prefetch;
+mod range_guard;
 mod recover;
 mod repartition;
 mod ring;
@@ -106,6 +107,7 @@ pub use member::{JoinOptions, Take};
 use offload::{Off, OffloadServer, Offloads, Wish};
 use ops::OwnedIntent;
 pub use options::DexOptions;
+use partitions::create_map;
 pub use partitions::{equal_width, sampled};
 pub use repartition::{
     Balance, BalanceOptions, Balancer, Decision, MoveError, MoveOptions, PartLoad,
@@ -142,8 +144,8 @@ pub struct Dex(Arc<Cache>);
 #[derive(Debug)]
 struct Cache {
     remote: RemoteTree,
-    /// What part of the keys it serves; all if there is none.
-    part: Option<Part>,
+    /// Which keys it serves.
+    part: Part,
     /// What carries operations on others' keys.
     forward: OnceLock<Arc<dyn Forward>>,
     options: DexOptions,
@@ -317,9 +319,10 @@ impl Restarts {
 }
 
 impl Dex {
-    /// Makes the remote structure of an empty table; returns the address of its meta object.
+    /// Makes the remote structure of an empty table, with an ownership map of one partition that nobody
+    /// owns; returns the address of its meta object.
     ///
-    /// Cost: 3 WRITEs, 3 round trips.
+    /// Cost: 1 CAS, 5 WRITEs, 6 round trips.
     ///
     /// # Errors
     /// `Full` if the pool has no room; `Invalid` if nodes are too large for redo records.
@@ -342,35 +345,31 @@ impl Dex {
         let meta = RemoteTree::create(session, layout).await?;
         // An error leaves what nobody knows of, for the recovery to sweep.
         placement::place_table(session, meta, subtree_level).await?;
+        let remote = RemoteTree::open(meta, *layout, BlinkOptions::default());
+        let _pin = session.begin(OpKind::Maintenance).await?;
+        create_map(&remote, session).await?;
         Ok(meta)
-    }
-
-    /// The table whose meta object is at `meta`, with an empty cache.
-    ///
-    /// Cost: none; the first operation makes the table this compute server's (1 CAS) and reads its
-    /// root.
-    ///
-    /// # Errors
-    /// `Invalid` for a cache of fewer than 8 nodes and for options that make no sense, `Full` if there is no
-    /// memory for it.
-    pub fn open(meta: GlobalAddr, layout: Layout, options: DexOptions) -> Result<Self, IndexError> {
-        Dex::with(meta, layout, options, None)
     }
 
     /// Cuts the table into one partition more than there are `bounds`, which are inclusive upper
     /// bounds, ascending, of the partitions but the last; and closes it. From then on each partition
-    /// is opened by itself, [`Dex::open_partition`], or joined. No operation may be running.
+    /// has nobody until a compute server that opens the table takes it. No operation may be running.
     ///
-    /// Cost: a split for each bound, a flush, 2 WRITEs, 1 CAS.
+    /// Cost: a split for each bound, a flush, a change of the map.
     ///
     /// # Errors
     /// `Invalid` for bounds that are no keys of the table or do not ascend, or a table that has several
     /// partitions already; `Unavailable` if another compute server has it. The table is as it was.
     pub async fn partition(&self, session: &Session, bounds: &[Vec<u8>]) -> Result<(), IndexError> {
-        let alone = self.enter_whole(session).await?;
+        let (moving, old) = self.close_whole(session).await?;
+        if !old.is_empty() {
+            return Err(IndexError::Invalid(format!(
+                "this is done before a table is partitioned, and this one has {} partitions",
+                old.len() + 1
+            )));
+        }
         let _pin = session.begin(OpKind::Maintenance).await?;
-        self.0.partition(session, bounds).await?;
-        drop(alone);
+        self.0.partition(session, bounds, moving).await?;
         session.pool().let_go(self.meta(), &self.0);
         Ok(())
     }
@@ -379,7 +378,7 @@ impl Dex {
         meta: GlobalAddr,
         layout: Layout,
         options: DexOptions,
-        part: Option<Part>,
+        part: Part,
     ) -> Result<Self, IndexError> {
         options.check(&layout)?;
         let frames = options.cache_bytes / layout.node_bytes() as u64;
@@ -448,16 +447,18 @@ impl Dex {
         self.0.flush(session).await
     }
 
-    /// Writes everything back and gives the table to whoever opens it next. No operation may be
-    /// running; later ones fail with `Closed`.
+    /// Closes the table in this member of the pool: writes everything back and gives up what this compute
+    /// server owns. No operation may be running; later ones fail with `Closed`.
     ///
-    /// Cost: that of a flush, and 1 CAS.
+    /// Cost: that of a flush, and a change of the map.
     ///
     /// # Errors
-    /// As [`Dex::flush`]; the table is then still this compute server's.
+    /// As [`Dex::flush`]; the table is then still open.
     pub async fn close(&self, session: &Session) -> Result<(), IndexError> {
         let _pin = session.begin(OpKind::Maintenance).await?;
-        self.0.close(session).await
+        self.0.close(session).await?;
+        session.pool().let_go(self.meta(), &self.0);
+        Ok(())
     }
 
     /// What is wrong in the cache, each with its invariant; empty if all is well. Meant for a moment
@@ -483,6 +484,8 @@ impl Dex {
             walk_stored(&self.0.remote, session, &mut collector, &mut TableReport::default())
                 .await?;
         }
+        // Another table may come to lie there.
+        session.pool().let_go(self.meta(), &self.0);
         retire_all(session, collector.finish()?).await
     }
 }
