@@ -2,6 +2,8 @@
 //! that go and come, compute servers that are cut off. What goes over raw sockets here is written by
 //! hand after `docs/design/wire.md`.
 
+mod calls;
+
 use std::cell::Cell;
 use std::env;
 use std::future::Future;
