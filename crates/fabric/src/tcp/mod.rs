@@ -248,6 +248,7 @@ impl Shared {
     /// From here on nothing is posted any more, and others may take over at once.
     fn give_up(&self) {
         if !self.given_up.swap(true, Ordering::SeqCst) {
+            self.lease.end();
             self.calls.requests.close();
             self.heart.stop();
         }
@@ -632,16 +633,24 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
+    const ENDED: u64 = 0;
+
     /// One of `given`, asked for at `asked`.
     fn new(given: Duration, asked: Instant) -> Self {
-        let lease = Lease { start: asked, until: AtomicU64::new(0), length: given - given / 8 };
-        lease.extend(asked);
-        lease
+        let length = given - given / 8;
+        Lease { start: asked, until: AtomicU64::new(length.as_nanos() as u64), length }
     }
 
+    /// Extends it, unless it has ended.
     fn extend(&self, asked: Instant) {
-        let until = asked.duration_since(self.start) + self.length;
-        self.until.fetch_max(until.as_nanos() as u64, Ordering::SeqCst);
+        let until = (asked.duration_since(self.start) + self.length).as_nanos() as u64;
+        let longer = |before| (before != Self::ENDED).then(|| until.max(before));
+        let _ = self.until.fetch_update(Ordering::SeqCst, Ordering::SeqCst, longer);
+    }
+
+    /// Ends it for good: others are told at once that this compute server is dead.
+    fn end(&self) {
+        self.until.store(Self::ENDED, Ordering::SeqCst);
     }
 
     pub(crate) fn holds(&self) -> bool {
