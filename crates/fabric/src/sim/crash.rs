@@ -1,8 +1,8 @@
 //! Deaths and pauses at a chosen remote operation, so that all of them can be gone through one by
 //! one.
 //!
-//! Operations are counted in the order of posting, each of a chain or a batch by itself, RPCs and
-//! fences too; local waits are not. What a plan does follows from the plan alone: no randomness, and
+//! Operations are counted in the order of posting, each of a chain or a batch by itself, RPCs,
+//! fences, calls and replies too; local waits are not. What a plan does follows from the plan alone: no randomness, and
 //! nothing of it depends on timing.
 //!
 //! - **CRASH-1** Of what a life has posted before the chosen operation, everything takes effect,
@@ -81,6 +81,10 @@ pub enum CountedKind {
     Fence,
     /// A new connection.
     Reconnect,
+    /// Call of another compute server.
+    Call,
+    /// Reply to a call.
+    Reply,
 }
 
 /// One operation as it was counted.
@@ -175,7 +179,9 @@ fn listed(payload: &Payload) -> u64 {
         Payload::Op(_)
         | Payload::Rpc { .. }
         | Payload::Fence { .. }
-        | Payload::Reconnect { .. } => 1,
+        | Payload::Reconnect { .. }
+        | Payload::Call(_)
+        | Payload::Reply => 1,
         Payload::Empty | Payload::Sleep { .. } | Payload::Work { .. } => 0,
     }
 }
@@ -204,6 +210,8 @@ fn counted(payload: &Payload, note: &mut impl FnMut(CountedOp)) {
         Payload::Rpc { .. } => note(lone(CountedKind::Rpc, 0)),
         Payload::Fence { .. } => note(lone(CountedKind::Fence, 0)),
         Payload::Reconnect { .. } => note(lone(CountedKind::Reconnect, 0)),
+        Payload::Call(_) => note(lone(CountedKind::Call, 0)),
+        Payload::Reply => note(lone(CountedKind::Reply, 0)),
         Payload::Empty | Payload::Sleep { .. } | Payload::Work { .. } => {}
     }
 }
@@ -308,7 +316,7 @@ impl Machine {
             slot.poster.life == life
                 && matches!(slot.state, State::Flying | State::Abandoned)
                 && listed(&slot.payload) > 0
-        })
+        }) || self.has_messages(life)
     }
 }
 
