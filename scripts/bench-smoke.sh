@@ -78,7 +78,7 @@ for engine in "${engines[@]}"; do
         if [[ $engine == dex ]]; then
             for routing in owner any; do
                 run "dex, 2 $routing" dex "$fabric" --compute-servers 2 --routing "$routing" \
-                    --partitions 3 --cache 20% --offload ratio:0.5 --verify
+                    --partitions 3 --cache 20% --set offload=ratio:0.5 --verify
             done
         fi
     done

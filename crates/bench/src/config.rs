@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 
 use farleaf_fabric::tcp::Tls;
 use farleaf_fabric::verbs::CardConfig;
-use farleaf_index::Engine;
+use farleaf_index::knobs::CACHE;
+use farleaf_index::suggest::did_you_mean;
+use farleaf_index::{Engine, SettingError, Settings};
 use serde_json::{Map, Value, json};
 use thiserror::Error;
 
@@ -12,8 +14,7 @@ use crate::{
     distribution::DistributionError,
     keys::{KeyOrder, KeySpec},
     parts::Parts,
-    suggest::did_you_mean,
-    units::Rate,
+    units::{Rate, Share, UnitError},
     workload::Workload,
 };
 
@@ -58,7 +59,10 @@ pub struct BenchConfig {
     pub rate: Option<Rate>,
     /// Bytes of a node; `None` leaves the choice to the engine.
     pub node_bytes: Option<u32>,
-    /// What is chosen about the engine's parts, for engines that have them.
+    /// Settings of the engine: of the table's shape, and of how compute servers open it. A `cache` such as
+    /// `8%` is a share of the bytes that the table has in the pool once it is loaded.
+    pub settings: Settings,
+    /// Partitions, and who serves them, for engines with owners.
     pub parts: Parts,
     /// Bytes of all memory servers together; `None` takes what the items need.
     pub pool_bytes: Option<u64>,
@@ -115,6 +119,7 @@ impl Default for BenchConfig {
             value_bytes: 8,
             rate: None,
             node_bytes: None,
+            settings: Settings::default(),
             parts: Parts::default(),
             pool_bytes: None,
             torn: false,
@@ -172,11 +177,39 @@ impl BenchConfig {
         if self.value_bytes > Self::VALUE_BYTES_MAX {
             return Err(BenchConfigError::ValueTooLong { value_bytes: self.value_bytes });
         }
+        self.validate_settings()?;
         self.parts.validate(self)?;
         if self.torn && self.fabric != FabricKind::Sim {
             return Err(BenchConfigError::TornNeedsSim { fabric: self.fabric });
         }
         Ok(())
+    }
+
+    fn validate_settings(&self) -> Result<(), BenchConfigError> {
+        self.engine.split(&self.settings_with_cache(|_| 256 << 20))?;
+        let Some(share) = self.cache_share().transpose()? else { return Ok(()) };
+        if share.of(u64::MAX) == 0 {
+            return Err(BenchConfigError::Zero { what: "bytes of cache" });
+        }
+        match self.load {
+            LoadKind::Bulk => Ok(()),
+            LoadKind::Insert => Err(BenchConfigError::ShareOfNothing),
+        }
+    }
+
+    /// The cache as a share of the table, if the setting is one.
+    pub(crate) fn cache_share(&self) -> Option<Result<Share, UnitError>> {
+        let text = self.settings.get(CACHE).filter(|text| text.ends_with('%'))?;
+        Some(text.parse())
+    }
+
+    /// The settings as an engine reads them: a cache that is a share has the bytes that `bytes_of` gives.
+    pub(crate) fn settings_with_cache(&self, bytes_of: impl Fn(Share) -> u64) -> Settings {
+        let mut settings = self.settings.clone();
+        if let Some(Ok(share)) = self.cache_share() {
+            settings.set(CACHE, &bytes_of(share).to_string());
+        }
+        settings
     }
 
     /// Whether the pool is others', too.
@@ -218,6 +251,7 @@ impl BenchConfig {
             ("rate_ops_per_s", json!(self.rate.map(Rate::per_second))),
             ("node_bytes", json!(self.node_bytes)),
             ("pool_bytes", json!(self.pool_bytes)),
+            ("settings", settings_json(self.settings.iter())),
             ("torn", json!(self.torn)),
             ("verify", json!(self.verify)),
             ("connect", json!(self.connect())),
@@ -227,6 +261,11 @@ impl BenchConfig {
         self.parts.tell(&mut told);
         told
     }
+}
+
+/// Settings as an object of texts.
+pub(crate) fn settings_json<'a>(settings: impl Iterator<Item = (&'a str, &'a str)>) -> Value {
+    settings.map(|(name, text)| (name.to_owned(), json!(text))).collect::<Map<_, _>>().into()
 }
 
 /// What carries the operations. Reads and prints `mapped`, `sim`, `tcp`, `verbs`.
@@ -296,7 +335,7 @@ macro_rules! named {
                     lower => Err($crate::BenchConfigError::UnknownName {
                         what: $what,
                         read: text.to_owned(),
-                        suggestion: $crate::suggest::nearest(lower, Self::NAMES.iter().copied()).map(str::to_owned),
+                        suggestion: farleaf_index::suggest::nearest(lower, Self::NAMES.iter().copied()).map(str::to_owned),
                         known: Self::NAMES.join(", "),
                     }),
                 }
@@ -311,10 +350,21 @@ named!(FabricKind, "fabric", Mapped = "mapped", Sim = "sim", Tcp = "tcp", Verbs 
 named!(LoadKind, "way to load", Bulk = "bulk", Insert = "insert");
 named!(CapabilityKind, "set of capabilities", None = "none", Mapped = "mapped");
 
+fn having_owners() -> String {
+    let all = Engine::ALL.iter().filter(|engine| engine.traits().owned);
+    all.map(|engine| engine.name()).collect::<Vec<_>>().join(", ")
+}
+
 /// A configuration that makes no sense.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum BenchConfigError {
+    /// The engine does not take a setting.
+    #[error(transparent)]
+    Setting(#[from] SettingError),
+    /// A cache is no share.
+    #[error(transparent)]
+    Share(#[from] UnitError),
     /// A count is 0.
     #[error("a bench with 0 {what} measures nothing: give at least 1")]
     Zero {
@@ -357,7 +407,7 @@ pub enum BenchConfigError {
         value_bytes: usize,
     },
     /// The engine has no such part.
-    #[error("{engine} has nothing that --{part} sets: of the engines, dex has")]
+    #[error("{engine} has nothing that --{part} sets: of the engines, {} has", having_owners())]
     NoPart {
         /// The engine.
         engine: Engine,

@@ -4,12 +4,12 @@
 
 use std::{fmt, path::PathBuf, str::FromStr, sync::Arc};
 
+use farleaf_index::suggest::{did_you_mean, nearest};
 use thiserror::Error;
 
 use crate::{
     lines::{LineKeys, LinesError},
     mix64::mix64,
-    suggest::{did_you_mean, nearest},
 };
 
 const USER: &[u8; 4] = b"user";

@@ -42,7 +42,6 @@ mod parts;
 mod report;
 pub mod repro;
 mod run;
-mod suggest;
 mod sync;
 pub mod units;
 mod values;
@@ -61,7 +60,7 @@ pub use keys::{KeyError, KeyMaker, KeyOrder, KeySpec};
 pub use lines::{LineKeys, LinesError};
 pub use load::{LoadOrder, LoadOrderError, LoadPlan};
 pub use machine::Machine;
-pub use parts::{Boundaries, Cooling, Parts, Routing};
+pub use parts::{Boundaries, Parts, Routing};
 pub use report::{
     CacheReport, KindReport, LatencyUs, LoopKind, MemoryReport, OpTotals, PerOp, PhaseReport,
     Report, ReportKind, Row, RunReport, TimeKind, build_commit,

@@ -2,12 +2,10 @@
 
 use std::{fmt, str::FromStr};
 
+use farleaf_index::suggest::{did_you_mean, nearest};
 use thiserror::Error;
 
-use crate::{
-    distribution::Scramble,
-    suggest::{did_you_mean, nearest},
-};
+use crate::distribution::Scramble;
 
 /// The order of the load phase. Reads and prints `sequential`, `shuffled`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

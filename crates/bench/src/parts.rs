@@ -1,30 +1,16 @@
-//! Engine parts: the choices for the parts of an engine, and the choices that make no sense.
+//! Parts: partitions of a table with their compute servers, and the choices that make no sense.
 
-use farleaf_index::Engine;
-use farleaf_index::dex::{Admission, Durability, offload::Offload};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    config::{BenchConfig, BenchConfigError, Cluster, FabricKind, LoadKind, named},
+    config::{BenchConfig, BenchConfigError, Cluster, FabricKind, named},
     keys::KeySpec,
-    units::SizeOrShare,
 };
 
-/// What can be chosen about engines that have it, of which there is `dex`; `None` leaves it to the
-/// engine, or the bench.
+/// How a table is partitioned and served, for engines whose compute servers own keys; `None` leaves it to the
+/// bench.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Parts {
-    /// The cache of each compute server; a share is one of the bytes that the table has in the pool
-    /// once it is loaded.
-    pub cache: Option<SizeOrShare>,
-    /// What an acknowledged change survives.
-    pub durability: Option<Durability>,
-    /// Which leaves are kept.
-    pub admission: Option<Admission>,
-    /// Where frames wait that are about to be given up.
-    pub cooling: Option<Cooling>,
-    /// Which operations memory servers do.
-    pub offload: Option<Offload>,
     /// Partitions of the table, at least one for each compute server; `None` takes as many.
     pub partitions: Option<usize>,
     /// Where partitions end.
@@ -33,15 +19,6 @@ pub struct Parts {
     pub routing: Option<Routing>,
     /// Threads of each memory server that work for others.
     pub memory_threads: Option<usize>,
-}
-
-/// Where frames wait that are about to be given up. Reads and prints `map`, `queue`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cooling {
-    /// In the cooling map's buckets.
-    Map,
-    /// In one queue behind one lock.
-    Queue,
 }
 
 /// Where partitions end. Reads and prints `sampled`, `equal`.
@@ -63,7 +40,6 @@ pub enum Routing {
     Any,
 }
 
-named!(Cooling, "way of cooling", Map = "map", Queue = "queue");
 named!(Boundaries, "kind of boundaries", Sampled = "sampled", Equal = "equal");
 named!(Routing, "routing", Owner = "owner", Any = "any");
 
@@ -81,11 +57,6 @@ impl Parts {
     /// The first that is chosen, by the name of its option.
     fn first(&self) -> Option<&'static str> {
         [
-            ("cache", self.cache.is_some()),
-            ("durability", self.durability.is_some()),
-            ("admission", self.admission.is_some()),
-            ("cooling", self.cooling.is_some()),
-            ("offload", self.offload.is_some()),
             ("partitions", self.partitions.is_some()),
             ("boundaries", self.boundaries.is_some()),
             ("routing", self.routing.is_some()),
@@ -110,7 +81,7 @@ impl Parts {
                 FabricKind::Sim | FabricKind::Tcp | FabricKind::Verbs => {}
             }
         }
-        if engine != Engine::Dex {
+        if !engine.traits().owned {
             let none = self.of_plain_engine(fabric);
             let left = Parts { memory_threads: None, ..self.clone() };
             let threads = (*self != none).then_some("memory-threads");
@@ -118,14 +89,6 @@ impl Parts {
                 Some(part) => Err(BenchConfigError::NoPart { engine, part }),
                 None => Ok(()),
             };
-        }
-        if let Some(share @ SizeOrShare::Share(_)) = self.cache {
-            if share.bytes_of(u64::MAX) == 0 {
-                return Err(BenchConfigError::Zero { what: "bytes of cache" });
-            }
-            if config.load != LoadKind::Bulk {
-                return Err(BenchConfigError::ShareOfNothing);
-            }
         }
         if let Some(partitions) = self.partitions {
             if partitions < compute_servers {
@@ -163,11 +126,6 @@ impl Parts {
     pub(crate) fn tell(&self, told: &mut Map<String, Value>) {
         let text = |part: Option<String>| json!(part);
         for (name, value) in [
-            ("cache", text(self.cache.map(|it| it.to_string()))),
-            ("durability", text(self.durability.map(|it| it.to_string()))),
-            ("admission", text(self.admission.map(|it| it.to_string()))),
-            ("cooling", text(self.cooling.map(|it| it.to_string()))),
-            ("offload", text(self.offload.map(|it| it.to_string()))),
             ("partitions", json!(self.partitions)),
             ("boundaries", text(self.boundaries.map(|it| it.to_string()))),
             ("routing", text(self.routing.map(|it| it.to_string()))),
@@ -182,8 +140,10 @@ impl Parts {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use farleaf_index::Engine;
+
     use super::*;
-    use crate::{KeyOrder, units::Rate};
+    use crate::{KeyOrder, LoadKind, units::Rate};
 
     fn refusal(change: impl FnOnce(&mut BenchConfig)) -> String {
         let mut config = BenchConfig { engine: Engine::Dex, ..BenchConfig::default() };
@@ -194,11 +154,6 @@ mod tests {
     #[test]
     fn parts_of_other_engines_are_refused_by_name() {
         let every = Parts {
-            cache: Some("1MiB".parse().unwrap()),
-            durability: Some(Durability::Volatile),
-            admission: Some("eager".parse().unwrap()),
-            cooling: Some(Cooling::Queue),
-            offload: Some(Offload::Always),
             partitions: Some(4),
             boundaries: Some(Boundaries::Equal),
             routing: Some(Routing::Owner),
@@ -208,12 +163,7 @@ mod tests {
         let dex = BenchConfig { engine: Engine::Dex, parts: every.clone(), ..sim.clone() };
         assert_eq!(dex.validate(), Ok(()));
         type Keep = fn(&Parts) -> Parts;
-        let cases: [(&str, Keep); 9] = [
-            ("cache", |it| Parts { cache: it.cache, ..Parts::default() }),
-            ("durability", |it| Parts { durability: it.durability, ..Parts::default() }),
-            ("admission", |it| Parts { admission: it.admission, ..Parts::default() }),
-            ("cooling", |it| Parts { cooling: it.cooling, ..Parts::default() }),
-            ("offload", |it| Parts { offload: it.offload, ..Parts::default() }),
+        let cases: [(&str, Keep); 4] = [
             ("partitions", |it| Parts { partitions: it.partitions, ..Parts::default() }),
             ("boundaries", |it| Parts { boundaries: it.boundaries, ..Parts::default() }),
             ("routing", |it| Parts { routing: it.routing, ..Parts::default() }),
@@ -237,13 +187,17 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused_with_a_sentence() {
-        let cache = refusal(|it| it.parts.cache = Some("0%".parse().unwrap()));
+        let cache = refusal(|it| it.settings.set("cache", "0%"));
         assert!(cache.contains("0 bytes of cache"), "{cache}");
         let share = refusal(|it| {
-            it.parts.cache = Some("8%".parse().unwrap());
+            it.settings.set("cache", "8%");
             it.load = LoadKind::Insert;
         });
         assert!(share.contains("--load bulk"), "{share}");
+        let beyond = refusal(|it| it.settings.set("cache", "101%"));
+        assert!(beyond.contains("0 to 100 %"), "{beyond}");
+        let unknown = refusal(|it| it.settings.set("cahce", "8%"));
+        assert!(unknown.contains("engine dex: no setting is named \"cahce\""), "{unknown}");
         let few = refusal(|it| (it.compute_servers, it.parts.partitions) = (2, Some(1)));
         assert!(few.contains("1 partitions for 2 compute servers"), "{few}");
         let many = refusal(|it| it.parts.partitions = Some(5000));

@@ -2,13 +2,11 @@
 
 use std::{fmt, str::FromStr};
 
+use farleaf_index::suggest::{did_you_mean, nearest};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::{
-    distribution::{DistributionError, RequestDistribution, ZIPFIAN_THETA_DEFAULT},
-    suggest::{did_you_mean, nearest},
-};
+use crate::distribution::{DistributionError, RequestDistribution, ZIPFIAN_THETA_DEFAULT};
 
 /// A kind of operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

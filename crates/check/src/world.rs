@@ -2,9 +2,9 @@
 
 use farleaf_fabric::sim::{Sim, SimConfig, SimError};
 use farleaf_fabric::{AnyEndpoint, Client, Fabric, FabricError, OpError};
-use farleaf_index::dex::{Admission, DexOptions};
+use farleaf_index::knobs::CACHE;
 use farleaf_index::{
-    AnyIndex, Entries, Exchange, Index, IndexError, OpenOptions, ScanRange, StoredTable,
+    AnyIndex, Entries, Exchange, Index, IndexError, OpenOptions, ScanRange, Settings, StoredTable,
     TableFormat, TableReport, mark_drops,
 };
 use farleaf_pool::{Audit, AuditReport, Pool, PoolError, PoolOptions, Session, format};
@@ -101,15 +101,15 @@ pub async fn create(
 /// As [`AnyIndex::open`].
 pub async fn open(session: &Session, name: &str) -> Result<AnyIndex, IndexError> {
     let root = session.open_root(name).await?;
-    let node_bytes = u64::from(StoredTable::of(&root)?.format().node_bytes());
-    let dex = DexOptions {
-        cache_bytes: CACHE_NODES * node_bytes,
+    let format = *StoredTable::of(&root)?.format();
+    let cache_bytes = CACHE_NODES * u64::from(format.node_bytes());
+    let settings = Settings::default()
+        .with(CACHE, &cache_bytes.to_string())
         // Leaves are kept, so that what is done in the cache is what is tried.
-        admission: Admission::EAGER,
-        log_bytes: 8 << 10,
-        ..DexOptions::default()
-    };
-    AnyIndex::open(session, &root, &OpenOptions { dex, ..OpenOptions::default() }).await
+        .with("admission", "eager")
+        .with("log_bytes", "8KiB");
+    let settings = format.engine.options_of(&settings);
+    AnyIndex::open(session, &root, &OpenOptions { settings, ..OpenOptions::default() }).await
 }
 
 /// Nodes that caches hold.

@@ -13,6 +13,7 @@ use crate::commands::check::CheckArgs;
 use crate::commands::cluster::ClusterArgs;
 use crate::commands::compute::ComputeArgs;
 use crate::commands::config::ConfigArgs;
+use crate::commands::engines::EnginesArgs;
 use crate::commands::memory::MemoryArgs;
 use crate::commands::repartition::RepartitionArgs;
 use crate::commands::repro::ReproArgs;
@@ -21,7 +22,8 @@ use crate::etcd::EtcdArgs;
 use crate::formats;
 use crate::input::ColumnSpec;
 use crate::listen::ListenArgs;
-use crate::suggest::OneOf;
+use crate::one_of::OneOf;
+use crate::settings::SetArgs;
 use crate::tls::TlsArgs;
 
 const EXIT_CODES: &str = "\
@@ -138,6 +140,8 @@ pub(crate) enum Command {
     /// Meant for a quiet pool: changes that are under way may be reported as problems. Exits with
     /// 1 if problems were found, with 5 if the damage keeps the check from going on.
     Verify(PoolArgs),
+    /// List the engines, or the settings of one
+    Engines(EnginesArgs),
     /// Measure an engine under a workload
     Bench(Box<BenchArgs>),
     /// Repeat experiments of papers, and print the paper's figures beside ours
@@ -156,12 +160,12 @@ pub(crate) enum Command {
     /// numbers: tcp://HOST:PORT,HOST:PORT. A server that is started again over its file serves the same
     /// data.
     Memory(MemoryArgs),
-    /// Own and serve keys of a pool's tables of the engine dex, until Ctrl-C
+    /// Own and serve keys of a pool's tables, for engines with owners, until Ctrl-C
     ///
     /// Takes the keys that nobody has, and answers the processes that use them. Prints where it listens,
     /// and its name. Ends in order: what it has is written back and free for others.
     Compute(ComputeArgs),
-    /// Show who owns which keys of a table of the engine dex, and move them while clients run
+    /// Show the owners of a table's keys, for engines with owners, and move keys while clients run
     Repartition(RepartitionArgs),
     /// Show who belongs to a cluster that etcd knows, and change what compute servers have
     Cluster(ClusterArgs),
@@ -244,6 +248,8 @@ pub(crate) struct NewTableArgs {
 pub(crate) struct LoadArgs {
     #[command(flatten)]
     pub(crate) table: TableArgs,
+    #[command(flatten)]
+    pub(crate) set: SetArgs,
     /// The file to read; `-` or nothing for standard input
     #[arg(value_hint = ValueHint::FilePath)]
     pub(crate) file: Option<PathBuf>,
@@ -308,6 +314,8 @@ pub(crate) enum ValueFrom {
 pub(crate) struct GetArgs {
     #[command(flatten)]
     pub(crate) table: TableArgs,
+    #[command(flatten)]
+    pub(crate) set: SetArgs,
     /// The keys
     #[arg(required = true, value_name = "KEY")]
     pub(crate) keys: Vec<OsString>,
@@ -319,6 +327,8 @@ pub(crate) struct GetArgs {
 pub(crate) struct PutArgs {
     #[command(flatten)]
     pub(crate) table: TableArgs,
+    #[command(flatten)]
+    pub(crate) set: SetArgs,
     /// The key
     pub(crate) key: OsString,
     /// The value; `-` reads it from standard input
@@ -342,6 +352,8 @@ pub(crate) struct PutArgs {
 pub(crate) struct DelArgs {
     #[command(flatten)]
     pub(crate) table: TableArgs,
+    #[command(flatten)]
+    pub(crate) set: SetArgs,
     /// The keys
     #[arg(required = true, value_name = "KEY")]
     pub(crate) keys: Vec<OsString>,
@@ -354,6 +366,8 @@ pub(crate) struct DelArgs {
 pub(crate) struct ScanArgs {
     #[command(flatten)]
     pub(crate) table: TableArgs,
+    #[command(flatten)]
+    pub(crate) set: SetArgs,
     /// Only keys that start with this
     #[arg(long, value_name = "KEY", conflicts_with_all = ["from", "to"])]
     pub(crate) prefix: Option<OsString>,

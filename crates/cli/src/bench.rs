@@ -3,17 +3,18 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueHint};
-use farleaf::{Builder, Durability, Engine};
+use farleaf::{Builder, Engine};
 use farleaf_bench::units::{Count, Rate, Size, SizeOrShare};
 use farleaf_bench::{
-    BenchConfig, Boundaries, CapabilityKind, Cluster, Cooling, FabricKind, KeySpec, LoadKind,
-    Parts, RequestDistribution, Routing, ScanLength, Workload, YcsbConfig, YcsbProperties,
+    BenchConfig, Boundaries, CapabilityKind, Cluster, FabricKind, KeySpec, LoadKind, Parts,
+    RequestDistribution, Routing, ScanLength, Workload, YcsbConfig, YcsbProperties,
 };
-use farleaf_index::dex::{Admission, offload::Offload};
+use farleaf_index::knobs::CACHE;
 
 use crate::card::CardArgs;
 use crate::errors::{self, Failure};
 use crate::formats;
+use crate::settings::SetArgs;
 
 /// Measure an engine under a workload
 #[derive(Debug, Default, Args)]
@@ -96,6 +97,12 @@ pub(crate) struct BenchArgs {
     /// Bytes of a node: a power of two [default: the engine's]
     #[arg(long, value_name = "SIZE")]
     pub(crate) node_bytes: Option<Size>,
+    /// Cache of each compute server, short for --set cache=SIZE: bytes, or as in 8% a share of what the
+    /// loaded table takes in the pool [default: 256MiB]
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) cache: Option<SizeOrShare>,
+    #[command(flatten)]
+    pub(crate) set: SetArgs,
     #[command(flatten)]
     pub(crate) parts: PartsArgs,
     #[command(flatten)]
@@ -120,29 +127,10 @@ pub(crate) struct BenchArgs {
     pub(crate) dry_run: bool,
 }
 
-/// Parts of an engine, for those that have them: dex
+/// How the table is partitioned and served, for engines with owners.
 #[derive(Debug, Default, Args)]
-#[command(next_help_heading = "Parts of dex")]
+#[command(next_help_heading = "Partitions")]
 pub(crate) struct PartsArgs {
-    /// Cache of each compute server: bytes, or as in 8% a share of what the loaded table takes in the
-    /// pool [default: 256MiB]
-    #[arg(long, value_name = "SIZE")]
-    pub(crate) cache: Option<SizeOrShare>,
-    /// What an acknowledged change survives: volatile or logged [default: logged]
-    #[arg(long)]
-    pub(crate) durability: Option<Durability>,
-    /// Which leaves are kept that were missed: again (those that are missed again soon), lazy (one in ten),
-    /// eager (all) or a probability [default: again]
-    #[arg(long, allow_negative_numbers = true)]
-    pub(crate) admission: Option<Admission>,
-    /// Where frames wait that are about to be given up: map, or queue as in the paper's comparison
-    /// [default: map]
-    #[arg(long)]
-    pub(crate) cooling: Option<Cooling>,
-    /// Which operations that miss a node memory servers do: never, always, ratio:0.3, adaptive
-    /// [default: never]
-    #[arg(long)]
-    pub(crate) offload: Option<Offload>,
     /// Partitions of the table [default: one for each compute server]
     #[arg(long, value_name = "COUNT")]
     pub(crate) partitions: Option<Count>,
@@ -162,11 +150,6 @@ pub(crate) struct PartsArgs {
 impl PartsArgs {
     fn parts(&self) -> Parts {
         Parts {
-            cache: self.cache,
-            durability: self.durability,
-            admission: self.admission,
-            cooling: self.cooling,
-            offload: self.offload,
             partitions: self.partitions.map(|count| to_usize(count.0)),
             boundaries: self.boundaries,
             routing: self.routing,
@@ -202,11 +185,21 @@ impl BenchArgs {
         self.take_workload(&mut config.workload)?;
         self.take_counts(&mut config, pools)?;
         let several = engines.len() > 1;
+        for (name, _) in config.settings.iter().filter(|_| several) {
+            let one = config.settings.filtered(|it| it == name);
+            if engines.iter().all(|engine| engine.known(&one).is_empty()) {
+                // Some engine says so, with the names that it has.
+                engines[0].split(&one).map_err(usage)?;
+            }
+        }
         let run = |engine: Engine| {
             let mut run = BenchConfig { engine, ..config.clone() };
-            if several && engine != Engine::Dex {
+            if several {
                 // What is chosen is for those of them that have it.
-                run.parts = run.parts.of_plain_engine(run.fabric);
+                run.settings = engine.known(&run.settings);
+                if !engine.traits().owned {
+                    run.parts = run.parts.of_plain_engine(run.fabric);
+                }
             }
             run.validate().map_err(usage)?;
             Ok(run)
@@ -336,6 +329,10 @@ impl BenchArgs {
             let bytes = u32::try_from(size.0).ok().filter(|bytes| bytes.is_power_of_two());
             let refusal = || Failure::usage(format!("--node-bytes {size} is no power of two"));
             config.node_bytes = Some(bytes.ok_or_else(refusal)?);
+        }
+        config.settings = self.set.settings();
+        if let Some(cache) = self.cache {
+            config.settings.set(CACHE, &cache.to_string());
         }
         config.parts = self.parts.parts();
         config.pool_bytes = self.pool_bytes.map(|size| size.0).or(config.pool_bytes);

@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use farleaf::CardConfig;
 
 use crate::errors::Failure;
-use crate::suggest::OneOf;
+use crate::one_of::OneOf;
 
 /// What memory servers offer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

@@ -16,12 +16,12 @@ use std::path::{Path, PathBuf};
 use clap::builder::BoolishValueParser;
 use clap::error::ContextKind;
 use clap::{Arg, ArgAction, Command};
+use farleaf_index::suggest::hint;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::errors::Failure;
 use crate::etcd::PASSWORD;
-use crate::suggest::hint;
 
 /// The variable that names the file; an empty one means none.
 const CONFIG: &str = "FARLEAF_CONFIG";

@@ -1,8 +1,7 @@
 //! Formats of tables, as people write them: `bytes`, `bytes:64`, `fixed:8`.
 
 use farleaf::{Engine, KeyFormat, ValueFormat};
-
-use crate::suggest;
+use farleaf_index::suggest;
 
 /// The longest key that any table takes, in bytes.
 pub(crate) const KEY_BYTES_MAX: usize = 1024;

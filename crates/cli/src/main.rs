@@ -17,10 +17,11 @@ mod formats;
 mod input;
 mod listen;
 mod metrics;
+mod one_of;
 mod output;
 mod progress;
 mod serving;
-mod suggest;
+mod settings;
 mod tls;
 
 use std::ffi::{OsStr, OsString};

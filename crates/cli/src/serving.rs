@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use tracing::level_filters::LevelFilter;
 
 use crate::metrics::{Exposed, MetricsServer};
-use crate::suggest::OneOf;
+use crate::one_of::OneOf;
 
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Watching it")]

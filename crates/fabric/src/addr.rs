@@ -12,6 +12,15 @@ impl ServerId {
     /// The largest number that an address can hold (15 bits).
     pub const MAX: ServerId = ServerId(0x7fff);
 
+    /// Numbers from here on name compute servers: the slot in the pool's table of members, plus this.
+    pub const COMPUTE_FIRST: ServerId = ServerId(0x4000);
+
+    /// Whether the number is a compute server's.
+    #[inline]
+    pub fn is_compute(self) -> bool {
+        self >= Self::COMPUTE_FIRST
+    }
+
     /// The number as an index into tables of servers.
     pub fn index(self) -> usize {
         usize::from(self.0)

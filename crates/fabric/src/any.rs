@@ -4,6 +4,7 @@
 //! that on mapped memory.
 
 use std::future::Future;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -14,8 +15,8 @@ use crate::tcp::{Tcp, TcpEndpoint};
 #[cfg(feature = "verbs")]
 use crate::verbs::{Verbs, VerbsEndpoint};
 use crate::{
-    Buf, Capabilities, Counters, Endpoint, Executor, Fabric, FabricError, GlobalAddr, Incarnation,
-    OpError, Ops, ServerId, Service, ServiceId, Words,
+    Buf, CallError, Capabilities, Counters, Endpoint, Executor, Fabric, FabricError, GlobalAddr,
+    Incarnation, Incoming, ListenConfig, OpError, Ops, Peer, ServerId, Service, ServiceId, Words,
 };
 
 /// One of the fabrics that run in real time. Clones share it.
@@ -185,6 +186,27 @@ impl Fabric for AnyFabric {
     fn counters(&self) -> Vec<Arc<Counters>> {
         on_fabric!(self, fabric => fabric.counters())
     }
+
+    fn expose(
+        &self,
+        number: ServerId,
+        bytes: u64,
+        listen: &ListenConfig,
+    ) -> Result<Option<SocketAddr>, FabricError> {
+        on_fabric!(self, fabric => fabric.expose(number, bytes, listen))
+    }
+
+    fn attach(&self, peer: Peer) -> Result<(), FabricError> {
+        on_fabric!(self, fabric => fabric.attach(peer))
+    }
+
+    fn detach(&self, server: ServerId) {
+        on_fabric!(self, fabric => fabric.detach(server));
+    }
+
+    fn peers(&self) -> Vec<Peer> {
+        on_fabric!(self, fabric => fabric.peers())
+    }
 }
 
 impl AnyEndpoint {
@@ -301,6 +323,27 @@ impl Endpoint for AnyEndpoint {
         reply: Buf,
     ) -> Result<Buf, OpError> {
         on_endpoint!(self, it => it.rpc(server, service, request, reply).await)
+    }
+
+    async fn call(
+        &self,
+        to: ServerId,
+        service: ServiceId,
+        request: Vec<u8>,
+    ) -> Result<Vec<u8>, CallError> {
+        on_endpoint!(self, it => it.call(to, service, request).await)
+    }
+
+    async fn next_call(&self, service: ServiceId) -> Option<Incoming> {
+        on_endpoint!(self, it => it.next_call(service).await)
+    }
+
+    fn leave(&self) {
+        on_endpoint!(self, it => it.leave());
+    }
+
+    fn peers(&self) -> Vec<Peer> {
+        on_endpoint!(self, it => it.peers())
     }
 
     async fn fence(&self, server: ServerId, who: Incarnation) -> Result<(), OpError> {

@@ -5,8 +5,8 @@ use std::future::Future;
 use std::sync::Arc;
 
 use crate::{
-    AnyEndpoint, Buf, Cost, Endpoint, GlobalAddr, Incarnation, Op, OpError, OpKind, Ops, ServerId,
-    ServiceId, Words,
+    AnyEndpoint, Buf, CallError, Cost, Endpoint, GlobalAddr, Incarnation, Op, OpError, OpErrorKind,
+    OpKind, Ops, ServerId, ServiceId, Words,
 };
 
 /// One coroutine's face of an endpoint: the same operations, counted per server and per kind of
@@ -155,13 +155,45 @@ impl<E: Endpoint> Client<E> {
         Ok(reply)
     }
 
-    /// Cuts off a dead compute server from every server; see [`Endpoint::fence`].
+    /// Calls another compute server; see [`Endpoint::call`]. 1 round trip.
+    ///
+    /// # Errors
+    /// As [`Endpoint::call`].
+    pub async fn call(
+        &self,
+        to: ServerId,
+        service: ServiceId,
+        request: Vec<u8>,
+    ) -> Result<Vec<u8>, CallError> {
+        let sent = request.len() as u64;
+        let cost = Cost { calls: 1, round_trips: 1, bytes_written: sent, ..ZERO };
+        self.endpoint.counters().add_compute(self.kind.get(), to, cost);
+        let reply = self.endpoint.call(to, service, request).await?;
+        let cost = Cost { bytes_read: reply.len() as u64, ..ZERO };
+        self.endpoint.counters().add_compute(self.kind.get(), to, cost);
+        Ok(reply)
+    }
+
+    /// Cuts off a dead compute server from every memory server and every attached compute server; see
+    /// [`Endpoint::fence`]. A compute server that is dead itself, or attached no more, begins nothing of
+    /// anybody.
     ///
     /// # Errors
     /// As [`Endpoint::fence`].
     pub async fn fence_everywhere(&self, who: Incarnation) -> Result<(), OpError> {
         for server in 0..self.endpoint.server_count() {
             self.endpoint.fence(ServerId(server as u16), who).await?;
+        }
+        for peer in self.endpoint.peers() {
+            if peer.incarnation == who || peer.incarnation == self.endpoint.incarnation() {
+                continue;
+            }
+            if let Err(error) = self.endpoint.fence(peer.server, who).await
+                && !matches!(error.kind, OpErrorKind::Gone { .. })
+                && !self.endpoint.is_dead(peer.incarnation).await
+            {
+                return Err(error);
+            }
         }
         Ok(())
     }
@@ -171,7 +203,12 @@ impl<E: Endpoint> Client<E> {
     /// # Errors
     /// As [`Endpoint::reconnect`].
     pub async fn reconnect(&self, server: ServerId) -> Result<(), OpError> {
-        self.count(server, Cost { round_trips: 1, ..ZERO });
+        let cost = Cost { round_trips: 1, ..ZERO };
+        if server.is_compute() {
+            self.endpoint.counters().add_compute(self.kind.get(), server, cost);
+        } else {
+            self.count(server, cost);
+        }
         self.endpoint.reconnect(server).await
     }
 
@@ -207,6 +244,7 @@ const ZERO: Cost = Cost {
     cas: 0,
     faa: 0,
     rpcs: 0,
+    calls: 0,
     chains: 0,
     round_trips: 0,
     bytes_read: 0,

@@ -24,13 +24,37 @@
 //! - **F10** When [`Endpoint::reconnect`] has returned, no operation that this thread posted to
 //!   that server before takes effect there any more. One that was in flight may have, a WRITE in
 //!   part too (F6). So a thread that lost a completion can find out what became of it.
+//! - **F12** Compute servers call each other ([`Endpoint::call`], [`Endpoint::next_call`]):
+//!   1. A call is one request and one reply. The receiver gets a request at most once, however often
+//!      the network repeats it, because it remembers the numbers of each connection.
+//!   2. `Ok` says that the request was done once. `NotBegun` says that it was not begun and never will
+//!      be. `Unknown` says nothing. A change is sent again after `NotBegun` alone.
+//!   3. A request that was not written to a connection is `NotBegun`. So is one that waits unbegun when
+//!      its receiver leaves and can still say so. A lost reply is never `NotBegun`.
+//!   4. When [`Endpoint::reconnect`] to a compute server has returned, no request that this thread sent
+//!      it before is begun any more. One that was begun goes on.
+//!   5. Calls have no order among each other or with operations, but "completed before posted".
+//!   6. When [`Endpoint::fence`] at a compute server has returned, it begins no request of the fenced
+//!      life any more. A sender takes no reply of a life after it was told that the life is dead: the
+//!      call is `Unknown`.
+//!   7. A reply leaves only while the receiver holds its lease. So a receiver may answer from its own
+//!      memory.
+//!   8. A reply belongs to one request of one connection. A late reply to a request whose sender waits
+//!      no more is dropped.
+//!   9. A caller that drops the future leaves its request: it is done unseen, or dropped if it was not
+//!      begun. An [`Incoming`] that its receiver drops is `NotBegun` before [`Incoming::begin`] and
+//!      `Unknown` after it.
+//!   10. At most 1,024 calls are under way on a connection. Further ones wait at the sender.
+//!   11. Calls are counted like RPCs: one call, the bytes both ways, one round trip. In the simulator
+//!       a call and a reply are numbered crash points.
 
 use std::future::Future;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use crate::{
-    AnyEndpoint, Buf, Capabilities, Counters, FabricError, GlobalAddr, Incarnation, OpError, Ops,
-    ServerId, Service, ServiceId, Words,
+    AnyEndpoint, Buf, CallError, Capabilities, Counters, FabricError, GlobalAddr, Incarnation,
+    Incoming, ListenConfig, OpError, Ops, Peer, ServerId, Service, ServiceId, Words,
 };
 
 /// A set of memory servers that this process can reach, and the maker of endpoints to them.
@@ -63,6 +87,36 @@ pub trait Fabric: Clone + 'static {
 
     /// The counters of every endpoint made so far, those of finished threads included.
     fn counters(&self) -> Vec<Arc<Counters>>;
+
+    /// Takes calls in under `number`, from now until this life ends. Once per life. `bytes` of zeroed
+    /// memory will be exposed with it; for now it takes 0. Returns the address that others are to be
+    /// told, where there is one.
+    ///
+    /// # Errors
+    /// [`FabricError::Config`] for a number below [`ServerId::COMPUTE_FIRST`], for `bytes` above 0, for
+    /// a second time, and for an address that may not or cannot be reached; otherwise what the system
+    /// says.
+    fn expose(
+        &self,
+        number: ServerId,
+        bytes: u64,
+        listen: &ListenConfig,
+    ) -> Result<Option<SocketAddr>, FabricError>;
+
+    /// Makes `peer.server` stand for that life in all endpoints of this process from now on. Another
+    /// life that the number stood for is detached. Endpoints connect at their first call.
+    ///
+    /// # Errors
+    /// [`FabricError::Config`] for a number below [`ServerId::COMPUTE_FIRST`], or without an address
+    /// where one is needed.
+    fn attach(&self, peer: Peer) -> Result<(), FabricError>;
+
+    /// Makes `server` stand for nobody. Calls that are posted from now on are `NotBegun`. Those under
+    /// way are `Unknown`, unless they are known not to have been begun.
+    fn detach(&self, server: ServerId);
+
+    /// The attached peers, by their numbers.
+    fn peers(&self) -> Vec<Peer>;
 }
 
 /// One thread's way to the memory servers. Cheap to clone; stays on its thread.
@@ -181,7 +235,34 @@ pub trait Endpoint: Clone + 'static {
         reply: Buf,
     ) -> impl Future<Output = Result<Buf, OpError>>;
 
-    /// Cuts off `who` from `server` (F6). Idempotent.
+    /// Sends `request` to a service of the compute server that `to` stands for
+    /// ([`Fabric::attach`]), and waits for the reply (F12). 1 round trip and the receiver's work.
+    ///
+    /// The wait has no limit of its own as long as the connection holds. A caller that runs out of
+    /// patience drops the future.
+    ///
+    /// # Errors
+    /// [`CallError`] says whether the request may have been done.
+    fn call(
+        &self,
+        to: ServerId,
+        service: ServiceId,
+        request: Vec<u8>,
+    ) -> impl Future<Output = Result<Vec<u8>, CallError>>;
+
+    /// Waits for the next request for `service` that came to this compute server. Any of its threads may
+    /// wait; each request goes to one of them. `None` once this compute server has left.
+    fn next_call(&self, service: ServiceId) -> impl Future<Output = Option<Incoming>>;
+
+    /// Takes in no more calls: this compute server leaves. What has not been begun is `NotBegun`, and
+    /// [`Endpoint::next_call`] returns `None`. What was begun can still be replied to.
+    fn leave(&self);
+
+    /// The attached peers, by their numbers, as [`Fabric::peers`].
+    fn peers(&self) -> Vec<Peer>;
+
+    /// Cuts off `who` from `server` (F6, F12.6), a memory server or an attached compute server.
+    /// Idempotent.
     ///
     /// # Errors
     /// `StillAlive` where only the dead can be fenced (`mapped`) and this one lives; otherwise as

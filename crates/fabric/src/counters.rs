@@ -1,7 +1,7 @@
 //! Fabric counters: count operations, round trips and bytes exactly.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use crate::ServerId;
 
@@ -114,13 +114,15 @@ costs! {
     faa,
     /// RPCs.
     rpcs,
+    /// Calls of other compute servers.
+    calls,
     /// Chains.
     chains,
     /// Waits on the critical path: 1 for each operation, chain or batch that is awaited.
     round_trips,
-    /// Payload of READs and of RPC replies.
+    /// Payload of READs and of replies to RPCs and calls.
     bytes_read,
-    /// Payload of WRITEs and of RPC requests, and 8 for every CAS and FAA.
+    /// Payload of WRITEs and of requests of RPCs and calls, and 8 for every CAS and FAA.
     bytes_written,
 }
 
@@ -130,9 +132,9 @@ impl Cost {
         self.cas + self.faa
     }
 
-    /// READs, WRITEs, atomics and RPCs together.
+    /// READs, WRITEs, atomics, RPCs and calls together.
     pub fn verbs(&self) -> u64 {
-        self.reads + self.writes + self.atomics() + self.rpcs
+        self.reads + self.writes + self.atomics() + self.rpcs + self.calls
     }
 }
 
@@ -145,19 +147,24 @@ fn bump(count: &AtomicU64, by: u64) {
     }
 }
 
+/// Compute servers that have counts of their own; the last one counts for all further ones.
+const COMPUTE_MAX: usize = 64;
+
 /// Counters of one endpoint, per server and per kind of index operation. Written by the endpoint's
 /// thread alone, readable from any.
 #[derive(Debug)]
 pub struct Counters {
     cells: Vec<Cell>,
+    /// Of compute servers. Most threads never call one.
+    compute: OnceLock<Vec<Cell>>,
     ops: [AtomicU64; OpKind::ALL.len()],
 }
 
 impl Counters {
-    /// Zeroed counters for `servers` servers.
+    /// Zeroed counters for `servers` memory servers, and for 64 compute servers.
     pub fn new(servers: usize) -> Arc<Self> {
-        let cells = (0..servers.max(1) * OpKind::ALL.len()).map(|_| Cell::default()).collect();
-        Arc::new(Counters { cells, ops: Default::default() })
+        let cells = cells(servers.max(1));
+        Arc::new(Counters { cells, compute: OnceLock::new(), ops: Default::default() })
     }
 
     /// Adds a cost. Servers beyond the table count for the last.
@@ -165,6 +172,13 @@ impl Counters {
     pub(crate) fn add(&self, kind: OpKind, server: ServerId, cost: Cost) {
         let at = server.index() * OpKind::ALL.len() + kind as usize;
         self.cells[at.min(self.cells.len() - 1)].add(cost);
+    }
+
+    /// Adds what a message to a compute server costs.
+    pub(crate) fn add_compute(&self, kind: OpKind, server: ServerId, cost: Cost) {
+        let number = server.index().saturating_sub(ServerId::COMPUTE_FIRST.index());
+        let at = number.min(COMPUTE_MAX - 1) * OpKind::ALL.len() + kind as usize;
+        self.compute.get_or_init(|| cells(COMPUTE_MAX))[at].add(cost);
     }
 
     /// Counts index operations of `kind`.
@@ -175,22 +189,32 @@ impl Counters {
 
     /// The counts of now. Others may be counting meanwhile.
     pub fn snapshot(&self) -> Snapshot {
-        let per_server = self
-            .cells
-            .chunks(OpKind::ALL.len())
-            .map(|kinds| std::array::from_fn(|kind| kinds[kind].get()))
-            .collect();
         Snapshot {
-            per_server,
+            per_server: read(&self.cells),
+            per_compute: self.compute.get().map_or_else(Vec::new, |cells| read(cells)),
             ops: std::array::from_fn(|kind| self.ops[kind].load(Ordering::Relaxed)),
         }
     }
 }
 
+fn cells(servers: usize) -> Vec<Cell> {
+    (0..servers * OpKind::ALL.len()).map(|_| Cell::default()).collect()
+}
+
+fn read(cells: &[Cell]) -> Vec<Kinds> {
+    let servers = cells.chunks(OpKind::ALL.len());
+    servers.map(|kinds| std::array::from_fn(|kind| kinds[kind].get())).collect()
+}
+
+/// Costs by kind of index operation.
+type Kinds = [Cost; OpKind::ALL.len()];
+
 /// Counts at one moment, of one endpoint or several added up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    per_server: Vec<[Cost; OpKind::ALL.len()]>,
+    per_server: Vec<Kinds>,
+    /// Empty if nobody has called a compute server.
+    per_compute: Vec<Kinds>,
     ops: [u64; OpKind::ALL.len()],
 }
 
@@ -206,10 +230,11 @@ impl Snapshot {
 
     /// Adds another's counts.
     pub fn add(&mut self, other: &Snapshot) {
-        let servers = self.per_server.len().max(other.per_server.len());
-        self.per_server.resize(servers, Default::default());
-        for (mine, theirs) in self.per_server.iter_mut().zip(&other.per_server) {
-            for (mine, theirs) in mine.iter_mut().zip(theirs) {
+        for (mine, theirs) in
+            [(&mut self.per_server, &other.per_server), (&mut self.per_compute, &other.per_compute)]
+        {
+            mine.resize(mine.len().max(theirs.len()), Default::default());
+            for (mine, theirs) in mine.iter_mut().flatten().zip(theirs.iter().flatten()) {
                 *mine += *theirs;
             }
         }
@@ -221,8 +246,11 @@ impl Snapshot {
     /// What has been counted since `earlier`, a snapshot of the same endpoints.
     pub fn since(&self, earlier: &Snapshot) -> Snapshot {
         let mut difference = self.clone();
-        for (new, old) in difference.per_server.iter_mut().zip(&earlier.per_server) {
-            for (new, old) in new.iter_mut().zip(old) {
+        for (new, old) in [
+            (&mut difference.per_server, &earlier.per_server),
+            (&mut difference.per_compute, &earlier.per_compute),
+        ] {
+            for (new, old) in new.iter_mut().flatten().zip(old.iter().flatten()) {
                 *new = *new - *old;
             }
         }
@@ -234,20 +262,34 @@ impl Snapshot {
 
     /// Everything.
     pub fn total(&self) -> Cost {
+        self.sum(self.all().flatten())
+    }
+
+    /// What went to memory servers.
+    pub fn memory(&self) -> Cost {
         self.sum(self.per_server.iter().flatten())
+    }
+
+    /// What went to compute servers.
+    pub fn compute(&self) -> Cost {
+        self.sum(self.per_compute.iter().flatten())
     }
 
     /// What operations of `kind` cost.
     pub fn kind(&self, kind: OpKind) -> Cost {
-        self.sum(self.per_server.iter().map(|kinds| &kinds[kind as usize]))
+        self.sum(self.all().map(|kinds| &kinds[kind as usize]))
     }
 
-    /// What went to `server`.
+    /// What went to `server`. Of compute servers, the 64th and all further ones are one.
     pub fn server(&self, server: ServerId) -> Cost {
-        self.sum(self.per_server.get(server.index()).into_iter().flatten())
+        let kinds = match server.index().checked_sub(ServerId::COMPUTE_FIRST.index()) {
+            None => self.per_server.get(server.index()),
+            Some(number) => self.per_compute.get(number.min(COMPUTE_MAX - 1)),
+        };
+        self.sum(kinds.into_iter().flatten())
     }
 
-    /// Servers counted.
+    /// Memory servers counted.
     pub fn server_count(&self) -> usize {
         self.per_server.len()
     }
@@ -255,6 +297,10 @@ impl Snapshot {
     /// Index operations of `kind`.
     pub fn ops(&self, kind: OpKind) -> u64 {
         self.ops[kind as usize]
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Kinds> {
+        self.per_server.iter().chain(&self.per_compute)
     }
 
     fn sum<'a>(&self, costs: impl Iterator<Item = &'a Cost>) -> Cost {

@@ -3,12 +3,12 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::{GlobalAddr, ServerId};
+use crate::{GlobalAddr, Incarnation, ServerId};
 
 /// A failed operation. Unless the kind says otherwise **its effect is unknown**: it may have
 /// happened, in part too, and may even come later, until the initiator is fenced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("operation on memory server {server} failed: {kind}")]
+#[error("operation on {} {server} failed: {kind}", if server.is_compute() { "compute server" } else { "memory server" })]
 pub struct OpError {
     /// The server that it went to.
     pub server: ServerId,
@@ -66,6 +66,13 @@ pub enum OpErrorKind {
     /// A fence of a compute server that cannot be proven dead. Nothing was done.
     #[error("the compute server to be fenced is alive")]
     StillAlive,
+    /// The compute server that it went to has ended its life, or is attached no more. What stood in its
+    /// memory is lost.
+    #[error("compute server {who} has ended its life")]
+    Gone {
+        /// Its life.
+        who: Incarnation,
+    },
 }
 
 /// For which reason a memory server does not let a program in.

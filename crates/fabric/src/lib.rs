@@ -21,6 +21,8 @@
 mod access;
 mod addr;
 mod any;
+mod calls;
+mod canary;
 mod client;
 #[cfg(feature = "conformance")]
 pub mod conformance;
@@ -49,6 +51,10 @@ mod wake;
 
 pub use addr::{GlobalAddr, ServerId};
 pub use any::{AnyEndpoint, AnyFabric};
+pub use calls::{CALL_BYTES_MAX, CallError, Closed, Incoming, ListenConfig, Peer};
+#[cfg(any(test, feature = "canary"))]
+pub use canary::ArmedCanary;
+pub use canary::Canary;
 pub use client::Client;
 pub use contract::{Endpoint, Fabric};
 pub use contract_types::{Capabilities, Incarnation, Service, ServiceId, ServiceReply};

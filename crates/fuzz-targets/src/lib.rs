@@ -43,12 +43,6 @@ mod args {
     }
 }
 
-mod suggest {
-    pub(crate) fn hint<'a>(text: &str, names: impl Iterator<Item = &'a str>) -> String {
-        format!("; not {text} but one of {}", names.count())
-    }
-}
-
 mod output {
     pub(crate) fn counted(count: u64, what: &str) -> String {
         format!("{count} {what}")

@@ -1,6 +1,6 @@
-//! Wire target: bytes to a memory server, bytes back to its client, and RPC messages by a card.
+//! Wire target: bytes to a server, bytes back to its client, calls, and RPC messages by a card.
 //!
-//! Input: side and whether it greets, or messages; length of the pieces that it comes in, on the client's side what
+//! Input: side and whether it greets, or calls, or messages; length of the pieces that it comes in, on the client's side what
 //! has been posted; then the bytes.
 
 use farleaf_fabric::tcp::fuzz;
@@ -13,7 +13,11 @@ pub(crate) fn run(input: &[u8]) {
     let mut bytes = Bytes::new(input);
     let mode = bytes.u8();
     let piece = usize::from(bytes.u8()) + 1;
-    if mode & 5 == 4 {
+    if mode & 13 == 12 {
+        let stream = bytes.rest();
+        let answers = fuzz::calls(stream.chunks(piece));
+        assert!(answers <= stream.len() / 16 + 1, "{answers} answers");
+    } else if mode & 5 == 4 {
         let stream = bytes.rest();
         let pieces = stream.chunks(piece);
         let messages = pieces.len();

@@ -19,7 +19,7 @@ use std::time::Instant;
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Fabric};
-use farleaf_index::dex::{Dex, DexOptions, Durability};
+use farleaf_index::dex::{Dex, DexOptions, Durability, JoinOptions};
 use farleaf_index::{Engine, Index, TableFormat};
 use farleaf_pool::{Pool, PoolOptions, Session, format};
 
@@ -54,7 +54,8 @@ async fn opened(endpoint: AnyEndpoint, combine: usize, durability: Durability) -
     let meta = Dex::create(&session, &layout).await.unwrap();
     let cache_bytes = KEYS / 30 * 1024;
     let options = DexOptions { cache_bytes, combine, durability, ..DexOptions::default() };
-    let index = Dex::open(meta, layout, options).unwrap();
+    let index = Dex::open(&session, meta, layout, options, None, JoinOptions::default());
+    let index = index.await.unwrap();
     index.bulk_load(&session, &mut All::below(KEYS)).await.unwrap();
     let mut value = Vec::new();
     for key in 0..KEYS {

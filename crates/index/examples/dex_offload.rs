@@ -16,7 +16,7 @@ use std::sync::Arc;
 use farleaf_fabric::sim::{RpcConfig, Sim, SimConfig};
 use farleaf_fabric::{Client, Endpoint, Fabric};
 use farleaf_index::dex::offload::{OFFLOAD_SERVICE, Offload, OffloadService};
-use farleaf_index::dex::{Dex, DexOptions};
+use farleaf_index::dex::{Dex, DexOptions, JoinOptions};
 use farleaf_index::{Engine, Index, TableFormat};
 use farleaf_pool::{Pool, PoolOptions, format};
 
@@ -45,7 +45,8 @@ fn run(offload: Offload, threads: usize, cache_percent: u64) {
             let nodes = KEYS / 42;
             let cache_bytes = (nodes * cache_percent / 100).max(150) * 1024;
             let options = DexOptions { cache_bytes, offload, ..DexOptions::default() };
-            let index = Dex::open(meta, layout, options).unwrap();
+            let index = Dex::open(&session, meta, layout, options, None, JoinOptions::default());
+            let index = index.await.unwrap();
             index.bulk_load(&session, &mut All::below(KEYS)).await.unwrap();
             (session, index)
         })

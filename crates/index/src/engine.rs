@@ -10,7 +10,7 @@ use farleaf_pool::Session;
 use crate::bnode::Layout;
 use crate::index::{Index, TableReport};
 use crate::walk::Visitor;
-use crate::{IndexError, OpenOptions, StoredTable};
+use crate::{IndexError, Knobs, OpenOptions, StoredTable};
 
 /// A design of index: how its tables are made, opened, walked and looked after.
 ///
@@ -20,7 +20,12 @@ pub trait Engine: Sized + 'static {
     const NAME: &'static str;
     /// One line for help texts: what it is; paper, venue, year.
     const ABOUT: &'static str;
+    /// What it has.
+    const TRAITS: Traits;
 
+    /// Settings by which one compute server opens a table; [`Engine::open`] reads them from
+    /// [`OpenOptions::settings`].
+    type Options: Knobs;
     /// An open table.
     type Table: Index + Clone + fmt::Debug;
 
@@ -42,6 +47,14 @@ pub trait Engine: Sized + 'static {
         table: &StoredTable,
         options: &OpenOptions,
     ) -> impl Future<Output = Result<Self::Table, IndexError>>;
+
+    /// Refuses options with which no table of that layout can be opened.
+    ///
+    /// # Errors
+    /// `Invalid`.
+    fn check_options(_options: &Self::Options, _layout: &Layout) -> Result<(), IndexError> {
+        Ok(())
+    }
 
     /// Visits every object of a table and checks it, the meta object first. What the owner of a part has in
     /// its cache alone is not seen. The caller has a pin.
@@ -94,11 +107,6 @@ pub trait Engine: Sized + 'static {
         async { Ok(()) }
     }
 
-    /// What the lab may look for in tables of this engine.
-    fn lab() -> Lab {
-        Lab::default()
-    }
-
     /// Services that memory servers run for the engine. `life` differs from that of every process that ran
     /// them on the same memory before: the time at which the process began, say.
     fn services(_life: u64) -> Vec<(ServiceId, Arc<dyn Service>)> {
@@ -106,20 +114,54 @@ pub trait Engine: Sized + 'static {
     }
 }
 
-/// Structural changes that tables of an engine go through: the lab looks for states in which an operation
-/// makes them, and lets compute servers die there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lab {
-    /// Leaves and inner nodes split, and levels are added.
+/// What a design has. Store, command, bench and lab ask this, and compare no names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traits {
+    /// Compute servers cache nodes; the setting `cache` says how many bytes.
+    pub cached: bool,
+    /// Compute servers own ranges of keys, which can be moved, and forward operations to owners.
+    pub owned: bool,
+    /// Acknowledged changes that are only in a cache survive in a log, if the setting `durability` says so.
+    pub logged: bool,
+    /// Memory servers execute operations; the setting `offload` says which.
+    pub offloads: bool,
+    /// Compute servers expose memory that other compute servers read.
+    pub exposes: bool,
+    /// Nodes split, and levels are added, as a table grows.
     pub splits: bool,
-    /// Nodes merge.
+    /// Nodes that have become small are merged or made smaller.
     pub merges: bool,
-    /// Levels are taken away.
-    pub loses_levels: bool,
+    /// The height of the structure falls again when keys are removed.
+    pub shrinks: bool,
 }
 
-impl Default for Lab {
-    fn default() -> Self {
-        Lab { splits: true, merges: true, loses_levels: true }
+impl Traits {
+    /// Those of an engine that has none.
+    pub const NONE: Traits = Traits {
+        cached: false,
+        owned: false,
+        logged: false,
+        offloads: false,
+        exposes: false,
+        splits: false,
+        merges: false,
+        shrinks: false,
+    };
+
+    /// The names of those that it has.
+    pub fn names(&self) -> impl Iterator<Item = &'static str> {
+        let Traits { cached, owned, logged, offloads, exposes, splits, merges, shrinks } = *self;
+        [
+            ("cached", cached),
+            ("owned", owned),
+            ("logged", logged),
+            ("offloads", offloads),
+            ("exposes", exposes),
+            ("splits", splits),
+            ("merges", merges),
+            ("shrinks", shrinks),
+        ]
+        .into_iter()
+        .filter_map(|(name, has)| has.then_some(name))
     }
 }

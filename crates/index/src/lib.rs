@@ -14,6 +14,7 @@ pub mod engines;
 mod entries;
 mod error;
 mod index;
+pub mod knobs;
 mod limits;
 mod local;
 mod oneshot;
@@ -21,22 +22,26 @@ mod open_options;
 mod recovery;
 mod spec;
 mod stored;
+pub mod suggest;
 mod sync;
 #[cfg(debug_assertions)]
 #[doc(hidden)]
 pub mod translate;
+pub mod units;
 mod walk;
 
 pub use blink::BlinkOptions;
 pub use change::{Change, Decision, Outcome};
 pub use drops::mark_drops;
-pub use engines::{AnyIndex, Engine, UnknownEngine, btree, dex};
+pub use engine::Traits;
+pub use engines::{AnyIndex, Engine, KnobDefault, SettingError, UnknownEngine, btree, dex};
 pub use entries::Entries;
 pub use error::IndexError;
 pub use index::{Exchange, Index, ScanRange, SortedPairs, TableReport};
+pub use knobs::{Knob, KnobError, KnobKind, KnobOf, KnobValue, Knobs, Setting, Settings};
 pub use limits::VALUE_BYTES_MAX;
 pub use open_options::OpenOptions;
 pub use recovery::recover;
-pub use spec::TableFormat;
+pub use spec::{Shape, TableFormat};
 pub use stored::StoredTable;
 pub use walk::Visitor;

@@ -2,25 +2,26 @@
 
 use std::sync::Arc;
 
-use crate::engines::dex::{DexOptions, Forward};
+use crate::Settings;
+use crate::engines::dex::Forward;
 
 /// How a compute server opens tables. Concerns it alone; an engine takes what it has a use for.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
-    /// For [`Engine::Dex`]: the cache, and how changes are kept.
-    pub dex: DexOptions,
-    /// For [`Engine::Dex`]: partitions that it takes at once, of those that nobody has.
+    /// Settings of the engine, by name; see [`crate::Engine::options`].
+    pub settings: Settings,
+    /// For engines with owners: partitions that it takes at once, of those that nobody has.
     pub take: usize,
-    /// For [`Engine::Dex`]: whether this compute server takes on keys that nobody has, or the dead had,
+    /// For engines with owners: whether this compute server takes on keys that nobody has, or the dead had,
     /// when it meets them. One that does not only asks others, through `forward`.
     pub take_over: bool,
-    /// For [`Engine::Dex`]: what carries operations to the compute servers that own the keys. Without
+    /// For engines with owners: what carries operations to the compute servers that own the keys. Without
     /// one, operations on others' keys fail with `Unavailable`.
     pub forward: Option<Arc<dyn Forward>>,
 }
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        OpenOptions { dex: DexOptions::default(), take: 0, take_over: true, forward: None }
+        OpenOptions { settings: Settings::default(), take: 0, take_over: true, forward: None }
     }
 }

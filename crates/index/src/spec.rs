@@ -2,9 +2,23 @@
 
 use farleaf_pool::Root;
 
-use crate::IndexError;
 use crate::bnode::{KeyFormat, Layout, LayoutOptions, ValueFormat};
 use crate::engines::{Engine, UnknownEngine};
+use crate::{IndexError, KnobKind};
+
+crate::knobs! {
+    /// The geometry of a table's nodes, as far as it is not left to the engine.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Shape {
+        /// Bytes of a node, a power of two. The engine takes 1024 for short keys and values of fixed length,
+        /// else 4096, or as much as the longest key needs.
+        "node_bytes" => node_bytes: Option<u32> = None, KnobKind::Bytes { min: 256, max: 64 << 10 }, paper "1 KB (DEX, section 7.1)";
+        /// Most entries of a leaf, if fewer than fit.
+        "cap_leaf" => cap_leaf: Option<u16> = None, KnobKind::Count { min: 2, max: 65_535, unit: "entries" };
+        /// Most separators of an inner node, if fewer than fit.
+        "cap_inner" => cap_inner: Option<u16> = None, KnobKind::Count { min: 2, max: 65_535, unit: "separators" };
+    }
+}
 
 /// What a table is: engine, formats and geometry. Fixed when it is made, kept in its root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

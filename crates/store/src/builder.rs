@@ -12,8 +12,8 @@ use farleaf_fabric::verbs::{Verbs, VerbsConfig};
 use farleaf_fabric::{
     AnyEndpoint, AnyFabric, Client, Endpoint, Fabric, FabricError, Processors, ServerId,
 };
-use farleaf_index::OpenOptions;
-use farleaf_index::dex::Durability;
+use farleaf_index::knobs::CACHE;
+use farleaf_index::{Engine, OpenOptions, Settings};
 use farleaf_pool::PoolOptions;
 
 use crate::core::Core;
@@ -104,17 +104,32 @@ impl Builder {
         self
     }
 
-    /// Bytes of the cache that each table of an engine with a cache ([`Engine::Dex`](crate::Engine::Dex)) gets. The system
-    /// commits memory as it is used. Default: 256 MiB.
-    pub fn cache_bytes(mut self, bytes: u64) -> Self {
-        self.options.dex.cache_bytes = bytes;
+    /// Bytes of the cache of each table, for engines with a cache: the setting `cache`. The system commits
+    /// memory as it is used. Default: 256 MiB.
+    pub fn cache_bytes(self, bytes: u64) -> Self {
+        self.set(CACHE, &bytes.to_string())
+    }
+
+    /// A setting by which this process opens tables, as in `.set("cache", "64MiB")`; tables of engines that
+    /// do not have it go without. [`Engine::options`] lists them, and so does `farleaf engines dex`.
+    /// [`Builder::open`] refuses a name that no engine has and a value that makes no sense.
+    ///
+    /// ```
+    /// use farleaf::Farleaf;
+    ///
+    /// let db = Farleaf::builder().set("cache", "64MiB").set("durability", "volatile").open("mem:")?;
+    /// let error = Farleaf::builder().set("cahce", "64MiB").open("mem:").unwrap_err();
+    /// assert!(error.to_string().contains("did you mean \"cache\"?"));
+    /// # Ok::<(), farleaf::Error>(())
+    /// ```
+    pub fn set(mut self, name: &str, value: &str) -> Self {
+        self.options.settings.set(name, value);
         self
     }
 
-    /// What an acknowledged change of a table of an engine with a cache survives. Default:
-    /// `Logged`.
-    pub fn durability(mut self, durability: Durability) -> Self {
-        self.options.dex.durability = durability;
+    /// All of `settings`, as by [`Builder::set`].
+    pub fn set_all(mut self, settings: &Settings) -> Self {
+        self.options.settings.set_all(settings);
         self
     }
 
@@ -136,7 +151,7 @@ impl Builder {
     }
 
     /// Where other compute servers ask for the keys that this one has to itself, which it does for tables of
-    /// an engine with a cache ([`Engine::Dex`](crate::Engine::Dex)); port 0 takes a free one. It listens
+    /// an engine whose compute servers own keys; port 0 takes a free one. It listens
     /// once the first such table is opened. Default: `127.0.0.1:0`.
     pub fn listen(mut self, address: SocketAddr) -> Self {
         self.serve.listen = address;
@@ -189,7 +204,7 @@ impl Builder {
         self
     }
 
-    /// How many partitions of a table of an engine with a cache are taken at once when it is opened, of
+    /// How many partitions of a table of an engine with owners are taken at once when it is opened, of
     /// those that nobody has. Others are taken when a key of theirs is used. Default: 0.
     pub fn take_partitions(mut self, count: usize) -> Self {
         self.options.take = count;
@@ -234,6 +249,8 @@ impl Builder {
             return Err(Error::invalid(format!("{count} async workers: it takes 1 to 1024")));
         }
         self.serve.check()?;
+        Engine::check_some(Engine::ALL, &self.options.settings)
+            .map_err(|error| Error::invalid(error.to_string()))?;
         let is_shared = uri_parsed != Uri::Mem;
         #[cfg(feature = "etcd")]
         let mut registering = None;

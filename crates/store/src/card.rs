@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use farleaf_fabric::verbs::CardConfig;
 
-use crate::suggest;
+use farleaf_index::suggest;
 
 /// Every setting.
 const KNOWN: [&str; 4] = ["device", "port", "gid", "mtu"];

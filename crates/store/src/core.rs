@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use farleaf_fabric::{AnyFabric, Client, Endpoint, Fabric};
-use farleaf_index::OpenOptions;
+use farleaf_index::suggest;
+use farleaf_index::{OpenOptions, Settings, StoredTable};
 use farleaf_pool::{Pool, PoolError, Root};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::gate::{Activity, Gates};
 use crate::lane::{Lane, Session};
 use crate::serve::{ServeOptions, Serving};
-use crate::suggest;
 use crate::table::TableCore;
 
 /// One compute server's membership in a pool, and the tables that it has open.
@@ -80,16 +80,17 @@ impl Core {
         !self.closed.swap(true, Ordering::SeqCst)
     }
 
-    /// The table of that name, opened if need be.
+    /// The table of that name, opened if need be, with `settings` before those of the store.
     pub(crate) async fn open_table(
         self: &Arc<Self>,
         lane: &Lane,
         name: &str,
+        settings: &Settings,
     ) -> Result<Arc<TableCore>> {
         let session = lane.session().await?;
         let opened = self.tables().get(name).cloned();
         match session.open_root(name).await {
-            Ok(root) => self.open_root(&session, root).await,
+            Ok(root) => self.open_root(&session, root, settings).await,
             Err(PoolError::NoSuchTable(_)) => {
                 if let Some(opened) = opened {
                     self.forget(&session, &opened).await;
@@ -105,6 +106,7 @@ impl Core {
         self: &Arc<Self>,
         session: &Session,
         root: Root,
+        settings: &Settings,
     ) -> Result<Arc<TableCore>> {
         let opened = self.tables().get(&root.name).cloned();
         if let Some(opened) = opened {
@@ -114,7 +116,10 @@ impl Core {
             // Dropped and made anew by another process.
             self.forget(session, &opened).await;
         }
-        let options = self.serving.prepare(self, session, &root, &self.options).await?;
+        let mut options = self.serving.prepare(self, session, &root, &self.options).await?;
+        let table = StoredTable::of(&root)?;
+        options.settings.set_all(settings);
+        options.settings = table.format().engine.options_of(&options.settings);
         let table = Arc::new(TableCore::open(session, root, &options).await?);
         // INV-SERVE-1
         self.serving.serve(table.index()).await?;

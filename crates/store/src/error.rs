@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use farleaf_fabric::verbs::VerbsError;
 use farleaf_fabric::{FabricError, OpErrorKind, Refusal};
-use farleaf_index::{IndexError, UnknownEngine};
+use farleaf_index::{IndexError, SettingError, UnknownEngine};
 use farleaf_pool::{FormatFault, PoolError};
 
 /// What the functions of this library return.
@@ -147,6 +147,13 @@ impl From<IndexError> for Error {
             _ => ErrorKind::Internal,
         };
         Error::new(kind, error.to_string())
+    }
+}
+
+impl From<SettingError> for Error {
+    #[cold]
+    fn from(error: SettingError) -> Self {
+        Error::invalid(error.to_string())
     }
 }
 

@@ -63,7 +63,6 @@ mod registered;
 mod report;
 mod serve;
 mod store;
-mod suggest;
 mod sync;
 mod table;
 mod uri;
@@ -74,8 +73,10 @@ pub use farleaf_cluster::{EtcdAccess, EtcdTlsFiles};
 pub use farleaf_fabric::tcp::{Tls, TlsFiles};
 pub use farleaf_fabric::verbs::CardConfig;
 pub use farleaf_fabric::{Cost, OpKind, Processors, ServerId, Snapshot};
-pub use farleaf_index::dex::Durability;
-pub use farleaf_index::{Engine, UnknownEngine};
+pub use farleaf_index::{
+    Engine, Knob, KnobDefault, KnobError, KnobKind, Setting, SettingError, Settings, Traits,
+    UnknownEngine,
+};
 pub use farleaf_pool::{AuditReport, ClassReport, MemoryUse};
 
 pub use crate::async_table::AsyncTable;

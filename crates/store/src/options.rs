@@ -1,7 +1,7 @@
 //! Table options: describe a table that a store makes.
 
 pub use farleaf_index::bnode::{KeyFormat, ValueFormat};
-use farleaf_index::{Engine, StoredTable, TableFormat};
+use farleaf_index::{Engine, SettingError, Settings, StoredTable, TableFormat};
 use farleaf_pool::Root;
 
 use crate::error::Result;
@@ -18,9 +18,10 @@ use crate::error::Result;
 /// assert_eq!(table.info().keys, KeyFormat::Fixed(8));
 /// # Ok::<(), farleaf::Error>(())
 /// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TableOptions {
-    pub(crate) format: TableFormat,
+    format: TableFormat,
+    settings: Settings,
 }
 
 impl TableOptions {
@@ -49,6 +50,46 @@ impl TableOptions {
     pub fn node_bytes(mut self, bytes: u32) -> Self {
         self.format.node_bytes = Some(bytes);
         self
+    }
+
+    /// A setting of the engine: of the table's shape ([`Engine::shape`], as in `.set("cap_leaf", "64")`), or
+    /// of how this process opens the table ([`Engine::options`], as in `.set("cache", "64MiB")`), which
+    /// counts before [`Builder::set`](crate::Builder::set). `farleaf engines dex` lists both.
+    /// [`Farleaf::create_table`](crate::Farleaf::create_table) refuses what the engine does not have.
+    ///
+    /// ```
+    /// use farleaf::{Engine, Farleaf, TableOptions};
+    ///
+    /// let db = Farleaf::open("mem:")?;
+    /// let options = TableOptions::default().engine(Engine::Dex);
+    /// let table = db.create_table("t", options.clone().set("node_bytes", "8KiB").set("cache", "1MiB"))?;
+    /// assert_eq!(table.info().node_bytes, 8192);
+    /// let error = db.create_table("u", options.set("cash", "1MiB")).unwrap_err();
+    /// assert!(error.to_string().contains("engine dex: no setting is named \"cash\"; did you mean \"cache\"?"));
+    /// # Ok::<(), farleaf::Error>(())
+    /// ```
+    pub fn set(mut self, name: &str, value: &str) -> Self {
+        self.settings.set(name, value);
+        self
+    }
+
+    /// All of `settings`, as by [`TableOptions::set`].
+    pub fn set_all(mut self, settings: &Settings) -> Self {
+        self.settings.set_all(settings);
+        self
+    }
+
+    /// What a table is made with, and by which settings it is then opened.
+    pub(crate) fn split(&self) -> std::result::Result<(TableFormat, Settings), SettingError> {
+        let engine = self.format.engine;
+        let (shape, options) = engine.split(&self.settings)?;
+        let format = self.format.shaped(&shape).map_err(|error| SettingError { engine, error })?;
+        Ok((format, options))
+    }
+
+    /// Settings by which a table is opened that others may have made, of whichever engine.
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.settings
     }
 }
 

@@ -197,7 +197,7 @@ async fn check_there(session: &Session, who: ServerName) -> Result<()> {
     }
     let names = members.iter().map(|member| member.incarnation.to_string());
     let names: Vec<String> = names.collect();
-    let hint = crate::suggest::hint(&who.to_string(), names.iter().map(String::as_str));
+    let hint = farleaf_index::suggest::hint(&who.to_string(), names.iter().map(String::as_str));
     let message = format!("no compute server {who} has the pool open{hint}");
     Err(Error::new(ErrorKind::NotFound, message))
 }

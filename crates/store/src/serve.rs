@@ -121,7 +121,8 @@ impl Serving {
         root: &Root,
         options: &OpenOptions,
     ) -> Result<OpenOptions> {
-        if !core.is_shared || root.engine != Engine::Dex.name() {
+        let has_owners = root.engine.parse().is_ok_and(|engine: Engine| engine.traits().owned);
+        if !core.is_shared || !has_owners {
             return Ok(options.clone());
         }
         let post = self.listen(core, session).await?;

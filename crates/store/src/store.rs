@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use farleaf_fabric::{Endpoint, Fabric, Snapshot};
-use farleaf_index::AnyIndex;
+use farleaf_index::{AnyIndex, Settings};
 use farleaf_pool::{Audit, PoolError};
 
 use crate::builder::Builder;
@@ -114,6 +114,7 @@ impl Farleaf {
     /// name that is empty or longer than 128 bytes, or options that make no sense;
     /// [`ErrorKind::Full`] if the pool has no room.
     pub fn create_table(&self, name: &str, options: TableOptions) -> Result<Table> {
+        let (format, settings) = options.split()?;
         self.run(async |core, lane| {
             let session = lane.session().await?;
             match session.open_root(name).await {
@@ -121,14 +122,14 @@ impl Farleaf {
                 Ok(_) => return Err(PoolError::TableExists(name.to_owned()).into()),
                 Err(error) => return Err(error.into()),
             }
-            if let Err(error) = AnyIndex::create(&session, name, &options.format).await {
+            if let Err(error) = AnyIndex::create(&session, name, &format).await {
                 // Somebody else may have been quicker than the look above.
                 if session.open_root(name).await.is_ok() {
                     return Err(PoolError::TableExists(name.to_owned()).into());
                 }
                 return Err(Error::from(error).within(format_args!("cannot make table {name:?}")));
             }
-            core.open_table(lane, name).await
+            core.open_table(lane, name, &settings).await
         })
         .map(|table| Table::new(self.clone(), table))
     }
@@ -138,23 +139,31 @@ impl Farleaf {
     /// # Errors
     /// [`ErrorKind::NotFound`] if there is none of that name; the message names the nearest one.
     pub fn table(&self, name: &str) -> Result<Table> {
-        let table = self.run(async |core, lane| core.open_table(lane, name).await)?;
+        self.open_table(name, &Settings::default())
+    }
+
+    fn open_table(&self, name: &str, settings: &Settings) -> Result<Table> {
+        let table = self.run(async |core, lane| core.open_table(lane, name, settings).await)?;
         Ok(Table::new(self.clone(), table))
     }
 
     /// Opens a table, or makes it if there is none of that name. An existing one keeps the options
-    /// that it was made with; see [`Table::info`].
+    /// that it was made with; see [`Table::info`]. Of the settings in `options` it takes those of its engine by
+    /// which a table is opened.
     ///
     /// # Errors
     /// As [`Farleaf::create_table`], except `AlreadyExists`.
     pub fn table_or_create(&self, name: &str, options: TableOptions) -> Result<Table> {
-        match self.table(name) {
+        let settings = options.settings().clone();
+        match self.open_table(name, &settings) {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             table => return table,
         }
         match self.create_table(name, options) {
             // Somebody else was quicker.
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => self.table(name),
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                self.open_table(name, &settings)
+            }
             table => table,
         }
     }
@@ -169,7 +178,8 @@ impl Farleaf {
     /// an operation of this store (an iterator that a bulk load reads).
     pub fn drop_table(&self, name: &str) -> Result<()> {
         let core = self.core();
-        let table = self.run(async |core, lane| core.open_table(lane, name).await)?;
+        let table =
+            self.run(async |core, lane| core.open_table(lane, name, &Settings::default()).await)?;
         lane::check_outside(core)?;
         // From here on new operations fail, through handles that are made meanwhile too; those that
         // have begun end first.
@@ -305,7 +315,7 @@ impl Farleaf {
             let mut tables = Vec::new();
             let roots = session.list_roots().await?;
             for root in &roots {
-                let table = core.open_root(&session, root.clone()).await?;
+                let table = core.open_root(&session, root.clone(), &Settings::default()).await?;
                 tables.push(table.verify(&session, &mut audit).await?);
             }
             farleaf_index::mark_drops(&session, &mut audit, &roots).await?;

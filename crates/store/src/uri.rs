@@ -6,10 +6,10 @@ use std::path::PathBuf;
 #[cfg(feature = "etcd")]
 use farleaf_cluster::{ClusterAddress, Directory, Way};
 use farleaf_fabric::verbs::CardConfig;
+use farleaf_index::suggest;
 
 use crate::card;
 use crate::error::{Error, ErrorKind, Result};
-use crate::suggest;
 
 /// What an address names.
 #[derive(Clone, Debug, PartialEq, Eq)]

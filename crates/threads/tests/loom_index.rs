@@ -34,6 +34,8 @@ mod latch;
 #[allow(dead_code, reason = "the index uses all of it")]
 #[path = "../../index/src/engines/dex/mapping_table.rs"]
 mod mapping_table;
+#[path = "../../index/src/engines/dex/op_counters.rs"]
+mod op_counters;
 #[allow(dead_code, reason = "the index uses all of it")]
 #[path = "../../index/src/local/parking_lot.rs"]
 mod parking_lot;
@@ -49,6 +51,7 @@ use loom::sync::Mutex;
 use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use loom::thread;
 use mapping_table::{Entry, MappingTable};
+use op_counters::OpCounters;
 use parking_lot::ParkingLot;
 
 /// An address that is worked on.
@@ -546,5 +549,128 @@ fn an_entry_stays_while_its_stripe_moves() {
         other.join().unwrap();
         assert_eq!((map.get(ADDR), map.get(2 * ADDR), map.get(FEW * ADDR)), (None, None, None));
         assert_eq!(map.entries().len() as u64, FEW - 4);
+    });
+}
+
+/// A range of one compute server: operations on it, and a move that gives it away. View 0 has it open, the
+/// next has it closed.
+struct Guarded {
+    counters: OpCounters,
+    /// What operations may touch while the range is open, and the mover once it has drained them.
+    range: UnsafeCell<u32>,
+}
+
+impl Guarded {
+    fn new() -> Arc<Self> {
+        Arc::new(Guarded { counters: OpCounters::new(), range: UnsafeCell::new(0) })
+    }
+
+    /// An operation of a session; whether the range was open.
+    fn operate(&self, session: u32) -> bool {
+        loop {
+            let state = self.counters.state();
+            if state.view() > 0 {
+                return false;
+            }
+            if let Some((entry, _)) = self.counters.enter(state, session) {
+                self.range.with(|range| {
+                    // SAFETY: loom checks that nobody writes meanwhile.
+                    let _ = unsafe { *range };
+                });
+                self.counters.leave(&entry);
+                return true;
+            }
+        }
+    }
+
+    /// Closes the range, drains `turns` times, and changes what operations must not see any more.
+    fn give(&self, turns: usize, is_empty: impl Fn(&OpCounters, usize) -> bool) {
+        self.counters.publish();
+        for _ in 0..turns {
+            let generation = self.counters.flip();
+            while !is_empty(&self.counters, generation) {
+                thread::yield_now();
+            }
+        }
+        self.range.with_mut(|range| {
+            // SAFETY: loom checks that nobody reads meanwhile.
+            unsafe { *range += 1 };
+        });
+    }
+}
+
+/// INV-DEX-GATE-1 and 2: operations that were let in are out when a drain ends, what they did happens before,
+/// and none is let into the closed range after.
+#[test]
+fn a_drain_waits_for_the_operations_that_were_let_in() {
+    loom::model(|| {
+        let guarded = Guarded::new();
+        let operates = {
+            let guarded = Arc::clone(&guarded);
+            thread::spawn(move || guarded.operate(0))
+        };
+        guarded.give(1, OpCounters::is_empty);
+        assert!(!guarded.operate(0), "the range is closed");
+        operates.join().unwrap();
+        assert!(guarded.counters.is_empty(0) && guarded.counters.is_empty(1));
+    });
+}
+
+/// INV-DEX-GATE-2: a task that an operation leaves behind is waited for as well, on whichever side of the
+/// flip it begins.
+#[test]
+fn a_drain_waits_for_the_tasks_that_operations_leave() {
+    loom::model(|| {
+        let guarded = Guarded::new();
+        let state = guarded.counters.state();
+        let (operation, _) = guarded.counters.enter(state, 0).unwrap();
+        let task = {
+            let guarded = Arc::clone(&guarded);
+            thread::spawn(move || {
+                let task = guarded.counters.enter_task(0);
+                guarded.counters.leave(&operation);
+                // SAFETY: loom checks that nobody writes meanwhile.
+                guarded.range.with(|range| {
+                    let _ = unsafe { *range };
+                });
+                guarded.counters.leave(&task);
+            })
+        };
+        guarded.give(2, OpCounters::is_empty);
+        task.join().unwrap();
+    });
+}
+
+/// The counts of operations do not miss one, whatever is drained meanwhile.
+#[test]
+fn operations_are_counted_once() {
+    loom::model(|| {
+        let guarded = Guarded::new();
+        let other = {
+            let guarded = Arc::clone(&guarded);
+            thread::spawn(move || guarded.operate(0))
+        };
+        let generation = guarded.counters.flip();
+        while !guarded.counters.is_empty(generation) {
+            thread::yield_now();
+        }
+        assert!(guarded.operate(0) && other.join().unwrap());
+        assert_eq!(guarded.counters.entered(), 2);
+    });
+}
+
+/// The models see an ordering that is too weak: a drain that loads the count, and does not change it, may
+/// miss an operation that is just entering.
+#[test]
+#[should_panic]
+fn a_drain_by_a_load_is_caught() {
+    loom::model(|| {
+        let guarded = Guarded::new();
+        let operates = {
+            let guarded = Arc::clone(&guarded);
+            thread::spawn(move || guarded.operate(0))
+        };
+        guarded.give(1, OpCounters::is_empty_by_load);
+        operates.join().unwrap();
     });
 }

@@ -19,7 +19,7 @@ pub use scramble::Scramble;
 pub use simple::{Exponential, Hotspot, Latest, Sequential, Uniform};
 pub use zipfian::Zipfian;
 
-use crate::suggest::{did_you_mean, nearest};
+use farleaf_index::suggest::{did_you_mean, nearest};
 
 /// The skew that YCSB and the papers use unless they say otherwise.
 pub const ZIPFIAN_THETA_DEFAULT: f64 = 0.99;

@@ -1,10 +1,11 @@
 //! Experiment errors: say why an experiment failed.
 
+use farleaf_index::suggest::did_you_mean;
 use farleaf_index::{IndexError, dex::MoveError};
 use thiserror::Error;
 
 use super::{hosts::HostError, redis::RedisError};
-use crate::{run::BenchError, suggest::did_you_mean};
+use crate::run::BenchError;
 
 /// An experiment that was not run to its end.
 #[derive(Debug, Error)]

@@ -196,7 +196,8 @@ impl Scene<'_> {
                 let take = if number < FIRST { Take::Free(1) } else { Take::Nothing };
                 let join = JoinOptions { take, take_over: false };
                 let (session, forward) = (&world.sessions[number], Arc::clone(cluster));
-                let joined = Dex::join(session, world.meta, world.layout, options, forward, join);
+                let joined =
+                    Dex::open(session, world.meta, world.layout, options, Some(forward), join);
                 caches.push(joined.await.map_err(BenchError::Table)?);
             }
             for (number, cache) in caches.iter().enumerate() {

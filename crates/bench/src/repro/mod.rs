@@ -36,7 +36,9 @@ pub use hosts::{Host, HostError, Hosts};
 pub use redis::{RedisError, RespError};
 pub use report::{ReproCheck, ReproReport, ReproRow, ReproTable, TOLERANCE};
 
-use crate::{run::Progress, suggest::nearest};
+use farleaf_index::suggest::nearest;
+
+use crate::run::Progress;
 
 /// An experiment of a paper, or against another program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use farleaf_fabric::{
     tcp::MemoryServerConfig,
     verbs::{CardConfig, Verbs, VerbsConfig, VerbsServer, devices},
 };
-use farleaf_index::{Engine, dex::Durability};
+use farleaf_index::{Engine, Settings};
 use serde_json::json;
 
 use super::{
@@ -25,10 +25,8 @@ use super::{
 use crate::{
     config::{BenchConfig, Cluster, FabricKind},
     distribution::RequestDistribution,
-    parts::Parts,
     report::{RunReport, TimeKind},
     run::{BenchError, Phase, Progress, region_bytes},
-    units::{Size, SizeOrShare},
     workload::{Mix, OpKind, ScanLength, Workload},
 };
 
@@ -84,20 +82,18 @@ pub(super) fn run(
     let world = World { options, threads: peers.threads, device: device.as_deref() };
     let theirs_kops = peers.read_1kib_kops;
 
-    let parts = Parts {
-        cache: Some(SizeOrShare::Size(Size(setup::scaled(peers.dex.cache_bytes, options)))),
-        durability: Some(Durability::Volatile),
-        ..Parts::default()
-    };
+    let cache_bytes = setup::scaled(peers.dex.cache_bytes, options).to_string();
+    let settings = Settings::default().with("cache", &cache_bytes).with("durability", "volatile");
     for (name, row) in &peers.dex.rows {
-        let ours = world.measure(Engine::Dex, parts.clone(), peers.dex.keys, name, progress)?;
+        let ours = world.measure(Engine::Dex, settings.clone(), peers.dex.keys, name, progress)?;
         let case = format!("dex, {name}");
         add(&mut report, &case, row, theirs_kops, &ours, "the cache keeps what is asked for again");
         add_bars(&mut report, &case, row, theirs_kops, &ours, &world);
     }
     for (name, row) in &peers.sherman.rows {
         let engine = Engine::BTree;
-        let ours = world.measure(engine, Parts::default(), peers.sherman.keys, name, progress)?;
+        let ours =
+            world.measure(engine, Settings::default(), peers.sherman.keys, name, progress)?;
         let reason = "Sherman caches all inner nodes; btree caches none, and reads each level";
         add(&mut report, &format!("btree, {name}"), row, theirs_kops, &ours, reason);
     }
@@ -137,7 +133,7 @@ impl World<'_> {
     fn measure(
         &self,
         engine: Engine,
-        parts: Parts,
+        settings: Settings,
         keys: u64,
         name: &str,
         progress: &dyn Progress,
@@ -155,7 +151,7 @@ impl World<'_> {
             memory_servers: 1,
             seed: self.options.seed,
             slices: SLICES,
-            parts,
+            settings,
             ..BenchConfig::default()
         };
         let (report, read_kops) = if self.device.is_some() {

@@ -13,7 +13,7 @@ use farleaf_fabric::{AnyEndpoint, Client, Cost, Endpoint, Fabric, Snapshot, mapp
 use farleaf_index::{
     Engine, Index, TableFormat,
     bnode::Layout,
-    dex::{Dex, DexOptions},
+    dex::{Dex, DexOptions, JoinOptions},
 };
 use farleaf_pool::{Pool, PoolOptions, Session, format};
 use rustix::time::{ClockId, clock_gettime};
@@ -160,7 +160,9 @@ impl Bed {
         let session = &self.home;
         self.main.executor().block_on(async {
             let meta = Dex::create(session, &self.layout).await.map_err(BenchError::Load)?;
-            let dex = Dex::open(meta, self.layout, options).map_err(BenchError::Load)?;
+            let join = JoinOptions::default();
+            let dex = Dex::open(session, meta, self.layout, options, None, join).await;
+            let dex = dex.map_err(BenchError::Load)?;
             let mut pairs = pairs(&KEYS, keys, progress);
             dex.bulk_load(session, &mut pairs).await.map_err(BenchError::Load)?;
             pairs.finish().map_err(BenchError::from)?;

@@ -14,7 +14,7 @@ use farleaf_index::{
     Engine, Index, IndexError, TableFormat,
     bnode::Layout,
     dex::{
-        Dex, DexOptions, DexStats, equal_width,
+        Dex, DexOptions, DexStats, JoinOptions, Take, equal_width,
         offload::{OFFLOAD_SERVICE, OffloadService},
     },
 };
@@ -215,7 +215,8 @@ impl World {
                 bulk_fill: config.bulk_fill,
                 ..super::setup::as_in_the_paper()
             };
-            let whole = Dex::open(meta, layout, options).map_err(BenchError::Load)?;
+            let whole = Dex::open(first, meta, layout, options, None, JoinOptions::default());
+            let whole = whole.await.map_err(BenchError::Load)?;
             let mut pairs = Pairs::new(&keys, values, config.keys, progress);
             let loaded = whole.bulk_load(first, &mut pairs).await;
             loaded.map_err(|source| match source {
@@ -276,8 +277,13 @@ impl World {
             cache_bytes: 4096 * self.layout.node_bytes() as u64,
             ..super::setup::as_in_the_paper()
         };
-        let whole = Dex::open(self.meta, self.layout, options).map_err(BenchError::Load)?;
-        let cut = self.sim.block_on(whole.partition(&self.sessions[0], &bounds));
+        let session = &self.sessions[0];
+        let cutting = async {
+            let join = JoinOptions::default();
+            let whole = Dex::open(session, self.meta, self.layout, options, None, join).await?;
+            whole.partition(session, &bounds).await
+        };
+        let cut = self.sim.block_on(cutting);
         cut.map_err(BenchError::from)?.map_err(BenchError::Load)?;
         *self.bounds.borrow_mut() = bounds;
         Ok(())
@@ -293,7 +299,9 @@ impl World {
             for number in 0..self.config.compute_servers {
                 let session = &self.sessions[number];
                 let (meta, layout) = (self.meta, self.layout);
-                caches.push(Dex::open_partition(session, meta, layout, options, number).await?);
+                // The first partition that nobody has: they are opened in their order.
+                let join = JoinOptions { take: Take::Free(1), take_over: false };
+                caches.push(Dex::open(session, meta, layout, options, None, join).await?);
             }
             Ok::<_, IndexError>(caches)
         };

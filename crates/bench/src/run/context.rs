@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use farleaf_fabric::sim::NetworkConfig;
 use farleaf_index::{
-    Engine, OpenOptions, TableFormat,
+    OpenOptions, SettingError, TableFormat,
     bnode::{KeyFormat, ValueFormat},
     dex::Cluster,
 };
@@ -12,11 +12,10 @@ use farleaf_pool::PoolOptions;
 
 use super::error::BenchError;
 use crate::{
-    config::{BenchConfig, FabricKind},
+    config::{BenchConfig, BenchConfigError, FabricKind},
     item_space::ItemSpace,
     keys::KeyMaker,
-    parts::{Cooling, Routing},
-    units::SizeOrShare,
+    parts::Routing,
     values::ValueMaker,
     workload::OpKind,
 };
@@ -57,7 +56,7 @@ impl Context {
         {
             return Err(BenchError::TooFewLines { keys: config.keys, lines });
         }
-        let format = table_format(config, &keys);
+        let format = table_format(config, &keys)?;
         let node_bytes = format.node_bytes();
         format.layout().map_err(BenchError::Table)?;
         let servers = config.memory_servers as u64;
@@ -67,7 +66,7 @@ impl Context {
         };
         let region_bytes = region_bytes & !4095;
         let mut pool = PoolOptions::fitting(region_bytes);
-        let several = config.engine == Engine::Dex && config.compute_servers > 1;
+        let several = config.engine.traits().owned && config.compute_servers > 1;
         let routes = several && config.parts.routing(config) == Routing::Owner;
         let desks = match (several, routes) {
             (false, _) => 0,
@@ -84,13 +83,12 @@ impl Context {
         // Room for what the largest change of a tree logs: three nodes and a header.
         pool.redo_bytes = pool.redo_bytes.max((3 * node_bytes + 512).next_multiple_of(64));
         let cluster = several.then(|| Cluster::new(message_ns(config.fabric)));
-        let open = open_options(config, cluster.clone());
-        if let Some(SizeOrShare::Size(_)) | None = config.parts.cache
-            && config.engine == Engine::Dex
-        {
-            open.dex
-                .check(&format.layout().map_err(BenchError::Table)?)
-                .map_err(BenchError::Open)?;
+        let mut open = OpenOptions::default();
+        open.forward = cluster.clone().map(|cluster| cluster as _);
+        open.settings = config.engine.options_of(&config.settings);
+        if config.cache_share().is_none() {
+            // Before anything is loaded.
+            format.check_options(&open.settings).map_err(BenchError::Open)?;
         }
         Ok(Arc::new(Context {
             open,
@@ -129,22 +127,8 @@ fn message_ns(fabric: FabricKind) -> u64 {
     }
 }
 
-fn open_options(config: &BenchConfig, cluster: Option<Arc<Cluster>>) -> OpenOptions {
-    let mut open = OpenOptions::default();
-    let parts = &config.parts;
-    if let Some(SizeOrShare::Size(size)) = parts.cache {
-        open.dex.cache_bytes = size.0;
-    }
-    open.dex.durability = parts.durability.unwrap_or(open.dex.durability);
-    open.dex.admission = parts.admission.unwrap_or(open.dex.admission);
-    open.dex.single_queue = parts.cooling.map_or(open.dex.single_queue, |it| it == Cooling::Queue);
-    open.dex.offload = parts.offload.unwrap_or(open.dex.offload);
-    open.forward = cluster.map(|cluster| cluster as _);
-    open
-}
-
 /// Dense nodes for numbers, slotted ones for everything else.
-fn table_format(config: &BenchConfig, keys: &KeyMaker) -> TableFormat {
+fn table_format(config: &BenchConfig, keys: &KeyMaker) -> Result<TableFormat, BenchError> {
     let format = match (keys, config.value_bytes) {
         (KeyMaker::U64(_), 8) => TableFormat::fixed8(config.engine),
         _ => TableFormat {
@@ -154,7 +138,12 @@ fn table_format(config: &BenchConfig, keys: &KeyMaker) -> TableFormat {
             ..TableFormat::default()
         },
     };
-    TableFormat { node_bytes: config.node_bytes, ..format }
+    let format = TableFormat { node_bytes: config.node_bytes, ..format };
+    let engine = config.engine;
+    let settings = config.settings_with_cache(|_| 256 << 20);
+    let shape = engine.split(&settings).map_err(BenchConfigError::from)?.0;
+    let setting = |error| BenchConfigError::from(SettingError { engine, error });
+    Ok(format.shaped(&shape).map_err(setting)?)
 }
 
 /// Bytes of each memory server that the items certainly fit in. Only what is touched is ever

@@ -31,26 +31,19 @@ use farleaf_fabric::{
     tcp::Tcp,
     verbs::{Verbs, VerbsConfig},
 };
-use farleaf_index::{
-    TableReport,
-    dex::{
-        Admission, Dex,
-        offload::{Offload, OffloadService},
-    },
-};
+use farleaf_index::{Engine, Settings, TableReport, dex::offload::OffloadService, knobs::CACHE};
 use serde_json::{Map, Value, json};
 
 pub use error::BenchError;
 pub use progress::{NoProgress, Phase, Progress};
 
 use crate::{
-    config::{BenchConfig, FabricKind},
+    config::{BenchConfig, FabricKind, settings_json},
     machine::Machine,
-    parts::Cooling,
     report::{
         CacheReport, LoopKind, MemoryReport, PhaseReport, Report, RunReport, TimeKind, build_commit,
     },
-    units::human_bytes,
+    units::Size,
 };
 use context::Context;
 use sim::AboutSim;
@@ -152,22 +145,22 @@ impl Run {
         set("pool_bytes", json!(context.pool_bytes()));
         set("block_bytes", json!(context.pool.block_bytes));
         set("node_bytes", json!(context.format.node_bytes()));
-        if let Some(dex) = self.servers.first().and_then(Server::dex) {
-            let options = dex.options();
-            let cooling = if options.single_queue { Cooling::Queue } else { Cooling::Map };
-            set("cache_bytes", json!(options.cache_bytes));
-            set("durability", json!(options.durability.to_string()));
-            set("admission", json!(options.admission.to_string()));
-            set("cooling", json!(cooling.name()));
-            set("offload", json!(options.offload.to_string()));
-            set("scan_prefetch", json!(options.scan_prefetch));
-            set("combine", json!(options.combine));
+        let engine = context.config.engine;
+        if let Some(server) = self.servers.first() {
+            let options = in_effect(engine, &server.settings);
+            let size = options.get(CACHE).and_then(|text| text.parse::<Size>().ok());
+            if let Some(size) = size {
+                set("cache_bytes", json!(size.0));
+            }
+            set("settings", settings_json(options.iter()));
+        }
+        if engine.traits().owned {
             set("partitions", json!(self.loaded.bounds.len() + 1));
             let parts = &context.config.parts;
             set("boundaries", json!(parts.boundaries.unwrap_or_default().name()));
             set("routing", json!(parts.routing(&context.config).name()));
-            set("parts", json!(self.parts(context, dex)));
         }
+        set("parts", json!(self.parts(context)));
         set("capabilities", json!(capability_names(&self.capabilities)));
         set("crash_atomic_bytes", json!(self.capabilities.crash_atomic_bytes));
         if let Some(seen) = &self.seen {
@@ -185,20 +178,15 @@ impl Run {
 }
 
 impl Run {
-    /// Which parts of the engine were on, each in a few words.
-    fn parts(&self, context: &Context, dex: &Dex) -> Vec<String> {
-        let options = dex.options();
-        let mut parts = vec![
-            format!("cache of {}", human_bytes(options.cache_bytes)),
-            options.durability.to_string(),
-            match options.admission {
-                Admission::Chance(chance) => format!("leaves kept with {chance}"),
-                Admission::Again => "leaves kept that are missed again".to_owned(),
-            },
-            if options.single_queue { "cooling queue" } else { "cooling map" }.to_owned(),
-        ];
-        if options.scan_prefetch > 0 {
-            parts.push(format!("scans read {} leaves ahead", options.scan_prefetch));
+    /// What was chosen or follows about the engine, each in a few words.
+    fn parts(&self, context: &Context) -> Vec<String> {
+        let engine = context.config.engine;
+        let mut parts = Vec::new();
+        if let Some(server) = self.servers.first() {
+            let options = in_effect(engine, &server.settings);
+            let told = |name: &str| name == CACHE || server.settings.get(name).is_some();
+            let told = options.iter().filter(|(name, _)| told(name));
+            parts.extend(told.map(|(name, text)| format!("{name}={text}")));
         }
         if !self.loaded.bounds.is_empty() {
             let boundaries = context.config.parts.boundaries.unwrap_or_default();
@@ -208,11 +196,16 @@ impl Run {
             let begins = if context.routes { "begin at the key's owner" } else { "are forwarded" };
             parts.push(format!("operations {begins}"));
         }
-        if options.offload != Offload::Never {
-            parts.push(format!("offload {}", options.offload));
-        }
         parts
     }
+}
+
+/// All options of the engine: `settings`, and the defaults of the others.
+fn in_effect(engine: Engine, settings: &Settings) -> Settings {
+    let mut all = Settings::default();
+    engine.options().iter().for_each(|it| all.set(it.knob.name, &it.default));
+    all.set_all(settings);
+    all
 }
 
 /// What memory servers in this process do for others, in the first life of the service.

@@ -8,7 +8,7 @@ use farleaf_fabric::{
     sim::{AdversaryConfig, RpcConfig, Sim, SimConfig},
 };
 
-use farleaf_index::dex::offload::{OFFLOAD_SERVICE, Offload};
+use farleaf_index::dex::offload::OFFLOAD_SERVICE;
 
 use super::{
     Run,
@@ -98,7 +98,8 @@ fn cluster(config: &BenchConfig, region_bytes: u64) -> Result<SimConfig, BenchEr
             Mapped::anonymous(1, REGION_BYTES_MIN)?.any_endpoint()?.capabilities()
         }
     };
-    let offloads = config.parts.offload.is_some_and(|offload| offload != Offload::Never);
+    let offload = config.settings.get("offload").unwrap_or("never");
+    let offloads = config.engine.traits().offloads && offload != "never";
     // Who does what is offloaded must see what has been written.
     capabilities.cpu_visible |= offloads;
     let threads = config.parts.memory_threads.unwrap_or(RpcConfig::default().threads);

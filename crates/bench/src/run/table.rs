@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use farleaf_fabric::{AnyEndpoint, Client, Endpoint};
 use farleaf_index::{
-    AnyIndex, Engine, Index, IndexError, OpenOptions, TableFormat, TableReport,
-    dex::{Dex, DexOptions, Durability, equal_width, sampled},
+    AnyIndex, Index, IndexError, OpenOptions, Settings, TableFormat, TableReport,
+    dex::{Dex, equal_width, sampled},
+    knobs::CACHE,
 };
 use farleaf_pool::{Audit, Pool, PoolError, Root, Session, format, format_once};
 
@@ -16,12 +17,7 @@ use super::{
     seconds,
     sorted::Pairs,
 };
-use crate::{
-    config::LoadKind,
-    parts::Boundaries,
-    report::PhaseReport,
-    units::{SizeOrShare, human_bytes},
-};
+use crate::{config::LoadKind, parts::Boundaries, report::PhaseReport, units::human_bytes};
 
 /// The table's name in the pool.
 const TABLE: &str = "bench";
@@ -35,6 +31,8 @@ const SAMPLE_KEYS: u64 = 1 << 16;
 pub(super) struct Server {
     pub(super) pool: Arc<Pool>,
     pub(super) index: AnyIndex,
+    /// Settings by which it was opened.
+    pub(super) settings: Settings,
 }
 
 impl Server {
@@ -121,14 +119,15 @@ impl Loaded {
         let session = pool.session(endpoint.clone()).await.map_err(refused)?;
         let root = session.open_root(TABLE).await.map_err(refused)?;
         let mut options = context.open.clone();
-        if context.config.engine == Engine::Dex {
-            options.dex.cache_bytes = self.cache_bytes(context);
-            options.take = share_of(self.bounds.len() + 1, context.config.compute_servers, number);
+        let config = &context.config;
+        let settings = config.settings_with_cache(|share| share.of(self.table_bytes));
+        options.settings = config.engine.options_of(&settings);
+        if config.engine.traits().owned {
+            options.take = share_of(self.bounds.len() + 1, config.compute_servers, number);
         }
         let index = AnyIndex::open(&session, &root, &options).await.map_err(|source| {
-            let share = context.config.parts.cache.filter(|it| matches!(it, SizeOrShare::Share(_)));
-            match (share, source) {
-                (Some(share), source @ IndexError::Invalid(_)) => BenchError::SmallShare {
+            match (config.cache_share(), source) {
+                (Some(Ok(share)), source @ IndexError::Invalid(_)) => BenchError::SmallShare {
                     share: share.to_string(),
                     table: human_bytes(self.table_bytes),
                     source,
@@ -136,12 +135,7 @@ impl Loaded {
                 (_, source) => BenchError::Open(source),
             }
         })?;
-        Ok(Server { pool, index })
-    }
-
-    fn cache_bytes(&self, context: &Context) -> u64 {
-        let chosen = context.config.parts.cache.map(|cache| cache.bytes_of(self.table_bytes));
-        chosen.unwrap_or(context.open.dex.cache_bytes)
+        Ok(Server { pool, index, settings: options.settings })
     }
 }
 
@@ -155,15 +149,17 @@ async fn fill(
     progress: &dyn Progress,
 ) -> Result<Filled, BenchError> {
     let failed = |error| failed_load(context.pool_bytes(), error);
-    let options = OpenOptions {
-        dex: DexOptions {
-            cache_bytes: LOADER_NODES * u64::from(context.format.node_bytes()),
-            // All is written when it is closed.
-            durability: Durability::Volatile,
-            ..context.open.dex
-        },
-        ..OpenOptions::default()
-    };
+    let traits = context.config.engine.traits();
+    let mut settings = context.open.settings.clone();
+    if traits.cached {
+        let bytes = LOADER_NODES * u64::from(context.format.node_bytes());
+        settings.set(CACHE, &bytes.to_string());
+    }
+    if traits.logged {
+        // All is written when it is closed.
+        settings.set("durability", "volatile");
+    }
+    let options = OpenOptions { settings, ..OpenOptions::default() };
     let open = async || AnyIndex::open(session, root, &options).await.map_err(BenchError::Open);
     let mut index = open().await?;
     let bounds = bounds(context)?;
@@ -184,13 +180,13 @@ async fn fill(
 /// Where the table is cut: nowhere, of an engine without partitions.
 fn bounds(context: &Context) -> Result<Vec<Vec<u8>>, BenchError> {
     let config = &context.config;
-    if config.engine != Engine::Dex {
+    if !config.engine.traits().owned {
         return Ok(Vec::new());
     }
     let count = config.parts.partitions(config);
     if config.parts.boundaries == Some(Boundaries::Equal) {
         // Numbers have eight bytes, whatever their values make of the nodes.
-        let layout = TableFormat::fixed8(Engine::Dex).layout().map_err(BenchError::Table)?;
+        let layout = TableFormat::fixed8(config.engine).layout().map_err(BenchError::Table)?;
         return Ok(equal_width(&layout, count).unwrap_or_default());
     }
     if count == 1 {

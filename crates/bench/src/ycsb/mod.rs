@@ -26,12 +26,12 @@ use std::{
     str::FromStr,
 };
 
+use farleaf_index::suggest::{did_you_mean, nearest};
 use thiserror::Error;
 
 use crate::{
     distribution::{DistributionError, RequestDistribution, ZIPFIAN_THETA_DEFAULT},
     keys::KeyOrder,
-    suggest::{did_you_mean, nearest},
     units::Count,
     workload::{Mix, OpKind, ScanLength, Workload, WorkloadError},
 };

@@ -21,8 +21,8 @@ pub(super) fn table(engine: Engine) -> Vec<(&'static str, State)> {
     let merge = shrink(14, Change::LeafMerge, Order::Up);
     let by_actor = |state| State { by_actor: true, ..state };
     let cold = |state| State { is_cold: true, ..state };
-    let lab = engine.lab();
-    let shrinks = lab.loses_levels;
+    let traits = engine.traits();
+    let shrinks = traits.shrinks;
     let cases = vec![
         ("get", keys(12, Action::Get(60))),
         ("get-absent", cold(keys(12, Action::Get(61)))),
@@ -79,9 +79,9 @@ pub(super) fn table(engine: Engine) -> Vec<(&'static str, State)> {
     ];
     let has_change = |state: &State| match state.script {
         Script::Keys(_) => true,
-        Script::Grow(..) => lab.splits,
-        Script::Shrink(_, Change::Shrink(_), _) => lab.loses_levels,
-        Script::Shrink(..) => lab.merges,
+        Script::Grow(..) => traits.splits,
+        Script::Shrink(_, Change::Shrink(_), _) => traits.shrinks,
+        Script::Shrink(..) => traits.merges,
     };
     cases.into_iter().filter(|(_, state)| has_change(state)).collect()
 }

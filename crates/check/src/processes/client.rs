@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
-use farleaf::{AsyncTable, CompareExchange, Engine, Error, ErrorKind, Farleaf, Table};
+use farleaf::{AsyncTable, CompareExchange, Error, ErrorKind, Farleaf, Table};
 
 use super::calls::{CALLS_MAX, Form, Job, Jobs};
 use super::log::Log;
@@ -80,7 +80,7 @@ fn open(spec: &ClientSpec, stop: &AtomicBool) -> Result<Option<(Farleaf, Table)>
 
 /// Notes the name of this compute server and where it listens, and takes a share of the keys if they have owners.
 fn share(db: &Farleaf, table: &Table, names: &Path) -> Result<(), Error> {
-    let has_owners = table.info().engine == Engine::Dex;
+    let has_owners = table.info().engine.traits().owned;
     let own = if has_owners { Some(db.serve()?.name) } else { None };
     owners::note(names, own.zip(db.listens()?));
     let Some(own) = own else { return Ok(()) };

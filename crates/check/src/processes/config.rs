@@ -196,7 +196,7 @@ impl Config {
 
     /// What happens to links between compute servers, of which only some engines have any.
     pub(super) fn post_rate(&self) -> f64 {
-        let network = self.network.as_ref().filter(|_| self.engine == Engine::Dex);
+        let network = self.network.as_ref().filter(|_| self.engine.traits().owned);
         network.map_or(0.0, |network| network.post_faults_per_second)
     }
 

@@ -247,9 +247,7 @@ impl Round<'_, '_> {
     fn begin(&mut self, choice: Option<Choice>, longest: Duration) -> Result<(), Trouble> {
         let Some(choice) = choice else { return Ok(()) };
         match choice {
-            Choice::KillProcess
-                if self.is_apart && self.run.config.engine == farleaf::Engine::Dex =>
-            {
+            Choice::KillProcess if self.is_apart && self.run.config.engine.traits().owned => {
                 self.look_for_owners()
             }
             Choice::KillProcess if self.is_apart => {

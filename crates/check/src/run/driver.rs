@@ -95,6 +95,8 @@ fn config(scenario: &Scenario, is_recorded: bool) -> SimConfig {
             // Not before the clients start.
             window: 0..0,
             shuffle: faults.shuffle > 0.0,
+            // No table sends calls yet.
+            repeated: 0.0,
         },
         events_max: EVENTS_MAX,
         queue_depth: or(faults.queue, u64::MAX).try_into().unwrap_or(usize::MAX),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use farleaf_fabric::{Endpoint, ServiceId};
 use farleaf_index::dex::offload::{OFFLOAD_SERVICE, Offload, OffloadService};
 use farleaf_index::dex::{Admission, Cluster, Dex, DexOptions, Durability, MoveError, sampled};
-use farleaf_index::{AnyIndex, Engine, Index, IndexError, OpenOptions, StoredTable};
+use farleaf_index::{AnyIndex, Engine, Index, IndexError, Knobs, OpenOptions, StoredTable};
 use farleaf_pool::{Root, Session};
 use fastrand::Rng;
 
@@ -86,7 +86,7 @@ impl TableSetup {
 
     /// What the memory servers offer beside memory.
     pub(super) fn offload(&self) -> Option<(ServiceId, Arc<OffloadService>)> {
-        let offloads = self.engine == Engine::Dex && self.dex.offload != Offload::Never;
+        let offloads = self.engine.traits().offloads && self.dex.offload != Offload::Never;
         offloads.then(|| (OFFLOAD_SERVICE, Arc::new(OffloadService::new(1, None))))
     }
 
@@ -99,8 +99,9 @@ impl TableSetup {
         let root = session.open_root(TABLE).await?;
         // Who looks on writes nothing that must last, and needs no room for a log.
         let durability = if serves { self.dex.durability } else { Durability::Volatile };
+        let settings = DexOptions { durability, ..self.dex }.settings();
         let options = OpenOptions {
-            dex: DexOptions { durability, ..self.dex },
+            settings: self.engine.options_of(&settings),
             take: usize::from(serves && self.shares),
             take_over: true,
             forward: if serves { Some(Arc::clone(&self.cluster) as _) } else { None },

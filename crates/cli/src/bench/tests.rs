@@ -3,7 +3,7 @@
 use std::fs;
 
 use clap::Parser;
-use farleaf::Farleaf;
+use farleaf::{Farleaf, Settings};
 
 use super::*;
 
@@ -59,6 +59,7 @@ fn every_option_reaches_the_configuration() {
         value_bytes: 1024,
         rate: Rate::new(100_000),
         node_bytes: Some(4096),
+        settings: Settings::default(),
         parts: Parts::default(),
         pool_bytes: Some(1 << 30),
         torn: true,
@@ -74,38 +75,39 @@ fn every_option_reaches_the_configuration() {
 #[test]
 fn every_part_reaches_the_configuration() {
     let config = config(
-        "--engine dex --fabric sim --compute-servers 2 --cache 64MiB --durability volatile \
-         --admission eager --cooling queue --offload ratio:0.3 --partitions 6 --boundaries equal \
+        "--engine dex --fabric sim --compute-servers 2 --cache 64MiB --set durability=volatile \
+         --set admission=eager,single_queue=on --set offload=ratio:0.3 --partitions 6 --boundaries equal \
          --routing any --memory-threads 4",
     );
     let expected = Parts {
-        cache: Some("64MiB".parse().unwrap()),
-        durability: Some(Durability::Volatile),
-        admission: Some("1".parse().unwrap()),
-        cooling: Some(Cooling::Queue),
-        offload: Some(Offload::Ratio(0.3)),
         partitions: Some(6),
         boundaries: Some(Boundaries::Equal),
         routing: Some(Routing::Any),
         memory_threads: Some(4),
     };
     assert_eq!(config.parts, expected);
+    let set: Vec<String> =
+        config.settings.iter().map(|(name, text)| format!("{name}={text}")).collect();
+    let named = ["durability=volatile", "admission=eager", "single_queue=on", "offload=ratio:0.3"];
+    assert_eq!(set, [&named[..], &["cache=64MiB"]].concat());
 }
 
 #[test]
 fn parts_are_for_engines_that_have_them() {
     let refusal = |options: &str| plan(options).unwrap_err();
     for (options, sentence) in [
-        ("--engine btree --cache 64MiB", "btree has nothing that --cache sets"),
+        ("--engine btree --cache 64MiB", "engine btree: no setting is named \"cache\""),
         ("--engine btree --fabric sim --memory-threads 2", "nothing that --memory-threads sets"),
-        ("--engine dex --durability none", "volatile, logged"),
+        ("--engine dex --set durability=none", "volatile, logged"),
         ("--engine dex --cache 0%", "0 bytes of cache"),
         ("--engine dex --cache 101%", "0 to 100 %"),
         ("--engine dex --cache 8% --load insert", "needs --load bulk"),
-        ("--engine dex --offload ratio:2", "ratio: and 0 to 1"),
-        ("--engine dex --offload sometimes", "never, always, adaptive"),
-        ("--engine dex --admission 2", "lazy (0.1), eager (1)"),
-        ("--engine dex --cooling maps", "did you mean \"map\"?"),
+        ("--engine dex --set offload=ratio:2", "ratio: and a share"),
+        ("--engine dex --set offload=sometimes", "never, always, adaptive"),
+        ("--engine dex --set admission=2", "again, lazy, eager, or a probability"),
+        ("--engine dex --set single_queu=on", "did you mean \"single_queue\"?"),
+        ("--engine dex --set offload", "name=value"),
+        ("--engine all --set cahce=8%", "no setting is named \"cahce\""),
         ("--engine dex --boundaries even", "known: sampled, equal"),
         ("--engine dex --boundaries equal --key-type bytes", "take sampled"),
         ("--engine dex --compute-servers 2 --partitions 1", "1 partitions for 2 compute servers"),
@@ -116,10 +118,10 @@ fn parts_are_for_engines_that_have_them() {
         assert!(error.contains(sentence), "{options}: {error}");
     }
     // Of several engines, those take it that have it.
-    let runs = plan("--engine all --cache 8% --offload always").unwrap().runs;
-    let chosen = |engine| runs.iter().find(|it| it.engine == engine).unwrap().parts.clone();
-    assert_eq!(chosen(Engine::BTree), Parts::default());
-    assert_eq!(chosen(Engine::Dex).offload, Some(Offload::Always));
+    let runs = plan("--engine all --cache 8% --set offload=always").unwrap().runs;
+    let chosen = |engine| runs.iter().find(|it| it.engine == engine).unwrap().settings.clone();
+    assert_eq!(chosen(Engine::BTree), Settings::default());
+    assert_eq!(chosen(Engine::Dex).get("offload"), Some("always"));
     let threads = plan("--engine all --fabric tcp --memory-threads 3").unwrap().runs;
     assert!(threads.iter().all(|run| run.parts.memory_threads == Some(3)));
 }

@@ -1,4 +1,4 @@
-//! `farleaf compute`: a compute server that owns keys of tables of the engine `dex` and answers others.
+//! `farleaf compute`: a compute server that owns keys of tables and answers other compute servers.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -8,9 +8,10 @@ use std::thread;
 use std::time::Duration;
 
 use clap::Args;
-use farleaf::{Durability, Engine, ErrorKind, Farleaf, Processors, ServerName, Table};
+use farleaf::{Engine, ErrorKind, Farleaf, Processors, ServerName, Settings, Table};
 use farleaf_bench::units::Size;
 use farleaf_fabric::OpKind;
+use farleaf_index::knobs::CACHE;
 use serde_json::json;
 
 use super::memory::{stop_signal, tell_sharing};
@@ -19,6 +20,7 @@ use crate::errors::{Exit, Failure};
 use crate::metrics::{Exposed, Metric};
 use crate::output::Console;
 use crate::serving::ServingArgs;
+use crate::settings::SetArgs;
 
 /// How often it looks for keys that nobody has, and for new tables.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -30,7 +32,8 @@ const GIVE_PAUSE: Duration = Duration::from_millis(200);
 pub(crate) struct ComputeArgs {
     /// The pool, as in shm:/dev/shm/mypool, tcp://127.0.0.1:7000 or etcd://127.0.0.1:2379/mycluster
     pub(crate) pool: String,
-    /// A table that it serves; may be given several times [default: all of the engine dex, new ones too]
+    /// A table that it serves; may be given several times [default: all whose engine has owners, new ones
+    /// included]
     #[arg(short, long, value_name = "TABLE")]
     pub(crate) table: Vec<String>,
     /// Threads that answer
@@ -39,12 +42,11 @@ pub(crate) struct ComputeArgs {
     /// Processors on which these threads stay, as in 0,2-3: one on each in turn [default: any]
     #[arg(long, value_name = "CPUS")]
     pub(crate) pin: Option<Processors>,
-    /// Bytes of the cache of each table [default: 256MiB]
+    /// Bytes of the cache of each table, short for --set cache=SIZE [default: 256MiB]
     #[arg(long, value_name = "SIZE")]
     pub(crate) cache: Option<Size>,
-    /// What an acknowledged change survives: volatile or logged [default: logged]
-    #[arg(long)]
-    pub(crate) durability: Option<Durability>,
+    #[command(flatten)]
+    pub(crate) set: SetArgs,
     #[command(flatten)]
     pub(crate) serving: ServingArgs,
     /// End with standard input, too: when whoever has started it is gone
@@ -64,18 +66,13 @@ pub(super) fn run(args: &ComputeArgs, console: &mut Console) -> anyhow::Result<E
         .pin_serve_threads(pin)
         .take_partitions(usize::MAX)
         .leaves_when_asked(true);
-    if let Some(size) = args.cache {
-        builder = builder.cache_bytes(size.0);
-    }
-    if let Some(durability) = args.durability {
-        builder = builder.durability(durability);
-    }
+    builder = builder.set_all(&settings(args)?);
     let db = builder.open(&args.pool)?;
     let own = db.serve()?;
     let mut tables = BTreeMap::new();
     for name in &args.table {
         let table = db.table(name)?;
-        if table.info().engine != Engine::Dex {
+        if !table.info().engine.traits().owned {
             return Err(Failure::usage(format!(
                 "table \"{name}\" is of the engine {}, which has no owners: any process uses it as \
                  it is",
@@ -121,6 +118,17 @@ pub(super) fn run(args: &ComputeArgs, console: &mut Console) -> anyhow::Result<E
     drop(tables);
     close(db)?;
     Ok(Exit::Done)
+}
+
+/// Settings by which tables are opened, as some engine with owners takes them.
+fn settings(args: &ComputeArgs) -> Result<Settings, Failure> {
+    let mut settings = args.set.settings();
+    if let Some(size) = args.cache {
+        settings.set(CACHE, &size.to_string());
+    }
+    let owned: Vec<Engine> = Engine::ALL.iter().copied().filter(|it| it.traits().owned).collect();
+    Engine::check_some(&owned, &settings).map_err(|error| Failure::usage(error.to_string()))?;
+    Ok(settings)
 }
 
 /// What the last look has found.
@@ -224,7 +232,7 @@ fn look(
             }
             infos => infos?,
         };
-        for info in infos.into_iter().filter(|info| info.engine == Engine::Dex) {
+        for info in infos.into_iter().filter(|info| info.engine.traits().owned) {
             let Entry::Vacant(entry) = tables.entry(info.name) else { continue };
             match db.table(entry.key()) {
                 // Dropped meanwhile.

@@ -11,7 +11,7 @@ use crate::output::{Console, counted, escaped, hex};
 
 pub(super) fn get(args: &GetArgs, console: &mut Console) -> anyhow::Result<Exit> {
     let keys = keys(&args.keys, args.bytes.hex)?;
-    let (db, table) = open_table(&args.table, console)?;
+    let (db, table) = open_table(&args.table, &args.set, console)?;
     let values = table.get_many(&keys)?;
     let look = console.look(args.bytes);
     let mut exit = Exit::Done;
@@ -48,7 +48,7 @@ pub(super) fn get(args: &GetArgs, console: &mut Console) -> anyhow::Result<Exit>
 
 pub(super) fn del(args: &DelArgs, console: &mut Console) -> anyhow::Result<Exit> {
     let keys = keys(&args.keys, args.hex)?;
-    let (db, table) = open_table(&args.table, console)?;
+    let (db, table) = open_table(&args.table, &args.set, console)?;
     let mut removed = 0_u64;
     let mut absent = Vec::new();
     for key in &keys {

@@ -6,6 +6,7 @@ pub(crate) mod cluster;
 mod completions;
 pub(crate) mod compute;
 pub(crate) mod config;
+pub(crate) mod engines;
 mod keys;
 mod load;
 pub(crate) mod memory;
@@ -25,13 +26,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context;
-use farleaf::{Builder, ErrorKind, Farleaf, Table, TableOptions};
+use farleaf::{Builder, ErrorKind, Farleaf, Settings, Table, TableInfo, TableOptions};
 
 use crate::args::{Command, CreateArgs, NewTableArgs, TableArgs};
 use crate::config::Config;
 use crate::errors::{Exit, Failure};
 use crate::formats;
 use crate::output::{Console, from_hex};
+use crate::settings::SetArgs;
 
 /// Does what was asked for. `configured` is the definition of the command line, with what `config` has set.
 ///
@@ -53,6 +55,7 @@ pub(crate) fn run(
         Command::Drop(args) => tables::drop_table(&args, console),
         Command::Stats(args) => stats::run(&args, console),
         Command::Verify(args) => verify::run(&args, console),
+        Command::Engines(args) => engines::run(&args, console),
         Command::Bench(args) => bench::run(&args, console),
         Command::Repro(args) => repro::run(&args, console),
         Command::Check(args) => check::run(&args, console),
@@ -84,8 +87,13 @@ fn builder(console: &Console) -> Result<Builder, Failure> {
 
 /// Opens a pool that is there.
 fn open(pool: &str, console: &Console) -> anyhow::Result<Farleaf> {
+    open_with(pool, &Settings::default(), console)
+}
+
+/// Opens a pool that is there, to open tables by `settings`.
+fn open_with(pool: &str, settings: &Settings, console: &Console) -> anyhow::Result<Farleaf> {
     refuse_mem(pool)?;
-    let db = builder(console)?.open(pool)?;
+    let db = builder(console)?.set_all(settings).open(pool)?;
     tell_opened(&db, pool, console)?;
     Ok(db)
 }
@@ -104,8 +112,13 @@ const TORN: &str = "the RDMA device here, or a memory server's, tears words that
                     are read, as those made of software do: let one thread of one process work on the \
                     pool at a time, and keep nothing in it";
 
-/// Opens a pool, or makes it if that was asked for.
-fn open_or_create(pool: &str, create: &CreateArgs, console: &Console) -> anyhow::Result<Farleaf> {
+/// Opens a pool, or makes it if that was asked for, to open tables by `settings`.
+fn open_or_create(
+    pool: &str,
+    create: &CreateArgs,
+    settings: &Settings,
+    console: &Console,
+) -> anyhow::Result<Farleaf> {
     refuse_mem(pool)?;
     let is_sized = create.pool_bytes.is_some() || create.memory_servers.is_some();
     if is_sized && ["tcp:", "verbs:", "etcd:"].iter().any(|scheme| pool.trim().starts_with(scheme))
@@ -116,7 +129,7 @@ fn open_or_create(pool: &str, create: &CreateArgs, console: &Console) -> anyhow:
         )
         .into());
     }
-    let mut builder = builder(console)?.create(create.create);
+    let mut builder = builder(console)?.create(create.create).set_all(&settings.without_shape());
     if let Some(size) = create.pool_bytes {
         builder = builder.pool_bytes(size.0);
     }
@@ -146,11 +159,24 @@ fn refuse_mem(pool: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Opens a table that is there.
-fn open_table(args: &TableArgs, console: &Console) -> anyhow::Result<(Farleaf, Table)> {
-    let db = open(&args.pool, console)?;
+/// Opens a table that is there by settings of its engine.
+fn open_table(
+    args: &TableArgs,
+    set: &SetArgs,
+    console: &Console,
+) -> anyhow::Result<(Farleaf, Table)> {
+    let settings = set.settings();
+    let db = open_with(&args.pool, &settings, console)?;
     let table = db.table(&args.table)?;
+    check_settings(&table, &settings)?;
     Ok((db, table))
+}
+
+/// Refuses settings that the table's engine does not have.
+fn check_settings(table: &Table, settings: &Settings) -> Result<(), Failure> {
+    let TableInfo { name, engine, .. } = table.info();
+    let refusal = |error| Failure::usage(format!("table \"{name}\": {error}"));
+    engine.check(settings).map_err(refusal)
 }
 
 /// Opens a table, or makes it; `true` if it was made.
@@ -161,13 +187,14 @@ fn table_or_create(
     db: &Farleaf,
     name: &str,
     wanted: &NewTableArgs,
+    settings: &Settings,
     console: &Console,
 ) -> anyhow::Result<(Table, bool)> {
     match db.table(name) {
         Err(error) if error.kind() == ErrorKind::NotFound => {}
-        table => return Ok((check_table(table?, wanted)?, false)),
+        table => return Ok((check_table(table?, wanted, settings)?, false)),
     }
-    let mut options = TableOptions::default();
+    let mut options = TableOptions::default().set_all(settings);
     if let Some(engine) = wanted.engine {
         options = options.engine(engine);
     }
@@ -189,14 +216,15 @@ fn table_or_create(
         }
         // Somebody else was quicker.
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-            Ok((check_table(db.table(name)?, wanted)?, false))
+            Ok((check_table(db.table(name)?, wanted, settings)?, false))
         }
         Err(error) => Err(error.into()),
     }
 }
 
 /// Refuses a table that is there and not as `wanted` says.
-fn check_table(table: Table, wanted: &NewTableArgs) -> Result<Table, Failure> {
+fn check_table(table: Table, wanted: &NewTableArgs, settings: &Settings) -> Result<Table, Failure> {
+    check_settings(&table, settings)?;
     let info = table.info();
     let (keys, values) = (formats::key_format(info.keys), formats::value_format(info.values));
     let node_bytes = info.node_bytes.to_string();

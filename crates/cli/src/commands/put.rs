@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use anyhow::Context;
 use serde_json::json;
 
-use super::{bytes_of, close, open, open_or_create, table_or_create};
+use super::{bytes_of, check_settings, close, open_or_create, open_with, table_or_create};
 use crate::args::PutArgs;
 use crate::errors::{Exit, Failure};
 use crate::formats::VALUE_BYTES_MAX;
@@ -15,10 +15,10 @@ pub(super) fn run(args: &PutArgs, console: &mut Console) -> anyhow::Result<Exit>
     let key = bytes_of(&args.key, args.hex)?;
     let value =
         if args.value == "-" { read_value(args.hex)? } else { bytes_of(&args.value, args.hex)? };
-    let wanted = &args.new_table;
+    let (wanted, settings) = (&args.new_table, args.set.settings());
     let (db, table) = if args.create.create {
-        let db = open_or_create(&args.table.pool, &args.create, console)?;
-        let (table, _) = table_or_create(&db, &args.table.table, wanted, console)?;
+        let db = open_or_create(&args.table.pool, &args.create, &settings, console)?;
+        let (table, _) = table_or_create(&db, &args.table.table, wanted, &settings, console)?;
         (db, table)
     } else {
         let options = [
@@ -31,7 +31,7 @@ pub(super) fn run(args: &PutArgs, console: &mut Console) -> anyhow::Result<Exit>
             let message = format!("{option} says how a table is made: it needs --create");
             return Err(Failure::usage(message).into());
         }
-        let db = open(&args.table.pool, console)?;
+        let db = open_with(&args.table.pool, &settings, console)?;
         let table = db.table(&args.table.table).map_err(|error| {
             let is_missing = error.kind() == farleaf::ErrorKind::NotFound;
             let error = anyhow::Error::from(error);
@@ -41,6 +41,7 @@ pub(super) fn run(args: &PutArgs, console: &mut Console) -> anyhow::Result<Exit>
                 error
             }
         })?;
+        check_settings(&table, &settings)?;
         (db, table)
     };
     let (done, refusal) = if args.if_absent {

@@ -4,13 +4,14 @@ use std::ffi::OsString;
 
 use clap::{Args, Subcommand};
 use farleaf::{ComputeServer, KeyFormat, Partition, ServerName, Table};
+use farleaf_index::suggest;
 use serde_json::{Map, Value, json};
 
 use super::{bytes_of, close, open_table};
 use crate::args::TableArgs;
 use crate::errors::{Exit, Failure};
 use crate::output::{Console, Look};
-use crate::suggest;
+use crate::settings::SetArgs;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct RepartitionArgs {
@@ -61,7 +62,7 @@ pub(crate) enum What {
 }
 
 pub(super) fn run(args: &RepartitionArgs, console: &mut Console) -> anyhow::Result<Exit> {
-    let (db, table) = open_table(&args.table, console)?;
+    let (db, table) = open_table(&args.table, &SetArgs::default(), console)?;
     // Refuses tables without partitions, whatever was asked for.
     let partitions = table.partitions()?;
     match &args.what {

@@ -15,7 +15,7 @@ type Pair = farleaf::Result<(Vec<u8>, Vec<u8>)>;
 
 pub(super) fn run(args: &ScanArgs, console: &mut Console) -> anyhow::Result<Exit> {
     let range = Keys::of(args)?;
-    let (db, table) = open_table(&args.table, console)?;
+    let (db, table) = open_table(&args.table, &args.set, console)?;
     let limit = args.limit.map_or(u64::MAX, |limit| limit.0);
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     let pairs = range.of_table(&table, args.reverse).take(limit);

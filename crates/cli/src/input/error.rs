@@ -108,7 +108,7 @@ impl fmt::Display for Fault {
                 write!(f, "{has}, but the {what} is to come from column {column}")
             }
             Fault::UnknownColumn { name, known } => {
-                let hint = crate::suggest::hint(name, known.iter().map(String::as_str));
+                let hint = farleaf_index::suggest::hint(name, known.iter().map(String::as_str));
                 write!(f, "no column is named \"{name}\"{hint} (columns: {})", known.join(", "))
             }
             Fault::OpenQuote => f.write_str("a quoted field does not end"),

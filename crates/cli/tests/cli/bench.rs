@@ -61,8 +61,8 @@ fn parts_are_told() {
             "a",
             "--cache",
             "40%",
-            "--offload",
-            "ratio:0.5",
+            "--set",
+            "offload=ratio:0.5",
             "--clients",
             "4",
             "--verify",
@@ -72,7 +72,7 @@ fn parts_are_told() {
         assert_eq!(report["run"]["errors"], 0);
         assert_eq!(report["config"]["partitions"], 2);
         let parts = report["config"]["parts"].to_string();
-        assert!(parts.contains("2 partitions (sampled)") && parts.contains("offload ratio:0.5"));
+        assert!(parts.contains("2 partitions (sampled)") && parts.contains("offload=ratio:0.5"));
         assert!(report["run"]["caches"]["hit_rate"].as_f64().unwrap() > 0.0);
         assert!(
             report["run"]["caches"]["per_op"]["offload_ok"].as_f64().unwrap() > 0.0,
@@ -99,8 +99,8 @@ fn nonsense_is_refused() {
         (&["--distribution", "zipfain"], "did you mean \"zipfian\"?"),
         (&["--clients", "5", "--compute-servers", "2"], "cannot be shared evenly"),
         (&["--engine", "dex", "--cache", "0%"], "0 bytes of cache"),
-        (&["--engine", "dex", "--offload", "ratio:2"], "ratio: and 0 to 1"),
-        (&["--offload", "always"], "btree has nothing that --offload sets"),
+        (&["--engine", "dex", "--set", "offload=ratio:2"], "ratio: and a share"),
+        (&["--set", "offload=always"], "engine btree: no setting is named \"offload\""),
         (&["--torn"], "torn words are the simulator's"),
         (&["--clints", "2"], "'--clients'"),
     ] {

@@ -18,6 +18,7 @@
 //! have ended, through shared results.
 
 mod atomics;
+mod calls;
 mod clock;
 mod counted;
 mod dropped;
@@ -35,8 +36,9 @@ use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use crate::{Counters, Endpoint, GlobalAddr, Service, ServiceId};
+use crate::{Counters, Endpoint, GlobalAddr, Peer, Service, ServiceId};
 
+pub use calls::party;
 pub use fenced::victim;
 
 /// Bytes of scratch memory that a harness has on every server.
@@ -55,6 +57,21 @@ pub type Kill = Box<dyn FnOnce()>;
 
 /// What runs beside a victim.
 pub type Survivor<E> = Box<dyn FnOnce(E, Kill) -> LocalFuture + Send>;
+
+/// What a compute server does that is killed in the middle of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Takes calls, begins them and never replies.
+    Callee,
+    /// Calls the compute server that it is told of.
+    Caller,
+}
+
+/// Attaches a peer to the survivor's compute server.
+pub type Attach = Box<dyn Fn(Peer)>;
+
+/// What runs beside a compute server that calls or is called.
+pub type CallSurvivor<E> = Box<dyn FnOnce(E, Attach, Kill) -> LocalFuture + Send>;
 
 /// How the suite gets at a fabric.
 pub trait Harness: 'static {
@@ -93,6 +110,25 @@ pub trait Harness: 'static {
     /// if this fabric has no compute server that can die alone.
     fn run_beside_victim(&self, addr: GlobalAddr, survivor: Survivor<Self::Endpoint>) -> bool {
         let _ = (addr, survivor);
+        false
+    }
+
+    /// Exposes the compute servers for calls, unless that is done, and attaches each to all, itself
+    /// included. Returns them in the order in which [`Harness::run`] deals tasks to them, from the first
+    /// task on in turn; at least two. None where the fabric carries no calls.
+    fn connect_peers(&self) -> Vec<Peer> {
+        Vec::new()
+    }
+
+    /// As [`Harness::run_beside_victim`], for [`party`] in that role. The survivor runs on the compute
+    /// server of the first task.
+    fn run_beside_party(
+        &self,
+        role: Role,
+        addr: GlobalAddr,
+        survivor: CallSurvivor<Self::Endpoint>,
+    ) -> bool {
+        let _ = (role, addr, survivor);
         false
     }
 }
@@ -170,6 +206,13 @@ cases! { $
         a_spawned_task_outlives_its_parent, a_yield_lets_others_run,
         random_numbers_are_ones_own;
     fenced: the_living_are_not_dead, a_fenced_victim_writes_no_more;
+    calls: a_call_comes_back_whole, calls_overtake_each_other, a_long_call_is_refused,
+        a_call_to_nobody_is_not_begun,
+        a_call_that_waits_is_not_begun_when_the_receiver_leaves,
+        a_begun_call_is_unknown_when_the_receiver_dies, a_dropped_incoming_says_how_far_it_was,
+        a_reply_does_not_answer_another_request, a_fenced_life_is_not_served,
+        nothing_older_is_begun_after_a_reconnect, calls_are_bounded, calls_are_counted,
+        a_request_is_taken_once;
     reconnect: nothing_older_lands_after_a_reconnect, a_reconnect_leaves_nobody_waiting,
         a_reconnect_is_ones_own;
 }

@@ -8,10 +8,11 @@ use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll};
 
 use super::Shared;
+use super::calls::replace;
 use crate::raw::SlabRef;
 use crate::{
-    Buf, Capabilities, Counters, Endpoint, Executor, GlobalAddr, Incarnation, Op, OpError,
-    OpErrorKind, Ops, ServerId, ServiceId, Words, access,
+    Buf, CallError, Capabilities, Counters, Endpoint, Executor, GlobalAddr, Incarnation, Incoming,
+    Op, OpError, OpErrorKind, Ops, Peer, ServerId, ServiceId, Words, access, calls,
 };
 
 /// One thread's access to mapped memory servers.
@@ -27,10 +28,17 @@ struct Thread {
     slab: SlabRef,
     executor: Executor,
     rng: RefCell<fastrand::Rng>,
+    /// Of the compute server's threads, for its links to others.
+    number: u64,
 }
 
 impl MappedEndpoint {
-    pub(super) fn new(shared: Arc<Shared>, counters: Arc<Counters>, seed: u64) -> Self {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        counters: Arc<Counters>,
+        seed: u64,
+        number: u64,
+    ) -> Self {
         MappedEndpoint {
             thread: Rc::new(Thread {
                 shared,
@@ -38,6 +46,7 @@ impl MappedEndpoint {
                 slab: SlabRef::new(),
                 executor: Executor::new(),
                 rng: RefCell::new(fastrand::Rng::with_seed(seed)),
+                number,
             }),
         }
     }
@@ -300,21 +309,65 @@ impl Endpoint for MappedEndpoint {
         Ok(reply.window(at..at + answer.len.min(room)))
     }
 
-    async fn fence(&self, server: ServerId, who: Incarnation) -> Result<(), OpError> {
-        if self.thread.shared.is_dead(who) {
-            Ok(())
-        } else {
-            Err(OpError { server, kind: OpErrorKind::StillAlive })
-        }
+    async fn call(
+        &self,
+        to: ServerId,
+        service: ServiceId,
+        request: Vec<u8>,
+    ) -> Result<Vec<u8>, CallError> {
+        let Thread { shared, number, .. } = &*self.thread;
+        shared
+            .calls
+            .call(to, *number, service, request, |peer, number| shared.link(peer, number))
+            .await
     }
 
-    /// An operation here has taken effect when its future is ready.
-    async fn reconnect(&self, _server: ServerId) -> Result<(), OpError> {
+    async fn next_call(&self, service: ServiceId) -> Option<Incoming> {
+        calls::next(&self.thread.shared.calls.requests, service).await
+    }
+
+    fn leave(&self) {
+        self.thread.shared.calls.requests.close();
+    }
+
+    fn peers(&self) -> Vec<Peer> {
+        self.thread.shared.calls.peers()
+    }
+
+    async fn fence(&self, server: ServerId, who: Incarnation) -> Result<(), OpError> {
+        let shared = &self.thread.shared;
+        if !shared.is_dead(who) {
+            return Err(OpError { server, kind: OpErrorKind::StillAlive });
+        }
+        if server.is_compute() {
+            shared.fence_at(shared.calls.peer(server)?, who);
+        }
         Ok(())
     }
 
+    /// An operation here has taken effect when its future is ready. Calls may be under way.
+    async fn reconnect(&self, server: ServerId) -> Result<(), OpError> {
+        if !server.is_compute() {
+            return Ok(());
+        }
+        let Thread { shared, number, .. } = &*self.thread;
+        let peer = shared.calls.peer(server)?;
+        let connection = shared.calls.give_up_link(peer, *number);
+        let Some(folder) = shared.folder() else { return Ok(()) };
+        let replaced = replace(folder, shared.incarnation, peer, connection).await;
+        replaced.map_err(|kind| {
+            let is_dead = shared.is_dead(peer.incarnation);
+            let kind = if is_dead { OpErrorKind::Gone { who: peer.incarnation } } else { kind };
+            OpError { server, kind }
+        })
+    }
+
     async fn is_dead(&self, who: Incarnation) -> bool {
-        self.thread.shared.is_dead(who)
+        let is_dead = self.thread.shared.is_dead(who);
+        if is_dead {
+            self.thread.shared.calls.told_dead(who);
+        }
+        is_dead
     }
 
     /// Only a process that has ended is dead.

@@ -5,6 +5,7 @@
 //! <folder>/making            there until the pool is made
 //! <folder>/region-00000      the memory of server 0; its length is the region's
 //! <folder>/members/<life>    locked by the process of that incarnation for as long as it lives
+//! <folder>/calls/<life>      the socket at which that process takes calls, if it does
 //! ```
 //!
 //! The kernel releases a lock when its process ends, however it ends, also across containers that share
@@ -22,6 +23,7 @@ use std::fs::{self, File, TryLockError};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::locked::Locked;
 use crate::{FabricError, Incarnation, Words};
@@ -31,7 +33,7 @@ const JOIN_TRIES: usize = 1000;
 
 #[derive(Debug)]
 pub(super) struct Folder {
-    path: PathBuf,
+    path: Arc<Path>,
     own: PathBuf,
     _own_lock: Locked,
 }
@@ -166,7 +168,7 @@ impl Folder {
     }
 
     /// Where it is.
-    pub(super) fn path(&self) -> &Path {
+    pub(super) fn path(&self) -> &Arc<Path> {
         &self.path
     }
 
@@ -178,7 +180,7 @@ impl Folder {
                 Locked::wait(open_lock(&own)?).map_err(|source| io_error("lock", &own, source))?;
             // Removed by somebody who took it for a dead one's, before it was locked?
             if is_at(&lock, &own) {
-                let folder = Folder { path: path.to_path_buf(), own, _own_lock: lock };
+                let folder = Folder { path: path.into(), own, _own_lock: lock };
                 folder.remove_dead();
                 return Ok(folder);
             }
@@ -203,11 +205,15 @@ impl Folder {
 
     /// Whether the process of that life is gone for certain.
     pub(super) fn is_dead(&self, who: Incarnation) -> bool {
-        let path = member_path(&self.path, who);
-        match File::options().read(true).write(true).open(&path) {
-            Ok(file) => Locked::try_new(file).is_ok(),
-            Err(error) => error.kind() == io::ErrorKind::NotFound,
-        }
+        is_dead(&self.path, who)
+    }
+}
+
+/// Whether the process of that life is gone for certain, by the pool folder at `path`.
+pub(super) fn is_dead(path: &Path, who: Incarnation) -> bool {
+    match File::options().read(true).write(true).open(member_path(path, who)) {
+        Ok(file) => Locked::try_new(file).is_ok(),
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
     }
 }
 
@@ -265,6 +271,7 @@ fn is_of_a_pool(name: &str) -> bool {
     let digits = name.strip_prefix("region-");
     name == "making"
         || name == "members"
+        || name == "calls"
         || digits.is_some_and(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()))
 }
 

@@ -9,21 +9,27 @@
     reason = "processes that share a pool must draw different incarnations"
 )]
 
+mod calls;
 mod endpoint;
 mod folder;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
+use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
+use calls::{MappedCalls, Receivers};
 pub use endpoint::MappedEndpoint;
 pub use folder::CreateGuard;
 use folder::Folder;
 pub(crate) use folder::check_space;
 
+use crate::calls::{Link, Requests};
 use crate::{
-    Capabilities, Counters, Fabric, FabricError, Incarnation, ServerId, Service, ServiceId, Words,
+    Capabilities, Counters, Fabric, FabricError, Incarnation, ListenConfig, Peer, ServerId,
+    Service, ServiceId, Words,
 };
 
 /// Least bytes of a region.
@@ -39,6 +45,7 @@ pub(crate) struct Shared {
     standing: Standing,
     services: Services,
     counters: Mutex<Vec<Arc<Counters>>>,
+    calls: MappedCalls,
 }
 
 type Services = Arc<RwLock<BTreeMap<ServiceId, Arc<dyn Service>>>>;
@@ -47,8 +54,16 @@ type Services = Arc<RwLock<BTreeMap<ServiceId, Arc<dyn Service>>>>;
 enum Standing {
     /// By locked files.
     Folder(Folder),
-    /// By a list, as all are of this process: who lives.
-    Process(Arc<Mutex<BTreeSet<Incarnation>>>),
+    /// By lists, as all are of this process.
+    Process(Arc<Process>),
+}
+
+/// The compute servers of one process.
+#[derive(Default)]
+struct Process {
+    alive: Mutex<BTreeSet<Incarnation>>,
+    /// Their queues of calls.
+    receivers: Receivers,
 }
 
 impl Mapped {
@@ -78,9 +93,9 @@ impl Mapped {
     pub fn beside(&self) -> Result<Self, FabricError> {
         match &self.0.standing {
             Standing::Folder(folder) => Self::open(folder.path()),
-            Standing::Process(alive) => {
-                let (regions, alive) = (Arc::clone(&self.0.regions), Arc::clone(alive));
-                Ok(Self::alone(regions, alive, Arc::clone(&self.0.services)))
+            Standing::Process(process) => {
+                let (regions, process) = (Arc::clone(&self.0.regions), Arc::clone(process));
+                Ok(Self::alone(regions, process, Arc::clone(&self.0.services)))
             }
         }
     }
@@ -113,14 +128,14 @@ impl Mapped {
         Ok(Self::over(regions, incarnation, Standing::Folder(folder), Services::default()))
     }
 
-    fn alone(
-        regions: Arc<[Words]>,
-        alive: Arc<Mutex<BTreeSet<Incarnation>>>,
-        services: Services,
-    ) -> Self {
+    fn alone(regions: Arc<[Words]>, process: Arc<Process>, services: Services) -> Self {
         let incarnation = new_incarnation();
-        alive.lock().unwrap_or_else(PoisonError::into_inner).insert(incarnation);
-        Self::over(regions, incarnation, Standing::Process(alive), services)
+        process.alive().insert(incarnation);
+        let mapped = Self::over(regions, incarnation, Standing::Process(process), services);
+        if let Standing::Process(process) = &mapped.0.standing {
+            process.receivers().insert(incarnation, Arc::clone(&mapped.0.calls.requests));
+        }
+        mapped
     }
 
     fn over(
@@ -129,8 +144,8 @@ impl Mapped {
         standing: Standing,
         services: Services,
     ) -> Self {
-        let (regions, counters) = (regions.into(), Mutex::default());
-        Mapped(Arc::new(Shared { regions, incarnation, standing, services, counters }))
+        let (regions, counters, calls) = (regions.into(), Mutex::default(), MappedCalls::default());
+        Mapped(Arc::new(Shared { regions, incarnation, standing, services, counters, calls }))
     }
 }
 
@@ -141,8 +156,9 @@ impl Fabric for Mapped {
         let counters = Counters::new(self.0.regions.len());
         let mut all = self.0.counters.lock().unwrap_or_else(PoisonError::into_inner);
         let seed = self.0.incarnation.0 ^ (all.len() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let number = all.len() as u64;
         all.push(Arc::clone(&counters));
-        Ok(MappedEndpoint::new(Arc::clone(&self.0), counters, seed))
+        Ok(MappedEndpoint::new(Arc::clone(&self.0), counters, seed, number))
     }
 
     fn name(&self) -> &'static str {
@@ -156,9 +172,73 @@ impl Fabric for Mapped {
     fn counters(&self) -> Vec<Arc<Counters>> {
         self.0.counters.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
+
+    /// Compute servers of one process reach each other's queues; those of a folder listen at a socket in
+    /// it, too.
+    fn expose(
+        &self,
+        number: ServerId,
+        bytes: u64,
+        _listen: &ListenConfig,
+    ) -> Result<Option<SocketAddr>, FabricError> {
+        self.0.calls.expose(number, bytes, self.0.incarnation, self.0.folder())?;
+        Ok(None)
+    }
+
+    fn attach(&self, peer: Peer) -> Result<(), FabricError> {
+        self.0.calls.attach(peer)
+    }
+
+    fn detach(&self, server: ServerId) {
+        self.0.calls.detach(server);
+    }
+
+    fn peers(&self) -> Vec<Peer> {
+        self.0.calls.peers()
+    }
+}
+
+impl Process {
+    fn alive(&self) -> MutexGuard<'_, BTreeSet<Incarnation>> {
+        self.alive.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn receivers(&self) -> MutexGuard<'_, BTreeMap<Incarnation, Arc<Requests>>> {
+        self.receivers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Shared {
+    /// Where the pool's files are, if it has some.
+    fn folder(&self) -> Option<&Arc<Path>> {
+        match &self.standing {
+            Standing::Folder(folder) => Some(folder.path()),
+            Standing::Process(_) => None,
+        }
+    }
+
+    /// A link to a peer, in the place of the connection that `number` names; `None` if it has ended.
+    fn link(&self, peer: Peer, number: Arc<AtomicU64>) -> Option<Arc<Link>> {
+        match &self.standing {
+            Standing::Folder(folder) => {
+                calls::connect(folder.path(), self.incarnation, peer, number)
+            }
+            Standing::Process(process) => {
+                let receiver = process.receivers().get(&peer.incarnation).cloned()?;
+                Some(Link::new(self.incarnation, peer.incarnation, Some(receiver)))
+            }
+        }
+    }
+
+    /// See [`crate::Endpoint::fence`], at a compute server: `who` is dead.
+    fn fence_at(&self, peer: Peer, who: Incarnation) {
+        if let Standing::Process(process) = &self.standing
+            && let Some(receiver) = process.receivers().get(&peer.incarnation)
+        {
+            receiver.fence(who);
+        }
+    }
+
     fn region(&self, server: ServerId) -> Option<&Words> {
         self.regions.get(server.index())
     }
@@ -182,17 +262,17 @@ impl Shared {
         }
         match &self.standing {
             Standing::Folder(folder) => folder.is_dead(who),
-            Standing::Process(alive) => {
-                !alive.lock().unwrap_or_else(PoisonError::into_inner).contains(&who)
-            }
+            Standing::Process(process) => !process.alive().contains(&who),
         }
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        if let Standing::Process(alive) = &self.standing {
-            alive.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.incarnation);
+        self.calls.end();
+        if let Standing::Process(process) = &self.standing {
+            process.receivers().remove(&self.incarnation);
+            process.alive().remove(&self.incarnation);
         }
     }
 }
@@ -209,10 +289,10 @@ impl std::fmt::Debug for Shared {
 
 /// Refuses a number of servers or a region's size that no pool has.
 pub(crate) fn check_geometry(servers: usize, region_bytes: u64) -> Result<(), FabricError> {
-    if servers == 0 || servers > usize::from(ServerId::MAX.0) {
+    if servers == 0 || servers > ServerId::COMPUTE_FIRST.index() {
         return Err(FabricError::Config(format!(
             "{servers} memory servers: a pool has 1 to {}",
-            ServerId::MAX
+            ServerId::COMPUTE_FIRST
         )));
     }
     if region_bytes < REGION_BYTES_MIN

@@ -40,6 +40,8 @@ pub(super) enum Fault {
     Outcome = 10,
     LostBy = 11,
     Prefix = 12,
+    Repeated = 13,
+    RepeatedBy = 14,
 }
 
 #[derive(Debug)]

@@ -53,6 +53,8 @@ pub(super) enum Kind {
     Vanish,
     /// A client gives up waiting; the slot is the number of a timer.
     Timeout,
+    /// A message between compute servers takes a step; the slot is its number, the part the step.
+    Call,
 }
 
 /// A future event.

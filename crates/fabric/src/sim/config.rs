@@ -153,6 +153,9 @@ pub struct AdversaryConfig {
     pub lost: f64,
     /// The longest delay of what is lost and happens later. Default 100,000.
     pub lost_ns: u64,
+    /// Probability that the request of a call comes to its receiver twice, the second time up to `late_ns`
+    /// later. Default 0.
+    pub repeated: f64,
     /// From the sending of a message that gets no answer to its client's
     /// [`crate::OpErrorKind::Timeout`]. Counts for whatever gets none: what is lost, what waits at a
     /// stopped memory server, what a broken link has swallowed. Default 50,000.
@@ -175,6 +178,7 @@ impl Default for AdversaryConfig {
             late_ns: 10_000,
             lost: 0.0,
             lost_ns: 100_000,
+            repeated: 0.0,
             timeout_ns: 50_000,
             window: 0..u64::MAX,
             shuffle: false,
@@ -184,7 +188,7 @@ impl Default for AdversaryConfig {
 
 impl AdversaryConfig {
     fn check(&self) -> Result<(), FabricError> {
-        let probabilities = [self.torn, self.split_rmw, self.late, self.lost];
+        let probabilities = [self.torn, self.split_rmw, self.late, self.lost, self.repeated];
         if probabilities.iter().any(|probability| !(0.0..=1.0).contains(probability)) {
             return Err(FabricError::Config(format!("{self:?}: probabilities are 0 to 1")));
         }

@@ -2,9 +2,9 @@
 //!
 //! So a test can go through all operations one by one.
 //!
-//! Operations are counted in the order of posting, each of a chain or a batch by itself, RPCs and
-//! fences too; local waits are not. The effect of a plan follows from the plan alone, not from
-//! randomness or timing.
+//! Operations are counted in the order of posting, each of a chain or a batch by itself, and also RPCs,
+//! fences, calls and replies; local waits are not. The effect of a plan follows from the plan alone, not
+//! from randomness or timing.
 //!
 //! - **CRASH-1** Every operation that a life posted before the chosen one takes effect, unless a fence
 //!   comes first.
@@ -82,6 +82,10 @@ pub enum CountedKind {
     Fence,
     /// A new connection.
     Reconnect,
+    /// Call of another compute server.
+    Call,
+    /// Reply to a call.
+    Reply,
 }
 
 /// One operation as it was counted.
@@ -176,7 +180,9 @@ fn listed(payload: &Payload) -> u64 {
         Payload::Op(_)
         | Payload::Rpc { .. }
         | Payload::Fence { .. }
-        | Payload::Reconnect { .. } => 1,
+        | Payload::Reconnect { .. }
+        | Payload::Call(_)
+        | Payload::Reply => 1,
         Payload::Empty | Payload::Sleep { .. } | Payload::Work { .. } => 0,
     }
 }
@@ -205,6 +211,8 @@ fn counted(payload: &Payload, note: &mut impl FnMut(CountedOp)) {
         Payload::Rpc { .. } => note(lone(CountedKind::Rpc, 0)),
         Payload::Fence { .. } => note(lone(CountedKind::Fence, 0)),
         Payload::Reconnect { .. } => note(lone(CountedKind::Reconnect, 0)),
+        Payload::Call(_) => note(lone(CountedKind::Call, 0)),
+        Payload::Reply => note(lone(CountedKind::Reply, 0)),
         Payload::Empty | Payload::Sleep { .. } | Payload::Work { .. } => {}
     }
 }
@@ -309,7 +317,7 @@ impl Machine {
             slot.poster.life == life
                 && matches!(slot.state, State::Flying | State::Abandoned)
                 && listed(&slot.payload) > 0
-        })
+        }) || self.has_messages(life)
     }
 }
 

@@ -6,14 +6,15 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::Inner;
+use super::calls::CallPost;
 use super::config::PS;
 use super::leases::Clock;
 use super::post::Post;
 use super::slots::{Failure, Payload, Poster};
 use crate::raw::SlabRef;
 use crate::{
-    Buf, Capabilities, Counters, Endpoint, GlobalAddr, Incarnation, Op, OpError, Ops, ServerId,
-    ServiceId,
+    Buf, CallError, Capabilities, Counters, Endpoint, GlobalAddr, Incarnation, Incoming, Op,
+    OpError, Ops, Peer, ServerId, ServiceId,
 };
 
 /// One worker thread's way to the simulated memory servers.
@@ -64,8 +65,12 @@ impl SimEndpoint {
         self.thread.poster
     }
 
+    pub(super) fn inner_rc(&self) -> Rc<Inner> {
+        Rc::clone(&self.thread.inner)
+    }
+
     #[inline]
-    fn wait(&self, payload: Payload) -> Post<'_, ()> {
+    pub(super) fn wait(&self, payload: Payload) -> Post<'_, ()> {
         Post::new(self, payload, |_, _| ())
     }
 
@@ -174,6 +179,31 @@ impl Endpoint for SimEndpoint {
         })
     }
 
+    fn call(
+        &self,
+        to: ServerId,
+        service: ServiceId,
+        request: Vec<u8>,
+    ) -> impl Future<Output = Result<Vec<u8>, CallError>> {
+        let posted = CallPost { to, service, request, outcome: None };
+        Post::new(self, Payload::Call(Box::new(posted)), |payload, _| match payload {
+            Payload::Call(posted) => posted.outcome.take().expect("an outcome"),
+            other => unreachable!("a call came back as {other:?}"),
+        })
+    }
+
+    fn next_call(&self, service: ServiceId) -> impl Future<Output = Option<Incoming>> {
+        self.take_call(service)
+    }
+
+    fn leave(&self) {
+        self.leave_calls();
+    }
+
+    fn peers(&self) -> Vec<Peer> {
+        self.thread.inner.peers(self.thread.poster.life)
+    }
+
     fn fence(
         &self,
         server: ServerId,
@@ -192,7 +222,15 @@ impl Endpoint for SimEndpoint {
 
     async fn is_dead(&self, who: Incarnation) -> bool {
         self.wait(Payload::Work { ps: self.yielding_ps() }).await;
-        self.thread.inner.is_dead(who, self.thread.clock)
+        let inner = &self.thread.inner;
+        let is_dead = inner.is_dead(who, self.thread.clock);
+        if is_dead {
+            let mut machine = inner.machine.borrow_mut();
+            if let Some(life) = machine.life_of(who) {
+                machine.tell_dead(self.thread.poster.life, life as u32);
+            }
+        }
+        is_dead
     }
 
     fn holds_lease(&self) -> bool {

@@ -1,12 +1,15 @@
 //! Simulated fabric: one compute server of the simulated cluster.
 
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use super::slots::Poster;
 use super::trace::mix;
 use super::{Inner, SimEndpoint};
-use crate::{Counters, Fabric, FabricError, Incarnation, Service, ServiceId};
+use crate::{
+    Counters, Fabric, FabricError, Incarnation, ListenConfig, Peer, ServerId, Service, ServiceId,
+};
 
 /// One life of a compute server: the way to its endpoints, and the switch that ends it.
 #[derive(Clone)]
@@ -127,5 +130,27 @@ impl Fabric for SimFabric {
 
     fn counters(&self) -> Vec<Arc<Counters>> {
         self.inner.computes.borrow()[self.compute].counters.clone()
+    }
+
+    fn expose(
+        &self,
+        number: ServerId,
+        bytes: u64,
+        _listen: &ListenConfig,
+    ) -> Result<Option<SocketAddr>, FabricError> {
+        self.expose_calls(number, bytes)?;
+        Ok(None)
+    }
+
+    fn attach(&self, peer: Peer) -> Result<(), FabricError> {
+        self.attach_peer(peer)
+    }
+
+    fn detach(&self, server: ServerId) {
+        self.detach_peer(server);
+    }
+
+    fn peers(&self) -> Vec<Peer> {
+        self.inner.peers(self.life)
     }
 }

@@ -10,6 +10,7 @@
 
 use super::adversary::{Adversary, Fault, write_masked};
 use super::calendar::Kind;
+use super::calls;
 use super::config::PS;
 use super::machine::Machine;
 use super::slots::{Payload, State, Wake};
@@ -174,6 +175,9 @@ impl Machine {
         self.timers.free.push(number);
         let slot = &self.slots[index];
         if slot.serial == serial && slot.state != State::Free {
+            if calls::is_message(&slot.payload) {
+                return self.time_out_message(index);
+            }
             let server = (0..slot.parts).find_map(|part| slot.server(part));
             self.time_out(index, server.unwrap_or(ServerId(0)));
         }

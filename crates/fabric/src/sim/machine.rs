@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use super::adversary::Adversary;
 use super::calendar::{Calendar, Event, Kind};
+use super::calls::{self, SimCalls};
 use super::config::{PS, SimConfig};
 use super::connections::Connections;
 use super::crash::Crashes;
@@ -56,6 +57,8 @@ pub(super) struct Life {
     pub expired: bool,
     /// Remote operations posted.
     pub posted: u64,
+    /// Replies that it was stopped in front of: who took the request, its message, the reply.
+    pub held: Vec<(Poster, u32, Vec<u8>)>,
 }
 
 /// The configuration's times, in picoseconds.
@@ -99,7 +102,9 @@ pub(super) struct Machine {
     /// whether to turn them away.
     pub rpc_queue_max: usize,
     pub threads_each: usize,
-    client_nics: Vec<Nic>,
+    pub client_nics: Vec<Nic>,
+    /// Messages between compute servers.
+    pub calls: SimCalls,
     /// When each worker thread is free.
     pub threads: Vec<u64>,
     /// Posts so far, waits among them.
@@ -165,6 +170,7 @@ impl Machine {
             client_nics: (0..config.compute_servers)
                 .map(|_| Nic::new(&config.compute_nic))
                 .collect(),
+            calls: SimCalls::default(),
             threads: vec![0; config.compute_servers * config.threads],
             posts: 0,
             called_waker: false,
@@ -187,6 +193,7 @@ impl Machine {
             stopped_since: None,
             expired: false,
             posted: 0,
+            held: Vec::new(),
         });
         self.servers.iter_mut().for_each(|server| server.fenced.resize(self.lives.len(), false));
         (self.lives.len() - 1) as u32
@@ -221,6 +228,13 @@ impl Machine {
             Payload::Work { ps } => {
                 let at = self.occupy(thread, ps);
                 self.calendar.push(at, Kind::Resume, index, 0);
+                return index;
+            }
+            Payload::Call(_) | Payload::Fence { .. } | Payload::Reconnect { .. }
+                if calls::is_message(&self.slots[index].payload) =>
+            {
+                let departs = self.occupy(thread, self.times.post);
+                self.post_message(index, departs);
                 return index;
             }
             _ => {}
@@ -276,7 +290,7 @@ impl Machine {
 
     /// Gives the thread something to do; returns when it is done.
     #[inline]
-    fn occupy(&mut self, thread: u32, ps: u64) -> u64 {
+    pub(super) fn occupy(&mut self, thread: u32, ps: u64) -> u64 {
         let free = &mut self.threads[thread as usize];
         *free = (*free).max(self.now).saturating_add(ps);
         *free
@@ -284,7 +298,7 @@ impl Machine {
 
     /// The latency of one message.
     #[inline(always)]
-    fn wire(&mut self) -> u64 {
+    pub(super) fn wire(&mut self) -> u64 {
         let jitter = self.times.jitter;
         self.times.wire + if jitter == 0 { 0 } else { self.rng.u64(0..=jitter) }
     }
@@ -359,6 +373,7 @@ impl Machine {
             Kind::Vanish => self.vanish(slot),
             Kind::Timeout => self.timer_fires(slot),
             Kind::Resume => self.resume(slot),
+            Kind::Call => self.step_message(slot, part),
             Kind::Timer => {
                 let free_at = self.threads[self.slots[slot].poster.thread as usize];
                 if free_at > self.now {
@@ -458,7 +473,7 @@ impl Machine {
     }
 
     #[inline]
-    fn resume(&mut self, index: u32) {
+    pub(super) fn resume(&mut self, index: u32) {
         let slot = &mut self.slots[index];
         if slot.state == State::Abandoned {
             self.slots.remove(index);
@@ -513,6 +528,10 @@ impl Machine {
     pub(super) fn abandon(&mut self, index: u32) -> Wake {
         let slot = &mut self.slots[index];
         if slot.state == State::Done {
+            return self.slots.remove(index);
+        }
+        if slot.missing > 0 && calls::is_message(&slot.payload) {
+            // What it has sent goes on without it.
             return self.slots.remove(index);
         }
         if slot.silent && slot.missing == 0 {

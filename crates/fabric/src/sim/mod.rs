@@ -24,6 +24,7 @@
 
 mod adversary;
 mod calendar;
+mod calls;
 mod config;
 mod connections;
 mod crash;
@@ -423,7 +424,11 @@ impl Inner {
 
     /// The life of an incarnation ends: its tasks are dropped where they stand.
     fn kill(&self, life: u32) {
-        self.machine.borrow_mut().lives[life as usize].dead = true;
+        {
+            let mut machine = self.machine.borrow_mut();
+            machine.lives[life as usize].dead = true;
+            machine.end_receiver(life);
+        }
         let futures = self.tasks.borrow_mut().clear_all(Some(life));
         drop(futures);
     }
@@ -440,6 +445,7 @@ impl Inner {
         let mut machine = self.machine.borrow_mut();
         machine.lives[life as usize].stopped = false;
         machine.lives[life as usize].stopped_since = None;
+        machine.release_replies(life);
         machine.ready.extend(self.tasks.borrow_mut().unpark(life));
     }
 }

@@ -29,6 +29,8 @@ pub enum Verb {
     Fence,
     /// Reconnect.
     Reconnect,
+    /// Call of another compute server.
+    Call,
 }
 
 impl Verb {
@@ -43,6 +45,7 @@ impl Verb {
             Verb::Rpc => "rpc",
             Verb::Fence => "fence",
             Verb::Reconnect => "reconnect",
+            Verb::Call => "call",
         }
     }
 }
@@ -95,7 +98,7 @@ pub struct OpRecord {
     /// The word that a CAS or FAA found.
     pub old: Option<u64>,
     /// What struck it, each once, in order: `"torn"`, `"split"`, `"late"`, `"lost: ..."`, `"cut"`,
-    /// `"held"`, `"server stopped"`, `"request cut off"`, `"reply cut off"`, `"refused"`.
+    /// `"held"`, `"repeated"`, `"server stopped"`, `"request cut off"`, `"reply cut off"`, `"refused"`.
     pub faults: Vec<&'static str>,
     /// How its post failed, if the client was told so.
     pub error: Option<OpErrorKind>,
@@ -135,7 +138,7 @@ impl Recorder {
 fn listed(slot: &Slot) -> u16 {
     match &slot.payload {
         Payload::Chain(ops) | Payload::Batch(ops) => ops.len() as u16,
-        Payload::Empty | Payload::Sleep { .. } | Payload::Work { .. } => 0,
+        Payload::Empty | Payload::Reply | Payload::Sleep { .. } | Payload::Work { .. } => 0,
         _ => 1,
     }
 }
@@ -193,6 +196,10 @@ impl Machine {
                     record.operand = Some(who.0);
                 }
                 Payload::Reconnect { .. } => record.verb = Verb::Reconnect,
+                Payload::Call(posted) => {
+                    record.verb = Verb::Call;
+                    record.bytes = posted.request.len() as u64;
+                }
                 _ => {}
             }
             if let Some(op) = slot.op(part) {

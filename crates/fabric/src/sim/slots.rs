@@ -7,6 +7,7 @@
 use std::ops::{Index, IndexMut};
 use std::task::Waker;
 
+use super::calls::CallPost;
 use crate::{Incarnation, Op, OpError, OpErrorKind, Ops, ServerId, ServiceId};
 
 /// Who posts.
@@ -40,6 +41,10 @@ pub(super) enum Payload {
     Reconnect {
         server: ServerId,
     },
+    /// A call of another compute server.
+    Call(Box<CallPost>),
+    /// A reply to one, which nobody waits for.
+    Reply,
     /// A wait that leaves the thread to others.
     Sleep {
         ps: u64,
@@ -61,6 +66,17 @@ pub(super) enum Wake {
     Task(u32),
     /// Something between the task and the operation, such as a join of several.
     Other(Waker),
+}
+
+impl Wake {
+    /// Whether both are known to wake the same.
+    pub(super) fn is_same(&self, other: &Wake) -> bool {
+        match (self, other) {
+            (Wake::Task(one), Wake::Task(other)) => one == other,
+            (Wake::Other(one), Wake::Other(other)) => one.will_wake(other),
+            _ => false,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,6 +149,7 @@ impl Slot {
     pub(super) fn server(&self, part: u16) -> Option<ServerId> {
         match &self.payload {
             Payload::Rpc { list, .. } => list.server(),
+            Payload::Call(posted) => Some(posted.to),
             Payload::Fence { server, .. } | Payload::Reconnect { server } => Some(*server),
             _ => self.op(part).map(|op| op.addr().server()),
         }

@@ -2,6 +2,7 @@
 //!
 //! The answers come back in the same order.
 
+use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -12,9 +13,12 @@ use super::Shared;
 use super::inbox::{Ended, Inbox, Sink, Waiting};
 use super::link::Link;
 use super::output::Output;
-use super::wire::Request;
+use super::wire::{Request, call_head};
+use crate::calls::UNDER_WAY_MAX;
 use crate::wake::Notify;
-use crate::{FabricError, OpError, OpErrorKind, Refusal, ServerId};
+use crate::{
+    CallError, FabricError, Incarnation, OpError, OpErrorKind, Peer, Refusal, ServerId, ServiceId,
+};
 
 /// Requests that are worth a message of their own, so that the server need not wait for the others.
 const HURRY_MIN: usize = 8;
@@ -42,6 +46,10 @@ pub(super) struct Connection {
     inbox: Inbox,
     /// Posts that wait for the line that is being connected.
     reconnects: Vec<u32>,
+    /// The compute server that it leads to, if it leads to one.
+    peer: Option<Peer>,
+    /// Calls that wait for others to end (F12.10).
+    blocked: VecDeque<(Waiting, ServiceId, Vec<u8>)>,
 }
 
 impl Connection {
@@ -53,6 +61,67 @@ impl Connection {
             output: Output::default(),
             inbox: Inbox::new(),
             reconnects: Vec::new(),
+            peer: None,
+            blocked: VecDeque::new(),
+        }
+    }
+
+    /// To a compute server; it is not connected yet.
+    pub(super) fn to_peer(peer: Peer) -> Self {
+        Connection { peer: Some(peer), ..Connection::new(peer.server) }
+    }
+
+    pub(super) fn peer(&self) -> Option<Peer> {
+        self.peer
+    }
+
+    /// Begins to connect, unless there is a line or will be.
+    pub(super) fn connect(&mut self, shared: &Arc<Shared>, notify: &Notify) {
+        if matches!(self.line, Line::Down) {
+            self.line = self.begin(shared, notify);
+        }
+    }
+
+    /// Finds out whether a line on which nothing is waited for has ended meanwhile.
+    pub(super) fn look(&mut self, sink: &mut impl Sink) {
+        if self.is_up()
+            && self.inbox.is_empty()
+            && let Err(ended) = self.receive(sink)
+        {
+            let (line, kind) = match ended {
+                Ended::Lost => (Line::Down, OpErrorKind::Unavailable),
+                Ended::Fenced => (Line::Fenced, OpErrorKind::Fenced),
+            };
+            self.lose(line, kind, sink);
+        }
+    }
+
+    /// Adds a call; it is sent as soon as there are few enough.
+    pub(super) fn call(&mut self, waiting: Waiting, service: ServiceId, request: Vec<u8>) {
+        if self.inbox.calls() >= UNDER_WAY_MAX {
+            return self.blocked.push_back((waiting, service, request));
+        }
+        let number = self.inbox.expect_reply(waiting);
+        self.output.push(&call_head(number, service, request.len()).encode());
+        self.output.push(&request);
+    }
+
+    /// Lets calls in that waited for others to end.
+    fn let_in(&mut self) {
+        while self.inbox.calls() < UNDER_WAY_MAX
+            && let Some((waiting, service, request)) = self.blocked.pop_front()
+        {
+            self.call(waiting, service, request);
+        }
+    }
+
+    /// It leads to nobody any more: its peer has ended, or is attached no more.
+    pub(super) fn part(&mut self, sink: &mut impl Sink) {
+        let who = self.peer.map_or(Incarnation(0), |peer| peer.incarnation);
+        self.lose(Line::Down, OpErrorKind::Gone { who }, sink);
+        let error = self.error(OpErrorKind::Gone { who });
+        for slot in std::mem::take(&mut self.reconnects) {
+            sink.reconnected(slot, Err(error));
         }
     }
 
@@ -145,7 +214,12 @@ impl Connection {
             sent => sent.and_then(|()| self.receive(sink)),
         };
         match driven {
-            Ok(count) => count > 0,
+            Ok(count) => {
+                if !self.blocked.is_empty() {
+                    self.let_in();
+                }
+                count > 0
+            }
             Err(Ended::Lost) => {
                 self.lose(Line::Down, OpErrorKind::Unavailable, sink);
                 true
@@ -204,7 +278,9 @@ impl Connection {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(count),
                 Err(_) => return Err(Ended::Lost),
             };
+            let calls = self.inbox.calls();
             count += self.inbox.came(bytes, sink)?;
+            count += calls - self.inbox.calls();
             if bytes < room_bytes {
                 return Ok(count);
             }
@@ -222,10 +298,21 @@ impl Connection {
     }
 
     fn lose(&mut self, line: Line, kind: OpErrorKind, sink: &mut impl Sink) {
+        let is_sent = self.is_up();
         self.line = line;
         self.output.clear();
+        self.lose_calls(is_sent, kind, sink);
         let error = self.error(kind);
         self.inbox.lose(error, sink);
+    }
+
+    /// Calls that may have been written are `Unknown`, the others `NotBegun` (F12.3).
+    fn lose_calls(&mut self, is_sent: bool, kind: OpErrorKind, sink: &mut impl Sink) {
+        let sent = if is_sent { CallError::Unknown(kind) } else { CallError::NotBegun };
+        self.inbox.lose_calls(sent, sink);
+        for (waiting, ..) in std::mem::take(&mut self.blocked) {
+            sink.reply(waiting, Err(CallError::NotBegun));
+        }
     }
 
     /// Begins to get a new line, for the post `slot` (F10). What is in flight fails.
@@ -245,20 +332,29 @@ impl Connection {
             Line::Connecting(_) => {
                 self.reconnects.push(slot);
                 self.output.clear();
+                self.lose_calls(false, OpErrorKind::Timeout, sink);
                 let error = self.error(OpErrorKind::Timeout);
                 return self.inbox.lose(error, sink);
             }
             Line::Up(_) | Line::Down => {}
         }
-        let found = Arc::new(Mutex::new(None));
-        self.lose(Line::Connecting(Arc::clone(&found)), OpErrorKind::Timeout, sink);
+        let line = self.begin(shared, notify);
+        self.lose(line, OpErrorKind::Timeout, sink);
         self.reconnects.push(slot);
+    }
+
+    /// Has a thread get a new line, in the place of the last one.
+    fn begin(&self, shared: &Arc<Shared>, notify: &Notify) -> Line {
+        let found = Arc::new(Mutex::new(None));
         let (shared, notify) = (Arc::clone(shared), Arc::clone(notify));
-        let (server, number) = (self.server, self.number);
+        let (server, number, peer) = (self.server, self.number, self.peer);
         let put = Arc::clone(&found);
         // Connecting waits, and this thread has other things to do.
         let begun = thread::Builder::new().name("farleaf-connect".to_owned()).spawn(move || {
-            let result = super::greet_again(&shared, server, number);
+            let result = match peer {
+                None => super::greet_again(&shared, server, number),
+                Some(peer) => super::greet_peer(&shared, peer, number),
+            };
             let result = match result {
                 Ok((link, welcome)) => Ok((link, welcome.connection)),
                 Err(FabricError::CutOff { .. }) => Err(true),
@@ -275,6 +371,7 @@ impl Connection {
         if begun.is_err() {
             *found.lock().unwrap_or_else(PoisonError::into_inner) = Some(Err(false));
         }
+        Line::Connecting(found)
     }
 
     fn connected(&mut self, found: Connected, sink: &mut impl Sink) {

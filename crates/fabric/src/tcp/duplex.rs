@@ -5,6 +5,7 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -97,7 +98,7 @@ fn halves(
 
 /// Has the system find out about a connection that is lost without a word: that a router has forgotten, or whose
 /// other machine has lost its power. Its end is then heard on this side within [`ARRIVES_WITHIN`].
-fn notice_loss(socket: &TcpStream) -> io::Result<()> {
+pub(super) fn notice_loss(socket: &impl AsFd) -> io::Result<()> {
     sockopt::set_socket_keepalive(socket, true)?;
     sockopt::set_tcp_keepidle(socket, ASKED_AFTER)?;
     sockopt::set_tcp_keepintvl(socket, ASKED_EVERY)?;

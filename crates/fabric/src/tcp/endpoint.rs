@@ -12,8 +12,9 @@ use crate::post::{Post, list, old_word};
 use crate::raw::SlabRef;
 use crate::single::Single;
 use crate::{
-    Buf, Capabilities, Counters, Endpoint, Executor, FabricError, GlobalAddr, Incarnation, Op,
-    OpError, OpErrorKind, Ops, ServerId, ServiceId,
+    Buf, CALL_BYTES_MAX, CallError, Capabilities, Counters, Endpoint, Executor, FabricError,
+    GlobalAddr, Incarnation, Incoming, Op, OpError, OpErrorKind, Ops, Peer, ServerId, ServiceId,
+    calls,
 };
 
 /// One thread's connections to all memory servers.
@@ -193,6 +194,36 @@ impl Endpoint for TcpEndpoint {
         })
     }
 
+    async fn call(
+        &self,
+        to: ServerId,
+        service: ServiceId,
+        request: Vec<u8>,
+    ) -> Result<Vec<u8>, CallError> {
+        if request.len() > CALL_BYTES_MAX {
+            return Err(CallError::TooLong);
+        }
+        let payload = Payload::Call(to, service, request);
+        let called = self.post(payload, |payload, error| match (payload, error) {
+            (_, Some(error)) => Err(CallError::Unknown(error.kind)),
+            (Payload::Call(_, _, reply), None) => Ok(reply),
+            (_, None) => Err(CallError::NotBegun),
+        });
+        called.await
+    }
+
+    async fn next_call(&self, service: ServiceId) -> Option<Incoming> {
+        calls::next(&self.thread.shared.calls.requests, service).await
+    }
+
+    fn leave(&self) {
+        self.thread.shared.calls.requests.close();
+    }
+
+    fn peers(&self) -> Vec<Peer> {
+        self.thread.shared.calls.peers()
+    }
+
     /// Asks memory server 0 first, which refuses to fence the living: 2 round trips for the others.
     async fn fence(&self, server: ServerId, who: Incarnation) -> Result<(), OpError> {
         let judge = ServerId(0);
@@ -217,10 +248,14 @@ impl Endpoint for TcpEndpoint {
             return false;
         }
         let payload = Payload::IsDead(ServerId(0), who, false);
-        self.post(payload, |payload, error| {
+        let is_dead = self.post(payload, |payload, error| {
             error.is_none() && matches!(payload, Payload::IsDead(_, _, true))
-        })
-        .await
+        });
+        let is_dead = is_dead.await;
+        if is_dead {
+            self.thread.shared.calls.told_dead(who);
+        }
+        is_dead
     }
 
     fn holds_lease(&self) -> bool {

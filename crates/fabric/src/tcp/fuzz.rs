@@ -3,20 +3,24 @@
 //! They are for `crates/fuzz-targets`.
 
 use std::sync::Arc;
-use std::task::{Context, Waker};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
+use super::Lease;
 use super::call::{Answer, CALL_BYTES_MAX, Called, Caller, MESSAGE_BYTES_MAX, answer_of};
 use super::inbox::{Inbox, Waiting};
 use super::output::Output;
+use super::peers::CallServer;
 use super::session::{Host, Session, UNSENT_MAX};
 use super::transport::{Payload, Table, for_each_request};
 use super::wire::{
     ANSWER_BYTES, GREETING_BYTES, Hello, LENGTH_MAX, VERSION, Welcome, decode_answer,
 };
+use crate::calls::Requests;
 use crate::raw::SlabRef;
 use crate::{
-    GlobalAddr, Incarnation, Op, OpError, OpErrorKind, Ops, ServerId, Service, ServiceId,
-    ServiceReply, Words,
+    CallError, GlobalAddr, Incarnation, Op, OpError, OpErrorKind, Ops, ServerId, Service,
+    ServiceId, ServiceReply, Words,
 };
 
 const REGION_BYTES: usize = 64 << 10;
@@ -72,6 +76,7 @@ pub fn serve<'a>(greets: bool, pieces: impl Iterator<Item = &'a [u8]>) -> usize 
         server: 0,
         servers: 1,
         replaces: 0,
+        meant: 0,
     };
     let mut input = if greets { hello.encode().to_vec() } else { Vec::new() };
     let (mut session, mut output) = (Session::default(), Output::default());
@@ -93,6 +98,62 @@ pub fn serve<'a>(greets: bool, pieces: impl Iterator<Item = &'a [u8]>) -> usize 
             }
         }
         assert!(session.wanted(&input) <= 16 + LENGTH_MAX, "more room than any request needs");
+    }
+    answers
+}
+
+/// A compute server gets `pieces`, one after the other, on one connection, behind a right greeting, and
+/// does with the calls among them what their first bytes say. Checks that what it sends is of the
+/// protocol, and that each call is answered once. Gives the number of its answers.
+pub fn calls<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> usize {
+    let Some(mut host) = host() else { return 0 };
+    let requests = Arc::<Requests>::default();
+    requests.open();
+    let me = Incarnation(9);
+    if let Some(host) = Arc::get_mut(&mut host) {
+        let lease = Arc::new(Lease::new(Duration::from_secs(3_600), Instant::now()));
+        host.call_server = Some(CallServer { requests: Arc::clone(&requests), me, lease });
+    }
+    let hello = Hello {
+        version: VERSION,
+        control: false,
+        by_card: false,
+        incarnation: 7,
+        server: 0,
+        servers: 1,
+        replaces: 0,
+        meant: me.0,
+    };
+    let mut input = hello.encode().to_vec();
+    let (mut session, mut output) = (Session::notifying(Arc::new(|| {})), Output::default());
+    let (mut answers, mut greeted) = (0, false);
+    let mut context = Context::from_waker(Waker::noop());
+    for piece in pieces {
+        input.extend_from_slice(piece);
+        loop {
+            let Ok(taken) = session.take(&host, &input, &mut output) else { return answers };
+            input.drain(..taken);
+            while let Poll::Ready(Some(mut incoming)) =
+                requests.poll_next(ServiceId(1), &mut context)
+            {
+                let way = incoming.request.first().copied().unwrap_or_default();
+                if way & 1 == 1 && incoming.begin() && way & 2 == 2 {
+                    let reply = std::mem::take(&mut incoming.request);
+                    assert!(incoming.reply(reply).is_ok(), "the connection is open");
+                }
+            }
+            session.put_replies(&mut output);
+            let sent = output.unsent();
+            answers += count_answers(sent, &mut greeted);
+            output.sent(sent.len());
+            if session.ends() {
+                return answers;
+            }
+            if taken == 0 {
+                break;
+            }
+        }
+        assert!(session.wanted(&input) <= 16 + crate::CALL_BYTES_MAX, "more room than needed");
     }
     answers
 }
@@ -123,6 +184,10 @@ pub fn ask<'a>(posts: &[u8], pieces: impl Iterator<Item = &'a [u8]>) -> usize {
         let (slot, opened, _) = table.posts.open(&Context::from_waker(Waker::noop()));
         opened.kept = payload(&slab, *post);
         let mut parts = 0;
+        if matches!(table.posts.slot(slot).kept, Payload::Call(..)) {
+            inbox.expect_reply(Waiting { slot, part: 0 });
+            parts = 1;
+        }
         for_each_request(&table.posts.slot(slot).kept, |_, _, _| {
             inbox.expect(Waiting { slot, part: parts });
             parts += 1;
@@ -153,6 +218,7 @@ pub fn ask<'a>(posts: &[u8], pieces: impl Iterator<Item = &'a [u8]>) -> usize {
         }
     }
     inbox.lose(lost, &mut table);
+    inbox.lose_calls(CallError::Unknown(OpErrorKind::Unavailable), &mut table);
     assert!(inbox.is_empty() && inbox.oldest_ns().is_none());
     let mut done = 0;
     for (slot, is_abandoned) in slots {
@@ -195,6 +261,7 @@ fn payload(slab: &SlabRef, post: u8) -> Payload {
             reply_len: 0,
         },
         6 => Payload::Fence(ServerId(0), Incarnation(9)),
+        7 if len >= 64 => Payload::Call(ServerId::COMPUTE_FIRST, ServiceId(1), vec![7; len]),
         _ => Payload::IsDead(ServerId(0), Incarnation(9), false),
     }
 }

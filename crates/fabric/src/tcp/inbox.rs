@@ -1,9 +1,10 @@
 //! Answer parser: takes the bytes of one connection and hands each answer to its waiter.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
-use super::wire::{ANSWER_BYTES, Status, decode_answer};
-use crate::OpError;
+use super::wire::{ANSWER_BYTES, Status, decode_answer, decode_reply};
+use crate::calls::Outcome;
+use crate::{CallError, OpError, OpErrorKind};
 
 /// Room for answers, at first.
 const INPUT_BYTES: usize = 128 << 10;
@@ -22,6 +23,8 @@ pub(super) trait Sink {
     fn answer(&mut self, waiting: Waiting, status: Status, content: &[u8]) -> bool;
     /// One part of a post failed.
     fn fail(&mut self, waiting: Waiting, error: OpError);
+    /// A call has come to its end.
+    fn reply(&mut self, waiting: Waiting, outcome: Result<&[u8], CallError>);
     /// A reconnect has come to its end.
     fn reconnected(&mut self, slot: u32, result: Result<(), OpError>);
 }
@@ -46,6 +49,9 @@ pub(super) struct Inbox {
     /// How many of those that wait were posted together, and when; where in `waiting` the last of them end.
     posted: VecDeque<(usize, u64)>,
     marked: usize,
+    /// Calls whose replies are to come, by their numbers, and the last number.
+    calls: BTreeMap<u64, Waiting>,
+    last_call: u64,
 }
 
 impl Inbox {
@@ -58,6 +64,27 @@ impl Inbox {
             answered: 0,
             posted: VecDeque::new(),
             marked: 0,
+            calls: BTreeMap::new(),
+            last_call: 0,
+        }
+    }
+
+    /// A reply is to come; the number of its call.
+    pub(super) fn expect_reply(&mut self, waiting: Waiting) -> u64 {
+        self.last_call += 1;
+        self.calls.insert(self.last_call, waiting);
+        self.last_call
+    }
+
+    /// Calls whose replies are to come.
+    pub(super) fn calls(&self) -> usize {
+        self.calls.len()
+    }
+
+    /// No more replies come.
+    pub(super) fn lose_calls(&mut self, error: CallError, sink: &mut impl Sink) {
+        for waiting in std::mem::take(&mut self.calls).into_values() {
+            sink.reply(waiting, Err(error));
         }
     }
 
@@ -77,7 +104,7 @@ impl Inbox {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.answered == self.waiting.len()
+        self.answered == self.waiting.len() && self.calls.is_empty()
     }
 
     /// Whether anybody waits who was there at the last [`Inbox::mark`].
@@ -130,6 +157,13 @@ impl Inbox {
             let Some((content, behind)) = rest.split_at_checked(length) else {
                 break Ok(());
             };
+            if status == Status::Reply {
+                if reply(content, &mut self.calls, sink).is_none() {
+                    break Err(Ended::Lost);
+                }
+                input = behind;
+                continue;
+            }
             // An answer that nobody waits for is not of this protocol.
             let Some(waiting) = next.next() else { break Err(Ended::Lost) };
             if !sink.answer(*waiting, status, content) {
@@ -174,6 +208,23 @@ impl Inbox {
     }
 }
 
+/// Hands out the reply to a call. One that nobody waits for is dropped (F12.8). `None` if it is none.
+#[cold]
+fn reply(content: &[u8], calls: &mut BTreeMap<u64, Waiting>, sink: &mut impl Sink) -> Option<()> {
+    let (number, outcome, bytes) = decode_reply(content).ok()?;
+    if let Some(waiting) = calls.remove(&number) {
+        sink.reply(
+            waiting,
+            match outcome {
+                Outcome::Done => Ok(bytes),
+                Outcome::NotBegun => Err(CallError::NotBegun),
+                Outcome::Unknown => Err(CallError::Unknown(OpErrorKind::Unavailable)),
+            },
+        );
+    }
+    Some(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -192,6 +243,10 @@ mod tests {
 
         fn fail(&mut self, waiting: Waiting, _: OpError) {
             self.0.push(waiting.slot);
+        }
+
+        fn reply(&mut self, _: Waiting, _: Result<&[u8], CallError>) {
+            unreachable!("nobody calls");
         }
 
         fn reconnected(&mut self, _: u32, _: Result<(), OpError>) {

@@ -54,13 +54,14 @@ mod listening;
 mod lives;
 pub(crate) mod offer;
 mod output;
+mod peers;
 mod region;
 mod served;
 mod server;
 mod session;
 mod tls;
 mod transport;
-mod wire;
+pub(crate) mod wire;
 mod worker;
 
 use std::hash::{BuildHasher, RandomState};
@@ -80,8 +81,12 @@ pub use tls::{Tls, TlsFiles};
 #[cfg(feature = "verbs")]
 pub(crate) use transport::Transport;
 
-use crate::{Counters, Fabric, FabricError, Incarnation, Refusal, ServerId, Service, ServiceId};
+use crate::{
+    Counters, Fabric, FabricError, Incarnation, ListenConfig, Peer, Refusal, ServerId, Service,
+    ServiceId,
+};
 use link::Link;
+use peers::TcpCalls;
 use wire::{ANSWER_BYTES, Entry, GREETING_BYTES, Hello, Request, Status, VERSION, Verb, Welcome};
 
 /// How long a side that has just been busy asks again before it sleeps.
@@ -134,6 +139,7 @@ pub(crate) struct Shared {
     pub(crate) lease: Arc<Lease>,
     /// Operations go by the servers' cards.
     by_card: bool,
+    pub(crate) calls: TcpCalls,
     /// Says goodbye when it is dropped.
     heart: Heart,
 }
@@ -164,11 +170,11 @@ impl Tcp {
 
     /// The same for operations that go by the servers' cards, or by the connections.
     pub(crate) fn connect_for(config: TcpConfig, by_card: bool) -> Result<Self, FabricError> {
-        if config.servers.is_empty() || config.servers.len() > usize::from(ServerId::MAX.0) {
+        if config.servers.is_empty() || config.servers.len() > ServerId::COMPUTE_FIRST.index() {
             return Err(config_error(format!(
                 "{} memory servers: a pool has 1 to {}",
                 config.servers.len(),
-                ServerId::MAX
+                ServerId::COMPUTE_FIRST
             )));
         }
         let random = RandomState::new().hash_one(std::process::id());
@@ -198,6 +204,7 @@ impl Tcp {
             counters: Mutex::default(),
             lease,
             by_card,
+            calls: TcpCalls::default(),
             heart,
         })))
     }
@@ -241,6 +248,8 @@ impl Shared {
     /// From here on nothing is posted any more, and others may take over at once.
     fn give_up(&self) {
         if !self.given_up.swap(true, Ordering::SeqCst) {
+            self.lease.end();
+            self.calls.requests.close();
             self.heart.stop();
         }
     }
@@ -276,6 +285,30 @@ impl Fabric for Tcp {
 
     fn counters(&self) -> Vec<Arc<Counters>> {
         self.0.counters.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Listens, as a memory server does.
+    fn expose(
+        &self,
+        number: ServerId,
+        bytes: u64,
+        listen: &ListenConfig,
+    ) -> Result<Option<SocketAddr>, FabricError> {
+        let Shared { calls, config, incarnation, lease, .. } = &*self.0;
+        let life = (*incarnation, lease);
+        calls.expose(number, bytes, listen, config.servers.len(), life).map(Some)
+    }
+
+    fn attach(&self, peer: Peer) -> Result<(), FabricError> {
+        self.0.calls.attach(peer)
+    }
+
+    fn detach(&self, server: ServerId) {
+        self.0.calls.detach(server);
+    }
+
+    fn peers(&self) -> Vec<Peer> {
+        self.0.calls.peers()
     }
 }
 
@@ -321,7 +354,34 @@ fn greet_once(
     purpose: Use,
     replaces: u64,
 ) -> Result<(Link<TcpStream>, Welcome), FabricError> {
-    let address = config.servers[server.index()];
+    greet_at(config, incarnation, (server, config.servers[server.index()], 0), purpose, replaces)
+}
+
+/// Greets a compute server, in the place of connection `replaces`.
+fn greet_peer(
+    shared: &Shared,
+    peer: Peer,
+    replaces: u64,
+) -> Result<(Link<TcpStream>, Welcome), FabricError> {
+    let Some(address) = peer.address else {
+        return Err(config_error(format!("compute server {} has no address", peer.server)));
+    };
+    let to = (peer.server, address, peer.incarnation.0);
+    let (config, who) = (&shared.config, shared.incarnation);
+    let (link, welcome) = greet_at(config, who, to, shared.of_thread(), replaces)?;
+    let failed = |source| unreachable_at(peer.server, address.to_string(), source);
+    duplex::notice_loss(link.socket_ref()).map_err(failed)?;
+    Ok((link, welcome))
+}
+
+/// Greets the server of that number, address and life; 0 for a memory server's.
+fn greet_at(
+    config: &TcpConfig,
+    incarnation: Incarnation,
+    (server, address, meant): (ServerId, SocketAddr, u64),
+    purpose: Use,
+    replaces: u64,
+) -> Result<(Link<TcpStream>, Welcome), FabricError> {
     let failed = |source| unreachable_at(server, address.to_string(), source);
     let refused = |reason, why: String| FabricError::Refused {
         server,
@@ -341,6 +401,7 @@ fn greet_once(
         server: server.0,
         servers: config.servers.len() as u16,
         replaces,
+        meant,
     };
     let mut link = Link::connect(stream, config.tls.as_ref(), address).map_err(failed)?;
     let mut bytes = [0; GREETING_BYTES];
@@ -572,16 +633,24 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
+    const ENDED: u64 = 0;
+
     /// One of `given`, asked for at `asked`.
     fn new(given: Duration, asked: Instant) -> Self {
-        let lease = Lease { start: asked, until: AtomicU64::new(0), length: given - given / 8 };
-        lease.extend(asked);
-        lease
+        let length = given - given / 8;
+        Lease { start: asked, until: AtomicU64::new(length.as_nanos() as u64), length }
     }
 
+    /// Extends it, unless it has ended.
     fn extend(&self, asked: Instant) {
-        let until = asked.duration_since(self.start) + self.length;
-        self.until.fetch_max(until.as_nanos() as u64, Ordering::SeqCst);
+        let until = (asked.duration_since(self.start) + self.length).as_nanos() as u64;
+        let longer = |before| (before != Self::ENDED).then(|| until.max(before));
+        let _ = self.until.fetch_update(Ordering::SeqCst, Ordering::SeqCst, longer);
+    }
+
+    /// Ends it for good: others are told at once that this compute server is dead.
+    fn end(&self) {
+        self.until.store(Self::ENDED, Ordering::SeqCst);
     }
 
     pub(crate) fn holds(&self) -> bool {

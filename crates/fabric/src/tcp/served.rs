@@ -52,7 +52,7 @@ impl Served {
             Verb::Write | Verb::WriteWord => self.writes += 1,
             Verb::Cas | Verb::Faa => self.atomics += 1,
             Verb::Rpc => self.rpcs += 1,
-            Verb::Beat | Verb::Fence | Verb::IsDead | Verb::Bye | Verb::Ask => {}
+            Verb::Beat | Verb::Fence | Verb::IsDead | Verb::Bye | Verb::Ask | Verb::Call => {}
         }
     }
 }

@@ -13,6 +13,7 @@ use mio::{Interest, Poll, Token, Waker};
 use super::listening::Listening;
 use super::lives::Lives;
 use super::offer::Offer;
+use super::peers::CallServer;
 use super::region::Region;
 use super::served::{Served, Tally};
 use super::session::Host;
@@ -90,6 +91,8 @@ pub(super) struct Shared {
 
 pub(super) struct Inbox {
     pub(super) streams: Mutex<Vec<TcpStream>>,
+    /// Connections that have replies to send.
+    pub(super) replied: Mutex<Vec<usize>>,
     pub(super) waker: Waker,
 }
 
@@ -101,6 +104,17 @@ impl MemoryServer {
     /// threads or servers that makes no sense, processors that cannot be had; [`FabricError::Unreachable`] if the address cannot be had.
     pub fn start(config: MemoryServerConfig, words: Arc<Words>) -> Result<Self, FabricError> {
         Self::start_with(config, Region::over(words), None)
+    }
+
+    /// Listens for the calls of other compute servers.
+    pub(super) fn start_for_calls(
+        config: MemoryServerConfig,
+        call_server: CallServer,
+    ) -> Result<Self, FabricError> {
+        // Nobody has a use for them yet.
+        let no_memory = FabricError::NoMemory { bytes: 8, server: config.server };
+        let words = Words::anonymous(1).ok_or(no_memory)?;
+        Self::start_all(config, Region::over(Arc::new(words)), None, Some(call_server))
     }
 
     /// Listens, and serves `region`. If that lies in a file, a server that is started again over the
@@ -118,6 +132,15 @@ impl MemoryServer {
         region: Region,
         offer: Option<Arc<dyn Offer>>,
     ) -> Result<Self, FabricError> {
+        Self::start_all(config, region, offer, None)
+    }
+
+    fn start_all(
+        config: MemoryServerConfig,
+        region: Region,
+        offer: Option<Arc<dyn Offer>>,
+        call_server: Option<CallServer>,
+    ) -> Result<Self, FabricError> {
         check(&config)?;
         let failed = |source| unreachable_at(config.server, config.listen.to_string(), source);
         let mut listener = Listening::new(TcpListener::bind(config.listen).map_err(failed)?);
@@ -132,7 +155,7 @@ impl MemoryServer {
             .iter()
             .map(|poll| {
                 let waker = Waker::new(poll.registry(), WAKER)?;
-                Ok(Inbox { streams: Mutex::default(), waker })
+                Ok(Inbox { streams: Mutex::default(), replied: Mutex::default(), waker })
             })
             .collect::<io::Result<Vec<_>>>()
             .map_err(failed)?;
@@ -150,6 +173,7 @@ impl MemoryServer {
                 None => Lives::new(lease_ms.into()),
             },
             offer,
+            call_server,
             ways: Mutex::default(),
             start: Instant::now(),
             guests: AtomicUsize::new(0),
@@ -235,7 +259,7 @@ fn check(config: &MemoryServerConfig) -> Result<(), FabricError> {
     config.pin.check()?;
     if config.servers == 0
         || config.servers > usize::from(u16::MAX)
-        || config.server.index() >= config.servers
+        || config.server.index() >= config.servers && !config.server.is_compute()
     {
         return Err(config_error(format!(
             "memory server {} of a pool of {}: numbers begin with 0",

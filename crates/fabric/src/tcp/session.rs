@@ -13,11 +13,14 @@ use super::call::Caller;
 use super::lives::{Denied, Gate, GateState, Life, Lives};
 use super::offer::Offer;
 use super::output::Output;
+use super::peers::{CallServer, GateAdmission};
 use super::served::{Served, Tally};
 use super::wire::{
     ANSWER_BYTES, Entry, GREETING_BYTES, Hello, LENGTH_MAX, REQUEST_BYTES, Request, Status,
-    VERSION, Verb, Welcome, encode_answer, word_at,
+    VERSION, Verb, Welcome, called, encode_answer, reply_head, word_at,
 };
+use crate::calls::{Replies, Reply};
+use crate::wake::Notify;
 use crate::{
     GlobalAddr, Incarnation, OpError, OpErrorKind, ServerId, Service, ServiceId, Words, access,
 };
@@ -41,6 +44,8 @@ pub(super) struct Host {
     pub(super) lives: Lives,
     /// Another way to the words, for those who ask.
     pub(super) offer: Option<Arc<dyn Offer>>,
+    /// For the calls of compute servers, if this is one, too.
+    pub(super) call_server: Option<CallServer>,
     /// Connections whose operations go by themselves, and those by another way.
     pub(super) ways: Mutex<[usize; 2]>,
     pub(super) start: Instant,
@@ -67,6 +72,7 @@ impl Host {
             services: RwLock::new(BTreeMap::from([(id, service)])),
             lives: Lives::new(1_000),
             offer: None,
+            call_server: None,
             ways: Mutex::default(),
             start: Instant::now(),
             guests: AtomicUsize::new(0),
@@ -139,10 +145,14 @@ struct Guest {
     host: Arc<Host>,
     /// Not of one that only carries signs of life.
     pass: Option<Pass>,
+    who: Incarnation,
+    /// Of a compute server's: its calls.
+    replies: Option<Arc<Replies>>,
 }
 
 impl Drop for Guest {
     fn drop(&mut self) {
+        self.replies.iter().for_each(|replies| replies.close());
         // What cannot be cut stays known, so that a fence tries again (TCP-7).
         match self.gate.shut(GateState::Closed) {
             Ok(_) => self.life.leave(self.number),
@@ -162,9 +172,27 @@ pub(super) struct Session {
     ends: bool,
     /// What its greeting was answered with, if it was not let in.
     refused: Option<Entry>,
+    /// Called when a reply to a call is ready.
+    notify: Option<Notify>,
 }
 
 impl Session {
+    /// One whose calls may be replied to from other threads, which then call `notify`.
+    pub(super) fn notifying(notify: Notify) -> Self {
+        Session { notify: Some(notify), ..Session::default() }
+    }
+
+    /// Adds the replies that are ready.
+    #[inline]
+    pub(super) fn put_replies(&self, output: &mut Output) {
+        if let Some(Guest { replies: Some(replies), .. }) = &self.guest {
+            for Reply { number, outcome, bytes } in replies.take_ready() {
+                output.push(&reply_head(number, outcome, bytes.len()));
+                output.push(&bytes);
+            }
+        }
+    }
+
     /// It has not greeted.
     pub(super) fn is_stranger(&self) -> bool {
         self.guest.is_none()
@@ -262,12 +290,16 @@ impl Session {
                 let request = Request::decode(head).map_err(|_| Gone::Nonsense)?;
                 let start = taken + REQUEST_BYTES;
                 let Some(operands) = input.get(start..start + request.operand_bytes()) else {
+                    if request.verb == Verb::Call && guest.replies.is_none() {
+                        // No room for what nobody takes.
+                        return Err(Gone::Nonsense);
+                    }
                     break;
                 };
                 taken = start + operands.len();
                 prefetch(host, &input[taken..], AHEAD);
                 if request.verb.is_without_gate() {
-                    special = Some((request.verb, operands));
+                    special = Some((request, operands));
                     break;
                 }
                 if self.broken {
@@ -279,9 +311,9 @@ impl Session {
                 self.broken &= request.more;
             }
             drop(gate);
-            let Some((verb, operands)) = special else { return Ok(taken) };
+            let Some((request, operands)) = special else { return Ok(taken) };
             self.broken = false;
-            answer_special(host, guest, verb, operands, output)?;
+            answer_special(host, guest, request, operands, output)?;
         }
     }
 
@@ -306,7 +338,9 @@ impl Session {
         let pass = (!hello.control).then(|| Pass::get(host, hello.by_card));
         if hello.version != VERSION {
             welcome.entry = Entry::OtherVersion;
-        } else if (hello.server, hello.servers) != (host.server.0, host.servers) {
+        } else if (hello.server, hello.servers) != (host.server.0, host.servers)
+            || hello.meant != host.call_server.as_ref().map_or(0, |call_server| call_server.me.0)
+        {
             welcome.entry = Entry::OtherServer;
         } else if matches!(pass, Some(None)) {
             welcome.entry = Entry::OtherWay;
@@ -318,8 +352,15 @@ impl Session {
             match host.lives.enter(who, hello.replaces, host.now_ms()) {
                 Ok((life, number, gate)) => {
                     welcome.connection = number;
-                    self.guest = Some(Guest { life, number, gate, host: Arc::clone(host), pass });
+                    let replies = host.call_server.as_ref().zip(self.notify.clone()).map(
+                        |(call_server, notify)| {
+                            let (gate, lease) = (Arc::clone(&gate), Arc::clone(&call_server.lease));
+                            Replies::new(Box::new(GateAdmission { gate, lease }), notify)
+                        },
+                    );
                     Tally::one(&host.served.let_in);
+                    let host = Arc::clone(host);
+                    self.guest = Some(Guest { life, number, gate, host, pass, who, replies });
                 }
                 Err(denied) => {
                     host.guests.fetch_sub(1, Ordering::Relaxed);
@@ -365,7 +406,7 @@ pub(super) fn carry_out(
         Verb::Write => write(host, offset, operands, output),
         Verb::Cas | Verb::Faa | Verb::WriteWord => atomic(host, verb, offset, operands, output),
         Verb::Rpc => call(host, offset, operands, output),
-        Verb::Beat | Verb::Fence | Verb::IsDead | Verb::Bye | Verb::Ask => {
+        Verb::Beat | Verb::Fence | Verb::IsDead | Verb::Bye | Verb::Ask | Verb::Call => {
             output.push(&encode_answer(Status::Done, 0));
             Ok(())
         }
@@ -450,12 +491,26 @@ fn call(host: &Host, target: u64, request: &[u8], output: &mut Output) -> Result
 fn answer_special(
     host: &Host,
     guest: &Guest,
-    verb: Verb,
+    request: Request,
     operands: &[u8],
     output: &mut Output,
 ) -> Result<(), Gone> {
     let now_ms = host.now_ms();
-    match verb {
+    match request.verb {
+        Verb::Call => {
+            let (Some(call_server), Some(replies)) = (&host.call_server, &guest.replies) else {
+                return Err(Gone::Nonsense);
+            };
+            let (number, service) = called(&request);
+            let is_taken = replies.take_in(
+                &call_server.requests,
+                guest.who,
+                number,
+                service,
+                operands.to_vec(),
+            );
+            return if is_taken { Ok(()) } else { Err(Gone::Nonsense) };
+        }
         Verb::Fence => {
             let who = Incarnation(word_at(operands, 0));
             // Server 0 is the judge of who lives; the others are asked after it.

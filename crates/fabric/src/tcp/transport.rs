@@ -18,8 +18,8 @@ use crate::posts::{self, Kept, Posts, Slot};
 use crate::single::SingleCarrier;
 use crate::wake::Notify;
 use crate::{
-    Buf, Executor, FabricError, GlobalAddr, Incarnation, Op, OpError, OpErrorKind, Ops, ServerId,
-    ServiceId, access,
+    Buf, CallError, Executor, FabricError, GlobalAddr, Incarnation, Op, OpError, OpErrorKind, Ops,
+    ServerId, ServiceId, access,
 };
 
 /// Drives after which the oldest requests' times are looked at.
@@ -46,6 +46,10 @@ pub(crate) enum Payload {
     /// A question about another way, which becomes the answer.
     #[cfg_attr(not(feature = "verbs"), expect(dead_code, reason = "only cards ask"))]
     Ask(ServerId, Vec<u8>),
+    /// A call's request, which becomes the reply.
+    Call(ServerId, ServiceId, Vec<u8>),
+    /// A call that was not begun.
+    NotBegun,
 }
 
 /// See [`Slot`].
@@ -109,6 +113,27 @@ pub(super) struct Table {
 struct State {
     table: Table,
     connections: Vec<Connection>,
+    /// Connections to compute servers, from the first message on.
+    peers: Vec<Connection>,
+    /// Of what is known of peers.
+    peers_version: u64,
+}
+
+impl State {
+    fn connection(&mut self, server: ServerId) -> Option<&mut Connection> {
+        line(&mut self.connections, &mut self.peers, server)
+    }
+}
+
+fn line<'a>(
+    connections: &'a mut [Connection],
+    peers: &'a mut [Connection],
+    server: ServerId,
+) -> Option<&'a mut Connection> {
+    match connections.get_mut(server.index()) {
+        None => peers.iter_mut().find(|line| line.peer().is_some_and(|peer| peer.server == server)),
+        found => found,
+    }
 }
 
 /// A thread's way to all servers.
@@ -143,7 +168,7 @@ impl Transport {
         let table = Table { region_bytes: shared.region_bytes(), ..Table::default() };
         Ok(Transport {
             shared,
-            state: RefCell::new(State { table, connections }),
+            state: RefCell::new(State { table, connections, peers: Vec::new(), peers_version: 0 }),
             bell,
             other: OnceCell::new(),
             drives: Cell::new(0),
@@ -188,14 +213,69 @@ impl Transport {
         }
     }
 
+    /// Looks after the connections to compute servers: those that lead to nobody any more end.
+    #[cold]
+    fn check_peers(&self, state: &mut State) {
+        let calls = &self.shared.calls;
+        let version = calls.version();
+        if state.peers_version == version {
+            return;
+        }
+        state.peers_version = version;
+        let State { table, peers, .. } = state;
+        peers.retain_mut(|line| {
+            let stays = line.peer().is_some_and(|peer| calls.peer(peer.server) == Some(peer));
+            if !stays {
+                line.part(table);
+            }
+            stays
+        });
+    }
+
+    /// Gets the connection to a compute server, if it is attached and lives.
+    #[cold]
+    fn prepare_peer(&self, state: &mut State, server: ServerId) {
+        self.check_peers(state);
+        let Some(peer) = self.shared.calls.peer(server) else { return };
+        if state.connection(server).is_none() {
+            state.peers.push(Connection::to_peer(peer));
+        }
+        let State { table, connections, peers, .. } = state;
+        if let Some(line) = line(connections, peers, server) {
+            // A peer that has ended its life ends the connection, which nobody has read since.
+            line.look(table);
+            line.connect(&self.shared, self.bell.notify());
+        }
+    }
+
     /// Has the connections send what stands in the slot.
     fn submit(&self, index: u32) {
         let mut state = self.state.borrow_mut();
-        let State { table, connections } = &mut *state;
         let given_up = self.shared.has_given_up();
-        if let Payload::Reconnect(server) = table.posts.slot(index).kept {
+        if let Payload::Call(server, ..) | Payload::Fence(server, _) | Payload::Reconnect(server) =
+            state.table.posts.slot(index).kept
+            && server.is_compute()
+            && !given_up
+        {
+            self.prepare_peer(&mut state, server);
+        }
+        let State { table, connections, peers, .. } = &mut *state;
+        if let Payload::Call(server, service, request) = &mut table.posts.slot(index).kept {
+            let (server, service, request) = (*server, *service, std::mem::take(request));
+            let slot = table.posts.slot(index);
+            match line(connections, peers, server).filter(|line| !given_up && line.takes_posts()) {
+                Some(line) => {
+                    slot.missing = 1;
+                    line.call(Waiting { slot: index, part: 0 }, service, request);
+                }
+                None => {
+                    slot.kept = Payload::NotBegun;
+                    table.posts.has_come(index);
+                }
+            }
+        } else if let Payload::Reconnect(server) = table.posts.slot(index).kept {
             table.posts.slot(index).missing = 1;
-            match connections.get_mut(server.index()) {
+            match line(connections, peers, server) {
                 Some(_) if given_up => table.reconnected(index, Err(fenced(server))),
                 Some(line) => line.reconnect(index, &self.shared, self.bell.notify(), table),
                 None => {
@@ -209,7 +289,7 @@ impl Transport {
             for_each_request(&slot.kept, |server, request, operands| {
                 let waiting = Waiting { slot: index, part };
                 part += 1;
-                let refusal = match connections.get_mut(server.index()) {
+                let refusal = match line(connections, peers, server) {
                     None => outside(server, &slot.kept, waiting.part as usize),
                     Some(_) if given_up => fenced(server),
                     Some(connection) => match connection.refusal() {
@@ -241,13 +321,27 @@ impl Transport {
     fn check_time(&self) {
         let limit_ns = self.shared.config.op_timeout.as_nanos() as u64;
         let now_ns = self.now_ns();
-        let State { table, connections } = &mut *self.state.borrow_mut();
-        for connection in connections {
+        let State { table, connections, peers, .. } = &mut *self.state.borrow_mut();
+        for connection in connections.iter_mut().chain(peers) {
             if connection.oldest_ns().is_some_and(|posted| now_ns.saturating_sub(posted) > limit_ns)
             {
                 connection.give_up(table);
             }
         }
+    }
+}
+
+impl Transport {
+    /// As [`Driver::drive`], for the connections to compute servers.
+    #[cold]
+    fn drive_peers(&self, state: &mut State) -> bool {
+        self.check_peers(state);
+        let State { table, peers, .. } = state;
+        let mut progress = false;
+        for line in peers {
+            progress |= line.drive(|| self.now_ns(), table);
+        }
+        progress
     }
 }
 
@@ -283,7 +377,7 @@ impl SingleCarrier for Transport {
     #[inline(always)]
     fn post_single(&self, is_read: bool, at: GlobalAddr, buf: Buf, context: &Context<'_>) -> u32 {
         let mut state = self.state.borrow_mut();
-        let State { table, connections } = &mut *state;
+        let State { table, connections, .. } = &mut *state;
         let (index, slot, before) = table.posts.open(context);
         let mut is_posted = false;
         if let Some(connection) = connections.get_mut(at.server().index())
@@ -336,9 +430,13 @@ impl Driver for Transport {
             self.check_time();
         }
         {
-            let State { table, connections } = &mut *self.state.borrow_mut();
+            let mut state = self.state.borrow_mut();
+            let State { table, connections, peers, .. } = &mut *state;
             for connection in connections {
                 progress |= connection.drive(|| self.now_ns(), table);
+            }
+            if !peers.is_empty() {
+                progress |= self.drive_peers(&mut state);
             }
         }
         self.wake();
@@ -356,7 +454,8 @@ impl Driver for Transport {
     }
 
     fn is_busy(&self) -> bool {
-        self.state.borrow().connections.iter().any(Connection::is_busy)
+        let state = self.state.borrow();
+        state.connections.iter().chain(&state.peers).any(Connection::is_busy)
     }
 
     fn wait(&self, at_most: Option<Duration>) {
@@ -367,7 +466,8 @@ impl Driver for Transport {
             false => at_most,
         };
         let state = self.state.borrow();
-        let sockets = state.connections.iter().filter_map(Connection::awaited);
+        let lines = state.connections.iter().chain(&state.peers);
+        let sockets = lines.filter_map(Connection::awaited);
         let other = self.other.get().map(|other| (other.as_fd(), false));
         let waited = self.bell.wait(sockets.chain(other), at_most);
         drop(state);
@@ -429,6 +529,19 @@ impl Sink for Table {
         self.posts.failed(waiting.slot, error);
     }
 
+    fn reply(&mut self, waiting: Waiting, outcome: Result<&[u8], CallError>) {
+        let slot = self.posts.slot(waiting.slot);
+        match (outcome, &mut slot.kept) {
+            (Ok(bytes), Payload::Call(_, _, reply)) => *reply = bytes.to_vec(),
+            (Err(CallError::Unknown(kind)), Payload::Call(server, ..)) => {
+                let error = OpError { server: *server, kind };
+                return self.posts.failed(waiting.slot, error);
+            }
+            (_, kept) => *kept = Payload::NotBegun,
+        }
+        self.posts.came_back(waiting.slot);
+    }
+
     fn reconnected(&mut self, slot: u32, result: Result<(), OpError>) {
         match result {
             Ok(()) => self.posts.came_back(slot),
@@ -462,7 +575,9 @@ fn accept(payload: &mut Payload, part: usize, content: &[u8]) -> bool {
             return true;
         }
         Payload::Fence(..) => return content.is_empty(),
-        Payload::Empty | Payload::Reconnect(_) => return false,
+        Payload::Empty | Payload::Reconnect(_) | Payload::Call(..) | Payload::NotBegun => {
+            return false;
+        }
     };
     match op {
         Op::Read { into, .. } => {
@@ -529,8 +644,9 @@ fn target(payload: &Payload, part: usize) -> (GlobalAddr, usize) {
         | Payload::Fence(server, _)
         | Payload::IsDead(server, ..)
         | Payload::Reconnect(server)
-        | Payload::Ask(server, ..) => (GlobalAddr::new(*server, 0), 0),
-        Payload::Empty => (GlobalAddr::NULL, 0),
+        | Payload::Ask(server, ..)
+        | Payload::Call(server, ..) => (GlobalAddr::new(*server, 0), 0),
+        Payload::Empty | Payload::NotBegun => (GlobalAddr::NULL, 0),
     }
 }
 
@@ -541,7 +657,7 @@ pub(super) fn for_each_request(
     mut each: impl FnMut(ServerId, Request, [&[u8]; 2]),
 ) {
     match payload {
-        Payload::Empty | Payload::Reconnect(_) => {}
+        Payload::Empty | Payload::Reconnect(_) | Payload::Call(..) | Payload::NotBegun => {}
         Payload::Op(op) => request_of(op, false, &mut each),
         Payload::Chain(ops) => {
             let last = ops.len() - 1;

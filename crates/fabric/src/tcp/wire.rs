@@ -8,31 +8,34 @@
 //! answer:   status u8 | 0 u8 | 0 u16 | length u32 | content
 //! ```
 //!
+//! [`Status::Reply`] answers calls ([`Verb::Call`]) instead, whenever their replies are ready.
+//!
 //! No decoder trusts the other side: it refuses every message that is not exactly of this form.
 
 use std::fmt;
 
-use crate::{Capabilities, OpErrorKind};
+use crate::calls::Outcome;
+use crate::{CALL_BYTES_MAX, Capabilities, OpErrorKind, ServiceId};
 
 /// Version of this protocol. Both sides must speak the same.
-pub(super) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 2;
 /// First bytes of both greetings.
 const MAGIC: [u8; 8] = *b"FarleafT";
 /// Bytes of a greeting.
-pub(super) const GREETING_BYTES: usize = 64;
+pub(crate) const GREETING_BYTES: usize = 64;
 /// Bytes of a request in front of its operands.
-pub(super) const REQUEST_BYTES: usize = 16;
+pub(crate) const REQUEST_BYTES: usize = 16;
 /// Bytes of an answer in front of its content.
-pub(super) const ANSWER_BYTES: usize = 8;
+pub(crate) const ANSWER_BYTES: usize = 8;
 /// Most bytes that a READ or WRITE moves, or that an RPC's request or reply has.
-pub(super) const LENGTH_MAX: usize = 2 << 20;
+pub(crate) const LENGTH_MAX: usize = 2 << 20;
 /// Most bytes of a question.
-pub(super) const QUESTION_MAX: usize = 256;
+pub(crate) const QUESTION_MAX: usize = 256;
 
 /// What a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Verb {
+pub(crate) enum Verb {
     /// `length` bytes from `offset`. No operands; they are the answer's content.
     Read = 1,
     /// Stores the `length` bytes that follow at `offset`.
@@ -57,22 +60,25 @@ pub(super) enum Verb {
     /// The `length` bytes that follow are a question about another way to the words, see
     /// [`super::offer`]. Content: the answer.
     Ask = 11,
+    /// `offset`: the service in the low 16 bits, the call's number in the high 48. The `length` bytes
+    /// that follow are the request. Its answer is a [`Status::Reply`], in any order.
+    Call = 12,
 }
 
 impl Verb {
     #[inline]
     fn of(byte: u8) -> Option<Verb> {
-        use Verb::{Ask, Beat, Bye, Cas, Faa, Fence, IsDead, Read, Rpc, Write, WriteWord};
+        use Verb::{Ask, Beat, Bye, Call, Cas, Faa, Fence, IsDead, Read, Rpc, Write, WriteWord};
         // In the order of their numbers.
-        const ALL: [Verb; 11] =
-            [Read, Write, Cas, Faa, Rpc, Fence, IsDead, Beat, Bye, WriteWord, Ask];
+        const ALL: [Verb; 12] =
+            [Read, Write, Cas, Faa, Rpc, Fence, IsDead, Beat, Bye, WriteWord, Ask, Call];
         ALL.get(usize::from(byte).wrapping_sub(1)).copied()
     }
 
     /// Whether it is carried out without the connection's gate.
     #[inline]
-    pub(super) fn is_without_gate(self) -> bool {
-        matches!(self, Verb::Fence | Verb::IsDead | Verb::Beat | Verb::Bye | Verb::Ask)
+    pub(crate) fn is_without_gate(self) -> bool {
+        matches!(self, Verb::Fence | Verb::IsDead | Verb::Beat | Verb::Bye | Verb::Ask | Verb::Call)
     }
 
     /// Whether operands of a fixed length follow, and of which.
@@ -82,28 +88,28 @@ impl Verb {
             Verb::Read | Verb::Beat | Verb::Bye => Some(0),
             Verb::Faa | Verb::Fence | Verb::IsDead | Verb::WriteWord => Some(8),
             Verb::Cas => Some(16),
-            Verb::Write | Verb::Rpc | Verb::Ask => None,
+            Verb::Write | Verb::Rpc | Verb::Ask | Verb::Call => None,
         }
     }
 }
 
 /// The beginning of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Request {
-    pub(super) verb: Verb,
+pub(crate) struct Request {
+    pub(crate) verb: Verb,
     /// The next request is of the same chain: not carried out if this one fails.
-    pub(super) more: bool,
-    pub(super) length: u32,
-    pub(super) offset: u64,
+    pub(crate) more: bool,
+    pub(crate) length: u32,
+    pub(crate) offset: u64,
 }
 
 /// A request that is not of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Malformed;
+pub(crate) struct Malformed;
 
 impl Request {
     #[inline]
-    pub(super) fn encode(self) -> [u8; REQUEST_BYTES] {
+    pub(crate) fn encode(self) -> [u8; REQUEST_BYTES] {
         let mut bytes = [0; REQUEST_BYTES];
         bytes[0] = self.verb as u8;
         bytes[1] = self.more.into();
@@ -114,7 +120,7 @@ impl Request {
 
     /// The request, if it is a READ that is not in front of others in a chain.
     #[inline(always)]
-    pub(super) fn read_alone(bytes: &[u8; REQUEST_BYTES]) -> Option<Request> {
+    pub(crate) fn read_alone(bytes: &[u8; REQUEST_BYTES]) -> Option<Request> {
         let first = word_at(bytes, 0);
         let (kind, length) = (first as u32, (first >> 32) as u32);
         let is_read = kind == Verb::Read as u32 && length as usize <= LENGTH_MAX;
@@ -123,7 +129,7 @@ impl Request {
     }
 
     #[inline]
-    pub(super) fn decode(bytes: &[u8; REQUEST_BYTES]) -> Result<Request, Malformed> {
+    pub(crate) fn decode(bytes: &[u8; REQUEST_BYTES]) -> Result<Request, Malformed> {
         let [verb, more @ 0..=1, 0, 0, ..] = *bytes else { return Err(Malformed) };
         let verb = Verb::of(verb).ok_or(Malformed)?;
         let length = u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]);
@@ -135,6 +141,7 @@ impl Request {
         }
         let fits = match verb.operand_bytes() {
             Some(operands) => length as usize == operands,
+            None if verb == Verb::Call => length as usize <= CALL_BYTES_MAX,
             None => length as usize <= LENGTH_MAX,
         };
         let fits = fits && (verb != Verb::Ask || length as usize <= QUESTION_MAX);
@@ -147,7 +154,7 @@ impl Request {
 
     /// Bytes that follow.
     #[inline]
-    pub(super) fn operand_bytes(self) -> usize {
+    pub(crate) fn operand_bytes(self) -> usize {
         self.verb.operand_bytes().unwrap_or(self.length as usize)
     }
 }
@@ -155,7 +162,7 @@ impl Request {
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Status {
+pub(crate) enum Status {
     /// The content is what the verb gives.
     Done = 0,
     OutOfBounds = 1,
@@ -166,19 +173,24 @@ pub(super) enum Status {
     Fenced = 5,
     /// An operation in front of it in its chain failed: nothing was done.
     Skipped = 6,
+    /// The reply to a call. The content begins with a word: how the call ended in the low 16 bits, its
+    /// number in the high 48.
+    Reply = 7,
 }
 
 impl Status {
     #[inline]
     fn of(byte: u8) -> Option<Status> {
-        use Status::{Done, Fenced, Misaligned, NoService, OutOfBounds, Skipped, StillAlive};
-        const ALL: [Status; 7] =
-            [Done, OutOfBounds, Misaligned, NoService, StillAlive, Fenced, Skipped];
+        use Status::{
+            Done, Fenced, Misaligned, NoService, OutOfBounds, Reply, Skipped, StillAlive,
+        };
+        const ALL: [Status; 8] =
+            [Done, OutOfBounds, Misaligned, NoService, StillAlive, Fenced, Skipped, Reply];
         ALL.get(usize::from(byte)).copied()
     }
 
     /// The status that tells of an error.
-    pub(super) fn of_error(kind: &OpErrorKind) -> Status {
+    pub(crate) fn of_error(kind: &OpErrorKind) -> Status {
         match kind {
             OpErrorKind::Misaligned { .. } => Status::Misaligned,
             OpErrorKind::NoService { .. } => Status::NoService,
@@ -191,7 +203,7 @@ impl Status {
 
 /// The beginning of an answer.
 #[inline]
-pub(super) fn encode_answer(status: Status, length: u32) -> [u8; ANSWER_BYTES] {
+pub(crate) fn encode_answer(status: Status, length: u32) -> [u8; ANSWER_BYTES] {
     let mut bytes = [0; ANSWER_BYTES];
     bytes[0] = status as u8;
     bytes[4..].copy_from_slice(&length.to_le_bytes());
@@ -200,40 +212,80 @@ pub(super) fn encode_answer(status: Status, length: u32) -> [u8; ANSWER_BYTES] {
 
 /// Status and length of an answer.
 #[inline]
-pub(super) fn decode_answer(bytes: &[u8; ANSWER_BYTES]) -> Result<(Status, usize), Malformed> {
+pub(crate) fn decode_answer(bytes: &[u8; ANSWER_BYTES]) -> Result<(Status, usize), Malformed> {
     let word = u64::from_le_bytes(*bytes);
     let length = (word >> 32) as usize;
-    let status = match word as u32 {
-        // Most are.
-        0 => Some(Status::Done),
-        status => u8::try_from(status).ok().and_then(Status::of),
-    };
-    match status {
-        Some(status) if length <= LENGTH_MAX && (status == Status::Done || length == 0) => {
-            Ok((status, length))
-        }
-        _ => Err(Malformed),
+    if word as u32 != 0 {
+        return decode_other(word as u32, length);
     }
+    // Most are done.
+    if length <= LENGTH_MAX { Ok((Status::Done, length)) } else { Err(Malformed) }
+}
+
+#[cold]
+fn decode_other(status: u32, length: usize) -> Result<(Status, usize), Malformed> {
+    let status = u8::try_from(status).ok().and_then(Status::of).ok_or(Malformed)?;
+    let fits = match status {
+        Status::Reply => (REPLY_WORD_BYTES..=REPLY_WORD_BYTES + CALL_BYTES_MAX).contains(&length),
+        _ => length == 0,
+    };
+    if fits { Ok((status, length)) } else { Err(Malformed) }
+}
+
+/// Bytes of a reply's content in front of the reply.
+pub(crate) const REPLY_WORD_BYTES: usize = 8;
+
+/// What stands in front of a call's request of `length` bytes.
+pub(crate) fn call_head(number: u64, service: ServiceId, length: usize) -> Request {
+    let offset = number << 16 | u64::from(service.0);
+    Request { verb: Verb::Call, more: false, length: length as u32, offset }
+}
+
+/// Number and service of a call.
+pub(crate) fn called(request: &Request) -> (u64, ServiceId) {
+    (request.offset >> 16, ServiceId(request.offset as u16))
+}
+
+/// What stands in front of a reply of `length` bytes.
+pub(crate) fn reply_head(number: u64, outcome: Outcome, length: usize) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    let content = (REPLY_WORD_BYTES + length) as u32;
+    bytes[..8].copy_from_slice(&encode_answer(Status::Reply, content));
+    bytes[8..].copy_from_slice(&(number << 16 | outcome as u64).to_le_bytes());
+    bytes
+}
+
+/// Number, outcome and bytes of a reply, from its content.
+pub(crate) fn decode_reply(content: &[u8]) -> Result<(u64, Outcome, &[u8]), Malformed> {
+    let (word, reply) = content.split_first_chunk().ok_or(Malformed)?;
+    let word = u64::from_le_bytes(*word);
+    let outcome = u8::try_from(word & 0xffff).ok().and_then(Outcome::of).ok_or(Malformed)?;
+    if outcome != Outcome::Done && !reply.is_empty() {
+        return Err(Malformed);
+    }
+    Ok((word >> 16, outcome, reply))
 }
 
 /// What a client says first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Hello {
-    pub(super) version: u32,
+pub(crate) struct Hello {
+    pub(crate) version: u32,
     /// This connection carries signs of life, and ends with its compute server.
-    pub(super) control: bool,
+    pub(crate) control: bool,
     /// Its operations go by the server's card, not by this connection.
-    pub(super) by_card: bool,
-    pub(super) incarnation: u64,
+    pub(crate) by_card: bool,
+    pub(crate) incarnation: u64,
     /// The server that is meant, and how many there are.
-    pub(super) server: u16,
-    pub(super) servers: u16,
+    pub(crate) server: u16,
+    pub(crate) servers: u16,
     /// The connection that this one takes the place of; 0 for none.
-    pub(super) replaces: u64,
+    pub(crate) replaces: u64,
+    /// The life of the compute server that is meant; 0 for a memory server.
+    pub(crate) meant: u64,
 }
 
 impl Hello {
-    pub(super) fn encode(self) -> [u8; GREETING_BYTES] {
+    pub(crate) fn encode(self) -> [u8; GREETING_BYTES] {
         let mut bytes = [0; GREETING_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8..12].copy_from_slice(&self.version.to_le_bytes());
@@ -243,11 +295,12 @@ impl Hello {
         bytes[24..26].copy_from_slice(&self.server.to_le_bytes());
         bytes[26..28].copy_from_slice(&self.servers.to_le_bytes());
         bytes[32..40].copy_from_slice(&self.replaces.to_le_bytes());
+        bytes[40..48].copy_from_slice(&self.meant.to_le_bytes());
         bytes
     }
 
     /// `None` if it is no greeting of this protocol. Of another version only that is known.
-    pub(super) fn decode(bytes: &[u8; GREETING_BYTES]) -> Option<Hello> {
+    pub(crate) fn decode(bytes: &[u8; GREETING_BYTES]) -> Option<Hello> {
         let version = version_of(bytes)?;
         let hello = Hello {
             version,
@@ -257,6 +310,7 @@ impl Hello {
             server: u16::from_le_bytes([bytes[24], bytes[25]]),
             servers: u16::from_le_bytes([bytes[26], bytes[27]]),
             replaces: word_at(bytes, 32),
+            meant: word_at(bytes, 40),
         };
         (version != VERSION || hello.encode() == *bytes && hello.incarnation != 0).then_some(hello)
     }
@@ -265,7 +319,7 @@ impl Hello {
 /// Why a server lets a client in, or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Entry {
+pub(crate) enum Entry {
     LetIn = 0,
     OtherVersion = 1,
     /// The server has another number, or the pool another number of servers.
@@ -292,22 +346,22 @@ impl fmt::Display for Entry {
 
 /// What a server answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Welcome {
-    pub(super) version: u32,
-    pub(super) entry: Entry,
-    pub(super) server: u16,
-    pub(super) servers: u16,
+pub(crate) struct Welcome {
+    pub(crate) version: u32,
+    pub(crate) entry: Entry,
+    pub(crate) server: u16,
+    pub(crate) servers: u16,
     /// The connection's number, for [`Hello::replaces`].
-    pub(super) connection: u64,
-    pub(super) region_bytes: u64,
+    pub(crate) connection: u64,
+    pub(crate) region_bytes: u64,
     /// Which memory that is: another number if it is not what it was.
-    pub(super) region_id: u64,
+    pub(crate) region_id: u64,
     /// How long a compute server is believed to live without a sign of life.
-    pub(super) lease_ms: u32,
+    pub(crate) lease_ms: u32,
 }
 
 impl Welcome {
-    pub(super) fn encode(self) -> [u8; GREETING_BYTES] {
+    pub(crate) fn encode(self) -> [u8; GREETING_BYTES] {
         let mut bytes = [0; GREETING_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8..12].copy_from_slice(&self.version.to_le_bytes());
@@ -322,7 +376,7 @@ impl Welcome {
     }
 
     /// `None` if it is no greeting of this protocol.
-    pub(super) fn decode(bytes: &[u8; GREETING_BYTES]) -> Option<Welcome> {
+    pub(crate) fn decode(bytes: &[u8; GREETING_BYTES]) -> Option<Welcome> {
         use Entry::{Fenced, Full, LetIn, OtherServer, OtherVersion, OtherWay};
         let entries = [LetIn, OtherVersion, OtherServer, Fenced, Full, OtherWay];
         Some(Welcome {
@@ -348,7 +402,7 @@ fn version_of(bytes: &[u8; GREETING_BYTES]) -> Option<u32> {
 /// # Panics
 /// If there are no 8 bytes.
 #[inline]
-pub(super) fn word_at(bytes: &[u8], at: usize) -> u64 {
+pub(crate) fn word_at(bytes: &[u8], at: usize) -> u64 {
     let mut word = [0; 8];
     word.copy_from_slice(&bytes[at..at + 8]);
     u64::from_le_bytes(word)
@@ -356,7 +410,7 @@ pub(super) fn word_at(bytes: &[u8], at: usize) -> u64 {
 
 /// What this fabric gives: words of the server are touched by its own CPU alone, one request after
 /// the other once it has come in whole.
-pub(super) const CAPABILITIES: Capabilities = Capabilities {
+pub(crate) const CAPABILITIES: Capabilities = Capabilities {
     write_vs_rmw: true,
     rmw_global: true,
     cpu_visible: true,
@@ -390,9 +444,30 @@ mod tests {
     }
 
     #[test]
+    fn calls_and_replies_come_back_as_they_went() {
+        let last = (1 << 48) - 1;
+        let request = call_head(last, ServiceId(7), CALL_BYTES_MAX);
+        assert_eq!(Request::decode(&request.encode()), Ok(request));
+        assert_eq!(called(&request), (last, ServiceId(7)));
+        let long = Request { length: CALL_BYTES_MAX as u32 + 1, ..request };
+        assert_eq!(Request::decode(&long.encode()), Err(Malformed));
+        let bytes = [&reply_head(5, Outcome::Done, 3)[..], b"abc"].concat();
+        let head = bytes.first_chunk().expect("a head");
+        assert_eq!(decode_answer(head), Ok((Status::Reply, 11)));
+        assert_eq!(decode_reply(&bytes[8..]), Ok((5, Outcome::Done, &b"abc"[..])));
+        // Too short, too long, an unknown outcome, bytes that no outcome but the first has.
+        for length in [7, CALL_BYTES_MAX as u32 + 9] {
+            assert_eq!(decode_answer(&encode_answer(Status::Reply, length)), Err(Malformed));
+        }
+        assert_eq!(decode_reply(&(5_u64 << 16 | 3).to_le_bytes()), Err(Malformed));
+        let unknown = [&(5_u64 << 16 | 2).to_le_bytes()[..], b"a"].concat();
+        assert_eq!(decode_reply(&unknown), Err(Malformed));
+    }
+
+    #[test]
     fn what_is_no_request_is_refused() {
         let good = Request { verb: Verb::Cas, more: false, length: 16, offset: 8 }.encode();
-        for (at, byte) in [(0, 0), (0, 12), (1, 2), (2, 1), (3, 1), (4, 15), (7, 1)] {
+        for (at, byte) in [(0, 0), (0, 13), (1, 2), (2, 1), (3, 1), (4, 15), (7, 1)] {
             let mut bytes = good;
             bytes[at] = byte;
             assert_eq!(Request::decode(&bytes), Err(Malformed), "byte {at}");
@@ -414,6 +489,7 @@ mod tests {
             server: 3,
             servers: 4,
             replaces: 1 << 40,
+            meant: 11,
         };
         assert_eq!(Hello::decode(&hello.encode()), Some(hello));
         let newer = Hello { version: 9, ..hello };

@@ -11,6 +11,7 @@ use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token};
 
 use super::SPIN;
+use super::duplex::notice_loss;
 use super::link::Link;
 use super::listening::Listening;
 use super::output::Output;
@@ -18,6 +19,7 @@ use super::served::Tally;
 use super::server::{LISTENER, Shared, WAKER};
 use super::session::{Gone, Session, UNSENT_MAX};
 use super::wire::Entry;
+use crate::wake::Notify;
 
 /// Connections up to which a spinning thread asks each socket itself rather than the system for all.
 const HOT_MAX: usize = 4;
@@ -119,7 +121,10 @@ impl Worker {
                 for event in &events {
                     match event.token() {
                         LISTENER => self.listens_again = true,
-                        WAKER => self.adopt(),
+                        WAKER => {
+                            self.adopt();
+                            progress |= self.send_replies();
+                        }
                         Token(at) => {
                             if self.turn(at, event.is_read_closed()) {
                                 progress = true;
@@ -278,12 +283,43 @@ impl Worker {
                 .and_then(|()| Link::accept(stream, self.shared.tls.as_ref()));
             if let Ok(link) = link {
                 self.strangers += 1;
-                self.connections[at] = Some(Connection::new(link, peer));
+                let session = match &self.shared.host.call_server {
+                    None => Session::default(),
+                    Some(_) => {
+                        // Whoever calls may wait for long without a word.
+                        let _ = notice_loss(link.socket_ref());
+                        Session::notifying(self.notify(at))
+                    }
+                };
+                self.connections[at] = Some(Connection::new(link, peer, session));
                 self.turn(at, false);
             } else {
                 self.shared.open.fetch_sub(1, Ordering::Relaxed);
             }
         }
+    }
+
+    /// Sends the replies to calls that other threads have put; true if it did something.
+    fn send_replies(&mut self) -> bool {
+        let inbox = &self.shared.inboxes[self.number].replied;
+        let replied = std::mem::take(&mut *inbox.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut progress = false;
+        for at in replied {
+            progress |= self.turn(at, false);
+        }
+        progress
+    }
+
+    /// How other threads tell that the connection `at` has replies to send.
+    fn notify(&self, at: usize) -> Notify {
+        let (shared, number) = (Arc::downgrade(&self.shared), self.number);
+        Arc::new(move || {
+            // A server that has stopped sends nothing.
+            let Some(shared) = shared.upgrade() else { return };
+            let inbox = &shared.inboxes[number];
+            inbox.replied.lock().unwrap_or_else(PoisonError::into_inner).push(at);
+            let _ = inbox.waker.wake();
+        })
     }
 
     /// Does what there is to do for one connection; true if it did something.
@@ -346,7 +382,10 @@ impl Worker {
             let Some(Some(connection)) = self.connections.get(at) else { continue };
             let is_stranger = connection.session.is_stranger();
             let is_late = is_stranger && connection.since.elapsed() > self.shared.greeting_timeout;
-            if is_late || connection.session.silent_ms(now_ms) > most_ms {
+            // Compute servers send each other no signs of life.
+            let is_silent = connection.session.silent_ms(now_ms) > most_ms
+                && self.shared.host.call_server.is_none();
+            if is_late || is_silent {
                 self.close(at, is_stranger, &Gone::Silent);
             }
         }
@@ -393,11 +432,11 @@ struct Connection {
 }
 
 impl Connection {
-    fn new(link: Link<TcpStream>, peer: Option<SocketAddr>) -> Self {
+    fn new(link: Link<TcpStream>, peer: Option<SocketAddr>, session: Session) -> Self {
         Connection {
             link,
             peer,
-            session: Session::default(),
+            session,
             since: Instant::now(),
             input: Vec::new(),
             taken: 0,
@@ -412,6 +451,7 @@ impl Connection {
     fn turn(&mut self, shared: &Shared, is_closed: bool) -> Result<bool, Gone> {
         let mut progress = false;
         loop {
+            self.session.put_replies(&mut self.output);
             progress |= self.send()?;
             if self.output.unsent_bytes() > UNSENT_MAX {
                 return Ok(progress);

@@ -17,8 +17,9 @@ use crate::single::Single;
 use crate::tcp::call::{MESSAGE_BYTES_MAX, fits};
 use crate::tcp::{self, TcpEndpoint};
 use crate::{
-    Buf, Capabilities, Counters, Endpoint, Executor, FabricError, GlobalAddr, Incarnation, Op,
-    OpError, OpErrorKind, Ops, Refusal, ServerId, ServiceId, Words,
+    Buf, CallError, Capabilities, Counters, Endpoint, Executor, FabricError, GlobalAddr,
+    Incarnation, Incoming, Op, OpError, OpErrorKind, Ops, Peer, Refusal, ServerId, ServiceId,
+    Words,
 };
 
 /// One thread's queue pairs and connections to all memory servers.
@@ -361,6 +362,28 @@ impl Endpoint for VerbsEndpoint {
         .await
     }
 
+    /// Over a connection.
+    fn call(
+        &self,
+        to: ServerId,
+        service: ServiceId,
+        request: Vec<u8>,
+    ) -> impl Future<Output = Result<Vec<u8>, CallError>> {
+        self.thread.tcp.call(to, service, request)
+    }
+
+    fn next_call(&self, service: ServiceId) -> impl Future<Output = Option<Incoming>> {
+        self.thread.tcp.next_call(service)
+    }
+
+    fn leave(&self) {
+        self.thread.tcp.leave();
+    }
+
+    fn peers(&self) -> Vec<Peer> {
+        self.thread.tcp.peers()
+    }
+
     /// Asks memory server 0 first, which refuses to fence the living: 2 round trips for the others.
     fn fence(
         &self,
@@ -370,8 +393,11 @@ impl Endpoint for VerbsEndpoint {
         self.thread.tcp.fence(server, who)
     }
 
-    fn reconnect(&self, server: ServerId) -> impl Future<Output = Result<(), OpError>> {
-        Reconnect { thread: &self.thread, server, stage: Stage::Unsent }
+    async fn reconnect(&self, server: ServerId) -> Result<(), OpError> {
+        if server.is_compute() {
+            return self.thread.tcp.reconnect(server).await;
+        }
+        Reconnect { thread: &self.thread, server, stage: Stage::Unsent }.await
     }
 
     fn is_dead(&self, who: Incarnation) -> impl Future<Output = bool> {

@@ -62,7 +62,8 @@ pub use server::VerbsServer;
 use crate::raw::verbs::{Ends, device_names};
 use crate::tcp::{Tcp, TcpConfig, ask_once};
 use crate::{
-    Capabilities, Counters, Fabric, FabricError, Incarnation, ServerId, Service, ServiceId,
+    Capabilities, Counters, Fabric, FabricError, Incarnation, ListenConfig, Peer, ServerId,
+    Service, ServiceId,
 };
 use place::Place;
 
@@ -203,5 +204,26 @@ impl Fabric for Verbs {
 
     fn counters(&self) -> Vec<Arc<Counters>> {
         self.0.tcp.counters()
+    }
+
+    fn expose(
+        &self,
+        number: ServerId,
+        bytes: u64,
+        listen: &ListenConfig,
+    ) -> Result<Option<SocketAddr>, FabricError> {
+        self.0.tcp.expose(number, bytes, listen)
+    }
+
+    fn attach(&self, peer: Peer) -> Result<(), FabricError> {
+        self.0.tcp.attach(peer)
+    }
+
+    fn detach(&self, server: ServerId) {
+        self.0.tcp.detach(server);
+    }
+
+    fn peers(&self) -> Vec<Peer> {
+        self.0.tcp.peers()
     }
 }

@@ -11,13 +11,16 @@ use std::time::Duration;
 
 use crate::authority::Authority;
 use crate::common::real::{Hosts, REGION_BYTES, RealHarness};
-use crate::common::{list, listed};
-use farleaf_fabric::conformance::{Harness, SERVERS, Survivor, Task, victim};
+use crate::common::{die, list, listed};
+use farleaf_fabric::conformance::{
+    CallSurvivor, Harness, Role, SERVERS, Survivor, Task, party, victim,
+};
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::sim::{AdversaryConfig, Sim, SimConfig, SimEndpoint};
 use farleaf_fabric::tcp::{MemoryServer, MemoryServerConfig, Tcp, TcpConfig};
 use farleaf_fabric::{
-    AnyFabric, Counters, Fabric, GlobalAddr, ServerId, Service, ServiceId, Words,
+    AnyFabric, Counters, Fabric, GlobalAddr, ListenConfig, Peer, ServerId, Service, ServiceId,
+    Words,
 };
 
 /// Nothing: the compute servers themselves map the memory.
@@ -26,7 +29,8 @@ impl Hosts for () {}
 /// Two threads of one process.
 fn anonymous() -> RealHarness<Mapped> {
     let mapped = Mapped::anonymous(SERVERS, REGION_BYTES).expect("memory");
-    RealHarness { computers: vec![mapped], hosts: Box::new(()), victims: None, slowness: 1 }
+    let other = mapped.beside().expect("another compute server");
+    RealHarness::new(vec![mapped, other], Box::new(()), None, 1)
 }
 
 /// Two compute servers that have opened the same files.
@@ -37,7 +41,7 @@ fn folder() -> RealHarness<Mapped> {
     let other = Mapped::open(&scratch.0).expect("open");
     let path = scratch.0.to_str().expect("a path in Unicode").to_owned();
     let victims = Some((path, Duration::ZERO));
-    RealHarness { computers: vec![maker, other], hosts: Box::new(scratch), victims, slowness: 1 }
+    RealHarness::new(vec![maker, other], Box::new(scratch), victims, 1)
 }
 
 /// The simulator: tasks in virtual time, on two compute servers in turn.
@@ -122,6 +126,46 @@ impl Harness for SimHarness {
         self.0.run().expect("the survivor ends");
         true
     }
+
+    fn connect_peers(&self) -> Vec<Peer> {
+        let peers: Vec<Peer> = (0..2)
+            .map(|compute| {
+                let fabric = self.0.fabric(compute);
+                let server = ServerId(ServerId::COMPUTE_FIRST.0 + compute as u16);
+                // A case may ask twice.
+                let _ = fabric.expose(server, 0, &ListenConfig::default());
+                Peer { server, incarnation: fabric.incarnation(), address: None }
+            })
+            .collect();
+        for compute in 0..2 {
+            let fabric = self.0.fabric(compute);
+            peers.iter().for_each(|peer| fabric.attach(*peer).expect("attached"));
+        }
+        peers
+    }
+
+    fn run_beside_party(
+        &self,
+        role: Role,
+        addr: GlobalAddr,
+        survivor: CallSurvivor<SimEndpoint>,
+    ) -> bool {
+        // Another life, which may expose itself under another number.
+        let doomed = self.0.fabric(1).restart();
+        let endpoint = doomed.endpoint().expect("an endpoint");
+        let fabric = doomed.clone();
+        self.0.spawn(1, async move {
+            party(fabric, endpoint, role, addr, ListenConfig::default()).await
+        });
+        let home = self.0.fabric(0);
+        let endpoint = home.endpoint().expect("an endpoint");
+        let attach = Box::new(move |peer| home.attach(peer).expect("attached"));
+        self.0.spawn(0, async move {
+            survivor(endpoint, attach, Box::new(move || doomed.kill())).await;
+        });
+        self.0.run().expect("the survivor ends");
+        true
+    }
 }
 
 /// Memory servers on loopback, and who vouches for them, if they speak TLS.
@@ -154,6 +198,7 @@ fn tcp(threads: usize, authority: Option<Authority>) -> RealHarness<Tcp> {
             MemoryServer::start(config, Arc::new(words)).expect("a memory server")
         })
         .collect();
+    let listen = ListenConfig { tls: tls.clone(), ..ListenConfig::default() };
     let config = TcpConfig { tls, ..TcpConfig::to(servers.iter().map(MemoryServer::address)) };
     let computers = (0..2).map(|_| Tcp::connect(config.clone()).expect("connected")).collect();
     let addresses = list(servers.iter().map(MemoryServer::address));
@@ -162,26 +207,27 @@ fn tcp(threads: usize, authority: Option<Authority>) -> RealHarness<Tcp> {
         None => addresses,
     };
     let hosts = Box::new(Network(servers, authority));
-    RealHarness { computers, hosts, victims: Some((pool, LEASE)), slowness: 20 }
+    let victims = Some((pool, LEASE));
+    RealHarness { listen, ..RealHarness::new(computers, hosts, victims, 20) }
 }
 
 /// Writes to `addr` until this process is killed.
 pub(crate) fn be_victim(pool: &str, addr: GlobalAddr) {
     if let Some((folder, servers)) = pool.split_once('@') {
         let tls = Some(Authority::known("somebody", PathBuf::from(folder)));
-        let config = TcpConfig { tls, ..TcpConfig::to(listed(servers)) };
+        let config = TcpConfig { tls: tls.clone(), ..TcpConfig::to(listed(servers)) };
         let tcp = Tcp::connect(config).expect("the other process's servers");
         let endpoint = tcp.endpoint().expect("an endpoint");
-        return endpoint.executor().block_on(victim(endpoint.clone(), addr));
+        return endpoint.executor().block_on(die(tcp, endpoint.clone(), addr, tls));
     }
     if pool.starts_with('/') {
         let mapped = Mapped::open(Path::new(pool)).expect("the other process's pool");
         let endpoint = mapped.endpoint().expect("an endpoint");
-        return endpoint.executor().block_on(victim(endpoint.clone(), addr));
+        return endpoint.executor().block_on(die(mapped, endpoint.clone(), addr, None));
     }
     let tcp = Tcp::connect(TcpConfig::to(listed(pool))).expect("the other process's servers");
     let endpoint = tcp.endpoint().expect("an endpoint");
-    endpoint.executor().block_on(victim(endpoint.clone(), addr));
+    endpoint.executor().block_on(die(tcp, endpoint.clone(), addr, None));
 }
 
 /// A folder of its own, removed at the end: in shared memory where there is some.

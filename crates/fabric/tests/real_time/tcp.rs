@@ -2,6 +2,8 @@
 //!
 //! Tests that use raw sockets write the bytes by hand, as `docs/design/wire.md` specifies.
 
+mod calls;
+
 use std::cell::Cell;
 use std::env;
 use std::future::Future;
@@ -486,6 +488,7 @@ fn a_call_is_not_kept_for_ever_by_a_server_that_is_gone() {
         });
     });
     assert!(start.elapsed() >= linger_timeout);
+    assert!(!endpoint.holds_lease(), "it has said goodbye");
     block_on(&endpoint, async {
         // Not on servers that are there either: others may take over from here on.
         assert_eq!(kind(endpoint.faa(at(0, 64), 1).await), OpErrorKind::Fenced);

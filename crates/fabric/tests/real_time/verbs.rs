@@ -15,8 +15,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::common::real::{Hosts, REGION_BYTES, RealHarness};
-use crate::common::{list, listed};
-use farleaf_fabric::conformance::{SERVERS, cases, run_case, victim};
+use crate::common::{die, list, listed};
+use farleaf_fabric::conformance::{SERVERS, cases, run_case};
 use farleaf_fabric::tcp::{MemoryServer, MemoryServerConfig, Tcp, TcpConfig};
 use farleaf_fabric::verbs::{
     CardConfig, Verbs, VerbsConfig, VerbsEndpoint, VerbsError, VerbsServer, devices,
@@ -88,7 +88,7 @@ fn harness() -> RealHarness<Verbs> {
     let computers = (0..2).map(|_| Verbs::connect(config.clone()).unwrap()).collect();
     let pool = POOL.to_owned() + &list(servers.iter().map(VerbsServer::address));
     let victims = Some((pool, LEASE));
-    RealHarness { computers, hosts: Box::new(servers), victims, slowness: 100 }
+    RealHarness::new(computers, Box::new(servers), victims, 100)
 }
 
 /// What precedes the servers of a pool by RDMA where a process is told that pool.
@@ -99,7 +99,7 @@ pub(crate) fn be_victim(servers: &str, addr: GlobalAddr) {
     let config = VerbsConfig::to(listed(servers));
     let verbs = Verbs::connect(config).expect("the other process's servers");
     let endpoint = verbs.endpoint().expect("an endpoint");
-    endpoint.executor().block_on(victim(endpoint.clone(), addr));
+    endpoint.executor().block_on(die(verbs, endpoint.clone(), addr, None));
 }
 
 /// Every case of the contract's suite; `FARLEAF_CASE` picks some by a part of their names.

@@ -32,3 +32,17 @@ fn every_post_is_answered() {
         assert_eq!(fuzz::ask(posts, answers.chunks(4096)), done, "{name}");
     }
 }
+
+#[test]
+fn calls_and_replies_are_told_apart() {
+    let calls = seed("calls");
+    for piece in [7, 4096] {
+        assert_eq!(fuzz::calls(calls[2..].chunks(piece)), 5, "four calls and a READ");
+        assert_eq!(fuzz::serve(true, calls[2..].chunks(piece)), 0, "no memory server takes calls");
+    }
+    let replies = seed("replies");
+    let (posts, answers) = replies[3..].split_at(3);
+    for piece in [3, 4096] {
+        assert_eq!(fuzz::ask(posts, answers.chunks(piece)), 2, "done, not begun, and unknown");
+    }
+}

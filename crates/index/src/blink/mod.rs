@@ -64,10 +64,10 @@ use std::sync::atomic::AtomicU8;
 use farleaf_fabric::{GlobalAddr, OpError};
 use farleaf_pool::{PoolError, Session};
 
-use crate::IndexError;
 use crate::bnode::Layout;
 use crate::detach::run_to_end;
 use crate::limits::{check_key, check_value};
+use crate::{IndexError, KnobKind};
 
 /// Bytes of the meta object: four lines, so that no two words share one.
 pub(crate) const META_BYTES: usize = 256;
@@ -81,22 +81,18 @@ const LEVEL_MASK: u64 = 63;
 /// Lock word of a node that has been merged away.
 const DEAD: u64 = 0x7fff_dead_dead_dead;
 
-/// What can be set for a table of this engine.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct BlinkOptions {
-    /// Share of a node that a bulk load fills; 0.7 leaves room as random inserts do.
-    pub bulk_fill: f64,
-    /// A node below this share is merged with a neighbour if the sum is at most `merge_sum`.
-    pub merge_low: f64,
-    /// See `merge_low`.
-    pub merge_sum: f64,
-    /// Most leaves that a scan reads at once.
-    pub scan_batch: usize,
-}
-
-impl Default for BlinkOptions {
-    fn default() -> Self {
-        BlinkOptions { bulk_fill: 0.7, merge_low: 0.25, merge_sum: 0.75, scan_batch: 16 }
+crate::knobs! {
+    /// Settings of a remote B-link tree.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct BlinkOptions {
+        /// Share of a node that a bulk load fills; 0.7 leaves room as random inserts do.
+        "bulk_fill" => bulk_fill: f64 = 0.7, KnobKind::Share;
+        /// A node that is filled below this share is merged with a neighbour, if the sum is at most `merge_sum`.
+        "merge_low" => merge_low: f64 = 0.25, KnobKind::Share;
+        /// Share of a node that two nodes may fill together to be merged.
+        "merge_sum" => merge_sum: f64 = 0.75, KnobKind::Share;
+        /// Most leaves that a scan reads at once.
+        "scan_batch" => scan_batch: usize = 16, KnobKind::Count { min: 1, max: 256, unit: "leaves" };
     }
 }
 

@@ -15,7 +15,7 @@ use super::bulk::BuiltTree;
 use super::lock::{Lock, lock_word};
 use super::read::Unfinished;
 use super::scan::{Place, is_empty, is_past};
-use super::{BlinkOptions, Fail, LEVEL_MASK, META_BYTES, META_ROOT, Tree, read};
+use super::{BlinkOptions, Fail, LEVEL_MASK, META_ROOT, Tree, read};
 use crate::bnode::{ChangeError, Layout, Node, NodeMut, RecordRef, Stored};
 use crate::detach::run_to_end;
 use crate::index::{ScanRange, SortedPairs, TableReport};
@@ -86,19 +86,9 @@ impl RemoteTree {
         self.0.meta
     }
 
-    /// The word of the meta object that says whose the tree is; the engine's to use.
-    pub(crate) fn owner_word(&self) -> GlobalAddr {
-        self.0.meta.plus(META_FREE)
-    }
-
     /// The word of the meta object that names another object of the engine's.
     pub(crate) fn map_word(&self) -> GlobalAddr {
         self.0.meta.plus(META_FREE + 8)
-    }
-
-    /// The word of the meta object that names a log of changes; the engine's to use.
-    pub(crate) fn log_word(&self) -> GlobalAddr {
-        self.0.meta.plus(META_BYTES as u64 - 8)
     }
 
     /// The word of the meta object that says up to which level nodes lie on their children's server.

@@ -6,6 +6,7 @@ pub mod btree;
 pub mod dex;
 #[cfg(feature = "example")]
 pub mod example;
+mod settings;
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,6 +19,7 @@ use crate::change::{Change, Outcome};
 use crate::engine::Engine as Design;
 use crate::index::{Index, ScanRange, SortedPairs, TableReport};
 use crate::{Entries, IndexError, OpenOptions, StoredTable, TableFormat};
+pub use settings::{KnobDefault, SettingError};
 
 /// Expands the table of engines to [`Engine`], [`AnyIndex`] and their dispatch.
 macro_rules! engines {
@@ -108,11 +110,6 @@ impl Engine {
     /// One line about it: what it is; paper, venue, year.
     pub fn about(self) -> &'static str {
         on_engine!(self, Design => <Design as crate::engine::Engine>::ABOUT)
-    }
-
-    /// What the lab may look for in its tables.
-    pub fn lab(self) -> crate::engine::Lab {
-        on_engine!(self, Design => <Design as crate::engine::Engine>::lab())
     }
 
     /// Services that memory servers run for the engines. `life` differs from that of every process that ran

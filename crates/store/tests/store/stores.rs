@@ -79,7 +79,7 @@ fn tables_are_made_listed_and_dropped() {
         .values(ValueFormat::Fixed(16))
         .node_bytes(2048);
     let users = db.create_table("users", TableOptions::default()).unwrap();
-    let counts = db.create_table("counts", fixed).unwrap();
+    let counts = db.create_table("counts", fixed.clone()).unwrap();
     users.insert("ada", "1815").unwrap();
     counts.insert([0; 8], [0; 16]).unwrap();
 
@@ -90,12 +90,12 @@ fn tables_are_made_listed_and_dropped() {
     assert_eq!(counts.info().node_bytes, 2048);
     assert_eq!(db.table("users").unwrap().get("ada").unwrap(), Some(b"1815".to_vec()));
 
-    let error = db.create_table("users", fixed).unwrap_err();
+    let error = db.create_table("users", fixed.clone()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AlreadyExists, "{error}");
     let error = db.table("user").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound);
     assert!(error.to_string().contains("did you mean \"users\"?"), "{error}");
-    assert_eq!(db.table_or_create("users", fixed).unwrap().info(), users.info());
+    assert_eq!(db.table_or_create("users", fixed.clone()).unwrap().info(), users.info());
     assert_eq!(db.table_or_create("new", fixed).unwrap().info().keys, KeyFormat::Fixed(8));
 
     let range = users.range(..);

@@ -1,16 +1,15 @@
 //! Systems: the engines over TCP, each on its own memory server, and Redis; they run in turns.
 
-use farleaf_index::{Engine, dex::Admission};
+use farleaf_index::{Engine, Settings};
 
 use super::{benchmark::Figures, play::Piece, wire::Wire};
 use crate::{
     config::{BenchConfig, Cluster, FabricKind},
     keys::{KeyOrder, KeySpec},
-    parts::Parts,
     report::{PerOp, Report, ReportKind},
     repro::{error::ReproError, hosts::Hosts},
     run::{self, Progress},
-    units::{Size, SizeOrShare, human_bytes},
+    units::human_bytes,
     values::ValueMaker,
     workload::{OpKind, Workload},
 };
@@ -119,14 +118,13 @@ impl System {
         }
     }
 
-    fn parts(self, keys: u64) -> Parts {
-        let (bytes, chance) = match self {
-            System::DexWarm => (CACHE_OF_ALL, Admission::EAGER),
-            System::DexRead => (inner_cache(keys), Admission::Chance(0.0)),
-            System::BTree | System::Redis => return Parts::default(),
+    fn settings(self, keys: u64) -> Settings {
+        let (bytes, admission) = match self {
+            System::DexWarm => (CACHE_OF_ALL, "eager"),
+            System::DexRead => (inner_cache(keys), "0"),
+            System::BTree | System::Redis => return Settings::default(),
         };
-        let cache = Some(SizeOrShare::Size(Size(bytes)));
-        Parts { cache, admission: Some(chance), ..Parts::default() }
+        Settings::default().with("cache", &bytes.to_string()).with("admission", admission)
     }
 
     fn warmup_ops(self, keys: u64) -> u64 {
@@ -177,7 +175,7 @@ impl System {
             seed,
             key_type: KEY_TYPE,
             value_bytes: VALUE_BYTES,
-            parts: self.parts(keys),
+            settings: self.settings(keys),
             ..BenchConfig::default()
         };
         let region_bytes = run::region_bytes(&config)?;

@@ -1,21 +1,19 @@
 //! DEX tests: several compute servers, partitions and offloaded operations.
 
-use farleaf_index::{
-    Engine,
-    dex::{
-        Durability,
-        offload::{OFFLOAD_SERVICE, Offload},
-    },
-};
+use farleaf_index::{Engine, Settings, dex::offload::OFFLOAD_SERVICE};
 
 use super::*;
 use crate::{
     CacheReport,
-    parts::{Boundaries, Cooling, Parts, Routing},
+    parts::{Boundaries, Parts, Routing},
 };
 
 fn dex(fabric: FabricKind, workload: &str) -> BenchConfig {
     BenchConfig { engine: Engine::Dex, ..small(fabric, workload) }
+}
+
+fn settings(pairs: &[&str]) -> Settings {
+    pairs.iter().map(|pair| pair.parse().unwrap()).collect()
 }
 
 fn caches(report: &Report) -> &CacheReport {
@@ -110,19 +108,15 @@ fn operations_travel_where_they_are_not_routed() {
 #[test]
 fn what_is_missed_is_offloaded_on_every_fabric() {
     for fabric in EVERY {
-        let parts = Parts {
-            cache: Some("20%".parse().unwrap()),
-            offload: Some(Offload::Always),
-            durability: Some(Durability::Volatile),
-            memory_threads: (fabric == FabricKind::Sim).then_some(2),
-            ..Parts::default()
-        };
-        let config = BenchConfig { parts, ..dex(fabric, "get=50,update=50") };
+        let parts =
+            Parts { memory_threads: (fabric == FabricKind::Sim).then_some(2), ..Parts::default() };
+        let settings = settings(&["cache=20%", "offload=always", "durability=volatile"]);
+        let config = BenchConfig { parts, settings, ..dex(fabric, "get=50,update=50") };
         let report = run_anywhere(&config);
         assert!(report.run.per_op.rpcs > 0.2, "{fabric}: {:?}", report.run.per_op);
         assert!(count(&report, "offload_ok") > 0.2, "{fabric}: {:?}", caches(&report));
         assert!(caches(&report).hit_rate < 0.8);
-        assert!(report.config["parts"].to_string().contains("offload always"));
+        assert!(report.config["parts"].to_string().contains("offload=always"));
         let shared = report.config["capabilities"].as_array().unwrap();
         assert!(shared.iter().any(|name| name == "cpu_visible"), "{fabric}");
     }
@@ -132,26 +126,21 @@ fn what_is_missed_is_offloaded_on_every_fabric() {
 #[test]
 fn caches_can_be_a_share_of_the_data() {
     // Without logs, which are in the pool, too.
-    let durability = Some(Durability::Volatile);
-    let parts = |share: &str| {
-        let cache = Some(share.parse().unwrap());
-        Parts { cache, durability, ..Parts::default() }
-    };
+    let sized = |share: &str| settings(&["durability=volatile"]).with("cache", share);
     for fabric in FABRICS {
-        let config = BenchConfig { parts: parts("25%"), ..dex(fabric, "ycsb-c") };
+        let config = BenchConfig { settings: sized("25%"), ..dex(fabric, "ycsb-c") };
         let report = run_well(&config);
-        assert_eq!(report.config["cache"], "25%");
         let bytes = report.config["cache_bytes"].as_u64().unwrap() as f64;
         // Its leaves and records, and little more.
         let table = report.memory.index_bytes as f64;
         assert!((0.2..0.26).contains(&(bytes / table)), "{bytes} of {table}");
         assert!(caches(&report).hit_rate < 1.0);
     }
-    let tiny = BenchConfig { parts: parts("1%"), ..dex(FabricKind::Mapped, "ycsb-c") };
+    let tiny = BenchConfig { settings: sized("1%"), ..dex(FabricKind::Mapped, "ycsb-c") };
     let error = run(&tiny, &NoProgress).unwrap_err().to_string();
     assert!(error.starts_with("a cache of 1% of a table of "), "{error}");
     assert!(error.contains("the least is 8"), "{error}");
-    let bytes = BenchConfig { parts: parts("1"), ..dex(FabricKind::Mapped, "ycsb-c") };
+    let bytes = BenchConfig { settings: sized("1"), ..dex(FabricKind::Mapped, "ycsb-c") };
     let error = run(&bytes, &NoProgress).unwrap_err().to_string();
     assert_eq!(
         error,
@@ -163,20 +152,16 @@ fn caches_can_be_a_share_of_the_data() {
 #[test]
 fn the_same_seed_gives_the_same_report_with_all_parts() {
     for routing in [Routing::Owner, Routing::Any] {
-        let parts = Parts {
-            cache: Some("20%".parse().unwrap()),
-            admission: Some("eager".parse().unwrap()),
-            cooling: Some(Cooling::Queue),
-            offload: Some(Offload::Adaptive),
-            routing: Some(routing),
-            partitions: Some(3),
-            ..Parts::default()
-        };
-        let config = BenchConfig { parts, torn: true, ..dex(FabricKind::Sim, "ycsb-a") };
+        let parts = Parts { routing: Some(routing), partitions: Some(3), ..Parts::default() };
+        let all = ["cache=20%", "admission=eager", "single_queue=true", "offload=adaptive"];
+        let settings = settings(&all);
+        let config = BenchConfig { parts, settings, torn: true, ..dex(FabricKind::Sim, "ycsb-a") };
         let first = run_well(&config);
         assert_eq!(first, run_well(&config));
-        let told = |name: &str| &first.config[name];
-        assert_eq!((told("admission"), told("cooling")), (&json!("1"), &json!("queue")));
+        let told = |name: &str| &first.config["settings"][name];
+        let (admission, queue) = (told("admission"), told("single_queue"));
+        assert_eq!((admission, queue), (&json!("eager"), &json!("true")));
+        assert_eq!(told("scan_prefetch"), &json!("8"));
     }
 }
 
@@ -208,8 +193,8 @@ fn several_compute_servers_leave_a_pool_of_others_as_it_was() {
     let cluster = Some(Cluster::Shared(addresses));
     let config = BenchConfig { cluster, ..config };
     run_well(&config);
-    let tiny = Parts { cache: Some("1%".parse().unwrap()), ..Parts::default() };
-    let refused = run(&BenchConfig { parts: tiny, ..config.clone() }, &NoProgress);
+    let tiny = settings(&["cache=1%"]);
+    let refused = run(&BenchConfig { settings: tiny, ..config.clone() }, &NoProgress);
     assert!(matches!(refused, Err(BenchError::SmallShare { .. })), "{refused:?}");
     run_well(&config);
 }

@@ -8,10 +8,10 @@ mod status;
 use clap::{Args, Subcommand};
 use farleaf_bench::units::TimeSpan;
 use farleaf_cluster::{ClusterAddress, ComputeRecord, Directory, Name, Snapshot};
+use farleaf_index::suggest;
 
 use crate::errors::{Exit, Failure};
 use crate::output::Console;
-use crate::suggest;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ClusterArgs {

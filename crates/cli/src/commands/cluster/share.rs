@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use farleaf::{Engine, ErrorKind, Farleaf, ServerName};
+use farleaf::{ErrorKind, Farleaf, ServerName};
 use serde_json::json;
 
 use super::{ClusterOf, find};
@@ -36,7 +36,7 @@ pub(super) fn run(
     let names = match tables {
         [] => {
             let infos = db.tables()?.into_iter();
-            infos.filter(|info| info.engine == Engine::Dex).map(|info| info.name).collect()
+            infos.filter(|info| info.engine.traits().owned).map(|info| info.name).collect()
         }
         named => named.to_vec(),
     };

@@ -25,8 +25,10 @@ use crate::progress::Meter;
 pub(super) fn run(args: LoadArgs, console: &mut Console) -> anyhow::Result<Exit> {
     check(&args)?;
     let source = Source::open(args.file.as_deref())?;
-    let db = open_or_create(&args.table.pool, &args.create, console)?;
-    let (table, was_made) = table_or_create(&db, &args.table.table, &args.new_table, console)?;
+    let settings = args.set.settings();
+    let db = open_or_create(&args.table.pool, &args.create, &settings, console)?;
+    let name = &args.table.table;
+    let (table, was_made) = table_or_create(&db, name, &args.new_table, &settings, console)?;
     let bulk = args.sorted && is_empty(&table, console)?;
 
     let stop = stop_on_interrupt()?;

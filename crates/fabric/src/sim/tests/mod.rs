@@ -1,6 +1,7 @@
 //! Simulator tests: the simulator as a whole.
 #![allow(clippy::unwrap_used)]
 
+mod calls;
 mod clocks;
 mod crash;
 mod errors;

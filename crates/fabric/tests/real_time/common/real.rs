@@ -1,12 +1,15 @@
 //! Real-time harness: runs the contract's suite on every fabric in real time.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
-use farleaf_fabric::conformance::{Harness, SCRATCH_BYTES, Survivor, Task};
-use farleaf_fabric::{Counters, Fabric, GlobalAddr, RealTime, Service, ServiceId};
+use farleaf_fabric::conformance::{CallSurvivor, Harness, Role, SCRATCH_BYTES, Survivor, Task};
+use farleaf_fabric::{
+    Counters, Endpoint, Fabric, GlobalAddr, ListenConfig, Peer, RealTime, ServerId, Service,
+    ServiceId,
+};
 
 use super::Reaped;
 
@@ -27,17 +30,33 @@ pub(crate) struct RealHarness<F> {
     pub(crate) victims: Option<(String, Duration)>,
     /// How many times longer than on memory of this process a round trip takes, about.
     pub(crate) slowness: u64,
+    /// The compute servers, once they take calls.
+    pub(crate) peers: OnceLock<Vec<Peer>>,
+    /// How they listen for calls.
+    pub(crate) listen: ListenConfig,
 }
 
 impl<F: Fabric> RealHarness<F> {
+    pub(crate) fn new(
+        computers: Vec<F>,
+        hosts: Box<dyn Hosts>,
+        victims: Option<(String, Duration)>,
+        slowness: u64,
+    ) -> Self {
+        let (peers, listen) = (OnceLock::new(), ListenConfig::default());
+        RealHarness { computers, hosts, victims, slowness, peers, listen }
+    }
+
     /// The same through another fabric.
     pub(crate) fn through<G: Fabric>(self, wrap: impl Fn(F) -> G) -> RealHarness<G> {
-        let RealHarness { computers, hosts, victims, slowness } = self;
+        let RealHarness { computers, hosts, victims, slowness, peers, listen } = self;
         RealHarness {
             computers: computers.into_iter().map(wrap).collect(),
             hosts,
             victims,
             slowness,
+            peers,
+            listen,
         }
     }
 }
@@ -86,9 +105,44 @@ impl<F: Fabric<Endpoint: RealTime> + Sync> Harness for RealHarness<F> {
 
     fn run_beside_victim(&self, addr: GlobalAddr, survivor: Survivor<F::Endpoint>) -> bool {
         let Some((pool, lease)) = &self.victims else { return false };
-        let child = Reaped::victim(pool, addr);
+        let child = Reaped::victim(pool, addr, None);
         let endpoint = self.computers[0].endpoint().expect("an endpoint");
         endpoint.executor().block_on(child.beside(endpoint.clone(), survivor, *lease));
+        true
+    }
+
+    fn connect_peers(&self) -> Vec<Peer> {
+        let expose = || {
+            let peers: Vec<Peer> = (ServerId::COMPUTE_FIRST.0..)
+                .zip(&self.computers)
+                .map(|(number, computer)| {
+                    let server = ServerId(number);
+                    let address = computer.expose(server, 0, &self.listen).expect("exposed");
+                    let endpoint = computer.endpoint().expect("an endpoint");
+                    Peer { server, incarnation: endpoint.incarnation(), address }
+                })
+                .collect();
+            for computer in &self.computers {
+                peers.iter().for_each(|peer| computer.attach(*peer).expect("attached"));
+            }
+            peers
+        };
+        self.peers.get_or_init(expose).clone()
+    }
+
+    fn run_beside_party(
+        &self,
+        role: Role,
+        addr: GlobalAddr,
+        survivor: CallSurvivor<F::Endpoint>,
+    ) -> bool {
+        let Some((pool, lease)) = &self.victims else { return false };
+        let child = Reaped::victim(pool, addr, Some(role));
+        let computer = self.computers[0].clone();
+        let endpoint = computer.endpoint().expect("an endpoint");
+        let attach = Box::new(move |peer| computer.attach(peer).expect("attached"));
+        let run = child.beside_party(endpoint.clone(), attach, survivor, *lease);
+        endpoint.executor().block_on(run);
         true
     }
 }

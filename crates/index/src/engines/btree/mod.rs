@@ -11,10 +11,10 @@ use farleaf_pool::{Audit, Session};
 use crate::blink::{BlinkOptions, Tree};
 use crate::bnode::Layout;
 use crate::change::{Change, Outcome};
-use crate::engine::Engine;
+use crate::engine::{Engine, Traits};
 use crate::index::{Index, ScanRange, SortedPairs, TableReport};
 use crate::walk::{Collector, Visitor};
-use crate::{Entries, IndexError, OpenOptions, StoredTable};
+use crate::{Entries, IndexError, Knobs, OpenOptions, StoredTable};
 
 /// A table of this engine. Clones share its state.
 #[derive(Clone, Debug)]
@@ -67,6 +67,18 @@ impl Engine for BTree {
     const NAME: &'static str = "btree";
     const ABOUT: &'static str = "naive one-sided B-link tree, the baseline of the papers";
 
+    const TRAITS: Traits = Traits {
+        cached: false,
+        owned: false,
+        logged: false,
+        offloads: false,
+        exposes: false,
+        splits: true,
+        merges: true,
+        shrinks: true,
+    };
+
+    type Options = BlinkOptions;
     type Table = BTree;
 
     async fn create(session: &Session, layout: &Layout) -> Result<GlobalAddr, IndexError> {
@@ -77,9 +89,11 @@ impl Engine for BTree {
     async fn open(
         _session: &Session,
         table: &StoredTable,
-        _options: &OpenOptions,
+        options: &OpenOptions,
     ) -> Result<BTree, IndexError> {
-        Ok(BTree::open(table.meta(), *table.layout(), BlinkOptions::default()))
+        let settings = BlinkOptions::read(&options.settings)
+            .map_err(|error| IndexError::Invalid(format!("engine btree: {error}")))?;
+        Ok(BTree::open(table.meta(), *table.layout(), settings))
     }
 
     /// Cost: 1 READ for each node.

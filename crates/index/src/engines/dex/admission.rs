@@ -471,8 +471,8 @@ impl Cache {
         self.detach(session, async move { cache.load_root_now(&task_session, claim).await }).await
     }
 
-    /// The right to take the table and to cache its root, which one task has at a time; waits, and
-    /// begins again, if another has it.
+    /// The right to cache the root, which one task has at a time; waits, and begins again, if another
+    /// has it.
     pub(super) async fn claim_root(self: &Arc<Self>) -> Result<Claim, Fail> {
         // The meta object's address stands for the root's until that is known.
         let meta = self.remote.meta().word();
@@ -488,17 +488,11 @@ impl Cache {
         if self.frames.root() != 0 {
             return Ok(());
         }
-        self.own_now(session, &claim).await?;
         let Some(frame) = self.frame(session).await? else { return Err(Fail::NoFrame) };
         let (addr, level) = self.remote.read_root(session).await?;
-        let map = self.view();
         self.stats.reads_root.add();
-        let image = match map {
-            None => self.read_node(session, addr, level).await?,
-            Some(_) => match self.remote.read_shared(session, addr, level).await? {
-                Some(image) => image,
-                None => return Err(Fail::Restart),
-            },
+        let Some(image) = self.remote.read_shared(session, addr, level).await? else {
+            return Err(Fail::Restart);
         };
         let latch = &self.frames.ctl(TOP).latch;
         if !latch.sample().is_some_and(|version| latch.try_x(version)) {
@@ -510,8 +504,8 @@ impl Cache {
         // With a growth that is not finished, the root word names a node that may lie in one partition;
         // what is done above it concerns all.
         // By what is known now: a range may have begun to be given away since it was read.
-        let shared =
-            self.view().is_some_and(|view| view.map.count() > 1 || view.crosses(None, None));
+        let view = self.view();
+        let shared = view.map.count() > 1 || view.crosses(None, None);
         self.frames.ctl(frame).set_shared(shared);
         self.frames.ctl(frame).set_state(State::Hot);
         let entered = self.map.claim(addr.word(), Entry::Resident(frame));

@@ -1,77 +1,77 @@
 //! Bulk load: fills an empty table.
 //!
-//! A tree is built beside the empty one, and takes its place when its root is named. Of a table that
-//! has been cut, every bound is a leaf's high fence in the new tree, too (`INV-DEX-PART-1`), and whoever
-//! loads owns all partitions and has all of them closed meanwhile, as for a move: there are several nodes
-//! then that must stay empty until others are in their place.
+//! A tree is built beside the empty one, and takes its place when its root is named. Every bound is a
+//! leaf's high fence in the new tree, too (`INV-DEX-PART-1`). The loader owns all partitions and has all
+//! of them closed meanwhile, as for a move: the old nodes must stay empty until others are in their place.
 
 use std::sync::Arc;
 
 use farleaf_fabric::{Buf, Endpoint, GlobalAddr, Incarnation, OpKind};
 use farleaf_pool::Session;
 
-use super::frames::TOP;
-use super::gate::View;
-use super::mapping_table::Entry;
 use super::ops::unfinished_change;
 use super::partitions::Range;
+use super::range_guard::View;
 use super::repartition::{MoveError, Moving};
-use super::walk::Seek;
-use super::{Cache, Dex, Fail, Found, Restarts};
+use super::{Cache, Dex};
 use crate::IndexError;
-use crate::blink::remote::{NewTree, RemoteTree};
-use crate::bnode::{Kind, Node, NodeMut};
+use crate::blink::remote::NewTree;
+use crate::bnode::{Node, NodeMut};
 use crate::detach::run_to_end;
 use crate::index::SortedPairs;
 
-/// Tries at taking the place of the root, or at having all partitions.
+/// Tries at having all partitions.
 const TRIES_MAX: u32 = 1_000;
 /// Most nodes of an empty table that another is built for: as many as a session can retire at a time,
 /// with room for what waits to be freed.
 const EMPTY_NODES_MAX: usize = 400;
 
 impl Dex {
-    /// Fills an empty table that is or has been cut, whose partitions become this compute server's as far
-    /// as nobody has them. Operations wait meanwhile.
+    /// Fills an empty table, whose partitions become this compute server's as far as nobody has them.
+    /// Operations wait meanwhile.
     ///
     /// Cost: 1 READ and 2 WRITEs for each node of the empty table, 1 WRITE for each new one, up to 16 in
-    /// one round trip, and 1 for each record; 1 WRITE; a change of the map if a partition is nobody's.
+    /// one round trip, and 1 for each record; 4 READs and 1 WRITE; a change of the map if a partition is
+    /// nobody's.
     ///
     /// # Errors
     /// `Unavailable` if another compute server has a partition; `Invalid` if the table is not empty, or
     /// has so many partitions that it must be loaded before it is cut. It is as it was then.
-    pub(super) async fn bulk_load_parts(
+    pub(super) async fn bulk_load_now(
         &self,
         session: &Session,
         pairs: &mut impl SortedPairs,
     ) -> Result<u64, IndexError> {
+        let (moving, bounds) = self.close_whole(session).await?;
+        let _pin = session.begin(OpKind::BulkLoad).await?;
+        self.0.bulk_load(session, pairs, &bounds, moving).await
+    }
+
+    /// Makes all partitions this compute server's and closes them: no operation is inside until the result
+    /// is dropped. Gives their bounds, too.
+    ///
+    /// Cost: 3 READs; a change of the map if a partition is nobody's.
+    ///
+    /// # Errors
+    /// `Unavailable` if another compute server has a partition, or gets one.
+    pub(super) async fn close_whole(
+        &self,
+        session: &Session,
+    ) -> Result<(Moving, Vec<Vec<u8>>), IndexError> {
         let cache = &self.0;
         self.own_all(session).await?;
-        let moving = Moving::begin(cache);
-        let (Some(moving), Some(gate)) = (moving, cache.gate()) else {
+        let Some(moving) = Moving::begin(cache) else {
             return Err(IndexError::Unavailable("a range is being given away: try again".into()));
         };
-        // From here on nobody else's hand is in the map, but that of who comes and owns nothing.
+        // From here on no other compute server changes the map, but one that comes and owns nothing.
+        let guard = &cache.part.guard;
         let view =
-            gate.change(|view| Some(View { closed: Some(Range::default()), ..view.clone() }));
+            guard.change(|view| Some(View { closed: Some(Range::default()), ..view.clone() }));
         if !view.owned.iter().all(|owned| *owned) {
             return Err(IndexError::Unavailable("a range was given away: try again".into()));
         }
-        gate.drain(session).await;
-        let _pin = session.begin(OpKind::BulkLoad).await?;
-        cache.bulk_load_cut(session, pairs, &view.map.bounds, moving).await
-    }
-
-    /// Whether the table is of several partitions, or of one with the leaves that several have left.
-    ///
-    /// Cost: 1 READ if there is one partition.
-    pub(super) async fn has_been_cut(&self, session: &Session) -> Result<bool, IndexError> {
-        let Some(view) = self.0.view() else { return Ok(false) };
-        if view.map.count() > 1 {
-            return Ok(true);
-        }
-        let _pin = session.begin(OpKind::BulkLoad).await?;
-        Ok(self.0.remote.read_root(session).await?.1 > 0)
+        guard.drain(session).await;
+        Ok((moving, view.map.bounds.clone()))
     }
 
     /// Sees to it that all partitions are this compute server's.
@@ -79,17 +79,17 @@ impl Dex {
         let me = session.endpoint().incarnation();
         for _ in 0..TRIES_MAX {
             self.refresh_map(session).await?;
-            let Some(view) = self.0.view() else { return Err(self.0.not_partitioned()) };
+            let view = self.0.view();
             let owners = || view.map.owners.iter().copied().map(Incarnation).enumerate();
             if let Some((number, owner)) = owners().find(|(_, who)| who.0 != 0 && *who != me) {
-                let takes_over = self.0.part.as_ref().is_some_and(|part| part.take_over);
+                let takes_over = self.0.part.take_over;
                 if takes_over && session.endpoint().is_dead(owner).await {
                     self.take_over(session, owner).await?;
                     continue;
                 }
                 return Err(IndexError::Unavailable(format!(
-                    "partition {number} of the table at {} is compute server {owner}'s, and who \
-                     loads it in bulk must have all: close it there first",
+                    "partition {number} of the table at {} is compute server {owner}'s, and all must be \
+                     this compute server's: close it there first",
                     self.meta()
                 )));
             }
@@ -97,113 +97,16 @@ impl Dex {
                 return Ok(());
             }
             let _pin = session.begin(OpKind::Maintenance).await?;
-            self.0.claim(session, None, usize::MAX).await?;
+            self.0.claim(session, usize::MAX).await?;
         }
         Err(IndexError::Unavailable("the table's partitions change owners all the time".into()))
     }
 }
 
 impl Cache {
-    /// Builds a tree beside the empty one, of one leaf, and puts it in its place; the nodes are not
-    /// cached.
-    ///
-    /// Cost: 1 WRITE per node, up to 16 in one round trip, and 1 per record; then 3 WRITEs.
-    pub(super) async fn bulk_load(
-        self: &Arc<Self>,
-        session: &Session,
-        pairs: &mut impl SortedPairs,
-    ) -> Result<u64, IndexError> {
-        // Where nodes go is known then. Of one with an ownership map, the caller has seen to it.
-        let mut restarts = Restarts::default();
-        while let Err(fail) = self.own(session).await {
-            restarts.after(fail, self, session).await?;
-        }
-        let mut new = self.remote.build(session, pairs, &[]).await?;
-        let count = new.count();
-        let (cache, task_session) = (Arc::clone(self), session.clone());
-        // The task has the new tree: who does not wait any longer must not free what it is about to name.
-        let task = async move {
-            let mut tries = 0;
-            loop {
-                match cache.replace_root(&task_session, &mut new).await {
-                    Err(Fail::Restart | Fail::NoFrame) if tries < TRIES_MAX => {
-                        tries += 1;
-                        RemoteTree::backoff(&task_session, tries).await;
-                    }
-                    Err(Fail::Error(error)) => return Err(error),
-                    Err(_) => return Err(IndexError::Unavailable("the root is busy".into())),
-                    Ok(()) => return Ok(()),
-                }
-            }
-        };
-        let placed = run_to_end(session, Box::pin(task), ()).await;
-        placed.unwrap_or_else(|| Err(unfinished_change()))?;
-        Ok(count)
-    }
-
-    /// Names another root, if the tree is an empty leaf still.
-    async fn replace_root(
-        self: &Arc<Self>,
-        session: &Session,
-        new: &mut NewTree,
-    ) -> Result<(), Fail> {
-        let mut restarts = Restarts::default();
-        restarts.keep();
-        let spot = match self.find(session, Seek::First, 0, false, &mut restarts).await? {
-            Found::Spot(spot) if spot.parent == TOP => spot,
-            _ => return Err(not_empty().into()),
-        };
-        // The top's, so that nobody puts a root over it meanwhile.
-        let Some(above) = self.try_sx(TOP, spot.parent_version) else {
-            self.wait_for_frame(TOP).await;
-            return Err(Fail::Restart);
-        };
-        let Some(sx) = self.try_sx(spot.frame, spot.version) else {
-            drop(above);
-            self.wait_for_frame(spot.frame).await;
-            return Err(Fail::Restart);
-        };
-        let node = self.frames.node(self.layout(), spot.frame);
-        if node.kind() != Kind::Leaf || node.count() > 0 || node.right() != 0 {
-            return Err(not_empty().into());
-        }
-        let old = self.frames.addr(spot.frame);
-        let retiring = session.announce_retire(old).await?;
-        // What has been logged of the empty table must not come to the new one.
-        if self.frames.ctl(spot.frame).is_dirty() {
-            self.write_back(session, &sx).await?;
-        }
-        self.void_log(session).await?;
-        let mut image = session.client().buf(self.layout().node_bytes());
-        self.frames.copy(spot.frame, image.words_mut());
-        let version = self.frames.ctl(spot.frame).version() + 1;
-        let mut dead = NodeMut::new(self.layout(), image.words_mut());
-        dead.mark_dead();
-        dead.seal(version);
-        new.keep();
-        let (addr, level) = new.root();
-        let published = self.publish_root(session, addr, level).await;
-        self.must_succeed(published)?;
-        let buried = self.write_page(session, old, image, 8).await;
-        self.must_succeed(buried)?;
-        let forgotten = self.forget_images(session, old).await;
-        self.must_succeed(forgotten)?;
-        // The next walk reads the root word.
-        let (top, frame) = (above.into_x(), sx.into_x());
-        self.frames.set_root(0);
-        let gone = self.map.exchange(old.word(), Some(Entry::Resident(frame)), None);
-        debug_assert!(gone, "INV-DEX-MAP-1");
-        self.bury_frame(frame, session.id());
-        self.release_x(top);
-        session.retire(retiring);
-        Ok(())
-    }
-}
-
-impl Cache {
-    /// As [`Cache::bulk_load`], of a table that is cut at `bounds` and all of which is closed and this
-    /// cache's.
-    async fn bulk_load_cut(
+    /// Builds a tree beside the empty one, which is cut at `bounds` and all of which is closed and this
+    /// cache's, and puts it in its place; the nodes are not cached.
+    async fn bulk_load(
         self: &Arc<Self>,
         session: &Session,
         pairs: &mut impl SortedPairs,

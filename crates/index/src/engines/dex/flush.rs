@@ -1,16 +1,13 @@
 //! Flush: writes all dirty nodes back, and closes the tree.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
-use farleaf_fabric::{Endpoint, Incarnation, Ops};
+use farleaf_fabric::Endpoint;
 use farleaf_pool::Session;
 
-use super::admission::Claim;
 use super::frames::State;
 use super::journal::BATCH_MAX;
-use super::recover::{MAYBE_TAKEN, NOT_TAKEN, TAKEN, TAKEN_OVER};
-use super::{CLOSED, Cache, Fail, OWNED};
+use super::{CLOSED, Cache};
 use crate::IndexError;
 use crate::blink::remote::RemoteTree;
 
@@ -95,137 +92,18 @@ impl Cache {
         Err(IndexError::Unavailable("a node is being changed all the time: try again".into()))
     }
 
-    /// Makes the tree this cache's, or makes sure that it is. Runs to its end whatever becomes of the
-    /// caller: a log that is about to be named is not freed.
+    /// Writes everything back and gives up what the map says is this cache's. Nothing may run on it.
     ///
-    /// Cost: 1 CAS for the first time; if a dead compute server had it, a fence per memory server
-    /// and 1 CAS more; and what `begin_log` costs.
-    ///
-    /// # Errors
-    /// `Unavailable` if another compute server, or another cache of this one, has it.
-    pub(super) async fn own(self: &Arc<Self>, session: &Session) -> Result<(), Fail> {
-        self.check_open()?;
-        if self.is_owned() {
-            return Ok(());
-        }
-        let first = self.claim_root().await?;
-        let (cache, task_session) = (Arc::clone(self), session.clone());
-        self.detach(session, async move { cache.own_now(&task_session, &first).await }).await
-    }
-
-    /// As [`Cache::own`], of a task that has the root's claim: one at a time is the first.
-    pub(super) async fn own_now(&self, session: &Session, _first: &Claim) -> Result<(), Fail> {
-        self.check_open()?;
-        if self.is_owned() {
-            return Ok(());
-        }
-        self.take_table(session).await?;
-        self.begin_log(session).await?;
-        self.set_ownership(OWNED);
-        Ok(())
-    }
-
-    /// Whether there is nothing to take: partitions were claimed before anybody came here.
-    fn is_owned(&self) -> bool {
-        self.ownership() == OWNED || self.part.is_some()
-    }
-
-    /// Puts this compute server's incarnation into the owner's word.
-    async fn take_table(&self, session: &Session) -> Result<(), Fail> {
-        let taken = self.log.taken.load(Ordering::Relaxed);
-        if matches!(taken, TAKEN | TAKEN_OVER) {
-            // What came after it failed.
-            return Ok(());
-        }
-        let (steady, word) = (session.steady(), self.remote.owner_word());
-        let me = session.endpoint().incarnation();
-        let mut expected = 0;
-        // Twice: free, or left behind by one that is dead.
-        for _ in 0..2 {
-            let build = |ops: &mut Ops| {
-                ops.cas(word, expected, me.0);
-                // In the same round trip, behind it: is there a map by now? And the placement, two
-                // words on.
-                ops.read(self.remote.map_word(), steady.buf(24));
-            };
-            // Until the outcome is known; also if it never will be.
-            self.log.taken.store(MAYBE_TAKEN, Ordering::Relaxed);
-            let (ops, repeated) = steady.chain(build).await?;
-            // Nobody but this compute server puts its name there. (Should two caches of it ask for one
-            // table at the same moment, and lose completions, they are not told apart.)
-            let mut holder = ops.old(0);
-            if holder == me.0 && taken == MAYBE_TAKEN {
-                // By an earlier call; from whom is not known any more.
-                self.take_placement(ops.buf(1).words()[2]);
-                self.log.taken.store(TAKEN_OVER, Ordering::Relaxed);
-                return Ok(());
-            }
-            if holder == me.0 && repeated {
-                holder = expected;
-            }
-            self.log.taken.store(NOT_TAKEN, Ordering::Relaxed);
-            if holder == expected && ops.buf(1).words()[0] != 0 {
-                steady.cas_release(word, me.0, 0).await?;
-                return Err(Fail::Error(IndexError::Invalid(format!(
-                    "the table at {} is partitioned: open one of its partitions",
-                    self.remote.meta()
-                ))));
-            }
-            if holder == expected {
-                self.take_placement(ops.buf(1).words()[2]);
-                let taken = if expected == 0 { TAKEN } else { TAKEN_OVER };
-                self.log.taken.store(taken, Ordering::Relaxed);
-                return Ok(());
-            }
-            let holder = Incarnation(holder);
-            if holder == me {
-                return Err(Fail::Error(IndexError::Unavailable(format!(
-                    "the table at {} is open in this compute server already, with another cache, or \
-                     was not closed there",
-                    self.remote.meta()
-                ))));
-            }
-            if !session.endpoint().is_dead(holder).await {
-                return Err(Fail::Error(IndexError::Unavailable(format!(
-                    "the table at {} belongs to compute server {holder}, which lives: a table of \
-                     this engine is open in one compute server at a time",
-                    self.remote.meta()
-                ))));
-            }
-            steady.fence_everywhere(holder).await?;
-            expected = holder.0;
-        }
-        Err(Fail::Restart)
-    }
-
-    /// Writes everything back and gives the tree to whoever opens it next. Nothing may run on it.
-    ///
-    /// Cost: that of a flush, and 1 CAS; 2 WRITEs if it has a log.
+    /// Cost: that of a flush, and a change of the map.
     pub(super) async fn close(self: &Arc<Self>, session: &Session) -> Result<(), IndexError> {
         if self.ownership() == CLOSED {
             return self.release_once(session).await;
         }
         self.check_settled()?;
         self.flush(session).await?;
-        if self.part.is_some() {
-            self.set_ownership(CLOSED);
-            // Whoever waited for a range to open hears of it.
-            self.wake_gate();
-            return self.release_once(session).await;
-        }
-        if self.ownership() != OWNED {
-            self.set_ownership(CLOSED);
-            return Ok(());
-        }
-        let (cache, session_too) = (Arc::clone(self), session.clone());
-        RemoteTree::detach(session, async move {
-            cache.end_log(&session_too).await?;
-            cache.set_ownership(CLOSED);
-            let me = session_too.endpoint().incarnation().0;
-            let session = session_too.patient();
-            session.steady().cas_release(cache.remote.owner_word(), me, 0).await?;
-            Ok(())
-        })
-        .await
+        self.set_ownership(CLOSED);
+        // Whoever waited for a range to open hears of it.
+        self.wake_guard();
+        self.release_once(session).await
     }
 }

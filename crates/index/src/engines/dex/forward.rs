@@ -21,8 +21,7 @@ use farleaf_fabric::{Endpoint, Incarnation, OpKind};
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
-use super::gate::{Gate, Inside};
-use super::repartition::{MoveError, Moving, PartLoad};
+use super::repartition::{MoveError, PartLoad};
 use super::walk::Seek;
 use super::{Cache, Dex};
 use crate::blink::remote::{Passage, RemoteTree};
@@ -279,11 +278,11 @@ impl Dex {
         key: &[u8],
     ) -> Result<Option<WrongOwner>, IndexError> {
         let seek = Seek::At(key);
-        if self.0.enter(session, seek).await?.is_ok() {
+        if self.0.acquire(session, seek).await?.is_ok() {
             return Ok(None);
         }
         self.refresh_map(session).await?;
-        let standing = self.0.enter(session, seek).await?;
+        let standing = self.0.acquire(session, seek).await?;
         Ok(standing.err().map(|number| self.0.wrong_owner(number)))
     }
 
@@ -305,7 +304,7 @@ impl Dex {
                 return Ok(Reply::Done(true));
             }
             Request::Learn { epoch } => {
-                if self.0.view().is_some_and(|view| view.map.epoch < epoch) {
+                if self.0.view().map.epoch < epoch {
                     self.refresh_map(session).await?;
                 }
                 return Ok(Reply::Done(true));
@@ -346,7 +345,7 @@ impl Dex {
             return Ok(Some(Reply::Pairs(out)));
         }
         let Some(seek) = request.seek() else { return Ok(None) };
-        let inside = cache.enter(session, seek).await?;
+        let inside = cache.acquire(session, seek).await?;
         if inside.is_err() && !Canary::ForwardUnchecked.is_armed() {
             return Ok(None);
         }
@@ -396,9 +395,7 @@ impl Dex {
         };
         let mut patience = self.patience(session);
         loop {
-            let moved = |bounds: &[Vec<u8>]| {
-                self.0.view().is_none_or(|view| view.map.bounds.as_slice() != bounds)
-            };
+            let moved = |bounds: &[Vec<u8>]| self.0.view().map.bounds.as_slice() != bounds;
             if bounds.is_some_and(moved) {
                 return Ok(None);
             }
@@ -407,7 +404,7 @@ impl Dex {
                 session.vouch()?;
                 return Ok(Some(reply));
             }
-            let Err(number) = self.0.enter(session, seek).await? else { continue };
+            let Err(number) = self.0.acquire(session, seek).await? else { continue };
             let to = self.0.wrong_owner(number);
             patience.tries += 1;
             if to.owner.is_some() && self.0.forward.get().is_some() {
@@ -494,53 +491,6 @@ impl Dex {
         self.send(session, to, request, until_ns).await
     }
 
-    /// Enters for all keys at once, of a table that has one partition, which this compute server takes on
-    /// if nobody has it; no range is given away meanwhile. `None` where there is no ownership map.
-    ///
-    /// Cost: none if it has it; else 2 READs and a change of the map.
-    ///
-    /// # Errors
-    /// `Invalid` if there are more partitions; `Unavailable` if another compute server has it.
-    pub(super) async fn enter_whole(
-        &self,
-        session: &Session,
-    ) -> Result<Option<(Inside<&Gate>, Moving)>, IndexError> {
-        let Some(gate) = self.0.gate() else { return Ok(None) };
-        let mut patience = self.patience(session);
-        loop {
-            match self.0.enter(session, Seek::First).await? {
-                Ok(None) => return Ok(None),
-                Ok(Some(inside)) => {
-                    let count = gate.view().map.count();
-                    if count > 1 {
-                        return Err(IndexError::Invalid(format!(
-                            "this is done before a table is partitioned, and this one has {count} \
-                             partitions"
-                        )));
-                    }
-                    let still = Moving::begin(&self.0).ok_or_else(|| {
-                        IndexError::Unavailable("a range is being given away: try again".into())
-                    })?;
-                    return Ok(Some((inside, still)));
-                }
-                Err(number) => {
-                    let to = self.0.wrong_owner(number);
-                    if let Some(owner) = to.owner
-                        && !session.endpoint().is_dead(owner).await
-                    {
-                        self.refresh_map(session).await?;
-                        if self.0.wrong_owner(number) == to {
-                            return Err(IndexError::Unavailable(to.to_string()));
-                        }
-                        continue;
-                    }
-                    patience.tries += 1;
-                    self.find_owner(session, Seek::First, to, patience).await?;
-                }
-            }
-        }
-    }
-
     /// The key is not served by whom the map named: reads it again, and takes the place of a dead owner,
     /// or of none, if this compute server does so.
     async fn find_owner(
@@ -562,7 +512,7 @@ impl Dex {
             // A way that has not been tried.
             return Ok(());
         }
-        let takes_over = self.0.part.as_ref().is_some_and(|part| part.take_over);
+        let takes_over = self.0.part.take_over;
         let refused = || Err(IndexError::Unavailable(before.to_string()));
         match before.owner {
             None if !takes_over => refused(),
@@ -659,7 +609,7 @@ impl Dex {
             let Some(number) = self.0.scan_own(session, &mut passage, out).await? else {
                 return Ok(true);
             };
-            let Some(view) = self.0.view() else { return Err(self.0.no_level()) };
+            let view = self.0.view();
             if number >= view.map.count() || view.owned[number] {
                 // The map has just changed.
                 continue;

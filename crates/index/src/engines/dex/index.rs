@@ -18,7 +18,7 @@ impl Index for Dex {
         value: &mut Vec<u8>,
     ) -> Result<bool, IndexError> {
         self.0.remote.check_key(key)?;
-        let Ok(_inside) = self.0.enter(session, Seek::At(key)).await? else {
+        let Ok(_inside) = self.0.acquire(session, Seek::At(key)).await? else {
             let request = Request::Get { key: key.to_vec() };
             return match Box::pin(self.route(session, request)).await? {
                 Reply::Value(found) => {
@@ -45,7 +45,7 @@ impl Index for Dex {
         change: &Change<'_>,
         held: &mut Vec<u8>,
     ) -> Result<Outcome, IndexError> {
-        let Ok(_inside) = self.0.enter(session, Seek::At(change.key)).await? else {
+        let Ok(_inside) = self.0.acquire(session, Seek::At(change.key)).await? else {
             return Box::pin(self.forward_change(session, change, held)).await;
         };
         let outcome = self.0.modify(session, change, held).await?;
@@ -69,12 +69,7 @@ impl Index for Dex {
         session: &Session,
         pairs: &mut impl SortedPairs,
     ) -> Result<u64, IndexError> {
-        if self.has_been_cut(session).await? {
-            return Box::pin(self.bulk_load_parts(session, pairs)).await;
-        }
-        let _alone = self.enter_whole(session).await?;
-        let _pin = session.begin(OpKind::BulkLoad).await?;
-        self.0.bulk_load(session, pairs).await
+        Box::pin(self.bulk_load_now(session, pairs)).await
     }
 
     async fn verify(
@@ -87,6 +82,6 @@ impl Index for Dex {
     }
 
     async fn close(&self, session: &Session) -> Result<(), IndexError> {
-        self.close_kept(session).await
+        Dex::close(self, session).await
     }
 }

@@ -23,7 +23,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use farleaf_fabric::GlobalAddr;
@@ -102,8 +102,6 @@ pub(super) struct Log {
     replays: AtomicBool,
     /// The last version or number that was drawn.
     number: AtomicU64,
-    /// See `recover`.
-    pub(super) taken: AtomicU8,
     /// Tasks that make room in it.
     tidiers: AtomicU32,
     pub(super) live: OnceLock<Live>,
@@ -116,7 +114,6 @@ impl Log {
             journals: options.wb_journal || options.durability == Durability::Logged,
             replays: AtomicBool::new(false),
             number: AtomicU64::new(0),
-            taken: AtomicU8::new(0),
             tidiers: AtomicU32::new(0),
             live: OnceLock::new(),
         }

@@ -7,7 +7,7 @@
 //! in them is bound to the head by the rings' seeds, so that nothing that the memory held before passes
 //! for a record.
 //!
-//! Its address is in word 248 of the meta object; of a partitioned table's owners, in the ownership map.
+//! The ownership map has its address.
 
 use farleaf_fabric::{Endpoint, GlobalAddr};
 use farleaf_pool::{Session, Unlinked};
@@ -138,14 +138,6 @@ impl Cache {
         object.write(head).await?;
         let seed = seed(self.remote.meta().word(), owner, random);
         Ok(Some((LogPlace { addr: object.addr(), seed, ..shape }, object)))
-    }
-
-    /// The log that is named for the whole table, if one is.
-    pub(super) async fn find_log(&self, session: &Session) -> Result<Option<LogPlace>, IndexError> {
-        match session.steady().word(self.remote.log_word()).await? {
-            0 => Ok(None),
-            word => read_log(&self.remote, session, word).await.map(Some),
-        }
     }
 }
 

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use farleaf_fabric::{Endpoint, GlobalAddr, Incarnation, OpKind};
 use farleaf_pool::Session;
 
-use super::gate::{Gate, Posts, View};
 use super::partitions::{Partitions, Range, change_map};
+use super::range_guard::{Posts, RangeGuard, View};
 use super::walk::Seek;
 use super::{CLOSED, Cache, Dex, DexOptions, Forward, OWNED};
 use crate::IndexError;
@@ -19,7 +19,7 @@ use crate::blink::BlinkOptions;
 use crate::blink::remote::RemoteTree;
 use crate::bnode::Layout;
 
-/// What a compute server takes on when it joins a partitioned table.
+/// What a compute server takes on when it opens a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Take {
     /// Nothing: every key is another's, and operations travel.
@@ -28,7 +28,7 @@ pub enum Take {
     Free(usize),
 }
 
-/// How a compute server takes part in a table: [`Dex::join`].
+/// How a compute server takes part in a table: [`Dex::open`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JoinOptions {
     /// What it takes at once.
@@ -43,98 +43,42 @@ impl Default for JoinOptions {
     }
 }
 
-/// The part of a cache that is one of several of a table.
+/// A cache's membership in its table: what it serves, and whether it takes over.
 #[derive(Debug)]
 pub(super) struct Part {
-    pub(super) gate: Gate,
-    /// The partition that it was opened for, which is claimed with the first operation.
-    wanted: Option<Range>,
-    /// A task is claiming it.
-    claiming: AtomicBool,
-    /// It is closed, and the map names it no more.
+    pub(super) guard: RangeGuard,
+    /// The cache is closed, and the map does not name it.
     is_released: AtomicBool,
     pub(super) take_over: bool,
     pub(super) posts: Posts,
 }
 
 impl Part {
-    fn new(map: Partitions, wanted: Option<Range>, take_over: bool) -> Self {
-        let (claiming, is_released) = <(AtomicBool, AtomicBool)>::default();
-        let (gate, posts) = (Gate::new(map), Posts::default());
-        Part { gate, wanted, claiming, is_released, take_over, posts }
+    fn new(map: Partitions, take_over: bool) -> Self {
+        let (guard, is_released, posts) =
+            (RangeGuard::new(map), AtomicBool::default(), Posts::default());
+        Part { guard, is_released, take_over, posts }
     }
 
     /// What serves the partitions that are owned in `view`, and never another.
     pub(super) fn of_view(view: View) -> Self {
-        let part = Part::new(view.map.clone(), None, false);
-        part.gate.change(|_| Some(view));
+        let part = Part::new(view.map.clone(), false);
+        part.guard.change(|_| Some(view));
         part
     }
 }
 
-/// The right to claim the partition that a cache was opened for.
-struct Claiming(Arc<Cache>);
-
-impl Drop for Claiming {
-    fn drop(&mut self) {
-        if let Some(part) = &self.0.part {
-            part.claiming.store(false, Ordering::Release);
-        }
-    }
-}
-
 impl Dex {
-    /// Partition `number` of a table that has been partitioned, with an empty cache.
+    /// Opens a table in this member of the pool: gives the cache that the member has of it, or a new one, which
+    /// is empty. Every key can be used, through `forward` if it is another compute server's; without one,
+    /// operations on others' keys fail with `Unavailable`.
     ///
-    /// Cost: 3 READs; the first operation makes the partition this compute server's, with a change
-    /// of the map.
-    ///
-    /// # Errors
-    /// As [`Dex::open`]; `Invalid` if there is no such partition.
-    pub async fn open_partition(
-        session: &Session,
-        meta: GlobalAddr,
-        layout: Layout,
-        options: DexOptions,
-        number: usize,
-    ) -> Result<Self, IndexError> {
-        let (map, placement) = read_partitions(session, meta, layout).await?;
-        let count = map.as_ref().map_or(0, |map| map.count());
-        match map {
-            Some(map) if number < count => {
-                let wanted = Some(map.owned_range(number));
-                let part = Part::new(map, wanted, false);
-                let dex = Dex::with(meta, layout, options, Some(part))?;
-                dex.0.take_placement(placement);
-                Ok(dex)
-            }
-            _ => Err(IndexError::Invalid(format!(
-                "the table at {meta} has {count} partitions, and none of number {number}"
-            ))),
-        }
-    }
-
-    /// Takes part in a table that has been partitioned, with an empty cache: every key can be used,
-    /// through `forward` if it is another compute server's. A compute server joins a table once.
-    ///
-    /// Cost: 3 READs, and a change of the map if it takes something.
+    /// Cost: 3 READs for a new cache, and a change of the map if it takes something.
     ///
     /// # Errors
-    /// As [`Dex::open`]; `Invalid` if the table is not partitioned, `Unavailable` if this compute server
-    /// has joined it before.
-    pub async fn join(
-        session: &Session,
-        meta: GlobalAddr,
-        layout: Layout,
-        options: DexOptions,
-        forward: Arc<dyn Forward>,
-        join: JoinOptions,
-    ) -> Result<Self, IndexError> {
-        Dex::join_with(session, meta, layout, options, Some(forward), join).await
-    }
-
-    /// As [`Dex::join`]; without a `forward` only own keys can be used.
-    pub(super) async fn join_with(
+    /// For a new cache: `Invalid` for one of fewer than 8 nodes and for options that make no sense, `Full` if
+    /// there is no memory for it; `Unavailable` if another member of this compute server has the table open.
+    pub async fn open(
         session: &Session,
         meta: GlobalAddr,
         layout: Layout,
@@ -142,22 +86,22 @@ impl Dex {
         forward: Option<Arc<dyn Forward>>,
         join: JoinOptions,
     ) -> Result<Self, IndexError> {
-        let (Some(map), placement) = read_partitions(session, meta, layout).await? else {
-            return Err(IndexError::Invalid(format!(
-                "the table at {meta} is not partitioned: cut it first"
-            )));
-        };
+        if let Some(cache) = session.pool().kept::<Cache>(meta) {
+            return Ok(Dex(cache));
+        }
+        let (map, placement) = read_partitions(session, meta, layout).await?;
         let me = session.endpoint().incarnation();
         if map.owners.contains(&me.0) {
             return Err(open_already(meta, me));
         }
-        let part = Part::new(map, None, join.take_over);
-        let dex = Dex::with(meta, layout, options, Some(part))?;
-        dex.0.take_placement(placement);
-        forward.into_iter().for_each(|forward| dex.set_forward(forward));
+        let new = Dex::with(meta, layout, options, Part::new(map, join.take_over))?;
+        new.0.take_placement(placement);
+        forward.into_iter().for_each(|forward| new.set_forward(forward));
+        // Kept before it takes anything: what it has from then on is this cache's, whatever fails.
+        let dex = Dex(session.pool().keep(meta, new.0));
         if let Take::Free(most @ 1..) = join.take {
             let _pin = session.begin(OpKind::Maintenance).await?;
-            dex.0.claim(session, None, most).await?;
+            dex.0.claim(session, most).await?;
         }
         Ok(dex)
     }
@@ -173,7 +117,7 @@ impl Dex {
     /// Cost: a fence for each memory server, a change of the map, and what going through a log costs.
     ///
     /// # Errors
-    /// `Invalid` if the table is not partitioned; `Unavailable` if the compute server lives.
+    /// `Unavailable` if the compute server lives.
     pub async fn take_over(
         &self,
         session: &Session,
@@ -186,15 +130,12 @@ impl Dex {
     /// Makes the partitions that nobody has this compute server's; whether there were any.
     ///
     /// Cost: 2 READs, and a change of the map if there are any.
-    ///
-    /// # Errors
-    /// `Invalid` if the table is not partitioned.
     pub async fn take_all_free(&self, session: &Session) -> Result<bool, IndexError> {
         self.refresh_map(session).await?;
-        let is_free = self.0.view().is_some_and(|view| view.map.owners.contains(&0));
+        let is_free = self.0.view().map.owners.contains(&0);
         if is_free {
             let _pin = session.begin(OpKind::Maintenance).await?;
-            self.0.claim(session, None, usize::MAX).await?;
+            self.0.claim(session, usize::MAX).await?;
         }
         Ok(is_free)
     }
@@ -203,9 +144,6 @@ impl Dex {
     /// do so by themselves when they are told that a key has gone elsewhere.
     ///
     /// Cost: 2 READs.
-    ///
-    /// # Errors
-    /// `Invalid` if the table is not partitioned.
     pub async fn refresh_map(&self, session: &Session) -> Result<u64, IndexError> {
         let _pin = session.begin(OpKind::Maintenance).await?;
         self.0.refresh_map(session).await
@@ -216,7 +154,7 @@ async fn read_partitions(
     session: &Session,
     meta: GlobalAddr,
     layout: Layout,
-) -> Result<(Option<Partitions>, u64), IndexError> {
+) -> Result<(Partitions, u64), IndexError> {
     let remote = RemoteTree::open(meta, layout, BlinkOptions::default());
     let _pin = session.begin(OpKind::Other).await?;
     let placement = session.steady().word(RemoteTree::placement_word(meta)).await?;
@@ -231,82 +169,17 @@ fn open_already(meta: GlobalAddr, me: Incarnation) -> IndexError {
 }
 
 impl Cache {
-    pub(super) fn not_partitioned(&self) -> IndexError {
-        IndexError::Invalid(format!("the table at {} is not partitioned", self.remote.meta()))
-    }
-
-    /// Claims the partition that this cache was opened for, if `seek` is there and that has not been
-    /// done; whether it is worth while to look again.
-    pub(super) async fn claim_wanted(
-        self: &Arc<Self>,
-        session: &Session,
-        seek: Seek<'_>,
-    ) -> Result<bool, IndexError> {
-        let Some(part) = &self.part else { return Ok(false) };
-        let Part { gate, wanted: Some(wanted), claiming, .. } = part else { return Ok(false) };
-        let is_there = match seek {
-            Seek::At(key) => wanted.holds(key, false),
-            Seek::After(key) => wanted.holds(key, true),
-            Seek::First => wanted.low.is_none(),
-            Seek::Last => wanted.high.is_none(),
-        };
-        if !is_there {
-            return Ok(false);
-        }
-        // Many operations may be the first.
-        if claiming.swap(true, Ordering::AcqRel) {
-            RemoteTree::backoff(session, 4).await;
-            return Ok(true);
-        }
-        let claiming = Claiming(Arc::clone(self));
-        if self.ownership() != super::UNOWNED {
-            return Ok(false);
-        }
-        let _pin = session.begin(OpKind::Maintenance).await?;
-        let (cache, task_session, wanted_too) = (Arc::clone(self), session.clone(), wanted.clone());
-        RemoteTree::detach(session, async move {
-            let _claiming = claiming;
-            cache.claim(&task_session, Some(wanted_too), 1).await
-        })
-        .await?;
-        let view = gate.view();
-        let number = view.map.around(wanted);
-        Ok(number.is_some_and(|number| view.owned[number]))
-    }
-
-    /// Makes partitions this cache's: the one of this range, from a dead owner too, whose log is gone through
-    /// then; or at most so many that nobody has. The caller has a pin.
+    /// Makes at most so many of the partitions that nobody has this cache's. The caller has a pin.
     pub(super) async fn claim(
         self: &Arc<Self>,
         session: &Session,
-        only: Option<Range>,
         most: usize,
     ) -> Result<(), IndexError> {
-        let (cache, task_session) = (Arc::clone(self), session.clone());
         let me = session.endpoint().incarnation();
         let map = change_map(&self.remote, session, async move |map| {
-            let Some(map) = map else { return Err(cache.not_partitioned()) };
             let mut new = map.clone();
-            if let Some(only) = only {
-                if cache.ownership() != OWNED && map.owners.contains(&me.0) {
-                    return Err(open_already(cache.remote.meta(), me));
-                }
-                let number = map.around(&only).filter(|at| map.owned_range(*at) == only);
-                let Some(number) = number else {
-                    return Err(IndexError::Invalid(
-                        "the partition has other bounds by now: open it anew".into(),
-                    ));
-                };
-                let owner = Incarnation(map.owners[number]);
-                cache.cut_off(&task_session, owner).await?;
-                cache.replay_dead(&task_session, map, owner.0).await?;
-                forget_intent(&mut new, owner.0);
-                new.owners[number] = me.0;
-                forget_log(&mut new, owner.0);
-            } else {
-                let free = new.owners.iter_mut().filter(|owner| **owner == 0);
-                free.take(most).for_each(|owner| *owner = me.0);
-            }
+            let free = new.owners.iter_mut().filter(|owner| **owner == 0);
+            free.take(most).for_each(|owner| *owner = me.0);
             Ok(new)
         })
         .await?;
@@ -339,9 +212,6 @@ impl Cache {
         session: &Session,
         dead: Incarnation,
     ) -> Result<usize, IndexError> {
-        if self.part.is_none() {
-            return Err(self.not_partitioned());
-        }
         let me = session.endpoint().incarnation().0;
         let (map, taken) = self.give_away(session, dead, me).await?;
         self.install(session, map).await?;
@@ -363,7 +233,6 @@ impl Cache {
         let taken = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&taken);
         let map = change_map(&self.remote, session, async move |map| {
-            let Some(map) = map else { return Err(cache.not_partitioned()) };
             cache.replay_dead(&task_session, map, dead.0).await?;
             let mut new = map.clone();
             for owner in new.owners.iter_mut().filter(|owner| **owner == dead.0) {
@@ -385,7 +254,6 @@ impl Cache {
         seek: Seek<'_>,
     ) -> Result<(), IndexError> {
         let me = session.endpoint().incarnation();
-        let cache = Arc::clone(self);
         let number = move |map: &Partitions, key: Option<(Vec<u8>, bool)>, last: bool| match key {
             Some((key, after)) => map.of(&key, after),
             None if last => map.count() - 1,
@@ -398,7 +266,6 @@ impl Cache {
             Seek::Last => (None, true),
         };
         let map = change_map(&self.remote, session, async move |map| {
-            let Some(map) = map else { return Err(cache.not_partitioned()) };
             let mut new = map.clone();
             let number = number(map, key, last);
             if new.owners[number] == 0 {
@@ -415,9 +282,7 @@ impl Cache {
         self: &Arc<Self>,
         session: &Session,
     ) -> Result<u64, IndexError> {
-        let Some(map) = Cache::read_map(&self.remote, session).await? else {
-            return Err(self.not_partitioned());
-        };
+        let map = Cache::read_map(&self.remote, session).await?;
         let epoch = map.epoch;
         self.stats.map_reads.add();
         self.install(session, map).await?;
@@ -432,27 +297,24 @@ impl Cache {
         map: Partitions,
     ) -> Result<(), IndexError> {
         self.check_open()?;
-        let Some(gate) = self.gate() else { return Err(self.not_partitioned()) };
+        let guard = &self.part.guard;
         let me = session.endpoint().incarnation().0;
-        // One that was opened for a partition has nothing before it has claimed that.
-        let serves = self.part.as_ref().is_some_and(|part| part.wanted.is_none())
-            || self.ownership() == OWNED;
         let gained = |view: &View, map: &Partitions| {
             let had =
                 |range: Range| view.map.around(&range).is_some_and(|number| view.owned[number]);
-            let mine = |at: usize| serves && map.owners[at] == me;
+            let mine = |at: usize| map.owners[at] == me;
             (0..map.count()).any(|at| mine(at) && !had(map.owned_range(at)))
         };
-        let map = match map.epoch > gate.view().map.epoch && gained(&gate.view(), &map) {
+        let map = match map.epoch > guard.view().map.epoch && gained(&guard.view(), &map) {
             true => self.name_log(session, map).await?,
             false => map,
         };
         let mut gains = false;
-        gate.change(|view| {
+        guard.change(|view| {
             if map.epoch <= view.map.epoch {
                 return None;
             }
-            let owned: Vec<bool> = map.owners.iter().map(|owner| serves && *owner == me).collect();
+            let owned: Vec<bool> = map.owners.iter().map(|owner| *owner == me).collect();
             gains = gained(view, &map);
             Some(View { map, owned, cuts: view.cuts.clone(), closed: view.closed.clone() })
         });
@@ -460,37 +322,33 @@ impl Cache {
             self.set_ownership(OWNED);
             self.adopt(session).await?;
         }
-        self.wake_gate();
+        self.wake_guard();
         Ok(())
     }
 
     /// Gives everything up that the map says is this cache's, or is about to be, once it is closed: also what
-    /// it has come to have and could not begin to serve, for want of room. Does nothing the second time,
-    /// and where there is no map.
+    /// it has come to have and could not begin to serve, for want of room. Does nothing the second time.
     pub(super) async fn release_once(
         self: &Arc<Self>,
         session: &Session,
     ) -> Result<(), IndexError> {
-        let Some(part) = &self.part else { return Ok(()) };
-        if part.is_released.load(Ordering::Acquire) {
+        if self.part.is_released.load(Ordering::Acquire) {
             return Ok(());
         }
         let me = session.endpoint().incarnation();
         // Not before it is closed: a giver asks whether it is open once its intent stands in the map.
         let map = Cache::read_map(&self.remote, session).await?;
-        if map.is_some_and(|map| map.holders().contains(&me)) {
+        if map.holders().contains(&me) {
             self.release_all(session).await?;
         }
-        part.is_released.store(true, Ordering::Release);
+        self.part.is_released.store(true, Ordering::Release);
         Ok(())
     }
 
     /// Gives everything up that the map says is this cache's.
     async fn release_all(self: &Arc<Self>, session: &Session) -> Result<(), IndexError> {
         let me = session.endpoint().incarnation().0;
-        let cache = Arc::clone(self);
         change_map(&self.remote, session, async move |map| {
-            let Some(map) = map else { return Err(cache.not_partitioned()) };
             let mut new = map.clone();
             new.owners.iter_mut().filter(|owner| **owner == me).for_each(|owner| *owner = 0);
             forget_intent(&mut new, me);

@@ -7,8 +7,8 @@
 //! frames, and chooses victims by sampling from the bottom up; *opportunistic offloading* sends an
 //! operation to the memory server when that is cheaper than reading.
 //!
-//! What stands here is the cache and the tree, of one compute server that owns the table as a whole or
-//! of several with a partition each; and what is offloaded. What remote memory holds is
+//! What stands here is the cache and the tree of compute servers that own ranges of a table's keys, one
+//! of them all or several a part each; and what is offloaded. What remote memory holds is
 //! [`crate::blink`]'s tree, byte for byte: after [`Dex::close`] either engine can open it.
 //! `docs/design/dex.md` has the differences to the paper with their reasons, the costs, and what is
 //! not built yet.
@@ -29,6 +29,7 @@
 //! | `placement` | which memory server nodes lie on |
 //! | `offload` | operations that the memory server does |
 //! | `flush`, `verify` | the whole of it |
+//! | `options` | settings by which one compute server opens a table |
 //! | `stored` | a table as one of several engines': opened once in each member, or not at all |
 //!
 //! Invariants `INV-DEX-*` stand in these files; `docs/design/dex.md` lists them.
@@ -45,7 +46,6 @@ mod flush;
 mod forward;
 mod frames;
 mod free_frames;
-mod gate;
 mod heal;
 mod index;
 mod journal;
@@ -57,11 +57,14 @@ mod mapping_table;
 mod member;
 mod merge;
 pub mod offload;
+mod op_counters;
 mod ops;
+mod options;
 mod partitions;
 mod placement;
 pub mod post;
 mod prefetch;
+mod range_guard;
 mod recover;
 mod repartition;
 mod ring;
@@ -101,8 +104,10 @@ pub use log::{Durability, UnknownDurability};
 use mapping_table::{Entry, MappingTable};
 use member::Part;
 pub use member::{JoinOptions, Take};
-use offload::{Off, Offload, OffloadServer, Offloads, Wish};
+use offload::{Off, OffloadServer, Offloads, Wish};
 use ops::OwnedIntent;
+pub use options::DexOptions;
+use partitions::create_map;
 pub use partitions::{equal_width, sampled};
 pub use repartition::{
     Balance, BalanceOptions, Balancer, Decision, MoveError, MoveOptions, PartLoad,
@@ -128,120 +133,6 @@ const OWNED: u8 = 1;
 const CLOSED: u8 = 2;
 const BROKEN: u8 = 3;
 
-/// What can be set when a table of this engine is opened. Concerns this compute server alone.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct DexOptions {
-    /// Bytes of cached images, at least 8 nodes. Beside them a frame takes 73 bytes, and about 20 in
-    /// lists. An operation needs the height of the tree and 2 more frames at a time.
-    pub cache_bytes: u64,
-    /// Share of the frames that may be Cooling.
-    pub cooling_ratio: f64,
-    /// Keep Cooling frames in one queue behind one lock instead of the cooling map's buckets: what
-    /// the paper's Figure 9 measures them against.
-    pub single_queue: bool,
-    /// Victims that are sampled at a time when a frame is needed, at least 1.
-    pub sample_count: u32,
-    /// Cooling buckets that are looked into before that, at least 1.
-    pub probe_buckets: usize,
-    /// Leaves that are not cached and that a scan reads, if it is likely to want them, in the same round trip
-    /// with one that it has missed; 0 reads each by itself. At most 64.
-    pub scan_prefetch: usize,
-    /// Which leaves are kept when they are missed, once the cache is full.
-    pub admission: Admission,
-    /// Most changes of a cached leaf that who holds its latch does with its own, for others that wait for the
-    /// latch; 0: each waits, and does its own.
-    pub combine: usize,
-    /// A node below this share is merged with a neighbour if the sum is at most `merge_sum`.
-    pub merge_low: f64,
-    /// See `merge_low`.
-    pub merge_sum: f64,
-    /// Share of a node that a bulk load fills.
-    pub bulk_fill: f64,
-    /// What an acknowledged change survives.
-    pub durability: Durability,
-    /// Whether an image of a node is kept in the pool while the node is written, where a WRITE of one can
-    /// be cut short by a death. Without it such a node is lost, with all its entries. Always so if
-    /// changes are logged.
-    pub wb_journal: bool,
-    /// Bytes of the log, if changes are logged: at least 8 KiB, and at most what one object of the pool
-    /// holds. The smaller, the earlier changed nodes have to be written back.
-    pub log_bytes: u64,
-    /// Which operations that miss a low node are sent to the memory server. Needs the fabric's capability
-    /// `cpu_visible`, and [`offload::OffloadService`] on the memory servers; without either they read.
-    pub offload: Offload,
-    /// Highest level of a node whose miss may be offloaded.
-    pub offload_level: u8,
-    /// Whether the miss of a leaf may.
-    pub offload_leaf_miss: bool,
-    /// Whether scans may, that miss an inner node: the memory server then goes through the leaves below it.
-    pub offload_scans: bool,
-    /// How ranges are given to other compute servers.
-    pub moves: MoveOptions,
-}
-
-impl Default for DexOptions {
-    fn default() -> Self {
-        DexOptions {
-            cache_bytes: 256 << 20,
-            cooling_ratio: 0.1,
-            single_queue: false,
-            sample_count: 2,
-            probe_buckets: 8,
-            scan_prefetch: 8,
-            admission: Admission::Again,
-            combine: 64,
-            merge_low: 0.25,
-            merge_sum: 0.75,
-            bulk_fill: 0.7,
-            durability: Durability::Logged,
-            wb_journal: false,
-            log_bytes: 1 << 20,
-            offload: Offload::Never,
-            offload_level: 3,
-            offload_leaf_miss: true,
-            offload_scans: false,
-            moves: MoveOptions::default(),
-        }
-    }
-}
-
-impl DexOptions {
-    /// Refuses what no table of such nodes can be opened with.
-    ///
-    /// # Errors
-    /// `Invalid` for a cache of fewer than 8 nodes, and for what no cache works with.
-    pub fn check(&self, layout: &Layout) -> Result<(), IndexError> {
-        let frames = self.cache_bytes / layout.node_bytes() as u64;
-        if frames < FRAMES_MIN {
-            return Err(IndexError::Invalid(format!(
-                "a cache of {} bytes holds {frames} nodes; the least is {FRAMES_MIN}, {} bytes",
-                self.cache_bytes,
-                FRAMES_MIN * layout.node_bytes() as u64
-            )));
-        }
-        let chance = match self.admission {
-            Admission::Chance(chance) => chance,
-            Admission::Again => 0.0,
-        };
-        let shares = [
-            ("cooling_ratio", self.cooling_ratio),
-            ("admission", chance),
-            ("merge_low", self.merge_low),
-            ("merge_sum", self.merge_sum),
-            ("bulk_fill", self.bulk_fill),
-        ];
-        if let Some((name, share)) = shares.iter().find(|(_, it)| !(0.0..=1.0).contains(it)) {
-            return Err(IndexError::Invalid(format!("{name} is a share, 0 to 1, not {share}")));
-        }
-        if self.sample_count == 0 || self.probe_buckets == 0 {
-            return Err(IndexError::Invalid(
-                "sample_count and probe_buckets are at least 1: else no frame is ever freed".into(),
-            ));
-        }
-        Ok(())
-    }
-}
-
 /// A table of this engine and this compute server's cache of it, for all its threads. Clones share it.
 ///
 /// What an acknowledged change survives is [`DexOptions::durability`]. Where that is *volatile*, changes
@@ -253,8 +144,8 @@ pub struct Dex(Arc<Cache>);
 #[derive(Debug)]
 struct Cache {
     remote: RemoteTree,
-    /// What part of the keys it serves; all if there is none.
-    part: Option<Part>,
+    /// Which keys it serves.
+    part: Part,
     /// What carries operations on others' keys.
     forward: OnceLock<Arc<dyn Forward>>,
     options: DexOptions,
@@ -428,9 +319,10 @@ impl Restarts {
 }
 
 impl Dex {
-    /// Makes the remote structure of an empty table; returns the address of its meta object.
+    /// Makes the remote structure of an empty table, with an ownership map of one partition that nobody
+    /// owns; returns the address of its meta object.
     ///
-    /// Cost: 3 WRITEs, 3 round trips.
+    /// Cost: 1 CAS, 5 WRITEs, 6 round trips.
     ///
     /// # Errors
     /// `Full` if the pool has no room; `Invalid` if nodes are too large for redo records.
@@ -453,35 +345,31 @@ impl Dex {
         let meta = RemoteTree::create(session, layout).await?;
         // An error leaves what nobody knows of, for the recovery to sweep.
         placement::place_table(session, meta, subtree_level).await?;
+        let remote = RemoteTree::open(meta, *layout, BlinkOptions::default());
+        let _pin = session.begin(OpKind::Maintenance).await?;
+        create_map(&remote, session).await?;
         Ok(meta)
-    }
-
-    /// The table whose meta object is at `meta`, with an empty cache.
-    ///
-    /// Cost: none; the first operation makes the table this compute server's (1 CAS) and reads its
-    /// root.
-    ///
-    /// # Errors
-    /// `Invalid` for a cache of fewer than 8 nodes and for options that make no sense, `Full` if there is no
-    /// memory for it.
-    pub fn open(meta: GlobalAddr, layout: Layout, options: DexOptions) -> Result<Self, IndexError> {
-        Dex::with(meta, layout, options, None)
     }
 
     /// Cuts the table into one partition more than there are `bounds`, which are inclusive upper
     /// bounds, ascending, of the partitions but the last; and closes it. From then on each partition
-    /// is opened by itself, [`Dex::open_partition`], or joined. No operation may be running.
+    /// has nobody until a compute server that opens the table takes it. No operation may be running.
     ///
-    /// Cost: a split for each bound, a flush, 2 WRITEs, 1 CAS.
+    /// Cost: a split for each bound, a flush, a change of the map.
     ///
     /// # Errors
     /// `Invalid` for bounds that are no keys of the table or do not ascend, or a table that has several
     /// partitions already; `Unavailable` if another compute server has it. The table is as it was.
     pub async fn partition(&self, session: &Session, bounds: &[Vec<u8>]) -> Result<(), IndexError> {
-        let alone = self.enter_whole(session).await?;
+        let (moving, old) = self.close_whole(session).await?;
+        if !old.is_empty() {
+            return Err(IndexError::Invalid(format!(
+                "this is done before a table is partitioned, and this one has {} partitions",
+                old.len() + 1
+            )));
+        }
         let _pin = session.begin(OpKind::Maintenance).await?;
-        self.0.partition(session, bounds).await?;
-        drop(alone);
+        self.0.partition(session, bounds, moving).await?;
         session.pool().let_go(self.meta(), &self.0);
         Ok(())
     }
@@ -490,7 +378,7 @@ impl Dex {
         meta: GlobalAddr,
         layout: Layout,
         options: DexOptions,
-        part: Option<Part>,
+        part: Part,
     ) -> Result<Self, IndexError> {
         options.check(&layout)?;
         let frames = options.cache_bytes / layout.node_bytes() as u64;
@@ -559,16 +447,18 @@ impl Dex {
         self.0.flush(session).await
     }
 
-    /// Writes everything back and gives the table to whoever opens it next. No operation may be
-    /// running; later ones fail with `Closed`.
+    /// Closes the table in this member of the pool: writes everything back and gives up what this compute
+    /// server owns. No operation may be running; later ones fail with `Closed`.
     ///
-    /// Cost: that of a flush, and 1 CAS.
+    /// Cost: that of a flush, and a change of the map.
     ///
     /// # Errors
-    /// As [`Dex::flush`]; the table is then still this compute server's.
+    /// As [`Dex::flush`]; the table is then still open.
     pub async fn close(&self, session: &Session) -> Result<(), IndexError> {
         let _pin = session.begin(OpKind::Maintenance).await?;
-        self.0.close(session).await
+        self.0.close(session).await?;
+        session.pool().let_go(self.meta(), &self.0);
+        Ok(())
     }
 
     /// What is wrong in the cache, each with its invariant; empty if all is well. Meant for a moment
@@ -594,6 +484,8 @@ impl Dex {
             walk_stored(&self.0.remote, session, &mut collector, &mut TableReport::default())
                 .await?;
         }
+        // Another table may come to lie there.
+        session.pool().let_go(self.meta(), &self.0);
         retire_all(session, collector.finish()?).await
     }
 }

@@ -31,9 +31,10 @@ use farleaf_fabric::{Endpoint, GlobalAddr, Incarnation, Ops};
 use farleaf_pool::Session;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::split::Need;
-use super::{CLOSED, Cache, Restarts};
+use super::repartition::Moving;
+use super::{CLOSED, Cache};
 use crate::IndexError;
+use crate::blink::lock::Lock;
 use crate::blink::remote::RemoteTree;
 use crate::bnode::{KeyFormat, Layout};
 
@@ -315,12 +316,12 @@ pub fn sampled<K: AsRef<[u8]>>(sample: &[K], count: usize) -> Vec<Vec<u8>> {
 }
 
 impl Cache {
-    /// Cuts a table that this cache owns as a whole, and closes it. Of one with an ownership map, the
-    /// caller has entered all.
+    /// Cuts a table of one partition, all of which is this cache's and closed, and gives it up.
     pub(super) async fn partition(
         self: &Arc<Self>,
         session: &Session,
         bounds: &[Vec<u8>],
+        moving: Moving,
     ) -> Result<(), IndexError> {
         let takes = |bound: &Vec<u8>| self.layout().takes_key(bound.len());
         let sorted = bounds.is_sorted_by(|a, b| a < b);
@@ -329,20 +330,14 @@ impl Cache {
                 "bounds of partitions must ascend, be keys of the table, and be fewer than {COUNT_MAX}"
             )));
         }
-        let mut restarts = Restarts::default();
         for bound in bounds {
-            loop {
-                match self.split(session, Need::Bound(bound.clone())).await {
-                    Ok(()) => break,
-                    Err(fail) => restarts.after(fail, self, session).await?,
-                }
-            }
+            self.cut_leaf(session, bound).await?;
         }
         let (cache, task_session, bounds) = (Arc::clone(self), session.clone(), bounds.to_vec());
-        RemoteTree::detach(
-            session,
-            async move { cache.partition_now(&task_session, &bounds).await },
-        )
+        RemoteTree::detach(session, async move {
+            let _moving = moving;
+            cache.partition_now(&task_session, &bounds).await
+        })
         .await
     }
 
@@ -351,52 +346,34 @@ impl Cache {
         session: &Session,
         bounds: &[Vec<u8>],
     ) -> Result<(), IndexError> {
-        // For an empty list nothing has been asked of the tree yet.
-        self.own(session).await.map_err(|fail| match fail {
-            super::Fail::Error(error) => error,
-            _ => IndexError::Unavailable("the table's owner changes: try again".into()),
-        })?;
         self.flush(session).await?;
-        let has_map = self.part.is_some();
         let me = session.endpoint().incarnation().0;
         change_map_now(&self.remote, session, async |map| {
-            let mut cut = Partitions::cut(bounds);
-            match map {
-                // All of it is this cache's, and given up with the cut.
-                Some(map) if has_map && map.owners == [me] => {
-                    cut.logs = map.logs.iter().copied().filter(|(owner, _)| *owner != me).collect();
-                }
-                Some(_) => {
-                    return Err(IndexError::Invalid("the table is partitioned already".into()));
-                }
-                None => {}
+            // All of it is this cache's, and given up with the cut.
+            if map.owners != [me] {
+                return Err(IndexError::Invalid("the table is partitioned already".into()));
             }
+            let mut cut = Partitions::cut(bounds);
+            cut.logs = map.logs.iter().copied().filter(|(owner, _)| *owner != me).collect();
             Ok(cut)
         })
         .await?;
-        if !has_map {
-            return self.close(session).await;
-        }
         self.set_ownership(CLOSED);
-        self.wake_gate();
         Ok(())
     }
 
-    /// The ownership map that the meta object names, if it names one.
+    /// The ownership map that the meta object names.
     ///
-    /// Cost: 1 READ; 3 in 2 round trips if it does; more if it is being changed.
+    /// Cost: 3 READs in 2 round trips; more if it is being changed.
     pub(super) async fn read_map(
         remote: &RemoteTree,
         session: &Session,
-    ) -> Result<Option<Partitions>, IndexError> {
+    ) -> Result<Partitions, IndexError> {
         let steady = session.steady();
         let corrupt =
             || IndexError::Corrupt(format!("the ownership map of the table at {}", remote.meta()));
         let mut word = steady.word(remote.map_word()).await?;
         for attempt in 0..READS_MAX {
-            if word == 0 {
-                return Ok(None);
-            }
             let addr = remote.pointer(word & !(LOG_MASK | SLOT_BIT), remote.meta())?;
             if !BYTES_LOG.contains(&(word & LOG_MASK)) {
                 return Err(corrupt());
@@ -420,7 +397,7 @@ impl Cache {
             let (map, again) = read().await?;
             if again == word {
                 let map = Partitions::decode((addr, slot), map.words());
-                return map.map(Some).ok_or_else(corrupt);
+                return map.ok_or_else(corrupt);
             }
             word = again;
             RemoteTree::backoff(session, attempt.min(4)).await;
@@ -441,7 +418,7 @@ impl Cache {
 pub(super) async fn change_map(
     remote: &RemoteTree,
     session: &Session,
-    change: impl AsyncFnOnce(Option<&Partitions>) -> Result<Partitions, IndexError> + 'static,
+    change: impl AsyncFnOnce(&Partitions) -> Result<Partitions, IndexError> + 'static,
 ) -> Result<Partitions, IndexError> {
     let (remote, task_session) = (remote.clone(), session.patient());
     RemoteTree::detach(session, async move { change_map_now(&remote, &task_session, change).await })
@@ -452,16 +429,35 @@ pub(super) async fn change_map(
 pub(super) async fn change_map_now(
     remote: &RemoteTree,
     session: &Session,
-    change: impl AsyncFnOnce(Option<&Partitions>) -> Result<Partitions, IndexError>,
+    change: impl AsyncFnOnce(&Partitions) -> Result<Partitions, IndexError>,
 ) -> Result<Partitions, IndexError> {
     // Dropped, the lock is released.
     let lock = remote.lock_map(session).await?;
     let old = Cache::read_map(remote, session).await?;
-    let mut new = change(old.as_ref()).await?;
+    let new = change(&old).await?;
+    put_map(remote, session, lock, Some(&old), new).await
+}
+
+/// Gives a new table its ownership map, of one partition that nobody has.
+///
+/// Cost: 1 CAS, 1 WRITE and a chain.
+pub(super) async fn create_map(remote: &RemoteTree, session: &Session) -> Result<(), IndexError> {
+    let lock = remote.lock_map(session).await?;
+    put_map(remote, session, lock, None, Partitions::cut(&[])).await.map(drop)
+}
+
+/// Names `new` in the place of `old`, and releases the map's lock.
+async fn put_map(
+    remote: &RemoteTree,
+    session: &Session,
+    lock: Lock,
+    old: Option<&Partitions>,
+    mut new: Partitions,
+) -> Result<Partitions, IndexError> {
     if new.count() > COUNT_MAX {
         return Err(IndexError::Invalid(format!("a table has at most {COUNT_MAX} partitions")));
     }
-    new.epoch = old.as_ref().map_or(0, |old| old.epoch) + 1;
+    new.epoch = old.map_or(0, |old| old.epoch) + 1;
     let words = new.encode();
     let needed = (words.len() * 8).next_power_of_two().max(1 << BYTES_LOG.start());
     if !BYTES_LOG.contains(&u64::from(needed.ilog2())) {
@@ -479,7 +475,7 @@ pub(super) async fn change_map_now(
         unnamed.push(remote.pointer(log.1, remote.meta())?);
     }
     let (mut object, mut slot_bytes) = (None, needed);
-    match &old {
+    match old {
         Some(old) if needed <= old.bytes / 2 => {
             slot_bytes = old.bytes / 2;
             (new.addr, new.slot) = (old.addr, old.slot ^ 1);

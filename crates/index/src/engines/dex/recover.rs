@@ -1,8 +1,7 @@
 //! Log recovery: creates the log of a table or partition, replays a dead owner's log, and closes it.
 //!
-//! - `INV-DEX-RECOVER-1` A table's log is named until every change that it has is in remote memory. A new
-//!   owner's log takes its place by one WRITE of a word; of a partitioned table, the map that gives the
-//!   ranges to another names the log no more. So whoever takes over from an owner that died
+//! - `INV-DEX-RECOVER-1` The map names a log until every change that it has is in remote memory: the map
+//!   that gives the ranges to another owner does not name the log any more. So whoever takes over from an owner that died
 //!   while it was taking over finds the same log, and does the same again.
 //! - `INV-DEX-RECOVER-2` Changes are gone through in the order of their numbers, and a leaf that is
 //!   written meanwhile is sealed with the number of the last: none is done twice, and none over a newer
@@ -16,12 +15,12 @@ use farleaf_fabric::{Endpoint, GlobalAddr};
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
-use super::gate::View;
 use super::log::{Durability, Live};
 use super::log_object::{FLOOR_WORD, LogPlace, read_log};
 use super::member::Part;
 use super::ops::OwnedIntent;
 use super::partitions::{Partitions, change_map_now};
+use super::range_guard::View;
 use super::ring::{Kind, Place, Record, Ring, records_of};
 use super::split::Need;
 use super::walk::Seek;
@@ -37,50 +36,7 @@ const REPLAY_FRAMES: (u64, u64) = (64, 4096);
 /// What the rings' waiters wait under: no address, and no frame's key.
 const KEYS: u64 = 1 << 63 | 1 << 40;
 
-/// Whether this cache's incarnation stands in the owner's word.
-pub(super) const NOT_TAKEN: u8 = 0;
-pub(super) const TAKEN: u8 = 1;
-/// As that, and the log that is named may be a dead owner's.
-pub(super) const TAKEN_OVER: u8 = 2;
-/// It is not known whether it does.
-pub(super) const MAYBE_TAKEN: u8 = 3;
-
 impl Cache {
-    /// After this cache's incarnation has come to stand in the owner's word: goes through the log that a
-    /// dead owner has left, if that is possible, and makes this cache's own. May be begun again. Called by
-    /// a task that runs to its end: else a log could be freed that has just been named.
-    ///
-    /// Cost: none; with a log 2 WRITEs; after a death 1 READ, and if there is a log 1 READ for each of its
-    /// segments, and about what the changes cost that are not in remote memory yet.
-    pub(super) async fn begin_log(&self, session: &Session) -> Result<(), Fail> {
-        let mut old = None;
-        if self.log.taken.load(Ordering::Relaxed) == TAKEN_OVER {
-            old = self.find_log(session).await?;
-            if let Some(old) = &old {
-                // Boxed: another cache's ways down are in it.
-                Box::pin(self.go_through(session, old, None)).await?;
-            }
-        }
-        let new = self.make_log(session).await?;
-        if old.is_none() && new.is_none() {
-            return Ok(());
-        }
-        let retiring = match &old {
-            Some(old) => Some(session.announce_retire(old.addr).await?),
-            None => None,
-        };
-        let word = new.as_ref().map_or(0, |(place, _)| place.addr.word());
-        self.write_word(session, self.remote.log_word(), word).await?;
-        if let Some(retiring) = retiring {
-            session.retire(retiring);
-        }
-        if let Some((place, object)) = new {
-            object.keep();
-            self.start_log(&place);
-        }
-        Ok(())
-    }
-
     /// From now on this is the log.
     fn start_log(&self, place: &LogPlace) {
         let ring = |place: Option<Place>, part: u64| {
@@ -100,7 +56,7 @@ impl Cache {
         let _ = self.log.live.set(live);
     }
 
-    /// Before a cache serves its first range of a partitioned table: makes its log, if it needs one, and
+    /// Before a cache serves its first range: makes its log, if it needs one, and
     /// names it in the map. Gives the newest map. The caller has a pin.
     ///
     /// Cost: none; for the first range with a log 1 WRITE and a change of the map.
@@ -120,7 +76,6 @@ impl Cache {
             };
             let word = object.addr().word();
             let map = change_map_now(&cache.remote, &task_session, async |map| {
-                let Some(map) = map else { return Err(cache.not_partitioned()) };
                 let mut new = map.clone();
                 // Another task of this cache may have been quicker.
                 if new.logs.iter().all(|(owner, _)| *owner != me) {
@@ -147,7 +102,8 @@ impl Cache {
     /// says about the partitions that the map still gives to `dead` is in remote memory then. `dead` is
     /// cut off, and the caller holds the map's lock.
     ///
-    /// Cost: as [`Cache::begin_log`].
+    /// Cost: none without a log; else 1 READ for each of its segments, and about what the changes cost that
+    /// are not in remote memory yet.
     pub(super) async fn replay_dead(
         &self,
         session: &Session,
@@ -160,35 +116,13 @@ impl Cache {
         let log = read_log(&self.remote, session, *word).await?;
         let owned = map.owners.iter().map(|owner| *owner == dead).collect();
         let view = View { owned, ..View::new(map.clone()) };
-        match Box::pin(self.go_through(session, &log, Some(view))).await {
+        match Box::pin(self.go_through(session, &log, view)).await {
             Ok(()) => Ok(()),
             Err(Fail::Error(error)) => Err(error),
             Err(Fail::Restart | Fail::NoFrame) => Err(IndexError::Unavailable(
                 "the log of a dead compute server could not be gone through: try again".into(),
             )),
         }
-    }
-
-    async fn write_word(
-        &self,
-        session: &Session,
-        at: GlobalAddr,
-        value: u64,
-    ) -> Result<(), IndexError> {
-        let mut buf = session.steady().buf(8);
-        buf.words_mut()[0] = value;
-        self.write_surely(session, at, buf, 0).await
-    }
-
-    /// Everything has been written back: the log goes. Nothing may run.
-    ///
-    /// Cost: 2 WRITEs if there is one.
-    pub(super) async fn end_log(&self, session: &Session) -> Result<(), IndexError> {
-        let Some(live) = self.log.live.get() else { return Ok(()) };
-        let retiring = session.announce_retire(live.addr).await?;
-        self.write_word(session, self.remote.log_word(), 0).await?;
-        session.retire(retiring);
-        Ok(())
     }
 
     /// What the log holds so far is in remote memory in any case, and must not be done again: keys are
@@ -220,14 +154,8 @@ impl Cache {
         self.write_surely(session, log.plus(FLOOR_WORD * 8), buf, 0).await
     }
 
-    /// Brings everything that a dead owner's log holds to remote memory; of a partitioned table only what
-    /// is the owner's by `view`.
-    async fn go_through(
-        &self,
-        session: &Session,
-        log: &LogPlace,
-        view: Option<View>,
-    ) -> Result<(), Fail> {
+    /// Brings what a dead owner's log holds of the owner's partitions, by `view`, to remote memory.
+    async fn go_through(&self, session: &Session, log: &LogPlace, view: View) -> Result<(), Fail> {
         // A cache of its own, which goes when it is done.
         let node_bytes = self.layout().node_bytes() as u64;
         let frames = self.options.cache_bytes / node_bytes;
@@ -239,9 +167,8 @@ impl Cache {
             ..self.options
         };
         let (meta, layout) = (self.remote.meta(), *self.layout());
-        let is_own =
-            |key: &[u8]| view.as_ref().is_none_or(|view| view.owned[view.map.of(key, false)]);
-        let cache = Dex::with(meta, layout, options, view.clone().map(Part::of_view))?.0;
+        let is_own = |key: &[u8]| view.owned[view.map.of(key, false)];
+        let cache = Dex::with(meta, layout, options, Part::of_view(view.clone()))?.0;
         cache.set_ownership(OWNED);
         cache.remote.set_subtree_level(self.remote.subtree_level());
         if let Some(place) = log.journal() {
@@ -261,8 +188,7 @@ impl Cache {
             });
             // The tree is walked next as it lies in remote memory, by who heals nothing.
             merges.retain(|(_, low)| {
-                let number = |view: &View| low.as_ref().map_or(0, |low| view.map.of(low, true));
-                view.as_ref().is_none_or(|view| view.owned[number(view)])
+                view.owned[low.as_ref().map_or(0, |low| view.map.of(low, true))]
             });
             for (level, low) in merges {
                 cache

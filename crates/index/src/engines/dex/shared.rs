@@ -187,13 +187,12 @@ impl Cache {
     }
 
     /// Waits until no other refresh runs. The mark stands under an address within the meta object.
-    async fn turn_to_refresh(self: &Arc<Self>) -> Option<Turn> {
+    async fn turn_to_refresh(self: &Arc<Self>) -> Turn {
         // An address at which no node is.
-        self.part.as_ref()?;
         let addr = self.remote.meta().word() + 128;
         loop {
             if self.map.claim(addr, Entry::Io).is_ok() {
-                return Some(Turn { cache: Arc::clone(self), addr });
+                return Turn { cache: Arc::clone(self), addr };
             }
             self.wait_for_node(addr).await;
         }

@@ -5,70 +5,40 @@ use std::sync::Arc;
 use farleaf_fabric::{Endpoint, GlobalAddr, OpKind, Service, ServiceId};
 use farleaf_pool::Session;
 
-use super::gate::View;
 use super::log_object::read_log;
 use super::member::{JoinOptions, Part, Take};
 use super::offload::{OFFLOAD_SERVICE, OffloadService};
-use super::partitions::{Partitions, change_map_now};
 use super::placement::check_placement;
+use super::range_guard::View;
 use super::{Cache, Dex, DexOptions, Durability, FRAMES_MIN};
 use crate::blink::BlinkOptions;
 use crate::blink::remote::RemoteTree;
 use crate::bnode::Layout;
-use crate::engine::{Engine, Lab};
+use crate::engine::{Engine, Traits};
 use crate::index::TableReport;
 use crate::walk::Visitor;
-use crate::{IndexError, OpenOptions, StoredTable};
+use crate::{IndexError, Knobs, OpenOptions, StoredTable};
 
 fn remote(meta: GlobalAddr, layout: Layout) -> RemoteTree {
     RemoteTree::open(meta, layout, BlinkOptions::default())
 }
 
 impl Dex {
-    /// As [`Dex::create`], with an ownership map of one partition that nobody owns, so that any compute
-    /// server can join.
-    pub(crate) async fn create_cut(
-        session: &Session,
-        layout: &Layout,
-    ) -> Result<GlobalAddr, IndexError> {
-        let meta = Dex::create(session, layout).await?;
-        let _pin = session.begin(OpKind::Maintenance).await?;
-        let remote = remote(meta, *layout);
-        // An error leaves what nobody knows of, for the recovery to sweep.
-        change_map_now(&remote, session, async |_| Ok(Partitions::cut(&[]))).await?;
-        Ok(meta)
-    }
-
-    /// The cache that this member of the pool has of the table, or a new one that has joined it. It takes
-    /// partitions on as it meets them.
-    ///
-    /// Cost: 3 READs for a new one.
+    /// As [`Dex::open`], by the settings of the store.
     pub(crate) async fn open_kept(
         session: &Session,
         meta: GlobalAddr,
         layout: Layout,
         options: &OpenOptions,
     ) -> Result<Self, IndexError> {
-        if let Some(cache) = session.pool().kept::<Cache>(meta) {
-            return Ok(Dex(cache));
-        }
-        let join = JoinOptions { take: Take::Nothing, take_over: options.take_over };
-        let forward = options.forward.clone();
-        let new = Dex::join_with(session, meta, layout, options.dex, forward, join).await?;
-        // Kept before it takes anything: what it has from then on is this cache's, whatever fails.
-        let dex = Dex(session.pool().keep(meta, new.0));
-        if options.take > 0 {
-            let _pin = session.begin(OpKind::Maintenance).await?;
-            dex.0.claim(session, None, options.take).await?;
-        }
-        Ok(dex)
-    }
-
-    /// As [`Dex::close`], for what [`Dex::open_kept`] has opened.
-    pub(crate) async fn close_kept(&self, session: &Session) -> Result<(), IndexError> {
-        self.close(session).await?;
-        session.pool().let_go(self.meta(), &self.0);
-        Ok(())
+        let take = match options.take {
+            0 => Take::Nothing,
+            most => Take::Free(most),
+        };
+        let join = JoinOptions { take, take_over: options.take_over };
+        let settings = DexOptions::read(&options.settings)
+            .map_err(|error| IndexError::Invalid(format!("engine dex: {error}")))?;
+        Dex::open(session, meta, layout, settings, options.forward.clone(), join).await
     }
 }
 
@@ -77,13 +47,25 @@ impl Engine for Dex {
     const ABOUT: &'static str = "DEX: B+-tree with owned key ranges, a cache on each compute server, and \
                                  offloading; Lu et al., PVLDB 17(10), 2024";
 
+    const TRAITS: Traits = Traits {
+        cached: true,
+        owned: true,
+        logged: true,
+        offloads: true,
+        exposes: false,
+        splits: true,
+        merges: true,
+        shrinks: false,
+    };
+
+    type Options = DexOptions;
     type Table = Dex;
 
     /// The table has an ownership map of one partition that nobody owns.
     ///
-    /// Cost: 5 WRITEs.
+    /// Cost: 1 CAS, 5 WRITEs.
     async fn create(session: &Session, layout: &Layout) -> Result<GlobalAddr, IndexError> {
-        Dex::create_cut(session, layout).await
+        Dex::create(session, layout).await
     }
 
     /// Cost: 3 READs the first time.
@@ -93,6 +75,10 @@ impl Engine for Dex {
         options: &OpenOptions,
     ) -> Result<Dex, IndexError> {
         Dex::open_kept(session, table.meta(), *table.layout(), options).await
+    }
+
+    fn check_options(options: &DexOptions, layout: &Layout) -> Result<(), IndexError> {
+        options.check(layout)
     }
 
     async fn walk(
@@ -110,10 +96,6 @@ impl Engine for Dex {
 
     async fn check_unowned(session: &Session, table: &StoredTable) -> Result<(), IndexError> {
         check_unowned(session, table.meta(), *table.layout()).await
-    }
-
-    fn lab() -> Lab {
-        Lab { loses_levels: false, ..Lab::default() }
     }
 
     fn services(life: u64) -> Vec<(ServiceId, Arc<dyn Service>)> {
@@ -135,12 +117,8 @@ pub(super) async fn walk_stored(
         return Ok(());
     }
     let map = Cache::read_map(remote, session).await?;
-    if let Some(map) = &map {
-        visitor.object("ownership map", map.addr, map.bytes);
-    }
-    let whole = session.steady().word(remote.log_word()).await?;
-    let parts = map.iter().flat_map(|map| map.logs.iter().map(|(_, word)| *word));
-    for word in [whole].into_iter().chain(parts).filter(|word| *word != 0) {
+    visitor.object("ownership map", map.addr, map.bytes);
+    for (_, word) in map.logs {
         if visitor.is_done() {
             return Ok(());
         }
@@ -163,7 +141,7 @@ async fn release_dead(
     layout: Layout,
 ) -> Result<usize, IndexError> {
     let _pin = session.begin(OpKind::Maintenance).await?;
-    let Some(map) = Cache::read_map(&remote(meta, layout), session).await? else { return Ok(0) };
+    let map = Cache::read_map(&remote(meta, layout), session).await?;
     let mut dead = Vec::new();
     for who in map.holders() {
         let is_other = who != session.endpoint().incarnation();
@@ -180,7 +158,7 @@ async fn release_dead(
         ..DexOptions::default()
     };
     let part = Part::of_view(View::new(map));
-    let dex = Dex::with(meta, layout, options, Some(part))?;
+    let dex = Dex::with(meta, layout, options, part)?;
     dex.0.take_placement(session.steady().word(RemoteTree::placement_word(meta)).await?);
     for who in &dead {
         dex.0.give_away(session, *who, 0).await?;
@@ -197,7 +175,7 @@ async fn check_unowned(
     let _pin = session.begin(OpKind::Other).await?;
     let map = Cache::read_map(&remote(meta, layout), session).await?;
     let me = session.endpoint().incarnation();
-    match map.into_iter().flat_map(|map| map.holders()).next() {
+    match map.holders().into_iter().next() {
         None => Ok(()),
         Some(who) if who == me => Err(IndexError::Invalid(
             "the table is open in this compute server: close it first".into(),

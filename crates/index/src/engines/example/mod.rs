@@ -22,7 +22,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use crate::blink::lock::{Lock, lock_word};
 use crate::bnode::Layout;
 use crate::change::{Change, Decision, Outcome};
-use crate::engine::{Engine, Lab};
+use crate::engine::{Engine, Traits};
 use crate::index::{Index, ScanRange, SortedPairs, TableReport};
 use crate::limits::{check_key, check_value};
 use crate::walk::Visitor;
@@ -145,6 +145,9 @@ impl Engine for Example {
     const NAME: &'static str = "example";
     const ABOUT: &'static str = "sorted list under one lock: an example, for tests only";
 
+    const TRAITS: Traits = Traits::NONE;
+
+    type Options = ();
     type Table = Example;
 
     /// Cost: 1 WRITE.
@@ -189,10 +192,6 @@ impl Engine for Example {
             report.problems.push("INV-EX-1: the list is not in order".into());
         }
         Ok(())
-    }
-
-    fn lab() -> Lab {
-        Lab { splits: false, merges: false, loses_levels: false }
     }
 }
 

@@ -12,10 +12,11 @@ use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::tcp::{MemoryServer, MemoryServerConfig, Tcp, TcpConfig};
 use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Fabric, OpKind, ServerId, Snapshot, Words};
 use farleaf_index::bnode::{KeyFormat, ValueFormat};
-use farleaf_index::dex::DexOptions;
 use farleaf_index::dex::offload::{OFFLOAD_SERVICE, OffloadService};
+use farleaf_index::knobs::CACHE;
 use farleaf_index::{
-    AnyIndex, Engine, Index, OpenOptions, SortedPairs, StoredTable, TableFormat, TableReport,
+    AnyIndex, Engine, Index, OpenOptions, Settings, SortedPairs, StoredTable, TableFormat,
+    TableReport,
 };
 use farleaf_pool::{Audit, AuditReport, Pool, PoolOptions, Session, format};
 
@@ -126,9 +127,11 @@ pub async fn create(session: &Session, name: &str, format: &TableFormat) -> AnyI
 /// Opens a table, with a cache that holds some of it.
 pub async fn open(session: &Session, name: &str) -> AnyIndex {
     let root = session.open_root(name).await.expect("root");
-    let node_bytes = u64::from(StoredTable::of(&root).expect("table").format().node_bytes());
-    let dex = DexOptions { cache_bytes: 96 * node_bytes, ..DexOptions::default() };
-    let options = OpenOptions { dex, ..OpenOptions::default() };
+    let table = StoredTable::of(&root).expect("table");
+    let cache_bytes = 96 * table.format().node_bytes();
+    let settings = Settings::default().with(CACHE, &cache_bytes.to_string());
+    let settings = table.format().engine.known(&settings);
+    let options = OpenOptions { settings, ..OpenOptions::default() };
     AnyIndex::open(session, &root, &options).await.expect("open")
 }
 

@@ -44,7 +44,7 @@ async fn cut_then_loaded(
     let mut bounds: Vec<Vec<u8>> = (0..cuts).map(|_| key(&format, &mut rng, 1 << 40)).collect();
     bounds.sort_unstable();
     bounds.dedup();
-    let whole = open(made, 64, DexOptions::default());
+    let whole = open(&session, made, 64, DexOptions::default()).await;
     whole.partition(&session, &bounds).await.expect("cut");
     let mut model = Model::new();
     for _ in 0..2 * keys {
@@ -63,7 +63,8 @@ async fn cut_then_loaded(
         ..DexOptions::default()
     };
     let (post, join) = (Cluster::new(0), JoinOptions::default());
-    let index = Dex::join(&session, meta, layout, options, post.clone(), join).await.expect("join");
+    let index =
+        Dex::open(&session, meta, layout, options, Some(post.clone()), join).await.expect("join");
     // What the empty leaves have held is not to come back.
     let first = key(&format, &mut rng, 1 << 40);
     assert_eq!(index.insert(&session, &first, &value(&format, &mut rng)).await, Ok(true));
@@ -94,7 +95,7 @@ async fn cut_then_loaded(
     }
     check(&session, &index).await;
     index.close(&session).await.expect("close");
-    let again = Dex::join(&session, meta, layout, options, post, join).await.expect("join");
+    let again = Dex::open(&session, meta, layout, options, Some(post), join).await.expect("join");
     assert_eq!(all(&session, &again).await, model);
     check(&session, &again).await;
 }
@@ -120,11 +121,11 @@ async fn placed(session: Session) {
     let layout = fixed8().layout().expect("layout").for_tree(session.endpoint().random());
     let meta = Dex::create_placed(&session, &layout, LEVEL).await.expect("create");
     let bounds: Vec<_> = [100, 200, 205].map(number).to_vec();
-    let whole = open((meta, layout), 64, DexOptions::default());
+    let whole = open(&session, (meta, layout), 64, DexOptions::default()).await;
     whole.partition(&session, &bounds).await.expect("cut");
     let options = DexOptions { cache_bytes: 64 << 10, ..DexOptions::default() };
     let join = JoinOptions::default();
-    let index = Dex::join(&session, meta, layout, options, Cluster::new(0), join);
+    let index = Dex::open(&session, meta, layout, options, Some(Cluster::new(0)), join);
     let index = index.await.expect("join");
     let pairs: Vec<_> = (1..=300).map(|at| (number(at), vec![1; 8])).collect();
     assert_eq!(index.bulk_load(&session, &mut Pairs(pairs.iter())).await, Ok(300));
@@ -135,7 +136,7 @@ async fn placed(session: Session) {
     index.close(&session).await.expect("close");
     // At the ends of the large partitions, too, no node up to the subtree level is shared.
     for key in [1, 100, 101, 150, 200] {
-        let cold = Dex::join(&session, meta, layout, options, Cluster::new(0), join);
+        let cold = Dex::open(&session, meta, layout, options, Some(Cluster::new(0)), join);
         let cold = cold.await.expect("join");
         assert_eq!(cold.get(&session, &number(key), &mut Vec::new()).await, Ok(true));
         let read = cold.stats();
@@ -276,7 +277,7 @@ fn a_loader_that_dies_leaves_nothing_or_all() {
             .block_on(async {
                 let session = start(one.clone(), &options).await;
                 let made = create(&session, &fixed8()).await;
-                let whole = open(made, 64, DexOptions::default());
+                let whole = open(&session, made, 64, DexOptions::default()).await;
                 whole.partition(&session, &bounds).await.expect("cut");
                 made
             })
@@ -286,7 +287,7 @@ fn a_loader_that_dies_leaves_nothing_or_all() {
         sim.spawn(0, async move {
             let session = crate::common::join(one).await;
             let (post, join) = (Cluster::new(0), JoinOptions::default());
-            let index = Dex::join(&session, meta, layout, options, post, join);
+            let index = Dex::open(&session, meta, layout, options, Some(post), join);
             let pairs: Vec<_> = (0..200).map(|at| (number(at), vec![1; 8])).collect();
             let index = index.await.expect("join");
             // It may be dead before it gets there, or after.
@@ -299,7 +300,7 @@ fn a_loader_that_dies_leaves_nothing_or_all() {
                 other.sleep(1_000_000).await;
                 let session = crate::common::join(other).await;
                 let (post, join) = (Cluster::new(0), JoinOptions::default());
-                let index = Dex::join(&session, meta, layout, options, post, join);
+                let index = Dex::open(&session, meta, layout, options, Some(post), join);
                 let index = index.await.expect("join");
                 let keys = all(&session, &index).await;
                 assert_eq!(index.insert(&session, &number(77_777), &[2; 8]).await, Ok(true));

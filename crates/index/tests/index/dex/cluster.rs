@@ -77,11 +77,11 @@ fn moves_that_cannot_be_are_refused() {
         assert_eq!(index.upsert(session, &[0; 8], &[7; 8]).await, Ok(true));
         let (_, _, owners) = index.known_map();
         assert_eq!(owners, [who(0), who(0), who(1)]);
-        // Whole tables have no partitions.
-        let whole = create(session, &fixed8()).await;
-        let whole = open(whole, 32, DexOptions::default());
-        let none = whole.move_range(session, None, Some(&low), who(1)).await;
-        assert_eq!(none, Err(MoveError::NotPartitioned));
+        // Of a table that nobody has, nothing is given.
+        let free = create(session, &fixed8()).await;
+        let free = open(session, free, 32, DexOptions::default()).await;
+        let none = free.move_range(session, None, Some(&low), who(1)).await;
+        assert_eq!(none, Err(MoveError::NotOwned));
         cluster.members().into_iter().for_each(|who| cluster.leave(who));
     })
     .expect("the simulation ends");
@@ -237,7 +237,7 @@ fn repartition(mb: u64, flush_tasks: usize) -> (u64, u64, u64) {
                 if made.is_none() {
                     let table = create(&session, &fixed8()).await;
                     made = Some(table);
-                    let whole = open(table, 64, DexOptions::default());
+                    let whole = open(&session, table, 64, DexOptions::default()).await;
                     let pairs: Vec<_> = (0..leaves * each)
                         .map(|key| ((key << 20).to_be_bytes().to_vec(), vec![0; 8]))
                         .collect();
@@ -252,7 +252,7 @@ fn repartition(mb: u64, flush_tasks: usize) -> (u64, u64, u64) {
                     ..DexOptions::default()
                 };
                 let join = JoinOptions { take: take[number], take_over: false };
-                let index = Dex::join(&session, meta, layout, options, cluster.clone(), join);
+                let index = Dex::open(&session, meta, layout, options, Some(cluster.clone()), join);
                 servers.push((session.pool().clone(), index.await.expect("join"), session));
             }
             // Every leaf becomes dirty.
@@ -453,7 +453,7 @@ fn a_loaded_table_is_cut_where_the_load_is() {
     sim.block_on(async {
         let session = start(endpoint, &World::default().pool_options()).await;
         let made = create(&session, &fixed8()).await;
-        let whole = open(made, 200, DexOptions::default());
+        let whole = open(&session, made, 200, DexOptions::default()).await;
         let pairs: Vec<_> = (0..3_000).map(|at| (key_of(at).to_vec(), vec![7; 8])).collect();
         assert_eq!(whole.bulk_load(&session, &mut Pairs(pairs.iter())).await, Ok(3_000));
         let mut rng = fastrand::Rng::with_seed(1);
@@ -467,16 +467,18 @@ fn a_loaded_table_is_cut_where_the_load_is() {
         let (options, cluster) = (DexOptions::default(), Cluster::new(0));
         let options = DexOptions { cache_bytes: 200 << 10, ..options };
         let all = JoinOptions::default();
-        let one = Dex::join(&session, meta, layout, options, cluster.clone(), all);
+        let one = Dex::open(&session, meta, layout, options, Some(cluster.clone()), all);
         let one = one.await.expect("join");
-        let again = Dex::join(&session, meta, layout, options, cluster.clone(), all).await;
-        assert!(matches!(again, Err(IndexError::Unavailable(_))), "{again:?}");
+        // A member of the pool has one cache of a table, whoever opens it.
+        let again = Dex::open(&session, meta, layout, options, Some(cluster.clone()), all).await;
+        assert_eq!(again.expect("open").stats(), one.stats());
         let refused = one.bulk_load(&session, &mut Pairs(pairs.iter())).await;
         assert!(matches!(refused, Err(IndexError::Invalid(_))), "{refused:?}");
         assert_eq!(super::tables::check(&session, &one).await.keys, 3_000);
         one.close(&session).await.expect("close");
         // What was closed is free, and is taken again.
-        let two = Dex::join(&session, meta, layout, options, cluster, all).await.expect("join");
+        let two =
+            Dex::open(&session, meta, layout, options, Some(cluster), all).await.expect("join");
         assert_eq!(two.get(&session, &key_of(2_999), &mut Vec::new()).await, Ok(true));
         two.destroy(&session).await.expect("destroy");
     })
@@ -500,7 +502,11 @@ fn threads_forward_to_each_other() {
     let (meta, layout) = executor.block_on(async {
         let session = start(endpoint, &world.pool_options()).await;
         let made = create(&session, &fixed8()).await;
-        open(made, 64, DexOptions::default()).partition(&session, &cut).await.expect("cut");
+        open(&session, made, 64, DexOptions::default())
+            .await
+            .partition(&session, &cut)
+            .await
+            .expect("cut");
         made
     });
     guard.finish().expect("made");
@@ -520,7 +526,8 @@ fn threads_forward_to_each_other() {
                     let cache_bytes = 60 * layout.node_bytes() as u64;
                     let options = DexOptions { cache_bytes, ..DexOptions::default() };
                     let take = JoinOptions { take: Take::Free(1), take_over: false };
-                    let index = Dex::join(&session, meta, layout, options, cluster.clone(), take);
+                    let index =
+                        Dex::open(&session, meta, layout, options, Some(cluster.clone()), take);
                     let index = index.await.expect("join");
                     let serving = Rc::new(Cell::new(2));
                     for _ in 0..2 {

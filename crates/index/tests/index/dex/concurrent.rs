@@ -68,7 +68,7 @@ fn sim_storm(
             let session = start(first, &options).await;
             let options = DexOptions { admission, offload, ..DexOptions::default() };
             let options = some_durability(seed / 3, options);
-            let index = open(create(&session, &format).await, frames, options);
+            let index = open(&session, create(&session, &format).await, frames, options).await;
             (session, index)
         })
         .expect("made");
@@ -171,7 +171,10 @@ fn threads_share_a_cache() {
                     let made = create(&session, &format).await;
                     let options = DexOptions { offload, ..DexOptions::default() };
                     let options = some_durability(number as u64, options);
-                    (session, open(made, frames, options))
+                    {
+                        let index = open(&session, made, frames, options).await;
+                        (session, index)
+                    }
                 });
                 let counted: u64 = std::thread::scope(|scope| {
                     let threads: Vec<_> = (0..THREADS)
@@ -246,7 +249,7 @@ fn dropped(seed: u64, format: TableFormat, frames: u64, admission: Admission, of
         let session = start(endpoint, &options).await;
         let options = DexOptions { admission, offload, ..DexOptions::default() };
         let options = some_durability(seed, options);
-        let index = open(create(&session, &format).await, frames, options);
+        let index = open(&session, create(&session, &format).await, frames, options).await;
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut model: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
         for round in 0..900_u32 {
@@ -320,16 +323,17 @@ fn a_table_is_one_caches_until_it_is_closed() {
         let other = Pool::join(&client).await.expect("join").session(other).await.expect("session");
         let format = formats()[0].1;
         let made = create(&session, &format).await;
-        let index = open(made, 32, DexOptions::default());
+        let index = open(&session, made, 32, DexOptions::default()).await;
         for key in 0..500_u64 {
             let done = index.insert(&session, &key.to_be_bytes(), &key.to_le_bytes()).await;
             assert_eq!(done, Ok(true));
         }
         let mut value = Vec::new();
-        let second = open(made, 32, DexOptions::default());
-        let refused = second.get(&session, &[0; 8], &mut value).await;
-        assert!(matches!(refused, Err(IndexError::Unavailable(_))), "{refused:?}");
-        let there = open(made, 32, DexOptions::default());
+        // Who opens it again in the same member of the pool gets the same cache.
+        let second = open(&session, made, 32, DexOptions::default()).await;
+        assert_eq!(second.get(&session, &[0; 8], &mut value).await, Ok(true));
+        assert_eq!(second.stats(), index.stats());
+        let there = open(&other, made, 32, DexOptions::default()).await;
         let refused = there.get(&other, &[0; 8], &mut value).await;
         assert!(matches!(refused, Err(IndexError::Unavailable(_))), "{refused:?}");
         index.close(&session).await.expect("close");
@@ -346,7 +350,7 @@ fn a_table_is_one_caches_until_it_is_closed() {
         btree.scan(&session, ScanRange::ALL, usize::MAX, &mut out).await.expect("scan");
         assert_eq!(out.len(), 500);
         assert_eq!(btree.insert(&session, &[9; 8], &[1; 8]).await, Ok(true));
-        let last = open(made, 8, DexOptions::default());
+        let last = open(&session, made, 8, DexOptions::default()).await;
         assert_eq!(last.get(&session, &[9; 8], &mut value).await, Ok(true));
         check(&session, &last).await;
     })

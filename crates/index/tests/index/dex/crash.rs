@@ -62,7 +62,7 @@ fn death(
             let log_bytes = [8 << 10, 64 << 10][seed as usize / 2 % 2];
             let options =
                 DexOptions { admission, durability, log_bytes, offload, ..DexOptions::default() };
-            let index = open(made, frames, options);
+            let index = open(&session, made, frames, options).await;
             let mut rng = fastrand::Rng::with_seed(seed);
             for step in 0_u64.. {
                 session.tick().await.expect("tick");
@@ -102,7 +102,7 @@ fn death(
     let held = held.borrow().clone();
     sim.block_on(async {
         let options = DexOptions { offload: next_offload, ..DexOptions::default() };
-        let index = open(made, 64, options);
+        let index = open(&session, made, 64, options).await;
         // In an order of its own, so that what is left half done is met from all sides.
         let mut keys: Vec<_> = held.keys().collect();
         fastrand::Rng::with_seed(seed).shuffle(&mut keys);
@@ -182,7 +182,7 @@ fn a_dead_compute_server_that_logs_loses_nothing() {
 async fn valid_without_a_flush(session: Session, format: TableFormat, frames: u64, seed: u64) {
     let made = create(&session, &format).await;
     let options = DexOptions { admission: Admission::Chance(0.5), ..DexOptions::default() };
-    let index = open(made, frames, options);
+    let index = open(&session, made, frames, options).await;
     let mut rng = fastrand::Rng::with_seed(seed);
     let mut unfinished = 0;
     for step in 0..1_500 {
@@ -243,7 +243,8 @@ fn death_in_a_merge(at_ns: u64, seed: u64, durability: Durability) -> (u64, u64)
             let client = Client::new(victim.clone());
             let pool = Pool::join(&client).await.expect("join");
             let session = pool.session(victim).await.expect("session");
-            let index = open(made, 200, DexOptions { durability, ..DexOptions::default() });
+            let index =
+                open(&session, made, 200, DexOptions { durability, ..DexOptions::default() }).await;
             for key in 0..KEYS {
                 let key = key.to_be_bytes();
                 index.upsert(&session, &key, &key).await.expect("upsert");
@@ -263,7 +264,7 @@ fn death_in_a_merge(at_ns: u64, seed: u64, durability: Durability) -> (u64, u64)
     sim.fabric(1).kill();
     let removed = removed.get().expect("it has begun");
     sim.block_on(async {
-        let index = open(made, 64, DexOptions::default());
+        let index = open(&session, made, 64, DexOptions::default()).await;
         let mut keys: Vec<u64> = (0..KEYS).collect();
         match seed % 3 {
             0 => {}

@@ -17,7 +17,9 @@ fn logged_changes_of_one_leaf_share_a_write() {
     const TOGETHER: u64 = 16;
     for combine in [0, 4, 64] {
         let (sim, session, made) = world(sim_config(1, 1), &TableFormat::fixed8(Engine::BTree));
-        let index = open(made, 200, DexOptions { combine, log_bytes: 64 << 10, ..logged() });
+        let options = DexOptions { combine, log_bytes: 64 << 10, ..logged() };
+        let opening = open(&session, made, 200, options);
+        let index = sim.block_on(opening).expect("opened");
         sim.block_on(async {
             for number in 0..TOGETHER {
                 index.upsert(&session, &key(number), &key(0)).await.expect("upsert");
@@ -79,7 +81,7 @@ fn gets_of_one_leaf_share_a_read() {
     let (sim, session, made) = world(sim_config(1, 1), &TableFormat::default());
     let options = DexOptions { admission: Admission::Chance(0.0), ..DexOptions::default() };
     sim.block_on(async {
-        let index = open(made, 16, options);
+        let index = open(&session, made, 16, options).await;
         let long = vec![7; 4_000];
         let pairs: Vec<_> = (0..8_000)
             .map(|number| (key(2 * number), if number == 5 { long.clone() } else { key(number) }))
@@ -152,7 +154,10 @@ fn threads_at_one_leaf_do_each_others_changes() {
             let session = start(endpoint, &World::default().pool_options()).await;
             let made = create(&session, &TableFormat::fixed8(Engine::BTree)).await;
             let options = DexOptions { combine: 8, durability, ..DexOptions::default() };
-            (session, open(made, 64, options))
+            {
+                let index = open(&session, made, 64, options).await;
+                (session, index)
+            }
         });
         std::thread::scope(|scope| {
             for thread in 0..THREADS {

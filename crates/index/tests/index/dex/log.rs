@@ -13,7 +13,7 @@ use crate::common::{World, cost_since, costs, join, settle, start};
 use farleaf_fabric::sim::{CrashPlan, CrashWay, Landing, Sim, SimConfig};
 use farleaf_fabric::{Client, Endpoint, Fabric, GlobalAddr, OpKind};
 use farleaf_index::bnode::Layout;
-use farleaf_index::dex::{Admission, Dex, DexOptions, Durability};
+use farleaf_index::dex::{Admission, Dex, DexOptions, Durability, JoinOptions, Take};
 use farleaf_index::{Engine, Entries, Exchange, Index, IndexError, ScanRange, TableFormat};
 use farleaf_pool::{Audit, ClassReport, Pool, Session};
 
@@ -216,7 +216,7 @@ fn live_and_die(
         let endpoint = fabric.any_endpoint().expect("endpoint");
         sim.spawn(1, async move {
             let session = join(endpoint).await;
-            let index = open(made, frames, options);
+            let index = open(&session, made, frames, options).await;
             for (number, step) in steps.iter().enumerate() {
                 if number == planned {
                     fabric.plan(plan);
@@ -256,7 +256,7 @@ pub(crate) async fn try_content(session: &Session, index: &Dex) -> Result<Model,
 /// Opens the table after a death: exactly what is known is there, all is in order, and when the pool
 /// has been recovered nothing is lost of it, also not the dead one's log.
 async fn take_over(session: &Session, made: Made, known: &mut Known) -> Dex {
-    let index = open(made, 64, logged());
+    let index = open(&session, made, 64, logged()).await;
     known.settle(content(session, &index).await);
     settle(session).await;
     assert_eq!(index.check_cache(), Vec::<String>::new());
@@ -350,7 +350,7 @@ fn a_recovery_can_be_cut_short_anywhere() {
             sim.spawn(2, async move {
                 let session = join(endpoint).await;
                 fabric.plan(plan);
-                let index = open(made, if small { 10 } else { 64 }, options);
+                let index = open(&session, made, if small { 10 } else { 64 }, options).await;
                 content(&session, &index).await;
                 std::mem::forget(session);
             });
@@ -381,7 +381,7 @@ fn a_recovery_can_be_cut_short_anywhere() {
 fn a_dead_owner_of_a_partition_loses_nothing() {
     for op in (0..120).step_by(3) {
         let (sim, session, made) = world(sim_config(op, 2), &tiny());
-        let index = open(made, 64, logged());
+        let index = sim.block_on(open(&session, made, 64, logged())).expect("opened");
         sim.block_on(async { index.partition(&session, &[key(1000)]).await.expect("cut") })
             .expect("cut");
         let known: Rc<RefCell<Known>> = Rc::default();
@@ -393,7 +393,8 @@ fn a_dead_owner_of_a_partition_loses_nothing() {
             sim.spawn(1, async move {
                 let session = join(endpoint).await;
                 let (meta, layout) = made;
-                let index = Dex::open_partition(&session, meta, layout, options, 1).await;
+                let join = JoinOptions { take: Take::Free(2), take_over: false };
+                let index = Dex::open(&session, meta, layout, options, None, join).await;
                 let index = index.expect("open");
                 for number in 0..60_u64 {
                     if number == 20 {
@@ -418,7 +419,8 @@ fn a_dead_owner_of_a_partition_loses_nothing() {
         let own = sim
             .block_on(async {
                 let (meta, layout) = made;
-                let own = Dex::open_partition(&session, meta, layout, options, 0).await;
+                let join = JoinOptions { take: Take::Free(1), take_over: false };
+                let own = Dex::open(&session, meta, layout, options, None, join).await;
                 let own = own.expect("open");
                 for number in 0..40_u64 {
                     own.upsert(&session, &key(number), &key(number)).await.expect("upsert");
@@ -470,7 +472,7 @@ fn changes_that_come_together_share_a_write() {
     const TOGETHER: u64 = 16;
     let (sim, session, made) = world(sim_config(1, 1), &TableFormat::fixed8(Engine::BTree));
     let options = DexOptions { log_bytes: 64 << 10, ..logged() };
-    let index = open(made, 200, options);
+    let index = sim.block_on(open(&session, made, 200, options)).expect("opened");
     sim.block_on(async {
         for number in 0..64 * TOGETHER {
             index.upsert(&session, &key(number), &key(0)).await.expect("upsert");
@@ -533,7 +535,12 @@ fn a_log_that_is_too_small_only_costs_more() {
     let endpoint = fabric.any_endpoint().expect("endpoint");
     let pool = sim.block_on(async { Pool::join(&Client::new(endpoint.clone())).await });
     let pool = pool.expect("runs").expect("joined");
-    let index = open(made, 400, DexOptions { log_bytes: 8 << 10, ..logged() });
+    let options = DexOptions { log_bytes: 8 << 10, ..logged() };
+    let opening = async {
+        let session = pool.session(endpoint.clone()).await.expect("session");
+        open(&session, made, 400, options).await
+    };
+    let index = sim.block_on(opening).expect("opened");
     let acked: Rc<RefCell<Model>> = Rc::default();
     for client in 0..CLIENTS {
         let (pool, endpoint, index) = (pool.clone(), endpoint.clone(), index.clone());
@@ -589,7 +596,7 @@ fn a_log_is_accounted_for() {
     World::default().on_sim(async |session| {
         let made = create(&session, &tiny()).await;
         for round in 0..3 {
-            let index = open(made, 64, logged());
+            let index = open(&session, made, 64, logged()).await;
             for number in 0..50_u64 {
                 index.upsert(&session, &key(number), &key(round)).await.expect("upsert");
             }
@@ -597,7 +604,7 @@ fn a_log_is_accounted_for() {
             index.close(&session).await.expect("close");
             check(&session, &index).await;
         }
-        let index = open(made, 64, logged());
+        let index = open(&session, made, 64, logged()).await;
         index.upsert(&session, &key(7), &key(9)).await.expect("upsert");
         index.destroy(&session).await.expect("destroy");
         settle(&session).await;
@@ -613,7 +620,7 @@ fn a_log_is_accounted_for() {
 fn a_log_without_room_for_records_is_refused() {
     World::default().on_sim(async |session| {
         let made = create(&session, &tiny()).await;
-        let index = open(made, 64, DexOptions { log_bytes: 4 << 10, ..logged() });
+        let index = open(&session, made, 64, DexOptions { log_bytes: 4 << 10, ..logged() }).await;
         let refused = index.upsert(&session, &key(1), &key(1)).await;
         assert!(matches!(refused, Err(IndexError::Invalid(_))), "{refused:?}");
     });
@@ -627,7 +634,7 @@ fn changes_before_a_bulk_load_do_not_come_back() {
     let endpoint = fabric.any_endpoint().expect("endpoint");
     sim.spawn(1, async move {
         let session = join(endpoint).await;
-        let index = open(made, 64, logged());
+        let index = open(&session, made, 64, logged()).await;
         for number in 0..3 {
             index.upsert(&session, &key(number), &key(1)).await.expect("upsert");
         }
@@ -642,7 +649,7 @@ fn changes_before_a_bulk_load_do_not_come_back() {
     sim.run().expect("runs");
     fabric.kill();
     sim.block_on(async {
-        let index = open(made, 64, logged());
+        let index = open(&session, made, 64, logged()).await;
         let loaded: Model = (0..40).map(|number| (key(number), key(2))).collect();
         assert_eq!(content(&session, &index).await, loaded);
         let mut audit = Audit::new(&session).await.expect("audit");
@@ -681,7 +688,7 @@ fn a_journal_keeps_nodes_whole() {
             let (_, fired) = live_and_die(&sim, made, (12, options), &steps, (30, plan));
             repaired += sim
                 .block_on(async {
-                    let index = open(made, 64, options);
+                    let index = open(&session, made, 64, options).await;
                     for (key, value) in content(&session, &index).await {
                         assert!(ever[&key].contains(&value), "{key:?} never held {value:?}");
                     }
@@ -717,7 +724,9 @@ fn lost_completions_lose_no_change() {
         let pool = pool.expect("runs").expect("joined");
         let options =
             DexOptions { log_bytes: 8 << 10, admission: Admission::Chance(0.3), ..logged() };
-        let index = open(made, [20, 200][seed as usize / 2 % 2], options);
+        let index = sim
+            .block_on(open(&session, made, [20, 200][seed as usize / 2 % 2], options))
+            .expect("opened");
         let acked: Rc<RefCell<Model>> = Rc::default();
         for client in 0..CLIENTS {
             let (pool, endpoint, index) = (pool.clone(), endpoint.clone(), index.clone());
@@ -779,7 +788,9 @@ fn a_memory_server_that_goes_away_leaves_doubt_about_what_was_under_way_alone() 
         let pool = pool.expect("runs").expect("joined");
         let options =
             DexOptions { log_bytes: 8 << 10, admission: Admission::Chance(0.3), ..logged() };
-        let index = open(made, [20, 200][seed as usize / 2 % 2], options);
+        let index = sim
+            .block_on(open(&session, made, [20, 200][seed as usize / 2 % 2], options))
+            .expect("opened");
         // What each key may hold.
         let held: Rc<RefCell<Held>> = Rc::default();
         let in_doubt = Rc::new(Cell::new(0));
@@ -824,7 +835,7 @@ fn a_memory_server_that_goes_away_leaves_doubt_about_what_was_under_way_alone() 
         doubts += in_doubt.get();
         let held = held.borrow().clone();
         sim.block_on(async {
-            let index = open(made, 64, logged());
+            let index = open(&session, made, 64, logged()).await;
             for (key, values) in held {
                 let mut found = Vec::new();
                 let has = index.get(&session, &key, &mut found).await.expect("get");
@@ -861,14 +872,14 @@ fn leaves_are_written_while_a_log_is_gone_through() {
                 let session = join(endpoint).await;
                 let way = CrashWay::Within(Landing::Subset(op));
                 fabric.plan(CrashPlan { op, way });
-                let index = open(made, 10, options);
+                let index = open(&session, made, 10, options).await;
                 content(&session, &index).await;
             });
             sim.run().expect("runs");
             assert!(sim.fabric(2).has_fired(), "it was still at it");
         }
         sim.block_on(async {
-            let index = open(made, 10, options);
+            let index = open(&session, made, 10, options).await;
             known.settle(content(&session, &index).await);
             let stats = index.stats();
             assert!(stats.replayed > 0 && stats.written_back > 0, "{stats:?}");
@@ -900,7 +911,7 @@ fn an_image_of_a_freed_node_is_not_written_over_what_came_after() {
         });
         sim.spawn(1, async move {
             let session = join(endpoint).await;
-            let index = open(made, 64, logged());
+            let index = open(&session, made, 64, logged()).await;
             for number in 0..40 {
                 index.upsert(&session, &key(number), &key(1)).await.expect("upsert");
             }
@@ -924,7 +935,7 @@ fn an_image_of_a_freed_node_is_not_written_over_what_came_after() {
         sim.run().expect("runs");
         fabric.kill();
         sim.block_on(async {
-            let index = open(made, 64, logged());
+            let index = open(&session, made, 64, logged()).await;
             let content = content(&session, &index).await;
             for number in 100..106 {
                 assert_eq!(content.get(&key(number)), Some(&value(number)));

@@ -22,7 +22,7 @@ async fn run(
         [seed as usize % 4];
     let options = DexOptions { admission, offload, ..DexOptions::default() };
     let options = some_durability(seed / 3, options);
-    let index = open(create(&session, &format).await, frames, options);
+    let index = open(&session, create(&session, &format).await, frames, options).await;
     Run::new(session, index, format, seed, space, Dex::check_cache)
 }
 

@@ -97,8 +97,9 @@ fn death(seed: u64, format: TableFormat, victim: usize, plan: CrashPlan) -> (boo
         sim.spawn(3, async move {
             let session = join(endpoint).await;
             let join = JoinOptions { take: Take::Nothing, take_over: false };
-            let index =
-                Dex::join(&session, meta, layout, options, forward, join).await.expect("join");
+            let index = Dex::open(&session, meta, layout, options, Some(forward), join)
+                .await
+                .expect("join");
             let mut rng = fastrand::Rng::with_seed(seed * 2 + client);
             for value in 10_u64.. {
                 if stop.get() {
@@ -141,12 +142,12 @@ fn death(seed: u64, format: TableFormat, victim: usize, plan: CrashPlan) -> (boo
     let endpoint = sim.fabric(3).any_endpoint().expect("endpoint");
     let changed_hands = sim.block_on(async {
         let session = join(endpoint).await;
-        let index = Dex::join(
+        let index = Dex::open(
             &session,
             meta,
             layout,
             options,
-            cluster.clone(),
+            Some(cluster.clone()),
             JoinOptions { take: Take::Nothing, take_over: true },
         );
         let index = index.await.expect("join");

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::tables::{check, create, open};
-use crate::common::{Pairs, World, costs, formats, offload_service, start};
+use crate::common::{Pairs, World, costs, formats, offload_service, settle, start};
 use farleaf_fabric::sim::{Direction, RpcConfig, Sim, SimConfig};
 use farleaf_fabric::{
     AnyEndpoint, Cost, Endpoint, Fabric, GlobalAddr, Incarnation, ServerId, Service, ServiceId,
@@ -40,7 +40,7 @@ fn config(seed: u64) -> SimConfig {
 
 /// A table of every other number below `2 * keys`, loaded and closed.
 async fn loaded(session: &Session, made: Made, keys: u64) -> Made {
-    let index = open(made, 64, DexOptions::default());
+    let index = open(&session, made, 64, DexOptions::default()).await;
     let pairs: Vec<_> =
         (0..keys).map(|key| (number(2 * key).to_vec(), number(key).to_vec())).collect();
     assert_eq!(index.bulk_load(session, &mut Pairs(pairs.iter())).await, Ok(keys));
@@ -67,7 +67,7 @@ async fn one_rpc(session: Session) {
     let format = TableFormat::fixed8(Engine::BTree);
     let made = loaded(&session, create(&session, &format).await, 10_000).await;
     for offload_level in [1, 0] {
-        let index = open(made, 1_000, DexOptions { offload_level, ..always() });
+        let index = open(&session, made, 1_000, DexOptions { offload_level, ..always() }).await;
         let mut value = Vec::new();
         // The way to the root, and down to where offloading begins.
         assert_eq!(index.get(&session, &number(0), &mut value).await, Ok(true));
@@ -120,7 +120,7 @@ async fn one_rpc(session: Session) {
     }
     // A leaf's miss is its own matter.
     let options = DexOptions { offload_level: 0, offload_leaf_miss: false, ..always() };
-    let index = open(made, 1_000, options);
+    let index = open(&session, made, 1_000, options).await;
     assert_eq!(index.get(&session, &number(0), &mut Vec::new()).await, Ok(true));
     assert_eq!((index.stats().offload_chosen, index.stats().leaves_admitted), (0, 1));
 }
@@ -143,14 +143,14 @@ async fn sent_back(session: Session) {
         ..TableFormat::default()
     };
     let made = create(&session, &format).await;
-    let index = open(made, 64, DexOptions::default());
+    let index = open(&session, made, 64, DexOptions::default()).await;
     let long = vec![7; 5_000];
     for key in 0..40_u64 {
         let value = if key == 20 { &long[..] } else { &number(key)[..] };
         assert_eq!(index.insert(&session, &number(10 * key), value).await, Ok(true));
     }
     index.close(&session).await.expect("close");
-    let index = open(made, 8, DexOptions { offload_level: 1, ..always() });
+    let index = open(&session, made, 8, DexOptions { offload_level: 1, ..always() }).await;
     let mut value = Vec::new();
     let fallbacks = |index: &Dex| index.stats().offload_need_smo;
     // A record is found by one RPC and read; the leaf is not.
@@ -195,7 +195,7 @@ async fn stale_copies(session: Session) {
         probe_buckets: 1,
         ..DexOptions::default()
     };
-    let index = open(made, 40, options);
+    let index = open(&session, made, 40, options).await;
     let mut rng = fastrand::Rng::with_seed(5);
     let mut model = BTreeMap::new();
     for step in 0..12_000_u64 {
@@ -227,7 +227,7 @@ fn a_cooling_copy_of_a_changed_leaf_goes() {
 /// Subtrees lie on one server each, and a table on all of them.
 async fn spread(session: Session, format: TableFormat, level: u8, bulk: bool) {
     let made = placed(&session, &format, level).await;
-    let index = open(made, 40, always());
+    let index = open(&session, made, 40, always()).await;
     let mut rng = fastrand::Rng::with_seed(level.into());
     let mut model = BTreeMap::new();
     if bulk {
@@ -282,16 +282,16 @@ fn subtrees_stay_on_one_server_and_are_spread() {
     }
 }
 
-/// A table that `btree` has made is not placed: operations that lead elsewhere come back.
+/// The nodes that `btree` adds to a table lie on any server: operations that lead elsewhere come back.
 async fn not_placed(session: Session) {
     let (_, format) = formats()[0];
     let layout = format.layout().expect("layout").for_tree(77);
-    let meta = BTree::create(&session, &layout).await.expect("create");
+    let meta = Dex::create(&session, &layout).await.expect("create");
     let tree = BTree::open(meta, layout, Default::default());
     for key in 0..300 {
         assert_eq!(tree.insert(&session, &number(key), &number(key)).await, Ok(true));
     }
-    let index = open((meta, layout), 16, always());
+    let index = open(&session, (meta, layout), 16, always()).await;
     for key in 0..300 {
         let mut value = Vec::new();
         assert_eq!(index.get(&session, &number(key), &mut value).await, Ok(true));
@@ -300,7 +300,13 @@ async fn not_placed(session: Session) {
     }
     let stats = index.stats();
     assert!(stats.offload_cross_server > 10 && stats.offload_ok > 50, "{stats:?}");
-    check(&session, &index).await;
+    settle(&session).await;
+    assert_eq!(index.check_cache(), Vec::<String>::new());
+    index.close(&session).await.expect("close");
+    // By the tree's own rules, which ask for no placement.
+    let mut audit = farleaf_pool::Audit::new(&session).await.expect("audit");
+    let report = tree.verify(&session, &mut audit).await.expect("verify");
+    assert_eq!((report.problems, report.keys), (Vec::new(), 300));
 }
 
 #[test]
@@ -328,7 +334,7 @@ fn without_the_service_everything_is_fetched() {
                 5_000,
             )
             .await;
-            let index = open(made, 100, always());
+            let index = open(&session, made, 100, always()).await;
             let mut value = Vec::new();
             for key in 0..500 {
                 assert_eq!(index.get(&session, &number(20 * key), &mut value).await, Ok(true));
@@ -383,7 +389,8 @@ fn lost_completions(seed: u64, from: Option<u64>) -> (u64, u64, u64) {
             let made = create(&session, &TableFormat::fixed8(Engine::BTree)).await;
             let made = loaded(&session, made, KEYS).await;
             // Leaves are never read, inner nodes are there already, and nothing is full.
-            let index = open(made, 100, DexOptions { offload_level: 0, ..always() });
+            let index =
+                open(&session, made, 100, DexOptions { offload_level: 0, ..always() }).await;
             let mut value = Vec::new();
             for key in 0..KEYS {
                 assert_eq!(index.get(&session, &number(2 * key), &mut value).await, Ok(true));
@@ -456,7 +463,7 @@ fn a_busy_server_turns_operations_away() {
             let session = start(first, &World::default().pool_options()).await;
             let made = create(&session, &TableFormat::fixed8(Engine::BTree)).await;
             let made = loaded(&session, made, 5_000).await;
-            let index = open(made, 60, DexOptions { offload_level: 0, ..always() });
+            let index = open(&session, made, 60, DexOptions { offload_level: 0, ..always() }).await;
             (session, index)
         })
         .expect("made");
@@ -501,7 +508,7 @@ fn the_cost_model_follows_the_handler() {
                     TableFormat { cap_inner: Some(8), ..TableFormat::fixed8(Engine::BTree) };
                 let made = loaded(&session, create(&session, &format).await, 5_000).await;
                 let options = DexOptions { offload: Offload::Adaptive, ..DexOptions::default() };
-                let index = open(made, 22, options);
+                let index = open(&session, made, 22, options).await;
                 let mut rng = fastrand::Rng::with_seed(4);
                 for step in 0..4_000 {
                     let key = number(2 * rng.u64(..5_000));
@@ -558,7 +565,7 @@ fn dies_in_the_queue(fences: bool) {
     let says = Rc::clone(&dead);
     sim.spawn(1, async move {
         let session = joined(victim).await;
-        let index = open(made, 100, always());
+        let index = open(&session, made, 100, always()).await;
         assert_eq!(index.update(&session, &number(10), &number(50)).await, Ok(true));
         assert_eq!(index.stats().offload_ok, 1);
         let endpoint = session.endpoint().clone();
@@ -582,7 +589,7 @@ fn dies_in_the_queue(fences: bool) {
         .block_on(async {
             let mut value = Vec::new();
             if fences {
-                let index = open(made, 100, DexOptions::default());
+                let index = open(&session, made, 100, DexOptions::default()).await;
                 assert_eq!(index.get(&session, &number(10), &mut value).await, Ok(true));
                 assert_eq!(value, number(50));
                 session.endpoint().sleep(2_000_000).await;
@@ -590,7 +597,7 @@ fn dies_in_the_queue(fences: bool) {
             } else {
                 session.endpoint().sleep(2_000_000).await;
             }
-            let index = open(made, 100, DexOptions::default());
+            let index = open(&session, made, 100, DexOptions::default()).await;
             assert_eq!(index.get(&session, &number(10), &mut value).await, Ok(true));
             check(&session, &index).await;
             value
@@ -622,7 +629,7 @@ fn an_unknown_outcome_keeps_its_mark() {
             let session = start(one, &World::default().pool_options()).await;
             let made = create(&session, &TableFormat::fixed8(Engine::BTree)).await;
             let made = loaded(&session, made, 1_000).await;
-            let index = open(made, 100, always());
+            let index = open(&session, made, 100, always()).await;
             assert_eq!(index.update(&session, &number(10), &number(50)).await, Ok(true));
             sim.memory_server(ServerId(0)).cut(0, Direction::Replies);
             let done = index.update(&session, &number(10), &number(51)).await;
@@ -660,7 +667,7 @@ fn an_unknown_outcome_keeps_its_mark() {
         let session = start(endpoint, &World::default().pool_options()).await;
         let made = create(&session, &TableFormat::fixed8(Engine::BTree)).await;
         let made = loaded(&session, made, 1_000).await;
-        let index = open(made, 100, always());
+        let index = open(&session, made, 100, always()).await;
         assert_eq!(index.update(&session, &number(10), &number(50)).await, Ok(true));
         let server = sim.memory_server(ServerId(0));
         server.cut(0, Direction::Replies);
@@ -704,7 +711,7 @@ fn a_service_that_forgot_leaves_the_outcome_unknown() {
         let session = start(endpoint, &World::default().pool_options()).await;
         let made = create(&session, &TableFormat::fixed8(Engine::BTree)).await;
         let made = loaded(&session, made, 1_000).await;
-        let index = open(made, 100, always());
+        let index = open(&session, made, 100, always()).await;
         assert_eq!(index.update(&session, &number(10), &number(50)).await, Ok(true));
         // It knows nobody's session: grants are tried a few times, then the leaf is fetched.
         lives.store(2, Ordering::SeqCst);

@@ -26,7 +26,7 @@ fn options(offload: Offload) -> DexOptions {
 /// A table of every other number below `2 * keys`, loaded and closed.
 async fn loaded(session: &Session, keys: u64) -> (GlobalAddr, Layout) {
     let made = create(session, &TableFormat::fixed8(Engine::BTree)).await;
-    let index = open(made, 64, options(Offload::Never));
+    let index = open(&session, made, 64, options(Offload::Never)).await;
     let pairs: Vec<_> =
         (0..keys).map(|key| (number(2 * key).to_vec(), number(key).to_vec())).collect();
     assert_eq!(index.bulk_load(session, &mut Pairs(pairs.iter())).await, Ok(keys));
@@ -56,7 +56,7 @@ async fn scan(
 async fn one_rpc(session: Session) {
     use Bound::{Excluded, Included, Unbounded};
     let made = loaded(&session, 10_000).await;
-    let plain = open(made, 1_000, options(Offload::Never));
+    let plain = open(&session, made, 1_000, options(Offload::Never)).await;
     let ranges = [
         // Near end, far end, descending, limit; bytes of the request, and pairs.
         ((Included(4_000), Unbounded), false, 100, 104, 100),
@@ -75,7 +75,9 @@ async fn one_rpc(session: Session) {
         expected.push(scan(&session, &plain, bounds, reverse, limit).await.1);
     }
     plain.close(&session).await.expect("close");
-    let index = open(made, 1_000, DexOptions { offload_level: 1, ..options(Offload::Always) });
+    let index =
+        open(&session, made, 1_000, DexOptions { offload_level: 1, ..options(Offload::Always) })
+            .await;
     // The root; what is below it stays where it is.
     scan(&session, &index, (Included(0), Unbounded), false, 1).await;
     for ((bounds, reverse, limit, bytes, pairs), expected) in ranges.into_iter().zip(expected) {
@@ -117,7 +119,7 @@ async fn newer_in_the_cache(session: Session) {
         admission: Admission::EAGER,
         ..options(Offload::Ratio(0.5))
     };
-    let index = open(made, 12, options);
+    let index = open(&session, made, 12, options).await;
     let mut rng = fastrand::Rng::with_seed(7);
     let mut model: BTreeMap<u64, u64> = (0..2_000).map(|key| (2 * key, key)).collect();
     for step in 0..3_000_u64 {
@@ -171,13 +173,14 @@ async fn records(session: Session) {
         ..TableFormat::default()
     };
     let made = create(&session, &format).await;
-    let index = open(made, 64, options(Offload::Never));
+    let index = open(&session, made, 64, options(Offload::Never)).await;
     let value = |key: u64| vec![key as u8; if key.is_multiple_of(3) { 5_000 } else { 5 }];
     for key in 0..60_u64 {
         assert_eq!(index.insert(&session, &number(key), &value(key)).await, Ok(true));
     }
     index.close(&session).await.expect("close");
-    let index = open(made, 8, DexOptions { offload_level: 1, ..options(Offload::Always) });
+    let index =
+        open(&session, made, 8, DexOptions { offload_level: 1, ..options(Offload::Always) }).await;
     for reverse in [false, true] {
         let all = (Bound::Unbounded, Bound::Unbounded);
         let (_, found) = scan(&session, &index, all, reverse, usize::MAX).await;
@@ -212,7 +215,7 @@ async fn savings(session: Session) {
                 ("offloaded", Offload::Always),
             ] {
                 // 1,429 leaves and 35 inner nodes.
-                let index = open(made, frames, options(offload));
+                let index = open(&session, made, frames, options(offload)).await;
                 let mut rng = fastrand::Rng::with_seed(3);
                 let (mut total, mut begun) = (Cost::default(), 0);
                 for at in 0..2 * SCANS {

@@ -10,7 +10,7 @@ use crate::common::clients::{Model, count_up, one_step, soak};
 use crate::common::{Pairs, World, formats, key, start, value};
 use farleaf_fabric::sim::Sim;
 use farleaf_fabric::{Client, Fabric};
-use farleaf_index::dex::{Dex, DexOptions, Reply, Request, WrongOwner};
+use farleaf_index::dex::{Dex, DexOptions, JoinOptions, Reply, Request, Take, WrongOwner};
 use farleaf_index::{Engine, Entries, Index, IndexError, ScanRange, TableFormat};
 use farleaf_pool::Pool;
 
@@ -107,7 +107,7 @@ fn a_foreign_key_is_told() {
         let client = Client::new(other.clone());
         let other = Pool::join(&client).await.expect("join").session(other).await.expect("session");
         let made = create(&session, &format).await;
-        let whole = open(made, 64, DexOptions::default());
+        let whole = open(&session, made, 64, DexOptions::default()).await;
         // Loaded before it is cut; the bounds need not be keys that are there.
         let pairs: Vec<_> = (0..3_000_u64)
             .map(|key| ((key << 50).to_be_bytes().to_vec(), key.to_le_bytes().to_vec()))
@@ -118,23 +118,25 @@ fn a_foreign_key_is_told() {
         whole.partition(&session, &[(777_u64 << 50).to_be_bytes().to_vec()]).await.expect("cut");
         let (meta, layout) = made;
         let mut value = Vec::new();
-        let again = open(made, 64, DexOptions::default());
-        let refused = again.get(&session, &[0; 8], &mut value).await;
+        let again = open(&session, made, 64, DexOptions::default()).await;
+        let refused = again.partition(&session, &[vec![9; 8]]).await;
         assert!(matches!(refused, Err(IndexError::Invalid(_))), "{refused:?}");
+        again.close(&session).await.expect("close");
         let options = DexOptions { cache_bytes: 200 << 10, ..DexOptions::default() };
-        let none = Dex::open_partition(&session, meta, layout, options, 2).await;
-        assert!(matches!(none, Err(IndexError::Invalid(_))));
-        let low = Dex::open_partition(&session, meta, layout, options, 0).await.expect("open");
-        let high = Dex::open_partition(&other, meta, layout, options, 1).await.expect("open");
+        let join = JoinOptions { take: Take::Free(1), take_over: false };
+        let low = Dex::open(&session, meta, layout, options, None, join).await.expect("open");
         let (own, foreign) = ((777_u64 << 50).to_be_bytes(), ((777_u64 << 50) + 1).to_be_bytes());
         assert_eq!(low.get(&session, &own, &mut value).await, Ok(true));
         assert_eq!(low.wrong_owner(&session, &own).await, Ok(None));
         let told = low.wrong_owner(&session, &foreign).await.expect("told").expect("foreign");
-        // The cut, the claim, the log's name.
-        assert_eq!(told, WrongOwner { partition: 1, owner: None, epoch: 3 });
+        let epoch = low.known_map().0;
+        assert_eq!(told, WrongOwner { partition: 1, owner: None, epoch });
+        let high = Dex::open(&other, meta, layout, options, None, join).await.expect("open");
         assert_eq!(high.get(&other, &foreign, &mut value).await, Ok(false));
         let told = low.wrong_owner(&session, &foreign).await.expect("told").expect("foreign");
-        assert_eq!(told, WrongOwner { partition: 1, owner: Some(incarnation), epoch: 5 });
+        // The claim, the log's name.
+        let epoch = epoch + 2;
+        assert_eq!(told, WrongOwner { partition: 1, owner: Some(incarnation), epoch });
         for refused in [
             low.get(&session, &foreign, &mut value).await,
             low.upsert(&session, &foreign, &[1; 8]).await,
@@ -144,7 +146,7 @@ fn a_foreign_key_is_told() {
             assert!(matches!(refused, Err(IndexError::Unavailable(_))), "{refused:?}");
         }
         let request = Request::Get { key: foreign.to_vec() };
-        let wrong = Ok(Reply::WrongOwner { epoch: 5 });
+        let wrong = Ok(Reply::WrongOwner { epoch });
         assert_eq!(low.serve(&session, request.clone()).await, wrong);
         assert_eq!(high.serve(&other, request).await, Ok(Reply::Value(None)));
         let mut out = Entries::new();
@@ -245,7 +247,8 @@ fn death(seed: u64, format: TableFormat, at_ns: u64) {
         let pool = Pool::join(&client).await.expect("join");
         let session = pool.session(third).await.expect("session");
         let options = DexOptions { cache_bytes: 60 * 4096, ..DexOptions::default() };
-        let index = Dex::open_partition(&session, meta, layout, options, 1).await.expect("open");
+        let join = JoinOptions { take: Take::Nothing, take_over: true };
+        let index = Dex::open(&session, meta, layout, options, None, join).await.expect("open");
         let mut now = 0;
         for (key, (values, _)) in &held {
             let mut found = Vec::new();

@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use super::storm::{bounds, config, finish, members_of, serve};
-use super::tables::{check, create, open};
+use super::tables::{check, create, open, try_open};
 use crate::common::clients::one_step;
 use crate::common::{Pairs, World, formats, start};
 use farleaf_fabric::sim::Sim;
 use farleaf_fabric::{Endpoint, Fabric};
-use farleaf_index::dex::{Admission, Cluster, Dex, DexOptions, Durability, equal_width};
+use farleaf_index::dex::{Admission, Cluster, DexOptions, Durability, equal_width};
 use farleaf_index::{Engine, Index, IndexError, TableFormat};
 use farleaf_pool::Session;
 
@@ -25,7 +25,10 @@ fn number(key: u64) -> [u8; 8] {
 async fn two_tables(session: Session) {
     let tiny = formats()[0].1;
     let made = [create(&session, &tiny).await, create(&session, &tiny).await];
-    let tables = made.map(|made| open(made, 16, DexOptions::default()));
+    let mut tables = Vec::new();
+    for made in made {
+        tables.push(open(&session, made, 16, DexOptions::default()).await);
+    }
     for key in 0..600_u64 {
         for (at, table) in (0_u64..).zip(&tables) {
             let new = table.insert(&session, &number(key * 7 % 601), &number(key + at)).await;
@@ -44,7 +47,7 @@ async fn two_tables(session: Session) {
         table.close(&session).await.expect("close");
     }
     for made in made {
-        let index = open(made, 16, DexOptions::default());
+        let index = open(&session, made, 16, DexOptions::default()).await;
         let mut audit = farleaf_pool::Audit::new(&session).await.expect("audit");
         let report = index.verify(&session, &mut audit).await.expect("verify");
         assert_eq!((report.problems, report.keys), (Vec::new(), 600));
@@ -69,13 +72,13 @@ fn misses_below_one_parent_overlap() {
         let session = start(endpoint, &World::default().pool_options()).await;
         let made = create(&session, &TableFormat::fixed8(Engine::BTree)).await;
         let volatile = DexOptions { durability: Durability::Volatile, ..DexOptions::default() };
-        let index = open(made, 64, volatile);
+        let index = open(&session, made, 64, volatile).await;
         let pairs: Vec<_> =
             (0..42 * 20_u64).map(|key| (number(key).to_vec(), number(key).to_vec())).collect();
         let loaded = index.bulk_load(&session, &mut Pairs(pairs.iter())).await;
         assert_eq!(loaded, Ok(42 * 20));
         index.close(&session).await.expect("close");
-        let index = open(made, 64, volatile);
+        let index = open(&session, made, 64, volatile).await;
         // The root, which has all leaves below it, and one leaf; then another leaf alone.
         let mut value = Vec::new();
         assert_eq!(index.get(&session, &number(0), &mut value).await, Ok(true));
@@ -126,7 +129,8 @@ fn a_cache_that_cannot_work_is_refused() {
         let (meta, layout) = create(&session, &tiny).await;
         for cache_bytes in [0, 1, 8 * 256 - 1] {
             let options = DexOptions { cache_bytes, ..DexOptions::default() };
-            let Err(IndexError::Invalid(text)) = Dex::open(meta, layout, options) else {
+            let Err(IndexError::Invalid(text)) = try_open(&session, (meta, layout), options).await
+            else {
                 panic!("{cache_bytes} bytes are taken");
             };
             assert!(text.contains("the least is 8, 2048 bytes"), "{text}");
@@ -139,9 +143,10 @@ fn a_cache_that_cannot_work_is_refused() {
             |options, share| options.merge_sum = share,
             |options, share| options.bulk_fill = share,
         ];
-        let refused = |options: DexOptions, says: &str| {
+        let refused = async |options: DexOptions, says: &str| {
             let options = DexOptions { cache_bytes: 8 * 256, ..options };
-            let Err(IndexError::Invalid(text)) = Dex::open(meta, layout, options) else {
+            let Err(IndexError::Invalid(text)) = try_open(&session, (meta, layout), options).await
+            else {
                 panic!("taken: {options:?}");
             };
             assert!(text.contains(says), "{text}");
@@ -150,11 +155,11 @@ fn a_cache_that_cannot_work_is_refused() {
             for share in [-0.1, 1.1, f64::NAN, f64::INFINITY] {
                 let mut options = DexOptions::default();
                 set(&mut options, share);
-                refused(options, "0 to 1");
+                refused(options, "0 to 1").await;
             }
         }
-        refused(DexOptions { sample_count: 0, ..DexOptions::default() }, "at least 1");
-        refused(DexOptions { probe_buckets: 0, ..DexOptions::default() }, "at least 1");
+        refused(DexOptions { sample_count: 0, ..DexOptions::default() }, "at least 1").await;
+        refused(DexOptions { probe_buckets: 0, ..DexOptions::default() }, "at least 1").await;
         // What is left is odd at most.
         let mut held = 0;
         for (at, share) in (0_u64..).zip([0.0, 1.0]) {
@@ -170,7 +175,7 @@ fn a_cache_that_cannot_work_is_refused() {
                 offload_level: u8::MAX,
                 ..DexOptions::default()
             };
-            let index = open((meta, layout), 8, options);
+            let index = open(&session, (meta, layout), 8, options).await;
             for key in 0..60 {
                 let key = number(key * 5 + at);
                 assert_eq!(index.insert(&session, &key, &key).await, Ok(true), "{share}");

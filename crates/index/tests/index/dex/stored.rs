@@ -4,9 +4,9 @@ use crate::common::{World, create, join, open, settle, start};
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{Endpoint, Fabric, OpKind};
 use farleaf_index::bnode::ValueFormat;
-use farleaf_index::dex::{Cluster, DexOptions, Durability};
+use farleaf_index::dex::Cluster;
 use farleaf_index::{
-    AnyIndex, Engine, Index, IndexError, OpenOptions, StoredTable, TableFormat, recover,
+    AnyIndex, Engine, Index, IndexError, OpenOptions, Settings, StoredTable, TableFormat, recover,
 };
 use farleaf_pool::{Audit, PoolOptions, Session};
 
@@ -156,12 +156,8 @@ fn a_full_pool_keeps_nobody_from_what_the_dead_had() {
             one.endpoint().sleep(100_000).await;
         }
         // Without a log it needs no room to begin.
-        let dex = DexOptions {
-            durability: Durability::Volatile,
-            cache_bytes: 64 << 10,
-            ..DexOptions::default()
-        };
-        let options = OpenOptions { dex, ..OpenOptions::default() };
+        let settings = Settings::default().with("durability", "volatile").with("cache", "64KiB");
+        let options = OpenOptions { settings, ..OpenOptions::default() };
         let table = AnyIndex::open(&one, &root, &options).await.expect("open");
         let mut value = Vec::new();
         assert_eq!(table.get(&one, &key(1), &mut value).await, Ok(true));

@@ -77,7 +77,7 @@ pub fn cluster(
                 }
             }
             let made = create(&sessions[0], format).await;
-            let whole = open(made, 32, DexOptions::default());
+            let whole = open(&sessions[0], made, 32, DexOptions::default()).await;
             whole.partition(&sessions[0], &bounds(format, count)).await.expect("partition");
             let mut servers = Vec::new();
             for (number, session) in sessions.into_iter().enumerate() {
@@ -93,14 +93,10 @@ pub fn cluster(
                     combine: [64, 0, 2, 64][number],
                     ..DexOptions::default()
                 };
-                let index = Dex::open_partition(&session, meta, layout, options, number).await;
-                let index = index.expect("open");
-                index.set_forward(post.clone());
-                // Whoever is to be forwarded to must serve.
-                index
-                    .get(&session, &own_key(format, count, number), &mut Vec::new())
-                    .await
-                    .expect("get");
+                // Each takes the first partition that nobody has, and no other later.
+                let join = JoinOptions { take: Take::Free(1), take_over: false };
+                let index = Dex::open(&session, meta, layout, options, Some(post.clone()), join);
+                let index = index.await.expect("open");
                 servers.push(Server { pool: session.pool().clone(), index, session });
             }
             servers
@@ -146,7 +142,7 @@ pub fn members_of(
                 Some(made) => made,
                 None => {
                     let table = create(&session, format).await;
-                    let whole = open(table, 64, DexOptions::default());
+                    let whole = open(&session, table, 64, DexOptions::default()).await;
                     whole.partition(&session, cut).await.expect("partition");
                     made = Some(table);
                     table
@@ -164,7 +160,8 @@ pub fn members_of(
                 ..DexOptions::default()
             };
             let take = JoinOptions { take: Take::Free(1), ..JoinOptions::default() };
-            let index = Dex::join(&session, meta, layout, options, cluster.clone(), take).await;
+            let index =
+                Dex::open(&session, meta, layout, options, Some(cluster.clone()), take).await;
             let index = index.expect("join");
             servers.push(Server { pool: session.pool().clone(), index, session });
         }

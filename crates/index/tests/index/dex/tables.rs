@@ -3,8 +3,8 @@
 
 use farleaf_fabric::{Endpoint, GlobalAddr};
 use farleaf_index::bnode::Layout;
-use farleaf_index::dex::{Dex, DexOptions, Durability};
-use farleaf_index::{TableFormat, TableReport};
+use farleaf_index::dex::{Dex, DexOptions, Durability, JoinOptions, Take};
+use farleaf_index::{IndexError, TableFormat, TableReport};
 use farleaf_pool::Session;
 
 use crate::common::{self, settle};
@@ -28,10 +28,25 @@ pub fn some_durability(seed: u64, options: DexOptions) -> DexOptions {
     DexOptions { durability, log_bytes, scan_prefetch, offload_scans, combine, ..options }
 }
 
-/// Its table with a cache of `frames` nodes.
-pub fn open((meta, layout): (GlobalAddr, Layout), frames: u64, options: DexOptions) -> Dex {
-    let cache_bytes = frames * layout.node_bytes() as u64;
-    Dex::open(meta, layout, DexOptions { cache_bytes, ..options }).expect("open")
+/// As [`open`], with a cache of so many bytes as `options` say.
+pub async fn try_open(
+    session: &Session,
+    (meta, layout): (GlobalAddr, Layout),
+    options: DexOptions,
+) -> Result<Dex, IndexError> {
+    let join = JoinOptions { take: Take::Nothing, take_over: true };
+    Dex::open(session, meta, layout, options, None, join).await
+}
+
+/// The table with a cache of `frames` nodes, which takes the keys that nobody has as it meets them.
+pub async fn open(
+    session: &Session,
+    (meta, layout): (GlobalAddr, Layout),
+    frames: u64,
+    options: DexOptions,
+) -> Dex {
+    let options = DexOptions { cache_bytes: frames * layout.node_bytes() as u64, ..options };
+    try_open(session, (meta, layout), options).await.expect("open")
 }
 
 /// Cache, remote structure and the pool's accounts are in order.

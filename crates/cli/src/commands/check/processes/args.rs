@@ -144,7 +144,7 @@ impl ProcessesArgs {
                 None => Ok(None),
             };
         };
-        if self.post_faults_per_second.is_some() && self.engine != Engine::Dex {
+        if self.post_faults_per_second.is_some() && !self.engine.traits().owned {
             return Err(Failure::usage(
                 "--post-faults-per-second needs --engine dex: compute servers of other engines do not ask \
                  each other",

@@ -434,15 +434,12 @@ impl Cache {
             _ => Work::Point,
         };
         let view = self.view();
-        let (low, high) = match &view {
-            Some(view) => view.map.range(match question.partition {
-                Seat::Key => view.map.of(&question.key, false),
-                Seat::Above => view.map.of(&question.key, true),
-                Seat::First => 0,
-                Seat::Last => view.map.count() - 1,
-            }),
-            None => (None, None),
-        };
+        let (low, high) = view.map.range(match question.partition {
+            Seat::Key => view.map.of(&question.key, false),
+            Seat::Above => view.map.of(&question.key, true),
+            Seat::First => 0,
+            Seat::Last => view.map.count() - 1,
+        });
         let mut trial = Trial::default();
         let mut grants = 0;
         let mut turned_away = 0;
@@ -461,7 +458,7 @@ impl Cache {
                 incarnation: endpoint.incarnation().0,
                 session: granted,
                 sequence: channel.map_or(0, |channel| channel.sequence),
-                epoch: view.as_ref().map_or(0, |view| view.map.epoch),
+                epoch: view.map.epoch,
                 channel: channel.map_or(0, |channel| channel.number),
                 layout: *self.layout(),
                 key: &question.key,

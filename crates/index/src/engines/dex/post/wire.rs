@@ -380,7 +380,6 @@ fn put_move_error(out: &mut Vec<u8>, error: &MoveError) {
         MoveError::NobodyElse => (7, None),
         MoveError::Busy => (8, None),
         MoveError::CalledOff => (9, None),
-        MoveError::NotPartitioned => (10, None),
         MoveError::Index(error) => {
             out.push(11);
             return put_error(out, error);
@@ -590,7 +589,6 @@ impl<'a> Input<'a> {
             7 => MoveError::NobodyElse,
             8 => MoveError::Busy,
             9 => MoveError::CalledOff,
-            10 => MoveError::NotPartitioned,
             11 => MoveError::Index(self.error()?),
             _ => return Err(self.wrong("a move's error of an unknown kind")),
         })
@@ -655,7 +653,6 @@ mod tests {
             MoveError::NobodyElse,
             MoveError::Busy,
             MoveError::CalledOff,
-            MoveError::NotPartitioned,
             MoveError::Index(IndexError::Full(text())),
         ];
         let load = PartLoad {

@@ -10,6 +10,7 @@
 use farleaf_fabric::{Endpoint, Incarnation};
 use farleaf_pool::Session;
 
+use super::super::load::Load;
 use super::super::{Cache, Dex};
 use super::MoveError;
 
@@ -189,7 +190,7 @@ impl Dex {
         loop {
             session.endpoint().sleep(options.round_ns).await;
             self.0.check_open()?;
-            if self.0.view().is_some_and(|view| view.owned[0]) {
+            if self.0.view().owned[0] {
                 let _ = self.balance(session, &mut balancer).await;
             }
             session.tick().await?;
@@ -200,11 +201,8 @@ impl Dex {
 impl Cache {
     /// What has been done on each partition of this cache's, by its own count and sample.
     pub(in super::super) fn own_load(&self, decay: bool) -> Vec<PartLoad> {
-        let (Some(gate), Some(view)) = (self.gate(), self.view()) else { return Vec::new() };
-        let meter = gate.load();
-        if decay {
-            gate.decay();
-        }
+        let view = self.view();
+        let Load { ops, keys } = self.part.guard.load(decay);
         let mut loads: Vec<(usize, PartLoad)> = (0..view.map.count())
             .filter(|number| view.owned[*number])
             .map(|number| {
@@ -214,15 +212,15 @@ impl Cache {
                 (number, PartLoad { owner, low, high, ops: 0, keys: Vec::new() })
             })
             .collect();
-        let all = meter.keys.len() as u64;
-        for key in meter.keys {
+        let all = keys.len() as u64;
+        for key in keys {
             let number = view.map.of(&key, false);
             if let Some((_, load)) = loads.iter_mut().find(|(own, _)| *own == number) {
                 load.keys.push(key);
             }
         }
         for (_, load) in &mut loads {
-            load.ops = (meter.ops * load.keys.len() as u64).checked_div(all).unwrap_or(0);
+            load.ops = (ops * load.keys.len() as u64).checked_div(all).unwrap_or(0);
         }
         loads.into_iter().map(|(_, load)| load).collect()
     }

@@ -41,9 +41,6 @@ pub enum MoveError {
     /// Somebody has ended the move, as its giver or taker was taken for dead.
     #[error("the move was called off: one of its compute servers was taken for dead")]
     CalledOff,
-    /// The table has no partitions.
-    #[error("the table is not partitioned: cut it first")]
-    NotPartitioned,
     /// What an index operation can fail with.
     #[error(transparent)]
     Index(#[from] IndexError),
@@ -225,7 +222,7 @@ impl Dex {
         let _pin =
             session.begin(farleaf_fabric::OpKind::Maintenance).await.map_err(IndexError::from)?;
         let seek = range.low.as_deref().map_or(Seek::First, Seek::After);
-        let Ok(_inside) = cache.enter(session, seek).await? else {
+        let Ok(_inside) = cache.acquire(session, seek).await? else {
             return Err(MoveError::NotOwned);
         };
         // From the root down, along the way to the range's lower end.
@@ -260,14 +257,8 @@ impl Dex {
     }
 
     async fn newest(&self, session: &Session) -> Result<Partitions, MoveError> {
-        if self.0.view().is_none() {
-            return Err(MoveError::NotPartitioned);
-        }
         self.refresh_map(session).await?;
-        match self.0.view() {
-            Some(view) => Ok(view.map.clone()),
-            None => Err(MoveError::NotPartitioned),
-        }
+        Ok(self.0.view().map.clone())
     }
 
     async fn moved(
@@ -292,7 +283,7 @@ impl Dex {
     /// Bounds and owners as they are known here.
     #[doc(hidden)]
     pub fn known_map(&self) -> (u64, Vec<Vec<u8>>, Vec<Incarnation>) {
-        let Some(view) = self.0.view() else { return (0, Vec::new(), Vec::new()) };
+        let view = self.0.view();
         let owners = view.map.owners.iter().copied().map(Incarnation).collect();
         (view.map.epoch, view.map.bounds.clone(), owners)
     }

@@ -9,9 +9,9 @@ use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
 use super::super::forward::{Reply, Request};
-use super::super::gate::View;
 use super::super::member::forget_intent;
 use super::super::partitions::{Intent, Partitions, Range, change_map};
+use super::super::range_guard::View;
 use super::super::split::Need;
 use super::super::walk::Seek;
 use super::super::{Cache, Dex, Fail, Found, Restarts};
@@ -43,16 +43,14 @@ pub(in super::super) struct Moving(Arc<Cache>);
 
 impl Moving {
     pub(in super::super) fn begin(cache: &Arc<Cache>) -> Option<Self> {
-        cache.gate()?.begin_moving().then(|| Moving(Arc::clone(cache)))
+        cache.part.guard.begin_moving().then(|| Moving(Arc::clone(cache)))
     }
 }
 
 impl Drop for Moving {
     fn drop(&mut self) {
-        if let Some(gate) = self.0.gate() {
-            gate.end_moving();
-        }
-        self.0.wake_gate();
+        self.0.part.guard.end_moving();
+        self.0.wake_guard();
     }
 }
 
@@ -87,7 +85,7 @@ impl Dex {
     ) -> Result<u64, MoveError> {
         let cache = &self.0;
         let me = session.endpoint().incarnation();
-        let Some(view) = cache.view() else { return Err(MoveError::NotPartitioned) };
+        let view = cache.view();
         if range.is_empty() {
             return Err(MoveError::OutOfOrder);
         }
@@ -159,7 +157,7 @@ impl Dex {
         let _pin = session.begin(OpKind::Maintenance).await.map_err(IndexError::from)?;
         let mut tries = 0;
         loop {
-            let held = Cache::read_map(&self.0.remote, session).await?.and_then(|map| map.intent);
+            let held = Cache::read_map(&self.0.remote, session).await?.intent;
             if let Some(other) = &held {
                 for who in [other.from, other.to].map(Incarnation) {
                     if who != session.endpoint().incarnation()
@@ -169,7 +167,7 @@ impl Dex {
                         session.steady().fence_everywhere(who).await.map_err(IndexError::from)?;
                         let dead = who.0;
                         change_map(&self.0.remote, session, async move |map| {
-                            let mut new = map.cloned().unwrap_or_else(|| Partitions::cut(&[]));
+                            let mut new = map.clone();
                             forget_intent(&mut new, dead);
                             Ok(new)
                         })
@@ -185,7 +183,6 @@ impl Dex {
                     *told.borrow_mut() = Some(why);
                     Err(IndexError::Unavailable("a move cannot begin".into()))
                 };
-                let Some(map) = map else { return refuse(MoveError::NotPartitioned) };
                 if map.intent.is_some() {
                     return refuse(MoveError::Busy);
                 }
@@ -220,12 +217,11 @@ impl Dex {
         let gone = Rc::new(RefCell::new(false));
         let told = Rc::clone(&gone);
         let map = change_map(&self.0.remote, session, async move |map| {
-            let held = map.and_then(|map| map.intent.as_ref());
-            let (Some(map), true) = (map, held == Some(&wanted)) else {
+            if map.intent.as_ref() != Some(&wanted) {
                 // INV-DEX-MOVE-3
                 *told.borrow_mut() = true;
                 return Err(IndexError::Unavailable("the move was called off".into()));
-            };
+            }
             let mut new = map.clone();
             new.give(&wanted.range, wanted.to);
             new.intent = None;
@@ -244,12 +240,10 @@ impl Dex {
         let Ok(_pin) = session.begin(OpKind::Maintenance).await else { return };
         let wanted = intent.clone();
         let map = change_map(&self.0.remote, session, async move |map| {
-            let mut new = match map {
-                Some(map) if map.intent.as_ref() == Some(&wanted) => map.clone(),
-                _ => return Err(IndexError::Unavailable("it is gone already".into())),
-            };
-            new.intent = None;
-            Ok(new)
+            if map.intent.as_ref() != Some(&wanted) {
+                return Err(IndexError::Unavailable("it is gone already".into()));
+            }
+            Ok(Partitions { intent: None, ..map.clone() })
         })
         .await;
         if let Ok(map) = map {
@@ -267,11 +261,11 @@ impl Cache {
         range: &Range,
         options: MoveOptions,
     ) -> Result<(), MoveError> {
-        let Some(gate) = self.gate() else { return Err(MoveError::NotPartitioned) };
+        let guard = &self.part.guard;
         // 2
-        gate.drain(session).await;
+        guard.drain(session).await;
         // 3
-        let view = gate.view();
+        let view = guard.view();
         let ends: Vec<Vec<u8>> = [&range.low, &range.high]
             .into_iter()
             .flatten()
@@ -296,13 +290,13 @@ impl Cache {
             most = dirty / 2;
         }
         // 5
-        gate.change(|view| Some(View { cuts: ends.clone(), ..view.clone() }));
-        gate.drain(session).await;
+        guard.change(|view| Some(View { cuts: ends.clone(), ..view.clone() }));
+        guard.drain(session).await;
         self.share_crossing(session).await?;
         // 6
-        gate.change(|view| Some(View { closed: Some(range.clone()), ..view.clone() }));
+        guard.change(|view| Some(View { closed: Some(range.clone()), ..view.clone() }));
         if !Canary::GiveUndrained.is_armed() {
-            gate.drain(session).await;
+            guard.drain(session).await;
         }
         // 7
         let _pin = session.begin(OpKind::Maintenance).await.map_err(IndexError::from)?;
@@ -316,7 +310,12 @@ impl Cache {
         Ok(())
     }
 
-    async fn cut_leaf(self: &Arc<Self>, session: &Session, bound: &[u8]) -> Result<(), IndexError> {
+    /// Splits the leaf that has `bound` so that it ends there.
+    pub(in super::super) async fn cut_leaf(
+        self: &Arc<Self>,
+        session: &Session,
+        bound: &[u8],
+    ) -> Result<(), IndexError> {
         let mut restarts = Restarts::default();
         loop {
             match self.split(session, Need::Bound(bound.to_vec())).await {

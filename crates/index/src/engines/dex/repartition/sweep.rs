@@ -136,7 +136,7 @@ impl Cache {
     ) -> Result<(), MoveError> {
         let _pin = session.begin(OpKind::Maintenance).await.map_err(IndexError::from)?;
         for pass in 0..PASSES_MAX {
-            let Some(view) = self.view() else { return Err(MoveError::NotPartitioned) };
+            let view = self.view();
             let is_cut = |frame: u32, held: &Range| {
                 let is_root = self.frames.ctl(frame).parent() == TOP
                     && self.frames.ctl(frame).state() == State::Hot;

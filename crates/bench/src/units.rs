@@ -1,4 +1,8 @@
-//! Human units: print three significant digits and a unit, for people, not for reading back.
+//! Quantities: those of [`farleaf_index::units`], and how reports print them for people.
+//!
+//! For people they have three significant digits and a unit, and are not meant to be read back.
+
+pub use farleaf_index::units::*;
 
 const DECIMAL_UNITS: &[&str] = &["", " K", " M", " G", " T", " P", " E"];
 const BINARY_UNITS: &[&str] = &[" B", " KiB", " MiB", " GiB", " TiB", " PiB", " EiB"];
@@ -43,4 +47,29 @@ fn scaled(value: f64, step: f64, units: &[&str]) -> String {
         _ => 0,
     };
     format!("{value:.decimals$}{}", units[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn people_get_three_digits() {
+        assert_eq!(human_count(0), "0");
+        assert_eq!(human_count(999), "999");
+        assert_eq!(human_count(1_500), "1.50 K");
+        assert_eq!(human_count(999_700), "1.00 M");
+        assert_eq!(human_count(200_000_000), "200 M");
+        assert_eq!(human_count(u64::MAX), "18.4 E");
+        assert_eq!(human_bytes(512), "512 B");
+        assert_eq!(human_bytes(65_536), "64.0 KiB");
+        assert_eq!(human_bytes(3 << 29), "1.50 GiB");
+        assert_eq!(human_rate(1_234_567.0), "1.23 M ops/s");
+        assert_eq!(human_rate(0.5), "0.50 ops/s");
+        assert_eq!(human_us(0.85), "850 ns");
+        assert_eq!(human_us(12.34), "12.3 us");
+        assert_eq!(human_us(4_560.0), "4.56 ms");
+        assert_eq!(human_us(2e9), "2000 s");
+        assert_eq!(us_from_ns(1_234), 1.234);
+    }
 }

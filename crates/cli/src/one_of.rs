@@ -1,4 +1,4 @@
-//! Suggestions: find the names that the caller probably means.
+//! Option values: one of a few names, with a suggestion for a mistyped one.
 
 use std::ffi::OsStr;
 use std::marker::PhantomData;
@@ -6,23 +6,7 @@ use std::marker::PhantomData;
 use clap::builder::{PossibleValue, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Command, ValueEnum};
-
-/// The name of `known` nearest to `word`, if one is near enough to be a slip.
-pub(crate) fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let word = word.to_lowercase();
-    let edits_max = (word.chars().count() / 3).clamp(1, 4);
-    known
-        .into_iter()
-        .map(|name| (strsim::osa_distance(&word, &name.to_lowercase()), name))
-        .filter(|(edits, _)| *edits <= edits_max)
-        .min_by_key(|(edits, _)| *edits)
-        .map(|(_, name)| name)
-}
-
-/// `; did you mean "x"?`, or nothing.
-pub(crate) fn hint<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> String {
-    nearest(word, known).map(|name| format!("; did you mean \"{name}\"?")).unwrap_or_default()
-}
+use farleaf_index::suggest::hint;
 
 /// Reads one of a few names, and suggests the nearest for one that is not known.
 #[derive(Clone)]
@@ -64,19 +48,5 @@ impl<T: ValueEnum + Clone + Send + Sync + 'static> TypedValueParser for OneOf<T>
 
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
         Some(Box::new(T::value_variants().iter().filter_map(T::to_possible_value)))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn slips_are_corrected_and_strangers_are_not() {
-        assert_eq!(nearest("nmae", ["id", "name"]), Some("name"));
-        assert_eq!(nearest("Name", ["id", "name"]), Some("name"));
-        assert_eq!(nearest("colour", ["id", "name"]), None);
-        assert_eq!(hint("btre", ["btree"]), "; did you mean \"btree\"?");
-        assert_eq!(hint("quux", ["btree"]), "");
     }
 }

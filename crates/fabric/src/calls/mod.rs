@@ -1,0 +1,164 @@
+//! Calls: one compute server's requests to another one, and their replies (F12 of [`crate::contract`]).
+//!
+//! Here stand the contract's types, and what the fabrics in real time share: the queues from which a
+//! receiver's tasks take requests ([`Requests`]), and the promise that a request leaves with its sender
+//! ([`promise`]).
+
+mod link;
+mod promise;
+mod replies;
+mod requests;
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use crate::tcp::Tls;
+use crate::{Incarnation, OpErrorKind, ServerId};
+
+pub(crate) use link::Link;
+pub(crate) use promise::{Answer, promise};
+pub(crate) use replies::{Admission, Outcome, Replies, Reply};
+pub(crate) use requests::{Queued, Requests, next};
+
+/// Most bytes of a call's request, and of its reply.
+pub const CALL_BYTES_MAX: usize = 16 << 20;
+/// Calls that are under way on one connection. Further ones wait at the sender (F12.10).
+pub(crate) const UNDER_WAY_MAX: usize = 1_024;
+
+/// One life of a compute server, and where it answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its number, from [`ServerId::COMPUTE_FIRST`] on.
+    pub server: ServerId,
+    /// Its life.
+    pub incarnation: Incarnation,
+    /// Where it listens. `None` where the life alone leads there (`mapped`, `sim`).
+    pub address: Option<SocketAddr>,
+}
+
+/// Where a compute server listens for the others, and whom it lets in. Fabrics without a network
+/// (`mapped`, `sim`) ignore it.
+#[derive(Clone, Debug)]
+pub struct ListenConfig {
+    /// The address. Port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// The address that others use, if it differs (containers, NAT). Port 0 stands for the port that
+    /// `listen` got.
+    pub advertise: Option<SocketAddr>,
+    /// Encrypts connections, and lets in only who shows a certificate.
+    pub tls: Option<Tls>,
+    /// Allows an address that other machines can reach without `tls`.
+    pub insecure_public: bool,
+    /// Most connections at a time.
+    pub connections_max: usize,
+}
+
+impl Default for ListenConfig {
+    fn default() -> Self {
+        ListenConfig {
+            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            advertise: None,
+            tls: None,
+            insecure_public: false,
+            connections_max: 4_096,
+        }
+    }
+}
+
+/// How a call failed (F12.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CallError {
+    /// The request was not begun and never will be: it may be sent again.
+    #[error("the request was not begun, and never will be")]
+    NotBegun,
+    /// The request may have been done, may be under way, or may not have been begun.
+    #[error("nobody knows whether the request was done: {0}")]
+    Unknown(OpErrorKind),
+    /// The request has more than [`CALL_BYTES_MAX`] bytes. It was not sent.
+    #[error("the request is longer than {CALL_BYTES_MAX} bytes")]
+    TooLong,
+}
+
+/// A reply that did not leave: this compute server does not hold its lease, or the connection has ended.
+/// The sender of the request learns `Unknown`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the reply did not leave: this compute server holds no lease, or the connection has ended")]
+pub struct Closed;
+
+/// A request that came to this compute server (see [`crate::Endpoint::next_call`]).
+///
+/// Dropped without a reply, it tells its sender [`CallError::NotBegun`] before [`Incoming::begin`], and
+/// [`CallError::Unknown`] after it.
+pub struct Incoming {
+    /// The life that sent it.
+    pub from: Incarnation,
+    /// Its bytes.
+    pub request: Vec<u8>,
+    responder: Box<dyn Responder>,
+}
+
+impl Incoming {
+    pub(crate) fn new(from: Incarnation, request: Vec<u8>, responder: Box<dyn Responder>) -> Self {
+        Incoming { from, request, responder }
+    }
+
+    /// Declares that the request's work begins. From here on its sender learns `NotBegun` no more.
+    ///
+    /// False if the sender has been fenced, has left or has reconnected (F12.4, F12.6): nothing of the
+    /// request may be done.
+    #[must_use = "false: nothing of the request may be done"]
+    pub fn begin(&mut self) -> bool {
+        self.responder.begin()
+    }
+
+    /// Sends the reply. Costs no wait.
+    ///
+    /// # Errors
+    /// [`Closed`] if this compute server does not hold its lease (F12.7), or the sender has gone.
+    ///
+    /// # Panics
+    /// If the reply has more than [`CALL_BYTES_MAX`] bytes, or [`Incoming::begin`] has not returned true.
+    pub fn reply(mut self, reply: Vec<u8>) -> Result<(), Closed> {
+        assert!(reply.len() <= CALL_BYTES_MAX, "a reply of {} bytes", reply.len());
+        self.responder.reply(reply)
+    }
+}
+
+impl fmt::Debug for Incoming {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Incoming({} bytes from {})", self.request.len(), self.from)
+    }
+}
+
+/// What the receiver of a request owes its sender. Dropped, it tells how far the request was.
+pub(crate) trait Responder {
+    /// See [`Incoming::begin`].
+    fn begin(&mut self) -> bool;
+
+    /// See [`Incoming::reply`]; called once.
+    fn reply(&mut self, reply: Vec<u8>) -> Result<(), Closed>;
+}
+
+/// The error for memory that nobody exposes yet.
+pub(crate) fn check_exposed(number: ServerId, bytes: u64) -> Result<(), crate::FabricError> {
+    let refuse = |why: String| Err(crate::FabricError::Config(why));
+    if !number.is_compute() {
+        return refuse(format!(
+            "compute servers have numbers from {} on, and {number} is a memory server's",
+            ServerId::COMPUTE_FIRST
+        ));
+    }
+    if bytes > 0 {
+        return refuse(format!(
+            "a compute server exposes no memory yet, and {bytes} bytes were asked for: pass 0 to take \
+             calls alone"
+        ));
+    }
+    Ok(())
+}
+
+/// The error for a compute server that exposes twice.
+pub(crate) fn exposed_twice() -> crate::FabricError {
+    crate::FabricError::Config("a compute server exposes itself once in its life".to_owned())
+}

@@ -1,0 +1,123 @@
+//! Requests: what came to this compute server and waits for one of its tasks, by service.
+//!
+//! - INV-CALL-2: a request is taken once, by one task.
+//! - INV-CALL-3: a closed queue is empty and stays so: what comes later is dropped, which tells its
+//!   sender `NotBegun`.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use super::{Incoming, Responder};
+use crate::{Incarnation, ServiceId};
+
+/// A request that waits.
+pub(crate) struct Queued {
+    pub(crate) from: Incarnation,
+    pub(crate) request: Vec<u8>,
+    pub(crate) responder: Box<dyn Responder + Send>,
+}
+
+#[derive(Default)]
+struct State {
+    services: BTreeMap<ServiceId, ServiceQueue>,
+    fenced: BTreeSet<Incarnation>,
+    is_open: bool,
+    has_left: bool,
+}
+
+#[derive(Default)]
+struct ServiceQueue {
+    waiting: VecDeque<Queued>,
+    /// Tasks that wait for a request.
+    idle: Vec<Waker>,
+}
+
+/// The requests of one compute server. It takes none in before [`Requests::open`].
+#[derive(Default)]
+pub(crate) struct Requests(Mutex<State>);
+
+impl Requests {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes requests in from now on; false if that was called before.
+    pub(crate) fn open(&self) -> bool {
+        let mut state = self.state();
+        !state.has_left && !std::mem::replace(&mut state.is_open, true)
+    }
+
+    /// Adds a request. Where none is taken in, it is dropped.
+    pub(crate) fn push(&self, service: ServiceId, queued: Queued) {
+        let mut state = self.state();
+        if !state.is_open {
+            // It answers when it is dropped, without the lock.
+            drop(state);
+            return drop(queued);
+        }
+        let service = state.services.entry(service).or_default();
+        service.waiting.push_back(queued);
+        let idle = std::mem::take(&mut service.idle);
+        drop(state);
+        idle.into_iter().for_each(Waker::wake);
+    }
+
+    /// The next request for `service`; `None` once this compute server has left.
+    pub(crate) fn poll_next(
+        &self,
+        service: ServiceId,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Incoming>> {
+        let mut state = self.state();
+        if state.has_left {
+            return Poll::Ready(None);
+        }
+        let service = state.services.entry(service).or_default();
+        match service.waiting.pop_front() {
+            Some(Queued { from, request, responder }) => {
+                Poll::Ready(Some(Incoming::new(from, request, responder)))
+            }
+            None => {
+                if !service.idle.iter().any(|waker| waker.will_wake(context.waker())) {
+                    service.idle.push(context.waker().clone());
+                }
+                Poll::Pending
+            }
+        }
+    }
+
+    /// Takes nothing in any more. What waits is told `NotBegun`, and whoever waits for it `None`.
+    pub(crate) fn close(&self) {
+        let services = {
+            let mut state = self.state();
+            (state.is_open, state.has_left) = (false, true);
+            std::mem::take(&mut state.services)
+        };
+        for service in services.into_values() {
+            service.idle.into_iter().for_each(Waker::wake);
+            drop(service.waiting);
+        }
+    }
+
+    /// Begins no request of `who` any more (F12.6).
+    pub(crate) fn fence(&self, who: Incarnation) {
+        self.state().fenced.insert(who);
+    }
+
+    /// Whether `who` has been fenced here.
+    pub(crate) fn is_fenced(&self, who: Incarnation) -> bool {
+        self.state().fenced.contains(&who)
+    }
+}
+
+/// Waits for the next request.
+pub(crate) async fn next(requests: &Arc<Requests>, service: ServiceId) -> Option<Incoming> {
+    std::future::poll_fn(|context| requests.poll_next(service, context)).await
+}
+
+impl std::fmt::Debug for Requests {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Requests(open: {})", self.state().is_open)
+    }
+}

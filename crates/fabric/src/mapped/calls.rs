@@ -1,0 +1,605 @@
+//! Calls between compute servers on mapped memory: within one process straight into the receiver's queue,
+//! between processes over Unix sockets in the pool's folder.
+//!
+//! ```text
+//! <folder>/calls/<life>   the socket at which the compute server of that life listens
+//! ```
+//!
+//! A socket speaks the bytes of `docs/design/wire.md`: a greeting, then calls one way and replies the other.
+//! Each thread has a connection of its own to each peer that it calls. A connection has two threads at
+//! either end, which sleep while nothing comes.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::net::Shutdown;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use super::folder::is_dead;
+use crate::calls::{
+    Admission, Link, Outcome, Replies, Reply, Requests, check_exposed, exposed_twice, promise,
+};
+use crate::tcp::wire::{
+    ANSWER_BYTES, Entry, GREETING_BYTES, Hello, REQUEST_BYTES, Request, Status, VERSION, Verb,
+    Welcome, call_head, called, decode_answer, decode_reply, reply_head,
+};
+use crate::{
+    CallError, FabricError, GlobalAddr, Incarnation, OpError, OpErrorKind, Peer, ServerId,
+    ServiceId, access,
+};
+
+/// How long a side may take to greet.
+const GREETING_TIME: Duration = Duration::from_secs(2);
+/// How long one that takes no reply is waited for.
+const SEND_TIME: Duration = Duration::from_secs(10);
+/// Bytes that are gathered before they are written.
+const BUFFER_BYTES: usize = 64 << 10;
+/// Longest path of a socket that the system takes.
+const SOCKET_PATH_MAX: usize = 100;
+
+/// The queues of the compute servers of one process.
+pub(super) type Receivers = Mutex<BTreeMap<Incarnation, Arc<Requests>>>;
+
+/// One compute server's side of calls.
+#[derive(Default)]
+pub(super) struct MappedCalls {
+    pub(super) requests: Arc<Requests>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    peers: BTreeMap<ServerId, Peer>,
+    /// Of each thread.
+    links: BTreeMap<(ServerId, u64), Arc<Link>>,
+    /// The last connection of each thread to each life.
+    numbers: BTreeMap<(Incarnation, u64), Arc<AtomicU64>>,
+    listener: Option<CallListener>,
+}
+
+impl State {
+    fn number(&mut self, peer: Peer, thread: u64) -> Arc<AtomicU64> {
+        Arc::clone(self.numbers.entry((peer.incarnation, thread)).or_default())
+    }
+}
+
+impl MappedCalls {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes requests in, over a socket if there is a folder.
+    pub(super) fn expose(
+        &self,
+        number: ServerId,
+        bytes: u64,
+        me: Incarnation,
+        folder: Option<&Arc<Path>>,
+    ) -> Result<(), FabricError> {
+        check_exposed(number, bytes)?;
+        if !self.requests.open() {
+            return Err(exposed_twice());
+        }
+        if let Some(folder) = folder {
+            let listener = CallListener::start(me, folder, &self.requests)?;
+            self.state().listener = Some(listener);
+        }
+        Ok(())
+    }
+
+    pub(super) fn attach(&self, peer: Peer) -> Result<(), FabricError> {
+        check_exposed(peer.server, 0)?;
+        let before = self.state().peers.insert(peer.server, peer);
+        if let Some(before) = before.filter(|before| before.incarnation != peer.incarnation) {
+            self.end_links(before.server, before.incarnation);
+        }
+        Ok(())
+    }
+
+    pub(super) fn detach(&self, server: ServerId) {
+        let before = self.state().peers.remove(&server);
+        if let Some(before) = before {
+            self.end_links(server, before.incarnation);
+        }
+    }
+
+    pub(super) fn peers(&self) -> Vec<Peer> {
+        self.state().peers.values().copied().collect()
+    }
+
+    pub(super) fn peer(&self, server: ServerId) -> Result<Peer, OpError> {
+        let peer = self.state().peers.get(&server).copied();
+        peer.ok_or_else(|| access::out_of_bounds(None, GlobalAddr::new(server, 0), 0))
+    }
+
+    /// Ends all links to a life that is gone, or attached no more.
+    fn end_links(&self, server: ServerId, who: Incarnation) {
+        let ended: Vec<_> = {
+            let mut state = self.state();
+            let ended = state.links.extract_if(.., |(to, _), _| *to == server);
+            ended.map(|(_, link)| link).collect()
+        };
+        ended.iter().for_each(|link| link.end(OpErrorKind::Gone { who }));
+    }
+
+    /// `who` is dead: no reply of it is taken any more (F12.6).
+    pub(super) fn told_dead(&self, who: Incarnation) {
+        let servers: Vec<_> = {
+            let state = self.state();
+            let dead = state.peers.values().filter(|peer| peer.incarnation == who);
+            dead.map(|peer| peer.server).collect()
+        };
+        servers.into_iter().for_each(|server| self.end_links(server, who));
+    }
+
+    /// Gives up a thread's link (F12.4). A new one is made by the next call. Returns the place for the
+    /// number of its connection.
+    pub(super) fn give_up_link(&self, peer: Peer, thread: u64) -> Arc<AtomicU64> {
+        let (link, number) = {
+            let mut state = self.state();
+            (state.links.remove(&(peer.server, thread)), state.number(peer, thread))
+        };
+        link.into_iter().for_each(|link| link.end(OpErrorKind::Timeout));
+        number
+    }
+
+    /// See [`crate::Endpoint::call`]. `link` makes a link to a peer's life.
+    pub(super) async fn call(
+        &self,
+        to: ServerId,
+        thread: u64,
+        service: ServiceId,
+        request: Vec<u8>,
+        link: impl FnOnce(Peer, Arc<AtomicU64>) -> Option<Arc<Link>>,
+    ) -> Result<Vec<u8>, CallError> {
+        let link = {
+            let mut state = self.state();
+            let Some(peer) = state.peers.get(&to).copied() else { return Err(CallError::NotBegun) };
+            let key = (to, thread);
+            match state.links.get(&key).filter(|link| !link.is_ended()) {
+                Some(link) => Arc::clone(link),
+                None => {
+                    let number = state.number(peer, thread);
+                    let Some(link) = link(peer, number) else { return Err(CallError::NotBegun) };
+                    state.links.insert(key, Arc::clone(&link));
+                    link
+                }
+            }
+        };
+        link.call(service, request).await
+    }
+
+    /// Takes nothing in any more, and ends what is under way: this life is over.
+    pub(super) fn end(&self) {
+        self.requests.close();
+        let (links, listener) = {
+            let mut state = self.state();
+            (std::mem::take(&mut state.links), state.listener.take())
+        };
+        links.into_values().for_each(|link| link.end(OpErrorKind::Unavailable));
+        drop(listener);
+    }
+}
+
+/// The folder of sockets, and what leads to one in it, however long its path is.
+struct Socket {
+    path: PathBuf,
+    /// Open while `path` leads through it.
+    _folder: Option<File>,
+}
+
+impl Socket {
+    fn of(folder: &Path, who: Incarnation) -> io::Result<Socket> {
+        let calls = folder.join("calls");
+        let path = calls.join(who.to_string());
+        if path.as_os_str().len() <= SOCKET_PATH_MAX {
+            return Ok(Socket { path, _folder: None });
+        }
+        let open = File::open(&calls)?;
+        let path = PathBuf::from(format!("/proc/self/fd/{}/{who}", open.as_raw_fd()));
+        Ok(Socket { path, _folder: Some(open) })
+    }
+}
+
+/// A compute server that listens at its socket, until it is dropped.
+struct CallListener {
+    path: PathBuf,
+    shared: Arc<SocketServer>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What a listener's connections share.
+struct SocketServer {
+    me: Incarnation,
+    folder: Arc<Path>,
+    requests: Arc<Requests>,
+    is_closed: AtomicBool,
+    count: AtomicU64,
+    /// Open connections by number: their replies, and their sockets.
+    open: Mutex<BTreeMap<u64, (Arc<Replies>, UnixStream)>>,
+}
+
+impl SocketServer {
+    fn open(&self) -> MutexGuard<'_, BTreeMap<u64, (Arc<Replies>, UnixStream)>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl CallListener {
+    fn start(
+        me: Incarnation,
+        folder: &Arc<Path>,
+        requests: &Arc<Requests>,
+    ) -> Result<CallListener, FabricError> {
+        let calls = folder.join("calls");
+        let path = calls.join(me.to_string());
+        let failed = |source| FabricError::Io { what: "listen at", path: path.clone(), source };
+        fs::create_dir_all(&calls).map_err(failed)?;
+        remove_dead(folder, &calls);
+        let socket = Socket::of(folder, me).map_err(failed)?;
+        let listener = UnixListener::bind(&socket.path).map_err(failed)?;
+        let shared = Arc::new(SocketServer {
+            me,
+            folder: Arc::clone(folder),
+            requests: Arc::clone(requests),
+            is_closed: AtomicBool::new(false),
+            count: AtomicU64::new(0),
+            open: Mutex::default(),
+        });
+        let own = Arc::clone(&shared);
+        let thread = thread::Builder::new()
+            .name("farleaf-calls".to_owned())
+            .spawn(move || accept(&own, &listener))
+            .map_err(failed)?;
+        Ok(CallListener { path, shared, thread: Some(thread) })
+    }
+}
+
+/// Removes the sockets of lives that are gone. What cannot be removed now is left to the next.
+fn remove_dead(folder: &Path, calls: &Path) {
+    let Ok(entries) = fs::read_dir(calls) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let life = name.to_str().and_then(|name| u64::from_str_radix(name, 16).ok());
+        if life.is_some_and(|life| is_dead(folder, Incarnation(life))) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+impl Drop for CallListener {
+    fn drop(&mut self) {
+        self.shared.is_closed.store(true, Ordering::SeqCst);
+        let socket = Socket::of(&self.shared.folder, self.shared.me);
+        // Ends the wait for the next connection.
+        let is_woken = socket.is_ok_and(|socket| UnixStream::connect(&socket.path).is_ok());
+        let _ = fs::remove_file(&self.path);
+        if let Some(thread) = self.thread.take().filter(|_| is_woken) {
+            // One that panicked has said so.
+            let _ = thread.join();
+        }
+        for (replies, stream) in self.shared.open().values() {
+            replies.close();
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+fn accept(server: &Arc<SocketServer>, listener: &UnixListener) {
+    loop {
+        let accepted = listener.accept();
+        if server.is_closed.load(Ordering::SeqCst) {
+            return;
+        }
+        let Ok((stream, _)) = accepted else {
+            // Too many open files, most likely.
+            thread::sleep(Duration::from_millis(10));
+            continue;
+        };
+        let own = Arc::clone(server);
+        // What no thread can be had for is closed, and so is what does not keep to the protocol.
+        let _ = thread::Builder::new().name("farleaf-calls-in".to_owned()).spawn(move || {
+            let _ = serve(&own, stream);
+        });
+    }
+}
+
+/// Whether requests of a connection may be begun: only the dead are cut off here, and all processes see
+/// their deaths at once.
+struct LivingSenders(Arc<Path>);
+
+impl Admission for LivingSenders {
+    fn may_begin(&self, from: Incarnation) -> bool {
+        !is_dead(&self.0, from)
+    }
+
+    fn holds_lease(&self) -> bool {
+        true
+    }
+}
+
+/// Tells a connection's writer that there is something to write, or that the end has come.
+#[derive(Default)]
+struct ReplySignal {
+    raised: Mutex<(bool, bool)>,
+    changed: Condvar,
+}
+
+impl ReplySignal {
+    fn lock(&self) -> MutexGuard<'_, (bool, bool)> {
+        self.raised.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn raise(&self) {
+        self.lock().0 = true;
+        self.changed.notify_all();
+    }
+
+    fn end(&self) {
+        self.lock().1 = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits; false at the end.
+    fn wait(&self) -> bool {
+        let mut raised = self.lock();
+        while !raised.0 && !raised.1 {
+            raised = self.changed.wait(raised).unwrap_or_else(PoisonError::into_inner);
+        }
+        raised.0 = false;
+        !raised.1
+    }
+}
+
+/// One connection, to its end.
+fn serve(server: &Arc<SocketServer>, mut stream: UnixStream) -> io::Result<()> {
+    stream.set_read_timeout(Some(GREETING_TIME))?;
+    stream.set_write_timeout(Some(SEND_TIME))?;
+    let mut bytes = [0; GREETING_BYTES];
+    stream.read_exact(&mut bytes)?;
+    let hello = Hello::decode(&bytes).ok_or(io::ErrorKind::InvalidData)?;
+    let mut welcome = Welcome {
+        version: VERSION,
+        entry: Entry::LetIn,
+        server: hello.server,
+        servers: hello.servers,
+        connection: 0,
+        region_bytes: 0,
+        region_id: 0,
+        lease_ms: 0,
+    };
+    let from = Incarnation(hello.incarnation);
+    if hello.version != VERSION {
+        welcome.entry = Entry::OtherVersion;
+    } else if Incarnation(hello.meant) != server.me {
+        welcome.entry = Entry::OtherServer;
+    } else if is_dead(&server.folder, from) {
+        welcome.entry = Entry::Fenced;
+    }
+    let signal = Arc::new(ReplySignal::default());
+    let signalling = Arc::clone(&signal);
+    let admission = Box::new(LivingSenders(Arc::clone(&server.folder)));
+    let replies = Replies::new(admission, Arc::new(move || signalling.raise()));
+    let is_in = welcome.entry == Entry::LetIn;
+    if is_in {
+        welcome.connection = server.count.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut open = server.open();
+        // Nothing of the one before is begun once this one is let in (F12.4).
+        if let Some((before, stream)) = open.get(&hello.replaces) {
+            before.close();
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        open.insert(welcome.connection, (Arc::clone(&replies), stream.try_clone()?));
+    }
+    let connection =
+        ServedSocket { server, number: welcome.connection, signal: &signal, replies: &replies };
+    stream.write_all(&welcome.encode())?;
+    if !is_in || server.is_closed.load(Ordering::SeqCst) {
+        return Ok(());
+    }
+    stream.set_read_timeout(None)?;
+    let (writing, own) = (stream.try_clone()?, Arc::clone(&replies));
+    let waiting = Arc::clone(&signal);
+    let writer = thread::Builder::new().name("farleaf-calls-out".to_owned()).spawn(move || {
+        // Its other end has gone, which the reader finds out, too.
+        let _ = write_replies(&waiting, &own, &writing);
+        let _ = writing.shutdown(Shutdown::Both);
+    })?;
+    let read = read_calls(server, from, &replies, &stream);
+    drop(connection);
+    let _ = stream.shutdown(Shutdown::Both);
+    // One that panicked has said so.
+    let _ = writer.join();
+    read
+}
+
+/// A connection in the list. Dropped, it begins nothing any more.
+struct ServedSocket<'a> {
+    server: &'a SocketServer,
+    number: u64,
+    signal: &'a ReplySignal,
+    replies: &'a Replies,
+}
+
+impl Drop for ServedSocket<'_> {
+    fn drop(&mut self) {
+        self.replies.close();
+        self.server.open().remove(&self.number);
+        self.signal.end();
+    }
+}
+
+fn read_calls(
+    server: &SocketServer,
+    from: Incarnation,
+    replies: &Arc<Replies>,
+    stream: &UnixStream,
+) -> io::Result<()> {
+    let mut input = BufReader::with_capacity(BUFFER_BYTES, stream);
+    loop {
+        let mut head = [0; REQUEST_BYTES];
+        input.read_exact(&mut head)?;
+        let request = Request::decode(&head).ok().filter(|request| request.verb == Verb::Call);
+        let request = request.ok_or(io::ErrorKind::InvalidData)?;
+        let content = read_content(&mut input, request.operand_bytes())?;
+        let (number, service) = called(&request);
+        if !replies.take_in(&server.requests, from, number, service, content) {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+    }
+}
+
+/// Reads a content; memory is taken as it comes.
+fn read_content(input: &mut impl Read, length: usize) -> io::Result<Vec<u8>> {
+    let mut content = Vec::new();
+    if input.take(length as u64).read_to_end(&mut content)? < length {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(content)
+}
+
+fn write_replies(signal: &ReplySignal, replies: &Replies, stream: &UnixStream) -> io::Result<()> {
+    let mut output = BufWriter::with_capacity(BUFFER_BYTES, stream);
+    while signal.wait() {
+        for Reply { number, outcome, bytes } in replies.take_ready() {
+            output.write_all(&reply_head(number, outcome, bytes.len()))?;
+            output.write_all(&bytes)?;
+        }
+        output.flush()?;
+    }
+    Ok(())
+}
+
+/// Begins to connect to a peer, in the place of the connection that `number` names, which it then does. What
+/// is called meanwhile waits for that.
+pub(super) fn connect(
+    folder: &Arc<Path>,
+    me: Incarnation,
+    peer: Peer,
+    number: Arc<AtomicU64>,
+) -> Option<Arc<Link>> {
+    let link = Link::new(me, peer.incarnation, None);
+    let (own, folder) = (Arc::clone(&link), Arc::clone(folder));
+    let run = move || {
+        // Whatever it was: this connection is of no use any more.
+        let _ = run(&own, &folder, me, peer, &number);
+        own.end(OpErrorKind::Unavailable);
+    };
+    thread::Builder::new().name("farleaf-call".to_owned()).spawn(run).ok()?;
+    Some(link)
+}
+
+/// Takes the place of the connection that `number` names: nothing of that is begun any more (F12.4).
+pub(super) async fn replace(
+    folder: &Arc<Path>,
+    me: Incarnation,
+    peer: Peer,
+    number: Arc<AtomicU64>,
+) -> Result<(), OpErrorKind> {
+    let before = number.load(Ordering::SeqCst);
+    if before == 0 {
+        // Nothing was ever sent.
+        return Ok(());
+    }
+    let (answer, waiting) = promise();
+    let (folder, given) = (Arc::clone(folder), answer.clone());
+    let greets = move || {
+        let greeted = greet(&folder, me, peer, before);
+        if let Ok((_, connection)) = &greeted {
+            number.store(*connection, Ordering::SeqCst);
+        }
+        given.give(greeted.map(|_| Vec::new()).map_err(|_| CallError::NotBegun));
+    };
+    // Connecting waits, and this thread has other things to do.
+    if thread::Builder::new().name("farleaf-connect".to_owned()).spawn(greets).is_err() {
+        answer.give(Err(CallError::NotBegun));
+    }
+    waiting.await.map(drop).map_err(|_| OpErrorKind::Unavailable)
+}
+
+/// Greets, in the place of connection `replaces`; the number of this one.
+pub(super) fn greet(
+    folder: &Path,
+    me: Incarnation,
+    peer: Peer,
+    replaces: u64,
+) -> io::Result<(UnixStream, u64)> {
+    let socket = Socket::of(folder, peer.incarnation)?;
+    let mut stream = UnixStream::connect(&socket.path)?;
+    stream.set_read_timeout(Some(GREETING_TIME))?;
+    let hello = Hello {
+        version: VERSION,
+        control: false,
+        by_card: false,
+        incarnation: me.0,
+        server: peer.server.0,
+        servers: 0,
+        replaces,
+        meant: peer.incarnation.0,
+    };
+    stream.write_all(&hello.encode())?;
+    let mut bytes = [0; GREETING_BYTES];
+    stream.read_exact(&mut bytes)?;
+    match Welcome::decode(&bytes) {
+        Some(Welcome { version: VERSION, entry: Entry::LetIn, connection, .. }) => {
+            stream.set_read_timeout(None)?;
+            Ok((stream, connection))
+        }
+        _ => Err(io::ErrorKind::ConnectionRefused.into()),
+    }
+}
+
+fn run(
+    link: &Arc<Link>,
+    folder: &Path,
+    me: Incarnation,
+    peer: Peer,
+    number: &AtomicU64,
+) -> io::Result<()> {
+    let (stream, connection) = greet(folder, me, peer, number.load(Ordering::SeqCst))?;
+    number.store(connection, Ordering::SeqCst);
+    if !link.connected(stream.try_clone()?) {
+        return Ok(());
+    }
+    let (reading, own) = (stream.try_clone()?, Arc::clone(link));
+    thread::Builder::new().name("farleaf-call-in".to_owned()).spawn(move || {
+        // Whatever it was: this connection is of no use any more.
+        let _ = read_replies(&own, &reading);
+        own.end(OpErrorKind::Unavailable);
+    })?;
+    let mut output = BufWriter::with_capacity(BUFFER_BYTES, &stream);
+    while let Some(next) = link.next() {
+        let head = call_head(next.number, next.service, next.request.len());
+        output.write_all(&head.encode())?;
+        output.write_all(&next.request)?;
+        output.flush()?;
+    }
+    Ok(())
+}
+
+fn read_replies(link: &Link, stream: &UnixStream) -> io::Result<()> {
+    let mut input = BufReader::with_capacity(BUFFER_BYTES, stream);
+    loop {
+        let mut head = [0; ANSWER_BYTES];
+        input.read_exact(&mut head)?;
+        let Ok((Status::Reply, length)) = decode_answer(&head) else {
+            return Err(io::ErrorKind::InvalidData.into());
+        };
+        let content = read_content(&mut input, length)?;
+        let (number, outcome, reply) =
+            decode_reply(&content).map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
+        let outcome = match outcome {
+            Outcome::Done => Ok(reply.to_vec()),
+            Outcome::NotBegun => Err(CallError::NotBegun),
+            Outcome::Unknown => Err(CallError::Unknown(OpErrorKind::Unavailable)),
+        };
+        // One that nobody waits for is dropped (F12.8).
+        link.came(number, outcome);
+    }
+}

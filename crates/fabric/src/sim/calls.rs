@@ -1,0 +1,929 @@
+//! Calls between simulated compute servers: messages through both cards, and the receiver's queues.
+//!
+//! ```text
+//! post -> sender's card, wire, receiver's card -> queue -> a task of the receiver's
+//!   reply: the task's thread, receiver's card, wire -> sender's card, thread -> the call's future
+//! ```
+//!
+//! Fences and reconnects at compute servers travel the same way, and act when they arrive.
+//!
+//! - **MSG-1** The slot of a message ends once: by the first outcome that reaches it, or by its timer.
+//!   Whatever comes later is dropped and counted.
+//! - **MSG-2** The receiver's queues hold a request once, however often it arrives.
+//! - **MSG-3** Nothing here draws from the generators of [`Machine`] unless a message is sent, so runs
+//!   without calls stay what they are.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use super::adversary::Fault;
+use super::calendar::Kind;
+use super::config::PS;
+use super::crash;
+use super::fate::{Fate, Lost};
+use super::machine::Machine;
+use super::nic::Load;
+use super::slots::{Payload, Poster, State, Wake};
+use super::{Inner, Sim, SimEndpoint, SimFabric};
+use crate::calls::{Responder, UNDER_WAY_MAX, check_exposed, exposed_twice};
+use crate::{
+    CALL_BYTES_MAX, CallError, Canary, Closed, FabricError, GlobalAddr, Incarnation, Incoming,
+    OpError, OpErrorKind, Peer, ServerId, ServiceId, access,
+};
+
+/// A call, as its post holds it.
+#[derive(Debug)]
+pub(super) struct CallPost {
+    pub to: ServerId,
+    pub service: ServiceId,
+    pub request: Vec<u8>,
+    pub outcome: Option<Result<Vec<u8>, CallError>>,
+}
+
+/// Where a message is on its way; the part of its event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+enum Step {
+    /// At the sender's card.
+    Leave,
+    /// At the receiver's card.
+    Reach,
+    /// Through it.
+    Come,
+    /// The second copy comes.
+    Again,
+    /// The answer is at the receiver's card.
+    Back,
+    /// The answer is at the sender's card.
+    Home,
+    /// Through it.
+    Done,
+}
+
+impl Step {
+    fn of(part: u16) -> Option<Step> {
+        use Step::{Again, Back, Come, Done, Home, Leave, Reach};
+        [Leave, Reach, Come, Again, Back, Home, Done].get(usize::from(part)).copied()
+    }
+}
+
+#[derive(Debug)]
+enum What {
+    Call { service: ServiceId, request: Vec<u8> },
+    Fence { who: Incarnation },
+    Reconnect,
+}
+
+/// How a message ends.
+type Outcome = Result<Vec<u8>, CallError>;
+
+/// A message that is under way, or waits at its receiver.
+#[derive(Debug)]
+struct Message {
+    what: What,
+    from: Poster,
+    /// The receiver's life, and the number that it was sent to.
+    to: u32,
+    server: ServerId,
+    /// The sender's post.
+    slot: u32,
+    serial: u64,
+    /// Number of the call on its connection.
+    number: u64,
+    /// The request never arrives.
+    is_stopped: bool,
+    /// The answer never arrives.
+    is_silent: bool,
+    /// How much longer the answer takes.
+    back_ps: u64,
+    is_begun: bool,
+    outcome: Option<Outcome>,
+    /// The post of the reply.
+    reply_serial: u64,
+}
+
+/// What came to one life of a compute server.
+#[derive(Debug, Default)]
+struct SimReceiver {
+    is_open: bool,
+    has_left: bool,
+    services: BTreeMap<ServiceId, SimQueue>,
+    /// Posts of the requests that came.
+    seen: BTreeSet<u64>,
+    /// Lives that have been cut off here.
+    fenced: BTreeSet<u32>,
+    /// Lives and threads that have reconnected: nothing posted before these posts is begun.
+    reconnected: BTreeMap<(u32, u32), u64>,
+}
+
+#[derive(Debug, Default)]
+struct SimQueue {
+    waiting: VecDeque<u32>,
+    idle: Vec<Wake>,
+}
+
+/// Messages between two lives: how many there are, and those that wait for room (F12.10).
+#[derive(Debug, Default)]
+struct SimPair {
+    under_way: usize,
+    waiting: VecDeque<u32>,
+}
+
+/// All messages between compute servers.
+#[derive(Debug, Default)]
+pub(super) struct SimCalls {
+    list: BTreeMap<u32, Message>,
+    next: u32,
+    receivers: BTreeMap<u32, SimReceiver>,
+    /// The life that a number stands for, for each life.
+    peers: BTreeMap<(u32, ServerId), u32>,
+    /// Lives that were told that another one is dead.
+    told_dead: BTreeSet<(u32, u32)>,
+    pairs: BTreeMap<(u32, u32), SimPair>,
+    /// Calls so far on each connection.
+    numbers: BTreeMap<(u32, u32, ServerId), u64>,
+    /// Links between compute servers that swallow what is sent.
+    cut: BTreeSet<(usize, usize)>,
+    /// Answers that nobody waited for.
+    stale: u64,
+    /// Wakers that have been called, to be dropped without holding the machine.
+    spent: Vec<Wake>,
+}
+
+/// Whether a post is a message to a compute server.
+pub(super) fn is_message(payload: &Payload) -> bool {
+    match payload {
+        Payload::Call(_) => true,
+        Payload::Fence { server, .. } | Payload::Reconnect { server } => server.is_compute(),
+        _ => false,
+    }
+}
+
+fn gone(life: u32) -> OpErrorKind {
+    OpErrorKind::Gone { who: Incarnation(u64::from(life) + 1) }
+}
+
+impl Machine {
+    /// Sends off the message in slot `index`, which leaves its thread at `departs`.
+    #[cold]
+    pub(super) fn post_message(&mut self, index: u32, departs: u64) {
+        self.record_post(index);
+        let slot = &mut self.slots[index];
+        let (from, serial) = (slot.poster, slot.serial);
+        let (server, what) = match &mut slot.payload {
+            Payload::Call(posted) => {
+                let request = std::mem::take(&mut posted.request);
+                (posted.to, What::Call { service: posted.service, request })
+            }
+            Payload::Fence { server, who } => (*server, What::Fence { who: *who }),
+            Payload::Reconnect { server } => (*server, What::Reconnect),
+            _ => return,
+        };
+        let is_call = matches!(what, What::Call { .. });
+        let to = self.calls.peers.get(&(from.life, server)).copied();
+        let number = if is_call {
+            let key = (from.life, from.thread, server);
+            let count = self.calls.numbers.entry(key).or_default();
+            *count += 1;
+            *count
+        } else {
+            0
+        };
+        let is_long = matches!(&what, What::Call { request, .. } if request.len() > CALL_BYTES_MAX);
+        let outcome = match to {
+            _ if is_long => Some(Err(CallError::TooLong)),
+            None => Some(Err(CallError::NotBegun)),
+            Some(to) if self.calls.told_dead.contains(&(from.life, to)) => {
+                Some(Err(match is_call {
+                    true => CallError::NotBegun,
+                    false => CallError::Unknown(gone(to)),
+                }))
+            }
+            Some(_) => None,
+        };
+        let is_refused = outcome.is_some();
+        let message = Message {
+            what,
+            from,
+            to: to.filter(|_| !is_refused).unwrap_or(u32::MAX),
+            server,
+            slot: index,
+            serial,
+            number,
+            is_stopped: false,
+            is_silent: false,
+            back_ps: 0,
+            is_begun: false,
+            outcome,
+            reply_serial: 0,
+        };
+        let key = (message.from.life, message.to);
+        let id = self.calls.next;
+        self.calls.next += 1;
+        self.calls.list.insert(id, message);
+        if is_refused {
+            // Nobody to send it to.
+            let at = departs.saturating_add(self.times.completion.max(1));
+            return self.calendar.push(at, Kind::Call, id, Step::Done as u16);
+        }
+        if is_call {
+            let pair = self.calls.pairs.entry(key).or_default();
+            if pair.under_way >= UNDER_WAY_MAX {
+                return pair.waiting.push_back(id);
+            }
+            pair.under_way += 1;
+        }
+        self.send_message(id, departs);
+    }
+
+    fn send_message(&mut self, id: u32, departs: u64) {
+        let Some(message) = self.calls.list.get(&id) else { return };
+        let (index, serial) = (message.slot, message.serial);
+        let bytes = self.message_load(message).bytes;
+        let compute = self.lives[message.from.life as usize].compute;
+        let transfer = self.client_nics[compute].outbound.transfer_ps(bytes);
+        let mut at = departs.saturating_add(transfer + self.wire());
+        let (mut is_stopped, mut is_silent, mut back_ps) = (false, false, 0);
+        if self.adversary.harms {
+            match self.adversary.fate(serial, 0, 1) {
+                Fate::Plain => {}
+                Fate::Late { there_ps, back_ps: back } => {
+                    self.strike_message_of(id, "late");
+                    at = at.saturating_add(there_ps);
+                    back_ps = back;
+                }
+                Fate::Lost(lost) => {
+                    if self.waits_for(index, serial) {
+                        self.wind_up(index, departs);
+                    }
+                    is_silent = true;
+                    let name = match lost {
+                        Lost::Never { .. } => {
+                            is_stopped = true;
+                            "lost: never happens"
+                        }
+                        Lost::Happens => "lost: happens",
+                        Lost::Later { after_ps, .. } => {
+                            at = at.saturating_add(after_ps);
+                            "lost: happens later"
+                        }
+                    };
+                    self.strike_message_of(id, name);
+                }
+            }
+        }
+        let repeated = self.adversary.config.repeated;
+        if self.adversary.strikes(Fault::Repeated, repeated, serial, 0) {
+            let most = self.adversary.config.late_ns * PS;
+            let after = 1 + self.adversary.roll(Fault::RepeatedBy, serial, 0) % most;
+            self.strike_message_of(id, "repeated");
+            self.calendar.push(at.saturating_add(after), Kind::Call, id, Step::Again as u16);
+        }
+        if let Some(message) = self.calls.list.get_mut(&id) {
+            (message.is_stopped, message.is_silent) = (is_stopped, is_silent);
+            message.back_ps = back_ps;
+        }
+        self.calendar.push(at, Kind::Call, id, Step::Leave as u16);
+    }
+
+    fn message_load(&self, message: &Message) -> Load {
+        let sent = match &message.what {
+            What::Call { request, .. } => request.len(),
+            _ => 8,
+        };
+        Load { ops: 1, bytes: self.header_bytes + sent as u64 }
+    }
+
+    /// A message takes a step of its way.
+    #[cold]
+    pub(super) fn step_message(&mut self, id: u32, part: u16) {
+        let Some(step) = Step::of(part) else { return };
+        // What is not there any more has been given up.
+        let Some(message) = self.calls.list.get(&id) else { return };
+        let from = self.lives[message.from.life as usize].compute;
+        let to = self.lives.get(message.to as usize).map_or(from, |life| life.compute);
+        let answer = match &message.outcome {
+            Some(Ok(reply)) => reply.len() as u64,
+            _ => 8,
+        };
+        let answer = Load { ops: 1, bytes: self.header_bytes + answer };
+        let (index, now) = (message.slot, self.now);
+        match step {
+            Step::Leave => {
+                let load = self.message_load(message);
+                let through = self.client_nics[from].outbound.pass(now, load);
+                self.next_step(id, Step::Reach, through);
+            }
+            Step::Reach => {
+                let load = self.message_load(message);
+                if self.calls.cut.contains(&(from, to)) {
+                    self.strike_message_of(id, "request cut off");
+                    return self.lose_message(id);
+                }
+                let through = self.client_nics[to].inbound.pass(now, load);
+                self.next_step(id, Step::Come, through);
+            }
+            Step::Come => self.come(id),
+            Step::Again => self.come_again(id),
+            Step::Back => {
+                if message.is_silent {
+                    return self.lose_message(id);
+                }
+                if self.calls.cut.contains(&(to, from)) {
+                    self.strike_message_of(id, "reply cut off");
+                    return self.lose_message(id);
+                }
+                let late = message.back_ps;
+                let pipe = &mut self.client_nics[to].outbound;
+                let sent = pipe.pass(now + pipe.transfer_ps(answer.bytes), answer);
+                let at = sent + self.wire() + self.times.completion + late;
+                self.next_step(id, Step::Home, at);
+            }
+            Step::Home => {
+                let through = self.client_nics[from].inbound.pass(now, answer);
+                self.next_step(id, Step::Done, through);
+            }
+            Step::Done => {
+                let is_short = self.crashes.fate(message.reply_serial, 0) != crash::Fate::Happens;
+                if is_short {
+                    return self.lose_message(id);
+                }
+                self.end_message(id, index);
+            }
+        }
+    }
+
+    fn next_step(&mut self, id: u32, step: Step, at: u64) {
+        if at > self.now {
+            self.calendar.push(at, Kind::Call, id, step as u16);
+        } else {
+            self.step_message(id, step as u16);
+        }
+    }
+
+    fn strike_message_of(&mut self, id: u32, fault: &'static str) {
+        if let Some(message) = self.calls.list.get(&id)
+            && self.slots[message.slot].serial == message.serial
+        {
+            self.strike(message.slot, 0, fault);
+        }
+    }
+
+    /// A message has come to its receiver.
+    fn come(&mut self, id: u32) {
+        let Some(message) = self.calls.list.get(&id) else { return };
+        let (to, serial, from) = (message.to, message.serial, message.from);
+        let is_short = self.crashes.fate(serial, 0) != crash::Fate::Happens;
+        if message.is_stopped || is_short || self.lives[to as usize].dead {
+            return self.lose_message(id);
+        }
+        self.ops += 1;
+        self.trace.add(serial);
+        let receiver = self.calls.receivers.entry(to).or_default();
+        let is_fenced = receiver.fenced.contains(&from.life);
+        let outcome = match &message.what {
+            What::Call { .. } if !receiver.is_open => Err(CallError::NotBegun),
+            What::Call { service, .. } => {
+                let (service, is_new) = (*service, receiver.seen.insert(serial));
+                if is_new || Canary::DeliverTwice.is_armed() {
+                    self.queue(id, to, service);
+                }
+                return;
+            }
+            _ if is_fenced => Err(CallError::Unknown(OpErrorKind::Fenced)),
+            What::Fence { who } => {
+                let who = *who;
+                if let Some(life) = self.life_of(who)
+                    && let Some(receiver) = self.calls.receivers.get_mut(&to)
+                {
+                    receiver.fenced.insert(life as u32);
+                }
+                Ok(Vec::new())
+            }
+            What::Reconnect => {
+                let last = receiver.reconnected.entry((from.life, from.thread)).or_default();
+                *last = (*last).max(serial);
+                Ok(Vec::new())
+            }
+        };
+        self.send_back(id, outcome);
+    }
+
+    /// The second copy of a message has come (MSG-2).
+    fn come_again(&mut self, id: u32) {
+        let Some(Message { what: What::Call { service, .. }, to, serial, .. }) =
+            self.calls.list.get(&id)
+        else {
+            return;
+        };
+        let (service, to, serial) = (*service, *to, *serial);
+        let Some(receiver) = self.calls.receivers.get_mut(&to) else { return };
+        let is_new = receiver.is_open && receiver.seen.insert(serial);
+        let is_dead = self.lives[to as usize].dead;
+        if !is_dead && (is_new || Canary::DeliverTwice.is_armed()) {
+            self.queue(id, to, service);
+        }
+    }
+
+    fn queue(&mut self, id: u32, to: u32, service: ServiceId) {
+        let receiver = self.calls.receivers.entry(to).or_default();
+        let service = receiver.services.entry(service).or_default();
+        service.waiting.push_back(id);
+        let idle = std::mem::take(&mut service.idle);
+        self.wake_all(idle);
+    }
+
+    fn wake_all(&mut self, idle: Vec<Wake>) {
+        for wake in &idle {
+            match wake {
+                Wake::Nobody => {}
+                Wake::Task(task) => self.ready.push_back(*task),
+                Wake::Other(waker) => {
+                    waker.wake_by_ref();
+                    self.called_waker = true;
+                }
+            }
+        }
+        self.calls.spent.extend(idle);
+    }
+
+    /// The answer leaves the receiver, if it lives.
+    fn send_back(&mut self, id: u32, outcome: Outcome) {
+        self.send_back_at(id, outcome, self.now.saturating_add(self.times.service));
+    }
+
+    fn send_back_at(&mut self, id: u32, outcome: Outcome, at: u64) {
+        let Some(message) = self.calls.list.get_mut(&id) else { return };
+        if message.outcome.is_none() {
+            message.outcome = Some(outcome);
+            self.calendar.push(at, Kind::Call, id, Step::Back as u16);
+        }
+    }
+
+    /// A message has come to its end without an answer: its sender gives up in time.
+    fn lose_message(&mut self, id: u32) {
+        if let Some(message) = self.calls.list.get(&id) {
+            let (slot, serial) = (message.slot, message.serial);
+            if self.waits_for(slot, serial) {
+                self.wind_up(slot, self.now);
+            }
+            self.remove_message(id);
+        }
+    }
+
+    fn remove_message(&mut self, id: u32) {
+        let Some(message) = self.calls.list.remove(&id) else { return };
+        if matches!(message.what, What::Call { .. })
+            && let Some(pair) = self.calls.pairs.get_mut(&(message.from.life, message.to))
+        {
+            if let Some(at) = pair.waiting.iter().position(|waiting| *waiting == id) {
+                // It never left.
+                pair.waiting.remove(at);
+                return;
+            }
+            match pair.waiting.pop_front() {
+                Some(next) => self.send_message(next, self.now),
+                None => pair.under_way -= 1,
+            }
+        }
+    }
+
+    /// Whether the post of a message still waits for its outcome.
+    fn waits_for(&self, index: u32, serial: u64) -> bool {
+        let slot = &self.slots[index];
+        slot.serial == serial && slot.state == State::Flying && slot.missing > 0
+    }
+
+    /// The answer has come to the sender.
+    fn end_message(&mut self, id: u32, index: u32) {
+        let Some(message) = self.calls.list.get_mut(&id) else { return };
+        let (serial, from, to, server) = (message.serial, message.from, message.to, message.server);
+        let number = message.number;
+        let is_call = matches!(message.what, What::Call { .. });
+        let is_reconnect = matches!(message.what, What::Reconnect);
+        let Some(mut outcome) = message.outcome.take() else { return };
+        self.trace.add(outcome.as_ref().map_or(u64::MAX, |reply| reply.len() as u64));
+        self.remove_message(id);
+        if outcome.is_ok() && is_call && self.calls.told_dead.contains(&(from.life, to)) {
+            outcome = Err(CallError::Unknown(gone(to)));
+        }
+        if is_reconnect && outcome.is_ok() {
+            self.give_up_older(from, server, serial);
+            self.calls.numbers.remove(&(from.life, from.thread, server));
+        }
+        if self.waits_for(index, serial) {
+            return self.give_outcome(index, outcome);
+        }
+        self.calls.stale += 1;
+        if Canary::StaleReply.is_armed() && is_call {
+            let same = self.calls.list.values().find(|other| {
+                (other.from.life, other.from.thread, other.server, other.number)
+                    == (from.life, from.thread, server, number)
+            });
+            if let Some(other) = same.map(|other| other.slot) {
+                self.give_outcome(other, outcome);
+            }
+        }
+    }
+
+    /// The sender's post ends (MSG-1).
+    fn give_outcome(&mut self, index: u32, outcome: Outcome) {
+        let slot = &mut self.slots[index];
+        let server = slot.server(0).unwrap_or(ServerId(0));
+        match &mut slot.payload {
+            Payload::Call(posted) => posted.outcome = Some(outcome),
+            _ => match outcome {
+                Ok(_) => {}
+                Err(CallError::Unknown(kind)) => slot.fail(OpError { server, kind }),
+                // There is nobody.
+                Err(_) => slot.fail(access::out_of_bounds(None, GlobalAddr::new(server, 0), 0)),
+            },
+        }
+        slot.missing = 0;
+        let completion = self.times.completion;
+        let free = &mut self.threads[slot.poster.thread as usize];
+        *free = (*free).max(self.now.saturating_sub(completion)).saturating_add(completion);
+        let done = *free;
+        if done > self.now {
+            self.calendar.push(done, Kind::Resume, index, 0);
+        } else {
+            self.resume(index);
+        }
+    }
+
+    /// A timer fires: nobody knows what became of the message.
+    pub(super) fn time_out_message(&mut self, index: u32) {
+        if self.slots[index].state == State::Flying && self.slots[index].missing > 0 {
+            let told = if Canary::LostIsNotBegun.is_armed() {
+                CallError::NotBegun
+            } else {
+                CallError::Unknown(OpErrorKind::Timeout)
+            };
+            self.give_outcome(index, Err(told));
+        }
+    }
+
+    /// A reconnect has come back: what that thread sent before is given up.
+    fn give_up_older(&mut self, from: Poster, server: ServerId, serial: u64) {
+        let theirs = |message: &Message| {
+            matches!(message.what, What::Call { .. })
+                && (message.from.life, message.from.thread) == (from.life, from.thread)
+                && message.server == server
+                && message.serial < serial
+        };
+        self.give_up(theirs, OpErrorKind::Timeout);
+    }
+
+    /// The calls that are `theirs` end for their senders. Those that have not left never do.
+    fn give_up(&mut self, theirs: impl Fn(&Message) -> bool, kind: OpErrorKind) {
+        let given_up: Vec<_> =
+            self.calls.list.iter().filter(|(_, message)| theirs(message)).collect();
+        let given_up: Vec<_> =
+            given_up.into_iter().map(|(id, message)| (*id, message.slot, message.serial)).collect();
+        for (id, slot, serial) in given_up {
+            let has_left = !self.calls.pairs.values().any(|pair| pair.waiting.contains(&id));
+            if !has_left {
+                self.calls.pairs.values_mut().for_each(|pair| pair.waiting.retain(|at| *at != id));
+                self.calls.list.remove(&id);
+            }
+            if self.waits_for(slot, serial) {
+                let told = if has_left { CallError::Unknown(kind) } else { CallError::NotBegun };
+                self.give_outcome(slot, Err(told));
+            }
+        }
+    }
+
+    /// A life has ended: what was on its way to it goes nowhere.
+    pub(super) fn end_receiver(&mut self, life: u32) {
+        if let Some(receiver) = self.calls.receivers.remove(&life) {
+            let idle = receiver.services.into_values().flat_map(|service| service.idle);
+            self.calls.spent.extend(idle);
+        }
+        // Replies that have left arrive.
+        let is_lost = |message: &Message| message.to == life && message.outcome.is_none();
+        let lost: Vec<u32> =
+            self.calls.list.iter().filter(|(_, one)| is_lost(one)).map(|(id, _)| *id).collect();
+        lost.into_iter().for_each(|id| self.lose_message(id));
+    }
+
+    /// `me` was told that `who` is dead: it takes no reply of it any more (F12.6).
+    pub(super) fn tell_dead(&mut self, me: u32, who: u32) {
+        let is_peer = self.calls.peers.iter().any(|((life, _), peer)| (*life, *peer) == (me, who));
+        if is_peer && self.calls.told_dead.insert((me, who)) {
+            self.give_up(
+                |one| one.from.life == me && one.to == who && matches!(one.what, What::Call { .. }),
+                gone(who),
+            );
+        }
+    }
+
+    /// Whether a request of a life may still come to a receiver.
+    pub(super) fn has_messages(&self, life: u32) -> bool {
+        self.calls.list.values().any(|message| {
+            message.from.life == life && !message.is_begun && message.outcome.is_none()
+        })
+    }
+}
+
+/// What the receiver of a simulated request owes.
+struct SimResponder {
+    inner: Rc<Inner>,
+    /// Who took it, for the thread that pays for the reply.
+    taker: Poster,
+    id: u32,
+    is_begun: bool,
+    is_done: bool,
+}
+
+impl SimResponder {
+    fn is_alive(&self, machine: &Machine) -> bool {
+        !machine.lives[self.taker.life as usize].dead
+    }
+}
+
+impl Responder for SimResponder {
+    fn begin(&mut self) -> bool {
+        let mut machine = self.inner.machine.borrow_mut();
+        if !self.is_alive(&machine) {
+            return false;
+        }
+        let Some(message) = machine.calls.list.get(&self.id) else { return false };
+        let (from, serial) = (message.from, message.serial);
+        let Some(receiver) = machine.calls.receivers.get(&self.taker.life) else { return false };
+        let is_fenced =
+            receiver.fenced.contains(&from.life) && !Canary::BeginBehindFence.is_armed();
+        let last = receiver.reconnected.get(&(from.life, from.thread));
+        if is_fenced || last.is_some_and(|last| serial < *last) {
+            return false;
+        }
+        if let Some(message) = machine.calls.list.get_mut(&self.id) {
+            message.is_begun = true;
+        }
+        self.is_begun = true;
+        machine.trace.add(serial);
+        true
+    }
+
+    fn reply(&mut self, reply: Vec<u8>) -> Result<(), Closed> {
+        assert!(self.is_begun, "a reply to a request that was not begun");
+        self.is_done = true;
+        let inner = Rc::clone(&self.inner);
+        let is_stopped = inner.holds_reply(self.taker);
+        let sent = {
+            let mut machine = inner.machine.borrow_mut();
+            let life = &machine.lives[self.taker.life as usize];
+            let has_lease = !life.dead && !life.expired;
+            let may_leave = has_lease || !life.dead && Canary::ReplyAsZombie.is_armed();
+            if is_stopped {
+                // It leaves once its life goes on.
+                machine.lives[self.taker.life as usize].held.push((self.taker, self.id, reply));
+                return Ok(());
+            }
+            if may_leave {
+                machine.send_reply(self.taker, self.id, reply);
+            } else if !life.dead {
+                machine.lose_message(self.id);
+            }
+            may_leave
+        };
+        inner.end_planned();
+        if sent { Ok(()) } else { Err(Closed) }
+    }
+}
+
+impl Drop for SimResponder {
+    fn drop(&mut self) {
+        if self.is_done {
+            return;
+        }
+        let mut machine = self.inner.machine.borrow_mut();
+        if self.is_alive(&machine) {
+            let told = match self.is_begun {
+                true => CallError::Unknown(OpErrorKind::Unavailable),
+                false => CallError::NotBegun,
+            };
+            machine.send_back(self.id, Err(told));
+        }
+    }
+}
+
+impl Machine {
+    /// Counts and sends a reply.
+    fn send_reply(&mut self, taker: Poster, id: u32, reply: Vec<u8>) {
+        self.posts += 1;
+        let (serial, now) = (self.posts, self.now);
+        let index = self.slots.insert(taker, serial, now, 1, Payload::Reply, Wake::Nobody);
+        self.count(index);
+        self.slots.remove(index);
+        let departs = self.occupy(taker.thread, self.times.post);
+        if let Some(message) = self.calls.list.get_mut(&id) {
+            message.reply_serial = serial;
+        }
+        self.send_back_at(id, Ok(reply), departs);
+    }
+
+    /// A life goes on: replies that it was stopped in front of leave, if it still has its lease.
+    pub(super) fn release_replies(&mut self, life: u32) {
+        let held = std::mem::take(&mut self.lives[life as usize].held);
+        for (taker, id, reply) in held {
+            let life = &self.lives[life as usize];
+            if !life.dead && (!life.expired || Canary::ReplyAsZombie.is_armed()) {
+                self.send_reply(taker, id, reply);
+            } else {
+                self.lose_message(id);
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// Whether the life of the task that is being polled is to stop, or has stopped, in front of a reply.
+    fn holds_reply(&self, taker: Poster) -> bool {
+        let is_own = self.tasks.borrow().life(self.current.get()) == Some(taker.life);
+        is_own && self.machine.borrow_mut().holds(taker, &Payload::Reply)
+    }
+
+    /// Whether a request for `service` waits; false once this compute server has left.
+    fn poll_call(&self, taker: Poster, service: ServiceId, context: &Context<'_>) -> Poll<bool> {
+        let wake = self.wake(context);
+        let (polled, spent) = {
+            let mut machine = self.machine.borrow_mut();
+            let polled = machine.poll_call(taker, service, wake);
+            (polled, std::mem::take(&mut machine.calls.spent))
+        };
+        // They may call the machine.
+        drop(spent);
+        polled
+    }
+}
+
+impl Machine {
+    fn poll_call(&mut self, taker: Poster, service: ServiceId, wake: Wake) -> Poll<bool> {
+        let SimCalls { receivers, spent, .. } = &mut self.calls;
+        let receiver = receivers.entry(taker.life).or_default();
+        let service = receiver.services.entry(service).or_default();
+        if receiver.has_left || !service.waiting.is_empty() {
+            spent.push(wake);
+            return Poll::Ready(!receiver.has_left);
+        }
+        let is_there = service.idle.iter().any(|other| other.is_same(&wake));
+        if is_there {
+            spent.push(wake)
+        } else {
+            service.idle.push(wake)
+        }
+        Poll::Pending
+    }
+
+    fn take_call(
+        &mut self,
+        taker: Poster,
+        service: ServiceId,
+    ) -> Option<(u32, Incarnation, Vec<u8>)> {
+        let SimCalls { receivers, list, .. } = &mut self.calls;
+        let service = receivers.get_mut(&taker.life)?.services.get_mut(&service)?;
+        while let Some(id) = service.waiting.pop_front() {
+            // What is not there any more has been given up.
+            let Some(Message { what: What::Call { request, .. }, from, .. }) = list.get_mut(&id)
+            else {
+                continue;
+            };
+            let request = match Canary::DeliverTwice.is_armed() {
+                true => request.clone(),
+                false => std::mem::take(request),
+            };
+            return Some((id, Incarnation(u64::from(from.life) + 1), request));
+        }
+        None
+    }
+}
+
+impl SimEndpoint {
+    pub(super) async fn take_call(&self, service: ServiceId) -> Option<Incoming> {
+        let (inner, taker) = (self.inner_rc(), self.poster());
+        let taking_ps = (inner.config.cpu.completion_ns * PS).max(1);
+        loop {
+            let is_there = poll_fn(|context| inner.poll_call(taker, service, context)).await;
+            if !is_there {
+                return None;
+            }
+            // The request is taken at the end, so that a wait that is given up takes none with it.
+            self.wait(Payload::Work { ps: taking_ps }).await;
+            let taken = inner.machine.borrow_mut().take_call(taker, service);
+            if let Some((id, from, request)) = taken {
+                let responder = SimResponder { inner, taker, id, is_begun: false, is_done: false };
+                return Some(Incoming::new(from, request, Box::new(responder)));
+            }
+        }
+    }
+
+    pub(super) fn leave_calls(&self) {
+        let mut machine = self.inner().machine.borrow_mut();
+        let machine = &mut *machine;
+        let receiver = machine.calls.receivers.entry(self.poster().life).or_default();
+        (receiver.is_open, receiver.has_left) = (false, true);
+        let services = std::mem::take(&mut receiver.services);
+        for service in services.into_values() {
+            service.waiting.into_iter().for_each(|id| {
+                machine.send_back(id, Err(CallError::NotBegun));
+            });
+            machine.wake_all(service.idle);
+        }
+    }
+}
+
+impl SimFabric {
+    pub(super) fn expose_calls(&self, number: ServerId, bytes: u64) -> Result<(), FabricError> {
+        check_exposed(number, bytes)?;
+        let mut machine = self.inner().machine.borrow_mut();
+        let receiver = machine.calls.receivers.entry(self.life()).or_default();
+        if receiver.is_open || receiver.has_left {
+            return Err(exposed_twice());
+        }
+        receiver.is_open = true;
+        Ok(())
+    }
+
+    pub(super) fn attach_peer(&self, peer: Peer) -> Result<(), FabricError> {
+        check_exposed(peer.server, 0)?;
+        let mut machine = self.inner().machine.borrow_mut();
+        let Some(life) = machine.life_of(peer.incarnation) else {
+            return Err(FabricError::Config(format!("there is no life {}", peer.incarnation)));
+        };
+        let before = machine.calls.peers.insert((self.life(), peer.server), life as u32);
+        if let Some(before) = before.filter(|before| *before != life as u32) {
+            machine.give_up_peer(self.life(), peer.server, before);
+        }
+        Ok(())
+    }
+
+    pub(super) fn detach_peer(&self, server: ServerId) {
+        let mut machine = self.inner().machine.borrow_mut();
+        if let Some(before) = machine.calls.peers.remove(&(self.life(), server)) {
+            machine.give_up_peer(self.life(), server, before);
+        }
+    }
+
+    /// Makes its card take `factor` times as long for everything from now on; 1 is as configured.
+    ///
+    /// # Panics
+    /// If the factor is not from 1 to 1,000,000.
+    pub fn slow(&self, factor: impl Into<f64>) {
+        let factor = factor.into();
+        assert!((1.0..=1e6).contains(&factor), "a server that is {factor} times slower");
+        self.inner().machine.borrow_mut().client_nics[self.compute()].slow(factor);
+    }
+}
+
+impl Machine {
+    fn give_up_peer(&mut self, me: u32, server: ServerId, who: u32) {
+        self.give_up(
+            |one| {
+                one.from.life == me
+                    && one.server == server
+                    && one.to == who
+                    && matches!(one.what, What::Call { .. })
+            },
+            gone(who),
+        );
+    }
+}
+
+impl Inner {
+    /// The attached peers of a life.
+    pub(super) fn peers(&self, life: u32) -> Vec<Peer> {
+        let machine = self.machine.borrow();
+        let peers = machine.calls.peers.range((life, ServerId(0))..=(life, ServerId::MAX));
+        let peers = peers.map(|((_, server), who)| Peer {
+            server: *server,
+            incarnation: Incarnation(u64::from(*who) + 1),
+            address: None,
+        });
+        peers.collect()
+    }
+}
+
+impl Sim {
+    /// Breaks the link from compute server `from` to compute server `to`: what `from` sends on it does
+    /// not arrive. Senders of calls get `Unknown` after [`super::AdversaryConfig::timeout_ns`].
+    ///
+    /// # Panics
+    /// If there is no such compute server.
+    pub fn cut(&self, from: usize, to: usize) {
+        let computes = self.inner.config.compute_servers;
+        assert!(from.max(to) < computes, "compute servers {from} and {to} of {computes}");
+        self.inner.machine.borrow_mut().calls.cut.insert((from, to));
+    }
+
+    /// Mends the link from compute server `from` to compute server `to`.
+    pub fn heal(&self, from: usize, to: usize) {
+        self.inner.machine.borrow_mut().calls.cut.remove(&(from, to));
+    }
+
+    /// Answers to calls that came when their senders waited for them no more.
+    pub fn stale_replies(&self) -> u64 {
+        self.inner.machine.borrow().calls.stale
+    }
+}

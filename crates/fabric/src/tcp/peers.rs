@@ -1,0 +1,151 @@
+//! Peers: the compute servers that this one calls over TCP, and the server that takes in their calls.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::lives::{Gate, GateState};
+use super::{Lease, MemoryServer, MemoryServerConfig, config_error};
+use crate::calls::{Admission, Requests, check_exposed, exposed_twice};
+use crate::{FabricError, Incarnation, ListenConfig, Peer, ServerId};
+
+/// What the threads of a compute server share about calls.
+#[derive(Debug, Default)]
+pub(crate) struct TcpCalls {
+    pub(crate) requests: Arc<Requests>,
+    state: Mutex<State>,
+    /// Changes with what stands in the state.
+    version: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    peers: BTreeMap<ServerId, Peer>,
+    /// Lives that this compute server was told are dead.
+    dead: BTreeSet<Incarnation>,
+    server: Option<MemoryServer>,
+}
+
+/// What a server needs to take calls in.
+#[derive(Debug)]
+pub(super) struct CallServer {
+    pub(super) requests: Arc<Requests>,
+    /// The life that others must mean.
+    pub(super) me: Incarnation,
+    pub(super) lease: Arc<Lease>,
+}
+
+impl TcpCalls {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Listens, and takes calls in; where others reach it.
+    pub(super) fn expose(
+        &self,
+        number: ServerId,
+        bytes: u64,
+        listen: &ListenConfig,
+        servers: usize,
+        (me, lease): (Incarnation, &Arc<Lease>),
+    ) -> Result<SocketAddr, FabricError> {
+        check_exposed(number, bytes)?;
+        let told = listen.advertise.unwrap_or(listen.listen);
+        if told.ip().is_unspecified() {
+            return Err(config_error(format!(
+                "{told} stands for all addresses of this machine: listen on, or advertise, the one that \
+                 others reach"
+            )));
+        }
+        let mut state = self.state();
+        if state.server.is_some() {
+            return Err(exposed_twice());
+        }
+        let config = MemoryServerConfig {
+            listen: listen.listen,
+            server: number,
+            servers,
+            connections_max: listen.connections_max,
+            insecure_public: listen.insecure_public,
+            tls: listen.tls.clone(),
+            ..MemoryServerConfig::default()
+        };
+        let call_server =
+            CallServer { requests: Arc::clone(&self.requests), me, lease: Arc::clone(lease) };
+        let server = MemoryServer::start_for_calls(config, call_server)?;
+        if !self.requests.open() {
+            return Err(exposed_twice());
+        }
+        let mut address = listen.advertise.unwrap_or(server.address());
+        if address.port() == 0 {
+            address.set_port(server.address().port());
+        }
+        state.server = Some(server);
+        Ok(address)
+    }
+
+    pub(super) fn attach(&self, peer: Peer) -> Result<(), FabricError> {
+        check_exposed(peer.server, 0)?;
+        if peer.address.is_none() {
+            return Err(config_error(format!("compute server {} has no address", peer.server)));
+        }
+        self.state().peers.insert(peer.server, peer);
+        self.version.fetch_add(1, Ordering::Release);
+        Ok(())
+    }
+
+    pub(super) fn detach(&self, server: ServerId) {
+        self.state().peers.remove(&server);
+        self.version.fetch_add(1, Ordering::Release);
+    }
+
+    pub(super) fn peers(&self) -> Vec<Peer> {
+        self.state().peers.values().copied().collect()
+    }
+
+    /// Whom a number stands for, unless that is known to be dead.
+    pub(super) fn peer(&self, server: ServerId) -> Option<Peer> {
+        let state = self.state();
+        let peer = state.peers.get(&server).copied();
+        peer.filter(|peer| !state.dead.contains(&peer.incarnation))
+    }
+
+    pub(super) fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
+    }
+
+    /// `who` is dead: no reply of it is taken any more (F12.6).
+    pub(super) fn told_dead(&self, who: Incarnation) {
+        let mut state = self.state();
+        let is_peer = state.peers.values().any(|peer| peer.incarnation == who);
+        if is_peer && state.dead.insert(who) {
+            drop(state);
+            self.version.fetch_add(1, Ordering::Release);
+        }
+    }
+}
+
+impl Drop for TcpCalls {
+    fn drop(&mut self) {
+        // What waits is not begun.
+        self.requests.close();
+    }
+}
+
+/// Whether calls of a connection may be begun, and replies may leave.
+pub(super) struct GateAdmission {
+    pub(super) gate: Arc<Gate>,
+    pub(super) lease: Arc<Lease>,
+}
+
+impl Admission for GateAdmission {
+    /// Whoever shuts the gate takes it: nothing is begun afterwards.
+    fn may_begin(&self, _from: Incarnation) -> bool {
+        *self.gate.lock() == GateState::Open
+    }
+
+    fn holds_lease(&self) -> bool {
+        self.lease.holds()
+    }
+}

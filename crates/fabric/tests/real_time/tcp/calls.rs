@@ -1,0 +1,206 @@
+//! Calls between compute servers over TCP where something is wrong.
+
+use farleaf_fabric::{CallError, Incoming, ListenConfig, Peer, ServiceId};
+
+use super::*;
+
+const CALL: u8 = 12;
+const REPLY: u8 = 7;
+const ECHO: ServiceId = ServiceId(5);
+
+/// A compute server, and the peer that it is to others.
+fn exposed(config: &TcpConfig, number: u16) -> (Tcp, Peer) {
+    let tcp = Tcp::connect(config.clone()).unwrap();
+    let server = ServerId(ServerId::COMPUTE_FIRST.0 + number);
+    let address = tcp.expose(server, 0, &ListenConfig::default()).unwrap();
+    let peer = Peer { server, incarnation: tcp.incarnation(), address };
+    (tcp, peer)
+}
+
+/// A raw greeting to a compute server.
+fn hello_to(peer: Peer, who: u64, servers: u16) -> [u8; 64] {
+    let mut bytes = hello(who, peer.server.0, servers);
+    bytes[40..48].copy_from_slice(&peer.incarnation.0.to_le_bytes());
+    bytes
+}
+
+fn entry(address: SocketAddr, greeting: &[u8]) -> (TcpStream, u8) {
+    let mut stream = knock(address, greeting);
+    let mut welcome = [0; 64];
+    stream.read_exact(&mut welcome).unwrap();
+    (stream, welcome[12])
+}
+
+fn call(number: u64, bytes: &[u8]) -> Vec<u8> {
+    request(CALL, number << 16 | u64::from(ECHO.0), bytes.len() as u32, bytes)
+}
+
+async fn next_begun(end: &TcpEndpoint) -> Incoming {
+    let mut incoming = end.next_call(ECHO).await.unwrap();
+    assert!(incoming.begin());
+    incoming
+}
+
+#[test]
+fn a_raw_call_is_answered_as_the_page_says() {
+    let (_pool, config) = pool(1, LONG);
+    let (tcp, peer) = exposed(&config, 3);
+    let address = peer.address.unwrap();
+    let end = tcp.endpoint().unwrap();
+    let (mut stream, let_in) = entry(address, &hello_to(peer, 7, 1));
+    assert_eq!(let_in, 0);
+    stream.write_all(&[call(9, b"abc"), call(11, b"")].concat()).unwrap();
+    block_on(&end, async {
+        let first = next_begun(&end).await;
+        assert_eq!((first.from, &first.request[..]), (Incarnation(7), &b"abc"[..]));
+        drop(end.next_call(ECHO).await.unwrap());
+        first.reply(b"defg".to_vec()).unwrap();
+    });
+    let word = |number: u64, outcome: u64| (number << 16 | outcome).to_le_bytes().to_vec();
+    assert_eq!(answer(&mut stream), (REPLY, word(11, 1)));
+    assert_eq!(answer(&mut stream), (REPLY, [word(9, 0), b"defg".to_vec()].concat()));
+    // A number that has been there before ends the connection; what is begun of it is dropped.
+    stream.write_all(&call(11, b"again")).unwrap();
+    assert!(is_closed(&mut stream));
+}
+
+#[test]
+fn strangers_get_nowhere() {
+    let (_pool, config) = pool(2, LONG);
+    let (_tcp, peer) = exposed(&config, 3);
+    let address = peer.address.unwrap();
+    // Of another pool, for another number, another life, or none.
+    let mut other_life = hello_to(peer, 7, 2);
+    other_life[40] ^= 1;
+    let other_number = hello_to(Peer { server: ServerId(1), ..peer }, 7, 2);
+    for greeting in [hello_to(peer, 7, 1), other_number, other_life, hello(7, peer.server.0, 2)] {
+        let (mut stream, entry) = entry(address, &greeting);
+        assert_eq!(entry, 2);
+        assert!(is_closed(&mut stream));
+    }
+    // A memory server takes no calls, however long they say they are.
+    for bytes in [call(1, b"abc"), call(1, &[0; 100])[..50].to_vec()] {
+        let mut stream = enter(config.servers[0], 7, 0, 2);
+        stream.write_all(&bytes).unwrap();
+        assert!(is_closed(&mut stream));
+    }
+    let (mut stream, _) = entry(address, &hello_to(peer, 7, 2));
+    stream.write_all(&request(CALL, 1 << 16, (16 << 20) + 1, &[])).unwrap();
+    assert!(is_closed(&mut stream), "a call that is too long");
+}
+
+#[test]
+fn more_calls_than_may_be_under_way_end_the_connection() {
+    let (_pool, config) = pool(1, LONG);
+    let (_tcp, peer) = exposed(&config, 3);
+    let (mut stream, _) = entry(peer.address.unwrap(), &hello_to(peer, 7, 1));
+    let calls: Vec<u8> = (1..=1_025).flat_map(|number| call(number, b"")).collect();
+    stream.write_all(&calls).unwrap();
+    assert!(is_closed(&mut stream));
+}
+
+#[test]
+fn an_address_that_may_not_be_told_is_refused() {
+    let (_pool, config) = pool(1, LONG);
+    let tcp = Tcp::connect(config).unwrap();
+    let number = ServerId::COMPUTE_FIRST;
+    let why =
+        |listen: ListenConfig| tcp.expose(number, 0, &listen).expect_err("refused").to_string();
+    let at = |ip: [u8; 4]| SocketAddr::from((ip, 0));
+    let public = ListenConfig { listen: at([192, 0, 2, 1]), ..Default::default() };
+    assert!(why(public).contains("insecure_public"));
+    let all = ListenConfig { listen: at([0; 4]), insecure_public: true, ..Default::default() };
+    assert!(why(all.clone()).contains("stands for all addresses"));
+    let advertised = ListenConfig { advertise: Some(at([127, 0, 0, 1])), ..all };
+    let told = tcp.expose(number, 0, &advertised).unwrap().unwrap();
+    assert!(told.ip().is_loopback() && told.port() != 0);
+    assert!(why(ListenConfig::default()).contains("once in its life"));
+    let nowhere = Peer { server: number, incarnation: Incarnation(3), address: None };
+    assert!(tcp.attach(nowhere).is_err());
+}
+
+/// A peer that ended while nothing was under way has begun nothing.
+#[test]
+fn a_call_of_a_peer_that_has_ended_is_not_begun() {
+    let (_pool, config) = pool(1, LONG);
+    let (other, peer) = exposed(&config, 1);
+    let tcp = Tcp::connect(config).unwrap();
+    tcp.attach(peer).unwrap();
+    let end = tcp.endpoint().unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let theirs = other.endpoint().unwrap();
+            block_on(&theirs, async {
+                next_begun(&theirs).await.reply(vec![1]).unwrap();
+            });
+        });
+        block_on(&end, async {
+            assert_eq!(end.call(peer.server, ECHO, Vec::new()).await, Ok(vec![1]));
+        });
+    });
+    drop(other);
+    block_on(&end, async {
+        for _ in 0..3 {
+            let called = end.call(peer.server, ECHO, Vec::new()).await;
+            assert_eq!(called, Err(CallError::NotBegun));
+        }
+        assert!(end.is_dead(peer.incarnation).await, "it has said goodbye");
+        assert_eq!(end.call(peer.server, ECHO, Vec::new()).await, Err(CallError::NotBegun));
+    });
+}
+
+/// F12.10, and a thread that sleeps is woken by a reply: many calls from some threads at once.
+#[test]
+fn threads_call_each_other_at_once() {
+    let (_pool, config) = pool(1, LONG);
+    let computers: Vec<_> = (0..2).map(|number| exposed(&config, number)).collect();
+    let peers: Vec<Peer> = computers.iter().map(|(_, peer)| *peer).collect();
+    for (tcp, _) in &computers {
+        peers.iter().for_each(|peer| tcp.attach(*peer).unwrap());
+    }
+    let done = Barrier::new(4);
+    thread::scope(|scope| {
+        for thread in 0..4_u64 {
+            let (computers, peers, done) = (&computers, &peers, &done);
+            scope.spawn(move || {
+                let me = thread as usize % 2;
+                let end = computers[me].0.endpoint().unwrap();
+                let serving = end.clone();
+                let to = peers[1 - me].server;
+                block_on(&end, async {
+                    end.spawn(async move {
+                        while let Some(mut incoming) = serving.next_call(ECHO).await {
+                            assert!(incoming.begin());
+                            let reply = incoming.request.clone();
+                            incoming.reply(reply).unwrap();
+                        }
+                    });
+                    let left = Rc::new(Cell::new(200));
+                    for number in 0..200_u64 {
+                        let (calling, left) = (end.clone(), Rc::clone(&left));
+                        end.spawn(async move {
+                            let request = vec![thread as u8; number as usize * 100];
+                            let reply = calling.call(to, ECHO, request.clone()).await;
+                            assert_eq!(reply, Ok(request));
+                            left.set(left.get() - 1);
+                        });
+                    }
+                    while left.get() > 0 {
+                        end.sleep(100_000).await;
+                    }
+                    // Others may still call this one: it goes on until a side thread has seen all.
+                    let waits = end.clone();
+                    let (sender, all) = std::sync::mpsc::channel();
+                    scope.spawn(move || {
+                        done.wait();
+                        let _ = sender.send(());
+                    });
+                    while all.try_recv().is_err() {
+                        waits.sleep(1_000_000).await;
+                    }
+                    waits.leave();
+                });
+            });
+        }
+    });
+}
