@@ -5,9 +5,10 @@
 //! next). Then all three in the cache, in one moment, and right is retired. Readers go on meanwhile:
 //! they see the state before, which cannot change as writers are kept out.
 //!
-//! A crash in between leaves one of two states, which the fences tell apart: right is dead and left does
-//! not cover it, then right is revived by who meets it; or left covers it, then the parent's separator
-//! is removed. No dead node is ever cached, so that nothing can have been changed in it since.
+//! A crash in between leaves one of two states, which the fences tell apart: right is dead and left
+//! does not cover it, then the operation that meets right revives it; or left covers it, then that
+//! operation removes the parent's separator. The cache never holds a dead node, so that nobody can have
+//! changed it since.
 
 use std::sync::Arc;
 
