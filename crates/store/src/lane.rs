@@ -5,9 +5,9 @@
 //!
 //! - **INV-LANE-1** A lane runs one operation at a time. An operation from inside another one (the
 //!   caller's iterator of a bulk load asks a table) takes or makes a second lane.
-//! - **INV-LANE-2** While an operation of the blocking API runs, its lane's gate is locked. Whoever
-//!   has locked every gate after it set a flag that operations look at inside the gate knows that
-//!   none runs that has not seen the flag.
+//! - **INV-LANE-2** While an operation of the blocking API runs, its lane's gate is locked. A thread
+//!   that sets a flag and then locks every gate knows that no operation runs that has not seen the
+//!   flag, if operations check it inside the gate.
 //! - **INV-LANE-3** The lanes of a closed store are dropped when their thread next calls any store,
 //!   or ends. Until then they hold the mapping of the pool, or connections to it, and nothing else.
 
