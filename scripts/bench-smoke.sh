@@ -10,7 +10,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 farleaf=${1:-${CARGO_TARGET_DIR:-target}/debug/farleaf}
-read -ra engines <<<"${FARLEAF_ENGINES:-btree dex}"
+read -ra engines <<<"${FARLEAF_ENGINES:-$("$farleaf" engines | cut -f 1 | tr '\n' ' ')}"
 read -ra fabrics <<<"${FARLEAF_FABRICS:-mapped sim tcp}"
 
 report=$(mktemp)
@@ -58,8 +58,11 @@ PY
 run() {
     local name=$1 engine=$2 fabric=$3
     shift 3
+    local size=(--keys 5K --ops 10K)
+    # It copies all of its keys for each operation.
+    [[ $engine != example ]] || size=(--keys 500 --ops 1K)
     local command=("$farleaf" bench --engine "$engine" --fabric "$fabric" --workload a
-        --keys 5K --ops 10K --json "$@")
+        "${size[@]}" --json "$@")
     printf '%-12s %-8s ' "$name" "$fabric"
     if ! "${command[@]}" >"$report"; then
         echo "failed: ${command[*]}" >&2

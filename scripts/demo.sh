@@ -1,24 +1,25 @@
 #!/usr/bin/env bash
-# Farleaf's main job on real input: puts the paths of this machine's files into a pool in shared
-# memory, reads, scans, changes and removes some, and checks the pool; does the same over TCP, on a
-# cluster of memory servers on this machine; and counts what an index operation costs on each fabric.
-# Every command is printed before it runs, so that it can be repeated by hand. Leaves nothing behind.
+# Farleaf's main job on real input: loads the paths of this machine's files into a pool in shared
+# memory, reads, scans, changes and removes some, and checks the pool. Does the same over TCP with the
+# engine dex and its cache, on memory and compute servers of this machine. Ends with a table of the
+# remote operations of each engine on each fabric. Prints every command before it runs, and leaves
+# nothing behind.
 #
 #   scripts/demo.sh [FARLEAF]     the binary; target/release/farleaf if not given
 #
 # FARLEAF_DEMO_PATHS     most paths to load (400000)
 # FARLEAF_DEMO_TCP_PATHS most of them to load over TCP (50000)
-# FARLEAF_DEMO_KEYS      keys of the benchmark (200K)
-# FARLEAF_DEMO_OPS       operations of the benchmark (200K)
-# FARLEAF_ENGINES, FARLEAF_FABRICS     which ones to benchmark ("btree", "mapped sim tcp")
+# FARLEAF_DEMO_KEYS      keys of the table at the end (100K)
+# FARLEAF_DEMO_OPS       operations of each of its rows (100K)
+# FARLEAF_ENGINES, FARLEAF_FABRICS     its rows (all engines; "mapped sim tcp")
 set -euo pipefail
 
 farleaf=${1:-$(dirname "$0")/../target/release/farleaf}
 paths_max=${FARLEAF_DEMO_PATHS:-400000}
 tcp_paths_max=${FARLEAF_DEMO_TCP_PATHS:-50000}
-bench_keys=${FARLEAF_DEMO_KEYS:-200K}
-bench_ops=${FARLEAF_DEMO_OPS:-200K}
-read -ra engines <<<"${FARLEAF_ENGINES:-btree}"
+bench_keys=${FARLEAF_DEMO_KEYS:-100K}
+bench_ops=${FARLEAF_DEMO_OPS:-100K}
+engines=${FARLEAF_ENGINES:-all}
 read -ra fabrics <<<"${FARLEAF_FABRICS:-mapped sim tcp}"
 
 fail() { printf '\ndemo: %s\n' "$*" >&2; exit 1; }
@@ -141,29 +142,30 @@ job() {
 heading "In shared memory"
 job "$pool" "$work/files.tsv" --create --pool-bytes "${pool_mib}MiB"
 
-heading "The same over TCP: two memory servers, processes of this machine"
+heading "The same over TCP with the engine dex: two memory servers and a compute server that caches"
 # Those that the job asks for, and the first ones in order.
 { printf '%s\t%s\n' "$key" "$size"; grep "^$prefix" "$work/files.tsv" || true; cat "$work/files.tsv"; } |
     awk -F '\t' '!seen[$1]++' | head -n "$tcp_paths_max" >"$work/some.tsv" || true
-printf '$ farleaf up --memory-servers 2 --pool-bytes 512MiB &\n'
-"$farleaf" up --memory-servers 2 --pool-bytes 512MiB >"$work/up" &
+printf '$ farleaf up --memory-servers 2 --compute 1 --pool-bytes 1GiB &\n'
+"$farleaf" up --memory-servers 2 --compute 1 --pool-bytes 1GiB >"$work/up" &
 cluster=$!
 for _ in $(seq 100); do
     [ ! -s "$work/up" ] && kill -0 "$cluster" 2>/dev/null || break
     sleep 0.1
 done
 IFS=$'\t' read -r _ tcp_pool <"$work/up" || fail "the cluster did not start"
-job "$tcp_pool" "$work/some.tsv"
+job "$tcp_pool" "$work/some.tsv" --engine dex
 down
 
-heading "What an operation costs: YCSB workload A, remote operations counted"
-echo "mapped runs in real time on this machine, tcp over loopback to two memory servers; sim runs in"
-echo "virtual time, on simulated network cards."
-for engine in "${engines[@]}"; do
-    for fabric in "${fabrics[@]}"; do
-        run bench --engine "$engine" --fabric "$fabric" --workload a \
-            --keys "$bench_keys" --ops "$bench_ops"
-    done
+heading "Remote operations of a get and an update: half gets, half updates, every engine and fabric"
+echo "dex caches a tenth of the table. tcp goes to two memory servers over loopback; sim is a simulated cluster."
+for fabric in "${fabrics[@]}"; do
+    show bench --engine "$engines" --fabric "$fabric" --workload a --cache 10% \
+        --keys "$bench_keys" --ops "$bench_ops" --costs
+    "$farleaf" bench --engine "$engines" --fabric "$fabric" --workload a --cache 10% \
+        --keys "$bench_keys" --ops "$bench_ops" --costs >>"$work/costs"
 done
+{ printf 'engine\tfabric\toperation\tREAD\tWRITE\tCAS/FAA\tRPC\tround trips\tbytes\n'; cat "$work/costs"; } |
+    awk -F '\t' '{ printf "%-8s %-8s %-10s %8s %8s %8s %8s %12s %8s\n", $1, $2, $3, $4, $5, $6, $7, $8, $9 }'
 
 heading "Done; the pool is removed"

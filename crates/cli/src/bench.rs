@@ -122,6 +122,9 @@ pub(crate) struct BenchArgs {
     /// Write the reports to this file, too, one JSON object a line
     #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) output: Option<PathBuf>,
+    /// Print only what operations cost: a line for each run and kind of operation
+    #[arg(long, conflicts_with = "dry_run")]
+    pub(crate) costs: bool,
     /// Print what would be run as JSON, and run nothing
     #[arg(long)]
     pub(crate) dry_run: bool,

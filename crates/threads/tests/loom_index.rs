@@ -34,6 +34,7 @@ mod latch;
 #[allow(dead_code, reason = "the index uses all of it")]
 #[path = "../../index/src/engines/dex/mapping_table.rs"]
 mod mapping_table;
+#[allow(dead_code, reason = "the index uses all of it")]
 #[path = "../../index/src/engines/dex/op_counters.rs"]
 mod op_counters;
 #[allow(dead_code, reason = "the index uses all of it")]

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::Write;
 
-use farleaf_bench::{BenchConfig, FabricKind, Report, Row};
+use farleaf_bench::{BenchConfig, FabricKind, Report, ReportKind, Row};
 use serde_json::{Value, to_value};
 
 use crate::bench::BenchArgs;
@@ -55,8 +55,10 @@ pub(super) fn run(args: &BenchArgs, console: &mut Console) -> anyhow::Result<Exi
         }
         reports.push(report);
     }
-    if !console.json {
-        print(&reports, console)?;
+    match (console.json, args.costs) {
+        (true, _) => {}
+        (false, true) => print_costs(&reports, console)?,
+        (false, false) => print(&reports, console)?,
     }
     let errors: u64 = reports.iter().map(|report| report.run.errors).sum();
     if errors > 0 {
@@ -108,4 +110,35 @@ fn print(reports: &[Report], console: &mut Console) -> std::io::Result<()> {
     };
     let lines: Vec<Vec<String>> = names.into_iter().map(line).collect();
     console.table(&[], &lines)
+}
+
+/// One line for each run and kind of operation: what an operation costs on the fabric. Work that no operation
+/// waits for is left out.
+fn print_costs(reports: &[Report], console: &mut Console) -> std::io::Result<()> {
+    let mut lines = Vec::new();
+    for report in reports {
+        for (kind, told) in &report.run.by_kind {
+            if *kind == ReportKind::Maintenance {
+                continue;
+            }
+            let cost = &told.per_op;
+            let counts = [cost.reads, cost.writes, cost.atomics, cost.rpcs, cost.round_trips];
+            let bytes = cost.bytes_read + cost.bytes_written;
+            let names = [report.engine.clone(), report.fabric.clone(), kind.name().to_owned()];
+            let numbers = counts.map(|count| format!("{count:.2}"));
+            lines.push(names.into_iter().chain(numbers).chain([format!("{bytes:.0}")]).collect());
+        }
+    }
+    let header = [
+        "engine",
+        "fabric",
+        "operation",
+        "READ",
+        "WRITE",
+        "CAS/FAA",
+        "RPC",
+        "round trips",
+        "bytes",
+    ];
+    console.table(&header, &lines)
 }

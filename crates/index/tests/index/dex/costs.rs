@@ -50,7 +50,8 @@ async fn cold_and_warm(session: Session) {
     let before = costs(&session);
     assert_eq!(index.take_all_free(&session).await, Ok(true));
     let cost = since(&session, &before);
-    assert_eq!(verbs(cost), (6, 3, 1), "{cost:?}");
+    // The last unlocks, by a WRITE where the fabric keeps the order of a chain and a CAS elsewhere.
+    assert_eq!((cost.reads, cost.writes + cost.cas, cost.rpcs), (6, 4, 0), "{cost:?}");
 
     // Cold: the root word, each level once.
     let before = costs(&session);
@@ -275,6 +276,7 @@ async fn prefetching(session: Session) {
         for ahead in [0_u64, 2, 8] {
             let options = DexOptions { scan_prefetch: ahead as usize, ..volatile() };
             let index = open(&session, made, 1_000, options).await;
+            assert_eq!(index.take_all_free(&session).await, Ok(true));
             let (cost, keys) = scan_cost(&session, &index, (None, reverse, usize::MAX)).await;
             assert_eq!(keys.len(), 10_000);
             found.push(keys);
