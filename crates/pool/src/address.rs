@@ -28,9 +28,9 @@ const IP_AT: u64 = 32;
 pub struct Member {
     /// Its number in the member table.
     pub slot: u32,
-    /// Which compute server it is.
+    /// The compute server's incarnation.
     pub incarnation: Incarnation,
-    /// Where it answers others, if it does.
+    /// The address at which it answers others, if it does.
     pub address: Option<SocketAddr>,
 }
 

@@ -25,13 +25,13 @@ use crate::{Geometry, Pool, PoolError, Session};
 
 const TAG: u64 = u64::from_le_bytes(*b"FLBLOCK1");
 pub(crate) const HEADER_WORDS: usize = 6;
-/// Where a header has the version of the block's word when it was carved.
+/// Word of a header that holds the version of the block's word at its carving.
 pub(crate) const CARVED_AT: u64 = 4 * 8;
 /// Tries at a word of *taken*, which only an own lost harvest can have changed.
 const TELL_ATTEMPTS: usize = 4;
 /// First wait between looks whether a block is carved.
 const CARVE_WAIT_NS: u64 = 500;
-/// How long to wait for another session that tries for a block.
+/// Time to wait for another session that tries for a block.
 const CHANGING_WAIT_NS: u64 = 2_000;
 
 /// The header of a block whose word, when it was carved, had `version`.
@@ -51,7 +51,7 @@ fn checksum(words: &[u64; HEADER_WORDS]) -> u64 {
     xxh3_64(&bytes)
 }
 
-/// What is wrong with a block's header, given the block's word.
+/// Finds the fault of a block's header, given the block's word.
 pub(crate) fn check_header(
     geometry: &Geometry,
     word: BlockWord,

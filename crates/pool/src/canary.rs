@@ -188,7 +188,7 @@ impl Canary {
         }
     }
 
-    /// Whether it is armed on this thread. Always `false` without the feature `canary`.
+    /// Tells whether it is armed on this thread. Always `false` without the feature `canary`.
     #[inline]
     pub fn is_armed(self) -> bool {
         #[cfg(feature = "canary")]

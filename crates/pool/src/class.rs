@@ -34,7 +34,7 @@ pub(crate) fn class_of(bytes: usize) -> Option<usize> {
     (class < CLASS_COUNT).then_some(class)
 }
 
-/// How a block is divided for one class: header, bitmaps, objects.
+/// Division of a block for one class: header, bitmaps, objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BlockShape {
     pub(crate) object_bytes: u64,

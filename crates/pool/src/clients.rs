@@ -213,7 +213,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Whether the member that a lock's token names is dead and fenced. See
+    /// Tells whether the member that a lock's token names is dead and fenced. See
     /// [`crate::Session::owner_is_dead`].
     pub(crate) async fn token_is_dead(
         &self,

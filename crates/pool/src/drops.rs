@@ -27,9 +27,9 @@ pub(crate) const UNCOUNTED: u64 = u64::MAX;
 /// A table that is being dropped, as it was when it was looked at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dropping {
-    /// What it was.
+    /// Its former root entry.
     pub root: Root,
-    /// How many of its objects are left, in the order of the engine's walk; `None` for all.
+    /// Number of its objects that are left, in the order of the engine's walk; `None` for all.
     pub left: Option<u64>,
     /// The entry's state word.
     pub(crate) state: u64,
@@ -173,7 +173,7 @@ impl Session {
         self.end_drop(of).await
     }
 
-    /// Whether the life that a token names has ended, and nothing of it is left.
+    /// Tells whether the life that a token names has ended, and nothing of it is left.
     pub(crate) async fn is_forgotten(&self, token: u64) -> Result<bool, PoolError> {
         let Some(named) = LockToken::from_word(token) else { return Ok(true) };
         let (pool, client) = (&**self.pool(), self.upkeep());

@@ -48,7 +48,7 @@ use crate::settle::Steady;
 use crate::words::{AnnounceWord, EPOCH_MAX, MemberState, MemberWord};
 use crate::{Pool, PoolError};
 
-/// How long to wait for another session that is announcing.
+/// Time to wait for another session that is announcing.
 const WAIT_NS: u64 = 1_000;
 /// Looks at the members between questions whether an idle one lives.
 const IDLE_LOOKS: u64 = 64;
@@ -80,7 +80,7 @@ pub(crate) struct Epochs {
     looks: AtomicU64,
 }
 
-/// What is known of the own announcement.
+/// Known state of the own announcement.
 #[derive(Clone, Copy, Debug)]
 enum Announced {
     Known(AnnounceWord),
@@ -90,7 +90,7 @@ enum Announced {
     Busy,
 }
 
-/// What a tick saw.
+/// Findings of a tick.
 #[derive(Debug)]
 pub(crate) struct Observation {
     pub(crate) epoch: u64,
@@ -269,7 +269,7 @@ impl Pool {
         !is_due && self.epochs.is_calm.load(Ordering::Relaxed)
     }
 
-    /// Whether there was no other member when it was last looked: then nobody waits for the epoch to move on.
+    /// Tells whether the last look found no other member: then nobody waits for the epoch to move on.
     pub(crate) fn is_alone(&self) -> bool {
         self.epochs.is_alone.load(Ordering::Relaxed)
     }
@@ -397,7 +397,7 @@ impl Pool {
     }
 }
 
-/// Whether the member that recovers this one is not there any more.
+/// Tells whether the member that recovers this one is not there any more.
 fn is_abandoned(word: MemberWord, table: &[u64]) -> bool {
     let (slot, generation) = word.recoverer();
     let entry = table.get(slot as usize * (MEMBER_BYTES as usize / 8));

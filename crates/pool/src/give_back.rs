@@ -25,13 +25,13 @@ const ATTEMPTS_MAX: usize = 1 << 16;
 struct Turn {
     at: GlobalAddr,
     bits: u64,
-    /// What the word is thought to hold; its `bits` are as they were.
+    /// The expected content of the word, with unchanged `bits`.
     expected: u64,
     /// The block's word while the objects were in use.
     block: BlockWord,
 }
 
-/// Where an object's bits are.
+/// The place of an object's bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bit {
     pub(crate) given: GlobalAddr,

@@ -27,7 +27,7 @@ impl Kept {
 }
 
 impl Pool {
-    /// What is kept open at `at`, if that is a `T`.
+    /// Returns the object that is kept open at `at`, if that is a `T`.
     pub fn kept<T: Any + Send + Sync>(&self, at: GlobalAddr) -> Option<Arc<T>> {
         let thing = self.kept.things().get(&at.word()).cloned()?;
         thing.downcast().ok()

@@ -45,11 +45,11 @@ pub(crate) struct Limbo {
     pub(crate) block: u32,
     /// To be free; otherwise to be an orphan.
     pub(crate) to_free: bool,
-    /// What an orphan's bitmaps are still to be told.
+    /// Changes that an orphan's bitmaps still lack.
     pub(crate) left: Option<Left>,
 }
 
-/// What is known of the objects of a block that was taken out of the accounts.
+/// The known objects of a block that has left the accounts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Left {
     /// Free at the owner.
@@ -74,7 +74,7 @@ struct ClassBlocks {
     wholly_free: u32,
     /// Somebody is looking for more objects.
     refilling: bool,
-    /// Where the next round of harvesting starts.
+    /// Start of the next round of harvesting.
     harvest_next: usize,
 }
 
@@ -406,12 +406,12 @@ impl Allocator {
 }
 
 impl LocalBlock {
-    /// Whether a harvest was begun and has not ended.
+    /// Tells whether a harvest was begun and has not ended.
     pub(crate) fn is_harvesting(&self) -> bool {
         self.harvesting
     }
 
-    /// Whether the object is free here.
+    /// Tells whether the object is free here.
     pub(crate) fn is_free(&self, index: u32) -> bool {
         self.free[(index / 64) as usize] >> (index % 64) & 1 == 1
     }

@@ -36,7 +36,7 @@ pub(crate) struct MemberEntry {
     pub(crate) announced: AnnounceWord,
 }
 
-/// What joining gave.
+/// Result of joining.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Joined {
     pub(crate) slot: u32,
@@ -197,12 +197,12 @@ async fn succeed_to(
     Ok(None)
 }
 
-/// Whether the word is the mark of somebody who succeeds to the slot.
+/// Tells whether the word is the mark of somebody who succeeds to the slot.
 pub(crate) fn is_succeeded(slot: u32, word: MemberWord) -> bool {
     word.is(MemberState::Recovering) && word.recoverer().0 == slot
 }
 
-/// Whether nobody lives who may have set the mark that was seen in the slot.
+/// Tells whether nobody lives who may have set the mark that was seen in the slot.
 pub(crate) async fn successor_is_dead(
     client: Steady<'_>,
     geometry: &Geometry,
@@ -212,14 +212,14 @@ pub(crate) async fn successor_is_dead(
     fence_if_dead(client, Incarnation(incarnation)).await
 }
 
-/// Whether the recoverer that a word names, by slot and low bits of its generation, is a live member.
+/// Tells whether the recoverer that a word names, by slot and low bits of its generation, is a live member.
 pub(crate) fn is_there(table: &[MemberEntry], (slot, generation): (u32, u32)) -> bool {
     table.get(slot as usize).is_some_and(|recoverer| {
         recoverer.word.is(MemberState::Live) && recoverer.word.generation() & 0x1fff == generation
     })
 }
 
-/// How far a generation moves on where another join of this process may try the next one.
+/// Step of a generation if another join of this process may try the next one.
 fn doubtful_step(client: Steady<'_>) -> u32 {
     2 + (client.endpoint().random() & 0xffff) as u32
 }
@@ -267,7 +267,7 @@ pub(crate) async fn leave(
     }
 }
 
-/// Whether that life is dead; then it is fenced on every server.
+/// Tells whether that life is dead; then it is fenced on every server.
 async fn fence_if_dead(client: Steady<'_>, who: Incarnation) -> Result<bool, PoolError> {
     if who == client.endpoint().incarnation() || !client.endpoint().is_dead(who).await {
         return Ok(false);
@@ -282,7 +282,7 @@ async fn fence_if_dead(client: Steady<'_>, who: Incarnation) -> Result<bool, Poo
     }
 }
 
-/// Whether the member in `slot`, seen live with `seen`, is dead; then it is fenced and marked.
+/// Tells whether the member in `slot`, seen live with `seen`, is dead; then it is fenced and marked.
 ///
 /// Cost: 1 READ and a look by the fabric; if it is dead, a fence per server and 1 CAS.
 async fn mark_dead(

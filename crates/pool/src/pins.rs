@@ -94,7 +94,7 @@ impl Pins {
         view.load(Ordering::SeqCst).min(self.least())
     }
 
-    /// Whether the member may be announced idle; then `live` is cleared. It is cleared first, and
+    /// Tells whether the member may be announced idle; then `live` is cleared. It is cleared first, and
     /// then the pins are looked at (INV-EPOCH-4).
     pub(crate) fn try_idle(&self, live: &AtomicBool) -> bool {
         live.store(false, Ordering::SeqCst);
@@ -104,7 +104,7 @@ impl Pins {
     }
 }
 
-/// Which of a session's pins are in use. It stays on the session's thread.
+/// The pins of a session that are in use. It stays on the session's thread.
 #[derive(Debug, Default)]
 pub(crate) struct PinSlots {
     /// Bit per pin in front of the last.

@@ -54,11 +54,11 @@ pub struct Recovery {
     members: Vec<Dead>,
     /// The dead's clients. As they are fenced, there will be no more.
     clients: Vec<u32>,
-    /// Whether this member's slot had an earlier life that is dead, too.
+    /// True if this member's slot had an earlier life that is dead, too.
     inherits: bool,
     /// Claimed blocks with whole headers, and their words now.
     blocks: Vec<(ServerId, u32, BlockWord)>,
-    /// What the dead had announced.
+    /// Objects that the dead had announced.
     announced: Vec<GlobalAddr>,
     problems: Vec<String>,
     is_finished: bool,
@@ -70,7 +70,7 @@ struct Dead {
     word: MemberWord,
 }
 
-/// What a recovery did.
+/// Results of a recovery.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
     /// Dead members cleared away.
@@ -79,10 +79,10 @@ pub struct Recovered {
     pub blocks: usize,
     /// Objects that were lost and are free again.
     pub objects_freed: u64,
-    /// Whether lost objects were looked for. Not if another member neither ticked nor was idle: then
+    /// True if lost objects were looked for. Not if another member neither ticked nor was idle: then
     /// the dead stay claimed, and recovery is to be begun again later.
     pub complete: bool,
-    /// What was found damaged and left alone.
+    /// Damage that the recovery found and left alone.
     pub problems: Vec<String>,
 }
 
@@ -272,7 +272,7 @@ impl Recovery {
         self.members.len() + usize::from(self.inherits)
     }
 
-    /// Whether a client's owner is among the dead. A dead slot has none but dead lives: it may have been
+    /// Tells whether a client's owner is among the dead. A dead slot has none but dead lives: it may have been
     /// succeeded to by one that died before it recovered the one before (INV-MEM-3).
     fn is_dead(&self, (slot, generation): (u32, u32)) -> bool {
         let is_own = slot == self.pool.member;
@@ -362,7 +362,7 @@ impl Pool {
         Ok(dead)
     }
 
-    /// Whether a member's recovery is this member's, or its recoverer is gone.
+    /// Tells whether a member's recovery is this member's, or its recoverer is gone.
     fn may_recover(&self, word: MemberWord, table: &[MemberEntry]) -> bool {
         let (slot, generation) = word.recoverer();
         slot == self.member || !is_there(table, (slot, generation))

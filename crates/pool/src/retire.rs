@@ -111,7 +111,7 @@ pub(crate) struct Freeing {
 }
 
 impl Freeing {
-    /// Whether anything was retired when the right was taken.
+    /// Tells whether anything was retired when the right was taken.
     pub(crate) fn has_any(&self) -> bool {
         self.count > 0
     }
@@ -147,7 +147,7 @@ struct Entry {
     clearing: bool,
 }
 
-/// What a word of the page is known to hold.
+/// The known content of a word of the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PageWord {
     Announced,
@@ -190,7 +190,7 @@ impl Retired {
         self.queue.len() + self.giving
     }
 
-    /// Whether a page is nearly full.
+    /// Tells whether a page is nearly full.
     pub(crate) fn is_pressed(&self) -> bool {
         self.pages.iter().any(|page| page.used() > PRESSED_WORDS)
     }
@@ -208,7 +208,7 @@ impl Retired {
         self.pages[server.index()].0[usize::from(word) / 64] &= !(1 << (word % 64));
     }
 
-    /// Whether a word of the page on `server` may be other than zero.
+    /// Tells whether a word of the page on `server` may be other than zero.
     pub(crate) fn is_used(&self, server: ServerId) -> bool {
         self.pages[server.index()].0 != [0; RETIRE_WORDS / 64]
     }
@@ -228,7 +228,7 @@ impl Retired {
 }
 
 impl Entry {
-    /// What its word of the page most likely holds.
+    /// The most likely content of its word of the page.
     fn expected(&self) -> u64 {
         match self.page {
             PageWord::Announced => self.addr.word(),

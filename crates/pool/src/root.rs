@@ -39,7 +39,7 @@ const MAKING: u64 = 1;
 const LIVE: u64 = 2;
 pub(crate) const DROPPING: u64 = 3;
 
-/// How long to wait for the lock between two tries, tries between looks whether its holder lives,
+/// Time to wait for the lock between two tries, tries between looks whether its holder lives,
 /// and tries in all.
 const WAIT_NS: u64 = 20_000;
 const LOOK_TRIES: usize = 16;

@@ -37,7 +37,7 @@ use farleaf_fabric::{
 /// How long an operation that is waited for is tried: then it is `Unavailable`, or its outcome
 /// unknown.
 pub(crate) const PATIENCE_NS: u64 = 1_000_000_000;
-/// How much longer work is waited for while no server fails: the machine is busy then.
+/// Factor by which waits are longer while no server fails: the machine is busy then.
 const PATIENCE_WHILE_BUSY: u64 = 10;
 /// First and longest wait between two tries.
 const BACKOFF_NS: (u64, u64) = (2_000, 2_000_000);
@@ -56,10 +56,10 @@ pub(crate) struct Lines {
     trouble: Arc<Trouble>,
 }
 
-/// What a member knows of servers that fail it.
+/// Failures of servers that a member has seen.
 #[derive(Debug, Default)]
 struct Trouble {
-    /// When an operation failed last.
+    /// Time of the last failed operation.
     failed_ns: AtomicU64,
     /// Operations that have failed and are not being tried again yet.
     settling: AtomicUsize,
@@ -75,7 +75,7 @@ impl Trouble {
         Settling(self)
     }
 
-    /// Whether a server has failed the member since then.
+    /// Tells whether a server has failed the member since then.
     fn since(&self, begun_ns: u64) -> bool {
         self.settling.load(Ordering::SeqCst) > 0 || self.failed_ns.load(Ordering::SeqCst) > begun_ns
     }
@@ -122,7 +122,7 @@ pub struct Trial {
 }
 
 impl Trial {
-    /// Whether an earlier try may have taken effect.
+    /// Tells whether an earlier try may have taken effect.
     #[inline]
     pub fn in_doubt(&self) -> bool {
         self.failures > 0
@@ -577,7 +577,7 @@ impl<'a> Steady<'a> {
     }
 }
 
-/// Whether the operation may have happened, and the server may be reached again.
+/// Tells whether the operation may have happened, and the server may be reached again.
 pub fn is_open(error: OpError) -> bool {
     matches!(error.kind, OpErrorKind::Timeout | OpErrorKind::Unavailable)
 }

@@ -31,9 +31,9 @@ pub const SUPERBLOCK_WORDS: usize = 19;
 const WORDS: usize = SUPERBLOCK_WORDS;
 const CHECKSUM: usize = WORDS - 1;
 const CHUNK_BYTES: u64 = 64 << 10;
-/// Where the claim stands on server 0's page.
+/// Word of server 0's page that holds the claim.
 const CLAIM_WORD: usize = SUPERBLOCK_BYTES as usize / 8 - 1;
-/// How often, and how long each time, somebody waits for another who is formatting the pool.
+/// Number and duration of the waits for another process that formats the pool.
 const CLAIM_WAITS: u32 = 1_000;
 const CLAIM_WAIT_NS: u64 = 10_000_000;
 
@@ -143,7 +143,7 @@ pub fn pool_id_of(words: &[u64; SUPERBLOCK_WORDS]) -> Option<u128> {
     is_whole.then(|| pool_id(words))
 }
 
-/// Which servers' first words are not zero.
+/// Finds the servers whose first words are not zero.
 async fn formatted(client: Steady<'_>) -> Result<Vec<bool>, PoolError> {
     let count = client.endpoint().server_count();
     let mut ops = client.client().ops();

@@ -38,7 +38,7 @@ impl Session {
 }
 
 impl Unlinked {
-    /// Where it is.
+    /// Its address.
     pub fn addr(&self) -> GlobalAddr {
         self.addr
     }

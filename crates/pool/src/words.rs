@@ -62,7 +62,7 @@ impl BlockWord {
         self.0 >> 27
     }
 
-    /// Whether a version is of a word after this one; versions wrap.
+    /// Tells whether a version is of a word after this one; versions wrap.
     pub(crate) fn is_before(self, version: u64) -> bool {
         let later = version.wrapping_sub(self.version()) << 27;
         later != 0 && later <= 1 << 63

@@ -19,7 +19,7 @@ async fn retire_one(session: &Mine) -> GlobalAddr {
     addr
 }
 
-/// Whether the object can be had again; leaves it in use if so.
+/// Tells whether the object can be had again; leaves it in use if so.
 fn is_free(session: &Mine, addr: GlobalAddr) -> bool {
     let pool = session.pool();
     let (block, offset) = pool.geometry().block_of(addr).unwrap();

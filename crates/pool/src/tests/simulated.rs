@@ -22,7 +22,7 @@ const SLOTS: usize = 96;
 const COMPUTE: usize = 4;
 const SESSIONS: usize = 2;
 
-/// What the whole run shares, outside of the pool.
+/// State that the whole run shares, outside of the pool.
 #[derive(Default)]
 struct Shared {
     stop: Cell<bool>,
@@ -153,7 +153,7 @@ async fn work(session: Mine, shared: Rc<Shared>) {
     shared.running.set(shared.running.get() - 1);
 }
 
-/// How long a caller waits: mostly for ever, now and then too short.
+/// Time that a caller waits: mostly for ever, now and then too short.
 fn patience_ns(endpoint: &AnyEndpoint) -> u64 {
     let random = endpoint.random();
     if random.is_multiple_of(8) { (random >> 8) % 12_000 } else { u64::MAX / 4 }

@@ -25,7 +25,7 @@ const BYTES: [usize; 4] = [64, 200, 900, 3000];
 #[derive(Clone, Copy)]
 struct Trouble {
     lost: f64,
-    /// What happens to a memory server for a while, and how long.
+    /// Trouble of a memory server, and its duration.
     outage: Option<(Outage, u64)>,
 }
 
