@@ -261,7 +261,7 @@ impl Pool {
         Ok(seen)
     }
 
-    /// Whether who has nothing to free may do without a look at the members: for three looks in four, unless
+    /// Tells whether a member with nothing to free may skip a look at the members: three looks in four, unless
     /// one lags or the next look is one for idle members.
     pub(crate) fn may_glance(&self) -> bool {
         let next = self.epochs.looks.load(Ordering::Relaxed) + 1;

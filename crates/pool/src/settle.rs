@@ -34,8 +34,8 @@ use farleaf_fabric::{
     ServerId,
 };
 
-/// How long an operation that is waited for is tried: then it is `Unavailable`, or its outcome
-/// unknown.
+/// Time for which a session tries an operation that a caller waits for. Then it is `Unavailable`, or its
+/// outcome unknown.
 pub(crate) const PATIENCE_NS: u64 = 1_000_000_000;
 /// Factor by which waits are longer while no server fails: the machine is busy then.
 const PATIENCE_WHILE_BUSY: u64 = 10;
@@ -545,8 +545,8 @@ impl<'a> Steady<'a> {
         }
     }
 
-    /// What `work` gives, unless it takes longer than the caller has patience. That is short if a server
-    /// has failed this member meanwhile; otherwise the machine is busy, and it is ten times as long.
+    /// Returns the result of `work`, unless that takes longer than the session's time limit. If no server
+    /// has failed this member meanwhile, the machine is busy, and the limit is ten times as long.
     pub async fn within<T>(self, work: impl Future<Output = T>) -> Option<T> {
         if self.patience_ns == u64::MAX || !self.endpoint().is_lossy() {
             return Some(work.await);
@@ -568,7 +568,7 @@ impl<'a> Steady<'a> {
         }
     }
 
-    /// Whether who waits since then for somebody else's work has waited for long enough.
+    /// Tells whether a task that waits since then for another's work has waited for long enough.
     fn gives_up(self, begun_ns: u64) -> bool {
         let waited_ns = self.endpoint().now_ns() - begun_ns;
         let busy_ns = self.patience_ns.saturating_mul(PATIENCE_WHILE_BUSY);
