@@ -173,8 +173,8 @@ impl<I: Index> Run<I> {
     }
 
     /// The table is filled at once, which works once, and then used.
-    pub async fn bulk_then_random(&mut self, steps: usize) {
-        while self.model.len() < 1_500 {
+    pub async fn bulk_then_random(&mut self, pairs: usize, steps: usize) {
+        while self.model.len() < pairs {
             let key = key(&self.format, &mut self.rng, 1 << 40);
             self.model.insert(key, value(&self.format, &mut self.rng));
         }

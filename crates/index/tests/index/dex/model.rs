@@ -49,7 +49,7 @@ async fn bulk_then_random(
     seed: u64,
     offload: Offload,
 ) {
-    run(session, format, frames, seed, 2_000, offload).await.bulk_then_random(1_500).await;
+    run(session, format, frames, seed, 2_000, offload).await.bulk_then_random(1_500, 1_500).await;
 }
 
 /// The smallest cache that these trees work with, a small one, and one that holds everything. A way
