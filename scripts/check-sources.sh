@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What the compiler and clippy do not look for: unfinished code, tests that never run, characters
-# beyond ASCII, lint lists that have drifted apart, references to rules and pages that do not exist.
+# beyond ASCII, lint lists that have drifted apart, references to rules and pages that do not exist, first
+# lines of modules that name no thing, and names of engines in code that serves all engines.
 # Prints each place; exit 1 if there is any.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -52,5 +53,41 @@ while IFS=: read -r file line page; do
         bad=1
     fi
 done < <(git ls-files -z '*.rs' | LC_ALL=C xargs -0 -r grep -HnoP '//.*\K\bdocs/[a-z0-9_/-]+\.md')
+
+# First lines of modules. "Range guard: admits an operation while ..." tells a newcomer more than "Who may ...".
+headless=$(git ls-files -z '*.rs' | LC_ALL=C xargs -0 -r awk '
+    FNR == 1 { seen = 0 }
+    /^\/\/!/ && !seen {
+        seen = 1
+        if (tolower($2) ~ /^(who|whoever|whose|what|whatever|where|wherever|how|whether|which|when|whenever)([^a-z]|$)/)
+            print FILENAME ":" FNR ":" $0
+    }')
+if [ -n "$headless" ]; then
+    printf 'the first line of a module (write "Noun: what it does", such as "Range guard: admits ..."):\n%s\n' \
+        "$headless" >&2
+    bad=1
+fi
+
+# Names of engines. Code above and below the engines asks for traits and settings, never for a name. Tests and
+# repro/, which repeats the papers, may. scripts/engine-names-left.txt lists the files that still have one; a
+# file leaves the list with its last name, and none joins it.
+left=scripts/engine-names-left.txt
+named=$(git ls-files -z 'crates/*/src/*.rs' |
+    grep -zE '^crates/(store|check|cli|cluster|pool|fabric|bench)/src/' |
+    grep -zvE '^crates/bench/src/repro/|/tests/|/([a-z0-9_]+_)?tests\.rs$' |
+    LC_ALL=C xargs -0 -r awk '
+        # A test module inside of a file ends the file.
+        FNR == 1 { test = attribute = 0 }
+        attribute && /^mod [a-z_]+ \{/ { test = 1 }
+        { attribute = /^#\[cfg\((all\()?test[,)]/ }
+        !test && /(^|[^A-Za-z0-9_])(btree|dex|BTree|Dex)([^A-Za-z0-9_]|$)/ { print FILENAME ":" FNR ":" $0 }')
+if hits=$(grep -vF -f <(sed 's/$/:/' "$left") <<<"$named") && [ -n "$hits" ]; then
+    printf 'the name of an engine (ask for its traits or settings):\n%s\n' "$hits" >&2
+    bad=1
+fi
+if done_with=$(grep -vxF -f <(cut -d: -f1 <<<"$named") "$left"); then
+    printf 'no name of an engine is left, take the file off %s:\n%s\n' "$left" "$done_with" >&2
+    bad=1
+fi
 
 exit "$bad"

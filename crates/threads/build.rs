@@ -1,4 +1,4 @@
-//! Modules that the tests compile by path leave their own tests out, which know nothing of a model.
+//! Build script: leaves out the plain tests of modules that the models compile by path.
 
 fn main() {
     println!("cargo::rustc-cfg=loom");

@@ -1,4 +1,4 @@
-//! libFuzzer's face of the targets. `FARLEAF_FUZZ_TARGET` says which one it is.
+//! libFuzzer entry point: runs the target that `FARLEAF_FUZZ_TARGET` names.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Cost of choosing the fabric at run time: READs and CASes through `AnyEndpoint` beside `MappedEndpoint`.
+//! Run-time fabric cost: compares READs and CASes through `AnyEndpoint` and `MappedEndpoint`.
 //!
 //! `cargo run --profile bench -p farleaf-bench --example any_rate`
 //!

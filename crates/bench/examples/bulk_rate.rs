@@ -1,4 +1,4 @@
-//! How fast sorted pairs of 8 bytes are loaded, and how many bytes of the pool each takes.
+//! Bulk load speed: loads sorted pairs of 8 bytes, and gives their time and their bytes in the pool.
 //!
 //! `cargo run --profile bench -p farleaf-bench --example bulk_rate [PAIRS sim]`
 //!

@@ -1,4 +1,4 @@
-//! How many remote operations of real lookups the simulator gets through per second of real time.
+//! Lookup speed of the simulator: counts remote operations of real lookups per second of real time.
 //!
 //! `cargo run --profile bench -p farleaf-bench --example lookup_rate`
 //!

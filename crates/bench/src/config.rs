@@ -1,4 +1,4 @@
-//! What a bench is asked to do, and which requests make no sense.
+//! Bench configuration: describes a run, and refuses requests that make no sense.
 
 use std::net::SocketAddr;
 

@@ -1,4 +1,4 @@
-//! One client's operations, one after the other.
+//! Generator: yields one client's operations, one after the other.
 //!
 //! - INV-OP-1: the kinds, the scan lengths and the random choices depend on the seed and the
 //!   client's index only; the items follow from them and from what the [`ItemSpace`] answers, so

@@ -1,4 +1,4 @@
-//! How long operations took.
+//! Latency histogram: counts operations by their duration.
 
 use hdrhistogram::Histogram;
 

@@ -1,4 +1,4 @@
-//! Which items exist, while many clients insert new ones.
+//! Item space: tracks the existing items while many clients insert new ones.
 //!
 //! Inserts take item numbers from one counter and finish in any order. Readers choose among the
 //! items below the *frontier*:

@@ -1,5 +1,6 @@
-//! Items that are claimed and acknowledged in any order. (Beside `item_space.rs`, which is compiled
-//! again for its model.)
+//! Item space tests: clients claim and acknowledge items in any order.
+//!
+//! They stand beside `item_space.rs`, because `crates/threads` compiles that again for its model.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};

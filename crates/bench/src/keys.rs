@@ -1,4 +1,4 @@
-//! What the key of an item looks like.
+//! Keys: make the key of an item.
 //!
 //! - INV-KEY-1: different items have different keys, and an item has the same key always.
 

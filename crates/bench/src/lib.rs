@@ -1,8 +1,7 @@
-//! Workloads, their distributions, and the bench that runs them on any engine.
+//! Bench: workloads, their distributions, and the runs of them on any engine.
 //!
-//! What is here needs no engine: what to do ([`Workload`], [`OpGenerator`], [`LoadPlan`]), on which
-//! keys and values ([`KeyMaker`], [`ValueMaker`]), how long it took ([`LatencyHistogram`]) and how
-//! that is told ([`Report`]).
+//! These parts need no engine: operations ([`Workload`], [`OpGenerator`], [`LoadPlan`]), keys and
+//! values ([`KeyMaker`], [`ValueMaker`]), durations ([`LatencyHistogram`]) and reports ([`Report`]).
 //!
 //! Items and keys are different things. An *item* is a number, `0..count`, in the order in which
 //! items come to exist; a [`KeyMaker`] turns it into a key. Distributions choose items.

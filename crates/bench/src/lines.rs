@@ -1,4 +1,4 @@
-//! The lines of a file as keys.
+//! Line keys: take the lines of a file as keys.
 
 use std::{
     collections::HashSet,

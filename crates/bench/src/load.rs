@@ -1,4 +1,4 @@
-//! In which order the items are loaded, and by whom.
+//! Load order: assigns the items of a load to clients, and orders them.
 
 use std::{fmt, str::FromStr};
 

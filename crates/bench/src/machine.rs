@@ -1,4 +1,4 @@
-//! The machine that a run was on, so that a number keeps its circumstances.
+//! Machine: describes the machine of a run, so that a figure keeps its circumstances.
 
 use std::{env::consts, fs};
 

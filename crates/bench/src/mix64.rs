@@ -1,4 +1,4 @@
-//! A good mixing of 64-bit words that loses nothing.
+//! Mixing: mixes 64-bit words without loss.
 
 /// Maps every word to another one, as if at random; no two words to the same one.
 ///

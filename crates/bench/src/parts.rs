@@ -1,4 +1,4 @@
-//! Parts: partitions of a table and who serves them, and which choices make no sense.
+//! Parts: partitions of a table with their compute servers, and the choices that make no sense.
 
 use serde_json::{Map, Value, json};
 

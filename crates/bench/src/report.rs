@@ -1,7 +1,7 @@
-//! The result of a run, as JSON that other tools read and as rows for people.
+//! Run report: the result of a run, as JSON for tools and as rows for people.
 //!
 //! - INV-REPORT-1: the names and their order in JSON are an interface: a golden test holds them.
-//! - INV-REPORT-2: every number is finite: what would be a division by 0 is 0.
+//! - INV-REPORT-2: every number is finite: a division by 0 gives 0.
 
 use std::{collections::BTreeMap, iter::Sum, ops::AddAssign};
 

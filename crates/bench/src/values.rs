@@ -1,4 +1,4 @@
-//! Values that can be checked without remembering them.
+//! Values: content that a client can check without remembering it.
 
 use crate::mix64::mix64;
 

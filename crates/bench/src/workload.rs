@@ -1,4 +1,4 @@
-//! What a workload consists of: which operations, on which items, how far scans go.
+//! Workload: the mix of operations, their items, and the length of scans.
 
 use std::{fmt, str::FromStr};
 

@@ -1,4 +1,4 @@
-//! How many operations per second the checker checks, on one core.
+//! Checker speed: counts the operations that the checker checks per second, on one core.
 //!
 //! `cargo run --profile test -p farleaf-check --example check_rate -- [operations]`: histories of an
 //! atomic map, whose operations overlap as much as `clients` at a time allow.

@@ -1,7 +1,7 @@
-//! Seeded bugs, and how soon they are found.
+//! Canary hunt: turns on seeded bugs and counts the seeds until the lab finds each.
 //!
-//! Each [`Canary`] is armed, and seeds are run until one fails. A canary that sings too late, or not at
-//! all, fails the suite: then the lab does not look where such a bug would be.
+//! The suite arms each [`Canary`] and runs seeds until one fails. If the lab finds a canary late or
+//! never, the suite fails: then the lab does not look for that kind of bug.
 
 use std::sync::Mutex;
 use std::sync::PoisonError;

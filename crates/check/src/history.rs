@@ -1,5 +1,4 @@
-//! What clients asked and what they were told, with times; and its files, whose format is in
-//! `docs/history-format.md`.
+//! History: clients' calls and answers, with times; `docs/history-format.md` specifies its files.
 
 mod encode;
 mod error;

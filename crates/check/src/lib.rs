@@ -1,4 +1,4 @@
-//! The lab: what shows that an engine keeps its promises, or finds the seed that breaks it.
+//! Lab: shows that an engine keeps its promises, or finds the seed that breaks it.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Many seeds on many threads, and what came of them.
+//! Seed report: runs many seeds on many threads and collects their outcomes.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

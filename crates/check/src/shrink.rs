@@ -1,7 +1,7 @@
-//! Making a scenario that fails smaller, as long as it fails in the same way.
+//! Shrinking: makes a failing scenario smaller as long as it fails in the same way.
 //!
-//! Every change moves all later moments of a run, and a race may be missed by it; so each smaller
-//! scenario is tried with a few draws of the simulator's luck (`--salt`).
+//! Every change moves all later moments of a run, and may miss a race. So shrinking tries each smaller
+//! scenario with a few draws of the simulator's luck (`--salt`).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

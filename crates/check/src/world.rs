@@ -1,4 +1,4 @@
-//! A small pool in the simulator, and what shows that it is in order.
+//! World: a small pool in the simulator, and the checks of its order.
 
 use farleaf_fabric::sim::{Sim, SimConfig, SimError};
 use farleaf_fabric::{AnyEndpoint, Client, Fabric, FabricError, OpError};

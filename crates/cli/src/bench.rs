@@ -1,4 +1,4 @@
-//! The options of `farleaf bench`, and the configurations that they stand for.
+//! Bench options: the options of `farleaf bench`, and the configurations that they give.
 
 use std::path::PathBuf;
 

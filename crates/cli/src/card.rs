@@ -1,4 +1,4 @@
-//! How memory servers are reached, and by which RDMA card.
+//! RDMA options: choose TCP or RDMA for memory servers, and the RDMA card.
 
 use std::process;
 

@@ -1,5 +1,6 @@
-//! Memory servers and compute servers on this machine, as processes of this very program that end with
-//! whoever has started them.
+//! Local cluster: memory and compute servers as processes of this program on this machine.
+//!
+//! They end with the process that started them.
 
 use std::env;
 use std::ffi::OsString;

@@ -1,10 +1,11 @@
-//! Settings that are not on the command line: of the environment, and of a file.
+//! Settings: read settings from the environment and from a file.
 //!
-//! What stands on the command line counts first, then the environment, then the file, then the default.
-//! Every option has a name in each: `--lease` of `farleaf memory` is `FARLEAF_MEMORY_LEASE`, and `lease` of
-//! the file's table `[memory]`; options that all commands take have no command in their name, and may be set
-//! for one command, too: `--listen` is `FARLEAF_LISTEN`, and `FARLEAF_MEMORY_LISTEN` counts before it. They
-//! are put on the [`Command`] before the command line is read, so that one definition makes all of them.
+//! The command line counts first, then the environment, then the file, then the default. Every option
+//! has a name in each: `--lease` of `farleaf memory` is `FARLEAF_MEMORY_LEASE`, and `lease` of the
+//! file's table `[memory]`; options that all commands take have no command in their name, and may also
+//! be set for one command: `--listen` is `FARLEAF_LISTEN`, and `FARLEAF_MEMORY_LISTEN` counts before
+//! it. They are put on the [`Command`] before the command line is read, so that one definition makes
+//! all of them.
 
 use std::collections::BTreeMap;
 use std::env;

@@ -1,4 +1,4 @@
-//! Errors of the command, and the exit codes that they end in.
+//! Errors: messages of the command, and their exit codes.
 
 use std::error::Error;
 use std::process::ExitCode;

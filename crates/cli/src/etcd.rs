@@ -1,4 +1,4 @@
-//! How etcd is reached, and as whom.
+//! etcd options: the addresses, certificates and user for etcd.
 
 use std::env;
 use std::fs;

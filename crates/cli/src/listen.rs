@@ -1,5 +1,4 @@
-//! Where a process is reached by others: a memory server by those who use it, every other one by compute
-//! servers that want keys which it has to itself.
+//! Listen addresses: the addresses at which memory servers and owners of keys accept connections.
 
 use std::net::SocketAddr;
 

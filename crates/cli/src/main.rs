@@ -1,7 +1,7 @@
-//! The `farleaf` command.
+//! Command: the `farleaf` program.
 //!
-//! [`args`] says what can be asked for, one file of [`commands`] does it, [`input`] reads records,
-//! [`output`] prints, [`errors`] turns what went wrong into an exit code.
+//! [`args`] parses the command line, one file of [`commands`] runs each command, [`input`] reads
+//! records, [`output`] prints, and [`errors`] turns failures into exit codes.
 
 #![forbid(unsafe_code)]
 

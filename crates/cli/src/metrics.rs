@@ -1,6 +1,6 @@
-//! What a server tells about itself over HTTP: `/metrics` in the text format of Prometheus, `/healthz`.
+//! Metrics server: answers `/metrics` in the text format of Prometheus, and `/healthz`.
 //!
-//! Counts alone, no keys and no values; neither encrypted nor authenticated.
+//! It shows counts, never keys or values, and neither encrypts nor authenticates.
 
 use std::fmt;
 use std::net::SocketAddr;

@@ -1,9 +1,9 @@
-//! What goes to standard output and standard error, and how it looks there.
+//! Output: writes results to standard output, notes to standard error, and styles both for terminals.
 //!
-//! - INV-OUTPUT-1: standard output carries results and nothing else; what is said about the work
-//!   goes to standard error.
-//! - INV-OUTPUT-2: what a terminal shows of keys and values is printable: no byte of theirs can
-//!   command it, unless `--raw` was given.
+//! - INV-OUTPUT-1: standard output carries results and nothing else; notes about the work go to
+//!   standard error.
+//! - INV-OUTPUT-2: a terminal shows keys and values in printable form: no byte of theirs can command
+//!   it, unless the caller gives `--raw`.
 
 use std::env;
 use std::fmt::Display;

@@ -1,4 +1,4 @@
-//! Progress on standard error, while something takes long.
+//! Progress: shows the progress of long work on standard error.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What commands that serve have in common: their log, and what they tell about themselves over HTTP.
+//! Serving: the log and the HTTP metrics of all commands that serve.
 
 use std::io;
 use std::net::SocketAddr;

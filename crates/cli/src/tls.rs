@@ -1,4 +1,4 @@
-//! How memory servers and those who use them know each other.
+//! TLS options: the certificates by which memory servers and clients identify each other.
 
 use std::path::PathBuf;
 use std::process;

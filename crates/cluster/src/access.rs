@@ -1,4 +1,4 @@
-//! How etcd is reached, and as whom.
+//! etcd access: addresses, certificates and user for a connection to etcd.
 
 use std::fmt;
 use std::path::PathBuf;

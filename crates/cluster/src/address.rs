@@ -1,4 +1,4 @@
-//! Addresses of clusters.
+//! Cluster addresses: parse addresses that name a cluster in etcd.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! One cluster's part of etcd.
+//! Directory: reads and writes one cluster's part of etcd.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! What can go wrong with the directory.
+//! Directory errors: say why a request to the directory failed.
 
 use std::net::SocketAddr;
 

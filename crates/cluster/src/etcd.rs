@@ -1,9 +1,9 @@
-//! A small client of etcd, by its gateway of JSON on HTTP (`/v3/...`, etcd 3.4 or later).
+//! etcd client: speaks to etcd's JSON gateway over HTTP (`/v3/...`, etcd 3.4 or later).
 //!
-//! It waits; each call has an end. Each server is asked in turn until one answers, the one first that has
-//! answered last. A request that a server has perhaps carried out may so be carried out twice, which does
-//! no harm to any that is made here: see each of them. A connection is made for each request: there are a
-//! few in a second.
+//! Calls block, and each has a time limit. The client asks each server in turn until one answers, first
+//! the one that answered last. So etcd may run a request twice, which harms none of the requests here:
+//! see each of them. The client makes a connection for each request, because it sends only a few per
+//! second.
 
 use std::io::{self, ErrorKind};
 use std::sync::atomic::{AtomicUsize, Ordering};

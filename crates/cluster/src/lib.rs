@@ -1,9 +1,10 @@
-//! The directory of a cluster, kept in etcd: where its memory servers are, which compute servers have its
-//! pool open, and which of these looks after the dead.
+//! Cluster directory: names a cluster's memory servers, compute servers and coordinator in etcd.
 //!
-//! The pool itself knows its members, fences the dead and holds the map of owners; what stands here is
-//! never asked before anything is done to it. An entry that runs out only rings a bell. So the loss of
-//! etcd stops nobody who has the pool open. `docs/design/cluster.md` says why it is so.
+//! The coordinator is the compute server that recovers the dead.
+//!
+//! The pool itself knows its members, fences the dead and holds the map of owners. No change of the
+//! pool depends on the directory: an expired entry only tells the coordinator to look. So the loss of
+//! etcd stops no process that has the pool open. `docs/design/cluster.md` gives the reasons.
 //!
 //! | key, below `/farleaf/NAME/` | held by | says |
 //! |---|---|---|
@@ -13,12 +14,12 @@
 //! | `coordinator` | a compute server | which one |
 //! | `leave/<incarnation>` | that compute server | somebody asks it to hand over and leave |
 //!
-//! - **INV-DIR-1** A key that somebody holds is bound to a lease that the holder alone renews: a life that
-//!   ends takes its keys with it, [`LEASE`] later at most, and the time that etcd takes.
+//! - **INV-DIR-1** Each held key is bound to a lease that its holder alone renews: a life that ends
+//!   takes its keys with it, [`LEASE`] later at most, and the time that etcd takes.
 //! - **INV-DIR-2** The keys of a compute server are bound to one lease: a coordinator that has gone and one
 //!   that is not registered any more are the same.
-//! - **INV-DIR-3** Nothing in a value is believed before it was checked; a key that is none of ours is told,
-//!   and left alone.
+//! - **INV-DIR-3** A reader checks every value before it uses it. It reports a foreign key, and leaves
+//!   it alone.
 #![forbid(unsafe_code)]
 
 mod access;

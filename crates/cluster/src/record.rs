@@ -1,4 +1,4 @@
-//! What stands in the directory.
+//! Records: the values that the directory stores.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

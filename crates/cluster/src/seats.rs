@@ -1,4 +1,4 @@
-//! Being in the directory: entries that last as long as whoever made them.
+//! Leases: keep the directory entries of a process alive for as long as it runs.
 
 use std::net::SocketAddr;
 use std::thread;

@@ -1,4 +1,4 @@
-//! TLS to etcd, and what is wrong with it where a request fails.
+//! TLS to etcd: configures TLS, and explains why a request failed over it.
 
 use std::fmt;
 use std::fs;

@@ -1,12 +1,13 @@
-//! What a READ on mapped memory costs beside `memcpy`, and what the async client costs beside the
-//! same lookup written synchronously. Wall clock, one thread.
+//! Read cost on mapped memory: compares READs with `memcpy`, and the async with the synchronous client.
+//!
+//! The async and the synchronous lookup are the same. One thread, wall clock.
 //!
 //! `cargo run --release -p farleaf-fabric --example mapped_rate [repeats]`
 //!
 //! Every measurement alternates between the two sides within one run and reports medians. The next
-//! address depends on all words that were just read, so that nothing overlaps that an index could
-//! not overlap. The fabric asks for huge pages; `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` gives the
-//! other side the same. Both sides walk the same addresses over the same data; their sums must agree.
+//! address depends on all words of the last READ, so that READs overlap no more than an index allows.
+//! The fabric asks for huge pages; `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` gives the other side the
+//! same. Both sides walk the same addresses over the same data; their sums must agree.
 #![allow(clippy::disallowed_methods, reason = "it measures real time")]
 
 use std::hint::black_box;

@@ -1,7 +1,7 @@
-//! How many remote operations the simulator gets through per second of real time.
+//! Simulator speed: counts remote operations per second of real time.
 //!
-//! Clients chase pointers: each READ's address depends on what the one before it brought.
-//! Run it with `cargo run --profile bench -p farleaf-fabric --example sim_rate [operations]`.
+//! Clients chase pointers: each READ's address depends on the words of the READ before it. Run it with
+//! `cargo run --profile bench -p farleaf-fabric --example sim_rate [operations]`.
 #![allow(clippy::disallowed_methods, reason = "real time is what it measures")]
 
 use std::time::Instant;

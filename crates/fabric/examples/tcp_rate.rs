@@ -1,16 +1,18 @@
-//! READs over TCP on loopback, beside a bare batch: a client that writes all requests of a batch at once
-//! and spins for all answers, and a server that copies each out of its memory; the same bytes per
-//! request and answer, the same kind of memory, and nothing else. Client and server are two processes,
-//! each on a core of its own if there are two.
+//! TCP read rate: compares READs on loopback with a bare client and server that only move bytes.
 //!
-//! `cargo run --profile bench -p farleaf-fabric --example tcp_rate [SECONDS [BYTES DEPTH]]`: seconds per
-//! row, and the only row. Every row alternates between bare, a `TcpEndpoint` and an `AnyEndpoint`, what
-//! stores are written against, in rounds of 20 ms; who begins takes turns. Figures are medians of the
-//! rounds, ratios medians of the ratios to the bare round of the same turn. At depth 1 a ratio is that
-//! of times, else of rates. At last, what a memory server uses that nobody asks anything.
+//! The bare client writes all requests of a batch at once and spins for all answers. The bare server
+//! copies each answer out of its memory. Both sides use the same bytes per request and answer, and the
+//! same kind of memory. Client and server are two processes, each on a core of its own if there are
+//! two.
 //!
-//! `tcp_rate count OPS BYTES DEPTH [ADDRESS]`: only so many READs and no clock, to have instructions
-//! counted; of a `tcp_rate serve` at that address.
+//! `cargo run --profile bench -p farleaf-fabric --example tcp_rate [SECONDS [BYTES DEPTH]]`: seconds
+//! per row, and the only row. Every row alternates between bare, a `TcpEndpoint` and an `AnyEndpoint`,
+//! which stores use, in rounds of 20 ms. Each side begins in turn. Figures are medians of the rounds,
+//! ratios medians of the ratios to the bare round of the same turn. At depth 1 a ratio is that of
+//! times, else of rates. The last row shows the processor time of an idle memory server.
+//!
+//! `tcp_rate count OPS BYTES DEPTH [ADDRESS]`: does OPS READs and reads no clock, for counting
+//! instructions. ADDRESS is that of a `tcp_rate serve`.
 #![allow(clippy::disallowed_methods, reason = "real time is what is measured")]
 
 use std::cell::Cell;

@@ -1,12 +1,14 @@
-//! READs, WRITEs and CASes per second by verbs: each posted alone, and in lists of 16 with one doorbell,
-//! beside what perftest (`ib_read_bw`, `ib_write_bw`, `ib_atomic_bw`) says of the same device where that is
-//! installed. Server and client are two processes of this machine. All of a row are measured in turn, several
-//! times; the figures are the best of each, which others on the machine disturb least.
+//! Verbs rate: READs, WRITEs and CASes per second, each posted alone and in lists of 16.
 //!
-//! Usage: `verbs_rate [rpc] [SECONDS [TURNS [DEPTH]]]`: seconds per figure and turn, and the only depth. With
-//! `rpc`, RPCs by the card beside RPCs by the connection instead. `make verbs-rate` runs it in a virtual
-//! machine with Soft-RoCE, first with a clock that counts instructions, a nanosecond each: compare the figures
-//! with each other, and with nothing else.
+//! A list rings one doorbell. If perftest (`ib_read_bw`, `ib_write_bw`, `ib_atomic_bw`) is installed,
+//! its figures for the same device stand beside ours. Server and client are two processes of this
+//! machine. The sides of a row take turns, several times. Each figure is the best of its turns, because
+//! other load on the machine disturbs that one least.
+//!
+//! Usage: `verbs_rate [rpc] [SECONDS [TURNS [DEPTH]]]`: seconds per figure and turn, and the only
+//! depth. With `rpc`, it compares RPCs by the card with RPCs by the connection instead. `make
+//! verbs-rate` runs it in a virtual machine with Soft-RoCE, first with a clock that counts a nanosecond
+//! for each instruction. Compare those figures with each other, and with nothing else.
 #![allow(clippy::disallowed_methods, reason = "real time is what is measured")]
 
 use std::cell::Cell;

@@ -1,7 +1,7 @@
-//! One operation on one server's words: bounds, alignment and the copy itself.
+//! Memory access: runs one operation on one server's words, with checks of bounds and alignment.
 //!
-//! Shared by every fabric that holds the words in this process. `region` is `None` for a server
-//! that does not exist, which is reported as a region of 0 bytes.
+//! Every fabric that holds the words in this process shares it. For a server that does not exist
+//! `region` is `None`, and the error names a region of 0 bytes.
 
 use crate::{Buf, GlobalAddr, Op, OpError, OpErrorKind, Words};
 

@@ -1,4 +1,4 @@
-//! Where a thing is in the pool.
+//! Addresses: name a memory server and an offset in its memory.
 
 use std::fmt;
 

@@ -1,8 +1,8 @@
-//! Seeded bugs of calls, which the conformance suite and the simulator's tests must find.
+//! Canaries: seeded bugs of calls, which the conformance suite and the simulator's tests must find.
 //!
-//! Without the feature `canary` no switch can be turned on outside of this crate's unit tests, and the
-//! compiler removes the bugs. Code asks on the thread that armed one, so they are for the simulator and for
-//! tests of one thread.
+//! Without the feature `canary` nobody can turn on a switch outside of this crate's unit tests, and the
+//! compiler removes the bugs. Code asks on the thread that armed one, so they are for the simulator and
+//! for tests of one thread.
 
 /// A seeded bug: what is done wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,4 +1,4 @@
-//! A client: one logical thread of operations, which counts what it sends.
+//! Client: issues the operations of one logical thread and counts them.
 
 use std::cell::Cell;
 use std::future::Future;

@@ -1,4 +1,4 @@
-//! The contract that every engine is written against: [`Fabric`] and [`Endpoint`].
+//! Fabric contract: the rules that every engine relies on, with the traits [`Fabric`] and [`Endpoint`].
 //!
 //! - **F1** Only aligned 8-byte words are atomic. The words of one READ may be sampled, and the
 //!   words of one WRITE may land, in any order.

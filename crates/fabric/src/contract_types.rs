@@ -1,4 +1,4 @@
-//! Small types of the contract.
+//! Contract types: small types that operations take and return.
 
 use std::fmt;
 

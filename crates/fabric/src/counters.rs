@@ -1,4 +1,4 @@
-//! What went over the fabric, exact to the operation.
+//! Fabric counters: count operations, round trips and bytes exactly.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};

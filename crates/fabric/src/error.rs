@@ -1,4 +1,4 @@
-//! What can go wrong with an operation, and with opening a fabric.
+//! Fabric errors: report a failed operation, or a fabric that cannot be opened.
 
 use std::io;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Tasks of one thread in real time: what fabrics other than the simulator run clients on.
+//! Executor: runs the tasks of one thread in real time, for all fabrics but the simulator.
 #![allow(clippy::disallowed_methods, reason = "this is where real time and real threads come in")]
 
 use std::cell::Cell;

@@ -1,10 +1,10 @@
-//! One-sided operations on disaggregated memory, and the machines that carry them.
+//! Fabric: one-sided operations on disaggregated memory, on mapped memory, TCP, RDMA or a simulator.
 //!
-//! Everything above this crate is written against one contract, the trait [`Endpoint`]: READ,
-//! WRITE, CAS and FAA on memory of other servers, chains of them, RPC, fencing, a clock,
-//! randomness and tasks. It promises the least that hardware gives, so that code that is right
-//! here is right on a network card. The contract stands at [`contract`], method by method; why it
-//! has this shape and how it fits TCP and verbs stands in `docs/design/fabric.md`.
+//! Everything above this crate relies on one contract, the trait [`Endpoint`]: READ, WRITE, CAS and FAA
+//! on memory of other servers, chains of them, RPC, fencing, a clock, randomness and tasks. It promises
+//! the least that hardware gives, so that code that is right here is right on a network card.
+//! [`contract`] states the contract, method by method. `docs/design/fabric.md` explains its shape, and
+//! how it fits TCP and verbs.
 //!
 //! | implementation | memory | time |
 //! |---|---|---|
@@ -13,7 +13,7 @@
 //! | `verbs` | that of memory servers, by RDMA (feature `verbs`) | real |
 //! | [`sim`] | simulated memory servers with network cards | virtual, one seed, replayable |
 //!
-//! [`AnyFabric`] is `mapped`, `tcp` or `verbs`, chosen when the program runs.
+//! The program chooses the fabric of an [`AnyFabric`] at run time.
 //!
 //! All unsafe code of the project is in the private module `raw`.
 #![deny(unsafe_code)]

@@ -1,4 +1,7 @@
-//! Files that are locked, and are unlocked when their holder is done, not when their last descriptor is closed.
+//! File locks: hold a lock on a file until the holder drops it.
+//!
+//! The holder unlocks by itself, because a copy of the descriptor in a child process would keep the
+//! lock.
 
 use std::fs::{File, TryLockError};
 use std::io;

@@ -1,4 +1,4 @@
-//! Lists of operations that are posted together.
+//! Operation lists: hold operations that a client posts together.
 
 use crate::raw::SlabRef;
 use crate::{Buf, GlobalAddr, ServerId};

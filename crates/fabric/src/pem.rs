@@ -1,4 +1,4 @@
-//! Certificates and keys, from files in PEM.
+//! PEM files: read certificates and keys.
 
 use std::fmt;
 use std::fs;

@@ -1,4 +1,4 @@
-//! The futures of posts, for fabrics whose transport keeps results in slots until they are taken.
+//! Post futures: for fabrics whose transport keeps results in slots until a future takes them.
 
 use std::fmt;
 use std::future::Future;

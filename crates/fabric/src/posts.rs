@@ -1,4 +1,4 @@
-//! What a thread has posted and has not taken back, and who waits for it.
+//! Post slots: hold a thread's posted operations, their buffers and their waiters, until taken back.
 //!
 //! - **INV-POST-1** A slot is given back exactly once: by the future that takes its result, or, if that was
 //!   dropped, when the last part has come back. Until then it owns the buffers (F7).

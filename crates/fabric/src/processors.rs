@@ -1,4 +1,4 @@
-//! Threads that stay on processors that somebody has named.
+//! Processor affinity: pins threads to the processors that the caller names.
 
 use std::fmt;
 use std::fs;

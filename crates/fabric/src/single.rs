@@ -1,6 +1,8 @@
-//! The future of a READ or a WRITE: what is done most. As [`crate::post::Post`], but nothing is moved
-//! beside the buffer: a larger load, stored by the caller and moved on at once, would have the processor
-//! wait for its own stores, twice per operation.
+//! Single operation future: waits for one READ or WRITE, the most frequent operations.
+//!
+//! It works as [`crate::post::Post`], but moves nothing beside the buffer. If the caller stored a
+//! larger load and moved it on at once, the processor would wait for its own stores, twice per
+//! operation.
 
 use std::future::Future;
 use std::pin::Pin;

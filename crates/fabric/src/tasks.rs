@@ -1,12 +1,13 @@
-//! The tasks of one thread, and what makes them ready: the thread itself, at no more than an entry in a
-//! list of its own, or any other.
+//! Task set: holds the tasks of one thread, and the lists of those that are ready.
 //!
-//! - **INV-TASK-1** Who wakes a task on its own thread, while its executor runs there, puts its number
-//!   into that thread's list, once. Anybody else asks for it in the queue that threads share, once
-//!   (INV-WAKE-3). A task of both is polled twice, which a future must bear. Who keeps a task's number
-//!   ([`Ready::polled`]) instead of its waker wakes it as on its own thread, from anywhere on that.
-//! - **INV-TASK-2** A task is polled only by its own thread, and by nobody while it is polled: its future
-//!   is borrowed meanwhile.
+//! A wake-up on the thread itself costs no more than an entry in the thread's own list.
+//!
+//! - **INV-TASK-1** A wake-up on the task's own thread, while its executor runs there, puts the task's
+//!   number into that thread's list, once. Any other wake-up puts it into the queue that threads share,
+//!   once (INV-WAKE-3). A task of both is polled twice, which a future must bear. Code on that thread
+//!   may keep a task's number ([`Ready::polled`]) instead of its waker, and wake the task by it.
+//! - **INV-TASK-2** Only its own thread polls a task, and never while it polls it: its future is
+//!   borrowed meanwhile.
 #![allow(clippy::disallowed_methods, reason = "part of the executor of real threads")]
 
 use std::cell::{Cell, RefCell};

@@ -1,5 +1,7 @@
-//! What waits for a moment, on one thread. Asking for the time costs more than most of what runs between two
-//! moments at which somebody waits: it is asked for when one may be near.
+//! Timers: wake tasks of one thread at given times.
+//!
+//! Reading the clock costs more than most of the work between two timers, so the thread reads it only
+//! when one may be near.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

@@ -1,16 +1,16 @@
-//! How other threads wake the thread of an executor.
+//! Wake-ups: let other threads wake the thread of an executor.
 //!
-//! INV-WAKE-1: what is pushed or raised by another thread is seen by the home thread before it
-//! waits, or ends its waiting: the pusher first stores and then wakes, and the token of `unpark`, or
-//! of the notifier in its place, stays until a wait takes it.
+//! INV-WAKE-1: the home thread sees another thread's push or flag before it waits, or the push ends its
+//! wait. The pusher first stores and then wakes, and the token of `unpark`, or of the notifier in its
+//! place, stays until a wait takes it.
 //!
-//! INV-WAKE-2: what was done before a flag was raised is seen by who takes it down, although the home
-//! thread raises it too, when its root yields: raising is a read-modify-write, so that one does not
-//! take the place of another.
+//! INV-WAKE-2: the thread that clears a flag sees everything before each raise, although the home
+//! thread also raises it when its root yields. Raising is a read-modify-write, so that one raise does
+//! not hide another.
 //!
-//! INV-WAKE-3: what was done before an item was pushed, or not pushed as it stood there, is seen by the
-//! home thread after it has taken the item's right to be pushed again: that flag, too, is raised and
-//! taken down by read-modify-writes.
+//! INV-WAKE-3: after the home thread has cleared an item's flag, it sees everything before each push of
+//! the item, also before pushes that found the item queued. Threads raise and clear that flag by
+//! read-modify-writes as well.
 //!
 //! Modelled in `crates/threads`.
 #![allow(clippy::disallowed_methods, reason = "part of the executor of real threads")]

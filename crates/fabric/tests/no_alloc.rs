@@ -1,4 +1,6 @@
-//! No operation allocates once its thread has warmed up. A new fabric is one more test at the end.
+//! Allocation tests: no operation allocates once its thread has warmed up.
+//!
+//! A new fabric is one more test at the end.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Gives one target one file: `one TARGET FILE`.
+//! One input: gives one file to one target, as `one TARGET FILE`.
 #![allow(clippy::unwrap_used, reason = "a tool for developers")]
 fn main() {
     let mut args = std::env::args().skip(1);

@@ -1,4 +1,4 @@
-//! Writes the first inputs of every target's corpus, `fuzz/corpus/<target>/seed-*`.
+//! Seeds: write the first inputs of every target's corpus, `fuzz/corpus/<target>/seed-*`.
 //!
 //! `cargo run -p farleaf-fuzz-targets --example seeds`. What the fuzzer has found beside them stays.
 #![allow(clippy::unwrap_used, reason = "a tool for developers")]

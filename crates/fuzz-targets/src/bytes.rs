@@ -1,4 +1,4 @@
-//! Takes an input apart.
+//! Input bytes: take an input apart.
 
 /// The rest of an input. At its end it goes on with zeros.
 pub(crate) struct Bytes<'a>(&'a [u8]);

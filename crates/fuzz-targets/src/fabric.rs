@@ -1,5 +1,6 @@
-//! Operations of any address and length, and RPCs to services that treat their replies as they like,
-//! on both fabrics. No service of the project's own exists yet, so an example answers.
+//! Fabric target: operations of any address and length, and RPCs with any reply, on both fabrics.
+//!
+//! An example service answers, because no service of the project's own fits.
 //!
 //! Input: operations.
 

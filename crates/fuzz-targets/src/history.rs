@@ -1,4 +1,4 @@
-//! Files of histories, and the checker on what they hold.
+//! History target: files of histories, and the checker on their content.
 
 use farleaf_check::history::{read_jsonl, write_jsonl};
 use farleaf_check::linear::{Limits, check};

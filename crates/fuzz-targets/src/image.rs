@@ -1,5 +1,6 @@
-//! A small pool as its regions hold it, with tables in it, somebody's retired objects and a member
-//! that has not left: what the targets of remote memory damage.
+//! Pool image: a small pool as its regions hold it, which the targets of remote memory damage.
+//!
+//! It has tables, retired objects of a client, and a member that has not left.
 
 use std::cell::OnceCell;
 use std::rc::Rc;

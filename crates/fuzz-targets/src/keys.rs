@@ -1,4 +1,4 @@
-//! Files of keys for the bench (`--keys lines:PATH`).
+//! Key file target: files of keys for the bench (`--keys lines:PATH`).
 
 use std::collections::BTreeSet;
 use std::path::Path;

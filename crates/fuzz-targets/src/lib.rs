@@ -1,13 +1,13 @@
-//! What the fuzzers call: one function per kind of input that comes from outside.
+//! Fuzz targets: one function per kind of input that comes from outside.
 //!
-//! Each takes any bytes and returns. A panic, an endless loop or memory out of proportion is a
-//! finding. The same functions are called by libFuzzer (`fuzz/`, `make fuzz`) and, with a corpus
-//! and a fixed number of seeded mutations, by an ordinary test (`tests/fuzz/fuzz_smoke.rs`). A finding
-//! is fixed, and its input kept as a test in `tests/fuzz/findings.rs`.
+//! Each takes any bytes and returns. A panic, an endless loop or memory out of proportion is a finding.
+//! libFuzzer (`fuzz/`, `make fuzz`) calls these functions, and so does an ordinary test with a corpus
+//! and a fixed number of seeded mutations (`tests/fuzz/fuzz_smoke.rs`). The input of each mended
+//! finding stays as a test in `tests/fuzz/findings.rs`.
 //!
-//! What a target reads beyond its own few bytes is as the real thing has it: a region's words, a
-//! node's image, a file. Checksums keep most changes from reaching what is behind them, so targets
-//! of remote memory can be told by their input to make them right again.
+//! Beyond its own few bytes, a target reads real formats: a region's words, a node's image, a file.
+//! Checksums would stop most mutations early. So an input can tell a target of remote memory to correct
+//! the checksums.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Images of nodes: what reads them, and what changes private copies of them.
+//! Node target: reads images of nodes, and changes private copies of them.
 //!
 //! Input: layout, mode, words to change or an image as it is, keys to look for.
 

@@ -1,4 +1,4 @@
-//! Requests to a memory server to run operations of the engine `dex` on its memory.
+//! Offload target: requests to a memory server to run operations of `dex` on its memory.
 //!
 //! Input: layout and whether changed nodes are sealed again; changes of words; requests: operation, key,
 //! whether it is sent again, and changes of the request's bytes. With bit 7 of the first byte the rest is

@@ -1,8 +1,7 @@
-//! What goes over a connection between compute servers: greetings, heads, requests and replies of the engine
-//! `dex`.
+//! Message target: greetings, heads, requests and replies between compute servers of `dex`.
 //!
-//! Input: what it is, and its bytes. Beyond not panicking: what is understood is written with the same bytes
-//! again, so that nothing has two forms.
+//! Input: the kind of message, and its bytes. Beyond not panicking, the target checks that an accepted
+//! message encodes to the same bytes, so that no message has two forms.
 
 use farleaf_index::dex::post::wire::{
     GREETING_BYTES, Hello, REPLY_HEAD_BYTES, REQUEST_HEAD_BYTES, VERSION, Welcome, decode_reply,

@@ -1,4 +1,4 @@
-//! Files for `farleaf load`: lines, tsv, csv, binary.
+//! Record target: files for `farleaf load` in the formats lines, tsv, csv and binary.
 //!
 //! Input: format, header, columns, size of the reader's buffer, the file.
 

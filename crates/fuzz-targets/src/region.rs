@@ -1,4 +1,4 @@
-//! Damaged regions: what opens them, walks them, changes them, recovers and verifies them.
+//! Region target: opens, walks, changes, recovers and verifies damaged regions.
 //!
 //! Input: what is sealed again and who is dead, changes of words, operations. Every operation ends
 //! with a result or a typed error, in bounded virtual time.

@@ -1,4 +1,4 @@
-//! Regions that may or may not be a pool: recognising them, and formatting.
+//! Superblock target: recognizes regions that may or may not be a pool, and formats them.
 //!
 //! Input: mode, length of the region, then the superblock as it is, changes of a right one, or
 //! options to format with.

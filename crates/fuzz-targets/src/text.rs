@@ -1,4 +1,4 @@
-//! What people write on a command line: addresses, units, names, mixes.
+//! Text target: addresses, units, names and mixes, as people write them on a command line.
 
 use std::fmt::Display;
 use std::str::FromStr;

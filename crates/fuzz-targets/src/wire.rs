@@ -1,5 +1,4 @@
-//! What goes over a TCP connection: to a memory server, and back to its client; calls to a compute server; and
-//! RPCs that go by a card, as messages.
+//! Wire target: bytes to a server, bytes back to its client, calls, and RPC messages by a card.
 //!
 //! Input: side and whether it greets, or calls, or messages; length of the pieces that it comes in, on the client's side what
 //! has been posted; then the bytes.

@@ -1,4 +1,4 @@
-//! Property files of YCSB, and overrides of their properties.
+//! YCSB target: property files of YCSB, and overrides of their properties.
 //!
 //! Input: bytes of an override, the override, the file.
 

@@ -1,5 +1,7 @@
-//! What it does for the engine `dex` that who holds a hot leaf's latch does others' changes with its own
-//! (`DexOptions::combine`): operations a second and latencies, with and without, in one run.
+//! Hot leaves in `dex`: measures combined changes of hot leaves, on threads and in the simulator.
+//!
+//! With `DexOptions::combine` the holder of a hot leaf's latch does others' changes together with its
+//! own. The example gives operations per second and latencies, with and without it, in one run.
 //!
 //! `cargo run --profile bench -p farleaf-index --example dex_hot`. Half gets, half updates of keys by Zipf's
 //! law, the hottest beside each other, all of them cached. First real threads on mapped memory, as many as

@@ -1,5 +1,6 @@
-//! What offloading does for the engine `dex` in the simulator: operations a second of virtual time, READs
-//! and RPCs for each, for each way of offloading and number of handler threads.
+//! Offloading in `dex`: measures each way of offloading by number of handler threads, in the simulator.
+//!
+//! It gives operations per second of virtual time, and READs and RPCs for each operation.
 //!
 //! `cargo run --profile bench -p farleaf-index --example dex_offload`. Uniform keys, half gets, half
 //! updates; one compute server of 4 threads and 32 clients, 2 memory servers, tables placed with subtree

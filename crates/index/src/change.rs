@@ -1,4 +1,4 @@
-//! Change of one key: what becomes of it, and under which condition.
+//! Change: names one key's new content and its condition.
 
 use farleaf_fabric::OpKind;
 

@@ -1,5 +1,4 @@
-//! Tasks that run to their end whatever becomes of who began them: what spans several nodes must not stop
-//! half way.
+//! Detached tasks: run a change of several nodes to its end, although the caller drops its future.
 
 use std::future::Future;
 use std::pin::Pin;

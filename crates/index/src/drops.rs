@@ -1,4 +1,4 @@
-//! Dropping tables, and finishing what dead compute servers were dropping.
+//! Drops: frees a table's objects, and finishes the drops of dead compute servers.
 //!
 //! See `farleaf_pool::drops` for the invariants. The work is a task: it goes on if its caller goes away.
 

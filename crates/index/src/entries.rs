@@ -1,4 +1,4 @@
-//! What a scan fills: pairs in order, in one piece of memory that is used again and again.
+//! Entries: hold the pairs of a scan in order, in one piece of memory that scans reuse.
 
 /// A list of key-value pairs. Cleared and filled again, it allocates nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

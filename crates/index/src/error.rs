@@ -1,4 +1,4 @@
-//! What an index operation can fail with.
+//! Index errors: say why an index operation failed.
 
 use farleaf_fabric::OpError;
 use farleaf_pool::PoolError;

@@ -1,4 +1,4 @@
-//! The trait that every engine implements.
+//! Index trait: the operations that every engine's tables implement.
 
 use std::future::Future;
 use std::ops::Bound;

@@ -1,4 +1,4 @@
-//! Ordered indexes on disaggregated memory, one folder an engine.
+//! Index layer: ordered indexes on disaggregated memory, one folder an engine.
 //!
 //! Every engine implements the trait [`Index`] over a [`farleaf_pool::Session`].
 //! [`AnyIndex`] is the table of engines; [`bnode`] has the nodes that tree engines share.

@@ -1,4 +1,4 @@
-//! One value from one task of a thread to another.
+//! Oneshot: passes one value from one task of a thread to another.
 
 use std::cell::RefCell;
 use std::future::Future;

@@ -1,4 +1,4 @@
-//! Taking over from compute servers that died.
+//! Recovery: takes over from compute servers that died.
 
 use farleaf_pool::{Recovered, Session};
 

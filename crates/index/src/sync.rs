@@ -1,6 +1,7 @@
-//! Atomics and mutexes of the protocols between threads of one compute server: the standard library's
-//! here. `crates/threads` compiles these modules with those of model checkers in their place, and with
-//! `cfg(loom)`, so that their plain tests are left out.
+//! Synchronization types: atomics and mutexes of the protocols between threads of one compute server.
+//!
+//! They are the standard library's. `crates/threads` compiles these modules with those of model
+//! checkers in their place, and with `cfg(loom)`, which leaves out their plain tests.
 
 pub(crate) use std::sync::Mutex;
 pub(crate) use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};

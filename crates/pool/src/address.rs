@@ -1,12 +1,12 @@
-//! Where members can be asked: an address in each one's entry of the member table.
+//! Member addresses: publish each member's network address in its entry of the member table.
 //!
-//! Words 3 to 5 of an entry: 3 whether there is one (bit 63), low bits of the generation of the life that
-//! has written it (32 to 62), whether it is of IPv6 (16), port (0 to 15); 4 and 5 the IP address in the
-//! order of a network.
+//! Words 3 to 5 of an entry: 3 an address exists (bit 63), low bits of the generation of the life that
+//! wrote it (32 to 62), it is of IPv6 (16), port (0 to 15); 4 and 5 the IP address in network order.
 //!
-//! INV-ADDR-1: word 3 is written last and names the life whose address it is. So an address is never
-//! taken for that of the entry's next member, and is cleared by a CAS that does nothing to that one's.
-//! It is a hint all the same: the words are not of one moment. Who calls there asks who it is.
+//! INV-ADDR-1: a member writes word 3 last, and it names the life that the address belongs to. So
+//! nobody takes an address for that of the entry's next member, and the CAS that clears it leaves that
+//! one's alone. An address is still a hint, because the words are not of one moment. A caller asks the
+//! process at the address for its identity.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::Ordering;
@@ -28,9 +28,9 @@ const IP_AT: u64 = 32;
 pub struct Member {
     /// Its number in the member table.
     pub slot: u32,
-    /// Which compute server it is.
+    /// The compute server's incarnation.
     pub incarnation: Incarnation,
-    /// Where it answers others, if it does.
+    /// The address at which it answers others, if it does.
     pub address: Option<SocketAddr>,
 }
 

@@ -1,4 +1,4 @@
-//! Making a new pool look as if it had been used for ages.
+//! Aging: makes a new pool look as if members had used it for a very long time.
 
 use farleaf_fabric::{Client, Endpoint};
 

@@ -1,4 +1,4 @@
-//! Finding memory: an object of a class on a server, from the nearest place that has one.
+//! Allocation: takes an object of a size class on a server, from the nearest source that has one.
 
 use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 
@@ -6,7 +6,7 @@ use crate::class::class_of;
 use crate::words::{BlockState, BlockWord};
 use crate::{Pool, PoolError, Session};
 
-/// How long to wait for another session that looks for the same, at first; then twice as long each
+/// First time to wait for another session that looks for the same; then twice as long each
 /// time, up to about 1 ms: its thread may not be running at the moment.
 const WAIT_NS: u64 = 1_000;
 const WAIT_DOUBLINGS: usize = 10;
@@ -21,7 +21,7 @@ const FULL_WAIT_NS: u64 = 20_000;
 /// Rounds of refilling in which others took all that was found.
 const ROUNDS_MAX: usize = 1000;
 
-/// Where a refill looks.
+/// The places that a refill searches.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Effort {
     /// Own bitmaps, some; orphans of the class; free blocks.

@@ -1,8 +1,8 @@
-//! Accounting of every object of the pool: which are live, free, retired, held, or lost.
+//! Audit: finds for every object of the pool whether it is live, free, retired, held or lost.
 //!
-//! The caller marks what its tables reach; the audit knows what the pool itself knows. In a pool
-//! where nobody else runs, every object of a carved block is one of live (marked), free (in its
-//! block's bitmap, or with the caller's own member), or retired; what is none of these is lost.
+//! The caller marks the objects that its tables reach; the audit reads the pool's own tables. In a pool
+//! where no other member runs, every object of a carved block is live (marked), free (in its block's
+//! bitmap, or with the caller's own member), or retired. Any other object is lost.
 
 mod tables;
 
@@ -44,7 +44,7 @@ struct AuditBlock {
     marks: Box<[u64]>,
 }
 
-/// What is known of the objects of one block.
+/// The known states of the objects of one block.
 #[derive(Default)]
 struct Found {
     sums: ClassReport,
@@ -93,7 +93,7 @@ impl ClassReport {
     }
 }
 
-/// What an audit found.
+/// The findings of an audit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AuditReport {
     /// Blocks that nobody uses.
@@ -104,12 +104,12 @@ pub struct AuditReport {
     pub blocks_orphan: u64,
     /// Per size class, ascending; classes without a block are left out.
     pub classes: Vec<ClassReport>,
-    /// What must not be, each with its place.
+    /// Faults, each with its place.
     pub problems: Vec<String>,
 }
 
 impl AuditReport {
-    /// Whether every object is accounted for and nothing is wrong: live, free and retired objects
+    /// Tells whether every object is accounted for and nothing is wrong: live, free and retired objects
     /// are all that there are. Holds in a pool where nobody but the caller's member runs, and that
     /// has no operation under way.
     pub fn closes(&self) -> bool {
@@ -166,7 +166,7 @@ impl Audit {
     /// Marks the object of `bytes` at `addr` as live. No remote operation.
     ///
     /// # Errors
-    /// What is wrong: no block is there, no object starts there, it is of another size, or it was
+    /// The fault, if there is one: no block is there, no object starts there, it is of another size, or it was
     /// marked before. The audit stays usable.
     pub fn mark(&mut self, addr: GlobalAddr, bytes: usize) -> Result<(), String> {
         if let Some(reached) = self.watched.as_mut().and_then(|watched| watched.get_mut(&addr)) {
@@ -417,7 +417,7 @@ impl Audit {
         Some((at, shape.object_at(offset)?))
     }
 
-    /// Whether the object at `addr` was marked; `None` if the audit does not know of it.
+    /// Tells whether the object at `addr` was marked; `None` if the audit does not know of it.
     pub(crate) fn is_marked(&self, addr: GlobalAddr) -> Option<bool> {
         if let Some(reached) = self.watched.as_ref().and_then(|watched| watched.get(&addr)) {
             return Some(*reached);
@@ -434,7 +434,7 @@ impl Audit {
     }
 }
 
-/// What a block's word is now.
+/// Reads a block's current word.
 async fn read_word(
     session: &Session,
     (server, number): (ServerId, u32),

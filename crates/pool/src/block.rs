@@ -1,14 +1,14 @@
-//! Blocks as they are in the pool: header, carving, adopting, harvesting, giving up.
+//! Blocks: hold objects of one size class; carving, adopting, harvesting and giving up.
 //!
 //! Words of a block's header: 0 tag, 1 object bytes, 2 number of objects, 3 offset of the first
 //! object, 4 version of the block's word when it was carved, 5 checksum (xxh3-64 of words 0 to 4).
 //! The bitmaps *given* and *taken* (see `local`) follow at byte 64.
 //!
 //! INV-BLOCK-1: a block is owned, orphan or recovering only with a whole header of the class in its
-//! word: it is carved in state carving.
+//! word: a member carves it in state carving.
 //! INV-BLOCK-2: a block becomes free only when none of its objects is in use or retired.
-//! INV-BLOCK-3: a block's header and bitmaps are written by nobody but who carves it, who does not leave
-//! state carving before that WRITE has come to its end.
+//! INV-BLOCK-3: only the carver of a block WRITEs its header and bitmaps, and it leaves state carving
+//! only after that WRITE has ended.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -25,13 +25,13 @@ use crate::{Geometry, Pool, PoolError, Session};
 
 const TAG: u64 = u64::from_le_bytes(*b"FLBLOCK1");
 pub(crate) const HEADER_WORDS: usize = 6;
-/// Where a header has the version of the block's word when it was carved.
+/// Word of a header that holds the version of the block's word at its carving.
 pub(crate) const CARVED_AT: u64 = 4 * 8;
 /// Tries at a word of *taken*, which only an own lost harvest can have changed.
 const TELL_ATTEMPTS: usize = 4;
 /// First wait between looks whether a block is carved.
 const CARVE_WAIT_NS: u64 = 500;
-/// How long to wait for another session that tries for a block.
+/// Time to wait for another session that tries for a block.
 const CHANGING_WAIT_NS: u64 = 2_000;
 
 /// The header of a block whose word, when it was carved, had `version`.
@@ -51,7 +51,7 @@ fn checksum(words: &[u64; HEADER_WORDS]) -> u64 {
     xxh3_64(&bytes)
 }
 
-/// What is wrong with a block's header, given the block's word.
+/// Finds the fault of a block's header, given the block's word.
 pub(crate) fn check_header(
     geometry: &Geometry,
     word: BlockWord,

@@ -1,9 +1,9 @@
-//! Seeded bugs, which the lab must find.
+//! Canaries: seeded bugs that the lab must find.
 //!
 //! A lab that finds nothing may have nothing to find, or may not look. So each kind of bug that the
-//! design guards against stands behind a switch here; `farleaf check canaries` turns them on one
-//! at a time and counts the seeds until the lab complains. Without the feature `canary` no switch
-//! can be turned on, and the compiler removes the bugs.
+//! design guards against has a switch. `farleaf check canaries` turns on one switch at a time and
+//! counts the seeds until the lab reports a fault. Without the feature `canary` nobody can turn on a
+//! switch, and the compiler removes the bugs.
 
 /// A seeded bug: what is done wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -188,7 +188,7 @@ impl Canary {
         }
     }
 
-    /// Whether it is armed on this thread. Always `false` without the feature `canary`.
+    /// Tells whether it is armed on this thread. Always `false` without the feature `canary`.
     #[inline]
     pub fn is_armed(self) -> bool {
         #[cfg(feature = "canary")]

@@ -1,4 +1,4 @@
-//! Size classes, and how a block is carved for one.
+//! Size classes: round object sizes up, and lay out a block of one class.
 //!
 //! Classes are 64, 128, 192 and 256 bytes, then four to each doubling (320, 384, 448, 512, 640,
 //! ...) up to 1 MiB + 256 KiB: every power of two from 64 on is one, and above 256 bytes at most a
@@ -34,7 +34,7 @@ pub(crate) fn class_of(bytes: usize) -> Option<usize> {
     (class < CLASS_COUNT).then_some(class)
 }
 
-/// How a block is divided for one class: header, bitmaps, objects.
+/// Division of a block for one class: header, bitmaps, objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BlockShape {
     pub(crate) object_bytes: u64,

@@ -1,13 +1,13 @@
-//! The client table: one entry per open session, and what must outlive the session.
+//! Client table: keeps one entry per open session, and the words that must outlive the session.
 //!
 //! Words of an entry: 0 owner (0: free), 1 tokens given out so far, 2 first token of the member
 //! life in word 3, 3 owner of the latest session.
 //!
-//! The dead hold their entries until somebody has recovered them, for which that one needs a session. So
-//! those who do not recover leave some entries free ([`Pool::session_leaving`]): else the dead could keep
-//! everybody from the pool. As many as there are members are enough if each takes one of them: a slot of
-//! the member table has been recovered before it is free. More than one of a slot's are held only by those
-//! who succeed to dead members (INV-MEM-3) and die before they have recovered anything.
+//! The dead hold their entries until a member has recovered them, and that member needs a session. So
+//! members that do not recover leave some entries free ([`Pool::session_leaving`]): else the dead could
+//! keep everybody from the pool. As many entries as there are members are enough if each member takes
+//! one: recovery comes before a slot of the member table is free. More than one entry for a slot are
+//! held only if members succeed to dead ones (INV-MEM-3) and die before they have recovered anything.
 //!
 //! INV-CLIENT-1: the retire page of a free client is zero on every server.
 //! INV-CLIENT-2: word 1 is above every number of a token that was ever made with this client.
@@ -213,7 +213,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Whether the member that a lock's token names is dead and fenced. See
+    /// Tells whether the member that a lock's token names is dead and fenced. See
     /// [`crate::Session::owner_is_dead`].
     pub(crate) async fn token_is_dead(
         &self,

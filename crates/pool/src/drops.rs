@@ -1,17 +1,18 @@
-//! Tables that are being dropped.
+//! Dropped tables: free a table's objects in steps, which another member can take over.
 //!
-//! A table is more than the retire pages hold. So it is taken apart in steps, from the last object of
-//! its engine's walk to the first, and its root entry stays until the end, under no name: word 30
-//! counts the objects that are left, or is all ones before they have been counted; word 31 is a lock
-//! token of whoever drops it.
+//! A table has more objects than the retire pages hold. So the dropper frees it in steps, from the last
+//! object of the engine's walk to the first. The root entry stays until the end, without a name. Word
+//! 30 counts the objects that are left, or is all ones before the count. Word 31 is a lock token of the
+//! dropper.
 //!
-//! INV-DROP-1: what word 30 leaves is whole, and reachable from the root: recovery marks it. What it
-//! does not leave has been announced before: lowering the count is the unlinking (INV-RETIRE-1).
-//! INV-DROP-2: only the session of word 31 lowers the count and retires the objects. It announces
-//! them as confirmed, before: recovery frees of these what is not reachable any more.
-//! INV-DROP-3: another takes a drop over only once the entry of the member that word 31 names has been
-//! cleared, and with it its retire pages. Before, an object could stand in two pages, as confirmed,
-//! and the older word outlive its reuse.
+//! INV-DROP-1: the objects within the count of word 30 are whole and reachable from the root: recovery
+//! marks them. The dropper announces all others before it lowers the count: that is the unlinking
+//! (INV-RETIRE-1).
+//! INV-DROP-2: only the session of word 31 lowers the count and retires the objects. Before, it
+//! announces them as confirmed: recovery frees those of them that are no longer reachable.
+//! INV-DROP-3: another session takes over a drop only after the entry of the member in word 31 is
+//! clear, and with it that member's retire pages. Before that, an object could stand in two pages as
+//! confirmed, and the older word could outlive its reuse.
 
 use farleaf_fabric::GlobalAddr;
 
@@ -26,9 +27,9 @@ pub(crate) const UNCOUNTED: u64 = u64::MAX;
 /// A table that is being dropped, as it was when it was looked at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dropping {
-    /// What it was.
+    /// Its former root entry.
     pub root: Root,
-    /// How many of its objects are left, in the order of the engine's walk; `None` for all.
+    /// Number of its objects that are left, in the order of the engine's walk; `None` for all.
     pub left: Option<u64>,
     /// The entry's state word.
     pub(crate) state: u64,
@@ -172,7 +173,7 @@ impl Session {
         self.end_drop(of).await
     }
 
-    /// Whether the life that a token names has ended, and nothing of it is left.
+    /// Tells whether the life that a token names has ended, and nothing of it is left.
     pub(crate) async fn is_forgotten(&self, token: u64) -> Result<bool, PoolError> {
         let Some(named) = LockToken::from_word(token) else { return Ok(true) };
         let (pool, client) = (&**self.pool(), self.upkeep());

@@ -1,4 +1,4 @@
-//! Epochs: when nobody can hold a retired object any more.
+//! Epochs: tell when no operation can hold a retired object any more.
 //!
 //! `G` is the global epoch, a word on server 0. Every member has a *view* `L` of it (its last READ)
 //! and an *announcement* `A` in its entry: an epoch, or idle. Operations pin `L` of their member.
@@ -14,27 +14,27 @@
 //! announced live. Going idle, a tick first clears `announced_live` and then looks at the pins; an
 //! operation pins first and then looks at `announced_live`: one of the two sees the other.
 //!
-//! INV-EPOCH-5, why reuse is safe: let an object be unlinked, and then retired at epoch `e`, the
-//! `L` of its member, which is live because the retiring operation is pinned. A reader that holds
-//! the object began before, so that its pin is at most the `G` of then, at most `e + 1` by 3. As
-//! long as it runs, its member's `A` is live and at most `e + 1` by 1. The object is reused only
-//! after a look at all members, begun after the retirement, found each at `A >= e + 2`, idle, or
-//! dead. A member that was idle in that look begins its operations after it, by 4, when the object
-//! was unlinked. A dead member is fenced; what its reads return goes nowhere.
+//! INV-EPOCH-5, why reuse is safe: let an object be unlinked, and then retired at epoch `e`, the `L` of
+//! its member, which is live because the retiring operation is pinned. A reader that holds the object
+//! began before, so that its pin is at most the `G` of then, at most `e + 1` by 3. As long as it runs,
+//! its member's `A` is live and at most `e + 1` by 1. The object is reused only after a look at all
+//! members, begun after the retirement, found each at `A >= e + 2`, idle, or dead. A member that was
+//! idle in that look begins its operations after it, by 4, when the object was unlinked. A dead member
+//! is fenced; the results of its reads go nowhere.
 //!
-//! INV-EPOCH-6: an address is handed out again only once `G >= e + 2`, also where every member is idle
-//! and nothing is pinned; recovery and sweeps, which don't know `e`, wait until `G` has moved on from
-//! what it was after the walk. So an idle member that has something to free moves `G` on, too.
+//! INV-EPOCH-6: the pool hands out an address again only once `G >= e + 2`, also if every member is
+//! idle and nothing is pinned. Recovery and sweeps do not know `e`; they wait until `G` has passed its
+//! value after the walk. So an idle member with objects to free also moves `G` on.
 //!
-//! INV-EPOCH-7, what may be remembered from one operation to the next: a *moment* of a member is a
-//! number that rises before `L` does, and before the member is announced live. Let an operation read a
-//! pointer to an object at moment `m`, and let a later operation of the member, after its pin, find the
-//! moment `m` still. Then the address has not been handed out again, and will not be while that
-//! operation is pinned. For `G` was at least `p` then, the `L` of the moment, and the object was linked:
-//! it is retired at an `e` of at least `p - 1` (by 3), and reused by others once they have found
-//! `A >= e + 2 > p` or idleness after that. But the member has been live since, at `A <= L = p`. Its own
-//! sessions reuse it once `L >= e + 2 > p`, by 6, which is another moment; they look at `L` first and
-//! then at the pins, so that they see the pin of an operation that still found `m`.
+//! INV-EPOCH-7, remembered addresses: a *moment* of a member is a number that rises before `L` does,
+//! and before the member is announced live. Let an operation read a pointer to an object at moment `m`,
+//! and let a later operation of the member, after its pin, find the moment `m` still. Then nobody has
+//! handed out the address again, and nobody will while that operation is pinned. For `G` was at least
+//! `p` then, the `L` of the moment, and the object was linked: it is retired at an `e` of at least
+//! `p - 1` (by 3), and reused by others once they have found `A >= e + 2 > p` or idleness after that. But
+//! the member has been live since, at `A <= L = p`. Its own sessions reuse it once `L >= e + 2 > p`, by
+//! 6, which is another moment; they look at `L` first and then at the pins, so that they see the pin of
+//! an operation that still found `m`.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -48,7 +48,7 @@ use crate::settle::Steady;
 use crate::words::{AnnounceWord, EPOCH_MAX, MemberState, MemberWord};
 use crate::{Pool, PoolError};
 
-/// How long to wait for another session that is announcing.
+/// Time to wait for another session that is announcing.
 const WAIT_NS: u64 = 1_000;
 /// Looks at the members between questions whether an idle one lives.
 const IDLE_LOOKS: u64 = 64;
@@ -80,7 +80,7 @@ pub(crate) struct Epochs {
     looks: AtomicU64,
 }
 
-/// What is known of the own announcement.
+/// Known state of the own announcement.
 #[derive(Clone, Copy, Debug)]
 enum Announced {
     Known(AnnounceWord),
@@ -90,7 +90,7 @@ enum Announced {
     Busy,
 }
 
-/// What a tick saw.
+/// Findings of a tick.
 #[derive(Debug)]
 pub(crate) struct Observation {
     pub(crate) epoch: u64,
@@ -261,7 +261,7 @@ impl Pool {
         Ok(seen)
     }
 
-    /// Whether who has nothing to free may do without a look at the members: for three looks in four, unless
+    /// Tells whether a member with nothing to free may skip a look at the members: three looks in four, unless
     /// one lags or the next look is one for idle members.
     pub(crate) fn may_glance(&self) -> bool {
         let next = self.epochs.looks.load(Ordering::Relaxed) + 1;
@@ -269,7 +269,7 @@ impl Pool {
         !is_due && self.epochs.is_calm.load(Ordering::Relaxed)
     }
 
-    /// Whether there was no other member when it was last looked: then nobody waits for the epoch to move on.
+    /// Tells whether the last look found no other member: then nobody waits for the epoch to move on.
     pub(crate) fn is_alone(&self) -> bool {
         self.epochs.is_alone.load(Ordering::Relaxed)
     }
@@ -397,7 +397,7 @@ impl Pool {
     }
 }
 
-/// Whether the member that recovers this one is not there any more.
+/// Tells whether the member that recovers this one is not there any more.
 fn is_abandoned(word: MemberWord, table: &[u64]) -> bool {
     let (slot, generation) = word.recoverer();
     let entry = table.get(slot as usize * (MEMBER_BYTES as usize / 8));

@@ -1,4 +1,4 @@
-//! What can go wrong with a pool.
+//! Pool errors: say what failed in a pool, and what the caller can do.
 
 use farleaf_fabric::{OpError, ServerId};
 
@@ -53,7 +53,7 @@ pub enum PoolError {
     Closed,
 }
 
-/// What to do where no entry of a table is free.
+/// Advice if no entry of a table is free.
 fn advice(of: &str) -> &'static str {
     match of {
         "client" => "use fewer threads, close processes that are not needed, or make a larger pool",
@@ -72,11 +72,11 @@ fn advice(of: &str) -> &'static str {
 pub struct FormatError {
     /// The server whose superblock is at fault.
     pub server: ServerId,
-    /// What is wrong with it.
+    /// The fault.
     pub fault: FormatFault,
 }
 
-/// What is wrong with a superblock, and what to do about it.
+/// Fault of a superblock, with advice.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormatFault {

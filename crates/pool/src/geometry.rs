@@ -1,4 +1,4 @@
-//! Where everything is in the regions: a function of the options and the regions' lengths alone.
+//! Geometry: places every area of the regions, by the options and the regions' lengths alone.
 //!
 //! INV-GEO-1: the areas of a region follow one another without overlap, in the order superblock,
 //! global words, member table, client table, root table, client areas, block table, blocks.
@@ -25,7 +25,7 @@ pub(crate) const RETIRE_BYTES: u64 = RETIRE_WORDS as u64 * 8;
 const BLOCKS_MAX: u64 = 1 << 24;
 const PAGE: u64 = 4096;
 
-/// How a pool is laid out. Fixed when it is formatted.
+/// Layout of a pool. Formatting fixes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolOptions {
     /// Bytes of a block: a power of two, 64 KiB to 1 GiB.
@@ -105,7 +105,7 @@ pub(crate) struct ServerGeometry {
     pub(crate) block_count: u32,
 }
 
-/// Where everything is in a pool's regions.
+/// The places of all areas in a pool's regions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Geometry {
     options: PoolOptions,
@@ -170,7 +170,7 @@ impl Geometry {
         Ok(Geometry { options, servers, clients_at, roots_at, areas_at, block_table_at, shapes })
     }
 
-    /// What the pool was formatted with.
+    /// Returns the options with which the pool was formatted.
     pub fn options(&self) -> &PoolOptions {
         &self.options
     }

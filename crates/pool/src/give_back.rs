@@ -1,10 +1,11 @@
-//! Giving an object back to a block that is not this member's: turning its bit of *given*
-//! (INV-ALLOC-3).
+//! Remote free: returns an object to a block of another owner, by turning its *given* bit.
 //!
-//! INV-GIVE-1: a turn whose outcome was lost is not just tried again. If it has happened, the block may
-//! have become wholly free since, and have been carved anew: the word may be another's now, and hold what
-//! was expected. So it is first found out whether the block is still of the carving in which the object was
-//! in use; only then does the bit tell.
+//! The rule is INV-ALLOC-3.
+//!
+//! INV-GIVE-1: a member does not simply repeat a turn with an unknown outcome. If the turn has
+//! happened, the block may since have become wholly free, and another member may have carved it anew.
+//! The word may then belong to other objects and hold the expected content. So the member first checks
+//! that the block is still of the same carving; only then does the bit tell.
 
 use farleaf_fabric::{GlobalAddr, ServerId};
 
@@ -24,13 +25,13 @@ const ATTEMPTS_MAX: usize = 1 << 16;
 struct Turn {
     at: GlobalAddr,
     bits: u64,
-    /// What the word is thought to hold; its `bits` are as they were.
+    /// The expected content of the word, with unchanged `bits`.
     expected: u64,
     /// The block's word while the objects were in use.
     block: BlockWord,
 }
 
-/// Where an object's bits are.
+/// The place of an object's bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Bit {
     pub(crate) given: GlobalAddr,

@@ -1,5 +1,7 @@
-//! What a member keeps open of the pool: state that all its threads share and that others rely on
-//! until it is closed, such as an engine's cache of a table. One thing for each address.
+//! Open state: keeps one shared object per address until its user closes it.
+//!
+//! An example is an engine's cache of a table: all threads of the member share it, and rely on it until
+//! then.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -25,7 +27,7 @@ impl Kept {
 }
 
 impl Pool {
-    /// What is kept open at `at`, if that is a `T`.
+    /// Returns the object that is kept open at `at`, if that is a `T`.
     pub fn kept<T: Any + Send + Sync>(&self, at: GlobalAddr) -> Option<Arc<T>> {
         let thing = self.kept.things().get(&at.word()).cloned()?;
         thing.downcast().ok()

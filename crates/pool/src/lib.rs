@@ -1,7 +1,7 @@
-//! The memory pool: regions, blocks, size classes, epochs, retired objects, named roots, recovery.
+//! Memory pool: regions, blocks, size classes, epochs, retired objects, named roots and recovery.
 //!
 //! Compute servers (*members*) share the memory of all servers with one-sided operations alone.
-//! Layout, protocols and costs stand in `docs/design/pool.md`, invariants in the modules.
+//! `docs/design/pool.md` describes layout, protocols and costs; the modules state the invariants.
 //!
 //! ```
 //! use farleaf_fabric::mapped::Mapped;

@@ -1,17 +1,16 @@
-//! What a member knows of the blocks that it owns: which of their objects are free.
+//! Owned blocks: track the free objects of the blocks that this member owns.
 //!
 //! A block has two bitmaps in the pool: *given* and *taken*. An object whose bits differ is free for
 //! the owner to take.
 //!
-//! INV-ALLOC-1: a free object of a block is known to the block's owner alone (a set bit here), or
-//! to the block's bitmaps in the pool alone (two bits that differ), never to both, and to nobody
-//! else.
+//! INV-ALLOC-1: either the block's owner knows that an object is free (a set bit here), or the block's
+//! bitmaps in the pool show it (two bits that differ). Never both, and nobody else knows.
 //! INV-ALLOC-2: only a block's owner changes *taken*, and takes an object by making its bit equal
-//! again. So a change whose outcome was lost shows in the word for ever after.
-//! INV-ALLOC-3: anybody who holds an object may turn its *given* bit, announced live and pinned, and
-//! gives the object up with that. As long as that pin holds, nobody can turn it once more: the
-//! object would have to be retired and reclaimed in between. So whoever has lost the outcome finds
-//! it in the bit. (With a single bitmap, a bit that is clear may have been set, and taken since.)
+//! again. So the word shows a change with a lost outcome for ever after.
+//! INV-ALLOC-3: any holder of an object may turn its *given* bit, announced live and pinned, and gives
+//! up the object by that. As long as that pin holds, nobody can turn it again: the object would have to
+//! be retired and reclaimed in between. So a member that lost the outcome finds it in the bit. (With a
+//! single bitmap, a clear bit may have been set, and taken since.)
 //!
 //! No operation here waits or goes over the fabric; the pool keeps all of it in one mutex.
 
@@ -46,11 +45,11 @@ pub(crate) struct Limbo {
     pub(crate) block: u32,
     /// To be free; otherwise to be an orphan.
     pub(crate) to_free: bool,
-    /// What an orphan's bitmaps are still to be told.
+    /// Changes that an orphan's bitmaps still lack.
     pub(crate) left: Option<Left>,
 }
 
-/// What is known of the objects of a block that was taken out of the accounts.
+/// The known objects of a block that has left the accounts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Left {
     /// Free at the owner.
@@ -75,7 +74,7 @@ struct ClassBlocks {
     wholly_free: u32,
     /// Somebody is looking for more objects.
     refilling: bool,
-    /// Where the next round of harvesting starts.
+    /// Start of the next round of harvesting.
     harvest_next: usize,
 }
 
@@ -407,12 +406,12 @@ impl Allocator {
 }
 
 impl LocalBlock {
-    /// Whether a harvest was begun and has not ended.
+    /// Tells whether a harvest was begun and has not ended.
     pub(crate) fn is_harvesting(&self) -> bool {
         self.harvesting
     }
 
-    /// Whether the object is free here.
+    /// Tells whether the object is free here.
     pub(crate) fn is_free(&self, index: u32) -> bool {
         self.free[(index / 64) as usize] >> (index % 64) & 1 == 1
     }

@@ -1,20 +1,21 @@
-//! The member table: joining, and declaring the dead dead.
+//! Member table: lets compute servers join, and declares dead members dead.
 //!
 //! Words of an entry: 0 state ([`MemberWord`]), 1 incarnation, 2 announcement, 3 to 5 address
 //! (`address`).
 //!
-//! INV-MEM-1: the incarnation is set (by CAS from 0) before the state becomes live and cleared
-//! after it became free. So a process that dies while it joins or leaves can be proven dead by
-//! whoever meets the entry.
+//! INV-MEM-1: the incarnation is set (by CAS from 0) before the state becomes live and cleared after it
+//! became free. So any member that meets the entry can prove a process dead that died while it joined
+//! or left.
 //! INV-MEM-2: a state becomes dead only after its incarnation has been fenced on every server, or
 //! by the member itself when it leaves something behind and does nothing any more.
-//! INV-MEM-3: where all entries are taken, a new member *succeeds to* one whose life is dead: the slot goes
-//! from dead to live without having been free, so that the dead, as many as they are, keep nobody from the
-//! pool. What the life before had is then the successor's to recover: its blocks are claimed before the
-//! successor hands anything out, as of a recovery of its own that was dropped; its clients name another
-//! generation of the slot, and its tokens are of no client of this life. Of several who would succeed to one
-//! slot, the one goes on whose mark (recovering, by the slot itself and a drawn number) stands in the state;
-//! then it sets its incarnation, so that a successor that died on the way can be proven dead, too.
+//! INV-MEM-3: if all entries are taken, a new member *succeeds to* one whose life is dead. The slot
+//! goes from dead to live without having been free, so that the dead, as many as they are, keep nobody
+//! from the pool. The successor recovers the former life. It claims that life's blocks before it hands
+//! anything out, as after a dropped recovery of its own. The former clients name another generation of
+//! the slot, and the former tokens are of no client of this life. If several members try to succeed to
+//! one slot, the winner is the one whose mark (recovering, by the slot itself and a drawn number)
+//! stands in the state. The winner then sets its incarnation, so that others can also prove a successor
+//! dead that died on the way.
 
 use std::sync::atomic::Ordering;
 
@@ -35,7 +36,7 @@ pub(crate) struct MemberEntry {
     pub(crate) announced: AnnounceWord,
 }
 
-/// What joining gave.
+/// Result of joining.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Joined {
     pub(crate) slot: u32,
@@ -196,12 +197,12 @@ async fn succeed_to(
     Ok(None)
 }
 
-/// Whether the word is the mark of somebody who succeeds to the slot.
+/// Tells whether the word is the mark of somebody who succeeds to the slot.
 pub(crate) fn is_succeeded(slot: u32, word: MemberWord) -> bool {
     word.is(MemberState::Recovering) && word.recoverer().0 == slot
 }
 
-/// Whether nobody lives who may have set the mark that was seen in the slot.
+/// Tells whether nobody lives who may have set the mark that was seen in the slot.
 pub(crate) async fn successor_is_dead(
     client: Steady<'_>,
     geometry: &Geometry,
@@ -211,14 +212,14 @@ pub(crate) async fn successor_is_dead(
     fence_if_dead(client, Incarnation(incarnation)).await
 }
 
-/// Whether the recoverer that a word names, by slot and low bits of its generation, is a live member.
+/// Tells whether the recoverer that a word names, by slot and low bits of its generation, is a live member.
 pub(crate) fn is_there(table: &[MemberEntry], (slot, generation): (u32, u32)) -> bool {
     table.get(slot as usize).is_some_and(|recoverer| {
         recoverer.word.is(MemberState::Live) && recoverer.word.generation() & 0x1fff == generation
     })
 }
 
-/// How far a generation moves on where another join of this process may try the next one.
+/// Step of a generation if another join of this process may try the next one.
 fn doubtful_step(client: Steady<'_>) -> u32 {
     2 + (client.endpoint().random() & 0xffff) as u32
 }
@@ -266,7 +267,7 @@ pub(crate) async fn leave(
     }
 }
 
-/// Whether that life is dead; then it is fenced on every server.
+/// Tells whether that life is dead; then it is fenced on every server.
 async fn fence_if_dead(client: Steady<'_>, who: Incarnation) -> Result<bool, PoolError> {
     if who == client.endpoint().incarnation() || !client.endpoint().is_dead(who).await {
         return Ok(false);
@@ -281,7 +282,7 @@ async fn fence_if_dead(client: Steady<'_>, who: Incarnation) -> Result<bool, Poo
     }
 }
 
-/// Whether the member in `slot`, seen live with `seen`, is dead; then it is fenced and marked.
+/// Tells whether the member in `slot`, seen live with `seen`, is dead; then it is fenced and marked.
 ///
 /// Cost: 1 READ and a look by the fabric; if it is dead, a fence per server and 1 CAS.
 async fn mark_dead(

@@ -1,14 +1,14 @@
-//! Which epochs the sessions of one member hold on to.
+//! Pins: record the epochs that the sessions of one member hold.
 //!
 //! INV-PIN-1: a pin, once it is visible to others, is at least every announcement that was
 //! computed before it became visible: it is stored, and then the view is read again, so that
 //! either [`Pins::least`] sees it or it sees the view that `least`'s caller had read before.
-//! INV-PIN-2: an epoch that is pinned twice is so by the pin in front and by one behind it, and
+//! INV-PIN-2: if an operation pins an epoch twice, the second pin stands behind the first, and
 //! [`Pins::least`] looks from the front on. So it sees the second if the first is dropped while it
-//! looks. (A second pin in front could be looked at before it is set, and the first one after it
-//! was dropped.)
+//! looks. (It could look at a second pin in front before that is set, and at the first one after that
+//! is dropped.)
 //!
-//! All of this is modelled in `crates/threads`.
+//! `crates/threads` models all of this.
 
 use std::cell::Cell;
 
@@ -94,7 +94,7 @@ impl Pins {
         view.load(Ordering::SeqCst).min(self.least())
     }
 
-    /// Whether the member may be announced idle; then `live` is cleared. It is cleared first, and
+    /// Tells whether the member may be announced idle; then `live` is cleared. It is cleared first, and
     /// then the pins are looked at (INV-EPOCH-4).
     pub(crate) fn try_idle(&self, live: &AtomicBool) -> bool {
         live.store(false, Ordering::SeqCst);
@@ -104,7 +104,7 @@ impl Pins {
     }
 }
 
-/// Which of a session's pins are in use. It stays on the session's thread.
+/// The pins of a session that are in use. It stays on the session's thread.
 #[derive(Debug, Default)]
 pub(crate) struct PinSlots {
     /// Bit per pin in front of the last.

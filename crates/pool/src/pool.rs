@@ -1,4 +1,4 @@
-//! One member's view of a pool: what its sessions share.
+//! Pool: one member's view of a pool, which its sessions share.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
@@ -16,7 +16,7 @@ use crate::settle::{Lines, PATIENCE_NS, Steady};
 use crate::words::{MemberState, MemberWord, owner_of};
 use crate::{Geometry, PoolError, Session, member, superblock};
 
-/// What a member knows of the pool's memory.
+/// A member's view of the pool's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUse {
     /// Bytes of all regions.
@@ -59,7 +59,7 @@ pub struct Pool {
     pub(crate) sessions: AtomicUsize,
     pub(crate) session_number: AtomicU16,
     pub(crate) retired_bytes: AtomicU64,
-    /// When a session of this member last ticked.
+    /// Time of the last tick of a session of this member.
     pub(crate) ticked_ns: AtomicU64,
     pub(crate) needs_recovery: AtomicBool,
     /// A recovery of this member's is under way.
@@ -189,12 +189,12 @@ impl Pool {
         self.id
     }
 
-    /// Where everything is.
+    /// Returns the places of all areas.
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }
 
-    /// What this member knows of the pool's memory. No remote operation.
+    /// Returns this member's view of the pool's memory. No remote operation.
     pub fn memory(&self) -> MemoryUse {
         let (block_bytes_owned, live_bytes, free_bytes) = self.alloc().bytes();
         MemoryUse {
@@ -211,7 +211,7 @@ impl Pool {
         self.member
     }
 
-    /// Whether the last tick saw a dead member that nobody is recovering, or a recovery of this
+    /// Tells whether the last tick saw a dead member that nobody is recovering, or a recovery of this
     /// member's was not completed: then [`Session::recover_begin`] has something to do.
     pub fn needs_recovery(&self) -> bool {
         self.needs_recovery.load(Ordering::Relaxed)
@@ -251,7 +251,7 @@ impl Pool {
         self.retirements.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether this member has retired objects that are not free yet.
+    /// Tells whether this member has retired objects that are not free yet.
     pub(crate) fn has_retired(&self) -> bool {
         self.retired_bytes.load(Ordering::Relaxed) > 0
     }
@@ -268,7 +268,7 @@ impl Pool {
         self.left.store(true, Ordering::SeqCst);
     }
 
-    /// Whether a client's owner word names this life of this member.
+    /// Tells whether a client's owner word names this life of this member.
     pub(crate) fn is_own(&self, owner: u64) -> bool {
         owner_of(owner) == Some((self.member, self.generation))
     }

@@ -1,30 +1,30 @@
-//! Recovery: dead members' blocks, retired objects and entries, and lost objects of orphans.
+//! Recovery: frees dead members' blocks, retired objects and entries, and lost objects of orphans.
 //!
 //! A recoverer claims, lets the caller walk all tables, and then gives every object of the claimed
 //! blocks that is unreachable, not free and not retired by somebody running back to its bitmap.
 //!
 //! INV-REC-1: claimed blocks hand out nothing: their owner is fenced, or they were nobody's, and
 //! nobody adopts a block in state recovering. Their bits are only set meanwhile.
-//! INV-REC-2, why an object that is freed here is in nobody's hands. It was unreachable in the
-//! walk, so nobody will unlink it after. If it was unlinked during the walk or shortly before, its
-//! unlinker had announced it before (INV-RETIRE-1):
-//! - The retire pages are read after the walk. The recoverer is pinned from before the walk until
-//!   then, so that what was unlinked meanwhile is not reclaimed: its word is there, and the object
-//!   is left alone.
+//! INV-REC-2, nobody holds an object that recovery frees. The object was unreachable in the walk, so
+//! nobody will unlink it later. If it was unlinked during the walk or shortly before, its unlinker had
+//! announced it before (INV-RETIRE-1):
+//! - The retire pages are read after the walk. The recoverer is pinned from before the walk until then,
+//!   so that nobody reclaims an object that was unlinked meanwhile: its word is there, and recovery
+//!   leaves the object alone.
 //! - If the word was cleared before, its reclaimer freed the object right after, announced live and
 //!   pinned at an epoch of at most the global one then (INV-RETIRE-2). So after the pages the
 //!   recoverer waits until everybody announces a later epoch or idleness, and only then reads the
 //!   bitmaps: the bit is set.
 //!
-//! Where members do not tick, that wait ends without success. Then nothing is freed: the dead's
-//! blocks with lost objects, pages and entries stay as they are, claimed, and recovery is to be begun
-//! anew. Were they let go, nobody would know that something is lost in them: whoever adopted such a
-//! block would keep it, and after that nobody has a reason to look.
-//! INV-REC-3: of what the dead had announced in blocks that are not claimed, only what is confirmed
-//! is freed (INV-RETIRE-3), once: the dead's pages are cleared before. The rest is free, or used
-//! again, or lost until its block is swept.
-//! INV-REC-4: entries of member and clients become free last, so that tokens keep naming the dead
-//! until everything of theirs is recovered.
+//! If members do not tick, that wait ends without success, and recovery frees nothing. The dead's
+//! blocks with lost objects, pages and entries stay claimed, and the caller begins recovery anew. If
+//! recovery released such a block, its adopter would own it, and nobody would search it for lost
+//! objects any more.
+//! INV-REC-3: in blocks that it has not claimed, recovery frees of the dead's announced objects only
+//! the confirmed ones (INV-RETIRE-3), and each once: it clears the dead's pages before. The other
+//! objects are free, in use again, or lost until a sweep of their block.
+//! INV-REC-4: recovery frees the entries of member and clients last, so that tokens name the dead until
+//! it has recovered everything of theirs.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -54,11 +54,11 @@ pub struct Recovery {
     members: Vec<Dead>,
     /// The dead's clients. As they are fenced, there will be no more.
     clients: Vec<u32>,
-    /// Whether this member's slot had an earlier life that is dead, too.
+    /// True if this member's slot had an earlier life that is dead, too.
     inherits: bool,
     /// Claimed blocks with whole headers, and their words now.
     blocks: Vec<(ServerId, u32, BlockWord)>,
-    /// What the dead had announced.
+    /// Objects that the dead had announced.
     announced: Vec<GlobalAddr>,
     problems: Vec<String>,
     is_finished: bool,
@@ -70,7 +70,7 @@ struct Dead {
     word: MemberWord,
 }
 
-/// What a recovery did.
+/// Results of a recovery.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
     /// Dead members cleared away.
@@ -79,10 +79,10 @@ pub struct Recovered {
     pub blocks: usize,
     /// Objects that were lost and are free again.
     pub objects_freed: u64,
-    /// Whether lost objects were looked for. Not if another member neither ticked nor was idle: then
+    /// True if lost objects were looked for. Not if another member neither ticked nor was idle: then
     /// the dead stay claimed, and recovery is to be begun again later.
     pub complete: bool,
-    /// What was found damaged and left alone.
+    /// Damage that the recovery found and left alone.
     pub problems: Vec<String>,
 }
 
@@ -272,7 +272,7 @@ impl Recovery {
         self.members.len() + usize::from(self.inherits)
     }
 
-    /// Whether a client's owner is among the dead. A dead slot has none but dead lives: it may have been
+    /// Tells whether a client's owner is among the dead. A dead slot has none but dead lives: it may have been
     /// succeeded to by one that died before it recovered the one before (INV-MEM-3).
     fn is_dead(&self, (slot, generation): (u32, u32)) -> bool {
         let is_own = slot == self.pool.member;
@@ -362,7 +362,7 @@ impl Pool {
         Ok(dead)
     }
 
-    /// Whether a member's recovery is this member's, or its recoverer is gone.
+    /// Tells whether a member's recovery is this member's, or its recoverer is gone.
     fn may_recover(&self, word: MemberWord, table: &[MemberEntry]) -> bool {
         let (slot, generation) = word.recoverer();
         slot == self.member || !is_there(table, (slot, generation))

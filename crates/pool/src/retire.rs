@@ -1,20 +1,22 @@
-//! Retired objects: announced in the pool before they are unlinked, so that they are not lost with
-//! their retirer, and freed when nobody can hold them any more.
+//! Retired objects: waits until no operation can hold an unlinked object, and frees it.
+//!
+//! A session announces an object in the pool before it unlinks it, so that the object is not lost with
+//! the session.
 //!
 //! INV-RETIRE-1: an object's address stands in its retirer's page from before it is unlinked until
 //! it is about to be freed. The word is cleared first and the object freed after.
 //! INV-RETIRE-2: from the clearing to the freeing, the member is announced live and the session's
 //! reclaim pin is set, also across a failure or a dropped future in between, until a later tick has
-//! seen to it. Recovery waits for such pins (see `recover`). Objects of others' blocks are given back
-//! by a task, which nobody can drop half way (INV-ALLOC-3).
-//! INV-RETIRE-3: a word with bit 63 names an object that this client has unlinked and nobody else
-//! will free. A word without may be left over: its client may have lost the race for the unlinking
-//! and died, and the object may have been freed and handed out again since. So recovery frees on
-//! the strength of confirmed words alone. Objects of own blocks need none: should this member die,
-//! their blocks are searched. A client that drops a table, which nobody else takes objects from, writes
-//! confirmed words at once (INV-DROP-2); so recovery frees only what is not reachable.
-//! INV-RETIRE-4: words are confirmed and cleared by CAS from what they are known to hold, so that one
-//! that lands late does nothing to the word's next user.
+//! seen to it. Recovery waits for such pins (see `recover`). A task returns objects of others' blocks,
+//! and nobody can drop it half way (INV-ALLOC-3).
+//! INV-RETIRE-3: a word with bit 63 names an object that this client has unlinked and nobody else will
+//! free. A word without may be left over: its client may have lost the race for the unlinking and died,
+//! and the object may have been freed and handed out again since. So recovery frees on the strength of
+//! confirmed words alone. Objects of own blocks need none: if this member dies, recovery searches their
+//! blocks. A client that drops a table writes confirmed words at once, because nobody else takes
+//! objects from that table (INV-DROP-2). So recovery frees only unreachable objects.
+//! INV-RETIRE-4: sessions confirm and clear words by CAS from their known content, so that a late CAS
+//! does nothing to the word's next user.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -109,7 +111,7 @@ pub(crate) struct Freeing {
 }
 
 impl Freeing {
-    /// Whether anything was retired when the right was taken.
+    /// Tells whether anything was retired when the right was taken.
     pub(crate) fn has_any(&self) -> bool {
         self.count > 0
     }
@@ -145,7 +147,7 @@ struct Entry {
     clearing: bool,
 }
 
-/// What a word of the page is known to hold.
+/// The known content of a word of the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PageWord {
     Announced,
@@ -188,7 +190,7 @@ impl Retired {
         self.queue.len() + self.giving
     }
 
-    /// Whether a page is nearly full.
+    /// Tells whether a page is nearly full.
     pub(crate) fn is_pressed(&self) -> bool {
         self.pages.iter().any(|page| page.used() > PRESSED_WORDS)
     }
@@ -206,7 +208,7 @@ impl Retired {
         self.pages[server.index()].0[usize::from(word) / 64] &= !(1 << (word % 64));
     }
 
-    /// Whether a word of the page on `server` may be other than zero.
+    /// Tells whether a word of the page on `server` may be other than zero.
     pub(crate) fn is_used(&self, server: ServerId) -> bool {
         self.pages[server.index()].0 != [0; RETIRE_WORDS / 64]
     }
@@ -226,7 +228,7 @@ impl Retired {
 }
 
 impl Entry {
-    /// What its word of the page most likely holds.
+    /// The most likely content of its word of the page.
     fn expected(&self) -> u64 {
         match self.page {
             PageWord::Announced => self.addr.word(),

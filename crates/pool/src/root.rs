@@ -1,13 +1,13 @@
-//! The root table: named tables, their engine and where they start.
+//! Root table: names the tables, and holds each one's engine, parameters and root address.
 //!
 //! Words of an entry: 0 state (bits 0 to 3: 0 free, 1 being made, 2 live, 3 being dropped; the rest a
 //! version), 1 lengths of name (bits 0 to 7) and engine name (8 to 15), 2 to 17 name, 18 and 19 engine
-//! name, 20 to 27 parameters, 28 root address, 29 checksum (xxh3-64 of words 1 to 27), 30 and 31 of
-//! a table that is being dropped, see [`crate::drops`].
+//! name, 20 to 27 parameters, 28 root address, 29 checksum (xxh3-64 of words 1 to 27), 30 and 31 for
+//! the dropper of a table, see [`crate::drops`].
 //!
-//! INV-ROOT-1: entries are changed only by the holder of the root lock (a word on server 0 that
-//! holds its lock token), but for word 30, which is its dropper's. So an entry that the lock's holder
-//! finds half made was left by a dead or failed one and is free.
+//! INV-ROOT-1: only the holder of the root lock (a word on server 0 that holds its lock token) changes
+//! entries; word 30 is the dropper's. So an entry that the lock's holder finds half made is the rest of
+//! a dead or failed one, and free.
 //! INV-ROOT-2: no two live entries have the same name.
 
 use std::sync::atomic::Ordering;
@@ -39,7 +39,7 @@ const MAKING: u64 = 1;
 const LIVE: u64 = 2;
 pub(crate) const DROPPING: u64 = 3;
 
-/// How long to wait for the lock between two tries, tries between looks whether its holder lives,
+/// Time to wait for the lock between two tries, tries between looks whether its holder lives,
 /// and tries in all.
 const WAIT_NS: u64 = 20_000;
 const LOOK_TRIES: usize = 16;

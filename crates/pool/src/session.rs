@@ -1,4 +1,4 @@
-//! One coroutine's face of the pool.
+//! Session: one coroutine's access to the pool.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -426,7 +426,7 @@ impl Session {
         self.pool().geometry().options().redo_bytes as usize
     }
 
-    /// Whether the member that a lock's word names is dead; then it is fenced on every server and
+    /// Tells whether the member that a lock's word names is dead; then it is fenced on every server and
     /// marked, and the lock may be taken over. `false` says nothing.
     ///
     /// Cost: nothing for an own token. Otherwise 1 chain of 2 READs, 1 READ, and a look by the
@@ -451,7 +451,7 @@ impl Session {
         Ok(())
     }
 
-    /// What the client table knows this session by.
+    /// Returns the entry of the client table that this session holds.
     pub(crate) fn claimed(&self) -> ClaimedClient {
         let (next, end) = self.inner.tokens.get();
         ClaimedClient { id: self.inner.id, owner: self.inner.owner, tokens: next..end }

@@ -1,23 +1,23 @@
-//! Operations whose completion was lost: what became of them, and what to do.
+//! Reliable operations: settle the outcome of an operation whose completion was lost.
 //!
 //! An operation that fails with `Timeout` or `Unavailable` has happened, or has not, or happens later
-//! (F5). Once the thread has reconnected to that server it does not happen later any more (F10),
-//! and what is left of the doubt is settled by posting the same operation once more:
+//! (F5). After the thread has reconnected to that server, it can no longer happen later (F10). The
+//! thread then removes the remaining doubt by posting the same operation once more:
 //!
 //! - **READ**: nothing has happened.
 //! - **WRITE** to memory that nobody else writes: the same bytes again.
-//! - **CAS to a word that only this one makes**, and that nobody takes away again before it returns
-//!   (a lock's token, a block's next version): if the word holds it already, it was the first
-//!   try's doing. [`Steady::cas`]. Where others may take it away at once, it has to be the second:
+//! - **CAS to a word that only this one makes**, and that nobody takes away again before it returns (a
+//!   lock's token, a block's next version): if the word holds it already, it was the first try's doing.
+//!   [`Steady::cas`]. If others may take it away at once, the next kind is needed:
 //! - **CAS away from a word that only this one holds**: if it is gone, the first try took it away.
 //!   [`Steady::cas_release`].
 //! - **Chain that ends with such a release**: while the word is still held, the whole chain again;
 //!   once it is gone, all in front of it was done (F3). [`Steady::release`].
 //!
-//! INV-SETTLE-1: no operation here returns while one that it posted may still take effect, but with
-//! an error: then the server could not be reached for the caller's patience. What must not stay
-//! half done is then left to a task of a session without bound ([`crate::Session::patient`]).
-//! INV-SETTLE-2: `Fenced` is final: nothing is tried again.
+//! INV-SETTLE-1: no operation here returns while its posts may still take effect, except with an error:
+//! then the server was out of reach for as long as the caller allows. A task of a session without bound
+//! ([`crate::Session::patient`]) then finishes work that must not stay half done.
+//! INV-SETTLE-2: `Fenced` is final: no operation tries again.
 //!
 //! Reconnecting fails what the thread's other tasks have in flight. So that tasks do not chase one
 //! another, one reconnect serves all whose operations were posted before it began.
@@ -34,10 +34,10 @@ use farleaf_fabric::{
     ServerId,
 };
 
-/// How long an operation that is waited for is tried: then it is `Unavailable`, or its outcome
-/// unknown.
+/// Time for which a session tries an operation that a caller waits for. Then it is `Unavailable`, or its
+/// outcome unknown.
 pub(crate) const PATIENCE_NS: u64 = 1_000_000_000;
-/// How much longer work is waited for while no server fails: the machine is busy then.
+/// Factor by which waits are longer while no server fails: the machine is busy then.
 const PATIENCE_WHILE_BUSY: u64 = 10;
 /// First and longest wait between two tries.
 const BACKOFF_NS: (u64, u64) = (2_000, 2_000_000);
@@ -56,10 +56,10 @@ pub(crate) struct Lines {
     trouble: Arc<Trouble>,
 }
 
-/// What a member knows of servers that fail it.
+/// Failures of servers that a member has seen.
 #[derive(Debug, Default)]
 struct Trouble {
-    /// When an operation failed last.
+    /// Time of the last failed operation.
     failed_ns: AtomicU64,
     /// Operations that have failed and are not being tried again yet.
     settling: AtomicUsize,
@@ -75,7 +75,7 @@ impl Trouble {
         Settling(self)
     }
 
-    /// Whether a server has failed the member since then.
+    /// Tells whether a server has failed the member since then.
     fn since(&self, begun_ns: u64) -> bool {
         self.settling.load(Ordering::SeqCst) > 0 || self.failed_ns.load(Ordering::SeqCst) > begun_ns
     }
@@ -122,7 +122,7 @@ pub struct Trial {
 }
 
 impl Trial {
-    /// Whether an earlier try may have taken effect.
+    /// Tells whether an earlier try may have taken effect.
     #[inline]
     pub fn in_doubt(&self) -> bool {
         self.failures > 0
@@ -545,8 +545,8 @@ impl<'a> Steady<'a> {
         }
     }
 
-    /// What `work` gives, unless it takes longer than the caller has patience. That is short if a server
-    /// has failed this member meanwhile; otherwise the machine is busy, and it is ten times as long.
+    /// Returns the result of `work`, unless that takes longer than the session's time limit. If no server
+    /// has failed this member meanwhile, the machine is busy, and the limit is ten times as long.
     pub async fn within<T>(self, work: impl Future<Output = T>) -> Option<T> {
         if self.patience_ns == u64::MAX || !self.endpoint().is_lossy() {
             return Some(work.await);
@@ -568,7 +568,7 @@ impl<'a> Steady<'a> {
         }
     }
 
-    /// Whether who waits since then for somebody else's work has waited for long enough.
+    /// Tells whether a task that waits since then for another's work has waited for long enough.
     fn gives_up(self, begun_ns: u64) -> bool {
         let waited_ns = self.endpoint().now_ns() - begun_ns;
         let busy_ns = self.patience_ns.saturating_mul(PATIENCE_WHILE_BUSY);
@@ -577,7 +577,7 @@ impl<'a> Steady<'a> {
     }
 }
 
-/// Whether the operation may have happened, and the server may be reached again.
+/// Tells whether the operation may have happened, and the server may be reached again.
 pub fn is_open(error: OpError) -> bool {
     matches!(error.kind, OpErrorKind::Timeout | OpErrorKind::Unavailable)
 }

@@ -1,4 +1,4 @@
-//! The superblock: formatting a pool, and finding out whether regions are one.
+//! Superblock: formats a pool, and recognizes the regions of one.
 //!
 //! Words of the superblock (little-endian, the rest of its 4 KiB zero):
 //! 0 magic, 1 version, 2 and 3 pool id, 4 server, 5 number of servers, 6 region bytes, 7 block
@@ -6,13 +6,15 @@
 //! 14 client areas' offset, 15 block table's offset, 16 blocks' offset, 17 number of blocks,
 //! 18 checksum (xxh3-64 of words 0 to 17).
 //!
-//! The last word of server 0's page is the *claim*: the incarnation that is formatting a pool that others
-//! may format, too ([`format_once`]); 0 if nobody is.
+//! The last word of server 0's page is the *claim*: the incarnation that formats a pool that others may
+//! format as well ([`format_once`]); 0 if nobody does.
 //!
-//! INV-SUP-1: the magic word is written last, when everything else on every server is.
-//! INV-SUP-2: nothing in a superblock is used before it was recomputed from the options in it.
-//! INV-SUP-3: whoever formats a pool that others may format holds the claim, and has seen since that not
-//! all servers have their magic word. A claim is taken from the dead alone, once they are fenced.
+//! INV-SUP-1: the formatter writes the magic word last, after everything else on every server.
+//! INV-SUP-2: a reader recomputes every field of a superblock from the options in it before it uses the
+//! field.
+//! INV-SUP-3: the formatter of a pool that others may format holds the claim, and has seen since that
+//! not all servers have their magic word. A formatter takes a claim from the dead alone, once they are
+//! fenced.
 
 use farleaf_fabric::{Client, Endpoint, GlobalAddr, Incarnation, ServerId};
 use xxhash_rust::xxh3::xxh3_64;
@@ -29,9 +31,9 @@ pub const SUPERBLOCK_WORDS: usize = 19;
 const WORDS: usize = SUPERBLOCK_WORDS;
 const CHECKSUM: usize = WORDS - 1;
 const CHUNK_BYTES: u64 = 64 << 10;
-/// Where the claim stands on server 0's page.
+/// Word of server 0's page that holds the claim.
 const CLAIM_WORD: usize = SUPERBLOCK_BYTES as usize / 8 - 1;
-/// How often, and how long each time, somebody waits for another who is formatting the pool.
+/// Number and duration of the waits for another process that formats the pool.
 const CLAIM_WAITS: u32 = 1_000;
 const CLAIM_WAIT_NS: u64 = 10_000_000;
 
@@ -141,7 +143,7 @@ pub fn pool_id_of(words: &[u64; SUPERBLOCK_WORDS]) -> Option<u128> {
     is_whole.then(|| pool_id(words))
 }
 
-/// Which servers' first words are not zero.
+/// Finds the servers whose first words are not zero.
 async fn formatted(client: Steady<'_>) -> Result<Vec<bool>, PoolError> {
     let count = client.endpoint().server_count();
     let mut ops = client.client().ops();

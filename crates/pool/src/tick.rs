@@ -1,4 +1,4 @@
-//! Maintenance, and leaving.
+//! Maintenance: ticks of a session, and leaving the pool.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::{Pool, PoolError, Session, member};
 
 /// Ticks between looks at one own block for what others have given back.
 const HARVEST_TICKS: u32 = 16;
-/// How long a member that has nothing to free goes without a tick.
+/// Time that a member with nothing to free goes without a tick.
 const QUIET_NS: u64 = 10_000_000;
 /// The same where there is no other member; whoever joins waits for so long once.
 const ALONE_NS: u64 = 40_000_000;
@@ -189,7 +189,7 @@ impl Session {
         pool.die(self.upkeep()).await
     }
 
-    /// Whether something that this member has retired is not free yet.
+    /// Tells whether something that this member has retired is not free yet.
     fn has_retired(&self) -> bool {
         self.inner.retired.lock().len() > 0 || !self.pool().closed().is_empty()
     }

@@ -1,4 +1,4 @@
-//! Who holds a lock: a word that names member, client and use.
+//! Lock token: names the holder of a lock by member, client and use.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Objects that nothing refers to yet.
+//! Unlinked objects: allocated objects that nothing refers to yet.
 
 use std::cell::Cell;
 
@@ -38,7 +38,7 @@ impl Session {
 }
 
 impl Unlinked {
-    /// Where it is.
+    /// Its address.
     pub fn addr(&self) -> GlobalAddr {
         self.addr
     }

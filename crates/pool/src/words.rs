@@ -1,8 +1,8 @@
-//! The words that members change by CAS, and what their bits mean.
+//! State words: encode the words that members change by CAS.
 //!
-//! INV-WORD-1: every change of a block's, member's or announcement's word changes its version,
-//! generation or sequence too. So a CAS whose outcome its initiator never learnt, and which lands
-//! late, finds another word and does nothing once anybody has changed the word since.
+//! INV-WORD-1: every change of a block's, member's or announcement's word also changes its version,
+//! generation or sequence. So a late CAS with an unknown outcome finds another word and does nothing
+//! once anybody has changed the word since.
 
 use crate::PoolError;
 
@@ -62,7 +62,7 @@ impl BlockWord {
         self.0 >> 27
     }
 
-    /// Whether a version is of a word after this one; versions wrap.
+    /// Tells whether a version is of a word after this one; versions wrap.
     pub(crate) fn is_before(self, version: u64) -> bool {
         let later = version.wrapping_sub(self.version()) << 27;
         later != 0 && later <= 1 << 63

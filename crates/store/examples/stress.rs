@@ -1,6 +1,8 @@
-//! Hammers one store from several threads: gets, puts, removes, scans, the async API, tables made
-//! and dropped. For the sanitizers (`make tsan`, `make asan`), which look for data races and wild
-//! accesses meanwhile; what it checks itself is that the store verifies afterwards.
+//! Stress example: uses one store from several threads with every kind of call.
+//!
+//! It gets, puts, removes and scans, uses the async API, and makes and drops tables. The sanitizers
+//! (`make tsan`, `make asan`) look for data races and wild accesses meanwhile. At the end the example
+//! verifies the store.
 //!
 //! `stress [THREADS] [ROUNDS]`: 4 threads and 2,000 rounds of each if not given.
 #![allow(clippy::unwrap_used, reason = "a tool for developers")]

@@ -1,4 +1,4 @@
-//! Tables: the async API.
+//! Async table: the async API of tables.
 
 use std::fmt;
 use std::future::Future;

@@ -1,4 +1,4 @@
-//! Ends of ranges.
+//! Range bounds: convert the ends of ranges of keys.
 
 use std::ops::Bound;
 

@@ -1,4 +1,4 @@
-//! Options for opening a store.
+//! Store builder: collects the options for opening a store.
 
 use std::net::SocketAddr;
 use std::path::Path;

@@ -1,4 +1,6 @@
-//! What an address says of the card: `verbs://host:7000?device=mlx5_0&port=1&gid=3&mtu=4096`.
+//! Card parameters: parse the card in an address such as `verbs://host:7000?device=mlx5_0&port=1`.
+//!
+//! A full address also names GID and MTU: `verbs://host:7000?device=mlx5_0&port=1&gid=3&mtu=4096`.
 
 use std::str::FromStr;
 

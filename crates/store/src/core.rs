@@ -1,4 +1,4 @@
-//! What all handles, threads and tasks of one store share.
+//! Store core: the state that all handles, threads and tasks of one store share.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

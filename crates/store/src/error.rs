@@ -1,4 +1,4 @@
-//! The one error of this library.
+//! Store errors: the one error type of this library.
 
 use std::io;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
-//! Gates: who works on a store now; and waking the maintenance thread when somebody begins to.
+//! Activity guard: tracks the operations that run on a store, and wakes the maintenance thread.
 //!
-//! - **INV-GATE-1** Whoever sets a flag and then has passed all gates ([`Gates::pass`]) knows that
-//!   no operation runs that entered its gate without seeing the flag, if operations look at the
-//!   flag inside. The gate's lock orders the two.
+//! - **INV-GATE-1** A thread that sets a flag and then passes all gates ([`Gates::pass`]) knows that no
+//!   operation runs that entered its gate without seeing the flag, if operations check the flag inside.
+//!   The gate's lock orders the two.
 //! - **INV-GATE-2** While the maintenance thread sleeps, no operation has begun that it has not
 //!   counted: it first says that it sleeps, and then counts once more; an operation first counts,
 //!   and then looks whether it sleeps.

@@ -1,13 +1,13 @@
-//! What one thread works with, and how it is found again.
+//! Thread context: holds the endpoint and sessions of one thread, and finds them again.
 //!
 //! An endpoint and its sessions stay on the thread that made them. A thread that calls the
 //! blocking API keeps them in a thread-local list, keyed by the store's number.
 //!
 //! - **INV-LANE-1** A lane runs one operation at a time. An operation from inside another one (the
 //!   caller's iterator of a bulk load asks a table) takes or makes a second lane.
-//! - **INV-LANE-2** While an operation of the blocking API runs, its lane's gate is locked. Whoever
-//!   has locked every gate after it set a flag that operations look at inside the gate knows that
-//!   none runs that has not seen the flag.
+//! - **INV-LANE-2** While an operation of the blocking API runs, its lane's gate is locked. A thread
+//!   that sets a flag and then locks every gate knows that no operation runs that has not seen the
+//!   flag, if operations check it inside the gate.
 //! - **INV-LANE-3** The lanes of a closed store are dropped when their thread next calls any store,
 //!   or ends. Until then they hold the mapping of the pool, or connections to it, and nothing else.
 

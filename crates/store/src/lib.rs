@@ -33,10 +33,10 @@
 //! | `verbs://<host>:<port>,...` | the same, reached by RDMA |
 //! | `etcd://<host>:<port>,.../<cluster>` | on those of a cluster that etcd knows (feature `etcd`) |
 //!
-//! A process that is killed leaves tables that the others go on reading and writing; what it held
-//! is cleared away by whoever notices. What a pool holds is memory: it is gone when the machine is
-//! switched off (a folder on `/dev/shm`, a memory server's file) or the process ends (`mem:`, a memory
-//! server without a file).
+//! If a process is killed, the others go on reading and writing its tables, and the first one to notice
+//! recovers its locks and memory. A pool is memory: its content is gone when the machine is switched
+//! off (a folder on `/dev/shm`, a memory server's file) or the process ends (`mem:`, a memory server
+//! without a file).
 //!
 //! Any number of threads may share a handle; each that is at work takes one of the pool's sessions,
 //! of which a pool of 64 MiB or more has 256 for all processes, and gives it back when it ends.

@@ -1,8 +1,8 @@
-//! The maintenance thread of a store, and the recovery of compute servers that died.
+//! Maintenance: a thread of the store that ticks the pool and recovers dead compute servers.
 //!
-//! While operations go on, it moves the pool's epochs forward every 10 ms, so that memory of what
-//! was removed comes back, and looks after members that died. After a quiet time it sleeps until
-//! the next operation.
+//! While operations go on, it moves the pool's epochs forward every 10 ms, so that the memory of
+//! removed pairs comes back, and recovers members that died. After a quiet time it sleeps until the
+//! next operation.
 //!
 //! - **INV-MAINTAIN-1** It opens the pool, looks after it and leaves it with one session: the one that
 //!   operations leave free for each member. So the pool can be opened, and the dead recovered, whatever

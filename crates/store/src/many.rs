@@ -1,4 +1,4 @@
-//! Many operations of one thread in flight at once.
+//! Batches: run many operations of one thread at once.
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};

@@ -1,4 +1,4 @@
-//! What tables are made with.
+//! Table options: describe a table that a store makes.
 
 pub use farleaf_index::bnode::{KeyFormat, ValueFormat};
 use farleaf_index::{Engine, SettingError, Settings, StoredTable, TableFormat};

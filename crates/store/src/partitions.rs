@@ -1,4 +1,4 @@
-//! Who owns which keys of a table, and moving ranges between compute servers.
+//! Partitions: show the owner of each range of a table, and move ranges between compute servers.
 
 use std::fmt;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! Iterators over ranges of keys.
+//! Range iterators: yield the pairs of a range of keys.
 
 use std::fmt;
 use std::iter::FusedIterator;

@@ -1,13 +1,14 @@
-//! Being in a cluster's directory: the thread that keeps the entry, and looks after the dead if this compute
-//! server is the coordinator.
+//! Registration: keeps this process's entry in a cluster's directory up to date.
 //!
-//! The pool's members know each other and need no directory. But who dies while nobody works is missed by
-//! nobody: members look at each other only as part of what they do. The coordinator looks at the directory
-//! all the time. A member of the pool that has no entry there may be dead, or may never have had one, or may
-//! not reach etcd; whether it is dead the fabric says, which is asked by every recovery.
+//! If this compute server is the coordinator, the thread also recovers the dead.
 //!
-//! - **INV-REG-1** Nothing of the pool waits for etcd: the thread alone talks to it, and no operation waits
-//!   for the thread. Closing does, for as long as one request to etcd may take.
+//! The pool's members know each other and need no directory. But nobody notices a death while nobody
+//! works, because members check each other only during operations. The coordinator checks the directory
+//! all the time. A member of the pool without an entry there may be dead, may never have had one, or
+//! may not reach etcd. Every recovery asks the fabric, which decides that the member is dead.
+//!
+//! - **INV-REG-1** No part of the pool waits for etcd: the thread alone talks to it, and no operation
+//!   waits for the thread. Closing does, for as long as one request to etcd may take.
 
 use std::collections::BTreeSet;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};

@@ -1,4 +1,4 @@
-//! What a store tells about itself.
+//! Store reports: counters of a store, and results of verification.
 
 use farleaf_fabric::Snapshot;
 use farleaf_pool::{AuditReport, MemoryUse};

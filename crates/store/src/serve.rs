@@ -1,11 +1,12 @@
-//! Answering other compute servers: those that meet keys which this one has to itself.
+//! Serving: answers other compute servers that need keys of this one.
 //!
-//! The first table of an engine with partitions that is opened makes the store listen, start threads that
-//! answer, and let the pool know where. For each table a few tasks answer, so that one that is busy for
-//! long (giving a range away) keeps nobody waiting; they run whatever the other threads of the process do.
+//! When it opens the first table of an engine with partitions, the store listens, starts threads that
+//! answer, and publishes its address in the pool. A few tasks answer for each table, so that a long
+//! task (giving a range away) delays nobody. They run independently of the other threads of the
+//! process.
 //!
-//! - **INV-SERVE-1** What comes for a table is answered from before its first operation until no more
-//!   operations can begin, and nothing is under way when the table is closed.
+//! - **INV-SERVE-1** The store answers requests for a table from before its first operation until no
+//!   more operations can begin, and none is under way when the table closes.
 
 use std::collections::BTreeSet;
 use std::io;

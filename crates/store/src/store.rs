@@ -1,4 +1,4 @@
-//! The store: a pool that is open, and the tables in it.
+//! Store: an open pool, and the tables in it.
 
 use std::fmt;
 use std::net::SocketAddr;

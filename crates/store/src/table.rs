@@ -1,4 +1,4 @@
-//! Tables: the blocking API.
+//! Table: the blocking API of tables.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! Addresses of pools.
+//! Pool addresses: parse the address that a store is opened by.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;

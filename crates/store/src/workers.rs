@@ -1,4 +1,4 @@
-//! The threads that do what the async API asks for.
+//! Workers: threads that run the calls of the async API.
 //!
 //! - **INV-WORK-1** A job that a worker has begun runs to its end, whatever becomes of the future
 //!   that asked for it.

@@ -1,5 +1,6 @@
-//! Models of the words that threads share. There is nothing to import: the models are this crate's
-//! tests.
+//! Thread models: model the words that threads share; the models are this crate's tests.
+//!
+//! So the library has nothing to import.
 //!
 //! Modules with a small protocol between threads take their atomics, locks and threads from
 //! `crate::sync`. In their own crate that is the standard library's. The tests here compile the same

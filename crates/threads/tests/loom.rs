@@ -1,4 +1,8 @@
-//! Every interleaving of small protocols, under the C11 rules. See the crate's page.
+//! Loom models: explore every interleaving of small protocols under the C11 rules.
+//!
+//! See the crate's page.
+//!
+//! The crate's page lists them.
 #![allow(clippy::unwrap_used)]
 #![allow(clippy::arc_with_non_send_sync, reason = "loom has one thread and checks who shares")]
 

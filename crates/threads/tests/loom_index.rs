@@ -1,5 +1,6 @@
-//! Every interleaving of what threads of one compute server share in the engine `dex`: latches, lists
-//! of frames, the mapping table, waiting. See the crate's page.
+//! Loom models of the index: latches, frame lists, mapping table and waiting of the engine `dex`.
+//!
+//! They explore every interleaving of one compute server's threads. See the crate's page.
 #![allow(clippy::unwrap_used)]
 #![allow(clippy::arc_with_non_send_sync, reason = "loom has one thread and checks who shares")]
 

@@ -1,5 +1,6 @@
-//! Interleavings of protocols that rely on sequential consistency, and of larger ones. See the
-//! crate's page.
+//! Shuttle models: interleavings of larger protocols, and of those that need sequential consistency.
+//!
+//! See the crate's page.
 #![allow(clippy::unwrap_used)]
 
 /// What the modelled modules take for the standard library's.

@@ -1,7 +1,7 @@
-//! Which item an operation asks for.
+//! Request distributions: choose the item of each operation.
 //!
-//! A [`RequestDistribution`] says it, an [`ItemChooser`] does it. All randomness is the caller's
-//! seeded generator, and the number of items may grow between any two draws:
+//! A [`RequestDistribution`] describes one, an [`ItemChooser`] draws from it. All randomness is the
+//! caller's seeded generator, and the number of items may grow between any two draws:
 //!
 //! - INV-DIST-1: a draw from `items >= 1` items is below `items`;
 //! - INV-DIST-2: the same seed and the same numbers of items give the same draws.

@@ -1,4 +1,4 @@
-//! Spreading popular ranks over the items.
+//! Scrambling: spreads popular ranks over the items.
 
 use crate::mix64::mix64;
 

@@ -1,4 +1,4 @@
-//! The distributions that are a formula: uniform, latest, hotspot, exponential, sequential.
+//! Simple distributions: uniform, latest, hotspot, exponential and sequential, each a formula.
 
 use fastrand::Rng;
 

@@ -1,4 +1,4 @@
-//! The zipfian distribution over ranks, sampled exactly and without a table.
+//! Zipfian distribution: samples ranks exactly and without a table.
 
 use fastrand::Rng;
 

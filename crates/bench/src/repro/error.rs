@@ -1,4 +1,4 @@
-//! Why an experiment could not be repeated.
+//! Experiment errors: say why an experiment failed.
 
 use farleaf_index::suggest::did_you_mean;
 use farleaf_index::{IndexError, dex::MoveError};

@@ -1,5 +1,6 @@
-//! DEX, Figure 9: the cooling map against a single queue behind one lock, and the admission of leaves
-//! by chance against that of every leaf.
+//! DEX, Figure 9: the cooling map against a single locked queue, and admission of leaves by chance.
+//!
+//! The second part compares admission by chance with the admission of every leaf.
 
 use farleaf_index::{
     Index,

@@ -1,4 +1,4 @@
-//! What an experiment needs beside this process.
+//! Hosts: the memory servers that an experiment starts beside this process.
 
 use std::{error::Error, net::SocketAddr};
 

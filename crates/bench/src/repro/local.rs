@@ -1,5 +1,6 @@
-//! A cache that is larger than the data, beside trees in local memory: what remote memory costs when
-//! it is not needed. On mapped memory, with real threads.
+//! Local comparison: a cache that is larger than the data, beside trees in local memory.
+//!
+//! It shows the cost of remote memory that is not needed, on mapped memory with real threads.
 
 use std::{
     collections::BTreeMap,

@@ -1,4 +1,4 @@
-//! A B+-tree in local memory: what a cache of a remote tree is held against.
+//! Local tree: a B+-tree in local memory, for comparison with a cached remote tree.
 //!
 //! Nodes are laid out and searched as those of the remote tree; a latch is the word that remote nodes
 //! have for their lock. Readers couple optimistically, from the root down: read the child pointer,

@@ -1,5 +1,6 @@
-//! Experiments of papers, repeated: the paper's figures beside ours. And against other programs: the
-//! papers' own, and Redis.
+//! Experiments: repeat the experiments of papers, and compare this index with other programs.
+//!
+//! The other programs are the papers' own, and Redis.
 //!
 //! Each experiment sets up the paper's cluster, in the simulator unless it says otherwise, at a
 //! share of its sizes ([`ReproOptions::scale`]), runs the paper's workloads, and gives a

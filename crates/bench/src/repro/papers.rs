@@ -1,5 +1,6 @@
-//! What experiments are held against: what the papers report (`data/papers.json`), and what the programs do
-//! that were published with them (`data/peers.json`).
+//! Published figures: those of the papers (`data/papers.json`) and of their programs.
+//!
+//! `data/peers.json` holds the figures of the programs that were published with the papers.
 
 use std::collections::BTreeMap;
 

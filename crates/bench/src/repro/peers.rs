@@ -1,5 +1,6 @@
-//! The programs that were published with DEX and with Sherman, beside ours: remote operations and bytes
-//! for each index operation, and on the device that theirs were measured on, Soft-RoCE, throughput.
+//! Peers: compares remote operations and bytes with the programs published with DEX and Sherman.
+//!
+//! On Soft-RoCE, the device of the programs' measurements, it also compares throughput.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},

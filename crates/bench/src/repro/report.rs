@@ -1,5 +1,4 @@
-//! What came of an experiment: the paper's figure, or another program's, ours, and their ratio, row by
-//! row.
+//! Experiment report: each row holds the published figure, ours and their ratio.
 //!
 //! - INV-REPRO-1: at one seed and scale, an experiment in the simulator gives the same report.
 //! - INV-REPRO-2: a row that differs from the paper's by more than a quarter says why.

@@ -1,4 +1,4 @@
-//! The operations of a workload, each given to the compute server that owns its key.
+//! Router: gives each operation of a workload to the compute server that owns its key.
 
 use std::{cell::RefCell, collections::VecDeque, rc::Rc};
 

@@ -1,4 +1,4 @@
-//! The paper's set-up at a scale.
+//! Set-up: the paper's set-up at a scale.
 
 use farleaf_fabric::OpKind;
 use farleaf_index::dex::{Admission, DexOptions, Durability};

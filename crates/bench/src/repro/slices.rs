@@ -1,7 +1,7 @@
-//! Several sides that do the same operations in turns, in real time, on mapped memory.
+//! Slices: run the same operations on several sides in turns, in real time, on mapped memory.
 //!
-//! A slice takes some milliseconds, and every side has one in every round, on all threads at once: what
-//! else the machine does strikes all sides alike, and medians over rounds leave out what does not.
+//! A slice takes some milliseconds, and every side has one in every round, on all threads at once:
+//! other load of the machine strikes all sides alike, and medians over rounds leave out the rest.
 
 use std::{
     sync::{Arc, Barrier, Mutex, PoisonError},

@@ -1,4 +1,4 @@
-//! A report as a drawing: one panel for each quantity, the paper's bar beside ours for each case.
+//! SVG: draws a report, one panel for each quantity, the paper's bar beside ours for each case.
 
 use plotters::{
     backend::SVGBackend,

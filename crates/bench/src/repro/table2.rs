@@ -1,4 +1,4 @@
-//! DEX, Table 2: what an index operation costs in remote operations and bytes.
+//! DEX, Table 2: remote operations and bytes of each index operation.
 
 use farleaf_index::dex::{DexOptions, DexStats};
 use serde_json::json;

@@ -1,4 +1,4 @@
-//! What is noted of every operation of a run, while ranges move.
+//! Watch: records every operation of a run while ranges move.
 
 use std::{
     cell::{Cell, RefCell},

@@ -1,4 +1,4 @@
-//! A simulated cluster with a loaded tree, on which one index after the other is run.
+//! World: a simulated cluster with a loaded tree, on which one index after the other runs.
 
 use std::{
     cell::{Cell, RefCell},

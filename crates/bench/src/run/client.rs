@@ -1,4 +1,4 @@
-//! One client: makes its operations, does them, times them and checks what they answer.
+//! Client: generates its operations, runs them, times them and checks their answers.
 
 use std::{cell::RefCell, ops::Bound, rc::Rc, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! What all threads of a run share, and what follows from its configuration.
+//! Run context: the state that all threads of a run share, and values derived from its configuration.
 
 use std::sync::Arc;
 

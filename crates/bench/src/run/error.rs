@@ -1,4 +1,4 @@
-//! Why a bench could not be run.
+//! Bench errors: say why a bench failed.
 
 use std::io;
 

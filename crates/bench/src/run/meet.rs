@@ -1,4 +1,4 @@
-//! How tasks and threads wait for each other, on any fabric.
+//! Barriers: let tasks and threads wait for each other, on any fabric.
 
 use std::{
     cell::RefCell,

@@ -1,4 +1,4 @@
-//! The bench itself: sets a cluster up, loads a table, runs a workload on it and reports.
+//! Run: sets up a cluster, loads a table, runs a workload on it and reports.
 //!
 //! One loop serves every fabric (`client`): a client makes its next operation, does it on the
 //! engine, and checks the answer; a thread brings its clients through the phases together with

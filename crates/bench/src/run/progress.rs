@@ -1,4 +1,4 @@
-//! Telling somebody how far a bench is.
+//! Progress: tells an observer the phase and the progress of a bench.
 
 /// A part of a bench that takes a while.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! A run on mapped memory, over TCP or by RDMA: real threads, real time.
+//! Real run: runs on mapped memory, over TCP or by RDMA, with real threads in real time.
 
 use std::{sync::Arc, thread};
 

@@ -1,9 +1,9 @@
-//! Operations that begin at the compute server that owns their key.
+//! Routing: starts each operation at the compute server that owns its key.
 //!
 //! Each client makes operations until it has one for its own compute server; those for others wait in
-//! the others' queues, from which their clients take first. So each compute server gets the share of the
-//! operations that its keys have in the workload, as with clients that know the partitions, whatever
-//! anybody's pace. What waits takes 24 bytes each.
+//! the others' queues, from which their clients take first. So each compute server gets the share of
+//! the operations that its keys have in the workload, as with clients that know the partitions,
+//! whatever anybody's pace. A waiting operation takes 24 bytes.
 
 use std::{
     collections::VecDeque,

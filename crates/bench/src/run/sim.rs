@@ -1,4 +1,4 @@
-//! A run in the simulator: one real thread, virtual time, the same again from the same seed.
+//! Simulated run: one real thread in virtual time, the same again from the same seed.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Items in the order of their keys, for bulk loads.
+//! Sorted items: yields items in the order of their keys, for bulk loads.
 
 use farleaf_index::SortedPairs;
 

@@ -1,4 +1,4 @@
-//! The table of a run: made, loaded, cut into partitions, opened by every compute server, and checked.
+//! Run table: makes, loads, partitions, opens and checks the table of a run.
 
 use std::sync::Arc;
 

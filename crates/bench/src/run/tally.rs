@@ -1,4 +1,4 @@
-//! What the clients of one thread count, and how it becomes a report.
+//! Tally: counts the operations of one thread's clients, and turns the counts into a report.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What a thread does in a run: its clients load, warm up and run, phase by phase with all others.
+//! Worker: one thread of a run, whose clients load, warm up and run phase by phase with all others.
 
 use std::{
     cell::RefCell,

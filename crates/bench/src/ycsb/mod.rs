@@ -1,4 +1,4 @@
-//! YCSB's workload files, read as they are.
+//! YCSB: reads YCSB's workload files unchanged.
 //!
 //! ```
 //! # use farleaf_bench::YcsbProperties;
@@ -13,7 +13,7 @@
 //! # Ok::<(), farleaf_bench::YcsbError>(())
 //! ```
 //!
-//! What is left out takes YCSB's own default. Two things differ: a record is one value here, of
+//! A missing property takes YCSB's own default. Two things differ: a record is one value here, of
 //! `fieldcount` times `fieldlength` bytes, so that reads and updates are always of all of it; and
 //! operations with no property of YCSB's (`deleteproportion`) are known from its descendants.
 

@@ -1,4 +1,4 @@
-//! Java's `.properties` syntax, as YCSB's files use it.
+//! Properties: read Java's `.properties` syntax, as YCSB's files use it.
 
 use super::YcsbError;
 

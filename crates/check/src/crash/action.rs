@@ -1,4 +1,4 @@
-//! What the compute server does that dies of it.
+//! Crash action: the operation during which the compute server dies.
 
 use farleaf_fabric::AnyEndpoint;
 use farleaf_fabric::{Client, OpKind};

@@ -1,4 +1,4 @@
-//! Going through many cases on several threads.
+//! Crash runner: runs many cases on several threads.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};

@@ -1,4 +1,4 @@
-//! The table of cases: what is done, in which state.
+//! Crash cases: the table of actions and starting states.
 
 use farleaf_index::Engine;
 

@@ -1,4 +1,4 @@
-//! Formats with nodes so small that a few keys reach every structural change.
+//! Crash formats: nodes so small that a few keys reach every structural change.
 
 use farleaf_index::bnode::{KeyFormat, ValueFormat};
 use farleaf_index::{Engine, TableFormat};

@@ -1,5 +1,6 @@
-//! Every death, one by one: at each remote operation of each action, before it, after it and within
-//! it, and as a pause from which a zombie comes back.
+//! Crash points: kills a compute server at each remote operation of each action, one by one.
+//!
+//! It dies before the operation, after it, or within it.
 //!
 //! A [`CrashCase`] is an action of a compute server (an insert, a scan, joining, recovery itself)
 //! in a state in which it does something particular (split a leaf, grow the root, take the last
@@ -12,11 +13,11 @@
 //!   action done at some moment or never.
 //! - `CHECK-2` No other key has changed; a scan, a reverse scan and gets agree.
 //! - `CHECK-3` The engine's `verify` and the pool's audit have nothing to say, and every object is
-//!   live, free or retired. What the dead had taken out of a table, in a block of a survivor's, may
-//!   be lost until that has left, too, and the block was swept: this is done then.
+//!   live, free or retired. An object that the dead had taken out of a table, in a survivor's block,
+//!   may be lost until the survivor has also left and a sweep has passed the block; the run does both.
 //! - `CHECK-4` Every entry of the member, client and root tables can be had again.
 //! - `CHECK-5` A zombie changes no word, and is told that it has been cut off.
-//! - `CHECK-6` All this takes bounded virtual time, and nobody who lives meets an error.
+//! - `CHECK-6` All this takes bounded virtual time, and no survivor meets an error.
 //!
 //! A point has a name, `btree/u64-tiny/insert-root-growth#k=7,within=prefix:3`, and everything that
 //! happens there follows from it; [`by_name`] runs it again.

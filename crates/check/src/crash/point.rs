@@ -1,4 +1,4 @@
-//! Points at which a compute server dies, and their names.
+//! Crash point: names a moment at which a compute server dies.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,8 +1,8 @@
-//! One simulated run: a compute server dies in its action, others take over, everything is checked.
+//! Crash run: a compute server dies in its action, others take over, and the lab checks everything.
 //!
-//! Compute server 0 survives and has three sessions, 1 acts, 2 dies in preludes. What comes before
-//! the action is the same in every run of a case, bit by bit, so that the operation `k` of one run
-//! is that of all.
+//! Compute server 0 survives and has three sessions, 1 acts, 2 dies in preludes. Everything before the
+//! action is the same in every run of a case, bit by bit, so that operation `k` of one run is that of
+//! all.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -1,9 +1,8 @@
-//! The states that actions start from, and how they are found.
+//! Crash states: the states from which actions start, and the search for them.
 //!
-//! A state that has to reach a certain structural change is not written down as keys, which would
-//! fit one layout of nodes only. It is hunted for: keys are added or removed one by one, the table
-//! is walked after each, and the first step that makes the change is the action; what stands before
-//! it is the state.
+//! Fixed keys would reach a structural change in one layout of nodes only. So the lab searches for the
+//! state: it adds or removes keys one by one and walks the table after each. The first step that makes
+//! the change is the action; the table before it is the state.
 
 use farleaf_fabric::sim::{CountedKind, CountedOp, CrashPlan, CrashWay, Landing};
 use farleaf_index::{AnyIndex, Index, TableReport};

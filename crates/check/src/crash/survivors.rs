@@ -1,4 +1,4 @@
-//! What those do that take over.
+//! Survivors: the clients that take over after the death.
 
 use std::cell::RefCell;
 use std::ops::Bound;

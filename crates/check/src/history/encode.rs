@@ -1,4 +1,4 @@
-//! Lines from operations.
+//! Encoding: writes operations as lines.
 
 use std::ops::Bound;
 

@@ -1,4 +1,4 @@
-//! What can be wrong with a file of a history.
+//! History errors: say why a history file cannot be read.
 
 /// Why a history could not be read, written or merged.
 #[derive(Debug, thiserror::Error)]

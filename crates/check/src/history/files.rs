@@ -1,4 +1,4 @@
-//! Reading, writing and merging files of histories.
+//! History files: reads, writes and merges files of histories.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};

@@ -1,4 +1,4 @@
-//! Operations from lines.
+//! Parsing: reads operations from lines.
 
 use std::ops::Bound;
 

@@ -1,4 +1,4 @@
-//! Files of histories: there and back, cut at every byte, and malformed in every way.
+//! History file tests: round trips, files cut at every byte, and every kind of malformed line.
 
 use std::io::Write;
 

@@ -1,4 +1,4 @@
-//! Whether a [`History`] is one that a table may produce.
+//! Linearizability checker: decides whether a table may produce a [`History`].
 //!
 //! # What is checked
 //!

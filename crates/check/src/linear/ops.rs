@@ -1,4 +1,4 @@
-//! The operations on one key in small numbers.
+//! Key operations: encode the operations on one key in small numbers.
 
 /// What a key holds: [`ABSENT`], [`UNSEEN`], or the number of a value that an answer or a
 /// comparison names.

@@ -1,4 +1,4 @@
-//! What is wrong with a history, in few rows.
+//! Violations: explain in few rows why a history is wrong.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fmt::{self, Display, Formatter};

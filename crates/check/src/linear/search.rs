@@ -1,4 +1,4 @@
-//! The search for an order of one key's operations.
+//! Search: finds an order of one key's operations.
 //!
 //! As Wing and Gong (JPDC 1993) with the memory of Lowe (Concurrency and Computation, 2017): a
 //! list of calls and returns in order of time; an operation whose call stands before the first

@@ -1,4 +1,4 @@
-//! A history, taken apart into one history per key.
+//! Split: divides a history into one history per key.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;

@@ -1,5 +1,4 @@
-//! Histories known to be right or wrong, and small random ones against a checker that tries
-//! every order.
+//! Checker tests: known histories, and small random ones against a checker that tries every order.
 
 mod known;
 mod random;

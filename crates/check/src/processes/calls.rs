@@ -1,4 +1,4 @@
-//! What a client does next.
+//! Client calls: choose a client's next operation.
 
 use std::ops::Bound;
 

@@ -1,4 +1,4 @@
-//! A process that the driver has started.
+//! Child process: a process that the driver has started.
 
 use std::fs::{self, File};
 use std::io;

@@ -1,4 +1,4 @@
-//! A child that does random operations and writes down what it was told.
+//! Client process: does random operations and records their answers.
 
 use std::future::Future;
 use std::path::Path;

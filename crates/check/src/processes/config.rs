@@ -1,4 +1,4 @@
-//! What is asked of a run, and what it says at its end.
+//! Run configuration: options of a run, and the counts that it reports at its end.
 
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -1,9 +1,8 @@
-//! What goes wrong over a network in a round: processes, memory servers and links, one thing at a time or
-//! many at once.
+//! Network faults: break processes, memory servers and links in a round, one at a time or together.
 //!
-//! Every other round things go wrong one *apart* from the other, with quiet about them, so that it can be
-//! said how long each took until all went on; and only clients are at work. In the rounds between, all
-//! that a run over shared memory has is there, and things go wrong *together*.
+//! In every other round faults happen *apart* from each other, with quiet around them, so that the
+//! driver can measure the time from each until all work goes on; only clients are at work. The rounds
+//! between have all processes of a run over shared memory, and faults happen *together*.
 
 use std::path::PathBuf;
 use std::thread;

@@ -1,5 +1,7 @@
-//! A child that opens the pool when all others have ended: recovery, the walk over all tables, the
-//! accounts of memory, and what the tables hold.
+//! Judge process: opens the pool after all others have ended, and checks it.
+//!
+//! It recovers, walks over all tables, accounts for the memory, and compares the tables with the
+//! history.
 
 use std::ops::Bound;
 use std::path::PathBuf;

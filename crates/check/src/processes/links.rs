@@ -1,10 +1,10 @@
-//! The links of a process: a proxy of bytes that can be cut and slowed.
+//! Links: a proxy of bytes in front of a process, which the driver can sever and slow down.
 //!
-//! Each process of a run reaches each memory server through a link of its own, and finds the pool at the
-//! links' addresses. Where keys have owners, a client has one more, its *post link*: it advertises that link's
-//! address, so that the others ask it over the link, all of them or, by who greets, each apart from the
-//! others. As on a network, what is sent over a cut link is not lost: it arrives when the link is whole again,
-//! however late, unless somebody has closed the connection by then.
+//! Each process of a run reaches each memory server through a link of its own, and finds the pool at
+//! the links' addresses. Where keys have owners, a client has one more, its *post link*: it advertises
+//! that link's address, so that the others ask it over the link, all of them or, by who greets, each
+//! apart from the others. As on a network, a severed link loses no bytes: they arrive when the link is
+//! whole again, however late, unless an end has closed the connection.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};

@@ -1,4 +1,4 @@
-//! The records that `farleaf load` is killed over.
+//! Load files: the records that `farleaf load` inserts until the driver kills it.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};

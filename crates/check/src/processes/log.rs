@@ -1,4 +1,4 @@
-//! History files: what a thread asks stands in its file before it asks.
+//! History log: writes each call of a thread to its file before the thread makes it.
 //!
 //! Each line is one `write` into the page cache, where it is safe from the death of the process (not
 //! of the machine: nothing is synced). The clock is the machine's monotonic one, the same for all

@@ -1,4 +1,4 @@
-//! The memory servers of a run: processes over files, which are killed and started again.
+//! Memory servers: processes over files, which the driver kills and starts again.
 
 use std::fs;
 use std::io;

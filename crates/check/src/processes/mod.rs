@@ -1,13 +1,13 @@
-//! Real processes on one pool, killed, stopped and continued at random.
+//! Process tests: run real processes on one pool, and kill, stop and continue them at random.
 //!
 //! The *driver* ([`run`]) makes a pool with small nodes and plays rounds. In a round, child processes
-//! do random operations on few keys and write down what they ask and what they are told, in files
-//! that survive them; others make and drop tables, load records, open the pool, make pools. The
-//! driver kills (`kill -9`), stops (SIGSTOP) and continues all of these at seeded moments and starts
-//! new ones in their place. Then everybody ends, some by being killed, one or two die over the
-//! recovery, and a *judge* opens the pool: it recovers, verifies every node, accounts for all memory
-//! before and after dropping what is left over, and reads the table, which ends the history. The
-//! driver merges the history files and checks them.
+//! do random operations on few keys and write down what they ask and what they are told, in files that
+//! survive them; others make and drop tables, load records, open the pool, make pools. The driver kills
+//! (`kill -9`), stops (SIGSTOP) and continues all of these at seeded moments and starts new ones in
+//! their place. Then all processes end, some by a kill, one or two die during the recovery, and a
+//! *judge* opens the pool: it recovers, verifies every node, accounts for all memory before and after
+//! dropping what is left over, and reads the table, which ends the history. The driver merges the
+//! history files and checks them.
 //!
 //! - **INV-PROC-1** A line about an operation is in the page cache before the operation begins, and one
 //!   about its answer after it has ended; both with times of one clock. So an operation that the table
@@ -20,16 +20,17 @@
 //! give up with an error that says so, and when it goes on, it goes on correctly.
 //!
 //! Or the pool is one of memory servers ([`Network`]), processes of the run's own over files, which are
-//! killed and started again, stopped and continued as well. Every process reaches them through links of its
-//! own, a proxy of the driver's, which are cut, slowed and restored. So are the links over which clients ask
-//! each other for keys, where keys have owners: each advertises the address of a link that leads to it. Who is
-//! not heard of for a lease may be taken for dead there: a client that is told so opens the pool anew and goes
-//! on. Out of the histories the report says how long it took until all went on ([`NetworkReport`]).
+//! killed and started again, stopped and continued as well. Every process reaches them through links of
+//! its own, a proxy of the driver's, which are cut, slowed and restored. So are the links over which
+//! clients ask each other for keys, where keys have owners: each advertises the address of a link that
+//! leads to it. A process that is silent for a lease may be declared dead there: a client that learns
+//! this opens the pool anew and goes on. From the histories the report derives the times until all work
+//! goes on ([`NetworkReport`]).
 //!
 //! - **INV-PROC-4** Judge and recovery begin when every memory server is there again and all who died count as
 //!   dead. Nothing else may be needed for the pool to be whole.
 //!
-//! The seed decides what is done; real processes do not replay exactly.
+//! The seed decides the actions; real processes do not replay exactly.
 
 mod calls;
 mod child;

@@ -1,4 +1,4 @@
-//! Who owns which keys: a child that looks, and what the driver makes of it.
+//! Owners: a child reads the ownership map, and the driver judges it.
 
 use std::fs::{self, File};
 use std::io::Write;

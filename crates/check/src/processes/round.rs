@@ -1,4 +1,4 @@
-//! One round: processes run, are killed, stopped and continued, and all end; a fresh one judges.
+//! Round: runs, kills, stops and continues processes until all end; a fresh process judges the pool.
 
 use std::fs;
 use std::io;

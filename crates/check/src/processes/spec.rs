@@ -1,4 +1,4 @@
-//! What a child process is told to do, as JSON on its command line, and how it ends.
+//! Child specification: passes a child its task as JSON on the command line, and reads how it ended.
 
 use std::io::{self, Read};
 use std::net::SocketAddr;

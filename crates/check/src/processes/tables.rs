@@ -1,4 +1,4 @@
-//! A child that makes, fills and drops tables.
+//! Table process: a child that makes, fills and drops tables.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -1,8 +1,8 @@
-//! How long it took until all went on, read out of what clients were told.
+//! Recovery times: measure, from clients' answers, the time from each fault until all work goes on.
 //!
-//! Times are taken where one thing went wrong at a time, and nothing else for a while before and after: of
-//! every other round. What is said to be served again has answered an operation on *every* key in question,
-//! so that a key that nobody happened to ask for counts against it.
+//! The driver takes times only in rounds whose faults happen one at a time, with quiet before and
+//! after: every other round. Keys count as served again when an operation on *every* key in question
+//! has been answered, so that a key without a request counts against the time.
 
 use serde::Serialize;
 

@@ -1,4 +1,4 @@
-//! Keys and values of the clients: every value is written once, says who wrote it, and shows damage.
+//! Test values: each client value is unique, names its writer and shows damage.
 
 use serde::{Deserialize, Serialize};
 

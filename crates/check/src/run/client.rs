@@ -1,4 +1,4 @@
-//! One client: does its steps and writes down what it was told.
+//! Simulated client: does its steps and records the answers.
 
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};

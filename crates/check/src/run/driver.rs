@@ -1,4 +1,4 @@
-//! Makes the world, starts lives, lets faults happen in time, and brings everything to an end.
+//! Driver: makes the world, starts lives, injects faults in time, and ends the run.
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -1,5 +1,6 @@
-//! One life of a compute server: joins the pool, runs its clients, keeps its epochs going, takes
-//! over from the dead, and leaves.
+//! Life: one life of a compute server in a run.
+//!
+//! It joins the pool, runs its clients, keeps its epochs going, takes over from the dead, and leaves.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;

@@ -1,8 +1,8 @@
-//! One run of a scenario in the simulator, and the checks that it must pass.
+//! Run: executes one scenario in the simulator, and makes the checks that it must pass.
 //!
-//! Clients work while servers die, stand still and come back; then faults stop, and everybody left
-//! must come to an end within bounded virtual time. What died is taken over from, everything is
-//! looked at once more, and then:
+//! Clients work while servers die, stand still and come back; then faults stop, and everybody left must
+//! come to an end within bounded virtual time. Others take over from the dead, a last look reads every
+//! key, and then:
 //!
 //! - the history, that last look included, is linearizable ([`crate::linear`]);
 //! - the table's own check finds no problem;

@@ -1,4 +1,4 @@
-//! How a run ended.
+//! Outcome: the result of a run, and its statistics.
 
 use std::fmt;
 

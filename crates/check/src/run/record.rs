@@ -1,4 +1,4 @@
-//! What all tasks of a run share: the history, how far clients are, what went wrong.
+//! Run record: the history, progress and failures that all tasks of a run share.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};

@@ -1,4 +1,4 @@
-//! What a client does at each of its steps: a function of the scenario, the client and the step.
+//! Steps: compute a client's operation from the scenario, the client and the step alone.
 
 use std::ops::Bound;
 

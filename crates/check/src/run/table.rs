@@ -1,5 +1,4 @@
-//! The table of a run: how compute servers open it, and what those of an engine with partitions do
-//! beside their clients.
+//! Run table: opens a run's table on each compute server, and runs the tasks of partitioned engines.
 
 use std::cell::Cell;
 use std::rc::Rc;

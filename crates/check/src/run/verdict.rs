@@ -1,4 +1,4 @@
-//! The history's verdict.
+//! Verdict: judges the history of a run.
 
 use super::outcome::{Failure, Outcome};
 use crate::linear::{Limits, Violation, check};

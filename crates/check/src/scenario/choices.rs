@@ -1,4 +1,4 @@
-//! What of a scenario is pinned, by flags.
+//! Choices: the parts of a scenario that flags fix.
 
 use std::fmt::Display;
 use std::str::FromStr;

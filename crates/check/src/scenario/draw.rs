@@ -1,4 +1,4 @@
-//! Drawing a scenario from a seed.
+//! Draw: chooses a scenario from a seed.
 
 use farleaf_index::Engine;
 use fastrand::Rng;

@@ -1,4 +1,4 @@
-//! What happens to servers, and when.
+//! Timed faults: kill, stop, slow or cut off servers at given times.
 
 use std::fmt;
 use std::str::FromStr;

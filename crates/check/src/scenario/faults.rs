@@ -1,4 +1,4 @@
-//! What goes wrong with single operations, and with which.
+//! Operation faults: probabilities and delays of torn, late and lost operations, and clock errors.
 
 use std::fmt;
 use std::str::FromStr;

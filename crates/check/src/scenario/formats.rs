@@ -1,4 +1,4 @@
-//! Formats of tables that runs are made on, by name.
+//! Formats: name the table formats of runs.
 
 use std::fmt;
 use std::str::FromStr;

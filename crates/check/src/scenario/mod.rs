@@ -1,4 +1,4 @@
-//! Everything that determines one run, drawn from one seed, and the command line that says it.
+//! Scenario: everything that determines one run, drawn from one seed, and its command line.
 //!
 //! - INV-SCENARIO-1: a field is drawn from the seed and from fields above it alone, each with a
 //!   generator of its own, so that pinning one leaves those above as they are.

@@ -1,4 +1,4 @@
-//! Which of the operations are run: what shrinking leaves of them.
+//! Subset: the operations of a run that shrinking leaves.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! What clients do, by name: the mix of their operations and of the keys.
+//! Workloads: name the mixes of clients' operations and keys.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! What the drawing shows, as JSON.
+//! Trace data: the content of the drawing, as JSON.
 
 use std::ops::Bound;
 

@@ -1,4 +1,4 @@
-//! A run as a drawing: one HTML file without anything from elsewhere.
+//! Trace: draws a run as one HTML file that needs no other file.
 //!
 //! A lane for each client with its operations as bars and its remote operations below, one for each
 //! compute server's maintenance, one for the looker-on; what happened to servers as lines from top to

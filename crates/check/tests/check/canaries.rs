@@ -1,4 +1,4 @@
-//! Seeded bugs are found. Here those that take few seeds; `make check` hunts them all.
+//! Canary tests: the lab finds the seeded bugs that take few seeds; `make check` hunts them all.
 
 use std::sync::atomic::AtomicBool;
 

@@ -1,7 +1,7 @@
-//! Compute servers that die at every remote operation, one by one.
+//! Crash tests: compute servers die at every remote operation, one by one.
 //!
 //! `FARLEAF_SOAK=1` goes through all cases; `FARLEAF_CRASH=records/remove` through those whose name
-//! contains that, or, with a `#`, through that one point. What fails prints its name.
+//! contains that, or, with a `#`, through that one point. A failing point prints its name.
 
 use farleaf_check::crash::{CrashOptions, CrashReport, by_name, cases, run_all};
 

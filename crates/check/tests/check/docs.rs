@@ -1,4 +1,4 @@
-//! Pages: every file, test and page that they name exists.
+//! Page tests: every file, test and page that a page names exists.
 //!
 //! In text between backticks, `crates/x/src/y.rs` names a file or folder of the repository, and
 //! `crates/x/tests/y.rs::name` a function in it. In the glossary and the papers' pages every text with a

@@ -1,4 +1,4 @@
-//! The lab in part: seeds, crash points, former findings, canaries; and the pages of the documentation.
+//! Lab tests: seeds, crash points, former findings and canaries, and the pages of the documentation.
 
 #[cfg(feature = "canary")]
 mod canaries;

@@ -1,7 +1,7 @@
-//! What the lab has found, by the command lines that showed it. None fails any more.
+//! Replays: command lines that once showed a bug pass.
 //!
-//! A line keeps its meaning for as long as scenarios are drawn as they were: so each says all that
-//! matters, as `--shrink` left it, and the test beside the code that was wrong stays the proof.
+//! A line keeps its meaning only as long as seeds draw the same scenarios. So each line states all that
+//! matters, as `--shrink` left it, and the test beside the mended code stays the proof.
 
 use farleaf_check::run::run;
 use farleaf_check::scenario::Choices;

@@ -1,5 +1,4 @@
-//! A small part of what `make check` runs: many scenarios, all checks, every engine.
-//! `FARLEAF_SOAK=n` runs n times as many.
+//! Seed tests: a small part of what `make check` runs, with all checks and every engine.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

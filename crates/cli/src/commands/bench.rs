@@ -1,4 +1,4 @@
-//! `farleaf bench`.
+//! `farleaf bench`: runs a workload on a cluster, and reports.
 
 use std::fs::File;
 use std::io::Write;

@@ -1,4 +1,4 @@
-//! `farleaf completions`.
+//! `farleaf completions`: prints completions for a shell.
 
 use std::io::Write;
 

@@ -1,4 +1,4 @@
-//! `farleaf config`: what is set where.
+//! `farleaf config`: shows each setting and its source.
 
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};

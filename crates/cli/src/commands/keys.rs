@@ -1,4 +1,4 @@
-//! `farleaf get` and `farleaf del`: operations on keys that are named.
+//! `farleaf get` and `farleaf del`: read and remove the keys that the caller names.
 
 use std::io::Write;
 

@@ -1,4 +1,4 @@
-//! What the commands do: one file for each, or for a few that belong together.
+//! Commands: one file for each command, or for a few that belong together.
 
 mod bench;
 pub(crate) mod check;

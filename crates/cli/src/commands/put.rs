@@ -1,4 +1,4 @@
-//! `farleaf put`.
+//! `farleaf put`: stores a value under a key.
 
 use std::io::{self, Read};
 

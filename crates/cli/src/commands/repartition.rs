@@ -1,4 +1,4 @@
-//! `farleaf repartition`: who owns which keys of a table, and moving ranges while clients run.
+//! `farleaf repartition`: shows the owners of a table's ranges, and moves ranges while clients run.
 
 use std::ffi::OsString;
 

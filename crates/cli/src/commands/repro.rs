@@ -1,4 +1,4 @@
-//! `farleaf repro`.
+//! `farleaf repro`: repeats experiments of papers.
 
 use std::fs::File;
 use std::io::Write;

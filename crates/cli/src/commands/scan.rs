@@ -1,4 +1,4 @@
-//! `farleaf scan`.
+//! `farleaf scan`: prints the pairs of a range of keys.
 
 use std::io::Write;
 use std::ops::Bound;

@@ -1,4 +1,4 @@
-//! `farleaf stats`.
+//! `farleaf stats`: prints counters of a pool and its tables.
 
 use farleaf::{TableInfo, TableReport, TableStats};
 use farleaf_bench::units::{human_bytes, human_count};

@@ -1,4 +1,4 @@
-//! `farleaf tables` and `farleaf drop`.
+//! `farleaf tables` and `farleaf drop`: list tables, and drop one.
 
 use farleaf::TableInfo;
 use serde_json::{Map, Value, json};

@@ -1,4 +1,4 @@
-//! `farleaf verify`.
+//! `farleaf verify`: checks a pool and its tables.
 
 use farleaf::TableReport;
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! Pairs with their lengths: `u32` key length, key, `u32` value length, value, least byte first.
+//! Binary format: `u32` key length, key, `u32` value length, value, least byte first.
 //!
 //! Nothing marks where a record begins, so that after an error there is no going on.
 

@@ -1,4 +1,4 @@
-//! Which columns of a line are the key and the value.
+//! Columns: choose the columns of a line that hold the key and the value.
 
 use std::convert::Infallible;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! Columns between commas, quoted as RFC 4180 says, by the crate `csv`.
+//! CSV format: columns between commas, quoted as RFC 4180 says, by the crate `csv`.
 //!
 //! The crate takes a quoted field that never ends for one that ends with the input, however long
 //! that is. Two things around it make an error of that, at a bounded cost: [`Bounded`] counts the

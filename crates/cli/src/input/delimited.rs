@@ -1,4 +1,6 @@
-//! Columns between tabs. Nothing is quoted or escaped, so that no field can hold a tab or line end.
+//! TSV format: columns between tabs, without quotes or escapes.
+//!
+//! So no field can hold a tab or a line end.
 
 use std::io::BufRead;
 

@@ -1,4 +1,4 @@
-//! What can be wrong with input.
+//! Input errors: say where and why input cannot be read.
 
 use std::error::Error;
 use std::{fmt, io};

@@ -1,4 +1,4 @@
-//! Lines: what every format with one record a line is read by, and the format `lines`.
+//! Lines: read one record per line, for the format `lines` and all other line formats.
 
 use std::io::{BufRead, Read};
 

@@ -1,4 +1,4 @@
-//! Records from files: one reader for each format, all with the same face.
+//! Input: reads records from files, with one reader for each format.
 //!
 //! - INV-INPUT-1: whatever the input, a reader holds at most [`RECORD_BYTES_MAX`] bytes of a record
 //!   (csv: and one buffer more) and never panics.

@@ -1,4 +1,4 @@
-//! bench, small.
+//! Bench tests: small runs of `farleaf bench`.
 
 use std::fs;
 

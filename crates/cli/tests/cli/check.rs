@@ -1,4 +1,4 @@
-//! `farleaf check`.
+//! Check tests: small runs of `farleaf check`.
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Memory servers as processes: `memory`, `up`, and the commands that use them.
+//! Memory server tests: `memory` and `up` as processes, and the commands that use them.
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;

@@ -1,4 +1,4 @@
-//! Compute servers as processes: `compute`, `up --compute`, and `repartition`.
+//! Compute server tests: `compute`, `up --compute` and `repartition` as processes.
 
 use std::thread;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! Settings of the environment and of a file, and `config show`.
+//! Settings tests: settings of the environment and of a file, and `config show`.
 
 use std::fs;
 use std::path::Path;

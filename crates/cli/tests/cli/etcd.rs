@@ -1,4 +1,4 @@
-//! Clusters that etcd knows: `memory --cluster`, `compute etcd://...`, and `cluster`.
+//! Cluster tests: clusters in etcd, with `memory --cluster`, `compute etcd://...` and `cluster`.
 
 use std::fs;
 use std::time::{Duration, Instant};

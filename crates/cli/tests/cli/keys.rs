@@ -1,4 +1,4 @@
-//! get, put, del, scan, tables, drop, stats and verify.
+//! Key tests: get, put, del, scan, tables, drop, stats and verify.
 
 use serde_json::json;
 

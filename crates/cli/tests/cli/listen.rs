@@ -1,4 +1,4 @@
-//! Where processes that have keys to themselves are reached by others: `--listen` of all commands.
+//! Listen tests: `--listen` of all commands that own keys.
 
 use std::fs;
 use std::io::Write;

@@ -1,4 +1,4 @@
-//! load: formats, options, and input that is not as it should be.
+//! Load tests: formats, options and malformed input.
 
 use std::io::Write;
 use std::process::{Command, Stdio};

@@ -1,4 +1,4 @@
-//! The built command, run on pools in shared memory, as a person or a script would run it.
+//! Command tests: run the built command on pools in shared memory, as a person or a script does.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 #[path = "../../../fabric/tests/common/authority.rs"]

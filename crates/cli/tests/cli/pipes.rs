@@ -1,4 +1,4 @@
-//! What goes to pipes and terminals.
+//! Pipe tests: output to pipes and terminals.
 
 use std::io::{BufRead, BufReader, Read};
 

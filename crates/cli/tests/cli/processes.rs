@@ -1,4 +1,4 @@
-//! `farleaf check processes`: the command kills its children, and leaves none behind.
+//! Process tests: `farleaf check processes` kills its children, and leaves none behind.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! `repro redis`, small, and without what it needs.
+//! Redis tests: a small `repro redis`, and its messages if Redis is missing.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

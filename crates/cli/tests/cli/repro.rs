@@ -1,4 +1,4 @@
-//! Experiments of papers, small.
+//! Experiment tests: small experiments of papers.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! What servers tell about themselves: metrics, health, logs, and the units that start them.
+//! Serving tests: metrics, health, logs, and the systemd units that start servers.
 
 use std::fs;
 use std::io::{Read, Write};

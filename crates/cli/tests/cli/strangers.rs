@@ -1,5 +1,6 @@
-//! Bad input to servers: whoever sends it is refused with a reason in the log, within a bounded time and
-//! a bounded amount of the server's memory, and nobody else is disturbed.
+//! Stranger tests: servers refuse bad input, log the reason, and go on serving others.
+//!
+//! They refuse within a bounded time and with a bounded amount of memory.
 //!
 //! There are no region keys over TCP: an address is an offset in the one region of a server, checked against
 //! its length, and a greeting names the server that is meant.

@@ -1,4 +1,4 @@
-//! Command lines that make no sense, and help.
+//! Usage tests: command lines that make no sense, and help.
 
 use crate::{Pool, farleaf};
 

@@ -1,4 +1,6 @@
-//! Pools by RDMA. What needs a device runs in `make verbs`; elsewhere it says that it was skipped, and why.
+//! RDMA tests: pools by RDMA, in `make verbs` alone if they need a device.
+//!
+//! Without a device each test prints that it was skipped, and why.
 
 use std::env;
 

@@ -1,4 +1,4 @@
-//! A real etcd for tests, on free ports of this machine, which ends with whoever has started it.
+//! Test etcd: a real etcd on free ports of this machine, which ends with the test that started it.
 #![allow(dead_code, reason = "every test program uses a part")]
 
 use std::io::{Read, Write};

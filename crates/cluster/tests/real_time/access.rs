@@ -1,4 +1,4 @@
-//! etcd with TLS and with users: what is let in, and what is said of the rest.
+//! Access tests: etcd with TLS and with users accepts some clients, and explains each refusal.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

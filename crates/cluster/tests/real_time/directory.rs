@@ -1,4 +1,4 @@
-//! The directory, on a real etcd: who is there, who may not be, and who looks after the dead.
+//! Directory tests: entries, refused names and the coordinator, on a real etcd.
 
 use std::net::SocketAddr;
 use std::thread;

@@ -1,4 +1,4 @@
-//! The client, on a real etcd.
+//! Client tests: the client of etcd, on a real etcd.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;

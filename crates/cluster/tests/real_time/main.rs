@@ -1,4 +1,4 @@
-//! The cluster's directory and its client, on a real etcd.
+//! Cluster tests: the cluster's directory and its client, on a real etcd.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 #[path = "../../../fabric/tests/common/authority.rs"]

@@ -1,5 +1,4 @@
-//! Link: the sender's end of one thread's calls to one peer, where the fabric has no connection of its own
-//! for them.
+//! Link: the sender's end of one thread's calls to one peer, for fabrics without an own connection.
 //!
 //! - INV-LINK-1: a call counts as begun from just before its receiver can see it as begun (within one
 //!   process), or just before its first byte is written (through a socket).

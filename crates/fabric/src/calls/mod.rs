@@ -1,8 +1,8 @@
 //! Calls: one compute server's requests to another one, and their replies (F12 of [`crate::contract`]).
 //!
-//! Here stand the contract's types, and what the fabrics in real time share: the queues from which a
-//! receiver's tasks take requests ([`Requests`]), and the promise that a request leaves with its sender
-//! ([`promise`]).
+//! This folder has the contract's types, and the parts that the fabrics in real time share: the queues
+//! from which a receiver's tasks take requests ([`Requests`]), and the promise that a request leaves
+//! with its sender ([`promise`]).
 
 mod link;
 mod promise;

@@ -1,4 +1,4 @@
-//! Promise: the outcome of a call within one process, from whoever gives it to whoever waits.
+//! Promise: carries the outcome of a call within one process from its giver to its waiter.
 //!
 //! INV-CALL-1: the wait ends once, by what [`Answer::give`] was given first.
 

@@ -1,6 +1,6 @@
 //! Replies: the receiver's end of one connection that carries calls.
 //!
-//! - INV-REPLIES-1: each request that was taken in is answered once, by a reply or by the drop of its
+//! - INV-REPLIES-1: each accepted request is answered once, by a reply or by the drop of its
 //!   [`Incoming`](super::Incoming).
 //! - INV-REPLIES-2: nothing of a closed connection is begun.
 

@@ -1,8 +1,8 @@
-//! Requests: what came to this compute server and waits for one of its tasks, by service.
+//! Requests: queue the arrived requests of each service until a task of this compute server takes them.
 //!
 //! - INV-CALL-2: a request is taken once, by one task.
-//! - INV-CALL-3: a closed queue is empty and stays so: what comes later is dropped, which tells its
-//!   sender `NotBegun`.
+//! - INV-CALL-3: a closed queue is empty and stays so: it drops later requests, which tells their
+//!   senders `NotBegun`.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

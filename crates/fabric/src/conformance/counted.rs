@@ -1,4 +1,4 @@
-//! Counters, through [`Client`].
+//! Counter cases: a [`Client`] counts every operation.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Chains and batches: results and F3 for the one who posts.
+//! List cases: results of chains and batches, and F3 for the thread that posts.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

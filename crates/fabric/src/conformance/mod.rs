@@ -1,4 +1,4 @@
-//! One suite of the contract that runs on any fabric. Behind the feature `conformance`.
+//! Conformance suite: tests the contract on any fabric. Behind the feature `conformance`.
 //!
 //! A fabric shows itself through a [`Harness`]; then one line makes a test of every case:
 //!
@@ -8,14 +8,14 @@
 //! }
 //! ```
 //!
-//! Each case takes a harness of its own, fresh, with every operation succeeding unless it must
-//! fail, and panics where the fabric breaks its word. Cases name the rule of
-//! [`crate::contract`] that they check. They assume none of [`crate::Capabilities`] beyond the
-//! contract; where one is claimed, the claim is checked.
+//! Each case takes a fresh harness of its own, on which every operation succeeds unless it must fail.
+//! If the fabric breaks the contract, the case panics. Cases name the rule of [`crate::contract`] that
+//! they check. They assume none of [`crate::Capabilities`] beyond the contract; where one is claimed,
+//! the claim is checked.
 //!
-//! Cases are written for single-threaded executors in virtual time too: whoever waits does so by
-//! operations and yields, every wait has a bound in the fabric's own time, and tasks talk through
-//! fabric memory or, once they have ended, through shared results.
+//! Cases also run on single-threaded executors in virtual time. A case waits by operations and yields,
+//! and every wait has a bound in the fabric's own time. Tasks talk through fabric memory or, once they
+//! have ended, through shared results.
 
 mod atomics;
 mod calls;

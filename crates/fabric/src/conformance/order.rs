@@ -1,4 +1,4 @@
-//! What is visible when: F3 between servers' users, F4.
+//! Visibility cases: F3 between the users of a server, and F4.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

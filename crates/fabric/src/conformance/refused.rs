@@ -1,4 +1,4 @@
-//! Operations that must fail, and are known to have done nothing.
+//! Refusal cases: operations that must fail, and must have done nothing.
 
 use super::tools::{ONE, OTHER, at, get, ok, patterned, put, same, word};
 use super::{Harness, task};

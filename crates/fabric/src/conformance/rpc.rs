@@ -1,4 +1,4 @@
-//! RPC.
+//! RPC cases: requests and replies of services.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

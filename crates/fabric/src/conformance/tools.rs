@@ -1,4 +1,4 @@
-//! What the cases share.
+//! Case tools: helpers that the conformance cases share.
 
 use std::future::Future;
 use std::pin::Pin;

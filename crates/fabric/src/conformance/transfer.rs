@@ -1,4 +1,4 @@
-//! READ and WRITE of bytes.
+//! Transfer cases: READ and WRITE of bytes.
 
 use std::sync::Arc;
 

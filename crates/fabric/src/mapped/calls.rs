@@ -1,5 +1,7 @@
-//! Calls between compute servers on mapped memory: within one process straight into the receiver's queue,
-//! between processes over Unix sockets in the pool's folder.
+//! Calls on mapped memory: pass requests to the receiver's queue, or over Unix sockets to its process.
+//!
+//! Within one process a call goes straight into the receiver's queue. Between processes it goes over a
+//! Unix socket in the pool's folder.
 //!
 //! ```text
 //! <folder>/calls/<life>   the socket at which the compute server of that life listens

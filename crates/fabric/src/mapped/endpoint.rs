@@ -1,4 +1,4 @@
-//! The operations, done in place.
+//! Mapped endpoint: does each operation in place, on memory of this process.
 
 use std::cell::RefCell;
 use std::future::Future;

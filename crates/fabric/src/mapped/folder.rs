@@ -1,4 +1,4 @@
-//! A pool folder: one file per memory server, one lock file per process that uses it.
+//! Pool folder: holds one file per memory server and one lock file per process that uses the pool.
 //!
 //! ```text
 //! <folder>/lock              locked while the pool is being made
@@ -8,15 +8,16 @@
 //! <folder>/calls/<life>      the socket at which that process takes calls, if it does
 //! ```
 //!
-//! The kernel gives a lock back when its process is gone, however it went, also across containers
-//! that share the folder. So a life is proven dead when its file is missing or can be locked.
+//! The kernel releases a lock when its process ends, however it ends, also across containers that share
+//! the folder. So a life is dead if its file is missing or can be locked.
 //!
-//! Whoever joins removes the files of the dead. A file is removed only under its lock, and only if its
-//! name still leads to what was locked; and a life begins only once its file's name leads to what it
-//! has locked. So no file of the living is removed, though it stands there unlocked for a moment.
+//! A process that joins removes the files of the dead. It removes a file only under its lock, and only
+//! if the name still leads to the locked file. A life begins only once its file's name leads to the
+//! file that it has locked. So nobody removes a file of the living, although that is unlocked for a
+//! moment.
 //!
-//! If `making` is there and `lock` can be had, the maker died: the folder is no pool, and the next one
-//! who makes a pool there removes what is left.
+//! If `making` exists and `lock` is free, the maker died: the folder is no pool, and the next maker of
+//! a pool removes its rest.
 
 use std::fs::{self, File, TryLockError};
 use std::io;

@@ -1,8 +1,8 @@
-//! The pool mapped into this process: anonymous memory, or files that several processes share.
+//! Mapped fabric: maps the pool into this process, as anonymous memory or as files of many processes.
 //!
-//! Operations are word-wise atomic loads and stores; they are done when first polled and no server
-//! process takes part. An RPC's handler runs in the caller. Of the capabilities only those hold
-//! that word-wise access gives on any processor: a process may be killed between any two words.
+//! Operations are word-wise atomic loads and stores. They happen at the first poll, without a server
+//! process. An RPC's handler runs in the caller. The fabric claims only the capabilities that word-wise
+//! access gives on any processor: a process may die between any two words.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

@@ -1,8 +1,9 @@
-//! Copying words that others may write meanwhile, and the atomics on them.
+//! Word copies: copy words that other threads may write meanwhile, and run atomics on them.
 //!
-//! INV-COPY-1: what is stored before a `store` of another word is seen by whoever loads that other
-//! word's new content and then loads it: the contract's F4, "completed before posted".
-//! INV-COPY-2: a partial word is stored without touching its other bytes, whoever stores those.
+//! INV-COPY-1: a thread that loads a word's new content also sees every store that came before the
+//! `store` of that word: the contract's F4, "completed before posted".
+//! INV-COPY-2: a store of a partial word leaves its other bytes alone, also while another thread stores
+//! those.
 //!
 //! Modelled in `crates/threads`.
 

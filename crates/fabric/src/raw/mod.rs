@@ -1,9 +1,9 @@
-//! The one place with unsafe code: shared words and registered buffers, behind safe faces.
+//! Raw memory: wraps shared words and registered buffers in safe interfaces; all unsafe code is here.
 //!
-//! - [`Words`]: memory that other threads, processes and cards may write at any time. It is only
-//!   ever seen as a slice of atomic words; no reference to plain bytes of it exists.
-//! - [`Slab`] and [`Buf`]: private memory that a fabric can reach, owned by exactly one holder at a
-//!   time: the caller, or the operation it was given to.
+//! - [`Words`]: memory that other threads, processes and cards may write at any time. Code sees it only
+//!   as a slice of atomic words; no reference to plain bytes of it exists.
+//! - [`Slab`] and [`Buf`]: private memory that a fabric can reach. Exactly one holder owns it at a
+//!   time: the caller, or the operation that uses it.
 //! - `verbs`: cards, by libibverbs (feature `verbs`).
 #![allow(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Buffers that a fabric can reach, recycled per thread.
+//! Buffer slab: recycles, per thread, buffers that a fabric can reach.
 
 use std::alloc;
 use std::any::Any;

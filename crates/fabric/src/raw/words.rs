@@ -1,4 +1,4 @@
-//! Memory that others may write at any time.
+//! Shared words: memory that other threads, processes or cards may write at any time.
 
 use std::fs::File;
 use std::io;

@@ -1,4 +1,6 @@
-//! What goes wrong on purpose, within what the contract allows.
+//! Adversary: tears single operations on purpose, within the limits of the contract.
+//!
+//! `fate.rs` delays and loses messages.
 //!
 //! Here is what tears single operations; what befalls messages stands in `fate.rs`.
 //!
@@ -7,9 +9,9 @@
 //! - **ADV-2** A word is never split.
 //! - **ADV-3** Nothing contradicts the configured [`Capabilities`].
 //!
-//! - **ADV-4** Every choice follows from the seed, the post's number, the operation's place in its
-//!   list and the fault's name alone. So nothing has to be remembered between two instants, and no
-//!   choice depends on another.
+//! - **ADV-4** Every choice follows from the seed, the post's number, the operation's place in its list
+//!   and the fault's name alone. So the adversary keeps no state between two instants, and no choice
+//!   depends on another.
 
 use std::sync::atomic::Ordering;
 

@@ -1,4 +1,4 @@
-//! The queue of future events.
+//! Event calendar: queues future events and yields them in the order of time.
 //!
 //! 1,024 buckets of 32.8 ns each, unsorted until their time comes, and a heap for what lies
 //! beyond them. Invariants, with `cursor` the number of the bucket that is being emptied:

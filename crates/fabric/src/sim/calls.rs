@@ -8,10 +8,10 @@
 //! Fences and reconnects at compute servers travel the same way, and act when they arrive.
 //!
 //! - **MSG-1** The slot of a message ends once: by the first outcome that reaches it, or by its timer.
-//!   Whatever comes later is dropped and counted.
+//!   The simulator drops and counts later outcomes.
 //! - **MSG-2** The receiver's queues hold a request once, however often it arrives.
-//! - **MSG-3** Nothing here draws from the generators of [`Machine`] unless a message is sent, so runs
-//!   without calls stay what they are.
+//! - **MSG-3** Only sending a message draws from the generators of [`Machine`], so that runs without
+//!   calls stay as they are.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::poll_fn;

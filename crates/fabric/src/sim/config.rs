@@ -1,4 +1,4 @@
-//! What is simulated: how many servers, how fast, and how hostile.
+//! Simulation configuration: number and speed of servers, and faults.
 
 use std::ops::Range;
 

@@ -1,12 +1,11 @@
-//! The way from one worker thread to one memory server: room in the send queue, and reconnects.
+//! Simulated connections: one thread's send queue to one memory server, and its reconnects.
 //!
-//! - **CONN-1** With a limit, what is in flight on a connection is at most
-//!   [`super::SimConfig::queue_depth`] operations, or one longer chain; the rest waits in posted
-//!   order.
-//! - **CONN-2** While a reconnect is under way nothing else leaves. What was posted before it and
-//!   has not left never does.
-//! - **CONN-3** A server that a reconnect has come to lets nothing of that thread and life take
-//!   effect that was posted before it (F10).
+//! - **CONN-1** With a limit, a connection has in flight at most [`super::SimConfig::queue_depth`]
+//!   operations, or one longer chain; the rest waits in posted order.
+//! - **CONN-2** While a reconnect is under way nothing else leaves. An operation that was posted before
+//!   it and has not left never does.
+//! - **CONN-3** After a reconnect has reached a server, no earlier post of that thread and life takes
+//!   effect there (F10).
 
 use std::collections::{BTreeMap, VecDeque};
 

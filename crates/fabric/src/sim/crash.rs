@@ -1,14 +1,15 @@
-//! Deaths and pauses at a chosen remote operation, so that all of them can be gone through one by
-//! one.
+//! Planned crashes: kill or pause a compute server at a chosen remote operation.
 //!
-//! Operations are counted in the order of posting, each of a chain or a batch by itself, RPCs,
-//! fences, calls and replies too; local waits are not. What a plan does follows from the plan alone: no randomness, and
-//! nothing of it depends on timing.
+//! So a test can go through all operations one by one.
 //!
-//! - **CRASH-1** Of what a life has posted before the chosen operation, everything takes effect,
-//!   unless a fence comes first.
-//! - **CRASH-2** Of what stands behind the chosen operation, nothing does; save the rest of its
-//!   batch with [`CrashWay::Skip`].
+//! Operations are counted in the order of posting, each of a chain or a batch by itself, and also RPCs,
+//! fences, calls and replies; local waits are not. The effect of a plan follows from the plan alone, not
+//! from randomness or timing.
+//!
+//! - **CRASH-1** Every operation that a life posted before the chosen one takes effect, unless a fence
+//!   comes first.
+//! - **CRASH-2** No operation behind the chosen one does, save the rest of its batch with
+//!   [`CrashWay::Skip`].
 //! - **CRASH-3** No WRITE lands in a way that the configured capabilities exclude.
 //! - **CRASH-4** A stopped life posts nothing.
 

@@ -1,11 +1,11 @@
-//! What operations do at a memory server.
+//! Effects: apply operations to the words of a simulated memory server.
 //!
 //! - **EFF-1** Every effect of an operation comes after it was posted and before its answer leaves
 //!   (F4).
 //! - **EFF-2** An operation of a chain begins after the one in front of it has wholly taken effect
 //!   (F3).
-//! - **EFF-3** Before every effect stands the question whether its life has been fenced; nothing of
-//!   a fenced life takes effect (F6).
+//! - **EFF-3** Before every effect the server checks that its life has not been fenced; nothing of a
+//!   fenced life takes effect (F6).
 
 use super::adversary::{Later, read_masked, write_masked};
 use super::calendar::Kind;

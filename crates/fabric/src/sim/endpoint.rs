@@ -1,4 +1,4 @@
-//! The operations of one simulated worker thread.
+//! Simulated endpoint: posts the operations of one simulated worker thread.
 
 use std::cell::RefCell;
 use std::future::Future;

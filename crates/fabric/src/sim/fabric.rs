@@ -1,4 +1,4 @@
-//! A compute server of the simulated cluster.
+//! Simulated fabric: one compute server of the simulated cluster.
 
 use std::net::SocketAddr;
 use std::rc::Rc;

@@ -1,10 +1,10 @@
-//! What befalls messages: they come late, or nobody learns what became of them.
+//! Message fate: delays messages, and loses messages or their answers.
 //!
 //! A message is a single operation, a chain, a part of a batch, an RPC, a fence or a reconnect.
 //!
 //! - **FATE-1** A post whose answer may never come has a timer. When that fires, the client gets
-//!   `Timeout` and forgets; the machine goes on with what it has of the post, buffers included
-//!   (F7), until every message of it has come to its end.
+//!   `Timeout` and forgets the post. The machine keeps its part of the post, buffers included (F7),
+//!   until every message of it has ended.
 //! - **FATE-2** Every message ends exactly once: by its answer, or by [`Machine::vanish`] after
 //!   its last effect.
 

@@ -1,7 +1,7 @@
-//! Memory servers that are slow, stand still, or cannot be reached.
+//! Server health: makes memory servers slow, stopped or unreachable.
 //!
-//! - **HEALTH-1** At a server that is stopped nothing takes effect. What comes waits in order; what
-//!   the card was in the middle of goes on where it was when the server is resumed.
+//! - **HEALTH-1** At a stopped server nothing takes effect. Arriving requests wait in order. An
+//!   operation that the stop interrupted goes on when the server resumes.
 //! - **HEALTH-2** A request that a broken link swallows never happens; one whose answer it swallows
 //!   has happened.
 

@@ -1,4 +1,4 @@
-//! Clocks that are wrong, and leases that run out.
+//! Clocks and leases: give compute servers wrong clocks, and end the lives whose lease expires.
 //!
 //! - **LEASE-1** A compute server's clock is ahead of true time by at most
 //!   [`super::SimConfig::clock_skew_ns`] at the start, runs wrong by at most

@@ -1,12 +1,12 @@
-//! The simulated machine: what was posted travels as events through cards and back.
+//! Simulated machine: moves posted operations as events through cards and wires, and back.
 //!
 //! ```text
 //! post -> thread -> Arrive: client's card, wire, server's card -> Execute -> effect (effects.rs)
 //!   answer: server's card, wire -> Complete: client's card, thread -> Resume: the task goes on
 //! ```
 //!
-//! Every queue is passed in an event at the time of passing, so that each finds it as it is; a
-//! stage that is idle is passed within the event before it.
+//! An operation passes every queue in an event at the time of passing, so that it finds the queue's
+//! state of that time. It passes an idle stage within the event before it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Simulated memory servers with network cards: virtual time, one seed, one thread.
+//! Simulator: runs memory servers with network cards in virtual time, replayable from one seed.
 //!
 //! ```
 //! use farleaf_fabric::sim::{Sim, SimConfig};
@@ -13,14 +13,14 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! What is simulated, and what is not, stands in `docs/design/sim.md`. Invariants:
+//! `docs/design/sim.md` says which parts of a cluster the simulator models. Invariants:
 //!
 //! - **SIM-1** The same configuration and the same tasks give the same run, bit for bit: the same
-//!   [`Sim::trace_hash`]. Whatever is random follows from [`SimConfig::seed`]; nothing depends on
-//!   addresses of memory, on the wall clock or on the order of a hash map.
+//!   [`Sim::trace_hash`]. All randomness follows from [`SimConfig::seed`]; nothing depends on addresses
+//!   of memory, on the wall clock or on the order of a hash map.
 //! - **SIM-2** Virtual time moves only when no task can go on, and never back.
-//! - **SIM-3** Everything an endpoint offers that can be waited for takes virtual time, save empty
-//!   lists and no work at all, so that a loop over any of it lets the rest go on.
+//! - **SIM-3** Every wait that an endpoint offers takes virtual time, save for empty lists and no work
+//!   at all, so that a loop over one lets the rest go on.
 
 mod adversary;
 mod calendar;

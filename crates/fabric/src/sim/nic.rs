@@ -1,4 +1,4 @@
-//! Network cards: queues that are nothing but the time at which they will be free.
+//! Simulated network cards: queues that store only the time at which they become free.
 
 use super::config::NicConfig;
 

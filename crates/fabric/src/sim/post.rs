@@ -1,4 +1,4 @@
-//! The future of everything that an endpoint waits for.
+//! Post future: waits for whatever a simulated endpoint posted.
 
 use std::future::Future;
 use std::pin::Pin;

@@ -1,4 +1,4 @@
-//! A record of every remote operation, for timelines.
+//! Operation records: describe every remote operation, for timelines.
 
 use std::collections::VecDeque;
 

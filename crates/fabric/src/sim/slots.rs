@@ -1,4 +1,4 @@
-//! What has been posted and has not come back: operations in flight, and waits.
+//! Slots: hold simulated operations in flight, and waits, until their futures take them back.
 //!
 //! - **SLOT-1** A slot is given back exactly once: by the future that takes its result, or, if that
 //!   was dropped, when the last message comes to its end. Until then it owns the buffers (F7).

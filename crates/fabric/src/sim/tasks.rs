@@ -1,4 +1,4 @@
-//! Tasks of all simulated threads, polled one at a time in the order in which they were woken.
+//! Simulated tasks: polls the tasks of all threads one at a time, in the order of their wake-ups.
 
 use std::future::Future;
 use std::pin::Pin;

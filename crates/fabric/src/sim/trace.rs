@@ -1,4 +1,4 @@
-//! A hash over everything that happened, to tell one run from another.
+//! Trace hash: hashes everything that happens, to tell one run from another.
 
 /// Folds in every event and every effect: two runs with one hash did the same.
 #[derive(Clone, Copy, Debug)]

@@ -1,8 +1,8 @@
-//! Wake-ups of simulated tasks through their wakers.
+//! Wake-ups: collects wake-ups of simulated tasks through their wakers.
 //!
-//! INV-WOKEN-1: a wake-up that is pushed is drained by a `drain` that begins after the push, and by
-//! one only. The flag spares the lock of a list that is mostly empty: it is set after the push, and
-//! taken down before the list is emptied. Modelled in `crates/threads`.
+//! INV-WOKEN-1: exactly one `drain` drains a wake-up: one that begins after the push at the latest. The
+//! flag spares the lock of a list that is mostly empty. A push sets it afterwards, and a drain clears
+//! it before it empties the list. Modelled in `crates/threads`.
 
 use std::sync::PoisonError;
 

@@ -1,7 +1,7 @@
-//! How a client's thread waits for its sockets, and how that is ended.
+//! Socket wait: lets a client's thread wait for its sockets, and lets other threads end the wait.
 //!
-//! A wait names what it is for; nothing is registered beforehand. What is registered costs whoever sends to it,
-//! each time, and a thread that has much to do seldom waits.
+//! Each wait names its sockets; no socket is registered beforehand. A registration would cost the
+//! sender at every message, and a busy thread seldom waits.
 
 use std::io::{self, Read, Write};
 use std::os::fd::BorrowedFd;

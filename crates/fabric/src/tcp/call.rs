@@ -1,8 +1,10 @@
-//! RPCs as messages, for ways that carry them: a request and its answer as they stand on a connection
-//! (verb 5 of `docs/design/wire.md`), each whole and alone.
+//! RPC messages: encode a request and its answer for transports other than the connection.
 //!
-//! - **TCP-13** An RPC that comes another way is carried out under the gate of the connection to which the
-//!   way belongs, as TCP-1 has it for the connection's own.
+//! Each message stands whole and alone, in the form that it has on a connection (verb 5 of
+//! `docs/design/wire.md`).
+//!
+//! - **TCP-13** The server runs an RPC that comes another way under the gate of the connection to which
+//!   that way belongs, as TCP-1 demands of the connection's own.
 
 use std::sync::Arc;
 

@@ -1,5 +1,6 @@
-//! One thread's connection to one server: requests go out in the order of posting, answers come back
-//! in the same order.
+//! Client connection: sends one thread's requests to one server in the order of posting.
+//!
+//! The answers come back in the same order.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};

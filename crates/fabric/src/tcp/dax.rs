@@ -1,7 +1,8 @@
-//! Devices of memory without a file system, as `/dev/dax0.0`.
+//! DAX devices: memory devices without a file system, such as `/dev/dax0.0`.
 //!
-//! Such a device can be mapped, and nothing else: it has no length of its own, cannot be cut or made longer, and
-//! takes mappings in whole units of its alignment only. What it has stands in `/sys`.
+//! A program can map such a device, and nothing else: it has no length of its own, cannot be cut or
+//! made longer, and takes mappings in whole units of its alignment only. `/sys` gives its size and
+//! alignment.
 
 use std::fs;
 use std::path::Path;

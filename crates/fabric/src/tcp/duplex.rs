@@ -1,7 +1,7 @@
-//! A connection that one thread reads and another one writes, as it is or encrypted.
+//! Duplex connection: splits a connection, plain or encrypted, into a reading and a writing half.
 //!
-//! - **TCP-12** Only the writing half puts bytes on the socket once the handshake is over, so that records go
-//!   out in the order in which they were made. What TLS itself has to say goes out with the next write.
+//! - **TCP-12** After the handshake only the writing half puts bytes on the socket, so that records go
+//!   out in the order of their making. TLS's own messages go out with the next write.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};

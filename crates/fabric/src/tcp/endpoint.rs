@@ -1,4 +1,4 @@
-//! One thread's way to the memory servers.
+//! TCP endpoint: runs one thread's operations on the memory servers.
 
 use std::cell::RefCell;
 use std::future::Future;

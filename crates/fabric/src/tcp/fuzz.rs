@@ -1,4 +1,6 @@
-//! Both sides of a connection without sockets, fed with any bytes. For `crates/fuzz-targets`.
+//! Fuzz entry points: feed any bytes to both sides of a connection, without sockets.
+//!
+//! They are for `crates/fuzz-targets`.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};

@@ -1,4 +1,4 @@
-//! Answers of one connection, without its socket: bytes come in, and are handed to whoever waits.
+//! Answer parser: takes the bytes of one connection and hands each answer to its waiter.
 
 use std::collections::{BTreeMap, VecDeque};
 

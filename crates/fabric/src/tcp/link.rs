@@ -1,8 +1,9 @@
-//! The bytes of a connection: as they are, or encrypted.
+//! Byte link: carries the bytes of a connection, plain or encrypted.
 //!
-//! - **TCP-10** What a link has taken and not yet put on its socket is pending, and counts as unsent.
-//! - **TCP-11** [`Link::fill`] comes back with room left only if the socket has been asked and had no
-//!   more, so that whoever is told of new bytes once misses none.
+//! - **TCP-10** Bytes that a link has taken and not yet put on its socket are pending, and count as
+//!   unsent.
+//! - **TCP-11** [`Link::fill`] returns with room left only if the socket had no more bytes, so that a
+//!   reader that is notified once misses none.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::SocketAddr;

@@ -1,4 +1,7 @@
-//! Sockets that listen no more once their holder is done, not when their last descriptor is closed.
+//! Listening sockets: stop listening when their holder drops them.
+//!
+//! The holder stops by itself, because a copy of the descriptor in a child process would go on
+//! listening.
 
 use std::ops::{Deref, DerefMut};
 use std::os::fd::AsFd;

@@ -1,13 +1,13 @@
-//! Who is connected, who lives, and who has been cut off.
+//! Client lives: track the connected, living and fenced incarnations, and cut off the fenced ones.
 //!
-//! - **TCP-1** Requests of a connection are carried out while its gate is held and open. Closing a
-//!   gate takes it: afterwards nothing of that connection takes effect.
+//! - **TCP-1** The server runs a connection's requests while it holds the connection's gate, and that
+//!   is open. Closing takes the gate: afterwards nothing of that connection takes effect.
 //! - **TCP-2** An incarnation that has been fenced stays so: no connection of it is let in again.
-//! - **TCP-7** A gate is shut only once the other ways that belong to its connection have been cut; a
-//!   fence that cannot cut one is not answered. A way is added to an open gate only.
+//! - **TCP-7** The server shuts a gate only after it has cut the other ways of its connection. If it
+//!   cannot cut one, it does not answer the fence. It adds a way to an open gate only.
 //! - **TCP-9** A fence is answered once it stands in the region's record, if that has one.
-//! - **TCP-3** Nobody takes a gate while holding another: a fence is carried out between the
-//!   requests around it.
+//! - **TCP-3** No thread takes a gate while it holds another: a fence runs between the requests around
+//!   it.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};

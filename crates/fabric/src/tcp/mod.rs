@@ -1,13 +1,13 @@
-//! Memory servers on a network, reached over TCP.
+//! TCP fabric: memory servers on a network, and the compute servers' connections to them.
 //!
 //! A [`MemoryServer`] exposes words; a [`Tcp`] is one compute server's way to all memory servers of a
-//! pool. Every thread has a connection of its own to each of them. What its tasks have posted by the
-//! time that none of them can go on goes out in one message per server, and the answers come back in
-//! one, so that throughput grows with the number of operations in flight. Both sides spin for a
-//! moment when nothing is there, and then sleep.
+//! pool. Every thread has a connection of its own to each of them. When none of its tasks can go on,
+//! all posts go out in one message per server, and the answers come back in one. So throughput grows
+//! with the number of operations in flight. An idle side spins for a moment, and then sleeps.
 //!
-//! The bytes are specified in `docs/design/wire.md`. With [`Tls`] both sides show certificates, and connections
-//! are encrypted; a server without listens on a loopback address unless it is told otherwise.
+//! `docs/design/wire.md` specifies the bytes. With [`Tls`] both sides show certificates and encrypt
+//! connections. A server without TLS listens on a loopback address unless its configuration names
+//! another.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -27,11 +27,11 @@
 //!
 //! # Who is dead
 //!
-//! Each compute server sends signs of life. Memory server 0 is the judge: who has said goodbye, or was
-//! not heard of for a whole lease, is dead from the first time that anybody asks. Fencing asks the
-//! judge first; the others follow. An operation is carried out only once its last byte has come, under a
-//! lock that a fence takes, too: so what a dead compute server has posted takes effect in whole or not
-//! at all (per operation; a reader may still see some words of a WRITE before others).
+//! Each compute server sends signs of life. Memory server 0 is the judge. A compute server that says
+//! goodbye, or is silent for a whole lease, is dead from the first time that anybody asks. Fencing asks
+//! the judge first; the others follow. A memory server runs an operation only once its last byte has
+//! come, under a lock that fences take as well. So each operation of a dead compute server takes effect
+//! in whole or not at all. A reader may still see some words of a WRITE before others.
 #![allow(
     clippy::disallowed_methods,
     clippy::disallowed_types,

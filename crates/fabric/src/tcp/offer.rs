@@ -1,8 +1,8 @@
-//! Another way to a memory server's words, beside its connections: for cards.
+//! Card access: opens another way to a memory server's words, beside its connections.
 //!
-//! A connection that has been let in may ask for such a way (verb 11). It belongs to the connection:
-//! who shuts the connection's gate cuts it first (TCP-7 in `lives.rs`), so that fences and reconnects
-//! hold for both.
+//! An accepted connection may ask for such a way (verb 11). The way belongs to the connection: the
+//! server cuts it before it shuts the connection's gate (TCP-7 in `lives.rs`), so that fences and
+//! reconnects hold for both.
 
 use std::io;
 

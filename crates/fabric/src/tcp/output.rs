@@ -1,4 +1,4 @@
-//! Bytes that wait to be sent.
+//! Output buffer: holds bytes until the socket takes them.
 
 /// Kept at the end of a burst; more is given back.
 const KEPT_MAX: usize = 1 << 20;

@@ -1,4 +1,4 @@
-//! The memory that a memory server exposes, and what it has to remember beside it.
+//! Memory region: the words that a memory server exposes, and the record of fences beside them.
 //!
 //! A region's file:
 //!
@@ -9,13 +9,14 @@
 //! ```
 //!
 //! - **TCP-8** The magic word is stored last, when the file has its length and the rest of its header.
-//! - **TCP-9** A fence is answered once its incarnation stands in the file, so that a server that is
-//!   started again over it still knows whom it has cut off.
+//! - **TCP-9** The server answers a fence once its incarnation stands in the file, so that a restarted
+//!   server still knows the incarnations that it has cut off.
 //!
-//! A device of memory (`/dev/dax0.0`) holds the same, in one mapping of all that it has. It is not made: where its
-//! first 2 MiB are zero nobody has it, and a region is made on it, whose words are set to zero.
+//! A device of memory (`/dev/dax0.0`) holds the same, in one mapping of all that it has. If its first 2
+//! MiB are zero, the device is unused: the server makes a region on it and sets its words to zero.
 //!
-//! What is stored in a mapped file outlives the process, however that ends, and not the machine's end.
+//! The content of a mapped file outlives the process, however that ends, but not a crash of the
+//! machine.
 
 use std::fs::{File, TryLockError};
 use std::hash::{BuildHasher, RandomState};

@@ -1,4 +1,4 @@
-//! What a memory server has done.
+//! Server counters: count the work of a memory server.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

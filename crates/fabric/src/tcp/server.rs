@@ -1,4 +1,4 @@
-//! A memory server: exposes its words to whoever connects.
+//! Memory server: exposes its words to every client that connects.
 
 use std::io;
 use std::net::SocketAddr;

@@ -1,7 +1,7 @@
-//! One connection as the server sees it, without its socket: bytes go in, bytes come out.
+//! Server session: turns the request bytes of one connection into answer bytes, without its socket.
 //!
-//! - **TCP-6** No more requests are carried out while [`UNSENT_MAX`] bytes of answers wait, so that
-//!   a reader that is slow, or asks for more than it takes, costs a bounded amount of memory.
+//! - **TCP-6** While [`UNSENT_MAX`] bytes of answers wait, the server runs no more requests. So a
+//!   reader that is slow, or asks for more than it takes, costs a bounded amount of memory.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -1,4 +1,4 @@
-//! Who a process is to others, and whom it trusts: TLS with certificates on both sides.
+//! TLS: proves a process's identity and checks its peers', with certificates on both sides.
 
 use std::fmt;
 use std::net::IpAddr;

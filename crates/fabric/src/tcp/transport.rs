@@ -1,4 +1,4 @@
-//! A thread's posts and its connections.
+//! TCP transport: holds one thread's posts and its connections.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::io;

@@ -1,4 +1,4 @@
-//! What goes over a connection, byte by byte. `docs/design/wire.md` is the specification.
+//! Wire format: encodes and decodes the bytes of a connection, as `docs/design/wire.md` specifies.
 //!
 //! All integers are little-endian. A connection begins with a [`Hello`] and a [`Welcome`], 64 bytes
 //! each. Then the client sends requests, and the server answers each in the order of the requests:
@@ -8,9 +8,9 @@
 //! answer:   status u8 | 0 u8 | 0 u16 | length u32 | content
 //! ```
 //!
-//! Calls ([`Verb::Call`]) are answered by [`Status::Reply`] instead, whenever their replies are ready.
+//! [`Status::Reply`] answers calls ([`Verb::Call`]) instead, whenever their replies are ready.
 //!
-//! Nothing here trusts the other side: what is not exactly of this form is refused.
+//! No decoder trusts the other side: it refuses every message that is not exactly of this form.
 
 use std::fmt;
 

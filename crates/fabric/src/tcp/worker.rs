@@ -1,4 +1,4 @@
-//! One thread of a memory server: its sockets.
+//! Server worker: one thread of a memory server, with its sockets.
 
 use std::io::{self, Write};
 use std::net::SocketAddr;

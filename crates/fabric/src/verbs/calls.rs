@@ -1,7 +1,7 @@
-//! RPCs of one line that wait to be sent, or for their answers.
+//! RPC queue: holds the RPCs of one queue pair that wait to be sent, or for their answers.
 //!
-//! - **VERBS-10** Answers come in the order of the requests. An RPC is sent when the lane has room for it,
-//!   and never twice.
+//! - **VERBS-10** Answers come in the order of the requests. An RPC goes out when the send queue has
+//!   room for it, and never twice.
 
 use std::collections::VecDeque;
 use std::io;

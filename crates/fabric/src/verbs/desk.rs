@@ -1,12 +1,14 @@
-//! Who answers the RPCs that come by the card: threads of the server, each with a completion queue of its
-//! own for the queue pairs that have a seat with it.
+//! RPC server: threads of the memory server that answer the RPCs that come by the card.
 //!
-//! - **VERBS-7** A seat's requests are carried out in their order, by one thread, each under the gate of its
-//!   connection (TCP-13). While that is taken, other seats' requests go first.
-//! - **VERBS-8** An answer is sent when the receive of its request has been posted again. So who waits for
-//!   answers to no more requests than were granted always finds a receive posted.
-//! - **VERBS-9** The completion queue has room for all that its seats may leave there. A seat that has been
-//!   left counts until nothing of it can lie there any more.
+//! Each thread has a completion queue for the queue pairs that it serves; a queue pair's place there is
+//! its seat.
+//!
+//! - **VERBS-7** One thread runs a seat's requests in their order, each under the gate of its
+//!   connection (TCP-13). While another thread holds that, other seats' requests go first.
+//! - **VERBS-8** The thread posts the receive of a request again before it sends the answer. So a
+//!   client with no more open requests than the server granted always finds a receive posted.
+//! - **VERBS-9** The completion queue has room for all completions of its seats. An abandoned seat
+//!   counts until no completion of it can be left there.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;

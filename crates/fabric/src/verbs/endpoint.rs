@@ -1,4 +1,4 @@
-//! One thread's way to the memory servers.
+//! Verbs endpoint: runs one thread's operations on the memory servers by RDMA.
 
 use std::future::Future;
 use std::pin::Pin;

@@ -1,4 +1,4 @@
-//! What can go wrong with opening a card.
+//! Verbs errors: report why a card cannot be opened.
 
 use std::io;
 

@@ -1,5 +1,6 @@
-//! How many RPCs are under way by a queue pair, as each of its ends counts them. A message of number `n` has
-//! place `n` modulo the number of places, on either side.
+//! RPC flow control: counts, at each end of a queue pair, the RPCs that are under way.
+//!
+//! Message `n` has place `n` modulo the number of places, at both ends.
 
 use std::collections::VecDeque;
 

@@ -1,17 +1,17 @@
-//! Memory servers reached by RDMA: verbs over rdma-core, on InfiniBand and RoCE cards.
+//! Verbs fabric: reaches memory servers by RDMA through rdma-core, on InfiniBand and RoCE cards.
 //!
-//! A [`VerbsServer`] is a [`tcp::MemoryServer`] whose words are registered with a card, too. A [`Verbs`]
-//! is one compute server's way to all memory servers of a pool. Every thread has a connection of `tcp`
-//! and a reliable queue pair to each of them. READ, WRITE, CAS and FAA, alone, in chains and in batches,
-//! go by the queue pair and take no processor of the server. RPCs of up to 4 KiB each way go by it, too, as
-//! messages. The connection carries all else: greeting, signs of life, fences, what both ends of a queue
-//! pair must know of each other, and longer RPCs.
+//! A [`VerbsServer`] is a [`tcp::MemoryServer`] whose words are registered with a card. A [`Verbs`] is
+//! one compute server's way to all memory servers of a pool. Every thread has a connection of `tcp` and
+//! a reliable queue pair to each of them. READ, WRITE, CAS and FAA, alone, in chains and in batches, go
+//! by the queue pair and take no processor of the server. RPCs of up to 4 KiB each way go by it as
+//! messages. The connection carries all else: greeting, signs of life, fences, what both ends of a
+//! queue pair must know of each other, and longer RPCs.
 //!
 //! libibverbs is loaded when it is first used. Without it, or without a card, [`Verbs::connect`] and
 //! [`VerbsServer::start`] say so, and everything else goes on.
 //!
-//! What holds and why stands in `docs/design/verbs.md`. Nothing is authenticated or encrypted: whoever
-//! can connect has the key to all words.
+//! `docs/design/verbs.md` states the guarantees and their reasons. The fabric neither authenticates nor
+//! encrypts: every client that can connect has the key to all words.
 //!
 //! ```no_run
 //! use std::sync::Arc;

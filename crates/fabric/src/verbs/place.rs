@@ -1,4 +1,4 @@
-//! Which card, port and address are used.
+//! Card selection: chooses the card, its port and its address.
 
 use std::sync::Arc;
 use std::{fmt, fs};

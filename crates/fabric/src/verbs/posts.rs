@@ -1,4 +1,4 @@
-//! What was posted and has not been taken back: it owns its buffers together with the cards that use them.
+//! Verbs posts: own the buffers of posted operations, together with the cards that use them.
 
 use std::rc::Rc;
 

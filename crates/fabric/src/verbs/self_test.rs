@@ -1,8 +1,8 @@
-//! What a card really does, found out on a connection of it with itself.
+//! Card self-test: finds out the card's capabilities on a connection of it with itself.
 //!
-//! Each side tests its own card when it starts, on memory of its own, so that no stranger's memory is
-//! touched and nothing is asked of a busy server. A test can show that a card lacks something, never
-//! that it has it: what is claimed on its ground alone is nothing.
+//! Each side tests its own card when it starts, on memory of its own, so that it touches no other
+//! server's memory and asks nothing of a busy server. A test can show that a card lacks a capability,
+//! never that it has it. So no claim rests on the test alone.
 
 use std::collections::VecDeque;
 use std::rc::Rc;

@@ -1,9 +1,9 @@
-//! A memory server whose words cards reach, too.
+//! Verbs server: a memory server whose words cards can reach.
 //!
-//! - **VERBS-1** All queue pairs of a connection belong to its gate (TCP-7): a fence, a reconnect and
-//!   the connection's end move them to the error state and destroy them, and are answered afterwards.
-//! - **VERBS-2** There is one registration of the words, and one protection domain: whoever is let in
-//!   has the key. Nobody is cut off by keys, only by queue pairs.
+//! - **VERBS-1** All queue pairs of a connection belong to its gate (TCP-7). A fence, a reconnect and
+//!   the connection's end move them to the error state and destroy them before the server answers.
+//! - **VERBS-2** There is one registration of the words, and one protection domain: every accepted
+//!   client has the key. The server cuts off clients by their queue pairs, never by keys.
 
 use std::io;
 use std::net::SocketAddr;

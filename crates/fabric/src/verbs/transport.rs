@@ -1,9 +1,9 @@
-//! One thread's queue pairs, and its driver.
+//! Verbs transport: drives one thread's queue pairs.
 //!
-//! - **VERBS-5** What is posted to a server goes out in the order of posting, on one queue pair. What is
-//!   posted while there is none waits, and is posted on the next one or not at all (F10).
-//! - **VERBS-6** A line that has lost one operation is cut: all that was outstanding on it has failed,
-//!   and none of it touches this side's memory any more.
+//! - **VERBS-5** Operations to a server go out in the order of posting, on one queue pair. While there
+//!   is none, they wait for the next one or never go out (F10).
+//! - **VERBS-6** The transport cuts a queue pair that has lost one operation: all outstanding
+//!   operations on it have failed, and none touches this side's memory any more.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;

@@ -1,5 +1,6 @@
-//! What both ends of a queue pair tell each other, by verb 11 of `docs/design/wire.md`: 64 bytes each
-//! way, little-endian.
+//! Queue pair exchange: 64 bytes each way, by which both ends of a queue pair describe themselves.
+//!
+//! They travel by verb 11 of `docs/design/wire.md`, little-endian.
 //!
 //! | bytes | question | answer |
 //! |---|---|---|

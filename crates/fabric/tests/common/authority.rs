@@ -1,4 +1,4 @@
-//! Certificates for tests of TLS.
+//! Test authority: makes certificates for tests of TLS.
 #![allow(dead_code, reason = "each suite uses its part")]
 
 use std::fs;

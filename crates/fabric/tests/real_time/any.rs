@@ -1,5 +1,4 @@
-//! Every operation through a fabric that is chosen when the program runs does what it does on that
-//! fabric.
+//! Tests of the chosen fabric: operations through `AnyFabric` do the same as on the fabric itself.
 
 use std::sync::Arc;
 

@@ -1,4 +1,6 @@
-//! The contract's suite on every fabric. A new fabric is a harness and one line at the end.
+//! Conformance tests: run the contract's suite on every fabric.
+//!
+//! A new fabric is a harness and one line at the end.
 
 use std::env;
 use std::ops::Range;

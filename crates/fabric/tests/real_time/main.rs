@@ -1,4 +1,4 @@
-//! What is tested in real time: the contract on every fabric, memory servers over TCP, TLS and RDMA.
+//! Real-time tests: the contract on every fabric, and memory servers over TCP, TLS and RDMA.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 #![allow(clippy::disallowed_methods, reason = "a network is real time and real threads")]
 

@@ -1,6 +1,6 @@
-//! Memory servers over TCP where something is wrong: strangers, slow and broken connections, servers
-//! that go and come, compute servers that are cut off. What goes over raw sockets here is written by
-//! hand after `docs/design/wire.md`.
+//! TCP fault tests: strangers, slow and broken connections, restarted servers, fenced compute servers.
+//!
+//! Tests that use raw sockets write the bytes by hand, as `docs/design/wire.md` specifies.
 
 mod calls;
 

@@ -1,4 +1,4 @@
-//! The fabric `tcp` with TLS: the same work, and who is not let in.
+//! TLS tests: the fabric `tcp` works over TLS, and refuses clients without a valid certificate.
 
 use std::fs;
 use std::future::Future;

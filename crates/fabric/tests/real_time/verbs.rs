@@ -1,6 +1,7 @@
-//! Verbs: the contract's suite, fences of writers that really write, RPCs by the card, and what is said when
-//! something is missing. They need an RDMA device: `make verbs` runs them in a virtual machine that has one
-//! made of software. Elsewhere each says that it was skipped and why, unless `FARLEAF_VERBS=required`.
+//! Verbs tests: the contract's suite, fences of real writers, RPCs by the card, and missing devices.
+//!
+//! They need an RDMA device: `make verbs` runs them in a virtual machine that has one made of software.
+//! Elsewhere each prints that it was skipped and why, unless `FARLEAF_VERBS=required`.
 
 mod calls;
 

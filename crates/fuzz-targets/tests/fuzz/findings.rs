@@ -1,4 +1,4 @@
-//! Inputs that once broke something, each with its story.
+//! Findings: inputs that once broke something, each with its story.
 
 use farleaf_fuzz_targets::target;
 

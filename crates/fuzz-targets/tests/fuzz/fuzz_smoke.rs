@@ -1,4 +1,4 @@
-//! Every target on its corpus and on a fixed number of seeded mutations of it.
+//! Smoke test: every target on its corpus and on a fixed number of seeded mutations of it.
 //!
 //! `FARLEAF_SOAK=n` runs n times as many.
 

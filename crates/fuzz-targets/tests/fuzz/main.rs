@@ -1,4 +1,4 @@
-//! The fuzzers' targets without a fuzzer: their corpus, what was found, what their seeds reach.
+//! Target tests: the fuzzers' targets without a fuzzer, on their corpus, findings and seeds.
 
 mod findings;
 mod fuzz_smoke;

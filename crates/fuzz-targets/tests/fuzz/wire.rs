@@ -1,5 +1,6 @@
-//! The seeds of `wire` get as far as they are meant to: a target that refuses everything at once would
-//! find nothing.
+//! Wire seed tests: the seeds of `wire` reach the code that they are meant for.
+//!
+//! A target that refuses all its inputs at once would find nothing.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! What the examples load.
+//! Key source: sorted pairs that the examples load.
 
 use farleaf_index::SortedPairs;
 

@@ -1,4 +1,4 @@
-//! Making nodes look as if they had been changed for ages.
+//! Aging: makes nodes look as if writers had changed them for a very long time.
 
 use std::sync::Arc;
 

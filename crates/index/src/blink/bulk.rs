@@ -1,4 +1,4 @@
-//! Filling an empty table from sorted pairs, bottom up.
+//! Bulk load: fills an empty table from sorted pairs, bottom up.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,4 +1,4 @@
-//! The root: its birth, growth and replacement.
+//! Root: creates, grows and replaces the root of the tree.
 
 use std::sync::Arc;
 

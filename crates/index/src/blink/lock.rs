@@ -1,4 +1,4 @@
-//! One node, locked.
+//! Locked node: one node whose remote lock the caller holds.
 
 use std::sync::Arc;
 

@@ -1,11 +1,11 @@
-//! Taking a sparse node in by its neighbour.
+//! Merge: moves the entries of a sparse node into its neighbour.
 //!
 //! Parent, left and right are locked by trying, parent first, left before right (`INV-BT-7`). Then
 //! 1. a redo record of all three,
 //! 2. left gets right's content, high fence and sibling: both cover the keys now, with the same
 //!    content, and neither can change,
-//! 3. the parent loses the separator: nobody comes to right any more but by an old pointer,
-//! 4. right is marked dead: who comes by an old pointer begins again,
+//! 3. the parent loses the separator: a reader reaches right only by an old pointer,
+//! 4. the writer marks right dead: a reader that arrives by an old pointer begins again,
 //! 5. left and parent are unlocked, right is retired.
 //!
 //! Left must not be unlocked before right is dead: else a reader on an old pointer could see right's

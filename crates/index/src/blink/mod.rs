@@ -1,12 +1,11 @@
-//! Remote B-link tree: nodes that any compute server reads without locks and changes under remote locks.
+//! Remote B-link tree: all compute servers read nodes without locks and change them under remote locks.
 //!
-//! Every level is read remotely by every operation and nothing is cached but the root's address, and
-//! that only as long as the pool's epoch stands still.
-//! Nodes carry both fences and their right sibling, so that a reader who
-//! arrives by an old pointer moves right. Readers take no lock. A READ of a node is accepted if its
-//! checksum fits: the checksum covers all words but the lock, and the version, so that the words
-//! are those of one published image, which was current at some moment of the READ. This is the
-//! only rule that fabric contract F1 leaves with one READ per level.
+//! Every operation reads every level remotely. A client caches only the root's address, and only as
+//! long as the pool's epoch stands still. Nodes carry both fences and their right sibling, so that a
+//! reader that arrives by an old pointer moves right. Readers take no lock. A READ of a node is
+//! accepted if its checksum fits: the checksum covers all words but the lock, and the version, so that
+//! the words are those of one published image, which was current at some moment of the READ. This is
+//! the only rule that fabric contract F1 leaves with one READ per level.
 //!
 //! Writers lock one node by a CAS that is chained to the READ of its content, change the private
 //! copy, and write it back in one chain with the unlock.
@@ -32,15 +31,15 @@
 //!   its lock, together with its right sibling.
 //! - `INV-BT-4` Every child of an inner node is alive, one level below, and its low fence is the
 //!   separator to its left. A node may lack a separator for some of the nodes to the right of its
-//!   children (a split that is not finished); whoever is led right by that adds it.
+//!   children (an unfinished split); an operation that moves right because of it adds the separator.
 //! - `INV-BT-5` A node's content changes only under its lock, by a WRITE that leaves the lock word
 //!   out. The lock word names its holder; it is 0 when free and `DEAD` once the node is.
 //! - `INV-BT-6` Under a lock, a WRITE that changes more than one payload word, and that can be cut
 //!   short by a death, follows a complete redo record under the same token.
-//! - `INV-BT-7` Who holds one node's lock waits for another only from parent to child and from left
-//!   to right, and only by trying: so there is no deadlock.
-//! - `INV-BT-8` Once a WRITE to a linked node or the root word has been posted, it is posted again
-//!   until it has happened and its lock is given back, by a task if its caller does not wait.
+//! - `INV-BT-7` The holder of one node's lock waits for another only from parent to child and from left
+//!   to right, and only by trying. So there is no deadlock.
+//! - `INV-BT-8` After a client has posted a WRITE to a linked node or the root word, it posts it again
+//!   until it has happened and its lock is released. If the caller does not wait, a task does so.
 
 mod age;
 mod bulk;

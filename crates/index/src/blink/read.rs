@@ -1,4 +1,4 @@
-//! The way down, without locks.
+//! Descent: finds a leaf without locks.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

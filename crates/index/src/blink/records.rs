@@ -1,4 +1,4 @@
-//! Values that do not fit into a leaf: records beside the nodes.
+//! Records: store values that do not fit into a leaf beside the nodes.
 //!
 //! A record is written in whole before a leaf refers to it and never changed. Layout, words:
 //! 0 tag, 1 length of the value in bytes, 2 checksum of length and value; then the value, padded

@@ -1,4 +1,4 @@
-//! Redo records: what a writer was about to do, for whoever takes over its locks.
+//! Redo records: describe a writer's change, for the client that takes over its locks.
 //!
 //! A record lies in its client's redo area on a node's server and says: under lock token *t*, these
 //! nodes get these contents. It is written in whole before the first of the nodes is touched; a
@@ -10,12 +10,12 @@
 //! A change of several nodes is finished in the order in which its writer would have finished it, and
 //! the record's first node is unlocked last. So that node's lock decides who finishes the change: a
 //! taker writes a record of its own, puts its token there, and leaves the other nodes under the token
-//! that they are under. Whoever comes by one of those finds the first node under another token, and
-//! waits for it. If the taker dies, whoever comes by the first node finds the taker's record, which
+//! that they are under. A client that meets one of those finds the first node under another token, and
+//! waits for it. If the taker dies, a client that meets the first node finds the taker's record, which
 //! names for each node the token that its lock word holds.
 //!
-//! A record that buries the root is carried out only if the root word names another: it is written
-//! before that is.
+//! A client carries out a record that marks the root dead only if the root word names another root,
+//! because the record is older than that word.
 //!
 //! Without a record the node may still carry half of a WRITE that changed one payload word, the
 //! version and the checksum (`INV-BT-6`). Every mixture of these is a legal content: it is sealed

@@ -1,5 +1,4 @@
-//! The remote tree as engines that cache it use it: reading and changing single objects, and what
-//! needs the whole of it at rest.
+//! Remote tree: gives caching engines single objects of the tree, and work on the whole tree at rest.
 //!
 //! Such an engine keeps the tree's nodes, meta object and records as they are here, so that
 //! `verify`, `destroy` and loading are these.

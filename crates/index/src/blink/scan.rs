@@ -1,10 +1,9 @@
-//! Range reads, both ways.
+//! Scan: reads a range of keys, in both directions.
 //!
 //! A scan goes from leaf to leaf by key: after a leaf it wants the one that covers the place behind
-//! that leaf's fence, so that splits and merges in between can neither hide a key nor show one
-//! twice. Where to find it is only guessed from the parent's children, which are read several at
-//! a time; a leaf that does not cover the place is thrown away and the place looked up from the
-//! root.
+//! that leaf's fence, so that splits and merges in between can neither hide a key nor show one twice.
+//! The scan only guesses its address from the parent's children, and reads several leaves at a time. It
+//! discards a leaf that does not cover the place, and looks the place up from the root.
 
 use std::collections::VecDeque;
 use std::ops::Bound;

@@ -1,4 +1,4 @@
-//! Dividing a full node, and telling its parent.
+//! Split: divides a full node, and posts the separator to its parent.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

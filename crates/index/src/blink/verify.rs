@@ -1,4 +1,4 @@
-//! Walking the whole remote structure.
+//! Verification: walks the whole remote structure and checks its invariants.
 
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,4 @@
-//! Point operations that change a leaf.
+//! Writes: point operations that change a leaf.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Filling a slotted image from its first entry to its last.
+//! Image builder: fills a slotted image from its first entry to its last.
 
 use super::edit::ChangeError;
 use super::header::{HIGH_WORD, Head, Kind, LOW_WORD, set_count, write_head};

@@ -1,4 +1,4 @@
-//! Changing a slotted node's slots and heap in place.
+//! Slotted edits: change the slots and the heap of a slotted node in place.
 
 use super::builder::{Builder, value_bytes, value_tail};
 use super::edit::{ChangeError, NodeMut};

@@ -1,4 +1,4 @@
-//! Reading the dense layout: sorted words.
+//! Dense layout: reads sorted words.
 //!
 //! Leaf payload: entries of `key_words` and value words. Inner payload: `inner_slots` separators, then
 //! `inner_slots + 1` children. Key words hold eight bytes each as a big-endian number, so that comparing

@@ -1,4 +1,4 @@
-//! Changing a node in place, in a private copy or as the one writer of a shared frame.
+//! Node edits: change a node in place, in a private copy or as the one writer of a shared frame.
 
 use super::dense::key_word;
 use super::encode::seal;

@@ -1,4 +1,4 @@
-//! Building whole images: empty nodes, bulk load, and the rebuilding behind splits and merges.
+//! Image encoding: builds whole images for empty nodes, bulk loads, splits and merges.
 
 use super::builder::{Builder, prefix_len, value_bytes, value_tail};
 use super::dense::{fence_at, key_word};

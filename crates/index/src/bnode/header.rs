@@ -1,4 +1,4 @@
-//! The 64-byte header that both layouts share.
+//! Node header: the 64 bytes that both layouts share.
 
 use super::layout::Layout;
 use super::words::{Image, Word, word};

@@ -1,4 +1,4 @@
-//! What shape nodes have: sizes, capacities and the two layouts.
+//! Node layout: sizes and capacities of nodes in both layouts.
 
 use super::words::HEAD_WORDS;
 

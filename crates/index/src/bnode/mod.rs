@@ -1,4 +1,4 @@
-//! Nodes of B+-trees: how keys, values and children lie in a node's words. Shared by all tree engines.
+//! B+-tree nodes: encode keys, values and children in a node's words, for all tree engines.
 //!
 //! Pure code over words: nothing here touches a fabric, waits or locks. The same code reads and changes
 //! a private copy (`[u64]`) and a frame that optimistic readers share (`[AtomicU64]`, one writer). A
@@ -33,10 +33,10 @@
 //!
 //! # Slotted layout
 //!
-//! For everything else. Sorted slot words (the suffix's first four bytes, its offset and length) grow up
-//! from the header, behind the last child's address and each followed by its child in an inner node; the
-//! heap grows down from the end: low fence, high fence, cells. What both fences start with is left
-//! out of all keys. Word 16 holds offset and length of the low fence, bytes of the heap and bytes of holes
+//! For everything else. Sorted slot words (the suffix's first four bytes, its offset and length) grow
+//! up from the header, behind the last child's address and each followed by its child in an inner node;
+//! the heap grows down from the end: low fence, high fence, cells. No key stores the common prefix of
+//! both fences. Word 16 holds offset and length of the low fence, bytes of the heap and bytes of holes
 //! in it (2 each); word 24 offset and length of the high fence, length of the prefix, zero. Values
 //! longer than [`Layout::inline_value_max`] are references to records that the engine keeps.
 //!

@@ -1,4 +1,4 @@
-//! Reading the slotted layout: sorted slots and a heap of bytes.
+//! Slotted layout: reads sorted slots and a heap of bytes.
 //!
 //! Leaf payload: one slot word an entry. Inner payload: the last child's address, then a slot word and a
 //! child's address for each separator. From the image's end downwards grows the heap: both fences, then

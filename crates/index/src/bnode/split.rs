@@ -1,4 +1,4 @@
-//! Dividing a full node, and joining two that are nearly empty.
+//! Node split and merge: divides a full image, and joins two sparse ones.
 
 use super::builder::{Builder, prefix_len};
 use super::edit::{ChangeError, NodeMut};

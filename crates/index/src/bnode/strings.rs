@@ -1,4 +1,4 @@
-//! Byte strings between byte strings: prefixes and separators.
+//! Byte strings: compute prefixes and separators.
 
 /// Length in bytes of the longest common prefix.
 pub fn common_prefix(a: &[u8], b: &[u8]) -> usize {

@@ -1,4 +1,4 @@
-//! Checking everything about an image that one image can show.
+//! Image check: checks every rule that a single image can show.
 
 use super::header::{FLAG_SLOTTED, FLAGS_ALL, Kind, TAG};
 use super::layout::{Layout, VALUE_HEAD_BYTES};

@@ -1,4 +1,4 @@
-//! Reading a node: a private copy, or a frame that another thread may be writing.
+//! Node view: reads a private copy, or a frame that another thread may be writing.
 
 use super::header::{Kind, Meta, RIGHT_WORD, SELF_WORD, VERSION_WORD, meta};
 use super::layout::Layout;

@@ -1,13 +1,13 @@
-//! Work that is left for who holds a latch, to be done with the holder's own.
+//! Combiner: collects work for the holder of a latch, who does it together with its own.
 //!
-//! Who finds a latch held leaves what it wants under the latch's key, and waits in the
-//! [`ParkingLot`](super::ParkingLot) until that is answered, or the latch is free and nobody has taken it.
-//! A holder takes what lies there, does it, answers, and then releases the latch. So those who wait do not
-//! all try for the latch when it is released, nor one after the other.
+//! A task that finds a latch held leaves its work under the latch's key. It waits in the
+//! [`ParkingLot`](super::ParkingLot) until a holder answers, or the latch is free and nobody has taken
+//! the work. A holder takes the waiting work, does it, answers, and then releases the latch. So waiting
+//! tasks do not all try for the latch at its release, nor one after the other.
 //!
 //! - `INV-COMBINE-1` A piece of work is done by one: it is taken, or taken back, under one lock.
-//! - `INV-COMBINE-2` Work that was taken is answered before the latch is released: by how it ended, or that
-//!   nothing of it was done and who left it must try again.
+//! - `INV-COMBINE-2` Work that was taken is answered before the latch is released: by its outcome, or
+//!   by the answer that nothing was done and its owner must try again.
 
 use crate::sync::{AtomicUsize, Mutex, Ordering, lock};
 

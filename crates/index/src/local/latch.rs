@@ -1,4 +1,4 @@
-//! The latch of one cached node: optimistic readers, one intending writer, one writer.
+//! Latch: guards one cached node for optimistic readers, one intending writer or one writer.
 //!
 //! One word: bit 0 X (being written), bit 1 SX (somebody is going to write and keeps other writers
 //! out; readers pass), bit 2 DEAD (holds no node), the rest a version that grows whenever X is

@@ -1,5 +1,4 @@
-//! What threads of one compute server share, whatever the engine: latches, waiting, and work that is left for
-//! others.
+//! Local synchronization: latches, parking lot and combiner for the threads of one compute server.
 
 mod combiner;
 mod latch;

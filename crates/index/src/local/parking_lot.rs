@@ -1,7 +1,7 @@
-//! Where tasks of all threads wait until something about a latch or an address has changed.
+//! Parking lot: holds waiting tasks of all threads until a latch or an address changes.
 //!
-//! A waiter leaves its waker under a key and looks once more at what it waits for; whoever changes
-//! that does so first and then wakes the key's waiters. One of the two sees the other.
+//! A waiter leaves its waker under a key and checks its condition once more. A task that changes the
+//! condition does so first and then wakes the key's waiters. One of the two sees the other.
 
 use std::future::Future;
 use std::pin::Pin;

@@ -1,4 +1,4 @@
-//! Counts, sizes, shares, rates and times as people write them, read exactly and printed back.
+//! Units: read counts, sizes, shares, rates and times exactly, and print them back.
 //!
 //! - Counts: `1000`, `1_000`, `100K`, `2.5M`, `1G` (decimal).
 //! - Sizes: `4096`, `64KiB`, `256MiB`, `1GB`; `KiB` is 1024 bytes, `KB` is 1000. `64K` is refused,

@@ -1,4 +1,4 @@
-//! The number and the unit of a quantity, and what can be wrong with them.
+//! Unit parser: reads the number and the unit of a quantity, and explains each fault.
 
 use thiserror::Error;
 

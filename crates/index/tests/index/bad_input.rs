@@ -1,4 +1,4 @@
-//! What bad input and bad memory get: typed errors, and nothing lost.
+//! Bad input tests: bad input and bad memory give typed errors, and lose nothing.
 
 use crate::common::{Pairs, World, check, create, settle};
 use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};

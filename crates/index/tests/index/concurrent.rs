@@ -1,5 +1,4 @@
-//! Several clients of several compute servers on one table, in the simulator, READs and WRITEs
-//! torn.
+//! Concurrency tests: clients of several compute servers on one table in the simulator, with torn I/O.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

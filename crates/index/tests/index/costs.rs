@@ -1,4 +1,4 @@
-//! What operations cost, exact to the remote operation and the byte.
+//! Cost tests: the exact remote operations and bytes of each operation.
 
 use crate::common::{Pairs, World, cost_since, costs, create};
 use farleaf_fabric::{Cost, Endpoint, OpKind};

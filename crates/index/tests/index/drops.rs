@@ -1,4 +1,4 @@
-//! Tables that are dropped beside a recovery, and by compute servers that die over it.
+//! Drop tests: drops beside a recovery, and by compute servers that die over them.
 
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};

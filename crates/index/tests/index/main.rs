@@ -1,4 +1,4 @@
-//! The suites of the engines: one program, because what they share takes longer to build than they run.
+//! Engine tests: the suites of all engines, in one program because their shared code builds slowly.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! Every engine on every fabric against `BTreeMap`, one session, all operations, tiny nodes.
+//! Model tests: every engine on every fabric against `BTreeMap`, one session, tiny nodes.
 
 use crate::common::model::Run;
 use crate::common::{World, create, engine_formats};

@@ -1,5 +1,6 @@
-//! Taking over what a dead compute server left half done, while others go on: each death of the one
-//! meets each pause of the other.
+//! Takeover tests: clients take over the unfinished work of a dead compute server while others go on.
+//!
+//! Each death of the one meets each pause of the other.
 
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};

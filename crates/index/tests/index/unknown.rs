@@ -1,5 +1,6 @@
-//! Remote operations whose completion is lost while everybody lives on: they have happened, or not,
-//! or happen later. What is known of each key stays exact, no lock stays behind, no memory is lost.
+//! Lost completion tests: operations happen, do not happen, or happen later, and nobody dies.
+//!
+//! The known content of each key stays exact, no lock stays behind, and no memory is lost.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};

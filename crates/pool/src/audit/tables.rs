@@ -1,7 +1,7 @@
-//! What an audit checks of members, clients, roots and the epoch.
+//! Table audit: checks the entries of members, clients and roots, and the epoch.
 //!
-//! The words of a READ may be of different moments, and others may be at work. So what looks wrong
-//! is read again, and counts if it is still the same.
+//! The words of a READ may be of different moments, and other members may be at work. So the audit
+//! reads a suspect word again, and reports it only if it is unchanged.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Objects in and out, on one server and between members.
+//! Allocation tests: take and free objects, on one server and between members.
 #![allow(clippy::disallowed_methods, reason = "real threads race here")]
 
 use std::collections::BTreeSet;

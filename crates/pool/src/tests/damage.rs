@@ -1,4 +1,4 @@
-//! What audits say about planted damage.
+//! Damage tests: audits report each planted damage.
 
 use farleaf_fabric::{GlobalAddr, ServerId};
 

@@ -1,4 +1,4 @@
-//! When retired objects are reused, and when not.
+//! Epoch tests: the pool reuses a retired object once no operation can hold it, and never before.
 
 use farleaf_fabric::{Client, Endpoint, Fabric, GlobalAddr, OpKind, ServerId};
 
@@ -19,7 +19,7 @@ async fn retire_one(session: &Mine) -> GlobalAddr {
     addr
 }
 
-/// Whether the object can be had again; leaves it in use if so.
+/// Tells whether the object can be had again; leaves it in use if so.
 fn is_free(session: &Mine, addr: GlobalAddr) -> bool {
     let pool = session.pool();
     let (block, offset) = pool.geometry().block_of(addr).unwrap();

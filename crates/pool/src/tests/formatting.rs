@@ -1,4 +1,4 @@
-//! Formatting and opening, and every superblock that must be refused.
+//! Format tests: format and open pools, and refuse every damaged superblock.
 
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::{Client, Endpoint, Fabric, GlobalAddr, ServerId};

@@ -1,4 +1,4 @@
-//! Joining, tokens, death and recovery.
+//! Member tests: joining, tokens, death and recovery.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -485,7 +485,7 @@ fn audit_around_recovery(knows: bool) -> AuditReport {
     })
 }
 
-/// What a larger client table costs: a tick nothing, a session nothing as long as there are few, a recovery
+/// Costs of a larger client table: a tick nothing, a session nothing as long as there are few, a recovery
 /// two READs of all of it.
 #[test]
 fn a_larger_client_table_costs_what_it_says() {

@@ -1,4 +1,4 @@
-//! Tests of the pool as a whole, on mapped memory.
+//! Pool tests: the pool as a whole, on mapped memory.
 #![allow(clippy::unwrap_used)]
 
 mod allocation;

@@ -1,4 +1,4 @@
-//! Random operations of several members and sessions against a model of who holds what.
+//! Model test: random operations of several members and sessions, against a model of object holders.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Which pin counts, and which pins a session takes.
+//! Pin tests: the least pin counts, and a second pin stands behind the first.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

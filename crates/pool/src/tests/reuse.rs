@@ -1,8 +1,7 @@
-//! Addresses across epochs: none is handed out again in the epoch in which its object was retired.
+//! Reuse tests: the pool never reuses an address in the epoch in which its object was retired.
 //!
-//! A member that remembers an address from one operation to the next trusts it for as long as its
-//! view of the global epoch stands still. Idle members and missing pins must not shorten that: while
-//! everybody else was idle, an object was once free within the epoch of its retirement.
+//! A member that remembers an address from one operation to the next trusts it for as long as its view
+//! of the global epoch stands still. Idle members and missing pins must not shorten that time.
 
 use std::collections::BTreeSet;
 

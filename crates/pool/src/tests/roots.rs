@@ -1,4 +1,4 @@
-//! The root table.
+//! Root tests: make, find and drop named tables.
 
 use farleaf_fabric::{GlobalAddr, ServerId};
 

@@ -1,6 +1,7 @@
-//! A small index over the pool on simulated memory servers: compute servers insert, read, remove,
-//! drop operations half done, die at any moment, are recovered and come back. Readers find what they read never reused; after
-//! it all, every object is accounted for.
+//! Simulated index: compute servers insert, read and remove in a small index, die, and are recovered.
+//!
+//! They drop operations half done, die at any moment and come back. No object is reused while a reader
+//! holds it. At the end the audit accounts for every object.
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
@@ -21,7 +22,7 @@ const SLOTS: usize = 96;
 const COMPUTE: usize = 4;
 const SESSIONS: usize = 2;
 
-/// What the whole run shares, outside of the pool.
+/// State that the whole run shares, outside of the pool.
 #[derive(Default)]
 struct Shared {
     stop: Cell<bool>,
@@ -152,7 +153,7 @@ async fn work(session: Mine, shared: Rc<Shared>) {
     shared.running.set(shared.running.get() - 1);
 }
 
-/// How long a caller waits: mostly for ever, now and then too short.
+/// Time that a caller waits: mostly for ever, now and then too short.
 fn patience_ns(endpoint: &AnyEndpoint) -> u64 {
     let random = endpoint.random();
     if random.is_multiple_of(8) { (random >> 8) % 12_000 } else { u64::MAX / 4 }

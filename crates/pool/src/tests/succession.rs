@@ -1,5 +1,6 @@
-//! A member table that is full of the dead: who opens the pool takes the place of one of them, and recovers
-//! it, whoever else does the same or dies over it.
+//! Succession tests: a process that opens a pool full of dead members takes the place of one of them.
+//!
+//! It recovers that member, although others do the same or die over it.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

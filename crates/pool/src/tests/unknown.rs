@@ -1,6 +1,7 @@
-//! Members that join, allocate, retire each other's objects and leave while operations are lost:
-//! some happen, some do not, some happen later. Nobody dies. At the end every object is accounted
-//! for.
+//! Lost operation tests: members work while operations happen, do not happen, or happen later.
+//!
+//! The members join, allocate, retire each other's objects and leave. Nobody dies. At the end the audit
+//! accounts for every object.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -24,7 +25,7 @@ const BYTES: [usize; 4] = [64, 200, 900, 3000];
 #[derive(Clone, Copy)]
 struct Trouble {
     lost: f64,
-    /// What happens to a memory server for a while, and how long.
+    /// Trouble of a memory server, and its duration.
     outage: Option<(Outage, u64)>,
 }
 

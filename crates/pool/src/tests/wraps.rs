@@ -1,4 +1,4 @@
-//! Counters that start just before they wrap.
+//! Wrap tests: counters start just before they wrap.
 
 use farleaf_fabric::{Client, GlobalAddr, ServerId};
 

@@ -1,4 +1,4 @@
-//! Stores that are opened by the name of their cluster, on a real etcd.
+//! Directory tests: open stores by the name of their cluster, on a real etcd.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 #[path = "../../../cluster/tests/common/etcd.rs"]

@@ -1,5 +1,4 @@
-//! What waits in real time: the tests of the public API over memory servers, and what only a network, etcd
-//! or RDMA can do.
+//! Real-time tests: the public API over memory servers, etcd and RDMA.
 
 #[path = "../store/common/mod.rs"]
 mod common;

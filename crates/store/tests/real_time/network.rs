@@ -1,4 +1,4 @@
-//! What only a network of memory servers can do.
+//! Network tests: behaviour that only memory servers on a network have.
 #![allow(clippy::unwrap_used)]
 
 use std::net::TcpListener;

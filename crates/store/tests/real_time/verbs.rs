@@ -1,4 +1,6 @@
-//! Stores by RDMA. What needs a device runs in `make verbs`; elsewhere it says that it was skipped, and why.
+//! RDMA tests: stores by RDMA, in `make verbs` alone if they need a device.
+//!
+//! Without a device each test prints that it was skipped, and why.
 #![allow(clippy::unwrap_used)]
 #![allow(clippy::disallowed_methods, reason = "a network is real threads")]
 

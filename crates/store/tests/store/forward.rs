@@ -1,4 +1,4 @@
-//! Several processes on one table of the engine `dex`: each has some of the keys to itself, and all use all.
+//! Forwarding tests: several processes own parts of one table of `dex`, and all use all keys.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;

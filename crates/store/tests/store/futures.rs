@@ -1,4 +1,4 @@
-//! The async API.
+//! Async tests: the async API.
 #![allow(clippy::unwrap_used)]
 
 use std::future::Future;

@@ -1,4 +1,4 @@
-//! The library's public API over memory of this machine.
+//! Store tests: the library's public API over memory of this machine.
 
 mod common;
 

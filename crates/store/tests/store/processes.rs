@@ -1,4 +1,4 @@
-//! Several processes on one pool, one of which is killed.
+//! Process tests: several processes on one pool, one of which is killed.
 #![allow(clippy::unwrap_used)]
 
 use std::io::{BufRead, BufReader};

@@ -1,4 +1,4 @@
-//! Opening, the list of tables, closing, full pools.
+//! Store lifecycle tests: opening, listing tables, closing, full pools.
 #![allow(clippy::unwrap_used)]
 
 use std::error::Error as _;

@@ -1,4 +1,4 @@
-//! Every method of tables, with good and with bad input.
+//! Table tests: every method of tables, with good and with bad input.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;

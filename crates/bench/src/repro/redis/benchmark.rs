@@ -1,4 +1,4 @@
-//! `redis-benchmark`, Redis's own bench: its gets, and what it says about them.
+//! redis-benchmark: runs Redis's own bench, and reads the figures of its gets.
 
 use super::{error::RedisError, play::set_all, server::RedisServer, wire::Wire};
 use crate::{repro::error::ReproError, run::Progress, values::ValueMaker};

@@ -1,4 +1,4 @@
-//! Why Redis could not be measured.
+//! Redis errors: say why Redis could not be measured.
 
 use std::{io, time::Duration};
 

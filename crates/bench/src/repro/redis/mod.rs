@@ -1,10 +1,10 @@
-//! Redis on the same machine, beside this index over TCP: gets against Redis's own bench, and YCSB's
-//! workloads, the same operations for all. Real time.
+//! Redis comparison: Redis beside this index over TCP on the same machine, in real time.
 //!
-//! Each side has a client of one thread that keeps as many operations under way, and a server of
-//! one thread; they speak TCP over the loopback interface. What takes turns is measured in rounds, one
-//! after the other, so that what else the machine does comes over all alike; what is told are
-//! medians over rounds.
+//! It compares gets with Redis's own bench, and YCSB's workloads with the same operations for all.
+//!
+//! Each side has a client of one thread that keeps as many operations under way, and a server of one
+//! thread; they speak TCP over the loopback interface. The systems take turns in rounds, one after the
+//! other, so that other load of the machine strikes all alike; the figures are medians over rounds.
 
 mod benchmark;
 mod error;

@@ -1,5 +1,6 @@
-//! A workload on Redis: the operations of as many clients as there are commands under way, on one
-//! connection.
+//! Redis player: runs a workload on Redis over one connection.
+//!
+//! As many commands are under way as the workload has clients.
 //!
 //! Client `i` makes the same operations as client `i` of a bench with as many clients, one after the
 //! other; the commands of all are sent together, and an operation's time runs from the moment at

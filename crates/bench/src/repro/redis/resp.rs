@@ -1,4 +1,4 @@
-//! Redis's protocol, RESP2, as far as the comparison speaks it: commands out, replies in.
+//! RESP2: encodes Redis's commands and decodes its replies, as far as the comparison needs.
 //!
 //! By hand, as a client's own work is part of what is measured here: replies are read where they
 //! lie, and nothing is allocated for one. (The crate `redis` makes a value of its own of each, cannot

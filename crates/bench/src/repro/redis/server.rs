@@ -1,5 +1,6 @@
-//! A Redis of one's own: on a free port of this machine, in a folder of its own, without any
-//! persistence. It ends, and its folder goes, when this process drops it or ends in any way.
+//! Redis server: starts a private Redis on a free port, in its own folder, without persistence.
+//!
+//! The server ends, and its folder goes, when this process drops it or ends in any way.
 
 use std::{
     ffi::OsStr,

@@ -1,4 +1,4 @@
-//! What takes turns: the engines over TCP, each on a memory server of its own, and Redis.
+//! Systems: the engines over TCP, each on its own memory server, and Redis; they run in turns.
 
 use farleaf_index::{Engine, Settings};
 

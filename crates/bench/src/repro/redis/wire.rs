@@ -1,4 +1,4 @@
-//! A connection to Redis: commands are collected and sent together, replies come in their order.
+//! Redis connection: collects commands, sends them together, and reads replies in their order.
 
 use std::{
     io::{self, ErrorKind, Read, Write},

@@ -1,4 +1,4 @@
-//! The engine with parts: several compute servers, partitions, what is offloaded.
+//! DEX tests: several compute servers, partitions and offloaded operations.
 
 use farleaf_index::{Engine, Settings, dex::offload::OFFLOAD_SERVICE};
 

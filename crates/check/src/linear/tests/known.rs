@@ -1,4 +1,4 @@
-//! Histories known to be right or wrong.
+//! Known histories: histories known to be right or wrong.
 
 use super::super::{Held, ScanFault};
 use super::*;

@@ -1,4 +1,4 @@
-//! Small random histories, against every order there is.
+//! Random histories: small random histories against every possible order.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! The options of `farleaf check`.
+//! Check options: the options of `farleaf check`.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! `farleaf check history`.
+//! `farleaf check history`: checks history files.
 
 use std::fs::File;
 use std::io;

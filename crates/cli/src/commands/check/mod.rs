@@ -1,4 +1,4 @@
-//! `farleaf check`.
+//! `farleaf check`: tests the engines in the simulator and with real processes.
 
 pub(crate) mod args;
 #[cfg(feature = "canary")]

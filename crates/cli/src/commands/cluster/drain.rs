@@ -1,4 +1,4 @@
-//! `farleaf cluster drain`: a compute server hands over what it has, and ends.
+//! `farleaf cluster drain`: a compute server hands over its ranges, and ends.
 
 use std::thread;
 use std::time::{Duration, Instant};

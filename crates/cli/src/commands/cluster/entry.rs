@@ -1,4 +1,4 @@
-//! A memory server's entry in its cluster's directory.
+//! Directory entry: keeps a memory server's entry in its cluster's directory.
 
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};

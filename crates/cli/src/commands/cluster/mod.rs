@@ -1,4 +1,4 @@
-//! `farleaf cluster`: who belongs to a cluster, and what its compute servers have.
+//! `farleaf cluster`: shows the members of a cluster and the ranges of its compute servers.
 
 mod drain;
 pub(crate) mod entry;

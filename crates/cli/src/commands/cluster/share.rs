@@ -1,4 +1,4 @@
-//! `farleaf cluster add`: a compute server that has joined gets something to do.
+//! `farleaf cluster add`: gives a compute server that has joined its share of the ranges.
 
 use std::thread;
 use std::time::{Duration, Instant};

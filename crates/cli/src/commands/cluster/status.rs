@@ -1,4 +1,4 @@
-//! `farleaf cluster status`: who belongs to a cluster, by its directory and by its pool.
+//! `farleaf cluster status`: lists the members of a cluster by its directory and by its pool.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! One thread reads, others insert, and the caller watches.
+//! Load pipeline: one thread reads, others insert, and the caller watches.
 //!
 //! - INV-LOAD-1: records with the same key are inserted by the same thread in their order, so that
 //!   the last one of the input stands.

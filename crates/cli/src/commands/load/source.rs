@@ -1,4 +1,4 @@
-//! Where records come from: a file or standard input, with its bytes counted.
+//! Source: reads records from a file or standard input, and counts its bytes.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};

@@ -1,4 +1,4 @@
-//! What a load tells at its end.
+//! Load summary: reports the result of a load at its end.
 
 use farleaf_bench::units::{human_bytes, human_count, human_rate};
 use serde_json::{Value, json};

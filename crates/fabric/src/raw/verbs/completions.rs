@@ -1,4 +1,4 @@
-//! Completion queues.
+//! Completion queues: collect the completions of queue pairs.
 
 use std::ffi::c_int;
 use std::io;

@@ -1,4 +1,4 @@
-//! An open card: its ports, and memory that it knows.
+//! RDMA device: an open card, its ports, and the memory registered with it.
 
 use std::any::Any;
 use std::ffi::{CStr, c_int};

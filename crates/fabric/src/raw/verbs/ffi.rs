@@ -1,10 +1,10 @@
-//! What is used of libibverbs, as `infiniband/verbs.h` of rdma-core declares it.
+//! Bindings: declare the part of libibverbs that this crate uses, as rdma-core's `verbs.h` declares it.
 //!
-//! The binary interface is frozen (symbol versions `IBVERBS_1.0` and later); fields are only ever
-//! added behind those that stand here. `layouts_are_those_of_the_header` compiles a C program
-//! against the header where there is one and compares every size and offset; the assertions below
-//! hold the same for builds without one. x86-64 and AArch64 agree but for the mutexes, which stand
-//! behind all that is used here.
+//! The binary interface is frozen (symbol versions `IBVERBS_1.0` and later): rdma-core adds fields only
+//! behind those of this file. If the header is installed, `layouts_are_those_of_the_header` compiles a
+//! C program against it and compares every size and offset. The assertions below check the same in
+//! builds without the header. x86-64 and AArch64 differ only in the mutexes, which lie behind all
+//! fields that this crate uses.
 #![allow(
     non_camel_case_types,
     reason = "the names of the header, so that both can be read side by side"

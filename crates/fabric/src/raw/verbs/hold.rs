@@ -1,9 +1,9 @@
-//! Who owns the buffers of what is in flight.
+//! Buffer holds: keep the buffers of operations in flight owned until the card is done with them.
 //!
 //! - **INV-HOLD-1** While a card may read or write a buffer, a [`super::Lane`] has a clone of the
 //!   [`Hold`] that owns it. The lane drops its clone when the work request has completed, or when the
 //!   queue pair has been destroyed.
-//! - **INV-HOLD-2** What a hold owns is changed, and given away, only while it has one owner. So
+//! - **INV-HOLD-2** Code changes or moves the buffers of a hold only while the hold has one owner. So
 //!   nobody sees a buffer that a card may write.
 
 use std::cell::UnsafeCell;

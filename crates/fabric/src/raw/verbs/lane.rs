@@ -1,4 +1,4 @@
-//! The sending side of a queue pair, with what is in flight on it.
+//! Send queue: the sending side of a queue pair, with its work requests in flight.
 //!
 //! - **INV-LANE-1** At most `depth` work requests are outstanding, unsignalled ones included: a place
 //!   is free again when a signalled completion at or behind it has been taken.

@@ -1,4 +1,4 @@
-//! libibverbs, found at run time, so that a program with this fabric in it runs without rdma-core.
+//! Library loader: loads libibverbs at run time, so that the program also runs without rdma-core.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;

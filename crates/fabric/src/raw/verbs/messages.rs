@@ -1,10 +1,9 @@
-//! Memory for the messages of one queue pair: places that are received into, and as many that are sent
-//! from.
+//! Message memory: holds the receive and send places of one queue pair's messages.
 //!
-//! - **INV-MAIL-1** The memory is registered, and lives as long as the queue pair that it was made for, so
-//!   that what is posted there may land at any time before that is destroyed.
-//! - **INV-MAIL-2** Message `n` has place `n` modulo their number, on either side. Who uses it knows that
-//!   the one before it there has gone.
+//! - **INV-MAIL-1** The memory is registered and lives as long as its queue pair, so that a posted
+//!   message may land at any time before the pair is destroyed.
+//! - **INV-MAIL-2** Message `n` has place `n` modulo their number, on either side. The user of a place
+//!   knows that the place's last message has gone.
 
 use std::io;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
-//! Cards, by libibverbs: a binding of what is used, behind safe faces.
+//! libibverbs binding: wraps the card, its queues and its queue pairs in safe interfaces.
 //!
 //! A [`Device`] is an open card with a protection domain, [`Completions`] a completion queue,
 //! [`QueuePair`] one end of a reliable connection, and a [`Lane`] the sending side of one with all that
-//! is in flight. Each holds what it is made of, so that things go in the right order. What a card
+//! is in flight. Each owns its parts, so that they are dropped in the right order. Memory that a card
 //! reads or writes on this side belongs to a [`Hold`] meanwhile (INV-HOLD-1), or consists of [`Words`],
 //! as the places of a queue pair's messages do (INV-MAIL-1).
 //!

@@ -1,4 +1,4 @@
-//! Queue pairs of reliable connections.
+//! Queue pairs: make, connect and destroy the ends of reliable connections.
 
 use std::io;
 use std::ptr::{self, NonNull};

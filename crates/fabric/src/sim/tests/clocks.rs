@@ -1,4 +1,4 @@
-//! Wrong clocks, leases, zombies.
+//! Clock tests: wrong clocks, leases and zombies.
 
 use super::*;
 use crate::{Incarnation, OpErrorKind};

@@ -1,4 +1,4 @@
-//! Planned deaths and pauses.
+//! Crash tests: planned deaths and pauses.
 
 use std::cell::Cell;
 use std::rc::Rc;

@@ -1,4 +1,4 @@
-//! Bad addresses, unknown services and absurd configurations give typed errors.
+//! Error tests: bad addresses, unknown services and absurd configurations give typed errors.
 
 use super::*;
 use crate::mapped::Mapped;

@@ -1,4 +1,4 @@
-//! Fences, kills and restarts.
+//! Fault tests: fences, kills and restarts.
 
 use std::cell::Cell;
 use std::rc::Rc;

@@ -1,4 +1,4 @@
-//! Memory servers that stop, slow down or are cut off; send queues; reconnects.
+//! Link tests: stopped, slow and unreachable memory servers, send queues and reconnects.
 
 use std::cell::Cell;
 use std::rc::Rc;

@@ -1,4 +1,4 @@
-//! Tests of the simulator as a whole.
+//! Simulator tests: the simulator as a whole.
 #![allow(clippy::unwrap_used)]
 
 mod calls;

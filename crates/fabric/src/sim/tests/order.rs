@@ -1,4 +1,4 @@
-//! What may be torn is, what may not never is, and chains keep their order.
+//! Order tests: operations tear only where the contract allows it, and chains keep their order.
 
 use std::cell::Cell;
 use std::rc::Rc;

@@ -1,4 +1,4 @@
-//! What is recorded of operations.
+//! Record tests: every operation leaves its record, and recording changes nothing.
 
 use super::*;
 use crate::sim::{OpRecord, Posted, Verb};

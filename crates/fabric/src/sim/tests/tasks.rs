@@ -1,4 +1,4 @@
-//! Sleeping, yielding, spawning, stopping, and runs that cannot go on.
+//! Task tests: sleeping, yielding, spawning, stopping, and runs that cannot go on.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;

@@ -1,4 +1,4 @@
-//! Latency is what the configuration says, and every limit binds.
+//! Timing tests: latency follows the configuration, and every limit binds.
 
 use std::sync::Arc;
 

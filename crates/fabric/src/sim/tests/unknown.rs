@@ -1,4 +1,4 @@
-//! Messages that come late or whose outcome nobody learns.
+//! Lost message tests: messages come late, or nobody learns their outcome.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! A second process that is killed in the middle of its WRITEs, for the harnesses of real fabrics.
+//! Killed writer: a second process that dies in the middle of its WRITEs, for real fabrics' harnesses.
 
 pub(crate) mod real;
 

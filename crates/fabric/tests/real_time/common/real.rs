@@ -1,4 +1,4 @@
-//! A harness of the contract's suite for every fabric in real time.
+//! Real-time harness: runs the contract's suite on every fabric in real time.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};

@@ -1,4 +1,4 @@
-//! Calls between compute servers over TCP where something is wrong.
+//! Call fault tests: calls between compute servers over TCP, with broken peers and connections.
 
 use farleaf_fabric::{CallError, Incoming, ListenConfig, Peer, ServiceId};
 

@@ -1,4 +1,4 @@
-//! RPCs by the card.
+//! RPC tests: RPCs by the card.
 
 use std::cell::Cell;
 use std::pin::pin;

@@ -1,4 +1,4 @@
-//! Each invariant, broken in memory, is told by its name; and versions that wrap do no harm.
+//! Verification tests: a check names each invariant that is broken in memory; wrapped versions pass.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! Bulk loads: levels built from sorted entries.
+//! Bulk tests: levels built from sorted entries.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Torn, flipped and random images: no panic anywhere, and nothing damaged passes for a node.
+//! Damage tests: torn, flipped and random images cause no panic, and none passes for a node.
 
 use super::*;
 

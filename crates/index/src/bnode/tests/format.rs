@@ -1,4 +1,4 @@
-//! Capacities, limits, and the format byte by byte.
+//! Format tests: capacities, limits, and the format byte by byte.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! A level of inner nodes whose children split and merge, against a sorted map.
+//! Inner level test: inner nodes whose children split and merge, against a sorted map.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! A level of leaves that are inserted into, split, merged and read, against a sorted map.
+//! Leaf level test: inserts, splits, merges and reads of leaves, against a sorted map.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Tests of nodes: levels of nodes against a sorted map, damaged images, capacities and formats.
+//! Node tests: levels of nodes against a sorted map, damaged images, capacities and formats.
 #![allow(clippy::unwrap_used)]
 
 mod bulk;

@@ -1,4 +1,4 @@
-//! Searching for strings of every length, also those that cannot be keys.
+//! Search tests: strings of every length, also those that cannot be keys.
 
 use super::*;
 

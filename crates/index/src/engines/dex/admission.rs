@@ -1,4 +1,4 @@
-//! Misses: reading a node, keeping it or not.
+//! Misses: read a node from remote memory, and decide whether the cache admits it.
 //!
 //! - `INV-DEX-IO` A node is read from, and a leaf that is not cached written to, remote memory only
 //!   under the `Io` mark of its address. So no two tasks of this compute server work on one node

@@ -1,4 +1,4 @@
-//! The answer to a request that is on its way: a place for it, the duty to give it, the wait for it.
+//! Answer: connects the task that sent a request with the task that replies to it.
 
 use std::future::Future;
 use std::pin::Pin;

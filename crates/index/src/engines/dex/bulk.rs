@@ -1,8 +1,9 @@
-//! Filling an empty table.
+//! Bulk load: fills an empty table.
 //!
-//! A tree is built beside the empty one, and takes its place when its root is named. Every bound is a
-//! leaf's high fence in the new tree, too (`INV-DEX-PART-1`). The loader owns all partitions and has all
-//! of them closed meanwhile, as for a move: the old nodes must stay empty until others are in their place.
+//! The loader builds a tree beside the empty one, and replaces that by naming the new root. Every bound
+//! is also a leaf's high fence in the new tree (`INV-DEX-PART-1`). The loader owns all partitions and
+//! keeps them closed meanwhile, as for a move: the old nodes must stay empty until it has replaced
+//! them.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Compute servers of one process: requests go from one to the other over queues.
+//! Local cluster: passes requests between compute servers of one process over queues.
 //!
 //! Each compute server has a *desk*: a queue of requests, and tasks of its own that answer them one at a
 //! time, each with a session ([`Cluster::serve`]). Nothing here is of one thread: on mapped memory

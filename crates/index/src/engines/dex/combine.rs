@@ -1,16 +1,16 @@
-//! Hot leaves: changes that wait for a leaf are done by who holds its latch, together with its own.
+//! Hot leaves: the holder of a leaf's latch does waiting changes together with its own.
 //!
-//! With [`DexOptions::combine`](super::DexOptions::combine). Who finds a leaf's latch held leaves its change
-//! there ([`Combiner`](crate::local::Combiner)) and waits. A holder that is changing the leaf does what lies
-//! there as well: one log WRITE for all of it where changes are logged, one hold of the latch where they are
-//! not. So a hot leaf takes as many changes in a round trip as come meanwhile, not one, and a thread that
-//! loses the processor while it holds the latch holds the others up once. Holders that do something else
-//! (splits, write-backs) leave them; then they are taken back and tried again.
+//! With [`DexOptions::combine`](super::DexOptions::combine). A writer that finds a leaf's latch held
+//! leaves its change there ([`Combiner`](crate::local::Combiner)) and waits. A holder that changes the
+//! leaf does the waiting changes as well: by one log WRITE for all if changes are logged, else under
+//! one hold of the latch. So a hot leaf takes all changes that arrive during a round trip, not one. A
+//! thread that loses the processor while it holds the latch delays the others once. Holders that split
+//! or write back leave the changes; their writers take them back and try again.
 //!
-//! `INV-DEX-COMBINE` What is taken is done as if its owner had the latch: the leaf covers the key, the change is
-//! in the log before it is seen, and its outcome is told after that. Changes that expect a value, and those
-//! that put or give up a record, are their owner's. Who takes it is inside the gate for a key of the same
-//! leaf, and a leaf is open or closed as a whole.
+//! `INV-DEX-COMBINE` A holder does a taken change as if the change's owner had the latch: the leaf
+//! covers the key, the change is in the log before anybody sees it, and the owner gets the outcome
+//! after that. Changes that expect a value, and those that put or give up a record, are their owner's.
+//! Who takes it is inside the gate for a key of the same leaf, and a leaf is open or closed as a whole.
 
 use std::sync::Arc;
 

@@ -1,9 +1,9 @@
-//! The cooling map: frames that are about to go, in buckets of first in, first out.
+//! Cooling map: holds eviction candidates in small FIFO buckets.
 //!
-//! A *Cooling* frame is clean, no pointer is swizzled to it, and nobody reads it. Whoever takes it out
-//! of its bucket owns it and decides: a descent swizzles it again (its second chance), eviction frees
-//! it. So `INV-DEX-COOL-1`: a frame is Cooling from when it is put into a bucket until it is taken
-//! out, and exactly one thread takes it out.
+//! A *Cooling* frame is clean, no pointer is swizzled to it, and nobody reads it. The thread that takes
+//! it out of its bucket owns it and decides: a descent swizzles it again (its second chance), eviction
+//! frees it. So `INV-DEX-COOL-1`: a frame is Cooling from when it is put into a bucket until it is
+//! taken out, and exactly one thread takes it out.
 
 use super::cooling_queue::CoolingQueue;
 use crate::sync::{Mutex, lock};

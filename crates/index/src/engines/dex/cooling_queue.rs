@@ -1,4 +1,4 @@
-//! One queue of all Cooling frames, first in, first out: what the cooling map's buckets do without.
+//! Cooling queue: one FIFO of all Cooling frames, the alternative to the cooling map's buckets.
 //!
 //! Kept to be measured against (`DexOptions::single_queue`). A frame is found by its number, so that
 //! each operation takes constant time under the one lock. The address is compared as well: by the

@@ -1,4 +1,4 @@
-//! Making room: sampling, write-back, cooling, eviction.
+//! Eviction: samples, cools, writes back and evicts frames.
 //!
 //! - `INV-DEX-CLEAN` A Cooling frame is clean and has no swizzled children. So an eviction never
 //!   waits for the fabric, and whatever is not cached is as remote memory has it.

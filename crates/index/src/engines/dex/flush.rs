@@ -1,4 +1,4 @@
-//! Writing everything back, and giving the tree up.
+//! Flush: writes all dirty nodes back, and closes the tree.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Keys of other compute servers: who owns them, and how an operation gets there.
+//! Forwarding: sends operations on other compute servers' keys to their owners.
 //!
 //! An operation on a foreign key is never begun here: it is passed on as a whole, once. Who does not
 //! own the key either says so and has done nothing; then the map is read again and the operation goes

@@ -1,4 +1,4 @@
-//! Frames: the cached images, as words that optimistic readers share, and what is known about each.
+//! Frames: hold cached images as words that optimistic readers share, with their state.
 //!
 //! Frames are type-stable: they are made with the cache and go with it, so that a stale number of a
 //! frame leads to a latch whose version has moved on, never to other memory.

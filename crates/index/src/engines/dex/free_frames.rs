@@ -1,4 +1,4 @@
-//! Frames that hold nothing: a short list for each worker, and one for all.
+//! Free frames: a short list of empty frames for each worker, and one for all.
 
 use crate::sync::{AtomicUsize, Mutex, Ordering, lock};
 

@@ -1,4 +1,4 @@
-//! What a crash has left half done, finished or undone by who meets it.
+//! Healing: finishes or undoes the changes that a crash left half done, when an operation meets them.
 //!
 //! The states that there can be exclude each other by the fences; see `docs/design/dex.md`, Death.
 

@@ -1,4 +1,4 @@
-//! The engine's face to the trait: own keys here, others' passed on.
+//! Index of DEX: runs operations on own keys here, and forwards all others.
 
 use farleaf_fabric::OpKind;
 use farleaf_pool::{Audit, Session};

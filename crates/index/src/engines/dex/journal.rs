@@ -1,14 +1,14 @@
-//! The journal: images of nodes, kept while the nodes are written in their place.
+//! Journal: stores images of nodes while the cache writes the nodes in their place.
 //!
 //! A WRITE of a node can be cut short by its writer's death where the fabric promises less than a
-//! node's bytes ([`farleaf_fabric::Capabilities::crash_atomic_bytes`]). Then what is left of the node
-//! fits no checksum, and its entries are lost, those too that no log has any more.
+//! node's bytes ([`farleaf_fabric::Capabilities::crash_atomic_bytes`]). Then the rest of the node fits
+//! no checksum, and its entries are lost, also those that no log has any more.
 //!
 //! - `INV-DEX-JOURNAL-1` Where a WRITE of an exclusive node that others lead to can be cut short, the
 //!   image has landed in the journal before, and stays there until the WRITE has landed.
-//! - `INV-DEX-JOURNAL-2` Of the images of one node that a journal holds, the one of the largest number is
-//!   that of its last WRITE. Before a node's memory is freed, its images are made void. So whoever finds
-//!   a node torn that the journal has an image of, may write that.
+//! - `INV-DEX-JOURNAL-2` Of the images of one node that a journal holds, the one of the largest number
+//!   is that of its last WRITE. Before a node's memory is freed, its images are made void. So a compute
+//!   server that finds a torn node may write the node's image from the journal.
 //!
 //! - `INV-DEX-JOURNAL-3` Of a node that another compute server owns by the ownership map, the journal
 //!   has no image that counts.

@@ -1,8 +1,9 @@
-//! Which leaves are kept when they are missed, once every frame has been used.
+//! Admission policy: decides which missed leaves the cache admits once every frame is in use.
 //!
-//! By chance, as in the paper (section 4.3), or those that are *missed again*: a leaf that was missed within
-//! as many misses of leaves as the cache has frames would still be cached, had it been kept the first time.
-//! So how many are kept follows by itself what is wanted, and nothing has to be tuned.
+//! It admits leaves by chance, as in the paper (section 4.3), or those that are *missed again*: leaves
+//! whose last miss lies at most as many leaf misses back as the cache has frames. Such a leaf would
+//! still be cached if the first miss had admitted it. So the rate of admission follows the workload by
+//! itself, and needs no tuning.
 
 use std::fmt;
 use std::str::FromStr;

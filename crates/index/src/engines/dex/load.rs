@@ -1,4 +1,4 @@
-//! Load on own keys: a count of operations that decays, and a sample of their keys.
+//! Load: counts operations on own keys, with decay, and samples their keys.
 
 use super::op_counters::LINES;
 use super::walk::Seek;

@@ -1,4 +1,4 @@
-//! The log of changes: what makes an acknowledged change survive the death of its compute server.
+//! Change log: makes an acknowledged change survive the death of its compute server.
 //!
 //! A change of a cached leaf is appended to the log under the leaf's SX; once it has landed there, it
 //! is applied under X and acknowledged. Changes that are in remote memory anyway when they are
@@ -15,10 +15,10 @@
 //!   memory does not have. A frame's `oldest` is the number of the first such change, and is set before
 //!   that is appended.
 //! - `INV-DEX-LOG-4` Nothing waits for room in the log: a change for which there is none is written
-//!   through. Once the half of the log that comes next is not all free, tasks that nobody waits for write
-//!   back the frames that keep the oldest part, and a change of such a frame is written through.
-//! - `INV-DEX-LOG-5` No record of the log refers to an object of the pool. (Such an object would have to
-//!   be found by whoever gives a dead compute server's memory back.)
+//!   through. If the next half of the log is not all free, background tasks write back the frames that
+//!   hold the oldest part, and a change of such a frame is written through.
+//! - `INV-DEX-LOG-5` No record of the log refers to an object of the pool. (The recovery of a dead
+//!   compute server's memory would have to find such an object.)
 
 use std::collections::VecDeque;
 use std::fmt;

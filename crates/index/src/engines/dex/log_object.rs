@@ -1,11 +1,11 @@
-//! The object in the pool that a log is, and where it is named.
+//! Log object: the object in the pool that stores a log, and the word that names it.
 //!
 //! A log is one object. Words of its head: 0 tag, 1 incarnation of its owner, 2 a number drawn at
 //! random, 3 number of the last change that is in remote memory in any case, 4 number of the last image
 //! that is void, 5 segments and words of a segment (in the high half) of the journal, 6 those of the
-//! changes, 7 checksum of words 0 to 2, 5 and 6. Then the journal's segments, then the changes'. What is
-//! in them is bound to the head by the rings' seeds, so that nothing that the memory held before passes
-//! for a record.
+//! changes, 7 checksum of words 0 to 2, 5 and 6. Then the journal's segments, then the changes'. The
+//! rings' seeds bind their content to the head, so that no former content of the memory passes for a
+//! record.
 //!
 //! The ownership map has its address.
 

@@ -1,4 +1,4 @@
-//! The mapping table: which remote nodes are cached, and which are being worked on.
+//! Mapping table: maps cached remote nodes to frames, and marks nodes with I/O under way.
 //!
 //! It is the ground truth: an address without an entry is not cached by this compute server, and
 //! nothing of it is under way.

@@ -1,9 +1,8 @@
-//! A compute server's part in a partitioned table: joining, learning of a newer map, taking over what
-//! the dead had, leaving.
+//! Membership: joins a partitioned table, learns newer maps, and takes over from dead owners.
 //!
-//! A compute server has one cache of a table: what the map gives to its incarnation is that cache's. It
-//! begins to serve a range when it sees itself named as the owner; by then the one before has written
-//! everything back and dropped it, or has been cut off (`INV-DEX-PART-3`).
+//! A compute server has one cache of a table, for all ranges that the map gives to its incarnation. It
+//! begins to serve a range when the map names it as the owner. Before that, the former owner has
+//! written everything back and dropped it, or has been cut off (`INV-DEX-PART-3`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

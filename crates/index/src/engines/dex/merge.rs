@@ -1,13 +1,14 @@
-//! Taking a sparse node in by its left neighbour.
+//! Merge: moves the entries of a sparse node into its left neighbour.
 //!
 //! Parent, left and right are held with SX, in this order, by trying. Then, remotely: right dead, its
 //! content still in it; left with all content; the parent without right (each written before the
 //! next). Then all three in the cache, in one moment, and right is retired. Readers go on meanwhile:
 //! they see the state before, which cannot change as writers are kept out.
 //!
-//! A crash in between leaves one of two states, which the fences tell apart: right is dead and left does
-//! not cover it, then right is revived by who meets it; or left covers it, then the parent's separator
-//! is removed. No dead node is ever cached, so that nothing can have been changed in it since.
+//! A crash in between leaves one of two states, which the fences tell apart: right is dead and left
+//! does not cover it, then the operation that meets right revives it; or left covers it, then that
+//! operation removes the parent's separator. The cache never holds a dead node, so that nobody can have
+//! changed it since.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! DEX: a B+-tree whose nodes a compute server caches, may change in its cache, and writes back.
+//! DEX: a B+-tree whose nodes a compute server caches, changes in its cache and writes back.
 //!
 //! After B. Lu, K. Huang, C. Liang, T. Wang, E. Lo: "DEX: Scalable Range Indexing on Disaggregated
 //! Memory", PVLDB 17(10), 2024. Its ideas: *logical partitioning* gives every compute server ranges
@@ -7,11 +7,10 @@
 //! frames, and chooses victims by sampling from the bottom up; *opportunistic offloading* sends an
 //! operation to the memory server when that is cheaper than reading.
 //!
-//! What stands here is the cache and the tree of compute servers that own ranges of a table's keys, one
-//! of them all or several a part each; and what is offloaded. What remote memory holds is
-//! [`crate::blink`]'s tree, byte for byte: after [`Dex::close`] either engine can open it.
-//! `docs/design/dex.md` has the differences to the paper with their reasons, the costs, and what is
-//! not built yet.
+//! This folder has the cache and the tree of compute servers that own ranges of a table's keys, one of
+//! them all or several a part each, and the offloading. Remote memory holds [`crate::blink`]'s tree,
+//! byte for byte: after [`Dex::close`] either engine can open it. `docs/design/dex.md` lists the
+//! differences to the paper with their reasons, the costs, and the missing parts.
 //!
 //! | the folder's files | what |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! Point operations.
+//! Point operations: get and change single keys through the cache.
 //!
 //! A hit reads under optimistic lock coupling, or changes the leaf under X of its latch, and sends
 //! nothing over the fabric.

@@ -1,22 +1,22 @@
-//! Which compute server owns which keys: the ownership map.
+//! Ownership map: assigns each range of keys to a compute server.
 //!
 //! The map is an object that a word of the table's meta object names: sorted bounds that cut the key
-//! space into ranges `(low, high]`, an owner's incarnation for each (0 for none), the move that is under
-//! way, if any, and an epoch. Its object has two slots, of which the word names one. Who wants another
-//! map takes the map's lock (a word of the meta object), writes it, with the next epoch, into the other
-//! slot, and names that together with the unlocking. So a full pool does not keep anybody from taking
-//! over. A map that outgrows its slot gets a new object; the old one is retired. A lock that the dead
-//! left is taken over, once they are cut off.
+//! space into ranges `(low, high]`, an owner's incarnation for each (0 for none), the move that is
+//! under way, if any, and an epoch. Its object has two slots, of which the word names one. A compute
+//! server that changes the map takes the map's lock (a word of the meta object), writes the new map,
+//! with the next epoch, into the other slot, and names that slot together with the unlocking. So a full
+//! pool does not keep anybody from taking over. A map that outgrows its slot gets a new object; the old
+//! one is retired. A taker breaks the lock of a dead holder after that is cut off.
 //!
 //! - `INV-DEX-PART-1` Every bound is the high fence of a leaf. So a leaf belongs to one partition, and
 //!   no leaf is ever shared.
 //! - `INV-DEX-PART-2` A node is *exclusive* to a partition if its range lies in it, by its own fences, and
 //!   *shared* otherwise. Exclusive nodes are read and written by the partition's owner alone; shared
 //!   ones are changed under their remote lock only.
-//! - `INV-DEX-PART-3` Who the map names as a range's owner changes only by its own hand, or once it has
-//!   been cut off from every memory server.
-//! - `INV-DEX-PART-4` A map counts once it is named. Who reads one reads the word again behind it, and
-//!   begins anew if it is another by then: the slot may have been written for a map to come.
+//! - `INV-DEX-PART-3` Only the owner that the map names for a range gives the range to another, or a
+//!   taker after that owner has been cut off from every memory server.
+//! - `INV-DEX-PART-4` A map counts once the word names it. A reader reads the word again after the map,
+//!   and begins anew if the word has changed: the slot may hold parts of the next map.
 //!
 //! Layout of the map, words: 0 tag, 1 epoch, 2 number of partitions, 3 checksum, 4 and 5 the move's
 //! giver and taker (0 if none), 6 number of logs; then an owner each; then for each its upper bound: length, bytes

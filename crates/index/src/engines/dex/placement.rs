@@ -1,8 +1,9 @@
-//! Which memory server nodes lie on.
+//! Placement: chooses the memory server of each node.
 //!
 //! `INV-DEX-PLACE`: of a table that is *placed*, all nodes of a subtree whose top is of the table's
-//! subtree level, or below it, lie on one memory server. So whoever is sent to such a node finds the
-//! way to the leaf in its own memory. Subtrees, and the nodes above them, are spread.
+//! subtree level, or below it, lie on one memory server. So a memory server that gets an operation at
+//! such a node finds the way to the leaf in its own memory. Subtrees, and the nodes above them, are
+//! spread.
 //!
 //! | when | where the new node goes |
 //! |---|---|
@@ -14,9 +15,9 @@
 //! | merge of inner nodes up to the subtree level | not done if they are on two servers |
 //!
 //! The meta object's word 216 holds the subtree level plus 1; 0 says that the table is not placed, as
-//! one that `btree` has made. Then nothing is promised, and memory servers answer that the way leads
-//! elsewhere where it does. With the subtree level 0 all nodes are spread; with others, a table that grows
-//! by inserts alone spreads only the nodes above, since half a subtree stays where the whole was.
+//! one that `btree` has made. Then the rule does not hold, and a memory server answers that the way
+//! leads elsewhere if it does. With the subtree level 0 all nodes are spread; with others, a table that
+//! grows by inserts alone spreads only the nodes above, since half a subtree stays where the whole was.
 
 use farleaf_fabric::{GlobalAddr, ServerId};
 use farleaf_pool::Session;

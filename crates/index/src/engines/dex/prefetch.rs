@@ -1,9 +1,9 @@
-//! Leaves that a scan will want next, read together with one that it has missed.
+//! Scan prefetch: reads the next leaves of a scan together with one that it missed.
 //!
-//! Each is claimed as any node that is read (`INV-DEX-IO`), so its image is what remote memory, and
-//! nothing newer in this cache, has; and it is kept or not as any leaf. The scan goes through the image
-//! later, when others may have changed the leaf: it is still of one moment of the scan, as each leaf of a
-//! scan is of a moment of its own, and fences decide what comes next, not who was read with whom.
+//! The scan claims each leaf as any node that it reads (`INV-DEX-IO`), so that this cache has no newer
+//! image than remote memory, and admits it as any leaf. The scan goes through the image later, when
+//! others may have changed the leaf: it is still of one moment of the scan, as each leaf of a scan is
+//! of a moment of its own, and fences decide which leaf comes next, not the order of reading.
 //!
 //! They are claimed below an exclusive parent only. If a range is being given away, the nodes that cross
 //! its ends have become shared before it is closed; so what is below an exclusive parent is open or closed

@@ -1,5 +1,6 @@
-//! Range guard: admits an operation only while this compute server owns its key, and drains running
-//! operations before a range moves.
+//! Range guard: admits an operation only while this compute server owns its key.
+//!
+//! Before a range moves, it drains the running operations.
 //!
 //! Every operation on own keys acquires the guard, which looks its key up in a *view*: the ownership map as
 //! it is known here. The operation is *inside* until it ends, and so are the tasks that it leaves behind. A

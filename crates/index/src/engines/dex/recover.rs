@@ -1,12 +1,11 @@
-//! A log's life in the pool: it is made when a cache takes its table (or partition), gone through when
-//! the owner has died, and given up when the table is closed.
+//! Log recovery: creates the log of a table or partition, replays a dead owner's log, and closes it.
 //!
-//! - `INV-DEX-RECOVER-1` The map names a log until every change that it has is in remote memory: the map
-//!   that gives the ranges to another owner does not name the log any more. So whoever takes over from an owner that died
-//!   while it was taking over finds the same log, and does the same again.
-//! - `INV-DEX-RECOVER-2` Changes are gone through in the order of their numbers, and a leaf that is
-//!   written meanwhile is sealed with the number of the last: none is done twice, and none over a newer
-//!   one, however often it begins again.
+//! - `INV-DEX-RECOVER-1` The map names a log until every change that it has is in remote memory: the
+//!   map that gives the ranges to another owner does not name the log any more. So if a new owner dies
+//!   while it takes over, the next one finds the same log, and does the same again.
+//! - `INV-DEX-RECOVER-2` The new owner replays changes in the order of their numbers, and seals each
+//!   written leaf with the number of the last. So it does no change twice, and none over a newer one,
+//!   however often it begins again.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

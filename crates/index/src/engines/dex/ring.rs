@@ -1,8 +1,8 @@
-//! A ring of segments in pool memory that one compute server appends records to.
+//! Ring: segments in pool memory to which one compute server appends records.
 //!
-//! Each record has its place as soon as it is appended, and waits there until somebody who waits for
-//! it writes everything that has come together: while one WRITE is under way the next records gather,
-//! so that any number of tasks and threads share one (group commit). Alone, a record is one WRITE.
+//! Each record has its place as soon as a task appends it. It waits there until one of the waiting
+//! tasks writes all gathered records: while one WRITE is under way the next records gather, so that any
+//! number of tasks and threads share one (group commit). Alone, a record is one WRITE.
 //!
 //! - `INV-DEX-RING-1` At most one batch is under way, and a batch is posted only after all before it
 //!   have landed. So a reader who takes the records of a segment from its front, up to the first one

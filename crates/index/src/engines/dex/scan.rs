@@ -1,8 +1,8 @@
-//! Range reads, both ways, a leaf at a time.
+//! Scan: reads a range in both directions, a leaf at a time.
 //!
-//! A leaf is copied and the copy validated, so that each leaf is of one moment. The next one is the one
-//! that covers the place behind its fence: splits, merges and evictions in between can neither hide a
-//! key nor show one twice.
+//! A scan copies a leaf and validates the copy, so that each leaf is of one moment. The next leaf is
+//! the one that covers the place behind the fence: splits, merges and evictions in between can neither
+//! hide a key nor show one twice.
 //!
 //! With [`DexOptions::offload_scans`](super::DexOptions::offload_scans) a scan that misses an inner node may
 //! have the memory server go through the leaves below it, and goes on behind the last one in the same way.

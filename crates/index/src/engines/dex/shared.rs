@@ -1,4 +1,4 @@
-//! Shared inner nodes: those that cross a bound of partitions.
+//! Shared nodes: inner nodes that cross a bound of partitions.
 //!
 //! Several compute servers cache them, and each changes them in remote memory under their lock, by
 //! [`crate::btree`]'s protocol: the lock's CAS travels with the READ of the content, so that whoever
@@ -10,23 +10,23 @@
 //!   never merged away, so that its children are nodes of the tree as long as they cover keys of this
 //!   compute server; what has become another's alone may be gone, which the arrival there shows.
 //! - `INV-DEX-SHARED-2` For the keys of this compute server, a cached shared node has all separators
-//!   that this compute server has added, as it adds them to its copy, too.
+//!   that this compute server has added, because it also adds them to its copy.
 //!
 //! - `INV-DEX-SHARED-3` The parent of a cached shared node is shared, or the top, and is the
 //!   copy under which it was read: a shared node has no second chance. So a copy that is out of date
 //!   never passes for a node that has become exclusive.
 //!
-//! - `INV-DEX-SHARED-4` Who changes a shared node in remote memory holds SX of a cached copy that covers
-//!   the place, at the node's level or below. As long as that copy is Hot, whatever has become of the
-//!   node since is not cached by this compute server, so that it is not taken for exclusive, and
-//!   changed in the cache, at the same time.
+//! - `INV-DEX-SHARED-4` A task that changes a shared node in remote memory holds SX of a cached copy
+//!   that covers the place, at the node's level or below. As long as that copy is Hot, whatever has
+//!   become of the node since is not cached by this compute server, so that it is not taken for
+//!   exclusive, and changed in the cache, at the same time.
 //!
 //! - `INV-DEX-SHARED-5` While a shared node is compared with remote memory and taken for exclusive
 //!   (`INV-DEX-MOVE-4`), this compute server changes no shared node remotely: a change may go up by
 //!   several levels, and holds no latch of what is above the copy that it began at.
 //!
-//! - `INV-DEX-SHARED-6` Who is led right by a copy posts the separator that it lacks only if the copy is
-//!   as remote memory has it. Otherwise the copy may be of a time before the bounds moved, and the
+//! - `INV-DEX-SHARED-6` An operation that a copy leads right posts the missing separator only if the
+//!   copy equals remote memory. Otherwise the copy may be of a time before the bounds moved, and the
 //!   separator be in a node that has been another's alone since, and there in the cache only: in remote
 //!   memory it would be added, or the node split for it, behind its owner's back.
 //!

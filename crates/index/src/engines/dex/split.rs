@@ -1,4 +1,4 @@
-//! Dividing a full node, and putting a new root over the old one.
+//! Split: divides a full node, and puts a new root over the old one.
 //!
 //! A split writes the new right node in whole, then the old one, and only then changes the cache:
 //!

@@ -1,4 +1,4 @@
-//! What the cache has done.
+//! Cache counters: count hits, misses, evictions, write-backs and the other work of the cache.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,4 +1,4 @@
-//! Engine interface of DEX: tables opened once in each member of the pool, and tables that are not open.
+//! Engine interface of DEX: opens a table once per member, and walks tables that nobody has open.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Checking the cache, and remote memory under it.
+//! Verification: checks the cache, and the remote memory under it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The way down through the cache: optimistic lock coupling over swizzled pointers.
+//! Descent: walks down the cache by optimistic lock coupling over swizzled pointers.
 //!
 //! Nothing here waits or touches the fabric. A walk ends at the node it wants, or says what keeps
 //! it from there; the caller sees to that and walks again from the top.

@@ -1,5 +1,6 @@
-//! Example engine: one sorted list under one remote lock. It shows what an engine is, and is built for
-//! tests only (feature `example`). `CONTRIBUTING.md` walks through it.
+//! Example engine: one sorted list under one remote lock, built for tests only (feature `example`).
+//!
+//! It shows the parts of an engine. `CONTRIBUTING.md` walks through it.
 //!
 //! The meta object names the list, which is one object that is never changed: a change writes a new list,
 //! then names it and gives the lock back in one chain.

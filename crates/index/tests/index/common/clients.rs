@@ -1,4 +1,4 @@
-//! Clients of one table that know what their own keys hold, and count up together, for every engine.
+//! Test clients: clients of one table that know their own keys' values and count up together.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Pools on every fabric for the suites.
+//! Test pools: pools on every fabric for the suites.
 #![allow(dead_code, unreachable_pub, reason = "each suite uses its part")]
 
 pub mod clients;

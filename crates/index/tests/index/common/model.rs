@@ -1,4 +1,4 @@
-//! An index beside a `BTreeMap`: one session, random operations of all kinds.
+//! Model: runs random operations of one session on an index and on a `BTreeMap`.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;

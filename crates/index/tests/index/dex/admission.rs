@@ -1,5 +1,4 @@
-//! Which leaves the engine `dex` keeps: what that costs in READs, with keys of which some are wanted much
-//! more than others.
+//! Admission tests: READs of `dex` by its admission policy, with keys of skewed popularity.
 
 use super::tables::{create, open};
 use crate::common::{Pairs, World, cost_since, costs};

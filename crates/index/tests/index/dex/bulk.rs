@@ -1,4 +1,4 @@
-//! Bulk loads of tables that have been cut: against the model, and beside other compute servers.
+//! Bulk load tests: partitioned tables, against the model and beside other compute servers.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;

@@ -1,5 +1,4 @@
-//! The engine `dex` on compute servers that join, leave, die and share the load, and what it costs to
-//! give a range away.
+//! Cluster tests: compute servers of `dex` join, leave, die and share the load; costs of a move.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

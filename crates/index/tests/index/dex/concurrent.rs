@@ -1,5 +1,6 @@
-//! The engine `dex` with many clients of one compute server: in the simulator, on real threads, with
-//! futures that are dropped at every await.
+//! Concurrency tests: many clients of one compute server of `dex`, in the simulator and on threads.
+//!
+//! Some tests drop futures at every await.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;

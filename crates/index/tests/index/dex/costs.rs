@@ -1,4 +1,4 @@
-//! What operations of the engine `dex` cost, exact to the remote operation.
+//! Cost tests: the exact remote operations of the engine `dex`.
 
 use super::tables::{check, create, open};
 use crate::common::{Pairs, World, cost_since, costs};

@@ -1,5 +1,6 @@
-//! The engine `dex` when its compute server dies: what had been flushed is there, the tree is whole,
-//! and every key holds something that it held.
+//! Crash tests: flushed changes of `dex` survive the death of its compute server.
+//!
+//! The tree is whole, and every key holds a value that it held.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,5 +1,6 @@
-//! The first operation on a table of the engine `dex` when its future is dropped at any moment and its
-//! compute server goes on with something else, then dies.
+//! First operation tests: the future of a table's first operation in `dex` is dropped at any moment.
+//!
+//! Its compute server goes on with other work, and then dies.
 
 use std::cell::Cell;
 use std::future::Future;

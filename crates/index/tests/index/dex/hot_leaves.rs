@@ -1,5 +1,4 @@
-//! Hot leaves of the engine `dex`: changes that wait for a leaf are done by who holds it, and gets answered by
-//! who reads it.
+//! Hot leaf tests: latch holders do waiting changes of `dex`, and readers answer waiting gets.
 
 use std::cell::Cell;
 use std::rc::Rc;

@@ -1,5 +1,7 @@
-//! The engine `dex` with durability `logged`: what was acknowledged survives a death at any remote
-//! operation, also one in the middle of a recovery, with WRITEs cut short; and what the log costs.
+//! Log tests: acknowledged changes of `dex` with durability `logged` survive every death.
+//!
+//! The owner dies at any remote operation, also in the middle of a recovery, with WRITEs cut short.
+//! Other tests check the costs of the log.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! The suites of the engine `dex`.
+//! DEX tests: the suites of the engine `dex`.
 
 mod storm;
 mod tables;

@@ -1,4 +1,4 @@
-//! The engine `dex` against `BTreeMap`: one session, all operations, tiny nodes, the smallest cache.
+//! Model tests: `dex` against `BTreeMap`, one session, all operations, tiny nodes, the smallest cache.
 
 use super::tables::{create, open, some_durability};
 use crate::common::model::Run;

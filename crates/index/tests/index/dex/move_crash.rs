@@ -1,6 +1,7 @@
-//! The engine `dex` when somebody dies while a range changes owners: at every remote operation of the
-//! giver's, the taker's, and of who asked for it. Every key is served again by whoever is left, and only
-//! what the dead had not written back is lost.
+//! Move crash tests: a compute server of `dex` dies while a range changes owners.
+//!
+//! It dies at every remote operation of the giver, the taker and the caller of the move. The survivors
+//! serve every key again, and only changes that the dead had not written back are lost.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! The engine `dex` while ranges change owners: under load, with compute servers that come, go and die.
+//! Move tests: ranges of `dex` change owners under load, while compute servers come, go and die.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

@@ -1,5 +1,6 @@
-//! Operations of the engine `dex` that memory servers do: what they cost, what sends an operation back,
-//! and what becomes of them when completions are lost, servers are slow, or somebody dies.
+//! Offload tests: costs of the operations that memory servers do for `dex`, and their refusals.
+//!
+//! They also lose completions, slow servers down and kill compute servers.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

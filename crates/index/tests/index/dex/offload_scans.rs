@@ -1,4 +1,4 @@
-//! Scans that memory servers do for the engine `dex`: what they cost, and with what they save.
+//! Offloaded scan tests: costs and savings of scans that memory servers do for `dex`.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;

@@ -1,4 +1,4 @@
-//! The engine `dex` on several compute servers, each of which owns a part of the keys.
+//! Partition tests: the engine `dex` on several compute servers, each of which owns some of the keys.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,5 +1,6 @@
-//! Rules of the design that the other suites do not test by themselves. `docs/papers/dex.md` lists all rules
-//! with their tests.
+//! Rule tests: rules of DEX that the other suites do not test by themselves.
+//!
+//! `docs/papers/dex.md` lists all rules with their tests.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;

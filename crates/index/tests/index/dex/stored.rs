@@ -1,4 +1,4 @@
-//! Tables of the engine `dex` as any engine's: made, opened, closed, dropped and recovered by name.
+//! Table tests: make, open, close, drop and recover tables of `dex` by name.
 
 use crate::common::{World, create, join, open, settle, start};
 use farleaf_fabric::sim::{Sim, SimConfig};

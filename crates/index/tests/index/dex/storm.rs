@@ -1,4 +1,4 @@
-//! Clusters of the engine `dex` for its suites: partitioned tables, and what must be in order at the end.
+//! Test clusters: partitioned tables of `dex` for its suites, and the checks at their end.
 #![allow(dead_code, unreachable_pub, reason = "each suite uses its part")]
 
 use std::collections::BTreeMap;

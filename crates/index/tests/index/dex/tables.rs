@@ -1,4 +1,4 @@
-//! Tables of the engine `dex` for its suites.
+//! Test tables: tables of the engine `dex` for its suites.
 #![allow(dead_code, unreachable_pub, reason = "each suite uses its part")]
 
 use farleaf_fabric::{Endpoint, GlobalAddr};

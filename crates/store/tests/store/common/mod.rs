@@ -1,4 +1,4 @@
-//! What the tests of the public API share.
+//! Test helpers: shared by the tests of the public API.
 #![allow(dead_code, reason = "every test program uses a part")]
 #![allow(clippy::unwrap_used)]
 

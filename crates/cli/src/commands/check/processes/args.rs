@@ -1,4 +1,4 @@
-//! What can be said to `farleaf check processes`.
+//! Process test options: the options of `farleaf check processes`.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! `farleaf check processes`, and the hidden command that its children run.
+//! `farleaf check processes`: tests real processes on one pool; a hidden command runs its children.
 
 mod args;
 

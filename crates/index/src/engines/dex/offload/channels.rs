@@ -1,4 +1,4 @@
-//! Channels: the numbers by which a memory server knows a change that is sent again (`INV-DEX-OFF-2`).
+//! Channels: number the changes, so that a memory server recognizes a resent one (`INV-DEX-OFF-2`).
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What a compute server does to offload an operation: decide, ask, and deal with the answer.
+//! Offload client: decides to offload an operation, sends it, and handles the reply.
 
 use std::sync::{Arc, OnceLock};
 

@@ -1,19 +1,19 @@
-//! What a memory server does: one operation on a subtree in its own memory.
+//! Offload handler: runs one operation on a subtree in the memory server's own memory.
 //!
-//! At most as many nodes as the subtree has levels are looked at, by a scan (`range`) those of a bounded
-//! number of leaves. Nothing is allocated or freed in the
-//! pool, no node but the leaf is changed, its lock word is not touched.
+//! The handler reads at most as many nodes as the subtree has levels; a scan (`range`) reads those of a
+//! bounded number of leaves. It allocates and frees nothing in the pool, changes no node but the leaf,
+//! and leaves the leaf's lock word alone.
 //!
 //! - `INV-DEX-OFF-1` The handler changes a leaf only after every node on its way, the leaf included, had
 //!   its address, level, kind and checksum, covered the key, and lay on this server; and the first had
 //!   a range within the sender's partition. All else is refused with nothing done.
-//! - `INV-DEX-OFF-2` A change is done at most once for each (session, channel, sequence): what is sent
-//!   again gets the reply of the first time, what is older than that is refused. Sessions are of this
+//! - `INV-DEX-OFF-2` The handler does a change at most once for each (session, channel, sequence): a
+//!   resent request gets the first reply, and the handler refuses older ones. Sessions are of this
 //!   service's life, so a change of an earlier life of it is never taken for a new one.
 //!
 //! Nobody else writes the subtree meanwhile: the sender holds its `OffX` mark, and the contract's F6
-//! and F10 keep out what the dead and the lost have sent. So node words are read and written without
-//! order; that they were not torn is shown by the checksum.
+//! and F10 keep out late operations of dead senders and lost connections. So the handler reads and
+//! writes node words without order; the checksum shows that they were not torn.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Marks of nodes at which operations are offloaded, and the pins that they hold.
+//! Offload marks: mark nodes at which operations are offloaded, and hold their pins.
 
 use std::sync::Arc;
 

@@ -1,5 +1,7 @@
-//! Opportunistic offloading: an operation that misses a low node may be sent to the memory server that
-//! holds the node's subtree, in place of reading the path down from it.
+//! Offloading: sends an operation that misses a low node to the memory server of the node's subtree.
+//!
+//! The memory server walks the subtree in its own memory, in place of READs of the path by the compute
+//! server.
 //!
 //! | file | what |
 //! |---|---|

@@ -1,11 +1,11 @@
-//! When an operation is worth offloading.
+//! Cost model: decides whether offloading an operation costs less than fetching its nodes.
 //!
 //! Reading a path costs a READ for each of its `L + 1` levels, and a little work for each; offloading
-//! costs one RPC, with whatever queue there is before the memory server's threads. Both are measured,
-//! for each memory server by itself, since load differs between them: means of the last 50 samples,
-//! of which none is older than a second. At the start 50 of each are taken whatever they cost, and later
-//! one in a hundred decisions is turned round, so that neither side's figures go stale. RPCs of scans, which
-//! do more each, are counted by themselves.
+//! costs one RPC, with whatever queue there is before the memory server's threads. The model measures
+//! both for each memory server by itself, since load differs between them: means of the last 50
+//! samples, none older than a second. At the start it takes 50 of each regardless of their cost. Later
+//! it reverses one in a hundred decisions, so that neither side's figures go stale. It counts RPCs of
+//! scans by themselves, because each does more work.
 
 use std::fmt;
 use std::str::FromStr;

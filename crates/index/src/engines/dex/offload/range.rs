@@ -1,9 +1,9 @@
-//! What a memory server does for a scan: leaf by leaf through a subtree in its own memory.
+//! Offloaded scan: reads leaf by leaf through a subtree in the memory server's own memory.
 //!
-//! Whole leaves are given, as far as their pairs are in the range: who scans goes on behind the fence of
-//! the last one as if it had read it. Each node on the way is looked at as for any operation
-//! (`INV-DEX-OFF-1`), and covers the place where the scan goes on, so that what is given has no gap. What
-//! is not in order ends the way there; if that is before the first leaf, the sender fetches.
+//! The reply holds whole leaves, as far as their pairs are in the range: the scan goes on behind the
+//! fence of the last one as if it had read it. The memory server checks each node on the way as for any
+//! operation (`INV-DEX-OFF-1`), and that it covers the place of the scan, so that the reply has no gap.
+//! A node that fails ends the way there. If that is before the first leaf, the sender fetches.
 
 use farleaf_fabric::{GlobalAddr, Words};
 

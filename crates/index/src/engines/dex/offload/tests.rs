@@ -1,4 +1,4 @@
-//! The handler, request by request.
+//! Handler tests: the handler's reply to each kind of request.
 
 use std::sync::atomic::Ordering;
 

@@ -1,4 +1,4 @@
-//! What goes over the wire: one request, one reply, little-endian, every byte accounted for.
+//! Offload messages: encode one request and one reply, little-endian, every byte accounted for.
 //!
 //! Request, 88 bytes and what follows them, together exactly as long as the lengths say:
 //!

@@ -1,4 +1,4 @@
-//! A connection to another compute server: its requests go out, replies come back.
+//! Client connection: sends requests to another compute server and receives the replies.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, BufReader, BufWriter, Read, Write};

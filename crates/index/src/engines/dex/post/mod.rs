@@ -1,4 +1,4 @@
-//! Requests between compute servers of different processes, over TCP.
+//! TCP messages: carry requests between compute servers of different processes.
 //!
 //! A [`Post`] is one compute server's side of it, for all its tables: it listens, puts what comes for a
 //! table at that table's desk ([`Cluster`]), whose tasks answer, and carries what is for others to where

@@ -1,4 +1,4 @@
-//! Connections from other compute servers: their requests come in and are put at desks, replies go out.
+//! Server connections: receive other compute servers' requests, queue them, and send the replies.
 
 use std::collections::BTreeMap;
 use std::future;

@@ -1,4 +1,4 @@
-//! Both ends of a connection against others that do not keep to the protocol, or work on something else.
+//! Connection tests: each end against a peer that breaks the protocol or uses another pool.
 #![allow(clippy::unwrap_used)]
 
 use farleaf_fabric::Executor;

@@ -1,5 +1,4 @@
-//! What goes over a connection between compute servers, byte by byte. `docs/design/post.md` is the
-//! specification.
+//! Message format: encodes the messages between compute servers, as `docs/design/post.md` specifies.
 //!
 //! All integers are little-endian. A connection begins with a [`Hello`] and a [`Welcome`], 64 bytes each.
 //! Then requests go one way and replies the other, each behind a head:

@@ -1,4 +1,4 @@
-//! Taking a range: what was cached of it as shared.
+//! Adoption: takes a range, with the nodes of it that the cache holds as shared.
 
 use std::sync::Arc;
 

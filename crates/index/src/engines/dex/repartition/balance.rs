@@ -1,4 +1,4 @@
-//! Moving boundaries by load, by itself. Off unless it is asked for.
+//! Balancing: moves boundaries by load. It is off unless the options turn it on.
 //!
 //! Every so often the loads of all partitions are gathered: counts that are halved each time, so that
 //! old load fades, and a sample of keys. If two compute servers that are neighbours in the key space

@@ -1,5 +1,4 @@
-//! What an operator, or the balancing, asks for: boundaries to be moved, compute servers to get or to
-//! give up a part.
+//! Move calls: move boundaries, and give compute servers a part or take it, for operator or balancing.
 
 use farleaf_fabric::{Endpoint, Incarnation};
 use farleaf_pool::Session;

@@ -1,4 +1,4 @@
-//! Giving a range: the steps of a move on the side of its owner.
+//! Giving: runs the steps of a move on the side of the range's owner.
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -1,7 +1,7 @@
-//! Moving ranges of keys between compute servers while they are in use.
+//! Repartitioning: moves ranges of keys between compute servers while clients use them.
 //!
-//! Who gives a range does nearly all of it (`give`), whoever asked for it; who takes it learns of the
-//! new map and looks at what it has cached (`adopt`). Steps, of range X from A to B:
+//! The giver of a range does nearly all of the move (`give`). The taker learns of the new map and
+//! checks its cached nodes (`adopt`). Steps, of range X from A to B:
 //!
 //! 1. A writes the intent into the map. One move is under way at a time.
 //! 2. A merges nothing from now on, and waits until no merge is under way.
@@ -20,8 +20,8 @@
 //!   shared, nothing of it is dirty, and no operation of A's on it is under way.
 //! - `INV-DEX-MOVE-2` At every moment X has one owner, by the map. Up to step 8 the move can be called off
 //!   by dropping the intent; what has been done till then only costs time.
-//! - `INV-DEX-MOVE-3` The map's new bounds are given in step 8 only if the intent is still there. So whoever
-//!   takes the place of a dead A or B, and drops the intent, ends the move.
+//! - `INV-DEX-MOVE-3` The map's new bounds are given in step 8 only if the intent is still there. So a
+//!   successor of a dead A or B that drops the intent ends the move.
 //! - `INV-DEX-MOVE-4` A node that was cached as shared is taken for exclusive only once its image
 //!   has been compared with remote memory, after the map gave all of its range to this compute server.
 

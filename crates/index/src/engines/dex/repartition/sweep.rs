@@ -1,5 +1,4 @@
-//! Sweeps over the cache's frames on the giver's side: writing back what is dirty in a range, making nodes
-//! shared, dropping what lies in the range.
+//! Sweeps: write back, share or drop the giver's cached nodes of a range.
 
 use std::cell::RefCell;
 use std::rc::Rc;
