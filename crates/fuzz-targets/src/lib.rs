@@ -45,7 +45,8 @@ mod args {
 
 mod output {
     pub(crate) fn counted(count: u64, what: &str) -> String {
-        format!("{count} {what}")
+        let plural = if count == 1 { "" } else { "s" };
+        format!("{count} {what}{plural}")
     }
 }
 

@@ -62,8 +62,8 @@ impl TableOptions {
     ///
     /// let db = Farleaf::open("mem:")?;
     /// let options = TableOptions::default().engine(Engine::Dex);
-    /// let table = db.create_table("t", options.clone().set("node_bytes", "8KiB").set("cache", "1MiB"))?;
-    /// assert_eq!(table.info().node_bytes, 8192);
+    /// let table = db.create_table("t", options.clone().set("node_bytes", "2KiB").set("cache", "1MiB"))?;
+    /// assert_eq!(table.info().node_bytes, 2048);
     /// let error = db.create_table("u", options.set("cash", "1MiB")).unwrap_err();
     /// assert!(error.to_string().contains("engine dex: no setting is named \"cash\"; did you mean \"cache\"?"));
     /// # Ok::<(), farleaf::Error>(())

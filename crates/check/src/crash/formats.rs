@@ -23,11 +23,15 @@ impl Format {
         };
         let bytes =
             TableFormat { key: KeyFormat::Bytes { max: 40 }, value: ValueFormat::Bytes, ..tiny };
-        vec![
+        let mut formats = vec![
             Format { name: "u64-tiny", table: tiny, record_bytes: 0 },
             Format { name: "bytes-tiny", table: bytes, record_bytes: 0 },
-            Format { name: "records", table: bytes, record_bytes: 200 },
-        ]
+        ];
+        // An engine without nodes keeps values of any length in one way.
+        if engine.traits().splits {
+            formats.push(Format { name: "records", table: bytes, record_bytes: 200 });
+        }
+        formats
     }
 
     /// Key `number`; in the order of the numbers.
