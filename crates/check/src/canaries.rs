@@ -17,7 +17,7 @@ use crate::scenario::{Choices, Scenario, Workload};
 
 /// What became of one canary.
 #[derive(Clone, Debug)]
-pub struct Sung {
+pub struct CanaryResult {
     /// The bug.
     pub canary: Canary,
     /// Seeds that were run, the one that found it included.
@@ -40,8 +40,8 @@ pub fn hunt(
     seeds_max: u64,
     threads: usize,
     stop: &AtomicBool,
-    each: &(dyn Fn(&Sung) + Sync),
-) -> Vec<Sung> {
+    each: &(dyn Fn(&CanaryResult) + Sync),
+) -> Vec<CanaryResult> {
     let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     thread::scope(|scope| {
         for _ in 0..threads.max(1) {
@@ -55,7 +55,7 @@ pub fn hunt(
         }
     });
     let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-    done.sort_by_key(|sung: &Sung| sung.canary);
+    done.sort_by_key(|sung: &CanaryResult| sung.canary);
     done
 }
 
@@ -79,7 +79,12 @@ fn ground(canary: Canary) -> Choices {
     Choices { engine: Some(engine), ..Choices::default() }
 }
 
-fn hunt_one(canary: Canary, choices: &Choices, seeds_max: u64, stop: &AtomicBool) -> Option<Sung> {
+fn hunt_one(
+    canary: Canary,
+    choices: &Choices,
+    seeds_max: u64,
+    stop: &AtomicBool,
+) -> Option<CanaryResult> {
     let began = Instant::now();
     let ground = ground(canary);
     let choices = &Choices {
@@ -87,7 +92,8 @@ fn hunt_one(canary: Canary, choices: &Choices, seeds_max: u64, stop: &AtomicBool
         workload: choices.workload.or(ground.workload),
         ..choices.clone()
     };
-    let mut sung = Sung { canary, seeds: 0, found: None, unseeded: None, elapsed: Duration::ZERO };
+    let mut sung =
+        CanaryResult { canary, seeds: 0, found: None, unseeded: None, elapsed: Duration::ZERO };
     while sung.found.is_none() && sung.seeds < seeds_max {
         if stop.load(Ordering::Relaxed) {
             return None;

@@ -25,5 +25,5 @@ pub(crate) async fn run_to_end<T: 'static>(
         drop(hold);
         sender.send(result);
     });
-    session.steady().within(receiver).await
+    session.reliable().within(receiver).await
 }

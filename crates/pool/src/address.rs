@@ -80,7 +80,7 @@ impl Session {
         pool.check_open()?;
         let at = pool.geometry().member_addr(pool.member);
         let words = encode(address, pool.generation);
-        let upkeep = self.upkeep();
+        let upkeep = self.maintenance();
         let mut ip = upkeep.buf(16);
         ip.words_mut().copy_from_slice(&words[1..]);
         // Before it is there, so that whoever clears the entry knows of it.
@@ -99,7 +99,7 @@ impl Session {
     pub async fn members(&self) -> Result<Vec<Member>, PoolError> {
         let geometry = self.pool().geometry();
         let bytes = geometry.options().members_max as usize * MEMBER_BYTES as usize;
-        let upkeep = self.upkeep();
+        let upkeep = self.maintenance();
         let table = upkeep.read(geometry.member_addr(0), upkeep.buf(bytes)).await?;
         let mut members = Vec::new();
         let entries = table.words().chunks_exact(MEMBER_BYTES as usize / 8);

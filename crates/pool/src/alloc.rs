@@ -84,7 +84,7 @@ impl Session {
         class: usize,
         effort: Effort,
     ) -> Result<bool, PoolError> {
-        let (pool, client) = (self.pool(), self.steady());
+        let (pool, client) = (self.pool(), self.reliable());
         let most = if effort == Effort::Usual { HARVEST_BLOCKS } else { usize::MAX };
         let blocks = pool.alloc().harvest_round(server, class, most);
         for block in blocks {
@@ -111,7 +111,7 @@ impl Session {
         class: usize,
         effort: Effort,
     ) -> Result<bool, PoolError> {
-        let (pool, client) = (self.pool(), self.steady());
+        let (pool, client) = (self.pool(), self.reliable());
         let count = pool.geometry().block_count(server);
         let mut from = 0;
         while from < count {

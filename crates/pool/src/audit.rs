@@ -14,8 +14,8 @@ use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 use crate::block::{HEADER_WORDS, check_header};
 use crate::class::{CLASS_COUNT, class_bytes, class_of};
 use crate::geometry::RETIRE_BYTES;
+use crate::reliable::Reliable;
 use crate::retire::CONFIRMED;
-use crate::settle::Steady;
 use crate::words::{BlockState, BlockWord};
 use crate::{Pool, PoolError, Session};
 
@@ -136,7 +136,8 @@ impl Audit {
             problems: Vec::new(),
         };
         for server in session.pool().geometry().server_ids() {
-            for (block, word) in session.pool().read_block_words(session.steady(), server).await? {
+            for (block, word) in session.pool().read_block_words(session.reliable(), server).await?
+            {
                 audit.add_block(session, server, block, word).await?;
             }
         }
@@ -250,7 +251,7 @@ impl Audit {
         problems: &mut Vec<String>,
     ) -> Result<BTreeMap<(ServerId, u32), Vec<(u32, bool)>>, PoolError> {
         let mut retired: BTreeMap<(ServerId, u32), Vec<(u32, bool)>> = BTreeMap::new();
-        let (pool, client) = (session.pool(), session.steady());
+        let (pool, client) = (session.pool(), session.reliable());
         let clients = pool.read_clients(client).await?.into_iter().map(|(id, _)| id);
         for word in pool.read_retired(client, clients).await? {
             let RetiredWord { client, addr, is_confirmed } = word;
@@ -291,8 +292,8 @@ impl Audit {
             }
             return Ok(found);
         }
-        let bitmaps = session.steady().buf(words * 16);
-        let bitmaps = session.steady().read(pool.given_addr(server, number, 0), bitmaps).await?;
+        let bitmaps = session.reliable().buf(words * 16);
+        let bitmaps = session.reliable().read(pool.given_addr(server, number, 0), bitmaps).await?;
         let (given, taken) = bitmaps.words().split_at(words);
         let free: Vec<u64> = given.iter().zip(taken).map(|(given, taken)| given ^ taken).collect();
         let alloc = pool.alloc();
@@ -396,9 +397,9 @@ impl Audit {
             BlockState::Orphan => self.states[2] += 1,
         }
         let pool = session.pool();
-        let front = session.steady().buf(HEADER_WORDS * 8);
+        let front = session.reliable().buf(HEADER_WORDS * 8);
         let at = pool.geometry().block_addr(server, number);
-        let front = session.steady().read(at, front).await?;
+        let front = session.reliable().read(at, front).await?;
         if let Err(why) = check_header(pool.geometry(), word, front.words()) {
             problem(format!("INV-BLOCK-1: {why}"));
             return Ok(());
@@ -440,7 +441,7 @@ async fn read_word(
     (server, number): (ServerId, u32),
 ) -> Result<BlockWord, PoolError> {
     let at = session.pool().geometry().block_word_addr(server, number);
-    let word = session.steady().read(at, session.steady().buf(8)).await?;
+    let word = session.reliable().read(at, session.reliable().buf(8)).await?;
     Ok(BlockWord(word.words()[0]))
 }
 
@@ -457,7 +458,7 @@ impl Pool {
     /// The words of a server's block table.
     pub(crate) async fn read_block_words(
         &self,
-        client: Steady<'_>,
+        client: Reliable<'_>,
         server: ServerId,
     ) -> Result<Vec<(u32, BlockWord)>, PoolError> {
         let count = self.geometry().block_count(server);
@@ -476,7 +477,7 @@ impl Pool {
     /// Everything in the retire pages of these clients. 1 READ for each on each server.
     pub(crate) async fn read_retired(
         &self,
-        client: Steady<'_>,
+        client: Reliable<'_>,
         of: impl IntoIterator<Item = u32>,
     ) -> Result<Vec<RetiredWord>, PoolError> {
         let mut all = Vec::new();

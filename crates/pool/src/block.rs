@@ -17,9 +17,9 @@ use farleaf_fabric::{Endpoint, ServerId};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::class::{BLOCK_HEADER_BYTES, CLASS_COUNT};
-use crate::give_back::BATCH;
-use crate::local::{Left, Limbo};
-use crate::settle::{Cas, Steady, wait_until};
+use crate::owned_blocks::{Left, Limbo};
+use crate::reliable::{Cas, Reliable, wait_until};
+use crate::remote_free::BATCH;
 use crate::words::{BlockState, BlockWord};
 use crate::{Geometry, Pool, PoolError, Session};
 
@@ -97,10 +97,10 @@ impl Session {
         let done = Rc::clone(&carved);
         self.spawn(async move |session| {
             let pool = session.pool();
-            let result = pool.carve(session.steady(), server, block, free, class).await;
+            let result = pool.carve(session.reliable(), server, block, free, class).await;
             *done.borrow_mut() = Some(result);
         });
-        wait_until(self.steady(), CARVE_WAIT_NS, || carved.borrow().is_some()).await;
+        wait_until(self.reliable(), CARVE_WAIT_NS, || carved.borrow().is_some()).await;
         carved.take().unwrap_or(Err(PoolError::Unsettled))
     }
 }
@@ -109,7 +109,7 @@ impl Pool {
     /// As [`Session::carve`], with a client that brings it to its end, and nobody to drop it.
     async fn carve(
         &self,
-        client: Steady<'_>,
+        client: Reliable<'_>,
         server: ServerId,
         block: u32,
         free: BlockWord,
@@ -151,7 +151,7 @@ impl Pool {
     /// Cost: 1 CAS and 1 READ.
     pub(crate) async fn adopt(
         &self,
-        client: Steady<'_>,
+        client: Reliable<'_>,
         server: ServerId,
         block: u32,
         orphan: BlockWord,
@@ -187,7 +187,7 @@ impl Pool {
     /// Cost: 1 READ, and a batch of CAS per 64 words with a free object.
     pub(crate) async fn harvest(
         &self,
-        client: Steady<'_>,
+        client: Reliable<'_>,
         held: &Held<'_>,
     ) -> Result<u32, PoolError> {
         let geometry = self.geometry();
@@ -243,7 +243,7 @@ impl Pool {
     /// Makes a block that was taken out of this member's accounts free for all. 1 CAS.
     pub(crate) async fn release(
         &self,
-        client: Steady<'_>,
+        client: Reliable<'_>,
         server: ServerId,
         block: u32,
         word: BlockWord,
@@ -256,7 +256,7 @@ impl Pool {
     /// Cost: a batch of CAS per 64 words of the bitmap with a free object, and 1 CAS.
     pub(crate) async fn abandon(
         &self,
-        client: Steady<'_>,
+        client: Reliable<'_>,
         server: ServerId,
         block: u32,
         word: BlockWord,
@@ -277,7 +277,7 @@ impl Pool {
     /// Makes what is free of a block that is given up free in its bitmaps. May be done again.
     async fn tell_taken(
         &self,
-        client: Steady<'_>,
+        client: Reliable<'_>,
         server: ServerId,
         block: u32,
         left: Left,
@@ -319,7 +319,7 @@ impl Pool {
     /// Changes an own block's word.
     pub(crate) async fn change(
         &self,
-        client: Steady<'_>,
+        client: Reliable<'_>,
         server: ServerId,
         block: u32,
         word: BlockWord,
@@ -338,7 +338,7 @@ impl Pool {
     /// Finds out about one block whose change had no known outcome, and finishes it.
     ///
     /// Cost: 1 READ and 1 CAS.
-    pub(crate) async fn settle(&self, client: Steady<'_>) -> Result<(), PoolError> {
+    pub(crate) async fn settle(&self, client: Reliable<'_>) -> Result<(), PoolError> {
         let Some(limbo) = self.alloc().limbo.pop() else { return Ok(()) };
         let Limbo { server, block, to_free, .. } = limbo;
         let left = limbo.left.clone();
@@ -414,7 +414,7 @@ impl<'a> Changing<'a> {
     /// knows of it: waits for whoever tries to have it on the strength of an old look at the table.
     async fn of_own(
         pool: &'a Pool,
-        client: Steady<'_>,
+        client: Reliable<'_>,
         server: ServerId,
         block: u32,
         to_free: bool,

@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::geometry::{CLIENT_BYTES, RETIRE_BYTES};
+use crate::reliable::Reliable;
 use crate::retire::Retirement;
-use crate::settle::Steady;
 use crate::words::{MemberState, MemberWord, owner_of, owner_word};
 use crate::{LockToken, Pool, PoolError};
 
@@ -52,7 +52,7 @@ impl Pool {
     /// Cost: 1 READ of 4 KiB if one of the first 64 is free; of 1024, at most 5 READs of all of 64 KiB.
     pub(crate) async fn claim_client(
         &self,
-        client: Steady<'_>,
+        client: Reliable<'_>,
         kept: u32,
     ) -> Result<ClaimedClient, PoolError> {
         let count = self.geometry().options().clients_max;
@@ -79,7 +79,7 @@ impl Pool {
     /// Takes a client that was free, and had given out `given` tokens, unless another is quicker.
     async fn claim_entry(
         &self,
-        client: Steady<'_>,
+        client: Reliable<'_>,
         id: u32,
         owner: u64,
         given: u64,
@@ -111,7 +111,7 @@ impl Pool {
     /// The first two words of some entries. 1 READ.
     async fn read_entries(
         &self,
-        client: Steady<'_>,
+        client: Reliable<'_>,
         of: Range<u32>,
     ) -> Result<Vec<[u64; 2]>, PoolError> {
         let table = client.buf(of.len() * CLIENT_BYTES as usize);
@@ -123,7 +123,7 @@ impl Pool {
     /// The clients in use, with slot and generation of their owners. 1 READ.
     pub(crate) async fn read_clients(
         &self,
-        client: Steady<'_>,
+        client: Reliable<'_>,
     ) -> Result<Vec<(u32, (u32, u32))>, PoolError> {
         let all = 0..self.geometry().options().clients_max;
         let entries = all.clone().zip(self.read_entries(client, all).await?);
@@ -136,7 +136,7 @@ impl Pool {
     /// Cost: 1 chain.
     async fn first_tokens(
         &self,
-        client: Steady<'_>,
+        client: Reliable<'_>,
         id: u32,
         given: u64,
     ) -> Result<(u64, u64), PoolError> {
@@ -165,7 +165,7 @@ impl Pool {
     /// More tokens for the client, which has had those below `given`.
     pub(crate) async fn more_tokens(
         &self,
-        client: Steady<'_>,
+        client: Reliable<'_>,
         id: u32,
         given: u64,
     ) -> Result<u64, PoolError> {
@@ -188,7 +188,7 @@ impl Pool {
     /// taken back. Such an object stays in use or is lost until a sweep finds it.
     pub(crate) async fn release_client(
         &self,
-        client: Steady<'_>,
+        client: Reliable<'_>,
         closed: &ClosedClient,
     ) -> Result<(), PoolError> {
         let ClaimedClient { id, owner, tokens } = &closed.claimed;
@@ -217,7 +217,7 @@ impl Pool {
     /// [`crate::Session::owner_is_dead`].
     pub(crate) async fn token_is_dead(
         &self,
-        client: Steady<'_>,
+        client: Reliable<'_>,
         word: u64,
     ) -> Result<bool, PoolError> {
         let options = self.geometry().options();

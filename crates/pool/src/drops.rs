@@ -77,14 +77,14 @@ impl Session {
 
     async fn adopt_locked(&self, of: &Dropping) -> Result<Option<Dropping>, PoolError> {
         let at = self.pool().geometry().root_addr(of.root.slot);
-        if self.steady().word(at).await? != of.state {
+        if self.reliable().word(at).await? != of.state {
             return Ok(None);
         }
         let owner = self.lock_token();
-        if self.steady().cas(at.plus(OWNER_WORD as u64 * 8), of.owner, owner).await? != of.owner {
+        if self.reliable().cas(at.plus(OWNER_WORD as u64 * 8), of.owner, owner).await? != of.owner {
             return Ok(None);
         }
-        let left = self.steady().word(at.plus(LEFT_WORD as u64 * 8)).await?;
+        let left = self.reliable().word(at.plus(LEFT_WORD as u64 * 8)).await?;
         let left = (left != UNCOUNTED).then_some(left);
         Ok(Some(Dropping { owner, left, ..of.clone() }))
     }
@@ -134,7 +134,7 @@ impl Session {
     async fn lower(&self, of: &mut Dropping, left: u64) -> Result<(), PoolError> {
         let at = self.pool().geometry().root_addr(of.root.slot).plus(LEFT_WORD as u64 * 8);
         let before = of.left.unwrap_or(UNCOUNTED);
-        let found = self.steady().cas(at, before, left).await?;
+        let found = self.reliable().cas(at, before, left).await?;
         if found != before {
             return Err(PoolError::Corrupt(format!(
                 "INV-DROP-2: {found:#x} objects are left of table {:?}, not {before:#x}",
@@ -176,7 +176,7 @@ impl Session {
     /// Tells whether the life that a token names has ended, and nothing of it is left.
     pub(crate) async fn is_forgotten(&self, token: u64) -> Result<bool, PoolError> {
         let Some(named) = LockToken::from_word(token) else { return Ok(true) };
-        let (pool, client) = (&**self.pool(), self.upkeep());
+        let (pool, client) = (&**self.pool(), self.maintenance());
         let (slot, options) = (named.member(), pool.geometry().options());
         if slot >= options.members_max || named.client() >= options.clients_max {
             return Ok(true);

@@ -44,7 +44,7 @@ use farleaf_fabric::{Endpoint, OpErrorKind};
 use crate::geometry::MEMBER_BYTES;
 use crate::member;
 use crate::pins::UNPINNED;
-use crate::settle::Steady;
+use crate::reliable::Reliable;
 use crate::words::{AnnounceWord, EPOCH_MAX, MemberState, MemberWord};
 use crate::{Pool, PoolError};
 
@@ -157,7 +157,7 @@ impl Drop for Announcing<'_> {
 
 impl Pool {
     /// Sees to it that this member is announced live. Nothing if it is; otherwise 1 chain.
-    pub(crate) async fn ensure_live(&self, client: Steady<'_>) -> Result<(), PoolError> {
+    pub(crate) async fn ensure_live(&self, client: Reliable<'_>) -> Result<(), PoolError> {
         let epochs = &self.epochs;
         let mut announcing = loop {
             if epochs.announced_live.load(Ordering::SeqCst) {
@@ -197,7 +197,7 @@ impl Pool {
     }
 
     /// READs the epoch and all members' announcements. 1 chain.
-    pub(crate) async fn observe(&self, client: Steady<'_>) -> Result<Observation, PoolError> {
+    pub(crate) async fn observe(&self, client: Reliable<'_>) -> Result<Observation, PoolError> {
         let geometry = self.geometry();
         let bytes = geometry.options().members_max as usize * MEMBER_BYTES as usize;
         let (ops, _) = client
@@ -276,7 +276,7 @@ impl Pool {
 
     /// In place of a look: READs the epoch alone; whether it is what this member has seen before. 1 READ of
     /// 8 bytes.
-    pub(crate) async fn glance(&self, client: Steady<'_>) -> Result<bool, PoolError> {
+    pub(crate) async fn glance(&self, client: Reliable<'_>) -> Result<bool, PoolError> {
         let read = client.read(self.geometry().epoch_addr(), client.buf(8)).await?;
         let is_as_seen = read.words()[0] == self.epochs.view.load(Ordering::SeqCst);
         if is_as_seen {
@@ -286,7 +286,7 @@ impl Pool {
     }
 
     /// Announces what this member holds on to, or that it is idle. At most 1 CAS.
-    pub(crate) async fn announce(&self, client: Steady<'_>) -> Result<(), PoolError> {
+    pub(crate) async fn announce(&self, client: Reliable<'_>) -> Result<(), PoolError> {
         let epochs = &self.epochs;
         let begun = self.pins.begun();
         let quiet = epochs.begun_before.swap(begun, Ordering::Relaxed) == begun;
@@ -321,7 +321,7 @@ impl Pool {
     /// so may have been dropped.
     async fn announce_idle(
         &self,
-        client: Steady<'_>,
+        client: Reliable<'_>,
         mut announcing: Announcing<'_>,
     ) -> Result<(), PoolError> {
         if announcing.before.is_some() {
@@ -346,7 +346,7 @@ impl Pool {
     /// if it has something to free (INV-EPOCH-6). At most 1 CAS.
     pub(crate) async fn advance(
         &self,
-        client: Steady<'_>,
+        client: Reliable<'_>,
         seen: &Observation,
         if_idle: bool,
     ) -> Result<(), PoolError> {
@@ -385,7 +385,7 @@ impl Pool {
 
     async fn announcement(
         &self,
-        client: Steady<'_>,
+        client: Reliable<'_>,
         announcing: &Announcing<'_>,
     ) -> Result<AnnounceWord, PoolError> {
         if let Some(word) = announcing.before {

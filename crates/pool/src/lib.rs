@@ -31,7 +31,6 @@
 #![forbid(unsafe_code)]
 
 mod address;
-mod age;
 mod alloc;
 mod audit;
 mod block;
@@ -42,39 +41,40 @@ mod drops;
 mod epoch;
 mod error;
 mod geometry;
-mod give_back;
-mod kept;
-mod local;
 mod member;
+mod open_tables;
+mod owned_blocks;
 mod pins;
 mod pool;
 mod recover;
+mod reliable;
+mod remote_free;
 mod retire;
 mod root;
 mod session;
-mod settle;
 mod superblock;
 mod sync;
 mod tick;
 mod token;
 mod unlinked;
 mod words;
+mod wraparound;
 
 pub use address::Member;
-pub use age::age;
 pub use audit::{Audit, AuditReport, ClassReport};
 pub use drops::Dropping;
 pub use error::{FormatError, FormatFault, PoolError};
 pub use geometry::{Geometry, PoolOptions};
 pub use pool::{MemoryUse, Pool};
 pub use recover::{Recovered, Recovery};
+pub use reliable::{Posting, Reliable, Trial, is_open};
 pub use retire::Retiring;
 pub use root::Root;
 pub use session::{OwnedPin, Pinned, Session};
-pub use settle::{Posting, Steady, Trial, is_open};
 pub use superblock::{SUPERBLOCK_WORDS, format, format_once, pool_id_of};
 pub use token::LockToken;
 pub use unlinked::Unlinked;
+pub use wraparound::age;
 
 #[cfg(test)]
 mod tests;

@@ -24,7 +24,7 @@ use farleaf_fabric::{Endpoint, Incarnation, OpErrorKind};
 use crate::address::ADDRESS_AT;
 use crate::canary::Canary;
 use crate::geometry::MEMBER_BYTES;
-use crate::settle::{Steady, Trial};
+use crate::reliable::{Reliable, Trial};
 use crate::words::{AnnounceWord, BlockState, MemberState, MemberWord};
 use crate::{Geometry, Pool, PoolError};
 
@@ -57,7 +57,7 @@ pub(crate) fn entries(words: &[u64]) -> impl Iterator<Item = MemberEntry> + '_ {
 
 /// READs the whole table. 1 round trip.
 pub(crate) async fn read_table(
-    client: Steady<'_>,
+    client: Reliable<'_>,
     geometry: &Geometry,
 ) -> Result<Vec<MemberEntry>, PoolError> {
     let bytes = geometry.options().members_max as usize * MEMBER_BYTES as usize;
@@ -71,7 +71,7 @@ pub(crate) async fn read_table(
 /// taken by a CAS that had to be repeated may be another join's of this process: the state decides,
 /// and whoever finds it changed goes on to the next entry. The generation that such a doubtful one
 /// tries is drawn, so that no other join's is the same.
-pub(crate) async fn join(client: Steady<'_>, geometry: &Geometry) -> Result<Joined, PoolError> {
+pub(crate) async fn join(client: Reliable<'_>, geometry: &Geometry) -> Result<Joined, PoolError> {
     let own = client.endpoint().incarnation();
     for (slot, entry) in read_table(client, geometry).await?.into_iter().enumerate() {
         let slot = slot as u32;
@@ -136,7 +136,7 @@ pub(crate) async fn join(client: Steady<'_>, geometry: &Geometry) -> Result<Join
 ///
 /// Cost: 2 READs of the table; per live member 1 READ and a look by the fabric, and if it is dead a fence
 /// per server and 1 CAS; for the entry 2 READs, 2 CAS and 1 chain.
-async fn succeed(client: Steady<'_>, geometry: &Geometry) -> Result<Joined, PoolError> {
+async fn succeed(client: Reliable<'_>, geometry: &Geometry) -> Result<Joined, PoolError> {
     for (slot, entry) in (0..).zip(read_table(client, geometry).await?) {
         if entry.word.state()? == MemberState::Live {
             mark_dead(client, geometry, slot, entry.word).await?;
@@ -162,7 +162,7 @@ async fn succeed(client: Steady<'_>, geometry: &Geometry) -> Result<Joined, Pool
 /// Takes the entry in `slot`, whose life is dead; `None` if another is quicker: to succeed to it, or to
 /// recover it.
 async fn succeed_to(
-    client: Steady<'_>,
+    client: Reliable<'_>,
     geometry: &Geometry,
     slot: u32,
     seen: MemberWord,
@@ -204,7 +204,7 @@ pub(crate) fn is_succeeded(slot: u32, word: MemberWord) -> bool {
 
 /// Tells whether nobody lives who may have set the mark that was seen in the slot.
 pub(crate) async fn successor_is_dead(
-    client: Steady<'_>,
+    client: Reliable<'_>,
     geometry: &Geometry,
     slot: u32,
 ) -> Result<bool, PoolError> {
@@ -220,7 +220,7 @@ pub(crate) fn is_there(table: &[MemberEntry], (slot, generation): (u32, u32)) ->
 }
 
 /// Step of a generation if another join of this process may try the next one.
-fn doubtful_step(client: Steady<'_>) -> u32 {
+fn doubtful_step(client: Reliable<'_>) -> u32 {
     2 + (client.endpoint().random() & 0xffff) as u32
 }
 
@@ -228,7 +228,7 @@ fn doubtful_step(client: Steady<'_>) -> u32 {
 ///
 /// Cost: 1 chain.
 pub(crate) async fn leave(
-    client: Steady<'_>,
+    client: Reliable<'_>,
     geometry: &Geometry,
     (slot, generation): (u32, u32),
     (own, address): (Incarnation, u64),
@@ -268,7 +268,7 @@ pub(crate) async fn leave(
 }
 
 /// Tells whether that life is dead; then it is fenced on every server.
-async fn fence_if_dead(client: Steady<'_>, who: Incarnation) -> Result<bool, PoolError> {
+async fn fence_if_dead(client: Reliable<'_>, who: Incarnation) -> Result<bool, PoolError> {
     if who == client.endpoint().incarnation() || !client.endpoint().is_dead(who).await {
         return Ok(false);
     }
@@ -286,7 +286,7 @@ async fn fence_if_dead(client: Steady<'_>, who: Incarnation) -> Result<bool, Poo
 ///
 /// Cost: 1 READ and a look by the fabric; if it is dead, a fence per server and 1 CAS.
 async fn mark_dead(
-    client: Steady<'_>,
+    client: Reliable<'_>,
     geometry: &Geometry,
     slot: u32,
     seen: MemberWord,
@@ -309,7 +309,7 @@ impl Pool {
     /// As [`mark_dead`]; then there is somebody to recover.
     pub(crate) async fn declare_dead(
         &self,
-        client: Steady<'_>,
+        client: Reliable<'_>,
         slot: u32,
         seen: MemberWord,
     ) -> Result<bool, PoolError> {
@@ -322,7 +322,7 @@ impl Pool {
     /// and leaves the rest to a recovery (INV-MEM-3).
     ///
     /// Cost: 1 READ per 64 KiB of block table, 1 CAS for each such block.
-    pub(crate) async fn inherit(&self, client: Steady<'_>) -> Result<(), PoolError> {
+    pub(crate) async fn inherit(&self, client: Reliable<'_>) -> Result<(), PoolError> {
         self.inherits.store(true, Ordering::SeqCst);
         self.recovery_unfinished.store(true, Ordering::SeqCst);
         for server in self.geometry().server_ids() {

@@ -8,11 +8,11 @@ use farleaf_fabric::{AnyEndpoint, Client, Counters, Endpoint, Incarnation, OpKin
 
 use crate::clients::ClosedClient;
 use crate::epoch::Epochs;
-use crate::kept::Kept;
-use crate::local::Allocator;
+use crate::open_tables::Kept;
+use crate::owned_blocks::Allocator;
 use crate::pins::Pins;
+use crate::reliable::{Lines, PATIENCE_NS, Reliable};
 use crate::retire::Retirement;
-use crate::settle::{Lines, PATIENCE_NS, Steady};
 use crate::words::{MemberState, MemberWord, owner_of};
 use crate::{Geometry, PoolError, Session, member, superblock};
 
@@ -88,9 +88,9 @@ impl Pool {
     /// not known to be dead, `Fabric`.
     pub async fn join(client: &Client) -> Result<Arc<Pool>, PoolError> {
         let lines = Arc::new(Lines::new(client.endpoint().server_count()));
-        let steady = Steady::new(client, &lines, PATIENCE_NS);
-        let (geometry, id) = superblock::open(steady).await?;
-        let joined = member::join(steady, &geometry).await?;
+        let reliable = Reliable::new(client, &lines, PATIENCE_NS);
+        let (geometry, id) = superblock::open(reliable).await?;
+        let joined = member::join(reliable, &geometry).await?;
         let clients = geometry.options().clients_max;
         let pool = Arc::new(Pool {
             member: joined.slot,
@@ -120,17 +120,17 @@ impl Pool {
             id,
         });
         if joined.inherits
-            && let Err(error) = pool.inherit(steady).await
+            && let Err(error) = pool.inherit(reliable).await
         {
             // Others recover both lives then. If they cannot be told, they find out when this process ends.
-            let _ = pool.die(steady).await;
+            let _ = pool.die(reliable).await;
             return Err(error);
         }
         Ok(pool)
     }
 
     /// Marks this member as dead, which does nothing any more. 1 CAS.
-    pub(crate) async fn die(&self, client: Steady<'_>) -> Result<(), PoolError> {
+    pub(crate) async fn die(&self, client: Reliable<'_>) -> Result<(), PoolError> {
         let at = self.geometry().member_addr(self.member);
         let live = MemberWord::new(MemberState::Live, self.generation);
         let dead = MemberWord::new(MemberState::Dead, self.generation);
@@ -164,7 +164,7 @@ impl Pool {
         let client = Client::new(endpoint);
         client.charge_to(OpKind::Maintenance);
         let lines = self.lines_of(&endpoint_counters);
-        let claimed = self.claim_client(Steady::new(&client, &lines, PATIENCE_NS), kept).await?;
+        let claimed = self.claim_client(Reliable::new(&client, &lines, PATIENCE_NS), kept).await?;
         client.charge_to(OpKind::Other);
         Ok(Session::new(self, client, lines, claimed))
     }

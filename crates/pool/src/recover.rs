@@ -35,10 +35,10 @@ use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 use crate::address::ADDRESS_AT;
 use crate::block::{HEADER_WORDS, check_header};
 use crate::geometry::RETIRE_BYTES;
-use crate::give_back::BATCH;
 use crate::member::{MemberEntry, is_succeeded, is_there, read_table, successor_is_dead};
 use crate::pins::{UNPINNED, pin_at};
-use crate::settle::{Cas, Steady};
+use crate::reliable::{Cas, Reliable};
+use crate::remote_free::BATCH;
 use crate::words::{AnnounceWord, BlockState, BlockWord, MemberState, MemberWord, owner_of};
 use crate::{Audit, Pool, PoolError, Session};
 
@@ -115,7 +115,7 @@ impl Session {
     }
 
     async fn begin_recovery(&self, with_members: bool) -> Result<Option<Recovery>, PoolError> {
-        let (pool, client) = (self.pool(), self.upkeep());
+        let (pool, client) = (self.pool(), self.maintenance());
         pool.check_open()?;
         if pool.recovering.swap(true, Ordering::SeqCst) {
             return Ok(None);
@@ -170,7 +170,7 @@ impl Session {
         mut recovery: Recovery,
         audit: &Audit,
     ) -> Result<Recovered, PoolError> {
-        let (pool, client) = (&**self.pool(), self.upkeep());
+        let (pool, client) = (&**self.pool(), self.maintenance());
         let missing = recovery
             .blocks
             .iter()
@@ -195,7 +195,7 @@ impl Session {
             ..Recovered::default()
         };
         // From here on nobody else could finish it: what has been zeroed is known here alone.
-        let client = client.patient();
+        let client = client.without_deadline();
         if done.complete {
             for id in &recovery.clients {
                 pool.zero_areas(client, *id).await?;
@@ -239,7 +239,7 @@ impl Session {
     /// Waits until the global epoch has moved on, and every other member announces an epoch after the
     /// current one, or idleness; whether that came about.
     async fn wait_for_others(&self) -> Result<bool, PoolError> {
-        let (pool, client) = (&**self.pool(), self.upkeep());
+        let (pool, client) = (&**self.pool(), self.maintenance());
         let mut seen = pool.observe(client).await?;
         let from = seen.epoch;
         let mut wait_ns = 1_000;
@@ -281,7 +281,7 @@ impl Recovery {
     }
 
     /// Claims the dead members' blocks and all orphans.
-    async fn claim_blocks(&mut self, client: Steady<'_>) -> Result<(), PoolError> {
+    async fn claim_blocks(&mut self, client: Reliable<'_>) -> Result<(), PoolError> {
         let pool = Arc::clone(&self.pool);
         for server in pool.geometry().server_ids() {
             for (block, word) in pool.read_block_words(client, server).await? {
@@ -336,7 +336,7 @@ impl Drop for Recovery {
 
 impl Pool {
     /// Finds the dead and makes them this member's to recover.
-    async fn claim_dead(&self, client: Steady<'_>) -> Result<Vec<Dead>, PoolError> {
+    async fn claim_dead(&self, client: Reliable<'_>) -> Result<Vec<Dead>, PoolError> {
         for (slot, entry) in (0..).zip(read_table(client, self.geometry()).await?) {
             if slot != self.member && entry.word.state()? == MemberState::Live {
                 self.declare_dead(client, slot, entry.word).await?;
@@ -372,7 +372,7 @@ impl Pool {
     /// a dead member's block with lost objects stays claimed.
     async fn rebuild(
         &self,
-        client: Steady<'_>,
+        client: Reliable<'_>,
         (server, block, word): (ServerId, u32, BlockWord),
         marks: &[u64],
         retired: &BTreeSet<GlobalAddr>,
@@ -436,7 +436,7 @@ impl Pool {
     /// Frees objects that the dead had announced, outside of claimed blocks.
     async fn free_announced(
         &self,
-        client: Steady<'_>,
+        client: Reliable<'_>,
         objects: &[GlobalAddr],
         done: &mut Recovered,
     ) -> Result<(), PoolError> {
@@ -457,7 +457,7 @@ impl Pool {
     }
 
     /// Makes a dead client's redo areas and retire pages zero.
-    async fn zero_areas(&self, client: Steady<'_>, id: u32) -> Result<(), PoolError> {
+    async fn zero_areas(&self, client: Reliable<'_>, id: u32) -> Result<(), PoolError> {
         let redo_bytes = self.geometry().options().redo_bytes as usize;
         for server in self.geometry().server_ids() {
             let mut area = client.buf(redo_bytes + RETIRE_BYTES as usize);
@@ -468,7 +468,7 @@ impl Pool {
     }
 
     /// Frees the clients that the dead had.
-    async fn free_clients(&self, client: Steady<'_>, of: &Recovery) -> Result<(), PoolError> {
+    async fn free_clients(&self, client: Reliable<'_>, of: &Recovery) -> Result<(), PoolError> {
         for id in &of.clients {
             let at = self.geometry().client_addr(*id);
             let word = client.word(at).await?;
@@ -480,7 +480,7 @@ impl Pool {
     }
 
     /// Frees a recovered member's entry.
-    async fn clear_member(&self, client: Steady<'_>, dead: &Dead) -> Result<(), PoolError> {
+    async fn clear_member(&self, client: Reliable<'_>, dead: &Dead) -> Result<(), PoolError> {
         let at = self.geometry().member_addr(dead.slot);
         let entry = client.read(at, client.buf(32)).await?;
         let (incarnation, announced) = (entry.words()[1], AnnounceWord(entry.words()[2]));

@@ -27,7 +27,7 @@ use farleaf_fabric::{GlobalAddr, ServerId};
 use crate::canary::Canary;
 use crate::geometry::RETIRE_WORDS;
 use crate::pins::{PinGuard, UNPINNED, pin_at};
-use crate::settle::{Cas, Steady, wait_until};
+use crate::reliable::{Cas, Reliable, wait_until};
 use crate::{Pool, PoolError, Session};
 
 /// Between looks whether the task that gives objects back is done.
@@ -243,7 +243,7 @@ impl Session {
     /// Cost: nothing if none is due. Per 64 objects 1 batch of CAS; for those of other members'
     /// blocks 2 batches of READs and one of CAS more.
     pub(crate) async fn reclaim(&self, freeing: &Freeing, bound: u64) -> Result<(), PoolError> {
-        let (pool, client) = (&**self.pool(), self.upkeep());
+        let (pool, client) = (&**self.pool(), self.maintenance());
         let (of, mut count) = (&freeing.of, freeing.count);
         loop {
             if of.lock().giving > 0 {
@@ -308,7 +308,7 @@ impl Session {
         for retiring in all {
             ops.write_word(self.retire_addr(retiring), retiring.addr.word() | CONFIRMED);
         }
-        self.steady().post_many(ops).await?;
+        self.reliable().post_many(ops).await?;
         Ok(())
     }
 
@@ -334,7 +334,7 @@ impl Session {
         let of = Arc::clone(of);
         self.spawn(async move |session| {
             let pool = &**session.pool();
-            let outcome = pool.give_back(session.upkeep(), &objects).await;
+            let outcome = pool.give_back(session.maintenance(), &objects).await;
             drop(PinGuard(pool.pins.reclaim(of.id)));
             let mut retired = of.lock();
             retired.give_error = outcome.err();
@@ -344,7 +344,7 @@ impl Session {
 
     /// Clears the words of announcements that came to nothing. 1 reconnect and 1 WRITE each.
     pub(crate) async fn clear_spoiled(&self, freeing: &Freeing) -> Result<(), PoolError> {
-        let (pool, client, of) = (&**self.pool(), self.upkeep(), &freeing.of);
+        let (pool, client, of) = (&**self.pool(), self.maintenance(), &freeing.of);
         loop {
             let next = of.lock().spoiled.last().copied();
             let Some((server, word)) = next else { return Ok(()) };
@@ -363,7 +363,7 @@ impl Pool {
     /// Clears the words of `entries`. The inner result tells of a word that held something else.
     async fn clear_words(
         &self,
-        client: Steady<'_>,
+        client: Reliable<'_>,
         owner: u32,
         entries: &[Entry],
     ) -> Result<Result<(), PoolError>, PoolError> {
@@ -401,7 +401,7 @@ impl Pool {
     /// Cost: per 64 such objects that were retired since the last time, 1 batch of CAS.
     pub(crate) async fn confirm(
         &self,
-        client: Steady<'_>,
+        client: Reliable<'_>,
         freeing: &Freeing,
         all: bool,
     ) -> Result<(), PoolError> {

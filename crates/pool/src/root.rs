@@ -17,7 +17,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::drops::{Dropping, UNCOUNTED};
 use crate::geometry::ROOT_BYTES;
-use crate::settle::Steady;
+use crate::reliable::Reliable;
 use crate::{LockToken, Pool, PoolError, Session};
 
 const WORDS: usize = ROOT_BYTES as usize / 8;
@@ -115,7 +115,7 @@ impl Session {
         self.change_root(at, word, making).await?;
         let body = self.client().buf((BODY_END - 1) * 8);
         let body = encode(&root, body);
-        self.steady().write(at.plus(8), body).await?;
+        self.reliable().write(at.plus(8), body).await?;
         self.change_root(at, making, (making >> 4).wrapping_add(1) << 4 | LIVE).await?;
         Ok(root)
     }
@@ -173,12 +173,12 @@ impl Session {
     async fn drop_locked(&self, name: &str) -> Result<Dropping, PoolError> {
         let root = self.open_root(name).await?;
         let at = self.pool().geometry().root_addr(root.slot);
-        let word = self.steady().word(at).await?;
+        let word = self.reliable().word(at).await?;
         let owner = self.lock_token();
         let mut words = self.client().buf(16);
         words.words_mut().copy_from_slice(&[UNCOUNTED, owner]);
         // Nobody reads them while the table is live.
-        self.steady().write(at.plus(LEFT_WORD as u64 * 8), words).await?;
+        self.reliable().write(at.plus(LEFT_WORD as u64 * 8), words).await?;
         let state = (word >> 4).wrapping_add(1) << 4 | DROPPING;
         self.change_root(at, word, state).await?;
         Ok(Dropping { root, left: None, state, owner })
@@ -201,13 +201,13 @@ impl Session {
     /// are of that state.
     async fn read_drop(&self, slot: usize) -> Result<Option<Dropping>, PoolError> {
         let at = self.pool().geometry().root_addr(slot);
-        let mut before = self.steady().word(at).await?;
+        let mut before = self.reliable().word(at).await?;
         for _ in 0..READS_MAX {
             if before & 15 != DROPPING {
                 return Ok(None);
             }
-            let entry = self.steady().read(at, self.client().buf(ROOT_BYTES as usize)).await?;
-            let after = self.steady().word(at).await?;
+            let entry = self.reliable().read(at, self.client().buf(ROOT_BYTES as usize)).await?;
+            let after = self.reliable().word(at).await?;
             if after == before {
                 let words = entry.words();
                 let root = decode(words, slot).map_err(|why| {
@@ -230,7 +230,7 @@ impl Session {
         for first in (0..tables_max).step_by(READ_ENTRIES) {
             let bytes = READ_ENTRIES.min(tables_max - first) * ROOT_BYTES as usize;
             let part = self.client().buf(bytes);
-            let part = self.steady().read(geometry.root_addr(first), part).await?;
+            let part = self.reliable().read(geometry.root_addr(first), part).await?;
             table.extend_from_slice(part.words());
         }
         Ok(table)
@@ -250,7 +250,7 @@ impl Session {
             }
             // Its words may be of before and after it was made.
             let at = self.pool().geometry().root_addr(slot);
-            let buf = self.steady().read(at, self.client().buf(ROOT_BYTES as usize)).await?;
+            let buf = self.reliable().read(at, self.client().buf(ROOT_BYTES as usize)).await?;
             entry.copy_from_slice(buf.words());
         }
         Err(PoolError::Corrupt(format!("entry {slot} of the root table: {problem}")))
@@ -262,7 +262,7 @@ impl Session {
         from: u64,
         to: u64,
     ) -> Result<(), PoolError> {
-        let found = self.steady().cas(at, from, to).await?;
+        let found = self.reliable().cas(at, from, to).await?;
         if found == from {
             return Ok(());
         }
@@ -272,7 +272,10 @@ impl Session {
 
 impl Pool {
     /// Gives back a root lock that a dropped call left behind. 1 CAS if there is one.
-    pub(crate) async fn release_root_leftover(&self, client: Steady<'_>) -> Result<(), PoolError> {
+    pub(crate) async fn release_root_leftover(
+        &self,
+        client: Reliable<'_>,
+    ) -> Result<(), PoolError> {
         let token = self.root_leftover.load(Ordering::SeqCst);
         if token != 0 {
             client.cas_release(self.geometry().root_lock_addr(), token, 0).await?;
@@ -312,7 +315,7 @@ impl<'a> RootLock<'a> {
         let lock = RootLock { session, token, released: false };
         let mut expected = 0;
         for tries in 1..=TRIES_MAX {
-            let found = session.steady().cas(at, expected, token).await?;
+            let found = session.reliable().cas(at, expected, token).await?;
             if found == expected {
                 return Ok(lock);
             }
@@ -332,7 +335,7 @@ impl<'a> RootLock<'a> {
 
     pub(crate) async fn release(mut self) -> Result<(), PoolError> {
         let at = self.session.pool().geometry().root_lock_addr();
-        self.session.steady().cas_release(at, self.token, 0).await?;
+        self.session.reliable().cas_release(at, self.token, 0).await?;
         self.released = true;
         Ok(())
     }
@@ -348,8 +351,8 @@ impl Drop for RootLock<'_> {
             self.session.spawn(async move |session| {
                 let at = session.pool().geometry().root_lock_addr();
                 // The CAS that was to take it may be under way still.
-                if session.upkeep().settle(at.server()).await.is_ok() {
-                    let _ = session.upkeep().cas_release(at, token, 0).await;
+                if session.maintenance().settle(at.server()).await.is_ok() {
+                    let _ = session.maintenance().cas_release(at, token, 0).await;
                 }
             });
         }

@@ -10,8 +10,8 @@ use farleaf_fabric::{AnyEndpoint, Client, Endpoint, GlobalAddr, OpKind, Ops, Ser
 use crate::canary::Canary;
 use crate::clients::{ClaimedClient, ClosedClient, TOKEN_STEP};
 use crate::pins::{LAST_PIN, PinSlots, SessionPins, pin_at};
+use crate::reliable::{Lines, PATIENCE_NS, Reliable, is_open, wait_until};
 use crate::retire::{Retirement, Retiring};
-use crate::settle::{Lines, PATIENCE_NS, Steady, is_open, wait_until};
 use crate::{LockToken, Pool, PoolError};
 
 /// Tokens that are left after every `begin` and `tick`.
@@ -123,22 +123,22 @@ impl Session {
         &self.inner.client
     }
 
-    /// The same client, with operations whose outcome is known; see [`Steady`].
+    /// The same client, with operations whose outcome is known; see [`Reliable`].
     #[inline]
-    pub fn steady(&self) -> Steady<'_> {
-        Steady::new(&self.inner.client, &self.inner.lines, self.patience_ns)
+    pub fn reliable(&self) -> Reliable<'_> {
+        Reliable::new(&self.inner.client, &self.inner.lines, self.patience_ns)
     }
 
-    /// As [`Session::steady`], but counts as maintenance.
+    /// As [`Session::reliable`], but counts as maintenance.
     #[inline]
-    pub fn upkeep(&self) -> Steady<'_> {
-        Steady::new(&self.inner.upkeep, &self.inner.lines, self.patience_ns)
+    pub fn maintenance(&self) -> Reliable<'_> {
+        Reliable::new(&self.inner.upkeep, &self.inner.lines, self.patience_ns)
     }
 
     /// This session for work that must end once begun: its operations are tried until the server
     /// can be reached, or this compute server is cut off.
     #[must_use]
-    pub fn patient(&self) -> Self {
+    pub fn without_deadline(&self) -> Self {
         Session { inner: Rc::clone(&self.inner), patience_ns: u64::MAX }
     }
 
@@ -147,7 +147,7 @@ impl Session {
     where
         T: AsyncFnOnce(Session) + 'static,
     {
-        let session = self.patient();
+        let session = self.without_deadline();
         session.inner.tasks.set(session.inner.tasks.get() + 1);
         self.endpoint().spawn(async move {
             let inner = Rc::clone(&session.inner);
@@ -159,7 +159,7 @@ impl Session {
     /// Waits until the tasks of [`Session::spawn`] have ended; whether they did while patience
     /// lasted.
     pub(crate) async fn finish_tasks(&self) -> bool {
-        wait_until(self.steady(), HELD_WAIT_NS, || self.inner.tasks.get() == 0).await
+        wait_until(self.reliable(), HELD_WAIT_NS, || self.inner.tasks.get() == 0).await
     }
 
     /// The thread's endpoint.
@@ -203,7 +203,7 @@ impl Session {
         }
         // A task of an operation whose caller was dropped still uses this client's redo area.
         if self.inner.held.get() > 0
-            && !wait_until(self.steady(), HELD_WAIT_NS, || self.inner.held.get() == 0).await
+            && !wait_until(self.reliable(), HELD_WAIT_NS, || self.inner.held.get() == 0).await
         {
             return Err(PoolError::Unsettled);
         }
@@ -286,7 +286,7 @@ impl Session {
     async fn begin_slowly(&self, pinned: &Pinned<'_>) -> Result<(), PoolError> {
         self.inner.pool.check_open()?;
         self.fill_tokens().await?;
-        self.inner.pool.ensure_live(self.upkeep()).await?;
+        self.inner.pool.ensure_live(self.maintenance()).await?;
         // The view may have been old; nothing was read yet, so the pin may move up.
         if pinned.slot < LAST_PIN {
             pin_at(&self.pins()[pinned.slot], &self.inner.pool.epochs.view);
@@ -345,7 +345,7 @@ impl Session {
                 result => break result?,
             }
         };
-        self.steady().write_word(self.retire_addr(&retiring), addr.word()).await?;
+        self.reliable().write_word(self.retire_addr(&retiring), addr.word()).await?;
         Ok(retiring)
     }
 
@@ -387,7 +387,7 @@ impl Session {
     pub async fn cancel_retire(&self, mut retiring: Retiring) -> Result<(), PoolError> {
         assert_eq!(retiring.client, self.inner.id, "cancelled by another session");
         let at = self.retire_addr(&retiring);
-        self.steady().cas_release(at, retiring.addr.word(), 0).await?;
+        self.reliable().cas_release(at, retiring.addr.word(), 0).await?;
         retiring.of = None;
         self.inner.retired.lock().give_word(retiring.addr.server(), retiring.word);
         Ok(())
@@ -435,7 +435,7 @@ impl Session {
     /// # Errors
     /// `Corrupt` if it is no token of this pool, `Fabric`.
     pub async fn owner_is_dead(&self, token: u64) -> Result<bool, PoolError> {
-        self.pool().token_is_dead(self.upkeep(), token).await
+        self.pool().token_is_dead(self.maintenance(), token).await
     }
 
     pub(crate) async fn fill_tokens(&self) -> Result<(), PoolError> {
@@ -443,7 +443,7 @@ impl Session {
         if end - next >= TOKENS_LEAST {
             return Ok(());
         }
-        let start = self.pool().more_tokens(self.upkeep(), self.inner.id, end).await?;
+        let start = self.pool().more_tokens(self.maintenance(), self.inner.id, end).await?;
         // Another task of this session may have used or added some meanwhile.
         let (next, end) = self.inner.tokens.get();
         let next = if start == end { next } else { start };

@@ -20,7 +20,7 @@ use farleaf_fabric::{Client, Endpoint, GlobalAddr, Incarnation, ServerId};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::geometry::{Geometry, SUPERBLOCK_BYTES};
-use crate::settle::{Lines, PATIENCE_NS, Steady};
+use crate::reliable::{Lines, PATIENCE_NS, Reliable};
 use crate::{FormatError, FormatFault, PoolError, PoolOptions};
 
 /// `FARLEAF` and a line end.
@@ -57,7 +57,7 @@ async fn format_claimed(
     claim: u64,
 ) -> Result<(), PoolError> {
     let lines = Lines::new(client.endpoint().server_count());
-    let client = Steady::new(client, &lines, PATIENCE_NS);
+    let client = Reliable::new(client, &lines, PATIENCE_NS);
     let endpoint = client.endpoint();
     let lengths: Vec<u64> = (0..endpoint.server_count())
         .map(|server| endpoint.region_bytes(ServerId(server as u16)))
@@ -97,18 +97,19 @@ async fn format_claimed(
 /// formatting them: what those held is lost. `Busy` if somebody else takes too long.
 pub async fn format_once(client: &Client, options: &PoolOptions) -> Result<bool, PoolError> {
     let lines = Lines::new(client.endpoint().server_count());
-    let steady = Steady::new(client, &lines, PATIENCE_NS);
+    let reliable = Reliable::new(client, &lines, PATIENCE_NS);
     let own = client.endpoint().incarnation();
     let claim_at = GlobalAddr::new(ServerId(0), CLAIM_WORD as u64 * 8);
     for _ in 0..CLAIM_WAITS {
-        let claim = steady.word(claim_at).await?;
-        let formatted = formatted(steady).await?;
+        let claim = reliable.word(claim_at).await?;
+        let formatted = formatted(reliable).await?;
         let Some(missing) = formatted.iter().position(|is_formatted| !is_formatted) else {
             return Ok(false);
         };
         if claim == 0 && formatted.contains(&true) {
             // Somebody may have begun since, or ended.
-            if steady.word(claim_at).await? == 0 && self::formatted(steady).await? == formatted {
+            if reliable.word(claim_at).await? == 0 && self::formatted(reliable).await? == formatted
+            {
                 let fault = FormatFault::NotFormatted;
                 return Err(FormatError { server: ServerId(missing as u16), fault }.into());
             }
@@ -122,15 +123,15 @@ pub async fn format_once(client: &Client, options: &PoolOptions) -> Result<bool,
             }
             client.fence_everywhere(who).await?;
         }
-        if steady.cas(claim_at, claim, own.0).await? != claim {
+        if reliable.cas(claim_at, claim, own.0).await? != claim {
             continue;
         }
         // INV-SUP-3: another may have made the pool since it was looked at.
-        let is_missing = self::formatted(steady).await?.contains(&false);
+        let is_missing = self::formatted(reliable).await?.contains(&false);
         if is_missing {
             format_claimed(client, options, own.0).await?;
         }
-        steady.cas_release(claim_at, own.0, 0).await?;
+        reliable.cas_release(claim_at, own.0, 0).await?;
         return Ok(is_missing);
     }
     Err(PoolError::Busy("the pool"))
@@ -144,7 +145,7 @@ pub fn pool_id_of(words: &[u64; SUPERBLOCK_WORDS]) -> Option<u128> {
 }
 
 /// Finds the servers whose first words are not zero.
-async fn formatted(client: Steady<'_>) -> Result<Vec<bool>, PoolError> {
+async fn formatted(client: Reliable<'_>) -> Result<Vec<bool>, PoolError> {
     let count = client.endpoint().server_count();
     let mut ops = client.client().ops();
     for server in 0..count {
@@ -160,7 +161,7 @@ async fn formatted(client: Steady<'_>) -> Result<Vec<bool>, PoolError> {
 ///
 /// # Errors
 /// `Format` with the server and the reason; `Fabric`.
-pub(crate) async fn open(client: Steady<'_>) -> Result<(Geometry, u128), PoolError> {
+pub(crate) async fn open(client: Reliable<'_>) -> Result<(Geometry, u128), PoolError> {
     let endpoint = client.endpoint();
     let count = endpoint.server_count();
     let mut ops = client.client().ops();
@@ -284,7 +285,7 @@ fn rebuild(blocks: &[[u64; WORDS]]) -> Result<Geometry, String> {
 
 /// Makes bytes `from` to `to` zero. Memory that is zero is only read, so that fresh memory is not
 /// committed.
-async fn zero(client: Steady<'_>, server: ServerId, from: u64, to: u64) -> Result<(), PoolError> {
+async fn zero(client: Reliable<'_>, server: ServerId, from: u64, to: u64) -> Result<(), PoolError> {
     let mut at = from;
     while at < to {
         let bytes = CHUNK_BYTES.min(to - at);

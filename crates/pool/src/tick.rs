@@ -8,8 +8,8 @@ use farleaf_fabric::Endpoint;
 
 use crate::clients::ClosedClient;
 use crate::epoch::Observation;
+use crate::reliable::Reliable;
 use crate::retire::Freeing;
-use crate::settle::Steady;
 use crate::{Pool, PoolError, Session, member};
 
 /// Ticks between looks at one own block for what others have given back.
@@ -41,7 +41,7 @@ impl Session {
     /// done is done by the next tick.
     pub async fn tick(&self) -> Result<(), PoolError> {
         let inner = &*self.inner;
-        let (pool, client) = (&**self.pool(), self.upkeep());
+        let (pool, client) = (&**self.pool(), self.maintenance());
         pool.check_open()?;
         if inner.ticking.replace(true) {
             return Ok(());
@@ -115,7 +115,7 @@ impl Session {
     /// ([`Pool::keep`]): nothing was done.
     /// `Fabric`, `Corrupt`: try again, or leave the rest to recovery.
     pub async fn leave(&self) -> Result<(), PoolError> {
-        let (pool, client) = (&**self.pool(), self.upkeep());
+        let (pool, client) = (&**self.pool(), self.maintenance());
         pool.check_open()?;
         if !self.finish_tasks().await {
             return Err(PoolError::Unsettled);
@@ -186,7 +186,7 @@ impl Session {
         let pool = &**self.pool();
         pool.check_open()?;
         pool.close();
-        pool.die(self.upkeep()).await
+        pool.die(self.maintenance()).await
     }
 
     /// Tells whether something that this member has retired is not free yet.
@@ -197,7 +197,7 @@ impl Session {
     /// Frees the member's and the session's entries. If retired objects are left in the page, or
     /// claims of a dropped recovery, the member stays, as dead, for recovery to see to them.
     async fn give_up_entries(&self) -> Result<(), PoolError> {
-        let (pool, client) = (&**self.pool(), self.upkeep());
+        let (pool, client) = (&**self.pool(), self.maintenance());
         let left = self.has_retired() || pool.recovery_unfinished.load(Ordering::SeqCst);
         if left {
             pool.die(client).await?;
@@ -221,7 +221,7 @@ impl Session {
 impl Pool {
     /// Small duties: changes of unknown outcome, surplus blocks, what others gave back, a root
     /// lock left behind.
-    async fn housekeep(&self, client: Steady<'_>, tick: u32) -> Result<(), PoolError> {
+    async fn housekeep(&self, client: Reliable<'_>, tick: u32) -> Result<(), PoolError> {
         self.settle(client).await?;
         self.release_root_leftover(client).await?;
         if tick.is_multiple_of(HARVEST_TICKS) {
@@ -242,7 +242,7 @@ impl Pool {
 
     pub(crate) async fn ask_for_suspects(
         &self,
-        client: Steady<'_>,
+        client: Reliable<'_>,
         seen: &Observation,
     ) -> Result<(), PoolError> {
         for (slot, word) in &seen.suspects {
@@ -278,9 +278,9 @@ impl<'a> Closed<'a> {
         };
         session.reclaim(freeing, bound).await?;
         // Should this member leave before they are free, recovery has to know that they are dead.
-        self.pool.confirm(session.upkeep(), freeing, false).await?;
+        self.pool.confirm(session.maintenance(), freeing, false).await?;
         if closed.retired.lock().len() == 0 {
-            let freed = self.pool.release_client(session.upkeep(), closed);
+            let freed = self.pool.release_client(session.maintenance(), closed);
             if let Err(error) = freed.await {
                 closed.tried = true;
                 return Err(error);

@@ -51,10 +51,10 @@ impl Unlinked {
     /// Fills it. 1 WRITE.
     ///
     /// # Errors
-    /// As [`crate::Steady::write`].
+    /// As [`crate::Reliable::write`].
     pub async fn write(&self, content: Buf) -> Result<(), OpError> {
         self.state.set(State::Writing);
-        self.session.steady().write(self.addr, content).await?;
+        self.session.reliable().write(self.addr, content).await?;
         self.state.set(State::Still);
         Ok(())
     }
@@ -67,7 +67,7 @@ impl Drop for Unlinked {
             State::Kept => {}
             State::Writing if self.session.endpoint().is_lossy() => {
                 self.session.spawn(async move |session| {
-                    if session.upkeep().settle(addr.server()).await.is_ok() {
+                    if session.maintenance().settle(addr.server()).await.is_ok() {
                         session.free_unpublished(addr, bytes);
                     }
                 });

@@ -8,11 +8,11 @@ use farleaf_index::{Entries, ScanRange};
 
 use crate::bounds::{self, Interval};
 use crate::error::Result;
-use crate::lane::Lane;
 use crate::options::TableInfo;
 use crate::range::KeyRange;
 use crate::store::Farleaf;
 use crate::table::{CompareExchange, TableCore};
+use crate::thread_context::ThreadContext;
 
 /// A table whose operations are futures, for programs with an async runtime (any).
 ///
@@ -71,9 +71,9 @@ impl AsyncTable {
         key: K,
     ) -> impl Future<Output = Result<Option<Vec<u8>>>> + Send + 'static + use<K> {
         let key = own(key);
-        self.run(async move |core, lane| {
+        self.run(async move |core, context| {
             let mut value = Vec::new();
-            Ok(core.get(lane, &key, &mut value).await?.then_some(value))
+            Ok(core.get(context, &key, &mut value).await?.then_some(value))
         })
     }
 
@@ -83,7 +83,7 @@ impl AsyncTable {
         key: K,
     ) -> impl Future<Output = Result<bool>> + Send + 'static + use<K> {
         let key = own(key);
-        self.run(async move |core, lane| core.get(lane, &key, &mut Vec::new()).await)
+        self.run(async move |core, context| core.get(context, &key, &mut Vec::new()).await)
     }
 
     /// See [`Table::insert`](crate::Table::insert).
@@ -93,7 +93,7 @@ impl AsyncTable {
         value: V,
     ) -> impl Future<Output = Result<bool>> + Send + 'static + use<K, V> {
         let (key, value) = (own(key), own(value));
-        self.run(async move |core, lane| core.insert(lane, &key, &value).await)
+        self.run(async move |core, context| core.insert(context, &key, &value).await)
     }
 
     /// See [`Table::insert_new`](crate::Table::insert_new).
@@ -103,7 +103,7 @@ impl AsyncTable {
         value: V,
     ) -> impl Future<Output = Result<bool>> + Send + 'static + use<K, V> {
         let (key, value) = (own(key), own(value));
-        self.run(async move |core, lane| core.insert_new(lane, &key, &value).await)
+        self.run(async move |core, context| core.insert_new(context, &key, &value).await)
     }
 
     /// See [`Table::update`](crate::Table::update).
@@ -113,7 +113,7 @@ impl AsyncTable {
         value: V,
     ) -> impl Future<Output = Result<bool>> + Send + 'static + use<K, V> {
         let (key, value) = (own(key), own(value));
-        self.run(async move |core, lane| core.update(lane, &key, &value).await)
+        self.run(async move |core, context| core.update(context, &key, &value).await)
     }
 
     /// See [`Table::remove`](crate::Table::remove).
@@ -122,7 +122,7 @@ impl AsyncTable {
         key: K,
     ) -> impl Future<Output = Result<bool>> + Send + 'static + use<K> {
         let key = own(key);
-        self.run(async move |core, lane| core.remove(lane, &key).await)
+        self.run(async move |core, context| core.remove(context, &key).await)
     }
 
     /// See [`Table::compare_exchange`](crate::Table::compare_exchange).
@@ -133,8 +133,8 @@ impl AsyncTable {
         new: Option<&[u8]>,
     ) -> impl Future<Output = Result<CompareExchange>> + Send + 'static + use<K> {
         let (key, expected, new) = (own(key), expected.map(own), new.map(own));
-        self.run(async move |core, lane| {
-            core.compare_exchange(lane, &key, expected.as_deref(), new.as_deref()).await
+        self.run(async move |core, context| {
+            core.compare_exchange(context, &key, expected.as_deref(), new.as_deref()).await
         })
     }
 
@@ -149,12 +149,12 @@ impl AsyncTable {
     ) -> impl Future<Output = Result<Vec<(Vec<u8>, Vec<u8>)>>> + Send + 'static + use<R> {
         let (from, to) = range.ends();
         let range = Interval::of(from, to, self.core.info().keys);
-        self.run(async move |core, lane| {
+        self.run(async move |core, context| {
             let mut entries = Entries::new();
             if !range.is_empty() && limit > 0 {
                 let (from, to) = (bounds::borrow(&range.from), bounds::borrow(&range.to));
                 let range = ScanRange { from, to, reverse: false };
-                core.scan(lane, range, limit, &mut entries).await?;
+                core.scan(context, range, limit, &mut entries).await?;
             }
             Ok(entries.iter().map(|(key, value)| (key.to_vec(), value.to_vec())).collect())
         })
@@ -166,7 +166,7 @@ impl AsyncTable {
         keys: I,
     ) -> impl Future<Output = Result<Vec<Option<Vec<u8>>>>> + Send + 'static + use<K, I> {
         let keys: Vec<_> = keys.into_iter().map(own).collect();
-        self.run(async move |core, lane| core.get_many(lane, &keys).await)
+        self.run(async move |core, context| core.get_many(context, &keys).await)
     }
 
     /// See [`Table::insert_many`](crate::Table::insert_many).
@@ -175,7 +175,7 @@ impl AsyncTable {
         pairs: I,
     ) -> impl Future<Output = Result<u64>> + Send + 'static + use<K, V, I> {
         let pairs: Vec<_> = pairs.into_iter().map(|(key, value)| (own(key), own(value))).collect();
-        self.run(async move |core, lane| core.insert_many(lane, &pairs).await)
+        self.run(async move |core, context| core.insert_many(context, &pairs).await)
     }
 
     /// See [`Table::remove_many`](crate::Table::remove_many).
@@ -184,19 +184,19 @@ impl AsyncTable {
         keys: I,
     ) -> impl Future<Output = Result<u64>> + Send + 'static + use<K, I> {
         let keys: Vec<_> = keys.into_iter().map(own).collect();
-        self.run(async move |core, lane| core.remove_many(lane, &keys).await)
+        self.run(async move |core, context| core.remove_many(context, &keys).await)
     }
 
     fn run<T, O>(&self, op: O) -> impl Future<Output = Result<T>> + Send + 'static + use<T, O>
     where
         T: Send + 'static,
-        O: AsyncFnOnce(&TableCore, &Lane) -> Result<T> + Send + 'static,
+        O: AsyncFnOnce(&TableCore, &ThreadContext) -> Result<T> + Send + 'static,
     {
         let (store, table) = (self.store.clone(), Arc::clone(&self.core));
         async move {
-            let job = async move |lane: &Lane| {
+            let job = async move |context: &ThreadContext| {
                 let _under_way = table.begin_async()?;
-                table.explain(lane, op(&table, lane).await).await
+                table.explain(context, op(&table, context).await).await
             };
             store.workers().run(store.core(), job).await
         }

@@ -11,9 +11,9 @@ use farleaf_pool::{Pool, PoolError, Root};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::gate::{Activity, Gates};
-use crate::lane::{Lane, Session};
 use crate::serve::{ServeOptions, Serving};
 use crate::table::TableCore;
+use crate::thread_context::{Session, ThreadContext};
 
 /// One compute server's membership in a pool, and the tables that it has open.
 ///
@@ -83,11 +83,11 @@ impl Core {
     /// The table of that name, opened if need be, with `settings` before those of the store.
     pub(crate) async fn open_table(
         self: &Arc<Self>,
-        lane: &Lane,
+        context: &ThreadContext,
         name: &str,
         settings: &Settings,
     ) -> Result<Arc<TableCore>> {
-        let session = lane.session().await?;
+        let session = context.session().await?;
         let opened = self.tables().get(name).cloned();
         match session.open_root(name).await {
             Ok(root) => self.open_root(&session, root, settings).await,

@@ -15,7 +15,7 @@ use crate::sync::atomic::{AtomicBool, Ordering, fence};
 use crate::sync::thread::{self, Thread};
 use crate::sync::{Arc, Mutex, MutexGuard, Weak};
 
-/// Tells others that a lane is at work: locked while an operation of the blocking API runs.
+/// Tells others that a context is at work: locked while an operation of the blocking API runs.
 #[derive(Debug, Default)]
 pub(crate) struct Gate(Mutex<GateState>);
 
@@ -66,7 +66,7 @@ impl Gates {
         for gate in gates {
             drop(gate.lock());
         }
-        // A gate whose lane is gone has no lock to pass; that it is gone was read without order.
+        // A gate whose context is gone has no lock to pass; that it is gone was read without order.
         fence(Ordering::Acquire);
     }
 

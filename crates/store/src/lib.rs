@@ -52,7 +52,6 @@ mod card;
 mod core;
 mod error;
 mod gate;
-mod lane;
 mod maintain;
 mod many;
 mod options;
@@ -65,6 +64,7 @@ mod serve;
 mod store;
 mod sync;
 mod table;
+mod thread_context;
 mod uri;
 mod workers;
 

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use crate::core::Core;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lane::Lane;
+use crate::thread_context::ThreadContext;
 
 /// Time between two ticks.
 const TICK: Duration = Duration::from_millis(10);
@@ -34,8 +34,8 @@ pub(crate) fn start(core: Arc<Core>) -> Result<JoinHandle<Result<()>>> {
         .name("farleaf-maintain".to_owned())
         .spawn(move || {
             core.activity.set_thread();
-            let lane = match open(&core) {
-                Ok(lane) => lane,
+            let context = match open(&core) {
+                Ok(context) => context,
                 Err(error) => {
                     // Whoever starts it waits for this.
                     let _ = told.send(Err(error));
@@ -43,7 +43,7 @@ pub(crate) fn start(core: Arc<Core>) -> Result<JoinHandle<Result<()>>> {
                 }
             };
             let _ = told.send(Ok(()));
-            maintain(&core, &lane)
+            maintain(&core, &context)
         })
         .map_err(|source| Error::io("cannot start the maintenance thread", source))?;
     let gone = || Error::new(ErrorKind::Internal, "the maintenance thread ended by a panic");
@@ -51,22 +51,22 @@ pub(crate) fn start(core: Arc<Core>) -> Result<JoinHandle<Result<()>>> {
     Ok(thread)
 }
 
-/// The thread's lane, with which it has recovered the dead.
-fn open(core: &Arc<Core>) -> Result<Lane> {
-    let lane = Lane::new(core)?;
-    let recovered: Result<_> = lane.endpoint().executor().clone().block_on(async {
-        let session = lane.upkeep_session().await?;
+/// The thread's context, with which it has recovered the dead.
+fn open(core: &Arc<Core>) -> Result<ThreadContext> {
+    let context = ThreadContext::new(core)?;
+    let recovered: Result<_> = context.endpoint().executor().clone().block_on(async {
+        let session = context.upkeep_session().await?;
         Ok(farleaf_index::recover(&session).await?)
     });
     match recovered {
         // A table that is not whole must not keep others from the pool: `verify` tells of it.
         Err(error) if error.kind() != ErrorKind::Corrupt => Err(error),
-        _ => Ok(lane),
+        _ => Ok(context),
     }
 }
 
-fn maintain(core: &Arc<Core>, lane: &Lane) -> Result<()> {
-    let executor = lane.endpoint().executor().clone();
+fn maintain(core: &Arc<Core>, context: &ThreadContext) -> Result<()> {
+    let executor = context.endpoint().executor().clone();
     let mut seen_ops = None;
     let mut quiet_ticks = 0;
     let mut recover_after = Instant::now();
@@ -76,7 +76,7 @@ fn maintain(core: &Arc<Core>, lane: &Lane) -> Result<()> {
         quiet_ticks = if is_quiet { quiet_ticks + 1 } else { 0 };
         seen_ops = ops;
         executor.block_on(async {
-            let Ok(session) = lane.upkeep_session().await else { return };
+            let Ok(session) = context.upkeep_session().await else { return };
             // A tick that fails changes nothing; the next one tries again, and the operations
             // report what is wrong.
             let _ = session.tick().await;
@@ -100,11 +100,11 @@ fn maintain(core: &Arc<Core>, lane: &Lane) -> Result<()> {
         }
         quiet_ticks = 0;
     }
-    leave(core, lane)
+    leave(core, context)
 }
 
-/// Leaves the pool with the lane's session. The last thing that a store does; no operation is under way.
-pub(crate) fn leave(core: &Arc<Core>, lane: &Lane) -> Result<()> {
+/// Leaves the pool with the context's session. The last thing that a store does; no operation is under way.
+pub(crate) fn leave(core: &Arc<Core>, context: &ThreadContext) -> Result<()> {
     if !core.is_shared {
         // The pool goes with the mapping.
         return Ok(());
@@ -112,14 +112,14 @@ pub(crate) fn leave(core: &Arc<Core>, lane: &Lane) -> Result<()> {
     core.serving.stop();
     // Threads that are just ending still have sessions.
     for _ in 0..LEAVE_WAITS {
-        if core.pool.sessions() <= lane.idle_sessions() {
+        if core.pool.sessions() <= context.idle_sessions() {
             break;
         }
         thread::sleep(TICK);
     }
-    let executor = lane.endpoint().executor().clone();
+    let executor = context.endpoint().executor().clone();
     executor.block_on(async {
-        let session = lane.upkeep_session().await?;
+        let session = context.upkeep_session().await?;
         let closed = core.close_tables(&session).await;
         if core.pool.sessions() == 1 && closed.is_ok() {
             session.leave().await?;

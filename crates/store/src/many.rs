@@ -8,7 +8,7 @@ use std::task::Poll;
 use farleaf_fabric::Endpoint;
 
 use crate::error::Result;
-use crate::lane::{Lane, Session};
+use crate::thread_context::{Session, ThreadContext};
 
 /// Operations of one call that are in flight at once, at most.
 const IN_FLIGHT_MAX: usize = 32;
@@ -20,22 +20,22 @@ const IN_FLIGHT_MAX: usize = 32;
 /// After the first failure nothing more is begun; what is in flight ends, and the failure is
 /// returned. On a fabric where nothing waits this makes one future and uses one session.
 pub(crate) async fn for_each(
-    lane: &Lane,
+    context: &ThreadContext,
     count: usize,
     op: impl AsyncFn(&Session, usize) -> Result<()>,
 ) -> Result<()> {
     let next = Cell::new(0);
     let stop = Cell::new(false);
     // What cannot be lost on its way does not wait either.
-    let waits = lane.endpoint().is_lossy();
+    let waits = context.endpoint().is_lossy();
     let clients_begun = Cell::new(0);
     let clients_most = Cell::new(IN_FLIGHT_MAX);
     let client = || async {
         // Before it waits: others begin meanwhile, and only the first may not do without.
         let begun = clients_begun.replace(clients_begun.get() + 1);
         let session = if begun == 0 {
-            lane.session().await?
-        } else if let Some(session) = lane.spare_session().await {
+            context.session().await?
+        } else if let Some(session) = context.spare_session().await {
             session
         } else {
             // No session can be spared: those that there are will do.
@@ -94,9 +94,9 @@ mod tests {
     use crate::error::Error;
     use crate::store::Farleaf;
 
-    fn run<T>(op: impl AsyncFnOnce(&Lane) -> T) -> T {
+    fn run<T>(op: impl AsyncFnOnce(&ThreadContext) -> T) -> T {
         let db = Farleaf::builder().pool_bytes(256 << 20).open("mem:").unwrap();
-        Lane::run(db.core(), async |lane| Ok(op(lane).await)).unwrap()
+        ThreadContext::run(db.core(), async |context| Ok(op(context).await)).unwrap()
     }
 
     #[test]
@@ -104,8 +104,8 @@ mod tests {
         let in_flight = Cell::new(0);
         let in_flight_most = Cell::new(0);
         let done = RefCell::new(vec![0; 200]);
-        run(async |lane| {
-            for_each(lane, 200, async |_, at| {
+        run(async |context| {
+            for_each(context, 200, async |_, at| {
                 in_flight.set(in_flight.get() + 1);
                 in_flight_most.set(in_flight.get().max(in_flight_most.get()));
                 for _ in 0..at % 5 {
@@ -138,9 +138,9 @@ mod tests {
 
     #[test]
     fn what_does_not_wait_takes_one_session() {
-        let sessions = run(async |lane| {
-            for_each(lane, 100, async |_, _| Ok(())).await.unwrap();
-            lane.idle_sessions()
+        let sessions = run(async |context| {
+            for_each(context, 100, async |_, _| Ok(())).await.unwrap();
+            context.idle_sessions()
         });
         assert_eq!(sessions, 1);
     }
@@ -148,8 +148,8 @@ mod tests {
     #[test]
     fn the_first_failure_ends_it_when_what_is_in_flight_has_ended() {
         let (begun, ended) = (Cell::new(0), Cell::new(0));
-        let result = run(async |lane| {
-            for_each(lane, 1000, async |_, at| {
+        let result = run(async |context| {
+            for_each(context, 1000, async |_, at| {
                 begun.set(begun.get() + 1);
                 yield_now().await;
                 ended.set(ended.get() + 1);

@@ -10,8 +10,8 @@ use farleaf_index::dex::{Dex, MoveError};
 use farleaf_pool::Member;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::lane::{Lane, Session};
 use crate::table::Table;
+use crate::thread_context::{Session, ThreadContext};
 
 /// A compute server: one life of a process that has the pool open. Its text is 16 hexadecimal digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -173,7 +173,7 @@ impl Table {
     }
 
     fn with_dex<T>(&self, op: impl AsyncFnOnce(&Dex, &Session) -> Result<T>) -> Result<T> {
-        Lane::run(self.store().core(), async |lane| {
+        ThreadContext::run(self.store().core(), async |context| {
             self.core().check_present()?;
             let AnyIndex::Dex(dex) = self.core().index() else {
                 return Err(Error::invalid(format!(
@@ -182,7 +182,7 @@ impl Table {
                     self.core().index().engine()
                 )));
             };
-            let session = lane.session().await?;
+            let session = context.session().await?;
             let result = op(dex, &session).await;
             result.map_err(|error| error.within(format_args!("table \"{}\"", self.name())))
         })

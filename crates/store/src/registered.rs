@@ -21,7 +21,7 @@ use farleaf_fabric::Endpoint;
 
 use crate::core::Core;
 use crate::error::{Error, Result};
-use crate::lane::Lane;
+use crate::thread_context::ThreadContext;
 
 /// Between two looks at the directory.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -61,7 +61,8 @@ impl Registered {
     ) -> Result<Registered> {
         let servers = core.pool.geometry().servers() as u16;
         directory.agree_on_pool(core.pool.id(), servers, is_new)?;
-        let me = Lane::run(core, async |lane| Ok(Name(lane.endpoint().incarnation().0)))?;
+        let me =
+            ThreadContext::run(core, async |context| Ok(Name(context.endpoint().incarnation().0)))?;
         let record = ComputeRecord {
             address: core.serving.address(),
             process: process(),
@@ -99,7 +100,7 @@ fn attend(
     stopped: &Receiver<()>,
 ) -> ComputeSeat {
     // The coordinator has one.
-    let mut lane = None;
+    let mut context = None;
     while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(LOOK_EVERY) {
         let view = seat.beat(core.serving.address());
         let state = match &view {
@@ -117,8 +118,8 @@ fn attend(
             *told = ClusterState { is_leaving, ..state };
         }
         match view {
-            Ok(view) if view.is_coordinator => look_after(core, me, &view, &mut lane),
-            _ => lane = None,
+            Ok(view) if view.is_coordinator => look_after(core, me, &view, &mut context),
+            _ => context = None,
         }
     }
     seat
@@ -126,19 +127,19 @@ fn attend(
 
 /// Recovers the pool from those who are dead, if any can be: who has just come into office looks in any case,
 /// since its predecessor may have died over it. What fails is tried again at the next look.
-fn look_after(core: &Arc<Core>, me: Name, view: &View, lane: &mut Option<Lane>) {
-    let is_new = lane.is_none();
+fn look_after(core: &Arc<Core>, me: Name, view: &View, context: &mut Option<ThreadContext>) {
+    let is_new = context.is_none();
     if is_new {
-        *lane = Lane::new(core).ok();
+        *context = ThreadContext::new(core).ok();
     }
-    let Some(lane) = lane else { return };
+    let Some(context) = context else { return };
     let there: BTreeSet<Name> = view.snapshot.compute.keys().copied().chain([me]).collect();
-    let looked: Result<()> = lane.endpoint().executor().block_on(async {
-        let session = lane.upkeep_session().await?;
+    let looked: Result<()> = context.endpoint().executor().block_on(async {
+        let session = context.upkeep_session().await?;
         let mut is_called_for = is_new || core.pool.needs_recovery();
         for member in session.members().await? {
             let has_entry = there.contains(&Name(member.incarnation.0));
-            is_called_for |= !has_entry && lane.endpoint().is_dead(member.incarnation).await;
+            is_called_for |= !has_entry && context.endpoint().is_dead(member.incarnation).await;
         }
         if is_called_for {
             let recovered = farleaf_index::recover(&session).await;

@@ -24,7 +24,7 @@ use farleaf_pool::Root;
 
 use crate::core::Core;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lane::{Lane, Session, kept};
+use crate::thread_context::{Session, ThreadContext, kept};
 
 /// Requests for one table that each thread answers at a time, each with a session; and once this part of
 /// the pool's sessions is taken by this store.
@@ -276,8 +276,8 @@ impl Serving {
 
 /// A thread that answers: tasks for each table.
 fn serve(core: &Arc<Core>, tables: &Receiver<Opened>) {
-    let lane = match Lane::new(core) {
-        Ok(lane) => lane,
+    let context = match ThreadContext::new(core) {
+        Ok(context) => context,
         Err(error) => {
             // Whoever opens a table reports it.
             while let Ok(opened) = tables.recv_blocking() {
@@ -286,7 +286,7 @@ fn serve(core: &Arc<Core>, tables: &Receiver<Opened>) {
             return;
         }
     };
-    let endpoint = lane.endpoint();
+    let endpoint = context.endpoint();
     endpoint.executor().block_on(async {
         while let Ok(Opened { dex, desk, started }) = tables.recv().await {
             let sessions_max = core.pool.geometry().options().clients_max as usize;

@@ -13,7 +13,6 @@ use farleaf_pool::{Audit, PoolError};
 use crate::builder::Builder;
 use crate::core::Core;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lane::{self, Lane};
 use crate::maintain;
 use crate::options::{TableInfo, TableOptions};
 use crate::partitions::ComputeServer;
@@ -21,6 +20,7 @@ use crate::partitions::ComputeServer;
 use crate::registered::{ClusterState, Registered};
 use crate::report::{Stats, VerifyReport};
 use crate::table::Table;
+use crate::thread_context::{self, ThreadContext};
 use crate::uri::Uri;
 use crate::workers::Workers;
 
@@ -115,8 +115,8 @@ impl Farleaf {
     /// [`ErrorKind::Full`] if the pool has no room.
     pub fn create_table(&self, name: &str, options: TableOptions) -> Result<Table> {
         let (format, settings) = options.split()?;
-        self.run(async |core, lane| {
-            let session = lane.session().await?;
+        self.run(async |core, context| {
+            let session = context.session().await?;
             match session.open_root(name).await {
                 Err(PoolError::NoSuchTable(_)) => {}
                 Ok(_) => return Err(PoolError::TableExists(name.to_owned()).into()),
@@ -129,7 +129,7 @@ impl Farleaf {
                 }
                 return Err(Error::from(error).within(format_args!("cannot make table {name:?}")));
             }
-            core.open_table(lane, name, &settings).await
+            core.open_table(context, name, &settings).await
         })
         .map(|table| Table::new(self.clone(), table))
     }
@@ -143,7 +143,8 @@ impl Farleaf {
     }
 
     fn open_table(&self, name: &str, settings: &Settings) -> Result<Table> {
-        let table = self.run(async |core, lane| core.open_table(lane, name, settings).await)?;
+        let table =
+            self.run(async |core, context| core.open_table(context, name, settings).await)?;
         Ok(Table::new(self.clone(), table))
     }
 
@@ -178,9 +179,10 @@ impl Farleaf {
     /// an operation of this store (an iterator that a bulk load reads).
     pub fn drop_table(&self, name: &str) -> Result<()> {
         let core = self.core();
-        let table =
-            self.run(async |core, lane| core.open_table(lane, name, &Settings::default()).await)?;
-        lane::check_outside(core)?;
+        let table = self.run(async |core, context| {
+            core.open_table(context, name, &Settings::default()).await
+        })?;
+        thread_context::check_outside(core)?;
         // From here on new operations fail, through handles that are made meanwhile too; those that
         // have begun end first.
         if !table.set_dropped() {
@@ -191,8 +193,8 @@ impl Farleaf {
         while table.has_async_ops() {
             std::thread::sleep(Duration::from_micros(100));
         }
-        self.run(async |core, lane| {
-            let session = lane.session().await?;
+        self.run(async |core, context| {
+            let session = context.session().await?;
             core.close_table(&session, &table).await?;
             let dropped = AnyIndex::drop_table(&session, name).await;
             core.forget(&session, &table).await;
@@ -205,8 +207,8 @@ impl Farleaf {
     /// # Errors
     /// See [`Farleaf::verify`].
     pub fn tables(&self) -> Result<Vec<TableInfo>> {
-        self.run(async |_, lane| {
-            let session = lane.session().await?;
+        self.run(async |_, context| {
+            let session = context.session().await?;
             let mut tables = Vec::new();
             for root in session.list_roots().await? {
                 tables.push(TableInfo::of(&root)?);
@@ -243,11 +245,11 @@ impl Farleaf {
     /// [`ErrorKind::Invalid`] for `mem:`, which nobody else can open; [`ErrorKind::Io`] if the system
     /// refuses.
     pub fn serve(&self) -> Result<ComputeServer> {
-        self.run(async |core, lane| {
+        self.run(async |core, context| {
             if !core.is_shared {
                 return Err(Error::invalid("a mem: pool has no other compute servers"));
             }
-            let session = lane.session().await?;
+            let session = context.session().await?;
             let post = core.serving.listen(core, &session).await?;
             let member = farleaf_pool::Member {
                 slot: core.pool.member(),
@@ -273,8 +275,8 @@ impl Farleaf {
     /// # Errors
     /// [`ErrorKind::Unavailable`]; [`ErrorKind::Closed`] after [`Farleaf::close`].
     pub fn compute_servers(&self) -> Result<Vec<ComputeServer>> {
-        self.run(async |_, lane| {
-            let session = lane.session().await?;
+        self.run(async |_, context| {
+            let session = context.session().await?;
             let me = session.endpoint().incarnation();
             let members = session.members().await?.into_iter();
             Ok(members.map(|member| ComputeServer::of(member, me)).collect())
@@ -309,8 +311,8 @@ impl Farleaf {
     /// [`ErrorKind::Corrupt`] if the walk cannot go on, [`ErrorKind::Closed`] after
     /// [`Farleaf::close`].
     pub fn verify(&self) -> Result<VerifyReport> {
-        self.run(async |core, lane| {
-            let session = lane.session().await?;
+        self.run(async |core, context| {
+            let session = context.session().await?;
             let mut audit = Audit::new(&session).await?;
             let mut tables = Vec::new();
             let roots = session.list_roots().await?;
@@ -337,7 +339,7 @@ impl Farleaf {
     /// Otherwise it is closed, and the error says what could not be given back; other members
     /// clear that away.
     pub fn close(self) -> Result<()> {
-        lane::check_outside(self.core())?;
+        thread_context::check_outside(self.core())?;
         self.handle.shut_down()
     }
 
@@ -349,8 +351,8 @@ impl Farleaf {
         &self.handle.workers
     }
 
-    fn run<T>(&self, op: impl AsyncFnOnce(&Arc<Core>, &Lane) -> Result<T>) -> Result<T> {
-        Lane::run(self.core(), async |lane| op(self.core(), lane).await)
+    fn run<T>(&self, op: impl AsyncFnOnce(&Arc<Core>, &ThreadContext) -> Result<T>) -> Result<T> {
+        ThreadContext::run(self.core(), async |context| op(self.core(), context).await)
     }
 }
 
@@ -373,14 +375,15 @@ impl Handle {
         let seat = self.registered().take().and_then(Registered::stop);
         self.workers.close();
         self.core.gates.pass();
-        lane::note_closed();
-        lane::purge();
+        thread_context::note_closed();
+        thread_context::purge();
         self.core.activity.wake();
         let left = match self.maintenance().take() {
             Some(thread) => thread.join().unwrap_or_else(|_| {
                 Err(Error::new(ErrorKind::Internal, "the maintenance thread ended by a panic"))
             }),
-            None => Lane::new(&self.core).and_then(|lane| maintain::leave(&self.core, &lane)),
+            None => ThreadContext::new(&self.core)
+                .and_then(|context| maintain::leave(&self.core, &context)),
         };
         // Last, so that who waits for the entry's end finds that all is handed over. If etcd is away, it
         // runs out by itself.

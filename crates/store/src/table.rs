@@ -14,12 +14,12 @@ use farleaf_pool::{Audit, PoolError, Root};
 use crate::async_table::AsyncTable;
 use crate::bounds::Interval;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lane::{Lane, Session};
 use crate::many;
 use crate::options::TableInfo;
 use crate::range::{KeyRange, Range};
 use crate::report::{TableReport, TableStats};
 use crate::store::Farleaf;
+use crate::thread_context::{Session, ThreadContext};
 
 /// An ordered map from byte strings to byte strings, shared by everyone who has the pool open.
 ///
@@ -101,7 +101,7 @@ impl Table {
     /// As [`Table::get`]; `value` is then arbitrary.
     pub fn get_into(&self, key: impl AsRef<[u8]>, value: &mut Vec<u8>) -> Result<bool> {
         let key = key.as_ref();
-        self.run(async |core, lane| core.get(lane, key, value).await)
+        self.run(async |core, context| core.get(context, key, value).await)
     }
 
     /// Whether `key` is present. Costs what [`Table::get`] does.
@@ -118,7 +118,7 @@ impl Table {
     /// See [`Table`]; `Invalid` for a key or value that the table does not take.
     pub fn insert(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<bool> {
         let (key, value) = (key.as_ref(), value.as_ref());
-        self.run(async |core, lane| core.insert(lane, key, value).await)
+        self.run(async |core, context| core.insert(context, key, value).await)
     }
 
     /// Adds `key`; `false` if it is present, and then nothing is changed.
@@ -127,7 +127,7 @@ impl Table {
     /// As [`Table::insert`].
     pub fn insert_new(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<bool> {
         let (key, value) = (key.as_ref(), value.as_ref());
-        self.run(async |core, lane| core.insert_new(lane, key, value).await)
+        self.run(async |core, context| core.insert_new(context, key, value).await)
     }
 
     /// Changes `key`; `false` if it is absent, and then nothing is changed.
@@ -136,7 +136,7 @@ impl Table {
     /// As [`Table::insert`].
     pub fn update(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<bool> {
         let (key, value) = (key.as_ref(), value.as_ref());
-        self.run(async |core, lane| core.update(lane, key, value).await)
+        self.run(async |core, context| core.update(context, key, value).await)
     }
 
     /// Removes `key`; `false` if it was absent.
@@ -145,7 +145,7 @@ impl Table {
     /// See [`Table`]; `Invalid` for a key that the table does not take.
     pub fn remove(&self, key: impl AsRef<[u8]>) -> Result<bool> {
         let key = key.as_ref();
-        self.run(async |core, lane| core.remove(lane, key).await)
+        self.run(async |core, context| core.remove(context, key).await)
     }
 
     /// Gives `key` the value `new` (`None`: removes it) if it holds `expected` (`None`: is
@@ -171,7 +171,7 @@ impl Table {
         new: Option<&[u8]>,
     ) -> Result<CompareExchange> {
         let key = key.as_ref();
-        self.run(async |core, lane| core.compare_exchange(lane, key, expected, new).await)
+        self.run(async |core, context| core.compare_exchange(context, key, expected, new).await)
     }
 
     /// The pairs whose keys lie in `range`, ascending; `.rev()` for descending.
@@ -232,7 +232,7 @@ impl Table {
         keys: impl IntoIterator<Item = K>,
     ) -> Result<Vec<Option<Vec<u8>>>> {
         let keys: Vec<K> = keys.into_iter().collect();
-        self.run(async |core, lane| core.get_many(lane, &keys).await)
+        self.run(async |core, context| core.get_many(context, &keys).await)
     }
 
     /// Adds or changes many keys; returns how many were absent. Of pairs with the same key the
@@ -246,7 +246,7 @@ impl Table {
         pairs: impl IntoIterator<Item = (K, V)>,
     ) -> Result<u64> {
         let pairs: Vec<(K, V)> = pairs.into_iter().collect();
-        self.run(async |core, lane| core.insert_many(lane, &pairs).await)
+        self.run(async |core, context| core.insert_many(context, &pairs).await)
     }
 
     /// Removes many keys; returns how many were present. Up to 32 operations are in flight at
@@ -256,7 +256,7 @@ impl Table {
     /// As [`Table::remove`]; some of the keys may then be gone.
     pub fn remove_many<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> Result<u64> {
         let keys: Vec<K> = keys.into_iter().collect();
-        self.run(async |core, lane| core.remove_many(lane, &keys).await)
+        self.run(async |core, context| core.remove_many(context, &keys).await)
     }
 
     /// Fills an empty table from pairs that are sorted by key, without repetition; returns how
@@ -270,7 +270,7 @@ impl Table {
         pairs: impl IntoIterator<Item = (K, V)>,
     ) -> Result<u64> {
         let mut pairs = Pairs { rest: pairs.into_iter(), lent: None };
-        self.run(async |core, lane| core.bulk_load(lane, &mut pairs).await)
+        self.run(async |core, context| core.bulk_load(context, &mut pairs).await)
     }
 
     /// Counts of keys, bytes and nodes. Walks the whole table: 1 round trip for every node.
@@ -287,8 +287,8 @@ impl Table {
     /// # Errors
     /// See [`Table`]; `Corrupt` if the walk cannot go on.
     pub fn verify(&self) -> Result<TableReport> {
-        self.run(async |core, lane| {
-            let session = lane.session().await?;
+        self.run(async |core, context| {
+            let session = context.session().await?;
             let mut audit = Audit::new(&session).await?;
             core.verify(&session, &mut audit).await
         })
@@ -296,14 +296,14 @@ impl Table {
 
     /// Appends at most `limit` pairs of `range`, whose ends are possible keys, to `out`.
     pub(crate) fn scan(&self, range: ScanRange<'_>, limit: usize, out: &mut Entries) -> Result<()> {
-        self.run(async |core, lane| core.scan(lane, range, limit, out).await)
+        self.run(async |core, context| core.scan(context, range, limit, out).await)
     }
 
-    fn run<T>(&self, op: impl AsyncFnOnce(&TableCore, &Lane) -> Result<T>) -> Result<T> {
+    fn run<T>(&self, op: impl AsyncFnOnce(&TableCore, &ThreadContext) -> Result<T>) -> Result<T> {
         let core = &self.core;
-        Lane::run(self.store.core(), async |lane| {
+        ThreadContext::run(self.store.core(), async |context| {
             core.check_present()?;
-            core.explain(lane, op(core, lane).await).await
+            core.explain(context, op(core, context).await).await
         })
     }
 }
@@ -314,7 +314,7 @@ impl fmt::Debug for Table {
     }
 }
 
-/// The operations, on a lane of the calling thread.
+/// The operations, on a context of the calling thread.
 impl TableCore {
     /// The table that `root` names.
     pub(crate) async fn open(session: &Session, root: Root, options: &OpenOptions) -> Result<Self> {
@@ -340,35 +340,55 @@ impl TableCore {
         &self.info
     }
 
-    pub(crate) async fn get(&self, lane: &Lane, key: &[u8], value: &mut Vec<u8>) -> Result<bool> {
-        self.named(self.index.get(&*lane.session().await?, key, value).await)
+    pub(crate) async fn get(
+        &self,
+        context: &ThreadContext,
+        key: &[u8],
+        value: &mut Vec<u8>,
+    ) -> Result<bool> {
+        self.named(self.index.get(&*context.session().await?, key, value).await)
     }
 
-    pub(crate) async fn insert(&self, lane: &Lane, key: &[u8], value: &[u8]) -> Result<bool> {
-        self.named(self.index.upsert(&*lane.session().await?, key, value).await)
+    pub(crate) async fn insert(
+        &self,
+        context: &ThreadContext,
+        key: &[u8],
+        value: &[u8],
+    ) -> Result<bool> {
+        self.named(self.index.upsert(&*context.session().await?, key, value).await)
     }
 
-    pub(crate) async fn insert_new(&self, lane: &Lane, key: &[u8], value: &[u8]) -> Result<bool> {
-        self.named(self.index.insert(&*lane.session().await?, key, value).await)
+    pub(crate) async fn insert_new(
+        &self,
+        context: &ThreadContext,
+        key: &[u8],
+        value: &[u8],
+    ) -> Result<bool> {
+        self.named(self.index.insert(&*context.session().await?, key, value).await)
     }
 
-    pub(crate) async fn update(&self, lane: &Lane, key: &[u8], value: &[u8]) -> Result<bool> {
-        self.named(self.index.update(&*lane.session().await?, key, value).await)
+    pub(crate) async fn update(
+        &self,
+        context: &ThreadContext,
+        key: &[u8],
+        value: &[u8],
+    ) -> Result<bool> {
+        self.named(self.index.update(&*context.session().await?, key, value).await)
     }
 
-    pub(crate) async fn remove(&self, lane: &Lane, key: &[u8]) -> Result<bool> {
-        self.named(self.index.remove(&*lane.session().await?, key).await)
+    pub(crate) async fn remove(&self, context: &ThreadContext, key: &[u8]) -> Result<bool> {
+        self.named(self.index.remove(&*context.session().await?, key).await)
     }
 
     pub(crate) async fn compare_exchange(
         &self,
-        lane: &Lane,
+        context: &ThreadContext,
         key: &[u8],
         expected: Option<&[u8]>,
         new: Option<&[u8]>,
     ) -> Result<CompareExchange> {
         let mut found = Vec::new();
-        let session = lane.session().await?;
+        let session = context.session().await?;
         let done = self.index.compare_exchange(&session, key, expected, new, &mut found).await;
         Ok(match self.named(done)? {
             (Exchange::Done, _) => CompareExchange::Exchanged,
@@ -378,21 +398,21 @@ impl TableCore {
 
     pub(crate) async fn scan(
         &self,
-        lane: &Lane,
+        context: &ThreadContext,
         range: ScanRange<'_>,
         limit: usize,
         out: &mut Entries,
     ) -> Result<()> {
-        self.named(self.index.scan(&*lane.session().await?, range, limit, out).await)
+        self.named(self.index.scan(&*context.session().await?, range, limit, out).await)
     }
 
     pub(crate) async fn get_many<K: AsRef<[u8]>>(
         &self,
-        lane: &Lane,
+        context: &ThreadContext,
         keys: &[K],
     ) -> Result<Vec<Option<Vec<u8>>>> {
         let values = RefCell::new(vec![None; keys.len()]);
-        many::for_each(lane, keys.len(), async |session, at| {
+        many::for_each(context, keys.len(), async |session, at| {
             let mut value = Vec::new();
             if self.named(self.index.get(session, keys[at].as_ref(), &mut value).await)? {
                 values.borrow_mut()[at] = Some(value);
@@ -405,7 +425,7 @@ impl TableCore {
 
     pub(crate) async fn insert_many<K: AsRef<[u8]>, V: AsRef<[u8]>>(
         &self,
-        lane: &Lane,
+        context: &ThreadContext,
         pairs: &[(K, V)],
     ) -> Result<u64> {
         // Two changes of one key must not be in flight together: the last of them stands for all.
@@ -413,7 +433,7 @@ impl TableCore {
             pairs.iter().map(|(key, value)| (key.as_ref(), value.as_ref())).collect();
         let last: Vec<_> = last.into_iter().collect();
         let new = Cell::new(0);
-        many::for_each(lane, last.len(), async |session, at| {
+        many::for_each(context, last.len(), async |session, at| {
             let (key, value) = last[at];
             let is_new = self.named(self.index.upsert(session, key, value).await)?;
             new.set(new.get() + u64::from(is_new));
@@ -423,9 +443,13 @@ impl TableCore {
         Ok(new.get())
     }
 
-    pub(crate) async fn remove_many<K: AsRef<[u8]>>(&self, lane: &Lane, keys: &[K]) -> Result<u64> {
+    pub(crate) async fn remove_many<K: AsRef<[u8]>>(
+        &self,
+        context: &ThreadContext,
+        keys: &[K],
+    ) -> Result<u64> {
         let removed = Cell::new(0);
-        many::for_each(lane, keys.len(), async |session, at| {
+        many::for_each(context, keys.len(), async |session, at| {
             let was_there = self.named(self.index.remove(session, keys[at].as_ref()).await)?;
             removed.set(removed.get() + u64::from(was_there));
             Ok(())
@@ -434,8 +458,12 @@ impl TableCore {
         Ok(removed.get())
     }
 
-    pub(crate) async fn bulk_load(&self, lane: &Lane, pairs: &mut impl SortedPairs) -> Result<u64> {
-        self.named(self.index.bulk_load(&*lane.session().await?, pairs).await)
+    pub(crate) async fn bulk_load(
+        &self,
+        context: &ThreadContext,
+        pairs: &mut impl SortedPairs,
+    ) -> Result<u64> {
+        self.named(self.index.bulk_load(&*context.session().await?, pairs).await)
     }
 
     pub(crate) async fn verify(&self, session: &Session, audit: &mut Audit) -> Result<TableReport> {
@@ -459,10 +487,10 @@ impl TableCore {
     /// Passes a result on. If another process dropped the table, its operations meet nodes that
     /// are not its own: says so instead.
     #[inline]
-    pub(crate) async fn explain<T>(&self, lane: &Lane, result: Result<T>) -> Result<T> {
+    pub(crate) async fn explain<T>(&self, context: &ThreadContext, result: Result<T>) -> Result<T> {
         match result {
             Err(error) if matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Unavailable) => {
-                let Ok(session) = lane.session().await else { return Err(error) };
+                let Ok(session) = context.session().await else { return Err(error) };
                 match session.open_root(&self.info.name).await {
                     Err(PoolError::NoSuchTable(_)) => {}
                     Ok(root) if root != self.root => {}

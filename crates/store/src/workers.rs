@@ -15,7 +15,7 @@ use farleaf_fabric::yield_now;
 
 use crate::core::Core;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lane::Lane;
+use crate::thread_context::ThreadContext;
 
 /// Jobs that a worker has in flight at once, at most.
 const IN_FLIGHT_MAX: usize = 32;
@@ -23,7 +23,7 @@ const IN_FLIGHT_MAX: usize = 32;
 const QUEUE_MAX: usize = 1024;
 
 /// Makes the future of a job, on the worker's thread.
-type Job = Box<dyn FnOnce(Rc<Lane>) -> Pin<Box<dyn Future<Output = ()>>> + Send>;
+type Job = Box<dyn FnOnce(Rc<ThreadContext>) -> Pin<Box<dyn Future<Output = ()>>> + Send>;
 
 /// The workers of a store; started by the first job.
 #[derive(Debug)]
@@ -49,14 +49,14 @@ impl Workers {
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         core: &Arc<Core>,
-        op: impl AsyncFnOnce(&Lane) -> Result<T> + Send + 'static,
+        op: impl AsyncFnOnce(&ThreadContext) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let jobs = self.start(core)?;
         let (reply, result) = async_channel::bounded(1);
-        let job: Job = Box::new(move |lane| {
+        let job: Job = Box::new(move |context| {
             Box::pin(async move {
                 // Nobody may be left who waits for it.
-                let _ = reply.try_send(op(&lane).await);
+                let _ = reply.try_send(op(&context).await);
             })
         });
         jobs.send(job).await.map_err(|_| self.gone())?;
@@ -117,8 +117,8 @@ impl Workers {
 /// A worker's life: as many tasks as jobs may be in flight, each of which takes the next job when
 /// it has done one.
 fn work(core: &Arc<Core>, queue: Receiver<Job>, started: &mpsc::Sender<Result<()>>) {
-    let lane = match Lane::new(core) {
-        Ok(lane) => Rc::new(lane),
+    let context = match ThreadContext::new(core) {
+        Ok(context) => Rc::new(context),
         Err(error) => {
             // The thread that waits for this reports it.
             let _ = started.send(Err(error));
@@ -127,13 +127,13 @@ fn work(core: &Arc<Core>, queue: Receiver<Job>, started: &mpsc::Sender<Result<()
     };
     // As above.
     let _ = started.send(Ok(()));
-    let executor = lane.endpoint().executor().clone();
+    let executor = context.endpoint().executor().clone();
     for _ in 0..IN_FLIGHT_MAX {
-        let (lane, queue) = (Rc::clone(&lane), queue.clone());
+        let (context, queue) = (Rc::clone(&context), queue.clone());
         executor.spawn(async move {
             while let Ok(job) = queue.recv().await {
-                let under_way = lane.begin_job();
-                job(Rc::clone(&lane)).await;
+                let under_way = context.begin_job();
+                job(Rc::clone(&context)).await;
                 drop(under_way);
                 // What the job left to do (a split of a node) comes before the next one.
                 yield_now().await;

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::child::{Child, Ended, Kind};
-use super::links::{Callers, Way, Weather};
+use super::links::{Callers, LinkState, Way};
 use super::log::now_ns;
 use super::owners::{self, Owned, Ranges};
 use super::round::{END_TIME_MAX, LOOK_TIME, Round, Trouble, count_kill, table_name};
@@ -160,7 +160,7 @@ impl Round<'_, '_> {
             Undo::Restore(name, way) => {
                 let links = self.children.iter().find(|child| child.name == name);
                 if let Some(links) = links.and_then(|child| child.links.as_ref()) {
-                    links.set(way, Weather::Fair, None);
+                    links.set(way, LinkState::Fair, None);
                 }
             }
             Undo::GoOnMemory(server) => {
@@ -364,9 +364,9 @@ impl Round<'_, '_> {
         }
         let what = if way == Way::Post { OF_POSTS } else { OF_LINKS }[kind];
         let weather = match OF_LINKS[kind] {
-            FaultKind::Cut => Weather::Cut { requests: true, replies: true },
-            FaultKind::HalfCut => Weather::Cut { requests: is_way, replies: !is_way },
-            FaultKind::Slow => Weather::Slow(SLOW_MAX.mul_f64(part)),
+            FaultKind::Cut => LinkState::Cut { requests: true, replies: true },
+            FaultKind::HalfCut => LinkState::Cut { requests: is_way, replies: !is_way },
+            FaultKind::Slow => LinkState::Slow(SLOW_MAX.mul_f64(part)),
             _ => {
                 links.end_connections(way, &callers);
                 self.note(what, who, None);

@@ -29,7 +29,7 @@ pub(super) type Target = Arc<Mutex<Option<SocketAddr>>>;
 
 /// What a link does with bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Weather {
+pub(super) enum LinkState {
     Fair,
     /// Each piece waits for that long.
     Slow(Duration),
@@ -84,7 +84,7 @@ struct Shared {
 
 #[derive(Debug)]
 struct State {
-    weather: Weather,
+    weather: LinkState,
     /// Who has that weather; the others' is fair.
     callers: Callers,
     is_closed: bool,
@@ -130,7 +130,7 @@ impl Links {
     }
 
     /// From now on that link is so for these, and fair for all others.
-    pub(super) fn set(&self, way: Way, weather: Weather, callers: Callers) {
+    pub(super) fn set(&self, way: Way, weather: LinkState, callers: Callers) {
         if let Some(link) = self.link(way) {
             let mut state = link.shared.state();
             (state.weather, state.callers) = (weather, callers);
@@ -161,7 +161,7 @@ impl Link {
         let shared = Arc::new(Shared {
             end,
             state: Mutex::new(State {
-                weather: Weather::Fair,
+                weather: LinkState::Fair,
                 callers: None,
                 is_closed: false,
                 streams: BTreeMap::new(),
@@ -211,17 +211,17 @@ impl State {
         }
     }
 
-    fn weather(&self, caller: &Caller) -> Weather {
-        if is_among(caller, &self.callers) { self.weather } else { Weather::Fair }
+    fn weather(&self, caller: &Caller) -> LinkState {
+        if is_among(caller, &self.callers) { self.weather } else { LinkState::Fair }
     }
 
     fn blocks(&self, direction: Direction, caller: &Caller) -> bool {
         match self.weather(caller) {
-            Weather::Cut { requests, replies } => match direction {
+            LinkState::Cut { requests, replies } => match direction {
                 Direction::Requests => requests,
                 Direction::Replies => replies,
             },
-            Weather::Fair | Weather::Slow(_) => false,
+            LinkState::Fair | LinkState::Slow(_) => false,
         }
     }
 }
@@ -234,7 +234,7 @@ impl Shared {
     /// Waits until something may pass in that direction; `false` if the link is no more.
     fn pass(&self, direction: Direction, caller: &Caller) -> bool {
         let mut state = self.state();
-        if let Weather::Slow(time) = state.weather(caller) {
+        if let LinkState::Slow(time) = state.weather(caller) {
             drop(state);
             thread::sleep(time);
             state = self.state();
@@ -409,25 +409,25 @@ mod tests {
         let (links, mut stream, _) = linked();
         echo(&mut stream, 1);
         for (word, (requests, replies)) in (2..).zip([(true, true), (true, false), (false, true)]) {
-            links.set(FIRST, Weather::Cut { requests, replies }, None);
+            links.set(FIRST, LinkState::Cut { requests, replies }, None);
             stream.write_all(&[word]).unwrap();
             hears_nothing(&mut stream);
-            links.set(FIRST, Weather::Fair, None);
+            links.set(FIRST, LinkState::Fair, None);
             hear(&mut stream, word);
         }
         // A new connection does not come about over a cut link.
-        links.set(FIRST, Weather::Cut { requests: true, replies: false }, None);
+        links.set(FIRST, LinkState::Cut { requests: true, replies: false }, None);
         let mut other = connect(&links);
         other.write_all(&[9]).unwrap();
         hears_nothing(&mut other);
-        links.set(FIRST, Weather::Fair, None);
+        links.set(FIRST, LinkState::Fair, None);
         hear(&mut other, 9);
     }
 
     #[test]
     fn a_slow_link_takes_its_time() {
         let (links, mut stream, _) = linked();
-        links.set(FIRST, Weather::Slow(WHILE), None);
+        links.set(FIRST, LinkState::Slow(WHILE), None);
         let start = Instant::now();
         echo(&mut stream, 1);
         assert!(start.elapsed() >= 2 * WHILE);
@@ -448,7 +448,7 @@ mod tests {
         assert_eq!(nobody.read(&mut [0]).unwrap_or(0), 0, "nobody is there");
         *target.lock().unwrap() = Some(([127, 0, 0, 1], 1).into());
         let mut cut = connect(&links);
-        links.set(FIRST, Weather::Cut { requests: true, replies: true }, None);
+        links.set(FIRST, LinkState::Cut { requests: true, replies: true }, None);
         drop(links);
         assert_eq!(cut.read(&mut [0]).unwrap_or(0), 0, "the link is no more");
     }
@@ -487,7 +487,7 @@ mod tests {
         owners::note(&notes.0, Some(("0000000000000009".parse().unwrap(), server())));
         let (mut five, mut six) = (greeted(address, 5, true), greeted(address, 6, true));
         let only_six = Some(vec![Incarnation(6), Incarnation(7)]);
-        links.set(Way::Post, Weather::Cut { requests: true, replies: true }, only_six.clone());
+        links.set(Way::Post, LinkState::Cut { requests: true, replies: true }, only_six.clone());
         echo(&mut five, 1);
         six.write_all(&[2]).unwrap();
         hears_nothing(&mut six);
@@ -495,7 +495,7 @@ mod tests {
         let mut again = greeted(address, 6, false);
         hears_nothing(&mut again);
         echo(&mut greeted(address, 5, true), 3);
-        links.set(Way::Post, Weather::Fair, None);
+        links.set(Way::Post, LinkState::Fair, None);
         hear(&mut six, 2);
         again.read_exact(&mut [0; GREETING_BYTES]).unwrap();
         echo(&mut again, 4);
@@ -503,7 +503,7 @@ mod tests {
         assert_eq!(six.read(&mut [0]).unwrap_or(0), 0, "ended");
         assert_eq!(again.read(&mut [0]).unwrap_or(0), 0, "ended");
         echo(&mut five, 5);
-        links.set(Way::Post, Weather::Cut { requests: false, replies: true }, None);
+        links.set(Way::Post, LinkState::Cut { requests: false, replies: true }, None);
         five.write_all(&[6]).unwrap();
         hears_nothing(&mut five);
         drop(links);

@@ -24,11 +24,11 @@ impl Tree {
         let _pin = session.begin(OpKind::Maintenance).await?;
         let mut nodes = Nodes(Vec::new());
         self.walk(session, &mut nodes, &mut TableReport::default()).await?;
-        let steady = session.steady();
+        let reliable = session.reliable();
         for (addr, bytes) in nodes.0 {
-            let mut image = steady.read(addr, steady.buf(bytes)).await?;
+            let mut image = reliable.read(addr, reliable.buf(bytes)).await?;
             NodeMut::new(&self.layout, image.words_mut()).seal(u64::MAX - LEFT);
-            steady.write(addr, image).await?;
+            reliable.write(addr, image).await?;
         }
         Ok(())
     }

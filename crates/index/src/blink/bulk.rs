@@ -70,7 +70,7 @@ impl Tree {
         // Until the old leaf is dead, those who remember it as the root find it locked, and look at the
         // root word (see `Tree::node_at`).
         self.publish_root(session, lock, root, level).await?;
-        self.bury(leaf, Some(retiring)).await
+        self.publish_dead(leaf, Some(retiring)).await
     }
 }
 
@@ -100,7 +100,7 @@ impl Drop for Built {
         self.session.spawn(async move |session| {
             for server in 0..session.endpoint().server_count() {
                 // An error is final: this compute server has been cut off.
-                if session.upkeep().settle(ServerId(server as u16)).await.is_err() {
+                if session.maintenance().settle(ServerId(server as u16)).await.is_err() {
                     return;
                 }
             }
@@ -289,7 +289,7 @@ impl<'a> Builder<'a> {
             self.built.objects.push((addr, bytes));
             let buf = fill_record(self.session.client().buf(bytes), value);
             self.built.writing = true;
-            self.session.steady().write(addr, buf).await?;
+            self.session.reliable().write(addr, buf).await?;
             self.built.writing = false;
             record = Some(RecordRef { addr: addr.word(), len: value.len() as u64 });
         } else {
@@ -538,7 +538,7 @@ impl<'a> Builder<'a> {
         let batch = std::mem::replace(&mut self.batch, self.session.client().ops());
         if !batch.is_empty() {
             self.built.writing = true;
-            self.session.steady().post_many(batch).await?;
+            self.session.reliable().post_many(batch).await?;
             self.built.writing = false;
         }
         Ok(())

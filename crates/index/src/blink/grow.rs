@@ -129,12 +129,12 @@ impl Tree {
         // From here on the old root is only met by those who remember its address. It leads them right.
         // Nobody changes it if we die: a merge below it gives up at its lock, and whoever would wait for
         // that, to add a separator, reads the root word first.
-        self.bury(node, Some(retiring)).await?;
+        self.publish_dead(node, Some(retiring)).await?;
         Ok(())
     }
 
     /// Marks a locked node dead for good, in one chain, and retires it.
-    pub(super) async fn bury(
+    pub(super) async fn publish_dead(
         &self,
         mut node: super::lock::Locked,
         retiring: Option<Retiring>,

@@ -43,12 +43,12 @@ impl Lock {
     /// Takes it if the word holds `expected`; what was found: `expected` if it is taken. 1 CAS.
     ///
     /// # Errors
-    /// As [`farleaf_pool::Steady::cas`].
+    /// As [`farleaf_pool::Reliable::cas`].
     pub(super) async fn take(&mut self, expected: u64) -> Result<u64, OpError> {
         let session = self.session.clone();
         let mut trial = Trial::default();
         loop {
-            let posting = session.steady().posting();
+            let posting = session.reliable().posting();
             match session.client().cas(self.word, expected, self.token).await {
                 Ok(found) => {
                     self.state = State::Taken;
@@ -57,7 +57,7 @@ impl Lock {
                 }
                 Err(error) => {
                     self.state = State::Doubtful;
-                    session.steady().again(&mut trial, posting, error).await?;
+                    session.reliable().again(&mut trial, posting, error).await?;
                 }
             }
         }
@@ -113,7 +113,7 @@ impl Lock {
         retiring: Option<Retiring>,
     ) -> Result<(), IndexError> {
         let session = self.session.clone();
-        let spare = session.steady().spare_ops(&ops);
+        let spare = session.reliable().spare_ops(&ops);
         self.release_in(&mut ops, word);
         self.disarm();
         let (lock, token) = (self.word, self.token);
@@ -129,7 +129,7 @@ impl Lock {
             Err(error) if is_open(error) => {
                 let unknown = || IndexError::OutcomeUnknown(error.to_string());
                 let done = posted.settle().ok_or_else(unknown)?;
-                let done = session.steady().within(done).await;
+                let done = session.reliable().within(done).await;
                 done.and_then(Result::ok).ok_or_else(unknown)
             }
             Err(error) => {
@@ -153,17 +153,17 @@ impl Drop for Lock {
             return;
         }
         self.session.spawn(async move |session| {
-            let steady = session.upkeep();
+            let reliable = session.maintenance();
             if state == State::Taken {
-                let found = steady.client().cas(word, token, 0).await;
+                let found = reliable.client().cas(word, token, 0).await;
                 if found == Ok(token) || !is_lossy {
                     return;
                 }
             }
             // A CAS for the lock, or a release by WRITE, may be under way still.
-            if steady.settle(word.server()).await.is_ok() {
+            if reliable.settle(word.server()).await.is_ok() {
                 // An error is final: this compute server has been cut off.
-                let _ = steady.cas_release(word, token, 0).await;
+                let _ = reliable.cas_release(word, token, 0).await;
             }
         });
     }
@@ -190,17 +190,17 @@ impl Posted<'_> {
         let (lock, token, word, retiring) =
             (self.lock, self.token, self.word, self.retiring.take());
         self.session.spawn(async move |session| {
-            let steady = session.upkeep();
+            let reliable = session.maintenance();
             let done = async {
-                steady.settle(lock.server()).await?;
-                if steady.word(lock).await? != token && !Canary::ResendBlindly.is_armed() {
+                reliable.settle(lock.server()).await?;
+                if reliable.word(lock).await? != token && !Canary::ResendBlindly.is_armed() {
                     return Ok(());
                 }
                 let chain = |ops: &mut Ops| {
-                    steady.copy_into(&spare, ops);
+                    reliable.copy_into(&spare, ops);
                     ops.cas(lock, token, word);
                 };
-                steady.release(lock, token, chain).await
+                reliable.release(lock, token, chain).await
             };
             let done: Result<(), OpError> = done.await;
             if let (Ok(()), Some(retiring)) = (done, retiring) {
@@ -337,12 +337,12 @@ impl Tree {
             let mut ops = client.ops();
             ops.cas(addr, 0, token);
             ops.read(addr, client.buf(self.layout.node_bytes()));
-            let posting = session.steady().posting();
+            let posting = session.reliable().posting();
             match client.chain(ops).await {
                 Ok(ops) => break ops,
                 Err(error) => {
                     lock.state = State::Doubtful;
-                    session.steady().again(&mut trial, posting, error).await?;
+                    session.reliable().again(&mut trial, posting, error).await?;
                 }
             }
         };

@@ -161,7 +161,7 @@ impl Tree {
         mut parent: Locked,
         right: Locked,
     ) -> Result<(), IndexError> {
-        let (steady, bytes) = (session.steady(), self.layout.node_bytes());
+        let (reliable, bytes) = (session.reliable(), self.layout.node_bytes());
         debug_assert_eq!((left.token(), right.token()), (parent.token(), parent.token()));
         let mut right = right;
         // This is a task's work, and its session does not give up. So what fails from here on is
@@ -181,17 +181,17 @@ impl Tree {
                 (right.addr, token, dead.words()),
             ];
             let record = redo::encode(session, token, &nodes);
-            steady.write(session.redo_addr(left.addr.server()), record).await?;
+            reliable.write(session.redo_addr(left.addr.server()), record).await?;
         }
         for node in [&mut left, &mut parent] {
-            let image = std::mem::replace(&mut node.image, steady.buf(0));
-            let written = steady.write(node.addr.plus(8), image.window(8..bytes)).await;
+            let image = std::mem::replace(&mut node.image, reliable.buf(0));
+            let written = reliable.write(node.addr.plus(8), image.window(8..bytes)).await;
             written.map_err(|error| IndexError::OutcomeUnknown(error.to_string()))?;
         }
         if Canary::UnlockRightEarly.is_armed() {
             let _ = session.client().cas(right.addr, right.token(), 0).await;
         }
-        self.bury(right, None).await?;
+        self.publish_dead(right, None).await?;
         for node in [parent, left] {
             let ops = session.client().ops();
             node.lock.finish(ops, 0, None).await?;

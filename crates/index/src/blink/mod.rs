@@ -181,7 +181,7 @@ impl Tree {
         session: &Session,
         task: impl AsyncFnOnce(Session) -> T + 'static,
     ) -> impl Future<Output = Option<T>> {
-        let patient = session.patient();
+        let patient = session.without_deadline();
         run_to_end(session, Box::pin(async move { task(patient).await }), ())
     }
 }

@@ -162,7 +162,7 @@ impl Tree {
         session: &Session,
     ) -> Result<(GlobalAddr, u8), IndexError> {
         let moment = session.moment();
-        let word = session.steady().word(self.meta.plus(META_ROOT)).await?;
+        let word = session.reliable().word(self.meta.plus(META_ROOT)).await?;
         let parts = root_parts(word)?;
         self.root.remember(word, moment);
         Ok(parts)
@@ -210,10 +210,10 @@ impl Tree {
         let client = session.client();
         loop {
             // A failed READ is rare; one `async fn` more around each would not be.
-            let (posting, bytes) = (session.steady().posting(), self.layout.node_bytes());
+            let (posting, bytes) = (session.reliable().posting(), self.layout.node_bytes());
             let mut image = match client.read(addr, client.buf(bytes)).await {
                 Ok(image) => image,
-                Err(error) => session.steady().read_again(posting, error, addr, bytes).await?,
+                Err(error) => session.reliable().read_again(posting, error, addr, bytes).await?,
             };
             if !self.is_current(&image, addr, at) {
                 image = self.read_again(session, addr, at, image).await?;
@@ -257,10 +257,10 @@ impl Tree {
         let mut from_parent = false;
         while at > level {
             // A failed READ is rare; one `async fn` more around each would not be.
-            let (posting, bytes) = (session.steady().posting(), self.layout.node_bytes());
+            let (posting, bytes) = (session.reliable().posting(), self.layout.node_bytes());
             let mut image = match client.read(addr, client.buf(bytes)).await {
                 Ok(image) => image,
-                Err(error) => session.steady().read_again(posting, error, addr, bytes).await?,
+                Err(error) => session.reliable().read_again(posting, error, addr, bytes).await?,
             };
             if !self.is_current(&image, addr, at) {
                 image = self.read_again(session, addr, at, image).await?;
@@ -305,7 +305,7 @@ impl Tree {
         level: u8,
         mut image: Buf,
     ) -> Result<Buf, Fail> {
-        let (endpoint, steady) = (session.endpoint(), session.steady());
+        let (endpoint, reliable) = (session.endpoint(), session.reliable());
         let start_ns = endpoint.now_ns();
         let mut tries = 0;
         loop {
@@ -346,7 +346,7 @@ impl Tree {
                 return Err(Fail::Error(locked_too_long(addr, lock)));
             }
             tries += 1;
-            image = steady.read(addr, steady.buf(self.layout.node_bytes())).await?;
+            image = reliable.read(addr, reliable.buf(self.layout.node_bytes())).await?;
         }
     }
 

@@ -48,8 +48,8 @@ impl Tree {
         value: &mut Vec<u8>,
     ) -> Result<(), IndexError> {
         let (addr, bytes) = self.record_place(record)?;
-        let steady = session.steady();
-        let buf = steady.read(addr, steady.buf(bytes)).await?;
+        let reliable = session.reliable();
+        let buf = reliable.read(addr, reliable.buf(bytes)).await?;
         value.clear();
         value.extend_from_slice(self.record_value(&buf, record)?);
         Ok(())

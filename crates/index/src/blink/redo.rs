@@ -140,7 +140,8 @@ impl Tree {
                 return Ok(());
             }
             // The change has been finished, or somebody is at it, alive or dead.
-            if LockToken::from_word(found).is_none() || session.steady().word(addr).await? != held {
+            if LockToken::from_word(found).is_none() || session.reliable().word(addr).await? != held
+            {
                 return Ok(());
             }
             self.outwait(session, first, found).await?;
@@ -176,7 +177,7 @@ impl Tree {
         nodes: &[(GlobalAddr, usize)],
         held: u64,
     ) -> Result<u64, IndexError> {
-        let (steady, bytes) = (session.steady(), self.layout.node_bytes());
+        let (reliable, bytes) = (session.reliable(), self.layout.node_bytes());
         let token = session.lock_token();
         let image = |at: usize| &record.words()[at..at + self.layout.node_words()];
         let is_dead = |at: usize| Node::new(&self.layout, image(at)).kind() == Kind::Dead;
@@ -187,7 +188,7 @@ impl Tree {
             .map(|&(node, at)| (node, if node == first { token } else { image(at)[0] }, image(at)))
             .collect();
         let own = encode(session, token, &contents);
-        steady.write(session.redo_addr(first.server()), own).await?;
+        reliable.write(session.redo_addr(first.server()), own).await?;
         // Before anything is locked, because there may be no room for it.
         let mut retiring = None;
         if let Some(&(node, _)) = nodes.iter().find(|&&(_, at)| is_dead(at)) {
@@ -212,7 +213,7 @@ impl Tree {
         let mut ops = session.client().ops();
         let mut left = 0;
         if nodes.len() > 1 {
-            steady.write(first.plus(8), written(first_at)).await?;
+            reliable.write(first.plus(8), written(first_at)).await?;
         } else if is_dead(first_at) && self.refresh_root(session).await?.0 == first {
             // Its writer did not come to naming another root.
         } else {
@@ -222,7 +223,7 @@ impl Tree {
         for &(node, at) in &nodes[1..] {
             let held = image(at)[0];
             // Only who has the first node's lock changes the lock word of one that is held.
-            if steady.word(node).await? != held {
+            if reliable.word(node).await? != held {
                 continue;
             }
             let mut ops = session.client().ops();
@@ -258,7 +259,7 @@ impl Tree {
         let dead = self.dead_image(session, &root.image);
         let nodes = [(root.addr, root.token(), dead.words())];
         let record = encode(session, root.token(), &nodes);
-        session.steady().write(session.redo_addr(root.addr.server()), record).await?;
+        session.reliable().write(session.redo_addr(root.addr.server()), record).await?;
         Ok(())
     }
 
@@ -282,7 +283,7 @@ impl Tree {
         taker: u64,
     ) -> Result<(), IndexError> {
         let mut wait = LockWait::default();
-        while session.steady().word(addr).await? == taker {
+        while session.reliable().word(addr).await? == taker {
             if wait.again(session, addr, taker).await? {
                 Box::pin(self.recover_now(session, addr, taker)).await?;
             }
@@ -300,11 +301,11 @@ impl Tree {
         if LockToken::from_word(held).is_none() {
             return Ok(None);
         }
-        let steady = session.steady();
+        let reliable = session.reliable();
         let bytes = HEADER_WORDS * 8 + NODES_MAX * self.layout.node_bytes();
         for server in 0..session.endpoint().server_count() {
             let area = session.redo_addr_of(ServerId(server as u16), held)?;
-            let record = steady.read(area, steady.buf(bytes)).await?;
+            let record = reliable.read(area, reliable.buf(bytes)).await?;
             if let Some(nodes) = decode(&record, held, &self.layout)
                 && nodes.iter().any(|(node, _)| *node == addr)
             {
@@ -321,8 +322,8 @@ impl Tree {
         addr: GlobalAddr,
         lock: Lock,
     ) -> Result<(), IndexError> {
-        let steady = session.steady();
-        let mut image = steady.read(addr, steady.buf(self.layout.node_bytes())).await?;
+        let reliable = session.reliable();
+        let mut image = reliable.read(addr, reliable.buf(self.layout.node_bytes())).await?;
         let mut ops = session.client().ops();
         if !Node::new(&self.layout, image.words()).sum_ok() {
             let version = Node::new(&self.layout, image.words()).version().wrapping_add(1);

@@ -32,17 +32,17 @@ const EXCLUSIVE_TRIES: u32 = 32;
 pub(crate) struct RemoteTree(Arc<Tree>);
 
 /// What is said of work that goes on for longer than its caller waits.
-pub(crate) trait Overdue {
+pub(crate) trait TimedOut {
     /// That; for work that has not changed any key.
-    fn overdue() -> Self;
+    fn timed_out() -> Self;
 }
 
-impl Overdue for () {
-    fn overdue() -> Self {}
+impl TimedOut for () {
+    fn timed_out() -> Self {}
 }
 
-impl<T> Overdue for Result<T, IndexError> {
-    fn overdue() -> Self {
+impl<T> TimedOut for Result<T, IndexError> {
+    fn timed_out() -> Self {
         Err(IndexError::Unavailable("a memory server cannot be reached: try again".into()))
     }
 }
@@ -167,12 +167,12 @@ impl RemoteTree {
 
     /// Runs `task` to its end whatever becomes of the caller, and waits for it; if it goes on for longer
     /// than the caller waits, gives what `T` says about that.
-    pub(crate) fn detach<T: Overdue + 'static>(
+    pub(crate) fn detach<T: TimedOut + 'static>(
         session: &Session,
         task: impl Future<Output = T> + 'static,
     ) -> impl Future<Output = T> {
         let done = run_to_end(session, Box::pin(task), ());
-        async { done.await.unwrap_or_else(T::overdue) }
+        async { done.await.unwrap_or_else(T::timed_out) }
     }
 
     /// Waits 1 to 64 us, doubling with `attempt`, jittered.
@@ -230,8 +230,8 @@ impl RemoteTree {
         addr: GlobalAddr,
         level: u8,
     ) -> Result<Option<Buf>, IndexError> {
-        let steady = session.steady();
-        let image = steady.read(addr, steady.buf(self.0.layout.node_bytes())).await?;
+        let reliable = session.reliable();
+        let image = reliable.read(addr, reliable.buf(self.0.layout.node_bytes())).await?;
         if self.0.is_current(&image, addr, level) {
             return Ok(Some(image));
         }

@@ -152,9 +152,9 @@ impl Tree {
             }
             cursor.children.push_back(self.pointer(node.child(child).unwrap_or(0), self.meta)?);
         }
-        let steady = session.steady();
+        let reliable = session.reliable();
         let addr = self.pointer(first, self.meta)?;
-        let mut leaf = steady.read(addr, steady.buf(self.layout.node_bytes())).await?;
+        let mut leaf = reliable.read(addr, reliable.buf(self.layout.node_bytes())).await?;
         if !self.is_current(&leaf, addr, 0) {
             leaf = self.read_again(session, addr, 0, leaf).await?;
         }
@@ -182,7 +182,7 @@ impl Tree {
         for addr in cursor.children.iter().take(leaves) {
             ops.read(*addr, client.buf(self.layout.node_bytes()));
         }
-        let mut ops = session.steady().post_many(ops).await?;
+        let mut ops = session.reliable().post_many(ops).await?;
         for (index, addr) in cursor.children.drain(..leaves).enumerate() {
             cursor.ahead.push_back((addr, ops.take_buf(index)));
         }
@@ -275,7 +275,7 @@ impl Tree {
             let (addr, bytes) = self.record_place(*record)?;
             ops.read(addr, client.buf(bytes));
         }
-        let ops = session.steady().post_many(ops).await?;
+        let ops = session.reliable().post_many(ops).await?;
         for (index, (key, record)) in pending.drain(..).enumerate() {
             out.push(&key, self.record_value(ops.buf(index), record)?);
         }

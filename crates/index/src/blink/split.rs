@@ -169,8 +169,8 @@ impl Tree {
         level: u8,
         separator: &[u8],
     ) -> Result<bool, Fail> {
-        let steady = session.steady();
-        let mut image = steady.read(addr, steady.buf(self.layout.node_bytes())).await?;
+        let reliable = session.reliable();
+        let mut image = reliable.read(addr, reliable.buf(self.layout.node_bytes())).await?;
         if !self.is_current(&image, addr, level) {
             image = match self.read_again(session, addr, level, image).await {
                 Ok(image) => image,

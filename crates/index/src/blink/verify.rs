@@ -226,11 +226,11 @@ impl Tree {
             let Some((addr, _)) = self.find(session, seek, level).await? else {
                 return Ok(None);
             };
-            let steady = session.steady();
-            let (mut ops, _) = steady
+            let reliable = session.reliable();
+            let (mut ops, _) = reliable
                 .chain(|ops| {
-                    ops.read(addr, steady.buf(8));
-                    ops.read(addr, steady.buf(self.layout.node_bytes()));
+                    ops.read(addr, reliable.buf(8));
+                    ops.read(addr, reliable.buf(self.layout.node_bytes()));
                 })
                 .await?;
             let (lock, image) = (ops.buf(0).words()[0], ops.take_buf(1));
@@ -298,8 +298,8 @@ impl Tree {
         session: &Session,
         report: &mut TableReport,
     ) -> Result<(), IndexError> {
-        let steady = session.steady();
-        let meta = steady.read(self.meta, steady.buf(META_BYTES)).await?;
+        let reliable = session.reliable();
+        let meta = reliable.read(self.meta, reliable.buf(META_BYTES)).await?;
         let (magic, lock) = (meta.words()[0], meta.words()[META_ROOT_LOCK as usize / 8]);
         if magic != grow::MAGIC {
             report.problems.push(format!(
@@ -309,7 +309,7 @@ impl Tree {
         }
         if LockToken::from_word(lock).is_some() {
             if session.owner_is_dead(lock).await? {
-                steady.cas(self.meta.plus(META_ROOT_LOCK), lock, 0).await?;
+                reliable.cas(self.meta.plus(META_ROOT_LOCK), lock, 0).await?;
             }
         } else if lock != 0 {
             report.problems.push(format!(

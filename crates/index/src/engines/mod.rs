@@ -162,7 +162,7 @@ impl AnyIndex {
         });
         let (engine, params) = (format.engine.name(), format.to_params(tree));
         // From here on it is not given up half way.
-        let session = session.patient();
+        let session = session.without_deadline();
         match session.create_root(name, engine, &params, meta).await {
             Ok(root) => Ok(root),
             Err(error) => {

@@ -23,20 +23,20 @@ pub(super) async fn check(session: &Session, problems: &mut Vec<String>) -> Resu
 }
 
 async fn word_at(session: &Session, at: GlobalAddr) -> Result<u64, PoolError> {
-    let client = session.steady();
+    let client = session.reliable();
     Ok(client.read(at, client.buf(8)).await?.words()[0])
 }
 
 async fn check_members(session: &Session, problems: &mut Vec<String>) -> Result<(), PoolError> {
     let geometry = session.pool().geometry();
     // The members first: no announcement is above the epoch of any later moment.
-    let mut faults = member_faults(&member::read_table(session.steady(), geometry).await?);
+    let mut faults = member_faults(&member::read_table(session.reliable(), geometry).await?);
     if !faults.is_empty() {
-        let again = member_faults(&member::read_table(session.steady(), geometry).await?);
+        let again = member_faults(&member::read_table(session.reliable(), geometry).await?);
         faults.retain(|slot, fault| again.get(slot) == Some(fault));
         problems.extend(faults.into_values().map(|(_, fault)| fault));
     }
-    let members = member::read_table(session.steady(), geometry).await?;
+    let members = member::read_table(session.reliable(), geometry).await?;
     let epoch = word_at(session, geometry.epoch_addr()).await?;
     if epoch == 0 || epoch >= EPOCH_MAX {
         problems.push(format!("INV-EPOCH-2: the global epoch is {epoch}, which it never becomes"));
@@ -70,7 +70,7 @@ fn member_faults(members: &[MemberEntry]) -> BTreeMap<usize, (u64, String)> {
 }
 
 async fn check_clients(session: &Session, problems: &mut Vec<String>) -> Result<(), PoolError> {
-    let (geometry, client) = (session.pool().geometry(), session.steady());
+    let (geometry, client) = (session.pool().geometry(), session.reliable());
     let count = geometry.options().clients_max;
     let table = client.buf(count as usize * CLIENT_BYTES as usize);
     let table = client.read(geometry.client_addr(0), table).await?;

@@ -111,7 +111,7 @@ fn damaged_headers_and_tables_are_found_and_not_used() {
 fn a_second_free_from_elsewhere_is_an_error() {
     with_objects(async |session, [one, _]| {
         let other = member(&session.endpoint().clone()).await;
-        let client = other.steady();
+        let client = other.reliable();
         other.pool().give_back(client, &[one]).await.unwrap();
         let twice = other.pool().give_back(client, &[one]).await;
         assert!(matches!(twice, Err(PoolError::Corrupt(_))), "{twice:?}");

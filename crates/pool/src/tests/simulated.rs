@@ -96,9 +96,9 @@ impl Table {
 
     /// Marks everything that the table reaches.
     async fn walk(&self, session: &Mine, audit: &mut Audit) {
-        let steady = session.steady();
+        let reliable = session.reliable();
         audit.mark(self.0, SLOTS * 8).unwrap();
-        let slots = steady.read(self.0, steady.buf(SLOTS * 8)).await.unwrap();
+        let slots = reliable.read(self.0, reliable.buf(SLOTS * 8)).await.unwrap();
         for word in slots.words().iter().filter(|word| **word != 0) {
             let addr = GlobalAddr::from_word(*word).unwrap();
             let bytes = length(session, addr).await.unwrap();
@@ -108,7 +108,7 @@ impl Table {
 }
 
 async fn length(session: &Mine, addr: GlobalAddr) -> Result<usize, PoolError> {
-    let head = session.steady().read(addr, session.client().buf(16)).await?;
+    let head = session.reliable().read(addr, session.client().buf(16)).await?;
     let bytes = head.words()[1] as usize;
     assert!((64..=3000).contains(&bytes), "reused under a reader's pin: {bytes}");
     Ok(bytes)
@@ -234,7 +234,7 @@ fn run(seed: u64, deaths: usize) -> u64 {
     let closes = sim.block_on(async {
         let table = Table::open(&keeper).await;
         recover(&keeper, &table, &shared).await;
-        let members = read_table(keeper.steady(), keeper.pool().geometry()).await.unwrap();
+        let members = read_table(keeper.reliable(), keeper.pool().geometry()).await.unwrap();
         let left = members.iter().filter(|entry| entry.word.0 & 15 != 0).count();
         assert_eq!(left, 1, "seed {seed}: {members:?}");
         for _ in 0..8 {
@@ -294,7 +294,7 @@ fn an_entry_of_one_who_died_while_joining_may_become_live_late() {
         let endpoint = sim.fabric(2).any_endpoint().unwrap();
         let members = sim.block_on(async {
             Pool::join(&Client::new(endpoint)).await.map(drop).unwrap();
-            read_table(keeper.steady(), keeper.pool().geometry()).await.unwrap()
+            read_table(keeper.reliable(), keeper.pool().geometry()).await.unwrap()
         });
         late += usize::from(members.unwrap()[1].incarnation != sim.fabric(2).incarnation());
     }

@@ -33,15 +33,15 @@ async fn work(session: &Mine, cell: GlobalAddr) -> Result<(), PoolError> {
     let server = ServerId((cell.word() / 8 % 2) as u16);
     let linked = session.alloc(server, 64).await?;
     let [_lost, gone] = [session.alloc(server, 300).await?, session.alloc(server, 64).await?];
-    session.steady().cas(cell, 0, linked.word()).await?;
+    session.reliable().cas(cell, 0, linked.word()).await?;
     session.retire(session.announce_retire(gone).await?);
     session.tick().await
 }
 
 async fn mark(session: &Mine, table: GlobalAddr, audit: &mut Audit) {
     audit.mark(table, 64).unwrap();
-    let steady = session.steady();
-    let cells = steady.read(table, steady.buf(64)).await.unwrap();
+    let reliable = session.reliable();
+    let cells = reliable.read(table, reliable.buf(64)).await.unwrap();
     for word in cells.words().iter().filter(|word| **word != 0) {
         audit.mark(GlobalAddr::from_word(*word).unwrap(), 64).unwrap();
     }
@@ -126,12 +126,12 @@ impl World {
             mark(&session, self.table, &mut audit).await;
             let report = audit.report(&session).await.unwrap();
             assert!(report.closes(), "seed {seed}: {report:?}");
-            let members = read_table(session.steady(), session.pool().geometry()).await.unwrap();
+            let members = read_table(session.reliable(), session.pool().geometry()).await.unwrap();
             let used = members.iter().filter(|entry| entry.word.0 & 15 != 0);
             assert_eq!(used.count(), 1, "seed {seed}: {members:?}");
             let named = members.iter().filter(|entry| entry.incarnation.0 != 0);
             assert_eq!(named.count(), 1, "seed {seed}: {members:?}");
-            let clients = session.pool().read_clients(session.steady()).await.unwrap();
+            let clients = session.pool().read_clients(session.reliable()).await.unwrap();
             assert_eq!(clients.len(), 1, "seed {seed}: {clients:?}");
             found
         });
@@ -158,7 +158,7 @@ fn a_successors_tokens_are_not_those_of_the_life_before() {
         .block_on(async {
             let (first, second) = (open(endpoint).await.unwrap(), open(other).await.unwrap());
             assert_eq!((first.pool().member(), second.pool().member()), (0, 1));
-            let clients = first.pool().read_clients(first.steady()).await.unwrap();
+            let clients = first.pool().read_clients(first.reliable()).await.unwrap();
             assert_eq!(clients.len(), MEMBERS + 2, "those of the dead are kept");
             for slot in 0..MEMBERS as u32 {
                 let token = crate::LockToken::new(slot, slot, 0).word();

@@ -11,7 +11,7 @@ use farleaf_fabric::sim::{AdversaryConfig, Direction, Sim, SimConfig};
 use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Fabric, GlobalAddr, OpKind, ServerId};
 
 use super::SMALL;
-use crate::settle::{Lines, PATIENCE_NS, Steady};
+use crate::reliable::{Lines, PATIENCE_NS, Reliable};
 use crate::{Audit, Pool, PoolError, PoolOptions, Session, format};
 
 type Mine = Session;
@@ -23,9 +23,9 @@ const SLOTS: usize = 24;
 const BYTES: [usize; 4] = [64, 200, 900, 3000];
 
 #[derive(Clone, Copy)]
-struct Trouble {
+struct ServerFailures {
     lost: f64,
-    /// Trouble of a memory server, and its duration.
+    /// ServerFailures of a memory server, and its duration.
     outage: Option<(Outage, u64)>,
 }
 
@@ -45,18 +45,18 @@ fn slot(table: GlobalAddr, client: usize, slot: usize) -> GlobalAddr {
 
 async fn fill(session: &Mine, at: GlobalAddr) -> Result<(), PoolError> {
     let _pinned = session.begin(OpKind::Insert).await?;
-    let steady = session.steady();
-    let found = steady.word(at).await?;
+    let reliable = session.reliable();
+    let found = reliable.word(at).await?;
     if is_full(found) {
         return Ok(());
     }
     let bytes = BYTES[session.endpoint().random() as usize % BYTES.len()];
     let object = session.alloc_unlinked(session.place(), bytes).await?;
-    let mut content = steady.buf(bytes);
+    let mut content = reliable.buf(bytes);
     content.words_mut().fill(bytes as u64);
     object.write(content).await?;
-    let session = session.patient();
-    if session.steady().cas_release(at, found, object.addr().word()).await? == found {
+    let session = session.without_deadline();
+    if session.reliable().cas_release(at, found, object.addr().word()).await? == found {
         object.keep();
     }
     Ok(())
@@ -64,18 +64,18 @@ async fn fill(session: &Mine, at: GlobalAddr) -> Result<(), PoolError> {
 
 async fn empty(session: &Mine, at: GlobalAddr) -> Result<(), PoolError> {
     let _pinned = session.begin(OpKind::Remove).await?;
-    let found = session.steady().word(at).await?;
+    let found = session.reliable().word(at).await?;
     let Some(addr) = GlobalAddr::from_word(found).filter(|_| is_full(found)) else {
         return Ok(());
     };
-    let content = session.steady().read(addr, session.steady().buf(64)).await?;
+    let content = session.reliable().read(addr, session.reliable().buf(64)).await?;
     let bytes = content.words()[0];
     assert!(content.words().iter().all(|word| *word == bytes), "handed out to another");
     assert!(BYTES.contains(&(bytes as usize)), "handed out to another");
     let retiring = session.announce_retire(addr).await?;
-    let session = session.patient();
+    let session = session.without_deadline();
     let emptied = session.endpoint().random() | 1;
-    if session.steady().cas_release(at, found, emptied).await? == found {
+    if session.reliable().cas_release(at, found, emptied).await? == found {
         session.retire(retiring);
     } else {
         session.cancel_retire(retiring).await?;
@@ -156,7 +156,7 @@ async fn work(
     running.set(running.get() - 1);
 }
 
-fn run(seed: u64, steps: usize, trouble: Trouble) {
+fn run(seed: u64, steps: usize, trouble: ServerFailures) {
     let config = SimConfig {
         memory_servers: 2,
         compute_servers: COMPUTE,
@@ -233,12 +233,12 @@ fn run(seed: u64, steps: usize, trouble: Trouble) {
         walk(&keeper, table, &mut audit).await;
         let report = audit.report(&keeper).await.unwrap();
         assert!(report.closes(), "seed {seed}: {report:#?}");
-        let members = crate::member::read_table(keeper.steady(), keeper.pool().geometry()).await;
+        let members = crate::member::read_table(keeper.reliable(), keeper.pool().geometry()).await;
         let members = members.unwrap();
         let used =
             members.iter().filter(|entry| entry.word.0 & 15 != 0 || entry.incarnation.0 != 0);
         assert_eq!(used.count(), 1, "seed {seed}: {members:?}");
-        let clients = keeper.pool().read_clients(keeper.steady()).await.unwrap();
+        let clients = keeper.pool().read_clients(keeper.reliable()).await.unwrap();
         assert_eq!(clients.len(), 1, "seed {seed}: {clients:?}");
     })
     .unwrap();
@@ -246,12 +246,12 @@ fn run(seed: u64, steps: usize, trouble: Trouble) {
 
 /// Marks everything that the table refers to.
 async fn walk(session: &Mine, table: GlobalAddr, audit: &mut Audit) {
-    let (steady, bytes) = (session.steady(), CLIENTS * SLOTS * 8);
+    let (reliable, bytes) = (session.reliable(), CLIENTS * SLOTS * 8);
     audit.mark(table, bytes).unwrap();
-    let slots = steady.read(table, steady.buf(bytes)).await.unwrap();
+    let slots = reliable.read(table, reliable.buf(bytes)).await.unwrap();
     for word in slots.words().iter().filter(|word| is_full(**word)) {
         let addr = GlobalAddr::from_word(*word).unwrap();
-        let bytes = steady.word(addr).await.unwrap();
+        let bytes = reliable.word(addr).await.unwrap();
         audit.mark(addr, bytes as usize).unwrap();
     }
 }
@@ -275,7 +275,7 @@ fn lost_operations_lose_no_memory() {
     for seed in seeds(12, &[140, 935]) {
         let lost = [0.005, 0.02, 0.05][seed as usize % 3];
         println!("seed {seed}");
-        run(seed, 300, Trouble { lost, outage: None });
+        run(seed, 300, ServerFailures { lost, outage: None });
     }
 }
 
@@ -288,7 +288,7 @@ fn outages_lose_no_memory() {
         // Longer than anybody has patience, every third time.
         let ns = if seed % 3 == 0 { 2_500_000_000 } else { 20_000_000 };
         println!("seed {seed}: {outage:?}");
-        run(seed, 300, Trouble { lost: 0.01, outage: Some((outage, ns)) });
+        run(seed, 300, ServerFailures { lost: 0.01, outage: Some((outage, ns)) });
     }
 }
 
@@ -323,20 +323,20 @@ fn settled_operations_happen_once() {
             let (lines, endpoint) = (Rc::clone(&lines[compute]), endpoints[compute].clone());
             sim.spawn(compute, async move {
                 let client = Client::new(endpoint);
-                let steady = Steady::new(&client, &lines, PATIENCE_NS);
+                let reliable = Reliable::new(&client, &lines, PATIENCE_NS);
                 for time in 0..TIMES {
-                    let own = steady.cas_release(at(2 + number), time, time + 1).await;
+                    let own = reliable.cas_release(at(2 + number), time, time + 1).await;
                     assert_eq!(own, Ok(time), "seed {seed}");
                     let token = 1 << 63 | number << 32 | time;
-                    while steady.cas(lock, 0, token).await.unwrap() != 0 {
-                        steady.endpoint().sleep(5_000).await;
+                    while reliable.cas(lock, 0, token).await.unwrap() != 0 {
+                        reliable.endpoint().sleep(5_000).await;
                     }
-                    let next = steady.word(sum).await.unwrap() + 1;
+                    let next = reliable.word(sum).await.unwrap() + 1;
                     let chain = |ops: &mut farleaf_fabric::Ops| {
                         ops.write_word(sum, next);
                         ops.cas(lock, token, 0);
                     };
-                    steady.release(lock, token, chain).await.unwrap();
+                    reliable.release(lock, token, chain).await.unwrap();
                 }
             });
         }
@@ -361,10 +361,10 @@ fn work_is_waited_for_longer_while_no_server_fails() {
     let endpoint = sim.fabric(0).any_endpoint().unwrap();
     let (client, lines) = (Client::new(endpoint.clone()), Lines::new(1));
     sim.block_on(async {
-        let steady = Steady::new(&client, &lines, PATIENCE_NS);
+        let reliable = Reliable::new(&client, &lines, PATIENCE_NS);
         let waited = async |patiences: f64| {
             let (begun_ns, work_ns) = (endpoint.now_ns(), patiences * PATIENCE_NS as f64);
-            let done = steady.within(endpoint.sleep(work_ns as u64)).await;
+            let done = reliable.within(endpoint.sleep(work_ns as u64)).await;
             (done.is_some(), (endpoint.now_ns() - begun_ns) as f64 / PATIENCE_NS as f64)
         };
         assert_eq!(waited(5.5).await, (true, 5.5));
@@ -373,7 +373,7 @@ fn work_is_waited_for_longer_while_no_server_fails() {
         sim.spawn(0, async move {
             failing.sleep(PATIENCE_NS * 5 / 2).await;
             let client = Client::new(failing);
-            Steady::new(&client, &other, PATIENCE_NS).settle(ServerId(0)).await.unwrap();
+            Reliable::new(&client, &other, PATIENCE_NS).settle(ServerId(0)).await.unwrap();
         });
         assert_eq!(waited(5.5).await, (false, 3.0));
         assert_eq!(waited(0.5).await, (true, 0.5));

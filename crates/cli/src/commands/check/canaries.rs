@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use farleaf_check::canaries::{Canary, Sung, hunt};
+use farleaf_check::canaries::{Canary, CanaryResult, hunt};
 use serde_json::json;
 
 use super::super::stop_on_interrupt;
@@ -48,8 +48,8 @@ pub(super) fn run(args: &CanariesArgs, console: &mut Console) -> anyhow::Result<
     })
 }
 
-fn print(sung: &[Sung], console: &mut Console) -> anyhow::Result<()> {
-    let kind = |sung: &Sung| sung.found.as_ref().map(|(_, failure)| failure.kind());
+fn print(sung: &[CanaryResult], console: &mut Console) -> anyhow::Result<()> {
+    let kind = |sung: &CanaryResult| sung.found.as_ref().map(|(_, failure)| failure.kind());
     if console.json {
         for sung in sung {
             console.json_line(&json!({
@@ -64,7 +64,7 @@ fn print(sung: &[Sung], console: &mut Console) -> anyhow::Result<()> {
         }
         return Ok(());
     }
-    let row = |sung: &Sung| {
+    let row = |sung: &CanaryResult| {
         vec![
             sung.canary.name().to_owned(),
             sung.seeds.to_string(),

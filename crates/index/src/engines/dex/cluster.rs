@@ -36,15 +36,15 @@ pub struct Cluster {
     latency_ns: u64,
     /// Those who serve rest when nothing happens, and leave a tick that failed to the next one.
     rests: bool,
-    desks: Mutex<BTreeMap<u64, Arc<Desk>>>,
+    desks: Mutex<BTreeMap<u64, Arc<Mailbox>>>,
 }
 
 #[derive(Debug, Default)]
-struct Desk(Mutex<Queue>);
+struct Mailbox(Mutex<Queue>);
 
 #[derive(Debug, Default)]
 struct Queue {
-    letters: VecDeque<Letter>,
+    letters: VecDeque<Pending>,
     /// Who waits for a letter.
     idle: Vec<Waker>,
     /// Tasks that serve.
@@ -53,17 +53,17 @@ struct Queue {
 }
 
 #[derive(Debug)]
-struct Letter {
+struct Pending {
     request: Request,
     answer: Answer,
 }
 
 /// A task that serves a desk. Dropped, it has stood up; the last one clears the desk.
-struct Seat {
-    desk: Arc<Desk>,
+struct Worker {
+    desk: Arc<Mailbox>,
 }
 
-impl Drop for Seat {
+impl Drop for Worker {
     fn drop(&mut self) {
         let letters = {
             let mut queue = lock(&self.desk.0);
@@ -75,9 +75,9 @@ impl Drop for Seat {
     }
 }
 
-impl Seat {
+impl Worker {
     /// The next letter; `None` once the desk is closed.
-    fn poll_next(&self, context: &mut Context<'_>) -> Poll<Option<Letter>> {
+    fn poll_next(&self, context: &mut Context<'_>) -> Poll<Option<Pending>> {
         let mut queue = lock(&self.desk.0);
         if queue.leaving {
             return Poll::Ready(None);
@@ -106,7 +106,7 @@ impl Cluster {
         Arc::new(Cluster { rests: true, ..Cluster::default() })
     }
 
-    fn desk(&self, who: Incarnation) -> Arc<Desk> {
+    fn desk(&self, who: Incarnation) -> Arc<Mailbox> {
         Arc::clone(lock(&self.desks).entry(who.0).or_default())
     }
 
@@ -128,10 +128,15 @@ impl Cluster {
             queue.leaving = false;
             queue.servers += 1;
         }
-        Cluster::answer(Seat { desk }, self.rests, dex, session)
+        Cluster::answer(Worker { desk }, self.rests, dex, session)
     }
 
-    async fn answer(seat: Seat, rests: bool, dex: Dex, session: Session) -> Result<(), IndexError> {
+    async fn answer(
+        seat: Worker,
+        rests: bool,
+        dex: Dex,
+        session: Session,
+    ) -> Result<(), IndexError> {
         let endpoint = session.endpoint();
         let tick_ns = if rests { REAL_TICK_NS } else { TICK_NS };
         let mut ticked_ns = endpoint.now_ns();
@@ -147,7 +152,7 @@ impl Cluster {
             match next.await {
                 None => {}
                 Some(None) => return Ok(()),
-                Some(Some(Letter { request, mut answer })) if answer.is_wanted() => {
+                Some(Some(Pending { request, mut answer })) if answer.is_wanted() => {
                     quiet_ticks = 0;
                     answer.begin();
                     let outcome = dex.serve(&session, request).await;
@@ -206,7 +211,7 @@ impl Forward for Cluster {
             if queue.servers == 0 || queue.leaving {
                 return Box::pin(std::future::ready(Ok(Reply::Gone)));
             }
-            queue.letters.push_back(Letter { request, answer });
+            queue.letters.push_back(Pending { request, answer });
             std::mem::take(&mut queue.idle)
         };
         idle.into_iter().for_each(Waker::wake);
@@ -229,10 +234,10 @@ mod tests {
         waiting.as_mut().poll(&mut Context::from_waker(Waker::noop()))
     }
 
-    fn sit(cluster: &Cluster, who: u64) -> Seat {
+    fn sit(cluster: &Cluster, who: u64) -> Worker {
         let desk = cluster.desk(Incarnation(who));
         lock(&desk.0).servers += 1;
-        Seat { desk }
+        Worker { desk }
     }
 
     fn to(who: u64) -> WrongOwner {
@@ -243,7 +248,7 @@ mod tests {
         Request::Upsert { key: vec![1], value: vec![2] }
     }
 
-    fn take(seat: &Seat) -> Letter {
+    fn take(seat: &Worker) -> Pending {
         match seat.poll_next(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(Some(letter)) => letter,
             other => panic!("no letter: {other:?}"),

@@ -28,14 +28,14 @@ const LOOKS_MAX: u32 = 4;
 
 /// A frame that is in the caller's hands. Dropped, it is free again.
 #[derive(Debug)]
-pub(super) struct InHand {
+pub(super) struct OwnedFrame {
     cache: Arc<Cache>,
     worker: u32,
     frame: u32,
     armed: bool,
 }
 
-impl InHand {
+impl OwnedFrame {
     /// The frame; the caller makes it Hot or Cooling.
     pub(super) fn take(mut self) -> u32 {
         self.armed = false;
@@ -43,7 +43,7 @@ impl InHand {
     }
 }
 
-impl Drop for InHand {
+impl Drop for OwnedFrame {
     fn drop(&mut self) {
         if self.armed {
             self.cache.frames.ctl(self.frame).set_state(State::Free);
@@ -96,11 +96,16 @@ impl Cache {
     pub(super) async fn frame(
         self: &Arc<Self>,
         session: &Session,
-    ) -> Result<Option<InHand>, IndexError> {
+    ) -> Result<Option<OwnedFrame>, IndexError> {
         let worker = session.id();
         for _ in 0..ROUNDS_MAX {
             if let Some(frame) = self.free.pop(worker) {
-                return Ok(Some(InHand { cache: Arc::clone(self), worker, frame, armed: true }));
+                return Ok(Some(OwnedFrame {
+                    cache: Arc::clone(self),
+                    worker,
+                    frame,
+                    armed: true,
+                }));
             }
             if self.evict_oldest(session) {
                 continue;
@@ -277,7 +282,7 @@ impl Cache {
         let done = self.frames.node_mut(self.layout(), parent).set_child(index, addr);
         debug_assert_eq!(done, Ok(()), "the slot was found under the same latch");
         above.set_swizzled(above.swizzled() - 1);
-        let out = self.let_cool(frame, worker);
+        let out = self.start_cooling(frame, worker);
         self.release_x(parent);
         if let Some(out) = out {
             self.evict(out, worker);
@@ -289,7 +294,7 @@ impl Cache {
     /// second chance could come under a newer copy of its parent, to which it may be something else
     /// by now (`INV-DEX-SHARED-3`).
     #[must_use = "a frame that comes out is the caller's to evict"]
-    pub(super) fn let_cool(&self, frame: u32, worker: u32) -> Option<u32> {
+    pub(super) fn start_cooling(&self, frame: u32, worker: u32) -> Option<u32> {
         let ctl = self.frames.ctl(frame);
         let addr = ctl.addr_word();
         self.stats.cooled.add();

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use farleaf_fabric::Buf;
 use farleaf_pool::Session;
 
-use super::admission::Heal;
+use super::miss::Heal;
 use super::shared::First;
 use super::split::Need;
 use super::walk::{Seek, Spot, Unfinished};
-use super::{Cache, Fail, Found, Restarts};
+use super::{Cache, Fail, Found, OpContext};
 use crate::IndexError;
 use crate::bnode::{ChangeError, Node, NodeMut};
 
@@ -64,7 +64,7 @@ impl Cache {
         unfinished: Unfinished,
     ) -> Result<(), Fail> {
         let Unfinished { level, separator, right } = unfinished;
-        let mut restarts = Restarts::default();
+        let mut restarts = OpContext::default();
         loop {
             // Boxed: finding a node may meet another such split on its way.
             let found =
@@ -113,7 +113,7 @@ impl Cache {
         seek: Seek<'_>,
         level: u8,
     ) -> Result<Spot, Fail> {
-        let mut restarts = Restarts::default();
+        let mut restarts = OpContext::default();
         // Boxed: finding a node may meet something else to heal on its way.
         match Box::pin(self.find(session, seek, level, false, &mut restarts)).await? {
             Found::Spot(spot) => Ok(spot),

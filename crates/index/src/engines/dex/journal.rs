@@ -119,10 +119,10 @@ impl Cache {
     ) -> Result<(), IndexError> {
         let Some((live, _)) = self.journal_ring() else { return Ok(()) };
         let recent: BTreeSet<u64> = lock(&live.recent).iter().copied().collect();
-        let steady = session.steady();
+        let reliable = session.reliable();
         for addr in recent {
             let at = self.remote.pointer(addr, self.remote.meta())?;
-            let image = steady.read(at, steady.buf(self.layout().node_bytes())).await?;
+            let image = reliable.read(at, reliable.buf(self.layout().node_bytes())).await?;
             let node = self.node_of(&image);
             if !node.sum_ok() || node.self_addr() != addr {
                 // Being written, and so none of the range's, or freed, and forgotten for that.

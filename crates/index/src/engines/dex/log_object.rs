@@ -133,7 +133,7 @@ impl Cache {
         let object = session.alloc_unlinked(session.place(), shape.bytes()).await?;
         let owner = session.endpoint().incarnation().0;
         let random = session.endpoint().random();
-        let mut head = session.steady().buf(LOG_HEAD_WORDS * 8);
+        let mut head = session.reliable().buf(LOG_HEAD_WORDS * 8);
         head.words_mut().copy_from_slice(&shape.encode(owner, random));
         object.write(head).await?;
         let seed = seed(self.remote.meta().word(), owner, random);
@@ -148,8 +148,8 @@ pub(super) async fn read_log(
     word: u64,
 ) -> Result<LogPlace, IndexError> {
     let addr = remote.pointer(word, remote.meta())?;
-    let steady = session.steady();
-    let head = steady.read(addr, steady.buf(LOG_HEAD_WORDS * 8)).await?;
+    let reliable = session.reliable();
+    let head = reliable.read(addr, reliable.buf(LOG_HEAD_WORDS * 8)).await?;
     LogPlace::decode(addr, remote.meta().word(), head.words()).ok_or_else(|| {
         IndexError::Corrupt(format!("the log at {addr} of the table at {}", remote.meta()))
     })

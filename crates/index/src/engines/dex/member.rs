@@ -157,7 +157,7 @@ async fn read_partitions(
 ) -> Result<(Partitions, u64), IndexError> {
     let remote = RemoteTree::open(meta, layout, BlinkOptions::default());
     let _pin = session.begin(OpKind::Other).await?;
-    let placement = session.steady().word(RemoteTree::placement_word(meta)).await?;
+    let placement = session.reliable().word(RemoteTree::placement_word(meta)).await?;
     Ok((Cache::read_map(&remote, session).await?, placement))
 }
 
@@ -202,7 +202,7 @@ impl Cache {
                 self.remote.meta()
             )));
         }
-        session.steady().fence_everywhere(owner).await?;
+        session.reliable().fence_everywhere(owner).await?;
         Ok(())
     }
 

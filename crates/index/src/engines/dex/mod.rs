@@ -33,7 +33,7 @@
 //!
 //! Invariants `INV-DEX-*` stand in these files; `docs/design/dex.md` lists them.
 
-mod admission;
+mod admission_policy;
 mod answer;
 mod bulk;
 mod cluster;
@@ -48,13 +48,13 @@ mod free_frames;
 mod heal;
 mod index;
 mod journal;
-mod keep;
 mod load;
 mod log;
 mod log_object;
 mod mapping_table;
 mod member;
 mod merge;
+mod miss;
 pub mod offload;
 mod op_counters;
 mod ops;
@@ -83,26 +83,26 @@ use farleaf_pool::{PoolError, Session};
 
 use crate::IndexError;
 use crate::blink::BlinkOptions;
-use crate::blink::remote::{Overdue, RemoteTree};
+use crate::blink::remote::{RemoteTree, TimedOut};
 use crate::bnode::Layout;
 use crate::drops::retire_all;
 use crate::index::TableReport;
 use crate::local::{Combiner, ParkingLot, Version};
 use crate::walk::Collector;
-use admission::Claim;
+use admission_policy::Ghosts;
+pub use admission_policy::{Admission, UnknownAdmission};
 pub use cluster::Cluster;
 use combine::Combined;
 use cooling_map::CoolingMap;
 pub use forward::{Forward, Replied, Reply, Request, WrongOwner};
 use frames::Frames;
 use free_frames::FreeFrames;
-use keep::Ghosts;
-pub use keep::{Admission, UnknownAdmission};
 use log::Log;
 pub use log::{Durability, UnknownDurability};
 use mapping_table::{Entry, MappingTable};
 use member::Part;
 pub use member::{JoinOptions, Take};
+use miss::IoMark;
 use offload::{Off, OffloadServer, Offloads, Wish};
 use ops::OwnedIntent;
 pub use options::DexOptions;
@@ -122,7 +122,7 @@ const FRAMES_MIN: u64 = 8;
 const FRAMES_MAX: u64 = 1 << 31;
 /// Steps of one operation before it gives up.
 const TURNS_MAX: u32 = 100_000;
-/// Restarts that follow each other at once, then those that only let other tasks run.
+/// OpContext that follow each other at once, then those that only let other tasks run.
 const RESTARTS_QUICK: u32 = 16;
 const RESTARTS_YIELDING: u32 = 64;
 
@@ -156,7 +156,7 @@ struct Cache {
     /// Changes that wait for a frame's latch.
     combiner: Combiner<OwnedIntent, Combined>,
     /// Keys of gets that wait for a leaf that somebody reads and does not keep, and their values.
-    audience: Combiner<Vec<u8>, Option<Vec<u8>>>,
+    shared_reads: Combiner<Vec<u8>, Option<Vec<u8>>>,
     /// Leaves that were missed of late, if that counts.
     ghosts: Option<Ghosts>,
     stats: Stats,
@@ -198,9 +198,9 @@ impl From<PoolError> for Fail {
     }
 }
 
-impl<T> Overdue for Result<T, Fail> {
-    fn overdue() -> Self {
-        let error: Result<T, IndexError> = Overdue::overdue();
+impl<T> TimedOut for Result<T, Fail> {
+    fn timed_out() -> Self {
+        let error: Result<T, IndexError> = TimedOut::timed_out();
         error.map_err(Fail::Error)
     }
 }
@@ -211,7 +211,7 @@ enum Found {
     /// The node, Hot.
     Spot(Spot),
     /// The node is not cached and not to be kept: its claim.
-    Missing(Claim),
+    Missing(IoMark),
     /// A node on the way to it is not cached, and the memory server is to do the rest.
     Offload(Off),
     /// Somebody else is at work on the node with that address, and nobody has waited for it yet.
@@ -222,7 +222,7 @@ enum Found {
 
 /// Counts attempts at one operation and spaces them out.
 #[derive(Debug, Default)]
-struct Restarts {
+struct OpContext {
     count: u32,
     turns: u32,
     /// The next leaf that is missed is kept.
@@ -239,20 +239,20 @@ struct Restarts {
     cause: Cause,
 }
 
-impl Restarts {
+impl OpContext {
     /// Of an operation that may be offloaded.
     fn wishing(wish: Option<Wish>) -> Self {
-        Restarts { wish, ..Restarts::default() }
+        OpContext { wish, ..OpContext::default() }
     }
 
     /// Of a get.
     fn getting() -> Self {
-        Restarts { wish: Some(Wish::Read), joins: true, ..Restarts::default() }
+        OpContext { wish: Some(Wish::Read), joins: true, ..OpContext::default() }
     }
 
     /// Of a scan, which reads ahead or does not, and may be offloaded or not.
     fn scanning(ahead: bool, wish: Option<Wish>) -> Self {
-        Restarts { ahead, wish, cause: Cause::Scan, ..Restarts::default() }
+        OpContext { ahead, wish, cause: Cause::Scan, ..OpContext::default() }
     }
 
     /// Nothing of it is offloaded any more (`INV-DEX-OFF-6`).
@@ -260,7 +260,7 @@ impl Restarts {
         self.wish = None;
     }
 
-    /// As [`Restarts::fetch`], as it was told by a memory server, or could not be asked.
+    /// As [`OpContext::fetch`], as it was told by a memory server, or could not be asked.
     fn fall_back(&mut self) {
         self.fetch();
         self.cause = Cause::Fallback;
@@ -297,7 +297,7 @@ impl Restarts {
         Ok(())
     }
 
-    /// As [`Restarts::again`], because of `fail`, if that is nothing final.
+    /// As [`OpContext::again`], because of `fail`, if that is nothing final.
     async fn after(
         &mut self,
         fail: Fail,
@@ -395,7 +395,7 @@ impl Dex {
             free: FreeFrames::new(frames),
             lot: ParkingLot::new(64),
             combiner: Combiner::new(64),
-            audience: Combiner::new(64),
+            shared_reads: Combiner::new(64),
             ghosts: (options.admission == Admission::Again).then(|| Ghosts::new(frames)),
             stats: Stats::default(),
             offloads: Offloads::default(),
@@ -584,7 +584,7 @@ impl Cache {
         seek: Seek<'_>,
         level: u8,
         may_stream: bool,
-        restarts: &mut Restarts,
+        restarts: &mut OpContext,
     ) -> Result<Found, IndexError> {
         loop {
             self.check_open()?;

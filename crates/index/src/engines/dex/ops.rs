@@ -11,13 +11,13 @@ use std::sync::Arc;
 use farleaf_fabric::GlobalAddr;
 use farleaf_pool::Session;
 
-use super::admission::Claim;
 use super::combine::Others;
 use super::eviction::Sx;
 use super::frames::State;
+use super::miss::IoMark;
 use super::split::Need;
 use super::walk::{Seek, Spot};
-use super::{Cache, Fail, Found, Restarts};
+use super::{Cache, Fail, Found, OpContext};
 use crate::IndexError;
 use crate::bnode::{ChangeError, Image, Node, NodeMut, RecordRef, Stored, Value};
 use crate::change::{Change, Decision, Outcome};
@@ -198,7 +198,7 @@ impl Cache {
         key: &[u8],
         value: &mut Vec<u8>,
     ) -> Result<bool, IndexError> {
-        let mut restarts = Restarts::getting();
+        let mut restarts = OpContext::getting();
         loop {
             match self.find(session, Seek::At(key), 0, true, &mut restarts).await? {
                 Found::Offload(off) => {
@@ -300,7 +300,7 @@ impl Cache {
         held: &mut Vec<u8>,
     ) -> Result<Attempt, IndexError> {
         self.check_open()?;
-        let mut restarts = Restarts::wishing(Self::wish_of(intent));
+        let mut restarts = OpContext::wishing(Self::wish_of(intent));
         let mut hit = self.hit(key).map(Found::Spot);
         loop {
             let found = match hit.take() {
@@ -471,7 +471,7 @@ impl Cache {
                 let image = cache.make_remote(image, version);
                 let addr = cache.frames.addr(frame);
                 cache.stats.written_through.add();
-                let written = session.steady().copy(&image);
+                let written = session.reliable().copy(&image);
                 if let Err(error) = cache.write_page(&session, addr, written, 8).await {
                     return Err(IndexError::OutcomeUnknown(error.to_string()).into());
                 }
@@ -517,7 +517,7 @@ impl Cache {
     async fn change_streamed(
         self: &Arc<Self>,
         session: &Session,
-        claim: Claim,
+        claim: IoMark,
         intent: OwnedIntent,
         held: &mut Vec<u8>,
     ) -> Result<Attempt, Fail> {
@@ -539,7 +539,7 @@ impl Cache {
     async fn change_claimed(
         self: &Arc<Self>,
         session: &Session,
-        claim: Claim,
+        claim: IoMark,
         owned: &OwnedIntent,
         held: &mut Vec<u8>,
     ) -> Result<Attempt, Fail> {

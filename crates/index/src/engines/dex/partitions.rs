@@ -369,10 +369,10 @@ impl Cache {
         remote: &RemoteTree,
         session: &Session,
     ) -> Result<Partitions, IndexError> {
-        let steady = session.steady();
+        let reliable = session.reliable();
         let corrupt =
             || IndexError::Corrupt(format!("the ownership map of the table at {}", remote.meta()));
-        let mut word = steady.word(remote.map_word()).await?;
+        let mut word = reliable.word(remote.map_word()).await?;
         for attempt in 0..READS_MAX {
             let addr = remote.pointer(word & !(LOG_MASK | SLOT_BIT), remote.meta())?;
             if !BYTES_LOG.contains(&(word & LOG_MASK)) {
@@ -384,15 +384,15 @@ impl Cache {
             let read = async || -> Result<_, IndexError> {
                 if same_server {
                     let build = |ops: &mut Ops| {
-                        ops.read(at, steady.buf(bytes as usize));
-                        ops.read(remote.map_word(), steady.buf(8));
+                        ops.read(at, reliable.buf(bytes as usize));
+                        ops.read(remote.map_word(), reliable.buf(8));
                     };
-                    let (mut ops, _) = steady.chain(build).await?;
+                    let (mut ops, _) = reliable.chain(build).await?;
                     let again = ops.buf(1).words()[0];
                     return Ok((ops.take_buf(0), again));
                 }
-                let map = steady.read(at, steady.buf(bytes as usize)).await?;
-                Ok((map, steady.word(remote.map_word()).await?))
+                let map = reliable.read(at, reliable.buf(bytes as usize)).await?;
+                Ok((map, reliable.word(remote.map_word()).await?))
             };
             let (map, again) = read().await?;
             if again == word {
@@ -420,7 +420,7 @@ pub(super) async fn change_map(
     session: &Session,
     change: impl AsyncFnOnce(&Partitions) -> Result<Partitions, IndexError> + 'static,
 ) -> Result<Partitions, IndexError> {
-    let (remote, task_session) = (remote.clone(), session.patient());
+    let (remote, task_session) = (remote.clone(), session.without_deadline());
     RemoteTree::detach(session, async move { change_map_now(&remote, &task_session, change).await })
         .await
 }
@@ -464,7 +464,7 @@ async fn put_map(
         return Err(IndexError::Invalid("the bounds of the partitions are too long".into()));
     }
     let image = |bytes: usize| {
-        let mut image = session.steady().buf(bytes);
+        let mut image = session.reliable().buf(bytes);
         image.words_mut().fill(0);
         image.words_mut()[..words.len()].copy_from_slice(&words);
         image
@@ -481,8 +481,8 @@ async fn put_map(
             (new.addr, new.slot) = (old.addr, old.slot ^ 1);
             let at = new.addr.plus(new.slot * slot_bytes as u64);
             // Until it has landed: one that landed later would fall into a map that counts.
-            let patient = session.patient();
-            patient.steady().write(at, image(slot_bytes)).await?;
+            let patient = session.without_deadline();
+            patient.reliable().write(at, image(slot_bytes)).await?;
         }
         old => {
             unnamed.extend(old.iter().map(|old| old.addr));

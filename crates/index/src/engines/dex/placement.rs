@@ -42,7 +42,7 @@ pub(super) async fn place_table(
 ) -> Result<(), IndexError> {
     let mut word = session.client().buf(8);
     word.words_mut()[0] = u64::from(level) + 1;
-    session.steady().write(RemoteTree::placement_word(meta), word).await?;
+    session.reliable().write(RemoteTree::placement_word(meta), word).await?;
     Ok(())
 }
 
@@ -95,7 +95,7 @@ pub(super) async fn check_placement(
 ) -> Result<Vec<String>, IndexError> {
     let mut problems = Vec::new();
     let layout = remote.layout();
-    let word = session.steady().word(RemoteTree::placement_word(remote.meta())).await?;
+    let word = session.reliable().word(RemoteTree::placement_word(remote.meta())).await?;
     let Some(top) = subtree_level(word) else { return Ok(problems) };
     let (root, root_level) = remote.read_root(session).await?;
     let mut nodes = vec![root];
@@ -103,7 +103,7 @@ pub(super) async fn check_placement(
         let mut below = Vec::new();
         for addr in nodes {
             let buf = session.client().buf(layout.node_bytes());
-            let image = session.steady().read(addr, buf).await?;
+            let image = session.reliable().read(addr, buf).await?;
             let node = Node::new(layout, image.words());
             if !remote.is_current(&image, addr, level) || node.kind() != Kind::Inner {
                 // Somebody is changing the tree; its shape is for others to check.

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use farleaf_fabric::Buf;
 use farleaf_pool::Session;
 
-use super::admission::{Arrival, Claim};
+use super::miss::{Arrival, IoMark};
 use super::stats::Cause;
 use super::walk::Seek;
 use super::{Cache, Fail};
@@ -59,10 +59,10 @@ impl Cache {
     /// on by anybody, and begin before the end of the scan, as far as the parent names them.
     pub(super) fn claim_behind(
         self: &Arc<Self>,
-        first: &Claim,
+        first: &IoMark,
         passage: &Passage<'_>,
         span: Span,
-    ) -> Vec<Claim> {
+    ) -> Vec<IoMark> {
         let mut claims = Vec::new();
         let above = self.frames.ctl(first.parent);
         let (Some(version), false) = (above.latch.sample(), above.is_shared()) else {
@@ -92,7 +92,8 @@ impl Cache {
             if self.frames.unswizzle(child).is_some() || child == 0 {
                 continue;
             }
-            if let Some(mut claim) = Claim::take(self, child, first.parent, version, 0, low, high) {
+            if let Some(mut claim) = IoMark::take(self, child, first.parent, version, 0, low, high)
+            {
                 claim.cause = Cause::Prefetch;
                 claims.push(claim);
             }
@@ -109,8 +110,8 @@ impl Cache {
     pub(super) async fn read_leaves(
         self: &Arc<Self>,
         session: &Session,
-        first: Claim,
-        behind: Vec<Claim>,
+        first: IoMark,
+        behind: Vec<IoMark>,
     ) -> Result<VecDeque<Buf>, Fail> {
         let (cache, task_session) = (Arc::clone(self), session.clone());
         let task = async move { cache.read_leaves_now(&task_session, first, behind).await };
@@ -120,8 +121,8 @@ impl Cache {
     async fn read_leaves_now(
         self: &Arc<Self>,
         session: &Session,
-        first: Claim,
-        behind: Vec<Claim>,
+        first: IoMark,
+        behind: Vec<IoMark>,
     ) -> Result<VecDeque<Buf>, Fail> {
         let (mut images, mut claims) = (VecDeque::new(), VecDeque::from(behind));
         if !claims.is_empty() {
@@ -166,15 +167,15 @@ impl Cache {
     async fn read_together(
         &self,
         session: &Session,
-        claims: &VecDeque<Claim>,
+        claims: &VecDeque<IoMark>,
     ) -> Result<VecDeque<Buf>, Fail> {
-        let steady = session.steady();
+        let reliable = session.reliable();
         let mut ops = session.client().ops();
         for claim in claims {
             self.stats.note_read(claim.cause, claim.level, claim.shared);
-            ops.read(claim.addr(), steady.buf(self.layout().node_bytes()));
+            ops.read(claim.addr(), reliable.buf(self.layout().node_bytes()));
         }
-        let mut ops = steady.post_many(ops).await?;
+        let mut ops = reliable.post_many(ops).await?;
         let mut images = VecDeque::with_capacity(claims.len());
         for (at, claim) in claims.iter().enumerate() {
             let image = ops.take_buf(at);
@@ -188,7 +189,7 @@ impl Cache {
     }
 
     /// Whether a leaf that was read is whole, and what its parent says.
-    fn is_in_order(&self, claim: &Claim, image: &Buf) -> bool {
+    fn is_in_order(&self, claim: &IoMark, image: &Buf) -> bool {
         let node = Node::new(self.layout(), image.words());
         self.remote.is_current(image, claim.addr(), claim.level)
             && matches!(claim.arrival(&node), Ok(Arrival::Fits))

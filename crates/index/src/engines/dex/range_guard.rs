@@ -31,7 +31,7 @@ use super::op_counters::{Entry, OpCounters};
 use super::partitions::{Partitions, Range};
 use super::walk::Seek;
 use crate::IndexError;
-use crate::blink::remote::{Overdue, RemoteTree};
+use crate::blink::remote::{RemoteTree, TimedOut};
 use crate::detach::run_to_end;
 use crate::sync::{Mutex, lock};
 
@@ -375,13 +375,13 @@ impl Cache {
     }
 
     /// As [`RemoteTree::detach`], for a task of an operation that is inside: so is the task.
-    pub(super) fn detach<T: Overdue + 'static>(
+    pub(super) fn detach<T: TimedOut + 'static>(
         self: &Arc<Self>,
         session: &Session,
         task: impl Future<Output = T> + 'static,
     ) -> impl Future<Output = T> {
         let done = self.detach_within(session, task);
-        async { done.await.unwrap_or_else(T::overdue) }
+        async { done.await.unwrap_or_else(T::timed_out) }
     }
 
     /// As [`Cache::detach`]; `None` if it goes on for longer than the caller waits.

@@ -24,7 +24,7 @@ use super::range_guard::View;
 use super::ring::{Kind, Place, Record, Ring, records_of};
 use super::split::Need;
 use super::walk::Seek;
-use super::{Cache, Dex, DexOptions, FRAMES_MIN, Fail, Found, OWNED, Restarts};
+use super::{Cache, Dex, DexOptions, FRAMES_MIN, Fail, Found, OWNED, OpContext};
 use crate::IndexError;
 use crate::blink::remote::RemoteTree;
 use crate::bnode::Node;
@@ -68,7 +68,7 @@ impl Cache {
         if self.log.live.get().is_some() {
             return Ok(map);
         }
-        let (cache, task_session) = (Arc::clone(self), session.patient());
+        let (cache, task_session) = (Arc::clone(self), session.without_deadline());
         let me = session.endpoint().incarnation().0;
         RemoteTree::detach(session, async move {
             let Some((place, object)) = cache.make_log(&task_session).await? else {
@@ -149,7 +149,7 @@ impl Cache {
         log: GlobalAddr,
         floors: [u64; 2],
     ) -> Result<(), IndexError> {
-        let mut buf = session.steady().buf(16);
+        let mut buf = session.reliable().buf(16);
         buf.words_mut().copy_from_slice(&floors);
         self.write_surely(session, log.plus(FLOOR_WORD * 8), buf, 0).await
     }
@@ -242,11 +242,11 @@ impl Cache {
                 _ => drop(newest.insert(addr, image.value)),
             }
         }
-        let steady = session.steady();
+        let reliable = session.reliable();
         let mut merges = Vec::new();
         for (addr, bytes) in newest {
             let at = self.remote.pointer(addr, self.remote.meta())?;
-            let mut image = steady.buf(self.layout().node_bytes());
+            let mut image = reliable.buf(self.layout().node_bytes());
             if bytes.len() + 8 != image.len() {
                 continue;
             }
@@ -261,7 +261,7 @@ impl Cache {
                 let low = node.low_fence(&mut low).then_some(low);
                 merges.push((node.level(), low));
             }
-            let there = steady.read(at, steady.buf(image.len())).await?;
+            let there = reliable.read(at, reliable.buf(image.len())).await?;
             let there = Node::new(self.layout(), there.words());
             if there.sum_ok() && there.self_addr() == addr {
                 continue;
@@ -280,7 +280,7 @@ impl Cache {
     ) -> Result<(), IndexError> {
         let value = (change.kind == Kind::Put).then(|| change.value.clone());
         let intent = OwnedIntent::of_log(change.key.clone(), value);
-        let mut restarts = Restarts::default();
+        let mut restarts = OpContext::default();
         restarts.keep();
         loop {
             let spot =
@@ -320,11 +320,11 @@ async fn read_ring(
     session: &Session,
     place: Place,
 ) -> Result<(usize, u64, Vec<Record>), IndexError> {
-    let steady = session.steady();
+    let reliable = session.reliable();
     let (mut last, mut records) = ((0, place.segments - 1), Vec::new());
     for index in 0..place.segments {
-        let buf = steady.buf(place.segment_words * 8);
-        let segment = steady.read(place.segment(index), buf).await?;
+        let buf = reliable.buf(place.segment_words * 8);
+        let segment = reliable.read(place.segment(index), buf).await?;
         let (mut found, generation) = records_of(segment.words(), place.seed);
         last = last.max((generation, index));
         records.append(&mut found);

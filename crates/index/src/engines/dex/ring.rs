@@ -335,22 +335,22 @@ impl Ring {
     }
 
     async fn post(&self, session: &Session, runs: &[Run]) -> Result<(), OpError> {
-        let session = session.patient();
-        let steady = session.steady();
+        let session = session.without_deadline();
+        let reliable = session.reliable();
         let place_of = |run: &Run| {
-            let mut buf: Buf = steady.buf(run.words.len() * 8);
+            let mut buf: Buf = reliable.buf(run.words.len() * 8);
             buf.words_mut().copy_from_slice(&run.words);
             (self.place.segment(run.segment).plus(run.first_word as u64 * 8), buf)
         };
         if let [run] = runs {
             let (to, buf) = place_of(run);
-            return steady.write(to, buf).await;
+            return reliable.write(to, buf).await;
         }
         let mut ops = session.client().ops();
         for (to, buf) in runs.iter().map(place_of) {
             ops.write(to, buf);
         }
-        steady.post_many(ops).await.map(drop)
+        reliable.post_many(ops).await.map(drop)
     }
 
     /// The work of entries that were left open is over.

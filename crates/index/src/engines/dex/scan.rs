@@ -16,7 +16,7 @@ use farleaf_pool::Session;
 use super::offload::{Gathered, Wish};
 use super::prefetch::{Ahead, Span};
 use super::walk::Seek;
-use super::{Cache, Found, Restarts};
+use super::{Cache, Found, OpContext};
 use crate::blink::remote::{Next, Passage};
 use crate::bnode::Node;
 use crate::{Entries, IndexError};
@@ -129,7 +129,7 @@ impl Cache {
         let (passage, span) = (rest.passage, rest.span);
         let reads_ahead = span.missing > 0;
         let wish = rest.offloads.then_some(Wish::Scan(span.leaves));
-        let mut restarts = Restarts::scanning(reads_ahead, wish);
+        let mut restarts = OpContext::scanning(reads_ahead, wish);
         loop {
             match self.find(session, seek, 0, true, &mut restarts).await? {
                 Found::Spot(spot) => {

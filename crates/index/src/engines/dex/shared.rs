@@ -255,7 +255,7 @@ impl Cache {
             let done = self.frames.node_mut(self.layout(), frame).set_child(index, addr);
             debug_assert_eq!(done, Ok(()), "one of its children");
             ctl.set_swizzled(ctl.swizzled() - 1);
-            let out = self.let_cool(child, session.id());
+            let out = self.start_cooling(child, session.id());
             ctl.latch.x_to_sx();
             if let Some(out) = out {
                 self.evict(out, session.id());

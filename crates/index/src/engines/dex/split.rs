@@ -17,13 +17,13 @@ use farleaf_fabric::{GlobalAddr, ServerId};
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
-use super::eviction::InHand;
+use super::eviction::OwnedFrame;
 use super::frames::{State, TOP};
 use super::mapping_table::Entry;
 use super::ops::{OwnedIntent, apply};
 use super::shared::First;
 use super::walk::{Seek, Spot};
-use super::{Cache, Fail, Found, Restarts};
+use super::{Cache, Fail, Found, OpContext};
 use crate::IndexError;
 use crate::bnode::{ChangeError, Head, Kind, Node, NodeMut};
 
@@ -120,8 +120,8 @@ impl Cache {
     ) -> Result<(), Fail> {
         // What is to be split from the bottom up: a parent without room comes before its child.
         let mut needs = vec![need];
-        let mut restarts = Restarts::default();
-        let mut frame: Option<InHand> = None;
+        let mut restarts = OpContext::default();
+        let mut frame: Option<OwnedFrame> = None;
         let mut memory: Option<NewNode> = None;
         while let Some(need) = needs.last() {
             let level = need.level();
@@ -189,7 +189,7 @@ impl Cache {
         spot: Spot,
         need: &Need,
         new: &mut NewNode,
-        hand: &mut Option<InHand>,
+        hand: &mut Option<OwnedFrame>,
     ) -> Result<Split, Fail> {
         // Parent before child.
         let Some(above) = self.try_sx(spot.parent, spot.parent_version) else {
@@ -364,7 +364,7 @@ impl Cache {
         self.layout()
             .encode_inner(image.words_mut(), &head, &[child.word()], &[] as &[&[u8]])
             .map_err(|error| self.remote.damaged(child, error))?;
-        let written = session.steady().copy(&image);
+        let written = session.reliable().copy(&image);
         self.write_page(session, new.addr, written, 0).await?;
         new.publish();
         let published = self.publish_root(session, new.addr, above).await;

@@ -159,7 +159,7 @@ async fn release_dead(
     };
     let part = Part::of_view(View::new(map));
     let dex = Dex::with(meta, layout, options, part)?;
-    dex.0.take_placement(session.steady().word(RemoteTree::placement_word(meta)).await?);
+    dex.0.take_placement(session.reliable().word(RemoteTree::placement_word(meta)).await?);
     for who in &dead {
         dex.0.give_away(session, *who, 0).await?;
     }

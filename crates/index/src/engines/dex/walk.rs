@@ -10,9 +10,9 @@
 use std::sync::Arc;
 
 use super::Cache;
-use super::admission::{Claim, Heal};
 use super::frames::{State, TOP};
 use super::mapping_table::Entry;
+use super::miss::{Heal, IoMark};
 use crate::bnode::{Cover, Node, Word};
 use crate::local::Version;
 
@@ -81,7 +81,7 @@ pub(super) enum Walk {
     /// At the node.
     At(Spot),
     /// At a child that is not cached. The claim to see to it is the caller's.
-    Miss(Claim),
+    Miss(IoMark),
     /// The root is not cached.
     NoRoot,
     /// At a child that somebody else is reading or changing: wait until its entry changes.
@@ -255,7 +255,7 @@ impl Cache {
             Some(Entry::OffS(_)) => Some(Walk::Readers { addr, parent, version, level: level - 1 }),
             None => {
                 let (low, high) = Self::child_range(node, index);
-                let claim = Claim::take(self, addr, parent, version, level - 1, low, high);
+                let claim = IoMark::take(self, addr, parent, version, level - 1, low, high);
                 Some(claim.map_or_else(busy, Walk::Miss))
             }
         }

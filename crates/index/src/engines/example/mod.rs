@@ -50,9 +50,9 @@ struct List {
 impl Example {
     /// READs the list that the meta object names: 3 READs.
     async fn read(&self, session: &Session) -> Result<List, IndexError> {
-        let steady = session.steady();
+        let reliable = session.reliable();
         let corrupt = |what| IndexError::Corrupt(format!("the table at {}: {what}", self.0.meta()));
-        let meta = steady.read(self.0.meta(), steady.buf(META_BYTES)).await?;
+        let meta = reliable.read(self.0.meta(), reliable.buf(META_BYTES)).await?;
         if meta.words()[0] != META_TAG {
             return Err(corrupt("no meta object is there"));
         }
@@ -62,14 +62,14 @@ impl Example {
         }
         let addr = GlobalAddr::from_word(word).filter(|addr| addr.offset() % 64 == 0);
         let addr = addr.ok_or_else(|| corrupt("its list has no address"))?;
-        let head = steady.read(addr, steady.buf(HEAD_BYTES)).await?;
+        let head = reliable.read(addr, reliable.buf(HEAD_BYTES)).await?;
         let [tag, len, sum] = [head.words()[0], head.words()[1], head.words()[2]];
         let most = session.pool().geometry().object_bytes_max() - HEAD_BYTES;
         if tag != LIST_TAG || len as usize > most {
             return Err(corrupt("no list is where it should be"));
         }
         let bytes = HEAD_BYTES + (len as usize).next_multiple_of(8);
-        let list = steady.read(addr, steady.buf(bytes)).await?;
+        let list = reliable.read(addr, reliable.buf(bytes)).await?;
         let content = &list.bytes()[HEAD_BYTES..HEAD_BYTES + len as usize];
         if sum != xxh3_64_with_seed(content, self.0.meta().word()) {
             return Err(corrupt("the checksum of its list does not fit"));

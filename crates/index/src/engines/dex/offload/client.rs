@@ -18,11 +18,11 @@ use crate::IndexError;
 use crate::blink::remote::{Next, Passage};
 use crate::bnode::{Cover, RecordRef};
 use crate::change::Outcome;
-use crate::engines::dex::admission::Claim;
 use crate::engines::dex::frames::State;
 use crate::engines::dex::mapping_table::Entry;
+use crate::engines::dex::miss::IoMark;
 use crate::engines::dex::ops::{Intent, OwnedIntent, unfinished_change};
-use crate::engines::dex::{Cache, Overdue};
+use crate::engines::dex::{Cache, TimedOut};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock};
 
 /// Sessions that one operation may be granted before it fetches.
@@ -104,12 +104,12 @@ struct Question {
     value: Vec<u8>,
     /// Bytes that an answer may have beside its head.
     room: usize,
-    partition: Seat,
+    partition: Worker,
 }
 
 /// Which partition it concerns.
 #[derive(Clone, Copy)]
-enum Seat {
+enum Worker {
     /// The key's.
     Key,
     /// That of the place just above the key.
@@ -136,7 +136,7 @@ impl Cache {
     pub(in crate::engines::dex) fn offloads(
         &self,
         session: &Session,
-        claim: &Claim,
+        claim: &IoMark,
         wish: Wish,
     ) -> bool {
         let options = &self.options;
@@ -248,7 +248,7 @@ impl Cache {
     ) -> Result<Option<bool>, IndexError> {
         let (operation, key) = (Operation::Get, key.to_vec());
         let room = RECORD_BYTES.max(self.layout().inline_value_max());
-        let partition = Seat::Key;
+        let partition = Worker::Key;
         let question = Question { operation, key, value: Vec::new(), room, partition };
         let (answer, content) = match self.offload(session, off, question).await? {
             Some(answered) => answered,
@@ -290,10 +290,10 @@ impl Cache {
             Next::After(key) => (Some(key), true),
         };
         let partition = match (key, excluded && !reverse) {
-            (None, _) if reverse => Seat::Last,
-            (None, _) => Seat::First,
-            (Some(_), true) => Seat::Above,
-            (Some(_), false) => Seat::Key,
+            (None, _) if reverse => Worker::Last,
+            (None, _) => Worker::First,
+            (Some(_), true) => Worker::Above,
+            (Some(_), false) => Worker::Key,
         };
         let wanted = u32::try_from(wanted).unwrap_or(u32::MAX);
         let (from_end, far) = (key.is_none(), passage.far_end());
@@ -345,7 +345,7 @@ impl Cache {
             (Some(_), false, _) => Operation::Update,
         };
         let value = intent.value.map_or(Vec::new(), <[u8]>::to_vec);
-        let (room, partition) = (0, Seat::Key);
+        let (room, partition) = (0, Worker::Key);
         let question = Question { operation, key: owned.key, value, room, partition };
         let Some((answer, _)) = self.offload(session, off, question).await? else {
             return Ok(None);
@@ -366,7 +366,7 @@ impl Cache {
         let task = async move { cache.offload_now(&session_too, off, question).await };
         match self.detach_within(session, task).await {
             Some(done) => done,
-            None if reads => Overdue::overdue(),
+            None if reads => TimedOut::timed_out(),
             None => Err(unfinished_change()),
         }
     }
@@ -428,17 +428,17 @@ impl Cache {
         let Some(server) = self.offloads.server(session, node.server()) else {
             return Asked::Fetch;
         };
-        let (endpoint, steady) = (session.endpoint(), session.steady());
+        let (endpoint, reliable) = (session.endpoint(), session.reliable());
         let work = match question.operation {
             Operation::Scan => Work::Scan,
             _ => Work::Point,
         };
         let view = self.view();
         let (low, high) = view.map.range(match question.partition {
-            Seat::Key => view.map.of(&question.key, false),
-            Seat::Above => view.map.of(&question.key, true),
-            Seat::First => 0,
-            Seat::Last => view.map.count() - 1,
+            Worker::Key => view.map.of(&question.key, false),
+            Worker::Above => view.map.of(&question.key, true),
+            Worker::First => 0,
+            Worker::Last => view.map.count() - 1,
         });
         let mut trial = Trial::default();
         let mut grants = 0;
@@ -467,10 +467,10 @@ impl Cache {
                 high,
             }
             .encode();
-            let mut request = steady.buf(bytes.len());
+            let mut request = reliable.buf(bytes.len());
             request.bytes_mut().copy_from_slice(&bytes);
-            let (posting, begun_ns) = (steady.posting(), endpoint.now_ns());
-            let reply = steady.buf(REPLY_BYTES + question.room);
+            let (posting, begun_ns) = (reliable.posting(), endpoint.now_ns());
+            let reply = reliable.buf(REPLY_BYTES + question.room);
             let called = session.client().rpc(node.server(), OFFLOAD_SERVICE, request, reply).await;
             let now_ns = endpoint.now_ns();
             let reply = match called {
@@ -482,7 +482,7 @@ impl Cache {
                 }
                 Err(error) => {
                     in_doubt |= granted != 0;
-                    match steady.again(&mut trial, posting, error).await {
+                    match reliable.again(&mut trial, posting, error).await {
                         Ok(()) => self.stats.offload_resent.add(),
                         Err(error) if in_doubt && error.kind != OpErrorKind::Fenced => {
                             return Asked::Unknown(IndexError::OutcomeUnknown(error.to_string()));
@@ -558,7 +558,7 @@ impl Cache {
             if let Some(server) = server {
                 // It ends with an error only if this compute server has been cut off: then nothing
                 // of it takes effect any more, and nothing else that it does.
-                let _ = session.upkeep().settle(server).await;
+                let _ = session.maintenance().settle(server).await;
             }
             for frame in cache.cooling.frames() {
                 let ctl = cache.frames.ctl(frame);

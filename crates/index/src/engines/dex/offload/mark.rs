@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::super::admission::Claim;
 use super::super::mapping_table::Entry;
+use super::super::miss::IoMark;
 use super::super::{Cache, Version};
 
 /// Readers that may come to one mark before all of them have to be done: who wants the node otherwise
@@ -30,7 +30,7 @@ pub(in super::super) struct Off {
 
 impl Off {
     /// Makes a claim's mark one of offloading, for a reader or a change.
-    pub(in super::super) fn of(mut claim: Claim, reads: bool) -> Off {
+    pub(in super::super) fn of(mut claim: IoMark, reads: bool) -> Off {
         let to = if reads { Entry::OffS(ONE_READER + ONE_JOINED) } else { Entry::OffX };
         let marked = claim.cache.map.exchange(claim.addr, Some(Entry::Io), Some(to));
         debug_assert!(marked, "INV-DEX-MAP-2");

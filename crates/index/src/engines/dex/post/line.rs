@@ -35,7 +35,7 @@ pub(super) struct Line {
 #[derive(Default)]
 struct State {
     /// Not written yet.
-    queue: VecDeque<Letter>,
+    queue: VecDeque<Pending>,
     /// Written; their replies are to come.
     sent: BTreeMap<u64, Sent>,
     number: u64,
@@ -47,7 +47,7 @@ struct State {
     refusal: Option<String>,
 }
 
-struct Letter {
+struct Pending {
     number: u64,
     bytes: Vec<u8>,
     answer: Answer,
@@ -123,7 +123,7 @@ impl Line {
         state.number += 1;
         let number = state.number;
         bytes[8..16].copy_from_slice(&number.to_le_bytes());
-        state.queue.push_back(Letter { number, bytes, answer });
+        state.queue.push_back(Pending { number, bytes, answer });
         drop(state);
         self.changed.notify_one();
         Ok(Some(waiting))
@@ -177,7 +177,7 @@ impl Line {
         })?;
         let mut output = BufWriter::with_capacity(BUFFER_BYTES, writing);
         while let Some(letters) = self.next() {
-            for Letter { number, bytes, mut answer } in letters {
+            for Pending { number, bytes, mut answer } in letters {
                 if !answer.is_wanted() {
                     continue;
                 }
@@ -198,7 +198,7 @@ impl Line {
     }
 
     /// Waits for something to write; `None` once it has ended.
-    fn next(&self) -> Option<VecDeque<Letter>> {
+    fn next(&self) -> Option<VecDeque<Pending>> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             if state.is_ended {

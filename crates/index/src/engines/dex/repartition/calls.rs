@@ -6,7 +6,7 @@ use farleaf_pool::Session;
 use super::super::forward::{Reply, Request};
 use super::super::partitions::{Partitions, Range};
 use super::super::walk::Seek;
-use super::super::{Dex, Found, Restarts};
+use super::super::{Dex, Found, OpContext};
 use crate::IndexError;
 use crate::bnode::Kind;
 
@@ -228,7 +228,7 @@ impl Dex {
         // From the root down, along the way to the range's lower end.
         let mut levels = Vec::new();
         for level in 1.. {
-            let mut restarts = Restarts::default();
+            let mut restarts = OpContext::default();
             let found = cache.find(session, seek, level, false, &mut restarts).await?;
             let Found::Spot(spot) = found else { break };
             let node = cache.frames.node(cache.layout(), spot.frame);

@@ -14,7 +14,7 @@ use super::super::partitions::{Intent, Partitions, Range, change_map};
 use super::super::range_guard::View;
 use super::super::split::Need;
 use super::super::walk::Seek;
-use super::super::{Cache, Dex, Fail, Found, Restarts};
+use super::super::{Cache, Dex, Fail, Found, OpContext};
 use super::MoveError;
 use crate::IndexError;
 
@@ -67,7 +67,7 @@ impl Dex {
         let dex = self.clone();
         let range = Range { low, high };
         let own = session.pool().session(session.endpoint().clone()).await;
-        let own = own.map_err(IndexError::from)?.patient();
+        let own = own.map_err(IndexError::from)?.without_deadline();
         let (sender, receiver) = crate::oneshot::channel();
         session.endpoint().spawn(async move {
             let done = dex.give_now(&own, range, to).await;
@@ -164,7 +164,7 @@ impl Dex {
                         && session.endpoint().is_dead(who).await
                     {
                         // Without it, nobody names the range as the taker's any more.
-                        session.steady().fence_everywhere(who).await.map_err(IndexError::from)?;
+                        session.reliable().fence_everywhere(who).await.map_err(IndexError::from)?;
                         let dead = who.0;
                         change_map(&self.0.remote, session, async move |map| {
                             let mut new = map.clone();
@@ -316,7 +316,7 @@ impl Cache {
         session: &Session,
         bound: &[u8],
     ) -> Result<(), IndexError> {
-        let mut restarts = Restarts::default();
+        let mut restarts = OpContext::default();
         loop {
             match self.split(session, Need::Bound(bound.to_vec())).await {
                 Ok(()) => return Ok(()),
@@ -336,7 +336,7 @@ impl Cache {
     ) -> Result<(), IndexError> {
         let mut level = 1;
         loop {
-            let mut restarts = Restarts::default();
+            let mut restarts = OpContext::default();
             let found = self.find(session, Seek::At(bound), level, false, &mut restarts).await?;
             let Found::Spot(spot) = found else { return Ok(()) };
             let Some((_, range)) = self.range_of(spot.frame) else { continue };
@@ -371,7 +371,7 @@ impl Cache {
         seek: Seek<'_>,
         level: u8,
     ) -> Result<(), IndexError> {
-        let mut restarts = Restarts::default();
+        let mut restarts = OpContext::default();
         restarts.keep();
         self.find(session, seek, level, false, &mut restarts).await.map(drop)
     }

@@ -8,15 +8,15 @@
 //! - **WRITE** to memory that nobody else writes: the same bytes again.
 //! - **CAS to a word that only this one makes**, and that nobody takes away again before it returns (a
 //!   lock's token, a block's next version): if the word holds it already, it was the first try's doing.
-//!   [`Steady::cas`]. If others may take it away at once, the next kind is needed:
+//!   [`Reliable::cas`]. If others may take it away at once, the next kind is needed:
 //! - **CAS away from a word that only this one holds**: if it is gone, the first try took it away.
-//!   [`Steady::cas_release`].
+//!   [`Reliable::cas_release`].
 //! - **Chain that ends with such a release**: while the word is still held, the whole chain again;
-//!   once it is gone, all in front of it was done (F3). [`Steady::release`].
+//!   once it is gone, all in front of it was done (F3). [`Reliable::release`].
 //!
 //! INV-SETTLE-1: no operation here returns while its posts may still take effect, except with an error:
 //! then the server was out of reach for as long as the caller allows. A task of a session without bound
-//! ([`crate::Session::patient`]) then finishes work that must not stay half done.
+//! ([`crate::Session::without_deadline`]) then finishes work that must not stay half done.
 //! INV-SETTLE-2: `Fenced` is final: no operation tries again.
 //!
 //! Reconnecting fails what the thread's other tasks have in flight. So that tasks do not chase one
@@ -53,22 +53,22 @@ pub(crate) struct Lines {
     begun: AtomicU64,
     servers: Box<[Line]>,
     /// The member's, over all of its threads.
-    trouble: Arc<Trouble>,
+    trouble: Arc<ServerFailures>,
 }
 
 /// Failures of servers that a member has seen.
 #[derive(Debug, Default)]
-struct Trouble {
+struct ServerFailures {
     /// Time of the last failed operation.
     failed_ns: AtomicU64,
     /// Operations that have failed and are not being tried again yet.
     settling: AtomicUsize,
 }
 
-/// An operation of [`Trouble::settling`].
-struct Settling<'a>(&'a Trouble);
+/// An operation of [`ServerFailures::settling`].
+struct Settling<'a>(&'a ServerFailures);
 
-impl Trouble {
+impl ServerFailures {
     fn note(&self, now_ns: u64) -> Settling<'_> {
         self.failed_ns.fetch_max(now_ns, Ordering::SeqCst);
         self.settling.fetch_add(1, Ordering::SeqCst);
@@ -134,19 +134,19 @@ impl Trial {
 ///
 /// Costs are those of [`Client`]; each failure adds at most one reconnect and the same again.
 #[derive(Debug)]
-pub struct Steady<'a> {
+pub struct Reliable<'a> {
     client: &'a Client,
     lines: &'a Lines,
     patience_ns: u64,
 }
 
-impl Clone for Steady<'_> {
+impl Clone for Reliable<'_> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl Copy for Steady<'_> {}
+impl Copy for Reliable<'_> {}
 
 /// A CAS of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,9 +156,9 @@ pub(crate) struct Cas {
     pub(crate) new: u64,
 }
 
-impl<'a> Steady<'a> {
+impl<'a> Reliable<'a> {
     pub(crate) fn new(client: &'a Client, lines: &'a Lines, patience_ns: u64) -> Self {
-        Steady { client, lines, patience_ns }
+        Reliable { client, lines, patience_ns }
     }
 
     /// The client below.
@@ -181,8 +181,8 @@ impl<'a> Steady<'a> {
 
     /// The same, trying for ever.
     #[must_use]
-    pub fn patient(self) -> Self {
-        Steady { patience_ns: u64::MAX, ..self }
+    pub fn without_deadline(self) -> Self {
+        Reliable { patience_ns: u64::MAX, ..self }
     }
 
     /// An operation is about to be posted.
@@ -207,7 +207,7 @@ impl<'a> Steady<'a> {
         self.again_on(trial, posting, error, &[error.server]).await
     }
 
-    /// As [`Steady::again`] for a batch to several servers.
+    /// As [`Reliable::again`] for a batch to several servers.
     pub(crate) async fn again_on(
         self,
         trial: &mut Trial,
@@ -319,10 +319,10 @@ impl<'a> Steady<'a> {
     }
 
     /// After a READ of `from` into a buffer of `len` bytes, posted after `posting`, has failed: as
-    /// [`Steady::read`].
+    /// [`Reliable::read`].
     ///
     /// # Errors
-    /// As [`Steady::read`].
+    /// As [`Reliable::read`].
     #[cold]
     pub async fn read_again(
         self,
@@ -345,7 +345,7 @@ impl<'a> Steady<'a> {
     /// Reads one word.
     ///
     /// # Errors
-    /// As [`Steady::read`].
+    /// As [`Reliable::read`].
     pub async fn word(self, at: GlobalAddr) -> Result<u64, OpError> {
         Ok(self.read(at, self.buf(8)).await?.words()[0])
     }
@@ -408,7 +408,7 @@ impl<'a> Steady<'a> {
         }
     }
 
-    /// CASes of the kind of [`Steady::cas`], posted together; what each found.
+    /// CASes of the kind of [`Reliable::cas`], posted together; what each found.
     pub(crate) async fn cas_many(self, list: &[Cas]) -> Result<Vec<u64>, OpError> {
         let mut trial = Trial::default();
         loop {
@@ -452,7 +452,7 @@ impl<'a> Steady<'a> {
     }
 
     /// A chain that may be repeated: of READs, of WRITEs to memory that nobody else writes, and of
-    /// CASes of the kind of [`Steady::cas`], whose result is then either word. Also says whether it
+    /// CASes of the kind of [`Reliable::cas`], whose result is then either word. Also says whether it
     /// was.
     ///
     /// # Errors
@@ -519,7 +519,7 @@ impl<'a> Steady<'a> {
         copy.window(window_of(buf))
     }
 
-    /// As [`Steady::spare`], of a list.
+    /// As [`Reliable::spare`], of a list.
     pub fn spare_ops(self, ops: &Ops) -> Option<Ops> {
         self.endpoint().is_lossy().then(|| self.copy_ops(ops))
     }
@@ -603,15 +603,19 @@ impl Drop for Busy<'_> {
 }
 
 /// Waits for `done` to become true, for as long as the caller has patience; whether it did.
-pub(crate) async fn wait_until(steady: Steady<'_>, wait_ns: u64, done: impl Fn() -> bool) -> bool {
-    let since_ns = steady.endpoint().now_ns();
+pub(crate) async fn wait_until(
+    reliable: Reliable<'_>,
+    wait_ns: u64,
+    done: impl Fn() -> bool,
+) -> bool {
+    let since_ns = reliable.endpoint().now_ns();
     while !done() {
-        let waited_ns = steady.endpoint().now_ns() - since_ns;
-        if steady.gives_up(since_ns) {
+        let waited_ns = reliable.endpoint().now_ns() - since_ns;
+        if reliable.gives_up(since_ns) {
             return false;
         }
         // Rarely, where it takes long.
-        steady.endpoint().sleep(wait_ns.max(waited_ns / 16).min(WAIT_NS_MAX)).await;
+        reliable.endpoint().sleep(wait_ns.max(waited_ns / 16).min(WAIT_NS_MAX)).await;
     }
     true
 }

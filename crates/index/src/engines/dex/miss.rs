@@ -13,9 +13,9 @@ use std::sync::Arc;
 use farleaf_fabric::{Buf, Endpoint, GlobalAddr};
 use farleaf_pool::Session;
 
-use super::eviction::InHand;
+use super::admission_policy::Admission;
+use super::eviction::OwnedFrame;
 use super::frames::{State, TOP};
-use super::keep::Admission;
 use super::mapping_table::Entry;
 use super::stats::Cause;
 use super::walk::Unfinished;
@@ -31,7 +31,7 @@ const READS_MAX: u32 = 3;
 /// The right and the duty to see to a node that is not cached: the `Io` mark and the pin on its
 /// parent. Dropped, both are given back.
 #[derive(Debug)]
-pub(super) struct Claim {
+pub(super) struct IoMark {
     pub(super) cache: Arc<Cache>,
     pub(super) addr: u64,
     pub(super) parent: u32,
@@ -58,7 +58,7 @@ pub(super) enum Arrival {
     Absorbed(Vec<u8>),
 }
 
-impl Claim {
+impl IoMark {
     /// Marks a node that has no entry, below a parent that was Hot at `version`.
     pub(super) fn take(
         cache: &Arc<Cache>,
@@ -68,7 +68,7 @@ impl Claim {
         level: u8,
         low: Option<Vec<u8>>,
         high: Option<Vec<u8>>,
-    ) -> Option<Claim> {
+    ) -> Option<IoMark> {
         if cache.map.claim(addr, Entry::Io).is_err() {
             return None;
         }
@@ -87,7 +87,7 @@ impl Claim {
         let shared = shared_parent && cache.crosses_bounds(low.as_deref(), high.as_deref());
         let cache = Arc::clone(cache);
         let (cause, armed) = (Cause::Descent, true);
-        Some(Claim { cache, addr, parent, level, shared, shared_parent, low, high, cause, armed })
+        Some(IoMark { cache, addr, parent, level, shared, shared_parent, low, high, cause, armed })
     }
 
     /// The node.
@@ -165,7 +165,7 @@ impl Claim {
     }
 }
 
-impl Drop for Claim {
+impl Drop for IoMark {
     fn drop(&mut self) {
         if self.armed {
             self.cache.map.exchange(self.addr, Some(Entry::Io), None);
@@ -194,13 +194,13 @@ impl Cache {
     pub(super) async fn load(
         self: &Arc<Self>,
         session: &Session,
-        claim: Claim,
+        claim: IoMark,
     ) -> Result<(), Fail> {
         let (cache, task_session) = (Arc::clone(self), session.clone());
         self.detach(session, async move { cache.load_now(&task_session, claim).await }).await
     }
 
-    async fn load_now(self: &Arc<Self>, session: &Session, claim: Claim) -> Result<(), Fail> {
+    async fn load_now(self: &Arc<Self>, session: &Session, claim: IoMark) -> Result<(), Fail> {
         let Some(frame) = self.frame(session).await? else { return Err(Fail::NoFrame) };
         let image = match self.read_claimed(session, &claim).await? {
             Ok(image) => image,
@@ -216,7 +216,7 @@ impl Cache {
     }
 
     /// Puts a claimed node that was read and is in order into a frame.
-    pub(super) fn keep(&self, claim: Claim, frame: InHand, image: &Buf, worker: u32) {
+    pub(super) fn keep(&self, claim: IoMark, frame: OwnedFrame, image: &Buf, worker: u32) {
         let count = match claim.level {
             0 => &self.stats.leaves_admitted,
             _ => &self.stats.inner_admitted,
@@ -234,7 +234,7 @@ impl Cache {
     pub(super) async fn read_claimed(
         &self,
         session: &Session,
-        claim: &Claim,
+        claim: &IoMark,
     ) -> Result<Result<Buf, Heal>, Fail> {
         let stale = |unfinished| {
             let addr = self.frames.ctl(claim.parent).addr_word();
@@ -286,12 +286,12 @@ impl Cache {
         addr: GlobalAddr,
         level: u8,
     ) -> Result<Buf, IndexError> {
-        let steady = session.steady();
+        let reliable = session.reliable();
         for attempt in 0..READS_MAX {
             if attempt > 0 {
                 self.stats.reads_again.add();
             }
-            let image = steady.read(addr, steady.buf(self.layout().node_bytes())).await?;
+            let image = reliable.read(addr, reliable.buf(self.layout().node_bytes())).await?;
             let node = Node::new(self.layout(), image.words());
             let dead = node.kind() == Kind::Dead && node.self_addr() == addr.word();
             if self.remote.is_current(&image, addr, level) || dead && node.sum_ok() {
@@ -360,7 +360,7 @@ impl Cache {
         }
         let images: Vec<&Buf> = pages.iter().map(|(_, image)| image).collect();
         let _kept = self.journal(session, &images).await?;
-        let session = session.patient();
+        let session = session.without_deadline();
         let mut ops = session.client().ops();
         let is_any = !pages.is_empty();
         for (addr, image) in pages {
@@ -370,7 +370,7 @@ impl Cache {
             ops.write(addr.plus(8), image.window(written));
         }
         if is_any {
-            session.steady().post_many(ops).await?;
+            session.reliable().post_many(ops).await?;
         }
         Ok(())
     }
@@ -386,9 +386,9 @@ impl Cache {
         image: Buf,
         from: usize,
     ) -> Result<(), IndexError> {
-        let session = session.patient();
+        let session = session.without_deadline();
         let written = from..image.len();
-        Ok(session.steady().write(addr.plus(from as u64), image.window(written)).await?)
+        Ok(session.reliable().write(addr.plus(from as u64), image.window(written)).await?)
     }
 
     /// Reads a claimed leaf and does not keep it. Not as a task of its own: if the caller ends meanwhile,
@@ -399,7 +399,7 @@ impl Cache {
     pub(super) async fn stream(
         self: &Arc<Self>,
         session: &Session,
-        claim: Claim,
+        claim: IoMark,
     ) -> Result<Buf, Fail> {
         match self.read_claimed(session, &claim).await? {
             Ok(image) => {
@@ -423,7 +423,7 @@ impl Cache {
     ///
     /// Cost: none.
     pub(super) async fn join(&self, addr: u64, key: &[u8], value: &mut Vec<u8>) -> Option<bool> {
-        let mut left = self.audience.leave(addr, key.to_vec());
+        let mut left = self.shared_reads.leave(addr, key.to_vec());
         loop {
             self.lot.park(addr, || left.is_over(|| self.is_worked_on(addr))).await;
             let found = match left.end() {
@@ -441,12 +441,12 @@ impl Cache {
     ///
     /// `INV-DEX-AUDIENCE` Nobody but the claim's holder writes the leaf while it is claimed, and who waits came
     /// while it was: so it holds the same at that time. A shared leaf is others' to write, too.
-    fn tell_audience(&self, claim: &Claim, image: &Buf) {
-        if claim.shared || !self.audience.has_work(claim.addr) {
+    fn tell_audience(&self, claim: &IoMark, image: &Buf) {
+        if claim.shared || !self.shared_reads.has_work(claim.addr) {
             return;
         }
         let node = Node::new(self.layout(), image.words());
-        for taken in self.audience.take(claim.addr, usize::MAX) {
+        for taken in self.shared_reads.take(claim.addr, usize::MAX) {
             let key = taken.work.as_slice();
             let mut value = Vec::new();
             let stored = node.find(key).ok().and_then(|index| node.value(index, &mut value));
@@ -458,7 +458,7 @@ impl Cache {
                 Some(Stored::Record(_)) => None,
             };
             self.stats.gets_joined.add_many(told.is_some().into());
-            self.audience.answer(claim.addr, &taken, told);
+            self.shared_reads.answer(claim.addr, &taken, told);
         }
     }
 
@@ -473,18 +473,18 @@ impl Cache {
 
     /// The right to cache the root, which one task has at a time; waits, and begins again, if another
     /// has it.
-    pub(super) async fn claim_root(self: &Arc<Self>) -> Result<Claim, Fail> {
+    pub(super) async fn claim_root(self: &Arc<Self>) -> Result<IoMark, Fail> {
         // The meta object's address stands for the root's until that is known.
         let meta = self.remote.meta().word();
         let Some(version) = self.frames.ctl(TOP).latch.sample() else { return Err(Fail::Restart) };
-        if let Some(claim) = Claim::take(self, meta, TOP, version, 0, None, None) {
+        if let Some(claim) = IoMark::take(self, meta, TOP, version, 0, None, None) {
             return Ok(claim);
         }
         self.lot.park(meta, || self.map.get(meta).is_none()).await;
         Err(Fail::Restart)
     }
 
-    async fn load_root_now(self: &Arc<Self>, session: &Session, claim: Claim) -> Result<(), Fail> {
+    async fn load_root_now(self: &Arc<Self>, session: &Session, claim: IoMark) -> Result<(), Fail> {
         if self.frames.root() != 0 {
             return Ok(());
         }

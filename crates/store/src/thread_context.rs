@@ -3,9 +3,9 @@
 //! An endpoint and its sessions stay on the thread that made them. A thread that calls the
 //! blocking API keeps them in a thread-local list, keyed by the store's number.
 //!
-//! - **INV-LANE-1** A lane runs one operation at a time. An operation from inside another one (the
-//!   caller's iterator of a bulk load asks a table) takes or makes a second lane.
-//! - **INV-LANE-2** While an operation of the blocking API runs, its lane's gate is locked. A thread
+//! - **INV-LANE-1** A context runs one operation at a time. An operation from inside another one (the
+//!   caller's iterator of a bulk load asks a table) takes or makes a second context.
+//! - **INV-LANE-2** While an operation of the blocking API runs, its context's gate is locked. A thread
 //!   that sets a flag and then locks every gate knows that no operation runs that has not seen the
 //!   flag, if operations check it inside the gate.
 //! - **INV-LANE-3** The lanes of a closed store are dropped when their thread next calls any store,
@@ -39,7 +39,7 @@ const SPARE_PART: usize = 4;
 const UPKEEP_PART: u32 = 4;
 
 /// One thread's endpoint, its executor and its sessions.
-pub(crate) struct Lane {
+pub(crate) struct ThreadContext {
     core: Arc<Core>,
     endpoint: AnyEndpoint,
     idle: RefCell<Vec<Counted>>,
@@ -52,23 +52,26 @@ struct Counted {
     ops: Cell<u32>,
 }
 
-impl Lane {
-    /// A new lane for the calling thread.
-    pub(crate) fn new(core: &Arc<Core>) -> Result<Lane> {
+impl ThreadContext {
+    /// A new context for the calling thread.
+    pub(crate) fn new(core: &Arc<Core>) -> Result<ThreadContext> {
         let gate = Arc::new(Gate::default());
         core.gates.add(&gate);
         let endpoint = core.fabric.any_endpoint()?;
-        Ok(Lane { core: Arc::clone(core), endpoint, idle: RefCell::default(), gate })
+        Ok(ThreadContext { core: Arc::clone(core), endpoint, idle: RefCell::default(), gate })
     }
 
     /// Runs `op` on the calling thread to its end.
-    pub(crate) fn run<T>(core: &Arc<Core>, op: impl AsyncFnOnce(&Lane) -> Result<T>) -> Result<T> {
-        let lane = Borrowed::take(core)?;
-        let _at_work = lane.gate.enter(&core.activity);
+    pub(crate) fn run<T>(
+        core: &Arc<Core>,
+        op: impl AsyncFnOnce(&ThreadContext) -> Result<T>,
+    ) -> Result<T> {
+        let context = Borrowed::take(core)?;
+        let _at_work = context.gate.enter(&core.activity);
         if core.is_closed() {
             return Err(Error::closed());
         }
-        lane.endpoint.executor().block_on(op(&lane))
+        context.endpoint.executor().block_on(op(&context))
     }
 
     /// A session that nobody else uses meanwhile. Waits for one if the pool has none left.
@@ -121,7 +124,7 @@ impl Lane {
         self.take_session(kept(&self.core)).await
     }
 
-    /// A session of this lane's, or a new one if more than `kept` are free.
+    /// A session of this context's, or a new one if more than `kept` are free.
     async fn take_session(&self, kept: u32) -> Result<SessionGuard<'_>> {
         let idle = self.idle.borrow_mut().pop();
         let counted = match idle {
@@ -133,7 +136,7 @@ impl Lane {
                 Counted { session, ops: Cell::new(0) }
             }
         };
-        let guard = SessionGuard { lane: self, counted: Some(counted) };
+        let guard = SessionGuard { context: self, counted: Some(counted) };
         guard.count_op().await;
         Ok(guard)
     }
@@ -148,7 +151,7 @@ impl Lane {
         &self.endpoint
     }
 
-    /// Counts a job of a worker, of which a lane has many at a time, until the guard is dropped.
+    /// Counts a job of a worker, of which a context has many at a time, until the guard is dropped.
     pub(crate) fn begin_job(&self) -> impl Drop + use<'_> {
         self.gate.begin_job(&self.core.activity);
         Job(&self.gate)
@@ -203,9 +206,9 @@ impl Drop for Job<'_> {
     }
 }
 
-/// A session on loan from its lane.
+/// A session on loan from its context.
 pub(crate) struct SessionGuard<'a> {
-    lane: &'a Lane,
+    context: &'a ThreadContext,
     counted: Option<Counted>,
 }
 
@@ -245,20 +248,20 @@ impl Drop for SessionGuard<'_> {
         if let Some(counted) = self.counted.take()
             && !std::thread::panicking()
         {
-            self.lane.idle.borrow_mut().push(counted);
+            self.context.idle.borrow_mut().push(counted);
         }
     }
 }
 
-/// A lane out of the thread's list; goes back when dropped.
+/// A context out of the thread's list; goes back when dropped.
 struct Borrowed {
-    lane: Option<Lane>,
+    context: Option<ThreadContext>,
 }
 
 /// A thread's lanes of one store.
 struct Place {
     store: u64,
-    idle: Vec<Lane>,
+    idle: Vec<ThreadContext>,
     /// Lanes at work: more than one if operations are nested.
     out: usize,
 }
@@ -282,26 +285,26 @@ impl Borrowed {
     #[inline]
     fn take(core: &Arc<Core>) -> Result<Borrowed> {
         match Borrowed::find(core, CLOSED.load(Ordering::Relaxed)) {
-            Some(lane) => Ok(Borrowed { lane: Some(lane) }),
+            Some(context) => Ok(Borrowed { context: Some(context) }),
             None => Borrowed::make(core),
         }
     }
 
-    /// An idle lane, if nothing was closed since lanes of closed stores were last looked for.
+    /// An idle context, if nothing was closed since lanes of closed stores were last looked for.
     #[inline]
-    fn find(core: &Core, closed: u64) -> Option<Lane> {
-        let lane = PLACES.try_with(|places| {
+    fn find(core: &Core, closed: u64) -> Option<ThreadContext> {
+        let context = PLACES.try_with(|places| {
             let mut places = places.borrow_mut();
             if places.seen_closed != closed {
                 return None;
             }
             let place = places.places.iter_mut().find(|place| place.store == core.number)?;
-            let lane = place.idle.pop()?;
+            let context = place.idle.pop()?;
             place.out += 1;
-            Some(lane)
+            Some(context)
         });
         // In a thread that is ending there may be no list any more.
-        lane.unwrap_or(None)
+        context.unwrap_or(None)
     }
 
     #[cold]
@@ -310,11 +313,11 @@ impl Borrowed {
         if core.is_closed() {
             return Err(Error::closed());
         }
-        if let Some(lane) = Borrowed::find(core, closed) {
-            return Ok(Borrowed { lane: Some(lane) });
+        if let Some(context) = Borrowed::find(core, closed) {
+            return Ok(Borrowed { context: Some(context) });
         }
-        let lane = Some(Lane::new(core)?);
-        // Without the list the lane lives for this one operation.
+        let context = Some(ThreadContext::new(core)?);
+        // Without the list the context lives for this one operation.
         let _ = PLACES.try_with(|places| {
             let places = &mut places.borrow_mut().places;
             match places.iter_mut().find(|place| place.store == core.number) {
@@ -322,37 +325,37 @@ impl Borrowed {
                 None => places.push(Place { store: core.number, idle: Vec::new(), out: 1 }),
             }
         });
-        Ok(Borrowed { lane })
+        Ok(Borrowed { context })
     }
 }
 
 impl Deref for Borrowed {
-    type Target = Lane;
+    type Target = ThreadContext;
 
     #[inline]
-    fn deref(&self) -> &Lane {
-        // The lane is there until the loan is dropped.
-        self.lane.as_ref().expect("a lane on loan")
+    fn deref(&self) -> &ThreadContext {
+        // The context is there until the loan is dropped.
+        self.context.as_ref().expect("a context on loan")
     }
 }
 
 impl Drop for Borrowed {
     #[inline]
     fn drop(&mut self) {
-        let Some(lane) = self.lane.take() else { return };
-        let store = lane.core.number;
-        let mut lane = Some(lane);
+        let Some(context) = self.context.take() else { return };
+        let store = context.core.number;
+        let mut context = Some(context);
         let _ = PLACES.try_with(|places| {
             let places = &mut places.borrow_mut().places;
             if let Some(place) = places.iter_mut().find(|place| place.store == store) {
                 place.out -= 1;
                 if !std::thread::panicking() {
-                    place.idle.extend(lane.take());
+                    place.idle.extend(context.take());
                 }
             }
         });
         // What did not go back is dropped here, outside of the list's borrow.
-        drop(lane);
+        drop(context);
     }
 }
 
@@ -364,7 +367,7 @@ pub(crate) fn purge() -> u64 {
         let mut places = places.borrow_mut();
         places.seen_closed = closed;
         for place in &mut places.places {
-            if place.idle.first().is_some_and(|lane| lane.core.is_closed()) {
+            if place.idle.first().is_some_and(|context| context.core.is_closed()) {
                 gone.append(&mut place.idle);
             }
         }
@@ -424,8 +427,8 @@ mod tests {
     fn a_nested_operation_has_a_lane_of_its_own() {
         let db = small();
         let again = |depth| {
-            Lane::run(db.core(), async |_| {
-                let inner = Lane::run(db.core(), async |_| Ok(lanes(&db)));
+            ThreadContext::run(db.core(), async |_| {
+                let inner = ThreadContext::run(db.core(), async |_| Ok(lanes(&db)));
                 assert_eq!(inner?, (0, 2));
                 Ok(depth)
             })
@@ -443,12 +446,12 @@ mod tests {
     fn sessions_that_are_being_made_count_as_spare_ones() {
         let db = small();
         let most = db.core().pool.geometry().options().clients_max as usize / SPARE_PART;
-        Lane::run(db.core(), async |lane| {
-            let _own = lane.session().await?;
+        ThreadContext::run(db.core(), async |context| {
+            let _own = context.session().await?;
             let others: Vec<_> = (0..most).map(|_| Making::begin(&db.core().making)).collect();
-            assert!(lane.spare_session().await.is_none());
+            assert!(context.spare_session().await.is_none());
             drop(others);
-            assert!(lane.spare_session().await.is_some());
+            assert!(context.spare_session().await.is_some());
             assert_eq!(db.core().making.load(Ordering::SeqCst), 0);
             Ok(())
         })
@@ -459,14 +462,14 @@ mod tests {
     fn a_panic_takes_its_lane_with_it_and_no_other() {
         let db = small();
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            Lane::run(db.core(), async |lane| {
-                let _session = lane.session().await?;
+            ThreadContext::run(db.core(), async |context| {
+                let _session = context.session().await?;
                 if lanes(&db).1 == 1 { panic!("on purpose") } else { Ok(()) }
             })
         }));
         assert!(panicked.is_err());
         assert_eq!(lanes(&db), (0, 0));
-        assert!(Lane::run(db.core(), async |_| Ok(())).is_ok());
+        assert!(ThreadContext::run(db.core(), async |_| Ok(())).is_ok());
         assert_eq!(lanes(&db), (1, 0));
     }
 
@@ -479,18 +482,18 @@ mod tests {
             let (go_on, may_go_on) = std::sync::mpsc::channel::<()>();
             let (core, other) = (&core, &other);
             scope.spawn(move || {
-                Lane::run(core, async |_| Ok(())).unwrap();
+                ThreadContext::run(core, async |_| Ok(())).unwrap();
                 used.send(()).unwrap();
                 may_go_on.recv().unwrap();
                 let count = || PLACES.with(|places| places.borrow().places.len());
                 assert_eq!(count(), 1);
-                Lane::run(other.core(), async |_| Ok(())).unwrap();
+                ThreadContext::run(other.core(), async |_| Ok(())).unwrap();
                 assert_eq!(count(), 1, "the other store's alone");
             });
             is_used.recv().unwrap();
             closed.close().unwrap();
             go_on.send(()).unwrap();
         });
-        assert!(Lane::run(&core, async |_| Ok(())).is_err());
+        assert!(ThreadContext::run(&core, async |_| Ok(())).is_err());
     }
 }

@@ -11,7 +11,7 @@ use farleaf_fabric::{GlobalAddr, ServerId};
 
 use crate::block::CARVED_AT;
 use crate::class::BLOCK_HEADER_BYTES;
-use crate::settle::{Steady, Trial, servers_of};
+use crate::reliable::{Reliable, Trial, servers_of};
 use crate::words::{BlockState, BlockWord};
 use crate::{Pool, PoolError};
 
@@ -54,7 +54,7 @@ impl Pool {
     /// back); `Fabric` (those whose outcome is unknown may be lost until a sweep finds them).
     pub(crate) async fn give_back(
         &self,
-        client: Steady<'_>,
+        client: Reliable<'_>,
         objects: &[GlobalAddr],
     ) -> Result<(), PoolError> {
         let mut outcome = Ok(());
@@ -122,7 +122,7 @@ impl Pool {
     /// Turns bits; the inner error tells of some that somebody else has turned.
     async fn turn_bits(
         &self,
-        client: Steady<'_>,
+        client: Reliable<'_>,
         mut turns: Vec<Turn>,
     ) -> Result<Result<(), PoolError>, PoolError> {
         let mut outcome = Ok(());
@@ -168,7 +168,7 @@ impl Pool {
     /// Those of `turns` that have not happened, once none that was posted happens any more.
     ///
     /// Cost: 3 batches of READs.
-    async fn undone(&self, client: Steady<'_>, turns: Vec<Turn>) -> Result<Vec<Turn>, PoolError> {
+    async fn undone(&self, client: Reliable<'_>, turns: Vec<Turn>) -> Result<Vec<Turn>, PoolError> {
         // In this order: a header that is of the old carving still, once the block is seen not to be being
         // carved, was so when the bits were read.
         let given = words_at(client, turns.iter().map(|turn| turn.at)).await?;
@@ -255,7 +255,7 @@ impl Pool {
 
 /// Words of memory, read together.
 async fn words_at(
-    client: Steady<'_>,
+    client: Reliable<'_>,
     at: impl Iterator<Item = GlobalAddr>,
 ) -> Result<Vec<u64>, PoolError> {
     let mut ops = client.client().ops();

@@ -2,7 +2,7 @@
 
 use farleaf_fabric::{Client, Endpoint};
 
-use crate::settle::{Lines, PATIENCE_NS, Steady};
+use crate::reliable::{Lines, PATIENCE_NS, Reliable};
 use crate::words::{AnnounceWord, BlockWord, MemberWord};
 use crate::{PoolError, root, superblock};
 
@@ -17,7 +17,7 @@ use crate::{PoolError, root, superblock};
 /// `Format` if there is no pool; `Fabric`.
 pub async fn age(client: &Client) -> Result<(), PoolError> {
     let lines = Lines::new(client.endpoint().server_count());
-    let client = Steady::new(client, &lines, PATIENCE_NS);
+    let client = Reliable::new(client, &lines, PATIENCE_NS);
     let (geometry, _) = superblock::open(client).await?;
     for server in geometry.server_ids() {
         for number in 0..geometry.block_count(server) {
