@@ -9,14 +9,14 @@ use std::rc::Rc;
 
 use super::posts::Posts;
 use crate::OpError;
-use crate::raw::verbs::{Call, Hold, Lane};
+use crate::raw::verbs::{Call, Hold, SendQueue};
 use crate::tcp::call::head;
 
 #[derive(Debug, Default)]
 pub(super) struct Calls {
     unsent: VecDeque<Waiting>,
     sent: VecDeque<Waiting>,
-    /// When a lane was last looked after because nothing came.
+    /// When a send queue was last looked after because nothing came.
     probed_ns: u64,
 }
 
@@ -43,15 +43,15 @@ impl Calls {
         self.unsent.push_back(Waiting { slot, hold: Some(hold), since_ns: None });
     }
 
-    /// Gives to `lane` what it has room for.
+    /// Gives to `send_queue` what it has room for.
     ///
     /// # Errors
-    /// If the lane is to be cut.
-    pub(super) fn send(&mut self, lane: &mut Lane) -> io::Result<()> {
-        if !self.unsent.is_empty() && !lane.takes_messages() {
+    /// If the send queue is to be cut.
+    pub(super) fn send(&mut self, send_queue: &mut SendQueue) -> io::Result<()> {
+        if !self.unsent.is_empty() && !send_queue.takes_messages() {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        while lane.has_room()
+        while send_queue.has_room()
             && let Some(mut call) = self.unsent.pop_front()
         {
             let hold = call.hold.take();
@@ -59,7 +59,7 @@ impl Calls {
             let Some(hold) = hold else { continue };
             hold.with_call(|Call { service, request, reply, .. }| {
                 let bytes = request.window_bytes();
-                lane.put([&head(*service, reply.window_len(), bytes.len()), bytes])
+                send_queue.put([&head(*service, reply.window_len(), bytes.len()), bytes])
             })?;
         }
         Ok(())
@@ -86,7 +86,7 @@ impl Calls {
         oldest.map_or(0, |since_ns| now_ns.saturating_sub(since_ns))
     }
 
-    /// Whether the lane is to be looked after: an answer has been due for `every_ns`, and so has the last
+    /// Whether the send queue is to be looked after: an answer has been due for `every_ns`, and so has the last
     /// look.
     pub(super) fn is_due(&mut self, waited_ns: u64, now_ns: u64, every_ns: u64) -> bool {
         let is_due = self.awaits()
@@ -117,7 +117,7 @@ mod tests {
     use crate::raw::verbs::Load;
     use crate::{OpErrorKind, ServerId, ServiceId};
 
-    /// As [`Calls::send`] with room for `count`, and no lane.
+    /// As [`Calls::send`] with room for `count`, and no send queue.
     fn send(calls: &mut Calls, count: usize) {
         for _ in 0..count {
             if let Some(mut call) = calls.unsent.pop_front() {

@@ -11,7 +11,7 @@ use super::wire::{Answer, Outcome, Question, VERSION};
 use super::{Shared, VerbsError};
 use crate::post::{Carrier, Post, Stage, list, old_word};
 use crate::raw::verbs::{
-    Call, Completions, Ends, Lane, Load, QueuePair, Remote, Size, WordsKey, registered_slab,
+    Call, Completions, Ends, Load, QueuePair, Remote, SendQueue, Size, WordsKey, registered_slab,
 };
 use crate::single::Single;
 use crate::tcp::call::{MESSAGE_BYTES_MAX, fits};
@@ -43,7 +43,7 @@ impl VerbsEndpoint {
     pub(super) fn connect(shared: Arc<Shared>) -> Result<Self, FabricError> {
         let (device, config) = (&shared.place.device, &shared.config);
         let servers = config.tcp.servers.len() as u32;
-        // Each place may complete, and what was flushed on a lane before may still lie there.
+        // Each place may complete, and what was flushed on a send queue before may still lie there.
         let each = shared.depth.saturating_add(shared.calls.into());
         let entries = servers.saturating_mul(each).saturating_mul(2).saturating_add(64);
         let completions = Completions::new(device, entries.min(device.facts.completions_max))?;
@@ -72,8 +72,8 @@ impl VerbsEndpoint {
         let thread = Rc::new(Thread { shared, transport, completions, results, tcp });
         for server in 0..servers {
             let server = ServerId(server as u16);
-            let lane = executor.block_on(thread.connect(server))?;
-            thread.transport.connected(server, Ok(lane));
+            let send_queue = executor.block_on(thread.connect(server))?;
+            thread.transport.connected(server, Ok(send_queue));
         }
         Ok(VerbsEndpoint { thread })
     }
@@ -110,7 +110,7 @@ impl VerbsEndpoint {
 
 impl Thread {
     /// Makes a queue pair to a server, over the connection that there is. 1 round trip.
-    async fn connect(&self, server: ServerId) -> Result<Lane, FabricError> {
+    async fn connect(&self, server: ServerId) -> Result<SendQueue, FabricError> {
         let (shared, place) = (&self.shared, &self.shared.place);
         let size = Size {
             depth: shared.depth,
@@ -120,10 +120,12 @@ impl Thread {
         };
         let mut pair = QueuePair::new(&self.completions, size, place.port, false)?;
         let first = self.transport.next(server);
-        Lane::expect_answers(&mut pair, server.0, (first, shared.calls)).map_err(|source| {
-            let device = place.device.name().to_owned();
-            VerbsError::Failed { device, what: "post receives to a queue pair", source }
-        })?;
+        SendQueue::expect_answers(&mut pair, server.0, (first, shared.calls)).map_err(
+            |source| {
+                let device = place.device.name().to_owned();
+                VerbsError::Failed { device, what: "post receives to a queue pair", source }
+            },
+        )?;
         let first_packet = self.tcp.random() as u32 & 0xff_ffff;
         let ends =
             Ends { queue: pair.number(), first_packet, gid: place.gid, lid: place.facts.lid };
@@ -137,7 +139,7 @@ impl Thread {
         let remote = Remote { base: answer.base, key: answer.key };
         let results = Arc::clone(&self.results[server.index()]);
         let mail = (first, answer.calls.min(shared.calls));
-        Ok(Lane::new(pair, server.0, shared.depth as usize, remote, results, mail))
+        Ok(SendQueue::new(pair, server.0, shared.depth as usize, remote, results, mail))
     }
 
     /// Gets a new connection and a new queue pair (F10).

@@ -39,12 +39,12 @@
 )]
 
 mod calls;
-mod desk;
 mod endpoint;
 mod error;
 mod flow;
 mod place;
 mod posts;
+mod rpc_server;
 mod self_test;
 mod server;
 mod transport;
@@ -95,7 +95,7 @@ impl VerbsConfig {
             depth: 256,
             list_max: 64,
             inline_max: 64,
-            calls: desk::CALLS_MAX,
+            calls: rpc_server::CALLS_MAX,
         }
     }
 }
@@ -146,7 +146,7 @@ impl Verbs {
         // and for what was flushed on queue pairs that are gone.
         let facts = &place.device.facts;
         let share = facts.completions_max / (2 * config.tcp.servers.len() as u32);
-        let calls = config.calls.min(desk::CALLS_MAX);
+        let calls = config.calls.min(rpc_server::CALLS_MAX);
         let room = share.saturating_sub(calls.into());
         let depth = config.depth.min(facts.queue_max).min(room).max(1);
         let mut capabilities = Capabilities {

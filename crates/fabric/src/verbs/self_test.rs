@@ -15,7 +15,7 @@ use super::VerbsError;
 use super::place::Place;
 use crate::raw::SlabRef;
 use crate::raw::verbs::{
-    Completions, Ends, Here, Hold, Lane, Load, QueuePair, Remote, Size, WordsKey, Work,
+    Completions, Ends, Here, Hold, Load, QueuePair, Remote, SendQueue, Size, WordsKey, Work,
     registered_slab,
 };
 use crate::{GlobalAddr, Op, Ops, ServerId, Words};
@@ -86,11 +86,11 @@ fn race(place: &Place, key: &Arc<WordsKey>, probe: &mut Probe<'_>) -> Result<boo
 /// A connection of a card with itself.
 struct Probe<'a> {
     place: &'a Place,
-    lane: Lane,
+    send_queue: SendQueue,
     slab: SlabRef,
     hold: Rc<Hold>,
     completions: Arc<Completions>,
-    // Destroyed behind the lane.
+    // Destroyed behind the send queue.
     _target: QueuePair,
 }
 
@@ -108,9 +108,9 @@ impl<'a> Probe<'a> {
             Words::anonymous(16).ok_or_else(|| unfit(place, "no memory to test it on"))?;
         let results = Arc::new(place.device.register(Arc::new(results), false)?);
         let remote = Remote { base: key.base(), key: key.remote() };
-        let lane = Lane::new(source, 0, 16, remote, results, (0, 0));
+        let send_queue = SendQueue::new(source, 0, 16, remote, results, (0, 0));
         let slab = registered_slab(&place.device);
-        Ok(Probe { place, lane, slab, hold: Hold::new(), completions, _target: target })
+        Ok(Probe { place, send_queue, slab, hold: Hold::new(), completions, _target: target })
     }
 
     /// Posts a chain and waits for it.
@@ -130,12 +130,12 @@ impl<'a> Probe<'a> {
             source,
         };
         let start = Instant::now();
-        while self.lane.in_flight() > 0 || !backlog.is_empty() {
-            self.lane.post(&mut backlog, 16).map_err(failed)?;
-            let (lane, mut status) = (&mut self.lane, None);
+        while self.send_queue.in_flight() > 0 || !backlog.is_empty() {
+            self.send_queue.post(&mut backlog, 16).map_err(failed)?;
+            let (send_queue, mut status) = (&mut self.send_queue, None);
             let came = self.completions.poll(|completion| {
                 if completion.is_done {
-                    lane.retire(completion.number, |_| {});
+                    send_queue.retire(completion.number, |_| {});
                 } else {
                     status.get_or_insert(completion.status);
                 }

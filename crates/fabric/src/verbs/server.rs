@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use super::VerbsError;
-use super::desk::{self, CALLS_MAX, Desk, Seat};
 use super::place::{CardConfig, Place};
+use super::rpc_server::{self, CALLS_MAX, RpcServer, RpcSlot};
 use super::self_test::{self, Findings};
 use super::wire::{Answer, Outcome, Question, VERSION};
 use crate::raw::verbs::{Ends, QueuePair, Size, WordsKey};
@@ -35,7 +35,7 @@ pub struct VerbsServer {
 struct Cards {
     place: Place,
     /// Who answers RPCs: as many threads as serve connections.
-    desks: Vec<Desk>,
+    desks: Vec<RpcServer>,
     key: WordsKey,
     findings: Findings,
     queue_pairs: Arc<AtomicUsize>,
@@ -81,7 +81,7 @@ impl VerbsServer {
         let cards = Cards {
             key: place.device.register(Arc::clone(region.words()), true)?,
             desks: (0..config.threads.max(1))
-                .map(|number| Desk::start(&place.device, number))
+                .map(|number| RpcServer::start(&place.device, number))
                 .collect::<Result<_, _>>()?,
             place,
             findings,
@@ -171,19 +171,19 @@ impl Cards {
         answer: &mut Answer,
         caller: Caller,
     ) -> Result<End, VerbsError> {
-        let desk = self.next_desk.fetch_add(1, Ordering::Relaxed) % self.desks.len();
-        let desk = &self.desks[desk];
+        let rpc_server = self.next_desk.fetch_add(1, Ordering::Relaxed) % self.desks.len();
+        let rpc_server = &self.desks[rpc_server];
         let calls = question.calls.min(CALLS_MAX);
         // Without a place, or memory for messages, RPCs go by the connection.
-        let taken = if calls > 0 { desk.place() } else { None };
+        let taken = if calls > 0 { rpc_server.place() } else { None };
         let seated = taken.and_then(|taken| {
-            let mut pair = self.pair(desk, calls).ok()?;
+            let mut pair = self.pair(rpc_server, calls).ok()?;
             taken.expect(&mut pair, calls).ok()?;
             Some((pair, taken))
         });
         let (mut pair, place) = match seated {
             Some((pair, taken)) => (pair, Some(taken)),
-            None => (self.pair(desk, 0)?, None),
+            None => (self.pair(rpc_server, 0)?, None),
         };
         // Late packets of an earlier connection with the same numbers are out of order.
         let packet = self.packets.fetch_add(0x51_7cc1, Ordering::Relaxed) & 0xff_ffff;
@@ -194,35 +194,35 @@ impl Cards {
         answer.answers = answers;
         answer.calls = if place.is_some() { calls } else { 0 };
         self.queue_pairs.fetch_add(1, Ordering::Relaxed);
-        let seat = Seat::new(pair, caller, calls);
+        let rpc_slot = RpcSlot::new(pair, caller, calls);
         if let Some(place) = &place {
-            place.sit(&seat);
+            place.sit(&rpc_slot);
         }
-        Ok(End { seat, place, count: Some(Arc::clone(&self.queue_pairs)) })
+        Ok(End { rpc_slot, place, count: Some(Arc::clone(&self.queue_pairs)) })
     }
 
-    fn pair(&self, desk: &Desk, calls: u16) -> Result<QueuePair, VerbsError> {
+    fn pair(&self, rpc_server: &RpcServer, calls: u16) -> Result<QueuePair, VerbsError> {
         let size = Size {
             depth: u32::from(calls.max(1)),
             inline_max: if calls > 0 { INLINE_MAX } else { 0 },
             messages: calls,
             message_bytes: MESSAGE_BYTES_MAX,
         };
-        QueuePair::new(desk.completions(), size, self.place.port, true)
+        QueuePair::new(rpc_server.completions(), size, self.place.port, true)
     }
 }
 
 /// One end of a connection, counted while it is there.
 struct End {
-    seat: Arc<Seat>,
+    rpc_slot: Arc<RpcSlot>,
     /// Where its RPCs are answered.
-    place: Option<desk::Place>,
+    place: Option<rpc_server::Place>,
     count: Option<Arc<AtomicUsize>>,
 }
 
 impl Way for End {
     fn cut(&mut self) -> io::Result<()> {
-        self.seat.cut()?;
+        self.rpc_slot.cut()?;
         if let Some(count) = self.count.take() {
             count.fetch_sub(1, Ordering::Relaxed);
         }

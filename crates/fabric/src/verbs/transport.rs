@@ -17,7 +17,7 @@ use super::posts::Posts;
 use crate::exec::Driver;
 use crate::post::Carrier;
 use crate::posts::{self, Kept};
-use crate::raw::verbs::{Completions, Hold, Lane, Load, Work, lane_of};
+use crate::raw::verbs::{Completions, Hold, Load, SendQueue, Work, send_queue_of};
 use crate::single::SingleCarrier;
 use crate::tcp;
 use crate::wake::Notify;
@@ -32,7 +32,7 @@ const PROBE_EVERY: Duration = Duration::from_millis(200);
 /// Whether there is a queue pair.
 #[derive(Debug)]
 enum Way {
-    Up(Box<Lane>),
+    Up(Box<SendQueue>),
     /// A task is getting one. What is posted waits for it.
     Connecting,
     Down,
@@ -49,7 +49,7 @@ struct Line {
     takes_calls: bool,
     /// Posts that wait for the queue pair that is being connected.
     reconnects: Vec<u32>,
-    /// What a lane begins to count with, so that nothing of an older one is taken for its own.
+    /// What a send queue begins to count with, so that nothing of an older one is taken for its own.
     next: u64,
     /// Something has moved, or began to be waited for, since the time was looked at.
     has_moved: bool,
@@ -62,7 +62,7 @@ struct State {
     posts: Posts,
     /// Parts of a list that is being posted: server, part, fence flag. Kept for its memory.
     planned: Vec<(usize, u32, bool)>,
-    /// Lists that were posted on lanes that are gone, and work requests in them.
+    /// Lists that were posted on send queues that are gone, and work requests in them.
     posted: (u64, u64),
     /// The answer that has come, kept for its memory.
     answer: Vec<u8>,
@@ -137,7 +137,7 @@ impl Transport {
     pub(super) fn posted(&self) -> (u64, u64) {
         let state = self.state.borrow();
         state.lines.iter().fold(state.posted, |sum, line| match &line.way {
-            Way::Up(lane) => (sum.0 + lane.posted().0, sum.1 + lane.posted().1),
+            Way::Up(send_queue) => (sum.0 + send_queue.posted().0, sum.1 + send_queue.posted().1),
             _ => sum,
         })
     }
@@ -201,8 +201,8 @@ impl Transport {
             Some(line) => {
                 if !matches!(line.way, Way::Connecting) {
                     begins = true;
-                    if let Way::Up(lane) = &mut line.way {
-                        lane.stop();
+                    if let Way::Up(send_queue) = &mut line.way {
+                        send_queue.stop();
                     }
                     // What has ended by now has ended well.
                     self.take_completions(lines, posts, posted, answer);
@@ -222,25 +222,25 @@ impl Transport {
         (index, begins)
     }
 
-    /// What the next lane to a server begins to count with.
+    /// What the next send queue to a server begins to count with.
     pub(super) fn next(&self, server: ServerId) -> u64 {
         self.state.borrow().lines[server.index()].next
     }
 
     /// A queue pair was connected, or could not be.
-    pub(super) fn connected(&self, server: ServerId, result: Result<Lane, OpErrorKind>) {
+    pub(super) fn connected(&self, server: ServerId, result: Result<SendQueue, OpErrorKind>) {
         let mut state = self.state.borrow_mut();
         let State { lines, posts, posted, .. } = &mut *state;
         let line = &mut lines[server.index()];
         line.has_moved = true;
         let result = match result {
-            Ok(lane) => {
-                line.takes_calls = lane.takes_messages();
+            Ok(send_queue) => {
+                line.takes_calls = send_queue.takes_messages();
                 if !line.takes_calls {
                     // Whoever tries again goes by the connection.
                     line.calls.lose(unavailable(server.index()), posts);
                 }
-                line.way = Way::Up(Box::new(lane));
+                line.way = Way::Up(Box::new(send_queue));
                 Ok(())
             }
             Err(kind) => {
@@ -268,11 +268,11 @@ impl Transport {
         let State { lines, posts, posted, answer, .. } = &mut *state;
         let (mut progress, mut in_flight) = (false, false);
         for (server, line) in lines.iter_mut().enumerate() {
-            let Way::Up(lane) = &mut line.way else { continue };
-            let was_idle = lane.in_flight() == 0;
-            let mut given = line.calls.send(lane);
-            if given.is_ok() && (!line.backlog.is_empty() || lane.has_unposted()) {
-                given = lane.post(&mut line.backlog, self.list_max).map(|count| {
+            let Way::Up(send_queue) = &mut line.way else { continue };
+            let was_idle = send_queue.in_flight() == 0;
+            let mut given = line.calls.send(send_queue);
+            if given.is_ok() && (!line.backlog.is_empty() || send_queue.has_unposted()) {
+                given = send_queue.post(&mut line.backlog, self.list_max).map(|count| {
                     progress |= count > 0;
                     line.has_moved |= was_idle && count > 0;
                 });
@@ -282,7 +282,7 @@ impl Transport {
                 progress = true;
                 continue;
             }
-            in_flight |= lane.in_flight() > 0 || line.calls.awaits();
+            in_flight |= send_queue.in_flight() > 0 || line.calls.awaits();
         }
         if in_flight {
             progress |= self.take_completions(lines, posts, posted, answer);
@@ -299,21 +299,21 @@ impl Transport {
         answer: &mut Vec<u8>,
     ) -> bool {
         let count = self.completions.poll(|completion| {
-            let (server, count) = lane_of(completion.number);
+            let (server, count) = send_queue_of(completion.number);
             let Some(line) = lines.get_mut(server) else { return };
-            let Way::Up(lane) = &mut line.way else { return };
+            let Way::Up(send_queue) = &mut line.way else { return };
             if let Some(bytes) = completion.received.filter(|_| completion.is_done) {
-                let Some(heard) = lane.heard(count, bytes, answer) else { return };
+                let Some(heard) = send_queue.heard(count, bytes, answer) else { return };
                 if heard.is_err() || !line.calls.answered(answer, posts) {
                     line.lose(Way::Down, unavailable(server), posts, posted);
                 }
                 return;
             }
-            if completion.received.is_some() || !lane.is_outstanding(count) {
+            if completion.received.is_some() || !send_queue.is_outstanding(count) {
                 return;
             }
             if completion.is_done {
-                lane.retire(count, |slot| posts.came_back(slot));
+                send_queue.retire(count, |slot| posts.came_back(slot));
                 line.has_moved = true;
             } else {
                 line.lose(Way::Down, unavailable(server), posts, posted);
@@ -335,10 +335,10 @@ impl Transport {
             let called_ns = line.calls.look(now_ns);
             let is_stuck = line.has_operations() && now_ns.saturating_sub(line.moved_ns) > limit_ns;
             if !is_stuck && called_ns <= limit_ns {
-                if let Way::Up(lane) = &mut line.way
+                if let Way::Up(send_queue) = &mut line.way
                     && line.calls.is_due(called_ns, now_ns, PROBE_EVERY.as_nanos() as u64)
                 {
-                    lane.probe();
+                    send_queue.probe();
                 }
                 continue;
             }
@@ -369,17 +369,17 @@ impl Line {
 
     /// Whether anything is posted, or waits for that.
     fn has_operations(&self) -> bool {
-        let in_flight = matches!(&self.way, Way::Up(lane) if lane.in_flight() > 0);
+        let in_flight = matches!(&self.way, Way::Up(send_queue) if send_queue.in_flight() > 0);
         in_flight || !self.backlog.is_empty()
     }
 
     /// Cuts the queue pair, if there is one; all that was outstanding, or waited, fails (VERBS-6).
     fn lose(&mut self, way: Way, error: OpError, posts: &mut Posts, posted: &mut (u64, u64)) {
-        if let Way::Up(mut lane) = std::mem::replace(&mut self.way, way) {
-            lane.cut(|slot| posts.failed(slot, error));
-            self.next = lane.next();
-            posted.0 += lane.posted().0;
-            posted.1 += lane.posted().1;
+        if let Way::Up(mut send_queue) = std::mem::replace(&mut self.way, way) {
+            send_queue.cut(|slot| posts.failed(slot, error));
+            self.next = send_queue.next();
+            posted.0 += send_queue.posted().0;
+            posted.1 += send_queue.posted().1;
         }
         self.calls.lose(error, posts);
         for work in self.backlog.drain(..) {

@@ -32,7 +32,7 @@ unsafe impl Sync for Completions {}
 /// How a work request ended.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Completion {
-    /// What [`super::Lane::post`] gave it, or who posted it on a queue pair.
+    /// What [`super::SendQueue::post`] gave it, or who posted it on a queue pair.
     pub(crate) number: u64,
     /// It is a message that has come, of so many bytes.
     pub(crate) received: Option<u32>,

@@ -1,7 +1,7 @@
 //! Buffer holds: keep the buffers of operations in flight owned until the card is done with them.
 //!
-//! - **INV-HOLD-1** While a card may read or write a buffer, a [`super::Lane`] has a clone of the
-//!   [`Hold`] that owns it. The lane drops its clone when the work request has completed, or when the
+//! - **INV-HOLD-1** While a card may read or write a buffer, a [`super::SendQueue`] has a clone of the
+//!   [`Hold`] that owns it. The send queue drops its clone when the work request has completed, or when the
 //!   queue pair has been destroyed.
 //! - **INV-HOLD-2** Code changes or moves the buffers of a hold only while the hold has one owner. So
 //!   nobody sees a buffer that a card may write.
@@ -89,7 +89,7 @@ impl Load {
     }
 }
 
-/// A load that lanes share while it is in flight.
+/// A load that send queues share while it is in flight.
 pub(crate) struct Hold(UnsafeCell<Load>);
 
 impl Hold {

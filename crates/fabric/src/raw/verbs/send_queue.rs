@@ -23,7 +23,7 @@ use crate::verbs::Asked;
 
 /// Work requests in a row of which one at least is signalled.
 const SIGNAL_EVERY: usize = 16;
-/// Bits of a work request's number that count; those above name the lane, in 15 bits.
+/// Bits of a work request's number that count; those above name the send queue, in 15 bits.
 const COUNT_BITS: u32 = 48;
 
 /// Memory of the other end.
@@ -56,12 +56,12 @@ enum Entry {
 }
 
 /// The sending side of a connected queue pair.
-pub(crate) struct Lane {
+pub(crate) struct SendQueue {
     pair: QueuePair,
-    /// Its number among the thread's lanes.
+    /// Its number among the thread's send queues.
     index: u16,
     depth: usize,
-    /// Fenced operations are held back here, until the lane is empty, instead of by the card.
+    /// Fenced operations are held back here, until the send queue is empty, instead of by the card.
     holds_back: bool,
     remote: Remote,
     /// Results of atomics, `depth` of them from the first on.
@@ -84,14 +84,14 @@ pub(crate) struct Lane {
     posted: (u64, u64),
 }
 
-/// Which lane a completion belongs to, and how far it has got.
-pub(crate) fn lane_of(number: u64) -> (usize, u64) {
+/// Which send queue a completion belongs to, and how far it has got.
+pub(crate) fn send_queue_of(number: u64) -> (usize, u64) {
     ((number >> COUNT_BITS) as usize, number & ((1 << COUNT_BITS) - 1))
 }
 
-impl Lane {
+impl SendQueue {
     /// Over a connected pair of that depth, which takes `granted` messages at a time. Numbers begin with
-    /// `first`, so that a completion of an earlier lane of the same index is known for what it is.
+    /// `first`, so that a completion of an earlier send queue of the same index is known for what it is.
     ///
     /// # Panics
     /// If there are fewer result words than places.
@@ -102,9 +102,9 @@ impl Lane {
         remote: Remote,
         results: Arc<WordsKey>,
         (first, granted): (u64, u16),
-    ) -> Lane {
+    ) -> SendQueue {
         assert!(results.words().bytes() as usize >= depth * 8, "a result word for each place");
-        Lane {
+        SendQueue {
             index,
             depth,
             holds_back: pair.device().facts.is_soft_roce,
@@ -129,7 +129,7 @@ impl Lane {
         self.ring.len()
     }
 
-    /// Posts the receives for a lane's answers, as long as its pair is not connected.
+    /// Posts the receives for a send queue's answers, as long as its pair is not connected.
     ///
     /// # Errors
     /// What the library said.
@@ -146,12 +146,12 @@ impl Lane {
         self.asked.is_granted()
     }
 
-    /// Whether a message may be given to [`Lane::put`].
+    /// Whether a message may be given to [`SendQueue::put`].
     pub(crate) fn has_room(&self) -> bool {
         self.asked.has_room()
     }
 
-    /// Takes a message, to be sent by the next [`Lane::post`].
+    /// Takes a message, to be sent by the next [`SendQueue::post`].
     ///
     /// # Errors
     /// If the pair takes none.
@@ -165,7 +165,7 @@ impl Lane {
     }
 
     /// Copies the answer whose receive has completed with number `count`, and posts the receive anew.
-    /// `None` if it belongs to an earlier lane.
+    /// `None` if it belongs to an earlier send queue.
     pub(crate) fn heard(
         &mut self,
         count: u64,
@@ -185,12 +185,12 @@ impl Lane {
         Some(taken.and_then(|()| self.pair.expect(again, tag(self.index, self.first + again))))
     }
 
-    /// Has the next [`Lane::post`] look if the other end is there: if not, a work request fails.
+    /// Has the next [`SendQueue::post`] look if the other end is there: if not, a work request fails.
     pub(crate) fn probe(&mut self) {
         self.probes = true;
     }
 
-    /// Whether [`Lane::post`] has something of its own to post.
+    /// Whether [`SendQueue::post`] has something of its own to post.
     pub(crate) fn has_unposted(&self) -> bool {
         self.probes || !self.unposted.is_empty()
     }
@@ -200,7 +200,7 @@ impl Lane {
         (self.next - self.ring.len() as u64..self.next).contains(&count)
     }
 
-    /// The number that a lane in the place of this one begins with.
+    /// The number that a send queue in the place of this one begins with.
     pub(crate) fn next(&self) -> u64 {
         self.next.max(self.first + self.asked.next_answer() + self.pair.places())
     }
@@ -214,7 +214,7 @@ impl Lane {
     /// many.
     ///
     /// # Errors
-    /// What the library said. The lane is to be cut then; all that was taken from the backlog counts
+    /// What the library said. The send queue is to be cut then; all that was taken from the backlog counts
     /// as in flight.
     pub(crate) fn post(
         &mut self,
@@ -365,7 +365,7 @@ impl Lane {
     }
 
     /// All up to number `count` have ended well: takes their results and calls `done` with their
-    /// slots. What belongs to an earlier lane is ignored.
+    /// slots. What belongs to an earlier send queue is ignored.
     pub(crate) fn retire(&mut self, count: u64, mut done: impl FnMut(u32)) {
         let mut number = self.next - self.ring.len() as u64;
         while number <= count
@@ -410,13 +410,13 @@ impl Lane {
     }
 }
 
-impl std::fmt::Debug for Lane {
+impl std::fmt::Debug for SendQueue {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Lane({}, {} in flight)", self.index, self.ring.len())
+        write!(f, "SendQueue({}, {} in flight)", self.index, self.ring.len())
     }
 }
 
-impl Drop for Lane {
+impl Drop for SendQueue {
     fn drop(&mut self) {
         self.cut(|_| {});
         if self.pair.is_there() {
@@ -425,7 +425,7 @@ impl Drop for Lane {
     }
 }
 
-/// The number of a lane's work request or receive.
+/// The number of a send queue's work request or receive.
 fn tag(index: u16, count: u64) -> u64 {
     u64::from(index) << COUNT_BITS | count
 }

@@ -1,13 +1,13 @@
 //! RPC server: threads of the memory server that answer the RPCs that come by the card.
 //!
 //! Each thread has a completion queue for the queue pairs that it serves; a queue pair's place there is
-//! its seat.
+//! its RPC slot.
 //!
-//! - **VERBS-7** One thread runs a seat's requests in their order, each under the gate of its
-//!   connection (TCP-13). While another thread holds that, other seats' requests go first.
+//! - **VERBS-7** One thread runs an RPC slot's requests in their order, each under the gate of its
+//!   connection (TCP-13). While another thread holds that, other RPC slots' requests go first.
 //! - **VERBS-8** The thread posts the receive of a request again before it sends the answer. So a
 //!   client with no more open requests than the server granted always finds a receive posted.
-//! - **VERBS-9** The completion queue has room for all completions of its seats. An abandoned seat
+//! - **VERBS-9** The completion queue has room for all completions of its RPC slots. An abandoned RPC slot
 //!   counts until no completion of it can be left there.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -31,20 +31,20 @@ use crate::tcp::call::{Answer, Called, Caller};
 pub(super) const CALLS_MAX: u16 = 16;
 /// Queue pairs per thread whose RPCs come by the card; those of more come by their connections.
 const SEATS_MAX: u32 = 1_024;
-/// Completions of a seat that may lie in the queue: of its receives, and of its answers.
+/// Completions of an RPC slot that may lie in the queue: of its receives, and of its answers.
 const OF_SEAT: u32 = 2 * CALLS_MAX as u32;
 /// Until it looks again whether a gate is free.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// A thread that answers. It ends when this is dropped.
-pub(super) struct Desk {
+pub(super) struct RpcServer {
     inner: Arc<Inner>,
     thread: Option<JoinHandle<()>>,
 }
 
 struct Inner {
     completions: Arc<Completions>,
-    seats: Mutex<BTreeMap<u64, Arc<Seat>>>,
+    rpc_slots: Mutex<BTreeMap<u64, Arc<RpcSlot>>>,
     seats_max: usize,
     /// Seats that are taken, those included that were left and not looked after (VERBS-9).
     taken: AtomicUsize,
@@ -56,7 +56,7 @@ struct Inner {
 }
 
 /// A queue pair, and in whose name its requests are carried out.
-pub(super) struct Seat {
+pub(super) struct RpcSlot {
     caller: Caller,
     station: Mutex<Station>,
 }
@@ -70,15 +70,15 @@ struct Station {
     is_broken: bool,
 }
 
-/// A place at a desk. Given back when it is dropped.
+/// A place at an RPC server. Given back when it is dropped.
 pub(super) struct Place {
     inner: Arc<Inner>,
     number: u64,
 }
 
-impl Desk {
+impl RpcServer {
     /// Starts the thread.
-    pub(super) fn start(device: &Arc<Device>, number: usize) -> Result<Desk, VerbsError> {
+    pub(super) fn start(device: &Arc<Device>, number: usize) -> Result<RpcServer, VerbsError> {
         let failed = |source| VerbsError::Failed {
             device: device.name().to_owned(),
             what: "watch completions",
@@ -93,7 +93,7 @@ impl Desk {
             .map_err(failed)?;
         let inner = Arc::new(Inner {
             completions,
-            seats: Mutex::default(),
+            rpc_slots: Mutex::default(),
             seats_max: (entries / OF_SEAT) as usize,
             taken: AtomicUsize::new(0),
             left: AtomicUsize::new(0),
@@ -106,7 +106,7 @@ impl Desk {
             .name(format!("farleaf-card-{number}"))
             .spawn(move || Clerk::new(own).run(poll))
             .map_err(failed)?;
-        Ok(Desk { inner, thread: Some(thread) })
+        Ok(RpcServer { inner, thread: Some(thread) })
     }
 
     /// What its queue pairs complete to.
@@ -123,7 +123,7 @@ impl Desk {
     }
 }
 
-impl Drop for Desk {
+impl Drop for RpcServer {
     fn drop(&mut self) {
         self.inner.stopping.store(true, Ordering::SeqCst);
         // It fails only if the thread has ended.
@@ -146,35 +146,35 @@ impl Place {
         (0..u64::from(calls)).try_for_each(|number| pair.expect(number, self.number))
     }
 
-    /// From here on the thread answers what comes to `seat`.
-    pub(super) fn sit(&self, seat: &Arc<Seat>) {
-        self.inner.seats().insert(self.number, Arc::clone(seat));
+    /// From here on the thread answers what comes to `rpc_slot`.
+    pub(super) fn sit(&self, rpc_slot: &Arc<RpcSlot>) {
+        self.inner.rpc_slots().insert(self.number, Arc::clone(rpc_slot));
     }
 }
 
 impl Drop for Place {
     /// Whose queue pair has been destroyed, or was never connected.
     fn drop(&mut self) {
-        let seat = self.inner.seats().remove(&self.number);
+        let rpc_slot = self.inner.rpc_slots().remove(&self.number);
         self.inner.left.fetch_add(1, Ordering::SeqCst);
         // Not while the list is locked: with the last of them a server may go.
-        drop(seat);
+        drop(rpc_slot);
         let _ = self.inner.waker.wake();
     }
 }
 
 impl Inner {
-    fn seats(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Seat>>> {
-        self.seats.lock().unwrap_or_else(PoisonError::into_inner)
+    fn rpc_slots(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<RpcSlot>>> {
+        self.rpc_slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Seat {
+impl RpcSlot {
     /// Of a pair that may have `calls` requests under way.
-    pub(super) fn new(pair: QueuePair, caller: Caller, calls: u16) -> Arc<Seat> {
+    pub(super) fn new(pair: QueuePair, caller: Caller, calls: u16) -> Arc<RpcSlot> {
         let requests = Served::new(calls);
         let station = Station { pair, requests, is_listed: false, is_broken: false };
-        Arc::new(Seat { caller, station: Mutex::new(station) })
+        Arc::new(RpcSlot { caller, station: Mutex::new(station) })
     }
 
     fn station(&self) -> MutexGuard<'_, Station> {
@@ -187,7 +187,7 @@ impl Seat {
     }
 }
 
-/// What has become of a seat's turn.
+/// What has become of an RPC slot's turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
     /// A request was carried out.
@@ -202,7 +202,7 @@ enum Turn {
 struct Clerk {
     inner: Arc<Inner>,
     /// Seats that have something to do.
-    ready: VecDeque<(u64, Arc<Seat>)>,
+    ready: VecDeque<(u64, Arc<RpcSlot>)>,
     message: Vec<u8>,
     answer: Answer,
 }
@@ -244,56 +244,56 @@ impl Clerk {
     fn collect(&mut self) -> bool {
         // Before the look: their queue pairs are destroyed, so nothing of them comes behind it.
         let left = self.inner.left.swap(0, Ordering::SeqCst);
-        let seats = self.inner.seats();
+        let rpc_slots = self.inner.rpc_slots();
         let ready = &mut self.ready;
         let count = self.inner.completions.poll(|completion| {
             // Of one that has left: what was flushed.
-            let Some(seat) = seats.get(&completion.number) else { return };
-            let mut station = seat.station();
+            let Some(rpc_slot) = rpc_slots.get(&completion.number) else { return };
+            let mut station = rpc_slot.station();
             if station.completed(completion.is_done, completion.received) {
-                ready.push_back((completion.number, Arc::clone(seat)));
+                ready.push_back((completion.number, Arc::clone(rpc_slot)));
             }
         });
-        drop(seats);
+        drop(rpc_slots);
         self.inner.taken.fetch_sub(left, Ordering::SeqCst);
         count > 0
     }
 
-    /// Carries out one request of each seat that has one; true if there was any that could be.
+    /// Carries out one request of each RPC slot that has one; true if there was any that could be.
     fn serve(&mut self) -> bool {
         let mut progress = false;
         for _ in 0..self.ready.len() {
-            let Some((number, seat)) = self.ready.pop_front() else { break };
-            match self.turn(number, &seat) {
+            let Some((number, rpc_slot)) = self.ready.pop_front() else { break };
+            match self.turn(number, &rpc_slot) {
                 Turn::Done => progress = true,
                 Turn::Later => {}
                 Turn::Idle => continue,
             }
-            self.ready.push_back((number, seat));
+            self.ready.push_back((number, rpc_slot));
         }
         progress
     }
 
-    fn turn(&mut self, number: u64, seat: &Seat) -> Turn {
-        let mut station = seat.station();
+    fn turn(&mut self, number: u64, rpc_slot: &RpcSlot) -> Turn {
+        let mut station = rpc_slot.station();
         if !station.next(&mut self.message) {
             station.is_listed = false;
             return Turn::Idle;
         }
         // Not while a handler runs.
         drop(station);
-        match seat.caller.call(&self.message, &mut self.answer) {
+        match rpc_slot.caller.call(&self.message, &mut self.answer) {
             Called::Later => return Turn::Later,
             Called::Done => {
-                let mut station = seat.station();
+                let mut station = rpc_slot.station();
                 if station.answer(number, self.answer.bytes()).is_err() {
                     station.is_broken = true;
                 }
             }
-            Called::Shut => seat.station().is_broken = true,
+            Called::Shut => rpc_slot.station().is_broken = true,
             Called::Malformed => {
                 tracing::warn!("what came by the card is not of this protocol: queue pair stopped");
-                let mut station = seat.station();
+                let mut station = rpc_slot.station();
                 station.is_broken = true;
                 station.pair.stop();
             }
