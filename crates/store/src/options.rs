@@ -58,10 +58,10 @@ impl TableOptions {
     /// [`Farleaf::create_table`](crate::Farleaf::create_table) refuses what the engine does not have.
     ///
     /// ```
-    /// use farleaf::{Engine, Farleaf, TableOptions};
+    /// use farleaf::{Engine, Farleaf, KeyFormat, TableOptions};
     ///
     /// let db = Farleaf::open("mem:")?;
-    /// let options = TableOptions::default().engine(Engine::Dex);
+    /// let options = TableOptions::default().engine(Engine::Dex).keys(KeyFormat::Fixed(8));
     /// let table = db.create_table("t", options.clone().set("node_bytes", "2KiB").set("cache", "1MiB"))?;
     /// assert_eq!(table.info().node_bytes, 2048);
     /// let error = db.create_table("u", options.set("cash", "1MiB")).unwrap_err();

@@ -133,7 +133,9 @@ impl Inbox {
             Some(Ok((_, length))) => ANSWER_BYTES + length,
             _ => ANSWER_BYTES,
         };
-        let wanted = wanted.max(INPUT_BYTES).max(self.filled + 1);
+        // Room grows with what has come, so that a length alone takes no memory.
+        let most = INPUT_BYTES.max(2 * self.input.len());
+        let wanted = wanted.max(INPUT_BYTES).max(self.filled + 1).min(most);
         if self.input.len() < wanted {
             self.input.resize(wanted, 0);
         }
