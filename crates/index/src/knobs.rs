@@ -206,8 +206,11 @@ pub trait KnobValue: Sized {
     fn print(&self, kind: &KnobKind) -> String;
 }
 
-/// No settings.
-impl Knobs for () {
+/// The options of an engine that has none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NoOptions;
+
+impl Knobs for NoOptions {
     fn list() -> &'static [KnobOf<Self>] {
         &[]
     }

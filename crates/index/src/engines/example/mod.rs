@@ -24,6 +24,7 @@ use crate::bnode::Layout;
 use crate::change::{Change, Decision, Outcome};
 use crate::engine::{Engine, Traits};
 use crate::index::{Index, ScanRange, SortedPairs, TableReport};
+use crate::knobs::NoOptions;
 use crate::limits::{check_key, check_value};
 use crate::walk::Visitor;
 use crate::{Entries, IndexError, OpenOptions, StoredTable};
@@ -147,7 +148,7 @@ impl Engine for Example {
 
     const TRAITS: Traits = Traits::NONE;
 
-    type Options = ();
+    type Options = NoOptions;
     type Table = Example;
 
     /// Cost: 1 WRITE.
