@@ -83,9 +83,11 @@ impl Context {
         // Room for what the largest change of a tree logs: three nodes and a header.
         pool.redo_bytes = pool.redo_bytes.max((3 * node_bytes + 512).next_multiple_of(64));
         let cluster = several.then(|| Cluster::new(message_ns(config.fabric)));
-        let mut open = OpenOptions::default();
-        open.forward = cluster.clone().map(|cluster| cluster as _);
-        open.settings = config.engine.options_of(&config.settings);
+        let open = OpenOptions {
+            forward: cluster.clone().map(|cluster| cluster as _),
+            settings: config.engine.options_of(&config.settings),
+            ..OpenOptions::default()
+        };
         if config.cache_share().is_none() {
             // Before anything is loaded.
             format.check_options(&open.settings).map_err(BenchError::Open)?;

@@ -1,9 +1,7 @@
 //! Example engine: one sorted list under one remote lock, built for tests only (feature `example`).
 //!
-//! It shows the parts of an engine. `CONTRIBUTING.md` walks through it.
-//!
-//! The meta object names the list, which is one object that is never changed: a change writes a new list,
-//! then names it and gives the lock back in one chain.
+//! It shows the parts of an engine; `CONTRIBUTING.md` walks through it. The meta object names the list, an
+//! object that never changes: a change writes a new list, then names it and gives the lock back in one chain.
 //!
 //! | operation | READ | WRITE | CAS | round trips |
 //! |---|---|---|---|---|
