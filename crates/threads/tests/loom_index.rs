@@ -630,8 +630,8 @@ fn a_drain_waits_for_the_tasks_that_operations_leave() {
             thread::spawn(move || {
                 let task = guarded.counters.enter_task(0);
                 guarded.counters.leave(&operation);
-                // SAFETY: loom checks that nobody writes meanwhile.
                 guarded.range.with(|range| {
+                    // SAFETY: loom checks that nobody writes meanwhile.
                     let _ = unsafe { *range };
                 });
                 guarded.counters.leave(&task);

@@ -43,7 +43,7 @@ async fn reads_each(
     let durability = Durability::Volatile;
     let options = DexOptions { durability, admission, ..DexOptions::default() };
     // 953 leaves below 24 inner nodes: a tenth.
-    let index = open(&session, made, 98, options).await;
+    let index = open(session, made, 98, options).await;
     let pairs: Vec<_> =
         (0..KEYS).map(|key| (key.to_be_bytes().to_vec(), key.to_be_bytes().to_vec())).collect();
     assert_eq!(index.bulk_load(session, &mut Pairs(pairs.iter())).await, Ok(KEYS));

@@ -22,7 +22,7 @@ async fn loaded(
     keys: u64,
 ) -> ((farleaf_fabric::GlobalAddr, farleaf_index::bnode::Layout), u64) {
     let made = create(session, &TableFormat::fixed8(Engine::BTree)).await;
-    let index = open(&session, made, 64, volatile()).await;
+    let index = open(session, made, 64, volatile()).await;
     let pairs: Vec<_> =
         (0..keys).map(|key| (number(2 * key).to_vec(), number(key).to_vec())).collect();
     assert_eq!(index.bulk_load(session, &mut Pairs(pairs.iter())).await, Ok(keys));

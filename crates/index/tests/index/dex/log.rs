@@ -256,7 +256,7 @@ pub(crate) async fn try_content(session: &Session, index: &Dex) -> Result<Model,
 /// Opens the table after a death: exactly what is known is there, all is in order, and when the pool
 /// has been recovered nothing is lost of it, also not the dead one's log.
 async fn take_over(session: &Session, made: Made, known: &mut Known) -> Dex {
-    let index = open(&session, made, 64, logged()).await;
+    let index = open(session, made, 64, logged()).await;
     known.settle(content(session, &index).await);
     settle(session).await;
     assert_eq!(index.check_cache(), Vec::<String>::new());

@@ -40,7 +40,7 @@ fn config(seed: u64) -> SimConfig {
 
 /// A table of every other number below `2 * keys`, loaded and closed.
 async fn loaded(session: &Session, made: Made, keys: u64) -> Made {
-    let index = open(&session, made, 64, DexOptions::default()).await;
+    let index = open(session, made, 64, DexOptions::default()).await;
     let pairs: Vec<_> =
         (0..keys).map(|key| (number(2 * key).to_vec(), number(key).to_vec())).collect();
     assert_eq!(index.bulk_load(session, &mut Pairs(pairs.iter())).await, Ok(keys));

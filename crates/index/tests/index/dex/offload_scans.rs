@@ -26,7 +26,7 @@ fn options(offload: Offload) -> DexOptions {
 /// A table of every other number below `2 * keys`, loaded and closed.
 async fn loaded(session: &Session, keys: u64) -> (GlobalAddr, Layout) {
     let made = create(session, &TableFormat::fixed8(Engine::BTree)).await;
-    let index = open(&session, made, 64, options(Offload::Never)).await;
+    let index = open(session, made, 64, options(Offload::Never)).await;
     let pairs: Vec<_> =
         (0..keys).map(|key| (number(2 * key).to_vec(), number(key).to_vec())).collect();
     assert_eq!(index.bulk_load(session, &mut Pairs(pairs.iter())).await, Ok(keys));
