@@ -1,6 +1,6 @@
 //! Knobs: named, typed and documented settings of engines, from one list each.
 //!
-//! An engine states each of its settings once, in [`knobs!`](crate::knobs): field, type, default, name,
+//! An engine states each of its settings once, in `knobs!`: field, type, default, name,
 //! kind, meaning, and the paper's value. Everything above the engines knows names and texts alone:
 //! [`Settings`], which the store, the bench, the lab and the command pass through, and which the
 //! engine reads when it opens a table.
@@ -142,7 +142,7 @@ pub struct KnobOf<T> {
     pub set: fn(&mut T, &str) -> bool,
 }
 
-/// Settings that are stated by a list of knobs; [`knobs!`](crate::knobs) implements it.
+/// Settings that are stated by a list of knobs; `knobs!` implements it.
 pub trait Knobs: Clone + Default + 'static {
     /// All of them, in the order in which people should read them.
     fn list() -> &'static [KnobOf<Self>];

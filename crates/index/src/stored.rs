@@ -60,7 +60,7 @@ impl StoredTable {
     /// Cost: 1 READ for each level of each node.
     ///
     /// # Errors
-    /// As [`Index::verify`].
+    /// As [`crate::Index::verify`].
     pub async fn verify(
         &self,
         session: &Session,
@@ -138,7 +138,7 @@ impl StoredTable {
     /// Cost: 2 READs and 1 WRITE for each node.
     ///
     /// # Errors
-    /// As [`Index::verify`].
+    /// As [`crate::Index::verify`].
     pub async fn age(&self, session: &Session) -> Result<(), IndexError> {
         on_engine!(self.format.engine, Design => Design::age(session, self).await)
     }

@@ -1,7 +1,7 @@
 //! Naive one-sided B+-tree: the baseline that the papers start from.
 //!
 //! Every operation reads every level remotely and caches nothing but the root's address. The tree, its
-//! protocol, costs and invariants are those of [`crate::blink`].
+//! protocol, costs and invariants are those of `crates/index/src/blink`.
 
 use std::sync::Arc;
 

@@ -8,7 +8,7 @@
 //! operation to the memory server when that is cheaper than reading.
 //!
 //! This folder has the cache and the tree of compute servers that own ranges of a table's keys, one of
-//! them all or several a part each, and the offloading. Remote memory holds [`crate::blink`]'s tree,
+//! them all or several a part each, and the offloading. Remote memory holds `crates/index/src/blink`'s tree,
 //! byte for byte: after [`Dex::close`] either engine can open it. `docs/design/dex.md` lists the
 //! differences to the paper with their reasons, the costs, and the missing parts.
 //!
