@@ -64,8 +64,8 @@ impl TableOptions {
     /// let options = TableOptions::default().engine(Engine::Dex).keys(KeyFormat::Fixed(8));
     /// let table = db.create_table("t", options.clone().set("node_bytes", "2KiB").set("cache", "1MiB"))?;
     /// assert_eq!(table.info().node_bytes, 2048);
-    /// let error = db.create_table("u", options.set("cash", "1MiB")).unwrap_err();
-    /// assert!(error.to_string().contains("engine dex: no setting is named \"cash\"; did you mean \"cache\"?"));
+    /// let error = db.create_table("u", options.set("cahce", "1MiB")).unwrap_err();
+    /// assert!(error.to_string().contains("engine dex: no setting is named \"cahce\"; did you mean \"cache\"?"));
     /// # Ok::<(), farleaf::Error>(())
     /// ```
     pub fn set(mut self, name: &str, value: &str) -> Self {

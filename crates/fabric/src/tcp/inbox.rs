@@ -134,7 +134,7 @@ impl Inbox {
             _ => ANSWER_BYTES,
         };
         // Room grows with what has come, so that a length alone takes no memory.
-        let most = INPUT_BYTES.max(2 * self.input.len());
+        let most = INPUT_BYTES.max(2 * self.filled);
         let wanted = wanted.max(INPUT_BYTES).max(self.filled + 1).min(most);
         if self.input.len() < wanted {
             self.input.resize(wanted, 0);

@@ -85,7 +85,7 @@ async fn seldom_always_or_again(session: Session) {
     {
         // Chance differs by 0.003 from one sequence of random numbers to the next: the mean of some.
         let mut seldom = 0.0;
-        for seed in 0..SEQUENCES {
+        for seed in 1..=SEQUENCES {
             session.endpoint().seed(seed);
             seldom += reads_each(&session, &zipf, shift, Admission::LAZY).await / SEQUENCES as f64;
         }
