@@ -2,8 +2,9 @@
 //!
 //! `cargo run --profile bench -p farleaf-bench --example any_rate`
 //!
-//! The two are measured in turn; the ratio is the median of all turns. Bar: 1.1 for either. The last line
-//! gives the time of `btree`'s lookups and updates on mapped memory, one `block_on` each, as a store does.
+//! The two are measured in turn; the ratio is the median of all turns. Bar: 1.2 for either: work of the
+//! index comes on top. The last line gives the time of `btree`'s lookups and
+//! updates on mapped memory, one `block_on` each, as a store does.
 #![allow(clippy::disallowed_methods, reason = "real time is what is measured")]
 
 use std::error::Error;
@@ -19,7 +20,7 @@ const NODE_BYTES: usize = 1024;
 const KEYS: u64 = 100_000;
 const OPS: u64 = 400_000;
 const TURNS: usize = 21;
-const BAR: f64 = 1.1;
+const BAR: f64 = 1.2;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let bare = Raw::new(Mapped::anonymous(1, REGION_BYTES)?.endpoint()?);
