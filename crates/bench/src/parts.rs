@@ -7,7 +7,7 @@ use crate::{
     keys::KeySpec,
 };
 
-/// How a table is partitioned and served, for engines whose compute servers own keys; `None` leaves it to the
+/// Choices of how a table is partitioned and served, for engines whose compute servers own keys; `None` leaves it to the
 /// bench.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Parts {

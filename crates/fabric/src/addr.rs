@@ -15,7 +15,7 @@ impl ServerId {
     /// Numbers from here on name compute servers: the slot in the pool's table of members, plus this.
     pub const COMPUTE_FIRST: ServerId = ServerId(0x4000);
 
-    /// Whether the number is a compute server's.
+    /// True for the number of a compute server.
     #[inline]
     pub fn is_compute(self) -> bool {
         self >= Self::COMPUTE_FIRST

@@ -178,7 +178,7 @@ impl Run {
 }
 
 impl Run {
-    /// What was chosen or follows about the engine, each in a few words.
+    /// The engine's chosen settings and what follows from them, each in a few words.
     fn parts(&self, context: &Context) -> Vec<String> {
         let engine = context.config.engine;
         let mut parts = Vec::new();

@@ -201,7 +201,7 @@ impl std::fmt::Debug for Link {
     }
 }
 
-/// What the receiver of a call within one process owes.
+/// The reply that the receiver of a call within one process owes.
 struct LocalResponder {
     link: Arc<Link>,
     number: u64,

@@ -32,11 +32,11 @@ pub struct Peer {
     pub server: ServerId,
     /// Its life.
     pub incarnation: Incarnation,
-    /// Where it listens. `None` where the life alone leads there (`mapped`, `sim`).
+    /// The address at which it listens. `None` if the life alone leads there (`mapped`, `sim`).
     pub address: Option<SocketAddr>,
 }
 
-/// Where a compute server listens for the others, and whom it lets in. Fabrics without a network
+/// The address at which a compute server listens for the others, and the peers that it lets in. Fabrics without a network
 /// (`mapped`, `sim`) ignore it.
 #[derive(Clone, Debug)]
 pub struct ListenConfig {
@@ -65,7 +65,7 @@ impl Default for ListenConfig {
     }
 }
 
-/// How a call failed (F12.2).
+/// The way in which a call failed (F12.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError {

@@ -6,7 +6,7 @@
 //! | operation | READ | WRITE | CAS | round trips |
 //! |---|---|---|---|---|
 //! | get, scan | 3 | 0 | 0 | 3 |
-//! | change | 3 | 3 | 1 | 6 |
+//! | change | 3 | 4 | 1 | 7 |
 //!
 //! - `INV-EX-1` A list is written in whole before the meta object names it. So the table is whole at every
 //!   moment, and a dead holder of the lock has left nothing half done.
@@ -77,7 +77,7 @@ impl Example {
         Ok(List { at: Some((addr, bytes)), pairs })
     }
 
-    /// Writes `pairs` as a new list, names it in place of `old` and gives the lock back: 3 WRITEs.
+    /// Writes `pairs` as a new list, names it in place of `old` and gives the lock back: 4 WRITEs.
     async fn publish(
         &self,
         session: &Session,
