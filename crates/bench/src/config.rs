@@ -102,7 +102,7 @@ impl Cluster {
 impl Default for BenchConfig {
     fn default() -> Self {
         Self {
-            engine: Engine::BTree,
+            engine: Engine::default(),
             fabric: FabricKind::Mapped,
             workload: Workload::named("ycsb-a").expect("it is one of Workload::NAMES"),
             keys: 1_000_000,

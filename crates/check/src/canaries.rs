@@ -59,24 +59,14 @@ pub fn hunt(
     done
 }
 
-/// The scenarios that such a bug is looked for with: those of the engine that it is in, if it is in one;
-/// else those of clients that go from one object to the next for as long as any.
+/// The scenarios that such a bug is looked for with: those of the engine that lists it. Bugs that no engine
+/// lists are the pool's: they are looked for with clients that go from one object to the next for as long
+/// as any.
 fn ground(canary: Canary) -> Choices {
-    let engine = match canary {
-        Canary::ReuseEarly | Canary::SkipPin => {
-            return Choices { workload: Some(Workload::Large), ..Choices::default() };
-        }
-        Canary::AdoptUnchecked
-        | Canary::CoolUnwritten
-        | Canary::LoseLogRecord
-        | Canary::ReplayOlder
-        | Canary::ForwardUnchecked
-        | Canary::GiveUndrained
-        | Canary::AnswerAsZombie
-        | Canary::SplitOldFirst => Engine::Dex,
-        _ => Engine::BTree,
-    };
-    Choices { engine: Some(engine), ..Choices::default() }
+    match Engine::ALL.iter().find(|engine| engine.has_canary(canary)) {
+        Some(engine) => Choices { engine: Some(*engine), ..Choices::default() },
+        None => Choices { workload: Some(Workload::Large), ..Choices::default() },
+    }
 }
 
 fn hunt_one(

@@ -230,8 +230,8 @@ pub(crate) struct CreateArgs {
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Making a table")]
 pub(crate) struct NewTableArgs {
-    /// The design of the index [default: btree]
-    #[arg(long, value_parser = formats::parse_engine)]
+    #[arg(long, value_parser = formats::parse_engine,
+        help = format!("The design of the index [default: {}]", Engine::default()))]
     pub(crate) engine: Option<Engine>,
     /// Which keys it takes: bytes, bytes:MAX or fixed:N [default: bytes:1024]
     #[arg(long, value_name = "FORMAT", value_parser = formats::parse_key_format)]

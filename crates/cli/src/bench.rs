@@ -28,7 +28,7 @@ Counts read 1000, 100K, 2.5M; sizes read 4096, 64KiB, 1GB; rates read 250K, 1.5M
 )]
 pub(crate) struct BenchArgs {
     /// Engines to measure one after the other: names with commas between them, or all
-    #[arg(short, long, default_value = "btree", value_name = "ENGINES")]
+    #[arg(short, long, default_value = Engine::default().name(), value_name = "ENGINES")]
     pub(crate) engine: String,
     /// What to do: a workload's name, or a mix as in get=95,update=5 [default: a]
     #[arg(short, long, conflicts_with_all = ["property_file", "property"])]

@@ -144,6 +144,8 @@ fn exit_of_repro(error: &ReproError) -> Exit {
     match error {
         ReproError::UnknownExperiment { .. }
         | ReproError::Scale { .. }
+        | ReproError::Setting(_)
+        | ReproError::Chosen { .. }
         | ReproError::TooSmall { .. } => Exit::Usage,
         ReproError::Bench(error) => exit_of_bench(error),
         ReproError::Host(_) | ReproError::Redis(_) => Exit::Unavailable,

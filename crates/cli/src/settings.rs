@@ -6,7 +6,7 @@ use farleaf::{Setting, Settings};
 /// Settings of the engine, by name.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct SetArgs {
-    /// A setting of the engine, as in cache=64MiB; may be given more than once ('farleaf engines dex'
+    /// A setting of the engine, as in cache=64MiB; may be given more than once ('farleaf engines NAME'
     /// lists them)
     #[arg(long, value_name = "NAME=VALUE", value_delimiter = ',')]
     pub(crate) set: Vec<Setting>,

@@ -6,11 +6,13 @@ use std::sync::Arc;
 
 use farleaf_fabric::{GlobalAddr, Service, ServiceId};
 use farleaf_pool::Session;
+use farleaf_pool::canary::Canary;
+use fastrand::Rng;
 
 use crate::bnode::Layout;
 use crate::index::{Index, TableReport};
 use crate::walk::Visitor;
-use crate::{IndexError, Knobs, OpenOptions, StoredTable};
+use crate::{IndexError, Knobs, OpenOptions, Settings, StoredTable};
 
 /// A design of index: how its tables are made, opened, walked and looked after.
 ///
@@ -22,6 +24,9 @@ pub trait Engine: Sized + 'static {
     const ABOUT: &'static str;
     /// What it has.
     const TRAITS: Traits;
+
+    /// Seeded bugs that the lab hunts with this engine.
+    const CANARIES: &'static [Canary] = &[];
 
     /// Settings by which one compute server opens a table; [`Engine::open`] reads them from
     /// [`OpenOptions::settings`].
@@ -107,11 +112,22 @@ pub trait Engine: Sized + 'static {
         async { Ok(()) }
     }
 
+    /// Settings for one run of the lab on tables of that layout, drawn from `rng`: small ones, so that caches
+    /// run full and rare paths are taken. Names every setting that it draws. The dead must lose nothing.
+    fn draw(_rng: &mut Rng, _layout: &Layout) -> Settings {
+        Settings::default()
+    }
+
     /// Services that memory servers run for the engine. `life` differs from that of every process that ran
     /// them on the same memory before: the time at which the process began, say.
     fn services(_life: u64) -> Vec<(ServiceId, Arc<dyn Service>)> {
         Vec::new()
     }
+}
+
+/// One of a list, drawn from `rng`.
+pub(crate) fn choose<T: Copy>(rng: &mut Rng, list: &[T]) -> T {
+    list[rng.usize(..list.len())]
 }
 
 /// What a design has. Store, command, bench and lab ask this, and compare no names.

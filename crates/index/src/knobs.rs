@@ -13,6 +13,9 @@ use crate::units::{Count, Share, Size};
 
 /// The name of the setting that all engines with a cache share: its bytes.
 pub const CACHE: &str = "cache";
+/// The name of the setting that all engines with a log share: whether acknowledged changes survive the death of
+/// the compute server that made them.
+pub const DURABILITY: &str = "durability";
 
 /// A setting of an engine, as people see it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -385,6 +388,13 @@ impl Settings {
     #[must_use]
     pub fn with(mut self, name: &str, text: &str) -> Self {
         self.set(name, text);
+        self
+    }
+
+    /// The same with all of `later` set.
+    #[must_use]
+    pub fn and(mut self, later: &Settings) -> Self {
+        self.set_all(later);
         self
     }
 

@@ -111,7 +111,7 @@ impl Builder {
     }
 
     /// A setting by which this process opens tables, as in `.set("cache", "64MiB")`; tables of engines that
-    /// do not have it go without. [`Engine::options`] lists them, and so does `farleaf engines dex`.
+    /// do not have it go without. [`Engine::options`] lists them, and so does `farleaf engines NAME`.
     /// [`Builder::open`] refuses a name that no engine has and a value that makes no sense.
     ///
     /// ```

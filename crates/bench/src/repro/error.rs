@@ -1,5 +1,6 @@
 //! Experiment errors: say why an experiment failed.
 
+use farleaf_index::KnobError;
 use farleaf_index::suggest::did_you_mean;
 use farleaf_index::{IndexError, dex::MoveError};
 use thiserror::Error;
@@ -41,6 +42,17 @@ pub enum ReproError {
         what: String,
         /// The smallest scale that works.
         least: f64,
+    },
+    /// A setting that the engine does not take.
+    #[error(transparent)]
+    Setting(KnobError),
+    /// A setting that the experiment chooses itself.
+    #[error("{experiment} chooses {setting} itself: leave --set {setting} out")]
+    Chosen {
+        /// The experiment's name.
+        experiment: &'static str,
+        /// The setting's name.
+        setting: String,
     },
     /// The papers' figures that are built in cannot be read.
     #[error("the papers' figures cannot be read: {0}")]

@@ -109,7 +109,7 @@ impl Scene<'_> {
         let (world, scale) = (self.world, self.options.scale);
         let cache_bytes = setup::scaled(mib << 20, self.options);
         let cluster = Cluster::new(MESSAGE_NS);
-        let options = DexOptions { cache_bytes, ..setup::as_in_the_paper() };
+        let options = DexOptions { cache_bytes, ..setup::with_settings(self.options)? };
         let caches = self.join(options, &cluster)?;
         let frames = cache_bytes / world.layout.node_bytes() as u64;
         let lead_ns = frames * LEAD_NS;

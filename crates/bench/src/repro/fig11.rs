@@ -32,7 +32,7 @@ pub(super) fn run(
         let mut grows = true;
         for percent in SIZES {
             let cache_bytes = world.data_bytes() * percent / 100;
-            let cache = DexOptions { cache_bytes, ..super::setup::as_in_the_paper() };
+            let cache = DexOptions { cache_bytes, ..setup::with_settings(options)? };
             let load = Load { workload: &workload, warmup: ops, ops, local_ns, clients: None };
             let measured = world.run_dex(cache, &load, progress)?;
             let case = format!("{name}, {percent} %");

@@ -37,7 +37,7 @@ pub(super) fn run(
     report.set("cache_bytes", cache_bytes);
     report.set("offload", "adaptive");
     let (ops, local_ns) = setup::paced(&mut report, &paper, options);
-    let never = DexOptions { cache_bytes, ..setup::as_in_the_paper() };
+    let never = DexOptions { cache_bytes, ..setup::with_settings(options)? };
     let adaptive = DexOptions { offload: Offload::Adaptive, ..never };
     for (name, told) in &paper.fig12 {
         let workload = Workload::named(name).map_err(BenchError::from)?;

@@ -66,7 +66,7 @@ pub(super) fn run(
     let few = steps.base(distributions[0].1, Some(FEW_CLIENTS))?;
     let bases = distributions.map(|(_, request)| steps.base(request, None));
     world.partition()?;
-    let path = DexOptions { cache_bytes: least, ..setup::as_in_the_paper() };
+    let path = DexOptions { cache_bytes: least, ..setup::with_settings(options)? };
     let caching = DexOptions { cache_bytes: cache, ..path };
     let offloading = DexOptions { offload: Offload::Adaptive, ..caching };
     let few_ops = ops / UNCACHED_SHARE;

@@ -56,8 +56,12 @@ pub(super) fn run(
     Ok(report)
 }
 
-fn dex_options(cache_bytes: u64, (single_queue, admission): (bool, Admission)) -> DexOptions {
-    DexOptions { cache_bytes, single_queue, admission, ..super::setup::as_in_the_paper() }
+fn dex_options(
+    base: DexOptions,
+    cache_bytes: u64,
+    (single_queue, admission): (bool, Admission),
+) -> DexOptions {
+    DexOptions { cache_bytes, single_queue, admission, ..base }
 }
 
 fn simulated(
@@ -72,11 +76,12 @@ fn simulated(
     let workload = Workload::named("read-intensive").map_err(BenchError::from)?;
     report.set("workload", "read-intensive");
     let (ops, local_ns) = setup::paced(report, paper, options);
+    let dex = setup::with_settings(options)?;
     for mib in CACHES_MIB {
         let cache_bytes = setup::scaled(mib << 20, options);
         let step = |kind| -> Result<Measured, ReproError> {
             let load = Load { workload: &workload, warmup: ops, ops, local_ns, clients: None };
-            world.run_dex(dex_options(cache_bytes, kind), &load, progress)
+            world.run_dex(dex_options(dex, cache_bytes, kind), &load, progress)
         };
         let (base, map, both, again) = (step(BASE)?, step(MAP)?, step(BOTH)?, step(AGAIN)?);
         for (name, measured) in [
@@ -117,11 +122,12 @@ fn mapped(
 ) -> Result<(), ReproError> {
     let keys = (MAPPED_KEYS as f64 * options.scale) as u64;
     let cache_bytes = (keys * 16 / MAPPED_CACHE_SHARE).max(1 << 18);
+    let dex = setup::with_settings(options)?;
     let bed = Bed::new(keys * 3, options.seed)?;
     progress.begin(Phase::Load, keys * 3);
     let mut sides = Vec::new();
     for kind in [BASE, MAP, BOTH] {
-        sides.push(bed.table(keys, dex_options(cache_bytes, kind), progress)?);
+        sides.push(bed.table(keys, dex_options(dex, cache_bytes, kind), progress)?);
     }
     let zipfian = Zipfian::new(paper.setup.zipf_theta, keys).map_err(BenchError::from)?;
     let scramble = Scramble::new(keys, options.seed);

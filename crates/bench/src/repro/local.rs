@@ -114,7 +114,7 @@ pub(super) fn run(
     let mut report = ReproReport::new("dex-local", title, &paper.source, TimeKind::Real);
     let bed = Bed::new(keys, options.seed)?;
     progress.begin(Phase::Load, keys * 3);
-    let sides = Sides::new(&bed, keys, cache_bytes, progress)?;
+    let sides = Sides::new(&bed, keys, cache_bytes, setup::with_settings(options)?, progress)?;
     report.scale = options.scale;
     let config: [(&str, Value); 11] = [
         ("engine", json!("dex")),
@@ -186,6 +186,7 @@ impl Sides {
         bed: &Bed,
         keys: u64,
         cache_bytes: u64,
+        base: DexOptions,
         progress: &dyn Progress,
     ) -> Result<Self, ReproError> {
         let local = || {
@@ -193,8 +194,7 @@ impl Sides {
             LocalTree::build(bed.layout, &mut pairs, keys, FILL)
                 .ok_or_else(|| ReproError::Wrong("no memory for the local tree".to_owned()))
         };
-        let options =
-            DexOptions { cache_bytes, bulk_fill: FILL, ..super::setup::as_in_the_paper() };
+        let options = DexOptions { cache_bytes, bulk_fill: FILL, ..base };
         let items = || SortedItems::new(&slices::KEYS, keys);
         let numbers = || items().map(|item| (number_of(item), item));
         Ok(Sides {

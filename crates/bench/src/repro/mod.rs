@@ -36,7 +36,9 @@ pub use hosts::{Host, HostError, Hosts};
 pub use redis::{RedisError, RespError};
 pub use report::{ReproCheck, ReproReport, ReproRow, ReproTable, TOLERANCE};
 
+use farleaf_index::knobs::{CACHE, DURABILITY};
 use farleaf_index::suggest::nearest;
+use farleaf_index::{Engine, Settings};
 
 use crate::run::Progress;
 
@@ -64,17 +66,20 @@ pub enum Experiment {
 }
 
 /// How to repeat it.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ReproOptions {
     /// Share of the paper's keys, cache and operations: above 0, at most 1.
     pub scale: f64,
     /// What all randomness comes from.
     pub seed: u64,
+    /// Settings of the engine, in place of the paper's and of the defaults. The experiment itself chooses
+    /// those that it compares.
+    pub settings: Settings,
 }
 
 impl Default for ReproOptions {
     fn default() -> Self {
-        ReproOptions { scale: 1.0, seed: 1 }
+        ReproOptions { scale: 1.0, seed: 1, settings: Settings::default() }
     }
 }
 
@@ -142,6 +147,36 @@ impl Experiment {
         }
     }
 
+    /// The settings that it chooses itself, or compares.
+    fn chosen(self) -> &'static [&'static str] {
+        match self {
+            Experiment::DexFig8 | Experiment::DexFig12 => &[CACHE, "offload"],
+            Experiment::DexFig9 => &[CACHE, "single_queue", "admission"],
+            Experiment::DexLocal => &[CACHE, "bulk_fill"],
+            Experiment::Peers => &[CACHE, DURABILITY],
+            Experiment::Redis => &[CACHE, "admission"],
+            Experiment::DexTable2 | Experiment::DexFig10 | Experiment::DexFig11 => &[CACHE],
+        }
+    }
+
+    /// Refuses settings that no table of it takes, or that it chooses itself.
+    ///
+    /// # Errors
+    /// `Setting`, `Chosen`.
+    fn check_settings(self, settings: &Settings) -> Result<(), ReproError> {
+        let engines: &[Engine] = match self {
+            Experiment::Peers | Experiment::Redis => &[Engine::Dex, Engine::BTree],
+            _ => &[Engine::Dex],
+        };
+        Engine::check_some(engines, settings).map_err(ReproError::Setting)?;
+        match settings.iter().find(|(name, _)| self.chosen().contains(name)) {
+            Some((name, _)) => {
+                Err(ReproError::Chosen { experiment: self.name(), setting: name.to_owned() })
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Runs it, on memory servers that `hosts` starts if it needs some.
     ///
     /// # Errors
@@ -153,6 +188,7 @@ impl Experiment {
         hosts: &dyn Hosts,
         progress: &dyn Progress,
     ) -> Result<ReproReport, ReproError> {
+        self.check_settings(&options.settings)?;
         match self {
             Experiment::DexTable2 => table2::run(options, progress),
             Experiment::DexFig8 => fig8::run(options, progress),

@@ -151,7 +151,7 @@ impl World<'_> {
             memory_servers: 1,
             seed: self.options.seed,
             slices: SLICES,
-            settings,
+            settings: settings.and(&engine.known(&self.options.settings)),
             ..BenchConfig::default()
         };
         let (report, read_kops) = if self.device.is_some() {

@@ -1,6 +1,7 @@
 //! Set-up: the paper's set-up at a scale.
 
 use farleaf_fabric::OpKind;
+use farleaf_index::Knobs;
 use farleaf_index::dex::{Admission, DexOptions, Durability};
 
 use super::{
@@ -25,6 +26,18 @@ const SUBTREES_EACH: u64 = 4;
 pub(super) fn as_in_the_paper() -> DexOptions {
     let (durability, admission) = (Durability::Volatile, Admission::LAZY);
     DexOptions { durability, admission, ..DexOptions::default() }
+}
+
+/// The same with the settings that the caller of the experiment chose.
+///
+/// # Errors
+/// `Setting`.
+pub(super) fn with_settings(options: &ReproOptions) -> Result<DexOptions, ReproError> {
+    let mut dex = as_in_the_paper();
+    for (name, text) in options.settings.iter() {
+        dex.set(name, text).map_err(ReproError::Setting)?;
+    }
+    Ok(dex)
 }
 
 /// `size` at the scale.

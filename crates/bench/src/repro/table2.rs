@@ -40,7 +40,7 @@ pub(super) fn run(
     world.partition()?;
     let cache = DexOptions {
         cache_bytes: setup::scaled(paper.setup.cache_bytes, options),
-        ..super::setup::as_in_the_paper()
+        ..setup::with_settings(options)?
     };
     let ops = setup::scaled(paper.setup.warmup_ops, options);
     report.set("cache_bytes", cache.cache_bytes);

@@ -13,7 +13,7 @@ impl Hosts for NoHosts {
 }
 
 fn tiny(seed: u64) -> ReproOptions {
-    ReproOptions { scale: 0.002, seed }
+    ReproOptions { scale: 0.002, seed, ..ReproOptions::default() }
 }
 
 fn figure(report: &ReproReport, case: &str, quantity: &str) -> f64 {
@@ -56,7 +56,7 @@ fn table2_is_the_same_again_from_its_seed() {
 /// Each technique makes it quicker, and the base is the same again from its seed.
 #[test]
 fn fig8_grows_step_by_step() {
-    let options = ReproOptions { scale: 0.01, seed: 3 };
+    let options = ReproOptions { scale: 0.01, seed: 3, ..ReproOptions::default() };
     let report = Experiment::DexFig8.run(&options, &NoHosts, &NoProgress).unwrap();
     let mops = |case: &str| figure(&report, case, "Mops");
     for name in ["skewed", "uniform"] {
@@ -75,7 +75,7 @@ fn fig8_grows_step_by_step() {
 /// More threads take more requests, which save READs and WRITEs.
 #[test]
 fn fig12_offloads_more_with_more_threads() {
-    let options = ReproOptions { scale: 0.01, seed: 1 };
+    let options = ReproOptions { scale: 0.01, seed: 1, ..ReproOptions::default() };
     let report = Experiment::DexFig12.run(&options, &NoHosts, &NoProgress).unwrap();
     for name in ["read-intensive", "write-intensive"] {
         let ours =
@@ -113,7 +113,7 @@ fn fig10_moves_ranges_and_loses_nothing() {
 /// On a warm cache nothing goes over the fabric, whatever else the machine does.
 #[test]
 fn a_cache_that_holds_all_needs_no_remote_operation() {
-    let options = ReproOptions { scale: 0.0005, seed: 1 };
+    let options = ReproOptions { scale: 0.0005, seed: 1, ..ReproOptions::default() };
     let report = Experiment::DexLocal.run(&options, &NoHosts, &NoProgress).unwrap();
     let check = |what: &str| report.checks.iter().find(|check| check.what.contains(what)).unwrap();
     assert_eq!(check("no remote operation").holds, Some(true));
@@ -125,7 +125,7 @@ fn a_cache_that_holds_all_needs_no_remote_operation() {
 #[test]
 fn nonsense_is_refused_with_a_sentence() {
     let refusal = |scale| {
-        let options = ReproOptions { scale, seed: 1 };
+        let options = ReproOptions { scale, seed: 1, ..ReproOptions::default() };
         Experiment::DexTable2.run(&options, &NoHosts, &NoProgress).unwrap_err().to_string()
     };
     for scale in [0.0, -1.0, 1.5, f64::NAN] {
@@ -147,7 +147,7 @@ fn names_are_read_and_listed() {
 /// Without a device, what operations need stands beside the programs', and how quick they are does not.
 #[test]
 fn peers_are_set_beside_each_workload() {
-    let options = ReproOptions { scale: 0.02, seed: 1 };
+    let options = ReproOptions { scale: 0.02, seed: 1, ..ReproOptions::default() };
     let report = Experiment::Peers.run(&options, &NoHosts, &NoProgress).unwrap();
     let reads = |case: &str| figure(&report, case, "READs /op");
     assert!(reads("dex, c") < reads("dex, c uniform"));

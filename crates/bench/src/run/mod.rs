@@ -27,11 +27,11 @@ mod worker;
 use std::sync::Arc;
 
 use farleaf_fabric::{
-    AnyFabric, Capabilities,
+    AnyFabric, Capabilities, Service, ServiceId,
     tcp::Tcp,
     verbs::{Verbs, VerbsConfig},
 };
-use farleaf_index::{Engine, Settings, TableReport, dex::offload::OffloadService, knobs::CACHE};
+use farleaf_index::{Engine, Settings, TableReport, knobs::CACHE};
 use serde_json::{Map, Value, json};
 
 pub use error::BenchError;
@@ -208,9 +208,9 @@ fn in_effect(engine: Engine, settings: &Settings) -> Settings {
     all
 }
 
-/// What memory servers in this process do for others, in the first life of the service.
-fn offload_service() -> Arc<OffloadService> {
-    Arc::new(OffloadService::new(1, None))
+/// Services of memory servers in this process, in their first life.
+fn services() -> Vec<(ServiceId, Arc<dyn Service>)> {
+    Engine::services(1)
 }
 
 fn capability_names(it: &Capabilities) -> Vec<&'static str> {

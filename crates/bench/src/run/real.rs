@@ -7,16 +7,16 @@ use farleaf_fabric::{
     tcp::TcpConfig,
 };
 
-use farleaf_index::{TableReport, dex::offload::OFFLOAD_SERVICE};
+use farleaf_index::TableReport;
 
 use super::{
     Run,
     context::Context,
     error::BenchError,
     meet::Gate,
-    offload_service,
     progress::Progress,
     route::{Owners, Router},
+    services,
     table::{self, Loaded, Server},
     worker::{Desks, Duty, Outcome, work},
 };
@@ -32,7 +32,9 @@ pub(super) fn on_mapped(
     progress: &dyn Progress,
 ) -> Result<Run, BenchError> {
     let first = Mapped::anonymous(context.config.memory_servers, context.region_bytes)?;
-    first.serve(OFFLOAD_SERVICE, offload_service());
+    for (id, service) in services() {
+        first.serve(id, service);
+    }
     let others = (1..context.config.compute_servers).map(|_| first.beside()).collect::<Vec<_>>();
     let mut fabrics = vec![AnyFabric::Mapped(first)];
     for other in others {

@@ -8,16 +8,14 @@ use farleaf_fabric::{
     sim::{AdversaryConfig, RpcConfig, Sim, SimConfig},
 };
 
-use farleaf_index::dex::offload::OFFLOAD_SERVICE;
-
 use super::{
     Run,
     context::Context,
     error::BenchError,
     meet::Gate,
-    offload_service,
     progress::Progress,
     route::{Owners, Router},
+    services,
     table::{self, Loaded},
     worker::{Desks, Duty, work},
 };
@@ -38,7 +36,9 @@ pub(super) struct AboutSim {
 pub(super) fn run(context: &Arc<Context>, progress: &dyn Progress) -> Result<Run, BenchError> {
     let config = &context.config;
     let sim = Sim::new(cluster(config, context.region_bytes)?)?;
-    sim.fabric(0).serve(OFFLOAD_SERVICE, offload_service());
+    for (id, service) in services() {
+        sim.fabric(0).serve(id, service);
+    }
     // One endpoint for each worker thread; thread t works for compute server t % servers.
     let computes = config.compute_servers;
     let endpoints = (0..config.threads)

@@ -19,7 +19,7 @@
 //! - `CHECK-5` A zombie changes no word, and is told that it has been cut off.
 //! - `CHECK-6` All this takes bounded virtual time, and no survivor meets an error.
 //!
-//! A point has a name, `btree/u64-tiny/insert-root-growth#k=7,within=prefix:3`, and everything that
+//! A point has a name, `ENGINE/u64-tiny/insert-root-growth#k=7,within=prefix:3`, and everything that
 //! happens there follows from it; [`by_name`] runs it again.
 
 mod action;
@@ -93,7 +93,7 @@ pub fn cases() -> Vec<CrashCase> {
 }
 
 /// Runs the one point that `name` says, as in
-/// `btree/u64-tiny/insert-root-growth#k=7,within=prefix:3`.
+/// `ENGINE/u64-tiny/insert-root-growth#k=7,within=prefix:3`.
 ///
 /// # Errors
 /// What was wrong; also that there is no such point.
@@ -107,7 +107,7 @@ pub fn by_name(name: &str) -> Result<(), CrashFailure> {
 }
 
 impl CrashCase {
-    /// Engine, format and action: `btree/u64-tiny/insert-root-growth`.
+    /// Engine, format and action: `ENGINE/u64-tiny/insert-root-growth`.
     pub fn name(&self) -> &str {
         &self.0.name
     }

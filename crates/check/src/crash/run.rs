@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use farleaf_fabric::sim::{CountedOp, CrashPlan, CrashWay, Sim, SimFabric};
 use farleaf_fabric::{Client, Endpoint, Fabric, OpKind, ServerId};
-use farleaf_index::{AnyIndex, Engine, Index, IndexError, ScanRange, recover};
+use farleaf_index::{AnyIndex, Index, IndexError, ScanRange, recover};
 use farleaf_pool::{Audit, Session};
 
 use super::action::{Action, Actor, INITIAL, OTHER, Pairs, TABLE, bulk_pairs, enter, scan};
@@ -214,7 +214,7 @@ async fn warm_up(
     drop(pin);
     index.get(session, &format.key(1), &mut Vec::new()).await?;
     // An engine with a cache merges what is cached: all leaves, those that have become empty, too.
-    for key in (1..=NUMBERS_MAX).filter(|_| index.engine() == Engine::Dex) {
+    for key in (1..=NUMBERS_MAX).filter(|_| index.engine().traits().cached) {
         index.get(session, &format.key(10 * key), &mut Vec::new()).await?;
     }
     Ok(())

@@ -70,7 +70,7 @@ impl Default for Config {
             stop_time_max: Duration::from_millis(500),
             seed: 1,
             keys: 48,
-            engine: Engine::BTree,
+            engine: Engine::default(),
             pool_bytes: 256 << 20,
             network: None,
             folder: None,

@@ -58,7 +58,7 @@ pub(super) struct ClientSpec {
     pub(super) advertise: Option<SocketAddr>,
 }
 
-/// Reads who owns which keys of a table of the engine `dex`.
+/// Reads who owns which keys of a table whose engine has owners.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct OwnersSpec {
     pub(super) pool: String,

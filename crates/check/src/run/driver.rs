@@ -43,7 +43,7 @@ pub(super) fn run(scenario: &Scenario, is_recorded: bool) -> (Outcome, Vec<OpRec
         }
     };
     let shared = Rc::new(Shared::new(scenario, &sim));
-    if let Some((id, service)) = shared.table.offload() {
+    for (id, service) in Engine::services(1) {
         sim.fabric(0).serve(id, service);
     }
     let driver = Driver {
@@ -486,7 +486,7 @@ fn stuck(error: SimError) -> Failure {
 
 /// Whether a log, which with its journal is one object, needs larger blocks than usual.
 fn has_large_logs(scenario: &Scenario) -> bool {
-    scenario.engine == Engine::Dex && scenario.format.table(scenario.engine).node_bytes() > 512
+    scenario.engine.traits().logged && scenario.format.table(scenario.engine).node_bytes() > 512
 }
 
 /// Small blocks, and room for a few lives of every client.

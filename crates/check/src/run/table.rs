@@ -4,10 +4,10 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use farleaf_fabric::{Endpoint, ServiceId};
-use farleaf_index::dex::offload::{OFFLOAD_SERVICE, Offload, OffloadService};
-use farleaf_index::dex::{Admission, Cluster, Dex, DexOptions, Durability, MoveError, sampled};
-use farleaf_index::{AnyIndex, Engine, Index, IndexError, Knobs, OpenOptions, StoredTable};
+use farleaf_fabric::Endpoint;
+use farleaf_index::dex::{Cluster, Dex, MoveError, sampled};
+use farleaf_index::knobs::DURABILITY;
+use farleaf_index::{AnyIndex, Engine, Index, IndexError, OpenOptions, Settings, StoredTable};
 use farleaf_pool::{Root, Session};
 use fastrand::Rng;
 
@@ -28,7 +28,7 @@ const MOVE_NS: u64 = 250_000;
 pub(super) struct TableSetup {
     engine: Engine,
     cluster: Arc<Cluster>,
-    dex: DexOptions,
+    settings: Settings,
     /// Partitions that the table is cut into at first.
     partitions: usize,
     /// Whether each compute server takes its share when it comes, or what it meets.
@@ -42,52 +42,18 @@ pub(super) struct TableSetup {
 impl TableSetup {
     pub(super) fn new(scenario: &Scenario) -> Self {
         let mut rng = Rng::with_seed(mix(scenario.seed, 0x7ab1e));
-        let table = scenario.format.table(scenario.engine);
-        let mut pick = |list: &[u64]| list[rng.usize(..list.len())];
-        let frames = pick(&[48, 48, 96, 400]);
-        let log_bytes = pick(&[8 << 10, 8 << 10, 24 << 10]);
-        let chance = pick(&[1, 5, 10]) as f64 / 10.0;
-        let cooling_ratio = pick(&[1, 3]) as f64 / 10.0;
-        let single_queue = pick(&[0, 0, 0, 1]) == 1;
-        let offload = match pick(&[0, 0, 0, 1]) {
-            1 => [Offload::Ratio(0.5), Offload::Always, Offload::Adaptive][rng.usize(..3)],
-            _ => Offload::Never,
-        };
-        let dex = DexOptions {
-            cache_bytes: frames * u64::from(table.node_bytes()),
-            cooling_ratio,
-            single_queue,
-            admission: Admission::Chance(chance),
-            // The dead must lose nothing.
-            durability: Durability::Logged,
-            log_bytes,
-            offload,
-            ..DexOptions::default()
-        };
-        // Of a source of their own: what is drawn above and below stays what it was.
-        let mut more = Rng::with_seed(mix(scenario.seed, 0x5ca9));
-        let combine = [0, 4, 64][more.usize(..3)];
-        let offload_scans = more.bool();
-        let admission = if more.bool() { Admission::Again } else { dex.admission };
-        let dex = DexOptions { combine, offload_scans, admission, ..dex };
         let several = scenario.compute_servers > 1;
         let most = if several { 2 * scenario.compute_servers } else { 2 };
         TableSetup {
             engine: scenario.engine,
             cluster: Cluster::new(1_500),
-            dex,
+            settings: scenario.settings.clone(),
             partitions: rng.usize(1..=most),
             // Not where there is room for so little that a log may find none.
             shares: scenario.region_kib >= 4 << 10 && rng.bool(),
             moves: several && rng.bool(),
             keys: Steps::new(scenario).keys(),
         }
-    }
-
-    /// What the memory servers offer beside memory.
-    pub(super) fn offload(&self) -> Option<(ServiceId, Arc<OffloadService>)> {
-        let offloads = self.engine.traits().offloads && self.dex.offload != Offload::Never;
-        offloads.then(|| (OFFLOAD_SERVICE, Arc::new(OffloadService::new(1, None))))
     }
 
     /// Opens it, for a compute server that serves others or, alone at the end, does not.
@@ -98,8 +64,10 @@ impl TableSetup {
     ) -> Result<AnyIndex, IndexError> {
         let root = session.open_root(TABLE).await?;
         // Who looks on writes nothing that must last, and needs no room for a log.
-        let durability = if serves { self.dex.durability } else { Durability::Volatile };
-        let settings = DexOptions { durability, ..self.dex }.settings();
+        let settings = match serves {
+            true => self.settings.clone(),
+            false => self.settings.clone().with(DURABILITY, "volatile"),
+        };
         let options = OpenOptions {
             settings: self.engine.options_of(&settings),
             take: usize::from(serves && self.shares),

@@ -3,7 +3,8 @@
 use std::fmt::Display;
 use std::str::FromStr;
 
-use farleaf_index::Engine;
+use farleaf_index::knobs::DURABILITY;
+use farleaf_index::{Engine, Setting, Settings};
 
 use super::{Events, Faults, FormatName, Scenario, Subset, TimedFault, Window, Workload, draw};
 
@@ -51,6 +52,7 @@ pub struct Choices {
     pub salt: Option<u64>,
     pub engine: Option<Engine>,
     pub format: Option<FormatName>,
+    pub settings: Settings,
     pub memory_servers: Option<usize>,
     pub compute_servers: Option<usize>,
     pub clients: Option<usize>,
@@ -74,6 +76,7 @@ impl Choices {
         "engine",
         "salt",
         "format",
+        "set",
         "memory-servers",
         "compute-servers",
         "clients",
@@ -107,6 +110,7 @@ impl Choices {
                 self.engine = Some(engine);
             }
             "format" => self.format = Some(text.parse()?),
+            "set" => self.settings = read_settings(text)?,
             "memory-servers" => self.memory_servers = Some(within(flag, text, 1, SERVERS_MAX)?),
             "compute-servers" => self.compute_servers = Some(within(flag, text, 1, SERVERS_MAX)?),
             "clients" => self.clients = Some(within(flag, text, 1, 64)?),
@@ -165,6 +169,31 @@ fn read_yes_or_no(flag: &str, text: &str) -> Result<bool, ScenarioError> {
         .into_iter()
         .find(|is| yes_or_no(*is) == text)
         .ok_or_else(|| ScenarioError(format!("\"{text}\" is not for --{flag}: it takes yes or no")))
+}
+
+/// Settings as `--set` takes them: `cache=48KiB,combine=0`, or `none`.
+pub(super) fn settings_text(settings: &Settings) -> String {
+    let pairs: Vec<String> = settings.iter().map(|(name, text)| format!("{name}={text}")).collect();
+    if pairs.is_empty() { "none".to_owned() } else { pairs.join(",") }
+}
+
+/// Reads settings, each of which some engine must have.
+fn read_settings(text: &str) -> Result<Settings, ScenarioError> {
+    if text == "none" {
+        return Ok(Settings::default());
+    }
+    let read = |pair: &str| pair.parse::<Setting>();
+    let settings = text.split(',').map(read).collect::<Result<Settings, _>>();
+    let settings = settings.and_then(|all| Engine::check_some(Engine::ALL, &all).map(|()| all));
+    let settings = settings.map_err(|error| ScenarioError(format!("--set {text}: {error}")))?;
+    if settings.get(DURABILITY).is_some_and(|text| text != "logged") {
+        let why =
+            "a compute server that dies would lose changes, and the lab expects none to be lost";
+        return Err(ScenarioError(format!(
+            "--set {text}: {DURABILITY} must stay \"logged\": {why}"
+        )));
+    }
+    Ok(settings)
 }
 
 fn within<T: FromStr + PartialOrd + Display>(

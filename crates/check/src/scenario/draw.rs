@@ -1,6 +1,6 @@
 //! Draw: chooses a scenario from a seed.
 
-use farleaf_index::Engine;
+use farleaf_index::{Engine, Settings};
 use fastrand::Rng;
 
 use super::{
@@ -27,6 +27,7 @@ pub(super) fn scenario(seed: u64, choices: &Choices) -> Scenario {
         salt: choices.salt.unwrap_or(0),
         engine: choices.engine.unwrap_or_else(|| pick(&mut rng(seed, "engine"), Engine::ALL)),
         format: choices.format.unwrap_or_else(|| format(&mut rng(seed, "format"))),
+        settings: Settings::default(),
         memory_servers: choices.memory_servers.unwrap_or_else(|| rng(seed, "memory").usize(1..=3)),
         compute_servers: choices
             .compute_servers
@@ -47,6 +48,7 @@ pub(super) fn scenario(seed: u64, choices: &Choices) -> Scenario {
         aged: choices.aged.unwrap_or_else(|| rng(seed, "aged").u8(..6) == 0),
         only: choices.only.clone().unwrap_or(Subset(None)),
     };
+    drawn.settings = settings(&drawn, &choices.settings);
     drawn.clients = choices.clients.unwrap_or_else(|| {
         let mut rng = rng(seed, "clients");
         drawn.compute_servers * rng.usize(1..=3) - rng.usize(..2).min(drawn.compute_servers - 1)
@@ -78,6 +80,15 @@ pub(super) fn scenario(seed: u64, choices: &Choices) -> Scenario {
     drawn.events =
         choices.events.clone().unwrap_or_else(|| Events(events(&drawn, &mut rng(seed, "events"))));
     drawn
+}
+
+/// Settings that the engine draws for its format, with those of `pinned` that it has in their places.
+fn settings(drawn: &Scenario, pinned: &Settings) -> Settings {
+    let format = drawn.format.table(drawn.engine);
+    // Where the engine cannot use the format, the run says so.
+    let mut settings = drawn.engine.draw(&mut rng(drawn.seed, "set"), &format).unwrap_or_default();
+    settings.set_all(&drawn.engine.options_of(pinned));
+    settings
 }
 
 /// Half of the time tiny nodes.

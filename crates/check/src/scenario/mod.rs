@@ -15,7 +15,7 @@ mod subset;
 mod tests;
 mod workload;
 
-use farleaf_index::Engine;
+use farleaf_index::{Engine, Settings};
 
 pub use choices::{Choices, ScenarioError};
 pub use events::{Events, FaultKind, TimedFault};
@@ -35,6 +35,8 @@ pub struct Scenario {
     pub engine: Engine,
     /// The table's format.
     pub format: FormatName,
+    /// Settings by which compute servers open the table.
+    pub settings: Settings,
     /// Memory servers: 1 to 16.
     pub memory_servers: usize,
     /// Compute servers that run clients: 1 to 16. One more looks on and checks at the end.
@@ -90,6 +92,7 @@ impl Scenario {
         [
             ("salt", self.salt.to_string()),
             ("format", self.format.to_string()),
+            ("set", choices::settings_text(&self.settings)),
             ("memory-servers", self.memory_servers.to_string()),
             ("compute-servers", self.compute_servers.to_string()),
             ("clients", self.clients.to_string()),

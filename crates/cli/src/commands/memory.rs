@@ -14,7 +14,7 @@ use farleaf_bench::units::{Size, TimeSpan, human_bytes};
 use farleaf_fabric::tcp::{HugePages, MemoryServer, MemoryServerConfig, Region};
 use farleaf_fabric::verbs::VerbsServer;
 use farleaf_fabric::{FabricError, Processors, ServerId};
-use farleaf_index::dex::offload::{OFFLOAD_SERVICE, OffloadService};
+use farleaf_index::Engine;
 use serde_json::json;
 
 use super::cluster::entry;
@@ -100,7 +100,9 @@ pub(super) fn run(args: &MemoryArgs, console: &mut Console) -> anyhow::Result<Ex
     };
     let served = served.map_err(refused)?;
     let server = served.server();
-    server.serve(OFFLOAD_SERVICE, offload_service());
+    for (id, service) in Engine::services(life()) {
+        server.serve(id, service);
+    }
     let numbers = (args.server, args.servers);
     let seat = entry::enter(
         &args.entry,
@@ -195,10 +197,10 @@ fn region(args: &MemoryArgs, config: &MemoryServerConfig) -> Result<Region, Fabr
     }
 }
 
-fn offload_service() -> Arc<OffloadService> {
+/// A number that tells this process's services from those of the processes before it.
+fn life() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let life = since.as_nanos() as u64 ^ u64::from(std::process::id()) << 32;
-    Arc::new(OffloadService::new(life, None))
+    since.as_nanos() as u64 ^ u64::from(std::process::id()) << 32
 }
 
 /// Says where it listens, at once: whoever has started it may wait for that.

@@ -13,6 +13,7 @@ use crate::cluster::{Cluster, ClusterConfig};
 use crate::errors::{Exit, Failure};
 use crate::output::Console;
 use crate::progress::Meter;
+use crate::settings::SetArgs;
 use crate::tls::TlsArgs;
 
 /// Repeat experiments of papers, or measure beside Redis
@@ -39,6 +40,8 @@ pub(crate) struct ReproArgs {
     /// Draw the figures into this file
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) svg: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) set: SetArgs,
 }
 
 pub(super) fn run(args: &ReproArgs, console: &mut Console) -> anyhow::Result<Exit> {
@@ -48,6 +51,7 @@ pub(super) fn run(args: &ReproArgs, console: &mut Console) -> anyhow::Result<Exi
     let options = ReproOptions {
         scale: args.scale.unwrap_or(experiment.usual_scale()),
         seed: args.seed.unwrap_or(defaults.seed),
+        settings: args.set.settings(),
     };
     // Before the run, so that it is not in vain.
     let mut files = Vec::new();

@@ -25,7 +25,7 @@ pub(crate) struct UpArgs {
     #[arg(short, long, value_name = "COUNT", default_value_t = 2,
         value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) memory_servers: u16,
-    /// Compute servers, which own and serve the keys of tables of the engine dex
+    /// Compute servers, which own and serve the keys of tables whose engine has owners
     #[arg(short, long, value_name = "COUNT", default_value_t = 0,
         value_parser = clap::value_parser!(u16).range(..=32))]
     pub(crate) compute: u16,

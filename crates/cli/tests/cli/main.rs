@@ -8,6 +8,7 @@ mod check;
 mod cluster;
 mod compute;
 mod config;
+mod engines;
 mod etcd;
 mod keys;
 mod listen;

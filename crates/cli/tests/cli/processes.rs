@@ -203,7 +203,7 @@ fn what_makes_no_sense_is_refused() {
     refused(&["--memory-servers", "2"], "--memory-servers needs --fabric tcp");
     refused(&["--link-faults-per-second", "2"], "needs --fabric tcp");
     refused(&["--post-faults-per-second", "2"], "needs --fabric tcp");
-    refused(&["--fabric", "tcp", "--post-faults-per-second", "2"], "needs --engine dex");
+    refused(&["--fabric", "tcp", "--post-faults-per-second", "2"], "needs an engine with owners");
     let posts = ["--fabric", "tcp", "--engine", "dex", "--post-faults-per-second", "NaN"];
     refused(&posts, "0 to 1000");
     refused(&["--fabric", "sim"], "mapped or tcp");

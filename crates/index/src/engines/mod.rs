@@ -13,12 +13,14 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use farleaf_fabric::{Endpoint, Service, ServiceId};
+use farleaf_pool::canary::Canary;
 use farleaf_pool::{Audit, Root, Session};
+use fastrand::Rng;
 
 use crate::change::{Change, Outcome};
 use crate::engine::Engine as Design;
 use crate::index::{Index, ScanRange, SortedPairs, TableReport};
-use crate::{Entries, IndexError, OpenOptions, StoredTable, TableFormat};
+use crate::{Entries, IndexError, OpenOptions, Settings, StoredTable, TableFormat};
 pub use settings::{KnobDefault, SettingError};
 
 /// Expands the table of engines to [`Engine`], [`AnyIndex`] and their dispatch.
@@ -101,6 +103,13 @@ engines! {
 
 pub(crate) use on_engine;
 
+/// The engine of a table when nobody names one.
+impl Default for Engine {
+    fn default() -> Self {
+        Engine::BTree
+    }
+}
+
 impl Engine {
     /// Its name on command lines, in results and in pools.
     pub fn name(self) -> &'static str {
@@ -110,6 +119,21 @@ impl Engine {
     /// One line about it: what it is; paper, venue, year.
     pub fn about(self) -> &'static str {
         on_engine!(self, Design => <Design as crate::engine::Engine>::ABOUT)
+    }
+
+    /// Whether the lab hunts that seeded bug with it.
+    pub fn has_canary(self, canary: Canary) -> bool {
+        on_engine!(self, Design => <Design as crate::engine::Engine>::CANARIES).contains(&canary)
+    }
+
+    /// Settings for one run of the lab on tables of that format, drawn from `rng`. The same draws give the
+    /// same settings, and every drawn setting is named.
+    ///
+    /// # Errors
+    /// `Invalid` for a format that the engine cannot use.
+    pub fn draw(self, rng: &mut Rng, format: &TableFormat) -> Result<Settings, IndexError> {
+        let layout = format.layout()?;
+        Ok(on_engine!(self, Design => <Design as crate::engine::Engine>::draw(rng, &layout)))
     }
 
     /// Services that memory servers run for the engines. `life` differs from that of every process that ran

@@ -126,7 +126,8 @@ fn compare(
         let workload = Workload::named(name).map_err(crate::BenchError::from)?;
         let has_scans = workload.mix.share(crate::OpKind::Scan) > 0.0;
         let ops = setup::scaled(if has_scans { SCAN_OPS } else { OPS }, options);
-        let plan = Plan { workload, keys, ops, depth: DEPTH, seed: options.seed };
+        let (seed, settings) = (options.seed, options.settings.clone());
+        let plan = Plan { workload, keys, ops, depth: DEPTH, seed, settings };
         let mut runs = System::ALL.map(|system| (system, Vec::with_capacity(ROUNDS)));
         for _ in 0..ROUNDS {
             for (system, runs) in &mut runs {
@@ -174,7 +175,8 @@ fn gets(
     let beside = Gets { clients: CLIENTS_BESIDE, ..gets };
     let gets_alone = "get=1".parse::<Workload>().map_err(crate::BenchError::from)?;
     let workload = Workload { request: RequestDistribution::Uniform, ..gets_alone };
-    let plan = Plan { workload, keys, ops, depth: DEPTH, seed: options.seed };
+    let (seed, settings) = (options.seed, options.settings.clone());
+    let plan = Plan { workload, keys, ops, depth: DEPTH, seed, settings };
     let mut wire = server.connect()?;
     benchmark::load(&mut wire, keys, ValueMaker::new(VALUE_BYTES), progress)?;
     let mut runs = BARS.map(|(system, _)| (system, Vec::with_capacity(GET_ROUNDS)));

@@ -51,6 +51,8 @@ pub(super) struct Plan {
     /// Operations under way at a time.
     pub(super) depth: usize,
     pub(super) seed: u64,
+    /// In place of the defaults.
+    pub(super) settings: Settings,
 }
 
 /// What one side did in a round, or the medians over rounds.
@@ -142,7 +144,7 @@ impl System {
         wire: &mut Wire,
         progress: &dyn Progress,
     ) -> Result<Measured, ReproError> {
-        let Plan { workload, keys, ops, depth, seed } = plan.clone();
+        let Plan { workload, keys, ops, depth, seed, settings } = plan.clone();
         let warmup_ops = self.warmup_ops(keys);
         if self == System::Redis {
             let key_maker = KEY_TYPE.open().map_err(run::BenchError::from)?;
@@ -161,8 +163,9 @@ impl System {
                 error: told(played.errors, played.first_error),
             });
         }
+        let engine = if self == System::BTree { Engine::BTree } else { Engine::Dex };
         let config = BenchConfig {
-            engine: if self == System::BTree { Engine::BTree } else { Engine::Dex },
+            engine,
             fabric: FabricKind::Tcp,
             workload,
             keys,
@@ -175,7 +178,7 @@ impl System {
             seed,
             key_type: KEY_TYPE,
             value_bytes: VALUE_BYTES,
-            settings: self.settings(keys),
+            settings: self.settings(keys).and(&engine.known(&settings)),
             ..BenchConfig::default()
         };
         let region_bytes = run::region_bytes(&config)?;

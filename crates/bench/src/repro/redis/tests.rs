@@ -46,7 +46,7 @@ fn all_sides_take_their_turns() {
     if start("all_sides_take_their_turns").is_none() {
         return;
     }
-    let options = ReproOptions { scale: 0.002, seed: 1 };
+    let options = ReproOptions { scale: 0.002, seed: 1, ..ReproOptions::default() };
     let report = run(&options, &Threads, &NoProgress).unwrap();
     assert_eq!(report.failed().count(), 0, "{:?}", report.checks);
     let at_least = |it: &&super::super::ReproCheck| it.what.contains("at least");

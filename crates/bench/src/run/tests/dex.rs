@@ -1,6 +1,6 @@
 //! DEX tests: several compute servers, partitions and offloaded operations.
 
-use farleaf_index::{Engine, Settings, dex::offload::OFFLOAD_SERVICE};
+use farleaf_index::{Engine, Settings};
 
 use super::*;
 use crate::{
@@ -31,7 +31,9 @@ fn run_anywhere(config: &BenchConfig) -> Report {
     }
     let (servers, addresses) = serve(config);
     for server in &servers {
-        server.serve(OFFLOAD_SERVICE, offload_service());
+        for (id, service) in services() {
+            server.serve(id, service);
+        }
     }
     run_well(&BenchConfig { cluster: Some(Cluster::Own(addresses)), ..config.clone() })
 }

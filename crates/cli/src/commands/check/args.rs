@@ -9,6 +9,7 @@ use farleaf_check::scenario::Choices;
 
 use super::processes::{ProcessArgs, ProcessesArgs};
 use crate::errors::Failure;
+use crate::settings::SetArgs;
 
 /// How many seeds are run unless told.
 const SEEDS: u64 = 1_000;
@@ -161,6 +162,8 @@ pub(crate) struct PinArgs {
     /// Format of the table: u64-tiny, u64-small, u64, wide-tiny, short-tiny, bytes-tiny, bytes, odd
     #[arg(short, long)]
     format: Option<String>,
+    #[command(flatten)]
+    set: SetArgs,
     /// What clients do: mixed, hot, ascending, removes, churn, counters, reads, large
     #[arg(short, long)]
     workload: Option<String>,
@@ -243,10 +246,13 @@ impl SeedsArgs {
 impl PinArgs {
     pub(crate) fn choices(&self) -> Result<Choices, Failure> {
         let mut choices = Choices::default();
+        let set: Vec<String> = self.set.set.iter().map(ToString::to_string).collect();
+        let set = (!set.is_empty()).then(|| set.join(","));
         let events = (!self.event.is_empty()).then(|| self.event.join(","));
         for (flag, text) in [
             ("engine", &self.engine),
             ("format", &self.format),
+            ("set", &set),
             ("workload", &self.workload),
             ("memory-servers", &self.memory_servers),
             ("compute-servers", &self.compute_servers),

@@ -41,7 +41,7 @@ pub(crate) enum What {
         #[arg(long, value_name = "TIME", default_value = "60s")]
         timeout: TimeSpan,
     },
-    /// Give a compute server that has been started a share of tables of the engine dex
+    /// Give a compute server that has been started a share of the tables whose keys compute servers own
     ///
     /// About half of what the one with the most to do has, of each table of which it has nothing. A compute
     /// server becomes part of a cluster by `farleaf compute etcd://.../NAME`.
@@ -51,7 +51,7 @@ pub(crate) enum What {
         /// Who: a name or an address, as printed by status
         #[arg(value_name = "SERVER")]
         server: String,
-        /// A table; may be given several times [default: all of the engine dex]
+        /// A table; may be given several times [default: all whose keys compute servers own]
         #[arg(short, long, value_name = "TABLE")]
         table: Vec<String>,
     },

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use farleaf_fabric::{GlobalAddr, OpKind};
+use farleaf_pool::canary::Canary;
 use farleaf_pool::{Audit, Session};
 
 use crate::blink::{BlinkOptions, Tree};
@@ -77,6 +78,26 @@ impl Engine for BTree {
         merges: true,
         shrinks: true,
     };
+    const CANARIES: &'static [Canary] = &[
+        Canary::UnlockBeforeWrite,
+        Canary::AnswerBeforeWrite,
+        Canary::LoseRedoRecord,
+        Canary::RedoOfAnyToken,
+        Canary::PublishOldFirst,
+        Canary::DropSibling,
+        Canary::SeparatorUnchecked,
+        Canary::UnlockRightEarly,
+        Canary::ForgetRetire,
+        Canary::GrowFromOldRoot,
+        Canary::SkipCoverCheck,
+        Canary::CompareUnlocked,
+        Canary::AcceptTorn,
+        Canary::ScanBack,
+        Canary::StealLock,
+        Canary::SkipFence,
+        Canary::SettleWithoutReconnect,
+        Canary::ResendBlindly,
+    ];
 
     type Options = BlinkOptions;
     type Table = BTree;

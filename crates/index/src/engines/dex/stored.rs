@@ -4,20 +4,22 @@ use std::sync::Arc;
 
 use farleaf_fabric::{Endpoint, GlobalAddr, OpKind, Service, ServiceId};
 use farleaf_pool::Session;
+use farleaf_pool::canary::Canary;
+use fastrand::Rng;
 
 use super::log_object::read_log;
 use super::member::{JoinOptions, Part, Take};
-use super::offload::{OFFLOAD_SERVICE, OffloadService};
+use super::offload::{OFFLOAD_SERVICE, Offload, OffloadService};
 use super::placement::check_placement;
 use super::range_guard::View;
-use super::{Cache, Dex, DexOptions, Durability, FRAMES_MIN};
+use super::{Admission, Cache, Dex, DexOptions, Durability, FRAMES_MIN};
 use crate::blink::BlinkOptions;
 use crate::blink::remote::RemoteTree;
 use crate::bnode::Layout;
-use crate::engine::{Engine, Traits};
+use crate::engine::{Engine, Traits, choose};
 use crate::index::TableReport;
 use crate::walk::Visitor;
-use crate::{IndexError, Knobs, OpenOptions, StoredTable};
+use crate::{IndexError, Knobs, OpenOptions, Settings, StoredTable};
 
 fn remote(meta: GlobalAddr, layout: Layout) -> RemoteTree {
     RemoteTree::open(meta, layout, BlinkOptions::default())
@@ -57,6 +59,16 @@ impl Engine for Dex {
         merges: true,
         shrinks: false,
     };
+    const CANARIES: &'static [Canary] = &[
+        Canary::AdoptUnchecked,
+        Canary::CoolUnwritten,
+        Canary::LoseLogRecord,
+        Canary::ReplayOlder,
+        Canary::ForwardUnchecked,
+        Canary::GiveUndrained,
+        Canary::AnswerAsZombie,
+        Canary::SplitOldFirst,
+    ];
 
     type Options = DexOptions;
     type Table = Dex;
@@ -96,6 +108,52 @@ impl Engine for Dex {
 
     async fn check_unowned(session: &Session, table: &StoredTable) -> Result<(), IndexError> {
         check_unowned(session, table.meta(), *table.layout()).await
+    }
+
+    fn draw(rng: &mut Rng, layout: &Layout) -> Settings {
+        let frames = choose(rng, &[48, 48, 96, 400]);
+        let options = DexOptions {
+            cache_bytes: frames * layout.node_bytes() as u64,
+            durability: Durability::Logged,
+            log_bytes: choose(rng, &[8 << 10, 8 << 10, 24 << 10]),
+            admission: choose(
+                rng,
+                &[
+                    Admission::Again,
+                    Admission::Again,
+                    Admission::Again,
+                    Admission::Chance(0.1),
+                    Admission::Chance(0.5),
+                    Admission::Chance(1.0),
+                ],
+            ),
+            cooling_ratio: choose(rng, &[0.1, 0.3]),
+            single_queue: choose(rng, &[false, false, false, true]),
+            offload: match rng.u8(..12) {
+                0 => Offload::Ratio(0.5),
+                1 => Offload::Always,
+                2 => Offload::Adaptive,
+                _ => Offload::Never,
+            },
+            offload_scans: rng.bool(),
+            combine: choose(rng, &[0, 4, 64]),
+            ..DexOptions::default()
+        };
+        let drawn = [
+            "cache",
+            "durability",
+            "log_bytes",
+            "admission",
+            "cooling_ratio",
+            "single_queue",
+            "offload",
+            "offload_scans",
+            "combine",
+        ];
+        drawn.into_iter().fold(Settings::default(), |all, name| {
+            let text = options.get(name).unwrap_or_default();
+            all.with(name, &text)
+        })
     }
 
     fn services(life: u64) -> Vec<(ServiceId, Arc<dyn Service>)> {

@@ -51,7 +51,7 @@ pub(crate) struct ProcessesArgs {
     #[arg(long, value_name = "RATE")]
     link_faults_per_second: Option<f64>,
     /// Links between compute servers cut, slowed or with all connections ended, a second (needs --fabric tcp
-    /// and --engine dex) [default: 0.4]
+    /// and an engine with owners) [default: 0.4]
     #[arg(long, value_name = "RATE")]
     post_faults_per_second: Option<f64>,
     /// Time for which a memory server is away, or a link cut or slow, at most (needs --fabric tcp)
@@ -71,7 +71,7 @@ pub(crate) struct ProcessesArgs {
     #[arg(long, value_name = "COUNT", default_value = "48")]
     keys: Count,
     /// The design of the index
-    #[arg(long, default_value_t = Engine::BTree, value_parser = formats::parse_engine)]
+    #[arg(long, default_value_t = Engine::default(), value_parser = formats::parse_engine)]
     engine: Engine,
     /// Bytes of the pool
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
@@ -146,8 +146,8 @@ impl ProcessesArgs {
         };
         if self.post_faults_per_second.is_some() && !self.engine.traits().owned {
             return Err(Failure::usage(
-                "--post-faults-per-second needs --engine dex: compute servers of other engines do not ask \
-                 each other",
+                "--post-faults-per-second needs an engine with owners ('farleaf engines'): compute \
+                 servers of other engines do not ask each other",
             ));
         }
         let span = |given: Option<TimeSpan>, usual| given.map_or(usual, TimeSpan::duration);
