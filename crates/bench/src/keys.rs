@@ -8,8 +8,9 @@ use farleaf_index::suggest::{did_you_mean, nearest};
 use thiserror::Error;
 
 use crate::{
+    email::{EMAIL_BYTES_MAX, write_email},
     lines::{LineKeys, LinesError},
-    mix64::mix64,
+    mix64::{mix64, unmix64},
 };
 
 const USER: &[u8; 4] = b"user";
@@ -34,6 +35,11 @@ pub enum KeyMaker {
     /// 24, filled up with zeros (YCSB's own `insertorder=ordered` leaves them out unless
     /// `zeropadding` is set, and then neither sorts by item nor spreads).
     Bytes(KeyOrder),
+    /// Eight bytes, big-endian, of numbers below 2^63, as the papers on radix trees have them: the item is
+    /// mixed, one to one, over all of these. For items below 2^63.
+    Randint,
+    /// Made addresses, the domain first: 18 bytes on average, at most 32.
+    Email,
     /// Line `i` of a file for item `i`.
     Lines(Arc<LineKeys>),
 }
@@ -63,6 +69,8 @@ impl KeyMaker {
                 let first = if *order == KeyOrder::Ordered { 0 } else { first };
                 key.extend_from_slice(&digits[first..]);
             }
+            Self::Randint => key.extend_from_slice(&randint(item).to_be_bytes()),
+            Self::Email => write_email(item, key),
             Self::Lines(lines) => {
                 let line = lines
                     .line(item)
@@ -76,8 +84,9 @@ impl KeyMaker {
     /// The longest key there can be, in bytes.
     pub fn key_bytes_max(&self) -> usize {
         match self {
-            Self::U64(_) => 8,
+            Self::U64(_) | Self::Randint => 8,
             Self::Bytes(_) => USER.len() + DIGITS_MAX,
+            Self::Email => EMAIL_BYTES_MAX,
             Self::Lines(lines) => lines.line_bytes_max(),
         }
     }
@@ -85,18 +94,40 @@ impl KeyMaker {
     /// The length of every key in bytes, if they are all of one length by their making.
     pub fn key_bytes_fixed(&self) -> Option<usize> {
         match self {
-            Self::U64(_) | Self::Bytes(KeyOrder::Ordered) => Some(self.key_bytes_max()),
-            Self::Bytes(KeyOrder::Hashed) | Self::Lines(_) => None,
+            Self::U64(_) | Self::Randint | Self::Bytes(KeyOrder::Ordered) => {
+                Some(self.key_bytes_max())
+            }
+            Self::Bytes(KeyOrder::Hashed) | Self::Email | Self::Lines(_) => None,
         }
     }
 
     /// How many items have a key; `None` if all of them do.
     pub fn items_max(&self) -> Option<u64> {
         match self {
-            Self::U64(_) | Self::Bytes(_) => None,
+            Self::U64(_) | Self::Bytes(_) | Self::Email => None,
+            Self::Randint => Some(1 << 63),
             Self::Lines(lines) => Some(lines.count()),
         }
     }
+}
+
+/// Mixes an item below 2^63 over the numbers below 2^63, one to one: what leaves them is mixed again until it
+/// comes back.
+pub(crate) fn randint(item: u64) -> u64 {
+    let mut mixed = mix64(item);
+    while mixed >> 63 != 0 {
+        mixed = mix64(mixed);
+    }
+    mixed
+}
+
+/// Undoes [`randint`].
+pub(crate) fn item_of_randint(number: u64) -> u64 {
+    let mut item = unmix64(number);
+    while item >> 63 != 0 {
+        item = unmix64(item);
+    }
+    item
 }
 
 impl KeyOrder {
@@ -109,14 +140,18 @@ impl KeyOrder {
     }
 }
 
-/// Which keys to make, as people write it: `u64`, `u64:ordered`, `bytes`, `bytes:ordered`,
-/// `lines:PATH`.
+/// Kind of keys to make, as people write it: `u64`, `u64:ordered`, `bytes`, `bytes:ordered`, `randint`,
+/// `email`, `lines:PATH`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeySpec {
     /// [`KeyMaker::U64`].
     U64(KeyOrder),
     /// [`KeyMaker::Bytes`].
     Bytes(KeyOrder),
+    /// [`KeyMaker::Randint`].
+    Randint,
+    /// [`KeyMaker::Email`].
+    Email,
     /// [`KeyMaker::Lines`] of the file at this path.
     Lines(PathBuf),
 }
@@ -130,6 +165,8 @@ impl KeySpec {
         Ok(match self {
             Self::U64(order) => KeyMaker::U64(*order),
             Self::Bytes(order) => KeyMaker::Bytes(*order),
+            Self::Randint => KeyMaker::Randint,
+            Self::Email => KeyMaker::Email,
             Self::Lines(path) => KeyMaker::Lines(Arc::new(LineKeys::open(path)?)),
         })
     }
@@ -151,10 +188,12 @@ impl FromStr for KeySpec {
         match (name, order, rest) {
             ("u64", Some(order), _) => Ok(Self::U64(order)),
             ("bytes", Some(order), _) => Ok(Self::Bytes(order)),
+            ("randint", _, None) => Ok(Self::Randint),
+            ("email", _, None) => Ok(Self::Email),
             ("lines", _, Some(path)) if !path.is_empty() => Ok(Self::Lines(path.into())),
             _ => Err(KeyError::Spec {
                 read: text.to_owned(),
-                suggestion: nearest(name, ["u64", "bytes", "lines"])
+                suggestion: nearest(name, ["u64", "bytes", "randint", "email", "lines"])
                     .filter(|nearest| *nearest != name)
                     .map(str::to_owned),
             }),
@@ -169,6 +208,8 @@ impl fmt::Display for KeySpec {
             Self::U64(KeyOrder::Ordered) => f.write_str("u64:ordered"),
             Self::Bytes(KeyOrder::Hashed) => f.write_str("bytes"),
             Self::Bytes(KeyOrder::Ordered) => f.write_str("bytes:ordered"),
+            Self::Randint => f.write_str("randint"),
+            Self::Email => f.write_str("email"),
             Self::Lines(path) => write!(f, "lines:{}", path.display()),
         }
     }
@@ -180,7 +221,7 @@ impl fmt::Display for KeySpec {
 pub enum KeyError {
     /// The text names no kind of keys.
     #[error("\"{read}\" is not a kind of keys{} (accepted: u64, u64:ordered, bytes, \
-        bytes:ordered, lines:PATH)", did_you_mean(suggestion.as_deref()))]
+        bytes:ordered, randint, email, lines:PATH)", did_you_mean(suggestion.as_deref()))]
     Spec {
         /// The text as it was given.
         read: String,
@@ -226,6 +267,20 @@ mod tests {
                 assert_eq!(maker.items_max(), None);
             }
         }
+    }
+
+    #[test]
+    fn numbers_below_2_63_lead_back_to_their_items() {
+        let items = (0..20_000).chain((1 << 63) - 1000..1 << 63);
+        let numbers: BTreeSet<u64> = items
+            .map(|item| {
+                let number = randint(item);
+                assert_eq!((number >> 63, item_of_randint(number)), (0, item));
+                assert_eq!(key(&KeyMaker::Randint, item), number.to_be_bytes());
+                number
+            })
+            .collect();
+        assert_eq!(numbers.len(), 21_000);
     }
 
     #[test]
@@ -279,7 +334,16 @@ mod tests {
 
     #[test]
     fn specs_are_read_and_printed() {
-        for text in ["u64", "u64:ordered", "bytes", "bytes:ordered", "lines:/tmp/a:b.txt"] {
+        let specs = [
+            "u64",
+            "u64:ordered",
+            "bytes",
+            "bytes:ordered",
+            "randint",
+            "email",
+            "lines:/tmp/a:b.txt",
+        ];
+        for text in specs {
             assert_eq!(text.parse::<KeySpec>().unwrap().to_string(), text);
         }
         assert_eq!("u64:hashed".parse(), Ok(KeySpec::U64(KeyOrder::Hashed)));

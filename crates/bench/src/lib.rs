@@ -27,6 +27,7 @@
 
 mod config;
 mod distribution;
+mod email;
 mod generator;
 mod histogram;
 mod item_space;

@@ -79,7 +79,7 @@ pub(crate) struct BenchArgs {
     /// YCSB property, which wins over files; may be given more than once
     #[arg(short = 'p', value_name = "PROPERTY=VALUE")]
     pub(crate) property: Vec<String>,
-    /// What keys look like: u64, u64:ordered, bytes, bytes:ordered, lines:FILE [default: u64]
+    /// Kind of keys: u64, u64:ordered, bytes, bytes:ordered, randint, email, lines:FILE [default: u64]
     #[arg(long, value_name = "TYPE")]
     pub(crate) key_type: Option<KeySpec>,
     /// Length of values [default: 8]

@@ -17,6 +17,7 @@ mod local;
 mod local_tree;
 mod papers;
 mod peers;
+mod radix;
 mod redis;
 mod report;
 mod router;
@@ -59,6 +60,12 @@ pub enum Experiment {
     DexFig12,
     /// DEX, section 7: the cost of a cache that holds everything.
     DexLocal,
+    /// DART, Figures 6 and 7, with every engine on the same keys.
+    DartYcsb,
+    /// DART, Table 2, with every engine on the same keys.
+    DartTable2,
+    /// SMART, section 3: bytes moved for each byte asked for.
+    SmartAmplification,
     /// The papers' programs, beside ours by RDMA.
     Peers,
     /// Redis on this machine, beside Farleaf over TCP.
@@ -85,7 +92,7 @@ impl Default for ReproOptions {
 
 impl Experiment {
     /// Every experiment.
-    pub const ALL: [Experiment; 9] = [
+    pub const ALL: [Experiment; 12] = [
         Experiment::DexTable2,
         Experiment::DexFig8,
         Experiment::DexFig9,
@@ -93,6 +100,9 @@ impl Experiment {
         Experiment::DexFig11,
         Experiment::DexFig12,
         Experiment::DexLocal,
+        Experiment::DartYcsb,
+        Experiment::DartTable2,
+        Experiment::SmartAmplification,
         Experiment::Peers,
         Experiment::Redis,
     ];
@@ -107,6 +117,9 @@ impl Experiment {
             Experiment::DexFig11 => "dex-fig11",
             Experiment::DexFig12 => "dex-fig12",
             Experiment::DexLocal => "dex-local",
+            Experiment::DartYcsb => "dart-ycsb",
+            Experiment::DartTable2 => "dart-table2",
+            Experiment::SmartAmplification => "smart-amplification",
             Experiment::Peers => "peers",
             Experiment::Redis => "redis",
         }
@@ -128,6 +141,13 @@ impl Experiment {
             Experiment::DexLocal => {
                 "DEX: a cache that holds all, beside trees in local memory (real time)"
             }
+            Experiment::DartYcsb => {
+                "DART, Figures 6 and 7: throughput, round trips and bytes of YCSB, every engine"
+            }
+            Experiment::DartTable2 => "DART, Table 2: memory beside keys and values, every engine",
+            Experiment::SmartAmplification => {
+                "SMART, section 3: bytes moved for each byte of a pair, every engine"
+            }
             Experiment::Peers => "the programs of DEX and Sherman, beside ours by RDMA (real time)",
             Experiment::Redis => "Redis beside dex and btree over TCP: gets, YCSB (real time)",
         }
@@ -144,6 +164,9 @@ impl Experiment {
             Experiment::DexFig8 | Experiment::DexFig9 => 0.05,
             Experiment::DexFig11 | Experiment::DexFig12 => 0.02,
             Experiment::DexFig10 => 0.01,
+            Experiment::DartYcsb | Experiment::DartTable2 | Experiment::SmartAmplification => {
+                radix::USUAL_SCALE
+            }
         }
     }
 
@@ -155,7 +178,12 @@ impl Experiment {
             Experiment::DexLocal => &[CACHE, "bulk_fill"],
             Experiment::Peers => &[CACHE, DURABILITY],
             Experiment::Redis => &[CACHE, "admission"],
-            Experiment::DexTable2 | Experiment::DexFig10 | Experiment::DexFig11 => &[CACHE],
+            Experiment::DexTable2
+            | Experiment::DexFig10
+            | Experiment::DexFig11
+            | Experiment::DartYcsb
+            | Experiment::DartTable2
+            | Experiment::SmartAmplification => &[CACHE],
         }
     }
 
@@ -166,6 +194,9 @@ impl Experiment {
     fn check_settings(self, settings: &Settings) -> Result<(), ReproError> {
         let engines: &[Engine] = match self {
             Experiment::Peers | Experiment::Redis => &[Engine::Dex, Engine::BTree],
+            Experiment::DartYcsb | Experiment::DartTable2 | Experiment::SmartAmplification => {
+                Engine::ALL
+            }
             _ => &[Engine::Dex],
         };
         Engine::check_some(engines, settings).map_err(ReproError::Setting)?;
@@ -197,6 +228,9 @@ impl Experiment {
             Experiment::DexFig11 => fig11::run(options, progress),
             Experiment::DexFig12 => fig12::run(options, progress),
             Experiment::DexLocal => local::run(options, progress),
+            Experiment::DartYcsb => radix::ycsb(options, progress),
+            Experiment::DartTable2 => radix::memory(options, progress),
+            Experiment::SmartAmplification => radix::amplification(options, progress),
             Experiment::Peers => peers::run(options, progress),
             Experiment::Redis => redis::run(options, hosts, progress),
         }

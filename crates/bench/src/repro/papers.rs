@@ -14,6 +14,39 @@ const PEERS: &str = include_str!("../../data/peers.json");
 #[derive(Clone, Debug, Deserialize)]
 struct Papers {
     dex: DexPaper,
+    dart: DartPaper,
+}
+
+/// DART, PACMMOD 4(1).
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct DartPaper {
+    pub(super) source: String,
+    pub(super) setup: DartSetup,
+    /// By keys and engine: gets of YCSB C (section 2.2, Figure 7).
+    pub(super) search: BTreeMap<String, BTreeMap<String, SearchCost>>,
+    /// By keys and engine: GiB beyond keys and values (Table 2).
+    pub(super) index_gb: BTreeMap<String, BTreeMap<String, f64>>,
+}
+
+/// Section 6.1 of DART's paper.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct DartSetup {
+    pub(super) keys: u64,
+    pub(super) value_bytes: usize,
+    pub(super) compute_servers: usize,
+    pub(super) memory_servers: usize,
+    pub(super) clients: usize,
+    /// Of each compute server.
+    pub(super) cache_bytes: u64,
+    pub(super) warmup_ops: u64,
+    pub(super) ops: u64,
+}
+
+/// Cost of one get.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub(super) struct SearchCost {
+    pub(super) round_trips: f64,
+    pub(super) bytes: f64,
 }
 
 /// DEX, PVLDB 17(10).
@@ -107,6 +140,14 @@ pub(super) struct DexLocal {
 /// [`ReproError::Figures`] if the file that was built in cannot be read.
 pub(super) fn dex() -> Result<DexPaper, ReproError> {
     serde_json::from_str::<Papers>(TEXT).map(|papers| papers.dex).map_err(ReproError::Figures)
+}
+
+/// The figures of DART.
+///
+/// # Errors
+/// As [`dex`].
+pub(super) fn dart() -> Result<DartPaper, ReproError> {
+    serde_json::from_str::<Papers>(TEXT).map(|papers| papers.dart).map_err(ReproError::Figures)
 }
 
 /// What the papers' programs do on Soft-RoCE.

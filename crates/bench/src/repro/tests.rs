@@ -157,3 +157,25 @@ fn peers_are_set_beside_each_workload() {
     assert_eq!(report.failed().count(), 0);
     assert!(report.checks.len() >= 20 && report.checks.iter().all(|check| check.holds.is_none()));
 }
+
+/// INV-REPRO-1, with a row for each engine.
+#[test]
+fn every_engine_runs_the_experiments_of_radix_trees() {
+    let options = ReproOptions { scale: 0.0005, ..ReproOptions::default() };
+    for (experiment, quantity) in [
+        (Experiment::DartTable2, "bytes /key"),
+        (Experiment::SmartAmplification, "bytes READ /byte, get"),
+    ] {
+        let run = || experiment.run(&options, &NoHosts, &NoProgress).unwrap();
+        let report = run();
+        assert_eq!(report, run());
+        for engine in Engine::ALL.iter().filter(|engine| engine.name() != "example") {
+            let mut rows = report.rows.iter().filter(|row| row.quantity == quantity);
+            let row = rows.find(|row| row.case.ends_with(engine.name()));
+            assert!(
+                row.and_then(|row| row.ours).is_some_and(|ours| ours > 0.0),
+                "{engine}: {row:?}"
+            );
+        }
+    }
+}

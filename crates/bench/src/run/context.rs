@@ -132,7 +132,7 @@ fn message_ns(fabric: FabricKind) -> u64 {
 /// Dense nodes for numbers, slotted ones for everything else.
 fn table_format(config: &BenchConfig, keys: &KeyMaker) -> Result<TableFormat, BenchError> {
     let format = match (keys, config.value_bytes) {
-        (KeyMaker::U64(_), 8) => TableFormat::fixed8(config.engine),
+        (KeyMaker::U64(_) | KeyMaker::Randint, 8) => TableFormat::fixed8(config.engine),
         _ => TableFormat {
             engine: config.engine,
             key: KeyFormat::Bytes { max: keys.key_bytes_max() },

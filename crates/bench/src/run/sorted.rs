@@ -4,7 +4,7 @@ use farleaf_index::SortedPairs;
 
 use super::progress::Progress;
 use crate::{
-    keys::{KeyError, KeyMaker, KeyOrder},
+    keys::{KeyError, KeyMaker, KeyOrder, item_of_randint, randint},
     mix64::{mix64, unmix64},
     values::ValueMaker,
 };
@@ -43,6 +43,13 @@ impl SortedItems {
                 numbers.iter_mut().for_each(|number| *number = unmix64(*number));
                 Source::Listed(numbers.into_iter())
             }
+            KeyMaker::Randint => {
+                let mut numbers: Vec<u64> = (0..count).map(randint).collect();
+                numbers.sort_unstable();
+                numbers.iter_mut().for_each(|number| *number = item_of_randint(*number));
+                Source::Listed(numbers.into_iter())
+            }
+            KeyMaker::Email => Source::Listed(sorted_by_key(keys, count).into_iter()),
             KeyMaker::Lines(lines) => {
                 let mut items: Vec<u64> = (0..count.min(lines.count())).collect();
                 items.sort_unstable_by_key(|item| lines.line(*item));
@@ -63,6 +70,32 @@ impl Iterator for SortedItems {
             Source::Mixed(keys) => keys.next().map(unmix64),
         }
     }
+}
+
+/// The items sorted by their keys, of which the first 16 bytes mostly decide. 32 bytes an item meanwhile.
+fn sorted_by_key(keys: &KeyMaker, count: u64) -> Vec<u64> {
+    let key_of = |item: u64, key: &mut Vec<u8>| {
+        // A key that cannot be made is told when it is asked for.
+        let _ = keys.write_key(item, key);
+    };
+    let mut key = Vec::new();
+    let head = |item: u64| {
+        key_of(item, &mut key);
+        let mut head = [0; 16];
+        let bytes = key.len().min(16);
+        head[..bytes].copy_from_slice(&key[..bytes]);
+        (u128::from_be_bytes(head), item)
+    };
+    let mut items: Vec<(u128, u64)> = (0..count).map(head).collect();
+    let (mut one, mut other) = (Vec::new(), Vec::new());
+    items.sort_unstable_by(|a, b| {
+        a.0.cmp(&b.0).then_with(|| {
+            key_of(a.1, &mut one);
+            key_of(b.1, &mut other);
+            one.cmp(&other)
+        })
+    });
+    items.into_iter().map(|(_, item)| item).collect()
 }
 
 /// Sorts numbers as their decimal digits sort: of `12` and `123`, the shorter first.
@@ -200,6 +233,8 @@ mod tests {
             KeyMaker::U64(KeyOrder::Ordered),
             KeyMaker::Bytes(KeyOrder::Hashed),
             KeyMaker::Bytes(KeyOrder::Ordered),
+            KeyMaker::Randint,
+            KeyMaker::Email,
             KeyMaker::Lines(Arc::new(lines)),
         ]
     }

@@ -256,6 +256,8 @@ fn keys_and_values_of_every_kind() {
         KeySpec::U64(KeyOrder::Ordered),
         KeySpec::Bytes(KeyOrder::Hashed),
         KeySpec::Bytes(KeyOrder::Ordered),
+        KeySpec::Randint,
+        KeySpec::Email,
         KeySpec::Lines(path.clone()),
     ];
     for fabric in FABRICS {
