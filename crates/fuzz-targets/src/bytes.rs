@@ -35,7 +35,7 @@ impl<'a> Bytes<'a> {
         self.take(usize::MAX)
     }
 
-    /// What a word becomes: something from the input, or one of the values that break things.
+    /// Changes a word: to something from the input, or one of the values that break things.
     pub(crate) fn change(&mut self, word: u64) -> u64 {
         match self.u8() % 8 {
             0 => self.u64(),

@@ -56,7 +56,7 @@ pub(crate) fn run(input: &[u8]) {
     assert_eq!(simulated, on_mapped, "both fabrics answer alike");
 }
 
-/// What came back, as far as the contract says what it must be.
+/// Returns the results, as far as the contract determines them.
 async fn operate(endpoint: AnyEndpoint, input: &[u8]) -> Vec<Result<u64, Option<OpErrorKind>>> {
     let client = Client::new(endpoint);
     let mut bytes = Bytes::new(input);
@@ -106,8 +106,8 @@ async fn operate(endpoint: AnyEndpoint, input: &[u8]) -> Vec<Result<u64, Option<
                 reply.map(|reply| sum(reply.window_bytes()) ^ reply.window_len() as u64)
             }
         };
-        // What a failed list has done is not said, so that from here on the fabrics may differ; nor
-        // which of a batch's errors comes first.
+        // A failed list does not tell what it has done, so from here on the fabrics may differ; nor does a
+        // batch tell which of its errors came first.
         let may_differ = result.is_err() && matches!(what % 8, 4 | 5);
         results.push(result.map_err(|error| (what % 8 != 5).then_some(error.kind)));
         if may_differ {

@@ -3,7 +3,7 @@
 use farleaf_check::history::{read_jsonl, write_jsonl};
 use farleaf_check::linear::{Limits, check};
 
-/// What is read is written as the same again, and gets a verdict.
+/// A history that was read is written as the same again, and gets a verdict.
 pub(crate) fn run(input: &[u8]) {
     let history = match read_jsonl(input) {
         Ok(history) => history,

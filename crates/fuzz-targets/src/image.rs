@@ -105,7 +105,7 @@ fn make() -> Image {
                 let tree = root.params[40..48].try_into().map_or(0, u64::from_le_bytes);
                 tables.push((format.layout().expect("layout").for_tree(tree), root.addr));
             }
-            // What splits and merges spawned comes to its end.
+            // Tasks that splits and merges spawned come to their end.
             endpoint.sleep(1_000_000).await;
             // A session that is dropped does nothing remote: the member stays as if it had died.
             tables

@@ -26,12 +26,12 @@ mod text;
 mod wire;
 mod ycsb;
 
-/// What `farleaf load` reads, by path: the command is no library.
+/// The readers of `farleaf load`, by path: the command is no library.
 #[allow(dead_code, reason = "the command uses all of it")]
 #[path = "../../cli/src/input/mod.rs"]
 mod input;
 
-/// What [`input`] asks of the command's other modules.
+/// The parts of the command's other modules that [`input`] uses.
 mod args {
     /// As the command's own, which has its help in it.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -82,7 +82,7 @@ fn image(layout: &Layout) -> Vec<u64> {
     words
 }
 
-/// What a scan wants: by the number's bits descending or not, with or without the key itself and a far end, or
+/// The range of a scan: by the number's bits descending or not, with or without the key itself and a far end, or
 /// from the end of the key space.
 fn sweep(options: &LayoutOptions, number: u8) -> Vec<u8> {
     let flags = number >> 3;

@@ -43,7 +43,7 @@ pub(crate) fn run(input: &[u8]) {
             tables_max: u32::from(bytes.u16()) + u32::from(mode >> 7),
             redo_bytes: u32::from(bytes.u16()) * 64,
         };
-        // What was there may be zero or not.
+        // The memory before may be zero or not.
         memory.store(0, &[u64::from(mode & 16); 8]);
         let formatted = sim.block_on(format(&client, &options)).expect("formatting ends");
         match formatted {

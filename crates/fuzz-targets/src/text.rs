@@ -50,7 +50,7 @@ fn parse<T: FromStr<Err: Display>>(text: &str) -> Option<T> {
     }
 }
 
-/// What is printed is read as the same again, to the digits that it is printed with.
+/// A printed value is read as the same again, to the digits that it is printed with.
 fn round<T: FromStr<Err: Display> + Display>(text: &str) {
     let Some(value) = parse::<T>(text) else { return };
     let printed = value.to_string();

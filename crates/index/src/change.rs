@@ -69,7 +69,7 @@ impl<'a> Change<'a> {
     }
 }
 
-/// What a change does to a key that is in a certain state.
+/// The effect of a change on a key in a certain state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// Nothing; the operation ends with this outcome.
@@ -78,7 +78,7 @@ pub enum Decision {
     Apply(Outcome),
 }
 
-/// How a change ended.
+/// The end of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// The key was present.

@@ -44,7 +44,7 @@ async fn finish(
     sender: &mut Option<Sender<Outcome>>,
 ) -> Outcome {
     match retire(session, &mut of, sender).await {
-        // What is left is for a sweep to find: it must not keep others from recovery.
+        // A sweep finds the rest: it must not keep others from recovery.
         Err(IndexError::Corrupt(why)) => {
             let why = format!("table {:?} was dropped, but is damaged: {why}", of.root.name);
             end(session, &of).await?;

@@ -22,7 +22,7 @@ pub trait Engine: Sized + 'static {
     const NAME: &'static str;
     /// One line for help texts: what it is; paper, venue, year.
     const ABOUT: &'static str;
-    /// What it has.
+    /// Its traits.
     const TRAITS: Traits;
 
     /// Seeded bugs that the lab hunts with this engine.
@@ -157,7 +157,7 @@ pub(crate) fn choose<T: Copy>(rng: &mut Rng, list: &[T]) -> T {
     list[rng.usize(..list.len())]
 }
 
-/// What a design has. Store, command, bench and lab ask this, and compare no names.
+/// The traits of a design. Store, command, bench and lab ask this, and compare no names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traits {
     /// Compute servers cache nodes; the setting `cache` says how many bytes.

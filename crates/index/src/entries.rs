@@ -4,7 +4,7 @@
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Entries {
     bytes: Vec<u8>,
-    /// Where each pair's key and value end in `bytes`.
+    /// The ends of each pair's key and value in `bytes`.
     ends: Vec<(usize, usize)>,
 }
 
@@ -19,7 +19,7 @@ impl Entries {
         self.ends.len()
     }
 
-    /// Whether there is none.
+    /// Tells whether there is none.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }

@@ -8,7 +8,7 @@ use farleaf_pool::{Audit, Session};
 use crate::change::{Change, Outcome};
 use crate::{Entries, IndexError};
 
-/// What a compare-exchange did.
+/// The result of a compare-exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exchange {
     /// The key held what was expected and holds the new value now, or is gone if there is none.
@@ -17,7 +17,7 @@ pub enum Exchange {
     Differs,
 }
 
-/// Which keys a scan returns, and from which end.
+/// The keys that a scan returns, and the end that it starts from.
 #[derive(Clone, Copy, Debug)]
 pub struct ScanRange<'a> {
     /// Lower end.
@@ -33,7 +33,7 @@ impl ScanRange<'_> {
     pub const ALL: ScanRange<'static> =
         ScanRange { from: Bound::Unbounded, to: Bound::Unbounded, reverse: false };
 
-    /// Whether `key` is in the range.
+    /// Tells whether `key` is in the range.
     pub fn holds(&self, key: &[u8]) -> bool {
         use std::ops::RangeBounds;
         (self.from, self.to).contains(key)
@@ -46,7 +46,7 @@ pub trait SortedPairs {
     fn next(&mut self) -> Option<(&[u8], &[u8])>;
 }
 
-/// What an engine's walk over its remote structure found.
+/// The findings of an engine's walk over its remote structure.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TableReport {
     /// Keys present.

@@ -22,7 +22,7 @@ pub const DURABILITY: &str = "durability";
 pub struct Knob {
     /// Its name in settings, on command lines, in files and in reports.
     pub name: &'static str,
-    /// Which values it takes.
+    /// The kind of its values.
     pub kind: KnobKind,
     /// Its meaning, in one or more sentences.
     about: &'static str,
@@ -47,7 +47,7 @@ impl Knob {
     }
 }
 
-/// Which values a knob takes.
+/// The kind of values that a knob takes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum KnobKind {
@@ -413,7 +413,7 @@ impl Settings {
         self.0.iter().map(|it| (it.name.as_str(), it.text.as_str()))
     }
 
-    /// Whether there are none.
+    /// Tells whether there are none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -457,7 +457,7 @@ pub enum KnobError {
         name: &'static str,
         /// The text as it was given.
         read: String,
-        /// Which values the knob takes.
+        /// The values that the knob takes.
         expected: String,
     },
     /// The knob belongs to a table's shape, and the table is there.

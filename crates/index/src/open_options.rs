@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::Settings;
 use crate::engines::dex::Forward;
 
-/// How a compute server opens tables. Concerns it alone; an engine takes what it has a use for.
+/// The options with which a compute server opens tables. They concern it alone; an engine takes what it has a use for.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
     /// Settings of the engine, by name; see [`crate::Engine::options`].

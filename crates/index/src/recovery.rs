@@ -47,7 +47,7 @@ async fn finish(session: &Session, recovery: Recovery) -> Result<Recovered, Inde
     let mut tables = Vec::with_capacity(roots.len());
     for root in &roots {
         let table = StoredTable::of(root)?;
-        // What of it was theirs alone may be torn, and their logs tell of nodes to come.
+        // Nodes that were theirs alone may be torn, and their logs tell of nodes to come.
         table.release_dead(session).await?;
         table.redo_dead(session, &recovery).await?;
         let report = table.verify(session, &mut audit).await?;

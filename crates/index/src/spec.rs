@@ -20,14 +20,14 @@ crate::knobs! {
     }
 }
 
-/// What a table is: engine, formats and geometry. Fixed when it is made, kept in its root.
+/// A table's specification: engine, formats and geometry. Fixed when it is made, kept in its root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableFormat {
     /// The engine.
     pub engine: Engine,
-    /// Which keys it takes.
+    /// The keys that it takes.
     pub key: KeyFormat,
-    /// Which values it takes.
+    /// The values that it takes.
     pub value: ValueFormat,
     /// Bytes of a node; `None` takes what suits the formats: 1024, or as much as the longest key
     /// needs, at least 4096 for byte strings.

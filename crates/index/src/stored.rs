@@ -49,7 +49,7 @@ impl StoredTable {
         &self.layout
     }
 
-    /// Where its meta object is.
+    /// The address of its meta object.
     pub fn meta(&self) -> GlobalAddr {
         self.meta
     }

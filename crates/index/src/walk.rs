@@ -17,7 +17,7 @@ const PROBLEMS_MAX: usize = 100;
 
 /// Receives the objects of a walk.
 pub trait Visitor {
-    /// Whether the walk may end: it then looks at no further object.
+    /// Tells whether the walk may end: it then looks at no further object.
     fn is_done(&self) -> bool {
         false
     }

@@ -6,7 +6,7 @@
 #![allow(clippy::unwrap_used)]
 #![allow(clippy::arc_with_non_send_sync, reason = "loom has one thread and checks who shares")]
 
-/// What the modelled modules take for the standard library's.
+/// Stands in the modelled modules for the standard library's.
 mod sync {
     pub(crate) use loom::sync::{Mutex, MutexGuard, atomic};
     pub(crate) use loom::thread;

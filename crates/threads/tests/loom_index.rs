@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 #![allow(clippy::arc_with_non_send_sync, reason = "loom has one thread and checks who shares")]
 
-/// What the modelled modules take for the standard library's.
+/// Stands in the modelled modules for the standard library's.
 mod sync {
     use std::ops::DerefMut;
 
@@ -219,7 +219,7 @@ fn no_wake_up_is_lost() {
     });
 }
 
-/// Whether any interleaving had work done by another.
+/// True once an interleaving had work done by another thread.
 static COMBINED: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
 
 /// A latch, what is under it, and who waits for it.
@@ -329,7 +329,7 @@ fn a_free_frame_comes_out_once() {
     });
 }
 
-/// What a mark gives the right to work on; loom sees who does so beside another.
+/// The node that a mark gives the right to work on; loom sees who does so beside another.
 struct Node {
     map: MappingTable,
     lot: ParkingLot,
@@ -440,7 +440,7 @@ fn one_of_two_reads_a_node() {
     });
 }
 
-/// Who changes a node remotely, whether by a WRITE or by a memory server, is alone with it.
+/// A change of a remote node, by a WRITE or by a memory server, has the node to itself.
 #[test]
 fn a_change_excludes_a_miss_and_another_change() {
     for marks in [[Entry::Io, Entry::OffX], [Entry::OffX, Entry::OffX]] {
@@ -492,7 +492,7 @@ fn a_promoted_frame_holds_the_node() {
     loom::model(|| {
         let map = Arc::new(MappingTable::new(4));
         let cooling = Arc::new(CoolingMap::new(8, 0.1, false));
-        // What frame 5 holds.
+        // The content of frame 5.
         let holds = Arc::new(AtomicU64::new(ADDR));
         assert_eq!(map.claim(ADDR, Entry::Resident(5)), Ok(()));
         assert_eq!(cooling.insert(ADDR, 5), None);
@@ -557,7 +557,7 @@ fn an_entry_stays_while_its_stripe_moves() {
 /// next has it closed.
 struct Guarded {
     counters: OpCounters,
-    /// What operations may touch while the range is open, and the mover once it has drained them.
+    /// The data that operations may touch while the range is open, and the mover once it has drained them.
     range: UnsafeCell<u32>,
 }
 

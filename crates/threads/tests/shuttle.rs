@@ -3,7 +3,7 @@
 //! See the crate's page.
 #![allow(clippy::unwrap_used)]
 
-/// What the modelled modules take for the standard library's.
+/// Stands in the modelled modules for the standard library's.
 mod sync {
     pub(crate) use shuttle::sync::atomic::{AtomicU64, Ordering, fence};
     pub(crate) use shuttle::sync::{Mutex, atomic};

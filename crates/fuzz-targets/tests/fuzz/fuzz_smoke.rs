@@ -74,7 +74,7 @@ fn try_one(target: &Target, input: &[u8], name: &str) -> Duration {
 fn smoke(name: &str) {
     let target = target(name).expect("a target");
     let corpus = corpus(target);
-    // What is made once per thread is not the inputs'.
+    // Memory that is allocated once per thread does not count for the inputs.
     (target.run)(&[]);
     let mut longest = Duration::ZERO;
     for (path, input) in &corpus {

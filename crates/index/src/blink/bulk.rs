@@ -175,8 +175,8 @@ struct Builder<'a> {
     cut: usize,
 }
 
-/// What is being built of a tree whose lower levels lie on one server, subtree by subtree: leaves and
-/// what stands above them up to `level`. No node up to there has children of two groups.
+/// Unfinished part of a tree whose lower levels lie on one server, subtree by subtree: leaves and
+/// the nodes above them up to `level`. No node up to there has children of two groups.
 struct Group {
     level: u8,
     /// Leaves of a full subtree.
@@ -188,7 +188,7 @@ struct Group {
     server: ServerId,
 }
 
-/// What is behind a leaf that is being ended.
+/// The neighbour behind a leaf that is being ended.
 enum Behind {
     /// Another one of the same part.
     More,
@@ -317,7 +317,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// How many of the waiting pairs the next leaf takes; `high` is the fence behind the last of them, if
+    /// Counts the waiting pairs that the next leaf takes; `high` is the fence behind the last of them, if
     /// it is known.
     fn fit_leaf(&self, high: Option<&[u8]>) -> usize {
         if self.layout.is_dense() {
@@ -455,7 +455,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// How many of the waiting children the next node of `level` takes.
+    /// Counts the waiting children that the next node of `level` takes.
     fn fit_inner(&self, level: usize) -> usize {
         let here = &self.levels[level];
         self.layout.fit_inner(here.low.as_deref(), None, &here.bounds, self.fill_percent)

@@ -176,7 +176,7 @@ struct Posted<'a> {
     spare: Option<Ops>,
     lock: GlobalAddr,
     token: u64,
-    /// What is left in the lock word.
+    /// The value that stays in the lock word.
     word: u64,
     retiring: Option<Retiring>,
 }

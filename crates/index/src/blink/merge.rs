@@ -200,7 +200,7 @@ impl Tree {
     }
 }
 
-/// What a merge left of the parent.
+/// The parent as a merge left it.
 struct Merged {
     children: usize,
     is_sparse: bool,

@@ -186,7 +186,7 @@ impl Tree {
     }
 }
 
-/// What takes longer than its caller waits.
+/// The error for work that takes longer than its caller waits.
 fn unfinished_work(what: &str) -> IndexError {
     IndexError::Unavailable(format!(
         "{what} takes longer than it is waited for, as it does while a memory server cannot be reached: \

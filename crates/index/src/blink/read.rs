@@ -26,7 +26,7 @@ pub(super) const LOCK_WAIT_MAX_NS: u64 = 10_000_000_000;
 /// First and longest wait between two tries.
 pub(super) const BACKOFF_NS: (u64, u64) = (1_000, 64_000);
 
-/// Where on a level one wants to go.
+/// The place on a level that a reader looks for.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Seek<'a> {
     /// To the node that covers a key.
@@ -285,7 +285,7 @@ impl Tree {
         Ok(addr)
     }
 
-    /// Whether the image is one that was published at `addr`, alive, on that level.
+    /// Tells whether the image is one that was published at `addr`, alive, on that level.
     #[inline]
     pub(super) fn is_current(&self, image: &Buf, addr: GlobalAddr, level: u8) -> bool {
         let node = Node::new(&self.layout, image.words());

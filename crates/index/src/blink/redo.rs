@@ -41,14 +41,14 @@ pub(super) const NODES_MAX: usize = 3;
 const HEADER_WORDS: usize = 8;
 const MAGIC: u64 = u64::from_le_bytes(*b"FLredo01");
 
-/// Whether a WRITE of a node can be cut short by the writer's death. If not, a change of one node
+/// Tells whether a WRITE of a node can be cut short by the writer's death. If not, a change of one node
 /// needs no record.
 pub(super) fn is_needed(session: &Session, layout: &Layout) -> bool {
     !Canary::LoseRedoRecord.is_armed()
         && (session.endpoint().capabilities().crash_atomic_bytes as usize) < layout.node_bytes()
 }
 
-/// Whether the pool's redo areas hold a record of this layout's largest change.
+/// Refuses a pool unless its redo areas hold a record of this layout's largest change.
 pub(super) fn check_room(session: &Session, layout: &Layout) -> Result<(), IndexError> {
     let needs = HEADER_WORDS * 8 + NODES_MAX * layout.node_bytes();
     let has = session.redo_bytes();

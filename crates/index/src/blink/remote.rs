@@ -31,7 +31,7 @@ const EXCLUSIVE_TRIES: u32 = 32;
 #[derive(Clone, Debug)]
 pub(crate) struct RemoteTree(Arc<Tree>);
 
-/// What is said of work that goes on for longer than its caller waits.
+/// Errors for work that goes on for longer than its caller waits.
 pub(crate) trait TimedOut {
     /// That; for work that has not changed any key.
     fn timed_out() -> Self;
@@ -132,7 +132,7 @@ impl RemoteTree {
         self.0.check_value(value)
     }
 
-    /// Whether `image` is a node that was published at `addr`, alive, on `level`.
+    /// Tells whether `image` is a node that was published at `addr`, alive, on `level`.
     pub(crate) fn is_current(&self, image: &Buf, addr: GlobalAddr, level: u8) -> bool {
         self.0.is_current(image, addr, level)
     }
@@ -180,7 +180,7 @@ impl RemoteTree {
         read::backoff(session, attempt).await;
     }
 
-    /// Whether a value of `len` bytes needs a record.
+    /// Tells whether a value of `len` bytes needs a record.
     pub(crate) fn needs_record(&self, len: usize) -> bool {
         len > self.0.layout.inline_value_max()
     }
@@ -342,7 +342,7 @@ pub(crate) struct Passage<'a> {
     end: usize,
 }
 
-/// Where a scan wants to go on.
+/// The place at which a scan goes on.
 pub(crate) enum Next<'a> {
     /// At the end of the key space that it comes from.
     End,
@@ -368,7 +368,7 @@ impl<'a> Passage<'a> {
         Some(Passage { range, place, end: out.len().saturating_add(limit) })
     }
 
-    /// Where the next leaf is, and whether the scan descends.
+    /// Returns the next leaf's place, and whether the scan descends.
     pub(crate) fn next(&self) -> (Next<'_>, bool) {
         let next = match &self.place {
             Place::End => Next::End,
@@ -383,7 +383,7 @@ impl<'a> Passage<'a> {
         self.end.saturating_sub(out.len())
     }
 
-    /// Whether the range ends before the leaf behind this fence.
+    /// Tells whether the range ends before the leaf behind this fence.
     pub(crate) fn ends_before(&self, fence: &[u8]) -> bool {
         is_past(&self.range, fence)
     }
@@ -423,7 +423,7 @@ impl<'a> Passage<'a> {
         Ok(self.skip_to(fence, out))
     }
 
-    /// Whether the end that a descending scan comes from is `key`, and not in the range.
+    /// Tells whether the end that a descending scan comes from is `key`, and not in the range.
     pub(crate) fn leaves_out(&self, key: &[u8]) -> bool {
         self.range.to == Bound::Excluded(key)
     }
@@ -437,7 +437,7 @@ impl<'a> Passage<'a> {
         }
     }
 
-    /// What is left of the range in `(low, high]`, which holds the place, and how many pairs are
+    /// Returns the rest of the range in `(low, high]`, which holds the place, and how many pairs are
     /// wanted.
     pub(crate) fn rest_in(
         &self,

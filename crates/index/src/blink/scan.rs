@@ -283,7 +283,7 @@ impl Tree {
     }
 }
 
-/// Whether no key can be in the range.
+/// Tells whether no key can be in the range.
 pub(super) fn is_empty(range: &ScanRange<'_>) -> bool {
     match (range.from, range.to) {
         (Bound::Included(from), Bound::Included(to)) => from > to,
@@ -293,7 +293,7 @@ pub(super) fn is_empty(range: &ScanRange<'_>) -> bool {
     }
 }
 
-/// Whether everything on the far side of `fence` is outside the range: above it, exclusive, when
+/// Tells whether everything on the far side of `fence` is outside the range: above it, exclusive, when
 /// ascending; at or below it when descending.
 pub(super) fn is_past(range: &ScanRange<'_>, fence: &[u8]) -> bool {
     if range.reverse {

@@ -53,7 +53,7 @@ impl Tree {
         .unwrap_or_else(|| Err(unfinished_work("a split")))
     }
 
-    /// Where a new node of `level` goes, beside the one at `addr` or above it.
+    /// Chooses the server of a new node of `level`, beside the one at `addr` or above it.
     pub(super) fn server_beside(&self, session: &Session, addr: GlobalAddr, level: u8) -> ServerId {
         let is_placed = level < self.placed.load(Ordering::Relaxed);
         if is_placed { addr.server() } else { session.place() }
@@ -160,7 +160,7 @@ impl Tree {
         }
     }
 
-    /// Whether the node at `addr` is alive and its low fence is `separator`. The caller holds the
+    /// Tells whether the node at `addr` is alive and its low fence is `separator`. The caller holds the
     /// lock of the parent that covers it, so that nobody can merge it away meanwhile.
     async fn still_starts_at(
         self: &Arc<Self>,

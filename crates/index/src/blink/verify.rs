@@ -145,7 +145,7 @@ impl Tree {
                 }
             }
             before = Some((addr, node.version()));
-            // What lies before the fence has been visited.
+            // All before the fence has been visited.
             if level > 0 {
                 self.children(&node, low, fence.as_deref(), &mut below);
             } else {
@@ -261,7 +261,7 @@ impl Tree {
         }
     }
 
-    /// Whether a node that was seen in a version is another now, or dead.
+    /// Tells whether a node that was seen in a version is another now, or dead.
     async fn has_changed(
         &self,
         session: &Session,
@@ -275,7 +275,7 @@ impl Tree {
         Ok(!self.is_current(&image, addr, level) || node.version() != version)
     }
 
-    /// Whether the parent of the node of `level` that starts at `low` points to `addr` now.
+    /// Tells whether the parent of the node of `level` that starts at `low` points to `addr` now.
     async fn is_child(
         self: &Arc<Self>,
         session: &Session,

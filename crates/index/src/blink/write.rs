@@ -14,7 +14,7 @@ use crate::IndexError;
 use crate::bnode::{ChangeError, Cover, Node, Value};
 use crate::change::{Change, Decision, Outcome};
 
-/// How an attempt under the lock ended.
+/// The end of an attempt under the lock.
 enum Attempt {
     Done(Outcome),
     /// The leaf was split; there is room now.
@@ -132,7 +132,7 @@ impl Tree {
         }
         let shrank = found.is_ok() && (change.value.is_none() || !self.layout.is_dense());
         let sparse = shrank && self.is_sparse(&leaf.node());
-        // What the leaf stops referring to is announced first, so that it is not lost if we die.
+        // The record that the leaf stops naming is announced first, so that it is not lost if this client dies.
         let old_addr = old_record.map(|old| self.record_place(old)).transpose()?;
         let retiring = match old_addr {
             Some((addr, _)) => Some(session.announce_retire(addr).await?),
@@ -190,7 +190,7 @@ impl Tree {
         }
     }
 
-    /// Whether a node has become so empty that a neighbour could take it in.
+    /// Tells whether a node has become so empty that a neighbour could take it in.
     pub(super) fn is_sparse(&self, node: &Node<'_, u64>) -> bool {
         (node.used_bytes() as f64) < node.capacity_bytes() as f64 * self.options.merge_low
     }

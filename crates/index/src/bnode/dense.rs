@@ -18,9 +18,9 @@ use super::words::{HEAD_WORDS, Word, word};
 /// the key that it starts with.
 pub(super) struct Probe {
     words: [u64; 8],
-    /// Whether the place is behind an equal key rather than before it.
+    /// True: the place is behind an equal key. False: before it.
     after: bool,
-    /// Whether the string has a key's length.
+    /// True if the string has a key's length.
     exact: bool,
 }
 
@@ -39,7 +39,7 @@ impl Probe {
         Self { words, after, exact: key.len() == bytes }
     }
 
-    /// Whether the key whose words `at` gives lies before this place.
+    /// Tells whether the key whose words `at` gives lies before this place.
     #[inline(always)]
     fn is_past(&self, key_words: usize, at: impl Fn(usize) -> u64) -> bool {
         for (index, &mine) in self.words.iter().enumerate().take(key_words) {
@@ -72,7 +72,7 @@ fn probe_word(key: &[u8], after: bool) -> (u64, bool) {
     }
 }
 
-/// How many of `0..count` come before the first for which `before` is false, by halving.
+/// Counts the numbers of `0..count` that come before the first for which `before` is false, by halving.
 #[inline(always)]
 pub(super) fn count_before(count: usize, mut before: impl FnMut(usize) -> bool) -> usize {
     if count == 0 {

@@ -18,7 +18,7 @@ pub enum ChangeError {
     /// The key is in the leaf already.
     #[error("the key is already there, at index {index}")]
     Exists {
-        /// Where it is.
+        /// Its index.
         index: usize,
     },
     /// Keys of this length do not belong to the layout.
@@ -68,7 +68,7 @@ pub enum ChangeError {
     Damaged,
 }
 
-/// What became of a separator to be inserted.
+/// The result of inserting a separator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Posted {
     /// It is now there, at this index.

@@ -71,7 +71,7 @@ impl Layout {
         finish(words, self.tree, done)
     }
 
-    /// How many of `entries`, at least one if there are any, a leaf above `low` should take so that it
+    /// Counts the `entries`, at least one if there are any, that a leaf above `low` should take so that it
     /// is full to `fill_percent`. `high` is the fence behind the last of them.
     ///
     /// The leaf's own high fence is then the [`Layout::separator`] of its last entry and the next.
@@ -108,7 +108,7 @@ impl Layout {
         most
     }
 
-    /// How many children, at least one, an inner node above `low` should take so that it is full to
+    /// Counts the children, at least one, that an inner node above `low` should take so that it is full to
     /// `fill_percent`. `bounds` are the upper bounds of the children there are, without the last's,
     /// which is `high`.
     pub fn fit_inner<S: AsRef<[u8]>>(

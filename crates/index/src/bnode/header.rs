@@ -22,7 +22,7 @@ pub(super) const FLAG_HIGH_INFINITE: u8 = 2;
 pub(super) const FLAG_SLOTTED: u8 = 4;
 pub(super) const FLAGS_ALL: u8 = 7;
 
-/// What a node is.
+/// The kind of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Holds keys and values.
@@ -35,7 +35,7 @@ pub enum Kind {
     Invalid,
 }
 
-/// What a fresh node's header says.
+/// The header of a fresh node.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Head<'a> {
     /// Global address of the node itself.
@@ -44,7 +44,7 @@ pub struct Head<'a> {
     pub right: u64,
     /// Level above the leaves: 0 for leaves, at least 1 for inner nodes.
     pub level: u8,
-    /// How often the node's memory was used before, as far as the engine counts that.
+    /// Number of earlier uses of the node's memory, as far as the engine counts that.
     pub incarnation: u16,
     /// Version that the image is published as.
     pub version: u64,

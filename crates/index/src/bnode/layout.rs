@@ -19,7 +19,7 @@ const DENSE_VALUE_MAX: usize = 256;
 /// Fewest entries or separators that a capacity may allow.
 const CAP_MIN: usize = 2;
 
-/// Which byte strings a table takes as keys.
+/// The byte strings that a table takes as keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeyFormat {
     /// Exactly this many bytes.
@@ -31,7 +31,7 @@ pub enum KeyFormat {
     },
 }
 
-/// Which byte strings a table takes as values.
+/// The byte strings that a table takes as values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ValueFormat {
     /// Exactly this many bytes.
@@ -40,7 +40,7 @@ pub enum ValueFormat {
     Bytes,
 }
 
-/// What a [`Layout`] is made from. Every node of a tree has the same.
+/// The parts that a [`Layout`] is made from. Every node of a tree has the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayoutOptions {
     /// Size of a node: a power of two, [`NODE_BYTES_MIN`] to [`NODE_BYTES_MAX`].
@@ -101,7 +101,7 @@ pub enum LayoutError {
     Capacity {
         /// Capacity asked for.
         cap: usize,
-        /// What fits.
+        /// The number that fits.
         fits: usize,
     },
 }
@@ -249,7 +249,7 @@ impl Layout {
         self.node_words
     }
 
-    /// Whether entries are fixed words rather than slots and a heap.
+    /// Tells whether entries are fixed words rather than slots and a heap.
     pub fn is_dense(&self) -> bool {
         self.dense
     }
@@ -277,7 +277,7 @@ impl Layout {
         self.inner_cap
     }
 
-    /// Whether a key of this length may be in a leaf.
+    /// Tells whether a key of this length may be in a leaf.
     pub fn takes_key(&self, len: usize) -> bool {
         match self.options.key {
             KeyFormat::Fixed(fixed) => len == fixed,
@@ -285,7 +285,7 @@ impl Layout {
         }
     }
 
-    /// Whether a value of this length belongs to the table at all.
+    /// Tells whether a value of this length belongs to the table at all.
     pub fn takes_value(&self, len: usize) -> bool {
         match self.options.value {
             ValueFormat::Fixed(fixed) => len == fixed,
@@ -293,7 +293,7 @@ impl Layout {
         }
     }
 
-    /// Whether a string of this length may be a separator or a fence.
+    /// Tells whether a string of this length may be a separator or a fence.
     pub fn takes_separator(&self, len: usize) -> bool {
         if self.dense { len == self.key_max } else { len <= self.key_max }
     }

@@ -9,12 +9,12 @@ use super::slotted::slots_bytes;
 use super::view::{Cover, Node};
 use super::words::{HEAD_WORDS, Image, Word};
 
-/// Where a node was split.
+/// The place at which a node was split.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Split {
     /// High fence of the left node and low fence of the right one: what goes to the parent.
     pub separator: Vec<u8>,
-    /// Whether the key that the split was for now belongs to the right node.
+    /// True if the key that the split was for now belongs to the right node.
     pub goes_right: bool,
 }
 
@@ -194,7 +194,7 @@ impl<I: Image> NodeMut<'_, I> {
 }
 
 impl<W: Word> Node<'_, W> {
-    /// Whether this node and its right neighbour fit into one that is then full to `fill_percent` at
+    /// Tells whether this node and its right neighbour fit into one that is then full to `fill_percent` at
     /// most. `false` if they are not neighbours.
     pub fn can_merge<V: Word>(&self, right: &Node<'_, V>, fill_percent: usize) -> bool {
         Join::new(self, right).is_some_and(|join| {
@@ -204,7 +204,7 @@ impl<W: Word> Node<'_, W> {
     }
 }
 
-/// What two neighbours would be together.
+/// Two neighbours as one node.
 struct Join {
     /// The fence between them.
     fence: Vec<u8>,
@@ -291,7 +291,7 @@ fn cells_bytes<W: Word>(node: &Node<'_, W>, prefix: usize) -> usize {
         + node.count() * heap.prefix().saturating_sub(prefix)
 }
 
-/// Which part of a node goes where: the first `left` entries stay, those of `right` (from, to) leave.
+/// The parts into which a node is cut: the first `left` entries stay, those of `right` (from, to) leave.
 struct Cut {
     left: usize,
     right: (usize, usize),

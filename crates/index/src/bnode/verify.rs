@@ -7,7 +7,7 @@ use super::strings::{common_prefix, leading};
 use super::view::{Cover, Node};
 use super::words::{HEAD_WORDS, load_at};
 
-/// What is wrong with a node image.
+/// A fault of a node image.
 ///
 /// [`NodeError::may_be_torn`] tells what reading again can cure from what it cannot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -36,9 +36,9 @@ pub enum NodeError {
     /// The node belongs to another address.
     #[error("node at {expected:#x} says that it is at {found:#x}")]
     Address {
-        /// Where it was read.
+        /// The address that it was read from.
         expected: u64,
-        /// Where it says it is.
+        /// The address that it states.
         found: u64,
     },
     /// The flags are of another layout, or unknown.
@@ -102,7 +102,7 @@ pub enum NodeError {
 }
 
 impl NodeError {
-    /// Whether a read that raced with a write explains it: then read again. All others had a right
+    /// Tells whether a read that raced with a write explains it: then read again. All others had a right
     /// checksum and are damage, or come from following a stale address.
     pub fn may_be_torn(&self) -> bool {
         matches!(self, NodeError::Sum)

@@ -22,7 +22,7 @@ pub enum Value<'a> {
     Record(RecordRef),
 }
 
-/// How a leaf holds a value that was read.
+/// The form in which a leaf holds a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stored {
     /// In the leaf; it has been copied out.
@@ -31,7 +31,7 @@ pub enum Stored {
     Record(RecordRef),
 }
 
-/// Where a key lies as seen from a node's fences.
+/// The place of a key as seen from a node's fences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cover {
     /// At or below the low fence: the node is to the right of the key.
@@ -87,7 +87,7 @@ impl<'a, W: Word> Node<'a, W> {
         meta(self.words)
     }
 
-    /// Whether this is a leaf, an inner node, a dead one, or none at all.
+    /// Returns the kind: a leaf, an inner node, a dead one, or none at all.
     #[inline]
     pub fn kind(&self) -> Kind {
         self.meta().kind()
@@ -105,7 +105,7 @@ impl<'a, W: Word> Node<'a, W> {
         usize::from(self.meta().count)
     }
 
-    /// How often the node's memory was used before.
+    /// Returns the number of earlier uses of the node's memory.
     pub fn incarnation(&self) -> u16 {
         self.meta().incarnation
     }
@@ -128,7 +128,7 @@ impl<'a, W: Word> Node<'a, W> {
         word(self.words, VERSION_WORD)
     }
 
-    /// Whether the checksum fits the content: the check for every image that a fabric read returned.
+    /// Tells whether the checksum fits the content: the check for every image that a fabric read returned.
     ///
     /// Cost: one hash of the node, about 40 ns per KiB of a private copy.
     #[inline]
@@ -163,7 +163,7 @@ impl<'a, W: Word> Node<'a, W> {
         finite
     }
 
-    /// Whether these are its fences; `None` is an open end.
+    /// Tells whether these are its fences; `None` is an open end.
     #[inline]
     pub fn has_fences(&self, low: Option<&[u8]>, high: Option<&[u8]>) -> bool {
         // A key is the low fence if it is just outside, the high fence if it is just inside.
@@ -184,13 +184,13 @@ impl<'a, W: Word> Node<'a, W> {
         }
     }
 
-    /// Where `key` lies as seen from the fences. Any byte string is allowed.
+    /// Returns the place of `key` as seen from the fences. Any byte string is allowed.
     #[inline]
     pub fn covers(&self, key: &[u8]) -> Cover {
         self.covers_at(key, false)
     }
 
-    /// Where the place just above `key` lies: the node wanted by a cursor that has passed `key`.
+    /// Returns the place just above `key`: the node wanted by a cursor that has passed `key`.
     #[inline]
     pub fn covers_after(&self, key: &[u8]) -> Cover {
         self.covers_at(key, true)

@@ -60,7 +60,7 @@ pub(crate) struct Taken<W> {
     ticket: u64,
 }
 
-/// How waiting for left work ended.
+/// The end of waiting for left work.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Ended<R> {
     /// It was done.
@@ -95,7 +95,7 @@ impl<W, R> Combiner<W, R> {
         LeftWork { stripe, ticket }
     }
 
-    /// Whether there may be work for the holder of `key`'s latch. What it misses is taken back.
+    /// Tells whether there may be work for the holder of `key`'s latch. What it misses is taken back.
     #[inline]
     pub(crate) fn has_work(&self, key: u64) -> bool {
         self.stripe(key).left.load(Ordering::Relaxed) > 0
@@ -125,7 +125,7 @@ impl<W, R> Combiner<W, R> {
     /// Says how work ended; `None` if nothing of it was done.
     pub(crate) fn answer(&self, key: u64, taken: &Taken<W>, answer: Option<R>) {
         let mut items = lock(&self.stripe(key).items);
-        // Who left it may wait no longer.
+        // The operation that left it may wait no longer.
         if let Some(at) = items.at(taken.ticket) {
             items.all[at].state = State::Answered(answer);
         }
@@ -141,7 +141,7 @@ pub(crate) struct LeftWork<'a, W, R> {
 }
 
 impl<W, R> LeftWork<'_, W, R> {
-    /// Whether waiting is over, given whether somebody holds the latch.
+    /// Tells whether waiting is over, given whether somebody holds the latch.
     pub(crate) fn is_over(&self, is_held: impl FnOnce() -> bool) -> bool {
         let items = lock(&self.stripe.items);
         match items.at(self.ticket).map(|at| &items.all[at].state) {
@@ -154,7 +154,7 @@ impl<W, R> LeftWork<'_, W, R> {
         }
     }
 
-    /// How it ended; takes it back if nobody has taken it.
+    /// Returns the end; takes the work back if nobody has taken it.
     pub(crate) fn end(&mut self) -> Ended<R> {
         let mut items = lock(&self.stripe.items);
         let Some(at) = items.at(self.ticket) else { return Ended::Back };
@@ -195,13 +195,13 @@ mod tests {
         let taken = combiner.take(1, 2);
         assert_eq!(taken.iter().map(|taken| taken.work).collect::<Vec<_>>(), [10, 11]);
         assert!(combiner.has_work(1), "one more");
-        // What is taken is waited for, whether the latch is held or not.
+        // Work that is taken is waited for, whether the latch is held or not.
         assert!(!left[0].is_over(|| false) && left[0].end() == Ended::NotYet);
         combiner.answer(1, &taken[0], Some(5));
         combiner.answer(1, &taken[1], None);
         assert!(left[0].is_over(|| true) && left[1].is_over(|| true));
         assert_eq!((left[0].end(), left[1].end()), (Ended::Done(5), Ended::Back));
-        // What is not is taken back once the latch is free.
+        // Work that is not taken comes back once the latch is free.
         assert!(!left[3].is_over(|| true) && left[3].is_over(|| false));
         assert_eq!(left[3].end(), Ended::Back);
         assert!(combiner.take(1, 9).is_empty());

@@ -45,15 +45,15 @@ impl Latch {
         (word & (X | DEAD) == 0).then_some(Version(word & !SX))
     }
 
-    /// Whether everything read since `version` was sampled is of one moment.
+    /// Tells whether everything read since `version` was sampled is of one moment.
     #[inline]
     pub(crate) fn validate(&self, version: Version) -> bool {
-        // What was read before must not be older than this load sees.
+        // Reads from before must not be older than this load sees.
         fence(Ordering::Acquire);
         self.0.load(Ordering::Relaxed) & !SX == version.0
     }
 
-    /// Whether nothing has changed since `version` and nobody intends to: for who has just announced
+    /// Tells whether nothing has changed since `version` and nobody intends to: for a reader that has just announced
     /// itself by a store that a writer looks for after it has set SX or X.
     #[inline]
     pub(crate) fn is_quiet_at(&self, version: Version) -> bool {
@@ -61,7 +61,7 @@ impl Latch {
         self.0.load(Ordering::SeqCst) == version.0
     }
 
-    /// Whether somebody holds it as X or SX.
+    /// Tells whether somebody holds it as X or SX.
     pub(crate) fn is_held(&self) -> bool {
         self.0.load(Ordering::SeqCst) & (X | SX) != 0
     }

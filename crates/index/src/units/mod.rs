@@ -50,7 +50,7 @@ const SIZE_OR_SHARE_FORMS: &str = "4096, 64KiB, 256MiB, 1GB, 8%";
 const RATE_FORMS: &str = "1000, 250K, 1.5M/s";
 const TIME_FORMS: &str = "250ns, 10us, 5ms, 1.5s, 2m, 1h";
 
-/// How many of something. Reads `1M`, `100K`, `2.5M`, `1_000`; K, M, G, T are decimal.
+/// A count. Reads `1M`, `100K`, `2.5M`, `1_000`; K, M, G, T are decimal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Count(pub u64);
 
@@ -203,7 +203,7 @@ impl fmt::Display for SizeOrShare {
     }
 }
 
-/// How many per second, more than none. Reads `250K`, `1.5M/s`.
+/// A rate per second, above 0. Reads `250K`, `1.5M/s`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rate {
     per_second: u64,
@@ -215,7 +215,7 @@ impl Rate {
         (per_second > 0).then_some(Self { per_second })
     }
 
-    /// How many per second, at least 1.
+    /// The number per second, at least 1.
     pub fn per_second(self) -> u64 {
         self.per_second
     }
@@ -281,7 +281,7 @@ impl fmt::Display for TimeSpan {
     }
 }
 
-/// What `unit` stands for in `units`; upper and lower case are the same.
+/// The factor of `unit` in `units`; upper and lower case are the same.
 fn multiplier(units: &[(&str, u64)], unit: &str) -> Result<u64, UnitFault> {
     units
         .iter()

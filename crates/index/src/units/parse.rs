@@ -8,9 +8,9 @@ use thiserror::Error;
 pub struct UnitError {
     /// The text as it was given.
     pub read: String,
-    /// What it should have been, with its article: `a count`, `a size`.
+    /// The expected quantity, with its article: `a count`, `a size`.
     pub expected: &'static str,
-    /// What is wrong with it.
+    /// Its fault.
     pub fault: UnitFault,
     /// Examples of what is accepted.
     pub accepted: &'static str,
@@ -27,7 +27,7 @@ impl UnitError {
     }
 }
 
-/// What is wrong with a quantity.
+/// A fault of a quantity.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum UnitFault {
@@ -113,7 +113,7 @@ impl Decimal {
     }
 }
 
-/// Whether `text` is digits, with single underscores only between them.
+/// Tells whether `text` is digits, with single underscores only between them.
 fn is_digits(text: &str) -> bool {
     text.split('_').all(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()))
 }

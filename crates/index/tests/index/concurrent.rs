@@ -108,7 +108,7 @@ fn the_same_seed_is_the_same_run() {
 fn death(seed: u64, format: TableFormat, at_ns: u64) -> bool {
     let (sim, session, index) = made(seed, &format);
     let start_ns = sim.now_ns();
-    // What each key of the victim holds for certain, and what it may hold instead.
+    // For each key of the victim: the certain value, and the value that it may hold instead.
     type Held = BTreeMap<Vec<u8>, (Option<Vec<u8>>, Option<Option<Vec<u8>>>)>;
     let held = Rc::new(RefCell::new(Held::new()));
     for client in 0..2_usize {

@@ -156,7 +156,7 @@ fn a_table_is_dropped_beside_a_recovery() {
     }
 }
 
-/// Whoever recovers a dead dropper finishes the drop, wherever it has stopped; the name is free.
+/// The recovery of a dead dropper finishes the drop, at whatever point it has stopped; the name is free.
 #[test]
 fn a_dead_droppers_table_is_finished() {
     let mut found = 0;

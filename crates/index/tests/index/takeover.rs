@@ -23,7 +23,7 @@ const DEAD: usize = 1;
 const WRITER: usize = 2;
 /// Comes for the first time.
 const READER: usize = 3;
-/// How long anybody waits for an operation that a stopped compute server may hold up.
+/// Virtual time that a client waits for an operation that a stopped compute server may hold up.
 const PATIENCE_NS: u64 = 2_000_000;
 /// The same beside a dead one, whose locks are taken over after 10 ms.
 const LONG_PATIENCE_NS: u64 = 60_000_000;
@@ -175,7 +175,7 @@ fn value(number: u64) -> [u8; 8] {
     number.to_le_bytes()
 }
 
-/// What an operation gives, unless somebody else holds it up.
+/// The result of an operation, unless somebody else holds it up.
 async fn patiently<T>(
     endpoint: &AnyEndpoint,
     ns: u64,
@@ -190,7 +190,7 @@ async fn patiently<T>(
     .await
 }
 
-/// Whoever took over a dead merge wrote the left node again and let go of it before the right one was
+/// The client that took over a dead merge wrote the left node again and let go of it before the right one was
 /// dead. A writer whose way to the left node is older than the separator of the right one changed a key
 /// there, and was told so; a reader that came by the parent found the right node's old content.
 #[test]

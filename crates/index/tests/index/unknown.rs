@@ -17,14 +17,14 @@ use farleaf_pool::{Pool, PoolError, Session};
 const COMPUTES: usize = 3;
 const CLIENTS: usize = 6;
 
-/// What happens to a memory server for a while.
+/// A fault of a memory server for a while.
 #[derive(Clone, Copy, Debug)]
 enum Outage {
     Stopped(u16),
     NoReplies(u16),
 }
 
-/// What goes wrong beside torn, late and shuffled operations.
+/// Faults beside torn, late and shuffled operations.
 #[derive(Clone, Copy, Debug)]
 struct Trouble {
     lost: f64,
@@ -46,8 +46,8 @@ fn config(seed: u64, lost: f64) -> SimConfig {
     config
 }
 
-/// What a client knows of a key of its own: what it holds for certain, and what it may hold in place
-/// of that.
+/// A client's knowledge of a key of its own: the certain value, and the value that may stand in place
+/// of it.
 #[derive(Clone, Debug, Default)]
 struct Known {
     certain: Option<Vec<u8>>,

@@ -8,10 +8,10 @@ use farleaf_pool::Session;
 
 use super::{key, value};
 
-/// What keys hold.
+/// Keys with their values.
 pub type Model = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// How many times as many seeds to run: `FARLEAF_SOAK=50 cargo test -p farleaf-index`.
+/// The factor on the number of seeds: `FARLEAF_SOAK=50 cargo test -p farleaf-index`.
 pub fn soak() -> u64 {
     std::env::var("FARLEAF_SOAK").ok().and_then(|times| times.parse().ok()).unwrap_or(1)
 }
@@ -161,7 +161,7 @@ pub fn number_of(value: &[u8]) -> u64 {
     value.iter().take(8).enumerate().map(|(at, byte)| u64::from(*byte) << (8 * at)).sum()
 }
 
-/// How often all clients have counted up, as the table has it.
+/// The sum of all counters in the table: how often clients counted up.
 pub async fn sum_of_counters(session: &Session, index: &impl Index, format: &TableFormat) -> u64 {
     let mut sum = 0;
     for counter in 0..COUNTERS {

@@ -89,7 +89,7 @@ impl World {
     ) {
         let mut config = self.sim_config();
         config.adversary.torn = 0.5;
-        // What handlers see is what has completed.
+        // Handlers see completed operations.
         config.capabilities.cpu_visible = true;
         let sim = Sim::new(config).expect("sim");
         sim.fabric(0).serve(OFFLOAD_SERVICE, offload_service());
@@ -100,7 +100,7 @@ impl World {
     }
 }
 
-/// What memory servers offer the engine `dex`.
+/// The service that memory servers run for the engine `dex`.
 pub fn offload_service() -> Arc<OffloadService> {
     Arc::new(OffloadService::new(1, None))
 }
@@ -280,12 +280,12 @@ pub async fn audit<I: Index>(session: &Session, tables: &[&I]) -> (Vec<TableRepo
     (reports, audit.report(session).await.expect("report"))
 }
 
-/// What everything cost so far that went through this session's endpoint.
+/// The cost so far of everything that went through this session's endpoint.
 pub fn costs(session: &Session) -> Snapshot {
     session.endpoint().counters().snapshot()
 }
 
-/// What `kind` has cost since `before`.
+/// The cost of `kind` since `before`.
 pub fn cost_since(session: &Session, before: &Snapshot, kind: OpKind) -> farleaf_fabric::Cost {
     costs(session).since(before).kind(kind)
 }

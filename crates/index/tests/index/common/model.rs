@@ -17,7 +17,7 @@ pub struct Run<I> {
     model: Model,
     rng: fastrand::Rng,
     space: u64,
-    /// What is wrong with the index beside what `verify` sees.
+    /// Faults of the index that `verify` does not see.
     look: fn(&I) -> Vec<String>,
 }
 
