@@ -846,26 +846,6 @@ impl SimFabric {
         Ok(())
     }
 
-    pub(super) fn attach_peer(&self, peer: Peer) -> Result<(), FabricError> {
-        check_exposed(peer.server, 0)?;
-        let mut machine = self.inner().machine.borrow_mut();
-        let Some(life) = machine.life_of(peer.incarnation) else {
-            return Err(FabricError::Config(format!("there is no life {}", peer.incarnation)));
-        };
-        let before = machine.calls.peers.insert((self.life(), peer.server), life as u32);
-        if let Some(before) = before.filter(|before| *before != life as u32) {
-            machine.give_up_peer(self.life(), peer.server, before);
-        }
-        Ok(())
-    }
-
-    pub(super) fn detach_peer(&self, server: ServerId) {
-        let mut machine = self.inner().machine.borrow_mut();
-        if let Some(before) = machine.calls.peers.remove(&(self.life(), server)) {
-            machine.give_up_peer(self.life(), server, before);
-        }
-    }
-
     /// Makes its card take `factor` times as long for everything from now on; 1 is as configured.
     ///
     /// # Panics
@@ -878,6 +858,26 @@ impl SimFabric {
 }
 
 impl Machine {
+    /// Makes `peer.server` stand for that life at the life `me`.
+    pub(super) fn attach_peer(&mut self, me: u32, peer: Peer) -> Result<(), FabricError> {
+        check_exposed(peer.server, 0)?;
+        let Some(life) = self.life_of(peer.incarnation) else {
+            return Err(FabricError::Config(format!("there is no life {}", peer.incarnation)));
+        };
+        let before = self.calls.peers.insert((me, peer.server), life as u32);
+        if let Some(before) = before.filter(|before| *before != life as u32) {
+            self.give_up_peer(me, peer.server, before);
+        }
+        Ok(())
+    }
+
+    /// Makes `server` stand for nobody at the life `me`.
+    pub(super) fn detach_peer(&mut self, me: u32, server: ServerId) {
+        if let Some(before) = self.calls.peers.remove(&(me, server)) {
+            self.give_up_peer(me, server, before);
+        }
+    }
+
     fn give_up_peer(&mut self, me: u32, server: ServerId, who: u32) {
         self.give_up(
             |one| {

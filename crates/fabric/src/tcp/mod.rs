@@ -82,8 +82,8 @@ pub use tls::{Tls, TlsFiles};
 pub(crate) use transport::Transport;
 
 use crate::{
-    Counters, Fabric, FabricError, Incarnation, ListenConfig, Peer, Refusal, ServerId, Service,
-    ServiceId,
+    Counters, Exposed, Fabric, FabricError, Incarnation, ListenConfig, Peer, Refusal, ServerId,
+    Service, ServiceId,
 };
 use link::Link;
 use peers::TcpCalls;
@@ -293,7 +293,7 @@ impl Fabric for Tcp {
         number: ServerId,
         bytes: u64,
         listen: &ListenConfig,
-    ) -> Result<Option<SocketAddr>, FabricError> {
+    ) -> Result<Option<Exposed>, FabricError> {
         let Shared { calls, config, incarnation, lease, .. } = &*self.0;
         let life = (*incarnation, lease);
         calls.expose(number, bytes, listen, config.servers.len(), life).map(Some)

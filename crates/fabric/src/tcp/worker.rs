@@ -453,6 +453,9 @@ impl Connection {
         loop {
             self.session.put_replies(&mut self.output);
             progress |= self.send()?;
+            if self.has_sent_all() {
+                self.session.sent();
+            }
             if self.output.unsent_bytes() > UNSENT_MAX {
                 return Ok(progress);
             }
