@@ -73,7 +73,9 @@ fn ground(canary: Canary) -> Choices {
         | Canary::ForwardUnchecked
         | Canary::GiveUndrained
         | Canary::AnswerAsZombie
-        | Canary::SplitOldFirst => Engine::Dex,
+        | Canary::SplitOldFirst
+        | Canary::LostIsNotBegun
+        | Canary::DeliverTwice => Engine::Dex,
         _ => Engine::BTree,
     };
     Choices { engine: Some(engine), ..Choices::default() }

@@ -11,9 +11,9 @@ use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token};
 
 use super::SPIN;
-use super::duplex::notice_loss;
 use super::link::Link;
 use super::listening::Listening;
+use super::loss::notice_loss;
 use super::output::Output;
 use super::served::Tally;
 use super::server::{LISTENER, Shared, WAKER};
