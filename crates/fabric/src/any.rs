@@ -4,7 +4,6 @@
 //! that on mapped memory.
 
 use std::future::Future;
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -15,8 +14,9 @@ use crate::tcp::{Tcp, TcpEndpoint};
 #[cfg(feature = "verbs")]
 use crate::verbs::{Verbs, VerbsEndpoint};
 use crate::{
-    Buf, CallError, Capabilities, Counters, Endpoint, Executor, Fabric, FabricError, GlobalAddr,
-    Incarnation, Incoming, ListenConfig, OpError, Ops, Peer, ServerId, Service, ServiceId, Words,
+    Buf, CallError, Capabilities, Counters, Endpoint, Executor, Exposed, Fabric, FabricError,
+    GlobalAddr, Incarnation, Incoming, ListenConfig, OpError, Ops, Peer, ServerId, Service,
+    ServiceId, Words,
 };
 
 /// One of the fabrics that run in real time. Clones share it.
@@ -192,7 +192,7 @@ impl Fabric for AnyFabric {
         number: ServerId,
         bytes: u64,
         listen: &ListenConfig,
-    ) -> Result<Option<SocketAddr>, FabricError> {
+    ) -> Result<Option<Exposed>, FabricError> {
         on_fabric!(self, fabric => fabric.expose(number, bytes, listen))
     }
 
@@ -338,8 +338,16 @@ impl Endpoint for AnyEndpoint {
         on_endpoint!(self, it => it.next_call(service).await)
     }
 
-    fn leave(&self) {
-        on_endpoint!(self, it => it.leave());
+    async fn leave(&self) {
+        on_endpoint!(self, it => it.leave().await);
+    }
+
+    fn attach(&self, peer: Peer) -> Result<(), FabricError> {
+        on_endpoint!(self, it => it.attach(peer))
+    }
+
+    fn detach(&self, server: ServerId) {
+        on_endpoint!(self, it => it.detach(server));
     }
 
     fn peers(&self) -> Vec<Peer> {

@@ -30,13 +30,13 @@
 //!   2. `Ok` says that the request was done once. `NotBegun` says that it was not begun and never will
 //!      be. `Unknown` says nothing. A change is sent again after `NotBegun` alone.
 //!   3. A request that was not written to a connection is `NotBegun`. So is one that waits unbegun when
-//!      its receiver leaves and can still say so. A lost reply is never `NotBegun`.
+//!      its receiver leaves ([`Endpoint::leave`]) or can still say so. A lost reply is never `NotBegun`.
 //!   4. When [`Endpoint::reconnect`] to a compute server has returned, no request that this thread sent
 //!      it before is begun any more. One that was begun goes on.
 //!   5. Calls have no order among each other or with operations, but "completed before posted".
 //!   6. When [`Endpoint::fence`] at a compute server has returned, it begins no request of the fenced
-//!      life any more. A sender takes no reply of a life after it was told that the life is dead: the
-//!      call is `Unknown`.
+//!      life any more. A sender takes no reply of a life that comes after it was told that the life
+//!      is dead: the call is `Unknown`.
 //!   7. A reply leaves only while the receiver holds its lease. So a receiver may answer from its own
 //!      memory.
 //!   8. A reply belongs to one request of one connection. A late reply to a request whose sender waits
@@ -49,12 +49,11 @@
 //!       a call and a reply are numbered crash points.
 
 use std::future::Future;
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use crate::{
-    AnyEndpoint, Buf, CallError, Capabilities, Counters, FabricError, GlobalAddr, Incarnation,
-    Incoming, ListenConfig, OpError, Ops, Peer, ServerId, Service, ServiceId, Words,
+    AnyEndpoint, Buf, CallError, Capabilities, Counters, Exposed, FabricError, GlobalAddr,
+    Incarnation, Incoming, ListenConfig, OpError, Ops, Peer, ServerId, Service, ServiceId, Words,
 };
 
 /// A set of memory servers that this process can reach, and the maker of endpoints to them.
@@ -89,8 +88,7 @@ pub trait Fabric: Clone + 'static {
     fn counters(&self) -> Vec<Arc<Counters>>;
 
     /// Takes calls in under `number`, from now until this life ends. Once per life. `bytes` of zeroed
-    /// memory will be exposed with it; for now it takes 0. Returns the address that others are to be
-    /// told, where there is one.
+    /// memory will be exposed with it; for now it takes 0. Returns its addresses, where there are some.
     ///
     /// # Errors
     /// [`FabricError::Config`] for a number below [`ServerId::COMPUTE_FIRST`], for `bytes` above 0, for
@@ -101,7 +99,7 @@ pub trait Fabric: Clone + 'static {
         number: ServerId,
         bytes: u64,
         listen: &ListenConfig,
-    ) -> Result<Option<SocketAddr>, FabricError>;
+    ) -> Result<Option<Exposed>, FabricError>;
 
     /// Makes `peer.server` stand for that life in all endpoints of this process from now on. Another
     /// life that the number stood for is detached. Endpoints connect at their first call.
@@ -256,7 +254,20 @@ pub trait Endpoint: Clone + 'static {
 
     /// Takes in no more calls: this compute server leaves. What has not been begun is `NotBegun`, and
     /// [`Endpoint::next_call`] returns `None`. What was begun can still be replied to.
-    fn leave(&self);
+    ///
+    /// Returns once each connected sender has been sent all that it needs to tell what was begun: then
+    /// the end of this process leaves no call `Unknown`. It waits at most a second for requests that were
+    /// begun, and for senders that take nothing.
+    fn leave(&self) -> impl Future<Output = ()>;
+
+    /// As [`Fabric::attach`].
+    ///
+    /// # Errors
+    /// As [`Fabric::attach`].
+    fn attach(&self, peer: Peer) -> Result<(), FabricError>;
+
+    /// As [`Fabric::detach`].
+    fn detach(&self, server: ServerId);
 
     /// The attached peers, by their numbers, as [`Fabric::peers`].
     fn peers(&self) -> Vec<Peer>;

@@ -51,7 +51,7 @@ mod wake;
 
 pub use addr::{GlobalAddr, ServerId};
 pub use any::{AnyEndpoint, AnyFabric};
-pub use calls::{CALL_BYTES_MAX, CallError, Closed, Incoming, ListenConfig, Peer};
+pub use calls::{CALL_BYTES_MAX, CallError, Closed, Exposed, Incoming, ListenConfig, Peer};
 #[cfg(any(test, feature = "canary"))]
 pub use canary::ArmedCanary;
 pub use canary::Canary;

@@ -17,7 +17,7 @@ fn main() {
     wire(&corpus);
     history(&corpus);
     offload(&corpus);
-    post(&corpus);
+    messages(&corpus);
 }
 
 fn write(corpus: &Path, target: &str, name: &str, bytes: &[u8]) {
@@ -287,18 +287,11 @@ fn offload(corpus: &Path) {
     write(corpus, "offload", "short", &[0x80, 0, b'F']);
 }
 
-/// Both greetings, heads, and a request and a reply of each kind.
-fn post(corpus: &Path) {
+/// A request and a reply of each kind.
+fn messages(corpus: &Path) {
     let words =
         |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
     let text = |text: &[u8]| [&(text.len() as u32).to_le_bytes(), text].concat();
-    let greeting = |entry: u8, to: u64| {
-        let front = [&[0][..], b"FarleafP", &[1, 0, 0, 0, entry, 0, 0, 0]].concat();
-        [front, words(&[7, 0, 5, to, 0, 0])].concat()
-    };
-    write(corpus, "post", "hello", &greeting(0, 6));
-    write(corpus, "post", "welcome", &greeting(3, 0));
-    write(corpus, "post", "head", &[vec![3], words(&[16, 7, 4096])].concat());
     let (key, some, number) = (text(b"key"), [&[1][..], &text(b"v")].concat(), words(&[9]));
     let requests = [
         ("get", [&[1][..], &key].concat()),
@@ -309,8 +302,9 @@ fn post(corpus: &Path) {
         ("give", [&[10, 0][..], &some, &number].concat()),
         ("load", vec![12, 1]),
     ];
-    for (name, content) in requests {
-        write(corpus, "post", &format!("ask-{name}"), &[vec![1], content].concat());
+    let table = words(&[4096]);
+    for (name, op) in requests {
+        write(corpus, "messages", &format!("ask-{name}"), &[&[0][..], &table, &op].concat());
     }
     let load = [&number[..], &[0], &some, &number, &[2, 0, 0, 0], &key, &key].concat();
     let replies = [
@@ -318,13 +312,13 @@ fn post(corpus: &Path) {
         ("done", vec![2, 1]),
         ("exchanged", vec![3, 0, 0]),
         ("pairs", [&[4][..], &key, &key, &key, &key].concat()),
-        ("moved", [&[8][..], &number].concat()),
-        ("not-moved", [&[9, 5][..], &number].concat()),
-        ("loads", [&[10][..], &load, &load].concat()),
-        ("error", [&[11, 3][..], &key].concat()),
-        ("move-error", [&[9, 11, 2][..], &key].concat()),
+        ("moved", [&[7][..], &number].concat()),
+        ("not-moved", [&[8, 5][..], &number].concat()),
+        ("loads", [&[9][..], &load, &load].concat()),
+        ("error", [&[10, 3][..], &key].concat()),
+        ("move-error", [&[8, 11, 2][..], &key].concat()),
     ];
     for (name, content) in replies {
-        write(corpus, "post", &format!("told-{name}"), &[vec![2], content].concat());
+        write(corpus, "messages", &format!("told-{name}"), &[vec![1], content].concat());
     }
 }

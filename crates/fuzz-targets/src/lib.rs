@@ -16,9 +16,9 @@ mod fabric;
 mod history;
 mod image;
 mod keys;
+mod messages;
 mod node;
 mod offload;
-mod post;
 mod records;
 mod region;
 mod superblock;
@@ -92,7 +92,12 @@ pub const TARGETS: &[Target] = &[
     Target { name: "ycsb", run: ycsb::run, input_bytes_max: 2048, memory_bytes_max: 4 << 20 },
     Target { name: "text", run: text::run, input_bytes_max: 256, memory_bytes_max: 4 << 20 },
     Target { name: "offload", run: offload::run, input_bytes_max: 1024, memory_bytes_max: 2 << 20 },
-    Target { name: "post", run: post::run, input_bytes_max: 4096, memory_bytes_max: 1 << 20 },
+    Target {
+        name: "messages",
+        run: messages::run,
+        input_bytes_max: 4096,
+        memory_bytes_max: 1 << 20,
+    },
     Target { name: "wire", run: wire::run, input_bytes_max: 4096, memory_bytes_max: 16 << 20 },
     Target { name: "history", run: history::run, input_bytes_max: 4096, memory_bytes_max: 8 << 20 },
 ];

@@ -54,7 +54,7 @@ async fn opened(endpoint: AnyEndpoint, combine: usize, durability: Durability) -
     let meta = Dex::create(&session, &layout).await.unwrap();
     let cache_bytes = KEYS / 30 * 1024;
     let options = DexOptions { cache_bytes, combine, durability, ..DexOptions::default() };
-    let index = Dex::open(&session, meta, layout, options, None, JoinOptions::default());
+    let index = Dex::open(&session, meta, layout, options, JoinOptions::default());
     let index = index.await.unwrap();
     index.bulk_load(&session, &mut All::below(KEYS)).await.unwrap();
     let mut value = Vec::new();

@@ -45,7 +45,7 @@ fn run(offload: Offload, threads: usize, cache_percent: u64) {
             let nodes = KEYS / 42;
             let cache_bytes = (nodes * cache_percent / 100).max(150) * 1024;
             let options = DexOptions { cache_bytes, offload, ..DexOptions::default() };
-            let index = Dex::open(&session, meta, layout, options, None, JoinOptions::default());
+            let index = Dex::open(&session, meta, layout, options, JoinOptions::default());
             let index = index.await.unwrap();
             index.bulk_load(&session, &mut All::below(KEYS)).await.unwrap();
             (session, index)

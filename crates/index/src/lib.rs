@@ -7,6 +7,7 @@
 mod blink;
 pub mod bnode;
 mod change;
+pub mod compute;
 mod detach;
 mod drops;
 pub mod engine;

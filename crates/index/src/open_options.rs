@@ -1,9 +1,6 @@
 //! Open options: settings by which one compute server opens a table.
 
-use std::sync::Arc;
-
 use crate::Settings;
-use crate::engines::dex::Forward;
 
 /// The options with which a compute server opens tables. They concern it alone; an engine takes what it has a use for.
 #[derive(Clone, Debug)]
@@ -13,15 +10,15 @@ pub struct OpenOptions {
     /// For engines with owners: partitions that it takes at once, of those that nobody has.
     pub take: usize,
     /// For engines with owners: whether this compute server takes on keys that nobody has, or the dead had,
-    /// when it meets them. One that does not only asks others, through `forward`.
+    /// when it meets them. One that does not only asks others.
     pub take_over: bool,
-    /// For engines with owners: what carries operations to the compute servers that own the keys. Without
-    /// one, operations on others' keys fail with `Unavailable`.
-    pub forward: Option<Arc<dyn Forward>>,
+    /// For engines with owners: whether operations go to the compute servers that own the keys
+    /// ([`crate::compute`]). Without that, operations on others' keys fail with `Unavailable`.
+    pub calls: bool,
 }
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        OpenOptions { settings: Settings::default(), take: 0, take_over: true, forward: None }
+        OpenOptions { settings: Settings::default(), take: 0, take_over: true, calls: false }
     }
 }

@@ -65,6 +65,10 @@ pub enum Canary {
     AnswerAsZombie,
     /// A cached node's split writes the old node, which points to the new one, first.
     SplitOldFirst,
+    /// A lost reply is taken for a request that was not begun.
+    LostIsNotBegun,
+    /// A request that comes twice is executed twice, and answered again when it is stale.
+    DeliverTwice,
 }
 
 impl Canary {
@@ -98,6 +102,8 @@ impl Canary {
         Canary::GiveUndrained,
         Canary::AnswerAsZombie,
         Canary::SplitOldFirst,
+        Canary::LostIsNotBegun,
+        Canary::DeliverTwice,
     ];
 
     /// Its name on the command line.
@@ -131,6 +137,8 @@ impl Canary {
             Canary::GiveUndrained => "give-undrained",
             Canary::AnswerAsZombie => "answer-as-zombie",
             Canary::SplitOldFirst => "split-old-first",
+            Canary::LostIsNotBegun => "lost-is-not-begun",
+            Canary::DeliverTwice => "deliver-twice",
         }
     }
 
@@ -185,6 +193,10 @@ impl Canary {
             Canary::SplitOldFirst => {
                 "a cached node's split writes the old node, which points to the new one, first"
             }
+            Canary::LostIsNotBegun => "a lost reply is taken for a request that was not begun",
+            Canary::DeliverTwice => {
+                "a request that comes twice is executed twice, and answered again when it is stale"
+            }
         }
     }
 
@@ -215,6 +227,8 @@ mod armed {
     #[must_use = "the canary is disarmed when this is dropped"]
     pub struct ArmedCanary {
         before: Option<Canary>,
+        /// The fabric's, for a bug of calls.
+        _of_calls: Option<farleaf_fabric::ArmedCanary>,
         /// Belongs to its thread.
         _thread: PhantomData<*const ()>,
     }
@@ -222,7 +236,13 @@ mod armed {
     impl Canary {
         /// Turns the bug on for all code that this thread runs.
         pub fn arm(self) -> ArmedCanary {
-            ArmedCanary { before: ARMED.replace(Some(self)), _thread: PhantomData }
+            let of_calls = match self {
+                Canary::LostIsNotBegun => Some(farleaf_fabric::Canary::LostIsNotBegun),
+                Canary::DeliverTwice => Some(farleaf_fabric::Canary::DeliverTwice),
+                _ => None,
+            };
+            let _of_calls = of_calls.map(farleaf_fabric::Canary::arm);
+            ArmedCanary { before: ARMED.replace(Some(self)), _of_calls, _thread: PhantomData }
         }
     }
 

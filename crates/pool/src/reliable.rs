@@ -244,7 +244,8 @@ impl<'a> Reliable<'a> {
             }
             self.back_off(trial.failures - 2).await;
         }
-        for server in servers {
+        // A fence at a compute server needs no reconnect: it may arrive twice.
+        for server in servers.iter().filter(|server| !server.is_compute()) {
             if !Canary::SettleWithoutReconnect.is_armed() {
                 self.renew(*server, &posting, trial.failing_since_ns).await?;
             }

@@ -122,7 +122,7 @@ impl Core {
         options.settings = table.format().engine.options_of(&options.settings);
         let table = Arc::new(TableCore::open(session, root, &options).await?);
         // INV-SERVE-1
-        self.serving.serve(table.index()).await?;
+        self.serving.serve(self, table.index());
         let mut tables = self.tables();
         // Another thread may have been quicker; it has opened the same.
         let entry = tables.entry(table.info().name.clone());

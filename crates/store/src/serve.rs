@@ -1,39 +1,45 @@
-//! Serving: answers other compute servers that need keys of this one.
+//! Serving: executes other compute servers' requests for keys of this one.
 //!
-//! When it opens the first table of an engine with partitions, the store listens, starts threads that
-//! answer, and publishes its address in the pool. A few tasks answer for each table, so that a long
-//! task (giving a range away) delays nobody. They run independently of the other threads of the
-//! process.
+//! When it opens the first table of an engine with owners, the store takes calls in by the fabric, starts threads
+//! that execute them, and publishes its address in the pool if it has one. A few tasks of each thread take calls,
+//! so that a long one delays nobody. They run independently of the other threads of the process.
 //!
-//! - **INV-SERVE-1** The store answers requests for a table from before its first operation until no
-//!   more operations can begin, and none is under way when the table closes.
+//! - **INV-SERVE-1** The store takes requests for a table from before its first operation until no more
+//!   operations can begin, and none is under way when the table closes.
+//! - **INV-SERVE-2** A store that closes takes no more requests, finishes those that were begun, tells their
+//!   senders, and only then gives its ranges up.
 
-use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use async_channel::{Receiver, Sender};
 use farleaf_fabric::tcp::Tls;
-use farleaf_fabric::{Endpoint, GlobalAddr, Incarnation, Processors};
-use farleaf_index::dex::post::{Post, PostConfig, PostError, check_address};
-use farleaf_index::dex::{Cluster, Dex};
-use farleaf_index::{AnyIndex, Engine, OpenOptions};
+use farleaf_fabric::{
+    Endpoint, Exposed, Fabric, FabricError, GlobalAddr, ListenConfig, Processors,
+};
+use farleaf_index::compute::messages::{Op, OpReply};
+use farleaf_index::compute::{Host, RangeOwner, number_of};
+use farleaf_index::dex::Dex;
+use farleaf_index::{AnyIndex, Engine, IndexError, OpenOptions};
 use farleaf_pool::Root;
 
 use crate::core::Core;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::thread_context::{Session, ThreadContext, kept};
 
-/// Requests for one table that each thread answers at a time, each with a session; and once this part of
-/// the pool's sessions is taken by this store.
-const SEATS: usize = 4;
-const SEATS_LEAST: usize = 2;
+/// Requests that each thread executes at a time, each with a session; and once this part of the pool's sessions
+/// is taken by this store.
+const TASKS: usize = 4;
+const TASKS_LEAST: usize = 2;
 const SPARE_PART: usize = 8;
 /// Connections that other compute servers may have open to this one.
 const CONNECTIONS_MAX: usize = 1024;
-/// Between two looks whether those who answer have ended.
+/// Between two attempts of a thread to begin.
+const START_PAUSE: Duration = Duration::from_millis(50);
+/// Between two looks whether the last requests are done.
 const END_WAIT_NS: u64 = 100_000;
 
 /// How others reach this compute server.
@@ -68,12 +74,42 @@ impl ServeOptions {
             return Err(Error::invalid(format!("{count} threads that serve: it takes 1 to 64")));
         }
         self.pin.check()?;
-        let may_be_public = self.insecure_public || self.tls.is_some();
-        Ok(check_address(self.listen, self.advertise, may_be_public)?)
+        Ok(self.listens().check()?)
+    }
+
+    fn listens(&self) -> ListenConfig {
+        ListenConfig {
+            listen: self.listen,
+            advertise: self.advertise,
+            tls: self.tls.clone(),
+            insecure_public: self.insecure_public,
+            connections_max: CONNECTIONS_MAX,
+        }
     }
 }
 
-/// The answering side of a store.
+/// A table that others may ask, in this store.
+#[derive(Clone, Debug)]
+struct ServedTable {
+    dex: Dex,
+    /// What a request retires is looked after.
+    core: Weak<Core>,
+}
+
+impl RangeOwner for ServedTable {
+    fn meta(&self) -> GlobalAddr {
+        self.dex.meta()
+    }
+
+    async fn serve(&self, session: &Session, op: Op) -> std::result::Result<OpReply, IndexError> {
+        if let Some(core) = self.core.upgrade() {
+            core.activity.note();
+        }
+        self.dex.serve(session, op).await
+    }
+}
+
+/// The serving side of a store.
 #[derive(Debug)]
 pub(crate) struct Serving {
     options: ServeOptions,
@@ -90,19 +126,13 @@ enum State {
 
 #[derive(Debug)]
 struct Running {
-    post: Arc<Post>,
-    me: Incarnation,
+    host: Arc<Host<ServedTable>>,
+    /// Of a fabric with a network.
+    exposed: Option<Exposed>,
     is_published: bool,
-    /// Tables that are served, by their meta objects.
-    tables: BTreeSet<GlobalAddr>,
-    threads: Vec<(Sender<Opened>, JoinHandle<()>)>,
-}
-
-/// A table that a thread is to answer for, and where it says whether it does.
-struct Opened {
-    dex: Dex,
-    desk: Arc<Cluster>,
-    started: Sender<Result<()>>,
+    /// Ends them when it is dropped.
+    goes_on: Sender<()>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 impl Serving {
@@ -114,7 +144,7 @@ impl Serving {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How the table of `root` is opened: with a way to those who own its keys, if its engine has owners.
+    /// How the table of `root` is opened: if its engine has owners, it sends them what is theirs.
     pub(crate) async fn prepare(
         &self,
         core: &Arc<Core>,
@@ -126,211 +156,170 @@ impl Serving {
         if !core.is_shared || !has_owners {
             return Ok(options.clone());
         }
-        let post = self.listen(core, session).await?;
-        Ok(OpenOptions { forward: Some(post.route(root.addr)), ..options.clone() })
+        self.listen(core, session).await?;
+        Ok(OpenOptions { calls: true, ..options.clone() })
     }
 
-    /// Where others reach it, if they do.
+    /// The address that others use, if there is one.
     #[cfg(feature = "etcd")]
     pub(crate) fn address(&self) -> Option<SocketAddr> {
-        self.post(Post::address)
+        self.exposed().map(|exposed| exposed.address)
     }
 
     /// Where it listens, if it does.
     pub(crate) fn listens(&self) -> Option<SocketAddr> {
-        self.post(Post::listens)
+        self.exposed().map(|exposed| exposed.listens)
     }
 
-    fn post(&self, ask: impl FnOnce(&Post) -> SocketAddr) -> Option<SocketAddr> {
+    fn exposed(&self) -> Option<Exposed> {
         match &*self.state() {
-            State::Running(running) => Some(ask(&running.post)),
+            State::Running(running) => running.exposed,
             State::Asleep | State::Stopped => None,
         }
     }
 
-    /// Listens, and lets the pool know where, unless that is done.
-    pub(crate) async fn listen(&self, core: &Arc<Core>, session: &Session) -> Result<Arc<Post>> {
-        let (post, is_published) = self.start(core, session)?;
-        if !is_published {
-            session.publish_address(post.address()).await?;
+    /// Takes calls in, and lets the pool know the address, unless that is done; the address, if there is one.
+    pub(crate) async fn listen(
+        &self,
+        core: &Arc<Core>,
+        session: &Session,
+    ) -> Result<Option<SocketAddr>> {
+        self.start(core)?;
+        let (address, is_published) = match &*self.state() {
+            State::Running(running) => {
+                (running.exposed.map(|exposed| exposed.address), running.is_published)
+            }
+            State::Asleep | State::Stopped => return Err(Error::closed()),
+        };
+        if let (Some(address), false) = (address, is_published) {
+            session.publish_address(address).await?;
             if let State::Running(running) = &mut *self.state() {
                 running.is_published = true;
             }
         }
-        Ok(post)
+        Ok(address)
     }
 
-    /// Listens, and starts the threads, unless that is done.
-    fn start(&self, core: &Arc<Core>, session: &Session) -> Result<(Arc<Post>, bool)> {
+    /// Takes calls in and starts the threads, unless that is done.
+    fn start(&self, core: &Arc<Core>) -> Result<()> {
         let mut state = self.state();
         match &*state {
-            State::Running(running) => {
-                return Ok((Arc::clone(&running.post), running.is_published));
-            }
+            State::Running(_) => return Ok(()),
             State::Stopped => return Err(Error::closed()),
             State::Asleep => {}
         }
-        let me = session.endpoint().incarnation();
-        let config = PostConfig {
-            listen: self.options.listen,
-            advertise: self.options.advertise,
-            tls: self.options.tls.clone(),
-            insecure_public: self.options.insecure_public,
-            pool: core.pool.id(),
-            me,
-            connections_max: CONNECTIONS_MAX,
-        };
-        // The memory that an answer retires is looked after.
-        let noting: Weak<Core> = Arc::downgrade(core);
-        let note = move || {
-            if let Some(core) = noting.upgrade() {
-                core.activity.note();
-            }
-        };
-        let post = Arc::new(Post::start(config, note)?);
+        let listens = self.options.listens();
+        let exposed = core.fabric.expose(number_of(core.pool.member()), 0, &listens);
+        let exposed = exposed.map_err(|error| not_exposed(error, listens.listen))?;
+        let host: Arc<Host<ServedTable>> = Arc::default();
+        let (goes_on, ends) = async_channel::bounded(1);
         let mut threads = Vec::new();
         for number in 0..self.options.threads {
-            let (sender, receiver) = async_channel::unbounded();
             let (core, pin) = (Arc::clone(core), self.options.pin.clone());
+            let (host, ends) = (Arc::clone(&host), ends.clone());
             let thread = thread::Builder::new()
                 .name(format!("farleaf-serve-{number}"))
                 .spawn(move || {
                     pin.pin(number);
-                    serve(&core, &receiver);
+                    serve(&core, &host, &ends);
                 })
                 .map_err(|source| Error::io("cannot start a serving thread", source))?;
-            threads.push((sender, thread));
+            threads.push(thread);
         }
-        let (tables, is_published) = (BTreeSet::new(), false);
-        let told = Arc::clone(&post);
-        *state = State::Running(Running { post, me, is_published, tables, threads });
-        Ok((told, false))
-    }
-
-    /// Answers for a table that has been opened, unless that is done already.
-    pub(crate) async fn serve(&self, index: &AnyIndex) -> Result<()> {
-        let AnyIndex::Dex(dex) = index else { return Ok(()) };
-        let mut waits = Vec::new();
-        {
-            let mut state = self.state();
-            let State::Running(running) = &mut *state else { return Ok(()) };
-            if !running.tables.insert(dex.meta()) {
-                return Ok(());
-            }
-            let desk = running.post.desk(dex.meta());
-            for (thread, _) in &running.threads {
-                let (started, has_started) = async_channel::bounded(1);
-                let opened = Opened { dex: dex.clone(), desk: Arc::clone(&desk), started };
-                // A thread that is gone leaves its wait without an answer.
-                let _ = thread.try_send(opened);
-                waits.push(has_started);
-            }
-        }
-        for wait in waits {
-            let gone = || Error::new(ErrorKind::Internal, "a serving thread has ended by itself");
-            let started = wait.recv().await.unwrap_or_else(|_| Err(gone()));
-            if let Err(error) = started {
-                self.forget(dex);
-                return Err(error);
-            }
-        }
+        let is_published = false;
+        *state = State::Running(Running { host, exposed, is_published, goes_on, threads });
         Ok(())
     }
 
-    /// It has not come to be served, or is served no more.
-    fn forget(&self, dex: &Dex) -> Option<(Arc<Cluster>, Incarnation)> {
-        let mut state = self.state();
-        let State::Running(running) = &mut *state else { return None };
-        if !running.tables.remove(&dex.meta()) {
-            return None;
+    /// Takes requests for a table that has been opened, unless it does already.
+    pub(crate) fn serve(&self, core: &Arc<Core>, index: &AnyIndex) {
+        let AnyIndex::Dex(dex) = index else { return };
+        if let State::Running(running) = &*self.state() {
+            running.host.add(ServedTable { dex: dex.clone(), core: Arc::downgrade(core) });
         }
-        let desk = running.post.desk(dex.meta());
-        desk.leave(running.me);
-        Some((desk, running.me))
     }
 
-    /// Answers for the table no more; what is under way has ended then.
+    /// Takes requests for the table no more; those that were begun are done then.
     pub(crate) async fn leave(&self, session: &Session, index: &AnyIndex) {
         let AnyIndex::Dex(dex) = index else { return };
-        let Some((desk, me)) = self.forget(dex) else { return };
-        while !desk.has_left(me) {
+        let leaving = match &*self.state() {
+            State::Running(running) => running.host.remove(dex.meta()),
+            State::Asleep | State::Stopped => None,
+        };
+        while leaving.as_ref().is_some_and(|leaving| !leaving.is_done()) {
             session.endpoint().sleep(END_WAIT_NS).await;
         }
     }
 
-    /// Answers nobody any more, and ends the threads; what is under way has ended then.
+    /// Takes no more requests, and ends the threads; those that were begun are done then, and their senders
+    /// know.
     pub(crate) fn stop(&self) {
         let state = std::mem::replace(&mut *self.state(), State::Stopped);
-        let State::Running(Running { post, me, tables, threads, .. }) = state else { return };
-        for table in tables {
-            post.desk(table).leave(me);
-        }
-        for (sender, thread) in threads {
-            drop(sender);
+        let State::Running(Running { goes_on, threads, .. }) = state else { return };
+        drop(goes_on);
+        for thread in threads {
             // One that panicked has said so.
             let _ = thread.join();
         }
-        post.shut_down();
     }
 }
 
-/// A thread that answers: tasks for each table.
-fn serve(core: &Arc<Core>, tables: &Receiver<Opened>) {
-    let context = match ThreadContext::new(core) {
-        Ok(context) => context,
-        Err(error) => {
-            // Whoever opens a table reports it.
-            while let Ok(opened) = tables.recv_blocking() {
-                let _ = opened.started.try_send(Err(error.clone()));
-            }
-            return;
+/// A thread that executes requests, until `ends` is closed.
+fn serve(core: &Arc<Core>, host: &Arc<Host<ServedTable>>, ends: &Receiver<()>) {
+    let context = loop {
+        match ThreadContext::new(core) {
+            Ok(context) => break context,
+            Err(_) if ends.is_closed() => return,
+            // The memory servers cannot be reached now. Requests wait.
+            Err(_) => thread::sleep(START_PAUSE),
         }
     };
     let endpoint = context.endpoint();
     endpoint.executor().block_on(async {
-        while let Ok(Opened { dex, desk, started }) = tables.recv().await {
-            let sessions_max = core.pool.geometry().options().clients_max as usize;
-            let is_scarce = core.pool.sessions() >= sessions_max / SPARE_PART;
-            let wanted = if is_scarce { SEATS_LEAST } else { SEATS };
-            let mut seats = 0;
-            let mut refused = None;
-            while seats < wanted {
-                match core.pool.session_leaving(endpoint.clone(), kept(core)).await {
-                    Ok(session) => {
-                        let seat = desk.serve(dex.clone(), session);
-                        // It ends when the table is closed, and in no other way.
-                        endpoint.spawn(async move { drop(seat.await) });
-                        seats += 1;
-                    }
-                    Err(error) => {
-                        refused = Some(Error::from(error));
-                        break;
-                    }
+        let (runs, all_ended) = async_channel::bounded::<()>(1);
+        let mut tasks = 0;
+        while tasks < tasks_wanted(core) && !ends.is_closed() {
+            match core.pool.session_leaving(endpoint.clone(), kept(core)).await {
+                Ok(session) => {
+                    let (host, runs) = (Arc::clone(host), runs.clone());
+                    endpoint.spawn(async move {
+                        // It ends when this compute server leaves, and in no other way.
+                        let _ = host.serve(session).await;
+                        drop(runs);
+                    });
+                    tasks += 1;
                 }
+                Err(_) if tasks > 0 => break,
+                // The pool's sessions are taken. Requests wait.
+                Err(_) => endpoint.sleep(START_PAUSE.as_nanos() as u64).await,
             }
-            let result = refused.filter(|_| seats == 0).map_or(Ok(()), Err);
-            // Nobody may be left who waits for it.
-            let _ = started.try_send(result);
         }
+        drop(runs);
+        let _ = ends.recv().await;
+        endpoint.leave().await;
+        let _ = all_ended.recv().await;
     });
 }
 
-impl From<PostError> for Error {
-    #[cold]
-    fn from(error: PostError) -> Self {
-        let told = error.to_string();
-        match error {
-            PostError::Listen { source, .. } => match source.kind() {
-                io::ErrorKind::AddrNotAvailable => {
-                    Error::invalid(format!("{told}: it is not an address of this machine"))
-                }
-                io::ErrorKind::AddrInUse => Error::io(
-                    format!("{told}: somebody else listens there; port 0 takes a free one"),
-                    source,
-                ),
-                _ => Error::io(told, source),
-            },
-            _ => Error::invalid(told),
+/// Tasks of a thread, by how many of the pool's sessions this store has taken.
+fn tasks_wanted(core: &Core) -> usize {
+    let sessions_max = core.pool.geometry().options().clients_max as usize;
+    if core.pool.sessions() >= sessions_max / SPARE_PART { TASKS_LEAST } else { TASKS }
+}
+
+/// The error for an address at which it cannot listen.
+#[cold]
+fn not_exposed(error: FabricError, listen: SocketAddr) -> Error {
+    let FabricError::Unreachable { source, .. } = error else { return error.into() };
+    let told = format!("cannot listen on {listen}");
+    match source.kind() {
+        io::ErrorKind::AddrNotAvailable => {
+            Error::invalid(format!("{told}: it is not an address of this machine"))
         }
+        io::ErrorKind::AddrInUse => Error::io(
+            format!("{told}: somebody else listens there; port 0 takes a free one"),
+            source,
+        ),
+        _ => Error::io(told, source),
     }
 }

@@ -239,7 +239,7 @@ impl Farleaf {
     }
 
     /// Listens for other compute servers from now on, and not only once a table is opened whose engine needs
-    /// that; this compute server, with where others are told to ask it.
+    /// that; this compute server, with the address that others use, if the pool is on a network.
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] for `mem:`, which nobody else can open; [`ErrorKind::Io`] if the system
@@ -250,11 +250,11 @@ impl Farleaf {
                 return Err(Error::invalid("a mem: pool has no other compute servers"));
             }
             let session = context.session().await?;
-            let post = core.serving.listen(core, &session).await?;
+            let address = core.serving.listen(core, &session).await?;
             let member = farleaf_pool::Member {
                 slot: core.pool.member(),
                 incarnation: session.endpoint().incarnation(),
-                address: Some(post.address()),
+                address,
             };
             Ok(ComputeServer::of(member, member.incarnation))
         })

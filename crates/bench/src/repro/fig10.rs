@@ -2,8 +2,9 @@
 
 use std::{cell::RefCell, rc::Rc, sync::Arc};
 
-use farleaf_fabric::{Endpoint, Incarnation};
-use farleaf_index::dex::{Cluster, Dex, DexOptions, JoinOptions, MoveError, Take, equal_width};
+use farleaf_fabric::{Endpoint, Fabric, Incarnation, ListenConfig};
+use farleaf_index::compute::{Host, MoveError, number_of};
+use farleaf_index::dex::{Dex, DexOptions, JoinOptions, Take, equal_width};
 use farleaf_pool::Session;
 
 use super::{
@@ -25,8 +26,6 @@ const SCALE_MIN: f64 = 0.002;
 const FIRST: usize = 3;
 /// Tasks of each compute server that answer requests of others.
 const SERVE_TASKS: usize = 2;
-/// A message between compute servers takes half of a round trip.
-const MESSAGE_NS: u64 = 1_000;
 /// Time before the move, for each node that a cache holds; and how many times as long after it.
 const LEAD_NS: u64 = 500;
 const AFTER: u64 = 4;
@@ -74,7 +73,10 @@ pub(super) fn run(
     report.set("workload", "write-intensive");
     report.set("warmup_ops", setup::scaled(paper.setup.warmup_ops, options));
     report.set("local_ns", paper.setup.cached_page_access_ns);
-    let scene = Scene { world: &world, paper: &paper, options, moves: moves(&twelfths), progress };
+    let hosts = (0..world.config.compute_servers).map(|_| Arc::default()).collect();
+    let scene =
+        Scene { hosts, world: &world, paper: &paper, options, moves: moves(&twelfths), progress };
+    scene.serve()?;
     for mib in &paper.fig10.caches_mib {
         // The fourth has nothing yet.
         *world.bounds.borrow_mut() = bounds.iter().cloned().chain([vec![u8::MAX; 8]]).collect();
@@ -97,6 +99,8 @@ pub(super) fn run(
 
 /// What is the same for all caches.
 struct Scene<'a> {
+    /// Those of the compute servers, which serve to the end.
+    hosts: Vec<Arc<Host<Dex>>>,
     world: &'a World,
     paper: &'a DexPaper,
     options: &'a ReproOptions,
@@ -108,9 +112,8 @@ impl Scene<'_> {
     fn cache(&self, report: &mut ReproReport, mib: u64) -> Result<(), ReproError> {
         let (world, scale) = (self.world, self.options.scale);
         let cache_bytes = setup::scaled(mib << 20, self.options);
-        let cluster = Cluster::new(MESSAGE_NS);
         let options = DexOptions { cache_bytes, ..setup::with_settings(self.options)? };
-        let caches = self.join(options, &cluster)?;
+        let caches = self.join(options)?;
         let frames = cache_bytes / world.layout.node_bytes() as u64;
         let lead_ns = frames * LEAD_NS;
         let moved = self.moves.iter().map(|it| {
@@ -158,7 +161,7 @@ impl Scene<'_> {
         report.check(what, Some(outside <= STALL_MS));
         report.check(format!("{case}: no acknowledged write is lost"), Some(lost == 0));
         self.move_back(&caches)?;
-        cluster.members().into_iter().for_each(|who| cluster.leave(who));
+        self.hosts.iter().for_each(|host| drop(host.remove(world.meta)));
         world.close(caches)?;
         Ok(())
     }
@@ -187,28 +190,38 @@ impl Scene<'_> {
         }
     }
 
+    /// Lets all compute servers execute each other's requests.
+    fn serve(&self) -> Result<(), ReproError> {
+        let world = self.world;
+        let serving = async {
+            for (number, host) in self.hosts.iter().enumerate() {
+                let fabric = world.sim.fabric(number);
+                let own = number_of(world.sessions[number].pool().member());
+                fabric.expose(own, 0, &ListenConfig::default()).map_err(BenchError::from)?;
+                for _ in 0..SERVE_TASKS {
+                    let serve = Arc::clone(host).serve(self.spare(number).await?);
+                    // If it ends early, operations on the way to it fail, and say so.
+                    world.sim.spawn(number, async move { drop(serve.await) });
+                }
+            }
+            Ok::<_, ReproError>(())
+        };
+        world.sim.block_on(serving).map_err(BenchError::from)?
+    }
+
     /// Opens the caches: three with a partition each, and one with none.
-    fn join(&self, options: DexOptions, cluster: &Arc<Cluster>) -> Result<Vec<Dex>, ReproError> {
+    fn join(&self, options: DexOptions) -> Result<Vec<Dex>, ReproError> {
         let world = self.world;
         let joining = async {
             let mut caches = Vec::new();
             for number in 0..world.config.compute_servers {
                 let take = if number < FIRST { Take::Free(1) } else { Take::Nothing };
-                let join = JoinOptions { take, take_over: false };
-                let (session, forward) = (&world.sessions[number], Arc::clone(cluster));
-                let joined =
-                    Dex::open(session, world.meta, world.layout, options, Some(forward), join);
-                caches.push(joined.await.map_err(BenchError::Table)?);
-            }
-            for (number, cache) in caches.iter().enumerate() {
-                for _ in 0..SERVE_TASKS {
-                    let (session, cache) = (self.spare(number).await?, cache.clone());
-                    let cluster = Arc::clone(cluster);
-                    // If it ends early, operations on the way to it fail, and say so.
-                    world.sim.spawn(number, async move {
-                        let _ = cluster.serve(cache, session).await;
-                    });
-                }
+                let join = JoinOptions { take, take_over: false, calls: true };
+                let session = &world.sessions[number];
+                let joined = Dex::open(session, world.meta, world.layout, options, join);
+                let cache = joined.await.map_err(BenchError::Table)?;
+                self.hosts[number].add(cache.clone());
+                caches.push(cache);
             }
             Ok::<_, ReproError>(caches)
         };

@@ -161,7 +161,7 @@ impl Bed {
         self.main.executor().block_on(async {
             let meta = Dex::create(session, &self.layout).await.map_err(BenchError::Load)?;
             let join = JoinOptions::default();
-            let dex = Dex::open(session, meta, self.layout, options, None, join).await;
+            let dex = Dex::open(session, meta, self.layout, options, join).await;
             let dex = dex.map_err(BenchError::Load)?;
             let mut pairs = pairs(&KEYS, keys, progress);
             dex.bulk_load(session, &mut pairs).await.map_err(BenchError::Load)?;

@@ -215,7 +215,7 @@ impl World {
                 bulk_fill: config.bulk_fill,
                 ..super::setup::as_in_the_paper()
             };
-            let whole = Dex::open(first, meta, layout, options, None, JoinOptions::default());
+            let whole = Dex::open(first, meta, layout, options, JoinOptions::default());
             let whole = whole.await.map_err(BenchError::Load)?;
             let mut pairs = Pairs::new(&keys, values, config.keys, progress);
             let loaded = whole.bulk_load(first, &mut pairs).await;
@@ -280,7 +280,7 @@ impl World {
         let session = &self.sessions[0];
         let cutting = async {
             let join = JoinOptions::default();
-            let whole = Dex::open(session, self.meta, self.layout, options, None, join).await?;
+            let whole = Dex::open(session, self.meta, self.layout, options, join).await?;
             whole.partition(session, &bounds).await
         };
         let cut = self.sim.block_on(cutting);
@@ -300,8 +300,8 @@ impl World {
                 let session = &self.sessions[number];
                 let (meta, layout) = (self.meta, self.layout);
                 // The first partition that nobody has: they are opened in their order.
-                let join = JoinOptions { take: Take::Free(1), take_over: false };
-                caches.push(Dex::open(session, meta, layout, options, None, join).await?);
+                let join = JoinOptions { take: Take::Free(1), take_over: false, calls: false };
+                caches.push(Dex::open(session, meta, layout, options, join).await?);
             }
             Ok::<_, IndexError>(caches)
         };

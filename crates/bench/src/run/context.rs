@@ -2,17 +2,15 @@
 
 use std::sync::Arc;
 
-use farleaf_fabric::sim::NetworkConfig;
 use farleaf_index::{
     OpenOptions, SettingError, TableFormat,
     bnode::{KeyFormat, ValueFormat},
-    dex::Cluster,
 };
 use farleaf_pool::PoolOptions;
 
 use super::error::BenchError;
 use crate::{
-    config::{BenchConfig, BenchConfigError, FabricKind},
+    config::{BenchConfig, BenchConfigError},
     item_space::ItemSpace,
     keys::KeyMaker,
     parts::Routing,
@@ -32,12 +30,10 @@ pub(super) struct Context {
     pub(super) format: TableFormat,
     /// How compute servers open the table, but for what is each one's own.
     pub(super) open: OpenOptions,
-    /// What carries operations between compute servers, where there are several with parts of the table.
-    pub(super) cluster: Option<Arc<Cluster>>,
     /// Whether operations begin at the owner of their key.
     pub(super) routes: bool,
-    /// Tasks of each thread that do what others send.
-    pub(super) desks: usize,
+    /// Tasks of each thread that execute what other compute servers send.
+    pub(super) serve_tasks: usize,
     pub(super) pool: PoolOptions,
     /// Bytes of each memory server.
     pub(super) region_bytes: u64,
@@ -68,23 +64,22 @@ impl Context {
         let mut pool = PoolOptions::fitting(region_bytes);
         let several = config.engine.traits().owned && config.compute_servers > 1;
         let routes = several && config.parts.routing(config) == Routing::Owner;
-        let desks = match (several, routes) {
+        let serve_tasks = match (several, routes) {
             (false, _) => 0,
             // Scans go on at the next owner.
             (true, true) => 1,
             // As many as can be on their way from elsewhere.
             (true, false) => config.clients.div_ceil(config.threads),
         };
-        // A session for each client and desk, one for each server's maintenance, and a few to set up.
-        let sessions = config.clients + config.threads * desks + config.compute_servers + 8;
+        // A session for each client and serving task, one for each server's maintenance, and a few to set up.
+        let sessions = config.clients + config.threads * serve_tasks + config.compute_servers + 8;
         let sessions = u32::try_from(sessions).unwrap_or(u32::MAX);
         pool.clients_max = pool.clients_max.max(sessions);
         pool.members_max = pool.members_max.max(config.compute_servers as u32 + 1);
         // Room for what the largest change of a tree logs: three nodes and a header.
         pool.redo_bytes = pool.redo_bytes.max((3 * node_bytes + 512).next_multiple_of(64));
-        let cluster = several.then(|| Cluster::new(message_ns(config.fabric)));
         let open = OpenOptions {
-            forward: cluster.clone().map(|cluster| cluster as _),
+            calls: several,
             settings: config.engine.options_of(&config.settings),
             ..OpenOptions::default()
         };
@@ -94,9 +89,8 @@ impl Context {
         }
         Ok(Arc::new(Context {
             open,
-            cluster,
             routes,
-            desks,
+            serve_tasks,
             values: ValueMaker::new(config.value_bytes),
             space: Arc::new(ItemSpace::new(config.keys, keys.items_max())),
             all_present: config.workload.mix.share(OpKind::Remove) == 0.0,
@@ -117,15 +111,6 @@ impl Context {
     #[inline]
     pub(super) fn is_value_of(&self, item: u64, value: &[u8]) -> bool {
         self.values.is_one_of(item, value)
-    }
-}
-
-/// How long a message between compute servers takes, one way: in the simulator half of what one to a
-/// memory server takes there and back; elsewhere they are threads of one process.
-fn message_ns(fabric: FabricKind) -> u64 {
-    match fabric {
-        FabricKind::Sim => NetworkConfig::default().rtt_ns / 2,
-        FabricKind::Mapped | FabricKind::Tcp | FabricKind::Verbs => 0,
     }
 }
 

@@ -192,7 +192,7 @@ impl Run {
             let boundaries = context.config.parts.boundaries.unwrap_or_default();
             parts.push(format!("{} partitions ({boundaries})", self.loaded.bounds.len() + 1));
         }
-        if context.cluster.is_some() {
+        if context.open.calls {
             let begins = if context.routes { "begin at the key's owner" } else { "are forwarded" };
             parts.push(format!("operations {begins}"));
         }

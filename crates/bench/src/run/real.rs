@@ -3,8 +3,8 @@
 use std::{sync::Arc, thread};
 
 use farleaf_fabric::{
-    AnyEndpoint, AnyFabric, Capabilities, Endpoint, Fabric, FabricError, ServerId, mapped::Mapped,
-    tcp::TcpConfig,
+    AnyEndpoint, AnyFabric, Capabilities, Endpoint, Fabric, FabricError, ListenConfig, ServerId,
+    mapped::Mapped, tcp::TcpConfig,
 };
 
 use farleaf_index::TableReport;
@@ -18,7 +18,7 @@ use super::{
     route::{Owners, Router},
     services,
     table::{self, Loaded, Server},
-    worker::{Desks, Duty, Outcome, work},
+    worker::{Duty, Outcome, ServingThread, work},
 };
 use crate::config::BenchConfig;
 
@@ -88,7 +88,9 @@ fn run(
     let mut servers = Vec::with_capacity(mains.len());
     let mut run = (|| {
         for (number, main) in mains.iter().enumerate() {
-            let opened = main.executor().block_on(loaded.open(context, main, number))?;
+            let listen = ListenConfig { tls: context.config.tls.clone(), ..Default::default() };
+            let expose = |own| fabrics[number].expose(own, 0, &listen);
+            let opened = main.executor().block_on(loaded.open(context, main, number, expose))?;
             servers.push(opened);
         }
         run_phases(context, fabrics, &servers, &loaded.bounds, progress)
@@ -179,7 +181,7 @@ fn on_thread(
     let own = servers[index % servers.len()].clone();
     let duty = Duty {
         clients: (index..config.clients).step_by(config.threads).map(seat).collect(),
-        desks: vec![Desks { server: own, endpoint: home.clone() }],
+        serving: vec![ServingThread { server: own, endpoint: home.clone() }],
         servers: servers.to_vec(),
         router,
         yield_ops: YIELD_OPS,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use farleaf_fabric::{
-    AnyEndpoint, Capabilities, Endpoint, Fabric,
+    AnyEndpoint, Capabilities, Endpoint, Fabric, ListenConfig,
     mapped::{Mapped, REGION_BYTES_MIN},
     sim::{AdversaryConfig, RpcConfig, Sim, SimConfig},
 };
@@ -17,7 +17,7 @@ use super::{
     route::{Owners, Router},
     services,
     table::{self, Loaded},
-    worker::{Desks, Duty, work},
+    worker::{Duty, ServingThread, work},
 };
 use crate::config::{BenchConfig, CapabilityKind};
 
@@ -50,20 +50,22 @@ pub(super) fn run(context: &Arc<Context>, progress: &dyn Progress) -> Result<Run
         let loaded = Loaded::make(context, home, progress).await?;
         let mut servers = Vec::with_capacity(computes);
         for (number, endpoint) in endpoints[..computes].iter().enumerate() {
-            servers.push(loaded.open(context, endpoint, number).await?);
+            let fabric = sim.fabric(number);
+            let expose = |own| fabric.expose(own, 0, &ListenConfig::default());
+            servers.push(loaded.open(context, endpoint, number, expose).await?);
         }
         let owners = context.routes.then(|| Owners::new(&loaded.bounds, computes));
         let seat = |number: usize| {
             let endpoint = endpoints[number % endpoints.len()].clone();
             (number, servers[number % computes].clone(), endpoint)
         };
-        let desk = |(thread, endpoint): (usize, &AnyEndpoint)| Desks {
+        let serves = |(thread, endpoint): (usize, &AnyEndpoint)| ServingThread {
             server: servers[thread % computes].clone(),
             endpoint: endpoint.clone(),
         };
         let duty = Duty {
             clients: (0..config.clients).map(seat).collect(),
-            desks: endpoints.iter().enumerate().map(desk).collect(),
+            serving: endpoints.iter().enumerate().map(serves).collect(),
             servers: servers.clone(),
             router: owners.map(|owners| Arc::new(Router::new(owners, computes))),
             yield_ops: 0,

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use farleaf_fabric::{AnyEndpoint, Client, Endpoint};
+use farleaf_fabric::{AnyEndpoint, Client, Endpoint, Exposed, FabricError, ServerId};
 use farleaf_index::{
     AnyIndex, Index, IndexError, OpenOptions, Settings, TableFormat, TableReport,
+    compute::{Host, number_of},
     dex::{Dex, equal_width, sampled},
     knobs::CACHE,
 };
@@ -31,6 +32,8 @@ const SAMPLE_KEYS: u64 = 1 << 16;
 pub(super) struct Server {
     pub(super) pool: Arc<Pool>,
     pub(super) index: AnyIndex,
+    /// Executes what other compute servers send.
+    pub(super) host: Arc<Host<Dex>>,
     /// Settings by which it was opened.
     pub(super) settings: Settings,
 }
@@ -100,7 +103,8 @@ impl Loaded {
         Ok(Loaded { pool, load, data_bytes, table_bytes, bounds })
     }
 
-    /// Opens it on compute server `number`, which takes its share of the partitions.
+    /// Opens it on compute server `number`, which takes its share of the partitions. `expose` lets it take
+    /// calls in under its number.
     ///
     /// # Errors
     /// `Pool`, `Open`.
@@ -109,6 +113,7 @@ impl Loaded {
         context: &Context,
         endpoint: &AnyEndpoint,
         number: usize,
+        expose: impl FnOnce(ServerId) -> Result<Option<Exposed>, FabricError>,
     ) -> Result<Server, BenchError> {
         let refused =
             |source: PoolError| BenchError::Pool { pool_bytes: context.pool_bytes(), source };
@@ -135,7 +140,14 @@ impl Loaded {
                 (_, source) => BenchError::Open(source),
             }
         })?;
-        Ok(Server { pool, index, settings: options.settings })
+        let host: Arc<Host<Dex>> = Arc::default();
+        if let (AnyIndex::Dex(dex), true) = (&index, options.calls) {
+            if let Some(exposed) = expose(number_of(pool.member()))? {
+                session.publish_address(exposed.address).await.map_err(refused)?;
+            }
+            host.add(dex.clone());
+        }
+        Ok(Server { pool, index, host, settings: options.settings })
     }
 }
 

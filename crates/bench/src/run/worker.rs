@@ -9,8 +9,8 @@ use std::{
     },
 };
 
-use farleaf_fabric::{AnyEndpoint, Counters, Endpoint, Incarnation, Snapshot};
-use farleaf_index::dex::{Cluster, DexStats};
+use farleaf_fabric::{AnyEndpoint, Counters, Endpoint, Snapshot};
+use farleaf_index::dex::DexStats;
 use farleaf_pool::{PoolError, Session};
 
 use super::{
@@ -34,8 +34,8 @@ const TURNS_MAX: u64 = 10;
 pub(super) struct Duty {
     /// Its clients: number, compute server, and the endpoint of the thread that it runs on.
     pub(super) clients: Vec<(usize, Server, AnyEndpoint)>,
-    /// Where what other compute servers send is done.
-    pub(super) desks: Vec<Desks>,
+    /// Threads that execute what other compute servers send.
+    pub(super) serving: Vec<ServingThread>,
     /// All compute servers.
     pub(super) servers: Vec<Server>,
     /// What gives operations to the owners of their keys, if they begin there.
@@ -46,8 +46,8 @@ pub(super) struct Duty {
     pub(super) leads: bool,
 }
 
-/// A thread of a compute server that does, beside its clients, what others send.
-pub(super) struct Desks {
+/// A thread of a compute server that executes, beside its clients, what others send.
+pub(super) struct ServingThread {
     pub(super) server: Server,
     pub(super) endpoint: AnyEndpoint,
 }
@@ -104,7 +104,7 @@ pub(super) async fn work(
         });
         clients.push(Client::new(context, session, server.index, number, route)?);
     }
-    let _served = serve(context, &duty.desks).await?;
+    let served = serve(context, &duty.serving).await?;
     let mut crew = Crew {
         tally: Rc::default(),
         clients,
@@ -149,6 +149,9 @@ pub(super) async fn work(
     outcome.caches =
         caches_before.and_then(|before| stats(&duty.servers).map(|now| now.since(&before)));
     outcome.tally = crew.tally.take();
+    for endpoint in served {
+        endpoint.leave().await;
+    }
     Ok(outcome)
 }
 
@@ -165,36 +168,25 @@ fn stats(servers: &[Server]) -> Option<DexStats> {
     sum
 }
 
-/// Does what other compute servers send, until what is given is dropped.
-async fn serve(context: &Arc<Context>, desks: &[Desks]) -> Result<Vec<Served>, BenchError> {
+/// Executes what other compute servers send, until the compute server leaves.
+async fn serve(
+    context: &Arc<Context>,
+    threads: &[ServingThread],
+) -> Result<Vec<AnyEndpoint>, BenchError> {
     let mut served = Vec::new();
-    let Some(cluster) = &context.cluster else { return Ok(served) };
-    for Desks { server, endpoint } in desks {
-        let Some(dex) = server.dex() else { continue };
-        for _ in 0..context.desks {
+    for ServingThread { server, endpoint } in threads {
+        for _ in 0..context.serve_tasks {
             let session = server.pool.session(endpoint.clone()).await;
             let session = session.map_err(|source| refused(context, source))?;
-            let serving = cluster.serve(dex.clone(), session);
+            let serving = Arc::clone(&server.host).serve(session);
             endpoint.spawn(async move {
                 // One that has been cut off serves no more; who asks it is told so.
                 let _ = serving.await;
             });
         }
-        served.push(Served { cluster: Arc::clone(cluster), who: endpoint.incarnation() });
+        served.push(endpoint.clone());
     }
     Ok(served)
-}
-
-/// Ends a compute server's desks, however the thread's work ends.
-struct Served {
-    cluster: Arc<Cluster>,
-    who: Incarnation,
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        self.cluster.leave(self.who);
-    }
 }
 
 /// Does the maintenance of client `number`'s session beside its operations, until `stop` is set.

@@ -15,7 +15,7 @@ use std::thread;
 use std::time::Duration;
 
 use farleaf_fabric::Incarnation;
-use farleaf_index::dex::post::wire::{GREETING_BYTES, Hello};
+use farleaf_fabric::tcp::greeting_of;
 
 use super::owners;
 
@@ -314,10 +314,10 @@ fn pump(
             Err(_) => break,
         };
         if std::mem::take(&mut is_first)
-            && let Some(greeted) = greeting(&bytes[..count])
+            && let Some(from) = greeting_of(&bytes[..count])
         {
-            // Nobody else sets it.
-            let _ = caller.set(greeted.from);
+            // Nobody else sets it. A greeting is one piece, as it is written.
+            let _ = caller.set(from);
         }
         if !shared.pass(direction, caller) || to.write_all(&bytes[..count]).is_err() {
             break;
@@ -327,11 +327,6 @@ fn pump(
     shared.pass(direction, caller);
     let _ = to.shutdown(Shutdown::Write);
     let _ = from.shutdown(Shutdown::Read);
-}
-
-/// What a compute server says first to another one: in one piece, as it is written.
-fn greeting(bytes: &[u8]) -> Option<Hello> {
-    bytes.first_chunk::<GREETING_BYTES>().and_then(Hello::decode)
 }
 
 fn spawn(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
@@ -344,13 +339,15 @@ mod tests {
 
     use std::time::Instant;
 
-    use farleaf_index::dex::post::wire::VERSION;
+    use farleaf_fabric::tcp::greeting;
+    use farleaf_fabric::{Peer, ServerId};
 
     use super::*;
 
     const PATIENCE: Duration = Duration::from_secs(20);
     const WHILE: Duration = Duration::from_millis(100);
     const FIRST: Way = Way::Memory(0);
+    const GREETING_BYTES: usize = 64;
 
     /// A server that echoes.
     fn server() -> SocketAddr {
@@ -464,10 +461,12 @@ mod tests {
 
     /// Somebody who has greeted, and was heard if it could be.
     fn greeted(address: SocketAddr, from: u64, is_heard: bool) -> TcpStream {
-        let (from, to) = (Incarnation(from), Incarnation(9));
-        let hello = Hello { version: VERSION, pool: 1, from, to };
+        let server = ServerId::COMPUTE_FIRST;
+        let peer = Peer { server, incarnation: Incarnation(9), address: None };
+        let hello = greeting(Incarnation(from), peer);
+        assert_eq!(hello.len(), GREETING_BYTES);
         let mut stream = connect_to(address);
-        stream.write_all(&hello.encode()).unwrap();
+        stream.write_all(&hello).unwrap();
         if is_heard {
             stream.read_exact(&mut [0; GREETING_BYTES]).unwrap();
         }

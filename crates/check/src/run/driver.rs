@@ -95,8 +95,7 @@ fn config(scenario: &Scenario, is_recorded: bool) -> SimConfig {
             // Not before the clients start.
             window: 0..0,
             shuffle: faults.shuffle > 0.0,
-            // No table sends calls yet.
-            repeated: 0.0,
+            repeated: faults.repeated,
         },
         events_max: EVENTS_MAX,
         queue_depth: or(faults.queue, u64::MAX).try_into().unwrap_or(usize::MAX),
@@ -214,7 +213,8 @@ impl Driver<'_> {
             .collect::<Result<Vec<_>, Failure>>()?;
         let state = LifeState::new();
         let upkeep = endpoint(threads(self.scenario) - 1)?;
-        let life = live(Rc::clone(&self.shared), Rc::clone(&state), upkeep, clients);
+        let (shared, own) = (Rc::clone(&self.shared), Rc::clone(&state));
+        let life = live(shared, own, fabric.clone(), upkeep, clients);
         self.sim.spawn(compute, life);
         Ok(Life { compute, state })
     }
@@ -239,6 +239,8 @@ impl Driver<'_> {
             FaultKind::CutRequests(compute, at) => server(at).cut(compute, Direction::Requests),
             FaultKind::CutReplies(compute, at) => server(at).cut(compute, Direction::Replies),
             FaultKind::Heal(compute, at) => server(at).heal(compute),
+            FaultKind::CutCalls(from, to) => self.sim.cut(from, to),
+            FaultKind::HealCalls(from, to) => self.sim.heal(from, to),
         }
         Ok(())
     }
@@ -296,7 +298,11 @@ impl Driver<'_> {
             server.resume();
             (0..self.scenario.compute_servers).for_each(|compute| server.heal(compute));
         }
-        (0..self.scenario.compute_servers).for_each(|at| self.sim.fabric(at).resume());
+        let computes = 0..self.scenario.compute_servers;
+        for (from, to) in computes.clone().flat_map(|at| computes.clone().map(move |to| (at, to))) {
+            self.sim.heal(from, to);
+        }
+        computes.for_each(|at| self.sim.fabric(at).resume());
         let until_ns = self.sim.now_ns() + PATIENCE_NS;
         let is_over = || {
             let lives = self.lives.borrow();

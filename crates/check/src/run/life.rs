@@ -7,8 +7,9 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use farleaf_fabric::AnyEndpoint;
-use farleaf_fabric::{Client as FabricClient, Endpoint};
+use farleaf_fabric::sim::SimFabric;
+use farleaf_fabric::{AnyEndpoint, Client as FabricClient, Endpoint, Fabric, ListenConfig};
+use farleaf_index::compute::number_of;
 use farleaf_index::{AnyIndex, Index, IndexError, recover};
 use farleaf_pool::{Pool, PoolError, Session};
 
@@ -61,10 +62,11 @@ impl LifeState {
 pub(super) async fn live(
     shared: Rc<Shared>,
     state: Rc<LifeState>,
+    fabric: SimFabric,
     endpoint: AnyEndpoint,
     clients: Vec<(usize, AnyEndpoint)>,
 ) {
-    let ended = try_live(&shared, &state, endpoint, clients).await;
+    let ended = try_live(&shared, &state, &fabric, endpoint, clients).await;
     state.stage.set(match ended {
         Ok(()) => Stage::Done,
         Err(CutOff) => Stage::CutOff,
@@ -74,6 +76,7 @@ pub(super) async fn live(
 async fn try_live(
     shared: &Rc<Shared>,
     state: &Rc<LifeState>,
+    fabric: &SimFabric,
     endpoint: AnyEndpoint,
     clients: Vec<(usize, AnyEndpoint)>,
 ) -> Result<(), CutOff> {
@@ -83,6 +86,11 @@ async fn try_live(
         Ok(session)
     });
     let Some(upkeep) = joined.await? else { return Ok(()) };
+    let number = number_of(upkeep.pool().member());
+    if let Err(error) = fabric.expose(number, 0, &ListenConfig::default()) {
+        shared.fail(Failure::Setup(error.to_string()));
+        return Ok(());
+    }
     let opened = insist(shared, &endpoint, "open", async || shared.table.open(&upkeep, true).await);
     let Some(index) = opened.await? else { return Ok(()) };
     let is_over = Rc::new(Cell::new(false));
@@ -128,7 +136,7 @@ async fn try_live(
     }
     state.stage.set(Stage::Leaves);
     is_over.set(true);
-    shared.table.retire(&upkeep);
+    endpoint.leave().await;
     leave(shared, state, &upkeep, &index).await
 }
 

@@ -5,7 +5,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use farleaf_fabric::Endpoint;
-use farleaf_index::dex::{Cluster, Dex, MoveError, sampled};
+use farleaf_index::compute::{Host, MoveError};
+use farleaf_index::dex::{Dex, sampled};
 use farleaf_index::knobs::DURABILITY;
 use farleaf_index::{AnyIndex, Engine, Index, IndexError, OpenOptions, Settings, StoredTable};
 use farleaf_pool::{Root, Session};
@@ -27,7 +28,6 @@ const MOVE_NS: u64 = 250_000;
 #[derive(Debug)]
 pub(super) struct TableSetup {
     engine: Engine,
-    cluster: Arc<Cluster>,
     settings: Settings,
     /// Partitions that the table is cut into at first.
     partitions: usize,
@@ -46,7 +46,6 @@ impl TableSetup {
         let most = if several { 2 * scenario.compute_servers } else { 2 };
         TableSetup {
             engine: scenario.engine,
-            cluster: Cluster::new(1_500),
             settings: scenario.settings.clone(),
             partitions: rng.usize(1..=most),
             // Not where there is room for so little that a log may find none.
@@ -72,7 +71,7 @@ impl TableSetup {
             settings: self.engine.options_of(&settings),
             take: usize::from(serves && self.shares),
             take_over: true,
-            forward: if serves { Some(Arc::clone(&self.cluster) as _) } else { None },
+            calls: serves,
         };
         AnyIndex::open(session, &root, &options).await
     }
@@ -97,8 +96,8 @@ impl TableSetup {
         Ok(())
     }
 
-    /// Lets a compute server do its part for the others until [`TableSetup::retire`]; `sessions` gives
-    /// each task a session of its own.
+    /// Lets a compute server do its part for the others until it leaves ([`Endpoint::leave`]); `sessions`
+    /// gives each task a session of its own.
     ///
     /// # Errors
     /// Those of `sessions`.
@@ -111,10 +110,12 @@ impl TableSetup {
         mut sessions: impl AsyncFnMut() -> Result<Session, IndexError>,
     ) -> Result<(), IndexError> {
         let AnyIndex::Dex(dex) = index else { return Ok(()) };
+        let host: Arc<Host<Dex>> = Arc::default();
+        host.add(dex.clone());
         for _ in 0..SERVERS {
             let (session, on_cut_off) = (sessions().await?, on_cut_off.clone());
             let endpoint = session.endpoint().clone();
-            let serving = self.cluster.serve(dex.clone(), session);
+            let serving = Arc::clone(&host).serve(session);
             endpoint.spawn(async move {
                 if serving.await.is_err() {
                     on_cut_off();
@@ -134,17 +135,13 @@ impl TableSetup {
         Ok(())
     }
 
-    /// The compute server of that session does no more for others.
-    pub(super) fn retire(&self, session: &Session) {
-        self.cluster.leave(session.endpoint().incarnation());
-    }
-
     /// Gives some range to somebody, as far as that is possible now.
     async fn move_some(&self, shared: &Shared, session: &Session, dex: &Dex) {
         let endpoint = session.endpoint();
         let random = |below: usize| (endpoint.random() % below.max(1) as u64) as usize;
         let (_, bounds, _) = dex.known_map();
-        let members = self.cluster.members();
+        // Some of them are leaving, or dead.
+        let members = session.members().await.unwrap_or_default();
         let (Some(key), Some(to)) =
             (self.keys.get(random(self.keys.len())), members.get(random(members.len())))
         else {
@@ -159,7 +156,7 @@ impl TableSetup {
             1 => (Some(key.as_slice()), high),
             _ => (low, high),
         };
-        let moved = dex.move_range(session, low, high, *to).await;
+        let moved = dex.move_range(session, low, high, to.incarnation).await;
         match moved {
             Ok(_) => shared.count(|stats| stats.moved += 1),
             Err(MoveError::Index(error @ (IndexError::Corrupt(_) | IndexError::Invalid(_)))) => {

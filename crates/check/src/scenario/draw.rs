@@ -76,9 +76,18 @@ pub(super) fn scenario(seed: u64, choices: &Choices) -> Scenario {
         choices.think_ns.unwrap_or_else(|| pick(&mut rng(seed, "think"), &[0, 0, 0, 500, 4_000]));
     drawn.impatience =
         choices.impatience.unwrap_or_else(|| maybe(&mut rng(seed, "impatience"), 0.15, |_| 0.04));
-    drawn.faults = choices.faults.clone().unwrap_or_else(|| faults(&mut rng(seed, "faults")));
+    drawn.faults = choices.faults.clone().unwrap_or_else(|| Faults {
+        repeated: maybe(&mut rng(seed, "repeated"), 0.5, |rng| pick(rng, &[0.01, 0.1, 0.5])),
+        ..faults(&mut rng(seed, "faults"))
+    });
     drawn.events =
         choices.events.clone().unwrap_or_else(|| Events(events(&drawn, &mut rng(seed, "events"))));
+    if choices.events.is_none() {
+        let cuts = cut_calls(&drawn, &mut rng(seed, "cut calls"));
+        let events = &mut drawn.events.0;
+        events.extend(cuts);
+        events.sort_by_key(|event| event.at_ns);
+    }
     drawn
 }
 
@@ -89,6 +98,22 @@ fn settings(drawn: &Scenario, pinned: &Settings) -> Settings {
     let mut settings = drawn.engine.draw(&mut rng(drawn.seed, "set"), &format).unwrap_or_default();
     settings.set_all(&drawn.engine.options_of(pinned));
     settings
+}
+
+/// Links between compute servers that break for a while, in one direction.
+fn cut_calls(drawn: &Scenario, rng: &mut Rng) -> Vec<TimedFault> {
+    let (computes, end_ns) = (drawn.compute_servers, drawn.likely_ns().max(1_000));
+    let count = if computes > 1 { pick(rng, &[0, 0, 0, 1, 2]) } else { 0 };
+    let cut = |_| {
+        let from = rng.usize(..computes);
+        let to = (from + rng.usize(1..computes)) % computes;
+        let at_ns = rng.u64(..end_ns);
+        let most_ns = pick(rng, &[end_ns, 4_000_000]);
+        let over_ns = at_ns + 1 + rng.u64(..most_ns);
+        [(at_ns, FaultKind::CutCalls(from, to)), (over_ns, FaultKind::HealCalls(from, to))]
+    };
+    let events = (0..count).flat_map(cut);
+    events.map(|(at_ns, kind)| TimedFault { at_ns, kind }).collect()
 }
 
 /// Half of the time tiny nodes.

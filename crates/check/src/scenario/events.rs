@@ -28,6 +28,10 @@ pub enum FaultKind {
     CutReplies(usize, usize),
     /// The link between a compute server and a memory server works again.
     Heal(usize, usize),
+    /// Nothing comes from the first compute server to the second any more.
+    CutCalls(usize, usize),
+    /// It does again.
+    HealCalls(usize, usize),
 }
 
 /// Something that happens at a certain time; written `kill:1@60000`.
@@ -57,6 +61,8 @@ const NAMES: &[&str] = &[
     "cut-requests",
     "cut-replies",
     "heal",
+    "cut-calls",
+    "heal-calls",
 ];
 
 impl FaultKind {
@@ -70,6 +76,8 @@ impl FaultKind {
             | FaultKind::CutRequests(compute, _)
             | FaultKind::CutReplies(compute, _)
             | FaultKind::Heal(compute, _) => Some(compute),
+            // The larger one decides whether both are there.
+            FaultKind::CutCalls(from, to) | FaultKind::HealCalls(from, to) => Some(from.max(to)),
             _ => None,
         }
     }
@@ -103,6 +111,8 @@ impl fmt::Display for FaultKind {
             }
             FaultKind::CutReplies(compute, server) => write!(f, "cut-replies:{compute}-{server}"),
             FaultKind::Heal(compute, server) => write!(f, "heal:{compute}-{server}"),
+            FaultKind::CutCalls(from, to) => write!(f, "cut-calls:{from}-{to}"),
+            FaultKind::HealCalls(from, to) => write!(f, "heal-calls:{from}-{to}"),
         }
     }
 }
@@ -146,6 +156,8 @@ impl FromStr for TimedFault {
             "slow" => two().map(|(server, factor)| FaultKind::Slow(server, factor as u32))?,
             "cut-requests" => two().map(|(compute, to)| FaultKind::CutRequests(compute, to))?,
             "cut-replies" => two().map(|(compute, to)| FaultKind::CutReplies(compute, to))?,
+            "cut-calls" => two().map(|(from, to)| FaultKind::CutCalls(from, to))?,
+            "heal-calls" => two().map(|(from, to)| FaultKind::HealCalls(from, to))?,
             _ => two().map(|(compute, to)| FaultKind::Heal(compute, to))?,
         };
         Ok(TimedFault { at_ns, kind })

@@ -34,6 +34,8 @@ pub struct Faults {
     pub drift: f64,
     /// Most operations of a thread under way to a memory server; 0: any number.
     pub queue: f64,
+    /// Probability that a message between compute servers comes twice.
+    pub repeated: f64,
 }
 
 /// A fault's name and its place in [`Faults`].
@@ -54,6 +56,7 @@ pub(crate) const FIELDS: &[(Field, f64)] = &[
     (("skew", |faults| &mut faults.skew), 1e9),
     (("drift", |faults| &mut faults.drift), 1e5),
     (("queue", |faults| &mut faults.queue), 65_536.0),
+    (("repeated", |faults| &mut faults.repeated), 1.0),
 ];
 
 impl fmt::Display for Faults {

@@ -86,7 +86,7 @@ pub(super) fn run(args: &ComputeArgs, console: &mut Console) -> anyhow::Result<E
     look(&db, args, &mut tables, &state)?;
     let metrics = args.serving.expose(Told { db: db.clone(), state: Arc::clone(&state) })?;
     let metrics_at = metrics.as_ref().map(|metrics| metrics.address().to_string());
-    let address = own.address.map(|address| address.to_string()).unwrap_or_default();
+    let address = own.address.map(|address| address.to_string());
     let listens = db.listens()?.map(|address| address.to_string());
     let names: Vec<&String> = tables.keys().collect();
     if console.json {
@@ -98,13 +98,15 @@ pub(super) fn run(args: &ComputeArgs, console: &mut Console) -> anyhow::Result<E
             "metrics": metrics_at,
         }))?;
     } else {
-        let mut fields = vec![("address", address.clone()), ("name", own.name.to_string())];
-        fields.extend(listens.filter(|at| *at != address).map(|at| ("listens", at)));
+        let listens = listens.filter(|at| Some(at) != address.as_ref());
+        let mut fields: Vec<_> = address.clone().map(|at| ("address", at)).into_iter().collect();
+        fields.push(("name", own.name.to_string()));
+        fields.extend(listens.map(|at| ("listens", at)));
         fields.extend(metrics_at.map(|address| ("metrics", format!("http://{address}/metrics"))));
         console.fields(&fields)?;
     }
     console.flush()?;
-    tracing::info!(name = %own.name, address, tables = tables.len(), "serves");
+    tracing::info!(name = %own.name, ?address, tables = tables.len(), "serves");
     while let Err(RecvTimeoutError::Timeout) = stop.recv_timeout(LOOK_EVERY) {
         if db.cluster().is_some_and(|cluster| cluster.is_leaving) {
             tracing::info!("has been asked to leave its cluster");

@@ -12,7 +12,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
 use super::{
-    Answer, CALL_BYTES_MAX, CallError, Closed, Queued, Requests, Responder, UNDER_WAY_MAX, promise,
+    ALL_OTHERS, Answer, CALL_BYTES_MAX, CallError, Closed, Queued, Requests, Responder,
+    UNDER_WAY_MAX, promise,
 };
 use crate::{Incarnation, OpErrorKind, ServiceId};
 
@@ -151,6 +152,13 @@ impl Link {
         blocked.into_iter().for_each(Waker::wake);
     }
 
+    /// The peer is dead. A socket ends by itself, behind what the peer has sent before its end.
+    pub(crate) fn peer_died(&self) {
+        if self.receiver.is_some() {
+            self.end(OpErrorKind::Gone { who: self.to });
+        }
+    }
+
     /// Takes the socket, to shut it down at the end; false if the end has come.
     pub(crate) fn connected(&self, stream: UnixStream) -> bool {
         let mut state = self.state();
@@ -189,9 +197,14 @@ impl Link {
         }
     }
 
-    /// A reply has come; false if nobody waits for it.
-    pub(crate) fn came(&self, number: u64, outcome: Result<Vec<u8>, CallError>) -> bool {
-        self.finish(number, outcome)
+    /// A reply has come; one that nobody waits for is dropped (F12.8).
+    pub(crate) fn came(&self, number: u64, outcome: Result<Vec<u8>, CallError>) {
+        if number == ALL_OTHERS {
+            // The receiver has left.
+            self.state().pending.values_mut().for_each(|pending| pending.is_begun = false);
+            return self.end(OpErrorKind::Unavailable);
+        }
+        self.finish(number, outcome);
     }
 }
 

@@ -17,8 +17,8 @@ use crate::{Incarnation, OpErrorKind, ServerId};
 
 pub(crate) use link::Link;
 pub(crate) use promise::{Answer, promise};
-pub(crate) use replies::{Admission, Outcome, Replies, Reply};
-pub(crate) use requests::{Queued, Requests, next};
+pub(crate) use replies::{ALL_OTHERS, Admission, Outcome, Replies, Reply};
+pub(crate) use requests::{Queued, Requests, leave, next};
 
 /// Most bytes of a call's request, and of its reply.
 pub const CALL_BYTES_MAX: usize = 16 << 20;
@@ -62,6 +62,42 @@ impl Default for ListenConfig {
             insecure_public: false,
             connections_max: 4_096,
         }
+    }
+}
+
+/// The addresses of a compute server that takes calls in over a network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exposed {
+    /// The address at which it listens.
+    pub listens: SocketAddr,
+    /// The address that others use: that of its [`Peer`].
+    pub address: SocketAddr,
+}
+
+impl ListenConfig {
+    /// Checks that a compute server may listen there, and that others can be told its address.
+    ///
+    /// # Errors
+    /// [`FabricError::Config`](crate::FabricError::Config) for an address that other machines can reach
+    /// with neither `tls` nor `insecure_public`, and for one that stands for all of a machine.
+    pub fn check(&self) -> Result<(), crate::FabricError> {
+        let refuse = |why: String| Err(crate::FabricError::Config(why));
+        let listen = self.listen;
+        // What is advertised opens nothing.
+        if !listen.ip().is_loopback() && self.tls.is_none() && !self.insecure_public {
+            return refuse(format!(
+                "{listen} can be reached from other machines, and nobody is authenticated: listen on a \
+                 loopback address, set up TLS, or allow it by insecure_public in a network that you trust"
+            ));
+        }
+        let told = self.advertise.unwrap_or(listen);
+        if told.ip().is_unspecified() {
+            return refuse(format!(
+                "{told} stands for all addresses of this machine: listen on, or advertise, the one that \
+                 others reach"
+            ));
+        }
+        Ok(())
     }
 }
 

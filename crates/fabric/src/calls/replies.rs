@@ -3,6 +3,8 @@
 //! - INV-REPLIES-1: each accepted request is answered once, by a reply or by the drop of its
 //!   [`Incoming`](super::Incoming).
 //! - INV-REPLIES-2: nothing of a closed connection is begun.
+//! - INV-REPLIES-3: a compute server that leaves says so last, once nothing of the connection is under way
+//!   that was begun. So a sender that hears it knows that all its unanswered requests were not begun.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -46,10 +48,20 @@ pub(crate) trait Admission: Send + Sync {
 struct State {
     ready: Vec<Reply>,
     under_way: usize,
+    /// Requests whose receiver has not answered or dropped them.
+    owed: usize,
     /// The number of the last request.
     last: u64,
     is_closed: bool,
+    /// This compute server leaves, and has said so to the sender.
+    leaves: bool,
+    has_said_so: bool,
+    /// Some of what was ready has not been given to the system.
+    is_unsent: bool,
 }
+
+/// The number that stands for all requests of a connection that have no answer.
+pub(crate) const ALL_OTHERS: u64 = 0;
 
 /// The requests of one connection that are under way, and their replies.
 pub(crate) struct Replies {
@@ -60,7 +72,7 @@ pub(crate) struct Replies {
 }
 
 impl Replies {
-    pub(crate) fn new(admission: Box<dyn Admission>, notify: Notify) -> Arc<Replies> {
+    pub(super) fn new(admission: Box<dyn Admission>, notify: Notify) -> Arc<Replies> {
         Arc::new(Replies { state: Mutex::default(), admission, notify })
     }
 
@@ -81,10 +93,11 @@ impl Replies {
         {
             let mut state = self.state();
             let is_seen = number <= state.last && !Canary::DeliverTwice.is_armed();
-            if is_seen || state.under_way >= UNDER_WAY_MAX {
+            if is_seen || number == ALL_OTHERS || state.under_way >= UNDER_WAY_MAX {
                 return false;
             }
             (state.last, state.under_way) = (number, state.under_way + 1);
+            state.owed += 1;
         }
         let responder = WireResponder {
             replies: Arc::clone(self),
@@ -101,8 +114,43 @@ impl Replies {
     pub(crate) fn take_ready(&self) -> Vec<Reply> {
         let mut state = self.state();
         let ready = std::mem::take(&mut state.ready);
-        state.under_way -= ready.len();
+        let answers = ready.iter().filter(|reply| reply.number != ALL_OTHERS).count();
+        state.under_way -= answers;
         ready
+    }
+
+    /// All that was taken out has been given to the system.
+    pub(crate) fn sent(&self) {
+        let mut state = self.state();
+        if state.ready.is_empty() {
+            state.is_unsent = false;
+        }
+    }
+
+    /// This compute server leaves: tells the sender, once what was begun is answered.
+    pub(crate) fn leave(&self) {
+        self.state().leaves = true;
+        self.say_goodbye();
+    }
+
+    /// Whether the sender has been sent all that there is to say.
+    pub(crate) fn has_told_all(&self) -> bool {
+        let state = self.state();
+        state.is_closed || state.has_said_so && !state.is_unsent
+    }
+
+    /// Tells a sender the last that it hears, if it is time (INV-REPLIES-3).
+    fn say_goodbye(&self) {
+        {
+            let mut state = self.state();
+            if !state.leaves || state.has_said_so || state.owed > 0 || state.is_closed {
+                return;
+            }
+            (state.has_said_so, state.is_unsent) = (true, true);
+            let outcome = Outcome::NotBegun;
+            state.ready.push(Reply { number: ALL_OTHERS, outcome, bytes: Vec::new() });
+        }
+        (self.notify)();
     }
 
     /// The connection has ended.
@@ -126,6 +174,7 @@ impl Replies {
                 return Err(Closed);
             }
             state.ready.push(reply);
+            state.is_unsent = true;
         }
         (self.notify)();
         Ok(())
@@ -144,7 +193,10 @@ struct WireResponder {
 impl WireResponder {
     fn put(&mut self, outcome: Outcome, bytes: Vec<u8>) -> Result<(), Closed> {
         self.is_done = true;
-        self.replies.put(Reply { number: self.number, outcome, bytes })
+        let put = self.replies.put(Reply { number: self.number, outcome, bytes });
+        self.replies.state().owed -= 1;
+        self.replies.say_goodbye();
+        put
     }
 }
 
@@ -267,6 +319,27 @@ mod tests {
             [(4, Outcome::NotBegun, none.clone()), (5, Outcome::NotBegun, none)]
         );
         assert_eq!(connection.rings.load(Ordering::SeqCst), 5);
+    }
+
+    #[test]
+    fn a_receiver_that_leaves_says_so_behind_its_last_reply() {
+        let connection = Connection::new();
+        assert!(connection.comes(1) && connection.comes(2));
+        let mut begun = connection.take().unwrap();
+        assert!(begun.begin());
+        connection.requests.close();
+        connection.replies.leave();
+        assert_eq!(connection.ready(), [(2, Outcome::NotBegun, Vec::new())]);
+        assert!(!connection.replies.has_told_all(), "one is under way");
+        assert_eq!(begun.reply(vec![7]), Ok(()));
+        let goodbye = (ALL_OTHERS, Outcome::NotBegun, Vec::new());
+        assert_eq!(connection.ready(), [(1, Outcome::Done, vec![7]), goodbye]);
+        assert!(!connection.replies.has_told_all(), "it has not been sent");
+        connection.replies.sent();
+        assert!(connection.replies.has_told_all());
+        // What comes later is not begun, and the receiver says goodbye once.
+        assert!(connection.comes(3) && connection.take().is_none());
+        assert_eq!(connection.ready(), [(3, Outcome::NotBegun, Vec::new())]);
     }
 
     #[test]

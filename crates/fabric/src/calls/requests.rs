@@ -5,11 +5,16 @@
 //!   senders `NotBegun`.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 
-use super::{Incoming, Responder};
-use crate::{Incarnation, ServiceId};
+use super::{Admission, Incoming, Replies, Responder};
+use crate::wake::Notify;
+use crate::{Executor, Incarnation, ServiceId};
+
+/// Time that a compute server that leaves waits for its last replies to be sent, and between two looks.
+const LEAVE_NS: u64 = 1_000_000_000;
+const LEAVE_LOOK_NS: u64 = 100_000;
 
 /// A request that waits.
 pub(crate) struct Queued {
@@ -22,6 +27,8 @@ pub(crate) struct Queued {
 struct State {
     services: BTreeMap<ServiceId, ServiceQueue>,
     fenced: BTreeSet<Incarnation>,
+    /// Connections that carry requests.
+    connections: Vec<Weak<Replies>>,
     is_open: bool,
     has_left: bool,
 }
@@ -100,6 +107,25 @@ impl Requests {
         }
     }
 
+    /// The receiver's end of a new connection, whose sender learns when this compute server leaves.
+    pub(crate) fn connection(&self, admission: Box<dyn Admission>, notify: Notify) -> Arc<Replies> {
+        let replies = Replies::new(admission, notify);
+        let has_left = {
+            let mut state = self.state();
+            state.connections.retain(|known| known.strong_count() > 0);
+            state.connections.push(Arc::downgrade(&replies));
+            state.has_left
+        };
+        if has_left {
+            replies.leave();
+        }
+        replies
+    }
+
+    fn connections(&self) -> Vec<Arc<Replies>> {
+        self.state().connections.iter().filter_map(Weak::upgrade).collect()
+    }
+
     /// Begins no request of `who` any more (F12.6).
     pub(crate) fn fence(&self, who: Incarnation) {
         self.state().fenced.insert(who);
@@ -108,6 +134,18 @@ impl Requests {
     /// Whether `who` has been fenced here.
     pub(crate) fn is_fenced(&self, who: Incarnation) -> bool {
         self.state().fenced.contains(&who)
+    }
+}
+
+/// Takes nothing in any more, and waits until all senders have been told how far their requests were.
+pub(crate) async fn leave(requests: &Requests, executor: &Executor) {
+    requests.close();
+    let connections = requests.connections();
+    connections.iter().for_each(|replies| replies.leave());
+    let until_ns = executor.now_ns().saturating_add(LEAVE_NS);
+    while !connections.iter().all(|replies| replies.has_told_all()) && executor.now_ns() < until_ns
+    {
+        executor.sleep(LEAVE_LOOK_NS).await;
     }
 }
 

@@ -52,7 +52,8 @@ pub async fn party<F: Fabric>(
 ) {
     match role {
         Role::Callee => {
-            let address = fabric.expose(PARTY, 0, &listen).expect("exposed");
+            let exposed = fabric.expose(PARTY, 0, &listen).expect("exposed");
+            let address = exposed.map(|exposed| exposed.address);
             let me = Peer { server: PARTY, incarnation: end.incarnation(), address };
             tell_peer(&end, at, me).await;
             let mut held = Vec::new();
@@ -180,7 +181,7 @@ pub(super) fn a_call_that_waits_is_not_begun_when_the_receiver_leaves<H: Harness
     });
     let server = task(move |end: H::Endpoint| async move {
         end.sleep(SETTLE_NS).await;
-        end.leave();
+        end.leave().await;
         assert!(end.next_call(HELD).await.is_none());
         put_word(&end, left, 1).await;
         wait_for_word(&end, left, |left| left == 2).await;
@@ -247,7 +248,7 @@ pub(super) fn a_dropped_incoming_says_how_far_it_was<H: Harness>(harness: &H) {
         drop(next(&end, ECHO).await);
         drop(next_begun(&end, ECHO).await);
         next_begun(&end, HELD).await.reply(vec![4]).expect("the sender waits");
-        end.leave();
+        end.leave().await;
     });
     harness.run(vec![client, server]);
 }
@@ -373,7 +374,7 @@ pub(super) fn calls_are_bounded<H: Harness>(harness: &H) {
             }
             end.sleep(1_000).await;
         }
-        end.leave();
+        end.leave().await;
     });
     harness.run(vec![client, server]);
 }
@@ -435,7 +436,7 @@ pub(super) fn a_request_is_taken_once<H: Harness>(harness: &H) {
         }
         next_begun(&end, HELD).await.reply(Vec::new()).expect("the sender waits");
         assert_eq!(taken.get(), rounds);
-        end.leave();
+        end.leave().await;
     });
     harness.run(vec![client, server]);
 }

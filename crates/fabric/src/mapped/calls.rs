@@ -122,12 +122,14 @@ impl MappedCalls {
 
     /// Ends all links to a life that is gone, or attached no more.
     fn end_links(&self, server: ServerId, who: Incarnation) {
-        let ended: Vec<_> = {
-            let mut state = self.state();
-            let ended = state.links.extract_if(.., |(to, _), _| *to == server);
-            ended.map(|(_, link)| link).collect()
-        };
+        let ended = self.take_links(server);
         ended.iter().for_each(|link| link.end(OpErrorKind::Gone { who }));
+    }
+
+    fn take_links(&self, server: ServerId) -> Vec<Arc<Link>> {
+        let mut state = self.state();
+        let taken = state.links.extract_if(.., |(to, _), _| *to == server);
+        taken.map(|(_, link)| link).collect()
     }
 
     /// `who` is dead: no reply of it is taken any more (F12.6).
@@ -137,7 +139,8 @@ impl MappedCalls {
             let dead = state.peers.values().filter(|peer| peer.incarnation == who);
             dead.map(|peer| peer.server).collect()
         };
-        servers.into_iter().for_each(|server| self.end_links(server, who));
+        let links = servers.into_iter().flat_map(|server| self.take_links(server));
+        links.for_each(|link| link.peer_died());
     }
 
     /// Gives up a thread's link (F12.4). A new one is made by the next call. Returns the place for the
@@ -387,7 +390,7 @@ fn serve(server: &Arc<SocketServer>, mut stream: UnixStream) -> io::Result<()> {
     let signal = Arc::new(ReplySignal::default());
     let signalling = Arc::clone(&signal);
     let admission = Box::new(LivingSenders(Arc::clone(&server.folder)));
-    let replies = Replies::new(admission, Arc::new(move || signalling.raise()));
+    let replies = server.requests.connection(admission, Arc::new(move || signalling.raise()));
     let is_in = welcome.entry == Entry::LetIn;
     if is_in {
         welcome.connection = server.count.fetch_add(1, Ordering::Relaxed) + 1;
@@ -474,6 +477,7 @@ fn write_replies(signal: &ReplySignal, replies: &Replies, stream: &UnixStream) -
             output.write_all(&bytes)?;
         }
         output.flush()?;
+        replies.sent();
     }
     Ok(())
 }
@@ -601,7 +605,6 @@ fn read_replies(link: &Link, stream: &UnixStream) -> io::Result<()> {
             Outcome::NotBegun => Err(CallError::NotBegun),
             Outcome::Unknown => Err(CallError::Unknown(OpErrorKind::Unavailable)),
         };
-        // One that nobody waits for is dropped (F12.8).
         link.came(number, outcome);
     }
 }

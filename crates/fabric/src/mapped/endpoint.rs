@@ -11,8 +11,9 @@ use super::Shared;
 use super::calls::replace;
 use crate::raw::SlabRef;
 use crate::{
-    Buf, CallError, Capabilities, Counters, Endpoint, Executor, GlobalAddr, Incarnation, Incoming,
-    Op, OpError, OpErrorKind, Ops, Peer, ServerId, ServiceId, Words, access, calls,
+    Buf, CallError, Capabilities, Counters, Endpoint, Executor, FabricError, GlobalAddr,
+    Incarnation, Incoming, Op, OpError, OpErrorKind, Ops, Peer, ServerId, ServiceId, Words, access,
+    calls,
 };
 
 /// One thread's access to mapped memory servers.
@@ -326,8 +327,16 @@ impl Endpoint for MappedEndpoint {
         calls::next(&self.thread.shared.calls.requests, service).await
     }
 
-    fn leave(&self) {
-        self.thread.shared.calls.requests.close();
+    async fn leave(&self) {
+        calls::leave(&self.thread.shared.calls.requests, &self.thread.executor).await;
+    }
+
+    fn attach(&self, peer: Peer) -> Result<(), FabricError> {
+        self.thread.shared.calls.attach(peer)
+    }
+
+    fn detach(&self, server: ServerId) {
+        self.thread.shared.calls.detach(server);
     }
 
     fn peers(&self) -> Vec<Peer> {

@@ -15,7 +15,6 @@ mod folder;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
-use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -28,8 +27,8 @@ pub(crate) use folder::check_space;
 
 use crate::calls::{Link, Requests};
 use crate::{
-    Capabilities, Counters, Fabric, FabricError, Incarnation, ListenConfig, Peer, ServerId,
-    Service, ServiceId, Words,
+    Capabilities, Counters, Exposed, Fabric, FabricError, Incarnation, ListenConfig, Peer,
+    ServerId, Service, ServiceId, Words,
 };
 
 /// Least bytes of a region.
@@ -180,7 +179,7 @@ impl Fabric for Mapped {
         number: ServerId,
         bytes: u64,
         _listen: &ListenConfig,
-    ) -> Result<Option<SocketAddr>, FabricError> {
+    ) -> Result<Option<Exposed>, FabricError> {
         self.0.calls.expose(number, bytes, self.0.incarnation, self.0.folder())?;
         Ok(None)
     }

@@ -139,6 +139,8 @@ pub(super) struct SimCalls {
     receivers: BTreeMap<u32, SimReceiver>,
     /// The life that a number stands for, for each life.
     peers: BTreeMap<(u32, ServerId), u32>,
+    /// Lives that left in order and have ended: they had answered all that they had begun.
+    left: BTreeSet<u32>,
     /// Lives that were told that another one is dead.
     told_dead: BTreeSet<(u32, u32)>,
     pairs: BTreeMap<(u32, u32), SimPair>,
@@ -376,7 +378,14 @@ impl Machine {
         let Some(message) = self.calls.list.get(&id) else { return };
         let (to, serial, from) = (message.to, message.serial, message.from);
         let is_short = self.crashes.fate(serial, 0) != crash::Fate::Happens;
-        if message.is_stopped || is_short || self.lives[to as usize].dead {
+        if message.is_stopped || is_short {
+            return self.lose_message(id);
+        }
+        if self.calls.left.contains(&to) {
+            // Its last word on the connection was that it begins nothing more.
+            return self.send_back(id, Err(CallError::NotBegun));
+        }
+        if self.lives[to as usize].dead {
             return self.lose_message(id);
         }
         self.ops += 1;
@@ -506,7 +515,8 @@ impl Machine {
         let Some(mut outcome) = message.outcome.take() else { return };
         self.trace.add(outcome.as_ref().map_or(u64::MAX, |reply| reply.len() as u64));
         self.remove_message(id);
-        if outcome.is_ok() && is_call && self.calls.told_dead.contains(&(from.life, to)) {
+        let is_told_dead = self.calls.told_dead.contains(&(from.life, to));
+        if outcome.is_ok() && is_call && is_told_dead && !self.calls.left.contains(&to) {
             outcome = Err(CallError::Unknown(gone(to)));
         }
         if is_reconnect && outcome.is_ok() {
@@ -598,6 +608,12 @@ impl Machine {
     /// A life has ended: what was on its way to it goes nowhere.
     pub(super) fn end_receiver(&mut self, life: u32) {
         if let Some(receiver) = self.calls.receivers.remove(&life) {
+            let begun = |one: &Message| one.to == life && one.is_begun && one.outcome.is_none();
+            if receiver.has_left && !self.calls.list.values().any(begun) {
+                self.calls.left.insert(life);
+                let idle = receiver.services.into_values().flat_map(|service| service.idle);
+                return self.calls.spent.extend(idle);
+            }
             let idle = receiver.services.into_values().flat_map(|service| service.idle);
             self.calls.spent.extend(idle);
         }
@@ -611,7 +627,7 @@ impl Machine {
     /// `me` was told that `who` is dead: it takes no reply of it any more (F12.6).
     pub(super) fn tell_dead(&mut self, me: u32, who: u32) {
         let is_peer = self.calls.peers.iter().any(|((life, _), peer)| (*life, *peer) == (me, who));
-        if is_peer && self.calls.told_dead.insert((me, who)) {
+        if is_peer && self.calls.told_dead.insert((me, who)) && !self.calls.left.contains(&who) {
             self.give_up(
                 |one| one.from.life == me && one.to == who && matches!(one.what, What::Call { .. }),
                 gone(who),
@@ -846,26 +862,6 @@ impl SimFabric {
         Ok(())
     }
 
-    pub(super) fn attach_peer(&self, peer: Peer) -> Result<(), FabricError> {
-        check_exposed(peer.server, 0)?;
-        let mut machine = self.inner().machine.borrow_mut();
-        let Some(life) = machine.life_of(peer.incarnation) else {
-            return Err(FabricError::Config(format!("there is no life {}", peer.incarnation)));
-        };
-        let before = machine.calls.peers.insert((self.life(), peer.server), life as u32);
-        if let Some(before) = before.filter(|before| *before != life as u32) {
-            machine.give_up_peer(self.life(), peer.server, before);
-        }
-        Ok(())
-    }
-
-    pub(super) fn detach_peer(&self, server: ServerId) {
-        let mut machine = self.inner().machine.borrow_mut();
-        if let Some(before) = machine.calls.peers.remove(&(self.life(), server)) {
-            machine.give_up_peer(self.life(), server, before);
-        }
-    }
-
     /// Makes its card take `factor` times as long for everything from now on; 1 is as configured.
     ///
     /// # Panics
@@ -878,6 +874,26 @@ impl SimFabric {
 }
 
 impl Machine {
+    /// Makes `peer.server` stand for that life at the life `me`.
+    pub(super) fn attach_peer(&mut self, me: u32, peer: Peer) -> Result<(), FabricError> {
+        check_exposed(peer.server, 0)?;
+        let Some(life) = self.life_of(peer.incarnation) else {
+            return Err(FabricError::Config(format!("there is no life {}", peer.incarnation)));
+        };
+        let before = self.calls.peers.insert((me, peer.server), life as u32);
+        if let Some(before) = before.filter(|before| *before != life as u32) {
+            self.give_up_peer(me, peer.server, before);
+        }
+        Ok(())
+    }
+
+    /// Makes `server` stand for nobody at the life `me`.
+    pub(super) fn detach_peer(&mut self, me: u32, server: ServerId) {
+        if let Some(before) = self.calls.peers.remove(&(me, server)) {
+            self.give_up_peer(me, server, before);
+        }
+    }
+
     fn give_up_peer(&mut self, me: u32, server: ServerId, who: u32) {
         self.give_up(
             |one| {

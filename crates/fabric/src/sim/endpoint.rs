@@ -13,8 +13,8 @@ use super::post::Post;
 use super::slots::{Failure, Payload, Poster};
 use crate::raw::SlabRef;
 use crate::{
-    Buf, CallError, Capabilities, Counters, Endpoint, GlobalAddr, Incarnation, Incoming, Op,
-    OpError, Ops, Peer, ServerId, ServiceId,
+    Buf, CallError, Capabilities, Counters, Endpoint, FabricError, GlobalAddr, Incarnation,
+    Incoming, Op, OpError, Ops, Peer, ServerId, ServiceId,
 };
 
 /// One worker thread's way to the simulated memory servers.
@@ -196,8 +196,17 @@ impl Endpoint for SimEndpoint {
         self.take_call(service)
     }
 
-    fn leave(&self) {
+    /// Returns at once: messages that come later are told that nothing was begun.
+    async fn leave(&self) {
         self.leave_calls();
+    }
+
+    fn attach(&self, peer: Peer) -> Result<(), FabricError> {
+        self.thread.inner.machine.borrow_mut().attach_peer(self.thread.poster.life, peer)
+    }
+
+    fn detach(&self, server: ServerId) {
+        self.thread.inner.machine.borrow_mut().detach_peer(self.thread.poster.life, server);
     }
 
     fn peers(&self) -> Vec<Peer> {

@@ -1,6 +1,5 @@
 //! Simulated fabric: one compute server of the simulated cluster.
 
-use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -8,7 +7,8 @@ use super::slots::Poster;
 use super::trace::mix;
 use super::{Inner, SimEndpoint};
 use crate::{
-    Counters, Fabric, FabricError, Incarnation, ListenConfig, Peer, ServerId, Service, ServiceId,
+    Counters, Exposed, Fabric, FabricError, Incarnation, ListenConfig, Peer, ServerId, Service,
+    ServiceId,
 };
 
 /// One life of a compute server: the way to its endpoints, and the switch that ends it.
@@ -137,17 +137,17 @@ impl Fabric for SimFabric {
         number: ServerId,
         bytes: u64,
         _listen: &ListenConfig,
-    ) -> Result<Option<SocketAddr>, FabricError> {
+    ) -> Result<Option<Exposed>, FabricError> {
         self.expose_calls(number, bytes)?;
         Ok(None)
     }
 
     fn attach(&self, peer: Peer) -> Result<(), FabricError> {
-        self.attach_peer(peer)
+        self.inner.machine.borrow_mut().attach_peer(self.life, peer)
     }
 
     fn detach(&self, server: ServerId) {
-        self.detach_peer(server);
+        self.inner.machine.borrow_mut().detach_peer(self.life, server);
     }
 
     fn peers(&self) -> Vec<Peer> {

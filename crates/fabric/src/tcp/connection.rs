@@ -96,6 +96,11 @@ impl Connection {
         }
     }
 
+    /// Whether calls may be added: there is a line, or will be, and the peer has not left.
+    pub(super) fn takes_calls(&self) -> bool {
+        self.takes_posts() && !self.inbox.has_left()
+    }
+
     /// Adds a call; it is sent as soon as there are few enough.
     pub(super) fn call(&mut self, waiting: Waiting, service: ServiceId, request: Vec<u8>) {
         if self.inbox.calls() >= UNDER_WAY_MAX {
@@ -107,7 +112,10 @@ impl Connection {
     }
 
     /// Lets calls in that waited for others to end.
-    fn let_in(&mut self) {
+    fn let_in(&mut self, sink: &mut impl Sink) {
+        if self.inbox.has_left() {
+            self.refuse_blocked(sink);
+        }
         while self.inbox.calls() < UNDER_WAY_MAX
             && let Some((waiting, service, request)) = self.blocked.pop_front()
         {
@@ -118,6 +126,8 @@ impl Connection {
     /// It leads to nobody any more: its peer has ended, or is attached no more.
     pub(super) fn part(&mut self, sink: &mut impl Sink) {
         let who = self.peer.map_or(Incarnation(0), |peer| peer.incarnation);
+        // What it has said before its end has come by now (F12.6).
+        let _ = self.receive(sink);
         self.lose(Line::Down, OpErrorKind::Gone { who }, sink);
         let error = self.error(OpErrorKind::Gone { who });
         for slot in std::mem::take(&mut self.reconnects) {
@@ -216,7 +226,7 @@ impl Connection {
         match driven {
             Ok(count) => {
                 if !self.blocked.is_empty() {
-                    self.let_in();
+                    self.let_in(sink);
                 }
                 count > 0
             }
@@ -310,6 +320,10 @@ impl Connection {
     fn lose_calls(&mut self, is_sent: bool, kind: OpErrorKind, sink: &mut impl Sink) {
         let sent = if is_sent { CallError::Unknown(kind) } else { CallError::NotBegun };
         self.inbox.lose_calls(sent, sink);
+        self.refuse_blocked(sink);
+    }
+
+    fn refuse_blocked(&mut self, sink: &mut impl Sink) {
         for (waiting, ..) in std::mem::take(&mut self.blocked) {
             sink.reply(waiting, Err(CallError::NotBegun));
         }

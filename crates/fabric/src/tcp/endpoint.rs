@@ -216,8 +216,16 @@ impl Endpoint for TcpEndpoint {
         calls::next(&self.thread.shared.calls.requests, service).await
     }
 
-    fn leave(&self) {
-        self.thread.shared.calls.requests.close();
+    async fn leave(&self) {
+        calls::leave(&self.thread.shared.calls.requests, &self.thread.executor).await;
+    }
+
+    fn attach(&self, peer: Peer) -> Result<(), FabricError> {
+        self.thread.shared.calls.attach(peer)
+    }
+
+    fn detach(&self, server: ServerId) {
+        self.thread.shared.calls.detach(server);
     }
 
     fn peers(&self) -> Vec<Peer> {

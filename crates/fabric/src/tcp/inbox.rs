@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::wire::{ANSWER_BYTES, Status, decode_answer, decode_reply};
-use crate::calls::Outcome;
+use crate::calls::{ALL_OTHERS, Outcome};
 use crate::{CallError, OpError, OpErrorKind};
 
 /// Room for answers, at first.
@@ -52,6 +52,8 @@ pub(super) struct Inbox {
     /// Calls whose replies are to come, by their numbers, and the last number.
     calls: BTreeMap<u64, Waiting>,
     last_call: u64,
+    /// The receiver of the calls has left.
+    has_left: bool,
 }
 
 impl Inbox {
@@ -66,6 +68,7 @@ impl Inbox {
             marked: 0,
             calls: BTreeMap::new(),
             last_call: 0,
+            has_left: false,
         }
     }
 
@@ -79,6 +82,11 @@ impl Inbox {
     /// Calls whose replies are to come.
     pub(super) fn calls(&self) -> usize {
         self.calls.len()
+    }
+
+    /// Whether the receiver of the calls has left: it begins no more of them.
+    pub(super) fn has_left(&self) -> bool {
+        self.has_left
     }
 
     /// No more replies come.
@@ -160,8 +168,9 @@ impl Inbox {
                 break Ok(());
             };
             if status == Status::Reply {
-                if reply(content, &mut self.calls, sink).is_none() {
-                    break Err(Ended::Lost);
+                match reply(content, &mut self.calls, sink) {
+                    Some(has_left) => self.has_left |= has_left,
+                    None => break Err(Ended::Lost),
                 }
                 input = behind;
                 continue;
@@ -210,10 +219,17 @@ impl Inbox {
     }
 }
 
-/// Hands out the reply to a call. One that nobody waits for is dropped (F12.8). `None` if it is none.
+/// Hands out the reply to a call; whether it says that the receiver leaves. One that nobody waits for is
+/// dropped (F12.8). `None` if it is no reply.
 #[cold]
-fn reply(content: &[u8], calls: &mut BTreeMap<u64, Waiting>, sink: &mut impl Sink) -> Option<()> {
+fn reply(content: &[u8], calls: &mut BTreeMap<u64, Waiting>, sink: &mut impl Sink) -> Option<bool> {
     let (number, outcome, bytes) = decode_reply(content).ok()?;
+    if number == ALL_OTHERS {
+        for waiting in std::mem::take(calls).into_values() {
+            sink.reply(waiting, Err(CallError::NotBegun));
+        }
+        return (outcome == Outcome::NotBegun).then_some(true);
+    }
     if let Some(waiting) = calls.remove(&number) {
         sink.reply(
             waiting,
@@ -224,7 +240,7 @@ fn reply(content: &[u8], calls: &mut BTreeMap<u64, Waiting>, sink: &mut impl Sin
             },
         );
     }
-    Some(())
+    Some(false)
 }
 
 #[cfg(test)]

@@ -13,11 +13,11 @@ use rustix::net::{Shutdown, shutdown};
 /// Closing is not enough: a process that is just being started by another thread has copies of all
 /// descriptors until it executes its program, and the system has a socket listen until the last copy is closed.
 #[derive(Debug)]
-pub struct Listening<L: AsFd>(L);
+pub(super) struct Listening<L: AsFd>(L);
 
 impl<L: AsFd> Listening<L> {
     /// Of a socket that is bound and listens.
-    pub fn new(listener: L) -> Self {
+    pub(super) fn new(listener: L) -> Self {
         Listening(listener)
     }
 }

@@ -43,7 +43,6 @@ mod bell;
 pub(crate) mod call;
 mod connection;
 mod dax;
-pub mod duplex;
 mod endpoint;
 #[cfg(feature = "fuzz")]
 #[doc(hidden)]
@@ -52,6 +51,7 @@ mod inbox;
 mod link;
 mod listening;
 mod lives;
+mod loss;
 pub(crate) mod offer;
 mod output;
 mod peers;
@@ -73,7 +73,6 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 pub use endpoint::TcpEndpoint;
-pub use listening::Listening;
 pub use region::{HugePages, Region};
 pub use served::Served;
 pub use server::{MemoryServer, MemoryServerConfig};
@@ -82,8 +81,8 @@ pub use tls::{Tls, TlsFiles};
 pub(crate) use transport::Transport;
 
 use crate::{
-    Counters, Fabric, FabricError, Incarnation, ListenConfig, Peer, Refusal, ServerId, Service,
-    ServiceId,
+    Counters, Exposed, Fabric, FabricError, Incarnation, ListenConfig, Peer, Refusal, ServerId,
+    Service, ServiceId,
 };
 use link::Link;
 use peers::TcpCalls;
@@ -293,7 +292,7 @@ impl Fabric for Tcp {
         number: ServerId,
         bytes: u64,
         listen: &ListenConfig,
-    ) -> Result<Option<SocketAddr>, FabricError> {
+    ) -> Result<Option<Exposed>, FabricError> {
         let Shared { calls, config, incarnation, lease, .. } = &*self.0;
         let life = (*incarnation, lease);
         calls.expose(number, bytes, listen, config.servers.len(), life).map(Some)
@@ -310,6 +309,23 @@ impl Fabric for Tcp {
     fn peers(&self) -> Vec<Peer> {
         self.0.calls.peers()
     }
+}
+
+/// The life of the compute server that begins a connection with these bytes. For tools between two ends.
+pub fn greeting_of(bytes: &[u8]) -> Option<Incarnation> {
+    let hello = bytes.first_chunk::<GREETING_BYTES>().and_then(Hello::decode)?;
+    Some(Incarnation(hello.incarnation))
+}
+
+/// The bytes with which a connection from a compute server to another one begins. For tools.
+pub fn greeting(from: Incarnation, to: Peer) -> Vec<u8> {
+    let (incarnation, meant) = (from.0, to.incarnation.0);
+    let (control, by_card) = (false, false);
+    let (version, servers, replaces) = (VERSION, 1, 0);
+    let server = to.server.0;
+    Hello { version, control, by_card, incarnation, server, servers, replaces, meant }
+        .encode()
+        .to_vec()
 }
 
 /// What a connection is for.
@@ -370,7 +386,7 @@ fn greet_peer(
     let (config, who) = (&shared.config, shared.incarnation);
     let (link, welcome) = greet_at(config, who, to, shared.of_thread(), replaces)?;
     let failed = |source| unreachable_at(peer.server, address.to_string(), source);
-    duplex::notice_loss(link.socket_ref()).map_err(failed)?;
+    loss::notice_loss(link.socket_ref()).map_err(failed)?;
     Ok((link, welcome))
 }
 

@@ -1,14 +1,13 @@
 //! Peers: the compute servers that this one calls over TCP, and the server that takes in their calls.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::lives::{Gate, GateState};
 use super::{Lease, MemoryServer, MemoryServerConfig, config_error};
 use crate::calls::{Admission, Requests, check_exposed, exposed_twice};
-use crate::{FabricError, Incarnation, ListenConfig, Peer, ServerId};
+use crate::{Exposed, FabricError, Incarnation, ListenConfig, Peer, ServerId};
 
 /// What the threads of a compute server share about calls.
 #[derive(Debug, Default)]
@@ -41,7 +40,7 @@ impl TcpCalls {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Listens, and takes calls in; where others reach it.
+    /// Listens, and takes calls in.
     pub(super) fn expose(
         &self,
         number: ServerId,
@@ -49,15 +48,9 @@ impl TcpCalls {
         listen: &ListenConfig,
         servers: usize,
         (me, lease): (Incarnation, &Arc<Lease>),
-    ) -> Result<SocketAddr, FabricError> {
+    ) -> Result<Exposed, FabricError> {
         check_exposed(number, bytes)?;
-        let told = listen.advertise.unwrap_or(listen.listen);
-        if told.ip().is_unspecified() {
-            return Err(config_error(format!(
-                "{told} stands for all addresses of this machine: listen on, or advertise, the one that \
-                 others reach"
-            )));
-        }
+        listen.check()?;
         let mut state = self.state();
         if state.server.is_some() {
             return Err(exposed_twice());
@@ -77,12 +70,13 @@ impl TcpCalls {
         if !self.requests.open() {
             return Err(exposed_twice());
         }
-        let mut address = listen.advertise.unwrap_or(server.address());
+        let listens = server.address();
+        let mut address = listen.advertise.unwrap_or(listens);
         if address.port() == 0 {
-            address.set_port(server.address().port());
+            address.set_port(listens.port());
         }
         state.server = Some(server);
-        Ok(address)
+        Ok(Exposed { listens, address })
     }
 
     pub(super) fn attach(&self, peer: Peer) -> Result<(), FabricError> {

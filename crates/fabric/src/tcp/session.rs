@@ -193,6 +193,14 @@ impl Session {
         }
     }
 
+    /// All that stood in the output has been given to the system.
+    #[inline]
+    pub(super) fn sent(&self) {
+        if let Some(Guest { replies: Some(replies), .. }) = &self.guest {
+            replies.sent();
+        }
+    }
+
     /// It has not greeted.
     pub(super) fn is_stranger(&self) -> bool {
         self.guest.is_none()
@@ -355,7 +363,8 @@ impl Session {
                     let replies = host.call_server.as_ref().zip(self.notify.clone()).map(
                         |(call_server, notify)| {
                             let (gate, lease) = (Arc::clone(&gate), Arc::clone(&call_server.lease));
-                            Replies::new(Box::new(GateAdmission { gate, lease }), notify)
+                            let admission = Box::new(GateAdmission { gate, lease });
+                            call_server.requests.connection(admission, notify)
                         },
                     );
                     Tally::one(&host.served.let_in);

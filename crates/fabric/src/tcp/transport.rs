@@ -263,7 +263,7 @@ impl Transport {
         if let Payload::Call(server, service, request) = &mut table.posts.slot(index).kept {
             let (server, service, request) = (*server, *service, std::mem::take(request));
             let slot = table.posts.slot(index);
-            match line(connections, peers, server).filter(|line| !given_up && line.takes_posts()) {
+            match line(connections, peers, server).filter(|line| !given_up && line.takes_calls()) {
                 Some(line) => {
                     slot.missing = 1;
                     line.call(Waiting { slot: index, part: 0 }, service, request);

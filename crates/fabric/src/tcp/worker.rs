@@ -11,9 +11,9 @@ use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token};
 
 use super::SPIN;
-use super::duplex::notice_loss;
 use super::link::Link;
 use super::listening::Listening;
+use super::loss::notice_loss;
 use super::output::Output;
 use super::served::Tally;
 use super::server::{LISTENER, Shared, WAKER};
@@ -453,6 +453,9 @@ impl Connection {
         loop {
             self.session.put_replies(&mut self.output);
             progress |= self.send()?;
+            if self.has_sent_all() {
+                self.session.sent();
+            }
             if self.output.unsent_bytes() > UNSENT_MAX {
                 return Ok(progress);
             }

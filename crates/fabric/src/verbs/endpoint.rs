@@ -378,8 +378,16 @@ impl Endpoint for VerbsEndpoint {
         self.thread.tcp.next_call(service)
     }
 
-    fn leave(&self) {
-        self.thread.tcp.leave();
+    fn leave(&self) -> impl Future<Output = ()> {
+        self.thread.tcp.leave()
+    }
+
+    fn attach(&self, peer: Peer) -> Result<(), FabricError> {
+        self.thread.tcp.attach(peer)
+    }
+
+    fn detach(&self, server: ServerId) {
+        self.thread.tcp.detach(server);
     }
 
     fn peers(&self) -> Vec<Peer> {

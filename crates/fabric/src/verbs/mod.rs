@@ -62,8 +62,8 @@ pub use server::VerbsServer;
 use crate::raw::verbs::{Ends, device_names};
 use crate::tcp::{Tcp, TcpConfig, ask_once};
 use crate::{
-    Capabilities, Counters, Fabric, FabricError, Incarnation, ListenConfig, Peer, ServerId,
-    Service, ServiceId,
+    Capabilities, Counters, Exposed, Fabric, FabricError, Incarnation, ListenConfig, Peer,
+    ServerId, Service, ServiceId,
 };
 use place::Place;
 
@@ -211,7 +211,7 @@ impl Fabric for Verbs {
         number: ServerId,
         bytes: u64,
         listen: &ListenConfig,
-    ) -> Result<Option<SocketAddr>, FabricError> {
+    ) -> Result<Option<Exposed>, FabricError> {
         self.0.tcp.expose(number, bytes, listen)
     }
 

@@ -107,5 +107,6 @@ macro_rules! smoke {
 }
 
 smoke!(
-    node, superblock, pool, table, fabric, records, keys, ycsb, text, offload, post, wire, history
+    node, superblock, pool, table, fabric, records, keys, ycsb, text, offload, messages, wire,
+    history
 );

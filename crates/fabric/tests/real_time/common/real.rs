@@ -117,7 +117,8 @@ impl<F: Fabric<Endpoint: RealTime> + Sync> Harness for RealHarness<F> {
                 .zip(&self.computers)
                 .map(|(number, computer)| {
                     let server = ServerId(number);
-                    let address = computer.expose(server, 0, &self.listen).expect("exposed");
+                    let exposed = computer.expose(server, 0, &self.listen).expect("exposed");
+                    let address = exposed.map(|exposed| exposed.address);
                     let endpoint = computer.endpoint().expect("an endpoint");
                     Peer { server, incarnation: endpoint.incarnation(), address }
                 })

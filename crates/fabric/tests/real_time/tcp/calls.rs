@@ -12,7 +12,8 @@ const ECHO: ServiceId = ServiceId(5);
 fn exposed(config: &TcpConfig, number: u16) -> (Tcp, Peer) {
     let tcp = Tcp::connect(config.clone()).unwrap();
     let server = ServerId(ServerId::COMPUTE_FIRST.0 + number);
-    let address = tcp.expose(server, 0, &ListenConfig::default()).unwrap();
+    let exposed = tcp.expose(server, 0, &ListenConfig::default()).unwrap();
+    let address = exposed.map(|exposed| exposed.address);
     let peer = Peer { server, incarnation: tcp.incarnation(), address };
     (tcp, peer)
 }
@@ -113,7 +114,8 @@ fn an_address_that_may_not_be_told_is_refused() {
     assert!(why(all.clone()).contains("stands for all addresses"));
     let advertised = ListenConfig { advertise: Some(at([127, 0, 0, 1])), ..all };
     let told = tcp.expose(number, 0, &advertised).unwrap().unwrap();
-    assert!(told.ip().is_loopback() && told.port() != 0);
+    assert!(told.address.ip().is_loopback() && told.address.port() != 0);
+    assert_eq!(told.listens.port(), told.address.port());
     assert!(why(ListenConfig::default()).contains("once in its life"));
     let nowhere = Peer { server: number, incarnation: Incarnation(3), address: None };
     assert!(tcp.attach(nowhere).is_err());
@@ -147,6 +149,57 @@ fn a_call_of_a_peer_that_has_ended_is_not_begun() {
         assert!(end.is_dead(peer.incarnation).await, "it has said goodbye");
         assert_eq!(end.call(peer.server, ECHO, Vec::new()).await, Err(CallError::NotBegun));
     });
+}
+
+/// A receiver leaves while senders call it all the time: each call is done or not begun.
+#[test]
+fn a_receiver_that_leaves_leaves_no_call_unknown() {
+    const TASKS: u64 = 8;
+    let (_pool, config) = pool(1, LONG);
+    let tcp = Tcp::connect(config.clone()).unwrap();
+    for round in 0..20 {
+        let (other, peer) = exposed(&config, round);
+        tcp.attach(peer).unwrap();
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let end = tcp.endpoint().unwrap();
+                    let left = Rc::new(Cell::new(TASKS));
+                    for _ in 0..TASKS {
+                        let (calling, left) = (end.clone(), Rc::clone(&left));
+                        end.spawn(async move {
+                            let mut last = Ok(Vec::new());
+                            while last.is_ok() {
+                                last = calling.call(peer.server, ECHO, vec![1; 100]).await;
+                            }
+                            assert_eq!(last, Err(CallError::NotBegun));
+                            left.set(left.get() - 1);
+                        });
+                    }
+                    block_on(&end, async {
+                        while left.get() > 0 {
+                            end.sleep(100_000).await;
+                        }
+                    });
+                });
+            }
+            let theirs = other.endpoint().unwrap();
+            block_on(&theirs, async {
+                let serving = theirs.clone();
+                theirs.spawn(async move {
+                    while let Some(mut incoming) = serving.next_call(ECHO).await {
+                        if incoming.begin() {
+                            serving.yield_now().await;
+                            incoming.reply(vec![2; 100]).unwrap();
+                        }
+                    }
+                });
+                theirs.sleep(10_000_000 + u64::from(round) * 100_000).await;
+                theirs.leave().await;
+            });
+            drop((theirs, other));
+        });
+    }
 }
 
 /// F12.10, and a thread that sleeps is woken by a reply: many calls from some threads at once.
@@ -198,7 +251,7 @@ fn threads_call_each_other_at_once() {
                     while all.try_recv().is_err() {
                         waits.sleep(1_000_000).await;
                     }
-                    waits.leave();
+                    waits.leave().await;
                 });
             });
         }

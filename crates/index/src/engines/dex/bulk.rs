@@ -13,11 +13,12 @@ use farleaf_pool::Session;
 use super::ops::unfinished_change;
 use super::partitions::Range;
 use super::range_guard::View;
-use super::repartition::{MoveError, Moving};
+use super::repartition::Moving;
 use super::{Cache, Dex};
 use crate::IndexError;
 use crate::blink::remote::NewTree;
 use crate::bnode::{Node, NodeMut};
+use crate::compute::MoveError;
 use crate::detach::run_to_end;
 use crate::index::SortedPairs;
 

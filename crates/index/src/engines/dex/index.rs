@@ -3,10 +3,11 @@
 use farleaf_fabric::OpKind;
 use farleaf_pool::{Audit, Session};
 
+use super::Dex;
 use super::forward::unexpected;
 use super::walk::Seek;
-use super::{Dex, Reply, Request};
 use crate::change::{Change, Outcome};
+use crate::compute::messages::{Op, OpReply};
 use crate::index::{Index, ScanRange, SortedPairs, TableReport};
 use crate::{Entries, IndexError};
 
@@ -19,9 +20,9 @@ impl Index for Dex {
     ) -> Result<bool, IndexError> {
         self.0.remote.check_key(key)?;
         let Ok(_inside) = self.0.acquire(session, Seek::At(key)).await? else {
-            let request = Request::Get { key: key.to_vec() };
-            return match Box::pin(self.route(session, request)).await? {
-                Reply::Value(found) => {
+            let op = Op::Get { key: key.to_vec() };
+            return match Box::pin(self.route(session, op)).await? {
+                OpReply::Value(found) => {
                     let has = found.is_some();
                     *value = found.unwrap_or_default();
                     Ok(has)

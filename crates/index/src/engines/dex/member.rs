@@ -13,11 +13,12 @@ use farleaf_pool::Session;
 use super::partitions::{Partitions, Range, change_map};
 use super::range_guard::{Posts, RangeGuard, View};
 use super::walk::Seek;
-use super::{CLOSED, Cache, Dex, DexOptions, Forward, OWNED};
+use super::{CLOSED, Cache, Dex, DexOptions, OWNED};
 use crate::IndexError;
 use crate::blink::BlinkOptions;
 use crate::blink::remote::RemoteTree;
 use crate::bnode::Layout;
+use crate::compute::forget;
 
 /// What a compute server takes on when it opens a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,11 +36,13 @@ pub struct JoinOptions {
     pub take: Take,
     /// Whether it takes a partition over when it meets a key whose owner is dead, or that nobody has.
     pub take_over: bool,
+    /// Whether it sends operations on others' keys to their owners. Without that they fail with `Unavailable`.
+    pub calls: bool,
 }
 
 impl Default for JoinOptions {
     fn default() -> Self {
-        JoinOptions { take: Take::Free(usize::MAX), take_over: true }
+        JoinOptions { take: Take::Free(usize::MAX), take_over: true, calls: false }
     }
 }
 
@@ -50,19 +53,21 @@ pub(super) struct Part {
     /// The cache is closed, and the map does not name it.
     is_released: AtomicBool,
     pub(super) take_over: bool,
+    /// See [`JoinOptions::calls`].
+    pub(super) calls: bool,
     pub(super) posts: Posts,
 }
 
 impl Part {
-    fn new(map: Partitions, take_over: bool) -> Self {
+    fn new(map: Partitions, take_over: bool, calls: bool) -> Self {
         let (guard, is_released, posts) =
             (RangeGuard::new(map), AtomicBool::default(), Posts::default());
-        Part { guard, is_released, take_over, posts }
+        Part { guard, is_released, take_over, calls, posts }
     }
 
     /// What serves the partitions that are owned in `view`, and never another.
     pub(super) fn of_view(view: View) -> Self {
-        let part = Part::new(view.map.clone(), false);
+        let part = Part::new(view.map.clone(), false, false);
         part.guard.change(|_| Some(view));
         part
     }
@@ -70,8 +75,7 @@ impl Part {
 
 impl Dex {
     /// Opens a table in this member of the pool: gives the cache that the member has of it, or a new one, which
-    /// is empty. Every key can be used, through `forward` if it is another compute server's; without one,
-    /// operations on others' keys fail with `Unavailable`.
+    /// is empty.
     ///
     /// Cost: 3 READs for a new cache, and a change of the map if it takes something.
     ///
@@ -83,7 +87,6 @@ impl Dex {
         meta: GlobalAddr,
         layout: Layout,
         options: DexOptions,
-        forward: Option<Arc<dyn Forward>>,
         join: JoinOptions,
     ) -> Result<Self, IndexError> {
         if let Some(cache) = session.pool().kept::<Cache>(meta) {
@@ -94,9 +97,9 @@ impl Dex {
         if map.owners.contains(&me.0) {
             return Err(open_already(meta, me));
         }
-        let new = Dex::with(meta, layout, options, Part::new(map, join.take_over))?;
+        let part = Part::new(map, join.take_over, join.calls);
+        let new = Dex::with(meta, layout, options, part)?;
         new.0.take_placement(placement);
-        forward.into_iter().for_each(|forward| new.set_forward(forward));
         // Kept before it takes anything: what it has from then on is this cache's, whatever fails.
         let dex = Dex(session.pool().keep(meta, new.0));
         if let Take::Free(most @ 1..) = join.take {
@@ -203,6 +206,7 @@ impl Cache {
             )));
         }
         session.reliable().fence_everywhere(owner).await?;
+        forget(session.endpoint(), owner);
         Ok(())
     }
 

@@ -21,8 +21,7 @@
 //! | `ops` (`combine`), `scan` (`prefetch`), `bulk` | operations |
 //! | `split`, `merge`, `heal` | changes of the tree's shape, and what a crash left of them |
 //! | `partitions`, `member`, `gate`, `shared` | several compute servers: who owns what, joining and taking over, who may work on which keys now, inner nodes that cross bounds |
-//! | `forward`, `answer` | operations on others' keys |
-//! | `cluster`, `post` | their way between compute servers of one process, and between processes |
+//! | `forward` | operations on others' keys, which [`crate::compute`] carries |
 //! | `repartition`, `load` | ranges that change owners, by call or by load |
 //! | `log`, `journal`, `ring`, `log_object`, `recover` | changes and images of nodes in pool memory, and what becomes of them after a death |
 //! | `placement` | which memory server nodes lie on |
@@ -34,9 +33,7 @@
 //! Invariants `INV-DEX-*` stand in these files; `docs/design/dex.md` lists them.
 
 mod admission_policy;
-mod answer;
 mod bulk;
-mod cluster;
 mod combine;
 mod cooling_map;
 mod cooling_queue;
@@ -61,7 +58,6 @@ mod ops;
 mod options;
 mod partitions;
 mod placement;
-pub mod post;
 mod prefetch;
 mod range_guard;
 mod recover;
@@ -76,7 +72,7 @@ mod verify;
 mod walk;
 
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use farleaf_fabric::{Endpoint, GlobalAddr, OpError, OpKind};
 use farleaf_pool::{PoolError, Session};
@@ -85,16 +81,16 @@ use crate::IndexError;
 use crate::blink::BlinkOptions;
 use crate::blink::remote::{RemoteTree, TimedOut};
 use crate::bnode::Layout;
+pub use crate::compute::{MoveError, PartLoad};
 use crate::drops::retire_all;
 use crate::index::TableReport;
 use crate::local::{Combiner, ParkingLot, Version};
 use crate::walk::Collector;
 use admission_policy::Ghosts;
 pub use admission_policy::{Admission, UnknownAdmission};
-pub use cluster::Cluster;
 use combine::Combined;
 use cooling_map::CoolingMap;
-pub use forward::{Forward, Replied, Reply, Request, WrongOwner};
+pub use forward::Owner;
 use frames::Frames;
 use free_frames::FreeFrames;
 use log::Log;
@@ -108,9 +104,7 @@ use ops::OwnedIntent;
 pub use options::DexOptions;
 use partitions::create_map;
 pub use partitions::{equal_width, sampled};
-pub use repartition::{
-    Balance, BalanceOptions, Balancer, Decision, MoveError, MoveOptions, PartLoad,
-};
+pub use repartition::{Balance, BalanceOptions, Balancer, Decision, MoveOptions};
 pub use stats::DexStats;
 use stats::{Cause, Stats};
 use stored::walk_stored;
@@ -145,8 +139,6 @@ struct Cache {
     remote: RemoteTree,
     /// Which keys it serves.
     part: Part,
-    /// What carries operations on others' keys.
-    forward: OnceLock<Arc<dyn Forward>>,
     options: DexOptions,
     frames: Frames,
     map: MappingTable,
@@ -404,7 +396,6 @@ impl Dex {
             broken: Mutex::default(),
             remote: RemoteTree::open(meta, layout, remote_options),
             part,
-            forward: OnceLock::new(),
             log: Log::new(&options),
             options,
         })))

@@ -37,10 +37,10 @@ impl Dex {
             0 => Take::Nothing,
             most => Take::Free(most),
         };
-        let join = JoinOptions { take, take_over: options.take_over };
+        let join = JoinOptions { take, take_over: options.take_over, calls: options.calls };
         let settings = DexOptions::read(&options.settings)
             .map_err(|error| IndexError::Invalid(format!("engine dex: {error}")))?;
-        Dex::open(session, meta, layout, settings, options.forward.clone(), join).await
+        Dex::open(session, meta, layout, settings, join).await
     }
 }
 
@@ -68,6 +68,8 @@ impl Engine for Dex {
         Canary::GiveUndrained,
         Canary::AnswerAsZombie,
         Canary::SplitOldFirst,
+        Canary::LostIsNotBegun,
+        Canary::DeliverTwice,
     ];
 
     type Options = DexOptions;

@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::rc::Rc;
 
+use super::hosts::Hosts;
 use super::storm::{config, members};
 use super::tables::{check, create, open};
 use crate::common::{Pairs, World, formats, key, start, value};
 use farleaf_fabric::sim::Sim;
 use farleaf_fabric::{Endpoint, Fabric};
 use farleaf_index::btree::BTree;
-use farleaf_index::dex::{Cluster, Dex, DexOptions, Durability, JoinOptions};
+use farleaf_index::dex::{Dex, DexOptions, Durability, JoinOptions};
 use farleaf_index::{Engine, Entries, Index, IndexError, ScanRange, TableFormat};
 use farleaf_pool::Session;
 
@@ -62,9 +63,8 @@ async fn cut_then_loaded(
         durability: [Durability::Logged, Durability::Volatile][seed as usize % 2],
         ..DexOptions::default()
     };
-    let (post, join) = (Cluster::new(0), JoinOptions::default());
-    let index =
-        Dex::open(&session, meta, layout, options, Some(post.clone()), join).await.expect("join");
+    let join = JoinOptions { calls: true, ..JoinOptions::default() };
+    let index = Dex::open(&session, meta, layout, options, join).await.expect("join");
     // What the empty leaves have held is not to come back.
     let first = key(&format, &mut rng, 1 << 40);
     assert_eq!(index.insert(&session, &first, &value(&format, &mut rng)).await, Ok(true));
@@ -95,7 +95,7 @@ async fn cut_then_loaded(
     }
     check(&session, &index).await;
     index.close(&session).await.expect("close");
-    let again = Dex::open(&session, meta, layout, options, Some(post), join).await.expect("join");
+    let again = Dex::open(&session, meta, layout, options, join).await.expect("join");
     assert_eq!(all(&session, &again).await, model);
     check(&session, &again).await;
 }
@@ -124,8 +124,8 @@ async fn placed(session: Session) {
     let whole = open(&session, (meta, layout), 64, DexOptions::default()).await;
     whole.partition(&session, &bounds).await.expect("cut");
     let options = DexOptions { cache_bytes: 64 << 10, ..DexOptions::default() };
-    let join = JoinOptions::default();
-    let index = Dex::open(&session, meta, layout, options, Some(Cluster::new(0)), join);
+    let join = JoinOptions { calls: true, ..JoinOptions::default() };
+    let index = Dex::open(&session, meta, layout, options, join);
     let index = index.await.expect("join");
     let pairs: Vec<_> = (1..=300).map(|at| (number(at), vec![1; 8])).collect();
     assert_eq!(index.bulk_load(&session, &mut Pairs(pairs.iter())).await, Ok(300));
@@ -136,7 +136,7 @@ async fn placed(session: Session) {
     index.close(&session).await.expect("close");
     // At the ends of the large partitions, too, no node up to the subtree level is shared.
     for key in [1, 100, 101, 150, 200] {
-        let cold = Dex::open(&session, meta, layout, options, Some(Cluster::new(0)), join);
+        let cold = Dex::open(&session, meta, layout, options, join);
         let cold = cold.await.expect("join");
         assert_eq!(cold.get(&session, &number(key), &mut Vec::new()).await, Ok(true));
         let read = cold.stats();
@@ -161,7 +161,7 @@ fn subtrees_of_a_partition_lie_together() {
 fn what_others_have_is_not_loaded() {
     let sim = Sim::new(config(5, 2)).expect("sim");
     let bounds = [number(1_000)];
-    let servers = members(&sim, &fixed8(), &bounds, 64, &Cluster::new(0));
+    let servers = members(&sim, &fixed8(), &bounds, 64);
     sim.block_on(async {
         let [one, two] = &servers[..] else { panic!("two") };
         let pairs: Vec<_> = (900..1_100).map(|at| (number(at), vec![1; 8])).collect();
@@ -184,9 +184,9 @@ fn what_others_have_is_not_loaded() {
 #[test]
 fn who_comes_meanwhile_waits_and_old_copies_are_found_out() {
     let sim = Sim::new(config(6, 2)).expect("sim");
-    let cluster = Cluster::new(0);
+    let cluster = Hosts::of(&sim);
     let bounds = [200, 400, 600, 800].map(number);
-    let servers = members(&sim, &fixed8(), &bounds, 200, &cluster);
+    let servers = members(&sim, &fixed8(), &bounds, 200);
     for (compute, server) in servers.iter().enumerate() {
         for _ in 0..2 {
             let endpoint = sim.fabric(compute).any_endpoint().expect("endpoint");
@@ -286,8 +286,8 @@ fn a_loader_that_dies_leaves_nothing_or_all() {
         let options = DexOptions { cache_bytes: 64 << 10, ..DexOptions::default() };
         sim.spawn(0, async move {
             let session = crate::common::join(one).await;
-            let (post, join) = (Cluster::new(0), JoinOptions::default());
-            let index = Dex::open(&session, meta, layout, options, Some(post), join);
+            let join = JoinOptions { calls: true, ..JoinOptions::default() };
+            let index = Dex::open(&session, meta, layout, options, join);
             let pairs: Vec<_> = (0..200).map(|at| (number(at), vec![1; 8])).collect();
             let index = index.await.expect("join");
             // It may be dead before it gets there, or after.
@@ -299,8 +299,8 @@ fn a_loader_that_dies_leaves_nothing_or_all() {
                 sim.fabric(0).kill();
                 other.sleep(1_000_000).await;
                 let session = crate::common::join(other).await;
-                let (post, join) = (Cluster::new(0), JoinOptions::default());
-                let index = Dex::open(&session, meta, layout, options, Some(post), join);
+                let join = JoinOptions { calls: true, ..JoinOptions::default() };
+                let index = Dex::open(&session, meta, layout, options, join);
                 let index = index.await.expect("join");
                 let keys = all(&session, &index).await;
                 assert_eq!(index.insert(&session, &number(77_777), &[2; 8]).await, Ok(true));

@@ -5,15 +5,17 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use super::hosts::Hosts;
 use super::storm::{config, members, members_of, serve};
 use super::tables::{create, open};
 use crate::common::{Pairs, World, join, settle, start};
 use farleaf_fabric::mapped::Mapped;
 use farleaf_fabric::sim::{Sim, SimConfig};
-use farleaf_fabric::{Endpoint, Fabric, Incarnation};
+use farleaf_fabric::{Endpoint, Fabric, Incarnation, ListenConfig};
+use farleaf_index::compute::{Host, number_of};
 use farleaf_index::dex::{
-    Admission, Balance, BalanceOptions, Cluster, Dex, DexOptions, JoinOptions, MoveError,
-    MoveOptions, Take, equal_width, sampled,
+    Admission, Balance, BalanceOptions, Dex, DexOptions, JoinOptions, MoveError, MoveOptions, Take,
+    equal_width, sampled,
 };
 use farleaf_index::{Engine, Entries, Index, IndexError, ScanRange, TableFormat};
 
@@ -28,10 +30,10 @@ fn key_of(number: u64) -> [u8; 8] {
 #[test]
 fn moves_that_cannot_be_are_refused() {
     let sim = Sim::new(config(5, 3)).expect("sim");
-    let cluster = Cluster::new(0);
+    let cluster = Hosts::of(&sim);
     let layout = fixed8().layout().expect("layout");
     let cut = equal_width(&layout, 2).expect("fixed");
-    let servers = members(&sim, &fixed8(), &cut, 64, &cluster);
+    let servers = members(&sim, &fixed8(), &cut, 64);
     for (compute, server) in servers.iter().enumerate() {
         serve(&sim, compute, server, &cluster);
     }
@@ -51,7 +53,7 @@ fn moves_that_cannot_be_are_refused() {
         let nobody = Incarnation(99);
         assert_eq!(go(None, Some(&low), nobody).await, Err(MoveError::DeadTarget(nobody)));
         let silent = third.incarnation();
-        cluster.leave(silent);
+        cluster.close(silent);
         assert_eq!(go(None, Some(&low), silent).await, Err(MoveError::UnknownServer(silent)));
         let bound = index.move_boundary(session, 1, &low).await;
         assert_eq!(bound, Err(MoveError::NoBoundary(1)));
@@ -91,8 +93,8 @@ fn moves_that_cannot_be_are_refused() {
 #[test]
 fn compute_servers_come_and_go() {
     let sim = Sim::new(config(6, 4)).expect("sim");
-    let cluster = Cluster::new(1_000);
-    let servers = members(&sim, &fixed8(), &[], 400, &cluster);
+    let cluster = Hosts::of(&sim);
+    let servers = members(&sim, &fixed8(), &[], 400);
     for (compute, server) in servers.iter().enumerate() {
         serve(&sim, compute, server, &cluster);
     }
@@ -161,10 +163,10 @@ fn compute_servers_come_and_go() {
 #[test]
 fn the_keys_of_the_dead_are_taken_over_by_whoever_meets_them() {
     let sim = Sim::new(config(8, 4)).expect("sim");
-    let cluster = Cluster::new(1_000);
+    let cluster = Hosts::of(&sim);
     let layout = fixed8().layout().expect("layout");
     let cut = equal_width(&layout, 3).expect("fixed");
-    let servers = members(&sim, &fixed8(), &cut, 100, &cluster);
+    let servers = members(&sim, &fixed8(), &cut, 100);
     for (compute, server) in servers.iter().enumerate() {
         serve(&sim, compute, server, &cluster);
     }
@@ -220,7 +222,7 @@ fn repartition(mb: u64, flush_tasks: usize) -> (u64, u64, u64) {
         World { region_bytes: (mb * 2).max(32) << 20, block_bytes: 1 << 20, ..World::default() };
     let sim_config = SimConfig { compute_servers: 2, ..world.sim_config() };
     let sim = Sim::new(sim_config).expect("sim");
-    let cluster = Cluster::new(2_000);
+    let cluster = Hosts::of(&sim);
     let options = world.pool_options();
     let (leaves, each) = (mb * 1024 * 19 / 20, 42);
     let endpoints = [0, 1].map(|compute| sim.fabric(compute).any_endpoint().expect("endpoint"));
@@ -251,8 +253,8 @@ fn repartition(mb: u64, flush_tasks: usize) -> (u64, u64, u64) {
                     moves: MoveOptions { flush_tasks },
                     ..DexOptions::default()
                 };
-                let join = JoinOptions { take: take[number], take_over: false };
-                let index = Dex::open(&session, meta, layout, options, Some(cluster.clone()), join);
+                let join = JoinOptions { take: take[number], take_over: false, calls: true };
+                let index = Dex::open(&session, meta, layout, options, join);
                 servers.push((session.pool().clone(), index.await.expect("join"), session));
             }
             // Every leaf becomes dirty.
@@ -383,9 +385,9 @@ fn a_dirty_cache_is_given_away_quickly_and_holds_up_nobody_else() {
 fn a_skewed_load_is_spread_and_then_left_alone() {
     let sim = Sim::new(SimConfig { compute_servers: 3, ..World::default().sim_config() });
     let sim = sim.expect("sim");
-    let cluster = Cluster::new(500);
+    let cluster = Hosts::of(&sim);
     let cut = [1_000, 2_000].map(|at| key_of(at).to_vec());
-    let servers = members_of(&sim, World::default(), &fixed8(), &cut, 400, &cluster);
+    let servers = members_of(&sim, World::default(), &fixed8(), &cut, 400);
     for (compute, server) in servers.iter().enumerate() {
         serve(&sim, compute, server, &cluster);
     }
@@ -464,21 +466,19 @@ fn a_loaded_table_is_cut_where_the_load_is() {
         assert!(bounds[1].as_slice() < &key_of(60)[..], "the load is there");
         whole.partition(&session, &bounds).await.expect("cut");
         let (meta, layout) = made;
-        let (options, cluster) = (DexOptions::default(), Cluster::new(0));
-        let options = DexOptions { cache_bytes: 200 << 10, ..options };
-        let all = JoinOptions::default();
-        let one = Dex::open(&session, meta, layout, options, Some(cluster.clone()), all);
+        let options = DexOptions { cache_bytes: 200 << 10, ..DexOptions::default() };
+        let all = JoinOptions { calls: true, ..JoinOptions::default() };
+        let one = Dex::open(&session, meta, layout, options, all);
         let one = one.await.expect("join");
         // A member of the pool has one cache of a table, whoever opens it.
-        let again = Dex::open(&session, meta, layout, options, Some(cluster.clone()), all).await;
+        let again = Dex::open(&session, meta, layout, options, all).await;
         assert_eq!(again.expect("open").stats(), one.stats());
         let refused = one.bulk_load(&session, &mut Pairs(pairs.iter())).await;
         assert!(matches!(refused, Err(IndexError::Invalid(_))), "{refused:?}");
         assert_eq!(super::tables::check(&session, &one).await.keys, 3_000);
         one.close(&session).await.expect("close");
         // What was closed is free, and is taken again.
-        let two =
-            Dex::open(&session, meta, layout, options, Some(cluster), all).await.expect("join");
+        let two = Dex::open(&session, meta, layout, options, all).await.expect("join");
         assert_eq!(two.get(&session, &key_of(2_999), &mut Vec::new()).await, Ok(true));
         two.destroy(&session).await.expect("destroy");
     })
@@ -493,7 +493,6 @@ fn threads_forward_to_each_other() {
     let path = std::env::temp_dir().join(format!("farleaf-dex-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&path);
     let world = World::default();
-    let cluster = Cluster::new(0);
     let (first, guard) = Mapped::create(&path, world.servers, world.region_bytes).expect("folder");
     let endpoint = first.any_endpoint().expect("endpoint");
     let executor = endpoint.executor().clone();
@@ -514,9 +513,10 @@ fn threads_forward_to_each_other() {
     let names: Vec<Incarnation> =
         fabrics.iter().map(|it| it.any_endpoint().expect("endpoint").incarnation()).collect();
     let left = std::sync::atomic::AtomicUsize::new(COUNT);
+    let joined = std::sync::atomic::AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for (number, fabric) in fabrics.iter().enumerate() {
-            let (cluster, names, left) = (Arc::clone(&cluster), &names, &left);
+            let (joined, names, left) = (&joined, &names, &left);
             scope.spawn(move || {
                 let endpoint = fabric.any_endpoint().expect("endpoint");
                 endpoint.seed(number as u64);
@@ -525,21 +525,27 @@ fn threads_forward_to_each_other() {
                     let session = join(endpoint.clone()).await;
                     let cache_bytes = 60 * layout.node_bytes() as u64;
                     let options = DexOptions { cache_bytes, ..DexOptions::default() };
-                    let take = JoinOptions { take: Take::Free(1), take_over: false };
-                    let index =
-                        Dex::open(&session, meta, layout, options, Some(cluster.clone()), take);
+                    let take = JoinOptions { take: Take::Free(1), take_over: false, calls: true };
+                    let index = Dex::open(&session, meta, layout, options, take);
                     let index = index.await.expect("join");
+                    let slots = session.members().await.expect("members").into_iter();
+                    let mut me = slots.filter(|it| it.incarnation == endpoint.incarnation());
+                    let number_here = number_of(me.next().expect("it is one").slot);
+                    fabric.expose(number_here, 0, &ListenConfig::default()).expect("exposed");
+                    let host: Arc<Host<Dex>> = Arc::default();
+                    host.add(index.clone());
                     let serving = Rc::new(Cell::new(2));
                     for _ in 0..2 {
                         let own = session.pool().session(endpoint.clone()).await.expect("session");
-                        let (index, cluster) = (index.clone(), cluster.clone());
+                        let serve = Arc::clone(&host).serve(own);
                         let serving = serving.clone();
                         endpoint.spawn(async move {
-                            cluster.serve(index, own).await.expect("serves");
+                            serve.await.expect("serves");
                             serving.set(serving.get() - 1);
                         });
                     }
-                    while cluster.members().len() < COUNT {
+                    joined.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+                    while joined.load(std::sync::atomic::Ordering::SeqCst) < COUNT {
                         endpoint.sleep(10_000).await;
                     }
                     let mut rng = fastrand::Rng::with_seed(number as u64);
@@ -585,7 +591,7 @@ fn threads_forward_to_each_other() {
                     while left.load(std::sync::atomic::Ordering::SeqCst) > 0 {
                         endpoint.sleep(10_000).await;
                     }
-                    cluster.leave(endpoint.incarnation());
+                    endpoint.leave().await;
                     while serving.get() > 0 {
                         endpoint.sleep(10_000).await;
                     }

@@ -393,8 +393,9 @@ fn a_dead_owner_of_a_partition_loses_nothing() {
             sim.spawn(1, async move {
                 let session = join(endpoint).await;
                 let (meta, layout) = made;
-                let join = JoinOptions { take: Take::Free(2), take_over: false };
-                let index = Dex::open(&session, meta, layout, options, None, join).await;
+                let join =
+                    JoinOptions { take: Take::Free(2), take_over: false, ..JoinOptions::default() };
+                let index = Dex::open(&session, meta, layout, options, join).await;
                 let index = index.expect("open");
                 for number in 0..60_u64 {
                     if number == 20 {
@@ -419,8 +420,9 @@ fn a_dead_owner_of_a_partition_loses_nothing() {
         let own = sim
             .block_on(async {
                 let (meta, layout) = made;
-                let join = JoinOptions { take: Take::Free(1), take_over: false };
-                let own = Dex::open(&session, meta, layout, options, None, join).await;
+                let join =
+                    JoinOptions { take: Take::Free(1), take_over: false, ..JoinOptions::default() };
+                let own = Dex::open(&session, meta, layout, options, join).await;
                 let own = own.expect("open");
                 for number in 0..40_u64 {
                     own.upsert(&session, &key(number), &key(number)).await.expect("upsert");

@@ -7,12 +7,13 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use super::hosts::Hosts;
 use super::storm::{config, members, serve};
 use crate::common::clients::soak;
 use crate::common::{formats, join, settle};
 use farleaf_fabric::Fabric;
 use farleaf_fabric::sim::{CrashPlan, CrashWay, Landing, Sim};
-use farleaf_index::dex::{Cluster, Dex, DexOptions, JoinOptions, MoveError, Take};
+use farleaf_index::dex::{Dex, DexOptions, JoinOptions, MoveError, Take};
 use farleaf_index::{Entries, Index, IndexError, ScanRange, TableFormat};
 
 const KEYS: u64 = 160;
@@ -46,8 +47,8 @@ fn death(seed: u64, format: TableFormat, victim: usize, plan: CrashPlan) -> (boo
     let logs = victim == GIVER;
     config.adversary.torn = if logs { 0.7 } else { 0.0 };
     let sim = Sim::new(config).expect("sim");
-    let cluster = Cluster::new(700);
-    let servers = members(&sim, &format, &[key_of(CUT)], 60, &cluster);
+    let cluster = Hosts::of(&sim);
+    let servers = members(&sim, &format, &[key_of(CUT)], 60);
     let incarnation = |compute: usize| sim.fabric(compute).incarnation();
     for (compute, server) in servers.iter().enumerate() {
         serve(&sim, compute, server, &cluster);
@@ -93,13 +94,11 @@ fn death(seed: u64, format: TableFormat, victim: usize, plan: CrashPlan) -> (boo
     }
     for client in 0..2_u64 {
         let endpoint = sim.fabric(3).any_endpoint().expect("endpoint");
-        let (held, stop, forward) = (held.clone(), stop.clone(), cluster.clone());
+        let (held, stop) = (held.clone(), stop.clone());
         sim.spawn(3, async move {
             let session = join(endpoint).await;
-            let join = JoinOptions { take: Take::Nothing, take_over: false };
-            let index = Dex::open(&session, meta, layout, options, Some(forward), join)
-                .await
-                .expect("join");
+            let join = JoinOptions { take: Take::Nothing, take_over: false, calls: true };
+            let index = Dex::open(&session, meta, layout, options, join).await.expect("join");
             let mut rng = fastrand::Rng::with_seed(seed * 2 + client);
             for value in 10_u64.. {
                 if stop.get() {
@@ -142,15 +141,8 @@ fn death(seed: u64, format: TableFormat, victim: usize, plan: CrashPlan) -> (boo
     let endpoint = sim.fabric(3).any_endpoint().expect("endpoint");
     let changed_hands = sim.block_on(async {
         let session = join(endpoint).await;
-        let index = Dex::open(
-            &session,
-            meta,
-            layout,
-            options,
-            Some(cluster.clone()),
-            JoinOptions { take: Take::Nothing, take_over: true },
-        );
-        let index = index.await.expect("join");
+        let join = JoinOptions { take: Take::Nothing, take_over: true, calls: true };
+        let index = Dex::open(&session, meta, layout, options, join).await.expect("join");
         let (_, bounds, owners) = index.known_map();
         let owner_of = |key: &[u8]| owners[bounds.partition_point(|bound| bound.as_slice() < key)];
         let moved = owner_of(&key_of(LOW + 1)) == incarnation(TAKER);

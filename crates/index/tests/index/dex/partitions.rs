@@ -10,7 +10,9 @@ use crate::common::clients::{Model, count_up, one_step, soak};
 use crate::common::{Pairs, World, formats, key, start, value};
 use farleaf_fabric::sim::Sim;
 use farleaf_fabric::{Client, Fabric};
-use farleaf_index::dex::{Dex, DexOptions, JoinOptions, Reply, Request, Take, WrongOwner};
+use farleaf_index::compute::RangeOwner;
+use farleaf_index::compute::messages::{Op, OpReply};
+use farleaf_index::dex::{Dex, DexOptions, JoinOptions, Owner, Take};
 use farleaf_index::{Engine, Entries, Index, IndexError, ScanRange, TableFormat};
 use farleaf_pool::Pool;
 
@@ -123,20 +125,20 @@ fn a_foreign_key_is_told() {
         assert!(matches!(refused, Err(IndexError::Invalid(_))), "{refused:?}");
         again.close(&session).await.expect("close");
         let options = DexOptions { cache_bytes: 200 << 10, ..DexOptions::default() };
-        let join = JoinOptions { take: Take::Free(1), take_over: false };
-        let low = Dex::open(&session, meta, layout, options, None, join).await.expect("open");
+        let join = JoinOptions { take: Take::Free(1), take_over: false, ..JoinOptions::default() };
+        let low = Dex::open(&session, meta, layout, options, join).await.expect("open");
         let (own, foreign) = ((777_u64 << 50).to_be_bytes(), ((777_u64 << 50) + 1).to_be_bytes());
         assert_eq!(low.get(&session, &own, &mut value).await, Ok(true));
         assert_eq!(low.wrong_owner(&session, &own).await, Ok(None));
         let told = low.wrong_owner(&session, &foreign).await.expect("told").expect("foreign");
         let epoch = low.known_map().0;
-        assert_eq!(told, WrongOwner { partition: 1, owner: None, epoch });
-        let high = Dex::open(&other, meta, layout, options, None, join).await.expect("open");
+        assert_eq!(told, Owner { partition: 1, owner: None, epoch });
+        let high = Dex::open(&other, meta, layout, options, join).await.expect("open");
         assert_eq!(high.get(&other, &foreign, &mut value).await, Ok(false));
         let told = low.wrong_owner(&session, &foreign).await.expect("told").expect("foreign");
         // The claim, the log's name.
         let epoch = epoch + 2;
-        assert_eq!(told, WrongOwner { partition: 1, owner: Some(incarnation), epoch });
+        assert_eq!(told, Owner { partition: 1, owner: Some(incarnation), epoch });
         for refused in [
             low.get(&session, &foreign, &mut value).await,
             low.upsert(&session, &foreign, &[1; 8]).await,
@@ -145,10 +147,10 @@ fn a_foreign_key_is_told() {
         ] {
             assert!(matches!(refused, Err(IndexError::Unavailable(_))), "{refused:?}");
         }
-        let request = Request::Get { key: foreign.to_vec() };
-        let wrong = Ok(Reply::WrongOwner { epoch });
-        assert_eq!(low.serve(&session, request.clone()).await, wrong);
-        assert_eq!(high.serve(&other, request).await, Ok(Reply::Value(None)));
+        let op = Op::Get { key: foreign.to_vec() };
+        let wrong = Ok(OpReply::WrongOwner { epoch });
+        assert_eq!(low.serve(&session, op.clone()).await, wrong);
+        assert_eq!(high.serve(&other, op).await, Ok(OpReply::Value(None)));
         let mut out = Entries::new();
         let range = ScanRange { to: std::ops::Bound::Included(&own), ..ScanRange::ALL };
         low.scan(&session, range, usize::MAX, &mut out).await.expect("own keys alone");
@@ -247,8 +249,8 @@ fn death(seed: u64, format: TableFormat, at_ns: u64) {
         let pool = Pool::join(&client).await.expect("join");
         let session = pool.session(third).await.expect("session");
         let options = DexOptions { cache_bytes: 60 * 4096, ..DexOptions::default() };
-        let join = JoinOptions { take: Take::Nothing, take_over: true };
-        let index = Dex::open(&session, meta, layout, options, None, join).await.expect("open");
+        let join = JoinOptions { take: Take::Nothing, take_over: true, ..JoinOptions::default() };
+        let index = Dex::open(&session, meta, layout, options, join).await.expect("open");
         let mut now = 0;
         for (key, (values, _)) in &held {
             let mut found = Vec::new();

@@ -6,13 +6,14 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use super::hosts::Hosts;
 use super::storm::{bounds, config, finish, members_of, serve};
 use super::tables::{check, create, open, try_open};
 use crate::common::clients::one_step;
 use crate::common::{Pairs, World, formats, start};
 use farleaf_fabric::sim::Sim;
 use farleaf_fabric::{Endpoint, Fabric};
-use farleaf_index::dex::{Admission, Cluster, DexOptions, Durability, equal_width};
+use farleaf_index::dex::{Admission, DexOptions, Durability, equal_width};
 use farleaf_index::{Engine, Index, IndexError, TableFormat};
 use farleaf_pool::Session;
 
@@ -199,7 +200,7 @@ fn the_smallest_cache_is_enough_for_one_and_for_eight() {
         let mut config = config(seed, servers);
         (config.memory_servers, config.region_bytes) = (servers, world.region_bytes);
         let sim = Sim::new(config).expect("sim");
-        let cluster = Cluster::new(500);
+        let cluster = Hosts::of(&sim);
         let layout = format.layout().expect("layout");
         let cut = if servers == 1 {
             Vec::new()
@@ -208,7 +209,7 @@ fn the_smallest_cache_is_enough_for_one_and_for_eight() {
             assert_eq!(cut, bounds(&format, servers));
             cut
         };
-        let all = members_of(&sim, world, &format, &cut, 8, &cluster);
+        let all = members_of(&sim, world, &format, &cut, 8);
         for (compute, server) in all.iter().enumerate() {
             serve(&sim, compute, server, &cluster);
         }

@@ -1,10 +1,10 @@
 //! Table tests: make, open, close, drop and recover tables of `dex` by name.
 
+use super::hosts::Hosts;
 use crate::common::{World, create, join, open, settle, start};
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{Endpoint, Fabric, OpKind};
 use farleaf_index::bnode::ValueFormat;
-use farleaf_index::dex::Cluster;
 use farleaf_index::{
     AnyIndex, Engine, Index, IndexError, OpenOptions, Settings, StoredTable, TableFormat, recover,
 };
@@ -223,22 +223,21 @@ fn who_was_taken_for_dead_answers_nothing_from_its_cache() {
     assert!(matches!(told, Some((Err(IndexError::Closed(_)), _))), "{told:?}");
 }
 
-/// Its desk took requests in from the first poll on, and so once it had left.
 #[test]
-fn who_leaves_at_once_has_left() {
+fn a_host_serves_until_its_compute_server_leaves() {
     let (config, options) = world();
     let (sim, [one, other]) = two(config, &options);
+    let hosts = Hosts::of(&sim);
     sim.block_on(async {
         AnyIndex::create(&one, "t", &FORMAT).await.expect("create");
         let AnyIndex::Dex(dex) = open(&one, "t").await else {
             unreachable!("it is of this engine")
         };
-        let cluster = Cluster::new(0);
-        let serving = cluster.serve(dex, other);
-        assert_eq!(cluster.members().len(), 1);
-        cluster.leave(cluster.members()[0]);
+        let serving = hosts.serve(dex, other);
+        assert_eq!(hosts.members().len(), 1);
+        hosts.leave(hosts.members()[0]);
         assert_eq!(serving.await, Ok(()));
-        assert_eq!(cluster.members(), []);
+        assert_eq!(hosts.members(), []);
     })
     .expect("it ends");
 }

@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each suite uses its part")]
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use farleaf_fabric::sim::{Sim, SimConfig};
@@ -9,11 +10,12 @@ use farleaf_fabric::{Client, Fabric};
 use farleaf_index::bnode::KeyFormat;
 use farleaf_index::dex::offload::{OFFLOAD_SERVICE, Offload};
 use farleaf_index::dex::{
-    Admission, Cluster, Dex, DexOptions, Durability, JoinOptions, MoveOptions, Take, equal_width,
+    Admission, Dex, DexOptions, Durability, JoinOptions, MoveOptions, Take, equal_width,
 };
 use farleaf_index::{Entries, Index, ScanRange, TableFormat};
 use farleaf_pool::{Pool, Session};
 
+use super::hosts::Hosts;
 use super::tables::{create, open};
 use crate::common::clients::{COUNTERS, Model, counter_key, number_of};
 use crate::common::{World, join, offload_service, settle, start};
@@ -58,11 +60,11 @@ pub fn cluster(
     format: &TableFormat,
     count: usize,
     frames: u64,
-) -> (Vec<Server>, Arc<Cluster>) {
+) -> (Vec<Server>, Rc<Hosts>) {
     let options = World::default().pool_options();
     let endpoints: Vec<_> =
         (0..count).map(|compute| sim.fabric(compute).any_endpoint().expect("endpoint")).collect();
-    let post = Cluster::new(0);
+    let hosts = Hosts::of(sim);
     sim.fabric(0).serve(OFFLOAD_SERVICE, offload_service());
     let servers = sim
         .block_on(async {
@@ -94,27 +96,21 @@ pub fn cluster(
                     ..DexOptions::default()
                 };
                 // Each takes the first partition that nobody has, and no other later.
-                let join = JoinOptions { take: Take::Free(1), take_over: false };
-                let index = Dex::open(&session, meta, layout, options, Some(post.clone()), join);
+                let join = JoinOptions { take: Take::Free(1), take_over: false, calls: true };
+                let index = Dex::open(&session, meta, layout, options, join);
                 let index = index.await.expect("open");
                 servers.push(Server { pool: session.pool().clone(), index, session });
             }
             servers
         })
         .expect("made");
-    (servers, post)
+    (servers, hosts)
 }
 
 /// A partitioned table and compute servers that have joined it: each takes one partition while there
 /// are some.
-pub fn members(
-    sim: &Sim,
-    format: &TableFormat,
-    cut: &[Vec<u8>],
-    frames: u64,
-    cluster: &Arc<Cluster>,
-) -> Vec<Server> {
-    members_of(sim, World::default(), format, cut, frames, cluster)
+pub fn members(sim: &Sim, format: &TableFormat, cut: &[Vec<u8>], frames: u64) -> Vec<Server> {
+    members_of(sim, World::default(), format, cut, frames)
 }
 
 pub fn members_of(
@@ -123,7 +119,6 @@ pub fn members_of(
     format: &TableFormat,
     cut: &[Vec<u8>],
     frames: u64,
-    cluster: &Arc<Cluster>,
 ) -> Vec<Server> {
     sim.fabric(0).serve(OFFLOAD_SERVICE, offload_service());
     let options = world.pool_options();
@@ -159,9 +154,8 @@ pub fn members_of(
                 combine: [64, 0, 2][number % 3],
                 ..DexOptions::default()
             };
-            let take = JoinOptions { take: Take::Free(1), ..JoinOptions::default() };
-            let index =
-                Dex::open(&session, meta, layout, options, Some(cluster.clone()), take).await;
+            let take = JoinOptions { take: Take::Free(1), calls: true, ..JoinOptions::default() };
+            let index = Dex::open(&session, meta, layout, options, take).await;
             let index = index.expect("join");
             servers.push(Server { pool: session.pool().clone(), index, session });
         }
@@ -171,7 +165,7 @@ pub fn members_of(
 }
 
 /// Two tasks that answer what is sent to a compute server.
-pub fn serve(sim: &Sim, compute: usize, server: &Server, cluster: &Arc<Cluster>) {
+pub fn serve(sim: &Sim, compute: usize, server: &Server, cluster: &Rc<Hosts>) {
     for _ in 0..2 {
         let endpoint = sim.fabric(compute).any_endpoint().expect("endpoint");
         let (cluster, pool, index) = (cluster.clone(), server.pool.clone(), server.index.clone());

@@ -34,8 +34,8 @@ pub async fn try_open(
     (meta, layout): (GlobalAddr, Layout),
     options: DexOptions,
 ) -> Result<Dex, IndexError> {
-    let join = JoinOptions { take: Take::Nothing, take_over: true };
-    Dex::open(session, meta, layout, options, None, join).await
+    let join = JoinOptions { take: Take::Nothing, take_over: true, ..JoinOptions::default() };
+    Dex::open(session, meta, layout, options, join).await
 }
 
 /// The table with a cache of `frames` nodes, which takes the keys that nobody has as it meets them.

@@ -12,7 +12,7 @@ use farleaf_pool::Session;
 
 use super::super::load::Load;
 use super::super::{Cache, Dex};
-use super::MoveError;
+use crate::compute::{MoveError, PartLoad};
 
 /// Whether boundaries are moved by load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,21 +55,6 @@ impl Default for BalanceOptions {
             least_ops: 1_000,
         }
     }
-}
-
-/// How much is done on one partition.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PartLoad {
-    /// Who serves it.
-    pub owner: Incarnation,
-    /// Exclusive lower bound.
-    pub low: Option<Vec<u8>>,
-    /// Inclusive upper bound.
-    pub high: Option<Vec<u8>>,
-    /// Operations, the older ones counted less.
-    pub ops: u64,
-    /// A sample of their keys.
-    pub keys: Vec<Vec<u8>>,
 }
 
 /// A range that had better be another's.

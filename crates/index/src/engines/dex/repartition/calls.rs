@@ -3,48 +3,13 @@
 use farleaf_fabric::{Endpoint, Incarnation};
 use farleaf_pool::Session;
 
-use super::super::forward::{Reply, Request};
 use super::super::partitions::{Partitions, Range};
 use super::super::walk::Seek;
 use super::super::{Dex, Found, OpContext};
 use crate::IndexError;
 use crate::bnode::Kind;
-
-/// Why a range was not moved. Unless it says otherwise everything is as it was.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum MoveError {
-    /// Bounds that leave no range between them.
-    #[error("the bounds are out of order: the lower one must be below the upper one")]
-    OutOfOrder,
-    /// A bound that the table takes as no key.
-    #[error("a bound is no key of this table: it has another length than its keys may have")]
-    NoKey,
-    /// There is no such boundary.
-    #[error("the table has no boundary of number {0}")]
-    NoBoundary(usize),
-    /// Nobody serves under this name, as far as can be found out.
-    #[error("compute server {0} does not answer: let it join the table and serve first")]
-    UnknownServer(Incarnation),
-    /// The one that was to get the range, or to give it, is dead.
-    #[error("compute server {0} is dead: take its partitions over")]
-    DeadTarget(Incarnation),
-    /// The range is not one owner's.
-    #[error("the range is not, or not as a whole, of the compute server that is to give it")]
-    NotOwned,
-    /// There is nobody who could take what is to be given up.
-    #[error("no other compute server serves the table")]
-    NobodyElse,
-    /// Another move is under way.
-    #[error("another range is being moved: try again")]
-    Busy,
-    /// Somebody has ended the move, as its giver or taker was taken for dead.
-    #[error("the move was called off: one of its compute servers was taken for dead")]
-    CalledOff,
-    /// What an index operation can fail with.
-    #[error(transparent)]
-    Index(#[from] IndexError),
-}
+use crate::compute::messages::{Op, OpReply};
+use crate::compute::{MoveError, PartLoad};
 
 impl Dex {
     /// Gives the keys above `low` up to and including `high`, which one compute server must own, to
@@ -81,7 +46,7 @@ impl Dex {
             return Err(MoveError::NotOwned);
         }
         let Range { low, high } = range;
-        self.moved(session, owner, Request::Give { low, high, to }).await
+        self.moved(session, owner, Op::Give { low, high, to }).await
     }
 
     /// Moves boundary `number`, that between the partitions of this number and the next, to `bound`, which
@@ -130,7 +95,7 @@ impl Dex {
         let Some((_, busiest)) = sums.into_iter().max_by_key(|(ops, _)| *ops) else {
             return Err(MoveError::NobodyElse);
         };
-        self.moved(session, busiest, Request::Share { to }).await
+        self.moved(session, busiest, Op::Share { to }).await
     }
 
     /// Lets a compute server give up all that it has, to the owners of what is beside it; how many
@@ -157,7 +122,7 @@ impl Dex {
                 (None, None) => return Err(MoveError::NobodyElse),
             };
             let Range { low, high } = map.owned_range(which);
-            let give = Request::Give { low, high, to: Incarnation(to) };
+            let give = Op::Give { low, high, to: Incarnation(to) };
             self.moved(session, who, give).await?;
             given += 1;
         }
@@ -167,19 +132,17 @@ impl Dex {
     ///
     /// # Errors
     /// Those of reading the map. Who does not answer has nothing counted.
-    pub async fn loads(
-        &self,
-        session: &Session,
-        decay: bool,
-    ) -> Result<Vec<super::PartLoad>, MoveError> {
+    pub async fn loads(&self, session: &Session, decay: bool) -> Result<Vec<PartLoad>, MoveError> {
         let map = self.newest(session).await?;
         let mut owners: Vec<u64> = map.owners.iter().copied().filter(|owner| *owner != 0).collect();
         owners.sort_unstable();
         owners.dedup();
-        let mut loads: Vec<super::PartLoad> = Vec::new();
+        let mut loads: Vec<PartLoad> = Vec::new();
         for owner in owners.into_iter().map(Incarnation) {
-            if let Ok(Reply::Load(some)) = self.ask(session, owner, Request::Load { decay }).await {
-                loads.extend(some.into_iter().map(|load| super::PartLoad { owner, ..load }));
+            if let Ok(Some(OpReply::Load(some))) =
+                self.ask(session, owner, Op::Load { decay }).await
+            {
+                loads.extend(some.into_iter().map(|load| PartLoad { owner, ..load }));
             }
         }
         loads.sort_by(|a, b| a.low.cmp(&b.low));
@@ -261,21 +224,16 @@ impl Dex {
         Ok(self.0.view().map.clone())
     }
 
-    async fn moved(
-        &self,
-        session: &Session,
-        giver: Incarnation,
-        request: Request,
-    ) -> Result<u64, MoveError> {
+    async fn moved(&self, session: &Session, giver: Incarnation, op: Op) -> Result<u64, MoveError> {
         if giver != session.endpoint().incarnation() && session.endpoint().is_dead(giver).await {
             return Err(MoveError::DeadTarget(giver));
         }
-        match self.ask(session, giver, request).await? {
-            Reply::Moved(Ok(epoch)) => {
+        match self.ask(session, giver, op).await? {
+            Some(OpReply::Moved(Ok(epoch))) => {
                 self.refresh_map(session).await?;
                 Ok(epoch)
             }
-            Reply::Moved(Err(error)) => Err(error),
+            Some(OpReply::Moved(Err(error))) => Err(error),
             _ => Err(MoveError::UnknownServer(giver)),
         }
     }

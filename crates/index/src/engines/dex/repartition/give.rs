@@ -8,15 +8,15 @@ use farleaf_fabric::{Endpoint, Incarnation, OpKind};
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
-use super::super::forward::{Reply, Request};
 use super::super::member::forget_intent;
 use super::super::partitions::{Intent, Partitions, Range, change_map};
 use super::super::range_guard::View;
 use super::super::split::Need;
 use super::super::walk::Seek;
 use super::super::{Cache, Dex, Fail, Found, OpContext};
-use super::MoveError;
 use crate::IndexError;
+use crate::compute::MoveError;
+use crate::compute::messages::{Op, OpReply};
 
 /// Passes of writing back while the range is closed.
 const PASSES_MAX: usize = 1_000;
@@ -107,8 +107,8 @@ impl Dex {
         if session.endpoint().is_dead(to).await {
             return Err(MoveError::DeadTarget(to));
         }
-        let greet = async || match self.ask(session, to, Request::Hello).await {
-            Ok(Reply::Done(true)) => Ok(()),
+        let greet = async || match self.ask(session, to, Op::Hello).await {
+            Ok(Some(OpReply::Done(true))) => Ok(()),
             _ => Err(MoveError::UnknownServer(to)),
         };
         greet().await?;
@@ -144,7 +144,7 @@ impl Dex {
         cache.stats.moves.add();
         installed?;
         // It hears of it with the first operation, if not by this.
-        let _ = self.ask(session, to, Request::Learn { epoch }).await;
+        let _ = self.ask(session, to, Op::Learn { epoch }).await;
         Ok(epoch)
     }
 

@@ -31,7 +31,6 @@ mod calls;
 mod give;
 mod sweep;
 
-pub use balance::{Balance, BalanceOptions, Balancer, Decision, PartLoad};
-pub use calls::MoveError;
+pub use balance::{Balance, BalanceOptions, Balancer, Decision};
 pub use give::MoveOptions;
 pub(super) use give::Moving;

@@ -11,10 +11,10 @@ use super::super::Cache;
 use super::super::frames::{State, TOP};
 use super::super::mapping_table::Entry;
 use super::super::partitions::Range;
-use super::MoveError;
 use crate::IndexError;
 use crate::blink::remote::RemoteTree;
 use crate::bnode::Kind;
+use crate::compute::MoveError;
 
 /// Passes over the frames while others go on; each but the last few has less to do than the one
 /// before.

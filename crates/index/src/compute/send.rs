@@ -1,0 +1,166 @@
+//! Sender: sends a request to another compute server and interprets how the call ends.
+
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::task::Poll;
+
+use farleaf_fabric::{
+    AnyEndpoint, CALL_BYTES_MAX, CallError, Endpoint, GlobalAddr, Incarnation, Peer, ServerId,
+};
+use farleaf_pool::Session;
+
+use super::messages::{Op, OpReply, decode_reply, encode_request};
+use super::{TABLE_SERVICE, number_of};
+use crate::IndexError;
+
+/// Tries of an operation before it fails, in the simulator.
+const TRIES_MAX: u32 = 1_000;
+/// Time that an operation is sent on, and waits for replies, before it fails, in real time.
+const PATIENCE_NS: u64 = 10_000_000_000;
+/// Time that a sender waits for a reply before it looks whether the receiver lives.
+const ALIVE_CHECK_NS: u64 = 2_000_000;
+/// The same in real time.
+const REAL_ALIVE_CHECK_NS: u64 = 20_000_000;
+
+fn is_real(endpoint: &AnyEndpoint) -> bool {
+    !matches!(endpoint, AnyEndpoint::Sim(_))
+}
+
+/// How much longer an operation is sent from owner to owner.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patience {
+    pub(crate) tries: u32,
+    /// `None` for as long as the receiver lives.
+    pub(crate) until_ns: Option<u64>,
+}
+
+impl Patience {
+    pub(crate) fn new(endpoint: &AnyEndpoint) -> Self {
+        let until_ns = is_real(endpoint).then(|| endpoint.now_ns().saturating_add(PATIENCE_NS));
+        Patience { tries: 0, until_ns }
+    }
+
+    pub(crate) fn is_over(self, now_ns: u64) -> bool {
+        match self.until_ns {
+            Some(until_ns) => now_ns >= until_ns,
+            None => self.tries > TRIES_MAX,
+        }
+    }
+}
+
+/// Sends `op` on the table at `table` to the compute server `to`, and waits for the reply, but not beyond
+/// `until_ns`. `None`: it was not begun and never will be.
+///
+/// Cost: 1 call, and what the receiver does; 1 READ more the first time, for the receiver's address.
+///
+/// # Errors
+/// Those of the operation. If nobody can tell whether it was done: `OutcomeUnknown` for a change,
+/// `Unavailable` for a read, which may be sent again. `Invalid` for an operation that is too long to travel.
+pub(crate) async fn send(
+    session: &Session,
+    table: GlobalAddr,
+    to: Incarnation,
+    op: &Op,
+    until_ns: Option<u64>,
+) -> Result<Option<OpReply>, IndexError> {
+    let Some(number) = attached(session, to).await? else { return Ok(None) };
+    let unknown = |why: String| match op.is_read() {
+        true => Err(IndexError::Unavailable(why)),
+        false => Err(IndexError::OutcomeUnknown(why)),
+    };
+    let request = encode_request(table, op);
+    let bytes = request.len();
+    let before = session.client().charge_to(op.kind());
+    let ended = call(session, to, number, request, until_ns).await;
+    session.client().charge_to(before);
+    match ended {
+        Ended::Call(Ok(reply)) => match decode_reply(&reply) {
+            Ok(outcome) => outcome.map(Some),
+            Err(malformed) => {
+                unknown(format!("compute server {to} replied what is no reply: {malformed}"))
+            }
+        },
+        Ended::Call(Err(CallError::NotBegun)) => Ok(None),
+        Ended::Call(Err(CallError::TooLong)) => Err(IndexError::Invalid(format!(
+            "a message of {bytes} bytes: {CALL_BYTES_MAX} are the most that travel to another compute server"
+        ))),
+        Ended::Call(Err(error)) => {
+            unknown(format!("compute server {to}, which had the operation, did not reply: {error}"))
+        }
+        Ended::Dead => unknown(format!("compute server {to}, which had the operation, has died")),
+        Ended::Silent => {
+            unknown(format!("compute server {to}, which has the key, lives but does not answer"))
+        }
+    }
+}
+
+/// The number that stands for `who`; `None` if it is no member of the pool that can be called.
+async fn attached(session: &Session, who: Incarnation) -> Result<Option<ServerId>, IndexError> {
+    let endpoint = session.endpoint();
+    let known = endpoint.peers().into_iter().find(|peer| peer.incarnation == who);
+    if let Some(peer) = known {
+        return Ok(Some(peer.server));
+    }
+    let members = session.members().await?;
+    let member = members.into_iter().find(|member| member.incarnation == who);
+    Ok(member.and_then(|member| {
+        let server = number_of(member.slot);
+        let peer = Peer { server, incarnation: who, address: member.address };
+        // One that has published no address takes no calls.
+        endpoint.attach(peer).ok().map(|()| server)
+    }))
+}
+
+/// Calls `who`, which is dead, no more.
+pub(crate) fn forget(endpoint: &AnyEndpoint, who: Incarnation) {
+    let dead = endpoint.peers().into_iter().filter(|peer| peer.incarnation == who);
+    dead.for_each(|peer| endpoint.detach(peer.server));
+}
+
+enum Ended {
+    Call(Result<Vec<u8>, CallError>),
+    /// The receiver has died, and nothing more came of it.
+    Dead,
+    /// It lives, and has not replied in time.
+    Silent,
+}
+
+/// Calls, and looks every so often whether the receiver lives.
+async fn call(
+    session: &Session,
+    to: Incarnation,
+    number: ServerId,
+    request: Vec<u8>,
+    until_ns: Option<u64>,
+) -> Ended {
+    let endpoint = session.endpoint();
+    let check_ns = if is_real(endpoint) { REAL_ALIVE_CHECK_NS } else { ALIVE_CHECK_NS };
+    let mut call = pin!(session.client().call(number, TABLE_SERVICE, request));
+    loop {
+        if let Some(ended) = within(endpoint, call.as_mut(), check_ns).await {
+            return Ended::Call(ended);
+        }
+        if endpoint.is_dead(to).await {
+            // The fabric ends the call now, by what the receiver had said before its end.
+            let last = within(endpoint, call.as_mut(), check_ns).await;
+            return last.map_or(Ended::Dead, Ended::Call);
+        }
+        if until_ns.is_some_and(|until_ns| endpoint.now_ns() >= until_ns) {
+            return Ended::Silent;
+        }
+    }
+}
+
+/// The outcome of `work`, if that comes within `ns`.
+async fn within<F: Future>(
+    endpoint: &AnyEndpoint,
+    mut work: Pin<&mut F>,
+    ns: u64,
+) -> Option<F::Output> {
+    let mut pause = pin!(endpoint.sleep(ns));
+    poll_fn(|context| match work.as_mut().poll(context) {
+        Poll::Ready(outcome) => Poll::Ready(Some(outcome)),
+        Poll::Pending => pause.as_mut().poll(context).map(|()| None),
+    })
+    .await
+}
