@@ -5,7 +5,7 @@ use farleaf_fabric::{AnyEndpoint, Client, Fabric, FabricError, OpError};
 use farleaf_index::knobs::CACHE;
 use farleaf_index::{
     AnyIndex, Entries, Exchange, Index, IndexError, OpenOptions, ScanRange, Settings, StoredTable,
-    TableFormat, TableReport, mark_drops,
+    TableFormat, TableReport,
 };
 use farleaf_pool::{Audit, AuditReport, Pool, PoolError, PoolOptions, Session, format};
 
@@ -218,19 +218,7 @@ pub(crate) async fn ask(
 /// # Errors
 /// Whatever fails.
 pub async fn sweep(session: &Session) -> Result<(), Fault> {
-    let Some(recovery) = session.sweep_begin().await? else { return Ok(()) };
-    let mut audit = recovery.audit();
-    let roots = session.list_roots().await?;
-    for root in &roots {
-        let table = StoredTable::of(root)?;
-        table.release_dead(session).await?;
-        let report = table.verify(session, &mut audit).await?;
-        if let Some(problem) = report.problems.first() {
-            return Err(Fault(format!("verify: {problem}")));
-        }
-    }
-    mark_drops(session, &mut audit, &roots).await?;
-    let done = session.recover_finish(recovery, &audit).await?;
+    let Some(done) = farleaf_index::sweep(session).await? else { return Ok(()) };
     match done.problems.first() {
         Some(problem) => Err(Fault(format!("sweep: {problem}"))),
         None if done.complete => Ok(()),

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use farleaf_fabric::{GlobalAddr, Service, ServiceId};
-use farleaf_pool::Session;
+use farleaf_pool::{Audit, Recovery, Session};
 
 use crate::bnode::Layout;
 use crate::index::{Index, TableReport};
@@ -82,6 +82,33 @@ pub trait Engine: Sized + 'static {
         _table: &StoredTable,
     ) -> impl Future<Output = Result<usize, IndexError>> {
         async { Ok(0) }
+    }
+
+    /// Completes or undoes what the dead have left half done in redo areas of their own
+    /// ([`Recovery::clients`]), which the recovery zeroes when it ends. Before the walk that marks.
+    ///
+    /// # Errors
+    /// `Corrupt`, `Unavailable`: the recovery is given up, and begun anew later.
+    fn redo_dead(
+        _session: &Session,
+        _table: &StoredTable,
+        _recovery: &Recovery,
+    ) -> impl Future<Output = Result<(), IndexError>> {
+        async { Ok(()) }
+    }
+
+    /// Removes remote hints, such as entries of a directory, that lead to objects that a recovery or a
+    /// sweep is about to free. After all objects of all tables are marked, and before any is freed.
+    /// [`Audit::is_marked`] tells: `Some(false)` may be freed; `None` is not this recovery's to free.
+    ///
+    /// # Errors
+    /// As [`Engine::redo_dead`].
+    fn before_free(
+        _session: &Session,
+        _table: &StoredTable,
+        _marks: &Audit,
+    ) -> impl Future<Output = Result<(), IndexError>> {
+        async { Ok(()) }
     }
 
     /// Refuses a table of which some compute server owns a part.

@@ -41,7 +41,7 @@ pub use index::{Exchange, Index, ScanRange, SortedPairs, TableReport};
 pub use knobs::{Knob, KnobError, KnobKind, KnobOf, KnobValue, Knobs, Setting, Settings};
 pub use limits::VALUE_BYTES_MAX;
 pub use open_options::OpenOptions;
-pub use recovery::recover;
+pub use recovery::{recover, sweep};
 pub use spec::{Shape, TableFormat};
 pub use stored::StoredTable;
 pub use walk::Visitor;

@@ -1,6 +1,6 @@
 //! Recovery: takes over from compute servers that died.
 
-use farleaf_pool::{Recovered, Session};
+use farleaf_pool::{Recovered, Recovery, Session};
 
 use crate::drops::{finish_drops, mark_drops};
 use crate::{IndexError, StoredTable};
@@ -21,19 +21,44 @@ pub async fn recover(session: &Session) -> Result<Option<Recovered>, IndexError>
         finish_drops(session).await?;
         return Ok(None);
     };
+    let mut done = finish(session, recovery).await?;
+    done.problems.extend(finish_drops(session).await?);
+    Ok(Some(done))
+}
+
+/// Looks for lost objects in blocks whose members have left, and frees them. `None` if there is no such
+/// block. Others may go on meanwhile.
+///
+/// Cost: 1 READ for every node of every table, and what the pool's sweep needs.
+///
+/// # Errors
+/// As [`recover`].
+pub async fn sweep(session: &Session) -> Result<Option<Recovered>, IndexError> {
+    match session.sweep_begin().await? {
+        Some(recovery) => Ok(Some(finish(session, recovery).await?)),
+        None => Ok(None),
+    }
+}
+
+/// Marks what all tables reach, and frees the rest of what was claimed.
+async fn finish(session: &Session, recovery: Recovery) -> Result<Recovered, IndexError> {
     let mut audit = recovery.audit();
     let roots = session.list_roots().await?;
+    let mut tables = Vec::with_capacity(roots.len());
     for root in &roots {
         let table = StoredTable::of(root)?;
         // What of it was theirs alone may be torn, and their logs tell of nodes to come.
         table.release_dead(session).await?;
+        table.redo_dead(session, &recovery).await?;
         let report = table.verify(session, &mut audit).await?;
         if let Some(problem) = report.problems.first() {
             return Err(IndexError::Corrupt(format!("table {:?}: {problem}", root.name)));
         }
+        tables.push(table);
     }
     mark_drops(session, &mut audit, &roots).await?;
-    let mut done = session.recover_finish(recovery, &audit).await?;
-    done.problems.extend(finish_drops(session).await?);
-    Ok(Some(done))
+    for table in &tables {
+        table.before_free(session, &audit).await?;
+    }
+    Ok(session.recover_finish(recovery, &audit).await?)
 }

@@ -1,7 +1,7 @@
 //! Stored table: a table in the pool that is not open, for recovery, dropping and checks.
 
 use farleaf_fabric::{GlobalAddr, OpKind};
-use farleaf_pool::{Audit, Root, Session};
+use farleaf_pool::{Audit, Recovery, Root, Session};
 
 use crate::IndexError;
 use crate::bnode::Layout;
@@ -79,6 +79,24 @@ impl StoredTable {
     /// `Unavailable` if another takes over at the same time: try again. `Corrupt`.
     pub async fn release_dead(&self, session: &Session) -> Result<usize, IndexError> {
         on_engine!(self.format.engine, Design => Design::release_dead(session, self).await)
+    }
+
+    /// See [`Engine::redo_dead`].
+    pub(crate) async fn redo_dead(
+        &self,
+        session: &Session,
+        recovery: &Recovery,
+    ) -> Result<(), IndexError> {
+        on_engine!(self.format.engine, Design => Design::redo_dead(session, self, recovery).await)
+    }
+
+    /// See [`Engine::before_free`].
+    pub(crate) async fn before_free(
+        &self,
+        session: &Session,
+        marks: &Audit,
+    ) -> Result<(), IndexError> {
+        on_engine!(self.format.engine, Design => Design::before_free(session, self, marks).await)
     }
 
     /// Refuses a table of which some compute server owns a part.

@@ -418,8 +418,11 @@ impl Audit {
         Some((at, shape.object_at(offset)?))
     }
 
-    /// Tells whether the object at `addr` was marked; `None` if the audit does not know of it.
-    pub(crate) fn is_marked(&self, addr: GlobalAddr) -> Option<bool> {
+    /// Tells whether the object at `addr` was marked. `None` if nothing can be said: no object starts
+    /// there, or the recovery has not claimed its block, so that the object is another's to free.
+    ///
+    /// An unmarked object of a recovery's audit may be freed by it. No remote operation.
+    pub fn is_marked(&self, addr: GlobalAddr) -> Option<bool> {
         if let Some(reached) = self.watched.as_ref().and_then(|watched| watched.get(&addr)) {
             return Some(*reached);
         }

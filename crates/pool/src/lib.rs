@@ -67,7 +67,7 @@ pub use error::{FormatError, FormatFault, PoolError};
 pub use geometry::{Geometry, PoolOptions};
 pub use pool::{MemoryUse, Pool};
 pub use recover::{Recovered, Recovery};
-pub use reliable::{Posting, Reliable, Trial, is_open};
+pub use reliable::{Cas, Posting, Reliable, Trial, is_open};
 pub use retire::Retiring;
 pub use root::Root;
 pub use session::{OwnedPin, Pinned, Session};

@@ -272,6 +272,18 @@ impl Recovery {
         self.members.len() + usize::from(self.inherits)
     }
 
+    /// The clients of the dead: their redo areas and retire pages hold what they left, until
+    /// [`Session::recover_finish`] zeroes them. None if this is a sweep.
+    pub fn clients(&self) -> &[u32] {
+        &self.clients
+    }
+
+    /// The redo area of one of [`Recovery::clients`] on `server`: [`Session::redo_bytes`] bytes, which
+    /// nobody writes any more, because the dead are fenced.
+    pub fn redo_addr(&self, server: ServerId, client: u32) -> GlobalAddr {
+        self.pool.geometry().redo_addr(server, client)
+    }
+
     /// Tells whether a client's owner is among the dead. A dead slot has none but dead lives: it may have been
     /// succeeded to by one that died before it recovered the one before (INV-MEM-3).
     fn is_dead(&self, (slot, generation): (u32, u32)) -> bool {

@@ -148,12 +148,15 @@ impl Clone for Reliable<'_> {
 
 impl Copy for Reliable<'_> {}
 
-/// A CAS of a batch.
+/// A CAS of a list; see [`Reliable::cas_many`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Cas {
-    pub(crate) at: GlobalAddr,
-    pub(crate) expected: u64,
-    pub(crate) new: u64,
+pub struct Cas {
+    /// The word, 8-byte aligned.
+    pub at: GlobalAddr,
+    /// The content that the CAS replaces.
+    pub expected: u64,
+    /// The new content.
+    pub new: u64,
 }
 
 impl<'a> Reliable<'a> {
@@ -408,8 +411,15 @@ impl<'a> Reliable<'a> {
         }
     }
 
-    /// CASes of the kind of [`Reliable::cas`], posted together; what each found.
-    pub(crate) async fn cas_many(self, list: &[Cas]) -> Result<Vec<u64>, OpError> {
+    /// CASes of the kind of [`Reliable::cas`], posted together, also to several servers. Returns the word
+    /// that each found, in the order of `list`: `expected` if its change has happened. Several clients may
+    /// store the same `new` if it means the same from all of them, as a frozen word does.
+    ///
+    /// Cost: 1 CAS each, 1 round trip.
+    ///
+    /// # Errors
+    /// As [`Endpoint::cas`]: any of them may have happened, or may still happen.
+    pub async fn cas_many(self, list: &[Cas]) -> Result<Vec<u64>, OpError> {
         let mut trial = Trial::default();
         loop {
             let mut ops = self.client.ops();

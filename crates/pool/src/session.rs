@@ -16,6 +16,9 @@ use crate::{LockToken, Pool, PoolError};
 
 /// Tokens that are left after every `begin` and `tick`.
 const TOKENS_LEAST: u64 = 1 << 16;
+/// Pins of [`Session::pin_for_task`] above which the next operation waits: with its own, they leave the
+/// shared pin free, whose epoch would move on only when all of its users have ended.
+const TASK_PINS_MAX: usize = LAST_PIN - 1;
 /// Between looks whether a task that outlived its operation has ended.
 const HELD_WAIT_NS: u64 = 1_000;
 /// Ticks that make room in a full retire page.
@@ -51,6 +54,8 @@ pub(crate) struct Inner {
     pin_slots: PinSlots,
     /// Tasks that outlive their operations; see [`Session::hold`].
     held: Cell<usize>,
+    /// Tasks of [`Session::pin_for_task`].
+    task_pins: Cell<usize>,
     /// Tasks of [`Session::spawn`] that have not ended.
     tasks: Cell<usize>,
     /// Leaving was begun before.
@@ -83,6 +88,8 @@ pub struct Pinned<'a> {
 pub struct OwnedPin {
     session: Session,
     slot: usize,
+    /// The task may use the redo area.
+    has_redo: bool,
 }
 
 impl Session {
@@ -105,6 +112,7 @@ impl Session {
             tokens: Cell::new((claimed.tokens.start, claimed.tokens.end)),
             pin_slots: PinSlots::default(),
             held: Cell::new(0),
+            task_pins: Cell::new(0),
             tasks: Cell::new(0),
             tried_to_leave: Cell::new(false),
             place: Cell::new(claimed.id as usize),
@@ -202,9 +210,9 @@ impl Session {
             self.begin_slowly(&pinned).await?;
         }
         // A task of an operation whose caller was dropped still uses this client's redo area.
-        if self.inner.held.get() > 0
-            && !wait_until(self.reliable(), HELD_WAIT_NS, || self.inner.held.get() == 0).await
-        {
+        let may_begin =
+            || self.inner.held.get() == 0 && self.inner.task_pins.get() <= TASK_PINS_MAX;
+        if !may_begin() && !wait_until(self.reliable(), HELD_WAIT_NS, may_begin).await {
             return Err(PoolError::Unsettled);
         }
         Ok(pinned)
@@ -255,10 +263,22 @@ impl Session {
     /// begins when the task is done, since both would use the same redo area; so the task must not
     /// begin one. Called within an operation: without one there is no moment to hold.
     pub fn hold(&self) -> OwnedPin {
+        self.inner.held.set(self.inner.held.get() + 1);
+        OwnedPin { session: self.clone(), slot: self.double_pin(), has_redo: true }
+    }
+
+    /// As [`Session::hold`], for a task that uses no redo area: the session's next operation begins
+    /// without it. Only from the third such task at one time on does the next operation wait.
+    pub fn pin_for_task(&self) -> OwnedPin {
+        self.inner.task_pins.set(self.inner.task_pins.get() + 1);
+        OwnedPin { session: self.clone(), slot: self.double_pin(), has_redo: false }
+    }
+
+    /// A second pin of the oldest epoch that the session has pinned.
+    fn double_pin(&self) -> usize {
         let (slots, pins) = (0..=LAST_PIN, self.pins());
         let oldest = slots.min_by_key(|slot| pins[*slot].load(Ordering::Relaxed)).unwrap_or(0);
-        self.inner.held.set(self.inner.held.get() + 1);
-        OwnedPin { session: self.clone(), slot: self.inner.pin_slots.double(pins, oldest) }
+        self.inner.pin_slots.double(pins, oldest)
     }
 
     /// Waits until a nearly full retire page has room again, for a while. Before the pin, which
@@ -508,7 +528,9 @@ impl Drop for Pinned<'_> {
 
 impl Drop for OwnedPin {
     fn drop(&mut self) {
-        self.session.inner.held.set(self.session.inner.held.get() - 1);
+        let inner = &self.session.inner;
+        let count = if self.has_redo { &inner.held } else { &inner.task_pins };
+        count.set(count.get() - 1);
         self.session.drop_pin(self.slot);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use farleaf_fabric::{Buf, Endpoint, GlobalAddr, OpError, ServerId};
+use farleaf_fabric::{Buf, Endpoint, GlobalAddr, OpError, Ops, ServerId};
 
 use crate::{PoolError, Session};
 
@@ -15,15 +15,9 @@ pub struct Unlinked {
     session: Session,
     addr: GlobalAddr,
     bytes: usize,
-    state: Cell<State>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Still,
     /// A WRITE was posted, and has not come back.
-    Writing,
-    Kept,
+    is_writing: Cell<bool>,
+    is_kept: Cell<bool>,
 }
 
 impl Session {
@@ -33,7 +27,8 @@ impl Session {
     /// As [`Session::alloc`].
     pub async fn alloc_unlinked(&self, on: ServerId, bytes: usize) -> Result<Unlinked, PoolError> {
         let addr = self.alloc(on, bytes).await?;
-        Ok(Unlinked { session: self.clone(), addr, bytes, state: Cell::new(State::Still) })
+        let (is_writing, is_kept) = (Cell::new(false), Cell::new(false));
+        Ok(Unlinked { session: self.clone(), addr, bytes, is_writing, is_kept })
     }
 }
 
@@ -45,7 +40,13 @@ impl Unlinked {
 
     /// It is linked, or about to be by an operation that will be finished in any case.
     pub fn keep(&self) {
-        self.state.set(State::Kept);
+        self.is_kept.set(true);
+    }
+
+    /// Takes [`Unlinked::keep`] back: the CAS that was to link the object has lost, and no try at it takes
+    /// effect any more. The object may be used for the next try.
+    pub fn unkeep(&self) {
+        self.is_kept.set(false);
     }
 
     /// Fills it. 1 WRITE.
@@ -53,26 +54,40 @@ impl Unlinked {
     /// # Errors
     /// As [`crate::Reliable::write`].
     pub async fn write(&self, content: Buf) -> Result<(), OpError> {
-        self.state.set(State::Writing);
+        self.is_writing.set(true);
         self.session.reliable().write(self.addr, content).await?;
-        self.state.set(State::Still);
+        self.is_writing.set(false);
         Ok(())
+    }
+
+    /// As [`Unlinked::write`], but adds the WRITE to `ops`, which the caller posts, as a list or a chain.
+    /// Once that has succeeded, the caller says so by [`Unlinked::written`], and links the object after:
+    /// never by a CAS of the same chain, because a lost chain does not tell how far it came.
+    pub fn write_in(&self, ops: &mut Ops, content: Buf) {
+        self.is_writing.set(true);
+        ops.write(self.addr, content);
+    }
+
+    /// The WRITE of [`Unlinked::write_in`] has come back.
+    pub fn written(&self) {
+        self.is_writing.set(false);
     }
 }
 
 impl Drop for Unlinked {
     fn drop(&mut self) {
         let (addr, bytes) = (self.addr, self.bytes);
-        match self.state.get() {
-            State::Kept => {}
-            State::Writing if self.session.endpoint().is_lossy() => {
-                self.session.spawn(async move |session| {
-                    if session.maintenance().settle(addr.server()).await.is_ok() {
-                        session.free_unpublished(addr, bytes);
-                    }
-                });
-            }
-            State::Still | State::Writing => self.session.free_unpublished(addr, bytes),
+        if self.is_kept.get() {
+            return;
         }
+        if self.is_writing.get() && self.session.endpoint().is_lossy() {
+            self.session.spawn(async move |session| {
+                if session.maintenance().settle(addr.server()).await.is_ok() {
+                    session.free_unpublished(addr, bytes);
+                }
+            });
+            return;
+        }
+        self.session.free_unpublished(addr, bytes);
     }
 }

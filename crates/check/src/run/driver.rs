@@ -454,20 +454,12 @@ impl Driver<'_> {
 
 /// Looks for objects that were lost in blocks whose owners have gone.
 async fn sweep(keeper: &Mine) -> Result<(), Failure> {
-    let failed = |error: IndexError| Failure::Recovery(error.to_string());
-    let pool = |error: PoolError| failed(error.into());
-    let Some(recovery) = keeper.sweep_begin().await.map_err(pool)? else { return Ok(()) };
-    let mut audit = recovery.audit();
-    let roots = keeper.list_roots().await.map_err(pool)?;
-    for root in &roots {
-        let table = StoredTable::of(root).map_err(failed)?;
-        let report = table.verify(keeper, &mut audit).await.map_err(failed)?;
-        if !report.problems.is_empty() {
-            return Err(Failure::Damaged(report.problems));
-        }
-    }
-    farleaf_index::mark_drops(keeper, &mut audit, &roots).await.map_err(failed)?;
-    let swept = keeper.recover_finish(recovery, &audit).await.map_err(pool)?;
+    let swept = match farleaf_index::sweep(keeper).await {
+        Ok(None) => return Ok(()),
+        Ok(Some(swept)) => swept,
+        Err(IndexError::Corrupt(why)) => return Err(Failure::Damaged(vec![why])),
+        Err(error) => return Err(Failure::Recovery(error.to_string())),
+    };
     match swept.problems.first() {
         None if swept.complete => Ok(()),
         None => Err(Failure::Recovery("a sweep of a quiet pool was not complete".to_owned())),

@@ -91,14 +91,7 @@ async fn check(session: &Session, seed: u64) {
     for _ in 0..8 {
         session.tick().await.expect("tick");
     }
-    if let Some(recovery) = session.sweep_begin().await.expect("sweep") {
-        let mut audit = recovery.audit();
-        let roots = session.list_roots().await.expect("roots");
-        for root in &roots {
-            let index = StoredTable::of(root).expect("table");
-            index.verify(session, &mut audit).await.expect("verify");
-        }
-        let done = session.recover_finish(recovery, &audit).await.expect("swept");
+    if let Some(done) = farleaf_index::sweep(session).await.expect("sweep") {
         assert_eq!(done.problems, Vec::<String>::new(), "seed {seed}");
         assert_eq!(done.objects_freed, 0, "seed {seed}: lost before");
     }

@@ -12,6 +12,7 @@ mod reuse;
 mod roots;
 mod simulated;
 mod succession;
+mod tasks;
 mod unknown;
 mod wraps;
 
