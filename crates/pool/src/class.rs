@@ -2,10 +2,14 @@
 //!
 //! Classes are 64, 128, 192 and 256 bytes, then four to each doubling (320, 384, 448, 512, 640,
 //! ...) up to 1 MiB + 256 KiB: every power of two from 64 on is one, and above 256 bytes at most a
-//! fifth of an object is waste.
+//! fifth of an object is waste. One more, of 2,112 bytes, holds the largest node of a radix tree: 257
+//! slots of 8 bytes with a header, which would waste a sixth of 2,560.
 
 /// Number of size classes.
-pub(crate) const CLASS_COUNT: usize = 53;
+pub(crate) const CLASS_COUNT: usize = 54;
+/// Bytes and number of the class beside the doublings.
+const RADIX_BYTES: usize = 2112;
+const RADIX_CLASS: usize = 16;
 /// Objects start at multiples of this.
 pub(crate) const OBJECT_ALIGN: u64 = 64;
 /// Bytes of a block's header, in front of its bitmaps.
@@ -14,7 +18,10 @@ pub(crate) const BLOCK_HEADER_BYTES: u64 = 64;
 /// Bytes of an object of `class`.
 pub(crate) fn class_bytes(class: usize) -> u64 {
     debug_assert!(class < CLASS_COUNT);
-    let class = class as u64;
+    if class == RADIX_CLASS {
+        return RADIX_BYTES as u64;
+    }
+    let class = (class - usize::from(class > RADIX_CLASS)) as u64;
     if class < 4 {
         return 64 * (class + 1);
     }
@@ -31,6 +38,7 @@ pub(crate) fn class_of(bytes: usize) -> Option<usize> {
     let doubling = ((bytes - 1) / 256).ilog2() as usize;
     let base = 256_usize << doubling;
     let class = 4 + doubling * 4 + (bytes - base - 1) / (base / 4);
+    let class = class + usize::from(bytes > RADIX_BYTES);
     (class < CLASS_COUNT).then_some(class)
 }
 
@@ -106,8 +114,11 @@ mod tests {
         for power in 6..=20 {
             assert_eq!(class_bytes(class_of(1 << power).expect("class")), 1 << power);
         }
+        assert_eq!(class_bytes(CLASS_COUNT - 1), 5 << 18);
         assert!(class_bytes(CLASS_COUNT - 1) >= (1 << 20) + 64);
         assert_eq!(class_of(0), Some(0));
+        assert_eq!(class_of(2112).map(class_bytes), Some(2112));
+        assert_eq!(class_of(2113).map(class_bytes), Some(2560));
     }
 
     #[test]
