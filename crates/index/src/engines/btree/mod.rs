@@ -76,6 +76,7 @@ impl Engine for BTree {
         splits: true,
         merges: true,
         shrinks: true,
+        radix: false,
     };
 
     type Options = BlinkOptions;

@@ -56,6 +56,7 @@ impl Engine for Dex {
         splits: true,
         merges: true,
         shrinks: false,
+        radix: false,
     };
 
     type Options = DexOptions;
