@@ -7,7 +7,7 @@ use farleaf_pool::{Session, Unlinked};
 
 use super::layout::{Edge, NodeType, Slot, fill_node};
 use super::leaf::{NewValue, class_for, fill_leaf};
-use super::relocate::{Dying, Successor, live_slots};
+use super::relocate::{Dying, live_slots};
 use super::tree::{Fail, Tree, finish};
 use crate::change::Change;
 use crate::index::{ScanRange, SortedPairs};
@@ -38,15 +38,19 @@ struct Built {
 impl Drop for Built {
     fn drop(&mut self) {
         let objects = std::mem::take(&mut self.objects);
+        if !self.session.endpoint().is_lossy() {
+            for (addr, bytes) in objects {
+                self.session.free_unpublished(addr, bytes);
+            }
+            return;
+        }
         if objects.is_empty() {
             return;
         }
         self.session.spawn(async move |session| {
             // WRITEs to them may be under way.
             for server in (0..session.endpoint().server_count()).map(|it| ServerId(it as u16)) {
-                if session.endpoint().is_lossy()
-                    && session.maintenance().settle(server).await.is_err()
-                {
+                if session.maintenance().settle(server).await.is_err() {
                     return;
                 }
             }
@@ -66,6 +70,8 @@ struct Builder<'a> {
     last: Vec<u8>,
     /// The leaf of the last key.
     leaf: Option<Slot>,
+    /// The first token of all leaves.
+    token: u64,
     count: u64,
 }
 
@@ -94,6 +100,7 @@ impl Tree {
             open: vec![Open { at: 0, children: Vec::new() }],
             last: Vec::new(),
             leaf: None,
+            token: session.lock_token(),
             count: 0,
         };
         while let Some((key, value)) = pairs.next() {
@@ -103,7 +110,7 @@ impl Tree {
         if count == 0 {
             return Ok(0);
         }
-        let Some(dying) = Dying::of(self, &root) else { return Err(not_empty()) };
+        let Some(dying) = Dying::of(&root) else { return Err(not_empty()) };
         let tree = Arc::clone(self);
         let done = finish(session, async move |session| {
             tree.publish(&session, dying, &slots, built).await
@@ -129,13 +136,11 @@ impl Tree {
         self.freeze(session, &mut dying).await?;
         if live_slots(&dying.words).next().is_some() {
             session.cancel_retire(retiring).await?;
-            self.relocate(session, dying, b"", |_, _| Successor::Copy(NodeType::TOP)).await?;
+            self.relocate(session, dying, b"").await?;
             return Ok(false);
         }
-        object.keep();
         let objects = std::mem::take(&mut built.objects);
-        let ends = (Some(object), retiring);
-        let won = self.replace(session, &dying, b"", addr.word(), Some(addr), ends).await?;
+        let won = self.replace(session, &dying, b"", addr.word(), (object, retiring)).await?;
         if !won {
             built.objects = objects;
         }
@@ -266,7 +271,7 @@ impl Builder<'_> {
         };
         let class = class.ok_or_else(|| IndexError::Invalid("the key is too long".into()))?;
         let addr = self.alloc(class.bytes()).await?;
-        let (birth, token) = (self.session.epoch(), self.session.lock_token());
+        let (birth, token) = (self.session.epoch(), self.token);
         let mut buf = self.session.client().buf(class.bytes());
         let table = self.tree.shape.table;
         fill_leaf(table, addr, buf.words_mut(), birth, (key, value), token);

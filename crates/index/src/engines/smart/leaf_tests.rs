@@ -73,7 +73,7 @@ fn writes_cover_the_words_that_differ() {
     let old = leaf(b"12345678", NewValue::Inline(b"aaaaaaaa"), 128);
     let change = |from: &[u64], value| {
         let mut new = from.to_vec();
-        set_content(TABLE, addr(), &mut new, value, 11);
+        set_content(TABLE, addr(), &mut new, value, from[2] + 1);
         assert!(view(&new).is_whole() && !view(&new).is_free());
         let found = changed(from, &new);
         (new, found.runs, found.needs_redo)

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use farleaf_fabric::{Buf, Endpoint, GlobalAddr, OpError, Ops};
 use farleaf_pool::{Session, Trial};
 
-use super::layout::LeafClass;
 use super::leaf::{Leaf, NewValue, changed, set_content};
 use super::record::NewRecord;
 use super::takeover::redo_record;
@@ -199,9 +198,4 @@ impl Tree {
         session.reliable().cas_release(leaf.lock_addr(), lock, by).await?;
         Ok(())
     }
-}
-
-/// The class of a leaf of so many words.
-pub(super) fn class_of(words: &[u64]) -> Option<LeafClass> {
-    LeafClass::of(words.len() * 8)
 }

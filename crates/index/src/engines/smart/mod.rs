@@ -40,6 +40,7 @@ mod relocate;
 mod scan;
 mod takeover;
 mod tree;
+mod unlink;
 mod verify;
 
 use std::sync::Arc;
@@ -135,6 +136,7 @@ impl Engine for Smart {
         table: &StoredTable,
         recovery: &Recovery,
     ) -> Result<(), IndexError> {
+        let _pin = session.begin(OpKind::Other).await?;
         stored_tree(table).redo_dead(session, recovery).await
     }
 }
@@ -187,6 +189,7 @@ impl Index for Smart {
         session: &Session,
         audit: &mut Audit,
     ) -> Result<TableReport, IndexError> {
+        self.tree.finish_unlinking(session).await;
         self.stored.verify(session, audit).await
     }
 }

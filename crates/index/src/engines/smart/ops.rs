@@ -14,10 +14,6 @@ use super::tree::{Attempts, Fail, LockWait, Tree};
 use crate::IndexError;
 use crate::change::{Change, Decision, Outcome};
 use crate::limits::{check_key, check_value};
-use crate::sync::lock;
-
-/// Removed keys that wait for `maintain`; later ones are found by walks.
-const REMOVED_MAX: usize = 1 << 16;
 
 /// What an operation goes by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -255,7 +251,7 @@ impl Tree {
                 return Ok(Step::Again(if path.is_some() { By::Root } else { By::Cache }));
             }
             if is_removed {
-                self.note_removed(change.key);
+                self.note_removed(session, change.key);
             }
             return Ok(Step::Done(outcome));
         }
@@ -335,14 +331,6 @@ impl Tree {
             op.leaf = Some(self.new_leaf(session, op.change.key, content).await?);
         }
         Ok(())
-    }
-
-    /// Notes a key whose leaf is to be unlinked.
-    fn note_removed(&self, key: &[u8]) {
-        let mut removed = lock(&self.removed);
-        if removed.len() < REMOVED_MAX {
-            removed.push(key.to_vec());
-        }
     }
 }
 

@@ -11,7 +11,7 @@ knobs! {
         "cache" => cache_bytes: u64 = 256 << 20, KnobKind::Bytes { min: 0, max: u64::MAX }, paper "600 MB";
         /// Most leaves and nodes that a scan reads at once.
         "scan_window" => scan_window: usize = 32, KnobKind::Count { min: 1, max: 256, unit: "objects" };
-        /// Removed keys whose leaves one call of `maintain` unlinks.
+        /// Removed keys after which a task takes their leaves out of the tree.
         "unlink_batch" => unlink_batch: usize = 64, KnobKind::Count { min: 1, max: 4096, unit: "leaves" };
     }
 }

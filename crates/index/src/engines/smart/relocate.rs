@@ -23,29 +23,16 @@ const CHAIN_MAX: usize = 64;
 /// A node that is to be replaced.
 pub(super) struct Dying {
     pub(super) addr: GlobalAddr,
-    pub(super) of: NodeType,
-    /// Bytes of keys that lead to it.
-    pub(super) matched: usize,
     pub(super) up: Up,
     /// Its words as last seen.
     pub(super) words: Vec<u64>,
 }
 
-/// What takes the place of a node.
-#[derive(Debug)]
-pub(super) enum Successor {
-    /// A copy, in a node of this type.
-    Copy(NodeType),
-    /// A slot that leads past it, or that has no child.
-    Slot(Slot),
-}
-
 impl Dying {
     /// The node that is held, if its parent's word is known.
-    pub(super) fn of(tree: &Tree, held: &Held) -> Option<Dying> {
-        let (up, of) = (held.up?, held.node(tree).node_type()?);
+    pub(super) fn of(held: &Held) -> Option<Dying> {
         let words = held.image.words().to_vec();
-        Some(Dying { addr: held.addr, of, matched: held.matched, up, words })
+        Some(Dying { addr: held.addr, up: held.up?, words })
     }
 
     /// The word that leads to it is the root word.
@@ -67,17 +54,11 @@ impl Tree {
         let last = path.last();
         let is_full = matches!(path.landing, Landing::None) && last.node(self).first_empty().is_none();
         let Some(held) = dying.or(is_full.then_some(last)) else { return Ok(()) };
-        let Some(dying) = Dying::of(self, held) else { return Ok(()) };
-        self.relocate(session, dying, key, |tree, words| {
-            let live = live_slots(words).count();
-            Successor::Copy(NodeType::replacing(live, tree.first_type()))
-        })
-        .await?;
-        Ok(())
+        let Some(dying) = Dying::of(held) else { return Ok(()) };
+        Ok(self.relocate(session, dying, key).await?)
     }
 
-    /// Freezes a node and puts what `choose` says of its frozen words in its place; whether this client did. `key`
-    /// leads there.
+    /// Freezes a node and puts a copy in its place, unless another client is first. `key` leads there.
     ///
     /// Cost: 2 WRITEs, and a CAS for each slot and 2 more; 4 round trips.
     ///
@@ -88,13 +69,9 @@ impl Tree {
         session: &Session,
         dying: Dying,
         key: &[u8],
-        choose: fn(&Tree, &[u64]) -> Successor,
-    ) -> Result<bool, IndexError> {
+    ) -> Result<(), IndexError> {
         let (tree, key) = (Arc::clone(self), key.to_vec());
-        finish(session, async move |session| {
-            tree.relocate_now(&session, dying, &key, choose).await
-        })
-        .await
+        finish(session, async move |session| tree.relocate_now(&session, dying, &key).await).await
     }
 
     async fn relocate_now(
@@ -102,53 +79,35 @@ impl Tree {
         session: &Session,
         mut dying: Dying,
         key: &[u8],
-        choose: fn(&Tree, &[u64]) -> Successor,
-    ) -> Result<bool, IndexError> {
-        let mut spare = match self.successor(&dying, choose) {
-            Successor::Copy(of) => Some((of, self.alloc_node(session, of).await?)),
-            Successor::Slot(_) => None,
-        };
+    ) -> Result<(), IndexError> {
+        let mut of = self.copy_type(&dying);
+        let mut object = self.alloc_node(session, of).await?;
         let retiring = session.announce_retire(dying.addr).await?;
         self.freeze(session, &mut dying).await?;
-        let (word, copy) = match self.successor(&dying, choose) {
-            Successor::Slot(slot) => (slot, None),
-            Successor::Copy(of) => {
-                if spare.as_ref().is_none_or(|(made, _)| *made != of) {
-                    spare = match self.alloc_node(session, of).await {
-                        Ok(object) => Some((of, object)),
-                        Err(error) => {
-                            session.cancel_retire(retiring).await?;
-                            return Err(error);
-                        }
-                    };
+        if self.copy_type(&dying) != of {
+            of = self.copy_type(&dying);
+            object = match self.alloc_node(session, of).await {
+                Ok(object) => object,
+                Err(error) => {
+                    session.cancel_retire(retiring).await?;
+                    return Err(error);
                 }
-                let Some((_, object)) = spare.take() else { return Ok(false) };
-                self.fill_copy(session, &dying, of, &object).await?;
-                let edge = Slot(dying.up.word).edge();
-                (Slot::node(edge, object.addr(), of), Some(object))
-            }
-        };
-        let new = match &copy {
-            Some(object) if dying.is_root(self) => object.addr().word(),
-            _ => word.0,
-        };
-        if let Some(object) = &copy {
-            object.keep();
+            };
         }
-        let addr = copy.as_ref().map(Unlinked::addr);
-        self.replace(session, &dying, key, new, addr, (copy, retiring)).await
+        self.fill_copy(session, &dying, of, &object).await?;
+        let slot = Slot::node(Slot(dying.up.word).edge(), object.addr(), of);
+        let new = if dying.is_root(self) { object.addr().word() } else { slot.0 };
+        self.replace(session, &dying, key, new, (object, retiring)).await?;
+        Ok(())
     }
 
-    fn successor(&self, dying: &Dying, choose: fn(&Tree, &[u64]) -> Successor) -> Successor {
-        match choose(self, &dying.words) {
-            // The root dispatches on the first byte, whatever it is.
-            _ if dying.is_root(self) => Successor::Copy(NodeType::TOP),
-            Successor::Slot(slot) if slot.0 == 0 => {
-                Successor::Slot(Slot::tomb(Slot(dying.up.word).edge()))
-            }
-            Successor::Slot(slot) => Successor::Slot(slot.under(Slot(dying.up.word).edge())),
-            copy => copy,
+    /// The type of the node that takes the place of another.
+    fn copy_type(&self, dying: &Dying) -> NodeType {
+        if dying.is_root(self) {
+            // It dispatches on the first byte, whatever that is.
+            return NodeType::TOP;
         }
+        NodeType::replacing(live_slots(&dying.words).count(), self.first_type())
     }
 
     async fn alloc_node(&self, session: &Session, of: NodeType) -> Result<Unlinked, IndexError> {
@@ -207,53 +166,44 @@ impl Tree {
         Ok(object.write(buf).await?)
     }
 
-    /// Stores `new` over the word that leads to a frozen node; whether this client did. The node is retired then.
+    /// Stores `new` over the word that leads to a frozen node, so that `made` is linked in its place; whether this
+    /// client did. The node is retired then; otherwise `made` is freed.
     pub(super) async fn replace(
         &self,
         session: &Session,
         dying: &Dying,
         key: &[u8],
         new: u64,
-        made: Option<GlobalAddr>,
-        (copy, retiring): (Option<Unlinked>, Retiring),
+        (made, retiring): (Unlinked, Retiring),
     ) -> Result<bool, IndexError> {
         let (up, mut trial) = (dying.up, Trial::default());
         let expected = if dying.is_root(self) { up.word } else { Slot(up.word).thawed().0 };
+        made.keep();
         let won = loop {
             let posting = session.reliable().posting();
             let error = match session.client().cas(up.at, expected, new).await {
-                Ok(found) => break Some(found == expected),
+                Ok(found) => break found == expected,
                 Err(error) => error,
             };
             session.reliable().again(&mut trial, posting, error).await?;
-            if self.reaches(session, key, dying.addr).await? {
-                continue;
+            if !self.reaches(session, key, dying.addr).await? {
+                let addr = made.addr();
+                // Only what was linked is ever dead.
+                break self.reaches(session, key, addr).await? || self.is_dead(session, addr).await?;
             }
-            let Some(made) = made else {
-                // Another may have led past the node as well: nobody can tell who did.
-                break None;
-            };
-            break Some(self.reaches(session, key, made).await? || self.is_dead(session, made).await?);
         };
         if dying.is_root(self) {
             self.note_root(None);
         }
-        match won {
-            Some(true) => {
-                session.retire(retiring);
-                count(&self.counts.relocated);
-            }
-            Some(false) => {
-                if let Some(copy) = &copy {
-                    copy.unkeep();
-                }
-                session.cancel_retire(retiring).await?;
-                count(&self.counts.relocate_lost);
-            }
-            // It counts as in use until its block is swept.
-            None => session.cancel_retire(retiring).await?,
+        if won {
+            session.retire(retiring);
+            count(&self.counts.relocated);
+        } else {
+            made.unkeep();
+            session.cancel_retire(retiring).await?;
+            count(&self.counts.relocate_lost);
         }
-        Ok(won == Some(true))
+        Ok(won)
     }
 
     /// Whether the node that this client has made at `addr` is dead, which it can be only if it was linked.

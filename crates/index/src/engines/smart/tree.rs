@@ -1,7 +1,7 @@
 //! Tree: a table as one compute server sees it, its root, and waiting.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use farleaf_fabric::{Endpoint, GlobalAddr, OpError};
 use farleaf_pool::{LockToken, PoolError, Session};
@@ -69,6 +69,8 @@ pub(super) struct Tree {
     root: Mutex<Option<(GlobalAddr, Life)>>,
     /// Keys that this compute server has removed and whose leaves are still linked.
     pub(super) removed: Mutex<Vec<Vec<u8>>>,
+    /// A task is unlinking.
+    pub(super) unlinking: AtomicBool,
     pub(super) counts: Counts,
 }
 
@@ -107,6 +109,7 @@ impl Tree {
             cache: Cache::new(options.cache_bytes),
             root: Mutex::default(),
             removed: Mutex::default(),
+            unlinking: AtomicBool::new(false),
             counts: Counts::default(),
         })
     }
