@@ -2,8 +2,9 @@
 //!
 //! An entry is what one READ of a live node brought: its life word, header and the slots that have children, with
 //! `c`, the member's view of the epoch before that READ. An operation walks from entry to entry by the addresses in
-//! slots (`descent.rs`), so the cached part of the tree is its own index. A slot leads to an entry only if the entry
-//! was born by the `c` of the slot's: else the address has been used again.
+//! slots (`descent.rs`), so the cached part of the tree is its own index. Slot and entry may be of different times, and
+//! the address used again in between. So an entry bears the bytes that all keys of its node begin with: a linked node
+//! is on the way of exactly the keys that begin with them.
 //!
 //! Entries lie in shards by address. Each shard evicts by CLOCK.
 
@@ -16,7 +17,7 @@ use super::layout::{Edge, Life, Node, NodeType, Shape, Slot};
 use crate::sync::{Mutex, lock};
 
 /// Bytes that an entry takes beside its words: itself, its place in the ring and in the map.
-const ENTRY_BYTES: usize = 128;
+const ENTRY_BYTES: usize = 144;
 /// A cache with less than so many bytes for each shard has one.
 const SHARD_BYTES_MIN: u64 = 256 << 10;
 const SHARDS: usize = 64;
@@ -27,20 +28,29 @@ pub(super) struct Entry {
     pub(super) addr: GlobalAddr,
     pub(super) c: u64,
     of: NodeType,
+    /// The bytes in front of its depth, which all of its keys begin with; they never change.
+    prefix: Box<[u8]>,
     /// Life and header, then the slots that have children, in the order of their edges.
     words: Box<[u64]>,
 }
 
 impl Entry {
-    /// What a READ of a live node brought, which began when the view was `c`.
-    pub(super) fn of(shape: &Shape, addr: GlobalAddr, c: u64, words: &[u64]) -> Option<Entry> {
+    /// What a READ of a live node on the way to `key` brought, which began when the view was `c`.
+    pub(super) fn of(
+        shape: &Shape,
+        addr: GlobalAddr,
+        c: u64,
+        words: &[u64],
+        key: &[u8],
+    ) -> Option<Entry> {
         let node = Node::new(shape, words);
         let of = node.node_type()?;
+        let prefix = key.get(..node.depth())?.into();
         let mut kept: Vec<u64> = Vec::with_capacity(2 + node.live());
         kept.extend_from_slice(&words[..2]);
         kept.extend(node.slots().filter(|slot| slot.has_child()).map(|slot| slot.thawed().0));
         kept[2..].sort_unstable_by_key(|word| Slot(*word).edge());
-        Some(Entry { addr, c, of, words: kept.into_boxed_slice() })
+        Some(Entry { addr, c, of, prefix, words: kept.into_boxed_slice() })
     }
 
     pub(super) fn life(&self) -> Life {
@@ -56,6 +66,11 @@ impl Entry {
         Node::new(shape, &self.words)
     }
 
+    /// Whether the node is on the way to `key`, if it is linked.
+    pub(super) fn is_on_way(&self, shape: &Shape, key: &[u8]) -> bool {
+        key.starts_with(&self.prefix) && self.node(shape).differs(key, 0).is_none()
+    }
+
     /// The child under an edge.
     pub(super) fn find(&self, edge: Edge) -> Option<Slot> {
         let slots = &self.words[2..];
@@ -64,7 +79,7 @@ impl Entry {
     }
 
     fn bytes(&self) -> usize {
-        ENTRY_BYTES + 8 * self.words.len()
+        ENTRY_BYTES + self.prefix.len() + 8 * self.words.len()
     }
 }
 
@@ -194,7 +209,7 @@ mod tests {
         let slots = [9, 3].map(|byte| Slot::leaf(Edge::byte(byte), addr.plus(640), class));
         let mut words = [0; 8];
         fill_node(&SHAPE, &mut words, addr, birth, (0, b""), slots.into_iter());
-        Entry::of(&SHAPE, addr, c, &words).expect("a node")
+        Entry::of(&SHAPE, addr, c, &words, b"").expect("a node")
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //! - A leaf that is READ by a cached slot proves its content if it is whole, valid, not moving, has the key, and was
 //!   born by `c`. Otherwise it proves nothing.
 //! - Absence needs fresh evidence.
+//! - A linked node is on the way of the keys that begin with the bytes in front of its depth.
 //!
 //! An address is handed out again only at a view above the `c` of all pointers that led to what it was. So what was
 //! born by `c` is what the pointer led to.
@@ -35,7 +36,7 @@ pub(super) struct Up {
 pub(super) struct Held {
     pub(super) addr: GlobalAddr,
     pub(super) image: Buf,
-    /// Bytes of the key that lead to it.
+    /// Bytes of the key that lead to it; 0 if it was found by the cache.
     pub(super) matched: usize,
     /// `None` if it was found by the cache.
     pub(super) up: Option<Up>,
@@ -93,7 +94,6 @@ impl Path {
 #[derive(Debug)]
 pub(super) struct Guess {
     pub(super) entry: Arc<Entry>,
-    pub(super) matched: usize,
     /// The cached slot for the key's next edge.
     pub(super) slot: Option<Slot>,
 }
@@ -103,22 +103,19 @@ impl Tree {
     pub(super) fn guess(&self, key: &[u8]) -> Option<Guess> {
         let (root, life) = self.known_root()?;
         let mut entry = self.cache.get(root).filter(|entry| entry.life() == life)?;
-        let mut matched = 0;
         loop {
             let at = entry.node(&self.shape).dispatch();
             let slot = entry.find(Edge::of(key, at)?);
             let node = slot.filter(|slot| !slot.is_leaf());
-            let child = node.and_then(|slot| {
-                let child = self.cache.get(slot.addr())?;
-                let is_it = child.life().is_born_by(entry.c) && slot.node_type() == Some(child.node_type());
-                is_it.then_some(child)
-            });
-            let Some(child) = child else { return Some(Guess { entry, matched, slot }) };
-            if child.node(&self.shape).differs(key, at + 1).is_some() {
-                // Only a fresh slot proves that the key is absent.
-                return Some(Guess { entry, matched, slot: None });
+            let Some(child) = node.and_then(|slot| self.cache.get(slot.addr())) else {
+                return Some(Guess { entry, slot });
+            };
+            let goes_on = child.node(&self.shape).dispatch() > at;
+            if !goes_on || !child.is_on_way(&self.shape, key) {
+                // The address was used again, or the key is absent: only a fresh slot tells.
+                return Some(Guess { entry, slot: None });
             }
-            (entry, matched) = (child, at + 1);
+            entry = child;
         }
     }
 
@@ -128,30 +125,31 @@ impl Tree {
         &self,
         session: &Session,
         guess: &Guess,
+        key: &[u8],
         new: Option<(&Unlinked, Buf)>,
     ) -> Result<Option<Held>, Fail> {
         let entry = &*guess.entry;
         if let Some(slot) = guess.slot
             && let Some(of) = slot.node_type().filter(|_| !slot.is_leaf())
         {
-            let matched = entry.node(&self.shape).dispatch() + 1;
-            let held = self.read_at(session, slot.addr(), of, matched, None).await?;
+            let held = self.read_at(session, slot.addr(), of, 0, None).await?;
             let node = held.node(self);
             let is_it = node.is_of(&self.shape, slot.addr(), of)
                 && !node.life().is_dead()
                 && node.life().is_born_by(entry.c);
-            if is_it {
-                self.remember(&held);
+            if is_it && node.differs(key, 0).is_none() {
+                self.remember(&held, key);
                 return Ok(Some(held));
             }
+            // If the key leaves the child's compressed bytes, only a fresh slot proves that it is absent.
             count(&self.counts.unproven);
         }
-        let held = self.read_at(session, entry.addr, entry.node_type(), guess.matched, new).await?;
+        let held = self.read_at(session, entry.addr, entry.node_type(), 0, new).await?;
         if held.node(self).life() != entry.life() {
             self.cache.forget(entry);
             return Ok(None);
         }
-        self.remember(&held);
+        self.remember(&held, key);
         Ok(Some(held))
     }
 
@@ -162,7 +160,7 @@ impl Tree {
             let mut held = self.read_at(session, addr, NodeType::TOP, 0, None).await?;
             if held.node(self).life() == life {
                 held.up = up(addr);
-                self.remember(&held);
+                self.remember(&held, b"");
                 return Ok(held);
             }
             self.note_root(None);
@@ -174,7 +172,7 @@ impl Tree {
         let life = held.node(self).life();
         if !life.is_dead() {
             self.note_root(Some((addr, life)));
-            self.remember(&held);
+            self.remember(&held, b"");
         }
         Ok(held)
     }
@@ -203,7 +201,7 @@ impl Tree {
                 return Ok(Path { nodes, landing: Landing::Leaf { index, slot } });
             }
             let up = Up { at: last.slot_addr(index), word: slot.0 };
-            let child = self.read_child(session, slot, at + 1, up).await?;
+            let child = self.read_child(session, slot, (key, at + 1), up).await?;
             if let Some(at) = child.node(self).differs(key, child.matched) {
                 let landing = Landing::Differs { index, slot, child, at };
                 return Ok(Path { nodes, landing });
@@ -218,12 +216,12 @@ impl Tree {
         self.descend(session, root, key).await
     }
 
-    /// READs the node that a fresh slot leads to; `matched` bytes of its keys lead there.
+    /// READs the node that a fresh slot leads to; `matched` bytes of `key` lead there.
     pub(super) async fn read_child(
         &self,
         session: &Session,
         slot: Slot,
-        matched: usize,
+        (key, matched): (&[u8], usize),
         up: Up,
     ) -> Result<Held, Fail> {
         let of = slot.node_type();
@@ -231,7 +229,7 @@ impl Tree {
         let mut held = self.read_at(session, slot.addr(), of, matched, None).await?;
         held.up = Some(up);
         self.check(&held, of)?;
-        self.remember(&held);
+        self.remember(&held, key);
         Ok(held)
     }
 
@@ -277,20 +275,20 @@ impl Tree {
         Ok(())
     }
 
-    /// Caches a live node.
-    pub(super) fn remember(&self, held: &Held) {
+    /// Caches a live node on the way to `key`.
+    pub(super) fn remember(&self, held: &Held, key: &[u8]) {
         if self.options.cache_bytes == 0 || held.node(self).life().is_dead() {
             return;
         }
-        if let Some(entry) = Entry::of(&self.shape, held.addr, held.c, held.image.words()) {
+        if let Some(entry) = Entry::of(&self.shape, held.addr, held.c, held.image.words(), key) {
             self.cache.put(entry);
         }
     }
 
     /// Caches a node after an own CAS has stored `slot` at `index`.
-    pub(super) fn remember_slot(&self, held: &mut Held, index: usize, slot: Slot) {
+    pub(super) fn remember_slot(&self, held: &mut Held, index: usize, slot: Slot, key: &[u8]) {
         held.image.words_mut()[2 + index] = slot.0;
-        self.remember(held);
+        self.remember(held, key);
     }
 
     /// READs the leaf that a slot leads to.

@@ -196,7 +196,7 @@ impl Tree {
             let at = place.held.slot_addr(place.index);
             let words = (place.expected, slot);
             let Err(found) = self.link(session, at, words, new.linking(key)).await? else {
-                self.remember_slot(&mut place.held, place.index, slot);
+                self.remember_slot(&mut place.held, place.index, slot, key);
                 return Ok((Ok(()), place.held));
             };
             // Another edge took the slot: the next one, if it was to be an unused one.

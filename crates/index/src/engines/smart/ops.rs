@@ -102,7 +102,7 @@ impl Tree {
         key: &[u8],
     ) -> Result<Path, Fail> {
         let proven = match guess {
-            Some(guess) => self.prove(session, guess, None).await?,
+            Some(guess) => self.prove(session, guess, key, None).await?,
             None => None,
         };
         let start = match proven {
@@ -178,7 +178,7 @@ impl Tree {
                     self.prepare(session, op).await?;
                     let new = op.leaf.as_ref().and_then(|leaf| leaf.unwritten(session));
                     let is_new = new.is_some();
-                    let proven = self.prove(session, guess, new).await?;
+                    let proven = self.prove(session, guess, key, new).await?;
                     if let Some(leaf) = op.leaf.as_mut().filter(|_| is_new) {
                         leaf.is_written = true;
                     }

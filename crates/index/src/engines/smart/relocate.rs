@@ -18,7 +18,7 @@ use super::tree::{Fail, Tree, count, finish};
 use crate::IndexError;
 
 /// CASes of one chain.
-const CHAIN_MAX: usize = 64;
+const CHAIN_MAX: usize = 32;
 
 /// A node that is to be replaced.
 pub(super) struct Dying {
@@ -116,7 +116,7 @@ impl Tree {
 
     /// Sets DEAD, then freezes each slot, and again those that had changed.
     pub(super) async fn freeze(&self, session: &Session, dying: &mut Dying) -> Result<(), IndexError> {
-        let addr = dying.addr;
+        let (addr, mut trial) = (dying.addr, Trial::default());
         let is_done = |at: usize, word: u64| match at {
             0 => super::layout::Life(word).is_dead(),
             _ => Slot(word).is_frozen(),
@@ -133,16 +133,23 @@ impl Tree {
                 0 => super::layout::Life(word).dead().0,
                 _ => Slot(word).frozen().0,
             };
-            let words = &dying.words;
-            let (ops, _) = session
-                .reliable()
-                .chain(|ops| {
-                    for at in &open {
-                        let place = addr.plus(*at as u64 * 8);
-                        ops.cas(place, words[*at], done(*at, words[*at]));
-                    }
-                })
-                .await?;
+            let mut ops = session.client().ops();
+            for at in &open {
+                let word = dying.words[*at];
+                ops.cas(addr.plus(*at as u64 * 8), word, done(*at, word));
+            }
+            let posting = session.reliable().posting();
+            let ops = match session.client().chain(ops).await {
+                Ok(ops) => ops,
+                Err(error) => {
+                    // Part of it has happened: the rest is what is still open.
+                    session.reliable().again(&mut trial, posting, error).await?;
+                    let reliable = session.reliable();
+                    let image = reliable.read(addr, reliable.buf(dying.words.len() * 8)).await?;
+                    dying.words.copy_from_slice(image.words());
+                    continue;
+                }
+            };
             for (index, at) in open.iter().enumerate() {
                 let (found, expected) = (ops.old(index), dying.words[*at]);
                 dying.words[*at] = if found == expected { done(*at, expected) } else { found };

@@ -119,7 +119,7 @@ impl Tree {
             } else {
                 let held = Held { addr: slot.addr(), image, matched: prefix.len(), up: Some(up), c };
                 self.check_child(&held, slot)?;
-                self.remember(&held);
+                self.remember(&held, &prefix);
                 found.extend(self.expand(&held, &prefix, range));
             }
         }

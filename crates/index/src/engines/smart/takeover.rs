@@ -28,7 +28,7 @@ const HEADER_WORDS: usize = HEADER_BYTES / 8;
 const MAGIC: u64 = u64::from_le_bytes(*b"FLredoS1");
 /// READs of one leaf before waiting in between.
 const REREADS_QUICK: u32 = 16;
-/// A leaf that nobody has locked and that is not whole for so long is corrupt.
+/// A leaf that is not whole for so long, and whose lock names no client, is corrupt.
 const CORRUPT_AFTER_NS: u64 = 50_000_000;
 
 /// The record of a leaf's new words, whose value is in the leaf.
@@ -105,10 +105,13 @@ impl Tree {
                 backoff(session, tries - REREADS_QUICK, 64_000).await;
             }
             let (lock, by) = (leaf.lock(), leaf.by());
-            if waited_ns >= OWNER_CHECK_NS && lock != by && is_owner_dead(session, lock).await? {
+            // The token may have landed in front of the rest.
+            if waited_ns >= OWNER_CHECK_NS && is_owner_dead(session, lock).await? {
                 // A leaf that is not whole is linked: what leaves the table was whole before.
                 self.take_over(session, LeafImage::new(addr, &image), lock).await?;
-            } else if waited_ns >= CORRUPT_AFTER_NS && lock == by {
+            } else if waited_ns >= CORRUPT_AFTER_NS && LockToken::from_word(owner(lock)).is_none()
+                || waited_ns >= LOCK_WAIT_MAX_NS && lock == by
+            {
                 let what = "INV-SMART-5: its checksum does not fit its content and nobody is writing it";
                 return Err(self.corrupt(addr, what).into());
             } else if waited_ns >= LOCK_WAIT_MAX_NS {

@@ -98,7 +98,7 @@ impl Tree {
         if self.empty_slot(session, at, (slot, tomb), key).await? {
             // It stays locked: a client that waits for it looks at the slot.
             session.retire(retiring);
-            self.remember_slot(&mut held, index, tomb);
+            self.remember_slot(&mut held, index, tomb, key);
             count(&self.counts.unlinked);
             return Ok(());
         }

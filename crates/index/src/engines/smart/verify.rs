@@ -73,7 +73,7 @@ impl Tree {
                 leaves += 1;
                 self.visit_leaf(session, &next, visitor, report).await?;
             } else {
-                let held = self.read_child(session, next.slot, next.prefix.len(), next.up).await?;
+                let held = self.read_child(session, next.slot, (&next.prefix, next.prefix.len()), next.up).await?;
                 self.check_gaps(session, &held, report).await?;
                 self.enter(&held, next.prefix, next.level, &mut nodes, &mut todo, report);
             }
