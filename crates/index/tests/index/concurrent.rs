@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use crate::common::clients::{self, soak, sum_of_counters};
-use crate::common::{World, audit, create, SHARED, formats_with, join, key, settle, start, value};
+use crate::common::{SHARED, World, audit, create, formats_with, join, key, settle, start, value};
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric};
 use farleaf_index::{AnyIndex, Engine, Index, IndexError, TableFormat, recover};

@@ -181,7 +181,8 @@ fn awkward_keys_live_side_by_side() {
                 let mut out = Entries::new();
                 let range = ScanRange { reverse, ..ScanRange::ALL };
                 index.scan(&session, range, usize::MAX, &mut out).await.expect("scan");
-                let found: Vec<_> = out.iter().map(|(key, value)| (key.to_vec(), value.to_vec())).collect();
+                let found: Vec<_> =
+                    out.iter().map(|(key, value)| (key.to_vec(), value.to_vec())).collect();
                 let mut wanted: Vec<_> = model.clone().into_iter().collect();
                 if reverse {
                     wanted.reverse();

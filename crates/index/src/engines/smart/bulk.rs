@@ -314,5 +314,7 @@ fn check_order(last: Option<&[u8]>, key: &[u8], number: u64) -> Result<(), Index
     if last.is_none_or(|last| last < key) {
         return Ok(());
     }
-    Err(IndexError::Invalid(format!("key {number} of a bulk load is not larger than the one before")))
+    Err(IndexError::Invalid(format!(
+        "key {number} of a bulk load is not larger than the one before"
+    )))
 }

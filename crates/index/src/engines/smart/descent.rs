@@ -190,7 +190,8 @@ impl Tree {
             let node = last.node(self);
             let at = node.dispatch();
             let edge = Edge::of(key, at).filter(|_| at >= last.matched);
-            let edge = edge.ok_or_else(|| self.corrupt(last.addr, "its compressed bytes lead astray"))?;
+            let edge =
+                edge.ok_or_else(|| self.corrupt(last.addr, "its compressed bytes lead astray"))?;
             let Some((index, slot)) = node.find(edge) else {
                 return Ok(Path { nodes, landing: Landing::None });
             };

@@ -230,7 +230,9 @@ impl Tree {
         let common = common_bytes(key, other.key());
         let edges = (Edge::of(key, common), Edge::of(other.key(), common));
         let (true, (Some(edge), Some(old))) = (common >= from, edges) else {
-            return Err(self.corrupt(slot.addr(), "INV-SMART-2: the leaf's key leads elsewhere").into());
+            return Err(self
+                .corrupt(slot.addr(), "INV-SMART-2: the leaf's key leads elsewhere")
+                .into());
         };
         let bytes_max = self.shape.bytes_max();
         // Starts of the chain's nodes, each of which covers its bytes and the one that it dispatches on.
@@ -260,7 +262,9 @@ impl Tree {
     ) -> Result<NewNode, Fail> {
         let (from, byte) = (child.matched, child.node(self).byte_at(at));
         let (Some(edge), Some(byte)) = (Edge::of(key, at), byte) else {
-            return Err(self.corrupt(child.addr, "INV-SMART-2: its bytes do not lead to it").into());
+            return Err(self
+                .corrupt(child.addr, "INV-SMART-2: its bytes do not lead to it")
+                .into());
         };
         let slots = [slot.under(Edge::byte(byte)), new.slot(edge)];
         Ok(self.new_node(session, self.first_type(), (from, &key[from..at]), &slots).await?)

@@ -194,15 +194,8 @@ pub(super) struct NodeType(u8);
 const CAPACITIES: [u16; 18] =
     [0, 6, 14, 22, 30, 38, 46, 54, 62, 78, 94, 110, 126, 158, 190, 222, 254, 257];
 /// The types that a growing node passes through.
-const GROWTH: [NodeType; 7] = [
-    NodeType(1),
-    NodeType(2),
-    NodeType(4),
-    NodeType(8),
-    NodeType(12),
-    NodeType(16),
-    NodeType(17),
-];
+const GROWTH: [NodeType; 7] =
+    [NodeType(1), NodeType(2), NodeType(4), NodeType(8), NodeType(12), NodeType(16), NodeType(17)];
 
 impl NodeType {
     /// 6 slots.

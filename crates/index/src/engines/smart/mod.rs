@@ -82,7 +82,8 @@ fn stored_tree(table: &StoredTable) -> Arc<Tree> {
 
 impl Engine for Smart {
     const NAME: &'static str = "smart";
-    const ABOUT: &'static str = "adaptive radix tree with leaves changed in place; SMART, OSDI 2023";
+    const ABOUT: &'static str =
+        "adaptive radix tree with leaves changed in place; SMART, OSDI 2023";
 
     const TRAITS: Traits = Traits { cached: true, radix: true, ..Traits::NONE };
 

@@ -68,7 +68,9 @@ impl Tree {
     ) -> Result<bool, Fail> {
         let guess = self.guess(key);
         if let Some((_, image)) = self.proven_leaf(session, guess.as_ref(), key).await? {
-            return self.value_of(session, self.leaf(GlobalAddr::NULL, &image).content(), value).await;
+            return self
+                .value_of(session, self.leaf(GlobalAddr::NULL, &image).content(), value)
+                .await;
         }
         let path = self.path(session, guess.as_ref(), key).await?;
         let Landing::Leaf { slot, .. } = path.landing else { return Ok(false) };
@@ -197,7 +199,9 @@ impl Tree {
             if self.leaf(slot.addr(), &image).key() == key {
                 return self.on_leaf(session, op, slot, image, Some(path)).await;
             }
-            return self.on_absent(session, op, path, Some(LeafImage::new(slot.addr(), &image))).await;
+            return self
+                .on_absent(session, op, path, Some(LeafImage::new(slot.addr(), &image)))
+                .await;
         }
         self.on_absent(session, op, path, None).await
     }

@@ -52,7 +52,8 @@ impl Tree {
     ) -> Result<(), Fail> {
         let dying = path.nodes.iter().find(|held| held.node(self).life().is_dead());
         let last = path.last();
-        let is_full = matches!(path.landing, Landing::None) && last.node(self).first_empty().is_none();
+        let is_full =
+            matches!(path.landing, Landing::None) && last.node(self).first_empty().is_none();
         let Some(held) = dying.or(is_full.then_some(last)) else { return Ok(()) };
         let Some(dying) = Dying::of(held) else { return Ok(()) };
         Ok(self.relocate(session, dying, key).await?)
@@ -115,7 +116,11 @@ impl Tree {
     }
 
     /// Sets DEAD, then freezes each slot, and again those that had changed.
-    pub(super) async fn freeze(&self, session: &Session, dying: &mut Dying) -> Result<(), IndexError> {
+    pub(super) async fn freeze(
+        &self,
+        session: &Session,
+        dying: &mut Dying,
+    ) -> Result<(), IndexError> {
         let (addr, mut trial) = (dying.addr, Trial::default());
         let is_done = |at: usize, word: u64| match at {
             0 => super::layout::Life(word).is_dead(),
@@ -196,7 +201,8 @@ impl Tree {
             if !self.reaches(session, key, dying.addr).await? {
                 let addr = made.addr();
                 // Only what was linked is ever dead.
-                break self.reaches(session, key, addr).await? || self.is_dead(session, addr).await?;
+                break self.reaches(session, key, addr).await?
+                    || self.is_dead(session, addr).await?;
             }
         };
         if dying.is_root(self) {

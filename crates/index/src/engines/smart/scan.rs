@@ -20,10 +20,20 @@ use crate::{Entries, IndexError};
 /// A part of the frontier.
 enum Item {
     /// A child that has not been read: its slot, and the bytes that all of its keys begin with.
-    Child { slot: Slot, up: Up, prefix: Vec<u8> },
-    Pair { key: Vec<u8>, value: Vec<u8> },
+    Child {
+        slot: Slot,
+        up: Up,
+        prefix: Vec<u8>,
+    },
+    Pair {
+        key: Vec<u8>,
+        value: Vec<u8>,
+    },
     /// A pair whose value is in a record.
-    Record { key: Vec<u8>, word: u64 },
+    Record {
+        key: Vec<u8>,
+        word: u64,
+    },
 }
 
 impl Tree {
@@ -41,7 +51,9 @@ impl Tree {
         match self.try_scan(session, range, limit, out).await {
             Ok(()) => Ok(()),
             Err(Fail::Error(error)) => Err(error),
-            Err(Fail::Again) => Err(IndexError::Unavailable("a scan lost its way: try again".into())),
+            Err(Fail::Again) => {
+                Err(IndexError::Unavailable("a scan lost its way: try again".into()))
+            }
         }
     }
 
@@ -117,7 +129,8 @@ impl Tree {
             if slot.is_leaf() {
                 found.extend(self.take_leaf(session, range, slot, image).await?);
             } else {
-                let held = Held { addr: slot.addr(), image, matched: prefix.len(), up: Some(up), c };
+                let held =
+                    Held { addr: slot.addr(), image, matched: prefix.len(), up: Some(up), c };
                 self.check_child(&held, slot)?;
                 self.remember(&held, &prefix);
                 found.extend(self.expand(&held, &prefix, range));
@@ -172,7 +185,9 @@ impl Tree {
 fn meets(range: &ScanRange<'_>, prefix: &[u8]) -> bool {
     let above = match range.from {
         Bound::Unbounded => true,
-        Bound::Included(from) | Bound::Excluded(from) => prefix >= &from[..prefix.len().min(from.len())],
+        Bound::Included(from) | Bound::Excluded(from) => {
+            prefix >= &from[..prefix.len().min(from.len())]
+        }
     };
     let below = match range.to {
         Bound::Unbounded => true,

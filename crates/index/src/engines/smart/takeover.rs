@@ -95,7 +95,9 @@ impl Tree {
         loop {
             let leaf = self.leaf(addr, &image);
             if !leaf.is_sound() {
-                return Err(self.corrupt(addr, "INV-SMART-5: a leaf is longer than its object").into());
+                return Err(self
+                    .corrupt(addr, "INV-SMART-5: a leaf is longer than its object")
+                    .into());
             }
             if !leaf.is_valid() || leaf.is_whole() {
                 return Ok(image);
@@ -112,7 +114,8 @@ impl Tree {
             } else if waited_ns >= CORRUPT_AFTER_NS && LockToken::from_word(owner(lock)).is_none()
                 || waited_ns >= LOCK_WAIT_MAX_NS && lock == by
             {
-                let what = "INV-SMART-5: its checksum does not fit its content and nobody is writing it";
+                let what =
+                    "INV-SMART-5: its checksum does not fit its content and nobody is writing it";
                 return Err(self.corrupt(addr, what).into());
             } else if waited_ns >= LOCK_WAIT_MAX_NS {
                 return Err(locked_too_long(addr, lock).into());
@@ -194,7 +197,9 @@ impl Tree {
         recovery: &Recovery,
     ) -> Result<(), IndexError> {
         let servers = (0..session.endpoint().server_count()).map(|it| ServerId(it as u16));
-        for (server, client) in servers.flat_map(|it| recovery.clients().iter().map(move |c| (it, *c))) {
+        for (server, client) in
+            servers.flat_map(|it| recovery.clients().iter().map(move |c| (it, *c)))
+        {
             let area = recovery.redo_addr(server, client);
             let Some(redo) = self.read_redo(session, area).await? else { continue };
             let held = session.reliable().word(lock_addr(redo.addr, redo.bytes)).await?;

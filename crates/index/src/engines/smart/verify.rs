@@ -36,7 +36,9 @@ impl Tree {
         match self.try_walk(session, visitor, report).await {
             Ok(()) => Ok(()),
             Err(Fail::Error(error)) => Err(error),
-            Err(Fail::Again) => Err(IndexError::Unavailable("a walk lost its way: try again".into())),
+            Err(Fail::Again) => {
+                Err(IndexError::Unavailable("a walk lost its way: try again".into()))
+            }
         }
     }
 
@@ -73,7 +75,9 @@ impl Tree {
                 leaves += 1;
                 self.visit_leaf(session, &next, visitor, report).await?;
             } else {
-                let held = self.read_child(session, next.slot, (&next.prefix, next.prefix.len()), next.up).await?;
+                let held = self
+                    .read_child(session, next.slot, (&next.prefix, next.prefix.len()), next.up)
+                    .await?;
                 self.check_gaps(session, &held, report).await?;
                 self.enter(&held, next.prefix, next.level, &mut nodes, &mut todo, report);
             }
@@ -154,7 +158,8 @@ impl Tree {
         let leaf = self.leaf(addr, &image);
         report.node_bytes += image.len() as u64;
         let ends = at.slot.edge() == Edge::END;
-        let fits = leaf.key().starts_with(&at.prefix) && (!ends || leaf.key().len() == at.prefix.len());
+        let fits =
+            leaf.key().starts_with(&at.prefix) && (!ends || leaf.key().len() == at.prefix.len());
         if !fits {
             report.problems.push(format!(
                 "INV-SMART-2: the key {:?} of the leaf at {addr} does not begin with its path {:?}",
@@ -181,7 +186,9 @@ impl Tree {
             }
         };
         if !self.layout.takes_value(value_bytes) {
-            report.problems.push(format!("the table takes no value like that of the leaf at {addr}"));
+            report
+                .problems
+                .push(format!("the table takes no value like that of the leaf at {addr}"));
         }
         report.keys += 1;
         report.data_bytes += (leaf.key().len() + value_bytes) as u64;
