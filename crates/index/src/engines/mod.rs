@@ -7,6 +7,7 @@ pub mod dex;
 #[cfg(feature = "example")]
 pub mod example;
 mod settings;
+pub mod smart;
 
 use std::fmt;
 use std::str::FromStr;
@@ -96,6 +97,8 @@ engines! {
     BTree: crate::engines::btree::BTree,
     /// The partitioned B+-tree with a cache on each compute server; see [`crate::dex`].
     Dex: crate::engines::dex::Dex,
+    /// The adaptive radix tree with leaves changed in place; see [`crate::engines::smart`].
+    Smart: crate::engines::smart::Smart,
     /// The example engine, for tests only; see [`crate::engines::example`].
     #[cfg(feature = "example")]
     Example: crate::engines::example::Example,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use crate::common::clients::{self, soak, sum_of_counters};
-use crate::common::{World, audit, create, formats, join, key, settle, start, value};
+use crate::common::{SHARED, World, audit, create, formats_with, join, key, settle, start, value};
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric};
 use farleaf_index::{AnyIndex, Engine, Index, IndexError, TableFormat, recover};
@@ -87,10 +87,10 @@ fn storm(seed: u64, format: TableFormat, steps: usize) -> u64 {
 
 #[test]
 fn clients_of_three_compute_servers_agree() {
-    for round in 0..soak() {
-        for (number, (name, format)) in formats().into_iter().enumerate() {
+    for (engine, round) in SHARED.iter().flat_map(|it| (0..soak()).map(move |round| (it, round))) {
+        for (number, (name, format)) in formats_with(*engine).into_iter().enumerate() {
             let seed = 10 + number as u64 + 1_000 * round;
-            println!("{name}, seed {seed}");
+            println!("{engine}, {name}, seed {seed}");
             storm(seed, format, 400);
         }
     }
@@ -98,7 +98,8 @@ fn clients_of_three_compute_servers_agree() {
 
 #[test]
 fn the_same_seed_is_the_same_run() {
-    let format = formats()[0].1;
+    let [format, smart] = [Engine::BTree, Engine::Smart].map(|engine| formats_with(engine)[0].1);
+    assert_eq!(storm(1, smart, 150), storm(1, smart, 150));
     assert_eq!(storm(1, format, 150), storm(1, format, 150));
     assert_ne!(storm(1, format, 150), storm(2, format, 150));
 }
@@ -166,10 +167,11 @@ fn death(seed: u64, format: TableFormat, at_ns: u64) -> bool {
 #[test]
 fn a_dead_compute_server_leaves_the_table_whole() {
     let mut open = 0;
-    for (seed, (name, format)) in formats().into_iter().enumerate() {
+    let formats = SHARED.iter().flat_map(|engine| formats_with(*engine).into_iter().enumerate());
+    for (seed, (name, format)) in formats {
         for step in 0..40 * soak() {
             let at_ns = 60_000 + step % 40 * 37_123 + step / 40 * 97;
-            println!("{name}, step {step}, {at_ns} ns");
+            println!("{}, {name}, step {step}, {at_ns} ns", format.engine);
             open += u32::from(!death(seed as u64 * 100_000 + step, format, at_ns));
         }
     }
@@ -179,12 +181,10 @@ fn a_dead_compute_server_leaves_the_table_whole() {
 /// Futures that are dropped at any await leave nothing half done and no lock behind.
 #[test]
 fn dropped_operations_leave_no_lock() {
-    let format = TableFormat {
-        cap_leaf: Some(4),
-        cap_inner: Some(3),
-        node_bytes: Some(256),
-        ..TableFormat::fixed8(Engine::BTree)
-    };
+    SHARED.iter().for_each(|engine| drop_operations(formats_with(*engine)[0].1));
+}
+
+fn drop_operations(format: TableFormat) {
     let sim = Sim::new(config(5)).expect("sim");
     let endpoint = sim.fabric(0).any_endpoint().expect("endpoint");
     let options = World::default().pool_options();

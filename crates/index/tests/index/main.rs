@@ -8,5 +8,6 @@ mod costs;
 mod dex;
 mod drops;
 mod model;
+mod smart;
 mod takeover;
 mod unknown;

@@ -7,7 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::rc::Rc;
 
-use crate::common::{World, audit, create, formats, join, key, settle, start, value};
+use crate::common::{
+    SHARED, World, audit, create, formats, formats_with, join, key, settle, start, value,
+};
 use farleaf_fabric::sim::{Direction, Sim, SimConfig};
 use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric, ServerId};
 use farleaf_index::bnode::KeyFormat;
@@ -371,9 +373,19 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().and_then(|text| text.parse().ok())
 }
 
-/// Runs `each` with a seed for every format and those that `also` found something, or `FARLEAF_SEED` alone.
+/// Runs `each` with a seed for every engine and format and those that `also` found something, or `FARLEAF_SEED` alone.
 fn for_all_formats(rounds: u64, also: &[u64], each: impl Fn(u64, TableFormat)) {
-    let formats = formats();
+    for engine in SHARED {
+        for_formats(&formats_with(*engine), rounds, also, &each);
+    }
+}
+
+fn for_formats(
+    formats: &[(&str, TableFormat)],
+    rounds: u64,
+    also: &[u64],
+    each: &impl Fn(u64, TableFormat),
+) {
     let count = formats.len() as u64;
     let seeds: Vec<u64> = match number("FARLEAF_SEED") {
         Some(seed) => vec![seed],
@@ -384,7 +396,7 @@ fn for_all_formats(rounds: u64, also: &[u64], each: impl Fn(u64, TableFormat)) {
     };
     for seed in seeds {
         let (name, format) = formats[(seed % count) as usize];
-        println!("seed {seed}: {name}");
+        println!("seed {seed}: {}, {name}", format.engine);
         each(seed, format);
     }
 }

@@ -146,6 +146,14 @@ pub fn formats() -> Vec<(&'static str, TableFormat)> {
     formats_of(&[Engine::BTree])
 }
 
+/// The engines whose compute servers need nothing of each other, for suites of many compute servers.
+pub const SHARED: &[Engine] = &[Engine::BTree, Engine::Smart];
+
+/// The formats of one engine.
+pub fn formats_with(engine: Engine) -> Vec<(&'static str, TableFormat)> {
+    formats_of(&[engine])
+}
+
 fn formats_of(engines: &[Engine]) -> Vec<(&'static str, TableFormat)> {
     let mut formats = Vec::new();
     for engine in engines.iter().copied() {

@@ -1,0 +1,320 @@
+//! Bulk load: builds a tree beside an empty one, bottom up, and puts it in its place by one CAS of the root word.
+
+use std::sync::Arc;
+
+use farleaf_fabric::{Buf, Endpoint, GlobalAddr, Ops, ServerId};
+use farleaf_pool::{Session, Unlinked};
+
+use super::layout::{Edge, NodeType, Slot, fill_node};
+use super::leaf::{NewValue, class_for, fill_leaf};
+use super::relocate::{Dying, live_slots};
+use super::tree::{Fail, Tree, finish};
+use crate::change::Change;
+use crate::index::{ScanRange, SortedPairs};
+use crate::limits::{check_key, check_value};
+use crate::{Entries, IndexError};
+
+/// Objects that are written in one round trip.
+const BATCH: usize = 16;
+
+/// A node whose children are not all known: the position of the byte that it dispatches on, and those it has.
+struct Open {
+    at: usize,
+    children: Vec<Slot>,
+}
+
+/// A subtree that is built: a leaf, or a node that dispatches at a position.
+enum Subtree {
+    Leaf(Slot),
+    Node(Open),
+}
+
+/// New objects that nothing leads to. Dropped, they are freed.
+struct Built {
+    session: Session,
+    objects: Vec<(GlobalAddr, usize)>,
+}
+
+impl Drop for Built {
+    fn drop(&mut self) {
+        let objects = std::mem::take(&mut self.objects);
+        if !self.session.endpoint().is_lossy() {
+            for (addr, bytes) in objects {
+                self.session.free_unpublished(addr, bytes);
+            }
+            return;
+        }
+        if objects.is_empty() {
+            return;
+        }
+        self.session.spawn(async move |session| {
+            // WRITEs to them may be under way.
+            for server in (0..session.endpoint().server_count()).map(|it| ServerId(it as u16)) {
+                if session.maintenance().settle(server).await.is_err() {
+                    return;
+                }
+            }
+            for (addr, bytes) in objects {
+                session.free_unpublished(addr, bytes);
+            }
+        });
+    }
+}
+
+struct Builder<'a> {
+    tree: &'a Tree,
+    session: &'a Session,
+    built: Built,
+    batch: Ops,
+    open: Vec<Open>,
+    last: Vec<u8>,
+    /// The leaf of the last key.
+    leaf: Option<Slot>,
+    /// The first token of all leaves.
+    token: u64,
+    count: u64,
+}
+
+impl Tree {
+    /// Fills an empty table; see [`crate::Index::bulk_load`]. A table that had keys once is filled one by one.
+    ///
+    /// Cost: 1 WRITE for each leaf, node and record, 16 in a round trip; 257 CASes at the end.
+    pub(super) async fn bulk_load(
+        self: &Arc<Self>,
+        session: &Session,
+        pairs: &mut impl SortedPairs,
+    ) -> Result<u64, IndexError> {
+        let root = match self.root_node(session).await {
+            Ok(root) => root,
+            Err(Fail::Again) => return Err(not_empty()),
+            Err(Fail::Error(error)) => return Err(error),
+        };
+        if root.node(self).live() > 0 {
+            return self.load_one_by_one(session, pairs).await;
+        }
+        let mut builder = Builder {
+            tree: self,
+            session,
+            built: Built { session: session.clone(), objects: Vec::new() },
+            batch: session.client().ops(),
+            open: vec![Open { at: 0, children: Vec::new() }],
+            last: Vec::new(),
+            leaf: None,
+            token: session.lock_token(),
+            count: 0,
+        };
+        while let Some((key, value)) = pairs.next() {
+            builder.add(key, value).await?;
+        }
+        let (slots, built, count) = builder.end().await?;
+        if count == 0 {
+            return Ok(0);
+        }
+        let Some(dying) = Dying::of(&root) else { return Err(not_empty()) };
+        let tree = Arc::clone(self);
+        let done = finish(session, async move |session| {
+            tree.publish(&session, dying, &slots, built).await
+        });
+        if done.await? { Ok(count) } else { Err(not_empty()) }
+    }
+
+    /// Freezes the root, which must have no children, and puts one with `slots` in its place; whether that was so.
+    async fn publish(
+        self: &Arc<Self>,
+        session: &Session,
+        mut dying: Dying,
+        slots: &[Slot],
+        mut built: Built,
+    ) -> Result<bool, IndexError> {
+        let object = session.alloc_unlinked(session.place(), NodeType::TOP.bytes()).await?;
+        let mut buf = session.client().buf(NodeType::TOP.bytes());
+        let (addr, birth) = (object.addr(), session.epoch());
+        let slots = slots.iter().copied();
+        fill_node(&self.shape, buf.words_mut(), addr, birth, (0, b""), slots);
+        object.write(buf).await?;
+        let retiring = session.announce_retire(dying.addr).await?;
+        self.freeze(session, &mut dying).await?;
+        if live_slots(&dying.words).next().is_some() {
+            session.cancel_retire(retiring).await?;
+            self.relocate(session, dying, b"").await?;
+            return Ok(false);
+        }
+        let objects = std::mem::take(&mut built.objects);
+        let won = self.replace(session, &dying, b"", addr.word(), (object, retiring)).await?;
+        if !won {
+            built.objects = objects;
+        }
+        Ok(won)
+    }
+
+    /// Adds the pairs to a table that has no keys, but leaves of some that it had.
+    async fn load_one_by_one(
+        self: &Arc<Self>,
+        session: &Session,
+        pairs: &mut impl SortedPairs,
+    ) -> Result<u64, IndexError> {
+        let mut found = Entries::new();
+        self.scan(session, ScanRange::ALL, 1, &mut found).await?;
+        if !found.is_empty() {
+            return Err(not_empty());
+        }
+        let mut all = Entries::new();
+        while let Some((key, value)) = pairs.next() {
+            check_key(&self.layout, key)?;
+            check_value(&self.layout, value)?;
+            check_order(all.last().map(|(last, _)| last), key, all.len() as u64)?;
+            all.push(key, value);
+        }
+        for (key, value) in all.iter() {
+            self.change(session, &Change::insert(key, value), &mut Vec::new()).await?;
+        }
+        Ok(all.len() as u64)
+    }
+}
+
+impl Builder<'_> {
+    async fn add(&mut self, key: &[u8], value: &[u8]) -> Result<(), IndexError> {
+        check_key(&self.tree.layout, key)?;
+        check_value(&self.tree.layout, value)?;
+        check_order((self.count > 0).then_some(self.last.as_slice()), key, self.count)?;
+        if self.count > 0 {
+            let common = super::insert::common_bytes(&self.last, key);
+            self.close(common).await?;
+        }
+        self.leaf = Some(self.new_leaf(key, value).await?);
+        self.last.clear();
+        self.last.extend_from_slice(key);
+        self.count += 1;
+        Ok(())
+    }
+
+    /// Closes all that lies below position `common`, where the next key leaves the last one.
+    async fn close(&mut self, common: usize) -> Result<(), IndexError> {
+        let Some(leaf) = self.leaf.take() else { return Ok(()) };
+        let mut done = Subtree::Leaf(leaf);
+        while let Some(open) = self.open.pop_if(|open| open.at > common) {
+            let under = self.slot_of(done, open.at).await?;
+            let mut open = open;
+            open.children.push(under);
+            done = Subtree::Node(open);
+        }
+        if self.open.last().is_none_or(|open| open.at < common) {
+            self.open.push(Open { at: common, children: Vec::new() });
+        }
+        let under = self.slot_of(done, common).await?;
+        if let Some(open) = self.open.last_mut() {
+            open.children.push(under);
+        }
+        Ok(())
+    }
+
+    /// The slot that leads to a built subtree of the last key from a node that dispatches at `at`; its top nodes
+    /// are written.
+    async fn slot_of(&mut self, subtree: Subtree, at: usize) -> Result<Slot, IndexError> {
+        let last = std::mem::take(&mut self.last);
+        let slot = self.slot_under(&last, subtree, at).await;
+        self.last = last;
+        slot
+    }
+
+    async fn slot_under(
+        &mut self,
+        key: &[u8],
+        subtree: Subtree,
+        at: usize,
+    ) -> Result<Slot, IndexError> {
+        let edge = Edge::of(key, at).ok_or_else(not_empty)?;
+        let open = match subtree {
+            Subtree::Leaf(slot) => return Ok(slot.under(edge)),
+            Subtree::Node(open) => open,
+        };
+        // As in a split of a leaf: a chain of nodes with one child, then the rest of the common bytes.
+        let (from, link) = (at + 1, self.tree.shape.bytes_max() + 1);
+        let links = (open.at - from) / link;
+        let mut depth = from + links * link;
+        let of = NodeType::holding(open.children.len()).max(NodeType::SMALLEST);
+        let mut slot = self.node(of, (depth, &key[depth..open.at]), &open.children).await?;
+        for _ in 0..links {
+            let end = depth - 1;
+            depth -= link;
+            let child = slot.under(Edge::byte(key[end]));
+            slot = self.node(NodeType::SMALLEST, (depth, &key[depth..end]), &[child]).await?;
+        }
+        Ok(slot.under(edge))
+    }
+
+    async fn node(
+        &mut self,
+        of: NodeType,
+        place: (usize, &[u8]),
+        children: &[Slot],
+    ) -> Result<Slot, IndexError> {
+        let addr = self.alloc(of.bytes()).await?;
+        let (birth, mut buf) = (self.session.epoch(), self.session.client().buf(of.bytes()));
+        let slots = children.iter().copied();
+        fill_node(&self.tree.shape, buf.words_mut(), addr, birth, place, slots);
+        self.write(addr, buf).await?;
+        Ok(Slot::node(Edge::END, addr, of))
+    }
+
+    async fn new_leaf(&mut self, key: &[u8], value: &[u8]) -> Result<Slot, IndexError> {
+        let fits = value.len() <= self.tree.inline_max(self.session);
+        let (class, value) = match class_for(key.len(), value.len()).filter(|_| fits) {
+            Some(class) => (Some(class), NewValue::Inline(value)),
+            None => {
+                let record = self.tree.write_record(self.session, value).await?;
+                let word = record.word();
+                self.built.objects.push(self.tree.record_place(word)?);
+                record.keep();
+                (class_for(key.len(), 8), NewValue::Record(word))
+            }
+        };
+        let class = class.ok_or_else(|| IndexError::Invalid("the key is too long".into()))?;
+        let addr = self.alloc(class.bytes()).await?;
+        let (birth, token) = (self.session.epoch(), self.token);
+        let mut buf = self.session.client().buf(class.bytes());
+        let table = self.tree.shape.table;
+        fill_leaf(table, addr, buf.words_mut(), birth, (key, value), token);
+        self.write(addr, buf).await?;
+        Ok(Slot::leaf(Edge::END, addr, class))
+    }
+
+    async fn alloc(&mut self, bytes: usize) -> Result<GlobalAddr, IndexError> {
+        let object: Unlinked = self.session.alloc_unlinked(self.session.place(), bytes).await?;
+        self.built.objects.push((object.addr(), bytes));
+        object.keep();
+        Ok(object.addr())
+    }
+
+    async fn write(&mut self, addr: GlobalAddr, content: Buf) -> Result<(), IndexError> {
+        self.batch.write(addr, content);
+        if self.batch.len() >= BATCH { self.flush().await } else { Ok(()) }
+    }
+
+    async fn flush(&mut self) -> Result<(), IndexError> {
+        let batch = std::mem::replace(&mut self.batch, self.session.client().ops());
+        self.session.reliable().post_many(batch).await?;
+        Ok(())
+    }
+
+    /// The slots of the root, and what leads to no other object yet.
+    async fn end(mut self) -> Result<(Vec<Slot>, Built, u64), IndexError> {
+        self.close(0).await?;
+        self.flush().await?;
+        let children = self.open.pop().map(|open| open.children).unwrap_or_default();
+        Ok((children, self.built, self.count))
+    }
+}
+
+fn not_empty() -> IndexError {
+    IndexError::Invalid("a bulk load fills an empty table, and this one has keys".into())
+}
+
+fn check_order(last: Option<&[u8]>, key: &[u8], number: u64) -> Result<(), IndexError> {
+    if last.is_none_or(|last| last < key) {
+        return Ok(());
+    }
+    Err(IndexError::Invalid(format!(
+        "key {number} of a bulk load is not larger than the one before"
+    )))
+}

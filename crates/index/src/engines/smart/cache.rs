@@ -1,0 +1,256 @@
+//! Cache: inner nodes in this compute server's memory, up to a budget of bytes.
+//!
+//! An entry is what one READ of a live node brought: its life word, header and the slots that have children, with
+//! `c`, the member's view of the epoch before that READ. An operation walks from entry to entry by the addresses in
+//! slots (`descent.rs`), so the cached part of the tree is its own index. Slot and entry may be of different times, and
+//! the address used again in between. So an entry bears the bytes that all keys of its node begin with: a linked node
+//! is on the way of exactly the keys that begin with them.
+//!
+//! Entries lie in shards by address. Each shard evicts by CLOCK.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use farleaf_fabric::GlobalAddr;
+
+use super::layout::{Edge, Life, Node, NodeType, Shape, Slot};
+use crate::sync::{Mutex, lock};
+
+/// Bytes that an entry takes beside its words: itself, its place in the ring and in the map.
+const ENTRY_BYTES: usize = 144;
+/// A cache with less than so many bytes for each shard has one.
+const SHARD_BYTES_MIN: u64 = 256 << 10;
+const SHARDS: usize = 64;
+
+/// A cached node.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) addr: GlobalAddr,
+    pub(super) c: u64,
+    of: NodeType,
+    /// The bytes in front of its depth, which all of its keys begin with; they never change.
+    prefix: Box<[u8]>,
+    /// Life and header, then the slots that have children, in the order of their edges.
+    words: Box<[u64]>,
+}
+
+impl Entry {
+    /// What a READ of a live node on the way to `key` brought, which began when the view was `c`.
+    pub(super) fn of(
+        shape: &Shape,
+        addr: GlobalAddr,
+        c: u64,
+        words: &[u64],
+        key: &[u8],
+    ) -> Option<Entry> {
+        let node = Node::new(shape, words);
+        let of = node.node_type()?;
+        let prefix = key.get(..node.depth())?.into();
+        let mut kept: Vec<u64> = Vec::with_capacity(2 + node.live());
+        kept.extend_from_slice(&words[..2]);
+        kept.extend(node.slots().filter(|slot| slot.has_child()).map(|slot| slot.thawed().0));
+        kept[2..].sort_unstable_by_key(|word| Slot(*word).edge());
+        Some(Entry { addr, c, of, prefix, words: kept.into_boxed_slice() })
+    }
+
+    pub(super) fn life(&self) -> Life {
+        Life(self.words[0])
+    }
+
+    pub(super) fn node_type(&self) -> NodeType {
+        self.of
+    }
+
+    /// Its header, and its children as slots.
+    pub(super) fn node(&self, shape: &Shape) -> Node<'_> {
+        Node::new(shape, &self.words)
+    }
+
+    /// Whether the node is on the way to `key`, if it is linked.
+    pub(super) fn is_on_way(&self, shape: &Shape, key: &[u8]) -> bool {
+        key.starts_with(&self.prefix) && self.node(shape).differs(key, 0).is_none()
+    }
+
+    /// The child under an edge.
+    pub(super) fn find(&self, edge: Edge) -> Option<Slot> {
+        let slots = &self.words[2..];
+        let at = slots.binary_search_by_key(&edge, |word| Slot(*word).edge()).ok()?;
+        Some(Slot(slots[at]))
+    }
+
+    fn bytes(&self) -> usize {
+        ENTRY_BYTES + self.prefix.len() + 8 * self.words.len()
+    }
+}
+
+/// The cached nodes of a table.
+#[derive(Debug)]
+pub(super) struct Cache {
+    shards: Box<[Mutex<Shard>]>,
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    /// Places in the ring, by address.
+    places: BTreeMap<u64, usize>,
+    ring: Vec<Cached>,
+    hand: usize,
+    bytes: usize,
+    bytes_max: usize,
+}
+
+#[derive(Debug)]
+struct Cached {
+    entry: Arc<Entry>,
+    used: bool,
+}
+
+impl Cache {
+    /// An empty cache of at most `bytes`.
+    pub(super) fn new(bytes: u64) -> Cache {
+        let shards = if bytes / SHARDS as u64 >= SHARD_BYTES_MIN { SHARDS } else { 1 };
+        let bytes_max = usize::try_from(bytes).unwrap_or(usize::MAX) / shards;
+        let shard = |_| Mutex::new(Shard { bytes_max, ..Shard::default() });
+        Cache { shards: (0..shards).map(shard).collect() }
+    }
+
+    fn shard(&self, addr: GlobalAddr) -> &Mutex<Shard> {
+        let mixed = addr.word().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        &self.shards[mixed as usize % self.shards.len()]
+    }
+
+    pub(super) fn get(&self, addr: GlobalAddr) -> Option<Arc<Entry>> {
+        let mut shard = lock(self.shard(addr));
+        let place = *shard.places.get(&addr.word())?;
+        let cached = &mut shard.ring[place];
+        cached.used = true;
+        Some(Arc::clone(&cached.entry))
+    }
+
+    /// Takes an entry in, unless there is a later one of that address.
+    pub(super) fn put(&self, entry: Entry) {
+        let mut shard = lock(self.shard(entry.addr));
+        let shard = &mut *shard;
+        let (bytes, addr) = (entry.bytes(), entry.addr.word());
+        if let Some(place) = shard.places.get(&addr).copied() {
+            let there = &shard.ring[place].entry;
+            if there.c > entry.c && there.life().is_born_by(entry.c) {
+                return;
+            }
+            shard.remove(place);
+        }
+        if bytes > shard.bytes_max {
+            return;
+        }
+        while shard.bytes + bytes > shard.bytes_max {
+            shard.evict();
+        }
+        shard.bytes += bytes;
+        shard.places.insert(addr, shard.ring.len());
+        shard.ring.push(Cached { entry: Arc::new(entry), used: false });
+    }
+
+    /// Drops an entry whose node is not what it was.
+    pub(super) fn forget(&self, entry: &Entry) {
+        let mut shard = lock(self.shard(entry.addr));
+        if let Some(place) = shard.places.get(&entry.addr.word()).copied()
+            && shard.ring[place].entry.life() == entry.life()
+        {
+            shard.remove(place);
+        }
+    }
+
+    /// Bytes in use, and entries.
+    pub(super) fn used(&self) -> (u64, u64) {
+        let sum = |sum: (u64, u64), shard: &Mutex<Shard>| {
+            let shard = lock(shard);
+            (sum.0 + shard.bytes as u64, sum.1 + shard.ring.len() as u64)
+        };
+        self.shards.iter().fold((0, 0), sum)
+    }
+}
+
+impl Shard {
+    fn remove(&mut self, place: usize) {
+        let gone = self.ring.swap_remove(place);
+        self.bytes -= gone.entry.bytes();
+        self.places.remove(&gone.entry.addr.word());
+        if let Some(moved) = self.ring.get(place) {
+            self.places.insert(moved.entry.addr.word(), place);
+        }
+    }
+
+    /// Removes the next entry that has not been used since the hand passed it.
+    fn evict(&mut self) {
+        loop {
+            self.hand = if self.hand < self.ring.len() { self.hand } else { 0 };
+            let Some(cached) = self.ring.get_mut(self.hand) else { return };
+            if !std::mem::take(&mut cached.used) {
+                self.remove(self.hand);
+                return;
+            }
+            self.hand += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farleaf_fabric::ServerId;
+
+    use super::super::layout::{LeafClass, fill_node};
+    use super::*;
+
+    const SHAPE: Shape = Shape { table: 7, wide: false, first: NodeType::SMALLEST };
+
+    fn entry(number: u64, birth: u64, c: u64) -> Entry {
+        let addr = GlobalAddr::new(ServerId(0), 64 * number);
+        let class = LeafClass::of(64).expect("class");
+        let slots = [9, 3].map(|byte| Slot::leaf(Edge::byte(byte), addr.plus(640), class));
+        let mut words = [0; 8];
+        fill_node(&SHAPE, &mut words, addr, birth, (0, b""), slots.into_iter());
+        Entry::of(&SHAPE, addr, c, &words, b"").expect("a node")
+    }
+
+    #[test]
+    fn children_are_found_by_their_edges() {
+        let entry = entry(1, 1, 1);
+        assert_eq!(entry.find(Edge::byte(3)).map(Slot::edge), Some(Edge::byte(3)));
+        assert_eq!(entry.find(Edge::byte(9)).map(Slot::edge), Some(Edge::byte(9)));
+        assert_eq!((entry.find(Edge::byte(4)), entry.find(Edge::END)), (None, None));
+        assert_eq!(entry.node_type(), NodeType::SMALLEST);
+    }
+
+    #[test]
+    fn the_budget_holds_and_what_is_used_stays() {
+        let bytes = entry(1, 1, 1).bytes() as u64;
+        let cache = Cache::new(4 * bytes);
+        for number in 1..=20 {
+            cache.put(entry(number, 1, 1));
+            assert!(cache.used().0 <= 4 * bytes);
+            assert!(cache.get(GlobalAddr::new(ServerId(0), 64)).is_some(), "{number}");
+        }
+        assert_eq!(cache.used(), (4 * bytes, 4));
+        cache.forget(&entry(1, 2, 2));
+        assert!(cache.get(GlobalAddr::new(ServerId(0), 64)).is_some(), "it is another life");
+        cache.forget(&entry(1, 1, 9));
+        assert!(cache.get(GlobalAddr::new(ServerId(0), 64)).is_none());
+        let none = Cache::new(0);
+        none.put(entry(1, 1, 1));
+        assert_eq!(none.used(), (0, 0));
+    }
+
+    #[test]
+    fn a_later_look_at_a_node_stays() {
+        let cache = Cache::new(1 << 10);
+        cache.put(entry(1, 1, 5));
+        cache.put(entry(1, 1, 4));
+        let c = || cache.get(GlobalAddr::new(ServerId(0), 64)).map(|entry| entry.c);
+        assert_eq!(c(), Some(5));
+        cache.put(entry(1, 6, 6));
+        assert_eq!(c(), Some(6));
+        // That of a life before.
+        cache.put(entry(1, 1, 5));
+        assert_eq!(c(), Some(5));
+    }
+}

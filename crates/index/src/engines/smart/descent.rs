@@ -1,0 +1,316 @@
+//! Descent: the way from a proven node down to a key, and what proves it.
+//!
+//! A *fresh* pointer is a slot that this operation has READ from a live node. A *cached* pointer is one that an
+//! earlier operation READ when its member's view of the epoch was `c`.
+//!
+//! - A node is live if its pointer is fresh. It is live if it is READ at a cached entry's address and has the
+//!   entry's life word, not DEAD. It is live if it is READ by a cached slot, is not DEAD, and was born by `c`.
+//! - A leaf that is READ by a cached slot proves its content if it is whole, valid, not moving, has the key, and was
+//!   born by `c`. Otherwise it proves nothing.
+//! - Absence needs fresh evidence.
+//! - A linked node is on the way of the keys that begin with the bytes in front of its depth.
+//!
+//! An address is handed out again only at a view above the `c` of all pointers that led to what it was. So what was
+//! born by `c` is what the pointer led to.
+
+use std::sync::Arc;
+
+use farleaf_fabric::{Buf, GlobalAddr};
+use farleaf_pool::{Session, Unlinked};
+
+use super::cache::Entry;
+use super::layout::{Edge, META_ROOT, Node, NodeType, Slot, slot_addr};
+use super::leaf::Leaf;
+use super::tree::{Fail, Tree, count};
+use crate::IndexError;
+
+/// The word that leads to a node: a slot of its parent, or the root word.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Up {
+    pub(super) at: GlobalAddr,
+    pub(super) word: u64,
+}
+
+/// A node that this operation has READ, and proven.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub(super) addr: GlobalAddr,
+    pub(super) image: Buf,
+    /// Bytes of the key that lead to it; 0 if it was found by the cache.
+    pub(super) matched: usize,
+    /// `None` if it was found by the cache.
+    pub(super) up: Option<Up>,
+    /// The member's view before the READ.
+    pub(super) c: u64,
+}
+
+impl Held {
+    pub(super) fn node(&self, tree: &Tree) -> Node<'_> {
+        Node::new(&tree.shape, self.image.words())
+    }
+
+    pub(super) fn slot_addr(&self, index: usize) -> GlobalAddr {
+        slot_addr(self.addr, index)
+    }
+}
+
+/// Where the way to a key ends.
+#[derive(Debug)]
+pub(super) enum Landing {
+    /// The last node has no slot for the key's edge.
+    None,
+    /// It has one without a child.
+    Tomb { index: usize, slot: Slot },
+    /// It leads to a leaf.
+    Leaf { index: usize, slot: Slot },
+    /// It leads to a node whose compressed bytes the key leaves at a position.
+    Differs { index: usize, slot: Slot, child: Held, at: usize },
+}
+
+/// The nodes on the way to a key from the one that was proven first, and where it ends.
+#[derive(Debug)]
+pub(super) struct Path {
+    pub(super) nodes: Vec<Held>,
+    pub(super) landing: Landing,
+}
+
+impl Path {
+    /// The node in which the way ends.
+    pub(super) fn last(&self) -> &Held {
+        &self.nodes[self.nodes.len() - 1]
+    }
+
+    /// Whether it leads to the object at `addr`.
+    pub(super) fn reaches(&self, addr: GlobalAddr) -> bool {
+        let ends_there = match &self.landing {
+            Landing::None | Landing::Tomb { .. } => false,
+            Landing::Leaf { slot, .. } | Landing::Differs { slot, .. } => slot.addr() == addr,
+        };
+        ends_there || self.nodes.iter().any(|held| held.addr == addr)
+    }
+}
+
+/// The end of the cached part of the way to a key.
+#[derive(Debug)]
+pub(super) struct Guess {
+    pub(super) entry: Arc<Entry>,
+    /// The cached slot for the key's next edge.
+    pub(super) slot: Option<Slot>,
+}
+
+impl Tree {
+    /// Follows the cached nodes towards `key`. No remote operation.
+    pub(super) fn guess(&self, key: &[u8]) -> Option<Guess> {
+        let (root, life) = self.known_root()?;
+        let mut entry = self.cache.get(root).filter(|entry| entry.life() == life)?;
+        loop {
+            let at = entry.node(&self.shape).dispatch();
+            let slot = entry.find(Edge::of(key, at)?);
+            let node = slot.filter(|slot| !slot.is_leaf());
+            let Some(child) = node.and_then(|slot| self.cache.get(slot.addr())) else {
+                return Some(Guess { entry, slot });
+            };
+            let goes_on = child.node(&self.shape).dispatch() > at;
+            if !goes_on || !child.is_on_way(&self.shape, key) {
+                // The address was used again, or the key is absent: only a fresh slot tells.
+                return Some(Guess { entry, slot: None });
+            }
+            entry = child;
+        }
+    }
+
+    /// Proves the deepest node that the cache knows of: 1 READ, with the WRITE of `new` in the same round trip.
+    /// `None` if the cache is out of date.
+    pub(super) async fn prove(
+        &self,
+        session: &Session,
+        guess: &Guess,
+        key: &[u8],
+        new: Option<(&Unlinked, Buf)>,
+    ) -> Result<Option<Held>, Fail> {
+        let entry = &*guess.entry;
+        if let Some(slot) = guess.slot
+            && let Some(of) = slot.node_type().filter(|_| !slot.is_leaf())
+        {
+            let held = self.read_at(session, slot.addr(), of, 0, None).await?;
+            let node = held.node(self);
+            let is_it = node.is_of(&self.shape, slot.addr(), of)
+                && !node.life().is_dead()
+                && node.life().is_born_by(entry.c);
+            if is_it && node.differs(key, 0).is_none() {
+                self.remember(&held, key);
+                return Ok(Some(held));
+            }
+            // If the key leaves the child's compressed bytes, only a fresh slot proves that it is absent.
+            count(&self.counts.unproven);
+        }
+        let held = self.read_at(session, entry.addr, entry.node_type(), 0, new).await?;
+        if held.node(self).life() != entry.life() {
+            self.cache.forget(entry);
+            return Ok(None);
+        }
+        self.remember(&held, key);
+        Ok(Some(held))
+    }
+
+    /// READs the root node: 1 READ, more the first time and when it was replaced.
+    pub(super) async fn root_node(&self, session: &Session) -> Result<Held, Fail> {
+        let up = |addr: GlobalAddr| Some(Up { at: self.meta.plus(META_ROOT), word: addr.word() });
+        if let Some((addr, life)) = self.known_root() {
+            let mut held = self.read_at(session, addr, NodeType::TOP, 0, None).await?;
+            if held.node(self).life() == life {
+                held.up = up(addr);
+                self.remember(&held, b"");
+                return Ok(held);
+            }
+            self.note_root(None);
+        }
+        let addr = self.read_meta(session).await?;
+        let mut held = self.read_at(session, addr, NodeType::TOP, 0, None).await?;
+        held.up = up(addr);
+        self.check(&held, NodeType::TOP)?;
+        let life = held.node(self).life();
+        if !life.is_dead() {
+            self.note_root(Some((addr, life)));
+            self.remember(&held, b"");
+        }
+        Ok(held)
+    }
+
+    /// Goes on from a proven node to `key`: 1 READ for each node below it.
+    pub(super) async fn descend(
+        &self,
+        session: &Session,
+        start: Held,
+        key: &[u8],
+    ) -> Result<Path, Fail> {
+        let mut nodes = vec![start];
+        loop {
+            let last = &nodes[nodes.len() - 1];
+            let node = last.node(self);
+            let at = node.dispatch();
+            let edge = Edge::of(key, at).filter(|_| at >= last.matched);
+            let edge =
+                edge.ok_or_else(|| self.corrupt(last.addr, "its compressed bytes lead astray"))?;
+            let Some((index, slot)) = node.find(edge) else {
+                return Ok(Path { nodes, landing: Landing::None });
+            };
+            if slot.is_tomb() {
+                return Ok(Path { nodes, landing: Landing::Tomb { index, slot } });
+            }
+            if slot.is_leaf() {
+                return Ok(Path { nodes, landing: Landing::Leaf { index, slot } });
+            }
+            let up = Up { at: last.slot_addr(index), word: slot.0 };
+            let child = self.read_child(session, slot, (key, at + 1), up).await?;
+            if let Some(at) = child.node(self).differs(key, child.matched) {
+                let landing = Landing::Differs { index, slot, child, at };
+                return Ok(Path { nodes, landing });
+            }
+            nodes.push(child);
+        }
+    }
+
+    /// The way to `key` from the root.
+    pub(super) async fn way(&self, session: &Session, key: &[u8]) -> Result<Path, Fail> {
+        let root = self.root_node(session).await?;
+        self.descend(session, root, key).await
+    }
+
+    /// READs the node that a fresh slot leads to; `matched` bytes of `key` lead there.
+    pub(super) async fn read_child(
+        &self,
+        session: &Session,
+        slot: Slot,
+        (key, matched): (&[u8], usize),
+        up: Up,
+    ) -> Result<Held, Fail> {
+        let of = slot.node_type();
+        let of = of.ok_or_else(|| self.corrupt(up.at, "its slot has no type of node"))?;
+        let mut held = self.read_at(session, slot.addr(), of, matched, None).await?;
+        held.up = Some(up);
+        self.check(&held, of)?;
+        self.remember(&held, key);
+        Ok(held)
+    }
+
+    async fn read_at(
+        &self,
+        session: &Session,
+        addr: GlobalAddr,
+        of: NodeType,
+        matched: usize,
+        new: Option<(&Unlinked, Buf)>,
+    ) -> Result<Held, Fail> {
+        let (c, reliable) = (session.epoch(), session.reliable());
+        let image = match new {
+            None => reliable.read(addr, reliable.buf(of.bytes())).await?,
+            Some((object, content)) => {
+                let mut ops = reliable.client().ops();
+                ops.read(addr, reliable.buf(of.bytes()));
+                object.write_in(&mut ops, content);
+                let mut ops = reliable.post_many(ops).await?;
+                object.written();
+                ops.take_buf(0)
+            }
+        };
+        Ok(Held { addr, image, matched, up: None, c })
+    }
+
+    /// Refuses a node that is not what a fresh slot must lead to.
+    pub(super) fn check_child(&self, held: &Held, slot: Slot) -> Result<(), IndexError> {
+        match slot.node_type() {
+            Some(of) => self.check(held, of),
+            None => Err(self.corrupt(held.addr, "the slot that leads to it has no type of node")),
+        }
+    }
+
+    fn check(&self, held: &Held, of: NodeType) -> Result<(), IndexError> {
+        let node = held.node(self);
+        if !node.is_of(&self.shape, held.addr, of) {
+            return Err(self.corrupt(held.addr, "INV-SMART-2: no node of this table is there"));
+        }
+        if node.depth() > held.matched || node.dispatch() < held.matched {
+            return Err(self.corrupt(held.addr, "INV-SMART-2: it does not continue its path"));
+        }
+        Ok(())
+    }
+
+    /// Caches a live node on the way to `key`.
+    pub(super) fn remember(&self, held: &Held, key: &[u8]) {
+        if self.options.cache_bytes == 0 || held.node(self).life().is_dead() {
+            return;
+        }
+        if let Some(entry) = Entry::of(&self.shape, held.addr, held.c, held.image.words(), key) {
+            self.cache.put(entry);
+        }
+    }
+
+    /// Caches a node after an own CAS has stored `slot` at `index`.
+    pub(super) fn remember_slot(&self, held: &mut Held, index: usize, slot: Slot, key: &[u8]) {
+        held.image.words_mut()[2 + index] = slot.0;
+        self.remember(held, key);
+    }
+
+    /// READs the leaf that a slot leads to.
+    pub(super) async fn read_leaf(&self, session: &Session, slot: Slot) -> Result<Buf, Fail> {
+        let reliable = session.reliable();
+        Ok(reliable.read(slot.addr(), reliable.buf(slot.leaf_class().bytes())).await?)
+    }
+
+    /// Whether a leaf that was READ by a slot cached at `c` proves what `key` holds.
+    pub(super) fn is_proven(&self, slot: Slot, image: &Buf, key: &[u8], c: u64) -> bool {
+        let leaf = self.leaf(slot.addr(), image);
+        let proven = leaf.is_valid()
+            && leaf.is_born_by(c)
+            && leaf.is_whole()
+            && !leaf.is_moving()
+            && leaf.key() == key;
+        count(if proven { &self.counts.proven } else { &self.counts.unproven });
+        proven
+    }
+
+    pub(super) fn leaf<'a>(&self, addr: GlobalAddr, image: &'a Buf) -> Leaf<'a> {
+        Leaf::new(self.shape.table, addr, image.words())
+    }
+}

@@ -1,0 +1,282 @@
+//! Insert: links a new leaf by one CAS of a slot, in a node with room or by a new node.
+
+use std::sync::Arc;
+
+use farleaf_fabric::{Buf, GlobalAddr};
+use farleaf_pool::{Session, Unlinked};
+
+use super::descent::{Held, Landing, Path};
+use super::layout::{Edge, LeafClass, NodeType, Slot, fill_node};
+use super::leaf::{Leaf, class_for, fill_leaf};
+use super::locked::{Content, LeafImage, lock_addr};
+use super::outcome::Linking;
+use super::tree::{Fail, Tree, count, finish};
+use crate::IndexError;
+
+/// A leaf that nothing leads to yet. Dropped, it is freed.
+#[derive(Debug)]
+pub(super) struct NewLeaf {
+    object: Unlinked,
+    class: LeafClass,
+    token: u64,
+    words: Vec<u64>,
+    content: Content,
+    /// Its words are in the pool.
+    pub(super) is_written: bool,
+}
+
+/// A node that nothing leads to yet. Dropped, it is freed.
+struct NewNode {
+    object: Unlinked,
+    words: Vec<u64>,
+}
+
+/// The place of a slot, and what is to stand there.
+struct Place {
+    held: Held,
+    index: usize,
+    expected: Slot,
+}
+
+impl NewLeaf {
+    pub(super) fn addr(&self) -> GlobalAddr {
+        self.object.addr()
+    }
+
+    pub(super) fn slot(&self, edge: Edge) -> Slot {
+        Slot::leaf(edge, self.addr(), self.class)
+    }
+
+    /// The object and its content, if that is still to be written.
+    pub(super) fn unwritten(&self, session: &Session) -> Option<(&Unlinked, Buf)> {
+        (!self.is_written).then(|| (&self.object, copy(session, &self.words)))
+    }
+
+    /// Gives up the leaf, but not what it was to hold.
+    pub(super) fn into_content(self) -> Content {
+        self.content
+    }
+
+    pub(super) fn keep(&self) {
+        self.object.keep();
+        self.content.keep();
+    }
+
+    pub(super) fn unkeep(&self) {
+        self.object.unkeep();
+        self.content.unkeep();
+    }
+
+    pub(super) fn linking<'a>(&self, key: &'a [u8]) -> Linking<'a> {
+        let (addr, token) = (self.addr(), self.token);
+        Linking { key, addr, lock_addr: lock_addr(addr, self.class.bytes()), token }
+    }
+}
+
+fn copy(session: &Session, words: &[u64]) -> Buf {
+    let mut buf = session.client().buf(words.len() * 8);
+    buf.words_mut().copy_from_slice(words);
+    buf
+}
+
+impl Tree {
+    /// Makes a leaf in this compute server's memory. No remote operation.
+    ///
+    /// # Errors
+    /// `Full`.
+    pub(super) async fn new_leaf(
+        &self,
+        session: &Session,
+        key: &[u8],
+        content: Content,
+    ) -> Result<NewLeaf, IndexError> {
+        let class = class_for(key.len(), content.as_new().bytes());
+        let class = class.ok_or_else(|| {
+            IndexError::Invalid(format!("a key of {} bytes is too long for a leaf", key.len()))
+        })?;
+        let object = session.alloc_unlinked(session.place(), class.bytes()).await?;
+        let (token, mut words) = (session.lock_token(), vec![0; class.bytes() / 8]);
+        // After the address was handed out.
+        let birth = session.epoch();
+        let pair = (key, content.as_new());
+        fill_leaf(self.shape.table, object.addr(), &mut words, birth, pair, token);
+        Ok(NewLeaf { object, class, token, words, content, is_written: false })
+    }
+
+    async fn new_node(
+        &self,
+        session: &Session,
+        of: NodeType,
+        (depth, bytes): (usize, &[u8]),
+        slots: &[Slot],
+    ) -> Result<NewNode, IndexError> {
+        let object = session.alloc_unlinked(session.place(), of.bytes()).await?;
+        let (birth, mut words) = (session.epoch(), vec![0; of.bytes() / 8]);
+        let slots = slots.iter().copied();
+        fill_node(&self.shape, &mut words, object.addr(), birth, (depth, bytes), slots);
+        Ok(NewNode { object, words })
+    }
+
+    /// Links `new` where the way to `key` ends. If that has changed, or there is no room, gives it back with the
+    /// way.
+    pub(super) async fn insert(
+        self: &Arc<Self>,
+        session: &Session,
+        key: &[u8],
+        mut path: Path,
+        other: Option<LeafImage>,
+        new: NewLeaf,
+    ) -> Result<Result<(), (NewLeaf, Path)>, Fail> {
+        let at = path.last().node(self).dispatch();
+        let edge = Edge::of(key, at).ok_or(Fail::Again)?;
+        // What leads to the new leaf, and the nodes in between.
+        let (slot, index, expected, nodes) = match &path.landing {
+            Landing::None => {
+                let node = path.last().node(self);
+                let Some(index) = node.first_empty() else { return Ok(Err((new, path))) };
+                (new.slot(edge), index, node.slot(index), Vec::new())
+            }
+            Landing::Tomb { index, slot } => (new.slot(edge), *index, *slot, Vec::new()),
+            Landing::Leaf { index, slot } => {
+                let Some(other) = &other else { return Err(Fail::Again) };
+                let nodes = self.split_leaf(session, key, at + 1, (*slot, other), &new).await?;
+                (node_slot(edge, &nodes[0]), *index, *slot, nodes)
+            }
+            Landing::Differs { index, slot, child, at } => {
+                let node = self.split_edge(session, key, (*slot, child, *at), &new).await?;
+                (node_slot(edge, &node), *index, *slot, vec![node])
+            }
+        };
+        if expected.is_frozen() {
+            return Ok(Err((new, path)));
+        }
+        let is_split = !nodes.is_empty();
+        let Some(held) = path.nodes.pop() else { return Err(Fail::Again) };
+        let (tree, key) = (Arc::clone(self), key.to_vec());
+        let linked = finish(session, async move |session| {
+            let place = Place { held, index, expected };
+            tree.link_new(&session, &key, place, slot, nodes, new).await
+        });
+        let (result, held) = linked.await?;
+        path.nodes.push(held);
+        if result.is_ok() && is_split {
+            count(&self.counts.splits);
+        }
+        Ok(result.map_err(|new| (new, path)))
+    }
+
+    /// Writes what is new, then links it.
+    async fn link_new(
+        &self,
+        session: &Session,
+        key: &[u8],
+        mut place: Place,
+        slot: Slot,
+        nodes: Vec<NewNode>,
+        mut new: NewLeaf,
+    ) -> Result<(Result<(), NewLeaf>, Held), IndexError> {
+        let mut ops = session.client().ops();
+        for node in &nodes {
+            node.object.write_in(&mut ops, copy(session, &node.words));
+        }
+        if let Some((object, content)) = new.unwritten(session) {
+            object.write_in(&mut ops, content);
+        }
+        if !ops.is_empty() {
+            session.reliable().post_many(ops).await?;
+            nodes.iter().for_each(|node| node.object.written());
+            if let Some((object, _)) = new.unwritten(session) {
+                object.written();
+            }
+            new.is_written = true;
+        }
+        new.keep();
+        nodes.iter().for_each(|node| node.object.keep());
+        loop {
+            let at = place.held.slot_addr(place.index);
+            let words = (place.expected, slot);
+            let Err(found) = self.link(session, at, words, new.linking(key)).await? else {
+                self.remember_slot(&mut place.held, place.index, slot, key);
+                return Ok((Ok(()), place.held));
+            };
+            // Another edge took the slot: the next one, if it was to be an unused one.
+            let next = place.index + 1;
+            let node = place.held.node(self);
+            let is_other = place.expected.0 == 0
+                && !found.is_empty()
+                && !found.is_frozen()
+                && found.edge() != slot.edge();
+            if is_other && next < node.capacity() && node.slot(next).0 == 0 {
+                place.index = next;
+                continue;
+            }
+            new.unkeep();
+            nodes.iter().for_each(|node| node.object.unkeep());
+            return Ok((Err(new), place.held));
+        }
+    }
+
+    /// New nodes between a slot and its leaf, so that the leaf of `key` stands beside it: a chain of nodes with one
+    /// child for long common bytes, then one with both. The first is the top.
+    async fn split_leaf(
+        &self,
+        session: &Session,
+        key: &[u8],
+        from: usize,
+        (slot, other): (Slot, &LeafImage),
+        new: &NewLeaf,
+    ) -> Result<Vec<NewNode>, Fail> {
+        let other = Leaf::new(self.shape.table, other.addr, &other.words);
+        let common = common_bytes(key, other.key());
+        let edges = (Edge::of(key, common), Edge::of(other.key(), common));
+        let (true, (Some(edge), Some(old))) = (common >= from, edges) else {
+            return Err(self
+                .corrupt(slot.addr(), "INV-SMART-2: the leaf's key leads elsewhere")
+                .into());
+        };
+        let bytes_max = self.shape.bytes_max();
+        // Starts of the chain's nodes, each of which covers its bytes and the one that it dispatches on.
+        let links = (common - from) / (bytes_max + 1);
+        let last_from = from + links * (bytes_max + 1);
+        let slots = [slot.under(old), new.slot(edge)];
+        let bottom = (last_from, &key[last_from..common]);
+        let mut nodes = vec![self.new_node(session, self.first_type(), bottom, &slots).await?];
+        for link in (0..links).rev() {
+            let start = from + link * (bytes_max + 1);
+            let end = start + bytes_max;
+            let child = node_slot(Edge::byte(key[end]), &nodes[nodes.len() - 1]);
+            let place = (start, &key[start..end]);
+            nodes.push(self.new_node(session, self.first_type(), place, &[child]).await?);
+        }
+        nodes.reverse();
+        Ok(nodes)
+    }
+
+    /// A new node between a slot and its node, whose compressed bytes `key` leaves at position `at`.
+    async fn split_edge(
+        &self,
+        session: &Session,
+        key: &[u8],
+        (slot, child, at): (Slot, &Held, usize),
+        new: &NewLeaf,
+    ) -> Result<NewNode, Fail> {
+        let (from, byte) = (child.matched, child.node(self).byte_at(at));
+        let (Some(edge), Some(byte)) = (Edge::of(key, at), byte) else {
+            return Err(self
+                .corrupt(child.addr, "INV-SMART-2: its bytes do not lead to it")
+                .into());
+        };
+        let slots = [slot.under(Edge::byte(byte)), new.slot(edge)];
+        Ok(self.new_node(session, self.first_type(), (from, &key[from..at]), &slots).await?)
+    }
+}
+
+/// The slot that leads to a new node.
+fn node_slot(edge: Edge, node: &NewNode) -> Slot {
+    Slot::node(edge, node.object.addr(), NodeType::holding(node.words.len() - 2))
+}
+
+/// Bytes that two keys have in common at their beginning.
+pub(super) fn common_bytes(a: &[u8], b: &[u8]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}

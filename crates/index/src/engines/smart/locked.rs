@@ -1,0 +1,201 @@
+//! Locked leaf: takes a leaf's lock and changes it in place.
+//!
+//! The CAS of the lock from the token that wrote the content to an own token proves that content: nobody else has
+//! changed it since it was read. All this runs in tasks, so a caller that goes away leaves no lock behind.
+
+use std::sync::Arc;
+
+use farleaf_fabric::{Buf, Endpoint, GlobalAddr, OpError, Ops};
+use farleaf_pool::{Session, Trial};
+
+use super::leaf::{Leaf, NewValue, changed, set_content};
+use super::record::NewRecord;
+use super::takeover::redo_record;
+use super::tree::{Tree, count, finish};
+use crate::IndexError;
+
+/// A leaf's place, and its words when it was read.
+#[derive(Clone, Debug)]
+pub(super) struct LeafImage {
+    pub(super) addr: GlobalAddr,
+    pub(super) words: Vec<u64>,
+}
+
+impl LeafImage {
+    pub(super) fn new(addr: GlobalAddr, image: &Buf) -> LeafImage {
+        LeafImage { addr, words: image.words().to_vec() }
+    }
+
+    /// The address of its lock word.
+    pub(super) fn lock_addr(&self) -> GlobalAddr {
+        lock_addr(self.addr, self.words.len() * 8)
+    }
+}
+
+/// The lock word of a leaf in an object of `bytes`.
+pub(super) fn lock_addr(addr: GlobalAddr, bytes: usize) -> GlobalAddr {
+    addr.plus(bytes as u64 - 8)
+}
+
+/// The new content of a leaf, owned by the task that stores it.
+#[derive(Debug)]
+pub(super) enum Content {
+    Absent,
+    Inline(Vec<u8>),
+    Record(NewRecord),
+}
+
+impl Content {
+    pub(super) fn as_new(&self) -> NewValue<'_> {
+        match self {
+            Content::Absent => NewValue::Absent,
+            Content::Inline(value) => NewValue::Inline(value),
+            Content::Record(record) => NewValue::Record(record.word()),
+        }
+    }
+
+    /// The leaf that holds it is about to be linked or written, by an operation that will be finished.
+    pub(super) fn keep(&self) {
+        if let Content::Record(record) = self {
+            record.keep();
+        }
+    }
+
+    /// The leaf that was to hold it has not come to hold it, and never will.
+    pub(super) fn unkeep(&self) {
+        if let Content::Record(record) = self {
+            record.unkeep();
+        }
+    }
+}
+
+impl Tree {
+    /// Gives a leaf that was whole and free a new content: 1 CAS and 1 WRITE, more if several runs of words differ
+    /// or a redo record is needed. Gives the content back if another had the lock.
+    ///
+    /// # Errors
+    /// `OutcomeUnknown` if it takes longer than the caller waits.
+    pub(super) async fn store(
+        self: &Arc<Self>,
+        session: &Session,
+        leaf: LeafImage,
+        content: Content,
+    ) -> Result<Result<(), Content>, IndexError> {
+        let tree = Arc::clone(self);
+        finish(session, async move |session| tree.store_now(&session, leaf, content).await).await
+    }
+
+    async fn store_now(
+        &self,
+        session: &Session,
+        leaf: LeafImage,
+        content: Content,
+    ) -> Result<Result<(), Content>, IndexError> {
+        let old = Leaf::new(self.shape.table, leaf.addr, &leaf.words);
+        let retiring = match old.content() {
+            NewValue::Record(word) => {
+                let (record, _) = self.record_place(word)?;
+                Some(session.announce_retire(record).await?)
+            }
+            _ => None,
+        };
+        let (by, token) = (old.by(), session.lock_token());
+        if session.reliable().cas(leaf.lock_addr(), by, token).await? != by {
+            if let Some(retiring) = retiring {
+                session.cancel_retire(retiring).await?;
+            }
+            count(&self.counts.lock_lost);
+            return Ok(Err(content));
+        }
+        content.keep();
+        let mut new = leaf.words.clone();
+        set_content(self.shape.table, leaf.addr, &mut new, content.as_new(), token);
+        self.write_content(session, &leaf, &new, true).await?;
+        if let Some(retiring) = retiring {
+            session.retire(retiring);
+        }
+        Ok(Ok(()))
+    }
+
+    /// Writes `new` over the words of a leaf that this client has locked. With a redo record in front if a death
+    /// could tear the value, unless the caller has written one.
+    pub(super) async fn write_content(
+        &self,
+        session: &Session,
+        leaf: &LeafImage,
+        new: &[u64],
+        may_need_redo: bool,
+    ) -> Result<(), IndexError> {
+        let token = new[2];
+        let (mut trial, mut now) = (Trial::default(), leaf.clone());
+        loop {
+            let posting = session.reliable().posting();
+            let Err(error) = self.post_content(session, &now, new, may_need_redo).await else {
+                return Ok(());
+            };
+            session.reliable().again(&mut trial, posting, error).await?;
+            // Nothing lands later. If another has seen the whole content, the lock may be its own by now, so the
+            // lock is looked at after the content.
+            now = self.read_locked(session, leaf).await?;
+            let view = Leaf::new(self.shape.table, leaf.addr, &now.words);
+            if view.is_whole() && view.by() == token {
+                return Ok(());
+            }
+            if session.reliable().word(leaf.lock_addr()).await? != token {
+                return Ok(());
+            }
+        }
+    }
+
+    pub(super) async fn read_locked(
+        &self,
+        session: &Session,
+        leaf: &LeafImage,
+    ) -> Result<LeafImage, IndexError> {
+        let reliable = session.reliable();
+        let image = reliable.read(leaf.addr, reliable.buf(leaf.words.len() * 8)).await?;
+        Ok(LeafImage::new(leaf.addr, &image))
+    }
+
+    async fn post_content(
+        &self,
+        session: &Session,
+        old: &LeafImage,
+        new: &[u64],
+        may_need_redo: bool,
+    ) -> Result<(), OpError> {
+        let client = session.client();
+        let found = changed(&old.words, new);
+        let mut ops: Ops = client.ops();
+        let atomic = session.endpoint().capabilities().crash_atomic_bytes as usize;
+        let is_atomic = found.runs.len() == 1 && found.runs[0].len() * 8 <= atomic;
+        if may_need_redo && found.needs_redo && !is_atomic {
+            let record = redo_record(session, self.shape.table, old.addr, new);
+            ops.write(session.redo_addr(old.addr.server()), record);
+        }
+        for run in found.runs {
+            let mut buf = client.buf(run.len() * 8);
+            buf.words_mut().copy_from_slice(&new[run.clone()]);
+            ops.write(old.addr.plus(run.start as u64 * 8), buf);
+        }
+        if ops.len() == 1 {
+            // A chain of one is a list of one, which costs no order.
+            client.post_many(ops).await?;
+        } else {
+            client.chain(ops).await?;
+        }
+        Ok(())
+    }
+
+    /// Gives a lock back whose leaf was not changed.
+    pub(super) async fn unlock(
+        &self,
+        session: &Session,
+        leaf: &LeafImage,
+        lock: u64,
+    ) -> Result<(), IndexError> {
+        let by = Leaf::new(self.shape.table, leaf.addr, &leaf.words).by();
+        session.reliable().cas_release(leaf.lock_addr(), lock, by).await?;
+        Ok(())
+    }
+}

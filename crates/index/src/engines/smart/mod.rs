@@ -1,0 +1,196 @@
+//! SMART: an adaptive radix tree with one pair a leaf, lock-free inner nodes and leaves that change in place.
+//!
+//! Source: SMART, OSDI 2023. A point read moves one pair alone, where a B+-tree moves a leaf. Inner nodes change by
+//! CAS of one slot. A leaf changes in place under a lock at its end; its address stays, so the compute servers'
+//! caches of inner nodes stay good. They cache inner nodes, never leaves. `docs/design/smart.md` has the protocol and
+//! its reasons, `docs/papers/smart.md` what differs from the paper.
+//!
+//! | operation | READ | WRITE | CAS | round trips |
+//! |---|---|---|---|---|
+//! | get, *n* nodes on the way not cached | n + 1 | 0 | 0 | n + 1 |
+//! | update in place | n + 1 | 1 | 1 | n + 3 |
+//! | update of several words of the value | n + 1 | 2 or more | 1 | n + 3 |
+//! | insert into a node with room | max(n, 1) | 1 | 1 | max(n, 1) + 1 |
+//! | remove | n + 1 | 1 | 1 | n + 3 |
+//!
+//! - `INV-SMART-1` A slot's edge (key byte or end) is set once in a node's life, and no slot becomes unused again.
+//!   Slots fill from left to right. So an edge has at most one slot.
+//! - `INV-SMART-2` All keys below a node begin with the bytes that lead to it. A key has at most one leaf that is
+//!   linked, valid and not moving.
+//! - `INV-SMART-3` A node leaves the tree by one CAS in its parent, after it was marked dead and each of its words
+//!   was frozen. A word that was read unfrozen was read in a linked node.
+//! - `INV-SMART-4` A leaf leaves the tree by one CAS under its lock, removed or moving, and stays locked. So a leaf
+//!   that no client has locked and no path reaches was never linked.
+//! - `INV-SMART-5` The words of a linked leaf change under its lock alone, and only those that differ. Where a death
+//!   could leave a value that is neither the old nor the new one, a redo record comes first.
+//! - `INV-SMART-6` CAS and WRITE go only to objects that the operation has proven (`descent.rs`).
+
+mod bulk;
+mod cache;
+mod descent;
+mod insert;
+mod layout;
+mod leaf;
+mod locked;
+mod ops;
+mod options;
+mod outcome;
+mod record;
+mod relocate;
+mod scan;
+mod takeover;
+mod tree;
+mod unlink;
+mod verify;
+
+use std::sync::Arc;
+
+use farleaf_fabric::{GlobalAddr, OpKind};
+use farleaf_pool::{Audit, Recovery, Session};
+
+pub use options::SmartOptions;
+
+use self::layout::{META_BYTES, META_MAGIC, META_ROOT, NodeType, Shape, check_pool, fill_node};
+use self::tree::Tree;
+use crate::bnode::Layout;
+use crate::change::{Change, Outcome};
+use crate::engine::{Engine, Traits};
+use crate::index::{Index, ScanRange, SortedPairs, TableReport};
+use crate::limits::check_key;
+use crate::walk::Visitor;
+use crate::{Entries, IndexError, Knobs, OpenOptions, StoredTable};
+
+/// A table of this engine. Clones share its state.
+#[derive(Clone, Debug)]
+pub struct Smart {
+    stored: StoredTable,
+    tree: Arc<Tree>,
+}
+
+impl Smart {
+    /// Bytes that cached nodes take, and how many there are.
+    pub fn cached(&self) -> (u64, u64) {
+        self.tree.cache.used()
+    }
+}
+
+/// The table without a cache, for walks.
+fn stored_tree(table: &StoredTable) -> Arc<Tree> {
+    let options = SmartOptions { cache_bytes: 0, ..SmartOptions::default() };
+    Tree::new(table.meta(), *table.layout(), options)
+}
+
+impl Engine for Smart {
+    const NAME: &'static str = "smart";
+    const ABOUT: &'static str =
+        "adaptive radix tree with leaves changed in place; SMART, OSDI 2023";
+
+    const TRAITS: Traits = Traits { cached: true, radix: true, ..Traits::NONE };
+
+    type Options = SmartOptions;
+    type Table = Smart;
+
+    /// Cost: 2 WRITEs, 2 round trips.
+    async fn create(session: &Session, layout: &Layout) -> Result<GlobalAddr, IndexError> {
+        check_pool(session)?;
+        let shape = Shape::of(layout);
+        let root = session.alloc_unlinked(session.place(), NodeType::TOP.bytes()).await?;
+        let mut buf = session.client().buf(NodeType::TOP.bytes());
+        let place = (0, &b""[..]);
+        fill_node(&shape, buf.words_mut(), root.addr(), session.epoch(), place, std::iter::empty());
+        root.write(buf).await?;
+        let meta = session.alloc_unlinked(session.place(), META_BYTES).await?;
+        let mut buf = session.client().buf(META_BYTES);
+        buf.words_mut().fill(0);
+        (buf.words_mut()[0], buf.words_mut()[1]) = (META_MAGIC, shape.table);
+        buf.words_mut()[META_ROOT as usize / 8] = root.addr().word();
+        meta.write(buf).await?;
+        root.keep();
+        meta.keep();
+        Ok(meta.addr())
+    }
+
+    /// Cost: none; the first operation reads the meta object.
+    async fn open(
+        session: &Session,
+        table: &StoredTable,
+        options: &OpenOptions,
+    ) -> Result<Smart, IndexError> {
+        check_pool(session)?;
+        let options = SmartOptions::read(&options.settings)
+            .map_err(|error| IndexError::Invalid(format!("engine smart: {error}")))?;
+        Ok(Smart { stored: table.clone(), tree: Tree::new(table.meta(), *table.layout(), options) })
+    }
+
+    /// Cost: 1 READ for each node, leaf and record.
+    async fn walk(
+        session: &Session,
+        table: &StoredTable,
+        visitor: &mut impl Visitor,
+        report: &mut TableReport,
+    ) -> Result<(), IndexError> {
+        stored_tree(table).walk(session, visitor, report).await
+    }
+
+    async fn redo_dead(
+        session: &Session,
+        table: &StoredTable,
+        recovery: &Recovery,
+    ) -> Result<(), IndexError> {
+        let _pin = session.begin(OpKind::Other).await?;
+        stored_tree(table).redo_dead(session, recovery).await
+    }
+}
+
+impl Index for Smart {
+    async fn get(
+        &self,
+        session: &Session,
+        key: &[u8],
+        value: &mut Vec<u8>,
+    ) -> Result<bool, IndexError> {
+        check_key(self.stored.layout(), key)?;
+        let _pin = session.begin(OpKind::Get).await?;
+        self.tree.get(session, key, value).await
+    }
+
+    async fn change(
+        &self,
+        session: &Session,
+        change: &Change<'_>,
+        held: &mut Vec<u8>,
+    ) -> Result<Outcome, IndexError> {
+        self.tree.check_change(change)?;
+        let _pin = session.begin(change.kind).await?;
+        self.tree.change(session, change, held).await
+    }
+
+    async fn scan(
+        &self,
+        session: &Session,
+        range: ScanRange<'_>,
+        limit: usize,
+        out: &mut Entries,
+    ) -> Result<(), IndexError> {
+        let _pin = session.begin(OpKind::Scan).await?;
+        self.tree.scan(session, range, limit, out).await
+    }
+
+    async fn bulk_load(
+        &self,
+        session: &Session,
+        pairs: &mut impl SortedPairs,
+    ) -> Result<u64, IndexError> {
+        let _pin = session.begin(OpKind::BulkLoad).await?;
+        self.tree.bulk_load(session, pairs).await
+    }
+
+    async fn verify(
+        &self,
+        session: &Session,
+        audit: &mut Audit,
+    ) -> Result<TableReport, IndexError> {
+        self.tree.finish_unlinking(session).await;
+        self.stored.verify(session, audit).await
+    }
+}

@@ -1,0 +1,348 @@
+//! Operations: gets, and changes as attempts by the cache and then from the root.
+
+use std::sync::Arc;
+
+use farleaf_fabric::{Buf, GlobalAddr};
+use farleaf_pool::Session;
+
+use super::descent::{Guess, Landing, Path};
+use super::insert::NewLeaf;
+use super::layout::Slot;
+use super::leaf::{NewValue, class_for};
+use super::locked::{Content, LeafImage};
+use super::tree::{Attempts, Fail, LockWait, Tree};
+use crate::IndexError;
+use crate::change::{Change, Decision, Outcome};
+use crate::limits::{check_key, check_value};
+
+/// What an operation goes by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    /// What is cached.
+    Cache,
+    /// Fresh pointers from the root on, so that each node's parent is known.
+    Root,
+}
+
+/// How an attempt at a change ended.
+enum Step {
+    Done(Outcome),
+    Again(By),
+}
+
+/// A change under way.
+struct Op<'a> {
+    change: &'a Change<'a>,
+    held: &'a mut Vec<u8>,
+    wait: LockWait,
+    /// The leaf that is to be linked if the key is absent.
+    leaf: Option<NewLeaf>,
+    /// The new value, if it is in a record and no leaf names it yet.
+    record: Option<Content>,
+}
+
+impl Tree {
+    /// Copies the value of `key`.
+    pub(super) async fn get(
+        self: &Arc<Self>,
+        session: &Session,
+        key: &[u8],
+        value: &mut Vec<u8>,
+    ) -> Result<bool, IndexError> {
+        value.clear();
+        let mut attempts = Attempts::default();
+        loop {
+            match self.try_get(session, key, value).await {
+                Err(Fail::Again) => attempts.again(session).await?,
+                Err(Fail::Error(error)) => return Err(error),
+                Ok(found) => return Ok(found),
+            }
+        }
+    }
+
+    async fn try_get(
+        self: &Arc<Self>,
+        session: &Session,
+        key: &[u8],
+        value: &mut Vec<u8>,
+    ) -> Result<bool, Fail> {
+        let guess = self.guess(key);
+        if let Some((_, image)) = self.proven_leaf(session, guess.as_ref(), key).await? {
+            return self
+                .value_of(session, self.leaf(GlobalAddr::NULL, &image).content(), value)
+                .await;
+        }
+        let path = self.path(session, guess.as_ref(), key).await?;
+        let Landing::Leaf { slot, .. } = path.landing else { return Ok(false) };
+        let image = self.read_leaf(session, slot).await?;
+        let image = self.settle_leaf(session, slot.addr(), image).await?;
+        let leaf = self.leaf(slot.addr(), &image);
+        if leaf.key() != key {
+            return Ok(false);
+        }
+        self.value_of(session, leaf.content(), value).await
+    }
+
+    /// The leaf that a cached slot leads to, if that is proven: 1 READ.
+    async fn proven_leaf(
+        &self,
+        session: &Session,
+        guess: Option<&Guess>,
+        key: &[u8],
+    ) -> Result<Option<(Slot, Buf)>, Fail> {
+        let Some(guess) = guess else { return Ok(None) };
+        let Some(slot) = guess.slot.filter(|slot| slot.is_leaf()) else { return Ok(None) };
+        let image = self.read_leaf(session, slot).await?;
+        Ok(self.is_proven(slot, &image, key, guess.entry.c).then_some((slot, image)))
+    }
+
+    /// The way to `key`, from the deepest node that the cache knows of.
+    async fn path(
+        &self,
+        session: &Session,
+        guess: Option<&Guess>,
+        key: &[u8],
+    ) -> Result<Path, Fail> {
+        let proven = match guess {
+            Some(guess) => self.prove(session, guess, key, None).await?,
+            None => None,
+        };
+        let start = match proven {
+            Some(held) => held,
+            None => self.root_node(session).await?,
+        };
+        self.descend(session, start, key).await
+    }
+
+    async fn value_of(
+        &self,
+        session: &Session,
+        content: NewValue<'_>,
+        value: &mut Vec<u8>,
+    ) -> Result<bool, Fail> {
+        match content {
+            NewValue::Absent => return Ok(false),
+            NewValue::Inline(held) => {
+                value.clear();
+                value.extend_from_slice(held);
+            }
+            NewValue::Record(word) => self.read_record(session, word, value).await?,
+        }
+        Ok(true)
+    }
+
+    /// Refuses a change that the table does not take.
+    pub(super) fn check_change(&self, change: &Change<'_>) -> Result<(), IndexError> {
+        check_key(&self.layout, change.key)?;
+        change.value.map_or(Ok(()), |value| check_value(&self.layout, value))
+    }
+
+    /// Changes one key. What it held is left in `held` if the change has an expectation.
+    pub(super) async fn change(
+        self: &Arc<Self>,
+        session: &Session,
+        change: &Change<'_>,
+        held: &mut Vec<u8>,
+    ) -> Result<Outcome, IndexError> {
+        let wait = LockWait::default();
+        let mut op = Op { change, held, wait, leaf: None, record: None };
+        let mut attempts = Attempts::default();
+        let mut by = By::Cache;
+        loop {
+            by = match self.attempt(session, &mut op, by).await {
+                Ok(Step::Done(outcome)) => return Ok(outcome),
+                Ok(Step::Again(by)) => by,
+                Err(Fail::Again) => By::Root,
+                Err(Fail::Error(error)) => return Err(error),
+            };
+            attempts.again(session).await?;
+        }
+    }
+
+    async fn attempt(
+        self: &Arc<Self>,
+        session: &Session,
+        op: &mut Op<'_>,
+        by: By,
+    ) -> Result<Step, Fail> {
+        let key = op.change.key;
+        let path = if by == By::Root {
+            self.way(session, key).await?
+        } else {
+            let guess = self.guess(key);
+            if let Some((slot, image)) = self.proven_leaf(session, guess.as_ref(), key).await? {
+                return self.on_leaf(session, op, slot, image, None).await;
+            }
+            let adds = op.change.value.is_some() && op.change.adds;
+            match &guess {
+                // The new leaf is written in the round trip in which the node is READ.
+                Some(guess) if guess.slot.is_none() && adds => {
+                    self.prepare(session, op).await?;
+                    let new = op.leaf.as_ref().and_then(|leaf| leaf.unwritten(session));
+                    let is_new = new.is_some();
+                    let proven = self.prove(session, guess, key, new).await?;
+                    if let Some(leaf) = op.leaf.as_mut().filter(|_| is_new) {
+                        leaf.is_written = true;
+                    }
+                    let start = match proven {
+                        Some(held) => held,
+                        None => self.root_node(session).await?,
+                    };
+                    self.descend(session, start, key).await?
+                }
+                guess => self.path(session, guess.as_ref(), key).await?,
+            }
+        };
+        if let Landing::Leaf { slot, .. } = path.landing {
+            let image = self.read_leaf(session, slot).await?;
+            let image = self.settle_leaf(session, slot.addr(), image).await?;
+            if self.leaf(slot.addr(), &image).key() == key {
+                return self.on_leaf(session, op, slot, image, Some(path)).await;
+            }
+            return self
+                .on_absent(session, op, path, Some(LeafImage::new(slot.addr(), &image)))
+                .await;
+        }
+        self.on_absent(session, op, path, None).await
+    }
+
+    /// The key has a leaf. `path` is the way there, unless a cached slot led to it.
+    async fn on_leaf(
+        self: &Arc<Self>,
+        session: &Session,
+        op: &mut Op<'_>,
+        slot: Slot,
+        image: Buf,
+        path: Option<Path>,
+    ) -> Result<Step, Fail> {
+        let (leaf, change) = (self.leaf(slot.addr(), &image), op.change);
+        let existed = leaf.is_valid();
+        if change.expected.is_some() {
+            op.held.clear();
+            self.value_of(session, leaf.content(), op.held).await?;
+        }
+        let held = existed.then_some(op.held.as_slice());
+        let outcome = match change.decide(existed, held) {
+            Decision::Leave(outcome) => return Ok(Step::Done(outcome)),
+            Decision::Apply(outcome) => outcome,
+        };
+        if !leaf.is_whole() || !leaf.is_free() {
+            let held = leaf.lock();
+            if op.wait.dead == Some(held) && path.is_some() {
+                // The slot was read after its death, so that the leaf is linked.
+                self.take_over(session, LeafImage::new(slot.addr(), &image), held).await?;
+                return Ok(Step::Again(By::Root));
+            }
+            op.wait.again(session, slot.addr(), held).await?;
+            let by = if op.wait.dead.is_some() || path.is_some() { By::Root } else { By::Cache };
+            return Ok(Step::Again(by));
+        }
+        let content = match change.value {
+            None => Content::Absent,
+            Some(value) => self.content(session, op, value).await?,
+        };
+        let same = match (leaf.content(), content.as_new()) {
+            (NewValue::Absent, _) | (_, NewValue::Absent) => true,
+            (NewValue::Record(_), new) => matches!(new, NewValue::Record(_)),
+            (NewValue::Inline(_), new) => matches!(new, NewValue::Inline(_)),
+        };
+        let (image, has_room) =
+            (LeafImage::new(slot.addr(), &image), leaf.has_room(content.as_new().bytes()));
+        if same && has_room {
+            let is_removed = matches!(content, Content::Absent);
+            if let Err(content) = self.store(session, image, content).await? {
+                op.give_back(content);
+                return Ok(Step::Again(if path.is_some() { By::Root } else { By::Cache }));
+            }
+            if is_removed {
+                self.note_removed(session, change.key);
+            }
+            return Ok(Step::Done(outcome));
+        }
+        op.give_back(content);
+        let Some(path) = path.filter(|path| path.nodes[0].up.is_some()) else {
+            return Ok(Step::Again(By::Root));
+        };
+        self.prepare(session, op).await?;
+        let Some(new) = op.leaf.take() else { return Err(Fail::Again) };
+        match self.move_leaf(session, change.key, &path, image, new).await? {
+            Ok(()) => Ok(Step::Done(outcome)),
+            Err(new) => {
+                op.leaf = Some(new);
+                self.help(session, path, change.key).await?;
+                Ok(Step::Again(By::Root))
+            }
+        }
+    }
+
+    /// The key has no leaf: fresh evidence says so. `other` is the leaf of another key that the way ends at.
+    async fn on_absent(
+        self: &Arc<Self>,
+        session: &Session,
+        op: &mut Op<'_>,
+        path: Path,
+        other: Option<LeafImage>,
+    ) -> Result<Step, Fail> {
+        if op.change.expected.is_some() {
+            op.held.clear();
+        }
+        let outcome = match op.change.decide(false, None) {
+            Decision::Leave(outcome) => return Ok(Step::Done(outcome)),
+            Decision::Apply(outcome) => outcome,
+        };
+        self.prepare(session, op).await?;
+        let Some(new) = op.leaf.take() else { return Err(Fail::Again) };
+        match self.insert(session, op.change.key, path, other, new).await? {
+            Ok(()) => Ok(Step::Done(outcome)),
+            Err((new, path)) => {
+                op.leaf = Some(new);
+                if path.nodes[0].up.is_some() {
+                    self.help(session, path, op.change.key).await?;
+                }
+                Ok(Step::Again(By::Root))
+            }
+        }
+    }
+
+    /// The new value as a leaf holds it; writes a record if it needs one.
+    async fn content(
+        &self,
+        session: &Session,
+        op: &mut Op<'_>,
+        value: &[u8],
+    ) -> Result<Content, Fail> {
+        if let Some(record) = op.record.take() {
+            return Ok(record);
+        }
+        if let Some(leaf) = op.leaf.take() {
+            // One that was made for an absent key.
+            let content = leaf.into_content();
+            if matches!(content, Content::Record(_)) {
+                return Ok(content);
+            }
+        }
+        let fits = class_for(op.change.key.len(), value.len()).is_some();
+        if fits && value.len() <= self.inline_max(session) {
+            return Ok(Content::Inline(value.to_vec()));
+        }
+        Ok(Content::Record(self.write_record(session, value).await?))
+    }
+
+    /// Makes the leaf that is to be linked, unless there is one.
+    async fn prepare(&self, session: &Session, op: &mut Op<'_>) -> Result<(), Fail> {
+        if let (None, Some(value)) = (&op.leaf, op.change.value) {
+            let content = self.content(session, op, value).await?;
+            op.leaf = Some(self.new_leaf(session, op.change.key, content).await?);
+        }
+        Ok(())
+    }
+}
+
+impl Op<'_> {
+    /// Keeps a record for the next attempt.
+    fn give_back(&mut self, content: Content) {
+        if matches!(content, Content::Record(_)) {
+            self.record = Some(content);
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! Relocation: replaces a node by one of another size, and a leaf by one of another class.
+//!
+//! A node is marked dead, then each of its words is frozen; a frozen word never changes again. A copy without the
+//! slots that have no child is linked in its place by one CAS. Any client does this, any number at once: one copy is
+//! linked, the others are freed. An insert that meets a frozen word does it as well, so none waits for another.
+
+use std::sync::Arc;
+
+use farleaf_fabric::GlobalAddr;
+use farleaf_pool::{Retiring, Session, Trial, Unlinked};
+
+use super::descent::{Held, Landing, Path, Up};
+use super::insert::NewLeaf;
+use super::layout::{META_ROOT, NodeType, Slot, fill_node};
+use super::leaf::{Leaf, MOVING, NewValue};
+use super::locked::LeafImage;
+use super::tree::{Fail, Tree, count, finish};
+use crate::IndexError;
+
+/// CASes of one chain.
+const CHAIN_MAX: usize = 32;
+
+/// A node that is to be replaced.
+pub(super) struct Dying {
+    pub(super) addr: GlobalAddr,
+    pub(super) up: Up,
+    /// Its words as last seen.
+    pub(super) words: Vec<u64>,
+}
+
+impl Dying {
+    /// The node that is held, if its parent's word is known.
+    pub(super) fn of(held: &Held) -> Option<Dying> {
+        let words = held.image.words().to_vec();
+        Some(Dying { addr: held.addr, up: held.up?, words })
+    }
+
+    /// The word that leads to it is the root word.
+    fn is_root(&self, tree: &Tree) -> bool {
+        self.up.at == tree.meta.plus(META_ROOT)
+    }
+}
+
+impl Tree {
+    /// Makes room for `key` on its way from the root: replaces the first node that is dying, or the last if it is
+    /// full.
+    pub(super) async fn help(
+        self: &Arc<Self>,
+        session: &Session,
+        path: Path,
+        key: &[u8],
+    ) -> Result<(), Fail> {
+        let dying = path.nodes.iter().find(|held| held.node(self).life().is_dead());
+        let last = path.last();
+        let is_full =
+            matches!(path.landing, Landing::None) && last.node(self).first_empty().is_none();
+        let Some(held) = dying.or(is_full.then_some(last)) else { return Ok(()) };
+        let Some(dying) = Dying::of(held) else { return Ok(()) };
+        Ok(self.relocate(session, dying, key).await?)
+    }
+
+    /// Freezes a node and puts a copy in its place, unless another client is first. `key` leads there.
+    ///
+    /// Cost: 2 WRITEs, and a CAS for each slot and 2 more; 4 round trips.
+    ///
+    /// # Errors
+    /// `Full`: the node stays as it was, or frozen, which readers do not mind.
+    pub(super) async fn relocate(
+        self: &Arc<Self>,
+        session: &Session,
+        dying: Dying,
+        key: &[u8],
+    ) -> Result<(), IndexError> {
+        let (tree, key) = (Arc::clone(self), key.to_vec());
+        finish(session, async move |session| tree.relocate_now(&session, dying, &key).await).await
+    }
+
+    async fn relocate_now(
+        &self,
+        session: &Session,
+        mut dying: Dying,
+        key: &[u8],
+    ) -> Result<(), IndexError> {
+        let mut of = self.copy_type(&dying);
+        let mut object = self.alloc_node(session, of).await?;
+        let retiring = session.announce_retire(dying.addr).await?;
+        self.freeze(session, &mut dying).await?;
+        if self.copy_type(&dying) != of {
+            of = self.copy_type(&dying);
+            object = match self.alloc_node(session, of).await {
+                Ok(object) => object,
+                Err(error) => {
+                    session.cancel_retire(retiring).await?;
+                    return Err(error);
+                }
+            };
+        }
+        self.fill_copy(session, &dying, of, &object).await?;
+        let slot = Slot::node(Slot(dying.up.word).edge(), object.addr(), of);
+        let new = if dying.is_root(self) { object.addr().word() } else { slot.0 };
+        self.replace(session, &dying, key, new, (object, retiring)).await?;
+        Ok(())
+    }
+
+    /// The type of the node that takes the place of another.
+    fn copy_type(&self, dying: &Dying) -> NodeType {
+        if dying.is_root(self) {
+            // It dispatches on the first byte, whatever that is.
+            return NodeType::TOP;
+        }
+        NodeType::replacing(live_slots(&dying.words).count(), self.first_type())
+    }
+
+    async fn alloc_node(&self, session: &Session, of: NodeType) -> Result<Unlinked, IndexError> {
+        Ok(session.alloc_unlinked(session.place(), of.bytes()).await?)
+    }
+
+    /// Sets DEAD, then freezes each slot, and again those that had changed.
+    pub(super) async fn freeze(
+        &self,
+        session: &Session,
+        dying: &mut Dying,
+    ) -> Result<(), IndexError> {
+        let (addr, mut trial) = (dying.addr, Trial::default());
+        let is_done = |at: usize, word: u64| match at {
+            0 => super::layout::Life(word).is_dead(),
+            _ => Slot(word).is_frozen(),
+        };
+        loop {
+            let open: Vec<usize> = (0..dying.words.len())
+                .filter(|at| *at != 1 && !is_done(*at, dying.words[*at]))
+                .take(CHAIN_MAX)
+                .collect();
+            if open.is_empty() {
+                return Ok(());
+            }
+            let done = |at: usize, word: u64| match at {
+                0 => super::layout::Life(word).dead().0,
+                _ => Slot(word).frozen().0,
+            };
+            let mut ops = session.client().ops();
+            for at in &open {
+                let word = dying.words[*at];
+                ops.cas(addr.plus(*at as u64 * 8), word, done(*at, word));
+            }
+            let posting = session.reliable().posting();
+            let ops = match session.client().chain(ops).await {
+                Ok(ops) => ops,
+                Err(error) => {
+                    // Part of it has happened: the rest is what is still open.
+                    session.reliable().again(&mut trial, posting, error).await?;
+                    let reliable = session.reliable();
+                    let image = reliable.read(addr, reliable.buf(dying.words.len() * 8)).await?;
+                    dying.words.copy_from_slice(image.words());
+                    continue;
+                }
+            };
+            for (index, at) in open.iter().enumerate() {
+                let (found, expected) = (ops.old(index), dying.words[*at]);
+                dying.words[*at] = if found == expected { done(*at, expected) } else { found };
+            }
+        }
+    }
+
+    async fn fill_copy(
+        &self,
+        session: &Session,
+        dying: &Dying,
+        of: NodeType,
+        object: &Unlinked,
+    ) -> Result<(), IndexError> {
+        let node = super::layout::Node::new(&self.shape, &dying.words);
+        let (bytes, len) = node.compressed();
+        let mut buf = session.client().buf(of.bytes());
+        let place = (node.depth(), &bytes[..len]);
+        let slots = live_slots(&dying.words);
+        fill_node(&self.shape, buf.words_mut(), object.addr(), session.epoch(), place, slots);
+        Ok(object.write(buf).await?)
+    }
+
+    /// Stores `new` over the word that leads to a frozen node, so that `made` is linked in its place; whether this
+    /// client did. The node is retired then; otherwise `made` is freed.
+    pub(super) async fn replace(
+        &self,
+        session: &Session,
+        dying: &Dying,
+        key: &[u8],
+        new: u64,
+        (made, retiring): (Unlinked, Retiring),
+    ) -> Result<bool, IndexError> {
+        let (up, mut trial) = (dying.up, Trial::default());
+        let expected = if dying.is_root(self) { up.word } else { Slot(up.word).thawed().0 };
+        made.keep();
+        let won = loop {
+            let posting = session.reliable().posting();
+            let error = match session.client().cas(up.at, expected, new).await {
+                Ok(found) => break found == expected,
+                Err(error) => error,
+            };
+            session.reliable().again(&mut trial, posting, error).await?;
+            if !self.reaches(session, key, dying.addr).await? {
+                let addr = made.addr();
+                // Only what was linked is ever dead.
+                break self.reaches(session, key, addr).await?
+                    || self.is_dead(session, addr).await?;
+            }
+        };
+        if dying.is_root(self) {
+            self.note_root(None);
+        }
+        if won {
+            session.retire(retiring);
+            count(&self.counts.relocated);
+        } else {
+            made.unkeep();
+            session.cancel_retire(retiring).await?;
+            count(&self.counts.relocate_lost);
+        }
+        Ok(won)
+    }
+
+    /// Whether the node that this client has made at `addr` is dead, which it can be only if it was linked.
+    async fn is_dead(&self, session: &Session, addr: GlobalAddr) -> Result<bool, IndexError> {
+        Ok(super::layout::Life(session.reliable().word(addr).await?).is_dead())
+    }
+
+    /// Links `new` in place of a leaf of the same key that was whole and free: its value moves. Gives `new` back if
+    /// another was first.
+    ///
+    /// Cost: 2 WRITEs and 2 CASes; 1 WRITE more if the old value is in a record.
+    pub(super) async fn move_leaf(
+        self: &Arc<Self>,
+        session: &Session,
+        key: &[u8],
+        path: &Path,
+        old: LeafImage,
+        new: NewLeaf,
+    ) -> Result<Result<(), NewLeaf>, IndexError> {
+        let Landing::Leaf { index, slot } = path.landing else { return Ok(Err(new)) };
+        if slot.is_frozen() {
+            return Ok(Err(new));
+        }
+        let at = path.last().slot_addr(index);
+        let (tree, key) = (Arc::clone(self), key.to_vec());
+        finish(session, async move |session| {
+            tree.move_now(&session, &key, (at, slot), old, new).await
+        })
+        .await
+    }
+
+    async fn move_now(
+        &self,
+        session: &Session,
+        key: &[u8],
+        (at, slot): (GlobalAddr, Slot),
+        old: LeafImage,
+        mut new: NewLeaf,
+    ) -> Result<Result<(), NewLeaf>, IndexError> {
+        if let Some((object, content)) = new.unwritten(session) {
+            object.write(content).await?;
+        }
+        new.is_written = true;
+        let view = Leaf::new(self.shape.table, old.addr, &old.words);
+        let mut retiring = vec![session.announce_retire(old.addr).await?];
+        if let NewValue::Record(word) = view.content() {
+            retiring.push(session.announce_retire(self.record_place(word)?.0).await?);
+        }
+        let (by, lock) = (view.by(), session.lock_token() | MOVING);
+        let is_locked = session.reliable().cas(old.lock_addr(), by, lock).await? == by;
+        if is_locked {
+            new.keep();
+            let words = (slot, new.slot(slot.edge()));
+            if self.link(session, at, words, new.linking(key)).await?.is_ok() {
+                // The old leaf stays locked.
+                retiring.into_iter().for_each(|retiring| session.retire(retiring));
+                return Ok(Ok(()));
+            }
+            new.unkeep();
+            self.unlock(session, &old, lock).await?;
+        } else {
+            count(&self.counts.lock_lost);
+        }
+        for retiring in retiring {
+            session.cancel_retire(retiring).await?;
+        }
+        Ok(Err(new))
+    }
+}
+
+/// The slots of a node that have children.
+pub(super) fn live_slots(words: &[u64]) -> impl Iterator<Item = Slot> + '_ {
+    words[2..].iter().map(|word| Slot(*word).thawed()).filter(|slot| slot.has_child())
+}

@@ -1,0 +1,127 @@
+//! Unlinking: takes the leaves of removed keys out of the tree, in the background.
+//!
+//! A remove leaves its leaf linked, so that the key can come back in place. Once a compute server has removed a batch
+//! of keys, a task locks the leaves that are still without a value, empties their slots and retires them. Without the
+//! leaf's lock, a key that came back meanwhile would be lost.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use farleaf_fabric::{Endpoint, GlobalAddr};
+use farleaf_pool::{Session, Trial};
+
+use super::descent::Landing;
+use super::layout::Slot;
+use super::locked::LeafImage;
+use super::tree::{Fail, Tree, count};
+use crate::IndexError;
+use crate::sync::lock;
+
+/// Removed keys that wait for their turn; later ones stay linked.
+const REMOVED_MAX: usize = 1 << 16;
+/// Between looks whether the task has ended.
+const WAIT_NS: u64 = 2_000;
+/// Looks until it is taken for held up.
+const WAITS_MAX: u32 = 500_000;
+
+/// The right to unlink; one task has it.
+struct Unlinking(Arc<Tree>);
+
+impl Drop for Unlinking {
+    fn drop(&mut self) {
+        self.0.unlinking.store(false, Ordering::SeqCst);
+    }
+}
+
+impl Tree {
+    /// Notes a key whose leaf is to be unlinked, and lets a task unlink when there are enough. Within an operation.
+    pub(super) fn note_removed(self: &Arc<Self>, session: &Session, key: &[u8]) {
+        let keys = {
+            let mut removed = lock(&self.removed);
+            if removed.len() < REMOVED_MAX {
+                removed.push(key.to_vec());
+            }
+            let is_due = removed.len() >= self.options.unlink_batch
+                && !self.unlinking.swap(true, Ordering::SeqCst);
+            if !is_due {
+                return;
+            }
+            std::mem::take(&mut *removed)
+        };
+        let (unlinking, pin) = (Unlinking(Arc::clone(self)), session.pin_for_task());
+        session.spawn(async move |session| {
+            for key in keys {
+                // An error leaves the leaf linked, which is as well.
+                if unlinking.0.unlink(&session, &key).await.is_err() {
+                    break;
+                }
+            }
+            drop(pin);
+            drop(unlinking);
+        });
+    }
+
+    /// Returns when no task unlinks.
+    pub(super) async fn finish_unlinking(&self, session: &Session) {
+        let mut waits = 0;
+        while self.unlinking.load(Ordering::SeqCst) && waits < WAITS_MAX {
+            session.endpoint().sleep(WAIT_NS).await;
+            waits += 1;
+        }
+    }
+
+    /// Unlinks the leaf of `key` if it has no value.
+    ///
+    /// Cost: the READs of its way, 1 WRITE and 2 CASes.
+    async fn unlink(&self, session: &Session, key: &[u8]) -> Result<(), IndexError> {
+        let mut path = match self.way(session, key).await {
+            Ok(path) => path,
+            Err(Fail::Again) => return Ok(()),
+            Err(Fail::Error(error)) => return Err(error),
+        };
+        let Landing::Leaf { index, slot } = path.landing else { return Ok(()) };
+        let reliable = session.reliable();
+        let image = reliable.read(slot.addr(), reliable.buf(slot.leaf_class().bytes())).await?;
+        let leaf = self.leaf(slot.addr(), &image);
+        let is_dead = leaf.key() == key && !leaf.is_valid() && leaf.is_whole() && leaf.is_free();
+        if !is_dead || slot.is_frozen() {
+            return Ok(());
+        }
+        let retiring = session.announce_retire(slot.addr()).await?;
+        let (by, token) = (leaf.by(), session.lock_token());
+        let leaf = LeafImage::new(slot.addr(), &image);
+        if reliable.cas(leaf.lock_addr(), by, token).await? != by {
+            return Ok(session.cancel_retire(retiring).await?);
+        }
+        let Some(mut held) = path.nodes.pop() else { return Ok(()) };
+        let (at, tomb) = (held.slot_addr(index), Slot::tomb(slot.edge()));
+        if self.empty_slot(session, at, (slot, tomb), key).await? {
+            // It stays locked: a client that waits for it looks at the slot.
+            session.retire(retiring);
+            self.remember_slot(&mut held, index, tomb, key);
+            count(&self.counts.unlinked);
+            return Ok(());
+        }
+        self.unlock(session, &leaf, token).await?;
+        Ok(session.cancel_retire(retiring).await?)
+    }
+
+    /// Empties the slot of a leaf that this client has locked; whether it led there.
+    async fn empty_slot(
+        &self,
+        session: &Session,
+        at: GlobalAddr,
+        (slot, tomb): (Slot, Slot),
+        key: &[u8],
+    ) -> Result<bool, IndexError> {
+        let posting = session.reliable().posting();
+        let error = match session.client().cas(at, slot.0, tomb.0).await {
+            Ok(found) => return Ok(found == slot.0),
+            Err(error) => error,
+        };
+        session.reliable().again(&mut Trial::default(), posting, error).await?;
+        // Nobody else can take the leaf out while it is locked.
+        let now = Slot(session.reliable().word(at).await?);
+        Ok(now.thawed() == tomb || !self.reaches(session, key, slot.addr()).await?)
+    }
+}

@@ -1,0 +1,197 @@
+//! Verification: walks the whole remote structure and checks its invariants.
+
+use std::sync::Arc;
+
+use farleaf_pool::Session;
+
+use super::descent::{Held, Up};
+use super::layout::{Edge, META_BYTES, NodeType, Slot};
+use super::leaf::NewValue;
+use super::tree::{Fail, Tree};
+use crate::IndexError;
+use crate::index::TableReport;
+use crate::walk::Visitor;
+
+/// A child that is still to be visited.
+struct Todo {
+    slot: Slot,
+    up: Up,
+    prefix: Vec<u8>,
+    level: usize,
+}
+
+impl Tree {
+    /// Visits the meta object, then the nodes and leaves from the root down, children in the order of their slots,
+    /// a leaf's record after it. Takes over leaves that dead clients were writing.
+    ///
+    /// Others may replace nodes meanwhile: what was linked when its parent was read is visited.
+    ///
+    /// Cost: 1 READ for each node, leaf and record.
+    pub(super) async fn walk(
+        self: &Arc<Self>,
+        session: &Session,
+        visitor: &mut impl Visitor,
+        report: &mut TableReport,
+    ) -> Result<(), IndexError> {
+        match self.try_walk(session, visitor, report).await {
+            Ok(()) => Ok(()),
+            Err(Fail::Error(error)) => Err(error),
+            Err(Fail::Again) => {
+                Err(IndexError::Unavailable("a walk lost its way: try again".into()))
+            }
+        }
+    }
+
+    async fn try_walk(
+        self: &Arc<Self>,
+        session: &Session,
+        visitor: &mut impl Visitor,
+        report: &mut TableReport,
+    ) -> Result<(), Fail> {
+        visitor.object("meta object", self.meta, META_BYTES);
+        if visitor.is_done() {
+            return Ok(());
+        }
+        let root = self.root_node(session).await?;
+        visitor.object("node", root.addr, NodeType::TOP.bytes());
+        // Nodes by their distance from the root, then the leaves.
+        let (mut nodes, mut leaves) = (Vec::new(), 0);
+        let mut todo = Vec::new();
+        self.check_gaps(session, &root, report).await?;
+        self.enter(&root, Vec::new(), 0, &mut nodes, &mut todo, report);
+        while let Some(next) = todo.pop() {
+            if visitor.is_done() {
+                break;
+            }
+            let Some(bytes) = next.slot.bytes() else {
+                return Err(self.corrupt(next.up.at, "its slot has no type of node").into());
+            };
+            let (addr, is_leaf) = (next.slot.addr(), next.slot.is_leaf());
+            visitor.object(if is_leaf { "leaf" } else { "node" }, addr, bytes);
+            if visitor.is_done() {
+                break;
+            }
+            if is_leaf {
+                leaves += 1;
+                self.visit_leaf(session, &next, visitor, report).await?;
+            } else {
+                let held = self
+                    .read_child(session, next.slot, (&next.prefix, next.prefix.len()), next.up)
+                    .await?;
+                self.check_gaps(session, &held, report).await?;
+                self.enter(&held, next.prefix, next.level, &mut nodes, &mut todo, report);
+            }
+        }
+        nodes.push(leaves);
+        nodes.reverse();
+        report.nodes_per_level = nodes;
+        Ok(())
+    }
+
+    /// Checks that slots fill from left to right. Those of one READ may be of different moments: what was unused
+    /// in front of a used slot is looked at again.
+    async fn check_gaps(
+        &self,
+        session: &Session,
+        held: &Held,
+        report: &mut TableReport,
+    ) -> Result<(), Fail> {
+        let used = |slot: Slot| !slot.is_empty();
+        let Some(last) = held.node(self).slots().rposition(used) else { return Ok(()) };
+        if held.node(self).slots().take(last).all(used) {
+            return Ok(());
+        }
+        let reliable = session.reliable();
+        let again = reliable.read(held.addr, reliable.buf(held.image.len())).await?;
+        if again.words()[2..2 + last].iter().any(|word| !used(Slot(*word))) {
+            report.problems.push(format!("INV-SMART-1: node {} has a gap in its slots", held.addr));
+        }
+        Ok(())
+    }
+
+    /// Checks a node, and puts its children on the list.
+    fn enter(
+        &self,
+        held: &Held,
+        mut prefix: Vec<u8>,
+        level: usize,
+        nodes: &mut Vec<u64>,
+        todo: &mut Vec<Todo>,
+        report: &mut TableReport,
+    ) {
+        let node = held.node(self);
+        if nodes.len() <= level {
+            nodes.push(0);
+        }
+        nodes[level] += 1;
+        let bytes = held.image.len() as u64;
+        report.node_bytes += bytes;
+        report.inner_bytes += bytes;
+        report.unfinished_splits += u64::from(node.life().is_dead());
+        prefix.extend((held.matched..node.dispatch()).filter_map(|at| node.byte_at(at)));
+        let mut edges: Vec<Edge> =
+            node.slots().filter(|slot| !slot.is_empty()).map(Slot::edge).collect();
+        edges.sort_unstable();
+        if let Some(twice) = edges.windows(2).find(|pair| pair[0] == pair[1]) {
+            let what = format!("INV-SMART-1: node {} has two slots for {:?}", held.addr, twice[0]);
+            report.problems.push(what);
+        }
+        let slots = node.slots().enumerate().rev().filter(|(_, slot)| slot.has_child());
+        todo.extend(slots.map(|(index, slot)| {
+            let up = Up { at: held.slot_addr(index), word: slot.0 };
+            let mut prefix = prefix.clone();
+            prefix.extend(slot.edge().as_byte());
+            Todo { slot: slot.thawed(), up, prefix, level: level + 1 }
+        }));
+    }
+
+    async fn visit_leaf(
+        self: &Arc<Self>,
+        session: &Session,
+        at: &Todo,
+        visitor: &mut impl Visitor,
+        report: &mut TableReport,
+    ) -> Result<(), Fail> {
+        let addr = at.slot.addr();
+        let image = self.read_leaf(session, at.slot).await?;
+        let image = self.settle_leaf(session, addr, image).await?;
+        let leaf = self.leaf(addr, &image);
+        report.node_bytes += image.len() as u64;
+        let ends = at.slot.edge() == Edge::END;
+        let fits =
+            leaf.key().starts_with(&at.prefix) && (!ends || leaf.key().len() == at.prefix.len());
+        if !fits {
+            report.problems.push(format!(
+                "INV-SMART-2: the key {:?} of the leaf at {addr} does not begin with its path {:?}",
+                leaf.key(),
+                at.prefix
+            ));
+        }
+        if !self.layout.takes_key(leaf.key().len()) {
+            report.problems.push(format!("the table takes no key like that of the leaf at {addr}"));
+        }
+        let value_bytes = match leaf.content() {
+            NewValue::Absent => return Ok(()),
+            NewValue::Inline(value) => value.len(),
+            NewValue::Record(word) => {
+                let (record, bytes) = self.record_place(word)?;
+                visitor.object("value record", record, bytes);
+                report.record_bytes += bytes as u64;
+                if visitor.is_done() {
+                    return Ok(());
+                }
+                let mut value = Vec::new();
+                self.read_record(session, word, &mut value).await?;
+                value.len()
+            }
+        };
+        if !self.layout.takes_value(value_bytes) {
+            report
+                .problems
+                .push(format!("the table takes no value like that of the leaf at {addr}"));
+        }
+        report.keys += 1;
+        report.data_bytes += (leaf.key().len() + value_bytes) as u64;
+        Ok(())
+    }
+}

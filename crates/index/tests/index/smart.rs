@@ -1,0 +1,300 @@
+//! Tests of the engine `smart` alone: its costs to the operation, and keys that are awkward for radix trees.
+
+use std::collections::BTreeMap;
+
+use crate::common::{Pairs, World, check, cost_since, costs, create, settle};
+use farleaf_fabric::sim::Sim;
+use farleaf_fabric::{Cost, Fabric, OpKind};
+use farleaf_index::bnode::{KeyFormat, ValueFormat};
+use farleaf_index::{
+    AnyIndex, Engine, Entries, Index, IndexError, OpenOptions, ScanRange, Settings, TableFormat,
+};
+use farleaf_pool::{PoolOptions, Session};
+
+fn number(key: u64) -> [u8; 8] {
+    // The low byte differs first: nodes with few slots, far from the root.
+    key.to_be_bytes()
+}
+
+fn fixed8() -> TableFormat {
+    TableFormat::fixed8(Engine::Smart)
+}
+
+fn bytes() -> TableFormat {
+    TableFormat { engine: Engine::Smart, ..TableFormat::default() }
+}
+
+/// A table with so many even keys, each of which was looked up once.
+async fn warm(session: &Session, keys: u64) -> AnyIndex {
+    let index = create_with(session, fixed8(), 64 << 20).await;
+    for key in 0..keys {
+        let added = index.insert(session, &number(2 * key), &number(key)).await;
+        assert_eq!(added, Ok(true));
+    }
+    for key in 0..keys {
+        assert_eq!(index.get(session, &number(2 * key), &mut Vec::new()).await, Ok(true));
+    }
+    index
+}
+
+async fn create_with(session: &Session, format: TableFormat, cache_bytes: u64) -> AnyIndex {
+    let root = AnyIndex::create(session, "t", &format).await.expect("create");
+    let settings = Settings::default().with("cache", &cache_bytes.to_string());
+    let options = OpenOptions { settings, ..OpenOptions::default() };
+    AnyIndex::open(session, &root, &options).await.expect("open")
+}
+
+fn cost(reads: u64, writes: u64, cas: u64, round_trips: u64) -> Cost {
+    Cost { reads, writes, cas, round_trips, ..Cost::default() }
+}
+
+/// What an operation has cost, without bytes and chains.
+fn verbs(found: Cost) -> Cost {
+    cost(found.reads, found.writes, found.cas, found.round_trips)
+}
+
+async fn costs_of_warm_operations(session: Session) {
+    let index = warm(&session, 100).await;
+    let (mut value, mut held) = (Vec::new(), Vec::new());
+
+    let before = costs(&session);
+    assert_eq!(index.get(&session, &number(84), &mut value).await, Ok(true));
+    let get = cost_since(&session, &before, OpKind::Get);
+    assert_eq!(verbs(get), cost(1, 0, 0, 1));
+    assert_eq!(get.bytes_read, 64);
+    assert_eq!(costs(&session).since(&before).total(), get, "and nothing beside it");
+
+    // A key without a slot costs its node; one beside another leaf costs both.
+    let before = costs(&session);
+    assert_eq!(index.get(&session, &number(85), &mut value).await, Ok(false));
+    assert_eq!(verbs(cost_since(&session, &before, OpKind::Get)), cost(1, 0, 0, 1));
+
+    let before = costs(&session);
+    assert_eq!(index.update(&session, &number(84), &number(7)).await, Ok(true));
+    assert_eq!(verbs(cost_since(&session, &before, OpKind::Update)), cost(1, 1, 1, 3));
+
+    let before = costs(&session);
+    assert_eq!(index.insert(&session, &number(85), &number(1)).await, Ok(true));
+    let insert = cost_since(&session, &before, OpKind::Insert);
+    assert_eq!(verbs(insert), cost(1, 1, 1, 2));
+
+    let before = costs(&session);
+    assert_eq!(index.insert(&session, &number(85), &number(2)).await, Ok(false));
+    assert_eq!(verbs(cost_since(&session, &before, OpKind::Insert)), cost(1, 0, 0, 1));
+
+    let before = costs(&session);
+    assert_eq!(index.remove(&session, &number(85)).await, Ok(true));
+    assert_eq!(verbs(cost_since(&session, &before, OpKind::Remove)), cost(1, 1, 1, 3));
+
+    // The leaf is still there: it comes back in place, by the value and then the head.
+    let before = costs(&session);
+    assert_eq!(index.upsert(&session, &number(85), &number(3)).await, Ok(true));
+    assert_eq!(verbs(cost_since(&session, &before, OpKind::Upsert)), cost(3, 2, 1, 5));
+
+    let before = costs(&session);
+    let (key, old, new) = (number(84), number(7), number(8));
+    let exchange = index.compare_exchange(&session, &key, Some(&old), Some(&new), &mut held).await;
+    assert!(exchange.is_ok());
+    assert_eq!(verbs(cost_since(&session, &before, OpKind::CompareExchange)), cost(1, 1, 1, 3));
+    check(&session, &[&index]).await;
+}
+
+#[test]
+fn warm_operations_cost_what_they_must() {
+    World::default().on_mapped(costs_of_warm_operations);
+    let sim = Sim::new(World::default().sim_config()).expect("sim");
+    let endpoint = sim.fabric(0).any_endpoint().expect("endpoint");
+    sim.block_on(async {
+        let session = crate::common::start(endpoint, &World::default().pool_options()).await;
+        costs_of_warm_operations(session).await;
+    })
+    .expect("the simulation ends");
+}
+
+/// Without a cache each node on the way is read.
+#[test]
+fn an_operation_without_a_cache_reads_its_way() {
+    World::default().on_mapped(|session| async move {
+        let index = create_with(&session, fixed8(), 0).await;
+        for key in 0..10 {
+            assert_eq!(index.insert(&session, &number(key), &number(key)).await, Ok(true));
+        }
+        let before = costs(&session);
+        assert_eq!(index.get(&session, &number(4), &mut Vec::new()).await, Ok(true));
+        // The root, one node that compresses six bytes, and the leaf.
+        let get = cost_since(&session, &before, OpKind::Get);
+        assert_eq!(verbs(get), cost(3, 0, 0, 3));
+        assert_eq!(get.bytes_read, 2_072 + 128 + 64);
+    });
+}
+
+/// An idle epoch later, what was cached still proves itself.
+#[test]
+fn cached_nodes_outlive_epochs() {
+    World::default().on_mapped(|session| async move {
+        let index = warm(&session, 40).await;
+        for _ in 0..3 {
+            settle(&session).await;
+            for key in 0..40 {
+                let before = costs(&session);
+                assert_eq!(index.get(&session, &number(2 * key), &mut Vec::new()).await, Ok(true));
+                assert_eq!(cost_since(&session, &before, OpKind::Get).reads, 1, "{key}");
+            }
+        }
+    });
+}
+
+/// Prefixes of other keys, zero bytes, the empty key, and common bytes around what nodes compress.
+#[test]
+fn awkward_keys_live_side_by_side() {
+    let mut keys: Vec<Vec<u8>> = vec![vec![], vec![0], vec![0, 0], b"a".into(), b"a\0".into()];
+    for common in [5, 6, 7, 8, 12, 13, 14, 20, 21, 240, 241, 242, 255, 256, 1_022] {
+        for tail in [&b""[..], b"\0", b"x", b"xy"] {
+            let mut key = vec![b'p'; common];
+            key.extend_from_slice(tail);
+            keys.push(key);
+        }
+        keys.push([vec![b'p'; common / 2], vec![b'q'; common - common / 2]].concat());
+    }
+    for byte in 0..=255 {
+        keys.push(vec![b'n', byte]);
+    }
+    keys.push(b"n".into());
+    keys.sort();
+    keys.dedup();
+    for wide in [true, false] {
+        let key = KeyFormat::Bytes { max: if wide { 1_024 } else { 240 } };
+        let format = TableFormat { key, ..bytes() };
+        let mut keys: Vec<Vec<u8>> =
+            keys.iter().filter(|key| wide || key.len() <= 240).cloned().collect();
+        fastrand::Rng::with_seed(5).shuffle(&mut keys);
+        World::default().on_mapped(|session| async move {
+            let index = create(&session, "t", &format).await;
+            let mut model = BTreeMap::new();
+            for (at, key) in keys.iter().enumerate() {
+                let value = vec![at as u8; at % 40];
+                assert_eq!(index.insert(&session, key, &value).await, Ok(true), "{key:?}");
+                assert_eq!(index.insert(&session, key, &value).await, Ok(false), "{key:?}");
+                model.insert(key.clone(), value);
+            }
+            for reverse in [false, true] {
+                let mut out = Entries::new();
+                let range = ScanRange { reverse, ..ScanRange::ALL };
+                index.scan(&session, range, usize::MAX, &mut out).await.expect("scan");
+                let found: Vec<_> =
+                    out.iter().map(|(key, value)| (key.to_vec(), value.to_vec())).collect();
+                let mut wanted: Vec<_> = model.clone().into_iter().collect();
+                if reverse {
+                    wanted.reverse();
+                }
+                assert!(found == wanted);
+            }
+            assert_eq!(check(&session, &[&index]).await.keys, keys.len() as u64);
+            for key in &keys {
+                assert_eq!(index.remove(&session, key).await, Ok(true), "{key:?}");
+                assert_eq!(index.remove(&session, key).await, Ok(false), "{key:?}");
+            }
+            assert_eq!(check(&session, &[&index]).await.keys, 0);
+        });
+    }
+}
+
+/// A loaded table has the smallest nodes that hold its children, and reads as one that was filled.
+#[test]
+fn a_loaded_table_is_small_and_whole() {
+    World::default().on_mapped(|session| async move {
+        let index = create(&session, "t", &fixed8()).await;
+        let mut rng = fastrand::Rng::with_seed(3);
+        let pairs: BTreeMap<Vec<u8>, Vec<u8>> = (0..20_000)
+            .map(|at: u64| (number(rng.u64(..) >> 1).to_vec(), number(at).to_vec()))
+            .collect();
+        let sorted: Vec<_> = pairs.clone().into_iter().collect();
+        let count = sorted.len() as u64;
+        assert_eq!(index.bulk_load(&session, &mut Pairs(sorted.iter())).await, Ok(count));
+        let report = check(&session, &[&index]).await;
+        assert_eq!(report.keys, count);
+        // 128 nodes of 158 slots, and the root.
+        assert!(report.inner_bytes / count < 30, "{report:?}");
+        let again = index.bulk_load(&session, &mut Pairs(sorted.iter())).await;
+        assert!(matches!(again, Err(IndexError::Invalid(_))));
+        for (key, value) in sorted.iter().take(500) {
+            let mut held = Vec::new();
+            assert_eq!(index.get(&session, key, &mut held).await, Ok(true));
+            assert_eq!(&held, value);
+        }
+    });
+}
+
+/// Pools out of the reach of the engine's words are refused.
+#[test]
+fn pools_with_too_many_members_are_refused() {
+    let options = PoolOptions { members_max: 20_000, ..World::default().pool_options() };
+    let fabric = farleaf_fabric::mapped::Mapped::anonymous(1, 64 << 20).expect("memory");
+    let endpoint = fabric.any_endpoint().expect("endpoint");
+    let executor = endpoint.executor().clone();
+    executor.block_on(async {
+        let session = crate::common::start(endpoint, &options).await;
+        let made = AnyIndex::create(&session, "t", &fixed8()).await;
+        assert!(matches!(made, Err(IndexError::Invalid(_))), "{made:?}");
+    });
+}
+
+/// Values that grow and shrink, in their leaf, to a larger one, to a record and back.
+#[test]
+fn values_of_all_sizes_change_into_each_other() {
+    let format = TableFormat { value: ValueFormat::Bytes, ..fixed8() };
+    World::default().on_sim(move |session| async move {
+        let index = create(&session, "t", &format).await;
+        let mut rng = fastrand::Rng::with_seed(11);
+        let mut model: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
+        for step in 0..3_000_u64 {
+            let key = rng.u64(..6);
+            let len = [0, 1, 7, 8, 9, 30, 100, 400, 1_024, 1_025, 3_000][rng.usize(..11)];
+            let value = vec![step as u8; len];
+            if rng.u8(..5) == 0 {
+                let gone = index.remove(&session, &number(key)).await.expect("remove");
+                assert_eq!(gone, model.remove(&key).is_some());
+            } else {
+                let added = index.upsert(&session, &number(key), &value).await.expect("upsert");
+                assert_eq!(added, model.insert(key, value).is_none());
+            }
+            let mut held = Vec::new();
+            let key = rng.u64(..6);
+            let has = index.get(&session, &number(key), &mut held).await.expect("get");
+            assert_eq!(has.then_some(&held), model.get(&key));
+            if step % 64 == 0 {
+                session.tick().await.expect("tick");
+            }
+        }
+        assert_eq!(check(&session, &[&index]).await.keys, model.len() as u64);
+    });
+}
+
+/// A task takes the leaves of removed keys out of the tree; what comes back meanwhile stays.
+#[test]
+fn removed_keys_leave_the_tree() {
+    World::default().on_sim(|session| async move {
+        let index = create(&session, "t", &fixed8()).await;
+        for key in 0..200 {
+            assert_eq!(index.insert(&session, &number(key), &number(key)).await, Ok(true));
+        }
+        let full = check(&session, &[&index]).await;
+        for key in 0..200 {
+            assert_eq!(index.remove(&session, &number(key)).await, Ok(true));
+            if key % 3 == 0 {
+                assert_eq!(index.insert(&session, &number(key), &number(1)).await, Ok(true));
+            }
+            session.tick().await.expect("tick");
+        }
+        let report = check(&session, &[&index]).await;
+        assert_eq!(report.keys, 67);
+        // Batches of 64 were unlinked: the leaves of the third that came back are there, and of the last batch.
+        let leaves = |report: &farleaf_index::TableReport| report.nodes_per_level[0];
+        assert!(leaves(&report) < 67 + 64, "{report:?}");
+        assert_eq!(leaves(&full), 200);
+        for key in 0..200 {
+            let has = index.get(&session, &number(key), &mut Vec::new()).await;
+            assert_eq!(has, Ok(key % 3 == 0));
+        }
+    });
+}
