@@ -19,11 +19,11 @@ use crate::{
 /// An operation to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Op {
-    /// What to do.
+    /// The kind of operation.
     pub kind: OpKind,
-    /// On which item; the first one, for a scan.
+    /// The item, or the first one of a scan.
     pub item: u64,
-    /// How many items to scan; 0 for everything else.
+    /// Items to scan; 0 for all other kinds.
     pub scan_len: u32,
 }
 
@@ -63,8 +63,8 @@ impl OpGenerator {
 
     /// The next operation; `None` if it is an insert and there is no new item left.
     ///
-    /// Whoever does an insert calls [`ItemSpace::acknowledge`] when it is over. With no item to
-    /// read, reads ask for item 0.
+    /// After an insert the caller calls [`ItemSpace::acknowledge`]. With no item to read, reads ask
+    /// for item 0.
     pub fn next_op(&mut self) -> Option<Op> {
         let kind = self.mix.kind_at(self.rng.f64());
         let item = match kind {

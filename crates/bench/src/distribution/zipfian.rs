@@ -4,7 +4,7 @@ use fastrand::Rng;
 
 use super::DistributionError;
 
-/// More rejections in a row than this do not happen: each has a chance below one half.
+/// Most rejections in a row: each has a chance below one half, so that more do not happen.
 const ATTEMPTS_MAX: usize = 128;
 
 /// Ranks `0..items`, where rank `r` is drawn with a probability proportional to
@@ -30,7 +30,7 @@ pub struct Zipfian {
     area_first: f64,
     /// The integral at the right end, `items + 1/2`.
     area_last: f64,
-    /// A rounding by no more than this is accepted without another look.
+    /// Roundings by no more than this are accepted without evaluating the integral.
     sure_width: f64,
 }
 
@@ -54,7 +54,7 @@ impl Zipfian {
         })
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     pub fn items(&self) -> u64 {
         self.items
     }

@@ -18,7 +18,7 @@ use crate::{
 
 /// Threads of each memory server.
 const THREADS: [usize; 5] = [1, 2, 3, 4, 8];
-/// As many as the paper's figures are of.
+/// The number of threads behind the paper's figures.
 const PAPER_THREADS: usize = 4;
 /// As in Figure 8.
 const SCALE_MIN: f64 = 0.01;

@@ -32,7 +32,7 @@ const UNCACHED_SHARE: u64 = 10;
 const SIM_THROUGHPUT: &str = "throughput is the simulator's: cards and links like the paper's, and 400 ns of \
     processor time for each operation";
 
-/// Why offloading may gain something else than it does in the paper.
+/// The reason why offloading may gain something else than it does in the paper.
 pub(super) const OFFLOADING: &str = "what a request costs a memory server's thread is the simulator's: 550 \
     to 1,250 ns, by the nodes that are looked at; the paper does not say what it takes there";
 
@@ -62,7 +62,7 @@ pub(super) fn run(
         ("skewed", RequestDistribution::Zipfian { theta: paper.setup.zipf_theta }),
         ("uniform", RequestDistribution::Uniform),
     ];
-    // The base comes first: once the tree is cut, btree does not own it any more.
+    // The base comes first: once the tree is partitioned, btree does not own it any more.
     let few = steps.base(distributions[0].1, Some(FEW_CLIENTS))?;
     let bases = distributions.map(|(_, request)| steps.base(request, None));
     world.partition()?;
@@ -119,7 +119,7 @@ fn add_step(report: &mut ReproReport, case: &str, measured: &Measured) {
     report.row(case, "remote operations /op", None, measured.verbs_per_op(), "");
 }
 
-/// What runs a step.
+/// Runner of the steps.
 struct Steps<'a> {
     world: &'a World,
     paper: &'a DexPaper,

@@ -32,7 +32,7 @@ const ROUNDS: usize = 100;
 const MAPPED_KEYS: u64 = 10_000_000;
 const MAPPED_CACHE_SHARE: u64 = 16;
 
-/// What is measured against each other: single queue, and how likely a leaf is admitted.
+/// Variants under comparison: single queue, and the admission of leaves.
 const BASE: (bool, Admission) = (true, Admission::EAGER);
 const MAP: (bool, Admission) = (false, Admission::EAGER);
 const BOTH: (bool, Admission) = (false, Admission::LAZY);

@@ -33,7 +33,7 @@ const SLICE_OPS: usize = 5_000;
 const ROUNDS: usize = 100;
 const SCALE_MIN: f64 = 0.0001;
 
-/// What takes turns. The first three are the comparison, the others stand beside it.
+/// Trees that take turns. The first three are the comparison, the others stand beside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
     Dex,
@@ -72,7 +72,7 @@ impl Side {
     }
 }
 
-/// What they do.
+/// Kinds of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Work {
     Get,
@@ -88,11 +88,12 @@ impl Work {
     }
 }
 
-/// Everything that holds the pairs.
+/// All trees that hold the pairs.
 struct Sides {
     dex: Dex,
     local: LocalTree,
-    /// Of its own, as one side's nodes would be in the processor's caches for the next.
+    /// A tree of its own: sharing nodes with another side would find them in the processor's
+    /// caches.
     prefetching: LocalTree,
     map: RwLock<BTreeMap<u64, u64>>,
     #[cfg(feature = "peers")]
@@ -261,7 +262,7 @@ impl Sides {
             }),
             #[cfg(feature = "peers")]
             (Side::TreeIndex, Work::Update) => count(wanted, |key, item| {
-                // As above; the other thread may be doing the same.
+                // As above; the other thread may do the same.
                 self.tree_index.remove_sync(&u64::from_be_bytes(*key));
                 let _ = self.tree_index.insert_sync(u64::from_be_bytes(*key), item);
                 true

@@ -75,7 +75,7 @@ pub(super) struct DexSetup {
     pub(super) threads: usize,
     /// Of all memory servers.
     pub(super) memory_threads: usize,
-    /// Highest level at which is offloaded (M).
+    /// Highest level at which the paper offloads (M).
     pub(super) offload_level: u8,
     /// Of each compute server.
     pub(super) cache_bytes: u64,
@@ -94,7 +94,7 @@ pub(super) struct Table2Row {
     pub(super) bytes: f64,
 }
 
-/// Figure 8: what each technique multiplies the throughput by.
+/// Figure 8: the factor by which each technique multiplies the throughput.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct DexFig8 {
     pub(super) cache_bytes: u64,
@@ -114,16 +114,16 @@ pub(super) struct DexFig9 {
 /// Figure 10: a range moves to a compute server that is added.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct DexFig10 {
-    /// Caches that were tried, MiB of each compute server.
+    /// Sizes of the caches, MiB of each compute server.
     pub(super) caches_mib: Vec<u64>,
-    /// The move takes less.
+    /// An upper bound of the move's time.
     pub(super) seconds: f64,
 }
 
-/// Figure 12: what four threads of each memory server gain over none.
+/// Figure 12: the gain of four threads of each memory server over none.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub(super) struct DexFig12 {
-    /// Share of the READs and WRITEs that are not done any more.
+    /// Share of the READs and WRITEs that offloading saves.
     pub(super) saved: f64,
     pub(super) gain: f64,
 }
@@ -150,7 +150,7 @@ pub(super) fn dart() -> Result<DartPaper, ReproError> {
     serde_json::from_str::<Papers>(TEXT).map(|papers| papers.dart).map_err(ReproError::Figures)
 }
 
-/// What the papers' programs do on Soft-RoCE.
+/// Results of the papers' programs on Soft-RoCE.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Peers {
     pub(super) source: String,
@@ -178,7 +178,7 @@ pub(super) struct Peer {
     pub(super) rows: BTreeMap<String, PeerRow>,
 }
 
-/// Thousands of operations per second, and what each takes.
+/// Thousands of operations per second, and the cost of each.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub(super) struct PeerRow {
     pub(super) kops: f64,

@@ -41,20 +41,20 @@ pub(super) struct Bed {
     pub(super) layout: Layout,
 }
 
-/// What a thread works with.
+/// One thread's number, endpoint and session.
 pub(super) struct Seat {
     pub(super) number: usize,
     endpoint: AnyEndpoint,
     pub(super) session: Session,
 }
 
-/// Keys that are wanted, with their items.
+/// Keys to look up, with their items.
 pub(super) type Wanted = [([u8; 8], u64)];
 
-/// What one side does in a slice: an operation on each key. Gives how many were found.
+/// One side's work in a slice: an operation on each key. Returns the number of keys found.
 pub(super) type Slice<'a> = dyn Fn(usize, &Seat, &Wanted) -> Result<usize, ReproError> + Sync + 'a;
 
-/// What a measurement consists of.
+/// Parameters of a measurement.
 pub(super) struct Plan<'a> {
     pub(super) sides: usize,
     pub(super) rounds: usize,
@@ -73,7 +73,7 @@ struct Rate {
     processor: f64,
 }
 
-/// What was measured.
+/// Results of a measurement.
 pub(super) struct Times {
     /// By round and side.
     rates: Vec<Vec<Rate>>,
@@ -92,8 +92,8 @@ impl Times {
         median(self.rates.iter().map(|round| round[side].wall / round[over].wall).collect())
     }
 
-    /// As [`Times::ratio`], by processor time: what else runs on the machine does not count. For sides
-    /// that never wait.
+    /// As [`Times::ratio`], by processor time, which leaves out other load of the machine. For
+    /// sides that never wait.
     pub(super) fn processor_ratio(&self, side: usize, over: usize) -> f64 {
         let ratio = |round: &Vec<Rate>| round[side].processor / round[over].processor;
         median(self.rates.iter().map(ratio).collect())
@@ -105,7 +105,7 @@ fn median(mut numbers: Vec<f64>) -> f64 {
     numbers.get(numbers.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// How long this thread has run on a processor.
+/// Time that this thread has run on a processor.
 fn processor_seconds() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
@@ -121,7 +121,7 @@ pub(super) fn pairs<'a>(keys: &'a KeyMaker, count: u64, progress: &'a dyn Progre
     Pairs::new(keys, ValueMaker::new(8), count, progress)
 }
 
-/// What the keys of [`pairs`] are made by.
+/// Maker of the keys of [`pairs`].
 pub(super) const KEYS: KeyMaker = KeyMaker::U64(KeyOrder::Hashed);
 
 impl Bed {
@@ -147,7 +147,7 @@ impl Bed {
         Ok(Bed { fabric, main, pool, home, layout })
     }
 
-    /// A table with `keys` pairs and a cache of it, in which every leaf has been wanted once.
+    /// A table with `keys` pairs and its cache, after one get of every item.
     ///
     /// # Errors
     /// [`ReproError`].
@@ -198,7 +198,7 @@ impl Bed {
                     let (fabric, pool) = (&self.fabric, &self.pool);
                     scope.spawn(move || {
                         let seat = Seat::take(fabric, pool, number);
-                        // Whether or not that went well: the others wait.
+                        // Even after a failure: the others wait.
                         barrier.wait();
                         seat?.run(plan, barrier, rates, progress)
                     })
@@ -251,7 +251,7 @@ impl Seat {
                 *key = number_of(*item).to_be_bytes();
             }
             for step in 0..plan.sides {
-                // Nobody always comes first.
+                // The sides take turns in coming first.
                 let side = (step + round) % plan.sides;
                 barrier.wait();
                 let (began, worked) = (Instant::now(), processor_seconds());

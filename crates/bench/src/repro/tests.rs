@@ -3,7 +3,7 @@
 use super::*;
 use crate::NoProgress;
 
-/// For experiments that need none.
+/// Hosts of experiments that need none.
 struct NoHosts;
 
 impl Hosts for NoHosts {
@@ -44,7 +44,7 @@ fn table2_is_the_same_again_from_its_seed() {
     }
     assert_eq!(ours("read-only", "WRITEs /op"), 0.0);
     assert!(ours("write-intensive", "WRITEs /op") > 0.05);
-    // What was not asked for at this scale neither holds nor fails.
+    // A check that does not apply at this scale neither holds nor fails.
     assert_eq!(report.failed().count(), 0);
     assert_eq!(report.checks.iter().filter(|check| check.holds == Some(true)).count(), 2);
     for row in &report.rows {
@@ -100,7 +100,8 @@ fn fig10_moves_ranges_and_loses_nothing() {
         let ours = |quantity| figure(&report, case, quantity);
         assert_eq!(ours("items whose last write is lost"), 0.0);
         assert!(ours("acknowledged writes") > 5_000.0);
-        // Of three caches three quarters, a half and a quarter are given away, each written twice.
+        // The three moves give away three quarters, a half and a quarter of a cache, each written
+        // twice.
         let written = ours("nodes written back, for each that a cache holds");
         assert!((0.5..3.1).contains(&written), "{case}: {written}");
         assert!(ours("longest operation inside, ms") > ours("longest operation outside, ms"));
@@ -110,7 +111,7 @@ fn fig10_moves_ranges_and_loses_nothing() {
     }
 }
 
-/// On a warm cache nothing goes over the fabric, whatever else the machine does.
+/// On a warm cache an operation does no remote operation, whatever else the machine does.
 #[test]
 fn a_cache_that_holds_all_needs_no_remote_operation() {
     let options = ReproOptions { scale: 0.0005, seed: 1, ..ReproOptions::default() };
@@ -144,7 +145,7 @@ fn names_are_read_and_listed() {
     }
 }
 
-/// Without a device, what operations need stands beside the programs', and how quick they are does not.
+/// Without a device the report compares costs with the programs', and no throughput.
 #[test]
 fn peers_are_set_beside_each_workload() {
     let options = ReproOptions { scale: 0.02, seed: 1, ..ReproOptions::default() };

@@ -24,7 +24,7 @@ use crate::{
 const PROGRESS_OPS: u64 = 1 << 10;
 /// Bits of a version below the writer's number.
 const VERSION_BITS: u32 = 40;
-/// Between two looks for an operation that somebody else may still make.
+/// Interval at which a client checks for an operation that another client may still make.
 const LOOK_NS: u64 = 1_000;
 
 /// A client with its own session, generator and buffers.
@@ -44,7 +44,7 @@ pub(super) struct Client {
     entries: Entries,
 }
 
-/// How a client comes by operations on keys of its own compute server.
+/// A client's source of operations on keys of its own compute server.
 pub(super) struct Route {
     pub(super) router: Arc<Router>,
     /// Its compute server.
@@ -53,7 +53,7 @@ pub(super) struct Route {
     pub(super) may_make: bool,
 }
 
-/// What operations a client makes.
+/// Source of a client's operations.
 enum Source {
     /// Inserts of its share of the items.
     Plan(LoadPlan),
@@ -61,14 +61,14 @@ enum Source {
     Workload,
 }
 
-/// What a client is to do.
+/// A client's work in a phase.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Job {
     /// Insert its share of the items.
     Load,
-    /// So many operations of the workload, one after the other.
+    /// As many operations of the workload, one after the other.
     Closed(u64),
-    /// So many operations of the workload, each at its time, `gap_ns` apart on average.
+    /// As many operations of the workload, each at its time, `gap_ns` apart on average.
     Open(u64, f64),
 }
 
@@ -84,22 +84,22 @@ impl Job {
     }
 }
 
-/// Where a client reports to.
+/// The state that a client shares with the other clients of its thread.
 pub(super) struct Desk {
-    /// What the thread's clients count.
+    /// The counts of the thread's clients.
     pub(super) tally: Rc<RefCell<Tally>>,
-    /// Where it goes when it is done.
+    /// Takes the client back when it is done.
     pub(super) gather: Gather<Client>,
-    /// Operations between which it lets the thread's other tasks go on; 0 if waiting for the
+    /// Operations after which a client yields to the thread's other tasks; 0 if waiting for the
     /// fabric does that.
     pub(super) yield_ops: u64,
 }
 
-/// What an operation found.
+/// Result of an operation.
 struct Found {
-    /// Whether the key was there.
+    /// True if the key was present.
     present: bool,
-    /// What is wrong with the answer.
+    /// The fault in the answer.
     wrong: Option<String>,
 }
 
@@ -142,7 +142,7 @@ impl Client {
         &self.session
     }
 
-    /// Does `job` as a task of its own and then hands itself in.
+    /// Does `job` as a task of its own and then hands the client to `gather`.
     pub(super) fn start(mut self, job: Job, desk: Desk) {
         let endpoint = self.session.endpoint().clone();
         self.route.iter_mut().for_each(|route| route.may_make = true);
@@ -158,7 +158,7 @@ impl Client {
         });
     }
 
-    /// The next operation; `None` if there is none for this client any more.
+    /// The next operation; `None` if there is none left for this client.
     async fn next_op(&mut self, source: &mut Source) -> Option<Op> {
         let Client { generator, context, key, route, session, .. } = self;
         let mut make = || match source {
@@ -172,7 +172,7 @@ impl Client {
             let next = route.router.next(route.server, &mut route.may_make, key, |key| {
                 let op = make()?;
                 if context.keys.write_key(op.item, key).is_err() {
-                    // Whoever is to do it finds out why.
+                    // The client that runs the operation meets the error again.
                     key.clear();
                 }
                 Some(op)
@@ -209,7 +209,7 @@ impl Client {
         let endpoint = self.session.endpoint().clone();
         let mut due_ns = endpoint.now_ns() as f64;
         let mut steps = 0;
-        // Those that are routed are counted by the router.
+        // The router counts routed operations.
         while (self.route.is_some() || steps < ops)
             && let Some(op) = self.next_op(&mut Source::Workload).await
         {
@@ -248,7 +248,7 @@ impl Client {
         desk.gather.advance(steps % PROGRESS_OPS);
     }
 
-    /// After an operation: tells how far it is, and lets others go on.
+    /// Reports progress after an operation, and yields to other tasks.
     #[inline]
     async fn pause(&self, steps: u64, desk: &Desk) {
         if steps.is_multiple_of(PROGRESS_OPS) {
@@ -259,7 +259,7 @@ impl Client {
         }
     }
 
-    /// Makes the key, and the value if there is one to be written.
+    /// Makes the key, and the value of a write.
     #[inline]
     fn prepare(&mut self, op: Op, version: u64) -> Result<(), IndexError> {
         let written = self.context.keys.write_key(op.item, &mut self.key);
@@ -327,7 +327,7 @@ impl Client {
         Ok(Found { present, wrong })
     }
 
-    /// Books an operation's answer; whether it is as it should be.
+    /// Counts an operation's answer; returns whether it is right.
     #[inline]
     fn settle(&self, op: Op, answer: Result<Found, IndexError>, desk: &Desk) -> bool {
         if op.kind == OpKind::Insert {

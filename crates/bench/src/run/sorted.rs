@@ -9,8 +9,8 @@ use crate::{
     values::ValueMaker,
 };
 
-/// Mixed keys that are sorted at one time: 256 MiB of them. More items are gone through once for
-/// each so many, which at a nanosecond an item costs less than sorting.
+/// Mixed keys that are sorted at one time: 256 MiB of them. With more items there is one pass for
+/// each such part, which at a nanosecond an item costs less than sorting.
 const PART_KEYS: u64 = 1 << 25;
 /// Pairs between two calls of [`Progress::advance`].
 const PROGRESS_PAIRS: u64 = 1 << 16;
@@ -154,7 +154,7 @@ impl Iterator for MixedKeys {
     }
 }
 
-/// The pairs of a bulk load, made as they are asked for.
+/// The pairs of a bulk load, made on demand.
 pub(crate) struct Pairs<'a> {
     items: SortedItems,
     keys: &'a KeyMaker,

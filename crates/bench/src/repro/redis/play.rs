@@ -2,9 +2,9 @@
 //!
 //! As many commands are under way as the workload has clients.
 //!
-//! Client `i` makes the same operations as client `i` of a bench with as many clients, one after the
-//! other; the commands of all are sent together, and an operation's time runs from the moment at
-//! which its command is put with those to be sent until its last reply has been looked at.
+//! Client `i` makes the same operations as client `i` of a bench with as many clients, one after
+//! the other. The commands of all are sent together. An operation's time runs from the queueing of
+//! its first command until the client has checked its last reply.
 //!
 //! | operation | commands |
 //! |---|---|
@@ -46,7 +46,7 @@ const VERSION_BITS: u32 = 40;
 /// Operations between two reports of progress.
 const PROGRESS_OPS: u64 = 1 << 10;
 
-/// What is played.
+/// A workload to run.
 #[derive(Clone, Debug)]
 pub(super) struct Piece {
     pub(super) workload: Workload,
@@ -60,7 +60,7 @@ pub(super) struct Piece {
     pub(super) seed: u64,
 }
 
-/// What came of it.
+/// The result of a run.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Played {
     pub(super) phase: PhaseReport,
@@ -73,7 +73,7 @@ pub(super) struct Played {
 }
 
 impl Piece {
-    /// Whether the keys are in a sorted set, too.
+    /// Returns whether a sorted set holds the keys as well.
     fn is_ordered(&self) -> bool {
         self.workload.mix.share(OpKind::Scan) > 0.0
     }
@@ -175,10 +175,10 @@ pub(super) fn set_all(
     Ok(())
 }
 
-/// A client: what it does next.
+/// One client and its next operations.
 struct Lane {
     generator: OpGenerator,
-    /// Operations that it still begins.
+    /// Operations that it has not begun.
     left: u64,
     version: u64,
 }
@@ -191,7 +191,7 @@ struct Waiting {
     step: Step,
 }
 
-/// What a reply is to.
+/// Meaning of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     /// The first of two commands that are sent together.
@@ -204,11 +204,11 @@ enum Step {
     OldValue,
     /// A scan's keys.
     Range,
-    /// A scan's values: so many, and whether the first is that of the operation's item.
+    /// A scan's values: their number, and whether the first is that of the operation's item.
     Values(u32, bool),
 }
 
-/// All that goes on.
+/// State of the run of a workload.
 struct Stage<'a> {
     piece: &'a Piece,
     space: &'a ItemSpace,
@@ -253,7 +253,7 @@ impl<'a> Stage<'a> {
         })
     }
 
-    /// Does `ops` operations, shared out among the clients; how many seconds it took.
+    /// Does `ops` operations, shared out among the clients; returns the seconds that they took.
     fn run(
         &mut self,
         wire: &mut Wire,
@@ -288,7 +288,7 @@ impl<'a> Stage<'a> {
         self.since.elapsed().as_nanos() as u64
     }
 
-    /// Has a client begin its next operation, if it has one.
+    /// Begins a client's next operation, if it has one.
     fn begin(&mut self, lane: usize) -> Result<(), ReproError> {
         let Lane { generator, left, version } = &mut self.lanes[lane];
         if *left == 0 {
@@ -417,7 +417,7 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// What is wrong with the value of an item.
+    /// Returns the fault in the value of an item, if there is one.
     fn check_value(&self, item: u64, value: Option<&[u8]>) -> Option<String> {
         match value {
             None if self.all_present => Some("a key that must be there is absent".to_owned()),
@@ -428,7 +428,7 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// Whether a scan's first key is that of its item, which is `self.key`; or what is wrong.
+    /// Returns whether a scan's first key is that of its item, which is `self.key`; or the fault.
     fn check_range(&self, op: Op, keys: Items<'_>) -> Result<bool, &'static str> {
         let first = { keys }.next().flatten();
         let present = first.is_some_and(|key| key == self.key);
@@ -445,7 +445,7 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// What is wrong with a scan's values.
+    /// Returns the fault in a scan's values, if there is one.
     fn check_values(
         &self,
         item: u64,
@@ -522,7 +522,7 @@ mod tests {
         }
     }
 
-    /// Keys and sorted set stay of one mind, and inserts are as many as were made.
+    /// Keys and sorted set agree, and there are as many inserts as were made.
     #[test]
     fn inserts_are_there() {
         let Some(server) = start("inserts_are_there") else { return };
