@@ -15,25 +15,25 @@ pub use farleaf_pool::canary::Canary;
 use crate::run::{Failure, run};
 use crate::scenario::{Choices, Scenario, Workload};
 
-/// What became of one canary.
+/// Result of the hunt for one canary.
 #[derive(Clone, Debug)]
 pub struct CanaryResult {
     /// The bug.
     pub canary: Canary,
     /// Seeds that were run, the one that found it included.
     pub seeds: u64,
-    /// What found it; `None` if nothing did.
+    /// The scenario and failure that found it; `None` if none did.
     pub found: Option<(Scenario, Failure)>,
-    /// What fails without it, too: a bug that nobody seeded.
+    /// A scenario that fails without it as well: a bug that nobody seeded.
     pub unseeded: Option<(Scenario, Failure)>,
-    /// What it took.
+    /// Time of the hunt.
     pub elapsed: Duration,
 }
 
-/// Hunts `canaries`, each with at most `seeds_max` seeds, on so many threads. `choices` pins what its
-/// scenarios have in common; what that leaves open of engine and workload is what suits the bug. `stop`
-/// ends it early, leaving out those that were not found by then; `each` is told of every one that is
-/// done.
+/// Hunts `canaries` on `threads` threads, each with at most `seeds_max` seeds. `choices` pins what
+/// the scenarios have in common; engine and workload that it leaves open are chosen to suit the
+/// bug. `stop` ends the hunt early, without the canaries not found until then. The hunt calls
+/// `each` for every canary that is done.
 pub fn hunt(
     canaries: &[Canary],
     choices: &Choices,
@@ -59,9 +59,8 @@ pub fn hunt(
     done
 }
 
-/// The scenarios that such a bug is looked for with: those of the engine that lists it. Bugs that no engine
-/// lists are the pool's: they are looked for with clients that go from one object to the next for as long
-/// as any.
+/// Returns the scenarios to hunt a bug with: those of the engine that lists it. Bugs that no engine
+/// lists are the pool's: their clients go from one object to the next for as long as any.
 fn ground(canary: Canary) -> Choices {
     match Engine::ALL.iter().find(|engine| engine.has_canary(canary)) {
         Some(engine) => Choices { engine: Some(*engine), ..Choices::default() },

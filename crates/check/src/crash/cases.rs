@@ -86,7 +86,7 @@ pub(super) fn table(engine: Engine) -> Vec<(&'static str, State)> {
     cases.into_iter().filter(|(_, state)| has_change(state)).collect()
 }
 
-/// The actor makes nodes go first, and a level if `shrinks`, so that it has something retired.
+/// The actor makes nodes go first, and a level if `shrinks`, so that it has retired something.
 fn merge_then(action: Action, shrinks: bool) -> State {
     let change = if shrinks { Change::Shrink(3) } else { Change::LeafMerge };
     State::new(Script::Shrink(14, change, Order::Up), Deed::Do(action))

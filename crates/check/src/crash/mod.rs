@@ -2,12 +2,13 @@
 //!
 //! It dies before the operation, after it, or within it.
 //!
-//! A [`CrashCase`] is an action of a compute server (an insert, a scan, joining, recovery itself)
-//! in a state in which it does something particular (split a leaf, grow the root, take the last
-//! object of a block). A run without a death counts its remote operations; then there is one run
-//! for each operation and each way to die there. In each, the survivors go on at once: two clients
-//! read and change the keys concerned and their neighbours, a third recovers the dead; a compute
-//! server that was only stopped goes on after that. Checked are:
+//! A [`CrashCase`] is an action of a compute server in a state in which it does something
+//! particular. Actions are an insert, a scan, joining, recovery itself; states let it split a leaf,
+//! grow the root, take the last object of a block. A run without a death counts the action's remote
+//! operations. Then there is one run for each operation and each way to die there. In each, the
+//! survivors go on at once: two clients read and change the keys concerned and their neighbours, a
+//! third recovers the dead. A compute server that was only stopped goes on after that. The lab
+//! checks:
 //!
 //! - `CHECK-1` The answers of all clients have an order in which each is right, with the dead
 //!   action done at some moment or never.
@@ -16,7 +17,7 @@
 //!   live, free or retired. An object that the dead had taken out of a table, in a survivor's block,
 //!   may be lost until the survivor has also left and a sweep has passed the block; the run does both.
 //! - `CHECK-4` Every entry of the member, client and root tables can be had again.
-//! - `CHECK-5` A zombie changes no word, and is told that it has been cut off.
+//! - `CHECK-5` A zombie changes no word, and learns that it has been cut off.
 //! - `CHECK-6` All this takes bounded virtual time, and no survivor meets an error.
 //!
 //! A point has a name, `ENGINE/u64-tiny/insert-root-growth#k=7,within=prefix:3`, and everything that
@@ -46,8 +47,8 @@ use crate::world::Fault;
 use formats::Format;
 use state::{Found, State};
 
-/// One action in one state, on a table of one engine and format. Clones share what has been found
-/// out about it.
+/// One action in one state, on a table of one engine and format. Clones share the state that the
+/// first of them has found.
 #[derive(Clone)]
 pub struct CrashCase(Arc<Case>);
 
@@ -64,13 +65,13 @@ struct Prepared {
     ops: Vec<CountedOp>,
 }
 
-/// A death after which something was not as it should be.
+/// A death after which a check failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{name}: {what}")]
 pub struct CrashFailure {
-    /// What [`by_name`] takes to run it again.
+    /// The name by which [`by_name`] runs it again.
     pub name: String,
-    /// What was wrong.
+    /// The check's finding.
     pub what: String,
 }
 
@@ -92,11 +93,11 @@ pub fn cases() -> Vec<CrashCase> {
     cases
 }
 
-/// Runs the one point that `name` says, as in
+/// Runs the point called `name`, as in
 /// `ENGINE/u64-tiny/insert-root-growth#k=7,within=prefix:3`.
 ///
 /// # Errors
-/// What was wrong; also that there is no such point.
+/// The failed check; also a name that stands for no point.
 pub fn by_name(name: &str) -> Result<(), CrashFailure> {
     let none = |what: &str| CrashFailure { name: name.to_string(), what: what.to_string() };
     let (case, point) = name.split_once('#').ok_or_else(|| none("no # between case and point"))?;
@@ -112,8 +113,8 @@ impl CrashCase {
         &self.0.name
     }
 
-    /// Every point at which the compute server can die in it. The first call finds the state and
-    /// makes a run without a death.
+    /// Every point at which the compute server can die. The first call finds the state and makes a
+    /// run without a death.
     ///
     /// # Errors
     /// If there is no such state, or the action fails without a death.
@@ -130,11 +131,11 @@ impl CrashCase {
         Ok(self.prepared()?.ops.len())
     }
 
-    /// Dies at `point`, takes over and checks everything. Some milliseconds of real time. Gives the
-    /// number of objects that only a later sweep found (`CHECK-3`).
+    /// Dies at `point`, takes over and checks everything. Takes some milliseconds of real time.
+    /// Returns the number of objects that only a later sweep found (`CHECK-3`).
     ///
     /// # Errors
-    /// What was wrong.
+    /// The failed check.
     pub fn run(&self, point: CrashPoint) -> Result<u64, CrashFailure> {
         let prepared = self.prepared()?;
         let Case { seed, format, state, .. } = &*self.0;

@@ -1,8 +1,7 @@
 //! Crash run: a compute server dies in its action, others take over, and the lab checks everything.
 //!
-//! Compute server 0 survives and has three sessions, 1 acts, 2 dies in preludes. Everything before the
-//! action is the same in every run of a case, bit by bit, so that operation `k` of one run is that of
-//! all.
+//! Compute server 0 survives and has three sessions, 1 acts, 2 dies in set-ups. Up to the action
+//! all runs of a case are the same, bit by bit, so that operation `k` of one run is that of all.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -41,21 +40,21 @@ struct Stage {
     survivors: [Session; 3],
     index: AnyIndex,
     actor: Actor,
-    /// What the table holds.
+    /// Content of the table.
     model: BTreeMap<Vec<u8>, Vec<u8>>,
     /// Numbers of its keys.
     numbers: Vec<u32>,
-    /// What the third compute server has begun.
+    /// The call that the third compute server has begun.
     pending: Option<Event>,
     members: usize,
 }
 
-/// The actor's own end of the story.
+/// The actor's result.
 #[derive(Debug, Default)]
 struct Outcome {
-    /// When the action ended, and how.
+    /// End and result of the action.
     ended: Option<(u64, Result<Answer, IndexError>)>,
-    /// What it could do afterwards.
+    /// Results of its operations afterwards.
     later: Option<(Result<(), IndexError>, Result<(), IndexError>)>,
 }
 
@@ -75,7 +74,7 @@ impl Stage {
         let (sim, first) = SmallWorld::new(seed, 3).start()?;
         let mut steps = found.steps.clone();
         let (survivors, index, actor) = sim.block_on(async {
-            // All on one thread: they share its buffers, too.
+            // All on one thread, to share its buffers as well.
             let second = first.pool().session(first.endpoint().clone()).await?;
             let third = first.pool().session(first.endpoint().clone()).await?;
             let index = create(&first, TABLE, &format.table).await?;
@@ -101,7 +100,7 @@ impl Stage {
                 }
                 other.close(filler).await?;
             }
-            // What somebody has to itself is the actor's from here on.
+            // From here on the actor owns what a single owner may have to itself.
             index.close(&first).await?;
             let index = open(&first, TABLE).await?;
             if let Some((session, index)) = &actor.member {
@@ -113,16 +112,16 @@ impl Stage {
                     steps.push(own);
                 }
                 if found.action == Action::Recover {
-                    // Nothing of its own, so that all that it does is for others.
+                    // Give up its own share, so that it works for others only.
                     settle(session).await?;
                 }
             }
             if let (Some((session, index)), true) = (&mut actor.member, found.prelude.is_some()) {
-                // The third's, in its prelude.
+                // The third's share, in its set-up.
                 index.close(session).await?;
                 *index = open(session, TABLE).await?;
             }
-            // Whoever has sessions that do nothing is to be idle.
+            // Sessions that do nothing are to be idle.
             settle(&first).await?;
             Ok::<_, Fault>(([first, second, third], index, actor))
         })??;
@@ -145,8 +144,8 @@ impl Stage {
         Ok(stage)
     }
 
-    /// The third compute server dies in `action`; it is recovered only if that is not what the actor
-    /// is to do.
+    /// Lets the third compute server die in `action`, and recovers it unless that is the actor's
+    /// work.
     fn third(&mut self, action: Action, plan: CrashPlan, state: &State) -> Result<(), Fault> {
         let fabric = self.sim.fabric(THIRD);
         let endpoint = fabric.any_endpoint()?;
@@ -213,14 +212,14 @@ async fn warm_up(
     }
     drop(pin);
     index.get(session, &format.key(1), &mut Vec::new()).await?;
-    // An engine with a cache merges what is cached: all leaves, those that have become empty, too.
+    // An engine with a cache merges cached leaves only: cache all of them, empty ones included.
     for key in (1..=NUMBERS_MAX).filter(|_| index.engine().traits().cached) {
         index.get(session, &format.key(10 * key), &mut Vec::new()).await?;
     }
     Ok(())
 }
 
-/// Sets the actor to work.
+/// Starts the actor.
 fn start(sim: &Sim, compute: usize, actor: Actor, action: Action) -> Rc<RefCell<Outcome>> {
     let outcome = Rc::<RefCell<Outcome>>::default();
     let result = Rc::clone(&outcome);
@@ -237,7 +236,7 @@ fn start(sim: &Sim, compute: usize, actor: Actor, action: Action) -> Rc<RefCell<
     outcome
 }
 
-/// Runs until the plan has been carried out and all has landed that it lets land.
+/// Runs until the plan is carried out, and all operations that it lets land have landed.
 fn wait_for_death(sim: &Sim, fabric: &SimFabric, outcome: &RefCell<Outcome>) -> Result<(), Fault> {
     let limit_ns = sim.now_ns() + ACTION_NS_MAX;
     while !fabric.has_fired() || fabric.has_in_flight() {
@@ -270,17 +269,17 @@ fn wait_for_end(sim: &Sim, outcome: &RefCell<Outcome>, has_later: bool) -> Resul
     Ok(())
 }
 
-/// Runs the action to its end; the remote operations that it consists of.
+/// Runs the action to its end; returns the remote operations that it consists of.
 ///
 /// # Errors
-/// Also if the action does not do what the state is there for.
+/// Also if the action does not make the change that the state is there for.
 pub(super) fn dry(
     seed: u64,
     format: &Format,
     state: &State,
     found: &Found,
 ) -> Result<Vec<CountedOp>, Fault> {
-    // In a run of its own: looking would change what comes after it.
+    // In a run of its own: looking would change the later operations.
     let (before, retired_before) = match found.prelude {
         Some(_) => (None, 0),
         None => {
@@ -307,7 +306,7 @@ pub(super) fn dry(
     sim.spawn(ACTOR, async move {
         let answer = actor.act(action).await;
         let ops = own.recorded_ops();
-        // What it has to itself is looked at by others.
+        // Others look at what it has to itself.
         let closed = match &actor.member {
             Some((session, index)) => index.close(session).await,
             None => Ok(()),
@@ -371,8 +370,8 @@ pub(super) fn unfinished_after(
     })?
 }
 
-/// Dies at `point`, takes over, checks. Gives the number of objects that were lost until the blocks
-/// that they are in had no owner any more, and were swept.
+/// Dies at `point`, takes over, checks. Returns the number of objects that were lost until their
+/// blocks had no owner any more, and were swept.
 pub(super) fn run(
     seed: u64,
     format: &Format,
@@ -396,8 +395,8 @@ pub(super) fn run(
     let log = Log::default();
     let involved = survivors::involved(&numbers, action, found.prelude.map(|(before, _)| before));
     let takers = Survivor { format: *format, index: index.clone(), log: log.clone() };
-    // A death after an operation leaves what a death before the next one does: so each such state
-    // meets both orders.
+    // A death after an operation leaves the same state as a death before the next one: so each such
+    // state meets both orders.
     let at_once = matches!(point.0.way, CrashWay::After | CrashWay::PauseAfter | CrashWay::Skip)
         || matches!(point.0.way, CrashWay::Within(_) if point.0.op % 2 == 1);
     let recovered = survivors::take_over(&sim, &survivors, &takers, action, &involved, at_once)
@@ -499,7 +498,7 @@ fn told(outcome: &Outcome) -> Result<Option<(u64, Answer)>, Fault> {
     match &outcome.ended {
         None => Ok(None),
         Some((at_ns, Ok(answer))) => Ok(Some((*at_ns, answer.clone()))),
-        // Closed says nothing about the change that was under way.
+        // Closed tells nothing about the change that was under way.
         Some((_, Err(IndexError::Closed(_) | IndexError::OutcomeUnknown(_)))) => Ok(None),
         Some((at_ns, Err(IndexError::Unavailable(_)))) => Ok(Some((*at_ns, Answer::Nothing))),
         Some((_, Err(error))) => {
@@ -508,7 +507,7 @@ fn told(outcome: &Outcome) -> Result<Option<(u64, Answer)>, Fault> {
     }
 }
 
-/// The stopped actor goes on, cut off: nothing changes any more, and it is told so.
+/// The stopped actor goes on, cut off: no word changes any more, and its operations report so.
 fn zombie(
     sim: &Sim,
     fabric: &SimFabric,
@@ -518,7 +517,7 @@ fn zombie(
     is_member: bool,
 ) -> Result<(), Fault> {
     if matches!(action, Action::Join | Action::Leave) {
-        // Who is not a member, or not yet, or not any more, need not be cut off by the others.
+        // The others need not cut off a compute server that is not a member.
         let client = Client::new(session.endpoint().clone());
         sim.block_on(async { client.fence_everywhere(fabric.incarnation()).await })??;
     }
@@ -526,7 +525,7 @@ fn zombie(
     fabric.resume();
     wait_for_end(sim, outcome, is_member)?;
     let limit_ns = sim.now_ns() + ACTION_NS_MAX;
-    // Tasks that it has left behind, and their last operations.
+    // Tasks of the actor, and their last operations.
     while sim.live_tasks() > 0 || fabric.has_in_flight() {
         sim.run_until(sim.now_ns() + 100_000)?;
         if sim.now_ns() > limit_ns {
@@ -552,7 +551,7 @@ fn zombie(
     }
 }
 
-/// The survivor leaves, and whoever comes next sweeps its blocks: then every object is there again.
+/// The survivor leaves, and the next member sweeps its blocks: then every object is there again.
 async fn sweep_all(sessions: [Session; 3], index: AnyIndex) -> Result<(), Fault> {
     let [first, second, third] = sessions;
     index.close(&first).await?;
@@ -580,7 +579,7 @@ fn snapshot(sim: &Sim) -> Vec<Vec<u64>> {
         .collect()
 }
 
-/// Every entry of member and client tables that nobody living has is to be had again.
+/// Every entry of the member and client tables without a living owner can be claimed again.
 async fn vacancies(session: &Session, living: &[Session]) -> Result<(), Fault> {
     let options = *session.pool().geometry().options();
     let mut members = Vec::new();

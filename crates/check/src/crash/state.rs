@@ -18,7 +18,7 @@ const HUNT_KEYS: u32 = 120;
 /// Keys are tens up to this many.
 pub(super) const NUMBERS_MAX: u32 = 127;
 
-/// Which way keys are added or removed.
+/// The order in which keys are added or removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
     Up,
@@ -27,7 +27,7 @@ pub(super) enum Order {
     Mixed,
 }
 
-/// What the action does to the nodes.
+/// The change that the action makes to the nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Change {
     /// Nothing, in a tree of two levels or more.
@@ -38,22 +38,22 @@ pub(super) enum Change {
     FirstGrowth,
     /// A leaf and its parent, which is not the root, are split.
     InnerSplit,
-    /// Everything up to the root is split, at so many levels before.
+    /// Everything up to the root is split, in a tree of this many levels before.
     Growth(usize),
     /// A leaf is merged away.
     LeafMerge,
     /// A leaf and its parent are merged away.
     InnerMerge,
-    /// The tree loses a level, of so many before.
+    /// The tree loses a level, of this many before.
     Shrink(usize),
 }
 
 impl Change {
-    /// Whether it is what lies between two walks.
+    /// Returns whether this change lies between two walks.
     fn is_between(self, before: &TableReport, after: &TableReport) -> bool {
         let (b, a) = (&before.nodes_per_level, &after.nodes_per_level);
         let (from, to) = (b.len(), a.len());
-        // By how much the numbers of leaves and of their parents change.
+        // Differences of the numbers of leaves and of their parents.
         let by = |level: usize| -> i64 {
             let count = |nodes: &[u64]| nodes.get(level).map_or(0, |count| *count as i64);
             count(a) - count(b)
@@ -81,19 +81,19 @@ pub(super) enum Step {
     Remove(u32),
 }
 
-/// How the table is filled.
+/// The way to fill the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Script {
-    /// Keys 10, 20 and so on, so many.
+    /// This many keys: 10, 20 and so on.
     Keys(u32),
     /// Keys are added until the next one makes the change.
     Grow(Change, Order),
-    /// So many keys; they are removed until the next removal makes the change.
+    /// This many keys; they are removed until the next removal makes the change.
     Shrink(u32, Change, Order),
 }
 
 impl Script {
-    /// Whether the change that was hunted for, if any, lies between two walks.
+    /// Returns whether the change that the hunt is for, if any, lies between two walks.
     pub(super) fn is_reached(self, before: &TableReport, after: &TableReport) -> bool {
         match self {
             Script::Keys(_) => true,
@@ -104,42 +104,42 @@ impl Script {
     }
 }
 
-/// What the compute server does, in terms of what the hunt has found.
+/// The step of the compute server under test, in terms of the hunt's result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Deed {
-    /// This.
+    /// A fixed action.
     Do(Action),
-    /// What makes the change that was hunted for.
+    /// The action that makes the change.
     Found,
-    /// Something else, about the key that was found, or the existing one before it.
+    /// Another action, on the key that the hunt has found, or on the existing one before it.
     Get,
     InsertBeside,
     RemoveBefore,
 }
 
-/// What happens between filling and the action.
+/// The set-up between filling and the action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Prelude {
     Nothing,
-    /// A third compute server begins what was found, leaves the split unfinished, and dies; it is
-    /// recovered.
+    /// A third compute server begins the action that the hunt has found, leaves the split
+    /// unfinished, and dies; the survivor recovers it.
     Unfinished,
-    /// A third compute server begins what was found and dies in the middle of the WRITE that is so
-    /// many from the last one, and is not recovered.
+    /// A third compute server begins the action that the hunt has found, and dies in a WRITE: the
+    /// one this many before the last. Nobody recovers it.
     Died(usize),
 }
 
-/// A state, and what is done in it.
+/// A state, and the step from it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct State {
     pub(super) script: Script,
     pub(super) deed: Deed,
     pub(super) prelude: Prelude,
-    /// The table is filled by the compute server that acts, so that its blocks hold the nodes.
+    /// The compute server that acts fills the table, so that its blocks hold the nodes.
     pub(super) by_actor: bool,
-    /// It has no block yet, and does not know the table's root.
+    /// The compute server has no block yet, and does not know the table's root.
     pub(super) is_cold: bool,
-    /// Its blocks are full.
+    /// The compute server's blocks are full.
     pub(super) is_exhausted: bool,
     /// There is a second table.
     pub(super) has_other: bool,
@@ -166,7 +166,7 @@ pub(super) struct Found {
     /// A last step, which the actor makes itself.
     pub(super) own_step: Option<Step>,
     pub(super) action: Action,
-    /// What the third compute server does, and where it dies.
+    /// The third compute server's action, and the point at which it dies.
     pub(super) prelude: Option<(Action, CrashPlan)>,
 }
 
@@ -274,7 +274,7 @@ fn hunt(
     })?
 }
 
-/// Where the third compute server has to die.
+/// Finds the point at which the third compute server has to die.
 fn prelude(
     seed: u64,
     format: &Format,

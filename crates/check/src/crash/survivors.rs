@@ -14,7 +14,7 @@ use super::formats::Format;
 use crate::history::{Answer, Call, Event};
 use crate::world::{Fault, ask, create, open};
 
-/// Virtual time that taking over may take.
+/// Virtual time in which the survivors must finish.
 const LIMIT_NS: u64 = 1_000_000_000;
 
 /// The events of a run, in the order in which they ended.
@@ -27,7 +27,7 @@ impl Log {
     }
 }
 
-/// Makes calls and notes them.
+/// Makes calls and records them.
 #[derive(Clone)]
 pub(super) struct Survivor {
     pub(super) format: Format,
@@ -119,7 +119,7 @@ impl Survivor {
     }
 }
 
-/// The keys that are read and changed: that of the action, its neighbours, and one that is absent
+/// The keys that survivors read and change: the action's key, its neighbours, and an absent one
 /// between them.
 pub(super) fn involved(numbers: &[u32], action: Action, before: Option<Action>) -> Vec<u32> {
     if let Action::BulkLoad(count) = action {
@@ -205,7 +205,7 @@ async fn recover_all(session: &Session, total: &RefCell<Recovered>) -> Result<()
     Ok(())
 }
 
-/// Two survivors come upon the table that the dead was making or dropping.
+/// Two survivors meet the table that the dead was making or dropping.
 async fn meet_other(
     session: &Session,
     format: &Format,
@@ -245,7 +245,7 @@ async fn meet_other(
     }
 }
 
-/// What must hold of the second table in the end.
+/// Checks the second table at the end.
 pub(super) async fn check_others(
     session: &Session,
     format: &Format,
@@ -268,7 +268,7 @@ pub(super) async fn check_others(
         }
         _ => return Ok(()),
     }
-    // Every entry of the root table can be had.
+    // Every entry of the root table can be claimed.
     let tables = session.pool().geometry().options().tables_max;
     let names: Vec<String> = (1..tables).map(|number| format!("more {number}")).collect();
     for name in &names {
@@ -280,7 +280,7 @@ pub(super) async fn check_others(
     Ok(())
 }
 
-/// A bulk load has happened for everybody or for nobody.
+/// A bulk load has happened for all survivors or for none.
 pub(super) fn check_bulk(
     events: &[Event],
     pairs: &Pairs,

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::{Answer, Call, LineFault};
 
-/// What one line says.
+/// Content of one line.
 pub(super) enum Line {
     Header,
     Initial {
@@ -27,7 +27,7 @@ pub(super) enum Line {
         call: Call,
         from_ns: u64,
     },
-    /// The result, which only its call tells how to read.
+    /// The result, which is read by the kind of its call.
     End {
         number: u64,
         to_ns: u64,
@@ -38,7 +38,7 @@ pub(super) enum Line {
 /// Version of the format.
 pub(super) const VERSION: u64 = 1;
 
-/// The fields of a line that nobody has taken yet.
+/// The fields of a line that are not yet taken.
 struct Fields(Map<String, Value>);
 
 impl Fields {

@@ -21,7 +21,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 use super::ops::{NONE, Op, State};
 
-/// How a search ended.
+/// Result of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// There is an order.
@@ -35,7 +35,7 @@ pub(super) enum Verdict {
     GaveUp,
 }
 
-/// What a second search of an impossible history writes down.
+/// Record of a second search of an impossible history.
 #[derive(Debug, Default)]
 pub(super) struct Trace {
     /// The longest order that got as far as any: operation, and state after it.
@@ -50,7 +50,7 @@ pub(super) struct Trace {
 #[derive(Clone, Copy)]
 struct Frame {
     op: u32,
-    /// No alternative need be tried.
+    /// There is no alternative to try.
     forced: bool,
     state: State,
     run: Run,
@@ -66,7 +66,7 @@ struct Run {
 /// The last operation placed was an answered one.
 const NO_RUN: Run = Run { base: NONE, prev: NONE };
 
-/// Its input is random already.
+/// Hasher for keys that are random already.
 #[derive(Default)]
 struct Low(u64);
 
@@ -83,7 +83,7 @@ impl Hasher for Low {
 /// Searches; keeps its memory from one key to the next.
 #[derive(Default)]
 pub(super) struct Search {
-    /// Per entry of the list (0 is its head): the operation, and whether it is its return.
+    /// For each entry of the list (0 is its head): the operation, and true for its return.
     entries: Vec<(u32, bool)>,
     next: Vec<u32>,
     prev: Vec<u32>,
@@ -91,7 +91,8 @@ pub(super) struct Search {
     call: Vec<u32>,
     back: Vec<u32>,
     placed: Vec<bool>,
-    /// Operations without an answer, in order of their calls, and the one before that does the same.
+    /// Operations without an answer, in order of their calls, and the one before that does the
+    /// same.
     unknown: Vec<(u32, u32)>,
     returns: Vec<u32>,
     frames: Vec<Frame>,
@@ -103,7 +104,7 @@ pub(super) struct Search {
 
 impl Search {
     /// Looks for an order of `ops`, sorted by the times of their calls, from `initial` on. Takes
-    /// what it uses from `steps`.
+    /// its steps from `steps`.
     pub(super) fn run(
         &mut self,
         ops: &[Op],
@@ -175,7 +176,7 @@ impl Search {
         }
     }
 
-    /// Whether the answered operation `op` can be placed now.
+    /// Returns whether the answered operation `op` can be placed now.
     fn fits(&self, ops: &[Op], op: u32, run: Run) -> bool {
         let op = &ops[op as usize];
         self.is_ready(op)
@@ -187,7 +188,7 @@ impl Search {
         op.after == NONE || self.placed[op.after as usize]
     }
 
-    /// What to try after `op` has been in vain.
+    /// Returns the operation to try after `op` has failed.
     fn alternative(&self, ops: &[Op], op: u32, run: Run, steps: &mut u64) -> Option<u32> {
         let mut first = 0;
         let mut at = self.next[0];

@@ -37,13 +37,13 @@ struct Server {
 }
 
 enum State {
-    /// What it says on standard output goes into the file, and it was started then.
+    /// Started at this time; its standard output goes into the file.
     Starting(Child, PathBuf, u64),
     Serving(Child),
     Gone,
 }
 
-/// When a memory server that was started again began to, and when it listened.
+/// Begin and end of a memory server's new start: when it was started and when it listened.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Started {
     pub(super) server: usize,
@@ -55,7 +55,7 @@ impl<'a> Memory<'a> {
     /// Starts them over new files in `folder`, and waits until they listen or `stop` is set.
     ///
     /// # Errors
-    /// What the system says, or what one says that does not start.
+    /// The system's error, or the output of a server that does not start.
     pub(super) fn start(
         config: &Config,
         network: &'a Network,
@@ -85,7 +85,7 @@ impl<'a> Memory<'a> {
         self.servers.len()
     }
 
-    /// Where each listens while it is there.
+    /// Addresses at which the servers listen; none while one is away.
     pub(super) fn targets(&self) -> Vec<Target> {
         self.servers.iter().map(|server| Arc::clone(&server.target)).collect()
     }
@@ -100,7 +100,7 @@ impl<'a> Memory<'a> {
         format!("tcp://{}", addresses.join(","))
     }
 
-    /// Whether it serves, or would if it were not stopped.
+    /// Returns whether it serves, or would if it were not stopped.
     pub(super) fn is_there(&self, number: usize) -> bool {
         matches!(self.servers[number].state, State::Serving(_))
     }
@@ -125,10 +125,10 @@ impl<'a> Memory<'a> {
         }
     }
 
-    /// Starts it over its file; [`Memory::look`] says when it listens.
+    /// Starts it over its file; [`Memory::look`] tells when it listens.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(super) fn start_again(&mut self, number: usize) -> io::Result<()> {
         self.starts += 1;
         let name = format!("memory-{number}-{}", self.starts);
@@ -153,10 +153,10 @@ impl<'a> Memory<'a> {
         Ok(())
     }
 
-    /// Those that have come to listen since the last look.
+    /// Returns the servers that listen since the last call.
     ///
     /// # Errors
-    /// What one says that has ended, although nobody has told it to.
+    /// The output of a server that has ended by itself.
     pub(super) fn look(&mut self) -> io::Result<Vec<Started>> {
         let mut started = Vec::new();
         for (number, server) in self.servers.iter_mut().enumerate() {
@@ -204,7 +204,7 @@ fn set(target: &Mutex<Option<SocketAddr>>, address: Option<SocketAddr>) {
     *target.lock().unwrap_or_else(PoisonError::into_inner) = address;
 }
 
-/// Where it says that it listens, once the whole line is there.
+/// Returns the address that it has printed, once the whole line is there.
 fn address_in(output: &Path) -> io::Result<Option<SocketAddr>> {
     let said = fs::read_to_string(output)?;
     let Some((line, _)) = said.split_once('\n') else { return Ok(None) };

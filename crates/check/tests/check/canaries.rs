@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use farleaf_check::canaries::{Canary, hunt};
 use farleaf_check::scenario::Choices;
 
-/// Found within a hundred seeds or two when this was written.
+/// Canaries that took at most a hundred seeds or two.
 const QUICK: &[Canary] = &[
     Canary::UnlockBeforeWrite,
     Canary::AnswerBeforeWrite,
@@ -28,7 +28,7 @@ const QUICK: &[Canary] = &[
 
 #[test]
 fn seeded_bugs_are_found() {
-    // A seeded bug may panic, which says nothing. Panics of other tests are still printed.
+    // A seeded bug may panic, which means nothing here. Panics of other tests are still printed.
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         if !Canary::ALL.iter().any(|canary| canary.is_armed()) {

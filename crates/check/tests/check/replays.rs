@@ -1,12 +1,12 @@
 //! Replays: command lines that once showed a bug pass.
 //!
-//! A line keeps its meaning only as long as seeds draw the same scenarios. So each line states all that
-//! matters, as `--shrink` left it, and the test beside the mended code stays the proof.
+//! A line keeps its meaning only as long as seeds draw the same scenarios. So each line states all
+//! that matters, as `--shrink` left it, and the test beside the mended code stays the proof.
 
 use farleaf_check::run::run;
 use farleaf_check::scenario::Choices;
 
-/// What went wrong, and how to see it.
+/// Past bugs, each with the command line that showed it.
 const FOUND: &[(&str, &str)] = &[
     (
         "two sessions of one member took the same free block; the second, refused, noted the block \

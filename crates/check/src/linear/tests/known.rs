@@ -183,7 +183,7 @@ fn a_scan_returns_what_was_there_throughout() {
     let violation = wrong(initial, vec![event(1, 0, 10, scan(9), pairs(&[all[0], all[2]]))]);
     let Violation::Key(violation) = violation else { panic!("{violation}") };
     assert_eq!(violation.key, b"b");
-    // The limit ends what it has looked at.
+    // The limit ends the range that it has looked at.
     right(initial, vec![event(1, 0, 10, scan(2), pairs(&all[..2]))]);
     right(initial, vec![event(1, 0, 10, scan(0), pairs(&[]))]);
     wrong(initial, vec![event(1, 0, 10, scan(2), pairs(&[all[0], all[2]]))]);
@@ -236,7 +236,7 @@ fn a_scan_sees_values_of_its_own_time() {
     }
     let violation = wrong(&[("k", "0")], events("0"));
     let Violation::Key(violation) = violation else { panic!("{violation}") };
-    // What was certain before does not clutter the example.
+    // The example leaves out what was certain before.
     assert_eq!(violation.starts, [Held::Unseen]);
     assert!(violation.rows.iter().all(|row| row.event != 0), "{:?}", violation.rows);
 }
