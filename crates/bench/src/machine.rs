@@ -20,7 +20,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// This machine, as `/proc` tells it.
+    /// This machine, by `/proc`.
     pub fn detect() -> Self {
         let read = |path| fs::read_to_string(path).unwrap_or_default();
         let kernel = [read("/proc/sys/kernel/ostype"), read("/proc/sys/kernel/osrelease")];

@@ -336,7 +336,7 @@ pub struct Row {
 }
 
 impl Report {
-    /// The rows of a table that tells this report to people, group after group.
+    /// The rows of a table for people, group after group.
     pub fn rows(&self) -> Vec<Row> {
         let mut rows = Vec::new();
         let mut add = |group, name: &str, value| {

@@ -23,7 +23,7 @@ pub(super) const NUMBERS_MAX: u32 = 127;
 pub(super) enum Order {
     Up,
     Down,
-    /// To and fro.
+    /// A fixed shuffle.
     Mixed,
 }
 

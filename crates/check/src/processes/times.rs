@@ -448,7 +448,7 @@ mod tests {
         let shared = Fault { had: None, ..killed.clone() };
         assert_eq!(judged(2.5, &shared), Ok(()));
         assert!(judged(2.4, &shared).is_err());
-        // Not served by the end of the round: that is a failure only if the limit was over by then.
+        // Not served by the end of the round: a failure only if the limit ended before it.
         let never = Fault { from_ns: 400_000_000, until_ns: 400_000_000, ..shared };
         assert!(judged(5.4, &never).unwrap_err().contains("not all served again after 550 ms"));
         assert_eq!(judged(5.6, &never), Ok(()));
