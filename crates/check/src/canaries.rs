@@ -47,15 +47,15 @@ pub fn hunt(
         for _ in 0..threads.max(1) {
             scope.spawn(|| {
                 while let Some(canary) = canaries.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let Some(sung) = hunt_one(*canary, choices, seeds_max, stop) else { return };
-                    each(&sung);
-                    done.lock().unwrap_or_else(PoisonError::into_inner).push(sung);
+                    let Some(result) = hunt_one(*canary, choices, seeds_max, stop) else { return };
+                    each(&result);
+                    done.lock().unwrap_or_else(PoisonError::into_inner).push(result);
                 }
             });
         }
     });
     let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-    done.sort_by_key(|sung: &CanaryResult| sung.canary);
+    done.sort_by_key(|result: &CanaryResult| result.canary);
     done
 }
 
@@ -81,24 +81,24 @@ fn hunt_one(
         workload: choices.workload.or(ground.workload),
         ..choices.clone()
     };
-    let mut sung =
+    let mut result =
         CanaryResult { canary, seeds: 0, found: None, unseeded: None, elapsed: Duration::ZERO };
-    while sung.found.is_none() && sung.seeds < seeds_max {
+    while result.found.is_none() && result.seeds < seeds_max {
         if stop.load(Ordering::Relaxed) {
             return None;
         }
-        let scenario = Scenario::from_seed(sung.seeds, choices);
-        sung.seeds += 1;
+        let scenario = Scenario::from_seed(result.seeds, choices);
+        result.seeds += 1;
         let armed = canary.arm();
         let failure = run(&scenario).failure;
         drop(armed);
         if let Some(failure) = failure {
             match run(&scenario).failure {
-                None => sung.found = Some((scenario, failure)),
-                Some(failure) => sung.unseeded = Some((scenario, failure)),
+                None => result.found = Some((scenario, failure)),
+                Some(failure) => result.unseeded = Some((scenario, failure)),
             }
         }
     }
-    sung.elapsed = began.elapsed();
-    Some(sung)
+    result.elapsed = began.elapsed();
+    Some(result)
 }

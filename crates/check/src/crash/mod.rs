@@ -45,7 +45,7 @@ pub use point::{CrashPoint, NoCrashPoint};
 
 use crate::world::Fault;
 use formats::Format;
-use state::{Found, State};
+use state::{CrashState, Found};
 
 /// One action in one state, on a table of one engine and format. Clones share the state that the
 /// first of them has found.
@@ -56,7 +56,7 @@ struct Case {
     name: String,
     seed: u64,
     format: Format,
-    state: State,
+    state: CrashState,
     prepared: OnceLock<Result<Prepared, String>>,
 }
 

@@ -16,7 +16,7 @@ use farleaf_pool::{Audit, Session};
 use super::action::{Action, Actor, INITIAL, OTHER, Pairs, TABLE, bulk_pairs, enter, scan};
 use super::formats::Format;
 use super::point::CrashPoint;
-use super::state::{Deed, Found, NUMBERS_MAX, State, Step, look, step};
+use super::state::{CrashState, CrashStep, FillStep, Found, NUMBERS_MAX, apply, look};
 use super::survivors::{self, Log, Survivor};
 use crate::history::{Answer, Event, History};
 use crate::linear::{Limits, check};
@@ -32,8 +32,8 @@ const TAKEOVER_NS_MAX: u64 = 2_000_000_000;
 /// Virtual time that an action may take.
 const ACTION_NS_MAX: u64 = 1_000_000_000;
 
-/// Everything up to the action.
-struct Stage {
+/// A case up to its action.
+struct CaseRun {
     sim: Sim,
     format: Format,
     /// Sessions of the survivor.
@@ -51,26 +51,31 @@ struct Stage {
 
 /// The actor's result.
 #[derive(Debug, Default)]
-struct Outcome {
+struct ActorOutcome {
     /// End and result of the action.
     ended: Option<(u64, Result<Answer, IndexError>)>,
     /// Results of its operations afterwards.
     later: Option<(Result<(), IndexError>, Result<(), IndexError>)>,
 }
 
-fn seed_model(format: &Format, steps: &[Step]) -> BTreeMap<u32, Vec<u8>> {
+fn seed_model(format: &Format, steps: &[FillStep]) -> BTreeMap<u32, Vec<u8>> {
     let mut model = BTreeMap::new();
     for step in steps {
         match step {
-            Step::Put(key) => drop(model.insert(*key, format.value(*key, INITIAL))),
-            Step::Remove(key) => drop(model.remove(key)),
+            FillStep::Put(key) => drop(model.insert(*key, format.value(*key, INITIAL))),
+            FillStep::Remove(key) => drop(model.remove(key)),
         }
     }
     model
 }
 
-impl Stage {
-    fn set(seed: u64, format: &Format, state: &State, found: &Found) -> Result<Stage, Fault> {
+impl CaseRun {
+    fn prepare(
+        seed: u64,
+        format: &Format,
+        state: &CrashState,
+        found: &Found,
+    ) -> Result<CaseRun, Fault> {
         let (sim, first) = SmallWorld::new(seed, 3).start()?;
         let mut steps = found.steps.clone();
         let (survivors, index, actor) = sim.block_on(async {
@@ -88,7 +93,7 @@ impl Stage {
                 _ => (&first, &index),
             };
             for (count, next) in steps.iter().enumerate() {
-                step(filler, filled, format, *next).await?;
+                apply(filler, filled, format, *next).await?;
                 if count % 8 == 0 {
                     filler.tick().await?;
                 }
@@ -96,7 +101,7 @@ impl Stage {
             if state.has_other {
                 let other = create(filler, OTHER, &format.table).await?;
                 for number in 1..=9 {
-                    step(filler, &other, format, Step::Put(10 * number)).await?;
+                    apply(filler, &other, format, FillStep::Put(10 * number)).await?;
                 }
                 other.close(filler).await?;
             }
@@ -108,7 +113,7 @@ impl Stage {
                     warm_up(session, index, format, state.is_exhausted).await?;
                 }
                 if let Some(own) = found.own_step {
-                    step(session, index, format, own).await?;
+                    apply(session, index, format, own).await?;
                     steps.push(own);
                 }
                 if found.action == Action::Recover {
@@ -116,7 +121,7 @@ impl Stage {
                     settle(session).await?;
                 }
             }
-            if let (Some((session, index)), true) = (&mut actor.member, found.prelude.is_some()) {
+            if let (Some((session, index)), true) = (&mut actor.member, found.setup.is_some()) {
                 // The third's share, in its set-up.
                 index.close(session).await?;
                 *index = open(session, TABLE).await?;
@@ -127,7 +132,7 @@ impl Stage {
         })??;
         let model = seed_model(format, &steps);
         let members = usize::from(actor.member.is_some());
-        let mut stage = Stage {
+        let mut run = CaseRun {
             sim,
             format: *format,
             survivors,
@@ -138,15 +143,15 @@ impl Stage {
             pending: None,
             members,
         };
-        if let Some((action, plan)) = found.prelude {
-            stage.third(action, plan, state)?;
+        if let Some((action, plan)) = found.setup {
+            run.third(action, plan, state)?;
         }
-        Ok(stage)
+        Ok(run)
     }
 
     /// Lets the third compute server die in `action`, and recovers it unless that is the actor's
     /// work.
-    fn third(&mut self, action: Action, plan: CrashPlan, state: &State) -> Result<(), Fault> {
+    fn third(&mut self, action: Action, plan: CrashPlan, state: &CrashState) -> Result<(), Fault> {
         let fabric = self.sim.fabric(THIRD);
         let endpoint = fabric.any_endpoint()?;
         let format = self.format;
@@ -163,12 +168,12 @@ impl Stage {
             let event = Event { client: THIRD_CLIENT, call, from_ns, answer: None };
             self.pending = Some(event);
         }
-        if state.prelude == super::state::Prelude::Unfinished {
+        if state.setup == super::state::Setup::Unfinished {
             let (session, index) = (&self.survivors[0], &mut self.index);
             let (pairs, is_complete) = self.sim.block_on(async {
                 let recovered = recover(session).await?;
-                let recovered = recovered
-                    .ok_or_else(|| Fault("nobody is dead after the prelude".to_string()))?;
+                let recovered =
+                    recovered.ok_or_else(|| Fault("nobody is dead after the setup".to_string()))?;
                 settle(session).await?;
                 let pairs = scan(session, index, ScanRange::ALL).await?;
                 index.close(session).await?;
@@ -220,8 +225,8 @@ async fn warm_up(
 }
 
 /// Starts the actor.
-fn start(sim: &Sim, compute: usize, actor: Actor, action: Action) -> Rc<RefCell<Outcome>> {
-    let outcome = Rc::<RefCell<Outcome>>::default();
+fn start(sim: &Sim, compute: usize, actor: Actor, action: Action) -> Rc<RefCell<ActorOutcome>> {
+    let outcome = Rc::<RefCell<ActorOutcome>>::default();
     let result = Rc::clone(&outcome);
     sim.spawn(compute, async move {
         let ended = actor.act(action).await;
@@ -237,7 +242,11 @@ fn start(sim: &Sim, compute: usize, actor: Actor, action: Action) -> Rc<RefCell<
 }
 
 /// Runs until the plan is carried out, and all operations that it lets land have landed.
-fn wait_for_death(sim: &Sim, fabric: &SimFabric, outcome: &RefCell<Outcome>) -> Result<(), Fault> {
+fn wait_for_death(
+    sim: &Sim,
+    fabric: &SimFabric,
+    outcome: &RefCell<ActorOutcome>,
+) -> Result<(), Fault> {
     let limit_ns = sim.now_ns() + ACTION_NS_MAX;
     while !fabric.has_fired() || fabric.has_in_flight() {
         sim.run_until(sim.now_ns() + 2_000)?;
@@ -254,7 +263,7 @@ fn wait_for_death(sim: &Sim, fabric: &SimFabric, outcome: &RefCell<Outcome>) -> 
 }
 
 /// Runs until the outcome says that the action, and what comes after it, has ended.
-fn wait_for_end(sim: &Sim, outcome: &RefCell<Outcome>, has_later: bool) -> Result<(), Fault> {
+fn wait_for_end(sim: &Sim, outcome: &RefCell<ActorOutcome>, has_later: bool) -> Result<(), Fault> {
     let limit_ns = sim.now_ns() + ACTION_NS_MAX;
     let is_done = || {
         let outcome = outcome.borrow();
@@ -276,15 +285,15 @@ fn wait_for_end(sim: &Sim, outcome: &RefCell<Outcome>, has_later: bool) -> Resul
 pub(super) fn dry(
     seed: u64,
     format: &Format,
-    state: &State,
+    state: &CrashState,
     found: &Found,
 ) -> Result<Vec<CountedOp>, Fault> {
     // In a run of its own: looking would change the later operations.
-    let (before, retired_before) = match found.prelude {
+    let (before, retired_before) = match found.setup {
         Some(_) => (None, 0),
         None => {
-            let Stage { sim, survivors: [session, ..], index, actor, .. } =
-                Stage::set(seed, format, state, found)?;
+            let CaseRun { sim, survivors: [session, ..], index, actor, .. } =
+                CaseRun::prepare(seed, format, state, found)?;
             let report = sim.block_on(async {
                 if let Some((session, index)) = &actor.member {
                     index.close(session).await?;
@@ -294,8 +303,8 @@ pub(super) fn dry(
             (Some(report), sim.block_on(retired(&session))??)
         }
     };
-    let Stage { sim, survivors: [session, ..], index, actor, .. } =
-        Stage::set(seed, format, state, found)?;
+    let CaseRun { sim, survivors: [session, ..], index, actor, .. } =
+        CaseRun::prepare(seed, format, state, found)?;
     let fabric = sim.fabric(ACTOR);
     let pool = actor.member.as_ref().map(|(session, _)| Arc::clone(session.pool()));
     let memory = || pool.as_ref().map(|pool| pool.memory()).unwrap_or_default();
@@ -324,7 +333,7 @@ pub(super) fn dry(
             "{action:?} does not {what}: {memory_before:?}, {memory_after:?}, {after:?}"
         )))
     };
-    match (action, state.deed) {
+    match (action, state.step) {
         _ if state.is_exhausted
             && memory_after.block_bytes_owned <= memory_before.block_bytes_owned =>
         {
@@ -333,8 +342,8 @@ pub(super) fn dry(
         (Action::Ticks(_), _) if retired_before <= retired_after => {
             misses("reclaim what is retired")
         }
-        (_, Deed::InsertBeside) if after.unfinished_splits > 0 => misses("finish the split"),
-        (_, Deed::Found)
+        (_, CrashStep::InsertBeside) if after.unfinished_splits > 0 => misses("finish the split"),
+        (_, CrashStep::Found)
             if before.is_some_and(|before| !state.script.is_reached(&before, &after)) =>
         {
             misses("make its change")
@@ -353,11 +362,12 @@ async fn retired(session: &Session) -> Result<u64, Fault> {
 pub(super) fn unfinished_after(
     seed: u64,
     format: &Format,
-    state: &State,
+    state: &CrashState,
     found: &Found,
     plan: CrashPlan,
 ) -> Result<u64, Fault> {
-    let Stage { sim, survivors, index, actor, .. } = Stage::set(seed, format, state, found)?;
+    let CaseRun { sim, survivors, index, actor, .. } =
+        CaseRun::prepare(seed, format, state, found)?;
     let fabric = sim.fabric(ACTOR);
     fabric.plan(plan);
     let outcome = start(&sim, ACTOR, actor, found.action);
@@ -375,12 +385,12 @@ pub(super) fn unfinished_after(
 pub(super) fn run(
     seed: u64,
     format: &Format,
-    state: &State,
+    state: &CrashState,
     found: &Found,
     point: CrashPoint,
 ) -> Result<u64, Fault> {
-    let Stage { sim, survivors, index, actor, model, numbers, pending, members, .. } =
-        Stage::set(seed, format, state, found)?;
+    let CaseRun { sim, survivors, index, actor, model, numbers, pending, members, .. } =
+        CaseRun::prepare(seed, format, state, found)?;
     let fabric = sim.fabric(ACTOR);
     let from_ns = sim.now_ns();
     let (action, is_member) = (found.action, actor.member.is_some());
@@ -393,7 +403,7 @@ pub(super) fn run(
     }
 
     let log = Log::default();
-    let involved = survivors::involved(&numbers, action, found.prelude.map(|(before, _)| before));
+    let involved = survivors::involved(&numbers, action, found.setup.map(|(before, _)| before));
     let takers = Survivor { format: *format, index: index.clone(), log: log.clone() };
     // A death after an operation leaves the same state as a death before the next one: so each such
     // state meets both orders.
@@ -494,7 +504,7 @@ fn check_history(
 }
 
 /// The actor's answer as it goes into the history.
-fn told(outcome: &Outcome) -> Result<Option<(u64, Answer)>, Fault> {
+fn told(outcome: &ActorOutcome) -> Result<Option<(u64, Answer)>, Fault> {
     match &outcome.ended {
         None => Ok(None),
         Some((at_ns, Ok(answer))) => Ok(Some((*at_ns, answer.clone()))),
@@ -512,7 +522,7 @@ fn zombie(
     sim: &Sim,
     fabric: &SimFabric,
     session: &Session,
-    outcome: &RefCell<Outcome>,
+    outcome: &RefCell<ActorOutcome>,
     action: Action,
     is_member: bool,
 ) -> Result<(), Fault> {

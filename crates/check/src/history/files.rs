@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 
 use serde_json::{Map, Value, json};
 
-use super::parse::{self, Line, VERSION};
+use super::parse::{self, HistoryLine, VERSION};
 use super::{Answer, Call, Event, History, HistoryError, LineFault, encode};
 
 /// The longest line, its end included. A scan's answer takes 4/3 of its bytes and 8 more per pair.
@@ -163,18 +163,20 @@ pub fn read_jsonl(reader: impl Read) -> Result<History, HistoryError> {
             value => value.map_err(|error| fail(LineFault::Json(error.to_string())))?,
         };
         match (parse::line(value).map_err(fail)?, number) {
-            (Line::Header, 1) => {}
+            (HistoryLine::Header, 1) => {}
             (_, 1) => return Err(fail(LineFault::Header)),
-            (Line::Header, _) => return Err(fail(LineFault::UnknownOp("history".to_owned()))),
-            (Line::Initial { key, value }, _) => {
+            (HistoryLine::Header, _) => {
+                return Err(fail(LineFault::UnknownOp("history".to_owned())));
+            }
+            (HistoryLine::Initial { key, value }, _) => {
                 if initial.insert(key, value).is_some() {
                     return Err(fail(LineFault::InitialTwice));
                 }
             }
-            (Line::Whole { client, call, from_ns, answer }, _) => {
+            (HistoryLine::Whole { client, call, from_ns, answer }, _) => {
                 events.push(Event { client, call, from_ns, answer });
             }
-            (Line::Begin { number, client, call, from_ns }, _) => {
+            (HistoryLine::Begin { number, client, call, from_ns }, _) => {
                 if last_number.is_some_and(|last| number <= last) {
                     return Err(fail(LineFault::BegunTwice(number)));
                 }
@@ -182,7 +184,7 @@ pub fn read_jsonl(reader: impl Read) -> Result<History, HistoryError> {
                 open.insert(number, events.len());
                 events.push(Event { client, call, from_ns, answer: None });
             }
-            (Line::End { number, to_ns, result }, _) => {
+            (HistoryLine::End { number, to_ns, result }, _) => {
                 let at = open.remove(&number).ok_or(fail(LineFault::NotBegun(number)))?;
                 let event = &mut events[at];
                 let answer = parse::answer(&event.call, event.from_ns, to_ns, &result);

@@ -2,15 +2,15 @@
 
 /// Content of a key: [`ABSENT`], [`UNSEEN`], or the number of a value that an answer or a
 /// comparison names.
-pub(super) type State = u32;
+pub(super) type KeyState = u32;
 
 /// The key is absent.
-pub(super) const ABSENT: State = 0;
+pub(super) const ABSENT: KeyState = 0;
 
 /// The key holds some value that no answer and no comparison names. All these are one state: no
 /// answer of the history can tell them apart. So an order exists with them told apart exactly if
 /// one exists without.
-pub(super) const UNSEEN: State = 1;
+pub(super) const UNSEEN: KeyState = 1;
 
 /// No operation.
 pub(super) const NONE: u32 = u32::MAX;
@@ -19,16 +19,16 @@ pub(super) const NONE: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Finds this state. Also a scan's view of the key.
-    Get(State),
-    Insert(State),
-    Update(State),
-    Upsert(State),
+    Get(KeyState),
+    Insert(KeyState),
+    Update(KeyState),
+    Upsert(KeyState),
     Remove,
     Exchange {
-        expected: State,
-        new: State,
+        expected: KeyState,
+        new: KeyState,
         /// Content of the key by its answer; meaningless if the answer is unknown.
-        held: State,
+        held: KeyState,
     },
 }
 
@@ -50,7 +50,7 @@ pub(super) struct Op {
 
 impl Op {
     /// The state after it if it takes effect in `state`, or `None` if its answer does not fit.
-    pub(super) fn apply(&self, state: State) -> Option<State> {
+    pub(super) fn apply(&self, state: KeyState) -> Option<KeyState> {
         let (next, flag) = match self.kind {
             Kind::Get(value) => return (state == value).then_some(state),
             Kind::Insert(value) if state == ABSENT => (value, true),

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::fmt::{self, Display, Formatter};
 use std::ops::Bound;
 
-use super::ops::{ABSENT, NONE, Op, State, UNSEEN};
+use super::ops::{ABSENT, KeyState, NONE, Op, UNSEEN};
 use super::search::{Search, Trace, Verdict};
 use super::split::{FIRST_VALUE, Part, key_of};
 use crate::history::{Answer, Call, Event, History};
@@ -255,7 +255,7 @@ pub(super) fn explain(
             }
         }
     }
-    let held = |state: State| match state {
+    let held = |state: KeyState| match state {
         ABSENT => Held::Absent,
         UNSEEN => Held::Unseen,
         value => Held::Value(part.values[(value - FIRST_VALUE) as usize].to_vec()),
@@ -293,7 +293,7 @@ pub(super) fn explain_still(
 }
 
 /// Returns whether `ops` certainly have no order from any of `starts` on.
-fn is_impossible(search: &mut Search, ops: &[Op], starts: &BTreeSet<State>) -> bool {
+fn is_impossible(search: &mut Search, ops: &[Op], starts: &BTreeSet<KeyState>) -> bool {
     starts.iter().all(|&start| {
         let mut steps = SHORTEN_STEPS;
         matches!(search.run(ops, start, &mut steps, None), Verdict::Impossible { .. })
@@ -303,7 +303,12 @@ fn is_impossible(search: &mut Search, ops: &[Op], starts: &BTreeSet<State>) -> b
 /// Leaves out operations answered before the last moment that has no operation under way and no
 /// order from there on, for any content of the key. Operations without an answer stay: they may
 /// take effect later.
-fn cut_front(search: &mut Search, ops: &mut Vec<Op>, starts: &mut BTreeSet<State>, trace: &Trace) {
+fn cut_front(
+    search: &mut Search,
+    ops: &mut Vec<Op>,
+    starts: &mut BTreeSet<KeyState>,
+    trace: &Trace,
+) {
     let mut skip = 0;
     let mut quiet = trace.quiet.iter().rev();
     while let Some((&first, states)) = quiet.nth(skip) {
@@ -328,7 +333,7 @@ fn cut_front(search: &mut Search, ops: &mut Vec<Op>, starts: &mut BTreeSet<State
 
 /// Leaves out operations that change nothing, as long as there is still no order. That is right:
 /// if there is none without them, there is none with them.
-fn drop_reads(search: &mut Search, ops: &mut Vec<Op>, starts: &BTreeSet<State>) {
+fn drop_reads(search: &mut Search, ops: &mut Vec<Op>, starts: &BTreeSet<KeyState>) {
     if ops.len() > SHORTEN_OPS {
         return;
     }

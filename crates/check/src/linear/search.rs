@@ -19,7 +19,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
 
-use super::ops::{NONE, Op, State};
+use super::ops::{KeyState, NONE, Op};
 
 /// Result of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,11 +39,11 @@ pub(super) enum Verdict {
 #[derive(Debug, Default)]
 pub(super) struct Trace {
     /// The longest order that got as far as any: operation, and state after it.
-    pub(super) best: Vec<(u32, State)>,
+    pub(super) best: Vec<(u32, KeyState)>,
     best_at: u32,
     /// For each moment without an answered operation under way, named by the next to be called:
     /// the states that the key may have had then.
-    pub(super) quiet: BTreeMap<u32, BTreeSet<State>>,
+    pub(super) quiet: BTreeMap<u32, BTreeSet<KeyState>>,
 }
 
 /// A step of the order under construction.
@@ -52,15 +52,15 @@ struct Frame {
     op: u32,
     /// There is no alternative to try.
     forced: bool,
-    state: State,
+    state: KeyState,
     run: Run,
 }
 
 /// The run of unanswered operations placed last: the state before it, and before its last one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Run {
-    base: State,
-    prev: State,
+    base: KeyState,
+    prev: KeyState,
 }
 
 /// The last operation placed was an answered one.
@@ -98,7 +98,7 @@ pub(super) struct Search {
     frames: Vec<Frame>,
     seen: HashSet<u128, BuildHasherDefault<Low>>,
     sum: u128,
-    state: State,
+    state: KeyState,
     left: usize,
 }
 
@@ -108,7 +108,7 @@ impl Search {
     pub(super) fn run(
         &mut self,
         ops: &[Op],
-        initial: State,
+        initial: KeyState,
         steps: &mut u64,
         mut trace: Option<&mut Trace>,
     ) -> Verdict {
@@ -306,7 +306,7 @@ impl Search {
     }
 
     /// Builds the list.
-    fn prepare(&mut self, ops: &[Op], initial: State) {
+    fn prepare(&mut self, ops: &[Op], initial: KeyState) {
         self.entries.clear();
         self.unknown.clear();
         self.frames.clear();
@@ -375,7 +375,7 @@ fn quiet_calls(ops: &[Op]) -> BTreeMap<u32, u32> {
 }
 
 /// The random number of a state and a run.
-fn mark(state: State, run: Run) -> u128 {
+fn mark(state: KeyState, run: Run) -> u128 {
     number(1 << 34 | u64::from(state))
         ^ number(2 << 34 | u64::from(run.base))
         ^ number(3 << 34 | u64::from(run.prev))

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 
 use super::Checked;
-use super::ops::{ABSENT, Kind, NONE, Op, State, UNSEEN};
+use super::ops::{ABSENT, KeyState, Kind, NONE, Op, UNSEEN};
 use super::report::{self, ScanFault, ScanViolation, Violation};
 use crate::history::{Answer, Call, Event, History};
 
@@ -15,7 +15,7 @@ pub(super) type Keep<'k> = dyn FnMut(u64, &mut dyn FnMut() -> Violation) + 'k;
 #[derive(Default)]
 pub(super) struct Part<'h> {
     pub(super) ops: Vec<Op>,
-    pub(super) initial: State,
+    pub(super) initial: KeyState,
     /// Values of the states from [`FIRST_VALUE`] on.
     pub(super) values: Vec<&'h [u8]>,
     /// Content of the key at the start.
@@ -23,7 +23,7 @@ pub(super) struct Part<'h> {
 }
 
 /// The first state that stands for a value in an answer.
-pub(super) const FIRST_VALUE: State = 2;
+pub(super) const FIRST_VALUE: KeyState = 2;
 
 /// A history by key, sorted.
 pub(super) struct Table<'h> {
@@ -164,7 +164,7 @@ impl<'h> Table<'h> {
         visit: &mut dyn FnMut(&'h [u8], &Part<'h>, &mut Checked),
     ) {
         let mut part = Part::default();
-        let mut numbers: HashMap<&'h [u8], State> = HashMap::new();
+        let mut numbers: HashMap<&'h [u8], KeyState> = HashMap::new();
         let mut events = Vec::new();
         // The scans that look at the key, each with its first pair that is not below it.
         let mut looking: Vec<(usize, usize)> = Vec::new();
@@ -227,17 +227,17 @@ impl<'h> Part<'h> {
         history: &'h History,
         events: &[(u32, Option<Option<&'h [u8]>>)],
         held: Option<&'h [u8]>,
-        numbers: &mut HashMap<&'h [u8], State>,
+        numbers: &mut HashMap<&'h [u8], KeyState>,
     ) {
         numbers.clear();
         self.values.clear();
         self.ops.clear();
         let values = &mut self.values;
-        let mut see = |value: Option<&'h [u8]>| -> State {
+        let mut see = |value: Option<&'h [u8]>| -> KeyState {
             let Some(value) = value else { return ABSENT };
             *numbers.entry(value).or_insert_with(|| {
                 values.push(value);
-                FIRST_VALUE + values.len() as State - 1
+                FIRST_VALUE + values.len() as KeyState - 1
             })
         };
         for &(index, look) in events {
@@ -255,7 +255,7 @@ impl<'h> Part<'h> {
                 see(value.as_deref());
             }
         }
-        let state = |value: Option<&[u8]>| -> State {
+        let state = |value: Option<&[u8]>| -> KeyState {
             value.map_or(ABSENT, |value| numbers.get(value).copied().unwrap_or(UNSEEN))
         };
         self.held = held;

@@ -33,10 +33,10 @@ pub(super) struct Memory<'a> {
 
 struct Server {
     target: Target,
-    state: State,
+    state: ServerState,
 }
 
-enum State {
+enum ServerState {
     /// Started at this time; its standard output goes into the file.
     Starting(Child, PathBuf, u64),
     Serving(Child),
@@ -74,7 +74,7 @@ impl<'a> Memory<'a> {
             starts: 0,
         };
         for number in 0..usize::from(network.memory_servers) {
-            memory.servers.push(Server { target: Target::default(), state: State::Gone });
+            memory.servers.push(Server { target: Target::default(), state: ServerState::Gone });
             memory.start_again(number)?;
         }
         memory.wait(stop)?;
@@ -102,7 +102,7 @@ impl<'a> Memory<'a> {
 
     /// Returns whether it serves, or would if it were not stopped.
     pub(super) fn is_there(&self, number: usize) -> bool {
-        matches!(self.servers[number].state, State::Serving(_))
+        matches!(self.servers[number].state, ServerState::Serving(_))
     }
 
     /// `kill -9`.
@@ -110,17 +110,17 @@ impl<'a> Memory<'a> {
         let server = &mut self.servers[number];
         set(&server.target, None);
         // Dropping a child kills it and waits for its end.
-        server.state = State::Gone;
+        server.state = ServerState::Gone;
     }
 
     pub(super) fn stop(&mut self, number: usize, until: Instant) {
-        if let State::Serving(child) = &mut self.servers[number].state {
+        if let ServerState::Serving(child) = &mut self.servers[number].state {
             child.stop(until);
         }
     }
 
     pub(super) fn go_on(&mut self, number: usize) {
-        if let State::Serving(child) = &mut self.servers[number].state {
+        if let ServerState::Serving(child) = &mut self.servers[number].state {
             child.go_on();
         }
     }
@@ -149,7 +149,7 @@ impl<'a> Memory<'a> {
         let role = Role::Command(words);
         let child =
             Child::start(self.launcher, &self.folder, name, Kind::Memory, role, Some(&output))?;
-        self.servers[number].state = State::Starting(child, output, from_ns);
+        self.servers[number].state = ServerState::Starting(child, output, from_ns);
         Ok(())
     }
 
@@ -161,21 +161,21 @@ impl<'a> Memory<'a> {
         let mut started = Vec::new();
         for (number, server) in self.servers.iter_mut().enumerate() {
             let child = match &mut server.state {
-                State::Starting(child, _, _) | State::Serving(child) => child,
-                State::Gone => continue,
+                ServerState::Starting(child, _, _) | ServerState::Serving(child) => child,
+                ServerState::Gone => continue,
             };
             if child.ended()?.is_some() {
                 let said = child.last_words();
                 return Err(io::Error::other(format!("memory server {number} has ended: {said}")));
             }
-            let State::Starting(_, output, from_ns) = &server.state else { continue };
+            let ServerState::Starting(_, output, from_ns) = &server.state else { continue };
             let Some(address) = address_in(output)? else { continue };
             let listens_ns = now_ns();
             started.push(Started { server: number, from_ns: *from_ns, listens_ns });
             set(&server.target, Some(address));
-            let state = std::mem::replace(&mut server.state, State::Gone);
-            if let State::Starting(child, _, _) = state {
-                server.state = State::Serving(child);
+            let state = std::mem::replace(&mut server.state, ServerState::Gone);
+            if let ServerState::Starting(child, _, _) = state {
+                server.state = ServerState::Serving(child);
             }
         }
         Ok(started)

@@ -259,12 +259,12 @@ impl<'a, 'b> Round<'a, 'b> {
                 continue;
             };
             let child = self.children.swap_remove(at);
-            self.bury(&child, ended, renew)?;
+            self.handle_end(&child, ended, renew)?;
         }
         Ok(())
     }
 
-    fn bury(&mut self, child: &Child, ended: Ended, renew: bool) -> Result<(), Trouble> {
+    fn handle_end(&mut self, child: &Child, ended: Ended, renew: bool) -> Result<(), Trouble> {
         match ended {
             Ended::Badly(status) => {
                 let (name, said) = (&child.name, child.last_words());

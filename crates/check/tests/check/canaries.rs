@@ -36,12 +36,15 @@ fn seeded_bugs_are_found() {
         }
     }));
     let never = AtomicBool::new(false);
-    let sung = hunt(QUICK, &Choices::default(), 1_500, 2, &never, &|_| {});
+    let results = hunt(QUICK, &Choices::default(), 1_500, 2, &never, &|_| {});
     let _ = std::panic::take_hook();
-    let missed: Vec<&str> =
-        sung.iter().filter(|sung| sung.found.is_none()).map(|sung| sung.canary.name()).collect();
+    let missed: Vec<&str> = results
+        .iter()
+        .filter(|result| result.found.is_none())
+        .map(|result| result.canary.name())
+        .collect();
     assert_eq!(missed, Vec::<&str>::new(), "not found in 1500 seeds");
-    assert_eq!(sung.len(), QUICK.len());
+    assert_eq!(results.len(), QUICK.len());
 }
 
 #[test]
