@@ -257,10 +257,10 @@ impl BenchConfig {
             ("verify", json!(self.verify)),
             ("connect", json!(self.connect())),
         ];
-        let mut told: Map<String, Value> =
+        let mut all: Map<String, Value> =
             fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-        self.parts.tell(&mut told);
-        told
+        self.parts.add_to(&mut all);
+        all
     }
 }
 

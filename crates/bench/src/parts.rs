@@ -123,7 +123,7 @@ impl Parts {
     }
 
     /// Adds the choices to a configuration for a report.
-    pub(crate) fn tell(&self, told: &mut Map<String, Value>) {
+    pub(crate) fn add_to(&self, fields: &mut Map<String, Value>) {
         let text = |part: Option<String>| json!(part);
         for (name, value) in [
             ("partitions", json!(self.partitions)),
@@ -131,7 +131,7 @@ impl Parts {
             ("routing", text(self.routing.map(|it| it.to_string()))),
             ("memory_threads", json!(self.memory_threads)),
         ] {
-            told.insert(name.to_owned(), value);
+            fields.insert(name.to_owned(), value);
         }
     }
 }

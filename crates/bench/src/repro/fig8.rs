@@ -80,28 +80,28 @@ pub(super) fn run(
         add_step(&mut report, &format!("{name}, base (btree)"), &base?);
         add_step(&mut report, &format!("{name}, + partitioning"), &cut);
         add_step(&mut report, &format!("{name}, + cache"), &cached);
-        let told = paper.fig8.cache_gain.get(&request_name(request)).copied();
+        let published = paper.fig8.cache_gain.get(&request_name(request)).copied();
         let why = format!(
             "the step before has {paths} frames on each compute server, one path for each client, \
              which keep the upper levels cached, so that there is less left to gain; {SIM_THROUGHPUT}"
         );
         let gain = cached.mops() / cut.mops();
-        report.row(&format!("{name}, + cache"), "gain over the step before", told, gain, &why);
-        let told = paper.fig8.offloading_gain.get(&request_name(request)).copied();
+        report.row(&format!("{name}, + cache"), "gain over the step before", published, gain, &why);
+        let published = paper.fig8.offloading_gain.get(&request_name(request)).copied();
         let off = format!("{name}, + offloading");
         add_step(&mut report, &off, &offloaded);
         report.row(&off, "RPCs /op", None, offloaded.per_op().rpcs, "");
         report.row(&off, "memory servers' threads busy", None, offloaded.handlers_busy, "");
         let gain = offloaded.mops() / cached.mops();
-        report.row(&off, "gain over the step before", told, gain, OFFLOADING);
+        report.row(&off, "gain over the step before", published, gain, OFFLOADING);
     }
     let gain = few_cut.mops() / few.mops();
     let why = format!(
         "two threads of one machine there, one client of each of {computes} compute servers here; \
          {SIM_THROUGHPUT}"
     );
-    let told = Some(paper.fig8.partitioning_gain_2_threads);
-    report.row("4 clients, + partitioning", "gain over the step before", told, gain, &why);
+    let published = Some(paper.fig8.partitioning_gain_2_threads);
+    report.row("4 clients, + partitioning", "gain over the step before", published, gain, &why);
     report.set("trace_hash", format!("{:016x}", world.trace_hash()));
     Ok(report)
 }

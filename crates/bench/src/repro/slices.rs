@@ -33,7 +33,7 @@ use crate::{
 pub(super) const THREADS: usize = 2;
 
 /// Memory of one server, with a pool.
-pub(super) struct Bed {
+pub(super) struct Testbed {
     fabric: Mapped,
     main: AnyEndpoint,
     pool: Arc<Pool>,
@@ -42,7 +42,7 @@ pub(super) struct Bed {
 }
 
 /// One thread's number, endpoint and session.
-pub(super) struct Seat {
+pub(super) struct BenchThread {
     pub(super) number: usize,
     endpoint: AnyEndpoint,
     pub(super) session: Session,
@@ -52,7 +52,8 @@ pub(super) struct Seat {
 pub(super) type Wanted = [([u8; 8], u64)];
 
 /// One side's work in a slice: an operation on each key. Returns the number of keys found.
-pub(super) type Slice<'a> = dyn Fn(usize, &Seat, &Wanted) -> Result<usize, ReproError> + Sync + 'a;
+pub(super) type Slice<'a> =
+    dyn Fn(usize, &BenchThread, &Wanted) -> Result<usize, ReproError> + Sync + 'a;
 
 /// Parameters of a measurement.
 pub(super) struct Plan<'a> {
@@ -124,7 +125,7 @@ pub(super) fn pairs<'a>(keys: &'a KeyMaker, count: u64, progress: &'a dyn Progre
 /// Maker of the keys of [`pairs`].
 pub(super) const KEYS: KeyMaker = KeyMaker::U64(KeyOrder::Hashed);
 
-impl Bed {
+impl Testbed {
     /// Memory for `keys` pairs of 8 + 8 bytes.
     ///
     /// # Errors
@@ -144,7 +145,7 @@ impl Bed {
             Ok((pool, home))
         });
         let (pool, home) = opened.map_err(refused)?;
-        Ok(Bed { fabric, main, pool, home, layout })
+        Ok(Testbed { fabric, main, pool, home, layout })
     }
 
     /// A table with `keys` pairs and its cache, after one get of every item.
@@ -197,10 +198,10 @@ impl Bed {
                     let (rates, barrier) = (&rates, &barrier);
                     let (fabric, pool) = (&self.fabric, &self.pool);
                     scope.spawn(move || {
-                        let seat = Seat::take(fabric, pool, number);
+                        let thread = BenchThread::open(fabric, pool, number);
                         // Even after a failure: the others wait.
                         barrier.wait();
-                        seat?.run(plan, barrier, rates, progress)
+                        thread?.run(plan, barrier, rates, progress)
                     })
                 })
                 .collect();
@@ -219,14 +220,14 @@ impl Bed {
     }
 }
 
-impl Seat {
+impl BenchThread {
     /// Opens a session for this thread.
-    fn take(fabric: &Mapped, pool: &Arc<Pool>, number: usize) -> Result<Self, ReproError> {
+    fn open(fabric: &Mapped, pool: &Arc<Pool>, number: usize) -> Result<Self, ReproError> {
         let endpoint = fabric.any_endpoint().map_err(BenchError::from)?;
         endpoint.seed(number as u64 + 1);
         let made = endpoint.executor().block_on(pool.session(endpoint.clone()));
         let session = made.map_err(|source| BenchError::Pool { pool_bytes: 0, source })?;
-        Ok(Seat { number, endpoint, session })
+        Ok(BenchThread { number, endpoint, session })
     }
 
     /// Runs a future of this thread to its end.

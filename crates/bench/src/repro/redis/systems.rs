@@ -2,7 +2,7 @@
 
 use farleaf_index::{Engine, Settings};
 
-use super::{benchmark::Figures, play::Piece, wire::Wire};
+use super::{benchmark::Figures, play::RedisPlan, wire::Wire};
 use crate::{
     config::{BenchConfig, Cluster, FabricKind},
     keys::{KeyOrder, KeySpec},
@@ -149,18 +149,19 @@ impl System {
         if self == System::Redis {
             let key_maker = KEY_TYPE.open().map_err(run::BenchError::from)?;
             let values = ValueMaker::new(VALUE_BYTES);
-            let piece = Piece { workload, keys, key_maker, values, warmup_ops, ops, depth, seed };
-            let played = piece.play(wire, progress)?;
+            let plan =
+                RedisPlan { workload, keys, key_maker, values, warmup_ops, ops, depth, seed };
+            let result = plan.run(wire, progress)?;
             return Ok(Measured {
-                ops_per_s: played.phase.ops_per_s,
-                least: played.phase.ops_per_s,
-                most: played.phase.ops_per_s,
-                p50_us: played.latency_us.p50,
-                p99_us: played.latency_us.p99,
+                ops_per_s: result.phase.ops_per_s,
+                least: result.phase.ops_per_s,
+                most: result.phase.ops_per_s,
+                p50_us: result.latency_us.p50,
+                p99_us: result.latency_us.p99,
                 per_op: None,
                 get: PerOp::default(),
-                bytes_per_op: Some(played.bytes_per_op),
-                error: told(played.errors, played.first_error),
+                bytes_per_op: Some(result.bytes_per_op),
+                error: first_error(result.errors, result.first_error),
             });
         }
         let engine = if self == System::BTree { Engine::BTree } else { Engine::Dex };
@@ -213,7 +214,7 @@ fn inner_cache(keys: u64) -> u64 {
     (CACHE_OF_INNER * keys / KEYS_OF_INNER).max(CACHE_OF_INNER_MIN)
 }
 
-fn told(errors: u64, first: Option<String>) -> Option<String> {
+fn first_error(errors: u64, first: Option<String>) -> Option<String> {
     (errors > 0).then(|| first.unwrap_or_else(|| format!("{errors} operations failed")))
 }
 
@@ -232,7 +233,7 @@ impl From<Report> for Measured {
             per_op: Some(run.per_op),
             get,
             bytes_per_op: Some(run.per_op.bytes_read + run.per_op.bytes_written),
-            error: told(run.errors, run.first_error),
+            error: first_error(run.errors, run.first_error),
         }
     }
 }
