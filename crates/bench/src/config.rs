@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_with_a_sentence() {
+    fn invalid_options_are_refused_with_a_message() {
         assert_eq!(BenchConfig::default().validate(), Ok(()));
         assert!(refusal(|it| it.clients = 0).contains("0 clients"));
         assert!(refusal(|it| it.keys = 0).contains("0 keys"));
@@ -531,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn the_configuration_is_told_in_full() {
+    fn the_configuration_lists_every_field() {
         let told = BenchConfig::default().to_json();
         assert_eq!(told["workload"], "ycsb-a");
         assert_eq!(told["distribution"], "zipfian:0.99");

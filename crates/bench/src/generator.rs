@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn mixes_come_out_as_they_are_asked_for() {
+    fn operations_follow_the_mix() {
         const COUNT: usize = 40_000;
         for text in ["ycsb-a", "ycsb-e", "ycsb-f", "get=1,remove=2,upsert=3,insert=4"] {
             let workload: Workload = text.parse().unwrap();
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn latest_does_not_read_what_is_not_there_yet() {
+    fn latest_reads_acknowledged_items_only() {
         let mut generator = generator("ycsb-d", 100, 5, 0);
         let mut inserts = 0;
         for _ in 0..2000 {
@@ -191,7 +191,7 @@ mod tests {
 
     /// A client that joins late must not have popular items of its own.
     #[test]
-    fn clients_agree_on_the_popular_items_whenever_they_begin() {
+    fn clients_that_begin_late_agree_on_the_popular_items() {
         let space = Arc::new(ItemSpace::new(1000, None));
         let workload = Workload::named("ycsb-c").unwrap();
         let hottest = |client| {
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn scans_are_as_long_as_they_should_be() {
+    fn scan_lengths_follow_their_distribution() {
         let lengths = |length: &str| {
             let mut workload = Workload::named("ycsb-e").unwrap();
             workload.scan_length = length.parse().unwrap();

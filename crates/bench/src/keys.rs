@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_keys_until_they_end() {
+    fn lines_of_a_file_are_keys() {
         let lines = LineKeys::from_bytes(b"b\na\nccc\n".to_vec(), "x".as_ref()).unwrap();
         let maker = KeyMaker::Lines(Arc::new(lines));
         assert_eq!(key(&maker, 0), b"b");

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn many_lines_survive_the_moving() {
+    fn many_lines_stay_whole_when_moved() {
         let mut rng = fastrand::Rng::with_seed(1);
         let mut text = Vec::new();
         let mut expected: Vec<Vec<u8>> = Vec::new();

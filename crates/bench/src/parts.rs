@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_with_a_sentence() {
+    fn invalid_options_are_refused_with_a_message() {
         let cache = refusal(|it| it.settings.set("cache", "0%"));
         assert!(cache.contains("0 bytes of cache"), "{cache}");
         let share = refusal(|it| {

@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_it_takes_is_left() {
+    fn shrinking_leaves_only_what_the_failure_needs() {
         let mut choices = Choices::default();
         let events = "kill:1@5,stop:0@10,kill:0@70,resume:0@90,restart:1@95";
         for (flag, text) in [("clients", "6"), ("ops", "40"), ("event", events)] {

@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn two_hundred_million_items_have_their_mass_where_it_belongs() {
+    fn two_hundred_million_items_follow_the_distribution() {
         const ITEMS: u64 = 200_000_000;
         const SAMPLES: u64 = 400_000;
         for theta in [0.5, 0.99, 1.0, 1.2] {

@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_built_is_found_and_can_be_changed() {
+    fn built_pairs_are_found_and_updated() {
         for count in [1, 42, 43, 2_000, 100_000] {
             let tree = tree(count);
             let values = ValueMaker::new(8);

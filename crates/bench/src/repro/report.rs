@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_differs_says_why() {
+    fn a_row_beyond_the_tolerance_has_a_reason() {
         let mut report = ReproReport::new("x", "", "", TimeKind::Virtual);
         report.row("a", "reads", Some(0.33), 0.31, "never told");
         report.row("a", "writes", Some(0.2), 0.1, "because");
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_asked_for_fails() {
+    fn unchecked_conditions_do_not_fail() {
         let mut report = ReproReport::new("x", "", "", TimeKind::Real);
         report.check("a", Some(true));
         report.check("b", None);

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_move_and_who_has_no_keys_is_idle() {
+    fn a_partition_without_keys_is_idle_until_bounds_move() {
         let workload = Workload::named("read-only").unwrap();
         let space = Arc::new(ItemSpace::new(1000, None));
         let generator = OpGenerator::new(&workload, space, 5, 0, 1).unwrap();

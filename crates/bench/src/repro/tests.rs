@@ -23,7 +23,7 @@ fn figure(report: &ReproReport, case: &str, quantity: &str) -> f64 {
 
 /// INV-REPRO-1, and that a hit costs nothing: at most one node for each operation is read.
 #[test]
-fn table2_is_the_same_again_from_its_seed() {
+fn table2_repeats_from_its_seed() {
     let run = |seed| Experiment::DexTable2.run(&tiny(seed), &NoHosts, &NoProgress).unwrap();
     let report = run(1);
     assert_eq!(report, run(1));
@@ -124,7 +124,7 @@ fn a_cache_that_holds_all_needs_no_remote_operation() {
 }
 
 #[test]
-fn nonsense_is_refused_with_a_sentence() {
+fn invalid_options_are_refused_with_a_message() {
     let refusal = |scale| {
         let options = ReproOptions { scale, seed: 1, ..ReproOptions::default() };
         Experiment::DexTable2.run(&options, &NoHosts, &NoProgress).unwrap_err().to_string()
@@ -147,7 +147,7 @@ fn names_are_read_and_listed() {
 
 /// Without a device the report compares costs with the programs', and no throughput.
 #[test]
-fn peers_are_set_beside_each_workload() {
+fn peers_are_compared_on_each_workload() {
     let options = ReproOptions { scale: 0.02, seed: 1, ..ReproOptions::default() };
     let report = Experiment::Peers.run(&options, &NoHosts, &NoProgress).unwrap();
     let reads = |case: &str| figure(&report, case, "READs /op");

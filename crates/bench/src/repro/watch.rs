@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn only_writes_that_nothing_came_after_may_be_seen() {
+    fn only_last_writes_may_be_read() {
         let watch = Watch::new(Vec::new(), 10);
         watch.note_write(7, 1, span(0, 10));
         watch.note_write(7, 2, span(5, 12));
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn stalls_are_told_apart_by_range_and_throughput_by_time() {
+    fn stalls_are_recorded_by_range_and_throughput_by_time() {
         let watch = Watch::new(vec![(vec![10], vec![20])], 10);
         watch.note(&[10], span(0, 50));
         watch.begin_move(60);

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_run_out_leaves_the_rest_to_others() {
+    fn clients_wait_while_another_may_make_operations() {
         let router = Router::new(owners(), 3);
         router.allow(100, 2);
         let (mut first, mut second) = (true, true);

@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_joined_without_a_seam() {
+    fn any_size_of_part_gives_the_same_order() {
         let whole: Vec<u64> = MixedKeys::new(5000, 1 << 20).collect();
         assert!(whole.is_sorted());
         assert_eq!(whole.len(), 5000);

@@ -85,7 +85,7 @@ fn a_run_over_tcp_costs_what_it_costs_elsewhere() {
 
 /// A run leaves other tables of the pool as they are, and drops its own.
 #[test]
-fn a_run_on_a_pool_of_others_leaves_it_as_it_was() {
+fn a_run_leaves_other_tables_of_a_pool_as_they_were() {
     let config = BenchConfig { pool_bytes: Some(64 << 20), ..small(FabricKind::Tcp, "ycsb-a") };
     let (_servers, addresses) = serve(&config);
     let cluster = Some(Cluster::Shared(addresses));
@@ -339,7 +339,7 @@ fn capabilities_of_the_simulator_can_be_chosen() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn impossible_configurations_are_refused() {
     let refusal = |change: &dyn Fn(&mut BenchConfig)| {
         let mut config = small(FabricKind::Sim, "ycsb-a");
         change(&mut config);
@@ -390,7 +390,7 @@ impl Progress for Counting {
 }
 
 #[test]
-fn nobody_is_at_work_between_slices() {
+fn no_client_works_between_slices() {
     for fabric in FABRICS {
         for engine in [farleaf_index::Engine::BTree, farleaf_index::Engine::Dex] {
             let progress = Counting::default();

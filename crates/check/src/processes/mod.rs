@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn acknowledged_writes_must_be_there_and_others_may() {
+    fn acknowledged_writes_must_be_present_and_others_may() {
         let counts = verdict(b"second", false).unwrap();
         assert_eq!((counts.operations, counts.unknown, counts.keys_checked), (3, 0, 1));
         assert!(verdict(b"first", false).unwrap_err().contains("no order"));
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_with_something_in_it_is_refused() {
+    fn a_folder_that_is_not_empty_is_refused() {
         let scratch = Scratch::new("full-folder");
         fs::write(scratch.0.join("thesis"), "mine").unwrap();
         let config = Config { folder: Some(scratch.0.clone()), ..Config::default() };

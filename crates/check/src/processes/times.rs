@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_death_is_over_when_every_key_has_been_answered_to_who_asked_after_it() {
+    fn recovery_ends_when_later_calls_for_every_key_were_answered() {
         let events = [
             get("a", 90, Some(101)), // asked before: says nothing
             get("a", 100, Some(130)),
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn a_return_is_over_when_every_key_has_been_answered_whenever_it_was_asked_for() {
+    fn a_return_ends_when_calls_for_every_key_were_answered() {
         let events = [&get("a", 90, Some(210)), &get("b", 205, Some(230))];
         let mut report = NetworkReport::default();
         let returned =
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn a_death_that_is_over_late_fails_the_run_if_that_is_asked_for() {
+    fn a_late_recovery_fails_the_run_if_there_is_a_limit() {
         let killed =
             Fault { had: Some(Ranges::everything()), ..fault(FaultKind::KillCompute, 100, 100) };
         let events = [
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn the_one_in_the_middle_is_told() {
+    fn times_report_their_median() {
         let mut times = Times::default();
         for time in [5.0, 1.0, 9.0, 2.0, 3.0] {
             times.add(Some(time));

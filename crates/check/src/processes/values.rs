@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_known_again_and_damage_shows() {
+    fn values_are_recognized_and_damage_is_found() {
         for bytes in [0, 12, 13, 20, 4096, 100_000] {
             let stamp = Shape::Strings.stamp(7, 9, bytes);
             let mut value = Shape::Strings.value(&stamp);

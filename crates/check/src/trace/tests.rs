@@ -64,7 +64,7 @@ fn a_run_is_drawn_whole() {
 }
 
 #[test]
-fn what_is_blamed_is_marked_and_no_data_end_the_script() {
+fn blamed_events_are_marked_and_data_cannot_end_the_script() {
     let scenario = Scenario::from_seed(1, &Choices::default());
     let key = b"</script>".to_vec();
     let event = Event {

@@ -42,7 +42,7 @@ fn go_through(filter: impl Fn(&str) -> bool) -> CrashReport {
 }
 
 #[test]
-fn whoever_dies_anywhere_leaves_all_in_order() {
+fn a_death_at_any_operation_leaves_all_in_order() {
     let wanted = std::env::var("FARLEAF_CRASH").unwrap_or_default();
     if wanted.contains('#') {
         assert_eq!(by_name(&wanted), Ok(()));
@@ -63,7 +63,7 @@ fn whoever_dies_anywhere_leaves_all_in_order() {
 /// again (or before a survivor did). It did not mark the nodes that the record links, and freed
 /// their block. Found at `k=3,within=prefix:39`.
 #[test]
-fn what_a_redo_record_links_is_not_taken_for_lost() {
+fn recovery_marks_nodes_that_a_redo_record_links() {
     go_through(|name| name == "btree/u64-tiny/insert-first-growth");
     go_through(|name| name == "btree/records/upsert-present");
 }
@@ -71,7 +71,7 @@ fn what_a_redo_record_links_is_not_taken_for_lost() {
 /// Recovery took a merge by another client for damage and failed: a parent that it had read pointed
 /// to a node, which was merged away before recovery reached it. Found at `k=17,within=prefix:16`.
 #[test]
-fn merges_beside_a_recovery_are_no_damage() {
+fn a_merge_during_recovery_is_no_damage() {
     go_through(|name| name == "btree/bytes-tiny/remove-merge-left");
 }
 
@@ -80,7 +80,7 @@ fn merges_beside_a_recovery_are_no_damage() {
 /// parent had been written. From then on every client was led to the dead node. Found at
 /// `k=31,before`.
 #[test]
-fn a_merged_node_is_not_buried_before_its_parent_forgets_it() {
+fn a_merged_node_is_marked_dead_after_its_parent_is_written() {
     go_through(|name| name == "btree/records/recover-merge");
 }
 

@@ -55,7 +55,7 @@ const FOUND: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn what_was_found_stays_mended() {
+fn past_bugs_stay_fixed() {
     for (story, line) in FOUND {
         let (mut choices, mut seed) = (Choices::default(), 0);
         let words: Vec<&str> = line.split_whitespace().collect();

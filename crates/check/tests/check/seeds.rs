@@ -79,7 +79,7 @@ fn counters_that_wrap_do_no_harm() {
 }
 
 #[test]
-fn time_and_interrupts_end_it_early() {
+fn time_and_interrupts_end_a_run_early() {
     let plan = Plan { seeds: 0..u64::MAX, threads: 2, ..Plan::default() };
     let stop = AtomicBool::new(false);
     let report = check(&plan, &stop, &|seed, _| {
@@ -95,7 +95,7 @@ fn time_and_interrupts_end_it_early() {
 
 /// A scenario that cannot work is a failure of the run, not of the program.
 #[test]
-fn what_cannot_work_is_told() {
+fn an_impossible_scenario_is_reported() {
     let drawn = Choices::default().scenario(2);
     let outcome = run(&Scenario { region_kib: 600, ..drawn });
     match outcome.failure {

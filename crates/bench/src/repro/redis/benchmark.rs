@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn other_words_are_refused() {
+    fn output_of_another_form_is_refused() {
         for (said, what) in [
             (String::new(), "two lines"),
             ("GET: 1 requests per second".to_owned(), "two lines"),

@@ -524,8 +524,8 @@ mod tests {
 
     /// Keys and sorted set agree, and there are as many inserts as were made.
     #[test]
-    fn inserts_are_there() {
-        let Some(server) = start("inserts_are_there") else { return };
+    fn inserted_keys_are_present() {
+        let Some(server) = start("inserted_keys_are_present") else { return };
         let mut wire = server.connect().unwrap();
         let result = plan("insert=1,scan=0.001").run(&mut wire, &NoProgress).unwrap();
         assert_eq!(result.errors, 0, "{:?}", result.first_error);
@@ -537,8 +537,8 @@ mod tests {
     }
 
     #[test]
-    fn what_others_have_changed_is_noticed() {
-        let Some(server) = start("what_others_have_changed_is_noticed") else { return };
+    fn foreign_changes_are_reported() {
+        let Some(server) = start("foreign_changes_are_reported") else { return };
         let mut wire = server.connect().unwrap();
         let plan = plan("get=1,scan=1");
         plan.load(&mut wire, &NoProgress).unwrap();

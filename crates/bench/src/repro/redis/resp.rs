@@ -244,7 +244,7 @@ mod tests {
 
     /// Each kind of reply is read, and every beginning of it is known to be one.
     #[test]
-    fn replies_are_read_when_all_of_them_is_there() {
+    fn incomplete_replies_wait_for_the_rest() {
         let several = b"*3\r\n$1\r\na\r\n$-1\r\n$2\r\n\r\n\r\n";
         let replies: [(&[u8], Reply<'_>); 8] = [
             (b"+OK\r\n", Reply::Simple(b"OK")),
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_reply_is_refused() {
+    fn malformed_replies_are_refused() {
         for (bytes, error) in [
             (&b"HTTP/1.1 400"[..], RespError::Kind(b'H')),
             (b"$x\r\n", RespError::Number),

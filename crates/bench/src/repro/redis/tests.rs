@@ -70,8 +70,8 @@ fn all_sides_take_their_turns() {
 }
 
 #[test]
-fn nothing_is_left_of_a_server() {
-    let Some(server) = start("nothing_is_left_of_a_server") else { return };
+fn a_dropped_server_leaves_nothing_behind() {
+    let Some(server) = start("a_dropped_server_leaves_nothing_behind") else { return };
     let mut wire = server.connect().unwrap();
     let folder = wire.ask("CONFIG GET", &[b"CONFIG", b"GET", b"dir"], |reply| match reply {
         resp::Reply::Array(items) => items.flatten().last().map(|it| it.escape_ascii().to_string()),
@@ -85,8 +85,8 @@ fn nothing_is_left_of_a_server() {
 }
 
 #[test]
-fn a_server_that_dies_is_told_from_one_that_refuses() {
-    let Some(server) = start("a_server_that_dies_is_told_from_one_that_refuses") else { return };
+fn a_dead_server_and_a_refusal_give_different_errors() {
+    let Some(server) = start("a_dead_server_and_a_refusal_give_different_errors") else { return };
     let (mut wire, mut other) = (server.connect().unwrap(), server.connect().unwrap());
     let ok = |reply: resp::Reply<'_>| (reply == resp::Reply::Simple(b"OK")).then_some(());
     let refused = wire.ask("GET", &[b"GET"], ok).unwrap_err().to_string();

@@ -94,7 +94,7 @@ fn owners_with_a_warm_cache_read_nothing() {
 
 /// Without routing, two compute servers forward half of the operations.
 #[test]
-fn operations_travel_where_they_are_not_routed() {
+fn unrouted_operations_are_forwarded() {
     let parts = Parts { routing: Some(Routing::Any), ..Parts::default() };
     let base = dex(FabricKind::Sim, "read-only");
     let config = BenchConfig { parts, warmup_ops: 6000, ops: 6000, ..base };
@@ -108,7 +108,7 @@ fn operations_travel_where_they_are_not_routed() {
 }
 
 #[test]
-fn what_is_missed_is_offloaded_on_every_fabric() {
+fn misses_are_offloaded_on_every_fabric() {
     for fabric in EVERY {
         let parts =
             Parts { memory_threads: (fabric == FabricKind::Sim).then_some(2), ..Parts::default() };
@@ -168,7 +168,7 @@ fn the_same_seed_gives_the_same_report_with_all_parts() {
 }
 
 #[test]
-fn open_loops_forward_what_is_not_theirs() {
+fn open_loops_forward_operations_on_others_keys() {
     let config = BenchConfig { rate: Rate::new(100_000), ..dex(FabricKind::Sim, "ycsb-a") };
     let report = run_well(&config);
     assert_eq!(report.config["routing"], "any");
@@ -177,7 +177,7 @@ fn open_loops_forward_what_is_not_theirs() {
 
 /// With fewer keys than compute servers, some own nothing and forward every operation.
 #[test]
-fn some_may_own_nothing() {
+fn a_compute_server_may_own_no_keys() {
     for routing in [Routing::Owner, Routing::Any] {
         let parts = Parts { routing: Some(routing), ..Parts::default() };
         for fabric in FABRICS {
@@ -189,7 +189,7 @@ fn some_may_own_nothing() {
 
 /// A run leaves other tables of a pool as they are, and drops its own, even if it failed.
 #[test]
-fn several_compute_servers_leave_a_pool_of_others_as_it_was() {
+fn several_compute_servers_leave_other_tables_as_they_were() {
     let config = BenchConfig { pool_bytes: Some(64 << 20), ..dex(FabricKind::Tcp, "ycsb-a") };
     let (_servers, addresses) = serve(&config);
     let cluster = Some(Cluster::Shared(addresses));
