@@ -43,7 +43,7 @@ const TICK_NS: u64 = 10_000_000;
 /// Bits of a version below the writer's number.
 const VERSION_BITS: u32 = 40;
 
-/// The cluster and what is loaded.
+/// The cluster and its loaded data.
 #[derive(Clone, Debug)]
 pub(super) struct WorldConfig {
     pub(super) keys: u64,
@@ -52,10 +52,10 @@ pub(super) struct WorldConfig {
     pub(super) memory_servers: usize,
     /// Worker threads of all compute servers, with one client each.
     pub(super) threads: usize,
-    /// Further worker threads of each compute server, for what its clients do not do.
+    /// Further worker threads of each compute server, for work besides its clients'.
     pub(super) spare_threads: usize,
     pub(super) bulk_fill: f64,
-    /// Threads of each memory server that do what is offloaded.
+    /// Threads of each memory server that serve offloaded requests.
     pub(super) handler_threads: usize,
     /// Nodes up to this level lie on one memory server with all below them.
     pub(super) subtree_level: u8,
@@ -69,14 +69,14 @@ pub(super) struct Load<'a> {
     pub(super) warmup: u64,
     /// Measured operations, of all clients together.
     pub(super) ops: u64,
-    /// What an operation costs its worker thread beside what it waits for, nanoseconds of virtual
+    /// Time that an operation takes on its worker thread besides its waits, nanoseconds of virtual
     /// time.
     pub(super) local_ns: u64,
-    /// How many of the clients take part, the same number of each compute server; `None` for all.
+    /// The number of clients that take part, the same for each compute server; `None` for all.
     pub(super) clients: Option<usize>,
 }
 
-/// What the measured operations of a run came to.
+/// Results of the measured operations of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Measured {
     pub(super) ops: u64,
@@ -84,7 +84,7 @@ pub(super) struct Measured {
     pub(super) nanos: u64,
     /// Of all compute servers, maintenance included.
     pub(super) cost: Snapshot,
-    /// Share of the time that the memory servers' threads were busy with what was offloaded.
+    /// Share of the time that the memory servers' threads were busy with offloaded requests.
     pub(super) handlers_busy: f64,
 }
 
@@ -133,13 +133,13 @@ pub(super) struct World {
     space: Arc<ItemSpace>,
     keys: KeyMaker,
     values: ValueMaker,
-    /// Bounds of what each compute server has, once there are some.
+    /// Bounds of each compute server's keys, once there are some.
     pub(super) bounds: Bounds,
     runs: Cell<u64>,
     handlers: Handlers,
 }
 
-/// What memory servers do for others.
+/// Threads of the memory servers for offloaded requests.
 struct Handlers {
     service: Arc<OffloadService>,
     dispatch_ns: u64,
@@ -171,7 +171,7 @@ impl World {
             rpc: RpcConfig { threads: config.handler_threads, ..RpcConfig::default() },
             ..SimConfig::seeded(config.seed)
         };
-        // The paper's memory servers see what has been written to them.
+        // The paper's memory servers can read the memory that compute servers have written.
         sim_config.capabilities.cpu_visible = true;
         let dispatch_ns = sim_config.rpc.dispatch_ns;
         let sim = Sim::new(sim_config).map_err(BenchError::from)?;
@@ -252,7 +252,7 @@ impl World {
         self.config.keys * (8 + VALUE_BYTES as u64)
     }
 
-    /// Gives each memory server so many threads for what is offloaded.
+    /// Gives each memory server so many threads for offloaded requests.
     pub(super) fn set_handler_threads(&self, threads: usize) {
         for server in 0..self.config.memory_servers {
             self.sim.memory_server(ServerId(server as u16)).set_rpc_threads(threads);
@@ -260,7 +260,7 @@ impl World {
         self.handlers.threads.set(threads);
     }
 
-    /// Cuts the tree into one partition for each compute server, of equal widths. For good.
+    /// Cuts the tree into one partition of equal width for each compute server. Cannot be undone.
     ///
     /// # Errors
     /// The engine's.
@@ -268,7 +268,7 @@ impl World {
         self.cut(equal_width(&self.layout, self.config.compute_servers).unwrap_or_default())
     }
 
-    /// Cuts the tree at `bounds`. For good.
+    /// Cuts the tree at `bounds`. Cannot be undone.
     ///
     /// # Errors
     /// The engine's.
@@ -299,7 +299,7 @@ impl World {
             for number in 0..self.config.compute_servers {
                 let session = &self.sessions[number];
                 let (meta, layout) = (self.meta, self.layout);
-                // The first partition that nobody has: they are opened in their order.
+                // The first free partition: the caches are opened in the order of partitions.
                 let join = JoinOptions { take: Take::Free(1), take_over: false };
                 caches.push(Dex::open(session, meta, layout, options, None, join).await?);
             }
@@ -309,7 +309,7 @@ impl World {
         Ok(opened.map_err(BenchError::Table)?)
     }
 
-    /// Checks the caches and gives them up, so that others can be opened; what they have done.
+    /// Checks the caches and closes them, so that others can be opened; returns their statistics.
     ///
     /// # Errors
     /// The engine's; [`ReproError::Wrong`] if a cache is not in order.
@@ -340,7 +340,7 @@ impl World {
         self.run_watched(indexes, load, None, progress)
     }
 
-    /// As [`World::run`]. A `watch` is told of every operation, and ends the run.
+    /// As [`World::run`]. A `watch` records every operation, and ends the run.
     ///
     /// # Errors
     /// As [`World::run`].
@@ -424,8 +424,8 @@ impl World {
         Ok(measured)
     }
 
-    /// How many of the items that were written under a watch have a value that they cannot have if
-    /// every acknowledged write is there.
+    /// Counts the items, of those written under a watch, with a value that shows a lost
+    /// acknowledged write.
     ///
     /// # Errors
     /// The engine's.
@@ -440,7 +440,7 @@ impl World {
                 let version = version_of(&self.values, item, &value).filter(|_| is_there);
                 lost += u64::from(!version.is_some_and(|version| versions.contains(&version)));
                 if step % 256 == 0 {
-                    // A round that fails is done by the next one.
+                    // The next round makes up for a round that fails.
                     let _ = session.tick().await;
                 }
             }
@@ -449,7 +449,7 @@ impl World {
         self.sim.block_on(reading).map_err(BenchError::from)?
     }
 
-    /// Does the maintenance of every session until the run is over.
+    /// Runs the maintenance of every session until the run is over.
     fn maintain(&self, desk: &Rc<Desk>) {
         for (thread, session) in self.sessions.iter().enumerate() {
             let (desk, session) = (Rc::clone(desk), session.clone());
@@ -458,7 +458,7 @@ impl World {
                 let endpoint = session.endpoint();
                 endpoint.sleep(first_ns).await;
                 while !desk.stop.get() {
-                    // A round that fails is done by the next one.
+                    // The next round makes up for a round that fails.
                     let _ = session.tick().await;
                     endpoint.sleep(TICK_NS).await;
                 }
@@ -472,7 +472,7 @@ impl World {
     }
 }
 
-/// What the clients of a run share.
+/// The state that the clients of a run share.
 struct Desk {
     router: RefCell<Router>,
     failure: RefCell<Option<ReproError>>,
@@ -554,13 +554,13 @@ impl<I: Index> Worker<I> {
     }
 }
 
-/// The version that a value of an item has; `None` if nobody has written it.
+/// The version of an item's value; `None` if nobody has written the value.
 fn version_of(values: &ValueMaker, item: u64, value: &[u8]) -> Option<u64> {
     let version = values.version_of(item, value);
     version.filter(|version| values.value_matches(item, *version, value))
 }
 
-/// Bytes of each memory server that the items certainly fit in; only what is touched is committed.
+/// Bytes of each memory server that certainly hold the items; only touched memory is committed.
 fn region_bytes(config: &WorldConfig) -> u64 {
     let nodes = config.keys * 64 / config.memory_servers as u64;
     let blocks = (config.compute_servers as u64) * 16 * (16 << 20);

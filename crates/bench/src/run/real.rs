@@ -22,11 +22,11 @@ use super::{
 };
 use crate::config::BenchConfig;
 
-/// Operations after which a client lets the other tasks of its thread go on. Waiting for memory
-/// that is mapped never does that.
+/// Operations after which a client yields to the other tasks of its thread. Waiting for mapped
+/// memory never yields.
 const YIELD_OPS: u64 = 32;
 
-/// Runs it all in memory of this process.
+/// Runs the bench in memory of this process.
 pub(super) fn on_mapped(
     context: &Arc<Context>,
     progress: &dyn Progress,
@@ -43,14 +43,14 @@ pub(super) fn on_mapped(
     run(context, &fabrics, progress)
 }
 
-/// Runs it all on the memory servers of the configuration, to which `connect` connects a compute server.
-/// With what of the configuration they have decided.
+/// Runs the bench on the memory servers of the configuration, to which `connect` connects a compute
+/// server. Returns the settings that the memory servers have decided as well.
 pub(super) fn on_network(
     config: &BenchConfig,
     connect: impl Fn(TcpConfig) -> Result<AnyFabric, FabricError>,
     progress: &dyn Progress,
 ) -> Result<(Run, Arc<Context>, AnyFabric), BenchError> {
-    // Before what is wrong with it costs a connection each.
+    // Before a wrong configuration costs a connection for each server.
     config.validate()?;
     let addresses = config.cluster.as_ref().ok_or(BenchError::NoCluster)?.addresses();
     let tcp = TcpConfig { tls: config.tls.clone(), ..TcpConfig::to(addresses.iter().copied()) };
@@ -70,8 +70,8 @@ pub(super) fn on_network(
     Ok((run, context, fabrics[0].clone()))
 }
 
-/// Runs it all on a fabric whose tasks run on executors of their own; `fabrics` has each compute
-/// server's.
+/// Runs the bench on a fabric whose tasks run on executors of their own; `fabrics` has one for each
+/// compute server.
 fn run(
     context: &Arc<Context>,
     fabrics: &[AnyFabric],
@@ -97,7 +97,7 @@ fn run(
         run = run.and_then(|done| Ok((done.0, Some(verify(&servers, &mains, progress)?))));
     }
     if context.config.shares_pool() {
-        // Also after a failure, which is what is told then.
+        // Even after a failure, which takes precedence over an error here.
         let cleared = clear(&servers, &mains);
         run = run.and_then(|run| cleared.map(|()| run));
     }
@@ -190,7 +190,7 @@ fn on_thread(
     Ok(outcome)
 }
 
-/// Waits for all threads; the first error that is not another's counts.
+/// Waits for all threads; returns the first error other than `Aborted`.
 fn join(
     threads: Vec<thread::ScopedJoinHandle<'_, Result<Outcome, BenchError>>>,
 ) -> Result<Outcome, BenchError> {

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::config::{BenchConfig, CapabilityKind};
 
-/// What only a simulation can tell.
+/// Results that only a simulation has.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AboutSim {
     /// Events and effects of the whole run, hashed.
@@ -32,7 +32,7 @@ pub(super) struct AboutSim {
     pub(super) remote_ops: u64,
 }
 
-/// Runs it all.
+/// Runs the bench in the simulator.
 pub(super) fn run(context: &Arc<Context>, progress: &dyn Progress) -> Result<Run, BenchError> {
     let config = &context.config;
     let sim = Sim::new(cluster(config, context.region_bytes)?)?;
@@ -100,7 +100,7 @@ fn cluster(config: &BenchConfig, region_bytes: u64) -> Result<SimConfig, BenchEr
     };
     let offload = config.settings.get("offload").unwrap_or("never");
     let offloads = config.engine.traits().offloads && offload != "never";
-    // Who does what is offloaded must see what has been written.
+    // Threads that serve offloaded requests must see the memory that others have written.
     capabilities.cpu_visible |= offloads;
     let threads = config.parts.memory_threads.unwrap_or(RpcConfig::default().threads);
     let torn = if config.torn { 1.0 } else { 0.0 };

@@ -30,45 +30,45 @@ const TICK_NS: u64 = 1_000_000;
 /// Most turns until a session's own comes.
 const TURNS_MAX: u64 = 10;
 
-/// What one thread has to do.
+/// Work of one thread.
 pub(super) struct Duty {
-    /// Its clients: number, compute server, and the endpoint of the thread that it runs on.
+    /// Clients: number, compute server, and the endpoint of the thread that it runs on.
     pub(super) clients: Vec<(usize, Server, AnyEndpoint)>,
-    /// Where what other compute servers send is done.
+    /// Threads that run the operations of other compute servers.
     pub(super) desks: Vec<Desks>,
     /// All compute servers.
     pub(super) servers: Vec<Server>,
-    /// What gives operations to the owners of their keys, if they begin there.
+    /// Gives operations to the owners of their keys, if they begin there.
     pub(super) router: Option<Arc<Router>>,
     /// See [`Desk::yield_ops`].
     pub(super) yield_ops: u64,
-    /// Whether it is the one that says which phase begins.
+    /// True for the one thread that reports the phases.
     pub(super) leads: bool,
 }
 
-/// A thread of a compute server that does, beside its clients, what others send.
+/// A thread of a compute server that runs operations of other ones beside its clients.
 pub(super) struct Desks {
     pub(super) server: Server,
     pub(super) endpoint: AnyEndpoint,
 }
 
-/// What came of it.
+/// Results of a thread.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
-    /// What its clients counted.
+    /// Counts of its clients.
     pub(super) tally: Tally,
-    /// Nanoseconds of the load phase, 0 if it was none of this thread's business.
+    /// Nanoseconds of the load phase; 0 if the thread takes no part in it.
     pub(super) load_ns: u64,
     /// Nanoseconds of the run phase.
     pub(super) run_ns: u64,
-    /// What the run phase cost.
+    /// Fabric operations of the run phase.
     pub(super) cost: Snapshot,
-    /// What the caches did meanwhile, told by the thread that leads.
+    /// Statistics of the caches during the run phase, from the thread that leads.
     pub(super) caches: Option<DexStats>,
 }
 
 impl Outcome {
-    /// Adds another thread's, which ran at the same time.
+    /// Adds the outcome of another thread that ran at the same time.
     pub(super) fn add(&mut self, other: Outcome) {
         self.tally.add(other.tally);
         self.load_ns = self.load_ns.max(other.load_ns);
@@ -78,7 +78,7 @@ impl Outcome {
     }
 }
 
-/// Does a thread's share of the run. `home` is an endpoint of the thread.
+/// Runs a thread's share of the bench. `home` is an endpoint of the thread.
 ///
 /// # Errors
 /// `Pool`, `Distribution`, `WrongLoad`, or `Aborted` if another thread fails.
@@ -144,7 +144,7 @@ pub(super) async fn work(
         outcome.run_ns += ns;
         outcome.cost.add(&cost);
     }
-    // Others may wait for what tasks of this thread hold.
+    // Others may wait for locks that tasks of this thread hold.
     crew.meet().await?;
     outcome.caches =
         caches_before.and_then(|before| stats(&duty.servers).map(|now| now.since(&before)));
@@ -156,7 +156,7 @@ fn refused(context: &Context, source: PoolError) -> BenchError {
     BenchError::Pool { pool_bytes: context.pool_bytes(), source }
 }
 
-/// What all caches have done so far, if there are some.
+/// Statistics of all caches so far, if there are some.
 fn stats(servers: &[Server]) -> Option<DexStats> {
     let mut sum: Option<DexStats> = None;
     for dex in servers.iter().filter_map(Server::dex) {
@@ -165,7 +165,7 @@ fn stats(servers: &[Server]) -> Option<DexStats> {
     sum
 }
 
-/// Does what other compute servers send, until what is given is dropped.
+/// Runs operations of other compute servers until the result is dropped.
 async fn serve(context: &Arc<Context>, desks: &[Desks]) -> Result<Vec<Served>, BenchError> {
     let mut served = Vec::new();
     let Some(cluster) = &context.cluster else { return Ok(served) };
@@ -176,7 +176,7 @@ async fn serve(context: &Arc<Context>, desks: &[Desks]) -> Result<Vec<Served>, B
             let session = session.map_err(|source| refused(context, source))?;
             let serving = cluster.serve(dex.clone(), session);
             endpoint.spawn(async move {
-                // One that has been cut off serves no more; who asks it is told so.
+                // A compute server that has been cut off serves no more; callers get an error.
                 let _ = serving.await;
             });
         }
@@ -185,7 +185,7 @@ async fn serve(context: &Arc<Context>, desks: &[Desks]) -> Result<Vec<Served>, B
     Ok(served)
 }
 
-/// Ends a compute server's desks, however the thread's work ends.
+/// Ends a compute server's serving tasks, however the thread's work ends.
 struct Served {
     cluster: Arc<Cluster>,
     who: Incarnation,
@@ -197,7 +197,7 @@ impl Drop for Served {
     }
 }
 
-/// Does the maintenance of client `number`'s session beside its operations, until `stop` is set.
+/// Runs the maintenance of client `number`'s session beside its operations, until `stop` is set.
 fn maintain(context: &Context, session: Session, number: u64, stop: Arc<AtomicBool>) {
     let config = &context.config;
     let clients = (config.clients / config.compute_servers) as u64;
@@ -208,7 +208,7 @@ fn maintain(context: &Context, session: Session, number: u64, stop: Arc<AtomicBo
     endpoint.clone().spawn(async move {
         endpoint.sleep(first_ns).await;
         while !stop.load(SeqCst) {
-            // A round that fails is done by the next one; the client meets what is wrong.
+            // The next round makes up for a round that fails; the client meets lasting errors.
             let _ = session.tick_if_due().await;
             endpoint.sleep(interval_ns).await;
         }
@@ -245,8 +245,8 @@ impl Crew<'_> {
         self.gate.pass(&self.home, self.turn).await
     }
 
-    /// Begins together with all other threads, lets every client do its job, and returns how long
-    /// that took in nanoseconds.
+    /// Begins together with all other threads and lets every client do its job. Returns the time
+    /// that this took, in nanoseconds.
     async fn phase(
         &mut self,
         phase: Phase,
@@ -263,15 +263,15 @@ impl Crew<'_> {
         }
     }
 
-    /// As [`Crew::phase`], without telling anybody; also what that has cost. Maintenance goes on in pauses,
-    /// too, and is nobody's then.
+    /// As [`Crew::phase`], without a report of the phase; also returns the cost. Maintenance goes
+    /// on in pauses, without a client to count for.
     async fn work(
         &mut self,
         total: u64,
         job: impl Fn(usize) -> Job,
     ) -> Result<(u64, Snapshot), BenchError> {
         if let Some(router) = self.router.clone() {
-            // Once nobody is at work on the last one's.
+            // First no client may work on the last phase any more.
             self.meet().await?;
             if self.leads {
                 router.allow(total, self.clients_of_all);
