@@ -357,7 +357,7 @@ impl World {
             .map_err(BenchError::from)?;
         let is_partitioned = !self.bounds.borrow().is_empty();
         let router = Router::new(generator, self.keys.clone(), Rc::clone(&self.bounds));
-        let desk = Rc::new(Desk {
+        let shared = Rc::new(RunShared {
             router: RefCell::new(router),
             failure: RefCell::default(),
             stop: Cell::new(false),
@@ -365,17 +365,17 @@ impl World {
             values: self.values,
             watch: watch.cloned(),
         });
-        self.maintain(&desk);
+        self.maintain(&shared);
         let phase = |phase, ops| {
             progress.begin(phase, ops);
-            desk.router.borrow_mut().allow(ops);
+            shared.router.borrow_mut().allow(ops);
             let clients = load.clients.unwrap_or(self.sessions.len()).min(self.sessions.len());
             let gather = Gather::new(clients);
             for (thread, session) in self.sessions[..clients].iter().enumerate() {
                 let compute = thread % self.config.compute_servers;
                 let writer = (number << 1 | u64::from(phase == Phase::Run)) << 12 | thread as u64;
                 let client = Worker {
-                    desk: Rc::clone(&desk),
+                    shared: Rc::clone(&shared),
                     session: session.clone(),
                     index: indexes[compute].clone(),
                     partition: if is_partitioned { compute } else { 0 },
@@ -384,23 +384,23 @@ impl World {
                 let gather = gather.clone();
                 self.sim.spawn(compute, async move {
                     if let Err(error) = client.run(&gather).await {
-                        client.desk.failure.borrow_mut().get_or_insert(error);
+                        client.shared.failure.borrow_mut().get_or_insert(error);
                     }
                     gather.finish(());
                 });
             }
             let all = self.sim.block_on(gather.all(|steps| progress.advance(steps)));
             all.map_err(BenchError::from)?;
-            desk.failure.borrow_mut().take().map_or(Ok(()), Err)
+            shared.failure.borrow_mut().take().map_or(Ok(()), Err)
         };
         phase(Phase::WarmUp, load.warmup)?;
         let counters = self.sim.counters();
         let (before, began_ns) = (Snapshot::of(&counters), self.sim.now_ns());
         let worked_ns = self.handlers.worked_ns();
-        desk.watch.iter().for_each(|watch| watch.begin_measuring());
+        shared.watch.iter().for_each(|watch| watch.begin_measuring());
         phase(Phase::Run, load.ops)?;
         let cost = Snapshot::of(&self.sim.counters()).since(&before);
-        desk.stop.set(true);
+        shared.stop.set(true);
         let nanos = self.sim.now_ns() - began_ns;
         let threads = self.config.memory_servers * self.handlers.threads.get();
         let worked_ns = self.handlers.worked_ns() - worked_ns;
@@ -450,14 +450,14 @@ impl World {
     }
 
     /// Runs the maintenance of every session until the run is over.
-    fn maintain(&self, desk: &Rc<Desk>) {
+    fn maintain(&self, shared: &Rc<RunShared>) {
         for (thread, session) in self.sessions.iter().enumerate() {
-            let (desk, session) = (Rc::clone(desk), session.clone());
+            let (shared, session) = (Rc::clone(shared), session.clone());
             let first_ns = TICK_NS * thread as u64 / self.sessions.len() as u64;
             self.sim.spawn(thread % self.config.compute_servers, async move {
                 let endpoint = session.endpoint();
                 endpoint.sleep(first_ns).await;
-                while !desk.stop.get() {
+                while !shared.stop.get() {
                     // The next round makes up for a round that fails.
                     let _ = session.tick().await;
                     endpoint.sleep(TICK_NS).await;
@@ -473,7 +473,7 @@ impl World {
 }
 
 /// The state that the clients of a run share.
-struct Desk {
+struct RunShared {
     router: RefCell<Router>,
     failure: RefCell<Option<ReproError>>,
     stop: Cell<bool>,
@@ -484,7 +484,7 @@ struct Desk {
 
 /// One client: a task on a worker thread of its own.
 struct Worker<I> {
-    desk: Rc<Desk>,
+    shared: Rc<RunShared>,
     session: Session,
     index: I,
     partition: usize,
@@ -493,23 +493,24 @@ struct Worker<I> {
 
 impl<I: Index> Worker<I> {
     async fn run(&self, gather: &Gather<()>) -> Result<(), ReproError> {
-        let desk = &*self.desk;
+        let shared = &*self.shared;
         let (mut key, mut value, mut found) = (Vec::new(), Vec::new(), Vec::new());
         let (mut version, mut steps) = (self.version, 0);
         let endpoint = self.session.endpoint();
         loop {
-            if desk.failure.borrow().is_some() || desk.watch.as_ref().is_some_and(|it| it.is_over())
+            if shared.failure.borrow().is_some()
+                || shared.watch.as_ref().is_some_and(|it| it.is_over())
             {
                 break;
             }
-            if desk.router.borrow().is_idle(self.partition) {
+            if shared.router.borrow().is_idle(self.partition) {
                 endpoint.sleep(LOOK_NS).await;
                 continue;
             }
-            let next = desk.router.borrow_mut().next(self.partition, &mut key);
+            let next = shared.router.borrow_mut().next(self.partition, &mut key);
             let Some(op) = next.map_err(BenchError::from)? else { break };
-            if desk.local_ns > 0 {
-                endpoint.work(desk.local_ns).await;
+            if shared.local_ns > 0 {
+                endpoint.work(shared.local_ns).await;
             }
             let began_ns = endpoint.now_ns();
             let failed = |error| ReproError::Operation { kind: op.kind.name(), source: error };
@@ -520,7 +521,7 @@ impl<I: Index> Worker<I> {
                 }
                 OpKind::Update => {
                     version += 1;
-                    desk.values.write_value(op.item, version, &mut value);
+                    shared.values.write_value(op.item, version, &mut value);
                     self.index.update(&self.session, &key, &value).await.map_err(failed)?
                 }
                 other => {
@@ -533,7 +534,7 @@ impl<I: Index> Worker<I> {
                     format!("{kind} of item {} found nothing, or what nobody wrote", op.item);
                 return Err(ReproError::Wrong(text));
             }
-            if let Some(watch) = &desk.watch {
+            if let Some(watch) = &shared.watch {
                 let span = Span { began_ns, ended_ns: endpoint.now_ns() };
                 watch.note(&key, span);
                 if op.kind == OpKind::Update {
@@ -550,7 +551,7 @@ impl<I: Index> Worker<I> {
     }
 
     fn is_value_of(&self, op: Op, value: &[u8]) -> bool {
-        version_of(&self.desk.values, op.item, value).is_some()
+        version_of(&self.shared.values, op.item, value).is_some()
     }
 }
 

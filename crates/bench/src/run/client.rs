@@ -85,7 +85,7 @@ impl Job {
 }
 
 /// The state that a client shares with the other clients of its thread.
-pub(super) struct Desk {
+pub(super) struct ThreadContext {
     /// The counts of the thread's clients.
     pub(super) tally: Rc<RefCell<Tally>>,
     /// Takes the client back when it is done.
@@ -143,17 +143,17 @@ impl Client {
     }
 
     /// Does `job` as a task of its own and then hands the client to `gather`.
-    pub(super) fn start(mut self, job: Job, desk: Desk) {
+    pub(super) fn start(mut self, job: Job, thread: ThreadContext) {
         let endpoint = self.session.endpoint().clone();
         self.route.iter_mut().for_each(|route| route.may_make = true);
         endpoint.spawn(async move {
             match job {
-                Job::Load => self.load(&desk).await,
-                Job::Closed(ops) => self.run(ops, None, &desk).await,
-                Job::Open(ops, gap_ns) => self.run(ops, Some(gap_ns), &desk).await,
+                Job::Load => self.load(&thread).await,
+                Job::Closed(ops) => self.run(ops, None, &thread).await,
+                Job::Open(ops, gap_ns) => self.run(ops, Some(gap_ns), &thread).await,
             }
             self.route.iter_mut().for_each(|route| route.router.give_up(&mut route.may_make));
-            let gather = desk.gather.clone();
+            let gather = thread.gather.clone();
             gather.finish(self);
         });
     }
@@ -185,27 +185,27 @@ impl Client {
         }
     }
 
-    async fn load(&mut self, desk: &Desk) {
+    async fn load(&mut self, thread: &ThreadContext) {
         let config = &self.context.config;
         let (client, clients) = (self.number as u64, config.clients as u64);
         let plan = LoadPlan::new(config.keys, LoadOrder::Shuffled, config.seed, client, clients);
         let mut plan = Source::Plan(plan);
         let mut steps = 0;
-        while !desk.tally.borrow().has_errors()
+        while !thread.tally.borrow().has_errors()
             && let Some(op) = self.next_op(&mut plan).await
         {
             let answer = match self.prepare(op, 0) {
                 Ok(()) => self.insert().await,
                 Err(error) => Err(error),
             };
-            self.settle(op, answer, desk);
+            self.settle(op, answer, thread);
             steps += 1;
-            self.pause(steps, desk).await;
+            self.pause(steps, thread).await;
         }
-        desk.gather.advance(steps % PROGRESS_OPS);
+        thread.gather.advance(steps % PROGRESS_OPS);
     }
 
-    async fn run(&mut self, ops: u64, gap_ns: Option<f64>, desk: &Desk) {
+    async fn run(&mut self, ops: u64, gap_ns: Option<f64>, thread: &ThreadContext) {
         let endpoint = self.session.endpoint().clone();
         let mut due_ns = endpoint.now_ns() as f64;
         let mut steps = 0;
@@ -215,7 +215,7 @@ impl Client {
         {
             self.version += 1;
             if let Err(error) = self.prepare(op, self.version) {
-                self.settle(op, Err(error), desk);
+                self.settle(op, Err(error), thread);
                 steps += 1;
                 continue;
             }
@@ -239,22 +239,22 @@ impl Client {
                 OpKind::Upsert => self.upsert().await,
             };
             let nanos = endpoint.now_ns().saturating_sub(began_ns);
-            if self.settle(op, answer, desk) {
-                desk.tally.borrow_mut().done(op.kind, nanos);
+            if self.settle(op, answer, thread) {
+                thread.tally.borrow_mut().done(op.kind, nanos);
             }
             steps += 1;
-            self.pause(steps, desk).await;
+            self.pause(steps, thread).await;
         }
-        desk.gather.advance(steps % PROGRESS_OPS);
+        thread.gather.advance(steps % PROGRESS_OPS);
     }
 
     /// Reports progress after an operation, and yields to other tasks.
     #[inline]
-    async fn pause(&self, steps: u64, desk: &Desk) {
+    async fn pause(&self, steps: u64, thread: &ThreadContext) {
         if steps.is_multiple_of(PROGRESS_OPS) {
-            desk.gather.advance(PROGRESS_OPS);
+            thread.gather.advance(PROGRESS_OPS);
         }
-        if desk.yield_ops > 0 && steps.is_multiple_of(desk.yield_ops) {
+        if thread.yield_ops > 0 && steps.is_multiple_of(thread.yield_ops) {
             self.session.endpoint().yield_now().await;
         }
     }
@@ -329,11 +329,11 @@ impl Client {
 
     /// Counts an operation's answer; returns whether it is right.
     #[inline]
-    fn settle(&self, op: Op, answer: Result<Found, IndexError>, desk: &Desk) -> bool {
+    fn settle(&self, op: Op, answer: Result<Found, IndexError>, thread: &ThreadContext) -> bool {
         if op.kind == OpKind::Insert {
             self.context.space.acknowledge(op.item);
         }
-        let mut tally = desk.tally.borrow_mut();
+        let mut tally = thread.tally.borrow_mut();
         let wrong = |what: &str| format!("{} of item {}: {what}", op.kind.name(), op.item);
         let found = match answer {
             Ok(Found { wrong: Some(what), .. }) => {

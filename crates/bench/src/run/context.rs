@@ -37,7 +37,7 @@ pub(super) struct Context {
     /// True if operations begin at the owner of their key.
     pub(super) routes: bool,
     /// Tasks of each thread that run the operations of other compute servers.
-    pub(super) desks: usize,
+    pub(super) serve_tasks: usize,
     pub(super) pool: PoolOptions,
     /// Bytes of each memory server.
     pub(super) region_bytes: u64,
@@ -68,7 +68,7 @@ impl Context {
         let mut pool = PoolOptions::fitting(region_bytes);
         let several = config.engine.traits().owned && config.compute_servers > 1;
         let routes = several && config.parts.routing(config) == Routing::Owner;
-        let desks = match (several, routes) {
+        let serve_tasks = match (several, routes) {
             (false, _) => 0,
             // Scans go on at the next owner.
             (true, true) => 1,
@@ -77,7 +77,7 @@ impl Context {
         };
         // A session for each client and serving task, one for each server's maintenance, and a few
         // to set up.
-        let sessions = config.clients + config.threads * desks + config.compute_servers + 8;
+        let sessions = config.clients + config.threads * serve_tasks + config.compute_servers + 8;
         let sessions = u32::try_from(sessions).unwrap_or(u32::MAX);
         pool.clients_max = pool.clients_max.max(sessions);
         pool.members_max = pool.members_max.max(config.compute_servers as u32 + 1);
@@ -97,7 +97,7 @@ impl Context {
             open,
             cluster,
             routes,
-            desks,
+            serve_tasks,
             values: ValueMaker::new(config.value_bytes),
             space: Arc::new(ItemSpace::new(config.keys, keys.items_max())),
             all_present: config.workload.mix.share(OpKind::Remove) == 0.0,

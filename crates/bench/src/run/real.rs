@@ -18,7 +18,7 @@ use super::{
     route::{Owners, Router},
     services,
     table::{self, Loaded, Server},
-    worker::{Desks, Duty, Outcome, work},
+    worker::{Duty, Outcome, ServingThread, work},
 };
 use crate::config::BenchConfig;
 
@@ -174,12 +174,12 @@ fn on_thread(
     let config = &context.config;
     let home = fabric.endpoint()?;
     home.seed(config.seed ^ (index as u64 + 1) << 32);
-    let seat = |number: usize| (number, servers[number % servers.len()].clone(), home.clone());
+    let client = |number: usize| (number, servers[number % servers.len()].clone(), home.clone());
     // Threads and clients are multiples of compute servers: a thread has clients of one only.
     let own = servers[index % servers.len()].clone();
     let duty = Duty {
-        clients: (index..config.clients).step_by(config.threads).map(seat).collect(),
-        desks: vec![Desks { server: own, endpoint: home.clone() }],
+        clients: (index..config.clients).step_by(config.threads).map(client).collect(),
+        serving: vec![ServingThread { server: own, endpoint: home.clone() }],
         servers: servers.to_vec(),
         router,
         yield_ops: YIELD_OPS,

@@ -17,7 +17,7 @@ use super::{
     route::{Owners, Router},
     services,
     table::{self, Loaded},
-    worker::{Desks, Duty, work},
+    worker::{Duty, ServingThread, work},
 };
 use crate::config::{BenchConfig, CapabilityKind};
 
@@ -53,17 +53,17 @@ pub(super) fn run(context: &Arc<Context>, progress: &dyn Progress) -> Result<Run
             servers.push(loaded.open(context, endpoint, number).await?);
         }
         let owners = context.routes.then(|| Owners::new(&loaded.bounds, computes));
-        let seat = |number: usize| {
+        let client = |number: usize| {
             let endpoint = endpoints[number % endpoints.len()].clone();
             (number, servers[number % computes].clone(), endpoint)
         };
-        let desk = |(thread, endpoint): (usize, &AnyEndpoint)| Desks {
+        let serving = |(thread, endpoint): (usize, &AnyEndpoint)| ServingThread {
             server: servers[thread % computes].clone(),
             endpoint: endpoint.clone(),
         };
         let duty = Duty {
-            clients: (0..config.clients).map(seat).collect(),
-            desks: endpoints.iter().enumerate().map(desk).collect(),
+            clients: (0..config.clients).map(client).collect(),
+            serving: endpoints.iter().enumerate().map(serving).collect(),
             servers: servers.clone(),
             router: owners.map(|owners| Arc::new(Router::new(owners, computes))),
             yield_ops: 0,

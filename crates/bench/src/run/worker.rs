@@ -14,7 +14,7 @@ use farleaf_index::dex::{Cluster, DexStats};
 use farleaf_pool::{PoolError, Session};
 
 use super::{
-    client::{Client, Desk, Job, Route},
+    client::{Client, Job, Route, ThreadContext},
     context::Context,
     error::BenchError,
     meet::{Gate, Gather},
@@ -35,19 +35,19 @@ pub(super) struct Duty {
     /// Clients: number, compute server, and the endpoint of the thread that it runs on.
     pub(super) clients: Vec<(usize, Server, AnyEndpoint)>,
     /// Threads that run the operations of other compute servers.
-    pub(super) desks: Vec<Desks>,
+    pub(super) serving: Vec<ServingThread>,
     /// All compute servers.
     pub(super) servers: Vec<Server>,
     /// Gives operations to the owners of their keys, if they begin there.
     pub(super) router: Option<Arc<Router>>,
-    /// See [`Desk::yield_ops`].
+    /// See [`ThreadContext::yield_ops`].
     pub(super) yield_ops: u64,
     /// True for the one thread that reports the phases.
     pub(super) leads: bool,
 }
 
 /// A thread of a compute server that runs operations of other ones beside its clients.
-pub(super) struct Desks {
+pub(super) struct ServingThread {
     pub(super) server: Server,
     pub(super) endpoint: AnyEndpoint,
 }
@@ -104,7 +104,7 @@ pub(super) async fn work(
         });
         clients.push(Client::new(context, session, server.index, number, route)?);
     }
-    let _served = serve(context, &duty.desks).await?;
+    let _served = serve(context, &duty.serving).await?;
     let mut crew = Crew {
         tally: Rc::default(),
         clients,
@@ -166,12 +166,15 @@ fn stats(servers: &[Server]) -> Option<DexStats> {
 }
 
 /// Runs operations of other compute servers until the result is dropped.
-async fn serve(context: &Arc<Context>, desks: &[Desks]) -> Result<Vec<Served>, BenchError> {
+async fn serve(
+    context: &Arc<Context>,
+    serving: &[ServingThread],
+) -> Result<Vec<Served>, BenchError> {
     let mut served = Vec::new();
     let Some(cluster) = &context.cluster else { return Ok(served) };
-    for Desks { server, endpoint } in desks {
+    for ServingThread { server, endpoint } in serving {
         let Some(dex) = server.dex() else { continue };
-        for _ in 0..context.desks {
+        for _ in 0..context.serve_tasks {
             let session = server.pool.session(endpoint.clone()).await;
             let session = session.map_err(|source| refused(context, source))?;
             let serving = cluster.serve(dex.clone(), session);
@@ -282,13 +285,13 @@ impl Crew<'_> {
         let (began_ns, before) = (self.home.now_ns(), Snapshot::of(&counters));
         let gather = Gather::new(self.clients.len());
         for client in self.clients.drain(..) {
-            let desk = Desk {
+            let thread = ThreadContext {
                 tally: Rc::clone(&self.tally),
                 gather: gather.clone(),
                 yield_ops: self.yield_ops,
             };
             let job = job(client.number());
-            client.start(job, desk);
+            client.start(job, thread);
         }
         self.clients = gather.all(|steps| self.progress.advance(steps)).await;
         self.clients.sort_unstable_by_key(Client::number);
