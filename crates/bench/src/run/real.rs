@@ -13,7 +13,7 @@ use super::{
     Run,
     context::Context,
     error::BenchError,
-    meet::Gate,
+    meet::PhaseBarrier,
     progress::Progress,
     route::{Owners, Router},
     services,
@@ -134,15 +134,16 @@ fn run_phases(
     progress: &dyn Progress,
 ) -> Result<Done, BenchError> {
     let config = &context.config;
-    let gate = Gate::new(config.threads);
+    let barrier = PhaseBarrier::new(config.threads);
     let owners = context.routes.then(|| Owners::new(bounds, servers.len()));
     let router = owners.map(|owners| Arc::new(Router::new(owners, servers.len())));
     let outcome = thread::scope(|scope| {
         let mut threads = Vec::new();
         for index in 0..config.threads {
             let fabric = fabrics[index % fabrics.len()].clone();
-            let (gate, router) = (&gate, router.clone());
-            let body = move || on_thread(context, &fabric, servers, index, gate, router, progress);
+            let (barrier, router) = (&barrier, router.clone());
+            let body =
+                move || on_thread(context, &fabric, servers, index, barrier, router, progress);
             let spawned = thread::Builder::new()
                 .name(format!("bench-{index}"))
                 .spawn_scoped(scope, body)
@@ -150,8 +151,8 @@ fn run_phases(
             match spawned {
                 Ok(thread) => threads.push(thread),
                 Err(error) => {
-                    // The others wait at the gate for this one.
-                    drop(gate.promise());
+                    // The others wait at the barrier for this one.
+                    drop(barrier.promise());
                     return Err(error);
                 }
             }
@@ -166,11 +167,11 @@ fn on_thread(
     fabric: &AnyFabric,
     servers: &[Server],
     index: usize,
-    gate: &Gate,
+    barrier: &PhaseBarrier,
     router: Option<Arc<Router>>,
     progress: &dyn Progress,
 ) -> Result<Outcome, BenchError> {
-    let promise = gate.promise();
+    let promise = barrier.promise();
     let config = &context.config;
     let home = fabric.endpoint()?;
     home.seed(config.seed ^ (index as u64 + 1) << 32);
@@ -185,7 +186,7 @@ fn on_thread(
         yield_ops: YIELD_OPS,
         leads: index == 0,
     };
-    let outcome = home.executor().block_on(work(context, &home, duty, gate, progress))?;
+    let outcome = home.executor().block_on(work(context, &home, duty, barrier, progress))?;
     promise.keep();
     Ok(outcome)
 }

@@ -12,7 +12,7 @@ use super::{
     Run,
     context::Context,
     error::BenchError,
-    meet::Gate,
+    meet::PhaseBarrier,
     progress::Progress,
     route::{Owners, Router},
     services,
@@ -45,7 +45,7 @@ pub(super) fn run(context: &Arc<Context>, progress: &dyn Progress) -> Result<Run
         .map(|thread| sim.fabric(thread % computes).endpoint_on(thread / computes).map(Into::into))
         .collect::<Result<Vec<AnyEndpoint>, _>>()?;
     let home = &endpoints[0];
-    let gate = Gate::new(1);
+    let barrier = PhaseBarrier::new(1);
     let (loaded, servers, outcome, seen) = sim.block_on(async {
         let loaded = Loaded::make(context, home, progress).await?;
         let mut servers = Vec::with_capacity(computes);
@@ -69,7 +69,7 @@ pub(super) fn run(context: &Arc<Context>, progress: &dyn Progress) -> Result<Run
             yield_ops: 0,
             leads: true,
         };
-        let outcome = work(context, home, duty, &gate, progress).await?;
+        let outcome = work(context, home, duty, &barrier, progress).await?;
         let mut seen = None;
         if config.verify {
             for (server, endpoint) in servers.iter().zip(&endpoints) {

@@ -17,7 +17,7 @@ use super::{
     client::{Client, Job, Route, ThreadContext},
     context::Context,
     error::BenchError,
-    meet::{Gate, Gather},
+    meet::{Gather, PhaseBarrier},
     progress::{Phase, Progress},
     route::Router,
     table::Server,
@@ -86,7 +86,7 @@ pub(super) async fn work(
     context: &Arc<Context>,
     home: &AnyEndpoint,
     duty: Duty,
-    gate: &Gate,
+    barrier: &PhaseBarrier,
     progress: &dyn Progress,
 ) -> Result<Outcome, BenchError> {
     let config = &context.config;
@@ -113,7 +113,7 @@ pub(super) async fn work(
         clients_of_all: config.clients,
         router: duty.router,
         home: home.clone(),
-        gate,
+        barrier,
         turn: 0,
         progress,
     };
@@ -236,7 +236,7 @@ struct Crew<'a> {
     clients_of_all: usize,
     router: Option<Arc<Router>>,
     home: AnyEndpoint,
-    gate: &'a Gate,
+    barrier: &'a PhaseBarrier,
     turn: usize,
     progress: &'a dyn Progress,
 }
@@ -245,7 +245,7 @@ impl Crew<'_> {
     /// Waits for all other threads.
     async fn meet(&mut self) -> Result<(), BenchError> {
         self.turn += 1;
-        self.gate.pass(&self.home, self.turn).await
+        self.barrier.pass(&self.home, self.turn).await
     }
 
     /// Begins together with all other threads and lets every client do its job. Returns the time
