@@ -364,7 +364,7 @@ impl Round<'_, '_> {
             return;
         }
         let what = if way == Way::Post { OF_POSTS } else { OF_LINKS }[kind];
-        let weather = match OF_LINKS[kind] {
+        let link_state = match OF_LINKS[kind] {
             FaultKind::Cut => LinkState::Cut { requests: true, replies: true },
             FaultKind::HalfCut => LinkState::Cut { requests: is_way, replies: !is_way },
             FaultKind::Slow => LinkState::Slow(SLOW_MAX.mul_f64(part)),
@@ -374,7 +374,7 @@ impl Round<'_, '_> {
                 return;
             }
         };
-        links.set(way, weather, callers);
+        links.set(way, link_state, callers);
         let fault = self.note(what, who, None);
         self.faults.under_way.push(UnderWay { fault, until, undo });
     }

@@ -61,7 +61,7 @@ pub(super) struct Links {
     post: Option<Link>,
 }
 
-/// The end of a link.
+/// The target of a link.
 #[derive(Debug)]
 enum End {
     Memory(Target),
@@ -72,20 +72,20 @@ enum End {
 #[derive(Debug)]
 struct Link {
     address: SocketAddr,
-    shared: Arc<Shared>,
+    shared: Arc<LinkShared>,
 }
 
 /// The state that a link shares with the threads that forward its bytes.
 #[derive(Debug)]
-struct Shared {
+struct LinkShared {
     end: End,
-    state: Mutex<State>,
+    state: Mutex<LinkTable>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
-struct State {
-    weather: LinkState,
+struct LinkTable {
+    link_state: LinkState,
     /// The callers with that state; the links of others are fair.
     callers: Callers,
     is_closed: bool,
@@ -131,10 +131,10 @@ impl Links {
     }
 
     /// Sets the state of a link for these callers, and makes it fair for all others.
-    pub(super) fn set(&self, way: Way, weather: LinkState, callers: Callers) {
+    pub(super) fn set(&self, way: Way, link_state: LinkState, callers: Callers) {
         if let Some(link) = self.link(way) {
             let mut state = link.shared.state();
-            (state.weather, state.callers) = (weather, callers);
+            (state.link_state, state.callers) = (link_state, callers);
             drop(state);
             link.shared.changed.notify_all();
         }
@@ -159,10 +159,10 @@ impl Link {
     fn open(end: End) -> io::Result<Link> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let address = listener.local_addr()?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(LinkShared {
             end,
-            state: Mutex::new(State {
-                weather: LinkState::Fair,
+            state: Mutex::new(LinkTable {
+                link_state: LinkState::Fair,
                 callers: None,
                 is_closed: false,
                 streams: BTreeMap::new(),
@@ -203,7 +203,7 @@ fn is_among(caller: &Caller, callers: &Callers) -> bool {
     callers.as_ref().is_none_or(is_named)
 }
 
-impl State {
+impl LinkTable {
     fn end_connections(&mut self, callers: &Callers) {
         let streams = self.streams.values().filter(|(caller, _)| is_among(caller, callers));
         for stream in streams.flat_map(|(_, streams)| streams) {
@@ -212,12 +212,12 @@ impl State {
         }
     }
 
-    fn weather(&self, caller: &Caller) -> LinkState {
-        if is_among(caller, &self.callers) { self.weather } else { LinkState::Fair }
+    fn link_state(&self, caller: &Caller) -> LinkState {
+        if is_among(caller, &self.callers) { self.link_state } else { LinkState::Fair }
     }
 
     fn blocks(&self, direction: Direction, caller: &Caller) -> bool {
-        match self.weather(caller) {
+        match self.link_state(caller) {
             LinkState::Cut { requests, replies } => match direction {
                 Direction::Requests => requests,
                 Direction::Replies => replies,
@@ -227,15 +227,15 @@ impl State {
     }
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl LinkShared {
+    fn state(&self) -> MutexGuard<'_, LinkTable> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until the link passes bytes in that direction; `false` after it was closed.
     fn pass(&self, direction: Direction, caller: &Caller) -> bool {
         let mut state = self.state();
-        if let LinkState::Slow(time) = state.weather(caller) {
+        if let LinkState::Slow(time) = state.link_state(caller) {
             drop(state);
             thread::sleep(time);
             state = self.state();
@@ -260,7 +260,7 @@ impl Shared {
 }
 
 /// Accepts connections until the link is closed.
-fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
+fn accept(listener: &TcpListener, shared: &Arc<LinkShared>) {
     for stream in listener.incoming() {
         if shared.state().is_closed {
             return;
@@ -273,7 +273,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
 }
 
 /// Forwards a connection's bytes in both directions until either side ends it.
-fn forward(client: TcpStream, shared: &Arc<Shared>) -> io::Result<()> {
+fn forward(client: TcpStream, shared: &Arc<LinkShared>) -> io::Result<()> {
     let caller = Caller::default();
     // A new connection takes a packet each way. Its caller is unknown until it greets.
     if !shared.pass(Direction::Requests, &caller) || !shared.pass(Direction::Replies, &caller) {
@@ -301,7 +301,7 @@ fn forward(client: TcpStream, shared: &Arc<Shared>) -> io::Result<()> {
 fn pump(
     mut from: TcpStream,
     mut to: TcpStream,
-    shared: &Shared,
+    shared: &LinkShared,
     direction: Direction,
     caller: &Caller,
 ) {
