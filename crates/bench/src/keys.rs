@@ -111,8 +111,8 @@ impl KeyMaker {
     }
 }
 
-/// Mixes an item below 2^63 over the numbers below 2^63, one to one: what leaves them is mixed again until it
-/// comes back.
+/// Mixes an item below 2^63 over the numbers below 2^63, one to one: a result beyond them
+/// is mixed again until it comes back.
 pub(crate) fn randint(item: u64) -> u64 {
     let mut mixed = mix64(item);
     while mixed >> 63 != 0 {

@@ -72,10 +72,10 @@ impl Iterator for SortedItems {
     }
 }
 
-/// The items sorted by their keys, of which the first 16 bytes mostly decide. 32 bytes an item meanwhile.
+/// The items sorted by their keys, mostly by the first 16 bytes. Takes 32 bytes an item meanwhile.
 fn sorted_by_key(keys: &KeyMaker, count: u64) -> Vec<u64> {
     let key_of = |item: u64, key: &mut Vec<u8>| {
-        // A key that cannot be made is told when it is asked for.
+        // A key that cannot be made gives an error when the load asks for it.
         let _ = keys.write_key(item, key);
     };
     let mut key = Vec::new();
