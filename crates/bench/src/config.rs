@@ -394,7 +394,7 @@ pub enum BenchConfigError {
         is of all compute servers together)"
     )]
     Uneven {
-        /// "Clients" or "threads".
+        /// `clients` or `threads`.
         what: &'static str,
         /// The count.
         count: usize,

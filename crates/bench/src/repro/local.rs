@@ -33,7 +33,7 @@ const SLICE_OPS: usize = 5_000;
 const ROUNDS: usize = 100;
 const SCALE_MIN: f64 = 0.0001;
 
-/// Trees that take turns. The first three are the comparison, the others stand beside it.
+/// Maps that take turns. The first three are the comparison, the others stand beside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
     Dex,
@@ -88,12 +88,11 @@ impl Work {
     }
 }
 
-/// All trees that hold the pairs.
+/// All maps that hold the pairs.
 struct Sides {
     dex: Dex,
     local: LocalTree,
-    /// A tree of its own: sharing nodes with another side would find them in the processor's
-    /// caches.
+    /// A tree of its own: nodes of a shared one could still lie in the processor's caches.
     prefetching: LocalTree,
     map: RwLock<BTreeMap<u64, u64>>,
     #[cfg(feature = "peers")]

@@ -5,7 +5,7 @@ use std::{
     collections::BTreeMap,
 };
 
-/// Interval at which a client without work checks for some.
+/// Interval at which a waiting task checks again.
 pub(super) const LOOK_NS: u64 = 10_000;
 
 /// A span of virtual time, nanoseconds.

@@ -274,7 +274,7 @@ impl Crew<'_> {
         job: impl Fn(usize) -> Job,
     ) -> Result<(u64, Snapshot), BenchError> {
         if let Some(router) = self.router.clone() {
-            // First no client may work on the last phase any more.
+            // The router may change only after all clients have left the last phase.
             self.meet().await?;
             if self.leads {
                 router.allow(total, self.clients_of_all);
