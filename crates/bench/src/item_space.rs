@@ -99,9 +99,9 @@ impl ItemSpace {
 
     /// Moves the frontier past every acknowledged item.
     ///
-    /// Two clients that acknowledge items 7 and 8 at once must not both miss the other's: each
-    /// stores its own mark before it looks at the frontier's slot, and all of these are
-    /// sequentially consistent, so that the later one of the two sees both marks.
+    /// Two clients that acknowledge items 7 and 8 at once must not both miss the other's. Each
+    /// stores its own mark before it looks at the frontier's slot. All of these are sequentially
+    /// consistent, so that the later one of the two sees both marks.
     fn advance(&self) {
         loop {
             let frontier = self.frontier.load(SeqCst);

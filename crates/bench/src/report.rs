@@ -102,7 +102,7 @@ pub struct RunReport {
     pub latency_us: LatencyUs,
     /// The cost of an operation, on average.
     pub per_op: PerOp,
-    /// The same by kind, for the kinds that came.
+    /// The cost and latency of each kind that came.
     pub by_kind: BTreeMap<ReportKind, KindReport>,
     /// Counts of all compute servers' caches, for engines that have some.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -316,9 +316,9 @@ impl AddAssign for OpTotals {
 pub struct MemoryReport {
     /// Taken from the pool.
     pub pool_bytes: u64,
-    /// Of that, by the index itself.
+    /// Bytes of these that the index itself takes.
     pub index_bytes: u64,
-    /// Of that, by keys and values.
+    /// Bytes of these that keys and values take.
     pub data_bytes: u64,
     /// On the compute servers: caches and tables.
     pub compute_bytes: u64,

@@ -72,7 +72,7 @@ impl OpKind {
 /// Reads `get=95,update=5`; the numbers need not come to 100. Prints the same, in per cent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mix {
-    /// By [`OpKind::index`]; they add up to 1.
+    /// Shares by [`OpKind::index`]; they add up to 1.
     shares: [f64; OpKind::ALL.len()],
 }
 

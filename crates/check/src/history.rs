@@ -71,19 +71,19 @@ pub enum Call {
 /// The answer that a client received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Of a get: the value, if the key was present.
+    /// The answer of a get: the value, if the key was present.
     Value(Option<Vec<u8>>),
-    /// Of insert and update: true if it was done. Of upsert: true if the key was absent. Of remove:
-    /// true if it was present.
+    /// The answer of insert and update: true if it was done. Of upsert: true if the key was absent.
+    /// Of remove: true if it was present.
     Flag(bool),
-    /// Of a compare-exchange: success, and the content of the key before.
+    /// The answer of a compare-exchange: success, and the content of the key before.
     Exchanged {
-        /// It was done.
+        /// True if the key was changed.
         done: bool,
         /// Content of the key before.
         held: Option<Vec<u8>>,
     },
-    /// Of a scan, in the order of the answer.
+    /// The answer of a scan, in its order.
     Pairs(Vec<(Vec<u8>, Vec<u8>)>),
     /// It failed and certainly did nothing.
     Nothing,

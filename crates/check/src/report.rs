@@ -53,7 +53,7 @@ pub struct Failed {
 pub struct Report {
     /// Seeds that were run.
     pub seeds: u64,
-    /// Of these, run twice to compare.
+    /// Seeds of these that were run twice to compare.
     pub twice: u64,
     /// True if all seeds of the plan were run, or `failures_max` failures found.
     pub is_complete: bool,

@@ -11,8 +11,8 @@ use crate::mix64::mix64;
 ///   popular for the whole run, and new items join at the unpopular end.
 ///
 /// YCSB takes a 64-bit FNV hash of the rank modulo the number of items instead. That sends several
-/// ranks to one item and none to about a third of them (1/e), so that the most popular items carry
-/// more than their share, and all of them move whenever the number of items changes.
+/// ranks to one item and none to about a third of them (1/e). So the most popular items carry more
+/// than their share, and all of them move whenever the number of items changes.
 ///
 /// Cost: three multiplications, fewer than twice that on average.
 #[derive(Clone, Debug)]

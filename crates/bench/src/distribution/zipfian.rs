@@ -15,7 +15,7 @@ const ATTEMPTS_MAX: usize = 128;
 /// one exponential and one logarithm. The probabilities are exact to the precision of `f64`; no
 /// sum over the items is formed anywhere.
 ///
-/// The generator that YCSB uses (Gray et al., SIGMOD 1994) adds up all items first, gives exact
+/// The generator that YCSB uses (Gray et al., SIGMOD 1994) adds up all items first. It gives exact
 /// probabilities to the two first ranks only, and does not work at `theta >= 1`.
 ///
 /// Source: W. Hormann and G. Derflinger, "Rejection-inversion to generate variates from monotone

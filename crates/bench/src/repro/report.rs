@@ -35,7 +35,7 @@ pub struct ReproReport {
     pub config: Map<String, Value>,
     /// The figures.
     pub rows: Vec<ReproRow>,
-    /// The same and more in tables, of experiments that have some.
+    /// The figures and more in tables, of experiments that have some.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tables: Vec<ReproTable>,
     /// The checks.

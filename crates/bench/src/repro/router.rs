@@ -14,8 +14,8 @@ pub(super) type Bounds = Rc<RefCell<Vec<Vec<u8>>>>;
 /// One stream of operations that all clients take from, cut by partition.
 ///
 /// An operation that is drawn while a client of another partition asks waits in its partition's
-/// queue. So each partition gets the share of the operations that its keys have in the workload,
-/// as with clients that send an operation to its owner, whatever their pace.
+/// queue. So each partition gets its keys' share of the workload, as with clients that send an
+/// operation to its owner, at any pace.
 #[derive(Debug)]
 pub(super) struct Router {
     generator: OpGenerator,

@@ -28,7 +28,7 @@ pub(super) fn as_in_the_paper() -> DexOptions {
     DexOptions { durability, admission, ..DexOptions::default() }
 }
 
-/// The same with the settings that the caller of the experiment chose.
+/// Options of the paper's engine with the settings that the caller of the experiment chose.
 ///
 /// # Errors
 /// `Setting`.

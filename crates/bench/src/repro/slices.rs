@@ -76,7 +76,7 @@ struct Rate {
 
 /// Results of a measurement.
 pub(super) struct Times {
-    /// By round and side.
+    /// Rates by round and side.
     rates: Vec<Vec<Rate>>,
     /// Remote operations of index operations.
     pub(super) cost: Cost,

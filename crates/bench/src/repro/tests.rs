@@ -91,7 +91,7 @@ fn fig12_offloads_more_with_more_threads() {
     }
 }
 
-/// Ranges move under load, three times over, and are given back between.
+/// Ranges move under load, three times over, and move back between.
 #[test]
 fn fig10_moves_ranges_and_loses_nothing() {
     let report = Experiment::DexFig10.run(&tiny(1), &NoHosts, &NoProgress).unwrap();

@@ -82,7 +82,7 @@ pub(super) struct Measured {
     pub(super) ops: u64,
     /// Virtual time.
     pub(super) nanos: u64,
-    /// Of all compute servers, maintenance included.
+    /// Fabric operations of all compute servers, maintenance included.
     pub(super) cost: Snapshot,
     /// Share of the time that the memory servers' threads were busy with offloaded requests.
     pub(super) handlers_busy: f64,
@@ -252,7 +252,7 @@ impl World {
         self.config.keys * (8 + VALUE_BYTES as u64)
     }
 
-    /// Gives each memory server so many threads for offloaded requests.
+    /// Gives each memory server `threads` threads for offloaded requests.
     pub(super) fn set_handler_threads(&self, threads: usize) {
         for server in 0..self.config.memory_servers {
             self.sim.memory_server(ServerId(server as u16)).set_rpc_threads(threads);

@@ -57,7 +57,7 @@ pub(super) struct Route {
 enum Source {
     /// Inserts of its share of the items.
     Plan(LoadPlan),
-    /// Those of the workload.
+    /// Operations of the workload.
     Workload,
 }
 
@@ -66,9 +66,9 @@ enum Source {
 pub(super) enum Job {
     /// Insert its share of the items.
     Load,
-    /// As many operations of the workload, one after the other.
+    /// This many operations of the workload, one after the other.
     Closed(u64),
-    /// As many operations of the workload, each at its time, `gap_ns` apart on average.
+    /// This many operations of the workload, each at its time, `gap_ns` apart on average.
     Open(u64, f64),
 }
 

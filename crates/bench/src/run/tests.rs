@@ -214,8 +214,8 @@ fn reads_cost_the_height_exactly() {
     }
 }
 
-/// A read-modify-write is given the cost of a get and an update; together with maintenance, all
-/// kinds come to the total.
+/// A read-modify-write has the cost of a get and an update; together with maintenance, all kinds
+/// come to the total.
 #[test]
 fn costs_by_kind_add_up() {
     let report = run_well(&small(FabricKind::Sim, "get=40,rmw=30,update=10,upsert=10,insert=10"));

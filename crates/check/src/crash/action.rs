@@ -31,7 +31,7 @@ pub(super) enum Action {
     Scan {
         reverse: bool,
     },
-    /// Fills the empty table with so many keys.
+    /// Fills the empty table with this many keys.
     BulkLoad(u32),
     CreateTable,
     DropTable,

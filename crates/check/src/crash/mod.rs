@@ -14,9 +14,10 @@
 //!   action done at some moment or never.
 //! - `CHECK-2` No other key has changed; a scan, a reverse scan and gets agree.
 //! - `CHECK-3` The engine's `verify` and the pool's audit have nothing to say, and every object is
-//!   live, free or retired. An object that the dead had taken out of a table, in a survivor's block,
-//!   may be lost until the survivor has also left and a sweep has passed the block; the run does both.
-//! - `CHECK-4` Every entry of the member, client and root tables can be had again.
+//!   live, free or retired. One exception: an object that the dead had taken out of a table, in a
+//!   survivor's block, may be lost for a while. It is found once the survivor has left and a sweep
+//!   has passed the block; the run does both.
+//! - `CHECK-4` Every entry of the member, client and root tables can be claimed again.
 //! - `CHECK-5` A zombie changes no word, and learns that it has been cut off.
 //! - `CHECK-6` All this takes bounded virtual time, and no survivor meets an error.
 //!

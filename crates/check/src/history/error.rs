@@ -71,9 +71,9 @@ pub enum LineFault {
     /// The answer came before the call.
     #[error("ends at {to_ns} ns, before its begin at {from_ns} ns")]
     Times {
-        /// Of the call.
+        /// Time of the call.
         from_ns: u64,
-        /// Of the answer.
+        /// Time of the answer.
         to_ns: u64,
     },
     /// An operation with this number was begun before.

@@ -82,15 +82,15 @@ pub struct Undecided {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use = "some keys may be undecided"]
 pub struct Checked {
-    /// Operations, those without an answer included, those that certainly did nothing not.
+    /// Operations, including those without an answer, excluding those that certainly did nothing.
     pub operations: usize,
-    /// Those of them without an answer.
+    /// Operations of these without an answer.
     pub unknown: usize,
-    /// Those of them that are scans.
+    /// Operations of these that are scans.
     pub scans: usize,
-    /// Looks of scans at keys that somebody changes.
+    /// Looks of scans at keys with changes.
     pub looks: usize,
-    /// Keys that somebody changes.
+    /// Keys with changes.
     pub keys: usize,
     /// Steps taken.
     pub steps: u64,

@@ -6,7 +6,7 @@
 //! A configuration (the set of operations placed, and the state) is looked at once. Beyond that:
 //!
 //! - A configuration is remembered as a 128-bit sum of random numbers, one for each operation
-//!   placed (Zobrist hashing), which costs the same for a short and a long history. Two of n
+//!   placed (Zobrist hashing). This costs the same for a short and a long history. Two of n
 //!   configurations have the same sum with a chance of n^2 / 2^129: below 10^-24 for ten millions.
 //! - An operation that with its answer can change no state (a get, a failed insert) is placed as
 //!   soon as it fits, without alternatives: in any order that places it later it can be moved here.

@@ -69,8 +69,8 @@ impl Jobs {
         };
         if form == Form::Many {
             let kind = self.rng.u32(..4);
-            // Of several changes the answer says only how many were new: two at most, so that it
-            // often says which.
+            // For several changes the answer gives only the number of new keys: two at most, so
+            // that it often tells which.
             let keys = self.some_keys(if kind < 2 { CALLS_MAX } else { 2 });
             let calls = keys.into_iter().map(|key| match kind {
                 0 | 1 => Call::Get { key },

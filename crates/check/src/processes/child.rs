@@ -37,7 +37,7 @@ pub(super) enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
     Done,
-    /// By the driver's `kill -9`.
+    /// Killed by the driver's `kill -9`.
     Killed,
     NotStarted,
     /// In an unexpected way.

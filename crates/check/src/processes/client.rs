@@ -21,7 +21,7 @@ use crate::linear::key_of;
 
 /// Errors that a process prints; all are in the history.
 const TOLD_MAX: u32 = 5;
-/// Between two attempts to reach a pool on a network.
+/// Time between two attempts to reach a pool on a network.
 const OPEN_PAUSE: Duration = Duration::from_millis(20);
 /// Attempts to get a share of the keys.
 const SHARE_TRIES: u32 = 10;
@@ -273,7 +273,7 @@ impl Worker<'_> {
         })
     }
 
-    /// The same in a worker thread of the store; this thread waits for it.
+    /// Makes the call in a worker thread of the store; this thread waits for it.
     fn in_worker(&self, call: &Call) -> Result<Answer, Error> {
         let (table, shape) = (&self.asynchronous, self.shape);
         Ok(match call.clone() {

@@ -224,13 +224,13 @@ pub struct Launcher {
 pub struct Counts {
     /// Operations begun, all of them checked.
     pub operations: u64,
-    /// Of these: refused, and certainly not done.
+    /// Operations of these that were refused, and certainly not done.
     pub refused: u64,
-    /// Of these: without an answer, mostly because the process was killed.
+    /// Operations of these without an answer, mostly because the process was killed.
     pub unknown: u64,
     /// Keys whose operations were put in order, anew in each round.
     pub keys_checked: u64,
-    /// Of these: given up, since too many operations overlap or have no answer.
+    /// Keys of these given up, since too many operations overlap or have no answer.
     pub keys_undecided: u64,
     /// Client processes started.
     pub clients: u64,

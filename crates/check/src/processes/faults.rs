@@ -1,8 +1,8 @@
 //! Network faults: break processes, memory servers and links in a round, one at a time or together.
 //!
-//! In every other round faults happen *apart* from each other, with quiet around them, so that the
-//! driver can measure the time from each until all work goes on; only clients are at work. The rounds
-//! between have all processes of a run over shared memory, and faults happen *together*.
+//! In every other round faults happen *apart* from each other, with quiet around them. So the
+//! driver can measure the time from each until all work goes on; only clients are at work. The
+//! rounds between have all processes of a run over shared memory, and faults happen *together*.
 
 use std::path::PathBuf;
 use std::thread;

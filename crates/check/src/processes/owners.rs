@@ -72,7 +72,7 @@ pub(super) fn names(path: &Path) -> Vec<String> {
     notes(path).into_iter().map(|(name, _)| name).collect()
 }
 
-/// The same as incarnations, by which it greets others.
+/// The incarnations of these names, by which the process greets others.
 pub(super) fn incarnations(path: &Path) -> Vec<Incarnation> {
     let number = |name: String| u64::from_str_radix(&name, 16).ok();
     names(path).into_iter().filter_map(number).map(Incarnation).collect()

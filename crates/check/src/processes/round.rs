@@ -25,7 +25,7 @@ const JUDGE_TIME_MAX: Duration = Duration::from_secs(60);
 pub(super) const LOOK_TIME: Duration = Duration::from_millis(2);
 /// Processes that are to die young do so within this time of their start.
 const YOUNG_TIME: Duration = Duration::from_millis(25);
-/// The same over a network, where it takes longer to reach a pool.
+/// As `YOUNG_TIME`, over a network, where it takes longer to reach a pool.
 const YOUNG_TIME_NETWORK: Duration = Duration::from_millis(150);
 /// Quarters of a lease after which every dead process counts as dead, even if the memory server
 /// that judges has just been started.
@@ -48,11 +48,11 @@ pub(super) struct Run<'a> {
     pub(super) launcher: &'a Launcher,
     pub(super) stop: &'a AtomicBool,
     pub(super) rng: fastrand::Rng,
-    /// Of pool and rounds.
+    /// Folder of pool and rounds.
     pub(super) folder: PathBuf,
-    /// Of shared memory.
+    /// Address of the pool, if it is in shared memory.
     pub(super) pool: String,
-    /// Of a network.
+    /// Memory servers, if the pool is on a network.
     pub(super) memory: Option<Memory<'a>>,
     /// Faults apart from each other, so far.
     pub(super) apart: u64,

@@ -139,7 +139,7 @@ pub struct FaultReport {
 pub struct Times {
     /// The number of times.
     pub count: u64,
-    /// Of these: not reached by the end of the round.
+    /// Times of these not reached by the end of the round.
     pub never: u64,
     /// The one in the middle.
     pub median_ms: f64,
@@ -164,7 +164,7 @@ impl Times {
 }
 
 impl NetworkReport {
-    /// Of a run that has not begun.
+    /// The report of a run that has not begun.
     pub(super) fn of(network: &Network) -> Self {
         let lease_ms = network.lease.as_secs_f64() * 1e3;
         NetworkReport {

@@ -78,7 +78,7 @@ fn config(scenario: &Scenario, is_recorded: bool) -> SimConfig {
         // One more is the observer.
         compute_servers: scenario.compute_servers + 1,
         threads: threads(scenario),
-        // As many blocks as with smaller ones.
+        // As many blocks as with small logs.
         region_bytes: scenario.region_kib << if has_large_logs(scenario) { 12 } else { 10 },
         network: NetworkConfig {
             jitter_ns: or(faults.jitter, NetworkConfig::default().jitter_ns),

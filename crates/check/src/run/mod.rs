@@ -44,7 +44,7 @@ pub fn run(scenario: &Scenario) -> Outcome {
     run_with(scenario, false).0
 }
 
-/// The same, with a record of the newest remote operations if `is_recorded`.
+/// As [`run`], with a record of the newest remote operations if `is_recorded`.
 pub fn run_with(scenario: &Scenario, is_recorded: bool) -> (Outcome, Vec<OpRecord>) {
     RUNNING.set(Some(scenario.to_string()));
     let ended = catch_unwind(AssertUnwindSafe(|| driver::run(scenario, is_recorded)));

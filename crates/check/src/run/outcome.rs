@@ -78,13 +78,13 @@ impl fmt::Display for Failure {
 pub struct RunStats {
     /// Operations of clients.
     pub ops: u64,
-    /// Of these, scans.
+    /// Operations of these that are scans.
     pub scans: u64,
-    /// Of these, without an answer: unknown outcomes, given up, or their client died.
+    /// Operations of these without an answer: unknown outcomes, given up, or their client died.
     pub unknown: u64,
-    /// Of these, refused for lack of memory.
+    /// Operations of these refused for lack of memory.
     pub full: u64,
-    /// Of these, failed for another reason and did nothing.
+    /// Operations of these that failed for another reason and did nothing.
     pub unavailable: u64,
     /// Remote operations.
     pub remote_ops: u64,

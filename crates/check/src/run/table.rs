@@ -20,7 +20,7 @@ use crate::scenario::{Scenario, mix};
 pub(super) const TABLE: &str = "t";
 /// Tasks that run operations of other compute servers.
 const SERVERS: usize = 2;
-/// Between two moves of a compute server.
+/// Time between two moves of a compute server.
 const MOVE_NS: u64 = 250_000;
 
 /// The setup of a run's table that its compute servers agree on. Follows from the seed.

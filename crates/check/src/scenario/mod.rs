@@ -1,7 +1,7 @@
 //! Scenario: everything that determines one run, drawn from one seed, and its command line.
 //!
 //! - INV-SCENARIO-1: a field is drawn from the seed and from fields above it alone, each with a
-//!   generator of its own, so that pinning one leaves those above as they are.
+//!   generator of its own. So pinning one leaves those above as they are.
 //! - INV-SCENARIO-2: [`Scenario::flags`], read back, give the same scenario: they leave out only
 //!   fields to which the seed and the flags in front lead.
 
@@ -50,7 +50,7 @@ pub struct Scenario {
     pub ops: usize,
     /// Different keys: 1 to 1,000,000.
     pub keys: u64,
-    /// Of these, keys that the table has at first.
+    /// Keys of these that the table has at first.
     pub preload: u64,
     /// Bytes of each memory server, in KiB.
     pub region_kib: u64,

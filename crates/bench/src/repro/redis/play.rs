@@ -135,7 +135,7 @@ impl RedisPlan {
     }
 }
 
-/// Empties Redis and sets keys of so many items to their first values.
+/// Empties Redis and sets the keys of `keys` items to their first values.
 ///
 /// # Errors
 /// If Redis is gone, cannot be understood, or refuses; those of `write_key`.

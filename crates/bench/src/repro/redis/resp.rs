@@ -211,7 +211,7 @@ fn number(words: &[u8]) -> Result<i64, RespError> {
         [b'-', rest @ ..] => (true, rest),
         _ => (false, words),
     };
-    // As many as certainly fit.
+    // The most digits that certainly fit.
     if digits.is_empty() || digits.len() > 18 {
         return Err(RespError::Number);
     }

@@ -59,14 +59,14 @@ pub(super) struct Plan {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Measured {
     pub(super) ops_per_s: f64,
-    /// Of all rounds.
+    /// Least and largest throughput of all rounds.
     pub(super) least: f64,
     pub(super) most: f64,
     pub(super) p50_us: f64,
     pub(super) p99_us: f64,
     /// Remote operations, of those sides that do some.
     pub(super) per_op: Option<PerOp>,
-    /// The same of a get alone, without maintenance.
+    /// Cost of a get alone, without maintenance.
     pub(super) get: PerOp,
     pub(super) bytes_per_op: Option<f64>,
     /// The first answer that was wrong.
