@@ -61,7 +61,7 @@ pub fn hunt(
 
 /// Returns the scenarios to hunt a bug with: those of the engine that lists it. Bugs that no engine
 /// lists are the pool's: their clients go from one object to the next for as long as any.
-fn ground(canary: Canary) -> Choices {
+fn scenarios_for(canary: Canary) -> Choices {
     match Engine::ALL.iter().find(|engine| engine.has_canary(canary)) {
         Some(engine) => Choices { engine: Some(*engine), ..Choices::default() },
         None => Choices { workload: Some(Workload::Large), ..Choices::default() },
@@ -75,10 +75,10 @@ fn hunt_one(
     stop: &AtomicBool,
 ) -> Option<CanaryResult> {
     let began = Instant::now();
-    let ground = ground(canary);
+    let suited = scenarios_for(canary);
     let choices = &Choices {
-        engine: choices.engine.or(ground.engine),
-        workload: choices.workload.or(ground.workload),
+        engine: choices.engine.or(suited.engine),
+        workload: choices.workload.or(suited.workload),
         ..choices.clone()
     };
     let mut result =

@@ -149,7 +149,7 @@ impl CrashCase {
         let prepared = prepared.get_or_init(|| {
             guarded(|| {
                 let found = state::find(*seed, format, state)?;
-                let ops = run::dry(*seed, format, state, &found)?;
+                let ops = run::without_death(*seed, format, state, &found)?;
                 Ok(Prepared { found, ops })
             })
         });

@@ -144,14 +144,19 @@ impl CaseRun {
             members,
         };
         if let Some((action, plan)) = found.setup {
-            run.third(action, plan, state)?;
+            run.kill_third(action, plan, state)?;
         }
         Ok(run)
     }
 
     /// Lets the third compute server die in `action`, and recovers it unless that is the actor's
     /// work.
-    fn third(&mut self, action: Action, plan: CrashPlan, state: &CrashState) -> Result<(), Fault> {
+    fn kill_third(
+        &mut self,
+        action: Action,
+        plan: CrashPlan,
+        state: &CrashState,
+    ) -> Result<(), Fault> {
         let fabric = self.sim.fabric(THIRD);
         let endpoint = fabric.any_endpoint()?;
         let format = self.format;
@@ -282,7 +287,7 @@ fn wait_for_end(sim: &Sim, outcome: &RefCell<ActorOutcome>, has_later: bool) -> 
 ///
 /// # Errors
 /// Also if the action does not make the change that the state is there for.
-pub(super) fn dry(
+pub(super) fn without_death(
     seed: u64,
     format: &Format,
     state: &CrashState,
@@ -422,11 +427,11 @@ pub(super) fn run(
         zombie(&sim, &fabric, &survivors[0], &outcome, action, is_member)?;
     }
     let session = &survivors[0];
-    let answer = told(&outcome.borrow())?;
+    let answer = answer_of(&outcome.borrow())?;
     let done = matches!(&answer, Some((_, Answer::Flag(true))));
     let (held, lost) = sim.block_on(async {
         survivors::check_others(session, format, action).await?;
-        vacancies(session, &survivors).await?;
+        claim_all_entries(session, &survivors).await?;
         let held = takers.scan(session, 3, false).await?;
         if held != takers.scan(session, 3, true).await? {
             return Err(Fault("a scan and a reverse scan differ".to_string()));
@@ -504,7 +509,7 @@ fn check_history(
 }
 
 /// The actor's answer as it goes into the history.
-fn told(outcome: &ActorOutcome) -> Result<Option<(u64, Answer)>, Fault> {
+fn answer_of(outcome: &ActorOutcome) -> Result<Option<(u64, Answer)>, Fault> {
     match &outcome.ended {
         None => Ok(None),
         Some((at_ns, Ok(answer))) => Ok(Some((*at_ns, answer.clone()))),
@@ -590,7 +595,7 @@ fn snapshot(sim: &Sim) -> Vec<Vec<u64>> {
 }
 
 /// Every entry of the member and client tables without a living owner can be claimed again.
-async fn vacancies(session: &Session, living: &[Session]) -> Result<(), Fault> {
+async fn claim_all_entries(session: &Session, living: &[Session]) -> Result<(), Fault> {
     let options = *session.pool().geometry().options();
     let mut members = Vec::new();
     for count in 1..options.members_max {

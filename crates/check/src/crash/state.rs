@@ -285,7 +285,7 @@ fn setup_plan(
 ) -> Result<CrashPlan, Fault> {
     let alone = CrashState { setup: Setup::Nothing, by_actor: false, ..*state };
     let found = Found { action: before, ..found.clone() };
-    let ops = run::dry(seed, format, &alone, &found)?;
+    let ops = run::without_death(seed, format, &alone, &found)?;
     match state.setup {
         Setup::Nothing => Err(Fault("no setup".to_string())),
         Setup::Died(from_last) => {

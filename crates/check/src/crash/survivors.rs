@@ -38,11 +38,11 @@ pub(super) struct Survivor {
 impl Survivor {
     async fn call(&self, session: &Session, client: u32, call: Call) -> Result<Answer, Fault> {
         let from_ns = session.endpoint().now_ns();
-        let told = ask(session, &self.index, &call).await;
-        let told = told.map_err(|error| Fault::from(error).within(format!("{call:?}")))?;
-        let answer = Some((session.endpoint().now_ns(), told.clone()));
+        let answered = ask(session, &self.index, &call).await;
+        let given = answered.map_err(|error| Fault::from(error).within(format!("{call:?}")))?;
+        let answer = Some((session.endpoint().now_ns(), given.clone()));
         self.log.0.borrow_mut().push(Event { client, call, from_ns, answer });
-        Ok(told)
+        Ok(given)
     }
 
     pub(super) async fn get(
@@ -157,7 +157,7 @@ pub(super) fn take_over(
                     takers.look(&session, 1 + number as u32, &keys).await
                 }
                 (0 | 1, _) => {
-                    let first = meet_other(&session, &takers.format, action, number).await;
+                    let first = use_other_table(&session, &takers.format, action, number).await;
                     match (first, number) {
                         (Err(fault), _) => Err(fault),
                         (_, 0) => takers.first(&session, &keys).await,
@@ -206,7 +206,7 @@ async fn recover_all(session: &Session, total: &RefCell<Recovered>) -> Result<()
 }
 
 /// Two survivors meet the table that the dead was making or dropping.
-async fn meet_other(
+async fn use_other_table(
     session: &Session,
     format: &Format,
     action: Action,

@@ -151,7 +151,7 @@ impl Child {
     }
 
     /// Returns the last lines of its standard error.
-    pub(super) fn last_words(&self) -> String {
+    pub(super) fn last_errors(&self) -> String {
         const BYTES_MAX: usize = 2000;
         let said = fs::read(&self.errors).unwrap_or_default();
         let said = String::from_utf8_lossy(&said[said.len().saturating_sub(BYTES_MAX)..]);

@@ -35,11 +35,11 @@ type Told = Option<Answer>;
 type Pair = (Vec<u8>, Vec<u8>);
 
 pub(super) fn run(spec: &ClientSpec, stop: &AtomicBool) -> Result<(), Failed> {
-    let hands = (0..).zip(&spec.logs).map(|(number, log)| Hand::new(spec, number, log));
-    let mut hands: Vec<Hand> = hands.collect::<Result<_, Failed>>()?;
+    let clients = (0..).zip(&spec.logs).map(|(number, log)| ClientThread::new(spec, number, log));
+    let mut clients: Vec<ClientThread> = clients.collect::<Result<_, Failed>>()?;
     let told = AtomicU32::new(0);
     while let Some((db, table)) = open(spec, stop)? {
-        if !work_all(spec, &table, &mut hands, stop, &told)? {
+        if !work_all(spec, &table, &mut clients, stop, &told)? {
             drop(table);
             return db.close().or_else(|error| Failed::at_end(&spec.pool, error));
         }
@@ -111,18 +111,18 @@ fn share(db: &Farleaf, table: &Table, names: &Path) -> Result<(), Error> {
 fn work_all(
     spec: &ClientSpec,
     table: &Table,
-    hands: &mut [Hand],
+    clients: &mut [ClientThread],
     stop: &AtomicBool,
     told: &AtomicU32,
 ) -> Result<bool, Failed> {
     let is_cut_off = AtomicBool::new(false);
     let ended: Vec<Result<(), Failed>> = thread::scope(|scope| {
-        let threads: Vec<_> = hands
+        let threads: Vec<_> = clients
             .iter_mut()
-            .map(|hand| {
+            .map(|thread| {
                 let mut worker = Worker {
                     shape: spec.shape,
-                    hand,
+                    thread,
                     asynchronous: table.to_async(),
                     table: table.clone(),
                     told,
@@ -145,24 +145,24 @@ fn work_all(
 }
 
 /// State of a thread, for either store API.
-struct Hand {
+struct ClientThread {
     jobs: Jobs,
     client: u32,
     log: Log,
 }
 
-impl Hand {
-    fn new(spec: &ClientSpec, thread: u32, log: &Path) -> Result<Hand, Failed> {
+impl ClientThread {
+    fn new(spec: &ClientSpec, thread: u32, log: &Path) -> Result<ClientThread, Failed> {
         let client = spec.client + thread * CALLS_MAX as u32;
         let seed = spec.seed ^ u64::from(thread).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let jobs = Jobs::new(spec.shape, spec.keys, client, seed);
-        Ok(Hand { jobs, client, log: Log::create(log)? })
+        Ok(ClientThread { jobs, client, log: Log::create(log)? })
     }
 }
 
 struct Worker<'a> {
     shape: Shape,
-    hand: &'a mut Hand,
+    thread: &'a mut ClientThread,
     table: Table,
     asynchronous: AsyncTable,
     told: &'a AtomicU32,
@@ -173,10 +173,10 @@ struct Worker<'a> {
 impl Worker<'_> {
     /// Does the next job and records it.
     fn one(&mut self) -> Result<(), Failed> {
-        let Job { form, calls } = self.hand.jobs.next();
+        let Job { form, calls } = self.thread.jobs.next();
         let mut numbers = Vec::with_capacity(calls.len());
-        for (client, call) in (self.hand.client..).zip(&calls) {
-            numbers.push(self.hand.log.begin(client, call)?);
+        for (client, call) in (self.thread.client..).zip(&calls) {
+            numbers.push(self.thread.log.begin(client, call)?);
         }
         let answers = match form {
             Form::Blocking => vec![self.settle(&calls[0], self.blocking(&calls[0]))?],
@@ -185,7 +185,7 @@ impl Worker<'_> {
         };
         for (number, answer) in numbers.into_iter().zip(&answers) {
             if let Some(answer) = answer {
-                self.hand.log.end(number, answer)?;
+                self.thread.log.end(number, answer)?;
             }
         }
         for (call, answer) in calls.iter().zip(answers) {
@@ -349,17 +349,17 @@ impl Worker<'_> {
     /// Remembers the content of keys, so that some exchanges find what they expect.
     fn learn(&mut self, call: &Call, answer: Told) {
         match (call, answer) {
-            (Call::Get { key }, Some(Answer::Value(value))) => self.hand.jobs.saw(key, value),
+            (Call::Get { key }, Some(Answer::Value(value))) => self.thread.jobs.saw(key, value),
             (
                 Call::Update { key, value } | Call::Insert { key, value },
                 Some(Answer::Flag(true)),
             )
             | (Call::Upsert { key, value }, Some(Answer::Flag(_))) => {
-                self.hand.jobs.saw(key, Some(value.clone()));
+                self.thread.jobs.saw(key, Some(value.clone()));
             }
-            (Call::Remove { key }, Some(Answer::Flag(_))) => self.hand.jobs.saw(key, None),
+            (Call::Remove { key }, Some(Answer::Flag(_))) => self.thread.jobs.saw(key, None),
             (Call::CompareExchange { key, new, .. }, Some(Answer::Exchanged { done, held })) => {
-                self.hand.jobs.saw(key, if done { new.clone() } else { held });
+                self.thread.jobs.saw(key, if done { new.clone() } else { held });
             }
             _ => {}
         }

@@ -165,7 +165,7 @@ impl<'a> Memory<'a> {
                 ServerState::Gone => continue,
             };
             if child.ended()?.is_some() {
-                let said = child.last_words();
+                let said = child.last_errors();
                 return Err(io::Error::other(format!("memory server {number} has ended: {said}")));
             }
             let ServerState::Starting(_, output, from_ns) = &server.state else { continue };

@@ -267,7 +267,7 @@ impl<'a, 'b> Round<'a, 'b> {
     fn handle_end(&mut self, child: &Child, ended: Ended, renew: bool) -> Result<(), Trouble> {
         match ended {
             Ended::Badly(status) => {
-                let (name, said) = (&child.name, child.last_words());
+                let (name, said) = (&child.name, child.last_errors());
                 return Err(Trouble::Found(format!("process {name} ended with {status}: {said}")));
             }
             Ended::NotStarted => self.counts.not_started += 1,
