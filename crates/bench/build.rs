@@ -1,8 +1,8 @@
 //! Build script: passes the commit of the build to the crate as `FARLEAF_COMMIT`.
 //!
-//! A value given in the environment wins; otherwise git is asked. Without git, without a checkout, or
-//! in a source archive inside of another repository, the commit is left out: this script never fails a
-//! build.
+//! A value in the environment wins; otherwise the script asks git. Without git, without a checkout,
+//! or in a source archive inside of another repository, it leaves the commit out: this script never
+//! fails a build.
 
 use std::{
     env,

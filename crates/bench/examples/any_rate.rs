@@ -2,9 +2,9 @@
 //!
 //! `cargo run --profile bench -p farleaf-bench --example any_rate`
 //!
-//! The two are measured in turn; the ratio is the median of all turns. Bar: 1.2 for either: work of the
-//! index comes on top. The last line gives the time of `btree`'s lookups and
-//! updates on mapped memory, one `block_on` each, as a store does.
+//! The two take turns; the ratio is the median of all turns. Bar: 1.2 for either: work of the index
+//! comes on top. The last line gives the time of `btree`'s lookups and updates on mapped memory,
+//! one `block_on` each, as a store does.
 #![allow(clippy::disallowed_methods, reason = "real time is what is measured")]
 
 use std::error::Error;

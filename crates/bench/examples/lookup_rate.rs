@@ -2,9 +2,9 @@
 //!
 //! `cargo run --profile bench -p farleaf-bench --example lookup_rate`
 //!
-//! Bars for 144 clients, on one core: 2 million a second, and 1.5 million with every READ torn. 1,000
-//! clients have no bar; they must run. The same seed must
-//! give the same run: each is done twice, and the faster one counts.
+//! Bars for 144 clients, on one core: 2 million a second, and 1.5 million with every READ torn.
+//! 1,000 clients have no bar; they must run. The same seed must give the same run: the example runs
+//! each twice, and the faster one counts.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
@@ -72,7 +72,7 @@ fn rate(config: &BenchConfig) -> Result<(f64, Report), BenchError> {
     Ok((each * report.run.phase.ops as f64 / seconds, report))
 }
 
-/// Remembers when the run phase began.
+/// The moment at which the run phase began.
 struct Watch(Mutex<Instant>);
 
 impl Progress for Watch {

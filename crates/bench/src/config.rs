@@ -23,22 +23,22 @@ use crate::{
 /// The default is YCSB's workload A on a million items, as `farleaf bench` without options.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BenchConfig {
-    /// The design that is measured.
+    /// The engine under measurement.
     pub engine: Engine,
-    /// What carries the operations.
+    /// The fabric that carries the operations.
     pub fabric: FabricKind,
     /// Operations, their items and the lengths of scans.
     pub workload: Workload,
     /// Items that are loaded, at least 1.
     pub keys: u64,
-    /// How they are loaded.
+    /// The way in which the items are loaded.
     pub load: LoadKind,
     /// Operations before the measured ones, of all clients together.
     pub warmup_ops: u64,
     /// Measured operations, of all clients together; at least 1.
     pub ops: u64,
-    /// Parts in which they are done, one after the other; see [`Progress::pause`](crate::Progress::pause). Their
-    /// times and their costs are added up.
+    /// Parts of the measured operations, one after the other; see
+    /// [`Progress::pause`](crate::Progress::pause). The report adds up their times and costs.
     pub slices: u64,
     /// Clients (coroutines) of all compute servers together; a multiple of `compute_servers`.
     pub clients: usize,
@@ -48,9 +48,9 @@ pub struct BenchConfig {
     pub compute_servers: usize,
     /// Memory servers, at least 1.
     pub memory_servers: usize,
-    /// What all randomness comes from.
+    /// Seed of all randomness.
     pub seed: u64,
-    /// What keys look like.
+    /// Form of the keys.
     pub key_type: KeySpec,
     /// The length of every value in bytes.
     pub value_bytes: usize,
@@ -62,36 +62,36 @@ pub struct BenchConfig {
     /// Settings of the engine: of the table's shape, and of how compute servers open it. A `cache` such as
     /// `8%` is a share of the bytes that the table has in the pool once it is loaded.
     pub settings: Settings,
-    /// Partitions, and who serves them, for engines with owners.
+    /// Partitions, and the compute servers that serve them, for engines with owners.
     pub parts: Parts,
     /// Bytes of all memory servers together; `None` takes what the items need.
     pub pool_bytes: Option<u64>,
-    /// Whether the simulator's adversary tears and reorders words.
+    /// True if the simulator's adversary tears and reorders words.
     pub torn: bool,
-    /// What the simulator gives beyond the contract.
+    /// Capabilities of the simulator beyond the contract.
     pub capabilities: CapabilityKind,
-    /// Whether the table is walked and checked at the end.
+    /// True if the run walks and checks the table at the end.
     pub verify: bool,
     /// The memory servers, for the fabrics `tcp` and `verbs`.
     pub cluster: Option<Cluster>,
     /// The card of this side, for the fabric `verbs`.
     pub card: CardConfig,
-    /// How they are reached, if not in the open.
+    /// TLS to the memory servers; `None` connects in the open.
     pub tls: Option<Tls>,
 }
 
 /// Memory servers on a network, in the order of their numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cluster {
-    /// Of this run alone: what they hold is overwritten.
+    /// Memory servers of this run alone, which overwrites their content.
     Own(Vec<SocketAddr>),
-    /// Of a pool that others use, too: the run makes a table in it and drops it. If they hold no pool,
-    /// the run makes one that stays.
+    /// Memory servers of a pool with other users: the run makes a table in it and drops it. If they
+    /// hold no pool, the run makes one that stays.
     Shared(Vec<SocketAddr>),
 }
 
 impl Cluster {
-    /// Where they listen.
+    /// Addresses at which the memory servers listen.
     pub fn addresses(&self) -> &[SocketAddr] {
         match self {
             Cluster::Own(addresses) | Cluster::Shared(addresses) => addresses,
@@ -138,10 +138,10 @@ impl BenchConfig {
     /// The largest value in bytes.
     pub const VALUE_BYTES_MAX: usize = 1 << 20;
 
-    /// Refuses what makes no sense.
+    /// Refuses a configuration that makes no sense.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first wrong setting.
     pub fn validate(&self) -> Result<(), BenchConfigError> {
         self.workload.request.validate()?;
         for (what, count) in [("keys", self.keys), ("ops", self.ops)] {
@@ -213,12 +213,12 @@ impl BenchConfig {
         settings
     }
 
-    /// Whether the pool is others', too.
+    /// Returns whether the pool has other users.
     pub(crate) fn shares_pool(&self) -> bool {
         matches!(self.cluster, Some(Cluster::Shared(_)))
     }
 
-    /// Where the memory servers are that others use, too.
+    /// The addresses of memory servers with other users.
     fn connect(&self) -> Option<Vec<String>> {
         match &self.cluster {
             Some(Cluster::Shared(addresses)) => {
@@ -257,10 +257,10 @@ impl BenchConfig {
             ("verify", json!(self.verify)),
             ("connect", json!(self.connect())),
         ];
-        let mut told: Map<String, Value> =
+        let mut all: Map<String, Value> =
             fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-        self.parts.tell(&mut told);
-        told
+        self.parts.add_to(&mut all);
+        all
     }
 }
 
@@ -269,7 +269,7 @@ pub(crate) fn settings_json<'a>(settings: impl Iterator<Item = (&'a str, &'a str
     settings.map(|(name, text)| (name.to_owned(), json!(text))).collect::<Map<_, _>>().into()
 }
 
-/// What carries the operations. Reads and prints `mapped`, `sim`, `tcp`, `verbs`.
+/// Fabric that carries the operations. Reads and prints `mapped`, `sim`, `tcp`, `verbs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FabricKind {
     /// This process's memory, in real time.
@@ -278,18 +278,18 @@ pub enum FabricKind {
     Sim,
     /// Memory servers on a network, in real time.
     Tcp,
-    /// The same, reached by RDMA.
+    /// Memory servers on a network, reached by RDMA, in real time.
     Verbs,
 }
 
 impl FabricKind {
-    /// Whether it takes memory servers that are processes of their own.
+    /// Returns whether the fabric needs memory servers in processes of their own.
     pub fn is_network(self) -> bool {
         matches!(self, FabricKind::Tcp | FabricKind::Verbs)
     }
 }
 
-/// How items are loaded. Reads and prints `bulk`, `insert`.
+/// Way to load the items. Reads and prints `bulk`, `insert`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoadKind {
     /// Sorted, in one bulk load.
@@ -298,13 +298,13 @@ pub enum LoadKind {
     Insert,
 }
 
-/// What a simulated fabric gives beyond the contract. Reads and prints `none`, `mapped`. Mapped
-/// memory has what it has.
+/// Capabilities of a simulated fabric beyond the contract. Reads and prints `none`, `mapped`.
+/// Mapped memory always has its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CapabilityKind {
-    /// Nothing.
+    /// No capabilities.
     None,
-    /// What mapped memory gives.
+    /// Those of mapped memory.
     Mapped,
 }
 
@@ -369,15 +369,15 @@ pub enum BenchConfigError {
     /// A count is 0.
     #[error("a bench with 0 {what} measures nothing: give at least 1")]
     Zero {
-        /// Of what.
+        /// Name of the count.
         what: &'static str,
     },
     /// A count is beyond [`BenchConfig::COUNT_MAX`].
     #[error("{count} {what} are too many: at most {}", BenchConfig::COUNT_MAX)]
     TooMany {
-        /// Of what.
+        /// Name of the count.
         what: &'static str,
-        /// How many.
+        /// The count.
         count: usize,
     },
     /// Some threads would have no client.
@@ -388,15 +388,15 @@ pub enum BenchConfigError {
         /// Clients of all compute servers.
         clients: usize,
     },
-    /// Compute servers would differ.
+    /// Clients or threads do not divide evenly among compute servers.
     #[error(
         "{count} {what} cannot be shared evenly by {compute_servers} compute servers (the count \
         is of all compute servers together)"
     )]
     Uneven {
-        /// Clients or threads.
+        /// `clients` or `threads`.
         what: &'static str,
-        /// How many.
+        /// The count.
         count: usize,
         /// Compute servers.
         compute_servers: usize,
@@ -407,7 +407,7 @@ pub enum BenchConfigError {
         /// Their length.
         value_bytes: usize,
     },
-    /// The engine has no such part.
+    /// The engine does not take this option.
     #[error("{engine} has nothing that --{part} sets: of the engines, {} has", having_owners())]
     NoPart {
         /// The engine.
@@ -415,12 +415,12 @@ pub enum BenchConfigError {
         /// The option's name.
         part: &'static str,
     },
-    /// A cache would be a share of what is not there yet.
+    /// A cache would be a share of data that are not loaded yet.
     #[error(
         "a cache that is a share of the data needs --load bulk: it is opened when the data is there"
     )]
     ShareOfNothing,
-    /// Some compute servers would have nothing.
+    /// Some compute servers would own no partition.
     #[error(
         "{partitions} partitions for {compute_servers} compute servers: each needs at least one"
     )]
@@ -430,24 +430,24 @@ pub enum BenchConfigError {
         /// Compute servers.
         compute_servers: usize,
     },
-    /// A table has not so many.
+    /// A table cannot have so many partitions.
     #[error("{count} partitions are too many: a table has at most {most}")]
     TooManyPartitions {
-        /// How many were asked for.
+        /// Partitions that were asked for.
         count: usize,
-        /// The most.
+        /// The most partitions of a table.
         most: usize,
     },
-    /// Byte strings have no width.
+    /// Equal boundaries need numbers: byte strings have no width.
     #[error("equal boundaries cut a space of numbers (--key-type u64): take sampled")]
     EqualNeedsNumbers,
-    /// Operations that wait for their owner come at no rate.
+    /// An open loop begins operations at their time, so it cannot route them to their owner.
     #[error(
         "with --rate operations begin where and when they come, which --routing any does: an \
         owner's clients take what others made as soon as they can"
     )]
     OwnersKeepNoRate,
-    /// The fabric's memory servers do nothing by themselves.
+    /// The fabric's memory servers have no threads.
     #[error(
         "the fabric {fabric} has no threads of memory servers, whose work its callers do: sim, tcp \
         and verbs have"
@@ -456,7 +456,7 @@ pub enum BenchConfigError {
         /// The fabric that was asked for.
         fabric: FabricKind,
     },
-    /// The memory servers are others'.
+    /// Memory threads were given for memory servers that the bench does not start.
     #[error(
         "--memory-threads is for memory servers that the bench starts, not for some that are there"
     )]
@@ -467,16 +467,16 @@ pub enum BenchConfigError {
         /// The fabric that was asked for.
         fabric: FabricKind,
     },
-    /// Nothing of that sort has that name.
+    /// No variant has that name.
     #[error("no {what} is named \"{read}\"{}; known: {known}", did_you_mean(suggestion.as_deref()))]
     UnknownName {
-        /// Of what sort.
+        /// The sort of names.
         what: &'static str,
         /// The name as it was given.
         read: String,
-        /// What was probably meant.
+        /// The known name that was probably meant.
         suggestion: Option<String>,
-        /// What there is.
+        /// The known names.
         known: String,
     },
     /// The workload's distribution is wrong.
@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_with_a_sentence() {
+    fn invalid_options_are_refused_with_a_message() {
         assert_eq!(BenchConfig::default().validate(), Ok(()));
         assert!(refusal(|it| it.clients = 0).contains("0 clients"));
         assert!(refusal(|it| it.keys = 0).contains("0 keys"));
@@ -531,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn the_configuration_is_told_in_full() {
+    fn the_configuration_lists_every_field() {
         let told = BenchConfig::default().to_json();
         assert_eq!(told["workload"], "ycsb-a");
         assert_eq!(told["distribution"], "zipfian:0.99");

@@ -1,8 +1,9 @@
 //! Email keys: makes addresses as keys, the domain in front of the user.
 //!
-//! DART's paper takes its email keys from a file of addresses that is not free: 2 to 32 bytes, 18 on average, the
-//! domain first. These are made instead: 18 bytes on average, at most 32; half of the addresses lie in two large
-//! domains, the rest in 47 smaller ones. Long shared prefixes and uneven fan-out are what a radix tree sees of them.
+//! DART's paper takes its email keys from a file of addresses that is not free: 2 to 32 bytes, 18
+//! on average, the domain first. This module makes its own: 18 bytes on average, at most 32. Half
+//! of the addresses lie in two large domains, the rest in 47 smaller ones. A radix tree sees long
+//! shared prefixes and uneven fan-out.
 
 use std::sync::OnceLock;
 

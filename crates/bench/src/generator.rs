@@ -19,11 +19,11 @@ use crate::{
 /// An operation to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Op {
-    /// What to do.
+    /// The kind of operation.
     pub kind: OpKind,
-    /// On which item; the first one, for a scan.
+    /// The item, or the first one of a scan.
     pub item: u64,
-    /// How many items to scan; 0 for everything else.
+    /// Items to scan; 0 for all other kinds.
     pub scan_len: u32,
 }
 
@@ -63,8 +63,8 @@ impl OpGenerator {
 
     /// The next operation; `None` if it is an insert and there is no new item left.
     ///
-    /// Whoever does an insert calls [`ItemSpace::acknowledge`] when it is over. With no item to
-    /// read, reads ask for item 0.
+    /// After an insert the caller calls [`ItemSpace::acknowledge`]. With no item to read, reads ask
+    /// for item 0.
     pub fn next_op(&mut self) -> Option<Op> {
         let kind = self.mix.kind_at(self.rng.f64());
         let item = match kind {
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn mixes_come_out_as_they_are_asked_for() {
+    fn operations_follow_the_mix() {
         const COUNT: usize = 40_000;
         for text in ["ycsb-a", "ycsb-e", "ycsb-f", "get=1,remove=2,upsert=3,insert=4"] {
             let workload: Workload = text.parse().unwrap();
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn latest_does_not_read_what_is_not_there_yet() {
+    fn latest_reads_acknowledged_items_only() {
         let mut generator = generator("ycsb-d", 100, 5, 0);
         let mut inserts = 0;
         for _ in 0..2000 {
@@ -191,7 +191,7 @@ mod tests {
 
     /// A client that joins late must not have popular items of its own.
     #[test]
-    fn clients_agree_on_the_popular_items_whenever_they_begin() {
+    fn clients_that_begin_late_agree_on_the_popular_items() {
         let space = Arc::new(ItemSpace::new(1000, None));
         let workload = Workload::named("ycsb-c").unwrap();
         let hottest = |client| {
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn scans_are_as_long_as_they_should_be() {
+    fn scan_lengths_follow_their_distribution() {
         let lengths = |length: &str| {
             let mut workload = Workload::named("ycsb-e").unwrap();
             workload.scan_length = length.parse().unwrap();

@@ -45,19 +45,19 @@ impl LatencyHistogram {
         self.nanos_sum += other.nanos_sum;
     }
 
-    /// How many operations were recorded.
+    /// The number of operations recorded.
     pub fn count(&self) -> u64 {
         self.counts.len()
     }
 
-    /// Forgets everything and keeps the memory.
+    /// Forgets all operations and keeps the memory.
     pub fn clear(&mut self) {
         self.counts.reset();
         self.nanos_max = 0;
         self.nanos_sum = 0;
     }
 
-    /// What reports say, in microseconds; all 0 if nothing was recorded.
+    /// The figures of reports, in microseconds; all 0 if nothing was recorded.
     pub fn summary(&self) -> LatencySummary {
         let count = self.count();
         if count == 0 {
@@ -86,17 +86,17 @@ impl Default for LatencyHistogram {
 /// Latencies in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LatencySummary {
-    /// How many operations.
+    /// Operations recorded.
     pub count: u64,
     /// The mean.
     pub mean: f64,
-    /// Half of them took no longer.
+    /// Half of the operations took no longer.
     pub p50: f64,
-    /// 90 % took no longer.
+    /// 90 % of the operations took no longer.
     pub p90: f64,
-    /// 99 % took no longer.
+    /// 99 % of the operations took no longer.
     pub p99: f64,
-    /// 99.9 % took no longer.
+    /// 99.9 % of the operations took no longer.
     pub p999: f64,
     /// The longest.
     pub max: f64,

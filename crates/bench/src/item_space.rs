@@ -54,17 +54,17 @@ impl ItemSpace {
         }
     }
 
-    /// How many items were there at first.
+    /// The number of items at first.
     pub fn loaded(&self) -> u64 {
         self.loaded
     }
 
-    /// How many items, from 0 on, can be read: the frontier.
+    /// The number of items, from 0 on, that can be read: the frontier.
     pub fn readable(&self) -> u64 {
         self.frontier.load(SeqCst)
     }
 
-    /// How many item numbers have been given out, loaded ones included.
+    /// The number of claimed items, loaded ones included.
     pub fn claimed(&self) -> u64 {
         self.next.load(SeqCst)
     }
@@ -78,10 +78,10 @@ impl ItemSpace {
             .ok()
     }
 
-    /// Says that the insert of `item` is over and lets the frontier pass it.
+    /// Lets the frontier pass `item`, whose insert is over.
     ///
-    /// An insert that failed is acknowledged too; reads of it then find nothing. Called once for
-    /// each item, by its claimer; items not claimed, or passed by the frontier, are ignored.
+    /// A failed insert is acknowledged as well; reads of it then find nothing. The claimer calls
+    /// this once for each item; items not claimed, or passed by the frontier, are ignored.
     pub fn acknowledge(&self, item: u64) {
         let frontier = self.frontier.load(SeqCst);
         if item < frontier || item >= self.next.load(SeqCst) {
@@ -99,14 +99,14 @@ impl ItemSpace {
 
     /// Moves the frontier past every acknowledged item.
     ///
-    /// Two clients that acknowledge items 7 and 8 at once must not both miss the other's: each
-    /// stores its own mark before it looks at the frontier's slot, and all of these are
-    /// sequentially consistent, so that the later one of the two sees both marks.
+    /// Two clients that acknowledge items 7 and 8 at once must not both miss the other's. Each
+    /// stores its own mark before it looks at the frontier's slot. All of these are sequentially
+    /// consistent, so that the later one of the two sees both marks.
     fn advance(&self) {
         loop {
             let frontier = self.frontier.load(SeqCst);
             if frontier < self.end && self.slot(frontier).load(SeqCst) == frontier + 1 {
-                // Whoever loses the race looks at the new frontier.
+                // The loser of the race looks at the new frontier.
                 let _ = self.frontier.compare_exchange(frontier, frontier + 1, SeqCst, SeqCst);
             } else if self.beyond_count.load(SeqCst) == 0 || !self.bring_in() {
                 return;
@@ -114,7 +114,7 @@ impl ItemSpace {
         }
     }
 
-    /// Moves what has come within reach into the window; whether that was anything.
+    /// Moves acknowledged items within reach into the window; returns whether there were any.
     fn bring_in(&self) -> bool {
         let mut beyond = self.beyond.lock().unwrap_or_else(PoisonError::into_inner);
         let frontier = self.frontier.load(SeqCst);

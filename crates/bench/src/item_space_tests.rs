@@ -21,7 +21,7 @@ fn frontier_waits_for_the_oldest_insert() {
 }
 
 #[test]
-fn strangers_and_repetitions_have_no_effect() {
+fn unclaimed_and_repeated_acknowledgements_have_no_effect() {
     let space = ItemSpace::new(10, None);
     space.acknowledge(3);
     space.acknowledge(10);

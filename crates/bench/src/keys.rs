@@ -14,10 +14,10 @@ use crate::{
 };
 
 const USER: &[u8; 4] = b"user";
-/// As many as `u64::MAX` has.
+/// Decimal digits of `u64::MAX`.
 const DIGITS_MAX: usize = 20;
 
-/// Where the keys of neighbouring items lie.
+/// Placement of neighbouring items' keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyOrder {
     /// Anywhere: the item is mixed, one to one, over all 64-bit numbers first.
@@ -101,7 +101,7 @@ impl KeyMaker {
         }
     }
 
-    /// How many items have a key; `None` if all of them do.
+    /// The number of items with a key; `None` if all have one.
     pub fn items_max(&self) -> Option<u64> {
         match self {
             Self::U64(_) | Self::Bytes(_) | Self::Email => None,
@@ -111,8 +111,8 @@ impl KeyMaker {
     }
 }
 
-/// Mixes an item below 2^63 over the numbers below 2^63, one to one: what leaves them is mixed again until it
-/// comes back.
+/// Mixes an item below 2^63 over the numbers below 2^63, one to one: a result beyond them
+/// is mixed again until it comes back.
 pub(crate) fn randint(item: u64) -> u64 {
     let mut mixed = mix64(item);
     while mixed >> 63 != 0 {
@@ -140,7 +140,7 @@ impl KeyOrder {
     }
 }
 
-/// Kind of keys to make, as people write it: `u64`, `u64:ordered`, `bytes`, `bytes:ordered`, `randint`,
+/// Kind of keys, as people write it: `u64`, `u64:ordered`, `bytes`, `bytes:ordered`, `randint`,
 /// `email`, `lines:PATH`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeySpec {
@@ -225,7 +225,7 @@ pub enum KeyError {
     Spec {
         /// The text as it was given.
         read: String,
-        /// What was probably meant.
+        /// The known kind that was probably meant.
         suggestion: Option<String>,
     },
     /// The file of keys ends before the item.
@@ -233,7 +233,7 @@ pub enum KeyError {
     NoSuchLine {
         /// The item asked for.
         item: u64,
-        /// How many keys there are.
+        /// Keys in the file.
         line_count: u64,
     },
 }
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_keys_until_they_end() {
+    fn lines_of_a_file_are_keys() {
         let lines = LineKeys::from_bytes(b"b\na\nccc\n".to_vec(), "x".as_ref()).unwrap();
         let maker = KeyMaker::Lines(Arc::new(lines));
         assert_eq!(key(&maker, 0), b"b");

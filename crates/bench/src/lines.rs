@@ -48,7 +48,7 @@ impl LineKeys {
         let mut empty_count = 0;
         let mut seen: HashSet<&[u8]> = HashSet::new();
         let mut start = 0;
-        // What follows the last line end is a line too, unless it is nothing.
+        // The rest after the last line end is a line, unless it is empty.
         for (index, piece) in bytes.split_inclusive(|byte| *byte == b'\n').enumerate() {
             let line = piece.strip_suffix(b"\n").unwrap_or(piece);
             let line = line.strip_suffix(b"\r").unwrap_or(line);
@@ -89,7 +89,7 @@ impl LineKeys {
         Ok(Self { bytes, starts, duplicate_count, empty_count, line_bytes_max })
     }
 
-    /// How many distinct lines there are, at least one.
+    /// The number of distinct lines, at least one.
     pub fn count(&self) -> u64 {
         (self.starts.len() - 1) as u64
     }
@@ -102,12 +102,12 @@ impl LineKeys {
         Some(&self.bytes[start..end])
     }
 
-    /// How many lines were left out because they had come before.
+    /// The number of lines left out because they had come before.
     pub fn duplicate_count(&self) -> u64 {
         self.duplicate_count
     }
 
-    /// How many lines were left out because they were empty.
+    /// The number of lines left out because they were empty.
     pub fn empty_count(&self) -> u64 {
         self.empty_count
     }
@@ -132,7 +132,7 @@ pub enum LinesError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// Every line is empty, or there is none.
@@ -147,7 +147,7 @@ pub enum LinesError {
     TooLong {
         /// The file.
         path: PathBuf,
-        /// Which line, counting from 1.
+        /// Number of the line, counting from 1.
         line_number: usize,
         /// Its length in bytes.
         line_bytes: usize,
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn many_lines_survive_the_moving() {
+    fn many_lines_stay_whole_when_moved() {
         let mut rng = fastrand::Rng::with_seed(1);
         let mut text = Vec::new();
         let mut expected: Vec<Vec<u8>> = Vec::new();

@@ -10,7 +10,7 @@ use crate::distribution::Scramble;
 /// The order of the load phase. Reads and prints `sequential`, `shuffled`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoadOrder {
-    /// Item 0 first. In key order only where keys are ordered by item.
+    /// Item 0 first. In key order only if keys sort by item.
     Sequential,
     /// A seeded shuffle.
     Shuffled,

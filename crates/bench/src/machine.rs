@@ -4,12 +4,12 @@ use std::{env::consts, fs};
 
 use serde::{Deserialize, Serialize};
 
-/// A machine. What could not be found out is `None`, and `null` in JSON.
+/// A machine. An unknown property is `None`, and `null` in JSON.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
     /// The processor's model.
     pub cpu: Option<String>,
-    /// How many processors the system runs on (hardware threads).
+    /// Processors that the system runs on (hardware threads).
     pub cores: Option<u64>,
     /// Main memory in bytes.
     pub memory_bytes: Option<u64>,
@@ -20,7 +20,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// This machine, as `/proc` tells it.
+    /// This machine, by `/proc`.
     pub fn detect() -> Self {
         let read = |path| fs::read_to_string(path).unwrap_or_default();
         let kernel = [read("/proc/sys/kernel/ostype"), read("/proc/sys/kernel/osrelease")];

@@ -7,36 +7,36 @@ use crate::{
     keys::KeySpec,
 };
 
-/// Choices of how a table is partitioned and served, for engines whose compute servers own keys; `None` leaves it to the
-/// bench.
+/// Choices of how a table is partitioned and served, for engines whose compute servers own keys;
+/// `None` leaves the choice to the bench.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Parts {
     /// Partitions of the table, at least one for each compute server; `None` takes as many.
     pub partitions: Option<usize>,
-    /// Where partitions end.
+    /// Rule by which partitions end.
     pub boundaries: Option<Boundaries>,
-    /// Which compute server an operation begins at.
+    /// Rule for the compute server at which an operation begins.
     pub routing: Option<Routing>,
-    /// Threads of each memory server that work for others.
+    /// Threads of each memory server that serve offloaded requests.
     pub memory_threads: Option<usize>,
 }
 
-/// Where partitions end. Reads and prints `sampled`, `equal`.
+/// Rule by which partitions end. Reads and prints `sampled`, `equal`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Boundaries {
-    /// Where each gets an equal share of the keys that are loaded.
+    /// Each partition gets an equal share of the loaded keys.
     #[default]
     Sampled,
-    /// Where each gets an equal share of all keys that there could be.
+    /// Each partition gets an equal share of all possible keys.
     Equal,
 }
 
-/// Which compute server an operation begins at. Reads and prints `owner`, `any`.
+/// Rule for the compute server at which an operation begins. Reads and prints `owner`, `any`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Routing {
-    /// The one that owns the key: clients know the partitions, as in the paper's harness.
+    /// The owner of the key: clients know the partitions, as in the paper's harness.
     Owner,
-    /// That of the client that makes it, which sends it on if the key is another's.
+    /// The compute server of the client, which forwards the operation if another one owns the key.
     Any,
 }
 
@@ -47,14 +47,14 @@ impl Parts {
     /// The most partitions that a table has.
     const PARTITIONS_MAX: usize = 4096;
 
-    /// Those of an engine that has none of them, on `fabric`: memory servers on a network have threads
-    /// for whatever is asked of them.
+    /// Those choices that an engine without owners takes on `fabric`: memory servers on a network
+    /// have threads whatever the engine.
     pub fn of_plain_engine(&self, fabric: FabricKind) -> Parts {
         let memory_threads = self.memory_threads.filter(|_| fabric.is_network());
         Parts { memory_threads, ..Parts::default() }
     }
 
-    /// The first that is chosen, by the name of its option.
+    /// The option name of the first choice that is set.
     fn first(&self) -> Option<&'static str> {
         [
             ("partitions", self.partitions.is_some()),
@@ -66,7 +66,7 @@ impl Parts {
         .find_map(|(name, is_set)| is_set.then_some(name))
     }
 
-    /// Refuses what makes no sense in `config`, whose parts these are.
+    /// Refuses choices that make no sense in `config`, whose parts these are.
     pub(crate) fn validate(&self, config: &BenchConfig) -> Result<(), BenchConfigError> {
         let BenchConfig { engine, fabric, compute_servers, .. } = *config;
         if let Some(threads) = self.memory_threads {
@@ -111,19 +111,19 @@ impl Parts {
         Ok(())
     }
 
-    /// What is chosen, or done where nothing is.
+    /// The routing that was chosen, or else the default for `config`.
     pub(crate) fn routing(&self, config: &BenchConfig) -> Routing {
         let own = if config.rate.is_some() { Routing::Any } else { Routing::Owner };
         self.routing.unwrap_or(own)
     }
 
-    /// How many there are.
+    /// The number of partitions.
     pub(crate) fn partitions(&self, config: &BenchConfig) -> usize {
         self.partitions.unwrap_or(config.compute_servers)
     }
 
-    /// Adds them to a configuration as it stands in a report.
-    pub(crate) fn tell(&self, told: &mut Map<String, Value>) {
+    /// Adds the choices to a configuration for a report.
+    pub(crate) fn add_to(&self, fields: &mut Map<String, Value>) {
         let text = |part: Option<String>| json!(part);
         for (name, value) in [
             ("partitions", json!(self.partitions)),
@@ -131,7 +131,7 @@ impl Parts {
             ("routing", text(self.routing.map(|it| it.to_string()))),
             ("memory_threads", json!(self.memory_threads)),
         ] {
-            told.insert(name.to_owned(), value);
+            fields.insert(name.to_owned(), value);
         }
     }
 }
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_with_a_sentence() {
+    fn invalid_options_are_refused_with_a_message() {
         let cache = refusal(|it| it.settings.set("cache", "0%"));
         assert!(cache.contains("0 bytes of cache"), "{cache}");
         let share = refusal(|it| {

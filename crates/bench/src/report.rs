@@ -29,26 +29,26 @@ pub struct Report {
     pub engine: String,
     /// The fabric's name.
     pub fabric: String,
-    /// Whose clock the seconds and latencies are of.
+    /// The clock of the seconds and latencies.
     pub time: TimeKind,
-    /// Whether clients waited for one operation before they began the next.
+    /// True if clients waited for one operation before they began the next.
     #[serde(rename = "loop")]
     pub loop_kind: LoopKind,
-    /// What the run was asked to do, in the bench's own words.
+    /// The request for the run, in the bench's own words.
     pub config: Map<String, Value>,
     /// The load phase.
     pub load: PhaseReport,
     /// The run phase.
     pub run: RunReport,
-    /// What the run left in memory.
+    /// Memory in use after the run.
     pub memory: MemoryReport,
-    /// Where it ran.
+    /// The machine of the run.
     pub machine: Machine,
-    /// Which source it was built from.
+    /// Commit of the source it was built from.
     pub commit: Option<String>,
 }
 
-/// Whose clock a run was measured by.
+/// Clock by which a run is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TimeKind {
@@ -58,17 +58,17 @@ pub enum TimeKind {
     Virtual,
 }
 
-/// When a client begins its next operation.
+/// Moment at which a client begins its next operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LoopKind {
-    /// When the last one is over.
+    /// The last operation is over.
     Closed,
-    /// When its time has come, at a given rate; latency counts from then.
+    /// The operation's own time has come, at a given rate; latency counts from that time.
     Open,
 }
 
-/// How much was done in which time.
+/// Operations of a phase and their time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PhaseReport {
     /// The duration in seconds.
@@ -95,21 +95,21 @@ pub struct RunReport {
     /// Operations that gave an error or a wrong answer, those of the warm-up included; they are
     /// not among `ops`.
     pub errors: u64,
-    /// What the first of them said.
+    /// Message of the first error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_error: Option<String>,
     /// The latency of every operation.
     pub latency_us: LatencyUs,
-    /// What an operation costs, on average.
+    /// The cost of an operation, on average.
     pub per_op: PerOp,
-    /// The same by kind, for the kinds that came.
+    /// The cost and latency of each kind that came.
     pub by_kind: BTreeMap<ReportKind, KindReport>,
-    /// What the caches of all compute servers did, of engines that have some.
+    /// Counts of all compute servers' caches, for engines that have some.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub caches: Option<CacheReport>,
 }
 
-/// What the caches of compute servers did while the operations ran.
+/// Counts of the compute servers' caches while the operations ran.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CacheReport {
     /// Share of the operations on a key that neither read a leaf nor had a memory server look for it.
@@ -119,7 +119,7 @@ pub struct CacheReport {
 }
 
 impl CacheReport {
-    /// Of what the engine has counted, and the fabric.
+    /// Computes the report from the counts of the engine and the fabric.
     pub(crate) fn new(stats: &DexStats, cost: &Snapshot) -> Self {
         let kinds = [
             FabricKind::Get,
@@ -144,15 +144,15 @@ impl CacheReport {
     }
 }
 
-/// What a part of a [`RunReport`] is about. In JSON, its name.
+/// Subject of a part of a [`RunReport`]. In JSON, its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum ReportKind {
     /// Operations of one kind.
     Op(OpKind),
-    /// What went over the fabric while the operations ran, but on behalf of none: epochs, memory,
-    /// looking after the others. It has no latency; its `ops` are those of the whole run, over
-    /// which its cost is spread.
+    /// Fabric operations during the run on behalf of no operation: epochs, memory, recovery of
+    /// other members. It has no latency; its `ops` are those of the whole run, over which its cost
+    /// is spread.
     Maintenance,
 }
 
@@ -185,12 +185,12 @@ impl TryFrom<String> for ReportKind {
 /// One kind of operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct KindReport {
-    /// How many were done.
+    /// Operations done.
     pub ops: u64,
     /// Their latency; maintenance has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency_us: Option<LatencyUs>,
-    /// What one costs, on average.
+    /// The cost of one, on average.
     pub per_op: PerOp,
 }
 
@@ -216,7 +216,7 @@ impl From<LatencySummary> for LatencyUs {
     }
 }
 
-/// What one operation costs on the fabric, on average.
+/// Cost of one operation on the fabric, on average.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PerOp {
     /// READs.
@@ -264,7 +264,7 @@ impl Sum for PerOp {
     }
 }
 
-/// What some operations cost on the fabric together.
+/// Cost of some operations on the fabric together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpTotals {
     /// READs.
@@ -311,14 +311,14 @@ impl AddAssign for OpTotals {
     }
 }
 
-/// What the run left in memory, in bytes.
+/// Memory in use after the run, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryReport {
     /// Taken from the pool.
     pub pool_bytes: u64,
-    /// Of that, by the index itself.
+    /// Bytes of these that the index itself takes.
     pub index_bytes: u64,
-    /// Of that, by keys and values.
+    /// Bytes of these that keys and values take.
     pub data_bytes: u64,
     /// On the compute servers: caches and tables.
     pub compute_bytes: u64,
@@ -329,14 +329,14 @@ pub struct MemoryReport {
 pub struct Row {
     /// The section: `run`, `load`, `memory`, `caches`, a kind of operation.
     pub group: &'static str,
-    /// The line's name, which is its name in JSON where it has one.
+    /// The line's name: its name in JSON if it has one.
     pub name: String,
     /// The value with its unit.
     pub value: String,
 }
 
 impl Report {
-    /// The rows of a table that tells this report to people, group after group.
+    /// The rows of a table for people, group after group.
     pub fn rows(&self) -> Vec<Row> {
         let mut rows = Vec::new();
         let mut add = |group, name: &str, value| {

@@ -36,7 +36,7 @@ pub fn us_from_ns(nanos: u64) -> f64 {
 fn scaled(value: f64, step: f64, units: &[&str]) -> String {
     let mut value = value;
     let mut unit = 0;
-    // What would print as a whole step already belongs to the next unit: 999.7 K is 1.00 M.
+    // A value that would print as a whole step belongs to the next unit: 999.7 K is 1.00 M.
     while value >= step - 0.5 && unit + 1 < units.len() {
         value /= step;
         unit += 1;

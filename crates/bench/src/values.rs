@@ -4,10 +4,10 @@ use crate::mix64::mix64;
 
 /// Makes the values of one size: bytes that follow from the item and a version.
 ///
-/// The version is whatever the writer counts; another one gives another value. The first eight
-/// bytes hold it, mixed with the item, so that a reader who does not know which version it will
-/// meet can tell which it met ([`ValueMaker::version_of`]) and whether all of it is of that version
-/// ([`ValueMaker::value_matches`]): a value torn between two versions does not match either.
+/// The writer counts versions; another version gives another value. The first eight bytes hold it,
+/// mixed with the item. So a reader who does not know which version to expect can tell which one it
+/// has found ([`ValueMaker::version_of`]). It can also tell whether all of the value is of that
+/// version ([`ValueMaker::value_matches`]): a value torn between two versions matches neither.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ValueMaker {
     value_bytes: usize,
@@ -41,7 +41,7 @@ impl ValueMaker {
         }
     }
 
-    /// Whether `value` is all of the value of `item` at `version`.
+    /// Returns whether `value` is all of the value of `item` at `version`.
     pub fn value_matches(&self, item: u64, version: u64, value: &[u8]) -> bool {
         let mut words = words(item, version);
         let (whole, rest) = value.as_chunks::<8>();
@@ -50,8 +50,8 @@ impl ValueMaker {
             && words.next().is_some_and(|word| *rest == word.to_le_bytes()[..rest.len()])
     }
 
-    /// Whether `value` is all of the value of `item` at some version; of values below eight bytes, which
-    /// hold none, whether it is as long.
+    /// Returns whether `value` is all of the value of `item` at some version. A value below eight
+    /// bytes holds no version: then only its length is checked.
     #[inline]
     pub fn is_one_of(&self, item: u64, value: &[u8]) -> bool {
         match self.version_of(item, value) {
@@ -60,8 +60,8 @@ impl ValueMaker {
         }
     }
 
-    /// The version that `value` says it is, if it is of `item` at all; `None` if the value is
-    /// shorter than eight bytes. Only [`ValueMaker::value_matches`] tells whether that is true.
+    /// The version that `value` claims, if it is of `item` at all; `None` if the value is shorter
+    /// than eight bytes. Only [`ValueMaker::value_matches`] tells whether the claim is true.
     pub fn version_of(&self, item: u64, value: &[u8]) -> Option<u64> {
         let first = value.first_chunk::<8>()?;
         Some(u64::from_le_bytes(*first) ^ mix64(item))

@@ -14,7 +14,7 @@ use crate::distribution::{DistributionError, RequestDistribution, ZIPFIAN_THETA_
 pub enum OpKind {
     /// Reads one value.
     Get,
-    /// Replaces the value of an item that is there.
+    /// Replaces the value of an existing item.
     Update,
     /// Adds a new item.
     Insert,
@@ -22,9 +22,9 @@ pub enum OpKind {
     Scan,
     /// Reads a value, then replaces it: two index operations, timed as one.
     ReadModifyWrite,
-    /// Takes an item out. Later reads of it find nothing.
+    /// Removes an item. Later reads of it find nothing.
     Remove,
-    /// Replaces the value of an item, adding it if it is not there.
+    /// Replaces the value of an item, or adds the item.
     Upsert,
 }
 
@@ -67,12 +67,12 @@ impl OpKind {
     }
 }
 
-/// How often each kind of operation comes.
+/// Shares of the kinds of operations.
 ///
 /// Reads `get=95,update=5`; the numbers need not come to 100. Prints the same, in per cent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mix {
-    /// By [`OpKind::index`]; they add up to 1.
+    /// Shares by [`OpKind::index`]; they add up to 1.
     shares: [f64; OpKind::ALL.len()],
 }
 
@@ -168,10 +168,10 @@ impl fmt::Display for Mix {
     }
 }
 
-/// How many items a scan asks for. Reads `100`, `1-100` (uniform), `zipfian:1-100`.
+/// Length of scans, in items. Reads `100`, `1-100` (uniform), `zipfian:1-100`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScanLength {
-    /// Always as many, at least 1.
+    /// Always the same length, at least 1.
     Fixed(u32),
     /// Each length from `min` to `max` as often.
     Uniform {
@@ -230,7 +230,7 @@ impl fmt::Display for ScanLength {
     }
 }
 
-/// A workload: its mix, which items it asks for, and how long its scans are.
+/// A workload: its mix, the distribution of its items, and the length of its scans.
 ///
 /// Reads one of [`Workload::NAMES`], YCSB's letters alone (`a`) or with `workload` before them, or
 /// a mix (`get=50,insert=50`), which is zipfian with scans of 100.
@@ -238,11 +238,11 @@ impl fmt::Display for ScanLength {
 pub struct Workload {
     /// The name, for people.
     pub name: String,
-    /// How often each operation comes.
+    /// Shares of the operations.
     pub mix: Mix,
-    /// Which items are asked for.
+    /// Distribution of the items.
     pub request: RequestDistribution,
-    /// How many items a scan asks for.
+    /// Length of scans.
     pub scan_length: ScanLength,
 }
 
@@ -319,7 +319,7 @@ impl FromStr for Workload {
     }
 }
 
-/// A workload that cannot be.
+/// A workload that makes no sense.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum WorkloadError {
@@ -329,7 +329,7 @@ pub enum WorkloadError {
     UnknownName {
         /// The name as it was given.
         read: String,
-        /// What was probably meant.
+        /// The known name that was probably meant.
         suggestion: Option<String>,
     },
     /// No kind of operation has that name.
@@ -338,7 +338,7 @@ pub enum WorkloadError {
     UnknownKind {
         /// The name as it was given.
         read: String,
-        /// What was probably meant.
+        /// The known name that was probably meant.
         suggestion: Option<String>,
     },
     /// A part of a mix is not a name and a number.
@@ -350,7 +350,7 @@ pub enum WorkloadError {
     /// A weight is not a finite number of at least 0.
     #[error("\"{read}\" is not a weight for {kind} (accepted: 0, 5, 0.05, 5%)")]
     Weight {
-        /// Of which operation, or `total`.
+        /// Name of the operation, or `total`.
         kind: &'static str,
         /// The weight as it was given.
         read: String,

@@ -14,9 +14,9 @@ struct Shape {
     name: &'static str,
     clients: u32,
     keys: u64,
-    /// Of a thousand operations.
+    /// For each thousand operations.
     scans: u64,
-    /// Of a thousand operations.
+    /// For each thousand operations.
     unknown: u64,
 }
 

@@ -15,25 +15,25 @@ pub use farleaf_pool::canary::Canary;
 use crate::run::{Failure, run};
 use crate::scenario::{Choices, Scenario, Workload};
 
-/// What became of one canary.
+/// Result of the hunt for one canary.
 #[derive(Clone, Debug)]
 pub struct CanaryResult {
     /// The bug.
     pub canary: Canary,
     /// Seeds that were run, the one that found it included.
     pub seeds: u64,
-    /// What found it; `None` if nothing did.
+    /// The scenario and failure that found it; `None` if none did.
     pub found: Option<(Scenario, Failure)>,
-    /// What fails without it, too: a bug that nobody seeded.
+    /// A scenario that fails without it as well: a bug that nobody seeded.
     pub unseeded: Option<(Scenario, Failure)>,
-    /// What it took.
+    /// Time of the hunt.
     pub elapsed: Duration,
 }
 
-/// Hunts `canaries`, each with at most `seeds_max` seeds, on so many threads. `choices` pins what its
-/// scenarios have in common; what that leaves open of engine and workload is what suits the bug. `stop`
-/// ends it early, leaving out those that were not found by then; `each` is told of every one that is
-/// done.
+/// Hunts `canaries` on `threads` threads, each with at most `seeds_max` seeds. `choices` pins what
+/// the scenarios have in common; engine and workload that it leaves open are chosen to suit the
+/// bug. `stop` ends the hunt early, without the canaries not found until then. The hunt calls
+/// `each` for every canary that is done.
 pub fn hunt(
     canaries: &[Canary],
     choices: &Choices,
@@ -47,22 +47,21 @@ pub fn hunt(
         for _ in 0..threads.max(1) {
             scope.spawn(|| {
                 while let Some(canary) = canaries.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let Some(sung) = hunt_one(*canary, choices, seeds_max, stop) else { return };
-                    each(&sung);
-                    done.lock().unwrap_or_else(PoisonError::into_inner).push(sung);
+                    let Some(result) = hunt_one(*canary, choices, seeds_max, stop) else { return };
+                    each(&result);
+                    done.lock().unwrap_or_else(PoisonError::into_inner).push(result);
                 }
             });
         }
     });
     let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-    done.sort_by_key(|sung: &CanaryResult| sung.canary);
+    done.sort_by_key(|result: &CanaryResult| result.canary);
     done
 }
 
-/// The scenarios that such a bug is looked for with: those of the engine that lists it. Bugs that no engine
-/// lists are the pool's: they are looked for with clients that go from one object to the next for as long
-/// as any.
-fn ground(canary: Canary) -> Choices {
+/// Returns the scenarios to hunt a bug with: those of the engine that lists it. Bugs that no engine
+/// lists are the pool's: their clients go from one object to the next for as long as any.
+fn scenarios_for(canary: Canary) -> Choices {
     match Engine::ALL.iter().find(|engine| engine.has_canary(canary)) {
         Some(engine) => Choices { engine: Some(*engine), ..Choices::default() },
         None => Choices { workload: Some(Workload::Large), ..Choices::default() },
@@ -76,30 +75,30 @@ fn hunt_one(
     stop: &AtomicBool,
 ) -> Option<CanaryResult> {
     let began = Instant::now();
-    let ground = ground(canary);
+    let suited = scenarios_for(canary);
     let choices = &Choices {
-        engine: choices.engine.or(ground.engine),
-        workload: choices.workload.or(ground.workload),
+        engine: choices.engine.or(suited.engine),
+        workload: choices.workload.or(suited.workload),
         ..choices.clone()
     };
-    let mut sung =
+    let mut result =
         CanaryResult { canary, seeds: 0, found: None, unseeded: None, elapsed: Duration::ZERO };
-    while sung.found.is_none() && sung.seeds < seeds_max {
+    while result.found.is_none() && result.seeds < seeds_max {
         if stop.load(Ordering::Relaxed) {
             return None;
         }
-        let scenario = Scenario::from_seed(sung.seeds, choices);
-        sung.seeds += 1;
+        let scenario = Scenario::from_seed(result.seeds, choices);
+        result.seeds += 1;
         let armed = canary.arm();
         let failure = run(&scenario).failure;
         drop(armed);
         if let Some(failure) = failure {
             match run(&scenario).failure {
-                None => sung.found = Some((scenario, failure)),
-                Some(failure) => sung.unseeded = Some((scenario, failure)),
+                None => result.found = Some((scenario, failure)),
+                Some(failure) => result.unseeded = Some((scenario, failure)),
             }
         }
     }
-    sung.elapsed = began.elapsed();
-    Some(sung)
+    result.elapsed = began.elapsed();
+    Some(result)
 }

@@ -12,7 +12,7 @@ use std::ops::Bound;
 pub use error::{HistoryError, LineFault};
 pub use files::{HistoryWriter, LINE_BYTES_MAX, OperationNumber, merge, read_jsonl, write_jsonl};
 
-/// What a client asked of a table.
+/// A client's request to a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Call {
     /// The value of a key.
@@ -46,13 +46,13 @@ pub enum Call {
         /// The key.
         key: Vec<u8>,
     },
-    /// Changes a key if it holds what is expected; `None` stands for an absent key.
+    /// Changes a key if it holds the expected value; `None` stands for an absent key.
     CompareExchange {
         /// The key.
         key: Vec<u8>,
-        /// What it must hold.
+        /// Content that the key must have.
         expected: Option<Vec<u8>>,
-        /// What it holds then.
+        /// Content that the key gets.
         new: Option<Vec<u8>>,
     },
     /// The pairs of a range.
@@ -63,27 +63,27 @@ pub enum Call {
         to: Bound<Vec<u8>>,
         /// From the largest key down.
         reverse: bool,
-        /// At most so many.
+        /// The most pairs to return.
         limit: usize,
     },
 }
 
-/// What a client was told.
+/// The answer that a client received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Of a get: the value, if the key was present.
+    /// The answer of a get: the value, if the key was present.
     Value(Option<Vec<u8>>),
-    /// Of insert and update: whether it was done. Of upsert: whether the key was absent. Of remove:
-    /// whether it was present.
+    /// The answer of insert and update: true if it was done. Of upsert: true if the key was absent.
+    /// Of remove: true if it was present.
     Flag(bool),
-    /// Of a compare-exchange: whether it was done, and what the key held before.
+    /// The answer of a compare-exchange: success, and the content of the key before.
     Exchanged {
-        /// It was done.
+        /// True if the key was changed.
         done: bool,
-        /// What the key held.
+        /// Content of the key before.
         held: Option<Vec<u8>>,
     },
-    /// Of a scan, in the order of the answer.
+    /// The answer of a scan, in its order.
     Pairs(Vec<(Vec<u8>, Vec<u8>)>),
     /// It failed and certainly did nothing.
     Nothing,
@@ -92,13 +92,13 @@ pub enum Answer {
 /// One operation of one client. A client has one operation under way at a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Who asked.
+    /// The client.
     pub client: u32,
-    /// What was asked.
+    /// The request.
     pub call: Call,
-    /// When, in nanoseconds.
+    /// Time of the request, in nanoseconds.
     pub from_ns: u64,
-    /// The answer, and when it came. `None`: it never came, or the outcome is unknown; the
+    /// Time and content of the answer. `None`: it never came, or the outcome is unknown. The
     /// operation may have happened at any moment after `from_ns`, or never.
     pub answer: Option<(u64, Answer)>,
 }
@@ -106,7 +106,7 @@ pub struct Event {
 /// A run as its clients saw it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct History {
-    /// What the table held at the start, in order of keys.
+    /// Content of the table at the start, in order of keys.
     pub initial: Vec<(Vec<u8>, Vec<u8>)>,
     /// In any order.
     pub events: Vec<Event>,

@@ -9,21 +9,21 @@ use std::time::{Duration, Instant};
 use crate::run::{Failure, RunStats, run};
 use crate::scenario::{Choices, Scenario};
 
-/// Every so many seeds one is run twice: both runs must be the same.
+/// One in this many seeds is run twice: both runs must be the same.
 const TWICE: u64 = 20;
 
-/// What to run.
+/// Plan of a run over many seeds.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// Seeds.
     pub seeds: Range<u64>,
-    /// What is pinned.
+    /// Pinned parts of the scenarios.
     pub choices: Choices,
     /// Threads; each runs one seed at a time.
     pub threads: usize,
-    /// Ends after this time, whatever is left.
+    /// Time after which the run ends, with seeds left.
     pub time: Option<Duration>,
-    /// Ends after so many failures.
+    /// Failures after which the run ends.
     pub failures_max: usize,
 }
 
@@ -44,24 +44,24 @@ impl Default for Plan {
 pub struct Failed {
     /// The scenario; it prints as the command line that replays it.
     pub scenario: Scenario,
-    /// Which check it failed.
+    /// The check that it failed.
     pub failure: Failure,
 }
 
-/// What came of many seeds.
+/// Results of many seeds.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// Seeds that were run.
     pub seeds: u64,
-    /// Of these, run twice to compare.
+    /// Seeds of these that were run twice to compare.
     pub twice: u64,
-    /// Whether all of the plan's were, or as many failures found as were to be.
+    /// True if all seeds of the plan were run, or `failures_max` failures found.
     pub is_complete: bool,
     /// Sums over all runs.
     pub stats: RunStats,
     /// The failures, in order of seeds.
     pub failures: Vec<Failed>,
-    /// What it took.
+    /// Real time.
     pub elapsed: Duration,
 }
 
@@ -77,7 +77,7 @@ impl Report {
     }
 }
 
-/// Runs `plan`. `stop` ends it early; `each` is told of every seed that was run, on the thread that
+/// Runs `plan`. `stop` ends it early. Calls `each` for every seed that was run, on the thread that
 /// ran it, with the failure if there is one.
 pub fn check(
     plan: &Plan,

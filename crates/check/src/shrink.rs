@@ -1,7 +1,7 @@
 //! Shrinking: makes a failing scenario smaller as long as it fails in the same way.
 //!
-//! Every change moves all later moments of a run, and may miss a race. So shrinking tries each smaller
-//! scenario with a few draws of the simulator's luck (`--salt`).
+//! Every change moves all later moments of a run, and may miss a race. So shrinking tries each
+//! smaller scenario with a few other random choices of the simulator (`--salt`).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use crate::run::{Failure, run};
 use crate::scenario::{Events, Faults, Scenario, Subset, Window};
 
-/// How long to try.
+/// Limits of the effort.
 #[derive(Clone, Copy, Debug)]
 pub struct ShrinkLimits {
     /// Runs.
     pub tries_max: u64,
     /// Real time.
     pub time_max: Duration,
-    /// Draws of the simulator's luck for each smaller scenario.
+    /// Salts to try for each smaller scenario.
     pub salts: u64,
 }
 
@@ -31,11 +31,11 @@ impl Default for ShrinkLimits {
 pub struct Shrunk {
     /// The scenario.
     pub scenario: Scenario,
-    /// How it fails.
+    /// Its failure.
     pub failure: Failure,
     /// Runs that it took.
     pub tries: u64,
-    /// Whether nothing smaller fails, as far as was looked; otherwise a limit came before.
+    /// True if nothing smaller was found to fail; false if a limit ended the search.
     pub is_minimal: bool,
 }
 
@@ -74,7 +74,7 @@ struct Shrinker<'a> {
 }
 
 impl Shrinker<'_> {
-    /// Whether it came to its end.
+    /// Shrinks; returns whether it came to its end.
     fn shrink(&mut self) -> bool {
         loop {
             let before = self.best.clone();
@@ -104,7 +104,7 @@ impl Shrinker<'_> {
         if smaller == self.best {
             return false;
         }
-        // A draw that has worked goes first.
+        // A salt that has worked goes first.
         let salts = 0..self.limits.salts;
         let salts = [smaller.salt].into_iter().chain(salts.filter(|salt| *salt != smaller.salt));
         for salt in salts {
@@ -125,8 +125,8 @@ impl Shrinker<'_> {
         false
     }
 
-    /// Delta debugging: leaves out ever smaller pieces of a list. `with` makes the scenario of what
-    /// is left.
+    /// Delta debugging: leaves out ever smaller pieces of a list. `with` makes the scenario of the
+    /// rest.
     fn list<T: Clone>(&mut self, list: Vec<T>, with: impl Fn(&Scenario, &[T]) -> Scenario) {
         let mut left = list;
         let mut piece = left.len();
@@ -164,7 +164,7 @@ impl Shrinker<'_> {
         });
     }
 
-    /// Whole numbers and what is not needed at all.
+    /// Simplifies whole numbers, and removes unneeded parts.
     fn simplify(&mut self) {
         let best = self.best.clone();
         self.attempt(Scenario { impatience: 0.0, ..best });
@@ -232,7 +232,7 @@ impl Shrinker<'_> {
         });
     }
 
-    /// Halves the window of posts that anything goes wrong with, from either end.
+    /// Halves the window of posts that may have faults, from either end.
     fn window(&mut self) {
         let has_faults = Faults { jitter: 0.0, ..self.best.faults.clone() } != Faults::default();
         if !has_faults {
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_it_takes_is_left() {
+    fn shrinking_leaves_only_what_the_failure_needs() {
         let mut choices = Choices::default();
         let events = "kill:1@5,stop:0@10,kill:0@70,resume:0@90,restart:1@95";
         for (flag, text) in [("clients", "6"), ("ops", "40"), ("event", events)] {

@@ -11,13 +11,13 @@ use farleaf_pool::{Audit, AuditReport, Pool, PoolError, PoolOptions, Session, fo
 
 use crate::history::{Answer, Call};
 
-/// Why a run is not as it should be.
+/// Failure of a run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Fault(pub String);
 
 impl Fault {
-    /// The same, saying what was being done.
+    /// The same fault, with the activity in front.
     #[must_use]
     pub fn within(self, what: impl std::fmt::Display) -> Fault {
         Fault(format!("{what}: {}", self.0))
@@ -36,7 +36,7 @@ macro_rules! from {
 
 from!(SimError, FabricError, OpError, PoolError, IndexError);
 
-/// Memory servers of a few hundred KiB, and tables, clients and members by the handful.
+/// A small world: memory servers of a few hundred KiB, a few tables, clients and members.
 #[derive(Clone, Debug)]
 pub struct SmallWorld {
     /// The cluster.
@@ -69,7 +69,7 @@ impl SmallWorld {
     /// The cluster with a formatted pool, in which compute server 0 has one session.
     ///
     /// # Errors
-    /// Whatever fails.
+    /// Any failure.
     pub fn start(&self) -> Result<(Sim, Session), Fault> {
         let sim = Sim::new(self.config.clone())?;
         let endpoint = sim.fabric(0).any_endpoint()?;
@@ -94,8 +94,8 @@ pub async fn create(
     open(session, name).await
 }
 
-/// Opens a table with a small cache, if it has one. A compute server that has it open gets the same
-/// again.
+/// Opens a table with a small cache, if its engine has one. A compute server that has it open
+/// already gets the same table.
 ///
 /// # Errors
 /// As [`AnyIndex::open`].
@@ -105,7 +105,7 @@ pub async fn open(session: &Session, name: &str) -> Result<AnyIndex, IndexError>
     let cache_bytes = CACHE_NODES * u64::from(format.node_bytes());
     let settings = Settings::default()
         .with(CACHE, &cache_bytes.to_string())
-        // Leaves are kept, so that what is done in the cache is what is tried.
+        // Keeps leaves, so that the lab tries operations in the cache.
         .with("admission", "eager")
         .with("log_bytes", "8KiB");
     let settings = format.engine.options_of(&settings);
@@ -118,16 +118,16 @@ const CACHE_NODES: u64 = 128;
 /// Joins the pool as a member of its own, with one session.
 ///
 /// # Errors
-/// Whatever fails.
+/// Any failure.
 pub async fn join(endpoint: AnyEndpoint) -> Result<Session, Fault> {
     let pool = Pool::join(&Client::new(endpoint.clone())).await?;
     Ok(pool.session(endpoint).await?)
 }
 
-/// Lets every retired object be reclaimed, where no other member runs.
+/// Reclaims every retired object, if no other member runs.
 ///
 /// # Errors
-/// Whatever fails.
+/// Any failure.
 pub async fn settle(session: &Session) -> Result<(), Fault> {
     for _ in 0..8 {
         session.tick().await?;
@@ -138,7 +138,7 @@ pub async fn settle(session: &Session) -> Result<(), Fault> {
 /// Walks `tables` and the pool.
 ///
 /// # Errors
-/// Whatever fails. What is found wrong stands in the reports.
+/// Any failure to walk. The reports hold the problems found.
 pub async fn audit(
     session: &Session,
     tables: &[&AnyIndex],
@@ -151,11 +151,11 @@ pub async fn audit(
     Ok((reports, audit.report(session).await?))
 }
 
-/// Walks every table of the pool, and the pool, where no other member runs: nothing may be wrong.
-/// Gives the tables' reports, and the number of objects that nobody knows.
+/// Walks every table of the pool, and the pool, if no other member runs. Returns the tables'
+/// reports, and the number of unreachable objects.
 ///
 /// # Errors
-/// What is wrong.
+/// The first problem found.
 pub async fn check_all(session: &Session) -> Result<(Vec<TableReport>, u64), Fault> {
     settle(session).await?;
     let mut tables = Vec::new();
@@ -179,7 +179,7 @@ pub async fn check_all(session: &Session) -> Result<(Vec<TableReport>, u64), Fau
     Ok((reports, lost))
 }
 
-/// Asks the table.
+/// Makes a call to the table.
 pub(crate) async fn ask(
     session: &Session,
     index: &AnyIndex,
@@ -216,7 +216,7 @@ pub(crate) async fn ask(
 /// Looks for lost objects in blocks whose member has left, and frees them.
 ///
 /// # Errors
-/// Whatever fails.
+/// Any failure.
 pub async fn sweep(session: &Session) -> Result<(), Fault> {
     let Some(done) = farleaf_index::sweep(session).await? else { return Ok(()) };
     match done.problems.first() {

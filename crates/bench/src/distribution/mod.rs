@@ -24,10 +24,10 @@ use farleaf_index::suggest::{did_you_mean, nearest};
 /// The skew that YCSB and the papers use unless they say otherwise.
 pub const ZIPFIAN_THETA_DEFAULT: f64 = 0.99;
 
-/// All clients must agree on which items are popular, so this does not follow the seed.
+/// Salt of every scramble: independent of the seed, as all clients must agree on the popular items.
 const SCRAMBLE_SALT: u64 = 0;
 
-/// How requests are spread over the items.
+/// Distribution of requests over the items.
 ///
 /// Reads `uniform`, `zipfian`, `zipfian:1.2`, `latest`, `latest:0.5`, `hotspot`, `hotspot:0.2:0.8`
 /// (hot set, hot operations), `exponential`, `exponential:0.95:0.86` (operations, set),
@@ -90,7 +90,7 @@ impl RequestDistribution {
         ItemChooser::new(self, 1, 0, 1).map(drop)
     }
 
-    /// The numbers after the name, to be read into or printed.
+    /// The numbers after the name, for reading and for printing.
     fn parameters(&mut self) -> Vec<&mut f64> {
         match self {
             Self::Uniform | Self::Sequential => Vec::new(),
@@ -143,7 +143,7 @@ impl fmt::Display for RequestDistribution {
     }
 }
 
-/// A distribution that cannot be.
+/// A distribution that makes no sense.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum DistributionError {
@@ -153,7 +153,7 @@ pub enum DistributionError {
     UnknownName {
         /// The name as it was given.
         read: String,
-        /// What was probably meant.
+        /// The known name that was probably meant.
         suggestion: Option<String>,
     },
     /// The numbers after the name are too many, too few, or none.
@@ -173,7 +173,7 @@ pub enum DistributionError {
     /// A share is outside its range.
     #[error("the {name} share must be between 0 and 1, not {share}")]
     Share {
-        /// Which share.
+        /// Name of the share.
         name: &'static str,
         /// The number given.
         share: f64,
@@ -240,7 +240,8 @@ impl ItemChooser {
             Kind::Uniform(uniform) => uniform.sample(rng, items),
             Kind::Zipfian(zipfian, scramble) => {
                 zipfian.set_items(items);
-                // Fewer items than were loaded cannot be, but the draw stays below them (INV-DIST-1).
+                // There are never fewer items than were loaded; still the draw stays below them
+                // (INV-DIST-1).
                 scramble.item(zipfian.sample(rng)).min(items.max(1) - 1)
             }
             Kind::Latest(latest) => latest.sample(rng, items),

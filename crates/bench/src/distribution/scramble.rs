@@ -6,14 +6,13 @@ use crate::mix64::mix64;
 ///
 /// Invariants:
 /// - INV-SCRAMBLE-1: ranks below `items` are mapped one to one onto `0..items`;
-/// - INV-SCRAMBLE-2: ranks from `items` on are left where they are, so that the whole is one to one
-///   over every `0..count` with `count >= items`, and no rank moves when items are added: the
-///   popular items stay the popular ones for the whole run, and new items join at the unpopular
-///   end.
+/// - INV-SCRAMBLE-2: ranks from `items` on map to themselves. So the map is one to one over every
+///   `0..count` with `count >= items`. No rank moves when items are added: the popular items stay
+///   popular for the whole run, and new items join at the unpopular end.
 ///
 /// YCSB takes a 64-bit FNV hash of the rank modulo the number of items instead. That sends several
-/// ranks to one item and none to about a third of them (1/e), so that the most popular items carry
-/// more than their share, and all of them move whenever the number of items changes.
+/// ranks to one item and none to about a third of them (1/e). So the most popular items carry more
+/// than their share, and all of them move whenever the number of items changes.
 ///
 /// Cost: three multiplications, fewer than twice that on average.
 #[derive(Clone, Debug)]
@@ -43,9 +42,9 @@ impl Scramble {
         if rank >= self.items {
             return rank;
         }
-        // The rounds permute the next power of two. Following them from a rank below `items`
-        // until they come to one below `items` permutes those. It ends, because the cycle leads
-        // back to the rank itself, and soon, because at least half of all numbers are below.
+        // The rounds permute the next power of two. Following them from a rank below `items` to the
+        // next number below `items` permutes those. The loop ends, as the cycle leads back to the
+        // rank itself, and soon, as at least half of all numbers are below.
         let mut item = self.permute(rank);
         while item >= self.items {
             item = self.permute(item);

@@ -63,7 +63,8 @@ impl Hotspot {
     pub fn sample(&self, rng: &mut Rng, items: u64) -> u64 {
         let items = items.max(1);
         let hot = ((items as f64 * self.set_share).round() as u64).min(items);
-        // Drawn even where it cannot matter, so that the sequence of numbers does not depend on it.
+        // Draw even where the result cannot matter, so that the sequence of numbers does not depend
+        // on it.
         let is_hot = rng.f64() < self.op_share;
         if hot == items || (is_hot && hot > 0) { rng.u64(0..hot) } else { rng.u64(hot..items) }
     }
@@ -97,7 +98,7 @@ impl Exponential {
 
     /// Draws one of `items` items, of which `items - 1` is the newest; none counts as one.
     ///
-    /// What lies beyond the oldest item is cut off and shared out in proportion.
+    /// The part beyond the oldest item is cut off and shared out in proportion.
     pub fn sample(&self, rng: &mut Rng, items: u64) -> u64 {
         let items = items.max(1);
         let below = rng.f64() * -(-self.decay).exp_m1();

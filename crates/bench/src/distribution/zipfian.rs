@@ -4,7 +4,7 @@ use fastrand::Rng;
 
 use super::DistributionError;
 
-/// More rejections in a row than this do not happen: each has a chance below one half.
+/// Most rejections in a row: each has a chance below one half, so that more do not happen.
 const ATTEMPTS_MAX: usize = 128;
 
 /// Ranks `0..items`, where rank `r` is drawn with a probability proportional to
@@ -15,7 +15,7 @@ const ATTEMPTS_MAX: usize = 128;
 /// one exponential and one logarithm. The probabilities are exact to the precision of `f64`; no
 /// sum over the items is formed anywhere.
 ///
-/// The generator that YCSB uses (Gray et al., SIGMOD 1994) adds up all items first, gives exact
+/// The generator that YCSB uses (Gray et al., SIGMOD 1994) adds up all items first. It gives exact
 /// probabilities to the two first ranks only, and does not work at `theta >= 1`.
 ///
 /// Source: W. Hormann and G. Derflinger, "Rejection-inversion to generate variates from monotone
@@ -30,7 +30,7 @@ pub struct Zipfian {
     area_first: f64,
     /// The integral at the right end, `items + 1/2`.
     area_last: f64,
-    /// A rounding by no more than this is accepted without another look.
+    /// Roundings by no more than this are accepted without evaluating the integral.
     sure_width: f64,
 }
 
@@ -54,7 +54,7 @@ impl Zipfian {
         })
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     pub fn items(&self) -> u64 {
         self.items
     }
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn two_hundred_million_items_have_their_mass_where_it_belongs() {
+    fn two_hundred_million_items_follow_the_distribution() {
         const ITEMS: u64 = 200_000_000;
         const SAMPLES: u64 = 400_000;
         for theta in [0.5, 0.99, 1.0, 1.2] {

@@ -110,7 +110,7 @@ fn names_are_the_agreed_ones_in_their_order() {
     expect(".machine", &["cpu", "cores", "memory_bytes", "os", "arch"]);
     expect("", &["commit"]);
 
-    // Through text, so that it is the order of the text that is looked at.
+    // Through text, to see the order in the text.
     let text = serde_json::to_string(&sample()).unwrap();
     let mut found = Vec::new();
     names("", &serde_json::from_str(&text).unwrap(), &mut found);

@@ -8,11 +8,11 @@ use thiserror::Error;
 use super::{hosts::HostError, redis::RedisError};
 use crate::run::BenchError;
 
-/// An experiment that was not run to its end.
+/// Failure of an experiment.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ReproError {
-    /// There is no such experiment.
+    /// No experiment has that name.
     #[error(
         "no experiment is named \"{read}\"{}; known: {known}",
         did_you_mean(suggestion.as_deref())
@@ -20,9 +20,9 @@ pub enum ReproError {
     UnknownExperiment {
         /// The name as it was given.
         read: String,
-        /// What was probably meant.
+        /// The known name that was probably meant.
         suggestion: Option<String>,
-        /// What there is.
+        /// The known names.
         known: String,
     },
     /// The scale is no share of the paper's.
@@ -30,15 +30,15 @@ pub enum ReproError {
         "a scale of {read} makes no sense: it is a share of the paper's sizes, above 0 and at most 1"
     )]
     Scale {
-        /// What was given.
+        /// The scale that was given.
         read: f64,
     },
-    /// So little is left at that scale that the experiment shows nothing.
+    /// At that scale the experiment is too small to show anything.
     #[error("at scale {scale}, {what}: give at least {least}")]
     TooSmall {
         /// The scale.
         scale: f64,
-        /// What is too little.
+        /// The part that is too small.
         what: String,
         /// The smallest scale that works.
         least: f64,
@@ -66,12 +66,12 @@ pub enum ReproError {
     /// An operation failed.
     #[error("{kind} failed: {source}")]
     Operation {
-        /// Which.
+        /// Name of the operation.
         kind: &'static str,
-        /// Why.
+        /// Cause of the failure.
         source: IndexError,
     },
-    /// A range could not be given to another compute server.
+    /// A range could not move to another compute server.
     #[error("a range did not move: {0}")]
     Move(#[from] MoveError),
     /// A memory server does not start.
@@ -80,7 +80,7 @@ pub enum ReproError {
     /// Redis, or its bench, is missing or fails.
     #[error(transparent)]
     Redis(#[from] RedisError),
-    /// An answer, or what was left behind, cannot be right.
+    /// An answer, or the final content, is wrong.
     #[error("went wrong: {0}")]
     Wrong(String),
 }

@@ -22,7 +22,7 @@ use crate::{
 };
 
 const SCALE_MIN: f64 = 0.002;
-/// Compute servers at first; one more gets a share.
+/// Compute servers at first; one more joins.
 const FIRST: usize = 3;
 /// Tasks of each compute server that answer requests of others.
 const SERVE_TASKS: usize = 2;
@@ -36,7 +36,7 @@ const STALL_MS: f64 = 10.0;
 /// The cache whose move is held to the paper's time, MiB.
 const BAR_MIB: u64 = 256;
 
-/// A range, and who gives it to the next one.
+/// A range, and the compute server that gives it to the next one.
 #[derive(Clone)]
 struct Move {
     low: Vec<u8>,
@@ -44,8 +44,8 @@ struct Move {
     from: usize,
 }
 
-/// From three parts of equal width to four: the last server first, as who gives must have room to
-/// take.
+/// From three parts of equal width to four. The last server gives first, as a giver must have room
+/// to take.
 fn moves(twelfths: &[Vec<u8>]) -> Vec<Move> {
     let upper = |twelfth: usize| twelfths.get(twelfth - 1).cloned();
     let range = |low: usize, high: usize, from: usize| Move {
@@ -78,7 +78,7 @@ pub(super) fn run(
         Scene { hosts, world: &world, paper: &paper, options, moves: moves(&twelfths), progress };
     scene.serve()?;
     for mib in &paper.fig10.caches_mib {
-        // The fourth has nothing yet.
+        // The fourth has no keys yet.
         *world.bounds.borrow_mut() = bounds.iter().cloned().chain([vec![u8::MAX; 8]]).collect();
         scene.cache(&mut report, *mib)?;
     }
@@ -97,7 +97,7 @@ pub(super) fn run(
     Ok(report)
 }
 
-/// What is the same for all caches.
+/// The state that is the same for all caches.
 struct Scene<'a> {
     /// Those of the compute servers, which serve to the end.
     hosts: Vec<Arc<Host<Dex>>>,
@@ -125,7 +125,7 @@ impl Scene<'_> {
         let load = Load {
             workload: &workload,
             warmup: setup::scaled(self.paper.setup.warmup_ops, self.options),
-            // The watch ends it.
+            // The watch ends the run.
             ops: u64::MAX / 2,
             local_ns: self.paper.setup.cached_page_access_ns,
             clients: None,
@@ -237,7 +237,7 @@ impl Scene<'_> {
         Ok(session.map_err(|source| BenchError::Pool { pool_bytes: 0, source })?)
     }
 
-    /// Lets the ranges move once the warm-up is over; gives where it is told how that went.
+    /// Moves the ranges once the warm-up is over; the returned cell receives the result.
     fn spawn_move(
         &self,
         caches: &[Dex],
@@ -273,7 +273,7 @@ impl Scene<'_> {
         Ok(outcome)
     }
 
-    /// Gives every range back to who had it.
+    /// Gives every range back to its former owner.
     fn move_back(&self, caches: &[Dex]) -> Result<(), ReproError> {
         let (world, names) = (self.world, self.names());
         let giving = async {
@@ -286,7 +286,7 @@ impl Scene<'_> {
         Ok(world.sim.block_on(giving).map_err(BenchError::from)??)
     }
 
-    /// What the compute servers are called.
+    /// The incarnations of the compute servers.
     fn names(&self) -> Vec<Incarnation> {
         let computes = 0..self.world.config.compute_servers;
         computes.map(|compute| self.world.sim.fabric(compute).incarnation()).collect()

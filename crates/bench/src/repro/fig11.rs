@@ -12,7 +12,7 @@ use crate::{
 const SIZES: [u64; 7] = [1, 2, 4, 8, 16, 32, 64];
 /// As in Figure 8.
 const SCALE_MIN: f64 = 0.01;
-/// By how much a larger cache may seem slower: noise of a run.
+/// The share by which noise may make a larger cache seem slower.
 const NOISE: f64 = 0.01;
 
 pub(super) fn run(

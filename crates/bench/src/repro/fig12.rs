@@ -18,7 +18,7 @@ use crate::{
 
 /// Threads of each memory server.
 const THREADS: [usize; 5] = [1, 2, 3, 4, 8];
-/// As many as the paper's figures are of.
+/// The number of threads behind the paper's figures.
 const PAPER_THREADS: usize = 4;
 /// As in Figure 8.
 const SCALE_MIN: f64 = 0.01;
@@ -39,7 +39,7 @@ pub(super) fn run(
     let (ops, local_ns) = setup::paced(&mut report, &paper, options);
     let never = DexOptions { cache_bytes, ..setup::with_settings(options)? };
     let adaptive = DexOptions { offload: Offload::Adaptive, ..never };
-    for (name, told) in &paper.fig12 {
+    for (name, published) in &paper.fig12 {
         let workload = Workload::named(name).map_err(BenchError::from)?;
         let load = Load { workload: &workload, warmup: ops, ops, local_ns, clients: None };
         let none = world.run_dex(never, &load, progress)?;
@@ -49,10 +49,11 @@ pub(super) fn run(
             let some = world.run_dex(adaptive, &load, progress)?;
             let case = format!("{name}, {threads}");
             add(&mut report, &case, &some);
-            let told = (threads == PAPER_THREADS).then_some(told);
+            let published = (threads == PAPER_THREADS).then_some(published);
             let saved = 1.0 - one_sided(&some) / one_sided(&none);
             let gain = some.mops() / none.mops();
-            let (paper_saved, paper_gain) = (told.map(|it| it.saved), told.map(|it| it.gain));
+            let (paper_saved, paper_gain) =
+                (published.map(|it| it.saved), published.map(|it| it.gain));
             report.row(&case, "READs and WRITEs saved", paper_saved, saved, OFFLOADING);
             report.row(&case, "gain over none", paper_gain, gain, OFFLOADING);
         }

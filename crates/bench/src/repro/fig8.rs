@@ -32,7 +32,7 @@ const UNCACHED_SHARE: u64 = 10;
 const SIM_THROUGHPUT: &str = "throughput is the simulator's: cards and links like the paper's, and 400 ns of \
     processor time for each operation";
 
-/// Why offloading may gain something else than it does in the paper.
+/// The reason why offloading may gain something else than it does in the paper.
 pub(super) const OFFLOADING: &str = "what a request costs a memory server's thread is the simulator's: 550 \
     to 1,250 ns, by the nodes that are looked at; the paper does not say what it takes there";
 
@@ -62,7 +62,7 @@ pub(super) fn run(
         ("skewed", RequestDistribution::Zipfian { theta: paper.setup.zipf_theta }),
         ("uniform", RequestDistribution::Uniform),
     ];
-    // The base comes first: once the tree is cut, btree does not own it any more.
+    // The base comes first: once the tree is partitioned, btree does not own it any more.
     let few = steps.base(distributions[0].1, Some(FEW_CLIENTS))?;
     let bases = distributions.map(|(_, request)| steps.base(request, None));
     world.partition()?;
@@ -80,28 +80,28 @@ pub(super) fn run(
         add_step(&mut report, &format!("{name}, base (btree)"), &base?);
         add_step(&mut report, &format!("{name}, + partitioning"), &cut);
         add_step(&mut report, &format!("{name}, + cache"), &cached);
-        let told = paper.fig8.cache_gain.get(&request_name(request)).copied();
+        let published = paper.fig8.cache_gain.get(&request_name(request)).copied();
         let why = format!(
             "the step before has {paths} frames on each compute server, one path for each client, \
              which keep the upper levels cached, so that there is less left to gain; {SIM_THROUGHPUT}"
         );
         let gain = cached.mops() / cut.mops();
-        report.row(&format!("{name}, + cache"), "gain over the step before", told, gain, &why);
-        let told = paper.fig8.offloading_gain.get(&request_name(request)).copied();
+        report.row(&format!("{name}, + cache"), "gain over the step before", published, gain, &why);
+        let published = paper.fig8.offloading_gain.get(&request_name(request)).copied();
         let off = format!("{name}, + offloading");
         add_step(&mut report, &off, &offloaded);
         report.row(&off, "RPCs /op", None, offloaded.per_op().rpcs, "");
         report.row(&off, "memory servers' threads busy", None, offloaded.handlers_busy, "");
         let gain = offloaded.mops() / cached.mops();
-        report.row(&off, "gain over the step before", told, gain, OFFLOADING);
+        report.row(&off, "gain over the step before", published, gain, OFFLOADING);
     }
     let gain = few_cut.mops() / few.mops();
     let why = format!(
         "two threads of one machine there, one client of each of {computes} compute servers here; \
          {SIM_THROUGHPUT}"
     );
-    let told = Some(paper.fig8.partitioning_gain_2_threads);
-    report.row("4 clients, + partitioning", "gain over the step before", told, gain, &why);
+    let published = Some(paper.fig8.partitioning_gain_2_threads);
+    report.row("4 clients, + partitioning", "gain over the step before", published, gain, &why);
     report.set("trace_hash", format!("{:016x}", world.trace_hash()));
     Ok(report)
 }
@@ -119,7 +119,7 @@ fn add_step(report: &mut ReproReport, case: &str, measured: &Measured) {
     report.row(case, "remote operations /op", None, measured.verbs_per_op(), "");
 }
 
-/// What runs a step.
+/// Runner of the steps.
 struct Steps<'a> {
     world: &'a World,
     paper: &'a DexPaper,

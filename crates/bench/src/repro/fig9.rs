@@ -13,7 +13,7 @@ use super::{
     papers::{self, DexPaper},
     report::ReproReport,
     setup,
-    slices::{Bed, Plan, THREADS},
+    slices::{Plan, THREADS, Testbed},
     world::{Load, Measured, World},
 };
 use crate::{
@@ -32,7 +32,7 @@ const ROUNDS: usize = 100;
 const MAPPED_KEYS: u64 = 10_000_000;
 const MAPPED_CACHE_SHARE: u64 = 16;
 
-/// What is measured against each other: single queue, and how likely a leaf is admitted.
+/// Variants under comparison: single queue, and the admission of leaves.
 const BASE: (bool, Admission) = (true, Admission::EAGER);
 const MAP: (bool, Admission) = (false, Admission::EAGER);
 const BOTH: (bool, Admission) = (false, Admission::LAZY);
@@ -95,16 +95,16 @@ fn simulated(
             report.row(&case, "remote operations /op", None, measured.verbs_per_op(), "");
         }
         let key = mib.to_string();
-        let told = paper.fig9.cooling_map_gain.get(&key).copied();
+        let published = paper.fig9.cooling_map_gain.get(&key).copied();
         let why = "in the simulator nobody waits for a lock between threads: what the map gains by \
                    being many locks is not seen, only that it costs no more remote operations";
         let gain = map.mops() / base.mops();
-        report.row(&format!("{mib} MiB, cooling map"), "gain", told, gain, why);
-        let told = paper.fig9.leaf_admission_gain.get(&key).copied();
+        report.row(&format!("{mib} MiB, cooling map"), "gain", published, gain, why);
+        let published = paper.fig9.leaf_admission_gain.get(&key).copied();
         let why = "the gain here is that of fewer remote operations alone; the paper's includes the \
                    processors' work for admitting and evicting";
         let gain = both.mops() / map.mops();
-        report.row(&format!("{mib} MiB, admission 0.1"), "gain", told, gain, why);
+        report.row(&format!("{mib} MiB, admission 0.1"), "gain", published, gain, why);
         let why = "the paper has no such rule: a leaf is kept that is missed again within as many misses \
                    as the cache has frames";
         let gain = again.mops() / map.mops();
@@ -123,11 +123,11 @@ fn mapped(
     let keys = (MAPPED_KEYS as f64 * options.scale) as u64;
     let cache_bytes = (keys * 16 / MAPPED_CACHE_SHARE).max(1 << 18);
     let dex = setup::with_settings(options)?;
-    let bed = Bed::new(keys * 3, options.seed)?;
+    let testbed = Testbed::new(keys * 3, options.seed)?;
     progress.begin(Phase::Load, keys * 3);
     let mut sides = Vec::new();
     for kind in [BASE, MAP, BOTH] {
-        sides.push(bed.table(keys, dex_options(dex, cache_bytes, kind), progress)?);
+        sides.push(testbed.table(keys, dex_options(dex, cache_bytes, kind), progress)?);
     }
     let zipfian = Zipfian::new(paper.setup.zipf_theta, keys).map_err(BenchError::from)?;
     let scramble = Scramble::new(keys, options.seed);
@@ -137,9 +137,9 @@ fn mapped(
         slice_ops: SLICE_OPS,
         seed: options.seed,
         draw: &|rng| scramble.item(zipfian.sample(rng)),
-        slice: &|side, seat, wanted| {
-            let (index, session): (&Dex, _) = (&sides[side], &seat.session);
-            seat.block_on(async {
+        slice: &|side, thread, wanted| {
+            let (index, session): (&Dex, _) = (&sides[side], &thread.session);
+            thread.block_on(async {
                 let (mut found, mut value) = (0, Vec::with_capacity(8));
                 for (step, (key, item)) in wanted.iter().enumerate() {
                     // 95 gets for 5 updates.
@@ -155,7 +155,7 @@ fn mapped(
             })
         },
     };
-    let times = bed.measure(&plan, progress)?;
+    let times = testbed.measure(&plan, progress)?;
     report.set("mapped_keys", keys);
     report.set("mapped_cache_bytes", cache_bytes);
     for (side, name) in ["one queue", "cooling map", "map, admission 0.1"].iter().enumerate() {
@@ -163,14 +163,14 @@ fn mapped(
         report.row(&case, "Mops (real time)", None, times.mops(side), "");
     }
     let key = CACHES_MIB[0].to_string();
-    let told = paper.fig9.cooling_map_gain.get(&key).copied();
+    let published = paper.fig9.cooling_map_gain.get(&key).copied();
     let why = "two threads on two processors hardly meet at one lock; the paper has 144";
     let case = format!("{THREADS} threads, cooling map");
-    report.row(&case, "gain", told, times.ratio(1, 0), why);
-    let told = paper.fig9.leaf_admission_gain.get(&key).copied();
+    report.row(&case, "gain", published, times.ratio(1, 0), why);
+    let published = paper.fig9.leaf_admission_gain.get(&key).copied();
     let why = "a miss costs little more than a copy on mapped memory, so that keeping leaves out \
                saves the work of eviction and costs hits";
     let case = format!("{THREADS} threads, admission 0.1");
-    report.row(&case, "gain", told, times.ratio(2, 1), why);
+    report.row(&case, "gain", published, times.ratio(2, 1), why);
     Ok(())
 }

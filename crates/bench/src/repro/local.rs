@@ -20,7 +20,7 @@ use super::{
     papers::{self, DexPaper},
     report::ReproReport,
     setup,
-    slices::{self, Bed, Plan, Seat, THREADS, Times, Wanted, number_of},
+    slices::{self, BenchThread, Plan, THREADS, Testbed, Times, Wanted, number_of},
 };
 use crate::{
     report::TimeKind,
@@ -33,7 +33,7 @@ const SLICE_OPS: usize = 5_000;
 const ROUNDS: usize = 100;
 const SCALE_MIN: f64 = 0.0001;
 
-/// What takes turns. The first three are the comparison, the others stand beside it.
+/// Maps that take turns. The first three are the comparison, the others stand beside it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
     Dex,
@@ -72,7 +72,7 @@ impl Side {
     }
 }
 
-/// What they do.
+/// Kinds of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Work {
     Get,
@@ -88,11 +88,11 @@ impl Work {
     }
 }
 
-/// Everything that holds the pairs.
+/// All maps that hold the pairs.
 struct Sides {
     dex: Dex,
     local: LocalTree,
-    /// Of its own, as one side's nodes would be in the processor's caches for the next.
+    /// A tree of its own: nodes of a shared one could still lie in the processor's caches.
     prefetching: LocalTree,
     map: RwLock<BTreeMap<u64, u64>>,
     #[cfg(feature = "peers")]
@@ -112,9 +112,9 @@ pub(super) fn run(
     let cache_bytes = (keys * 16 * 2).max(1 << 20);
     let title = "throughput of a cache that holds all, beside trees in local memory";
     let mut report = ReproReport::new("dex-local", title, &paper.source, TimeKind::Real);
-    let bed = Bed::new(keys, options.seed)?;
+    let testbed = Testbed::new(keys, options.seed)?;
     progress.begin(Phase::Load, keys * 3);
-    let sides = Sides::new(&bed, keys, cache_bytes, setup::with_settings(options)?, progress)?;
+    let sides = Sides::new(&testbed, keys, cache_bytes, setup::with_settings(options)?, progress)?;
     report.scale = options.scale;
     let config: [(&str, Value); 11] = [
         ("engine", json!("dex")),
@@ -138,9 +138,9 @@ pub(super) fn run(
             slice_ops: SLICE_OPS,
             seed: options.seed,
             draw: &|rng| rng.u64(..keys),
-            slice: &|side, seat, wanted| sides.slice(Side::ALL[side], work, seat, wanted),
+            slice: &|side, thread, wanted| sides.slice(Side::ALL[side], work, thread, wanted),
         };
-        let times = bed.measure(&plan, progress)?;
+        let times = testbed.measure(&plan, progress)?;
         verbs += times.cost.verbs();
         add(&mut report, &paper, work, &times);
     }
@@ -157,11 +157,11 @@ pub(super) fn run(
 fn add(report: &mut ReproReport, paper: &DexPaper, work: Work, times: &Times) {
     let name = work.name();
     let share = times.processor_ratio(0, 1);
-    let told = (work == Work::Get).then_some(paper.local.share_of_local_tree);
+    let published = (work == Work::Get).then_some(paper.local.share_of_local_tree);
     let why = "dex has the processor fetch what a search may touch, the local tree does not: see the next \
                row; and the smaller the trees, the more of them lies in the processor's caches, and the \
                more weighs what an operation does beside waiting for memory";
-    report.row(name, "share of the local tree's throughput", told, share, why);
+    report.row(name, "share of the local tree's throughput", published, share, why);
     let quantity = "share of a local tree's throughput that prefetches as dex does";
     report.row(name, quantity, None, times.processor_ratio(0, 2), "");
     if work == Work::Get {
@@ -183,7 +183,7 @@ fn add(report: &mut ReproReport, paper: &DexPaper, work: Work, times: &Times) {
 
 impl Sides {
     fn new(
-        bed: &Bed,
+        testbed: &Testbed,
         keys: u64,
         cache_bytes: u64,
         base: DexOptions,
@@ -191,14 +191,14 @@ impl Sides {
     ) -> Result<Self, ReproError> {
         let local = || {
             let mut pairs = slices::pairs(&slices::KEYS, keys, progress);
-            LocalTree::build(bed.layout, &mut pairs, keys, FILL)
+            LocalTree::build(testbed.layout, &mut pairs, keys, FILL)
                 .ok_or_else(|| ReproError::Wrong("no memory for the local tree".to_owned()))
         };
         let options = DexOptions { cache_bytes, bulk_fill: FILL, ..base };
         let items = || SortedItems::new(&slices::KEYS, keys);
         let numbers = || items().map(|item| (number_of(item), item));
         Ok(Sides {
-            dex: bed.table(keys, options, progress)?,
+            dex: testbed.table(keys, options, progress)?,
             local: local()?,
             prefetching: local()?,
             #[cfg(feature = "peers")]
@@ -219,12 +219,12 @@ impl Sides {
         &self,
         side: Side,
         work: Work,
-        seat: &Seat,
+        thread: &BenchThread,
         wanted: &Wanted,
     ) -> Result<usize, ReproError> {
         let mut value = Vec::with_capacity(8);
         Ok(match (side, work) {
-            (Side::Dex, _) => seat.block_on(self.dex_slice(work, seat, wanted))?,
+            (Side::Dex, _) => thread.block_on(self.dex_slice(work, thread, wanted))?,
             (Side::Local, Work::Get) => {
                 count(wanted, |key, _| self.local.get::<false>(key, &mut value))
             }
@@ -261,7 +261,7 @@ impl Sides {
             }),
             #[cfg(feature = "peers")]
             (Side::TreeIndex, Work::Update) => count(wanted, |key, item| {
-                // As above; the other thread may be doing the same.
+                // As above; the other thread may do the same.
                 self.tree_index.remove_sync(&u64::from_be_bytes(*key));
                 let _ = self.tree_index.insert_sync(u64::from_be_bytes(*key), item);
                 true
@@ -272,10 +272,10 @@ impl Sides {
     async fn dex_slice(
         &self,
         work: Work,
-        seat: &Seat,
+        thread: &BenchThread,
         wanted: &Wanted,
     ) -> Result<usize, ReproError> {
-        let (session, kind) = (&seat.session, work.name());
+        let (session, kind) = (&thread.session, work.name());
         let failed = |source| ReproError::Operation { kind, source };
         let mut value = Vec::with_capacity(8);
         let mut found = 0;

@@ -1,10 +1,10 @@
 //! Local tree: a B+-tree in local memory, for comparison with a cached remote tree.
 //!
-//! Nodes are laid out and searched as those of the remote tree; a latch is the word that remote nodes
-//! have for their lock. Readers couple optimistically, from the root down: read the child pointer,
-//! validate the parent, sample the child's latch, validate the parent again. A change takes the
-//! leaf's latch alone. Nothing of the remote tree is here: no fences are looked at, no levels
-//! checked, nothing can be missing. The tree is built once; its shape does not change.
+//! Nodes are laid out and searched as those of the remote tree; a latch is the lock word of a
+//! remote node. Readers couple optimistically, from the root down: read the child pointer, validate
+//! the parent, sample the child's latch, validate the parent again. A change takes the leaf's latch
+//! alone. Readers check no fences and no levels, and no node can be missing. The tree is built
+//! once; its shape does not change.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -14,7 +14,7 @@ use farleaf_index::{
     bnode::{Entry, Head, Layout, Node, NodeMut, Stored, Value},
 };
 
-/// The word of a node that holds its latch: bit 0 while somebody writes, the rest a version.
+/// The word of a node that holds its latch: bit 0 is set during a write, the rest is a version.
 const LATCH_WORD: usize = 0;
 const WRITING: u64 = 1;
 
@@ -27,12 +27,12 @@ pub(super) struct LocalTree {
     nodes: usize,
 }
 
-/// Nodes of one level: first keys, and where they are.
+/// Nodes of one level: first keys and addresses.
 type Level = Vec<(Vec<u8>, u64)>;
 
 impl LocalTree {
-    /// The pairs, at most `count`, in nodes that are full to `fill`. `None` if there are none, or no
-    /// memory.
+    /// Builds a tree of the pairs, at most `count`, in nodes that are full to `fill`. `None`
+    /// without pairs or without memory.
     pub(super) fn build(
         layout: Layout,
         pairs: &mut impl SortedPairs,
@@ -118,7 +118,7 @@ impl LocalTree {
         &self.words.as_slice()[first..first + self.layout.node_words()]
     }
 
-    /// Has the processor fetch what a search of a node touches, as a cache of the remote tree does.
+    /// Prefetches the words that a search of a node touches, as a cache of the remote tree does.
     #[inline]
     fn prefetch(&self, number: usize, is_leaf: bool) {
         let words = self.layout.node_words();
@@ -167,7 +167,7 @@ impl LocalTree {
         }
     }
 
-    /// The leaf that covers `key`, as it was at a version; `None` if somebody changed the way.
+    /// Returns the leaf that covers `key` and its version; `None` if a writer changed the path.
     #[inline]
     fn leaf<const FETCH: bool>(&self, key: &[u8]) -> Option<(&[AtomicU64], u64)> {
         let mut image = self.image(self.root);
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_built_is_found_and_can_be_changed() {
+    fn built_pairs_are_found_and_updated() {
         for count in [1, 42, 43, 2_000, 100_000] {
             let tree = tree(count);
             let values = ValueMaker::new(8);

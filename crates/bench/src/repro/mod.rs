@@ -2,8 +2,8 @@
 //!
 //! The other programs are the papers' own, and Redis.
 //!
-//! Each experiment sets up the paper's cluster, in the simulator unless it says otherwise, at a
-//! share of its sizes ([`ReproOptions::scale`]), runs the paper's workloads, and gives a
+//! Each experiment sets up the paper's cluster at a share of its sizes ([`ReproOptions::scale`]),
+//! in the simulator unless it says otherwise. It runs the paper's workloads and gives a
 //! [`ReproReport`].
 
 mod error;
@@ -72,12 +72,12 @@ pub enum Experiment {
     Redis,
 }
 
-/// How to repeat it.
+/// Options of an experiment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReproOptions {
     /// Share of the paper's keys, cache and operations: above 0, at most 1.
     pub scale: f64,
-    /// What all randomness comes from.
+    /// Seed of all randomness.
     pub seed: u64,
     /// Settings of the engine, in place of the paper's and of the defaults. The experiment itself chooses
     /// those that it compares.
@@ -125,7 +125,7 @@ impl Experiment {
         }
     }
 
-    /// What it shows, for people.
+    /// The experiment's subject, for people.
     pub fn about(self) -> &'static str {
         match self {
             Experiment::DexTable2 => {
@@ -153,7 +153,7 @@ impl Experiment {
         }
     }
 
-    /// The scale for who names none: 1 where what must hold is said of that, else one at which it takes
+    /// The default scale: 1 if the experiment's checks are stated for 1, else one at which it takes
     /// a minute or two.
     pub fn usual_scale(self) -> f64 {
         match self {
@@ -170,7 +170,7 @@ impl Experiment {
         }
     }
 
-    /// The settings that it chooses itself, or compares.
+    /// Settings that the experiment chooses itself, or compares.
     fn chosen(self) -> &'static [&'static str] {
         match self {
             Experiment::DexFig8 | Experiment::DexFig12 => &[CACHE, "offload"],
@@ -187,7 +187,8 @@ impl Experiment {
         }
     }
 
-    /// Refuses settings that no table of it takes, or that it chooses itself.
+    /// Refuses settings that no table of the experiment takes, or that the experiment chooses
+    /// itself.
     ///
     /// # Errors
     /// `Setting`, `Chosen`.
@@ -208,11 +209,11 @@ impl Experiment {
         }
     }
 
-    /// Runs it, on memory servers that `hosts` starts if it needs some.
+    /// Runs the experiment, on memory servers that `hosts` starts if it needs some.
     ///
     /// # Errors
-    /// [`ReproError`] if the options make no sense, or something fails or is missing on the way. That a figure
-    /// differs from the paper's, or a check does not hold, is no error.
+    /// [`ReproError`] if the options make no sense, or if a step fails or a program is missing. A
+    /// figure that differs from the paper's, or a check that fails, is no error.
     pub fn run(
         self,
         options: &ReproOptions,

@@ -22,9 +22,9 @@ struct Papers {
 pub(super) struct DartPaper {
     pub(super) source: String,
     pub(super) setup: DartSetup,
-    /// By keys and engine: gets of YCSB C (section 2.2, Figure 7).
+    /// Gets of YCSB C, by keys and engine (section 2.2, Figure 7).
     pub(super) search: BTreeMap<String, BTreeMap<String, SearchCost>>,
-    /// By keys and engine: GiB beyond keys and values (Table 2).
+    /// GiB beyond keys and values, by keys and engine (Table 2).
     pub(super) index_gb: BTreeMap<String, BTreeMap<String, f64>>,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct DartSetup {
     pub(super) compute_servers: usize,
     pub(super) memory_servers: usize,
     pub(super) clients: usize,
-    /// Of each compute server.
+    /// Bytes of each compute server's cache.
     pub(super) cache_bytes: u64,
     pub(super) warmup_ops: u64,
     pub(super) ops: u64,
@@ -54,12 +54,12 @@ pub(super) struct SearchCost {
 pub(super) struct DexPaper {
     pub(super) source: String,
     pub(super) setup: DexSetup,
-    /// By workload: per index operation.
+    /// Costs of an index operation, by workload.
     pub(super) table2: BTreeMap<String, Table2Row>,
     pub(super) fig8: DexFig8,
     pub(super) fig9: DexFig9,
     pub(super) fig10: DexFig10,
-    /// By workload.
+    /// Gains of offloading, by workload.
     pub(super) fig12: BTreeMap<String, DexFig12>,
     pub(super) local: DexLocal,
 }
@@ -73,11 +73,11 @@ pub(super) struct DexSetup {
     pub(super) compute_servers: usize,
     pub(super) memory_servers: usize,
     pub(super) threads: usize,
-    /// Of all memory servers.
+    /// Threads of all memory servers.
     pub(super) memory_threads: usize,
-    /// Highest level at which is offloaded (M).
+    /// Highest level at which the paper offloads (M).
     pub(super) offload_level: u8,
-    /// Of each compute server.
+    /// Bytes of each compute server's cache.
     pub(super) cache_bytes: u64,
     pub(super) warmup_ops: u64,
     pub(super) zipf_theta: f64,
@@ -94,12 +94,12 @@ pub(super) struct Table2Row {
     pub(super) bytes: f64,
 }
 
-/// Figure 8: what each technique multiplies the throughput by.
+/// Figure 8: the factor by which each technique multiplies the throughput.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct DexFig8 {
     pub(super) cache_bytes: u64,
     pub(super) partitioning_gain_2_threads: f64,
-    /// By distribution.
+    /// Gains by distribution.
     pub(super) cache_gain: BTreeMap<String, f64>,
     pub(super) offloading_gain: BTreeMap<String, f64>,
 }
@@ -114,16 +114,16 @@ pub(super) struct DexFig9 {
 /// Figure 10: a range moves to a compute server that is added.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct DexFig10 {
-    /// Caches that were tried, MiB of each compute server.
+    /// Sizes of the caches, MiB of each compute server.
     pub(super) caches_mib: Vec<u64>,
-    /// The move takes less.
+    /// An upper bound of the move's time.
     pub(super) seconds: f64,
 }
 
-/// Figure 12: what four threads of each memory server gain over none.
+/// Figure 12: the gain of four threads of each memory server over none.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub(super) struct DexFig12 {
-    /// Share of the READs and WRITEs that are not done any more.
+    /// Share of the READs and WRITEs that offloading saves.
     pub(super) saved: f64,
     pub(super) gain: f64,
 }
@@ -150,7 +150,7 @@ pub(super) fn dart() -> Result<DartPaper, ReproError> {
     serde_json::from_str::<Papers>(TEXT).map(|papers| papers.dart).map_err(ReproError::Figures)
 }
 
-/// What the papers' programs do on Soft-RoCE.
+/// Results of the papers' programs on Soft-RoCE.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Peers {
     pub(super) source: String,
@@ -166,7 +166,7 @@ pub(super) struct Peers {
 pub(super) struct DexPeer {
     pub(super) keys: u64,
     pub(super) cache_bytes: u64,
-    /// By workload.
+    /// Figures by workload.
     pub(super) rows: BTreeMap<String, PeerRow>,
 }
 
@@ -174,11 +174,11 @@ pub(super) struct DexPeer {
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Peer {
     pub(super) keys: u64,
-    /// By workload.
+    /// Figures by workload.
     pub(super) rows: BTreeMap<String, PeerRow>,
 }
 
-/// Thousands of operations per second, and what each takes.
+/// Thousands of operations per second, and the cost of each.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub(super) struct PeerRow {
     pub(super) kops: f64,

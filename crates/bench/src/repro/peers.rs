@@ -32,8 +32,8 @@ use crate::{
 
 /// The cache must hold the paths of both threads with room to spare.
 const SCALE_MIN: f64 = 0.02;
-/// Operations at scale 1, and to fill the cache before. There are fewer of inserts, which make the table
-/// larger, and where there is no cache.
+/// Operations at scale 1, and those that fill the cache before. There are fewer of inserts, which
+/// make the table larger, and of runs without a cache.
 const OPS: u64 = 200_000;
 const WARMUP_OPS: u64 = 500_000;
 const SHORT_WARMUP_OPS: u64 = 20_000;
@@ -42,7 +42,7 @@ const DEVICE_READS: u32 = 1_000;
 const SLICES: u64 = 20;
 const READ_BYTES: usize = 1024;
 
-/// What is asked for, as the figures name it.
+/// The workload that the figures call `name`.
 fn workload(name: &str) -> Result<Workload, ReproError> {
     let (only, uniform) = match name {
         "c" => (Some(OpKind::Get), false),
@@ -110,14 +110,14 @@ pub(super) fn run(
     Ok(report)
 }
 
-/// What all runs have in common.
+/// Everything that all runs have in common.
 struct World<'a> {
     options: &'a ReproOptions,
     threads: usize,
     device: Option<&'a str>,
 }
 
-/// What came of a workload.
+/// Our result of a workload.
 struct Ours {
     run: RunReport,
     /// READs of 1 KiB each thousandth of a second, by a device.
@@ -125,7 +125,7 @@ struct Ours {
 }
 
 impl World<'_> {
-    /// Whether it is the kind of device that the others' programs were measured on.
+    /// Returns whether the device is of the kind that the others' programs were measured on.
     fn is_soft(&self) -> bool {
         self.device.is_some_and(|device| device.starts_with("rxe"))
     }
@@ -192,7 +192,7 @@ fn fabric(error: FabricError) -> ReproError {
 struct Probe<'a> {
     reads: Verbs,
     progress: &'a dyn Progress,
-    /// What all READs took so far.
+    /// Time of all READs so far.
     read: Mutex<Result<Duration, ReproError>>,
 }
 
@@ -213,7 +213,7 @@ impl Progress for Probe<'_> {
     }
 }
 
-/// What READs of 1 KiB take, one at a time, [`DEVICE_READS`] of them.
+/// Time of [`DEVICE_READS`] READs of 1 KiB, one at a time.
 fn read_time(fabric: &Verbs) -> Result<Duration, ReproError> {
     let endpoint = fabric.any_endpoint().map_err(self::fabric)?;
     let own = endpoint.clone();

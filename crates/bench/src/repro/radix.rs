@@ -29,16 +29,16 @@ const CACHE_MIN: u64 = 512 << 10;
 const WORKLOADS: [&str; 5] = ["ycsb-a", "ycsb-b", "ycsb-c", "ycsb-d", "ycsb-e"];
 /// Bytes of a pair of `randint`: the key, and the value as [`amplification`] chooses it.
 const PAIR_BYTES: f64 = 16.0;
-/// At most so many bytes for each key beside keys and values, at scale 1: engine, keys, bytes.
+/// Most bytes for each key beside keys and values, at scale 1: engine, keys, bytes.
 const INDEX_BARS: [(&str, &str, f64); 4] = [
     ("dart", "randint", 16.0),
     ("dart", "email", 27.0),
     ("smart", "randint", 21.0),
     ("smart", "email", 29.0),
 ];
-/// At most so many round trips of a get of YCSB C, at scale 1.
+/// Most round trips of a get of YCSB C, at scale 1.
 const TRIP_BARS: [(&str, &str, f64); 2] = [("dart", "randint", 3.1), ("dart", "email", 5.8)];
-/// At most so many bytes of a get of YCSB C, at scale 1.
+/// Most bytes of a get of YCSB C, at scale 1.
 const BYTE_BARS: [(&str, &str, f64); 1] = [("dart", "randint", 320.0)];
 
 /// Kinds of keys, by the papers' names.
@@ -192,7 +192,7 @@ fn config(
 ) -> Result<BenchConfig, ReproError> {
     let setup = &paper.setup;
     let cache = cache_bytes(paper, options).to_string();
-    // As in the papers, of which none keeps what a dead compute server had not written.
+    // As in the papers: none of them keeps changes that a dead compute server had not written.
     let volatile = Settings::default().with(DURABILITY, "volatile");
     let settings = volatile.and(&options.settings).with(CACHE, &cache);
     Ok(BenchConfig {
@@ -214,7 +214,7 @@ fn config(
     })
 }
 
-/// Runs it; an operation that fails or answers wrongly ends the experiment.
+/// Runs the bench; an operation that fails or answers wrongly ends the experiment.
 fn measure(config: &BenchConfig, progress: &dyn Progress) -> Result<Report, ReproError> {
     let report = run::run(config, progress)?;
     match (&report.run.first_error, report.run.errors) {
@@ -234,7 +234,7 @@ fn add_costs(report: &mut ReproReport, case: &str, measured: &Report) {
     report.row(case, "bytes /op", None, cost.bytes_read + cost.bytes_written, "");
 }
 
-/// The papers' figures for gets, and what must hold of them.
+/// Adds the papers' figures for gets, and their checks.
 fn add_search(
     report: &mut ReproReport,
     paper: &DartPaper,
@@ -262,7 +262,7 @@ fn add_search(
     }
 }
 
-/// What must hold is asked for at the paper's own scale.
+/// Returns a check that applies at the paper's own scale only.
 fn asked(options: &ReproOptions, holds: bool) -> Option<bool> {
     (options.scale == 1.0).then_some(holds)
 }

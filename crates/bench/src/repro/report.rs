@@ -13,62 +13,62 @@ use crate::{
 
 /// The ratio may be off by this much without a reason.
 pub const TOLERANCE: f64 = 0.25;
-/// What stands where nobody has found the reason.
+/// The reason where none has been found.
 const UNEXPLAINED: &str = "not explained";
 
-/// What an experiment has found, beside the paper.
+/// Results of an experiment, beside the paper's.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ReproReport {
     /// The experiment's name.
     pub experiment: String,
-    /// What it shows.
+    /// The experiment's subject.
     pub title: String,
     /// The paper, or the other program.
     pub source: String,
-    /// Whose figures stand beside ours, as in `paper`.
+    /// Owner of the figures beside ours, as in `paper`.
     pub against: String,
-    /// Whose clock throughput is by.
+    /// Clock of the throughput.
     pub time: TimeKind,
     /// Share of the paper's sizes.
     pub scale: f64,
-    /// What was run.
+    /// The parameters of the run.
     pub config: Map<String, Value>,
     /// The figures.
     pub rows: Vec<ReproRow>,
-    /// The same and more in tables, of experiments that have some.
+    /// The figures and more in tables, of experiments that have some.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tables: Vec<ReproTable>,
-    /// What must hold.
+    /// The checks.
     pub checks: Vec<ReproCheck>,
-    /// What else there is to say.
+    /// Further remarks.
     pub notes: Vec<String>,
-    /// Where it ran.
+    /// The machine of the run.
     pub machine: Machine,
-    /// Which source it was built from.
+    /// Commit of the source it was built from.
     pub commit: Option<String>,
 }
 
 /// One figure.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ReproRow {
-    /// What was run, as in `read-only`.
+    /// The case, as in `read-only`.
     pub case: String,
-    /// What was measured, with its unit.
+    /// The quantity, with its unit.
     pub quantity: String,
     /// The paper's figure, if it gives one; or that of what [`ReproReport::against`] names.
     pub paper: Option<f64>,
     /// Ours, if it could be measured.
     pub ours: Option<f64>,
-    /// Ours divided by the paper's, where that is a number.
+    /// Our figure divided by the paper's, if that is a number.
     pub ratio: Option<f64>,
-    /// Why it differs, or is not there.
+    /// The reason why our figure differs or is missing.
     pub reason: Option<String>,
 }
 
 /// Figures of which several belong together.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ReproTable {
-    /// What of.
+    /// The tables' subject.
     pub title: String,
     /// Each with the same names, in the same order.
     pub rows: Vec<Map<String, Value>>,
@@ -95,9 +95,9 @@ impl ReproTable {
 /// Something that must hold.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ReproCheck {
-    /// What.
+    /// The condition.
     pub what: String,
-    /// Whether it does; `None` if it was not asked for at this scale.
+    /// True if it holds; `None` if it is not checked at this scale.
     pub holds: Option<bool>,
 }
 
@@ -121,12 +121,12 @@ impl ReproReport {
         }
     }
 
-    /// Says how it was run.
+    /// Records a parameter of the run.
     pub(super) fn set(&mut self, name: &str, value: impl Into<Value>) {
         self.config.insert(name.to_owned(), value.into());
     }
 
-    /// Adds a figure. `reason` is told if it differs by more than [`TOLERANCE`].
+    /// Adds a figure. `reason` is reported if it differs by more than [`TOLERANCE`].
     pub(super) fn row(
         &mut self,
         case: &str,
@@ -138,7 +138,7 @@ impl ReproReport {
         let ratio = paper.filter(|paper| *paper != 0.0).map(|paper| ours / paper);
         let differs = match (paper, ratio) {
             (_, Some(ratio)) => (ratio - 1.0).abs() > TOLERANCE,
-            // There is no share of nothing: whatever we have is more.
+            // Nothing is a share of 0: any figure of ours is more.
             (Some(_), None) => ours != 0.0,
             (None, None) => false,
         };
@@ -153,7 +153,7 @@ impl ReproReport {
         });
     }
 
-    /// Adds a figure of the paper that cannot be measured here, and why.
+    /// Adds a figure of the paper that cannot be measured here, and the reason.
     pub(super) fn missing(&mut self, case: &str, quantity: &str, paper: Option<f64>, why: &str) {
         self.rows.push(ReproRow {
             case: case.to_owned(),
@@ -170,12 +170,12 @@ impl ReproReport {
         self.checks.push(ReproCheck { what: what.into(), holds });
     }
 
-    /// What does not hold.
+    /// The checks that failed.
     pub fn failed(&self) -> impl Iterator<Item = &ReproCheck> {
         self.checks.iter().filter(|check| check.holds == Some(false))
     }
 
-    /// The figures as rows for people: case, quantity, whose they are held against, ours, ratio, reason.
+    /// The figures as rows for people: case, quantity, figure to compare with, ours, ratio, reason.
     pub fn table(&self) -> (Vec<&str>, Vec<Vec<String>>) {
         let header = vec!["case", "quantity", &self.against, "ours", "ratio", "reason"];
         let number = |number: Option<f64>| number.map_or("-".to_owned(), figure);
@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_differs_says_why() {
+    fn a_row_beyond_the_tolerance_has_a_reason() {
         let mut report = ReproReport::new("x", "", "", TimeKind::Virtual);
         report.row("a", "reads", Some(0.33), 0.31, "never told");
         report.row("a", "writes", Some(0.2), 0.1, "because");
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_asked_for_fails() {
+    fn unchecked_conditions_do_not_fail() {
         let mut report = ReproReport::new("x", "", "", TimeKind::Real);
         report.check("a", Some(true));
         report.check("b", None);

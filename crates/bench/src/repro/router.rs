@@ -7,15 +7,15 @@ use crate::{
     keys::{KeyError, KeyMaker},
 };
 
-/// Inclusive upper bounds of all partitions but the last. They may move; what waits in a queue by then
-/// stays there.
+/// Inclusive upper bounds of all partitions but the last. When they move, operations that already
+/// wait in a queue stay there.
 pub(super) type Bounds = Rc<RefCell<Vec<Vec<u8>>>>;
 
 /// One stream of operations that all clients take from, cut by partition.
 ///
 /// An operation that is drawn while a client of another partition asks waits in its partition's
-/// queue. So each partition gets the share of the operations that its keys have in the workload,
-/// as with clients that send an operation to its owner, whatever their pace.
+/// queue. So each partition gets its keys' share of the workload, as with clients that send an
+/// operation to its owner, at any pace.
 #[derive(Debug)]
 pub(super) struct Router {
     generator: OpGenerator,
@@ -27,18 +27,18 @@ pub(super) struct Router {
 }
 
 impl Router {
-    /// Hands out what `generator` makes.
+    /// Distributes the operations of `generator`.
     pub(super) fn new(generator: OpGenerator, keys: KeyMaker, bounds: Bounds) -> Self {
         let queues = vec![VecDeque::new(); bounds.borrow().len() + 1];
         Router { generator, keys, bounds, queues, left: 0, key: Vec::new() }
     }
 
-    /// Allows so many more operations.
+    /// Allows `ops` more operations.
     pub(super) fn allow(&mut self, ops: u64) {
         self.left += ops;
     }
 
-    /// Whether a partition has no keys at the moment, but may still get some.
+    /// Returns whether a partition has no keys at the moment, but may still get some.
     pub(super) fn is_idle(&self, partition: usize) -> bool {
         let bounds = self.bounds.borrow();
         let is_empty = match (partition.checked_sub(1).map(|at| &bounds[at]), bounds.get(partition))
@@ -50,8 +50,7 @@ impl Router {
         is_empty && self.left > 0
     }
 
-    /// The next operation of `partition`, whose key is then in `key`; `None` if there is none left.
-    ///
+    /// The next operation of `partition`, and its key in `key`; `None` if there is none left.
     /// # Errors
     /// [`KeyError`] if an item has no key.
     pub(super) fn next(
@@ -115,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_move_and_who_has_no_keys_is_idle() {
+    fn a_partition_without_keys_is_idle_until_bounds_move() {
         let workload = Workload::named("read-only").unwrap();
         let space = Arc::new(ItemSpace::new(1000, None));
         let generator = OpGenerator::new(&workload, space, 5, 0, 1).unwrap();

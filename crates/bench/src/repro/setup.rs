@@ -17,18 +17,18 @@ use crate::{report::TimeKind, run::Progress};
 pub(super) const OPERATIONS: [OpKind; 2] = [OpKind::Get, OpKind::Update];
 /// Share of a node that the bulk load fills, as random inserts leave it.
 const BULK_FILL: f64 = 0.7;
-/// Entries that a node has then, about.
+/// Entries of such a node, about.
 const FANOUT: u64 = 41;
 /// Subtrees on each memory server, at least.
 const SUBTREES_EACH: u64 = 4;
 
-/// The engine as the paper has it: a compute server's death loses what it had not written back.
+/// Options of the paper's engine: the death of a compute server loses changes not yet written back.
 pub(super) fn as_in_the_paper() -> DexOptions {
     let (durability, admission) = (Durability::Volatile, Admission::LAZY);
     DexOptions { durability, admission, ..DexOptions::default() }
 }
 
-/// The same with the settings that the caller of the experiment chose.
+/// Options of the paper's engine with the settings that the caller of the experiment chose.
 ///
 /// # Errors
 /// `Setting`.
@@ -78,15 +78,15 @@ pub(super) fn world(paper: &DexPaper, options: &ReproOptions) -> WorldConfig {
     }
 }
 
-/// The paper's, or the highest below it with which every memory server has subtrees enough: a smaller
-/// tree has fewer of one height.
+/// The paper's level, or the highest below it with which every memory server has enough subtrees: a
+/// smaller tree has fewer of one height.
 fn subtree_level(paper: &DexPaper, keys: u64) -> u8 {
     let subtrees = |level: u8| keys / FANOUT.pow(u32::from(level) + 1);
     let enough = SUBTREES_EACH * paper.setup.memory_servers as u64;
     (1..=paper.setup.offload_level).rev().find(|level| subtrees(*level) >= enough).unwrap_or(1)
 }
 
-/// A report that says what is run, and the paper's cluster, loaded.
+/// Begins a report with the parameters of the run, on the paper's cluster, loaded.
 ///
 /// # Errors
 /// Those of [`World::new`].
@@ -104,7 +104,8 @@ pub(super) fn begin(
     Ok((report, world))
 }
 
-/// As many operations to warm up as are measured, and what each costs its worker thread; says so.
+/// A load with as many warm-up operations as measured ones, at the paper's cost for its worker
+/// thread; the report records both.
 pub(super) fn paced(
     report: &mut ReproReport,
     paper: &DexPaper,
@@ -118,7 +119,7 @@ pub(super) fn paced(
     (ops, local_ns)
 }
 
-/// Says what was run.
+/// Records the parameters of the run.
 pub(super) fn describe(
     report: &mut ReproReport,
     paper: &DexPaper,

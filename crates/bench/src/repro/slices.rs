@@ -33,7 +33,7 @@ use crate::{
 pub(super) const THREADS: usize = 2;
 
 /// Memory of one server, with a pool.
-pub(super) struct Bed {
+pub(super) struct Testbed {
     fabric: Mapped,
     main: AnyEndpoint,
     pool: Arc<Pool>,
@@ -41,20 +41,21 @@ pub(super) struct Bed {
     pub(super) layout: Layout,
 }
 
-/// What a thread works with.
-pub(super) struct Seat {
+/// One thread's number, endpoint and session.
+pub(super) struct BenchThread {
     pub(super) number: usize,
     endpoint: AnyEndpoint,
     pub(super) session: Session,
 }
 
-/// Keys that are wanted, with their items.
+/// Keys to look up, with their items.
 pub(super) type Wanted = [([u8; 8], u64)];
 
-/// What one side does in a slice: an operation on each key. Gives how many were found.
-pub(super) type Slice<'a> = dyn Fn(usize, &Seat, &Wanted) -> Result<usize, ReproError> + Sync + 'a;
+/// One side's work in a slice: an operation on each key. Returns the number of keys found.
+pub(super) type Slice<'a> =
+    dyn Fn(usize, &BenchThread, &Wanted) -> Result<usize, ReproError> + Sync + 'a;
 
-/// What a measurement consists of.
+/// Parameters of a measurement.
 pub(super) struct Plan<'a> {
     pub(super) sides: usize,
     pub(super) rounds: usize,
@@ -73,9 +74,9 @@ struct Rate {
     processor: f64,
 }
 
-/// What was measured.
+/// Results of a measurement.
 pub(super) struct Times {
-    /// By round and side.
+    /// Rates by round and side.
     rates: Vec<Vec<Rate>>,
     /// Remote operations of index operations.
     pub(super) cost: Cost,
@@ -92,8 +93,8 @@ impl Times {
         median(self.rates.iter().map(|round| round[side].wall / round[over].wall).collect())
     }
 
-    /// As [`Times::ratio`], by processor time: what else runs on the machine does not count. For sides
-    /// that never wait.
+    /// As [`Times::ratio`], by processor time, which leaves out other load of the machine. For
+    /// sides that never wait.
     pub(super) fn processor_ratio(&self, side: usize, over: usize) -> f64 {
         let ratio = |round: &Vec<Rate>| round[side].processor / round[over].processor;
         median(self.rates.iter().map(ratio).collect())
@@ -105,7 +106,7 @@ fn median(mut numbers: Vec<f64>) -> f64 {
     numbers.get(numbers.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// How long this thread has run on a processor.
+/// Time that this thread has run on a processor.
 fn processor_seconds() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
@@ -121,10 +122,10 @@ pub(super) fn pairs<'a>(keys: &'a KeyMaker, count: u64, progress: &'a dyn Progre
     Pairs::new(keys, ValueMaker::new(8), count, progress)
 }
 
-/// What the keys of [`pairs`] are made by.
+/// Maker of the keys of [`pairs`].
 pub(super) const KEYS: KeyMaker = KeyMaker::U64(KeyOrder::Hashed);
 
-impl Bed {
+impl Testbed {
     /// Memory for `keys` pairs of 8 + 8 bytes.
     ///
     /// # Errors
@@ -144,10 +145,10 @@ impl Bed {
             Ok((pool, home))
         });
         let (pool, home) = opened.map_err(refused)?;
-        Ok(Bed { fabric, main, pool, home, layout })
+        Ok(Testbed { fabric, main, pool, home, layout })
     }
 
-    /// A table with `keys` pairs and a cache of it, in which every leaf has been wanted once.
+    /// A table with `keys` pairs and its cache, after one get of every item.
     ///
     /// # Errors
     /// [`ReproError`].
@@ -197,10 +198,10 @@ impl Bed {
                     let (rates, barrier) = (&rates, &barrier);
                     let (fabric, pool) = (&self.fabric, &self.pool);
                     scope.spawn(move || {
-                        let seat = Seat::take(fabric, pool, number);
-                        // Whether or not that went well: the others wait.
+                        let thread = BenchThread::open(fabric, pool, number);
+                        // Even after a failure: the others wait.
                         barrier.wait();
-                        seat?.run(plan, barrier, rates, progress)
+                        thread?.run(plan, barrier, rates, progress)
                     })
                 })
                 .collect();
@@ -219,14 +220,14 @@ impl Bed {
     }
 }
 
-impl Seat {
+impl BenchThread {
     /// Opens a session for this thread.
-    fn take(fabric: &Mapped, pool: &Arc<Pool>, number: usize) -> Result<Self, ReproError> {
+    fn open(fabric: &Mapped, pool: &Arc<Pool>, number: usize) -> Result<Self, ReproError> {
         let endpoint = fabric.any_endpoint().map_err(BenchError::from)?;
         endpoint.seed(number as u64 + 1);
         let made = endpoint.executor().block_on(pool.session(endpoint.clone()));
         let session = made.map_err(|source| BenchError::Pool { pool_bytes: 0, source })?;
-        Ok(Seat { number, endpoint, session })
+        Ok(BenchThread { number, endpoint, session })
     }
 
     /// Runs a future of this thread to its end.
@@ -251,7 +252,7 @@ impl Seat {
                 *key = number_of(*item).to_be_bytes();
             }
             for step in 0..plan.sides {
-                // Nobody always comes first.
+                // The sides take turns in coming first.
                 let side = (step + round) % plan.sides;
                 barrier.wait();
                 let (began, worked) = (Instant::now(), processor_seconds());

@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_at_all_can_be_drawn() {
+    fn an_empty_report_can_be_drawn() {
         let empty = ReproReport::new("x", "", "", TimeKind::Real);
         assert!(empty.svg().unwrap().contains("</svg>"));
         let mut zeros = empty.clone();

@@ -16,7 +16,7 @@ use crate::{
     workload::Workload,
 };
 
-/// What must hold at scale 1, for each workload.
+/// Upper bounds at scale 1, for each workload.
 const BARS: [(&str, Table2Row); 2] = [
     ("read-only", Table2Row { reads: 0.33, writes: 0.0, atomics: 0.0, rpcs: 0.001, bytes: 334.0 }),
     (
@@ -119,7 +119,7 @@ fn add(
     report.check(format!("{name}: no atomics in operations"), Some(atomics == 0));
 }
 
-/// What the caches did, warm-up included.
+/// Counts of the caches, warm-up included.
 fn add_stats(report: &mut ReproReport, name: &str, stats: &[DexStats]) {
     let sum = |of: fn(&DexStats) -> u64| stats.iter().map(of).sum::<u64>();
     report.set(

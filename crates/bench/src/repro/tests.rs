@@ -3,7 +3,7 @@
 use super::*;
 use crate::NoProgress;
 
-/// For experiments that need none.
+/// Hosts of experiments that need none.
 struct NoHosts;
 
 impl Hosts for NoHosts {
@@ -23,7 +23,7 @@ fn figure(report: &ReproReport, case: &str, quantity: &str) -> f64 {
 
 /// INV-REPRO-1, and that a hit costs nothing: at most one node for each operation is read.
 #[test]
-fn table2_is_the_same_again_from_its_seed() {
+fn table2_repeats_from_its_seed() {
     let run = |seed| Experiment::DexTable2.run(&tiny(seed), &NoHosts, &NoProgress).unwrap();
     let report = run(1);
     assert_eq!(report, run(1));
@@ -44,7 +44,7 @@ fn table2_is_the_same_again_from_its_seed() {
     }
     assert_eq!(ours("read-only", "WRITEs /op"), 0.0);
     assert!(ours("write-intensive", "WRITEs /op") > 0.05);
-    // What was not asked for at this scale neither holds nor fails.
+    // A check that does not apply at this scale neither holds nor fails.
     assert_eq!(report.failed().count(), 0);
     assert_eq!(report.checks.iter().filter(|check| check.holds == Some(true)).count(), 2);
     for row in &report.rows {
@@ -91,7 +91,7 @@ fn fig12_offloads_more_with_more_threads() {
     }
 }
 
-/// Ranges move under load, three times over, and are given back between.
+/// Ranges move under load, three times over, and move back between.
 #[test]
 fn fig10_moves_ranges_and_loses_nothing() {
     let report = Experiment::DexFig10.run(&tiny(1), &NoHosts, &NoProgress).unwrap();
@@ -100,7 +100,8 @@ fn fig10_moves_ranges_and_loses_nothing() {
         let ours = |quantity| figure(&report, case, quantity);
         assert_eq!(ours("items whose last write is lost"), 0.0);
         assert!(ours("acknowledged writes") > 5_000.0);
-        // Of three caches three quarters, a half and a quarter are given away, each written twice.
+        // The three moves give away three quarters, a half and a quarter of a cache, each written
+        // twice.
         let written = ours("nodes written back, for each that a cache holds");
         assert!((0.5..3.1).contains(&written), "{case}: {written}");
         assert!(ours("longest operation inside, ms") > ours("longest operation outside, ms"));
@@ -110,7 +111,7 @@ fn fig10_moves_ranges_and_loses_nothing() {
     }
 }
 
-/// On a warm cache nothing goes over the fabric, whatever else the machine does.
+/// On a warm cache an operation does no remote operation, whatever else the machine does.
 #[test]
 fn a_cache_that_holds_all_needs_no_remote_operation() {
     let options = ReproOptions { scale: 0.0005, seed: 1, ..ReproOptions::default() };
@@ -123,7 +124,7 @@ fn a_cache_that_holds_all_needs_no_remote_operation() {
 }
 
 #[test]
-fn nonsense_is_refused_with_a_sentence() {
+fn invalid_options_are_refused_with_a_message() {
     let refusal = |scale| {
         let options = ReproOptions { scale, seed: 1, ..ReproOptions::default() };
         Experiment::DexTable2.run(&options, &NoHosts, &NoProgress).unwrap_err().to_string()
@@ -144,9 +145,9 @@ fn names_are_read_and_listed() {
     }
 }
 
-/// Without a device, what operations need stands beside the programs', and how quick they are does not.
+/// Without a device the report compares costs with the programs', and no throughput.
 #[test]
-fn peers_are_set_beside_each_workload() {
+fn peers_are_compared_on_each_workload() {
     let options = ReproOptions { scale: 0.02, seed: 1, ..ReproOptions::default() };
     let report = Experiment::Peers.run(&options, &NoHosts, &NoProgress).unwrap();
     let reads = |case: &str| figure(&report, case, "READs /op");

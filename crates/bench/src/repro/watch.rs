@@ -5,10 +5,10 @@ use std::{
     collections::BTreeMap,
 };
 
-/// Time between two looks of who waits.
+/// Interval at which a waiting task checks again.
 pub(super) const LOOK_NS: u64 = 10_000;
 
-/// When something was, nanoseconds of virtual time.
+/// A span of virtual time, nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Span {
     pub(super) began_ns: u64,
@@ -61,7 +61,7 @@ impl Watch {
         }
     }
 
-    /// The warm-up is over.
+    /// Ends the warm-up.
     pub(super) fn begin_measuring(&self) {
         self.measuring.set(true);
     }
@@ -70,7 +70,7 @@ impl Watch {
         self.measuring.get()
     }
 
-    /// Clients stop.
+    /// Stops the clients.
     pub(super) fn end(&self) {
         self.over.set(true);
     }
@@ -88,12 +88,12 @@ impl Watch {
         self.move_span.set(Some(Span { began_ns, ended_ns: now_ns }));
     }
 
-    /// When the ranges moved.
+    /// The time during which the ranges moved.
     pub(super) fn move_span(&self) -> Span {
         self.move_span.get().unwrap_or_default()
     }
 
-    /// An operation was done.
+    /// Records an operation.
     pub(super) fn note(&self, key: &[u8], span: Span) {
         let slot = (span.ended_ns / self.slot_ns) as usize;
         let mut slots = self.slots.borrow_mut();
@@ -111,17 +111,18 @@ impl Watch {
         }
     }
 
-    /// A write of `version` to `item` was acknowledged. In the order in which they are.
+    /// Records an acknowledged write of `version` to `item`. Called in the order of
+    /// acknowledgement.
     pub(super) fn note_write(&self, item: u64, version: u64, span: Span) {
         self.acknowledged.set(self.acknowledged.get() + 1);
         let mut written = self.written.borrow_mut();
         let candidates = written.entry(item).or_default();
-        // What ended before this one began cannot be seen any more.
+        // Writes that ended before this one began cannot be seen any more.
         candidates.retain(|(_, other)| other.ended_ns >= span.began_ns);
         candidates.push((version, span));
     }
 
-    /// How many writes were acknowledged.
+    /// The number of acknowledged writes.
     pub(super) fn acknowledged(&self) -> u64 {
         self.acknowledged.get()
     }
@@ -156,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn only_writes_that_nothing_came_after_may_be_seen() {
+    fn only_last_writes_may_be_read() {
         let watch = Watch::new(Vec::new(), 10);
         watch.note_write(7, 1, span(0, 10));
         watch.note_write(7, 2, span(5, 12));
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn stalls_are_told_apart_by_range_and_throughput_by_time() {
+    fn stalls_are_recorded_by_range_and_throughput_by_time() {
         let watch = Watch::new(vec![(vec![10], vec![20])], 10);
         watch.note(&[10], span(0, 50));
         watch.begin_move(60);

@@ -43,7 +43,7 @@ const TICK_NS: u64 = 10_000_000;
 /// Bits of a version below the writer's number.
 const VERSION_BITS: u32 = 40;
 
-/// The cluster and what is loaded.
+/// The cluster and its loaded data.
 #[derive(Clone, Debug)]
 pub(super) struct WorldConfig {
     pub(super) keys: u64,
@@ -52,10 +52,10 @@ pub(super) struct WorldConfig {
     pub(super) memory_servers: usize,
     /// Worker threads of all compute servers, with one client each.
     pub(super) threads: usize,
-    /// Further worker threads of each compute server, for what its clients do not do.
+    /// Further worker threads of each compute server, for work besides its clients'.
     pub(super) spare_threads: usize,
     pub(super) bulk_fill: f64,
-    /// Threads of each memory server that do what is offloaded.
+    /// Threads of each memory server that serve offloaded requests.
     pub(super) handler_threads: usize,
     /// Nodes up to this level lie on one memory server with all below them.
     pub(super) subtree_level: u8,
@@ -69,22 +69,22 @@ pub(super) struct Load<'a> {
     pub(super) warmup: u64,
     /// Measured operations, of all clients together.
     pub(super) ops: u64,
-    /// What an operation costs its worker thread beside what it waits for, nanoseconds of virtual
+    /// Time that an operation takes on its worker thread besides its waits, nanoseconds of virtual
     /// time.
     pub(super) local_ns: u64,
-    /// How many of the clients take part, the same number of each compute server; `None` for all.
+    /// The number of clients that take part, the same for each compute server; `None` for all.
     pub(super) clients: Option<usize>,
 }
 
-/// What the measured operations of a run came to.
+/// Results of the measured operations of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Measured {
     pub(super) ops: u64,
     /// Virtual time.
     pub(super) nanos: u64,
-    /// Of all compute servers, maintenance included.
+    /// Fabric operations of all compute servers, maintenance included.
     pub(super) cost: Snapshot,
-    /// Share of the time that the memory servers' threads were busy with what was offloaded.
+    /// Share of the time that the memory servers' threads were busy with offloaded requests.
     pub(super) handlers_busy: f64,
 }
 
@@ -133,13 +133,13 @@ pub(super) struct World {
     space: Arc<ItemSpace>,
     keys: KeyMaker,
     values: ValueMaker,
-    /// Bounds of what each compute server has, once there are some.
+    /// Bounds of each compute server's keys, once there are some.
     pub(super) bounds: Bounds,
     runs: Cell<u64>,
     handlers: Handlers,
 }
 
-/// What memory servers do for others.
+/// Threads of the memory servers for offloaded requests.
 struct Handlers {
     service: Arc<OffloadService>,
     dispatch_ns: u64,
@@ -171,7 +171,7 @@ impl World {
             rpc: RpcConfig { threads: config.handler_threads, ..RpcConfig::default() },
             ..SimConfig::seeded(config.seed)
         };
-        // The paper's memory servers see what has been written to them.
+        // The paper's memory servers can read the memory that compute servers have written.
         sim_config.capabilities.cpu_visible = true;
         let dispatch_ns = sim_config.rpc.dispatch_ns;
         let sim = Sim::new(sim_config).map_err(BenchError::from)?;
@@ -252,7 +252,7 @@ impl World {
         self.config.keys * (8 + VALUE_BYTES as u64)
     }
 
-    /// Gives each memory server so many threads for what is offloaded.
+    /// Gives each memory server `threads` threads for offloaded requests.
     pub(super) fn set_handler_threads(&self, threads: usize) {
         for server in 0..self.config.memory_servers {
             self.sim.memory_server(ServerId(server as u16)).set_rpc_threads(threads);
@@ -260,7 +260,7 @@ impl World {
         self.handlers.threads.set(threads);
     }
 
-    /// Cuts the tree into one partition for each compute server, of equal widths. For good.
+    /// Cuts the tree into one partition of equal width for each compute server. Cannot be undone.
     ///
     /// # Errors
     /// The engine's.
@@ -268,7 +268,7 @@ impl World {
         self.cut(equal_width(&self.layout, self.config.compute_servers).unwrap_or_default())
     }
 
-    /// Cuts the tree at `bounds`. For good.
+    /// Cuts the tree at `bounds`. Cannot be undone.
     ///
     /// # Errors
     /// The engine's.
@@ -309,7 +309,7 @@ impl World {
         Ok(opened.map_err(BenchError::Table)?)
     }
 
-    /// Checks the caches and gives them up, so that others can be opened; what they have done.
+    /// Checks the caches and closes them, so that others can be opened; returns their statistics.
     ///
     /// # Errors
     /// The engine's; [`ReproError::Wrong`] if a cache is not in order.
@@ -340,7 +340,7 @@ impl World {
         self.run_watched(indexes, load, None, progress)
     }
 
-    /// As [`World::run`]. A `watch` is told of every operation, and ends the run.
+    /// As [`World::run`]. A `watch` records every operation, and ends the run.
     ///
     /// # Errors
     /// As [`World::run`].
@@ -357,7 +357,7 @@ impl World {
             .map_err(BenchError::from)?;
         let is_partitioned = !self.bounds.borrow().is_empty();
         let router = Router::new(generator, self.keys.clone(), Rc::clone(&self.bounds));
-        let desk = Rc::new(Desk {
+        let shared = Rc::new(RunShared {
             router: RefCell::new(router),
             failure: RefCell::default(),
             stop: Cell::new(false),
@@ -365,17 +365,17 @@ impl World {
             values: self.values,
             watch: watch.cloned(),
         });
-        self.maintain(&desk);
+        self.maintain(&shared);
         let phase = |phase, ops| {
             progress.begin(phase, ops);
-            desk.router.borrow_mut().allow(ops);
+            shared.router.borrow_mut().allow(ops);
             let clients = load.clients.unwrap_or(self.sessions.len()).min(self.sessions.len());
             let gather = Gather::new(clients);
             for (thread, session) in self.sessions[..clients].iter().enumerate() {
                 let compute = thread % self.config.compute_servers;
                 let writer = (number << 1 | u64::from(phase == Phase::Run)) << 12 | thread as u64;
                 let client = Worker {
-                    desk: Rc::clone(&desk),
+                    shared: Rc::clone(&shared),
                     session: session.clone(),
                     index: indexes[compute].clone(),
                     partition: if is_partitioned { compute } else { 0 },
@@ -384,23 +384,23 @@ impl World {
                 let gather = gather.clone();
                 self.sim.spawn(compute, async move {
                     if let Err(error) = client.run(&gather).await {
-                        client.desk.failure.borrow_mut().get_or_insert(error);
+                        client.shared.failure.borrow_mut().get_or_insert(error);
                     }
                     gather.finish(());
                 });
             }
             let all = self.sim.block_on(gather.all(|steps| progress.advance(steps)));
             all.map_err(BenchError::from)?;
-            desk.failure.borrow_mut().take().map_or(Ok(()), Err)
+            shared.failure.borrow_mut().take().map_or(Ok(()), Err)
         };
         phase(Phase::WarmUp, load.warmup)?;
         let counters = self.sim.counters();
         let (before, began_ns) = (Snapshot::of(&counters), self.sim.now_ns());
         let worked_ns = self.handlers.worked_ns();
-        desk.watch.iter().for_each(|watch| watch.begin_measuring());
+        shared.watch.iter().for_each(|watch| watch.begin_measuring());
         phase(Phase::Run, load.ops)?;
         let cost = Snapshot::of(&self.sim.counters()).since(&before);
-        desk.stop.set(true);
+        shared.stop.set(true);
         let nanos = self.sim.now_ns() - began_ns;
         let threads = self.config.memory_servers * self.handlers.threads.get();
         let worked_ns = self.handlers.worked_ns() - worked_ns;
@@ -424,8 +424,8 @@ impl World {
         Ok(measured)
     }
 
-    /// How many of the items that were written under a watch have a value that they cannot have if
-    /// every acknowledged write is there.
+    /// Counts the items, of those written under a watch, with a value that shows a lost
+    /// acknowledged write.
     ///
     /// # Errors
     /// The engine's.
@@ -440,7 +440,7 @@ impl World {
                 let version = version_of(&self.values, item, &value).filter(|_| is_there);
                 lost += u64::from(!version.is_some_and(|version| versions.contains(&version)));
                 if step % 256 == 0 {
-                    // A round that fails is done by the next one.
+                    // The next round makes up for a round that fails.
                     let _ = session.tick().await;
                 }
             }
@@ -449,16 +449,16 @@ impl World {
         self.sim.block_on(reading).map_err(BenchError::from)?
     }
 
-    /// Does the maintenance of every session until the run is over.
-    fn maintain(&self, desk: &Rc<Desk>) {
+    /// Runs the maintenance of every session until the run is over.
+    fn maintain(&self, shared: &Rc<RunShared>) {
         for (thread, session) in self.sessions.iter().enumerate() {
-            let (desk, session) = (Rc::clone(desk), session.clone());
+            let (shared, session) = (Rc::clone(shared), session.clone());
             let first_ns = TICK_NS * thread as u64 / self.sessions.len() as u64;
             self.sim.spawn(thread % self.config.compute_servers, async move {
                 let endpoint = session.endpoint();
                 endpoint.sleep(first_ns).await;
-                while !desk.stop.get() {
-                    // A round that fails is done by the next one.
+                while !shared.stop.get() {
+                    // The next round makes up for a round that fails.
                     let _ = session.tick().await;
                     endpoint.sleep(TICK_NS).await;
                 }
@@ -472,8 +472,8 @@ impl World {
     }
 }
 
-/// What the clients of a run share.
-struct Desk {
+/// The state that the clients of a run share.
+struct RunShared {
     router: RefCell<Router>,
     failure: RefCell<Option<ReproError>>,
     stop: Cell<bool>,
@@ -484,7 +484,7 @@ struct Desk {
 
 /// One client: a task on a worker thread of its own.
 struct Worker<I> {
-    desk: Rc<Desk>,
+    shared: Rc<RunShared>,
     session: Session,
     index: I,
     partition: usize,
@@ -493,23 +493,24 @@ struct Worker<I> {
 
 impl<I: Index> Worker<I> {
     async fn run(&self, gather: &Gather<()>) -> Result<(), ReproError> {
-        let desk = &*self.desk;
+        let shared = &*self.shared;
         let (mut key, mut value, mut found) = (Vec::new(), Vec::new(), Vec::new());
         let (mut version, mut steps) = (self.version, 0);
         let endpoint = self.session.endpoint();
         loop {
-            if desk.failure.borrow().is_some() || desk.watch.as_ref().is_some_and(|it| it.is_over())
+            if shared.failure.borrow().is_some()
+                || shared.watch.as_ref().is_some_and(|it| it.is_over())
             {
                 break;
             }
-            if desk.router.borrow().is_idle(self.partition) {
+            if shared.router.borrow().is_idle(self.partition) {
                 endpoint.sleep(LOOK_NS).await;
                 continue;
             }
-            let next = desk.router.borrow_mut().next(self.partition, &mut key);
+            let next = shared.router.borrow_mut().next(self.partition, &mut key);
             let Some(op) = next.map_err(BenchError::from)? else { break };
-            if desk.local_ns > 0 {
-                endpoint.work(desk.local_ns).await;
+            if shared.local_ns > 0 {
+                endpoint.work(shared.local_ns).await;
             }
             let began_ns = endpoint.now_ns();
             let failed = |error| ReproError::Operation { kind: op.kind.name(), source: error };
@@ -520,7 +521,7 @@ impl<I: Index> Worker<I> {
                 }
                 OpKind::Update => {
                     version += 1;
-                    desk.values.write_value(op.item, version, &mut value);
+                    shared.values.write_value(op.item, version, &mut value);
                     self.index.update(&self.session, &key, &value).await.map_err(failed)?
                 }
                 other => {
@@ -533,7 +534,7 @@ impl<I: Index> Worker<I> {
                     format!("{kind} of item {} found nothing, or what nobody wrote", op.item);
                 return Err(ReproError::Wrong(text));
             }
-            if let Some(watch) = &desk.watch {
+            if let Some(watch) = &shared.watch {
                 let span = Span { began_ns, ended_ns: endpoint.now_ns() };
                 watch.note(&key, span);
                 if op.kind == OpKind::Update {
@@ -550,17 +551,17 @@ impl<I: Index> Worker<I> {
     }
 
     fn is_value_of(&self, op: Op, value: &[u8]) -> bool {
-        version_of(&self.desk.values, op.item, value).is_some()
+        version_of(&self.shared.values, op.item, value).is_some()
     }
 }
 
-/// The version that a value of an item has; `None` if nobody has written it.
+/// The version of an item's value; `None` if nobody has written the value.
 fn version_of(values: &ValueMaker, item: u64, value: &[u8]) -> Option<u64> {
     let version = values.version_of(item, value);
     version.filter(|version| values.value_matches(item, *version, value))
 }
 
-/// Bytes of each memory server that the items certainly fit in; only what is touched is committed.
+/// Bytes of each memory server that certainly hold the items; only touched memory is committed.
 fn region_bytes(config: &WorldConfig) -> u64 {
     let nodes = config.keys * 64 / config.memory_servers as u64;
     let blocks = (config.compute_servers as u64) * 16 * (16 << 20);

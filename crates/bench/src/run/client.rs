@@ -24,7 +24,7 @@ use crate::{
 const PROGRESS_OPS: u64 = 1 << 10;
 /// Bits of a version below the writer's number.
 const VERSION_BITS: u32 = 40;
-/// Between two looks for an operation that somebody else may still make.
+/// Interval at which a client checks for an operation that another client may still make.
 const LOOK_NS: u64 = 1_000;
 
 /// A client with its own session, generator and buffers.
@@ -44,7 +44,7 @@ pub(super) struct Client {
     entries: Entries,
 }
 
-/// How a client comes by operations on keys of its own compute server.
+/// A client's source of operations on keys of its own compute server.
 pub(super) struct Route {
     pub(super) router: Arc<Router>,
     /// Its compute server.
@@ -53,22 +53,22 @@ pub(super) struct Route {
     pub(super) may_make: bool,
 }
 
-/// What operations a client makes.
+/// Source of a client's operations.
 enum Source {
     /// Inserts of its share of the items.
     Plan(LoadPlan),
-    /// Those of the workload.
+    /// Operations of the workload.
     Workload,
 }
 
-/// What a client is to do.
+/// A client's work in a phase.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Job {
     /// Insert its share of the items.
     Load,
-    /// So many operations of the workload, one after the other.
+    /// This many operations of the workload, one after the other.
     Closed(u64),
-    /// So many operations of the workload, each at its time, `gap_ns` apart on average.
+    /// This many operations of the workload, each at its time, `gap_ns` apart on average.
     Open(u64, f64),
 }
 
@@ -84,22 +84,22 @@ impl Job {
     }
 }
 
-/// Where a client reports to.
-pub(super) struct Desk {
-    /// What the thread's clients count.
+/// The state that a client shares with the other clients of its thread.
+pub(super) struct ThreadContext {
+    /// The counts of the thread's clients.
     pub(super) tally: Rc<RefCell<Tally>>,
-    /// Where it goes when it is done.
+    /// Takes the client back when it is done.
     pub(super) gather: Gather<Client>,
-    /// Operations between which it lets the thread's other tasks go on; 0 if waiting for the
+    /// Operations after which a client yields to the thread's other tasks; 0 if waiting for the
     /// fabric does that.
     pub(super) yield_ops: u64,
 }
 
-/// What an operation found.
+/// Result of an operation.
 struct Found {
-    /// Whether the key was there.
+    /// True if the key was present.
     present: bool,
-    /// What is wrong with the answer.
+    /// The fault in the answer.
     wrong: Option<String>,
 }
 
@@ -142,23 +142,23 @@ impl Client {
         &self.session
     }
 
-    /// Does `job` as a task of its own and then hands itself in.
-    pub(super) fn start(mut self, job: Job, desk: Desk) {
+    /// Does `job` as a task of its own and then hands the client to `gather`.
+    pub(super) fn start(mut self, job: Job, thread: ThreadContext) {
         let endpoint = self.session.endpoint().clone();
         self.route.iter_mut().for_each(|route| route.may_make = true);
         endpoint.spawn(async move {
             match job {
-                Job::Load => self.load(&desk).await,
-                Job::Closed(ops) => self.run(ops, None, &desk).await,
-                Job::Open(ops, gap_ns) => self.run(ops, Some(gap_ns), &desk).await,
+                Job::Load => self.load(&thread).await,
+                Job::Closed(ops) => self.run(ops, None, &thread).await,
+                Job::Open(ops, gap_ns) => self.run(ops, Some(gap_ns), &thread).await,
             }
             self.route.iter_mut().for_each(|route| route.router.give_up(&mut route.may_make));
-            let gather = desk.gather.clone();
+            let gather = thread.gather.clone();
             gather.finish(self);
         });
     }
 
-    /// The next operation; `None` if there is none for this client any more.
+    /// The next operation; `None` if there is none left for this client.
     async fn next_op(&mut self, source: &mut Source) -> Option<Op> {
         let Client { generator, context, key, route, session, .. } = self;
         let mut make = || match source {
@@ -172,7 +172,7 @@ impl Client {
             let next = route.router.next(route.server, &mut route.may_make, key, |key| {
                 let op = make()?;
                 if context.keys.write_key(op.item, key).is_err() {
-                    // Whoever is to do it finds out why.
+                    // The client that runs the operation meets the error again.
                     key.clear();
                 }
                 Some(op)
@@ -185,37 +185,37 @@ impl Client {
         }
     }
 
-    async fn load(&mut self, desk: &Desk) {
+    async fn load(&mut self, thread: &ThreadContext) {
         let config = &self.context.config;
         let (client, clients) = (self.number as u64, config.clients as u64);
         let plan = LoadPlan::new(config.keys, LoadOrder::Shuffled, config.seed, client, clients);
         let mut plan = Source::Plan(plan);
         let mut steps = 0;
-        while !desk.tally.borrow().has_errors()
+        while !thread.tally.borrow().has_errors()
             && let Some(op) = self.next_op(&mut plan).await
         {
             let answer = match self.prepare(op, 0) {
                 Ok(()) => self.insert().await,
                 Err(error) => Err(error),
             };
-            self.settle(op, answer, desk);
+            self.settle(op, answer, thread);
             steps += 1;
-            self.pause(steps, desk).await;
+            self.pause(steps, thread).await;
         }
-        desk.gather.advance(steps % PROGRESS_OPS);
+        thread.gather.advance(steps % PROGRESS_OPS);
     }
 
-    async fn run(&mut self, ops: u64, gap_ns: Option<f64>, desk: &Desk) {
+    async fn run(&mut self, ops: u64, gap_ns: Option<f64>, thread: &ThreadContext) {
         let endpoint = self.session.endpoint().clone();
         let mut due_ns = endpoint.now_ns() as f64;
         let mut steps = 0;
-        // Those that are routed are counted by the router.
+        // The router counts routed operations.
         while (self.route.is_some() || steps < ops)
             && let Some(op) = self.next_op(&mut Source::Workload).await
         {
             self.version += 1;
             if let Err(error) = self.prepare(op, self.version) {
-                self.settle(op, Err(error), desk);
+                self.settle(op, Err(error), thread);
                 steps += 1;
                 continue;
             }
@@ -239,27 +239,27 @@ impl Client {
                 OpKind::Upsert => self.upsert().await,
             };
             let nanos = endpoint.now_ns().saturating_sub(began_ns);
-            if self.settle(op, answer, desk) {
-                desk.tally.borrow_mut().done(op.kind, nanos);
+            if self.settle(op, answer, thread) {
+                thread.tally.borrow_mut().done(op.kind, nanos);
             }
             steps += 1;
-            self.pause(steps, desk).await;
+            self.pause(steps, thread).await;
         }
-        desk.gather.advance(steps % PROGRESS_OPS);
+        thread.gather.advance(steps % PROGRESS_OPS);
     }
 
-    /// After an operation: tells how far it is, and lets others go on.
+    /// Reports progress after an operation, and yields to other tasks.
     #[inline]
-    async fn pause(&self, steps: u64, desk: &Desk) {
+    async fn pause(&self, steps: u64, thread: &ThreadContext) {
         if steps.is_multiple_of(PROGRESS_OPS) {
-            desk.gather.advance(PROGRESS_OPS);
+            thread.gather.advance(PROGRESS_OPS);
         }
-        if desk.yield_ops > 0 && steps.is_multiple_of(desk.yield_ops) {
+        if thread.yield_ops > 0 && steps.is_multiple_of(thread.yield_ops) {
             self.session.endpoint().yield_now().await;
         }
     }
 
-    /// Makes the key, and the value if there is one to be written.
+    /// Makes the key, and the value of a write.
     #[inline]
     fn prepare(&mut self, op: Op, version: u64) -> Result<(), IndexError> {
         let written = self.context.keys.write_key(op.item, &mut self.key);
@@ -327,13 +327,13 @@ impl Client {
         Ok(Found { present, wrong })
     }
 
-    /// Books an operation's answer; whether it is as it should be.
+    /// Counts an operation's answer; returns whether it is right.
     #[inline]
-    fn settle(&self, op: Op, answer: Result<Found, IndexError>, desk: &Desk) -> bool {
+    fn settle(&self, op: Op, answer: Result<Found, IndexError>, thread: &ThreadContext) -> bool {
         if op.kind == OpKind::Insert {
             self.context.space.acknowledge(op.item);
         }
-        let mut tally = desk.tally.borrow_mut();
+        let mut tally = thread.tally.borrow_mut();
         let wrong = |what: &str| format!("{} of item {}: {what}", op.kind.name(), op.item);
         let found = match answer {
             Ok(Found { wrong: Some(what), .. }) => {

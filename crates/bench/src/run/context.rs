@@ -18,19 +18,19 @@ use crate::{
     workload::OpKind,
 };
 
-/// The configuration with everything that has been worked out from it.
+/// The configuration with all values derived from it.
 #[derive(Debug)]
 pub(super) struct Context {
     pub(super) config: BenchConfig,
     pub(super) keys: KeyMaker,
     pub(super) values: ValueMaker,
     pub(super) space: Arc<ItemSpace>,
-    /// Whether every item below the frontier must be found: nothing takes any out.
+    /// True if every item below the frontier must be found: the workload removes none.
     pub(super) all_present: bool,
     pub(super) format: TableFormat,
-    /// How compute servers open the table, but for what is each one's own.
+    /// Options by which compute servers open the table, without those of a single server.
     pub(super) open: OpenOptions,
-    /// Whether operations begin at the owner of their key.
+    /// True if operations begin at the owner of their key.
     pub(super) routes: bool,
     /// Tasks of each thread that execute what other compute servers send.
     pub(super) serve_tasks: usize,
@@ -40,7 +40,7 @@ pub(super) struct Context {
 }
 
 impl Context {
-    /// Checks the configuration and works the rest out.
+    /// Checks the configuration and derives the other values.
     ///
     /// # Errors
     /// `Config`, `Lines`, `TooFewLines`, `Table`.
@@ -68,7 +68,7 @@ impl Context {
             (false, _) => 0,
             // Scans go on at the next owner.
             (true, true) => 1,
-            // As many as can be on their way from elsewhere.
+            // As many as other compute servers can have sent.
             (true, false) => config.clients.div_ceil(config.threads),
         };
         // A session for each client and serving task, one for each server's maintenance, and a few to set up.
@@ -76,7 +76,7 @@ impl Context {
         let sessions = u32::try_from(sessions).unwrap_or(u32::MAX);
         pool.clients_max = pool.clients_max.max(sessions);
         pool.members_max = pool.members_max.max(config.compute_servers as u32 + 1);
-        // Room for what the largest change of a tree logs: three nodes and a header.
+        // Room for the largest change of a tree in the log: three nodes and a header.
         pool.redo_bytes = pool.redo_bytes.max((3 * node_bytes + 512).next_multiple_of(64));
         let open = OpenOptions {
             calls: several,
@@ -84,7 +84,7 @@ impl Context {
             ..OpenOptions::default()
         };
         if config.cache_share().is_none() {
-            // Before anything is loaded.
+            // Before the load.
             format.check_options(&open.settings).map_err(BenchError::Open)?;
         }
         Ok(Arc::new(Context {
@@ -107,7 +107,7 @@ impl Context {
         self.region_bytes * self.config.memory_servers as u64
     }
 
-    /// Whether `value` is all of one value that somebody wrote for `item`.
+    /// Returns whether `value` is all of one value that a client wrote for `item`.
     #[inline]
     pub(super) fn is_value_of(&self, item: u64, value: &[u8]) -> bool {
         self.values.is_one_of(item, value)
@@ -133,8 +133,8 @@ fn table_format(config: &BenchConfig, keys: &KeyMaker) -> Result<TableFormat, Be
     Ok(format.shaped(&shape).map_err(setting)?)
 }
 
-/// Bytes of each memory server that the items certainly fit in. Only what is touched is ever
-/// committed, so that too much costs nothing.
+/// Bytes of each memory server that certainly hold the items. Only touched memory is committed, so
+/// that too much costs nothing.
 fn region_bytes(config: &BenchConfig, keys: &KeyMaker) -> u64 {
     let mix = &config.workload.mix;
     let added = mix.share(OpKind::Insert) + mix.share(OpKind::Upsert);

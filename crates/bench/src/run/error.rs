@@ -12,7 +12,7 @@ use crate::{
     units::human_bytes, workload::WorkloadError,
 };
 
-/// A bench that was not run to its end. Single operations that fail are counted instead, in
+/// Failure of a bench. A single operation that fails is counted instead, in
 /// [`RunReport::errors`](crate::RunReport::errors).
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -23,7 +23,7 @@ pub enum BenchError {
     /// The file of keys cannot be used.
     #[error(transparent)]
     Lines(#[from] LinesError),
-    /// The file of keys is shorter than what is to be loaded.
+    /// The file of keys is shorter than the load.
     #[error("{keys} keys to load, but the file has {lines}: load at most that many")]
     TooFewLines {
         /// Keys to load.
@@ -43,7 +43,7 @@ pub enum BenchError {
     /// The engine has no table of such keys, values and nodes.
     #[error("no such table: {0}")]
     Table(#[source] IndexError),
-    /// A compute server cannot open the table as it is asked to.
+    /// A compute server cannot open the table with these options.
     #[error("cannot open the table: {0}")]
     Open(#[source] IndexError),
     /// A share of the data makes no cache.
@@ -51,18 +51,18 @@ pub enum BenchError {
     SmallShare {
         /// The share.
         share: String,
-        /// What the table takes in the pool.
+        /// Bytes of the table in the pool.
         table: String,
-        /// What is wrong.
+        /// The engine's error.
         source: IndexError,
     },
     /// The memory servers could not be set up.
     #[error(transparent)]
     Fabric(#[from] FabricError),
-    /// Nobody said where the memory servers are.
+    /// The memory servers' addresses are missing.
     #[error("the fabric tcp needs memory servers: say where they are")]
     NoCluster,
-    /// The table could not be taken out of a pool that stays.
+    /// The bench could not drop its table from a pool that stays.
     #[error("the table of the bench is still in the pool, drop it by hand: {0}")]
     Clear(#[source] IndexError),
     /// The pool could not be formatted or joined.
@@ -70,7 +70,7 @@ pub enum BenchError {
     Pool {
         /// Bytes of all memory servers together.
         pool_bytes: u64,
-        /// What is wrong.
+        /// The pool's error.
         source: PoolError,
     },
     /// The load does not fit.
@@ -81,13 +81,13 @@ pub enum BenchError {
     PoolTooSmall {
         /// Bytes of all memory servers together.
         pool_bytes: u64,
-        /// What is full.
+        /// The engine's error.
         source: IndexError,
     },
     /// The load failed.
     #[error("the load failed: {0}")]
     Load(#[source] IndexError),
-    /// The load did not do what it should: the first thing that was wrong.
+    /// The load did not do its work: the first fault.
     #[error("the load went wrong: {0}")]
     WrongLoad(String),
     /// The table could not be walked at the end.
@@ -96,7 +96,7 @@ pub enum BenchError {
     /// The walk at the end found the table damaged.
     #[error("the table is damaged in {count} places, the first: {first}")]
     Damaged {
-        /// How many.
+        /// The number of damaged places.
         count: usize,
         /// The first.
         first: String,
@@ -107,7 +107,7 @@ pub enum BenchError {
     /// A thread could not be started.
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
-    /// Another thread failed, which says why.
+    /// Another thread failed, and reports the cause.
     #[error("another thread failed")]
     Aborted,
 }

@@ -12,9 +12,9 @@ use farleaf_fabric::{AnyEndpoint, Endpoint};
 
 use super::error::BenchError;
 
-/// Time between two looks at a gate. Short, so that threads start together; a thread that has
-/// nothing else to do gives its processor away meanwhile.
-const GATE_NS: u64 = 20_000;
+/// Time between two checks of a barrier. Short, so that threads start together; a thread with nothing
+/// else to do yields its processor meanwhile.
+const BARRIER_NS: u64 = 20_000;
 
 /// Brings a thread's tasks together: each hands in its result, one waits for all of them.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ impl<T> Gather<T> {
         Gather(Rc::new(RefCell::new(Gathered { results, missing: tasks, steps: 0, waker: None })))
     }
 
-    /// Says that a task has done `steps` more steps.
+    /// Reports `steps` more steps of a task.
     pub(crate) fn advance(&self, steps: u64) {
         let mut gathered = self.0.borrow_mut();
         gathered.steps += steps;
@@ -77,30 +77,30 @@ impl<T> Gather<T> {
     }
 }
 
-/// A gate that opens when every thread has come to it, several times in a row.
+/// A barrier that opens when every thread has arrived, several times in a row.
 #[derive(Debug)]
-pub(crate) struct Gate {
+pub(crate) struct PhaseBarrier {
     threads: usize,
     arrived: AtomicUsize,
     aborted: AtomicBool,
 }
 
-impl Gate {
+impl PhaseBarrier {
     /// For `threads` threads.
     pub(crate) fn new(threads: usize) -> Self {
-        Gate { threads, arrived: AtomicUsize::new(0), aborted: AtomicBool::new(false) }
+        PhaseBarrier { threads, arrived: AtomicUsize::new(0), aborted: AtomicBool::new(false) }
     }
 
     /// Waits until all threads have come for the `turn`-th time, counting from 1. The thread's
-    /// other tasks go on meanwhile: somebody may wait for a lock of theirs.
+    /// other tasks go on meanwhile: another thread may wait for a lock of theirs.
     ///
     /// # Errors
-    /// [`BenchError::Aborted`] if a thread will not come.
+    /// [`BenchError::Aborted`] if a thread has given up.
     pub(crate) async fn pass(&self, endpoint: &AnyEndpoint, turn: usize) -> Result<(), BenchError> {
         self.arrived.fetch_add(1, SeqCst);
         while self.arrived.load(SeqCst) < self.threads * turn {
             self.check()?;
-            endpoint.sleep(GATE_NS).await;
+            endpoint.sleep(BARRIER_NS).await;
         }
         self.check()
     }
@@ -111,21 +111,22 @@ impl Gate {
         if self.aborted.load(SeqCst) { Err(BenchError::Aborted) } else { Ok(()) }
     }
 
-    /// Tells all others that this thread gives up, when it is dropped before [`Promise::keep`].
+    /// Returns a guard that tells all others that this thread gives up, unless [`Promise::keep`] is
+    /// called.
     pub(crate) fn promise(&self) -> Promise<'_> {
-        Promise { gate: self, kept: false }
+        Promise { barrier: self, kept: false }
     }
 }
 
-/// See [`Gate::promise`].
+/// See [`PhaseBarrier::promise`].
 #[derive(Debug)]
 pub(crate) struct Promise<'a> {
-    gate: &'a Gate,
+    barrier: &'a PhaseBarrier,
     kept: bool,
 }
 
 impl Promise<'_> {
-    /// The thread has come to the last gate.
+    /// Marks that the thread has come to the last barrier.
     pub(crate) fn keep(mut self) {
         self.kept = true;
     }
@@ -134,7 +135,7 @@ impl Promise<'_> {
 impl Drop for Promise<'_> {
     fn drop(&mut self) {
         if !self.kept {
-            self.gate.aborted.store(true, SeqCst);
+            self.barrier.aborted.store(true, SeqCst);
         }
     }
 }

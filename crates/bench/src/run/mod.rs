@@ -1,8 +1,8 @@
 //! Run: sets up a cluster, loads a table, runs a workload on it and reports.
 //!
-//! One loop serves every fabric (`client`): a client makes its next operation, does it on the
-//! engine, and checks the answer; a thread brings its clients through the phases together with
-//! all other threads (`worker`). The fabrics differ in who runs the threads (`real`, `sim`).
+//! One loop serves every fabric (`client`): a client makes its next operation, runs it on the
+//! engine, and checks the answer. A thread brings its clients through the phases together with all
+//! other threads (`worker`). Each fabric starts the threads in its own way (`real`, `sim`).
 //!
 //! - INV-RUN-1: in the simulator, the same configuration gives the same report, number by number.
 //! - INV-RUN-2: nothing but measured operations lies between the counts before and after the run
@@ -50,11 +50,11 @@ use sim::AboutSim;
 use table::{Loaded, Server};
 use worker::Outcome;
 
-/// Sets up what `config` asks for, runs it, and reports.
+/// Sets up the cluster of `config`, runs the workload, and reports.
 ///
 /// # Errors
-/// [`BenchError`] if it makes no sense, or fails before or after the operations. Operations that
-/// fail or answer wrongly are counted in the report.
+/// [`BenchError`] if the configuration makes no sense, or if a step before or after the operations
+/// fails. The report counts operations that fail or answer wrongly.
 pub fn run(config: &BenchConfig, progress: &dyn Progress) -> Result<Report, BenchError> {
     match config.fabric {
         FabricKind::Sim => {
@@ -86,15 +86,15 @@ pub fn run(config: &BenchConfig, progress: &dyn Progress) -> Result<Report, Benc
     }
 }
 
-/// Bytes that each memory server needs for what `config` asks for.
+/// Bytes of each memory server that `config` needs.
 ///
 /// # Errors
-/// As [`run`], for what makes no sense.
+/// As [`run`], if the configuration makes no sense.
 pub fn region_bytes(config: &BenchConfig) -> Result<u64, BenchError> {
     Ok(Context::new(config)?.region_bytes)
 }
 
-/// What is known when a run is over.
+/// Results of a run.
 struct Run {
     outcome: Outcome,
     loaded: Loaded,
@@ -138,7 +138,7 @@ impl Run {
         }
     }
 
-    /// The configuration with what was left open filled in, and what else explains the numbers.
+    /// The configuration with defaults filled in, and further properties that explain the numbers.
     fn config(&self, context: &Context) -> Map<String, Value> {
         let mut config = context.config.to_json();
         let mut set = |name: &str, value: Value| config.insert(name.to_owned(), value);

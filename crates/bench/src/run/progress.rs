@@ -1,6 +1,6 @@
 //! Progress: tells an observer the phase and the progress of a bench.
 
-/// A part of a bench that takes a while.
+/// A phase of a bench.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// Items are loaded.
@@ -25,20 +25,20 @@ impl Phase {
     }
 }
 
-/// Is told how far a bench is, from several threads, some thousand times a second at most.
+/// Observes the progress of a bench. Several threads call it, some thousand times a second at most.
 pub trait Progress: Sync {
-    /// A phase of `total` steps begins, and the one before it is over; 0 if nobody knows how many.
+    /// Begins a phase of `total` steps, or 0 if the number is unknown; the phase before it is over.
     fn begin(&self, phase: Phase, total: u64);
 
-    /// So many more steps are done.
+    /// Reports `steps` more steps.
     fn advance(&self, steps: u64);
 
-    /// A slice of the measured operations is about to begin ([`BenchConfig::slices`](crate::BenchConfig::slices)), and
-    /// nobody is at work until this returns.
+    /// Precedes a slice of the measured operations
+    /// ([`BenchConfig::slices`](crate::BenchConfig::slices)). No client works until this returns.
     fn pause(&self) {}
 }
 
-/// Tells nobody.
+/// An observer that does nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoProgress;
 

@@ -13,7 +13,7 @@ use super::{
     Run,
     context::Context,
     error::BenchError,
-    meet::Gate,
+    meet::PhaseBarrier,
     progress::Progress,
     route::{Owners, Router},
     services,
@@ -22,11 +22,11 @@ use super::{
 };
 use crate::config::BenchConfig;
 
-/// Operations after which a client lets the other tasks of its thread go on. Waiting for memory
-/// that is mapped never does that.
+/// Operations after which a client yields to the other tasks of its thread. Waiting for mapped
+/// memory never yields.
 const YIELD_OPS: u64 = 32;
 
-/// Runs it all in memory of this process.
+/// Runs the bench in memory of this process.
 pub(super) fn on_mapped(
     context: &Arc<Context>,
     progress: &dyn Progress,
@@ -43,14 +43,14 @@ pub(super) fn on_mapped(
     run(context, &fabrics, progress)
 }
 
-/// Runs it all on the memory servers of the configuration, to which `connect` connects a compute server.
-/// With what of the configuration they have decided.
+/// Runs the bench on the memory servers of the configuration, to which `connect` connects a compute
+/// server. Returns the settings that the memory servers have decided as well.
 pub(super) fn on_network(
     config: &BenchConfig,
     connect: impl Fn(TcpConfig) -> Result<AnyFabric, FabricError>,
     progress: &dyn Progress,
 ) -> Result<(Run, Arc<Context>, AnyFabric), BenchError> {
-    // Before what is wrong with it costs a connection each.
+    // Before a wrong configuration costs a connection for each server.
     config.validate()?;
     let addresses = config.cluster.as_ref().ok_or(BenchError::NoCluster)?.addresses();
     let tcp = TcpConfig { tls: config.tls.clone(), ..TcpConfig::to(addresses.iter().copied()) };
@@ -70,8 +70,8 @@ pub(super) fn on_network(
     Ok((run, context, fabrics[0].clone()))
 }
 
-/// Runs it all on a fabric whose tasks run on executors of their own; `fabrics` has each compute
-/// server's.
+/// Runs the bench on a fabric whose tasks run on executors of their own; `fabrics` has one for each
+/// compute server.
 fn run(
     context: &Arc<Context>,
     fabrics: &[AnyFabric],
@@ -99,7 +99,7 @@ fn run(
         run = run.and_then(|done| Ok((done.0, Some(verify(&servers, &mains, progress)?))));
     }
     if context.config.shares_pool() {
-        // Also after a failure, which is what is told then.
+        // Even after a failure, which takes precedence over an error here.
         let cleared = clear(&servers, &mains);
         run = run.and_then(|run| cleared.map(|()| run));
     }
@@ -136,15 +136,16 @@ fn run_phases(
     progress: &dyn Progress,
 ) -> Result<Done, BenchError> {
     let config = &context.config;
-    let gate = Gate::new(config.threads);
+    let barrier = PhaseBarrier::new(config.threads);
     let owners = context.routes.then(|| Owners::new(bounds, servers.len()));
     let router = owners.map(|owners| Arc::new(Router::new(owners, servers.len())));
     let outcome = thread::scope(|scope| {
         let mut threads = Vec::new();
         for index in 0..config.threads {
             let fabric = fabrics[index % fabrics.len()].clone();
-            let (gate, router) = (&gate, router.clone());
-            let body = move || on_thread(context, &fabric, servers, index, gate, router, progress);
+            let (barrier, router) = (&barrier, router.clone());
+            let body =
+                move || on_thread(context, &fabric, servers, index, barrier, router, progress);
             let spawned = thread::Builder::new()
                 .name(format!("bench-{index}"))
                 .spawn_scoped(scope, body)
@@ -152,8 +153,8 @@ fn run_phases(
             match spawned {
                 Ok(thread) => threads.push(thread),
                 Err(error) => {
-                    // The others wait at the gate for this one.
-                    drop(gate.promise());
+                    // The others wait at the barrier for this one.
+                    drop(barrier.promise());
                     return Err(error);
                 }
             }
@@ -168,31 +169,31 @@ fn on_thread(
     fabric: &AnyFabric,
     servers: &[Server],
     index: usize,
-    gate: &Gate,
+    barrier: &PhaseBarrier,
     router: Option<Arc<Router>>,
     progress: &dyn Progress,
 ) -> Result<Outcome, BenchError> {
-    let promise = gate.promise();
+    let promise = barrier.promise();
     let config = &context.config;
     let home = fabric.endpoint()?;
     home.seed(config.seed ^ (index as u64 + 1) << 32);
-    let seat = |number: usize| (number, servers[number % servers.len()].clone(), home.clone());
+    let client = |number: usize| (number, servers[number % servers.len()].clone(), home.clone());
     // Threads and clients are multiples of compute servers: a thread has clients of one only.
     let own = servers[index % servers.len()].clone();
     let duty = Duty {
-        clients: (index..config.clients).step_by(config.threads).map(seat).collect(),
+        clients: (index..config.clients).step_by(config.threads).map(client).collect(),
         serving: vec![ServingThread { server: own, endpoint: home.clone() }],
         servers: servers.to_vec(),
         router,
         yield_ops: YIELD_OPS,
         leads: index == 0,
     };
-    let outcome = home.executor().block_on(work(context, &home, duty, gate, progress))?;
+    let outcome = home.executor().block_on(work(context, &home, duty, barrier, progress))?;
     promise.keep();
     Ok(outcome)
 }
 
-/// Waits for all threads; the first error that is not another's counts.
+/// Waits for all threads; returns the first error other than `Aborted`.
 fn join(
     threads: Vec<thread::ScopedJoinHandle<'_, Result<Outcome, BenchError>>>,
 ) -> Result<Outcome, BenchError> {

@@ -1,9 +1,9 @@
 //! Routing: starts each operation at the compute server that owns its key.
 //!
-//! Each client makes operations until it has one for its own compute server; those for others wait in
-//! the others' queues, from which their clients take first. So each compute server gets the share of
-//! the operations that its keys have in the workload, as with clients that know the partitions,
-//! whatever anybody's pace. A waiting operation takes 24 bytes.
+//! Each client makes operations until it has one for its own compute server. Those for others wait
+//! in the others' queues, from which their clients take first. So each compute server gets its
+//! keys' share of the workload, as with clients that know the partitions, at any pace. A waiting
+//! operation takes 24 bytes.
 
 use std::{
     collections::VecDeque,
@@ -21,12 +21,12 @@ use crate::generator::Op;
 pub(super) struct Owners {
     /// Inclusive upper bounds of all partitions but the last.
     bounds: Vec<Vec<u8>>,
-    /// Who has each partition.
+    /// Owner of each partition.
     servers: Vec<usize>,
 }
 
 impl Owners {
-    /// Of partitions that `servers` compute servers have taken in turn.
+    /// Owners of partitions that `servers` compute servers have taken in turn.
     pub(super) fn new(bounds: &[Vec<u8>], servers: usize) -> Self {
         let count = bounds.len() + 1;
         let shares = (0..servers).map(|server| (server, share_of(count, servers, server)));
@@ -34,7 +34,7 @@ impl Owners {
         Owners { bounds: bounds.to_vec(), servers }
     }
 
-    /// Whose `key` is.
+    /// The owner of `key`.
     pub(super) fn of(&self, key: &[u8]) -> usize {
         self.servers[self.bounds.partition_point(|bound| bound.as_slice() < key)]
     }
@@ -45,20 +45,20 @@ impl Owners {
 pub(super) struct Router {
     owners: Owners,
     queues: Vec<Mutex<VecDeque<Op>>>,
-    /// Operations of the phase that nobody has made yet.
+    /// Operations of the phase that no client has made yet.
     left: AtomicU64,
     /// Clients that may still make some.
     makers: AtomicUsize,
-    /// Clients that are just making some.
+    /// Clients that are making one now.
     making: AtomicUsize,
 }
 
-/// What there is for a client to do.
+/// A client's next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// An operation on a key of its own compute server.
     Op(Op),
-    /// Others may still make one for it.
+    /// Other clients may still make an operation for it.
     Wait,
     /// The phase is over for it.
     End,
@@ -72,14 +72,14 @@ impl Router {
         Router { owners, queues, left, makers, making }
     }
 
-    /// Begins a phase of so many operations, while no client is at work.
+    /// Begins a phase of `ops` operations, while no client works.
     pub(super) fn allow(&self, ops: u64, clients: usize) {
         self.left.store(ops, SeqCst);
         self.makers.store(clients, SeqCst);
     }
 
-    /// The next operation for a client of `server`, which makes operations with `make`, that puts their
-    /// keys into `key`. `may_make` is the client's, and true when the phase begins.
+    /// The next operation for a client of `server`. `make` makes an operation and puts its key into
+    /// `key`. `may_make` is the client's, and true when the phase begins.
     pub(super) fn next(
         &self,
         server: usize,
@@ -96,7 +96,8 @@ impl Router {
             }
             self.give_up(may_make);
         }
-        // In this order: who is making one took it from what is left, and queues it before it is done.
+        // In this order: a client that makes an operation takes it from `left`, and queues it
+        // before it leaves `making`.
         let is_over = self.left.load(SeqCst) == 0 || self.makers.load(SeqCst) == 0;
         let is_over = is_over && self.making.load(SeqCst) == 0;
         match self.take(server) {
@@ -106,7 +107,7 @@ impl Router {
         }
     }
 
-    /// The client makes no more operations in this phase.
+    /// Ends the client's making of operations in this phase.
     pub(super) fn give_up(&self, may_make: &mut bool) {
         if std::mem::replace(may_make, false) {
             self.makers.fetch_sub(1, SeqCst);
@@ -211,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_run_out_leaves_the_rest_to_others() {
+    fn clients_wait_while_another_may_make_operations() {
         let router = Router::new(owners(), 3);
         router.allow(100, 2);
         let (mut first, mut second) = (true, true);

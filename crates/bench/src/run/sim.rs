@@ -12,7 +12,7 @@ use super::{
     Run,
     context::Context,
     error::BenchError,
-    meet::Gate,
+    meet::PhaseBarrier,
     progress::Progress,
     route::{Owners, Router},
     services,
@@ -21,7 +21,7 @@ use super::{
 };
 use crate::config::{BenchConfig, CapabilityKind};
 
-/// What only a simulation can tell.
+/// Results that only a simulation has.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AboutSim {
     /// Events and effects of the whole run, hashed.
@@ -32,7 +32,7 @@ pub(super) struct AboutSim {
     pub(super) remote_ops: u64,
 }
 
-/// Runs it all.
+/// Runs the bench in the simulator.
 pub(super) fn run(context: &Arc<Context>, progress: &dyn Progress) -> Result<Run, BenchError> {
     let config = &context.config;
     let sim = Sim::new(cluster(config, context.region_bytes)?)?;
@@ -45,7 +45,7 @@ pub(super) fn run(context: &Arc<Context>, progress: &dyn Progress) -> Result<Run
         .map(|thread| sim.fabric(thread % computes).endpoint_on(thread / computes).map(Into::into))
         .collect::<Result<Vec<AnyEndpoint>, _>>()?;
     let home = &endpoints[0];
-    let gate = Gate::new(1);
+    let barrier = PhaseBarrier::new(1);
     let (loaded, servers, outcome, seen) = sim.block_on(async {
         let loaded = Loaded::make(context, home, progress).await?;
         let mut servers = Vec::with_capacity(computes);
@@ -55,7 +55,7 @@ pub(super) fn run(context: &Arc<Context>, progress: &dyn Progress) -> Result<Run
             servers.push(loaded.open(context, endpoint, number, expose).await?);
         }
         let owners = context.routes.then(|| Owners::new(&loaded.bounds, computes));
-        let seat = |number: usize| {
+        let client = |number: usize| {
             let endpoint = endpoints[number % endpoints.len()].clone();
             (number, servers[number % computes].clone(), endpoint)
         };
@@ -64,14 +64,14 @@ pub(super) fn run(context: &Arc<Context>, progress: &dyn Progress) -> Result<Run
             endpoint: endpoint.clone(),
         };
         let duty = Duty {
-            clients: (0..config.clients).map(seat).collect(),
+            clients: (0..config.clients).map(client).collect(),
             serving: endpoints.iter().enumerate().map(serves).collect(),
             servers: servers.clone(),
             router: owners.map(|owners| Arc::new(Router::new(owners, computes))),
             yield_ops: 0,
             leads: true,
         };
-        let outcome = work(context, home, duty, &gate, progress).await?;
+        let outcome = work(context, home, duty, &barrier, progress).await?;
         let mut seen = None;
         if config.verify {
             for (server, endpoint) in servers.iter().zip(&endpoints) {
@@ -102,7 +102,7 @@ fn cluster(config: &BenchConfig, region_bytes: u64) -> Result<SimConfig, BenchEr
     };
     let offload = config.settings.get("offload").unwrap_or("never");
     let offloads = config.engine.traits().offloads && offload != "never";
-    // Who does what is offloaded must see what has been written.
+    // Threads that serve offloaded requests must see the memory that others have written.
     capabilities.cpu_visible |= offloads;
     let threads = config.parts.memory_threads.unwrap_or(RpcConfig::default().threads);
     let torn = if config.torn { 1.0 } else { 0.0 };

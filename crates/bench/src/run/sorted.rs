@@ -9,8 +9,8 @@ use crate::{
     values::ValueMaker,
 };
 
-/// Mixed keys that are sorted at one time: 256 MiB of them. More items are gone through once for
-/// each so many, which at a nanosecond an item costs less than sorting.
+/// Mixed keys that are sorted at one time: 256 MiB of them. With more items there is one pass for
+/// each such part, which at a nanosecond an item costs less than sorting.
 const PART_KEYS: u64 = 1 << 25;
 /// Pairs between two calls of [`Progress::advance`].
 const PROGRESS_PAIRS: u64 = 1 << 16;
@@ -72,10 +72,10 @@ impl Iterator for SortedItems {
     }
 }
 
-/// The items sorted by their keys, of which the first 16 bytes mostly decide. 32 bytes an item meanwhile.
+/// The items sorted by their keys, mostly by the first 16 bytes. Takes 32 bytes an item meanwhile.
 fn sorted_by_key(keys: &KeyMaker, count: u64) -> Vec<u64> {
     let key_of = |item: u64, key: &mut Vec<u8>| {
-        // A key that cannot be made is told when it is asked for.
+        // A key that cannot be made gives an error when the load asks for it.
         let _ = keys.write_key(item, key);
     };
     let mut key = Vec::new();
@@ -154,7 +154,7 @@ impl Iterator for MixedKeys {
     }
 }
 
-/// The pairs of a bulk load, made as they are asked for.
+/// The pairs of a bulk load, made on demand.
 pub(crate) struct Pairs<'a> {
     items: SortedItems,
     keys: &'a KeyMaker,
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_are_joined_without_a_seam() {
+    fn any_size_of_part_gives_the_same_order() {
         let whole: Vec<u64> = MixedKeys::new(5000, 1 << 20).collect();
         assert!(whole.is_sorted());
         assert_eq!(whole.len(), 5000);

@@ -22,7 +22,7 @@ use crate::{config::LoadKind, parts::Boundaries, report::PhaseReport, units::hum
 
 /// The table's name in the pool.
 const TABLE: &str = "bench";
-/// Nodes that the cache holds by which a table is loaded and cut.
+/// Nodes of the cache by which a table is loaded and cut.
 const LOADER_NODES: u64 = 4096;
 /// Keys from which bounds are drawn.
 const SAMPLE_KEYS: u64 = 1 << 16;
@@ -39,7 +39,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Its cache, of an engine that has one.
+    /// The cache, if the engine has one.
     pub(super) fn dex(&self) -> Option<&Dex> {
         match &self.index {
             AnyIndex::Dex(dex) => Some(dex),
@@ -48,10 +48,10 @@ impl Server {
     }
 }
 
-/// A table that nobody has open.
+/// A table that no compute server has open.
 #[derive(Debug)]
 pub(super) struct Loaded {
-    /// Of the compute server that has loaded it.
+    /// The pool, on the compute server that has loaded it.
     pool: Arc<Pool>,
     /// The bulk load, if there was one.
     pub(super) load: Option<PhaseReport>,
@@ -63,13 +63,14 @@ pub(super) struct Loaded {
     pub(super) bounds: Vec<Vec<u8>>,
 }
 
-/// How many of `count` partitions are compute server `number`'s, of `servers`.
+/// The number of partitions, of `count`, that compute server `number` of `servers` takes.
 pub(super) fn share_of(count: usize, servers: usize, number: usize) -> usize {
     count / servers + usize::from(number < count % servers)
 }
 
 impl Loaded {
-    /// Formats the pool, makes the table, cuts it, and does the bulk load, if one is asked for.
+    /// Formats the pool, makes the table, cuts it, and runs the bulk load, if the configuration
+    /// asks for one.
     ///
     /// # Errors
     /// `Pool`, `PoolTooSmall`, `Load`, `Open`, `Key`.
@@ -82,7 +83,7 @@ impl Loaded {
         let refused = |source: PoolError| BenchError::Pool { pool_bytes, source };
         let client = Client::new(endpoint.clone());
         if context.config.shares_pool() {
-            // One that is there is somebody's.
+            // An existing pool belongs to others.
             format_once(&client, &context.pool).await.map_err(refused)?;
         } else {
             format(&client, &context.pool).await.map_err(refused)?;
@@ -93,7 +94,7 @@ impl Loaded {
         let root = root.map_err(|error| failed_load(pool_bytes, error))?;
         let filled = fill(context, &session, &root, progress).await;
         if filled.is_err() && context.config.shares_pool() {
-            // What has failed is what is told.
+            // The first failure is the one to report.
             let _ = AnyIndex::drop_table(&session, TABLE).await;
         }
         let (load, data_bytes, bounds) = filled?;
@@ -153,7 +154,8 @@ impl Loaded {
 
 type Filled = (Option<PhaseReport>, u64, Vec<Vec<u8>>);
 
-/// Cuts and loads the table, and closes it: the load, the bytes of its keys and values, the bounds.
+/// Cuts and loads the table, and closes it. Returns the load, the bytes of its keys and values, and
+/// the bounds.
 async fn fill(
     context: &Context,
     session: &Session,
@@ -168,7 +170,7 @@ async fn fill(
         settings.set(CACHE, &bytes.to_string());
     }
     if traits.logged {
-        // All is written when it is closed.
+        // Closing writes all changes.
         settings.set("durability", "volatile");
     }
     let options = OpenOptions { settings, ..OpenOptions::default() };
@@ -183,13 +185,13 @@ async fn fill(
         LoadKind::Bulk => Some(bulk_load(context, session, &index, progress).await),
         LoadKind::Insert => None,
     };
-    // Whatever has become of it, so that it can be dropped.
+    // Even after a failure, so that it can be dropped.
     let closed = index.close(session).await.map_err(failed);
     let (load, data_bytes) = load.transpose()?.unzip();
     closed.map(|()| (load, data_bytes.unwrap_or(0), bounds))
 }
 
-/// Where the table is cut: nowhere, of an engine without partitions.
+/// Bounds at which the table is cut; none for an engine without partitions.
 fn bounds(context: &Context) -> Result<Vec<Vec<u8>>, BenchError> {
     let config = &context.config;
     if !config.engine.traits().owned {
@@ -197,7 +199,7 @@ fn bounds(context: &Context) -> Result<Vec<Vec<u8>>, BenchError> {
     }
     let count = config.parts.partitions(config);
     if config.parts.boundaries == Some(Boundaries::Equal) {
-        // Numbers have eight bytes, whatever their values make of the nodes.
+        // Numbers have eight bytes, for any layout of the nodes.
         let layout = TableFormat::fixed8(config.engine).layout().map_err(BenchError::Table)?;
         return Ok(equal_width(&layout, count).unwrap_or_default());
     }
@@ -241,7 +243,7 @@ fn failed_load(pool_bytes: u64, error: IndexError) -> BenchError {
     }
 }
 
-/// Brings what a compute server has in its cache to the pool, and checks the cache.
+/// Writes a compute server's cached changes to the pool, and checks the cache.
 ///
 /// # Errors
 /// `Verify`, `Damaged`.
@@ -253,7 +255,7 @@ pub(super) async fn settle(server: &Server, endpoint: &AnyEndpoint) -> Result<()
     damaged(&dex.check_cache())
 }
 
-/// Walks the table, once all compute servers have settled.
+/// Walks the table, after all compute servers have settled.
 ///
 /// # Errors
 /// `Verify`, `Damaged`.
@@ -288,7 +290,7 @@ pub(super) async fn close(server: &Server, endpoint: &AnyEndpoint) -> Result<(),
     server.index.close(&session).await.map_err(BenchError::Clear)
 }
 
-/// Takes the table out of a pool that stays.
+/// Drops the table from a pool that stays.
 ///
 /// # Errors
 /// `Clear`.

@@ -13,7 +13,7 @@ use crate::{
     workload::OpKind,
 };
 
-/// Latencies by kind, errors, and how much data came and went.
+/// Latencies by kind, errors, and bytes added and removed.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tally {
     kinds: [Option<Box<LatencyHistogram>>; OpKind::ALL.len()],
@@ -21,25 +21,25 @@ pub(super) struct Tally {
     first_error: Option<String>,
     /// The first failure because the pool was full.
     full: Option<IndexError>,
-    /// Bytes of keys and values added, less those taken out.
+    /// Bytes of keys and values added, less those removed.
     data_bytes: i64,
 }
 
 impl Tally {
-    /// An operation is done.
+    /// Counts an operation.
     #[inline]
     pub(super) fn done(&mut self, kind: OpKind, nanos: u64) {
         self.kinds[kind.index()].get_or_insert_default().record(nanos);
     }
 
-    /// An operation found what it must not. `text` is asked only for the first.
+    /// Counts a wrong answer. Calls `text` for the first only.
     #[cold]
     pub(super) fn wrong(&mut self, text: impl FnOnce() -> String) {
         self.errors += 1;
         self.first_error.get_or_insert_with(text);
     }
 
-    /// An operation failed.
+    /// Counts a failed operation.
     #[cold]
     pub(super) fn failed(&mut self, op: Op, error: IndexError) {
         self.wrong(|| format!("{} of item {}: {error}", op.kind.name(), op.item));
@@ -48,24 +48,24 @@ impl Tally {
         }
     }
 
-    /// Data was added, or with a negative number taken out.
+    /// Counts added data, or with a negative number removed data.
     #[inline]
     pub(super) fn data(&mut self, bytes: i64) {
         self.data_bytes += bytes;
     }
 
-    /// Bytes of keys and values added, less those taken out.
+    /// Bytes of keys and values added, less those removed.
     pub(super) fn data_bytes(&self) -> i64 {
         self.data_bytes
     }
 
-    /// Whether anything went wrong.
+    /// Returns whether there were errors.
     pub(super) fn has_errors(&self) -> bool {
         self.errors > 0
     }
 
     /// # Errors
-    /// What went wrong in a load: `PoolTooSmall` or `WrongLoad`.
+    /// The first error of a load: `PoolTooSmall` or `WrongLoad`.
     pub(super) fn check_load(&self, pool_bytes: u64) -> Result<(), BenchError> {
         match (&self.full, &self.first_error) {
             (Some(full), _) => Err(BenchError::PoolTooSmall { pool_bytes, source: full.clone() }),
@@ -74,12 +74,12 @@ impl Tally {
         }
     }
 
-    /// Forgets latencies, but neither errors nor data: a wrong answer counts whenever it comes.
+    /// Forgets latencies, but neither errors nor data: a wrong answer counts in every phase.
     pub(super) fn restart(&mut self) {
         self.kinds.iter_mut().flatten().for_each(|histogram| histogram.clear());
     }
 
-    /// Adds another thread's.
+    /// Adds another thread's tally.
     pub(super) fn add(&mut self, other: Tally) {
         for (mine, theirs) in self.kinds.iter_mut().zip(other.kinds) {
             match (mine, theirs) {

@@ -44,7 +44,7 @@ fn small(fabric: FabricKind, workload: &str) -> BenchConfig {
 
 const FABRICS: [FabricKind; 2] = [FabricKind::Mapped, FabricKind::Sim];
 
-/// Memory servers of this process for `config`, and where they are.
+/// Starts memory servers in this process for `config`; returns their addresses as well.
 fn serve(config: &BenchConfig) -> (Vec<MemoryServer>, Vec<SocketAddr>) {
     let bytes = region_bytes(config).unwrap();
     let start = |server: usize| {
@@ -83,9 +83,9 @@ fn a_run_over_tcp_costs_what_it_costs_elsewhere() {
     assert!(per_op(&over_tcp).1 >= 1024.0);
 }
 
-/// What others have in the pool stays, and what the run has made goes.
+/// A run leaves other tables of the pool as they are, and drops its own.
 #[test]
-fn a_run_on_a_pool_of_others_leaves_it_as_it_was() {
+fn a_run_leaves_other_tables_of_a_pool_as_they_were() {
     let config = BenchConfig { pool_bytes: Some(64 << 20), ..small(FabricKind::Tcp, "ycsb-a") };
     let (_servers, addresses) = serve(&config);
     let cluster = Some(Cluster::Shared(addresses));
@@ -136,7 +136,7 @@ fn every_workload_runs_on_every_fabric() {
             }
             assert_eq!(ops, config.ops);
             let at_end = report.config["keys_at_end"].as_u64().unwrap();
-            // Those of the warm-up are not in the report.
+            // The report leaves out those of the warm-up.
             let inserts = config.workload.mix.share(OpKind::Insert);
             let inserted = (at_end - config.keys) as f64;
             assert!((inserted - inserts * 1700.0).abs() < 100.0, "{name}: {inserted}");
@@ -214,8 +214,8 @@ fn reads_cost_the_height_exactly() {
     }
 }
 
-/// A read-modify-write is given the cost of a get and an update; together with maintenance, all
-/// kinds come to the total.
+/// A read-modify-write has the cost of a get and an update; together with maintenance, all kinds
+/// come to the total.
 #[test]
 fn costs_by_kind_add_up() {
     let report = run_well(&small(FabricKind::Sim, "get=40,rmw=30,update=10,upsert=10,insert=10"));
@@ -277,7 +277,7 @@ fn keys_and_values_of_every_kind() {
     std::fs::remove_file(&path).unwrap();
 }
 
-/// A file of keys ends: then inserts, and with them their clients, do too.
+/// A file of keys ends: then inserts end, and with them their clients.
 #[test]
 fn running_out_of_keys_ends_the_run() {
     let path = std::env::temp_dir().join(format!("farleaf-bench-few-{}", std::process::id()));
@@ -339,7 +339,7 @@ fn capabilities_of_the_simulator_can_be_chosen() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn impossible_configurations_are_refused() {
     let refusal = |change: &dyn Fn(&mut BenchConfig)| {
         let mut config = small(FabricKind::Sim, "ycsb-a");
         change(&mut config);
@@ -364,7 +364,7 @@ fn what_cannot_be_is_refused() {
     }
 }
 
-/// Counts what it is told.
+/// Counts its calls.
 #[derive(Default)]
 struct Counting {
     phases: AtomicU64,
@@ -390,7 +390,7 @@ impl Progress for Counting {
 }
 
 #[test]
-fn nobody_is_at_work_between_slices() {
+fn no_client_works_between_slices() {
     for fabric in FABRICS {
         for engine in [farleaf_index::Engine::BTree, farleaf_index::Engine::Dex] {
             let progress = Counting::default();
@@ -419,7 +419,7 @@ impl Progress for Resting {
     }
 }
 
-/// Maintenance goes on in pauses, and is not part of what the operations cost.
+/// Maintenance goes on in pauses, and the report leaves it out of the operations' cost.
 #[test]
 fn pauses_cost_nothing() {
     const REST: Duration = Duration::from_millis(500);

@@ -14,10 +14,10 @@ use farleaf_index::dex::DexStats;
 use farleaf_pool::{PoolError, Session};
 
 use super::{
-    client::{Client, Desk, Job, Route},
+    client::{Client, Job, Route, ThreadContext},
     context::Context,
     error::BenchError,
-    meet::{Gate, Gather},
+    meet::{Gather, PhaseBarrier},
     progress::{Phase, Progress},
     route::Router,
     table::Server,
@@ -30,19 +30,19 @@ const TICK_NS: u64 = 1_000_000;
 /// Most turns until a session's own comes.
 const TURNS_MAX: u64 = 10;
 
-/// What one thread has to do.
+/// Work of one thread.
 pub(super) struct Duty {
-    /// Its clients: number, compute server, and the endpoint of the thread that it runs on.
+    /// Clients: number, compute server, and the endpoint of the thread that it runs on.
     pub(super) clients: Vec<(usize, Server, AnyEndpoint)>,
     /// Threads that execute what other compute servers send.
     pub(super) serving: Vec<ServingThread>,
     /// All compute servers.
     pub(super) servers: Vec<Server>,
-    /// What gives operations to the owners of their keys, if they begin there.
+    /// Gives operations to the owners of their keys, if they begin there.
     pub(super) router: Option<Arc<Router>>,
-    /// See [`Desk::yield_ops`].
+    /// See [`ThreadContext::yield_ops`].
     pub(super) yield_ops: u64,
-    /// Whether it is the one that says which phase begins.
+    /// True for the one thread that reports the phases.
     pub(super) leads: bool,
 }
 
@@ -52,23 +52,23 @@ pub(super) struct ServingThread {
     pub(super) endpoint: AnyEndpoint,
 }
 
-/// What came of it.
+/// Results of a thread.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
-    /// What its clients counted.
+    /// Counts of its clients.
     pub(super) tally: Tally,
-    /// Nanoseconds of the load phase, 0 if it was none of this thread's business.
+    /// Nanoseconds of the load phase; 0 if the thread takes no part in it.
     pub(super) load_ns: u64,
     /// Nanoseconds of the run phase.
     pub(super) run_ns: u64,
-    /// What the run phase cost.
+    /// Fabric operations of the run phase.
     pub(super) cost: Snapshot,
-    /// What the caches did meanwhile, told by the thread that leads.
+    /// Statistics of the caches during the run phase, from the thread that leads.
     pub(super) caches: Option<DexStats>,
 }
 
 impl Outcome {
-    /// Adds another thread's, which ran at the same time.
+    /// Adds the outcome of another thread that ran at the same time.
     pub(super) fn add(&mut self, other: Outcome) {
         self.tally.add(other.tally);
         self.load_ns = self.load_ns.max(other.load_ns);
@@ -78,7 +78,7 @@ impl Outcome {
     }
 }
 
-/// Does a thread's share of the run. `home` is an endpoint of the thread.
+/// Runs a thread's share of the bench. `home` is an endpoint of the thread.
 ///
 /// # Errors
 /// `Pool`, `Distribution`, `WrongLoad`, or `Aborted` if another thread fails.
@@ -86,7 +86,7 @@ pub(super) async fn work(
     context: &Arc<Context>,
     home: &AnyEndpoint,
     duty: Duty,
-    gate: &Gate,
+    barrier: &PhaseBarrier,
     progress: &dyn Progress,
 ) -> Result<Outcome, BenchError> {
     let config = &context.config;
@@ -113,7 +113,7 @@ pub(super) async fn work(
         clients_of_all: config.clients,
         router: duty.router,
         home: home.clone(),
-        gate,
+        barrier,
         turn: 0,
         progress,
     };
@@ -144,7 +144,7 @@ pub(super) async fn work(
         outcome.run_ns += ns;
         outcome.cost.add(&cost);
     }
-    // Others may wait for what tasks of this thread hold.
+    // Others may wait for locks that tasks of this thread hold.
     crew.meet().await?;
     outcome.caches =
         caches_before.and_then(|before| stats(&duty.servers).map(|now| now.since(&before)));
@@ -159,7 +159,7 @@ fn refused(context: &Context, source: PoolError) -> BenchError {
     BenchError::Pool { pool_bytes: context.pool_bytes(), source }
 }
 
-/// What all caches have done so far, if there are some.
+/// Statistics of all caches so far, if there are some.
 fn stats(servers: &[Server]) -> Option<DexStats> {
     let mut sum: Option<DexStats> = None;
     for dex in servers.iter().filter_map(Server::dex) {
@@ -180,7 +180,7 @@ async fn serve(
             let session = session.map_err(|source| refused(context, source))?;
             let serving = Arc::clone(&server.host).serve(session);
             endpoint.spawn(async move {
-                // One that has been cut off serves no more; who asks it is told so.
+                // A compute server that has been cut off serves no more; callers get an error.
                 let _ = serving.await;
             });
         }
@@ -200,7 +200,7 @@ fn maintain(context: &Context, session: Session, number: u64, stop: Arc<AtomicBo
     endpoint.clone().spawn(async move {
         endpoint.sleep(first_ns).await;
         while !stop.load(SeqCst) {
-            // A round that fails is done by the next one; the client meets what is wrong.
+            // The next round makes up for a round that fails; the client meets lasting errors.
             let _ = session.tick_if_due().await;
             endpoint.sleep(interval_ns).await;
         }
@@ -225,7 +225,7 @@ struct Crew<'a> {
     clients_of_all: usize,
     router: Option<Arc<Router>>,
     home: AnyEndpoint,
-    gate: &'a Gate,
+    barrier: &'a PhaseBarrier,
     turn: usize,
     progress: &'a dyn Progress,
 }
@@ -234,11 +234,11 @@ impl Crew<'_> {
     /// Waits for all other threads.
     async fn meet(&mut self) -> Result<(), BenchError> {
         self.turn += 1;
-        self.gate.pass(&self.home, self.turn).await
+        self.barrier.pass(&self.home, self.turn).await
     }
 
-    /// Begins together with all other threads, lets every client do its job, and returns how long
-    /// that took in nanoseconds.
+    /// Begins together with all other threads and lets every client do its job. Returns the time
+    /// that this took, in nanoseconds.
     async fn phase(
         &mut self,
         phase: Phase,
@@ -255,15 +255,15 @@ impl Crew<'_> {
         }
     }
 
-    /// As [`Crew::phase`], without telling anybody; also what that has cost. Maintenance goes on in pauses,
-    /// too, and is nobody's then.
+    /// As [`Crew::phase`], without a report of the phase; also returns the cost. Maintenance goes
+    /// on in pauses, without a client to count for.
     async fn work(
         &mut self,
         total: u64,
         job: impl Fn(usize) -> Job,
     ) -> Result<(u64, Snapshot), BenchError> {
         if let Some(router) = self.router.clone() {
-            // Once nobody is at work on the last one's.
+            // The router may change only after all clients have left the last phase.
             self.meet().await?;
             if self.leads {
                 router.allow(total, self.clients_of_all);
@@ -274,13 +274,13 @@ impl Crew<'_> {
         let (began_ns, before) = (self.home.now_ns(), Snapshot::of(&counters));
         let gather = Gather::new(self.clients.len());
         for client in self.clients.drain(..) {
-            let desk = Desk {
+            let thread = ThreadContext {
                 tally: Rc::clone(&self.tally),
                 gather: gather.clone(),
                 yield_ops: self.yield_ops,
             };
             let job = job(client.number());
-            client.start(job, desk);
+            client.start(job, thread);
         }
         self.clients = gather.all(|steps| self.progress.advance(steps)).await;
         self.clients.sort_unstable_by_key(Client::number);

@@ -46,7 +46,7 @@ pub struct YcsbProperties {
     file_name: Option<String>,
 }
 
-/// Where a property was given.
+/// Origin of a property.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum YcsbOrigin {
     /// In a file, on a line counted from 1.
@@ -69,7 +69,7 @@ impl fmt::Display for YcsbOrigin {
     }
 }
 
-/// What the properties ask for.
+/// The run that the properties describe.
 #[derive(Clone, Debug, PartialEq)]
 pub struct YcsbConfig {
     /// Mix, distribution and scan lengths; named after the last file that was read.
@@ -80,7 +80,7 @@ pub struct YcsbConfig {
     pub operation_count: Option<u64>,
     /// The size of a record: `fieldcount` times `fieldlength`.
     pub value_bytes: usize,
-    /// Whether keys are spread (`hashed`, the default) or sort as they were inserted.
+    /// Order of keys: spread (`hashed`, the default) or sorted as they were inserted.
     pub key_order: KeyOrder,
     /// Clients; `None` if left out.
     pub thread_count: Option<u64>,
@@ -108,7 +108,7 @@ impl YcsbProperties {
         self.add_bytes(&bytes, path)
     }
 
-    /// Sets one property, as in YCSB's `-p property=value`; wins over files, whenever it is set.
+    /// Sets one property, as in YCSB's `-p property=value`; wins over files, set before or after.
     ///
     /// # Errors
     /// [`YcsbError::Override`] if there is no property or no `=`.
@@ -118,7 +118,7 @@ impl YcsbProperties {
         Ok(())
     }
 
-    /// Makes sense of the properties.
+    /// Evaluates the properties.
     ///
     /// # Errors
     /// [`YcsbError::Value`] for a value that is not one of its property's, and
@@ -187,7 +187,7 @@ impl YcsbProperties {
 const VALUE_BYTES_MAX: usize = 1 << 20;
 const VALUE_BYTES_FORMS: &str = "fieldcount times fieldlength of at most 1048576";
 
-/// Reads properties and remembers which.
+/// Reads properties and remembers their names.
 struct Lookup<'a> {
     properties: &'a YcsbProperties,
     used: Vec<&'static str>,
@@ -283,7 +283,7 @@ impl<'a> Lookup<'a> {
         (!value.is_empty()).then_some(value.as_str())
     }
 
-    /// A whole number; `1M` is read too.
+    /// A whole number; also reads `1M`.
     fn count(&mut self, name: &'static str, default: u64) -> Result<u64, YcsbError> {
         let Some(text) = self.text(name) else { return Ok(default) };
         match Count::from_str(text) {
@@ -354,7 +354,7 @@ pub enum YcsbError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// A file is not a properties file.
@@ -364,7 +364,7 @@ pub enum YcsbError {
         path: PathBuf,
         /// The line, counting from 1.
         line_number: usize,
-        /// What is wrong.
+        /// The fault.
         fault: &'static str,
     },
     /// An override is not `property=value`.
@@ -377,15 +377,15 @@ pub enum YcsbError {
     #[error("{origin}: \"{read}\" is not a value for {property}{} (accepted: {accepted})",
         did_you_mean(suggestion.as_deref()))]
     Value {
-        /// Where it was given.
+        /// Origin of the value.
         origin: YcsbOrigin,
         /// The property.
         property: &'static str,
         /// The value as it was given.
         read: String,
-        /// What was probably meant.
+        /// The known value that was probably meant.
         suggestion: Option<String>,
-        /// What is accepted.
+        /// The accepted values.
         accepted: String,
     },
     /// The proportions are all 0, or too large to add up.

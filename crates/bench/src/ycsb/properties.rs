@@ -2,7 +2,7 @@
 
 use super::YcsbError;
 
-/// One property and where it stands.
+/// One property and its line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Property {
     pub(super) key: String,
@@ -20,7 +20,7 @@ pub(super) struct Property {
 /// Java, blanks at a value's end do not belong to it.
 ///
 /// # Errors
-/// The line and a word on what is wrong, for a `\u` without four hexadecimal digits.
+/// The line and a word on the fault, for a `\u` without four hexadecimal digits.
 pub(super) fn parse(bytes: &[u8]) -> Result<Vec<Property>, (usize, &'static str)> {
     let text: String = bytes.iter().map(|byte| char::from(*byte)).collect();
     let mut lines = text.replace("\r\n", "\n").replace('\r', "\n");

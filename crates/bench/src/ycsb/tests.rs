@@ -53,7 +53,7 @@ fn files_are_read_as_they_are() {
 }
 
 #[test]
-fn nothing_given_is_ycsbs_default() {
+fn missing_properties_take_ycsbs_defaults() {
     let config = YcsbProperties::new().config().unwrap();
     assert_eq!(config.workload.name, "ycsb");
     assert_eq!(config.workload.mix.to_string(), "get=95,update=5");
@@ -141,7 +141,7 @@ fn later_files_win_and_overrides_win_over_all() {
 }
 
 #[test]
-fn nonsense_is_named_with_its_place() {
+fn errors_name_the_file_and_line() {
     assert_eq!(
         message("recordcount=1000\n\nrecordcount = many", &[]),
         "workloads/workloada line 3: \"many\" is not a value for recordcount (accepted: a whole \

@@ -9,9 +9,9 @@ use super::formats::Format;
 use crate::history::{Answer, Call};
 use crate::world::{Fault, ask, join, open};
 
-/// The table that all is about.
+/// The table of the case.
 pub(super) const TABLE: &str = "t";
-/// A table beside it, to be made or dropped.
+/// A second table, to be made or dropped.
 pub(super) const OTHER: &str = "other";
 /// Version of values that the table is filled with.
 pub(super) const INITIAL: u32 = 1;
@@ -31,7 +31,7 @@ pub(super) enum Action {
     Scan {
         reverse: bool,
     },
-    /// Fills the empty table with so many keys.
+    /// Fills the empty table with this many keys.
     BulkLoad(u32),
     CreateTable,
     DropTable,
@@ -45,7 +45,7 @@ pub(super) enum Action {
 }
 
 impl Action {
-    /// The key that it is about.
+    /// The key of the action, if it has one.
     pub(super) fn key(self) -> Option<u32> {
         match self {
             Action::Get(key)
@@ -58,7 +58,7 @@ impl Action {
         }
     }
 
-    /// As it stands in a history, if it is about one key.
+    /// The call for a history, if the action has a key.
     pub(super) fn call(self, format: &Format) -> Option<Call> {
         let number = self.key()?;
         let key = format.key(number);
@@ -77,7 +77,7 @@ impl Action {
     }
 }
 
-/// Who acts.
+/// The compute server that acts.
 pub(super) struct Actor {
     pub(super) format: Format,
     pub(super) endpoint: AnyEndpoint,
@@ -93,7 +93,7 @@ pub(super) async fn enter(endpoint: AnyEndpoint) -> Result<(Session, AnyIndex), 
 }
 
 impl Actor {
-    /// Does it.
+    /// Does the action.
     pub(super) async fn act(&self, action: Action) -> Result<Answer, IndexError> {
         let nothing = Ok(Answer::Flag(true));
         let Some((session, index)) = &self.member else {
@@ -170,7 +170,7 @@ pub(super) async fn scan(
     Ok(out.iter().map(|(key, value)| (key.to_vec(), value.to_vec())).collect())
 }
 
-/// What [`Action::BulkLoad`] loads.
+/// The pairs that [`Action::BulkLoad`] loads.
 pub(super) fn bulk_pairs(format: &Format, count: u32) -> Pairs {
     (0..count)
         .map(|index| (10 + 10 * index, WRITTEN))

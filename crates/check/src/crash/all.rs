@@ -6,16 +6,16 @@ use std::time::{Duration, Instant};
 
 use super::{CrashCase, CrashFailure, CrashPoint, cases};
 
-/// What to go through.
+/// Options of a run over all cases.
 #[derive(Clone, Debug)]
 pub struct CrashOptions {
     /// Threads; each runs simulations of its own.
     pub threads: usize,
     /// Every n-th point of each case only; 1 for all.
     pub stride: usize,
-    /// No further point is begun after so long. What was left out is counted.
+    /// Time after which no further point is begun. The report counts those left out.
     pub budget: Option<Duration>,
-    /// No further point is begun after so many failures.
+    /// Failures after which no further point is begun.
     pub failures_max: usize,
 }
 
@@ -25,7 +25,7 @@ impl Default for CrashOptions {
     }
 }
 
-/// How a case went.
+/// Results of a case.
 #[derive(Clone, Debug)]
 pub struct Progress {
     /// The case.
@@ -34,13 +34,13 @@ pub struct Progress {
     pub ops: usize,
     /// Points that were run.
     pub points: usize,
-    /// Those after which something was wrong, and the case itself if it could not be made.
+    /// Points with a failure, and the case itself if its state could not be made.
     pub failures: usize,
     /// Real time, on one thread.
     pub took: Duration,
 }
 
-/// What was gone through.
+/// Results of a run over all cases.
 #[derive(Clone, Debug, Default)]
 pub struct CrashReport {
     /// Cases that were begun.
@@ -54,14 +54,14 @@ pub struct CrashReport {
     pub cases_left_out: usize,
     /// Points after which objects were lost until a sweep found them, and how many objects.
     pub swept: (usize, u64),
-    /// What was wrong, by name.
+    /// Failures, by name.
     pub failures: Vec<CrashFailure>,
     /// Real time.
     pub took: Duration,
 }
 
-/// Runs the points of every case whose name `filter` takes. `progress` is told of each case once
-/// it is done, from the thread that did it.
+/// Runs the points of every case whose name `filter` accepts. Calls `progress` for each case that
+/// is done, from the thread that ran it.
 pub fn run_all(
     filter: impl Fn(&str) -> bool,
     options: &CrashOptions,
@@ -120,7 +120,7 @@ pub fn run_all(
     report
 }
 
-/// Runs points of one case; how many, and how many failed.
+/// Runs points of one case; returns how many ran and how many failed.
 fn run_points<'a>(
     case: &CrashCase,
     wanted: &[CrashPoint],

@@ -3,30 +3,32 @@
 use farleaf_index::Engine;
 
 use super::action::{Action, INITIAL, WRITTEN};
-use super::state::{Change, Deed, Order, Prelude, Script, State};
+use super::state::{Change, CrashState, CrashStep, Order, Script, Setup};
 
 /// The cases of an engine, in every format, by name.
-pub(super) fn table(engine: Engine) -> Vec<(&'static str, State)> {
-    let grow = |change, order| State::new(Script::Grow(change, order), Deed::Found);
-    let shrink = |keys, change, order| State::new(Script::Shrink(keys, change, order), Deed::Found);
-    let keys = |count, action| State::new(Script::Keys(count), Deed::Do(action));
+pub(super) fn table(engine: Engine) -> Vec<(&'static str, CrashState)> {
+    let grow = |change, order| CrashState::new(Script::Grow(change, order), CrashStep::Found);
+    let shrink = |keys, change, order| {
+        CrashState::new(Script::Shrink(keys, change, order), CrashStep::Found)
+    };
+    let keys = |count, action| CrashState::new(Script::Keys(count), CrashStep::Do(action));
     let split = grow(Change::LeafSplit, Order::Up);
-    let unfinished = |deed| State { prelude: Prelude::Unfinished, deed, ..split };
-    let recover = |state, from_last| State {
-        prelude: Prelude::Died(from_last),
-        deed: Deed::Do(Action::Recover),
+    let unfinished = |step| CrashState { setup: Setup::Unfinished, step, ..split };
+    let recover = |state, from_last| CrashState {
+        setup: Setup::Died(from_last),
+        step: CrashStep::Do(Action::Recover),
         ..state
     };
     let growth = grow(Change::Growth(2), Order::Up);
     let merge = shrink(14, Change::LeafMerge, Order::Up);
-    let by_actor = |state| State { by_actor: true, ..state };
-    let cold = |state| State { is_cold: true, ..state };
+    let by_actor = |state| CrashState { by_actor: true, ..state };
+    let cold = |state| CrashState { is_cold: true, ..state };
     let traits = engine.traits();
     let shrinks = traits.shrinks;
     let cases = vec![
         ("get", keys(12, Action::Get(60))),
         ("get-absent", cold(keys(12, Action::Get(61)))),
-        ("get-unfinished", unfinished(Deed::Get)),
+        ("get-unfinished", unfinished(CrashStep::Get)),
         ("scan", keys(12, Action::Scan { reverse: false })),
         ("scan-reverse", cold(keys(12, Action::Scan { reverse: true }))),
         ("verify", keys(12, Action::Verify)),
@@ -37,12 +39,12 @@ pub(super) fn table(engine: Engine) -> Vec<(&'static str, State)> {
         ("insert-leaf-split-left", grow(Change::LeafSplit, Order::Down)),
         ("insert-leaf-split-middle", grow(Change::LeafSplit, Order::Mixed)),
         ("insert-leaf-split-cold", cold(split)),
-        ("insert-block-exhausted", State { is_exhausted: true, ..split }),
+        ("insert-block-exhausted", CrashState { is_exhausted: true, ..split }),
         ("insert-first-growth", grow(Change::FirstGrowth, Order::Up)),
         ("insert-inner-split", grow(Change::InnerSplit, Order::Up)),
         ("insert-root-growth", growth),
         ("insert-deep-growth", grow(Change::Growth(3), Order::Up)),
-        ("insert-unfinished", unfinished(Deed::InsertBeside)),
+        ("insert-unfinished", unfinished(CrashStep::InsertBeside)),
         ("update", keys(12, Action::Update(60))),
         ("update-own", by_actor(keys(12, Action::Update(60)))),
         ("update-absent", keys(12, Action::Update(61))),
@@ -57,7 +59,7 @@ pub(super) fn table(engine: Engine) -> Vec<(&'static str, State)> {
         ("remove-merge-cascade", shrink(30, Change::InnerMerge, Order::Up)),
         ("remove-root-shrink", shrink(6, Change::Shrink(2), Order::Up)),
         ("remove-shrink-cascade", shrink(14, Change::Shrink(3), Order::Up)),
-        ("remove-unfinished", unfinished(Deed::RemoveBefore)),
+        ("remove-unfinished", unfinished(CrashStep::RemoveBefore)),
         ("exchange-change", keys(12, Action::Exchange(60, INITIAL, WRITTEN))),
         ("exchange-differs", keys(12, Action::Exchange(60, WRITTEN, INITIAL))),
         ("exchange-add", keys(12, Action::Exchange(61, 0, WRITTEN))),
@@ -65,8 +67,8 @@ pub(super) fn table(engine: Engine) -> Vec<(&'static str, State)> {
         ("bulk-load", keys(0, Action::BulkLoad(9))),
         ("create-table", keys(6, Action::CreateTable)),
         ("create-table-cold", cold(keys(6, Action::CreateTable))),
-        ("drop-table", State { has_other: true, ..keys(6, Action::DropTable) }),
-        ("drop-table-own", State { has_other: true, ..by_actor(keys(6, Action::DropTable)) }),
+        ("drop-table", CrashState { has_other: true, ..keys(6, Action::DropTable) }),
+        ("drop-table-own", CrashState { has_other: true, ..by_actor(keys(6, Action::DropTable)) }),
         ("join", keys(6, Action::Join)),
         ("leave", keys(6, Action::Leave)),
         ("leave-own", by_actor(merge_then(Action::Leave, shrinks))),
@@ -84,13 +86,13 @@ pub(super) fn table(engine: Engine) -> Vec<(&'static str, State)> {
         ("insert-node", node),
         ("insert-node-down", grow(Change::NodeAdded, Order::Down)),
         ("insert-node-cold", cold(node)),
-        ("insert-node-exhausted", State { is_exhausted: true, ..node }),
+        ("insert-node-exhausted", CrashState { is_exhausted: true, ..node }),
         ("insert-larger-node", larger),
         ("insert-larger-node-own", by_actor(larger)),
         ("recover-node", recover(node, 0)),
         ("recover-larger-node", recover(larger, 0)),
     ]);
-    let has_change = |state: &State| match state.script {
+    let has_change = |state: &CrashState| match state.script {
         Script::Keys(_) => true,
         Script::Grow(Change::LeafAdded | Change::NodeAdded | Change::NodeGrows, _) => traits.radix,
         Script::Grow(..) => traits.splits,
@@ -100,8 +102,8 @@ pub(super) fn table(engine: Engine) -> Vec<(&'static str, State)> {
     cases.filter(|(_, state)| has_change(state)).collect()
 }
 
-/// The actor makes nodes go first, and a level if `shrinks`, so that it has something retired.
-fn merge_then(action: Action, shrinks: bool) -> State {
+/// The actor makes nodes go first, and a level if `shrinks`, so that it has retired something.
+fn merge_then(action: Action, shrinks: bool) -> CrashState {
     let change = if shrinks { Change::Shrink(3) } else { Change::LeafMerge };
-    State::new(Script::Shrink(14, change, Order::Up), Deed::Do(action))
+    CrashState::new(Script::Shrink(14, change, Order::Up), CrashStep::Do(action))
 }

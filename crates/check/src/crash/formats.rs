@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_stand_where_the_format_says() {
+    fn values_are_inline_or_records_by_format() {
         for format in Engine::ALL.iter().flat_map(|engine| Format::of(*engine)) {
             let layout = format.table.layout().unwrap();
             for (number, version) in [(1, 1), (1_200, 2_001)] {

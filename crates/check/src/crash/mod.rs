@@ -2,21 +2,23 @@
 //!
 //! It dies before the operation, after it, or within it.
 //!
-//! A [`CrashCase`] is an action of a compute server (an insert, a scan, joining, recovery itself)
-//! in a state in which it does something particular (split a leaf, grow the root, take the last
-//! object of a block). A run without a death counts its remote operations; then there is one run
-//! for each operation and each way to die there. In each, the survivors go on at once: two clients
-//! read and change the keys concerned and their neighbours, a third recovers the dead; a compute
-//! server that was only stopped goes on after that. Checked are:
+//! A [`CrashCase`] is an action of a compute server in a state in which it does something
+//! particular. Actions are an insert, a scan, joining, recovery itself; states let it split a leaf,
+//! grow the root, take the last object of a block. A run without a death counts the action's remote
+//! operations. Then there is one run for each operation and each way to die there. In each, the
+//! survivors go on at once: two clients read and change the keys concerned and their neighbours, a
+//! third recovers the dead. A compute server that was only stopped goes on after that. The lab
+//! checks:
 //!
 //! - `CHECK-1` The answers of all clients have an order in which each is right, with the dead
 //!   action done at some moment or never.
 //! - `CHECK-2` No other key has changed; a scan, a reverse scan and gets agree.
 //! - `CHECK-3` The engine's `verify` and the pool's audit have nothing to say, and every object is
-//!   live, free or retired. An object that the dead had taken out of a table, in a survivor's block,
-//!   may be lost until the survivor has also left and a sweep has passed the block; the run does both.
-//! - `CHECK-4` Every entry of the member, client and root tables can be had again.
-//! - `CHECK-5` A zombie changes no word, and is told that it has been cut off.
+//!   live, free or retired. One exception: an object that the dead had taken out of a table, in a
+//!   survivor's block, may be lost for a while. It is found once the survivor has left and a sweep
+//!   has passed the block; the run does both.
+//! - `CHECK-4` Every entry of the member, client and root tables can be claimed again.
+//! - `CHECK-5` A zombie changes no word, and learns that it has been cut off.
 //! - `CHECK-6` All this takes bounded virtual time, and no survivor meets an error.
 //!
 //! A point has a name, `ENGINE/u64-tiny/insert-root-growth#k=7,within=prefix:3`, and everything that
@@ -44,10 +46,10 @@ pub use point::{CrashPoint, NoCrashPoint};
 
 use crate::world::Fault;
 use formats::Format;
-use state::{Found, State};
+use state::{CrashState, Found};
 
-/// One action in one state, on a table of one engine and format. Clones share what has been found
-/// out about it.
+/// One action in one state, on a table of one engine and format. Clones share the state that the
+/// first of them has found.
 #[derive(Clone)]
 pub struct CrashCase(Arc<Case>);
 
@@ -55,7 +57,7 @@ struct Case {
     name: String,
     seed: u64,
     format: Format,
-    state: State,
+    state: CrashState,
     prepared: OnceLock<Result<Prepared, String>>,
 }
 
@@ -64,13 +66,13 @@ struct Prepared {
     ops: Vec<CountedOp>,
 }
 
-/// A death after which something was not as it should be.
+/// A death after which a check failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{name}: {what}")]
 pub struct CrashFailure {
-    /// What [`by_name`] takes to run it again.
+    /// The name by which [`by_name`] runs it again.
     pub name: String,
-    /// What was wrong.
+    /// The check's finding.
     pub what: String,
 }
 
@@ -92,11 +94,11 @@ pub fn cases() -> Vec<CrashCase> {
     cases
 }
 
-/// Runs the one point that `name` says, as in
+/// Runs the point called `name`, as in
 /// `ENGINE/u64-tiny/insert-root-growth#k=7,within=prefix:3`.
 ///
 /// # Errors
-/// What was wrong; also that there is no such point.
+/// The failed check; also a name that stands for no point.
 pub fn by_name(name: &str) -> Result<(), CrashFailure> {
     let none = |what: &str| CrashFailure { name: name.to_string(), what: what.to_string() };
     let (case, point) = name.split_once('#').ok_or_else(|| none("no # between case and point"))?;
@@ -112,8 +114,8 @@ impl CrashCase {
         &self.0.name
     }
 
-    /// Every point at which the compute server can die in it. The first call finds the state and
-    /// makes a run without a death.
+    /// Every point at which the compute server can die. The first call finds the state and makes a
+    /// run without a death.
     ///
     /// # Errors
     /// If there is no such state, or the action fails without a death.
@@ -130,11 +132,11 @@ impl CrashCase {
         Ok(self.prepared()?.ops.len())
     }
 
-    /// Dies at `point`, takes over and checks everything. Some milliseconds of real time. Gives the
-    /// number of objects that only a later sweep found (`CHECK-3`).
+    /// Dies at `point`, takes over and checks everything. Takes some milliseconds of real time.
+    /// Returns the number of objects that only a later sweep found (`CHECK-3`).
     ///
     /// # Errors
-    /// What was wrong.
+    /// The failed check.
     pub fn run(&self, point: CrashPoint) -> Result<u64, CrashFailure> {
         let prepared = self.prepared()?;
         let Case { seed, format, state, .. } = &*self.0;
@@ -147,7 +149,7 @@ impl CrashCase {
         let prepared = prepared.get_or_init(|| {
             guarded(|| {
                 let found = state::find(*seed, format, state)?;
-                let ops = run::dry(*seed, format, state, &found)?;
+                let ops = run::without_death(*seed, format, state, &found)?;
                 Ok(Prepared { found, ops })
             })
         });

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use farleaf_fabric::sim::{CountedKind, CountedOp, CrashPlan, CrashWay, Landing};
 
-/// Every prefix is tried of WRITEs of at most so many words.
+/// Most words of a WRITE of which every prefix is tried.
 const ALL_PREFIXES_WORDS: u32 = 48;
 /// Seeded subsets of the words of each WRITE.
 const SUBSETS: u64 = 4;
@@ -17,13 +17,13 @@ const SUBSETS: u64 = 4;
 pub struct CrashPoint(pub CrashPlan);
 
 impl CrashPoint {
-    /// Whether the compute server comes back as a zombie.
+    /// Returns whether the compute server comes back as a zombie.
     pub fn is_pause(self) -> bool {
         matches!(self.0.way, CrashWay::PauseBefore | CrashWay::PauseAfter)
     }
 
-    /// Everything that can happen at the operations `ops`, to WRITEs of more than
-    /// `crash_atomic_bytes` in part too.
+    /// All that can happen at the operations `ops`, including WRITEs of more than
+    /// `crash_atomic_bytes` in part.
     pub(super) fn all(ops: &[CountedOp], crash_atomic_bytes: u32) -> Vec<CrashPoint> {
         let mut points = Vec::new();
         for (op, counted) in (0..).zip(ops) {

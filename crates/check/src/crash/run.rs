@@ -1,8 +1,7 @@
 //! Crash run: a compute server dies in its action, others take over, and the lab checks everything.
 //!
-//! Compute server 0 survives and has three sessions, 1 acts, 2 dies in preludes. Everything before the
-//! action is the same in every run of a case, bit by bit, so that operation `k` of one run is that of
-//! all.
+//! Compute server 0 survives and has three sessions, 1 acts, 2 dies in set-ups. Up to the action
+//! all runs of a case are the same, bit by bit, so that operation `k` of one run is that of all.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -17,7 +16,7 @@ use farleaf_pool::{Audit, Session};
 use super::action::{Action, Actor, INITIAL, OTHER, Pairs, TABLE, bulk_pairs, enter, scan};
 use super::formats::Format;
 use super::point::CrashPoint;
-use super::state::{Deed, Found, NUMBERS_MAX, State, Step, look, step};
+use super::state::{CrashState, CrashStep, FillStep, Found, NUMBERS_MAX, apply, look};
 use super::survivors::{self, Log, Survivor};
 use crate::history::{Answer, Event, History};
 use crate::linear::{Limits, check};
@@ -33,49 +32,54 @@ const TAKEOVER_NS_MAX: u64 = 2_000_000_000;
 /// Virtual time that an action may take.
 const ACTION_NS_MAX: u64 = 1_000_000_000;
 
-/// Everything up to the action.
-struct Stage {
+/// A case up to its action.
+struct CaseRun {
     sim: Sim,
     format: Format,
     /// Sessions of the survivor.
     survivors: [Session; 3],
     index: AnyIndex,
     actor: Actor,
-    /// What the table holds.
+    /// Content of the table.
     model: BTreeMap<Vec<u8>, Vec<u8>>,
     /// Numbers of its keys.
     numbers: Vec<u32>,
-    /// What the third compute server has begun.
+    /// The call that the third compute server has begun.
     pending: Option<Event>,
     members: usize,
 }
 
-/// The actor's own end of the story.
+/// The actor's result.
 #[derive(Debug, Default)]
-struct Outcome {
-    /// When the action ended, and how.
+struct ActorOutcome {
+    /// End and result of the action.
     ended: Option<(u64, Result<Answer, IndexError>)>,
-    /// What it could do afterwards.
+    /// Results of its operations afterwards.
     later: Option<(Result<(), IndexError>, Result<(), IndexError>)>,
 }
 
-fn seed_model(format: &Format, steps: &[Step]) -> BTreeMap<u32, Vec<u8>> {
+fn seed_model(format: &Format, steps: &[FillStep]) -> BTreeMap<u32, Vec<u8>> {
     let mut model = BTreeMap::new();
     for step in steps {
         match step {
-            Step::Put(key) => drop(model.insert(*key, format.value(*key, INITIAL))),
-            Step::Remove(key) => drop(model.remove(key)),
+            FillStep::Put(key) => drop(model.insert(*key, format.value(*key, INITIAL))),
+            FillStep::Remove(key) => drop(model.remove(key)),
         }
     }
     model
 }
 
-impl Stage {
-    fn set(seed: u64, format: &Format, state: &State, found: &Found) -> Result<Stage, Fault> {
+impl CaseRun {
+    fn prepare(
+        seed: u64,
+        format: &Format,
+        state: &CrashState,
+        found: &Found,
+    ) -> Result<CaseRun, Fault> {
         let (sim, first) = SmallWorld::new(seed, 3).start()?;
         let mut steps = found.steps.clone();
         let (survivors, index, actor) = sim.block_on(async {
-            // All on one thread: they share its buffers, too.
+            // All on one thread, to share its buffers as well.
             let second = first.pool().session(first.endpoint().clone()).await?;
             let third = first.pool().session(first.endpoint().clone()).await?;
             let index = create(&first, TABLE, &format.table).await?;
@@ -89,7 +93,7 @@ impl Stage {
                 _ => (&first, &index),
             };
             for (count, next) in steps.iter().enumerate() {
-                step(filler, filled, format, *next).await?;
+                apply(filler, filled, format, *next).await?;
                 if count % 8 == 0 {
                     filler.tick().await?;
                 }
@@ -97,11 +101,11 @@ impl Stage {
             if state.has_other {
                 let other = create(filler, OTHER, &format.table).await?;
                 for number in 1..=9 {
-                    step(filler, &other, format, Step::Put(10 * number)).await?;
+                    apply(filler, &other, format, FillStep::Put(10 * number)).await?;
                 }
                 other.close(filler).await?;
             }
-            // What somebody has to itself is the actor's from here on.
+            // From here on the actor owns what a single owner may have to itself.
             index.close(&first).await?;
             let index = open(&first, TABLE).await?;
             if let Some((session, index)) = &actor.member {
@@ -109,26 +113,26 @@ impl Stage {
                     warm_up(session, index, format, state.is_exhausted).await?;
                 }
                 if let Some(own) = found.own_step {
-                    step(session, index, format, own).await?;
+                    apply(session, index, format, own).await?;
                     steps.push(own);
                 }
                 if found.action == Action::Recover {
-                    // Nothing of its own, so that all that it does is for others.
+                    // Give up its own share, so that it works for others only.
                     settle(session).await?;
                 }
             }
-            if let (Some((session, index)), true) = (&mut actor.member, found.prelude.is_some()) {
-                // The third's, in its prelude.
+            if let (Some((session, index)), true) = (&mut actor.member, found.setup.is_some()) {
+                // The third's share, in its set-up.
                 index.close(session).await?;
                 *index = open(session, TABLE).await?;
             }
-            // Whoever has sessions that do nothing is to be idle.
+            // Sessions that do nothing are to be idle.
             settle(&first).await?;
             Ok::<_, Fault>(([first, second, third], index, actor))
         })??;
         let model = seed_model(format, &steps);
         let members = usize::from(actor.member.is_some());
-        let mut stage = Stage {
+        let mut run = CaseRun {
             sim,
             format: *format,
             survivors,
@@ -139,15 +143,20 @@ impl Stage {
             pending: None,
             members,
         };
-        if let Some((action, plan)) = found.prelude {
-            stage.third(action, plan, state)?;
+        if let Some((action, plan)) = found.setup {
+            run.kill_third(action, plan, state)?;
         }
-        Ok(stage)
+        Ok(run)
     }
 
-    /// The third compute server dies in `action`; it is recovered only if that is not what the actor
-    /// is to do.
-    fn third(&mut self, action: Action, plan: CrashPlan, state: &State) -> Result<(), Fault> {
+    /// Lets the third compute server die in `action`, and recovers it unless that is the actor's
+    /// work.
+    fn kill_third(
+        &mut self,
+        action: Action,
+        plan: CrashPlan,
+        state: &CrashState,
+    ) -> Result<(), Fault> {
         let fabric = self.sim.fabric(THIRD);
         let endpoint = fabric.any_endpoint()?;
         let format = self.format;
@@ -164,12 +173,12 @@ impl Stage {
             let event = Event { client: THIRD_CLIENT, call, from_ns, answer: None };
             self.pending = Some(event);
         }
-        if state.prelude == super::state::Prelude::Unfinished {
+        if state.setup == super::state::Setup::Unfinished {
             let (session, index) = (&self.survivors[0], &mut self.index);
             let (pairs, is_complete) = self.sim.block_on(async {
                 let recovered = recover(session).await?;
-                let recovered = recovered
-                    .ok_or_else(|| Fault("nobody is dead after the prelude".to_string()))?;
+                let recovered =
+                    recovered.ok_or_else(|| Fault("nobody is dead after the setup".to_string()))?;
                 settle(session).await?;
                 let pairs = scan(session, index, ScanRange::ALL).await?;
                 index.close(session).await?;
@@ -213,16 +222,16 @@ async fn warm_up(
     }
     drop(pin);
     index.get(session, &format.key(1), &mut Vec::new()).await?;
-    // An engine with a cache merges what is cached: all leaves, those that have become empty, too.
+    // An engine with a cache merges cached leaves only: cache all of them, empty ones included.
     for key in (1..=NUMBERS_MAX).filter(|_| index.engine().traits().cached) {
         index.get(session, &format.key(10 * key), &mut Vec::new()).await?;
     }
     Ok(())
 }
 
-/// Sets the actor to work.
-fn start(sim: &Sim, compute: usize, actor: Actor, action: Action) -> Rc<RefCell<Outcome>> {
-    let outcome = Rc::<RefCell<Outcome>>::default();
+/// Starts the actor.
+fn start(sim: &Sim, compute: usize, actor: Actor, action: Action) -> Rc<RefCell<ActorOutcome>> {
+    let outcome = Rc::<RefCell<ActorOutcome>>::default();
     let result = Rc::clone(&outcome);
     sim.spawn(compute, async move {
         let ended = actor.act(action).await;
@@ -237,8 +246,12 @@ fn start(sim: &Sim, compute: usize, actor: Actor, action: Action) -> Rc<RefCell<
     outcome
 }
 
-/// Runs until the plan has been carried out and all has landed that it lets land.
-fn wait_for_death(sim: &Sim, fabric: &SimFabric, outcome: &RefCell<Outcome>) -> Result<(), Fault> {
+/// Runs until the plan is carried out, and all operations that it lets land have landed.
+fn wait_for_death(
+    sim: &Sim,
+    fabric: &SimFabric,
+    outcome: &RefCell<ActorOutcome>,
+) -> Result<(), Fault> {
     let limit_ns = sim.now_ns() + ACTION_NS_MAX;
     while !fabric.has_fired() || fabric.has_in_flight() {
         sim.run_until(sim.now_ns() + 2_000)?;
@@ -255,7 +268,7 @@ fn wait_for_death(sim: &Sim, fabric: &SimFabric, outcome: &RefCell<Outcome>) -> 
 }
 
 /// Runs until the outcome says that the action, and what comes after it, has ended.
-fn wait_for_end(sim: &Sim, outcome: &RefCell<Outcome>, has_later: bool) -> Result<(), Fault> {
+fn wait_for_end(sim: &Sim, outcome: &RefCell<ActorOutcome>, has_later: bool) -> Result<(), Fault> {
     let limit_ns = sim.now_ns() + ACTION_NS_MAX;
     let is_done = || {
         let outcome = outcome.borrow();
@@ -270,22 +283,22 @@ fn wait_for_end(sim: &Sim, outcome: &RefCell<Outcome>, has_later: bool) -> Resul
     Ok(())
 }
 
-/// Runs the action to its end; the remote operations that it consists of.
+/// Runs the action to its end; returns the remote operations that it consists of.
 ///
 /// # Errors
-/// Also if the action does not do what the state is there for.
-pub(super) fn dry(
+/// Also if the action does not make the change that the state is there for.
+pub(super) fn without_death(
     seed: u64,
     format: &Format,
-    state: &State,
+    state: &CrashState,
     found: &Found,
 ) -> Result<Vec<CountedOp>, Fault> {
-    // In a run of its own: looking would change what comes after it.
-    let (before, retired_before) = match found.prelude {
+    // In a run of its own: looking would change the later operations.
+    let (before, retired_before) = match found.setup {
         Some(_) => (None, 0),
         None => {
-            let Stage { sim, survivors: [session, ..], index, actor, .. } =
-                Stage::set(seed, format, state, found)?;
+            let CaseRun { sim, survivors: [session, ..], index, actor, .. } =
+                CaseRun::prepare(seed, format, state, found)?;
             let report = sim.block_on(async {
                 if let Some((session, index)) = &actor.member {
                     index.close(session).await?;
@@ -295,8 +308,8 @@ pub(super) fn dry(
             (Some(report), sim.block_on(retired(&session))??)
         }
     };
-    let Stage { sim, survivors: [session, ..], index, actor, .. } =
-        Stage::set(seed, format, state, found)?;
+    let CaseRun { sim, survivors: [session, ..], index, actor, .. } =
+        CaseRun::prepare(seed, format, state, found)?;
     let fabric = sim.fabric(ACTOR);
     let pool = actor.member.as_ref().map(|(session, _)| Arc::clone(session.pool()));
     let memory = || pool.as_ref().map(|pool| pool.memory()).unwrap_or_default();
@@ -307,7 +320,7 @@ pub(super) fn dry(
     sim.spawn(ACTOR, async move {
         let answer = actor.act(action).await;
         let ops = own.recorded_ops();
-        // What it has to itself is looked at by others.
+        // Others look at what it has to itself.
         let closed = match &actor.member {
             Some((session, index)) => index.close(session).await,
             None => Ok(()),
@@ -325,7 +338,7 @@ pub(super) fn dry(
             "{action:?} does not {what}: {memory_before:?}, {memory_after:?}, {after:?}"
         )))
     };
-    match (action, state.deed) {
+    match (action, state.step) {
         _ if state.is_exhausted
             && memory_after.block_bytes_owned <= memory_before.block_bytes_owned =>
         {
@@ -334,8 +347,8 @@ pub(super) fn dry(
         (Action::Ticks(_), _) if retired_before <= retired_after => {
             misses("reclaim what is retired")
         }
-        (_, Deed::InsertBeside) if after.unfinished_splits > 0 => misses("finish the split"),
-        (_, Deed::Found)
+        (_, CrashStep::InsertBeside) if after.unfinished_splits > 0 => misses("finish the split"),
+        (_, CrashStep::Found)
             if before.is_some_and(|before| !state.script.is_reached(&before, &after)) =>
         {
             misses("make its change")
@@ -354,11 +367,12 @@ async fn retired(session: &Session) -> Result<u64, Fault> {
 pub(super) fn unfinished_after(
     seed: u64,
     format: &Format,
-    state: &State,
+    state: &CrashState,
     found: &Found,
     plan: CrashPlan,
 ) -> Result<u64, Fault> {
-    let Stage { sim, survivors, index, actor, .. } = Stage::set(seed, format, state, found)?;
+    let CaseRun { sim, survivors, index, actor, .. } =
+        CaseRun::prepare(seed, format, state, found)?;
     let fabric = sim.fabric(ACTOR);
     fabric.plan(plan);
     let outcome = start(&sim, ACTOR, actor, found.action);
@@ -371,17 +385,17 @@ pub(super) fn unfinished_after(
     })?
 }
 
-/// Dies at `point`, takes over, checks. Gives the number of objects that were lost until the blocks
-/// that they are in had no owner any more, and were swept.
+/// Dies at `point`, takes over, checks. Returns the number of objects that were lost until their
+/// blocks had no owner any more, and were swept.
 pub(super) fn run(
     seed: u64,
     format: &Format,
-    state: &State,
+    state: &CrashState,
     found: &Found,
     point: CrashPoint,
 ) -> Result<u64, Fault> {
-    let Stage { sim, survivors, index, actor, model, numbers, pending, members, .. } =
-        Stage::set(seed, format, state, found)?;
+    let CaseRun { sim, survivors, index, actor, model, numbers, pending, members, .. } =
+        CaseRun::prepare(seed, format, state, found)?;
     let fabric = sim.fabric(ACTOR);
     let from_ns = sim.now_ns();
     let (action, is_member) = (found.action, actor.member.is_some());
@@ -394,10 +408,10 @@ pub(super) fn run(
     }
 
     let log = Log::default();
-    let involved = survivors::involved(&numbers, action, found.prelude.map(|(before, _)| before));
+    let involved = survivors::involved(&numbers, action, found.setup.map(|(before, _)| before));
     let takers = Survivor { format: *format, index: index.clone(), log: log.clone() };
-    // A death after an operation leaves what a death before the next one does: so each such state
-    // meets both orders.
+    // A death after an operation leaves the same state as a death before the next one: so each such
+    // state meets both orders.
     let at_once = matches!(point.0.way, CrashWay::After | CrashWay::PauseAfter | CrashWay::Skip)
         || matches!(point.0.way, CrashWay::Within(_) if point.0.op % 2 == 1);
     let recovered = survivors::take_over(&sim, &survivors, &takers, action, &involved, at_once)
@@ -413,11 +427,11 @@ pub(super) fn run(
         zombie(&sim, &fabric, &survivors[0], &outcome, action, is_member)?;
     }
     let session = &survivors[0];
-    let answer = told(&outcome.borrow())?;
+    let answer = answer_of(&outcome.borrow())?;
     let done = matches!(&answer, Some((_, Answer::Flag(true))));
     let (held, lost) = sim.block_on(async {
         survivors::check_others(session, format, action).await?;
-        vacancies(session, &survivors).await?;
+        claim_all_entries(session, &survivors).await?;
         let held = takers.scan(session, 3, false).await?;
         if held != takers.scan(session, 3, true).await? {
             return Err(Fault("a scan and a reverse scan differ".to_string()));
@@ -495,11 +509,11 @@ fn check_history(
 }
 
 /// The actor's answer as it goes into the history.
-fn told(outcome: &Outcome) -> Result<Option<(u64, Answer)>, Fault> {
+fn answer_of(outcome: &ActorOutcome) -> Result<Option<(u64, Answer)>, Fault> {
     match &outcome.ended {
         None => Ok(None),
         Some((at_ns, Ok(answer))) => Ok(Some((*at_ns, answer.clone()))),
-        // Closed says nothing about the change that was under way.
+        // Closed tells nothing about the change that was under way.
         Some((_, Err(IndexError::Closed(_) | IndexError::OutcomeUnknown(_)))) => Ok(None),
         Some((at_ns, Err(IndexError::Unavailable(_)))) => Ok(Some((*at_ns, Answer::Nothing))),
         Some((_, Err(error))) => {
@@ -508,17 +522,17 @@ fn told(outcome: &Outcome) -> Result<Option<(u64, Answer)>, Fault> {
     }
 }
 
-/// The stopped actor goes on, cut off: nothing changes any more, and it is told so.
+/// The stopped actor goes on, cut off: no word changes any more, and its operations report so.
 fn zombie(
     sim: &Sim,
     fabric: &SimFabric,
     session: &Session,
-    outcome: &RefCell<Outcome>,
+    outcome: &RefCell<ActorOutcome>,
     action: Action,
     is_member: bool,
 ) -> Result<(), Fault> {
     if matches!(action, Action::Join | Action::Leave) {
-        // Who is not a member, or not yet, or not any more, need not be cut off by the others.
+        // The others need not cut off a compute server that is not a member.
         let client = Client::new(session.endpoint().clone());
         sim.block_on(async { client.fence_everywhere(fabric.incarnation()).await })??;
     }
@@ -526,7 +540,7 @@ fn zombie(
     fabric.resume();
     wait_for_end(sim, outcome, is_member)?;
     let limit_ns = sim.now_ns() + ACTION_NS_MAX;
-    // Tasks that it has left behind, and their last operations.
+    // Tasks of the actor, and their last operations.
     while sim.live_tasks() > 0 || fabric.has_in_flight() {
         sim.run_until(sim.now_ns() + 100_000)?;
         if sim.now_ns() > limit_ns {
@@ -552,7 +566,7 @@ fn zombie(
     }
 }
 
-/// The survivor leaves, and whoever comes next sweeps its blocks: then every object is there again.
+/// The survivor leaves, and the next member sweeps its blocks: then every object is there again.
 async fn sweep_all(sessions: [Session; 3], index: AnyIndex) -> Result<(), Fault> {
     let [first, second, third] = sessions;
     index.close(&first).await?;
@@ -580,8 +594,8 @@ fn snapshot(sim: &Sim) -> Vec<Vec<u64>> {
         .collect()
 }
 
-/// Every entry of member and client tables that nobody living has is to be had again.
-async fn vacancies(session: &Session, living: &[Session]) -> Result<(), Fault> {
+/// Every entry of the member and client tables without a living owner can be claimed again.
+async fn claim_all_entries(session: &Session, living: &[Session]) -> Result<(), Fault> {
     let options = *session.pool().geometry().options();
     let mut members = Vec::new();
     for count in 1..options.members_max {

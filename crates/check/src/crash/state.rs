@@ -18,16 +18,16 @@ const HUNT_KEYS: u32 = 120;
 /// Keys are tens up to this many.
 pub(super) const NUMBERS_MAX: u32 = 127;
 
-/// Which way keys are added or removed.
+/// The order in which keys are added or removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
     Up,
     Down,
-    /// To and fro.
+    /// A fixed shuffle.
     Mixed,
 }
 
-/// What the action does to the nodes.
+/// The change that the action makes to the nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Change {
     /// Nothing, in a tree of two levels or more.
@@ -38,13 +38,13 @@ pub(super) enum Change {
     FirstGrowth,
     /// A leaf and its parent, which is not the root, are split.
     InnerSplit,
-    /// Everything up to the root is split, at so many levels before.
+    /// Everything up to the root is split, in a tree of this many levels before.
     Growth(usize),
     /// A leaf is merged away.
     LeafMerge,
     /// A leaf and its parent are merged away.
     InnerMerge,
-    /// The tree loses a level, of so many before.
+    /// The tree loses a level, of this many before.
     Shrink(usize),
     /// A leaf of a radix tree is added to a node with room.
     LeafAdded,
@@ -55,11 +55,11 @@ pub(super) enum Change {
 }
 
 impl Change {
-    /// Whether it is what lies between two walks.
+    /// Returns whether this change lies between two walks.
     fn is_between(self, before: &TableReport, after: &TableReport) -> bool {
         let (b, a) = (&before.nodes_per_level, &after.nodes_per_level);
         let (from, to) = (b.len(), a.len());
-        // By how much the numbers of leaves and of their parents change.
+        // Differences of the numbers of leaves and of their parents.
         let by = |level: usize| -> i64 {
             let count = |nodes: &[u64]| nodes.get(level).map_or(0, |count| *count as i64);
             count(a) - count(b)
@@ -87,26 +87,26 @@ impl Change {
     }
 }
 
-/// One step on the way to a state.
+/// One change of the table on the way to a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum FillStep {
     Put(u32),
     Remove(u32),
 }
 
-/// How the table is filled.
+/// The way to fill the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Script {
-    /// Keys 10, 20 and so on, so many.
+    /// This many keys: 10, 20 and so on.
     Keys(u32),
     /// Keys are added until the next one makes the change.
     Grow(Change, Order),
-    /// So many keys; they are removed until the next removal makes the change.
+    /// This many keys; they are removed until the next removal makes the change.
     Shrink(u32, Change, Order),
 }
 
 impl Script {
-    /// Whether the change that was hunted for, if any, lies between two walks.
+    /// Returns whether the change that the hunt is for, if any, lies between two walks.
     pub(super) fn is_reached(self, before: &TableReport, after: &TableReport) -> bool {
         match self {
             Script::Keys(_) => true,
@@ -117,53 +117,53 @@ impl Script {
     }
 }
 
-/// What the compute server does, in terms of what the hunt has found.
+/// The step of the compute server under test, in terms of the hunt's result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Deed {
-    /// This.
+pub(super) enum CrashStep {
+    /// A fixed action.
     Do(Action),
-    /// What makes the change that was hunted for.
+    /// The action that makes the change.
     Found,
-    /// Something else, about the key that was found, or the existing one before it.
+    /// Another action, on the key that the hunt has found, or on the existing one before it.
     Get,
     InsertBeside,
     RemoveBefore,
 }
 
-/// What happens between filling and the action.
+/// The set-up between filling and the action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Prelude {
+pub(super) enum Setup {
     Nothing,
-    /// A third compute server begins what was found, leaves the split unfinished, and dies; it is
-    /// recovered.
+    /// A third compute server begins the action that the hunt has found, leaves the split
+    /// unfinished, and dies; the survivor recovers it.
     Unfinished,
-    /// A third compute server begins what was found and dies in the middle of the WRITE that is so
-    /// many from the last one, and is not recovered.
+    /// A third compute server begins the action that the hunt has found, and dies in a WRITE: the
+    /// one this many before the last. Nobody recovers it.
     Died(usize),
 }
 
-/// A state, and what is done in it.
+/// A state, and the step from it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct State {
+pub(super) struct CrashState {
     pub(super) script: Script,
-    pub(super) deed: Deed,
-    pub(super) prelude: Prelude,
-    /// The table is filled by the compute server that acts, so that its blocks hold the nodes.
+    pub(super) step: CrashStep,
+    pub(super) setup: Setup,
+    /// The compute server that acts fills the table, so that its blocks hold the nodes.
     pub(super) by_actor: bool,
-    /// It has no block yet, and does not know the table's root.
+    /// The compute server has no block yet, and does not know the table's root.
     pub(super) is_cold: bool,
-    /// Its blocks are full.
+    /// The compute server's blocks are full.
     pub(super) is_exhausted: bool,
     /// There is a second table.
     pub(super) has_other: bool,
 }
 
-impl State {
-    pub(super) fn new(script: Script, deed: Deed) -> State {
-        State {
+impl CrashState {
+    pub(super) fn new(script: Script, step: CrashStep) -> CrashState {
+        CrashState {
             script,
-            deed,
-            prelude: Prelude::Nothing,
+            step,
+            setup: Setup::Nothing,
             by_actor: false,
             is_cold: false,
             is_exhausted: false,
@@ -175,12 +175,12 @@ impl State {
 /// A state that has been found.
 #[derive(Clone, Debug)]
 pub(super) struct Found {
-    pub(super) steps: Vec<Step>,
+    pub(super) steps: Vec<FillStep>,
     /// A last step, which the actor makes itself.
-    pub(super) own_step: Option<Step>,
+    pub(super) own_step: Option<FillStep>,
     pub(super) action: Action,
-    /// What the third compute server does, and where it dies.
-    pub(super) prelude: Option<(Action, CrashPlan)>,
+    /// The third compute server's action, and the point at which it dies.
+    pub(super) setup: Option<(Action, CrashPlan)>,
 }
 
 fn ordered(count: u32, order: Order) -> Vec<u32> {
@@ -192,18 +192,18 @@ fn ordered(count: u32, order: Order) -> Vec<u32> {
     }
 }
 
-/// Makes a step.
-pub(super) async fn step(
+/// Makes a step of filling.
+pub(super) async fn apply(
     session: &Session,
     index: &AnyIndex,
     format: &Format,
-    step: Step,
+    step: FillStep,
 ) -> Result<(), Fault> {
     let done = match step {
-        Step::Put(key) => {
+        FillStep::Put(key) => {
             index.insert(session, &format.key(key), &format.value(key, INITIAL)).await?
         }
-        Step::Remove(key) => index.remove(session, &format.key(key)).await?,
+        FillStep::Remove(key) => index.remove(session, &format.key(key)).await?,
     };
     if done { Ok(()) } else { Err(Fault(format!("{step:?} has nothing to do"))) }
 }
@@ -219,38 +219,39 @@ pub(super) async fn look(session: &Session, index: &AnyIndex) -> Result<TableRep
 }
 
 /// Finds the steps to a state and the action that makes the change.
-pub(super) fn find(seed: u64, format: &Format, state: &State) -> Result<Found, Fault> {
+pub(super) fn find(seed: u64, format: &Format, state: &CrashState) -> Result<Found, Fault> {
     let (base, order, change, grows) = match state.script {
         Script::Keys(count) => (count, Order::Up, None, true),
         Script::Grow(change, order) => (0, order, Some(change), true),
         Script::Shrink(count, change, order) => (count, order, Some(change), false),
     };
-    let mut steps: Vec<Step> = ordered(base, Order::Up).into_iter().map(Step::Put).collect();
+    let mut steps: Vec<FillStep> =
+        ordered(base, Order::Up).into_iter().map(FillStep::Put).collect();
     let hunted = match change {
         Some(change) => Some(hunt(seed, format, &mut steps, change, order, grows)?),
         None => None,
     };
     let found = match hunted {
-        Some(Step::Put(key)) => Some(Action::Insert(key)),
-        Some(Step::Remove(key)) => Some(Action::Remove(key)),
+        Some(FillStep::Put(key)) => Some(Action::Insert(key)),
+        Some(FillStep::Remove(key)) => Some(Action::Remove(key)),
         None => None,
     };
     let missing = || Fault("nothing was hunted for".to_string());
     let key = || found.and_then(Action::key).ok_or_else(missing);
-    let action = match state.deed {
-        Deed::Do(action) => action,
-        Deed::Found => found.ok_or_else(missing)?,
-        Deed::Get => Action::Get(key()? - 10),
-        Deed::InsertBeside => Action::Insert(key()? + 1),
-        Deed::RemoveBefore => Action::Remove(key()? - 10),
+    let action = match state.step {
+        CrashStep::Do(action) => action,
+        CrashStep::Found => found.ok_or_else(missing)?,
+        CrashStep::Get => Action::Get(key()? - 10),
+        CrashStep::InsertBeside => Action::Insert(key()? + 1),
+        CrashStep::RemoveBefore => Action::Remove(key()? - 10),
     };
-    let is_own = matches!(state.deed, Deed::Do(_)) && state.prelude == Prelude::Nothing;
+    let is_own = matches!(state.step, CrashStep::Do(_)) && state.setup == Setup::Nothing;
     let own_step = hunted.filter(|_| is_own);
-    let mut result = Found { steps, own_step, action, prelude: None };
-    if state.prelude != Prelude::Nothing {
+    let mut result = Found { steps, own_step, action, setup: None };
+    if state.setup != Setup::Nothing {
         let before = found.ok_or_else(missing)?;
-        let plan = prelude(seed, format, state, &result, before)?;
-        result.prelude = Some((before, plan));
+        let plan = setup_plan(seed, format, state, &result, before)?;
+        result.setup = Some((before, plan));
     }
     Ok(result)
 }
@@ -258,23 +259,23 @@ pub(super) fn find(seed: u64, format: &Format, state: &State) -> Result<Found, F
 fn hunt(
     seed: u64,
     format: &Format,
-    steps: &mut Vec<Step>,
+    steps: &mut Vec<FillStep>,
     change: Change,
     order: Order,
     grows: bool,
-) -> Result<Step, Fault> {
+) -> Result<FillStep, Fault> {
     let (sim, session) = SmallWorld::new(seed, 1).start()?;
     sim.block_on(async {
         let index = create(&session, TABLE, &format.table).await?;
         for put in &*steps {
-            step(&session, &index, format, *put).await?;
+            apply(&session, &index, format, *put).await?;
         }
         let next =
             if grows { ordered(HUNT_KEYS, order) } else { ordered(steps.len() as u32, order) };
         let mut before = look(&session, &index).await?;
         for key in next {
-            let next = if grows { Step::Put(key) } else { Step::Remove(key) };
-            step(&session, &index, format, next).await?;
+            let next = if grows { FillStep::Put(key) } else { FillStep::Remove(key) };
+            apply(&session, &index, format, next).await?;
             let after = look(&session, &index).await?;
             if change.is_between(&before, &after) {
                 return Ok(next);
@@ -287,20 +288,20 @@ fn hunt(
     })?
 }
 
-/// Where the third compute server has to die.
-fn prelude(
+/// Finds the point at which the third compute server has to die.
+fn setup_plan(
     seed: u64,
     format: &Format,
-    state: &State,
+    state: &CrashState,
     found: &Found,
     before: Action,
 ) -> Result<CrashPlan, Fault> {
-    let alone = State { prelude: Prelude::Nothing, by_actor: false, ..*state };
+    let alone = CrashState { setup: Setup::Nothing, by_actor: false, ..*state };
     let found = Found { action: before, ..found.clone() };
-    let ops = run::dry(seed, format, &alone, &found)?;
-    match state.prelude {
-        Prelude::Nothing => Err(Fault("no prelude".to_string())),
-        Prelude::Died(from_last) => {
+    let ops = run::without_death(seed, format, &alone, &found)?;
+    match state.setup {
+        Setup::Nothing => Err(Fault("no setup".to_string())),
+        Setup::Died(from_last) => {
             let is_write = |op: &CountedOp| op.kind == CountedKind::Write;
             let mut writes = ops.iter().enumerate().filter(|(_, op)| is_write(op));
             let (op, counted) = writes.nth_back(from_last).ok_or_else(|| {
@@ -309,7 +310,7 @@ fn prelude(
             let way = CrashWay::Within(Landing::Prefix(counted.words / 2));
             Ok(CrashPlan { op: op as u64, way })
         }
-        Prelude::Unfinished => {
+        Setup::Unfinished => {
             for op in (0..ops.len() as u64).rev() {
                 let plan = CrashPlan { op, way: CrashWay::Before };
                 if run::unfinished_after(seed, format, &alone, &found, plan)? > 0 {

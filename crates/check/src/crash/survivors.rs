@@ -14,7 +14,7 @@ use super::formats::Format;
 use crate::history::{Answer, Call, Event};
 use crate::world::{Fault, ask, create, open};
 
-/// Virtual time that taking over may take.
+/// Virtual time in which the survivors must finish.
 const LIMIT_NS: u64 = 1_000_000_000;
 
 /// The events of a run, in the order in which they ended.
@@ -27,7 +27,7 @@ impl Log {
     }
 }
 
-/// Makes calls and notes them.
+/// Makes calls and records them.
 #[derive(Clone)]
 pub(super) struct Survivor {
     pub(super) format: Format,
@@ -38,11 +38,11 @@ pub(super) struct Survivor {
 impl Survivor {
     async fn call(&self, session: &Session, client: u32, call: Call) -> Result<Answer, Fault> {
         let from_ns = session.endpoint().now_ns();
-        let told = ask(session, &self.index, &call).await;
-        let told = told.map_err(|error| Fault::from(error).within(format!("{call:?}")))?;
-        let answer = Some((session.endpoint().now_ns(), told.clone()));
+        let answered = ask(session, &self.index, &call).await;
+        let given = answered.map_err(|error| Fault::from(error).within(format!("{call:?}")))?;
+        let answer = Some((session.endpoint().now_ns(), given.clone()));
         self.log.0.borrow_mut().push(Event { client, call, from_ns, answer });
-        Ok(told)
+        Ok(given)
     }
 
     pub(super) async fn get(
@@ -119,7 +119,7 @@ impl Survivor {
     }
 }
 
-/// The keys that are read and changed: that of the action, its neighbours, and one that is absent
+/// The keys that survivors read and change: the action's key, its neighbours, and an absent one
 /// between them.
 pub(super) fn involved(numbers: &[u32], action: Action, before: Option<Action>) -> Vec<u32> {
     if let Action::BulkLoad(count) = action {
@@ -157,7 +157,7 @@ pub(super) fn take_over(
                     takers.look(&session, 1 + number as u32, &keys).await
                 }
                 (0 | 1, _) => {
-                    let first = meet_other(&session, &takers.format, action, number).await;
+                    let first = use_other_table(&session, &takers.format, action, number).await;
                     match (first, number) {
                         (Err(fault), _) => Err(fault),
                         (_, 0) => takers.first(&session, &keys).await,
@@ -205,8 +205,8 @@ async fn recover_all(session: &Session, total: &RefCell<Recovered>) -> Result<()
     Ok(())
 }
 
-/// Two survivors come upon the table that the dead was making or dropping.
-async fn meet_other(
+/// Two survivors meet the table that the dead was making or dropping.
+async fn use_other_table(
     session: &Session,
     format: &Format,
     action: Action,
@@ -245,7 +245,7 @@ async fn meet_other(
     }
 }
 
-/// What must hold of the second table in the end.
+/// Checks the second table at the end.
 pub(super) async fn check_others(
     session: &Session,
     format: &Format,
@@ -268,7 +268,7 @@ pub(super) async fn check_others(
         }
         _ => return Ok(()),
     }
-    // Every entry of the root table can be had.
+    // Every entry of the root table can be claimed.
     let tables = session.pool().geometry().options().tables_max;
     let names: Vec<String> = (1..tables).map(|number| format!("more {number}")).collect();
     for name in &names {
@@ -280,7 +280,7 @@ pub(super) async fn check_others(
     Ok(())
 }
 
-/// A bulk load has happened for everybody or for nobody.
+/// A bulk load has happened for all survivors or for none.
 pub(super) fn check_bulk(
     events: &[Event],
     pairs: &Pairs,

@@ -13,7 +13,7 @@ pub(super) fn initial(key: &[u8], value: &[u8]) -> Map<String, Value> {
     object(json!({ "op": "initial", "key": base64(key), "value": base64(value) }))
 }
 
-/// Who asks for what, and when.
+/// Client, call and time of an operation's begin.
 pub(super) fn call(client: u32, call: &Call, from_ns: u64) -> Map<String, Value> {
     let fields = match call {
         Call::Get { key } => json!({ "op": "get", "key": base64(key) }),

@@ -1,6 +1,6 @@
 //! History errors: say why a history file cannot be read.
 
-/// Why a history could not be read, written or merged.
+/// Failure to read, write or merge a history.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HistoryError {
@@ -12,7 +12,7 @@ pub enum HistoryError {
     Line {
         /// Counted from 1.
         line: u64,
-        /// What is wrong with it.
+        /// The fault of the line.
         fault: LineFault,
     },
     /// An operation would make a line longer than readers accept. It was not written.
@@ -32,7 +32,7 @@ pub enum HistoryError {
     },
 }
 
-/// What is wrong with a line.
+/// Fault of a line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LineFault {
@@ -65,15 +65,15 @@ pub enum LineFault {
     Field {
         /// Its name.
         field: &'static str,
-        /// What it should be.
+        /// Its accepted form.
         expected: &'static str,
     },
     /// The answer came before the call.
     #[error("ends at {to_ns} ns, before its begin at {from_ns} ns")]
     Times {
-        /// Of the call.
+        /// Time of the call.
         from_ns: u64,
-        /// Of the answer.
+        /// Time of the answer.
         to_ns: u64,
     },
     /// An operation with this number was begun before.

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 
 use serde_json::{Map, Value, json};
 
-use super::parse::{self, Line, VERSION};
+use super::parse::{self, HistoryLine, VERSION};
 use super::{Answer, Call, Event, History, HistoryError, LineFault, encode};
 
 /// The longest line, its end included. A scan's answer takes 4/3 of its bytes and 8 more per pair.
@@ -15,7 +15,7 @@ pub const LINE_BYTES_MAX: usize = 16 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OperationNumber(u64);
 
-/// Appends to a history, so that all that has returned is there after the process was killed.
+/// Appends to a history, so that all returned calls are in it after the process was killed.
 ///
 /// Each call makes one `write` of one line and holds nothing back, so `out` should be a file
 /// itself, without a buffer in front. A killed process leaves at most half a line at the end, which
@@ -48,11 +48,11 @@ impl<W: Write> HistoryWriter<W> {
         self.put(encode::initial(key, value))
     }
 
-    /// Notes that `client` is about to ask for `call`. To be called before the operation starts,
+    /// Records that `client` is about to ask for `call`. To be called before the operation starts,
     /// with a time before it. An operation that is never ended counts as one without an answer.
     ///
     /// # Errors
-    /// `Io`, `Broken`, `TooLong`; the operation must then not be started, or it would be missing.
+    /// `Io`, `Broken`, `TooLong`; then do not start the operation, or the history would lack it.
     pub fn begin(
         &mut self,
         client: u32,
@@ -67,8 +67,7 @@ impl<W: Write> HistoryWriter<W> {
         Ok(OperationNumber(number))
     }
 
-    /// Notes the answer of an operation, and when it came. Not to be called if it is unknown what
-    /// became of the operation.
+    /// Records the answer of an operation, and its time. Not to be called for an unknown outcome.
     ///
     /// # Errors
     /// `Io`, `Broken`, `TooLong`; the operation then counts as one without an answer.
@@ -83,7 +82,7 @@ impl<W: Write> HistoryWriter<W> {
         self.put(line)
     }
 
-    /// Notes an operation in one line, once it is over.
+    /// Records an operation that is over, in one line.
     ///
     /// # Errors
     /// `Io`, `Broken`, `TooLong`.
@@ -94,7 +93,7 @@ impl<W: Write> HistoryWriter<W> {
         self.put(line)
     }
 
-    /// What it writes to.
+    /// Returns the output.
     pub fn into_inner(self) -> W {
         self.out
     }
@@ -164,18 +163,20 @@ pub fn read_jsonl(reader: impl Read) -> Result<History, HistoryError> {
             value => value.map_err(|error| fail(LineFault::Json(error.to_string())))?,
         };
         match (parse::line(value).map_err(fail)?, number) {
-            (Line::Header, 1) => {}
+            (HistoryLine::Header, 1) => {}
             (_, 1) => return Err(fail(LineFault::Header)),
-            (Line::Header, _) => return Err(fail(LineFault::UnknownOp("history".to_owned()))),
-            (Line::Initial { key, value }, _) => {
+            (HistoryLine::Header, _) => {
+                return Err(fail(LineFault::UnknownOp("history".to_owned())));
+            }
+            (HistoryLine::Initial { key, value }, _) => {
                 if initial.insert(key, value).is_some() {
                     return Err(fail(LineFault::InitialTwice));
                 }
             }
-            (Line::Whole { client, call, from_ns, answer }, _) => {
+            (HistoryLine::Whole { client, call, from_ns, answer }, _) => {
                 events.push(Event { client, call, from_ns, answer });
             }
-            (Line::Begin { number, client, call, from_ns }, _) => {
+            (HistoryLine::Begin { number, client, call, from_ns }, _) => {
                 if last_number.is_some_and(|last| number <= last) {
                     return Err(fail(LineFault::BegunTwice(number)));
                 }
@@ -183,7 +184,7 @@ pub fn read_jsonl(reader: impl Read) -> Result<History, HistoryError> {
                 open.insert(number, events.len());
                 events.push(Event { client, call, from_ns, answer: None });
             }
-            (Line::End { number, to_ns, result }, _) => {
+            (HistoryLine::End { number, to_ns, result }, _) => {
                 let at = open.remove(&number).ok_or(fail(LineFault::NotBegun(number)))?;
                 let event = &mut events[at];
                 let answer = parse::answer(&event.call, event.from_ns, to_ns, &result);

@@ -8,8 +8,8 @@ use serde_json::{Map, Value};
 
 use super::{Answer, Call, LineFault};
 
-/// What one line says.
-pub(super) enum Line {
+/// Content of one line.
+pub(super) enum HistoryLine {
     Header,
     Initial {
         key: Vec<u8>,
@@ -27,7 +27,7 @@ pub(super) enum Line {
         call: Call,
         from_ns: u64,
     },
-    /// The result, which only its call tells how to read.
+    /// The result, which is read by the kind of its call.
     End {
         number: u64,
         to_ns: u64,
@@ -38,7 +38,7 @@ pub(super) enum Line {
 /// Version of the format.
 pub(super) const VERSION: u64 = 1;
 
-/// The fields of a line that nobody has taken yet.
+/// The fields of a line that are not yet taken.
 struct Fields(Map<String, Value>);
 
 impl Fields {
@@ -122,14 +122,14 @@ impl Fields {
 }
 
 /// Reads a line.
-pub(super) fn line(value: Value) -> Result<Line, LineFault> {
+pub(super) fn line(value: Value) -> Result<HistoryLine, LineFault> {
     let Value::Object(fields) = value else { return Err(LineFault::NotObject) };
     let mut fields = Fields(fields);
     if fields.0.contains_key("end") {
         let number = fields.number("end")?;
         let to_ns = fields.number("to_ns")?;
         let result = fields.take("result")?;
-        return fields.done(Line::End { number, to_ns, result });
+        return fields.done(HistoryLine::End { number, to_ns, result });
     }
     let wrong = LineFault::Field { field: "op", expected: "a string" };
     let op = match fields.take("op")? {
@@ -142,11 +142,11 @@ pub(super) fn line(value: Value) -> Result<Line, LineFault> {
             if version != VERSION {
                 return Err(LineFault::Version(version));
             }
-            return fields.done(Line::Header);
+            return fields.done(HistoryLine::Header);
         }
         "initial" => {
             let (key, value) = (fields.bytes("key")?, fields.bytes("value")?);
-            return fields.done(Line::Initial { key, value });
+            return fields.done(HistoryLine::Initial { key, value });
         }
         _ => {}
     }
@@ -155,7 +155,7 @@ pub(super) fn line(value: Value) -> Result<Line, LineFault> {
     let from_ns = fields.number("from_ns")?;
     if fields.0.contains_key("begin") {
         let number = fields.number("begin")?;
-        return fields.done(Line::Begin { number, client, call, from_ns });
+        return fields.done(HistoryLine::Begin { number, client, call, from_ns });
     }
     let answer = if fields.0.get("to_ns") == Some(&Value::Null) {
         fields.take("to_ns")?;
@@ -171,7 +171,7 @@ pub(super) fn line(value: Value) -> Result<Line, LineFault> {
         let result = fields.take("result")?;
         Some((to_ns, answer(&call, from_ns, to_ns, &result)?))
     };
-    fields.done(Line::Whole { client, call, from_ns, answer })
+    fields.done(HistoryLine::Whole { client, call, from_ns, answer })
 }
 
 /// Reads the result of `call`.

@@ -1,15 +1,15 @@
 //! Linearizability checker: decides whether a table may produce a [`History`].
 //!
-//! # What is checked
+//! # Rules
 //!
 //! **Operations on one key** are linearizable: each takes effect at one moment between its call and
-//! its answer, and each answer is the one that a map in memory gives at that moment. This is
-//! checked key by key, which is enough: a history is linearizable if each object's part of it is
-//! (Herlihy and Wing, TOPLAS 1990, section 3.3).
+//! its answer, with the answer of a map in memory at that moment. The checker goes key by key. That
+//! is enough: a history is linearizable if each object's part of it is (Herlihy and Wing, TOPLAS
+//! 1990, section 3.3).
 //!
 //! - An operation without an answer may take effect at any moment after its call, or never, also
 //!   after its client's next operations.
-//! - One that was answered with [`Answer::Nothing`] is left out.
+//! - An operation answered with [`Answer::Nothing`] is left out.
 //! - Two operations of which one ends at the nanosecond at which the other begins count as
 //!   overlapping, unless they are of one client: then the first comes first.
 //!
@@ -21,12 +21,12 @@
 //! most as many as its limit.
 //!
 //! For the search each look of a scan at a key is a get of that key, with the same call and answer
-//! times: one that found the value returned, or one that found the key absent. That is the rule
-//! to the letter: the get of an absent key can be placed exactly if the key was absent at some moment of
-//! the scan, in an order which explains all other answers too. Looks at keys that nobody changes
-//! are compared with the initial content, without a search.
+//! times. It found the value returned, or found the key absent. That is exactly the rule: the get
+//! of an absent key has a place if the key was absent at some moment of the scan. The order with
+//! that place must explain all other answers as well. Looks at keys that nobody changes are
+//! compared with the initial content, without a search.
 //!
-//! # What it costs
+//! # Cost
 //!
 //! A key's operations cost about a step each as long as few overlap. The worst case is exponential
 //! in the number of changes to one key that overlap, or have no answer. [`Limits`] bounds it; a
@@ -48,7 +48,7 @@ use crate::history::History;
 #[cfg(doc)]
 use crate::history::Answer;
 
-/// How much work may be done.
+/// Bounds of the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Steps for one key. A step looks at one operation as the next in an order, takes some
@@ -78,19 +78,19 @@ pub struct Undecided {
     pub steps: u64,
 }
 
-/// A history in which nothing wrong was found.
+/// Result of a check that found nothing wrong.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use = "some keys may be undecided"]
 pub struct Checked {
-    /// Operations, those without an answer included, those that certainly did nothing not.
+    /// Operations, including those without an answer, excluding those that certainly did nothing.
     pub operations: usize,
-    /// Those of them without an answer.
+    /// Operations of these without an answer.
     pub unknown: usize,
-    /// Those of them that are scans.
+    /// Operations of these that are scans.
     pub scans: usize,
-    /// Looks of scans at keys that somebody changes.
+    /// Looks of scans at keys with changes.
     pub looks: usize,
-    /// Keys that somebody changes.
+    /// Keys with changes.
     pub keys: usize,
     /// Steps taken.
     pub steps: u64,
@@ -99,7 +99,7 @@ pub struct Checked {
 }
 
 impl Checked {
-    /// Nothing was left undecided: the history is one that a table may produce.
+    /// Returns whether no key is undecided: then the history is one that a table may produce.
     pub fn is_decided(&self) -> bool {
         self.undecided.is_empty()
     }
@@ -108,8 +108,8 @@ impl Checked {
 /// Checks `history` against the rules above.
 ///
 /// # Errors
-/// The violation that shows first in time, of all that there are; a key's violation stands in the
-/// answer that no order of its operations explains.
+/// The first violation in time. A key's violation shows at the answer that no order of its
+/// operations explains.
 pub fn check(history: &History, limits: &Limits) -> Result<Checked, Violation> {
     let mut checked = Checked::default();
     let mut found: Option<(u64, Violation)> = None;

@@ -1,34 +1,34 @@
 //! Key operations: encode the operations on one key in small numbers.
 
-/// What a key holds: [`ABSENT`], [`UNSEEN`], or the number of a value that an answer or a
+/// Content of a key: [`ABSENT`], [`UNSEEN`], or the number of a value that an answer or a
 /// comparison names.
-pub(super) type State = u32;
+pub(super) type KeyState = u32;
 
 /// The key is absent.
-pub(super) const ABSENT: State = 0;
+pub(super) const ABSENT: KeyState = 0;
 
-/// The key holds some value that nobody was ever told and nobody compares with. All these are one
-/// state: no answer of the history can tell them apart, so that an order exists with them
-/// told apart exactly if one exists without.
-pub(super) const UNSEEN: State = 1;
+/// The key holds some value that no answer and no comparison names. All these are one state: no
+/// answer of the history can tell them apart. So an order exists with them told apart exactly if
+/// one exists without.
+pub(super) const UNSEEN: KeyState = 1;
 
 /// No operation.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// What an operation does to one key.
+/// Effect of an operation on one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Finds this state. Also a scan's view of the key.
-    Get(State),
-    Insert(State),
-    Update(State),
-    Upsert(State),
+    Get(KeyState),
+    Insert(KeyState),
+    Update(KeyState),
+    Upsert(KeyState),
     Remove,
     Exchange {
-        expected: State,
-        new: State,
-        /// What it was told that the key held; meaningless if the answer is unknown.
-        held: State,
+        expected: KeyState,
+        new: KeyState,
+        /// Content of the key by its answer; meaningless if the answer is unknown.
+        held: KeyState,
     },
 }
 
@@ -36,7 +36,7 @@ pub(super) enum Kind {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Op {
     pub(super) kind: Kind,
-    /// The flag that it was answered; `None` if unknown. True for gets.
+    /// The flag of its answer; `None` if unknown. True for gets.
     pub(super) answer: Option<bool>,
     pub(super) from_ns: u64,
     /// `u64::MAX` if unknown.
@@ -44,13 +44,13 @@ pub(super) struct Op {
     /// Its place in the history.
     pub(super) event: u32,
     /// The operation on this key which the same client ended at the very moment at which this one
-    /// began; or [`NONE`]. Its place among the key's operations.
+    /// began, or [`NONE`]. Counted among the key's operations.
     pub(super) after: u32,
 }
 
 impl Op {
     /// The state after it if it takes effect in `state`, or `None` if its answer does not fit.
-    pub(super) fn apply(&self, state: State) -> Option<State> {
+    pub(super) fn apply(&self, state: KeyState) -> Option<KeyState> {
         let (next, flag) = match self.kind {
             Kind::Get(value) => return (state == value).then_some(state),
             Kind::Insert(value) if state == ABSENT => (value, true),
@@ -68,7 +68,8 @@ impl Op {
         }
     }
 
-    /// With its answer, it leaves every state in which it can take effect as it is.
+    /// Returns whether, with its answer, it leaves every state in which it can take effect as it
+    /// is.
     pub(super) fn is_pure(&self) -> bool {
         match self.kind {
             Kind::Get(_) => true,
@@ -78,7 +79,7 @@ impl Op {
         }
     }
 
-    /// It was answered.
+    /// Returns whether it has an answer.
     pub(super) fn is_known(&self) -> bool {
         self.answer.is_some()
     }

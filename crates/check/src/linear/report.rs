@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::fmt::{self, Display, Formatter};
 use std::ops::Bound;
 
-use super::ops::{ABSENT, NONE, Op, State, UNSEEN};
+use super::ops::{ABSENT, KeyState, NONE, Op, UNSEEN};
 use super::search::{Search, Trace, Verdict};
 use super::split::{FIRST_VALUE, Part, key_of};
 use crate::history::{Answer, Call, Event, History};
@@ -19,11 +19,11 @@ const SHORTEN_OPS: usize = 300;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Violation {
-    /// It is none of a table: whoever recorded it has made a mistake.
+    /// It is none of a table: its recorder has made a mistake.
     Malformed {
-        /// Which event, by its place in the history; `None` for the initial content.
+        /// Place of the event in the history; `None` for the initial content.
         event: Option<usize>,
-        /// What is wrong with it.
+        /// The fault.
         what: String,
     },
     /// A scan's answer is wrong whatever the table held.
@@ -58,7 +58,7 @@ impl Display for Violation {
     }
 }
 
-/// What is wrong with a scan's answer in itself.
+/// Fault of a scan's answer in itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ScanFault {
@@ -68,7 +68,7 @@ pub enum ScanFault {
     OutOfOrder,
     /// A key does not lie in the range.
     OutOfRange,
-    /// There are more pairs than were asked for.
+    /// There are more pairs than the scan's limit.
     OverLimit,
 }
 
@@ -115,7 +115,7 @@ impl Display for ScanViolation {
     }
 }
 
-/// What a key may hold.
+/// Possible content of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Held {
     /// Nothing.
@@ -141,10 +141,11 @@ impl Display for Held {
 pub struct KeyViolation {
     /// The key.
     pub key: Vec<u8>,
-    /// What it may have held before the first row. From none of these does an order exist.
+    /// Possible contents of the key before the first row. From none of these does an order exist.
     pub starts: Vec<Held>,
-    /// In order of calls: of the shortest beginning of the key's history that has no order, what
-    /// follows the last moment from which on there is none, without the reads that do not matter.
+    /// Rows in order of calls, cut to an example. They come from the shortest beginning of the
+    /// key's history that has no order. Of this they follow the last moment from which on there is
+    /// none, without the reads that do not matter.
     pub rows: Vec<Row>,
     /// The row whose answer no order has got past.
     pub blocked: usize,
@@ -185,19 +186,19 @@ impl Display for KeyViolation {
 pub struct Row {
     /// Its place among the history's events.
     pub event: usize,
-    /// Who asked.
+    /// The client.
     pub client: u32,
-    /// What, in words.
+    /// The request, in words.
     pub call: String,
-    /// When.
+    /// Time of the request.
     pub from_ns: u64,
-    /// When the answer came; `None` if none came.
+    /// Time of the answer; `None` if none came.
     pub to_ns: Option<u64>,
-    /// The answer, in words. Of a scan's look at a key, what it saw there.
+    /// The answer, in words. For a scan's look at a key, what the scan saw there.
     pub answer: String,
     /// Its place in the longest order, from 1 up. `None`: it has none there.
     pub place: Option<usize>,
-    /// What the key is after it in that order.
+    /// Content of the key after it in that order.
     pub after: Option<Held>,
 }
 
@@ -233,7 +234,7 @@ pub(super) fn explain(
     relink(&part.ops, &mut ops);
     let mut starts = BTreeSet::from([part.initial]);
     let mut trace = Trace::default();
-    // It ends as the first search did: that is what makes it an example.
+    // It ends as the first search did, and so is an example.
     let mut budget = steps.saturating_mul(4);
     let verdict = search.run(&ops, part.initial, &mut budget, Some(&mut trace));
     if matches!(verdict, Verdict::Impossible { .. }) {
@@ -254,7 +255,7 @@ pub(super) fn explain(
             }
         }
     }
-    let held = |state: State| match state {
+    let held = |state: KeyState| match state {
         ABSENT => Held::Absent,
         UNSEEN => Held::Unseen,
         value => Held::Value(part.values[(value - FIRST_VALUE) as usize].to_vec()),
@@ -274,7 +275,7 @@ pub(super) fn explain(
     }
 }
 
-/// The example of a key that nobody changes and that was seen with something else.
+/// The example of a key that nobody changes and that an operation saw with other content.
 pub(super) fn explain_still(
     history: &History,
     key: &[u8],
@@ -291,18 +292,23 @@ pub(super) fn explain_still(
     }
 }
 
-/// Whether `ops` certainly have no order from any of `starts` on.
-fn is_impossible(search: &mut Search, ops: &[Op], starts: &BTreeSet<State>) -> bool {
+/// Returns whether `ops` certainly have no order from any of `starts` on.
+fn is_impossible(search: &mut Search, ops: &[Op], starts: &BTreeSet<KeyState>) -> bool {
     starts.iter().all(|&start| {
         let mut steps = SHORTEN_STEPS;
         matches!(search.run(ops, start, &mut steps, None), Verdict::Impossible { .. })
     })
 }
 
-/// Leaves out what was answered before the last moment without an operation under way from which
-/// on there is no order, whatever the key may have held then. Operations without an answer stay:
-/// they may take effect later.
-fn cut_front(search: &mut Search, ops: &mut Vec<Op>, starts: &mut BTreeSet<State>, trace: &Trace) {
+/// Leaves out operations answered before the last moment that has no operation under way and no
+/// order from there on, for any content of the key. Operations without an answer stay: they may
+/// take effect later.
+fn cut_front(
+    search: &mut Search,
+    ops: &mut Vec<Op>,
+    starts: &mut BTreeSet<KeyState>,
+    trace: &Trace,
+) {
     let mut skip = 0;
     let mut quiet = trace.quiet.iter().rev();
     while let Some((&first, states)) = quiet.nth(skip) {
@@ -327,7 +333,7 @@ fn cut_front(search: &mut Search, ops: &mut Vec<Op>, starts: &mut BTreeSet<State
 
 /// Leaves out operations that change nothing, as long as there is still no order. That is right:
 /// if there is none without them, there is none with them.
-fn drop_reads(search: &mut Search, ops: &mut Vec<Op>, starts: &BTreeSet<State>) {
+fn drop_reads(search: &mut Search, ops: &mut Vec<Op>, starts: &BTreeSet<KeyState>) {
     if ops.len() > SHORTEN_OPS {
         return;
     }

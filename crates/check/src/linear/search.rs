@@ -6,7 +6,7 @@
 //! A configuration (the set of operations placed, and the state) is looked at once. Beyond that:
 //!
 //! - A configuration is remembered as a 128-bit sum of random numbers, one for each operation
-//!   placed (Zobrist hashing), which costs the same for a short and a long history. Two of n
+//!   placed (Zobrist hashing). This costs the same for a short and a long history. Two of n
 //!   configurations have the same sum with a chance of n^2 / 2^129: below 10^-24 for ten millions.
 //! - An operation that with its answer can change no state (a get, a failed insert) is placed as
 //!   soon as it fits, without alternatives: in any order that places it later it can be moved here.
@@ -19,9 +19,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
 
-use super::ops::{NONE, Op, State};
+use super::ops::{KeyState, NONE, Op};
 
-/// How a search ended.
+/// Result of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// There is an order.
@@ -35,38 +35,38 @@ pub(super) enum Verdict {
     GaveUp,
 }
 
-/// What a second search of an impossible history writes down.
+/// Record of a second search of an impossible history.
 #[derive(Debug, Default)]
 pub(super) struct Trace {
     /// The longest order that got as far as any: operation, and state after it.
-    pub(super) best: Vec<(u32, State)>,
+    pub(super) best: Vec<(u32, KeyState)>,
     best_at: u32,
     /// For each moment without an answered operation under way, named by the next to be called:
     /// the states that the key may have had then.
-    pub(super) quiet: BTreeMap<u32, BTreeSet<State>>,
+    pub(super) quiet: BTreeMap<u32, BTreeSet<KeyState>>,
 }
 
 /// A step of the order under construction.
 #[derive(Clone, Copy)]
 struct Frame {
     op: u32,
-    /// No alternative need be tried.
+    /// There is no alternative to try.
     forced: bool,
-    state: State,
+    state: KeyState,
     run: Run,
 }
 
 /// The run of unanswered operations placed last: the state before it, and before its last one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Run {
-    base: State,
-    prev: State,
+    base: KeyState,
+    prev: KeyState,
 }
 
 /// The last operation placed was an answered one.
 const NO_RUN: Run = Run { base: NONE, prev: NONE };
 
-/// Its input is random already.
+/// Hasher for keys that are random already.
 #[derive(Default)]
 struct Low(u64);
 
@@ -83,7 +83,7 @@ impl Hasher for Low {
 /// Searches; keeps its memory from one key to the next.
 #[derive(Default)]
 pub(super) struct Search {
-    /// Per entry of the list (0 is its head): the operation, and whether it is its return.
+    /// For each entry of the list (0 is its head): the operation, and true for its return.
     entries: Vec<(u32, bool)>,
     next: Vec<u32>,
     prev: Vec<u32>,
@@ -91,23 +91,24 @@ pub(super) struct Search {
     call: Vec<u32>,
     back: Vec<u32>,
     placed: Vec<bool>,
-    /// Operations without an answer, in order of their calls, and the one before that does the same.
+    /// Operations without an answer, in order of their calls, and the one before that does the
+    /// same.
     unknown: Vec<(u32, u32)>,
     returns: Vec<u32>,
     frames: Vec<Frame>,
     seen: HashSet<u128, BuildHasherDefault<Low>>,
     sum: u128,
-    state: State,
+    state: KeyState,
     left: usize,
 }
 
 impl Search {
     /// Looks for an order of `ops`, sorted by the times of their calls, from `initial` on. Takes
-    /// what it uses from `steps`.
+    /// its steps from `steps`.
     pub(super) fn run(
         &mut self,
         ops: &[Op],
-        initial: State,
+        initial: KeyState,
         steps: &mut u64,
         mut trace: Option<&mut Trace>,
     ) -> Verdict {
@@ -175,7 +176,7 @@ impl Search {
         }
     }
 
-    /// Whether the answered operation `op` can be placed now.
+    /// Returns whether the answered operation `op` can be placed now.
     fn fits(&self, ops: &[Op], op: u32, run: Run) -> bool {
         let op = &ops[op as usize];
         self.is_ready(op)
@@ -187,7 +188,7 @@ impl Search {
         op.after == NONE || self.placed[op.after as usize]
     }
 
-    /// What to try after `op` has been in vain.
+    /// Returns the operation to try after `op` has failed.
     fn alternative(&self, ops: &[Op], op: u32, run: Run, steps: &mut u64) -> Option<u32> {
         let mut first = 0;
         let mut at = self.next[0];
@@ -305,7 +306,7 @@ impl Search {
     }
 
     /// Builds the list.
-    fn prepare(&mut self, ops: &[Op], initial: State) {
+    fn prepare(&mut self, ops: &[Op], initial: KeyState) {
         self.entries.clear();
         self.unknown.clear();
         self.frames.clear();
@@ -374,7 +375,7 @@ fn quiet_calls(ops: &[Op]) -> BTreeMap<u32, u32> {
 }
 
 /// The random number of a state and a run.
-fn mark(state: State, run: Run) -> u128 {
+fn mark(state: KeyState, run: Run) -> u128 {
     number(1 << 34 | u64::from(state))
         ^ number(2 << 34 | u64::from(run.base))
         ^ number(3 << 34 | u64::from(run.prev))

@@ -4,32 +4,32 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 
 use super::Checked;
-use super::ops::{ABSENT, Kind, NONE, Op, State, UNSEEN};
+use super::ops::{ABSENT, KeyState, Kind, NONE, Op, UNSEEN};
 use super::report::{self, ScanFault, ScanViolation, Violation};
 use crate::history::{Answer, Call, Event, History};
 
-/// Takes a violation, which it may have no use for, and the moment at which it showed.
+/// Receives a violation and its moment; makes the violation only if it is of use.
 pub(super) type Keep<'k> = dyn FnMut(u64, &mut dyn FnMut() -> Violation) + 'k;
 
 /// The operations on one key, in order of their calls.
 #[derive(Default)]
 pub(super) struct Part<'h> {
     pub(super) ops: Vec<Op>,
-    pub(super) initial: State,
-    /// What the states from [`FIRST_VALUE`] on stand for.
+    pub(super) initial: KeyState,
+    /// Values of the states from [`FIRST_VALUE`] on.
     pub(super) values: Vec<&'h [u8]>,
-    /// What the key held at the start.
+    /// Content of the key at the start.
     pub(super) held: Option<&'h [u8]>,
 }
 
-/// The first state that is a value which somebody saw.
-pub(super) const FIRST_VALUE: State = 2;
+/// The first state that stands for a value in an answer.
+pub(super) const FIRST_VALUE: KeyState = 2;
 
-/// A history with its keys sorted.
+/// A history by key, sorted.
 pub(super) struct Table<'h> {
     history: &'h History,
     initial: BTreeMap<&'h [u8], &'h [u8]>,
-    /// Keys that somebody changes, in order.
+    /// Keys with changes, in order.
     keys: Vec<&'h [u8]>,
     /// Their operations but scans, key by key: place of the key, place of the event.
     on_keys: Vec<(u32, u32)>,
@@ -150,20 +150,21 @@ impl<'h> Table<'h> {
         self.client_count = numbers.len();
     }
 
-    /// A key that nobody changes was seen with something else than its initial value.
+    /// A violation of a key that nobody changes: an operation saw other content than its initial
+    /// value.
     fn still_violation(&self, key: &[u8], event: usize) -> Violation {
         let held = self.initial.get(key).copied();
         Violation::Key(report::explain_still(self.history, key, held, event))
     }
 
-    /// Calls `visit` with each key that somebody changes and its operations, in order of keys.
+    /// Calls `visit` with each changed key and its operations, in order of keys.
     pub(super) fn each_key(
         &self,
         checked: &mut Checked,
         visit: &mut dyn FnMut(&'h [u8], &Part<'h>, &mut Checked),
     ) {
         let mut part = Part::default();
-        let mut numbers: HashMap<&'h [u8], State> = HashMap::new();
+        let mut numbers: HashMap<&'h [u8], KeyState> = HashMap::new();
         let mut events = Vec::new();
         // The scans that look at the key, each with its first pair that is not below it.
         let mut looking: Vec<(usize, usize)> = Vec::new();
@@ -226,17 +227,17 @@ impl<'h> Part<'h> {
         history: &'h History,
         events: &[(u32, Option<Option<&'h [u8]>>)],
         held: Option<&'h [u8]>,
-        numbers: &mut HashMap<&'h [u8], State>,
+        numbers: &mut HashMap<&'h [u8], KeyState>,
     ) {
         numbers.clear();
         self.values.clear();
         self.ops.clear();
         let values = &mut self.values;
-        let mut see = |value: Option<&'h [u8]>| -> State {
+        let mut see = |value: Option<&'h [u8]>| -> KeyState {
             let Some(value) = value else { return ABSENT };
             *numbers.entry(value).or_insert_with(|| {
                 values.push(value);
-                FIRST_VALUE + values.len() as State - 1
+                FIRST_VALUE + values.len() as KeyState - 1
             })
         };
         for &(index, look) in events {
@@ -254,7 +255,7 @@ impl<'h> Part<'h> {
                 see(value.as_deref());
             }
         }
-        let state = |value: Option<&[u8]>| -> State {
+        let state = |value: Option<&[u8]>| -> KeyState {
             value.map_or(ABSENT, |value| numbers.get(value).copied().unwrap_or(UNSEEN))
         };
         self.held = held;
@@ -299,7 +300,7 @@ impl<'h> Part<'h> {
     }
 }
 
-/// What a scan asked for.
+/// Range and limit of a scan.
 struct Bounds<'h> {
     from: &'h Bound<Vec<u8>>,
     to: &'h Bound<Vec<u8>>,
@@ -308,7 +309,7 @@ struct Bounds<'h> {
 }
 
 impl Bounds<'_> {
-    /// What is wrong with an answer whatever the table held, and the key that shows it.
+    /// Returns the fault of an answer for any content of the table, and the key that shows it.
     fn fault<'p>(&self, pairs: &'p [(Vec<u8>, Vec<u8>)]) -> Option<(ScanFault, Option<&'p [u8]>)> {
         if pairs.len() > self.limit {
             return Some((ScanFault::OverLimit, None));
@@ -417,7 +418,7 @@ fn changes(event: &Event) -> bool {
         && !matches!(event.answer, Some((_, Answer::Nothing)))
 }
 
-/// An answer is of the kind that its call gets, and comes after it.
+/// Checks that an answer is of the kind that its call gets, and comes after it.
 fn well_formed(event: &Event) -> Result<(), String> {
     let Some((to_ns, answer)) = &event.answer else { return Ok(()) };
     if *to_ns < event.from_ns {

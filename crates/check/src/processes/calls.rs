@@ -5,24 +5,24 @@ use std::ops::Bound;
 use super::values::Shape;
 use crate::history::Call;
 
-/// Calls of one job at most, and so histories' clients of a thread.
+/// Most calls of one job, and so the clients of a thread in the history.
 pub(super) const CALLS_MAX: usize = 4;
 /// Jobs between two phases: one adds more than it removes, the next removes more, so that nodes
 /// are split and merged all the time.
 const PHASE_JOBS: u64 = 512;
 
-/// How calls are made.
+/// Way to make calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     /// A call of the blocking API.
     Blocking,
     /// A call of the async API.
     Async,
-    /// Calls that go together in one of the blocking API, `get_many` and its like.
+    /// Several calls in one of the blocking API: `get_many` and its like.
     Many,
 }
 
-/// One thing to do.
+/// One or more calls to make together.
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) form: Form,
@@ -39,7 +39,7 @@ pub(super) struct Jobs {
     client: u32,
     sequence: u32,
     count: u64,
-    /// What each key last held as far as this thread knows.
+    /// Content that this thread last saw for each key.
     seen: Vec<Option<Vec<u8>>>,
 }
 
@@ -49,7 +49,7 @@ impl Jobs {
         Jobs { shape, rng, keys, client, sequence: 0, count: 0, seen }
     }
 
-    /// The key of `number` was seen to hold `stamp`.
+    /// Records that the key of `number` held `stamp`.
     pub(super) fn saw(&mut self, key: &[u8], stamp: Option<Vec<u8>>) {
         if let Some(number) = self.shape.number_of(key)
             && let Some(seen) = self.seen.get_mut(number as usize)
@@ -69,8 +69,8 @@ impl Jobs {
         };
         if form == Form::Many {
             let kind = self.rng.u32(..4);
-            // Of several changes the answer says only how many were new: two at most, so that it
-            // often says which.
+            // For several changes the answer gives only the number of new keys: two at most, so
+            // that it often tells which.
             let keys = self.some_keys(if kind < 2 { CALLS_MAX } else { 2 });
             let calls = keys.into_iter().map(|key| match kind {
                 0 | 1 => Call::Get { key },
@@ -129,7 +129,7 @@ impl Jobs {
 
     fn compare_exchange(&mut self) -> Call {
         let number = self.number();
-        // Mostly what it may well hold, at times what it held once.
+        // Mostly the value last seen, at times an older one.
         let expected = self.seen[number as usize].clone();
         let new = if self.rng.u32(..4) > 0 { Some(self.stamp()) } else { None };
         Call::CompareExchange { key: self.shape.key(number), expected, new }

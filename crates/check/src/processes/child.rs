@@ -13,34 +13,34 @@ use super::config::Launcher;
 use super::links::Links;
 use super::spec::{ChildEnd, Role, Spec};
 
-/// What the child is for.
+/// Purpose of a child.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Client,
     Tables,
     /// `farleaf load`, by its number.
     Load(usize),
-    /// A command that opens the pool, and so recovers what the dead have left.
+    /// A command that opens the pool, and so recovers the dead.
     Opener,
-    /// One that dies by itself.
+    /// A process that dies by itself.
     Dying,
     /// A command that makes a pool in a folder.
     Creation(PathBuf),
     Judge,
     /// A memory server.
     Memory,
-    /// One that looks who owns which keys.
+    /// A process that looks up the owners of the keys.
     Owners,
 }
 
-/// How a child ended.
+/// Way in which a child ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
     Done,
-    /// By the driver's `kill -9`.
+    /// Killed by the driver's `kill -9`.
     Killed,
     NotStarted,
-    /// In a way that it should not.
+    /// In an unexpected way.
     Badly(ExitStatus),
 }
 
@@ -52,21 +52,21 @@ pub(super) struct Child {
     /// Its end tells the process to end.
     input: Option<ChildStdin>,
     errors: PathBuf,
-    /// When it is to be continued, if it is stopped.
+    /// Time to continue it, if it is stopped.
     pub(super) continue_at: Option<Instant>,
-    /// When it is to be killed, if that is planned.
+    /// Time to kill it, if that is planned.
     pub(super) kill_at: Option<Instant>,
     is_killed: bool,
-    /// Its way to memory servers. They end after the process.
+    /// Its links to memory servers. They end after the process.
     pub(super) links: Option<Links>,
 }
 
 impl Child {
-    /// Starts it; what it says on standard error goes to `<folder>/<name>.err`, and what it says on
-    /// standard output to `output`, if somebody wants to know.
+    /// Starts it. Standard error goes to `<folder>/<name>.err`, standard output to `output` if that
+    /// is given.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(super) fn start(
         launcher: &Launcher,
         folder: &Path,
@@ -91,7 +91,7 @@ impl Child {
         let mut process = command
             .args(&launcher.arguments)
             .arg(serde_json::to_string(&spec)?)
-            // Ctrl-C is the driver's business.
+            // The driver handles Ctrl-C.
             .process_group(0)
             .stdin(Stdio::piped())
             .stdout(output)
@@ -132,15 +132,15 @@ impl Child {
         self.input = None;
     }
 
-    /// How it ended, if it has.
+    /// Returns the way in which it ended, if it has.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(super) fn ended(&mut self) -> io::Result<Option<Ended>> {
         let Some(status) = self.process.try_wait()? else { return Ok(None) };
         let unavailable = Some(ChildEnd::NotStarted as i32);
-        // `farleaf` says 4 for a full pool, 3 for one that cannot be reached, and 6 for a change of which,
-        // for that reason, nobody knows whether it happened.
+        // `farleaf` exits with 4 for a full pool, 3 for one that it cannot reach, and 6 for a
+        // change with an unknown outcome.
         Ok(Some(match status.code() {
             Some(0) => Ended::Done,
             None if self.may_die() && status.signal() == Some(9) => Ended::Killed,
@@ -150,8 +150,8 @@ impl Child {
         }))
     }
 
-    /// The end of what it said on standard error.
-    pub(super) fn last_words(&self) -> String {
+    /// Returns the last lines of its standard error.
+    pub(super) fn last_errors(&self) -> String {
         const BYTES_MAX: usize = 2000;
         let said = fs::read(&self.errors).unwrap_or_default();
         let said = String::from_utf8_lossy(&said[said.len().saturating_sub(BYTES_MAX)..]);
@@ -159,7 +159,7 @@ impl Child {
     }
 
     fn signal(&self, signal: Signal) {
-        // The process has not been waited for, so that the number is its own; it may have ended.
+        // The number is the process's own, as nobody has waited for it yet; it may have ended.
         let _ = kill_process(Pid::from_child(&self.process), signal);
     }
 }

@@ -19,14 +19,14 @@ use super::values::Shape;
 use crate::history::{Answer, Call};
 use crate::linear::key_of;
 
-/// Errors that a process tells of; all are in the history.
+/// Errors that a process prints; all are in the history.
 const TOLD_MAX: u32 = 5;
-/// Between two attempts to reach a pool on a network.
+/// Time between two attempts to reach a pool on a network.
 const OPEN_PAUSE: Duration = Duration::from_millis(20);
 /// Attempts to get a share of the keys.
 const SHARE_TRIES: u32 = 10;
-/// How long calls linger over what they must not leave half done: some give the pool up over a cut link
-/// that others wait for.
+/// Time for which calls linger before they leave anything half done. Some calls give the pool up
+/// over a cut link while others wait for that link.
 const LINGER_LEAST: Duration = Duration::from_millis(300);
 const LINGER_MORE_MS: u64 = 4000;
 
@@ -35,23 +35,23 @@ type Told = Option<Answer>;
 type Pair = (Vec<u8>, Vec<u8>);
 
 pub(super) fn run(spec: &ClientSpec, stop: &AtomicBool) -> Result<(), Failed> {
-    let hands = (0..).zip(&spec.logs).map(|(number, log)| Hand::new(spec, number, log));
-    let mut hands: Vec<Hand> = hands.collect::<Result<_, Failed>>()?;
+    let clients = (0..).zip(&spec.logs).map(|(number, log)| ClientThread::new(spec, number, log));
+    let mut clients: Vec<ClientThread> = clients.collect::<Result<_, Failed>>()?;
     let told = AtomicU32::new(0);
     while let Some((db, table)) = open(spec, stop)? {
-        if !work_all(spec, &table, &mut hands, stop, &told)? {
+        if !work_all(spec, &table, &mut clients, stop, &told)? {
             drop(table);
             return db.close().or_else(|error| Failed::at_end(&spec.pool, error));
         }
         drop(table);
-        // It was cut off: others take over from it, and it begins anew.
+        // It was cut off: others recover it, and it begins anew.
         let _ = db.close();
     }
     Ok(())
 }
 
-/// Opens the pool and the table: at once, or, on a network, as soon as they can be reached. `None` if it
-/// was told to end meanwhile.
+/// Opens the pool and the table: at once, or, on a network, as soon as it can reach them. `None` if
+/// `stop` was set meanwhile.
 fn open(spec: &ClientSpec, stop: &AtomicBool) -> Result<Option<(Farleaf, Table)>, Failed> {
     let is_network = is_network(&spec.pool);
     while !stop.load(Ordering::Relaxed) {
@@ -78,7 +78,8 @@ fn open(spec: &ClientSpec, stop: &AtomicBool) -> Result<Option<(Farleaf, Table)>
     Ok(None)
 }
 
-/// Notes the name of this compute server and where it listens, and takes a share of the keys if they have owners.
+/// Writes down the name and address of this compute server, and takes a share of the keys if they
+/// have owners.
 fn share(db: &Farleaf, table: &Table, names: &Path) -> Result<(), Error> {
     let has_owners = table.info().engine.traits().owned;
     let own = if has_owners { Some(db.serve()?.name) } else { None };
@@ -87,7 +88,7 @@ fn share(db: &Farleaf, table: &Table, names: &Path) -> Result<(), Error> {
     table.take_free()?;
     for _ in 0..SHARE_TRIES {
         match table.give_share(own) {
-            // Nobody has any or enough of them, can be reached, or is not moving others just now.
+            // No server has enough keys, or can be reached, or is free of another move just now.
             Err(error)
                 if matches!(
                     error.kind(),
@@ -105,22 +106,23 @@ fn share(db: &Farleaf, table: &Table, names: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Works on all threads until standard input ends, or this compute server is cut off; whether it was.
+/// Works on all threads until standard input ends, or this compute server is cut off; returns
+/// whether it was.
 fn work_all(
     spec: &ClientSpec,
     table: &Table,
-    hands: &mut [Hand],
+    clients: &mut [ClientThread],
     stop: &AtomicBool,
     told: &AtomicU32,
 ) -> Result<bool, Failed> {
     let is_cut_off = AtomicBool::new(false);
     let ended: Vec<Result<(), Failed>> = thread::scope(|scope| {
-        let threads: Vec<_> = hands
+        let threads: Vec<_> = clients
             .iter_mut()
-            .map(|hand| {
+            .map(|thread| {
                 let mut worker = Worker {
                     shape: spec.shape,
-                    hand,
+                    thread,
                     asynchronous: table.to_async(),
                     table: table.clone(),
                     told,
@@ -142,39 +144,39 @@ fn work_all(
     Ok(is_cut_off.into_inner())
 }
 
-/// What a thread does and writes, whichever store it works with.
-struct Hand {
+/// State of a thread, for either store API.
+struct ClientThread {
     jobs: Jobs,
     client: u32,
     log: Log,
 }
 
-impl Hand {
-    fn new(spec: &ClientSpec, thread: u32, log: &Path) -> Result<Hand, Failed> {
+impl ClientThread {
+    fn new(spec: &ClientSpec, thread: u32, log: &Path) -> Result<ClientThread, Failed> {
         let client = spec.client + thread * CALLS_MAX as u32;
         let seed = spec.seed ^ u64::from(thread).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let jobs = Jobs::new(spec.shape, spec.keys, client, seed);
-        Ok(Hand { jobs, client, log: Log::create(log)? })
+        Ok(ClientThread { jobs, client, log: Log::create(log)? })
     }
 }
 
 struct Worker<'a> {
     shape: Shape,
-    hand: &'a mut Hand,
+    thread: &'a mut ClientThread,
     table: Table,
     asynchronous: AsyncTable,
     told: &'a AtomicU32,
-    /// Set when others may have taken this process for dead, which only happens on a network.
+    /// Set when others may have recovered this process as dead, which only happens on a network.
     is_cut_off: Option<&'a AtomicBool>,
 }
 
 impl Worker<'_> {
-    /// Does the next job and writes it down.
+    /// Does the next job and records it.
     fn one(&mut self) -> Result<(), Failed> {
-        let Job { form, calls } = self.hand.jobs.next();
+        let Job { form, calls } = self.thread.jobs.next();
         let mut numbers = Vec::with_capacity(calls.len());
-        for (client, call) in (self.hand.client..).zip(&calls) {
-            numbers.push(self.hand.log.begin(client, call)?);
+        for (client, call) in (self.thread.client..).zip(&calls) {
+            numbers.push(self.thread.log.begin(client, call)?);
         }
         let answers = match form {
             Form::Blocking => vec![self.settle(&calls[0], self.blocking(&calls[0]))?],
@@ -183,7 +185,7 @@ impl Worker<'_> {
         };
         for (number, answer) in numbers.into_iter().zip(&answers) {
             if let Some(answer) = answer {
-                self.hand.log.end(number, answer)?;
+                self.thread.log.end(number, answer)?;
             }
         }
         for (call, answer) in calls.iter().zip(answers) {
@@ -192,7 +194,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// What an error says about the call; some must not be.
+    /// Turns an error into an answer, if it is one that the call may have.
     fn settle(&self, call: &Call, result: Result<Answer, Error>) -> Result<Told, Failed> {
         let error = match result {
             Ok(Answer::Value(value)) => {
@@ -215,7 +217,7 @@ impl Worker<'_> {
         let told = match error.kind() {
             ErrorKind::Unavailable | ErrorKind::Full => Some(Answer::Nothing),
             ErrorKind::OutcomeUnknown => None,
-            // A change that was under way then may have happened.
+            // A change that was under way may have happened.
             ErrorKind::Closed if self.cut_off() => None,
             kind => return Err(Failed::Fault(format!("{error} ({kind:?}), from {call:?}"))),
         };
@@ -223,7 +225,7 @@ impl Worker<'_> {
         Ok(told)
     }
 
-    /// Others may have taken this process for dead: notes it, if that may be.
+    /// Others may have recovered this process as dead: sets the flag, if that is possible here.
     fn cut_off(&self) -> bool {
         self.is_cut_off.inspect(|cut_off| cut_off.store(true, Ordering::SeqCst)).is_some()
     }
@@ -271,7 +273,7 @@ impl Worker<'_> {
         })
     }
 
-    /// The same in a worker thread of the store; this thread waits for it.
+    /// Makes the call in a worker thread of the store; this thread waits for it.
     fn in_worker(&self, call: &Call) -> Result<Answer, Error> {
         let (table, shape) = (&self.asynchronous, self.shape);
         Ok(match call.clone() {
@@ -296,7 +298,7 @@ impl Worker<'_> {
             Call::Scan { from, to, reverse: false, limit } => {
                 Answer::Pairs(wait(table.scan((from, to), limit))?)
             }
-            // The async API goes up only.
+            // The async API scans upwards only.
             down @ Call::Scan { .. } => return self.blocking(&down),
         })
     }
@@ -330,7 +332,7 @@ impl Worker<'_> {
             }
         };
         let told = match counted {
-            // How many is all that it says: with some of them, nobody knows which.
+            // The count is the whole answer: with some of them done, nobody knows which.
             Ok(0) => Some(Answer::Flag(false)),
             Ok(count) if count == calls.len() as u64 => Some(Answer::Flag(true)),
             Ok(count) if count < calls.len() as u64 => None,
@@ -344,20 +346,20 @@ impl Worker<'_> {
         Ok(vec![told; calls.len()])
     }
 
-    /// Remembers what keys hold, so that some exchanges are met.
+    /// Remembers the content of keys, so that some exchanges find what they expect.
     fn learn(&mut self, call: &Call, answer: Told) {
         match (call, answer) {
-            (Call::Get { key }, Some(Answer::Value(value))) => self.hand.jobs.saw(key, value),
+            (Call::Get { key }, Some(Answer::Value(value))) => self.thread.jobs.saw(key, value),
             (
                 Call::Update { key, value } | Call::Insert { key, value },
                 Some(Answer::Flag(true)),
             )
             | (Call::Upsert { key, value }, Some(Answer::Flag(_))) => {
-                self.hand.jobs.saw(key, Some(value.clone()));
+                self.thread.jobs.saw(key, Some(value.clone()));
             }
-            (Call::Remove { key }, Some(Answer::Flag(_))) => self.hand.jobs.saw(key, None),
+            (Call::Remove { key }, Some(Answer::Flag(_))) => self.thread.jobs.saw(key, None),
             (Call::CompareExchange { key, new, .. }, Some(Answer::Exchanged { done, held })) => {
-                self.hand.jobs.saw(key, if done { new.clone() } else { held });
+                self.thread.jobs.saw(key, if done { new.clone() } else { held });
             }
             _ => {}
         }

@@ -17,7 +17,7 @@ const KEYS_MAX: u32 = 9999;
 const RATE_MAX: f64 = 1000.0;
 /// Memory servers of a run, at most.
 const MEMORY_SERVERS_MAX: u16 = 16;
-/// No lease is shorter: processes of a busy machine would all be taken for dead.
+/// The shortest lease: with less, processes of a busy machine would all count as dead.
 const LEASE_LEAST: Duration = Duration::from_millis(50);
 /// Leases that a recovery may take, at most.
 const LEASES_MAX: f64 = 1000.0;
@@ -31,9 +31,9 @@ pub struct Config {
     pub processes: u32,
     /// Client threads of each.
     pub threads: u32,
-    /// How long the run takes. The round that is under way is brought to its end.
+    /// Duration of the run. The round that is under way is brought to its end.
     pub time: Duration,
-    /// How long clients run before the history is checked.
+    /// Time that clients run before the history is checked.
     pub round_time: Duration,
     /// Mean rate of `kill -9`, at random moments.
     pub kills_per_second: f64,
@@ -41,7 +41,7 @@ pub struct Config {
     pub stops_per_second: f64,
     /// SIGCONT follows after this time at most; most stops are much shorter.
     pub stop_time_max: Duration,
-    /// Of all that is random in the driver and in the clients.
+    /// Seed of all that is random in the driver and in the clients.
     pub seed: u64,
     /// Keys of a table.
     pub keys: u32,
@@ -51,10 +51,10 @@ pub struct Config {
     pub pool_bytes: u64,
     /// The pool is one of memory servers, which the run starts; `None`: in shared memory.
     pub network: Option<Network>,
-    /// Where pool and histories go: new or empty. Default: a folder of its own in `/dev/shm`, or
+    /// Folder for pool and histories: new or empty. Default: a folder of its own in `/dev/shm`, or
     /// where temporary files go.
     pub folder: Option<PathBuf>,
-    /// Leave the folder, also if nothing was found.
+    /// Leave the folder, even if nothing was found.
     pub keep: bool,
 }
 
@@ -79,27 +79,28 @@ impl Default for Config {
     }
 }
 
-/// A run's memory servers, and what is done to them and to the links that lead there.
+/// A run's memory servers, and the faults of these and of the links to them.
 #[derive(Clone, Debug)]
 pub struct Network {
-    /// How many there are.
+    /// The number of memory servers.
     pub memory_servers: u16,
-    /// How long a compute server counts as alive that is not heard of.
+    /// Time for which a silent compute server counts as alive.
     pub lease: Duration,
-    /// Mean rate of what is done to memory servers: `kill -9` and a new start over the same file, or
+    /// Mean rate of faults of memory servers: `kill -9` and a new start over the same file, or
     /// SIGSTOP and SIGCONT.
     pub memory_faults_per_second: f64,
-    /// Mean rate of what is done to links between a process and a memory server: cut, in both directions
+    /// Mean rate of faults of links between a process and a memory server: cut, in both directions
     /// or in one, slowed, or all connections ended.
     pub link_faults_per_second: f64,
-    /// Mean rate of what is done to the links over which compute servers ask each other, the same things:
-    /// to all that lead to one, or to that from one to another. Of engines whose keys have owners.
+    /// Mean rate of the same faults of links over which compute servers ask each other. They strike
+    /// all that lead to one, or that of one to another. For engines whose keys have owners.
     pub post_faults_per_second: f64,
-    /// A memory server is away, a link is cut or slow for that long at most.
+    /// Longest time that a memory server is away, or a link is cut or slow.
     pub outage_time_max: Duration,
-    /// After a compute server was killed while nothing else went wrong, its keys are to be served again
-    /// within that many leases, and no operation on others' keys is to take longer than half of that; else
-    /// the run fails. `None`: it is told, and fails nothing.
+    /// Leases within which keys must be served again, after a compute server was killed while
+    /// nothing else went wrong. No operation on others' keys may take longer than half of that. A
+    /// slower recovery fails the run. `None`: the report gives the times, and none of them fails
+    /// the run.
     pub recovery_leases: Option<f64>,
 }
 
@@ -119,7 +120,7 @@ impl Default for Network {
 
 impl Network {
     /// # Errors
-    /// Says what makes no sense.
+    /// The options that make no sense.
     fn check(&self) -> Result<(), String> {
         if !(1..=MEMORY_SERVERS_MAX).contains(&self.memory_servers) {
             let count = self.memory_servers;
@@ -152,8 +153,8 @@ fn check_rate(what: &str, rate: f64) -> Result<(), String> {
 }
 
 impl Config {
-    /// The usual run over a network of two memory servers: shorter, with longer rounds, in which less
-    /// happens at a time, as the dead are dead only when their lease is over.
+    /// The usual run over a network of two memory servers. It is shorter, with longer rounds and
+    /// fewer faults at a time, as a dead process counts as dead only after its lease.
     pub fn over_network() -> Self {
         Config {
             time: Duration::from_secs(30),
@@ -167,7 +168,7 @@ impl Config {
     }
 
     /// # Errors
-    /// [`ProcessesError::Config`] for what makes no sense.
+    /// [`ProcessesError::Config`] if the options make no sense.
     pub(super) fn check(&self) -> Result<(), ProcessesError> {
         let refuse = |why: String| Err(ProcessesError::Config(why));
         let threads = self.processes.saturating_mul(self.threads);
@@ -194,7 +195,7 @@ impl Config {
         Ok(())
     }
 
-    /// What happens to links between compute servers, of which only some engines have any.
+    /// Rate of faults of links between compute servers; 0 for engines without owners.
     pub(super) fn post_rate(&self) -> f64 {
         let network = self.network.as_ref().filter(|_| self.engine.traits().owned);
         network.map_or(0.0, |network| network.post_faults_per_second)
@@ -206,8 +207,8 @@ impl Config {
     }
 }
 
-/// How the driver starts a child: the program, and what stands on its command line before the
-/// child's specification. It must hand that to [`run_child`](super::run_child).
+/// Way to start a child: the program, and the arguments in front of the child's specification. The
+/// program must hand that to [`run_child`](super::run_child).
 #[derive(Clone, Debug)]
 pub struct Launcher {
     /// The program. It also is the command `farleaf` itself, whose `load` and `tables` are run.
@@ -218,18 +219,18 @@ pub struct Launcher {
     pub environment: Vec<(OsString, Option<OsString>)>,
 }
 
-/// What a run did.
+/// Counts of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Counts {
     /// Operations begun, all of them checked.
     pub operations: u64,
-    /// Of these: refused, and certainly not done.
+    /// Operations of these that were refused, and certainly not done.
     pub refused: u64,
-    /// Of these: without an answer, mostly because the process was killed.
+    /// Operations of these without an answer, mostly because the process was killed.
     pub unknown: u64,
-    /// Keys whose operations were put in order, each round's anew.
+    /// Keys whose operations were put in order, anew in each round.
     pub keys_checked: u64,
-    /// Of these: given up, since too many operations overlap or have no answer.
+    /// Keys of these given up, since too many operations overlap or have no answer.
     pub keys_undecided: u64,
     /// Client processes started.
     pub clients: u64,
@@ -245,7 +246,7 @@ pub struct Counts {
     pub kills_creations: u64,
     /// Processes stopped, and continued unless they were killed first.
     pub stops: u64,
-    /// Processes that could not begin, because somebody was stopped.
+    /// Processes that could not begin, because another one was stopped.
     pub not_started: u64,
     /// Loads that ended well.
     pub loads: u64,
@@ -287,44 +288,44 @@ impl AddAssign<&Counts> for Counts {
 /// The end of a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// The seed that it was asked for with.
+    /// The seed of the run.
     pub seed: u64,
     /// Rounds that were begun.
     pub rounds: u64,
-    /// What was done.
+    /// Counts of all rounds.
     pub counts: Counts,
-    /// What was done to memory servers and links, and how long it took to recover; of a run over a network.
+    /// Faults of memory servers and links, and the times of recovery; of a run over a network.
     pub network: Option<NetworkReport>,
     /// Seconds in all.
     pub seconds: f64,
     /// Seconds of them that went into checking histories.
     pub check_seconds: f64,
-    /// It was told to stop before its time.
+    /// True if an interrupt ended the run early.
     pub is_interrupted: bool,
-    /// Where everything lies, if it was kept.
+    /// The folder, if it was kept.
     pub folder: Option<PathBuf>,
-    /// What must not be, if anything was found.
+    /// The failed check, if one failed.
     pub failure: Option<Failure>,
 }
 
-/// Something that must not be.
+/// A failed check.
 #[derive(Clone, Debug, Serialize)]
 pub struct Failure {
     /// The round in which it was found, from 1.
     pub round: u64,
-    /// What was found.
+    /// The finding.
     pub what: String,
-    /// The round's folder: history files (`*.jsonl`), what processes said (`*.err`).
+    /// The round's folder: history files (`*.jsonl`), standard error of processes (`*.err`).
     pub folder: PathBuf,
-    /// The pool as it was left.
+    /// The pool after the failure.
     pub pool: String,
 }
 
-/// Why a run could not be made.
+/// Reason why a run could not be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProcessesError {
-    /// What was asked for makes no sense.
+    /// The options make no sense.
     #[error("{0}")]
     Config(String),
     /// The pool could not be made.
@@ -333,11 +334,11 @@ pub enum ProcessesError {
     /// The system refused.
     #[error("cannot {what} {path}")]
     Io {
-        /// What was tried.
+        /// The attempted step.
         what: &'static str,
-        /// With what.
+        /// The file or folder of the step.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
 }

@@ -1,8 +1,8 @@
 //! Network faults: break processes, memory servers and links in a round, one at a time or together.
 //!
-//! In every other round faults happen *apart* from each other, with quiet around them, so that the
-//! driver can measure the time from each until all work goes on; only clients are at work. The rounds
-//! between have all processes of a run over shared memory, and faults happen *together*.
+//! In every other round faults happen *apart* from each other, with quiet around them. So the
+//! driver can measure the time from each until all work goes on; only clients are at work. The
+//! rounds between have all processes of a run over shared memory, and faults happen *together*.
 
 use std::path::PathBuf;
 use std::thread;
@@ -16,12 +16,12 @@ use super::round::{END_TIME_MAX, LOOK_TIME, Round, Trouble, count_kill, table_na
 use super::spec::{OwnersSpec, Role};
 use super::times::{Fault, FaultKind};
 
-/// Quiet about what goes wrong apart from others: that many leases, quarters of them. The dead are dead
-/// after one, and after two if the memory server that judges has just been started.
+/// Quiet time around a fault of its own, in quarters of a lease. The dead are dead after one lease,
+/// and after two if the memory server that judges has just been started.
 const QUIET_QUARTERS: u32 = 10;
 /// A slow link delays each piece by this much at most.
 const SLOW_MAX: Duration = Duration::from_millis(50);
-/// What is done to links, in the order in which it is drawn.
+/// Faults of links, in the order of the draw.
 const OF_LINKS: [FaultKind; 4] =
     [FaultKind::Cut, FaultKind::HalfCut, FaultKind::Slow, FaultKind::EndConnections];
 const OF_POSTS: [FaultKind; 4] = [
@@ -33,13 +33,13 @@ const OF_POSTS: [FaultKind; 4] = [
 /// A process that could not work with the pool is started again after this time.
 const RETRY_TIME: Duration = Duration::from_millis(100);
 
-/// What goes wrong in a round over a network.
+/// Faults of a round over a network.
 #[derive(Debug, Default)]
 pub(super) struct Faults {
-    /// All that did.
+    /// All faults so far.
     pub(super) all: Vec<Fault>,
     under_way: Vec<UnderWay>,
-    /// Where it will stand who owns which keys, which is looked up before somebody is killed.
+    /// File for the owners of the keys, which a child looks up before the driver kills a process.
     looking: Option<PathBuf>,
     /// Processes that are to be started again.
     again: Vec<(Instant, Kind)>,
@@ -47,28 +47,28 @@ pub(super) struct Faults {
 
 #[derive(Debug)]
 struct UnderWay {
-    /// Of [`Faults::all`].
+    /// Index in [`Faults::all`].
     fault: usize,
     until: Instant,
     undo: Undo,
 }
 
-/// What ends it.
+/// The end of a fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Undo {
     /// A stopped process, by its name, goes on.
     GoOn(String),
-    /// So does a memory server.
+    /// A stopped memory server goes on.
     GoOnMemory(usize),
     /// A memory server is started again.
     StartMemory(usize),
-    /// It has been, and is to listen.
+    /// A memory server has been started again, and is to listen.
     AwaitMemory(usize),
-    /// A link of a process, by its name.
+    /// A link of a process, by its name, is restored.
     Restore(String, Way),
 }
 
-/// What is to go wrong.
+/// A fault to begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Choice {
     KillProcess,
@@ -80,11 +80,11 @@ enum Choice {
 }
 
 impl Round<'_, '_> {
-    /// Lets things go wrong until the round's time is over, and puts all right again.
+    /// Injects faults until the round's time is over, and ends them all.
     pub(super) fn disturb_network(&mut self, lease: Duration) -> Result<(), Trouble> {
         let quiet = lease * QUIET_QUARTERS / 4;
         let leases = self.run.config.network.as_ref().and_then(|network| network.recovery_leases);
-        // What is to be over in time is waited for so long.
+        // The quiet time covers the time in which a recovery must end.
         let quiet = leases.map_or(quiet, |leases| quiet.max(lease.mul_f64(leases + 0.5)));
         let end = Instant::now() + self.run.config.round_time;
         let mut next = Instant::now() + if self.is_apart { lease } else { Duration::ZERO };
@@ -96,7 +96,7 @@ impl Round<'_, '_> {
             }
             if self.is_apart {
                 let is_quiet = self.faults.under_way.is_empty() && self.faults.looking.is_none();
-                // What begins also has time to be over.
+                // Begin only faults that have time to end.
                 let left = end.saturating_duration_since(now).checked_sub(quiet);
                 if !is_quiet {
                     next = now + quiet;
@@ -116,7 +116,7 @@ impl Round<'_, '_> {
         self.put_right()
     }
 
-    /// What is due: children that ended, memory servers that listen, what is over.
+    /// Handles due events: children that ended, memory servers that listen, faults that are over.
     fn look(&mut self, renew: bool) -> Result<(), Trouble> {
         self.check_interrupt()?;
         self.reap(renew)?;
@@ -187,7 +187,7 @@ impl Round<'_, '_> {
         Ok(())
     }
 
-    /// Ends all that is under way, and waits until the memory servers listen.
+    /// Ends all faults under way, and waits until the memory servers listen.
     fn put_right(&mut self) -> Result<(), Trouble> {
         self.faults.again.clear();
         for under_way in &mut self.faults.under_way {
@@ -217,7 +217,7 @@ impl Round<'_, '_> {
         ]
     }
 
-    /// One of all, by their rates; `None` if nothing is to go wrong.
+    /// Draws a fault by the rates; `None` if all are 0.
     fn choose(&mut self) -> Option<Choice> {
         let rates = self.rates();
         let mut left = self.run.rng.f64() * rates.iter().map(|(_, rate)| rate).sum::<f64>();
@@ -228,8 +228,8 @@ impl Round<'_, '_> {
         chosen.map(|(choice, _)| choice)
     }
 
-    /// The same, but that each third is a death of a compute server, and each third one of a memory
-    /// server, so that a short run has their times.
+    /// The same, but each third fault is a death of a compute server, and each third one of a
+    /// memory server. So a short run has times of both.
     fn choose_apart(&mut self) -> Option<Choice> {
         let wanted = match self.run.apart % 3 {
             0 => Some(Choice::KillProcess),
@@ -243,7 +243,7 @@ impl Round<'_, '_> {
         wanted.filter(may_be).or_else(|| self.choose())
     }
 
-    /// Lets it go wrong, for `longest` at most.
+    /// Begins the fault, for `longest` at most.
     fn begin(&mut self, choice: Option<Choice>, longest: Duration) -> Result<(), Trouble> {
         let Some(choice) = choice else { return Ok(()) };
         match choice {
@@ -332,7 +332,8 @@ impl Round<'_, '_> {
         self.strike(at, Way::Memory(server), None, who, until);
     }
 
-    /// Strikes the way of others to a client, or that of one other, which asks it for keys.
+    /// Strikes the links of all others to a client, or that of one other, over which they ask it
+    /// for keys.
     fn strike_post(&mut self, longest: Duration) {
         let until = self.outage(longest);
         let is_client = |child: &Child| child.kind == Kind::Client && !child.is_killed();
@@ -352,7 +353,7 @@ impl Round<'_, '_> {
         self.strike(at, Way::Post, callers, who, until);
     }
 
-    /// Does something to a link of that child, unless something is being done to it: for these who use it.
+    /// Begins a fault of a link of that child for these callers, unless the link has one already.
     fn strike(&mut self, at: usize, way: Way, callers: Callers, who: String, until: Instant) {
         let kind = self.run.rng.usize(..OF_LINKS.len());
         let (is_way, part) = (self.run.rng.bool(), self.run.rng.f64());
@@ -363,7 +364,7 @@ impl Round<'_, '_> {
             return;
         }
         let what = if way == Way::Post { OF_POSTS } else { OF_LINKS }[kind];
-        let weather = match OF_LINKS[kind] {
+        let link_state = match OF_LINKS[kind] {
             FaultKind::Cut => LinkState::Cut { requests: true, replies: true },
             FaultKind::HalfCut => LinkState::Cut { requests: is_way, replies: !is_way },
             FaultKind::Slow => LinkState::Slow(SLOW_MAX.mul_f64(part)),
@@ -373,7 +374,7 @@ impl Round<'_, '_> {
                 return;
             }
         };
-        links.set(way, weather, callers);
+        links.set(way, link_state, callers);
         let fault = self.note(what, who, None);
         self.faults.under_way.push(UnderWay { fault, until, undo });
     }
@@ -392,7 +393,7 @@ impl Round<'_, '_> {
         self.faults.all.len() - 1
     }
 
-    /// Before somebody is killed, it is looked up who owns which keys.
+    /// Starts a child that looks up the owners of the keys, before a kill.
     fn look_for_owners(&mut self) -> Result<(), Trouble> {
         let name = self.name("owners");
         let owners = self.folder.join(format!("{name}.json"));
@@ -405,7 +406,8 @@ impl Round<'_, '_> {
         self.start(name, Kind::Owners, role, None)
     }
 
-    /// A child has ended in its own way; whether that is all there is to it.
+    /// Handles a child that has ended in a way of its own; returns true if nothing else is left to
+    /// do.
     pub(super) fn has_looked(&mut self, child: &Child, ended: Ended, renew: bool) -> bool {
         match child.kind {
             Kind::Owners => {
@@ -415,7 +417,7 @@ impl Round<'_, '_> {
                 }
                 true
             }
-            // The pool could not be worked with, as it may be for a while.
+            // It could not work with the pool, as may happen for a while.
             Kind::Tables | Kind::Load(_) if renew && ended == Ended::NotStarted => {
                 self.faults.again.push((Instant::now() + RETRY_TIME, child.kind.clone()));
                 true
@@ -424,7 +426,7 @@ impl Round<'_, '_> {
         }
     }
 
-    /// Kills the client that has most keys, if it is known who has how many, or else any.
+    /// Kills the client that owns most keys, if the owners are known, or else any.
     fn kill_client(&mut self, owned: &[Owned]) {
         let keys = self.keys();
         let chance = self.run.rng.u64(..);

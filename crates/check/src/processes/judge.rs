@@ -1,7 +1,7 @@
 //! Judge process: opens the pool after all others have ended, and checks it.
 //!
-//! It recovers, walks over all tables, accounts for the memory, and compares the tables with the
-//! history.
+//! It recovers the dead, walks all tables, accounts for the memory, and compares the tables with
+//! the history.
 
 use std::ops::Bound;
 use std::path::PathBuf;
@@ -14,15 +14,15 @@ use super::log::Log;
 use super::spec::{Failed, JudgeSpec, LoadSpec};
 use crate::history::{Answer, Call};
 
-/// Problems of a kind that are told.
+/// Most problems of a kind in a verdict.
 const TOLD_MAX: usize = 20;
 
-/// What the judge found, but for the content of the table, which goes into a history file.
+/// The judge's findings, apart from the content of the table, which goes into a history file.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Verdict {
-    /// What must not be.
+    /// The problems.
     pub(super) problems: Vec<String>,
-    /// Tables that had been left behind, and were dropped.
+    /// Tables that killed processes had left, and the judge dropped.
     pub(super) dropped: u64,
 }
 
@@ -126,7 +126,7 @@ fn check_load(db: &Farleaf, load: &LoadSpec, verdict: &mut Verdict) -> Result<()
 /// Reads a verdict.
 ///
 /// # Errors
-/// Says why there is none.
+/// The reason why there is none.
 pub(super) fn read(path: &PathBuf) -> Result<Verdict, String> {
     let text = std::fs::read(path).map_err(|error| format!("no verdict: {error}"))?;
     serde_json::from_slice(&text).map_err(|error| format!("no verdict: {error}"))

@@ -1,10 +1,11 @@
 //! Links: a proxy of bytes in front of a process, which the driver can sever and slow down.
 //!
-//! Each process of a run reaches each memory server through a link of its own, and finds the pool at
-//! the links' addresses. Where keys have owners, a client has one more, its *post link*: it advertises
-//! that link's address, so that the others ask it over the link, all of them or, by who greets, each
-//! apart from the others. As on a network, a severed link loses no bytes: they arrive when the link is
-//! whole again, however late, unless an end has closed the connection.
+//! Each process of a run reaches each memory server through a link of its own, and finds the pool
+//! at the links' addresses. If keys have owners, a client has one more, its *post link*. It
+//! advertises that link's address, so that the others ask it over the link. The driver can sever
+//! the link for all of them, or for some by their greetings. As on a network, a severed link loses
+//! no bytes: they arrive when the link is whole again. Only an end that has closed the connection
+//! loses them.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
@@ -24,14 +25,14 @@ const CHUNK_BYTES: usize = 64 << 10;
 /// Time for a server to take a connection.
 const CONNECT_TIME: Duration = Duration::from_secs(2);
 
-/// Where a memory server listens; `None` while it is not there.
+/// Address of a memory server; `None` while it is away.
 pub(super) type Target = Arc<Mutex<Option<SocketAddr>>>;
 
-/// What a link does with bytes.
+/// State of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LinkState {
     Fair,
-    /// Each piece waits for that long.
+    /// Each piece of bytes is delayed by this time.
     Slow(Duration),
     /// Nothing gets through in these directions.
     Cut {
@@ -49,7 +50,7 @@ pub(super) enum Way {
     Post,
 }
 
-/// Those whose connections are meant; `None`: everybody's.
+/// Callers that are meant; `None`: all.
 pub(super) type Callers = Option<Vec<Incarnation>>;
 
 /// One process's links.
@@ -60,35 +61,35 @@ pub(super) struct Links {
     post: Option<Link>,
 }
 
-/// Where a link leads.
+/// The target of a link.
 #[derive(Debug)]
 enum End {
     Memory(Target),
-    /// To the process itself, which notes in this file where it listens.
+    /// The process itself, which notes its address in this file.
     Post(PathBuf),
 }
 
 #[derive(Debug)]
 struct Link {
     address: SocketAddr,
-    shared: Arc<Shared>,
+    shared: Arc<LinkShared>,
 }
 
-/// What a link shares with the threads that forward its bytes.
+/// The state that a link shares with the threads that forward its bytes.
 #[derive(Debug)]
-struct Shared {
+struct LinkShared {
     end: End,
-    state: Mutex<State>,
+    state: Mutex<LinkTable>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
-struct State {
-    weather: LinkState,
-    /// Who has that weather; the others' is fair.
+struct LinkTable {
+    link_state: LinkState,
+    /// The callers with that state; the links of others are fair.
     callers: Callers,
     is_closed: bool,
-    /// Connections that there are, both ends of each, by their numbers.
+    /// Connections, both ends of each, by their numbers.
     streams: BTreeMap<u64, (Caller, [TcpStream; 2])>,
     connections: u64,
 }
@@ -103,43 +104,43 @@ enum Direction {
 }
 
 impl Links {
-    /// Links to these memory servers, in fair weather.
+    /// Opens links to these memory servers, all of them fair.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(super) fn open(targets: &[Target]) -> io::Result<Links> {
         let open = |target| Link::open(End::Memory(Arc::clone(target)));
         let memory = targets.iter().map(open).collect::<io::Result<_>>()?;
         Ok(Links { memory, post: None })
     }
 
-    /// Adds the post link of the process, which will write down in `notes` where it listens (see
-    /// [`owners::listens`]); the address that it is to advertise.
+    /// Adds the post link of the process, which will note its own address in `notes` (see
+    /// [`owners::listens`]). Returns the address to advertise.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(super) fn open_post(&mut self, notes: PathBuf) -> io::Result<SocketAddr> {
         let link = Link::open(End::Post(notes))?;
         Ok(self.post.insert(link).address)
     }
 
-    /// The pool's address for who is to use these links.
+    /// The pool's address for the process that uses these links.
     pub(super) fn uri(&self) -> String {
         let addresses: Vec<_> = self.memory.iter().map(|link| link.address.to_string()).collect();
         format!("tcp://{}", addresses.join(","))
     }
 
-    /// From now on that link is so for these, and fair for all others.
-    pub(super) fn set(&self, way: Way, weather: LinkState, callers: Callers) {
+    /// Sets the state of a link for these callers, and makes it fair for all others.
+    pub(super) fn set(&self, way: Way, link_state: LinkState, callers: Callers) {
         if let Some(link) = self.link(way) {
             let mut state = link.shared.state();
-            (state.weather, state.callers) = (weather, callers);
+            (state.link_state, state.callers) = (link_state, callers);
             drop(state);
             link.shared.changed.notify_all();
         }
     }
 
-    /// Ends all connections of these over that link; new ones are let through.
+    /// Ends all connections of these callers over that link; it accepts new ones.
     pub(super) fn end_connections(&self, way: Way, callers: &Callers) {
         if let Some(link) = self.link(way) {
             link.shared.state().end_connections(callers);
@@ -158,10 +159,10 @@ impl Link {
     fn open(end: End) -> io::Result<Link> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let address = listener.local_addr()?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(LinkShared {
             end,
-            state: Mutex::new(State {
-                weather: LinkState::Fair,
+            state: Mutex::new(LinkTable {
+                link_state: LinkState::Fair,
                 callers: None,
                 is_closed: false,
                 streams: BTreeMap::new(),
@@ -202,7 +203,7 @@ fn is_among(caller: &Caller, callers: &Callers) -> bool {
     callers.as_ref().is_none_or(is_named)
 }
 
-impl State {
+impl LinkTable {
     fn end_connections(&mut self, callers: &Callers) {
         let streams = self.streams.values().filter(|(caller, _)| is_among(caller, callers));
         for stream in streams.flat_map(|(_, streams)| streams) {
@@ -211,12 +212,12 @@ impl State {
         }
     }
 
-    fn weather(&self, caller: &Caller) -> LinkState {
-        if is_among(caller, &self.callers) { self.weather } else { LinkState::Fair }
+    fn link_state(&self, caller: &Caller) -> LinkState {
+        if is_among(caller, &self.callers) { self.link_state } else { LinkState::Fair }
     }
 
     fn blocks(&self, direction: Direction, caller: &Caller) -> bool {
-        match self.weather(caller) {
+        match self.link_state(caller) {
             LinkState::Cut { requests, replies } => match direction {
                 Direction::Requests => requests,
                 Direction::Replies => replies,
@@ -226,15 +227,15 @@ impl State {
     }
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl LinkShared {
+    fn state(&self) -> MutexGuard<'_, LinkTable> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until something may pass in that direction; `false` if the link is no more.
+    /// Waits until the link passes bytes in that direction; `false` after it was closed.
     fn pass(&self, direction: Direction, caller: &Caller) -> bool {
         let mut state = self.state();
-        if let LinkState::Slow(time) = state.weather(caller) {
+        if let LinkState::Slow(time) = state.link_state(caller) {
             drop(state);
             thread::sleep(time);
             state = self.state();
@@ -245,7 +246,7 @@ impl Shared {
         !state.is_closed
     }
 
-    /// Notes a connection, unless the link is no more.
+    /// Records a connection, unless the link was closed.
     fn note(&self, caller: &Caller, streams: [TcpStream; 2]) -> Option<u64> {
         let mut state = self.state();
         if state.is_closed {
@@ -258,23 +259,23 @@ impl Shared {
     }
 }
 
-/// Takes connections until the link is no more.
-fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
+/// Accepts connections until the link is closed.
+fn accept(listener: &TcpListener, shared: &Arc<LinkShared>) {
     for stream in listener.incoming() {
         if shared.state().is_closed {
             return;
         }
         let Ok(stream) = stream else { continue };
         let own = Arc::clone(shared);
-        // Without a thread the connection ends, which a network may do, too.
+        // Without a thread the connection ends, as one on a network may.
         let _ = spawn(move || drop(forward(stream, &own)));
     }
 }
 
 /// Forwards a connection's bytes in both directions until either side ends it.
-fn forward(client: TcpStream, shared: &Arc<Shared>) -> io::Result<()> {
+fn forward(client: TcpStream, shared: &Arc<LinkShared>) -> io::Result<()> {
     let caller = Caller::default();
-    // It takes a packet each way to come about. Who calls is not known before it greets.
+    // A new connection takes a packet each way. Its caller is unknown until it greets.
     if !shared.pass(Direction::Requests, &caller) || !shared.pass(Direction::Replies, &caller) {
         return Ok(());
     }
@@ -300,7 +301,7 @@ fn forward(client: TcpStream, shared: &Arc<Shared>) -> io::Result<()> {
 fn pump(
     mut from: TcpStream,
     mut to: TcpStream,
-    shared: &Shared,
+    shared: &LinkShared,
     direction: Direction,
     caller: &Caller,
 ) {
@@ -323,7 +324,7 @@ fn pump(
             break;
         }
     }
-    // The end is not heard of either while the link is cut.
+    // While the link is cut, the end does not pass either.
     shared.pass(direction, caller);
     let _ = to.shutdown(Shutdown::Write);
     let _ = from.shutdown(Shutdown::Read);
@@ -459,7 +460,7 @@ mod tests {
         }
     }
 
-    /// Somebody who has greeted, and was heard if it could be.
+    /// A caller that has greeted; its greeting was answered if the link passes it.
     fn greeted(address: SocketAddr, from: u64, is_heard: bool) -> TcpStream {
         let server = ServerId::COMPUTE_FIRST;
         let peer = Peer { server, incarnation: Incarnation(9), address: None };
@@ -481,7 +482,7 @@ mod tests {
         let address = links.open_post(notes.0.clone()).unwrap();
         assert_eq!(links.uri(), "tcp://");
         assert_eq!(connect_to(address).read(&mut [0]).unwrap_or(0), 0, "it listens nowhere so far");
-        // Opened twice: the address of before is nobody's.
+        // Opened twice: the former address is stale.
         owners::note(&notes.0, Some(("0000000000000008".parse().unwrap(), address)));
         owners::note(&notes.0, Some(("0000000000000009".parse().unwrap(), server())));
         let (mut five, mut six) = (greeted(address, 5, true), greeted(address, 6, true));
@@ -490,7 +491,7 @@ mod tests {
         echo(&mut five, 1);
         six.write_all(&[2]).unwrap();
         hears_nothing(&mut six);
-        // It comes about, and nobody hears its greeting.
+        // The connection is made, and its greeting does not pass.
         let mut again = greeted(address, 6, false);
         hears_nothing(&mut again);
         echo(&mut greeted(address, 5, true), 3);

@@ -20,7 +20,7 @@ pub(super) fn write(path: &Path) -> io::Result<()> {
     file.flush()
 }
 
-/// Whether such a record is in the file.
+/// Returns whether such a record is in the file.
 pub(super) fn is_record(key: &[u8], value: &[u8]) -> bool {
     let number = key.strip_prefix(b"key-").and_then(|digits| std::str::from_utf8(digits).ok());
     let Some(Ok(number)) = number.map(str::parse) else { return false };

@@ -26,15 +26,15 @@ pub(super) struct Log(HistoryWriter<File>);
 
 impl Log {
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(super) fn create(path: &Path) -> Result<Log, HistoryError> {
         Ok(Log(HistoryWriter::new(File::create_new(path)?)?))
     }
 
-    /// `client` is about to make `call`.
+    /// Records that `client` is about to make `call`.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(super) fn begin(
         &mut self,
         client: u32,
@@ -43,16 +43,16 @@ impl Log {
         self.0.begin(client, call, now_ns())
     }
 
-    /// The operation was answered.
+    /// Records the answer of an operation.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(super) fn end(
         &mut self,
         number: OperationNumber,
         answer: &Answer,
     ) -> Result<(), HistoryError> {
-        // Before anything else: writing takes its time.
+        // First of all, as writing takes its time.
         let to_ns = now_ns();
         self.0.end(number, to_ns, answer)
     }

@@ -33,17 +33,17 @@ pub(super) struct Memory<'a> {
 
 struct Server {
     target: Target,
-    state: State,
+    state: ServerState,
 }
 
-enum State {
-    /// What it says on standard output goes into the file, and it was started then.
+enum ServerState {
+    /// Started at this time; its standard output goes into the file.
     Starting(Child, PathBuf, u64),
     Serving(Child),
     Gone,
 }
 
-/// When a memory server that was started again began to, and when it listened.
+/// Begin and end of a memory server's new start: when it was started and when it listened.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Started {
     pub(super) server: usize,
@@ -55,7 +55,7 @@ impl<'a> Memory<'a> {
     /// Starts them over new files in `folder`, and waits until they listen or `stop` is set.
     ///
     /// # Errors
-    /// What the system says, or what one says that does not start.
+    /// The system's error, or the output of a server that does not start.
     pub(super) fn start(
         config: &Config,
         network: &'a Network,
@@ -74,7 +74,7 @@ impl<'a> Memory<'a> {
             starts: 0,
         };
         for number in 0..usize::from(network.memory_servers) {
-            memory.servers.push(Server { target: Target::default(), state: State::Gone });
+            memory.servers.push(Server { target: Target::default(), state: ServerState::Gone });
             memory.start_again(number)?;
         }
         memory.wait(stop)?;
@@ -85,7 +85,7 @@ impl<'a> Memory<'a> {
         self.servers.len()
     }
 
-    /// Where each listens while it is there.
+    /// Addresses at which the servers listen; none while one is away.
     pub(super) fn targets(&self) -> Vec<Target> {
         self.servers.iter().map(|server| Arc::clone(&server.target)).collect()
     }
@@ -100,9 +100,9 @@ impl<'a> Memory<'a> {
         format!("tcp://{}", addresses.join(","))
     }
 
-    /// Whether it serves, or would if it were not stopped.
+    /// Returns whether it serves, or would if it were not stopped.
     pub(super) fn is_there(&self, number: usize) -> bool {
-        matches!(self.servers[number].state, State::Serving(_))
+        matches!(self.servers[number].state, ServerState::Serving(_))
     }
 
     /// `kill -9`.
@@ -110,25 +110,25 @@ impl<'a> Memory<'a> {
         let server = &mut self.servers[number];
         set(&server.target, None);
         // Dropping a child kills it and waits for its end.
-        server.state = State::Gone;
+        server.state = ServerState::Gone;
     }
 
     pub(super) fn stop(&mut self, number: usize, until: Instant) {
-        if let State::Serving(child) = &mut self.servers[number].state {
+        if let ServerState::Serving(child) = &mut self.servers[number].state {
             child.stop(until);
         }
     }
 
     pub(super) fn go_on(&mut self, number: usize) {
-        if let State::Serving(child) = &mut self.servers[number].state {
+        if let ServerState::Serving(child) = &mut self.servers[number].state {
             child.go_on();
         }
     }
 
-    /// Starts it over its file; [`Memory::look`] says when it listens.
+    /// Starts it over its file; [`Memory::look`] tells when it listens.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(super) fn start_again(&mut self, number: usize) -> io::Result<()> {
         self.starts += 1;
         let name = format!("memory-{number}-{}", self.starts);
@@ -149,33 +149,33 @@ impl<'a> Memory<'a> {
         let role = Role::Command(words);
         let child =
             Child::start(self.launcher, &self.folder, name, Kind::Memory, role, Some(&output))?;
-        self.servers[number].state = State::Starting(child, output, from_ns);
+        self.servers[number].state = ServerState::Starting(child, output, from_ns);
         Ok(())
     }
 
-    /// Those that have come to listen since the last look.
+    /// Returns the servers that listen since the last call.
     ///
     /// # Errors
-    /// What one says that has ended, although nobody has told it to.
+    /// The output of a server that has ended by itself.
     pub(super) fn look(&mut self) -> io::Result<Vec<Started>> {
         let mut started = Vec::new();
         for (number, server) in self.servers.iter_mut().enumerate() {
             let child = match &mut server.state {
-                State::Starting(child, _, _) | State::Serving(child) => child,
-                State::Gone => continue,
+                ServerState::Starting(child, _, _) | ServerState::Serving(child) => child,
+                ServerState::Gone => continue,
             };
             if child.ended()?.is_some() {
-                let said = child.last_words();
+                let said = child.last_errors();
                 return Err(io::Error::other(format!("memory server {number} has ended: {said}")));
             }
-            let State::Starting(_, output, from_ns) = &server.state else { continue };
+            let ServerState::Starting(_, output, from_ns) = &server.state else { continue };
             let Some(address) = address_in(output)? else { continue };
             let listens_ns = now_ns();
             started.push(Started { server: number, from_ns: *from_ns, listens_ns });
             set(&server.target, Some(address));
-            let state = std::mem::replace(&mut server.state, State::Gone);
-            if let State::Starting(child, _, _) = state {
-                server.state = State::Serving(child);
+            let state = std::mem::replace(&mut server.state, ServerState::Gone);
+            if let ServerState::Starting(child, _, _) = state {
+                server.state = ServerState::Serving(child);
             }
         }
         Ok(started)
@@ -204,7 +204,7 @@ fn set(target: &Mutex<Option<SocketAddr>>, address: Option<SocketAddr>) {
     *target.lock().unwrap_or_else(PoisonError::into_inner) = address;
 }
 
-/// Where it says that it listens, once the whole line is there.
+/// Returns the address that it has printed, once the whole line is there.
 fn address_in(output: &Path) -> io::Result<Option<SocketAddr>> {
     let said = fs::read_to_string(output)?;
     let Some((line, _)) = said.split_once('\n') else { return Ok(None) };

@@ -1,34 +1,34 @@
 //! Process tests: run real processes on one pool, and kill, stop and continue them at random.
 //!
-//! The *driver* ([`run`]) makes a pool with small nodes and plays rounds. In a round, child processes
-//! do random operations on few keys and write down what they ask and what they are told, in files that
-//! survive them; others make and drop tables, load records, open the pool, make pools. The driver kills
-//! (`kill -9`), stops (SIGSTOP) and continues all of these at seeded moments and starts new ones in
-//! their place. Then all processes end, some by a kill, one or two die during the recovery, and a
-//! *judge* opens the pool: it recovers, verifies every node, accounts for all memory before and after
-//! dropping what is left over, and reads the table, which ends the history. The driver merges the
-//! history files and checks them.
+//! The *driver* ([`run`]) makes a pool with small nodes and plays rounds. In a round, child
+//! processes do random operations on few keys and write each call and its answer to files that
+//! survive them. Others make and drop tables, load records, open the pool, make pools. The driver
+//! kills (`kill -9`), stops (SIGSTOP) and continues all of these at seeded moments and starts new
+//! ones in their place. Then all processes end, some by a kill, and one or two die during the
+//! recovery. At last a *judge* opens the pool: it recovers and verifies every node. It accounts for
+//! all memory before and after dropping what is left over, and reads the table, which ends the
+//! history. The driver merges the history files and checks them.
 //!
 //! - **INV-PROC-1** A line about an operation is in the page cache before the operation begins, and one
 //!   about its answer after it has ended; both with times of one clock. So an operation that the table
 //!   shows is in the history, and its time spans the moment at which it took effect.
-//! - **INV-PROC-2** Every value is written once and says by whom, and its bytes show damage.
+//! - **INV-PROC-2** Every value is written once and names its writer, and its bytes show damage.
 //! - **INV-PROC-3** No child outlives the driver, however that ends: the kernel kills children whose
 //!   parent dies.
 //!
-//! A stopped process is alive: on shared memory nobody may take its locks, the others wait for it or
-//! give up with an error that says so, and when it goes on, it goes on correctly.
+//! A stopped process is alive: on shared memory nobody may take its locks. The others wait for it
+//! or give up with an error that says so, and when it goes on, it goes on correctly.
 //!
-//! Or the pool is one of memory servers ([`Network`]), processes of the run's own over files, which are
-//! killed and started again, stopped and continued as well. Every process reaches them through links of
-//! its own, a proxy of the driver's, which are cut, slowed and restored. So are the links over which
-//! clients ask each other for keys, where keys have owners: each advertises the address of a link that
-//! leads to it. A process that is silent for a lease may be declared dead there: a client that learns
-//! this opens the pool anew and goes on. From the histories the report derives the times until all work
-//! goes on ([`NetworkReport`]).
+//! Or the pool is one of memory servers ([`Network`]): processes of the run over files, which the
+//! driver kills and starts again, stops and continues. Every process reaches them through links of
+//! its own, a proxy in the driver, which cuts, slows and restores them. If keys have owners,
+//! clients ask each other over such links: each advertises the address of a link that leads to it.
+//! A process that is silent for a lease may be declared dead there: a client that learns this opens
+//! the pool anew and goes on. From the histories the report derives the times until all work goes
+//! on ([`NetworkReport`]).
 //!
-//! - **INV-PROC-4** Judge and recovery begin when every memory server is there again and all who died count as
-//!   dead. Nothing else may be needed for the pool to be whole.
+//! - **INV-PROC-4** Judge and recovery begin when every memory server runs again and every dead
+//!   process counts as dead. Nothing else may be needed for the pool to be whole.
 //!
 //! The seed decides the actions; real processes do not replay exactly.
 
@@ -69,16 +69,16 @@ use crate::linear;
 /// Small blocks: every process has some of each size of objects, and many have the pool open.
 const BLOCK_BYTES: u64 = 256 << 10;
 
-/// What a table holds, by stamps.
+/// Content of a table, by stamps.
 type Content = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// Plays rounds until the time is over, something is found, or `stop` is set (looked at every few
-/// milliseconds). `note` hears what was done after every round, all rounds so far together.
+/// Plays rounds until the time is over, a check fails, or `stop` is set (checked every few
+/// milliseconds). Calls `note` after every round with the counts of all rounds so far.
 ///
 /// Starts processes and waits for all of them; the calling thread is the one whose end kills them.
 ///
 /// # Errors
-/// [`ProcessesError`] if the run could not be made. What was found is no error:
+/// [`ProcessesError`] if the run could not be made. A failed check is no error:
 /// [`Report::failure`].
 pub fn run(
     config: &Config,
@@ -159,7 +159,7 @@ fn play(
         let (counts, logs) = (round.counts.clone(), std::mem::take(&mut round.logs));
         let (faults, keys) = (std::mem::take(&mut round.faults.all), round.keys());
         let opened_anew = round.opened_anew();
-        // Kills who is left, after an interrupt or a failure.
+        // Kills the rest, after an interrupt or a failure.
         drop(round);
         report.counts += &counts;
         let checked = played.and_then(|()| {
@@ -177,7 +177,7 @@ fn play(
             }
             let checked = check(histories, content, &mut report.counts);
             report.check_seconds += from.elapsed().as_secs_f64();
-            // What is wrong tells more than what is late.
+            // A wrong answer tells more than a late one.
             checked.and(in_time.map_err(Trouble::Found))
         });
         match checked {
@@ -222,8 +222,8 @@ fn read(logs: &[PathBuf]) -> Result<Vec<History>, Trouble> {
     Ok(histories)
 }
 
-/// Merges a round's histories, the last of them the judge's, and checks them. `content` is what the table
-/// held before, and then what it holds now.
+/// Merges a round's histories, the last of them the judge's, and checks them. `content` is the
+/// content of the table before the round, and then that after it.
 fn check(
     histories: Vec<History>,
     content: &mut Content,
@@ -317,7 +317,7 @@ mod tests {
         }
     }
 
-    /// A client that writes a key, is killed over a second write if `is_killed`, and a judge who
+    /// A client that writes a key, is killed over a second write if `is_killed`, and a judge that
     /// finds `found` in the table.
     fn verdict(found: &[u8], is_killed: bool) -> Result<Counts, String> {
         let scratch = Scratch::new(&format!("verdict-{}-{is_killed}", found[0]));
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn acknowledged_writes_must_be_there_and_others_may() {
+    fn acknowledged_writes_must_be_present_and_others_may() {
         let counts = verdict(b"second", false).unwrap();
         assert_eq!((counts.operations, counts.unknown, counts.keys_checked), (3, 0, 1));
         assert!(verdict(b"first", false).unwrap_err().contains("no order"));
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_with_something_in_it_is_refused() {
+    fn a_folder_that_is_not_empty_is_refused() {
         let scratch = Scratch::new("full-folder");
         fs::write(scratch.0.join("thesis"), "mine").unwrap();
         let config = Config { folder: Some(scratch.0.clone()), ..Config::default() };

@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use super::spec::{Failed, OwnersSpec};
 
-/// The keys above `low`, up to and including `high`, and the name of the compute server that has them.
+/// The keys above `low`, up to and including `high`, and the name of the compute server that owns
+/// them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Owned {
     low: Option<Vec<u8>>,
@@ -41,14 +42,14 @@ pub(super) fn run(spec: &OwnersSpec) -> Result<(), Failed> {
         .map_err(|error| Failed::Fault(format!("cannot write who owns what: {error}")))
 }
 
-/// What the child has found; nothing if it could not look.
+/// Reads the child's findings; nothing if it could not look.
 pub(super) fn read(path: &Path) -> Vec<Owned> {
     let text = fs::read(path).unwrap_or_default();
     serde_json::from_slice(&text).unwrap_or_default()
 }
 
-/// Notes the name of this compute server, and where it listens for others if it does. Without the note,
-/// nobody learns of either, and that is all.
+/// Writes down the name of this compute server, and its address if it listens for others. Without
+/// the note the others do not learn of them, and nothing else fails.
 pub(super) fn note(path: &Path, own: Option<(ServerName, SocketAddr)>) {
     let line = own.map_or_else(String::new, |(name, listens)| format!("{name} {listens}"));
     let noted = File::options().create(true).append(true).open(path);
@@ -66,24 +67,24 @@ fn notes(path: &Path) -> Vec<(String, Option<SocketAddr>)> {
     text.lines().map(note).collect()
 }
 
-/// The names that a client process has had, the last one now.
+/// The names that a client process has had, the present one last.
 pub(super) fn names(path: &Path) -> Vec<String> {
     notes(path).into_iter().map(|(name, _)| name).collect()
 }
 
-/// The same, as it greets others by them.
+/// The incarnations of these names, by which the process greets others.
 pub(super) fn incarnations(path: &Path) -> Vec<Incarnation> {
     let number = |name: String| u64::from_str_radix(&name, 16).ok();
     names(path).into_iter().filter_map(number).map(Incarnation).collect()
 }
 
-/// Where a client process listens.
+/// The address at which a client process listens.
 pub(super) fn listens(path: &Path) -> Option<SocketAddr> {
     notes(path).pop()?.1
 }
 
 impl Ranges {
-    /// Those of that compute server.
+    /// The ranges of that compute server.
     pub(super) fn of(owner: &str, owned: &[Owned]) -> Ranges {
         let is_its = |range: &&Owned| range.owner.as_deref() == Some(owner);
         Ranges(owned.iter().filter(is_its).cloned().collect())

@@ -21,40 +21,40 @@ use super::values::Shape;
 pub(super) const END_TIME_MAX: Duration = Duration::from_secs(40);
 /// Time for the judge.
 const JUDGE_TIME_MAX: Duration = Duration::from_secs(60);
-/// Between two looks at the children, at most.
+/// Longest time between two looks at the children.
 pub(super) const LOOK_TIME: Duration = Duration::from_millis(2);
 /// Processes that are to die young do so within this time of their start.
 const YOUNG_TIME: Duration = Duration::from_millis(25);
-/// The same over a network, where it takes longer to reach a pool.
+/// As `YOUNG_TIME`, over a network, where it takes longer to reach a pool.
 const YOUNG_TIME_NETWORK: Duration = Duration::from_millis(150);
-/// After so many quarters of a lease all who died count as dead, also if the memory server that judges has
-/// just been started.
+/// Quarters of a lease after which every dead process counts as dead, even if the memory server
+/// that judges has just been started.
 const DEATH_QUARTERS: u32 = 10;
-/// A pool that is made by processes that are killed over it.
+/// Size of a pool that is made by processes that are killed over it.
 const CREATION_POOL: &str = "64MiB";
 
-/// Why a round did not end well.
+/// Reason why a round did not end well.
 #[derive(Debug)]
 pub(super) enum Trouble {
-    /// Something that must not be.
+    /// A failed check.
     Found(String),
     Interrupted,
     Error(ProcessesError),
 }
 
-/// What the rounds of a run share.
+/// State that the rounds of a run share.
 pub(super) struct Run<'a> {
     pub(super) config: &'a Config,
     pub(super) launcher: &'a Launcher,
     pub(super) stop: &'a AtomicBool,
     pub(super) rng: fastrand::Rng,
-    /// Of pool and rounds.
+    /// Folder of pool and rounds.
     pub(super) folder: PathBuf,
-    /// Of shared memory.
+    /// Address of the pool, if it is in shared memory.
     pub(super) pool: String,
-    /// Of a network.
+    /// Memory servers, if the pool is on a network.
     pub(super) memory: Option<Memory<'a>>,
-    /// What went wrong apart from other things, so far.
+    /// Faults apart from each other, so far.
     pub(super) apart: u64,
     /// The next number in the history.
     pub(super) client: u32,
@@ -66,7 +66,7 @@ pub(super) struct Round<'a, 'b> {
     pub(super) run: &'b mut Run<'a>,
     pub(super) folder: PathBuf,
     pub(super) shape: Shape,
-    /// Over a network: things go wrong one apart from the other.
+    /// Over a network: faults happen apart from each other.
     pub(super) is_apart: bool,
     pub(super) faults: Faults,
     pub(super) children: Vec<Child>,
@@ -86,7 +86,7 @@ pub(super) fn table_name(shape: Shape) -> &'static str {
 }
 
 impl<'a, 'b> Round<'a, 'b> {
-    /// `is_apart` says that things go wrong one apart from the other, over a network.
+    /// `is_apart`: faults happen apart from each other, over a network.
     pub(super) fn new(run: &'b mut Run<'a>, folder: PathBuf, shape: Shape, is_apart: bool) -> Self {
         Round {
             run,
@@ -122,12 +122,12 @@ impl<'a, 'b> Round<'a, 'b> {
         }
         self.end_all()?;
         for _ in 0..self.run.rng.u32(..3) {
-            // Nobody else is there to recover the dead, and this one dies over it.
+            // No other process is there to recover the dead, and this one dies over it.
             self.start_opener()?;
             self.wait_for_all(END_TIME_MAX)?;
         }
-        // What died between taking an object out of a table and handing it over is found only by a
-        // walk over all blocks, which a recovery makes when nobody else is there.
+        // Only a walk over all blocks finds an object that a process took out of a table and did
+        // not hand over before its death. A recovery makes this walk if nobody else is there.
         let name = self.name("dying");
         self.start(name, Kind::Dying, Role::Die(self.direct()), None)?;
         self.wait_for_all(END_TIME_MAX)?;
@@ -135,7 +135,7 @@ impl<'a, 'b> Round<'a, 'b> {
         self.judge()
     }
 
-    /// Waits until all who died count as dead: over a network, when their leases are over.
+    /// Waits until every dead process counts as dead: over a network, when their leases are over.
     fn wait_for_deaths(&mut self) -> Result<(), Trouble> {
         let Some(network) = self.network() else { return Ok(()) };
         let end = Instant::now() + network.lease * DEATH_QUARTERS / 4;
@@ -167,13 +167,13 @@ impl<'a, 'b> Round<'a, 'b> {
         (0..self.run.config.keys).map(|number| self.shape.key(number)).collect()
     }
 
-    /// How often clients were cut off, or gave the pool up, and opened it anew.
+    /// The number of times that clients opened the pool anew, after being cut off or giving it up.
     pub(super) fn opened_anew(&self) -> u64 {
         let names = self.names.iter().map(|path| owners::names(path).len().saturating_sub(1));
         names.sum::<usize>() as u64
     }
 
-    /// Where a client notes its names as a compute server.
+    /// The file in which a client notes its names as a compute server.
     pub(super) fn names_path(&self, client: &str) -> PathBuf {
         self.folder.join(format!("{client}.names"))
     }
@@ -217,7 +217,7 @@ impl<'a, 'b> Round<'a, 'b> {
         Duration::from_secs_f64(seconds.min(LONG))
     }
 
-    /// Kills and continues whoever is due.
+    /// Kills and continues every child whose time has come.
     pub(super) fn keep_dates(&mut self, now: Instant) {
         for child in &mut self.children {
             if child.kill_at.is_some_and(|at| at <= now) && !child.is_killed() {
@@ -250,7 +250,7 @@ impl<'a, 'b> Round<'a, 'b> {
         Some(child.name.clone())
     }
 
-    /// Looks after children that have ended; `renew` starts others in their place.
+    /// Handles children that have ended; `renew` starts others in their place.
     pub(super) fn reap(&mut self, renew: bool) -> Result<(), Trouble> {
         let mut at = 0;
         while at < self.children.len() {
@@ -259,15 +259,15 @@ impl<'a, 'b> Round<'a, 'b> {
                 continue;
             };
             let child = self.children.swap_remove(at);
-            self.bury(&child, ended, renew)?;
+            self.handle_end(&child, ended, renew)?;
         }
         Ok(())
     }
 
-    fn bury(&mut self, child: &Child, ended: Ended, renew: bool) -> Result<(), Trouble> {
+    fn handle_end(&mut self, child: &Child, ended: Ended, renew: bool) -> Result<(), Trouble> {
         match ended {
             Ended::Badly(status) => {
-                let (name, said) = (&child.name, child.last_words());
+                let (name, said) = (&child.name, child.last_errors());
                 return Err(Trouble::Found(format!("process {name} ended with {status}: {said}")));
             }
             Ended::NotStarted => self.counts.not_started += 1,
@@ -292,7 +292,7 @@ impl<'a, 'b> Round<'a, 'b> {
             Kind::Creation(folder) if is_done => {
                 fs::remove_dir_all(folder).map_err(|source| self.io(source))
             }
-            // What a killed creation leaves must not keep the next one from making the pool.
+            // The remains of a killed creation must not keep the next one from making the pool.
             Kind::Creation(folder) => {
                 let folder = folder.clone();
                 self.create(folder, None)
@@ -424,7 +424,7 @@ impl<'a, 'b> Round<'a, 'b> {
         format!("{what}-{}", self.run.child)
     }
 
-    /// Ends everybody, some by `kill -9`, and waits for it.
+    /// Ends all children, some by `kill -9`, and waits for it.
     fn end_all(&mut self) -> Result<(), Trouble> {
         for child in &mut self.children {
             let may_die = matches!(child.kind, Kind::Client | Kind::Tables | Kind::Load(_));
@@ -460,7 +460,7 @@ impl<'a, 'b> Round<'a, 'b> {
         }
     }
 
-    /// A fresh process recovers, verifies, and writes down what is there.
+    /// A fresh process recovers, verifies, and writes down the content.
     fn judge(&mut self) -> Result<(), Trouble> {
         let (log, verdict) = (self.folder.join("content.jsonl"), self.folder.join("verdict.json"));
         let name = self.name("judge");
@@ -496,7 +496,7 @@ impl<'a, 'b> Round<'a, 'b> {
     }
 }
 
-/// Where the records lie that are loaded.
+/// The file of the records to load.
 pub(super) fn records_path(folder: &Path) -> PathBuf {
     folder.join("records.tsv")
 }

@@ -1,4 +1,4 @@
-//! Child specification: passes a child its task as JSON on the command line, and reads how it ended.
+//! Child specification: passes a child its task as JSON on the command line, and reads its end.
 
 use std::io::{self, Read};
 use std::net::SocketAddr;
@@ -30,7 +30,7 @@ pub(super) enum Role {
     Client(ClientSpec),
     Tables(TablesSpec),
     Judge(JudgeSpec),
-    /// Looks who owns which keys of a table.
+    /// Looks up the owners of a table's keys.
     Owners(OwnersSpec),
     /// Opens the pool at this address and dies, so that the next one recovers and sweeps.
     Die(String),
@@ -51,19 +51,19 @@ pub(super) struct ClientSpec {
     /// belong to each thread.
     pub(super) client: u32,
     pub(super) seed: u64,
-    /// Of a pool on a network: the file for the names that it has as a compute server and where it listens,
-    /// a line whenever it opens the pool.
+    /// Of a pool on a network: the file in which the process notes its name as a compute server and
+    /// its address. It adds a line whenever it opens the pool.
     pub(super) names: Option<PathBuf>,
-    /// Where it lets other compute servers ask it, if not where it listens.
+    /// Address at which other compute servers ask it, if not the one at which it listens.
     pub(super) advertise: Option<SocketAddr>,
 }
 
-/// Reads who owns which keys of a table whose engine has owners.
+/// Looks up the owners of the keys of a table whose engine has owners.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct OwnersSpec {
     pub(super) pool: String,
     pub(super) table: String,
-    /// Where it goes.
+    /// The file for the result.
     pub(super) owners: PathBuf,
 }
 
@@ -71,17 +71,17 @@ pub(super) struct OwnersSpec {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct TablesSpec {
     pub(super) pool: String,
-    /// What the tables' names begin with; nobody else has tables of such names.
+    /// Prefix of the tables' names; no other process has tables of such names.
     pub(super) prefix: String,
     pub(super) engine: String,
     pub(super) seed: u64,
 }
 
-/// Opens the pool when everybody else has ended, and says what is in it.
+/// Opens the pool after all others have ended, and reports its content.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct JudgeSpec {
     pub(super) pool: String,
-    /// The table whose content is wanted, and those that are to stay.
+    /// The table to read, and those that are to stay.
     pub(super) table: String,
     pub(super) shape: Shape,
     pub(super) stay: Vec<String>,
@@ -89,7 +89,7 @@ pub(super) struct JudgeSpec {
     /// The history file for the table's content, and its number in the history.
     pub(super) log: PathBuf,
     pub(super) client: u32,
-    /// Where the verdict goes.
+    /// The file for the verdict.
     pub(super) verdict: PathBuf,
 }
 
@@ -98,22 +98,22 @@ pub(super) struct JudgeSpec {
 pub(super) struct LoadSpec {
     pub(super) table: String,
     pub(super) sorted: bool,
-    /// The process said that all was done.
+    /// True if the process has reported success.
     pub(super) acknowledged: bool,
 }
 
-/// How a child ended, as its exit code says it.
+/// End of a child, by its exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChildEnd {
-    /// It did what it was told.
+    /// It did its task.
     Done = 0,
-    /// It met something that must not be; standard error says what.
+    /// A check failed; standard error has the reason.
     Fault = 1,
     /// It could not begin, since the pool was unavailable or full for the moment.
     NotStarted = 3,
 }
 
-/// Why a child ended before its time.
+/// Reason why a child ended before its time.
 #[derive(Debug)]
 pub(super) enum Failed {
     NotStarted(String),
@@ -121,7 +121,7 @@ pub(super) enum Failed {
 }
 
 impl Failed {
-    /// An error on the way into `pool`.
+    /// Turns an error in opening `pool` into the child's end.
     pub(super) fn at_start(pool: &str, error: farleaf::Error) -> Failed {
         match error.kind() {
             kind if may_pass(pool, kind) => Failed::NotStarted(error.to_string()),
@@ -129,7 +129,8 @@ impl Failed {
         }
     }
 
-    /// An error on the way out. What could not be given back, others clear away.
+    /// Turns an error in leaving the pool into the child's end. Others recover what it could not
+    /// release.
     pub(super) fn at_end(pool: &str, error: farleaf::Error) -> Result<(), Failed> {
         match error.kind() {
             kind if may_pass(pool, kind) => Ok(()),
@@ -138,8 +139,8 @@ impl Failed {
     }
 }
 
-/// Whether an error of that kind says only that `pool` cannot be worked with for now, or by this process
-/// no longer.
+/// Returns whether an error of that kind means only that `pool` is unavailable for now, or to this
+/// process from now on.
 pub(super) fn may_pass(pool: &str, kind: ErrorKind) -> bool {
     match kind {
         ErrorKind::Unavailable | ErrorKind::Full => true,
@@ -148,7 +149,8 @@ pub(super) fn may_pass(pool: &str, kind: ErrorKind) -> bool {
     }
 }
 
-/// Whether the pool is reached over links that may be cut. Who is not heard of there counts as dead.
+/// Returns whether the process reaches the pool over links that may be cut. A process that is
+/// silent there counts as dead.
 pub(super) fn is_network(pool: &str) -> bool {
     pool.starts_with("tcp:")
 }
@@ -159,8 +161,8 @@ impl From<HistoryError> for Failed {
     }
 }
 
-/// Does what a child process is told by the driver: the whole of a hidden command whose one argument
-/// is `spec`. Says on standard error what went wrong.
+/// Runs a child process: the whole of a hidden command whose one argument is the driver's `spec`.
+/// Writes failures to standard error.
 ///
 /// The process dies with its parent.
 pub fn run_child(spec: &str) -> ChildEnd {
@@ -182,7 +184,7 @@ fn try_run(spec: &str) -> Result<(), Failed> {
         .map_err(|error| Failed::Fault(format!("not the driver's specification: {error}")))?;
     set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|error| Failed::Fault(format!("cannot ask to die with the driver: {error}")))?;
-    // The driver may have died before that.
+    // The driver may have died before that call.
     let parent = getppid().map_or(0, |parent| parent.as_raw_nonzero().get() as u32);
     if parent != spec.parent {
         return Err(Failed::Fault("the driver is gone, or is not the parent".to_owned()));
@@ -200,7 +202,7 @@ fn try_run(spec: &str) -> Result<(), Failed> {
         Role::Command(arguments) => {
             let program = std::env::current_exe()
                 .map_err(|error| Failed::Fault(format!("cannot find the program: {error}")))?;
-            // The wish to die with the driver outlives this.
+            // The request to die with the driver survives `exec`.
             let error = Command::new(program).args(arguments).exec();
             Err(Failed::Fault(format!("cannot run the program: {error}")))
         }

@@ -6,7 +6,7 @@ use farleaf::{Engine, Error, Farleaf, KeyFormat, TableOptions, ValueFormat};
 
 use super::spec::{Failed, TablesSpec, may_pass};
 
-/// Tables that are left behind on purpose, for whoever opens the pool next: one in so many.
+/// One in this many tables is left behind on purpose, for the next process that opens the pool.
 const LEFT_ONE_IN: u32 = 64;
 const KEYS_MAX: u32 = 300;
 
@@ -32,7 +32,7 @@ fn one(
     rng: &mut fastrand::Rng,
 ) -> Result<(), Failed> {
     let failed = |error: Error| match error.kind() {
-        // Whoever is stopped keeps the rest from reusing memory.
+        // A stopped process keeps the rest from reusing memory.
         kind if may_pass(pool, kind) => Failed::NotStarted(error.to_string()),
         kind => Failed::Fault(format!("{name}: {error} ({kind:?})")),
     };

@@ -12,25 +12,25 @@ use super::owners::Ranges;
 use crate::history::{Answer, Event};
 use crate::linear::key_of;
 
-/// Something that was done to a process or a link.
+/// A fault of a process or a link.
 #[derive(Clone, Debug)]
 pub(super) struct Fault {
     pub(super) what: FaultKind,
     /// The process, or the number of the memory server.
     pub(super) who: String,
-    /// When it began, by the clock of the histories.
+    /// Begin, by the clock of the histories.
     pub(super) from_ns: u64,
-    /// When that which was gone began to come back; of a kill, at once.
+    /// Time at which its target began to come back; of a kill, at once.
     pub(super) until_ns: u64,
-    /// When a memory server that was started again listened.
+    /// Time at which a memory server that was started again listened.
     pub(super) listens_ns: Option<u64>,
     /// The keys that a killed process had, if keys have owners.
     pub(super) had: Option<Ranges>,
-    /// Nothing else went wrong about that time.
+    /// No other fault happened about that time.
     pub(super) is_alone: bool,
 }
 
-/// What was done.
+/// Kind of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FaultKind {
@@ -61,15 +61,15 @@ pub enum FaultKind {
     PostEndConnections,
 }
 
-/// What was done over a network, and how long it took until all went on.
+/// Faults of a run over a network, and the times until all work went on.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct NetworkReport {
-    /// How long a compute server counted as alive that was not heard of, in milliseconds.
+    /// Lease in milliseconds: time for which a silent compute server counted as alive.
     pub lease_ms: f64,
-    /// Within how many leases the keys of a compute server that was killed were to be served again, and no
-    /// operation on others' keys to take more than half of that; if that was asked for.
+    /// Leases within which the keys of a killed compute server were to be served again. No
+    /// operation on others' keys was to take more than half of that. `None`: no limit.
     pub recovery_leases: Option<f64>,
-    /// How many memory servers there were.
+    /// The number of memory servers.
     pub memory_servers: u16,
     /// Memory servers killed, and started again over their files.
     pub kills_memory: u64,
@@ -83,14 +83,14 @@ pub struct NetworkReport {
     pub slows: u64,
     /// Links whose connections were all ended.
     pub ends: u64,
-    /// How often links between compute servers were cut in both directions: all that led to one, or that
-    /// from one to another.
+    /// Times that links between compute servers were cut in both directions: all that led to one,
+    /// or that from one to another.
     pub post_cuts: u64,
-    /// How often they were cut in one direction.
+    /// Times that they were cut in one direction.
     pub post_half_cuts: u64,
-    /// How often they were slowed.
+    /// Times that they were slowed.
     pub post_slows: u64,
-    /// How often their connections were all ended.
+    /// Times that all their connections were ended.
     pub post_ends: u64,
     /// Client processes that were cut off, or gave the pool up, and opened it anew.
     pub opened_anew: u64,
@@ -104,25 +104,26 @@ pub struct NetworkReport {
     pub starts_listen: Times,
     /// From the new start of a memory server until each key was answered again.
     pub starts_served: Times,
-    /// From when a memory server or a client process was continued, or a link restored, until each key was
-    /// answered again.
+    /// From the return of a memory server, a client process or a link until each key was answered
+    /// again.
     pub returns_served: Times,
-    /// All of it, one by one.
+    /// All faults, one by one.
     pub faults: Vec<FaultReport>,
 }
 
-/// One thing that was done.
+/// One fault.
 #[derive(Clone, Debug, Serialize)]
 pub struct FaultReport {
     /// The round, from 1.
     pub round: u64,
-    /// What was done.
+    /// Its kind.
     pub what: FaultKind,
-    /// To which process; of links, the process and the memory server, or who asks and who is asked.
+    /// The process; of links, the process and the memory server, or the asking and the asked
+    /// process.
     pub who: String,
-    /// How long it was away, in milliseconds.
+    /// Time that it was away, in milliseconds.
     pub away_ms: f64,
-    /// Nothing else went wrong about that time, so that the times tell of this alone.
+    /// No other fault happened about that time, so that the times tell of this one alone.
     pub is_alone: bool,
     /// From its return, or its death, until each key in question was answered again. `None`: not by the
     /// end of the round.
@@ -136,9 +137,9 @@ pub struct FaultReport {
 /// Some times, in milliseconds.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Times {
-    /// How many.
+    /// The number of times.
     pub count: u64,
-    /// Of these: it never came to that by the end of the round.
+    /// Times of these not reached by the end of the round.
     pub never: u64,
     /// The one in the middle.
     pub median_ms: f64,
@@ -163,7 +164,7 @@ impl Times {
 }
 
 impl NetworkReport {
-    /// Of a run that has not begun.
+    /// The report of a run that has not begun.
     pub(super) fn of(network: &Network) -> Self {
         let lease_ms = network.lease.as_secs_f64() * 1e3;
         NetworkReport {
@@ -177,7 +178,7 @@ impl NetworkReport {
     /// Adds a fault of that round, of whose history `events` are.
     ///
     /// # Errors
-    /// Says what took longer than it may.
+    /// The operation or recovery that took longer than it may.
     pub(super) fn add(
         &mut self,
         round: u64,
@@ -189,7 +190,7 @@ impl NetworkReport {
         let has = |key: &[u8]| fault.had.as_ref().is_none_or(|had| had.contains(key));
         let is_kill = fault.what == FaultKind::KillCompute;
         let wanted = keys.iter().filter(|key| !is_kill || has(key));
-        // Of what was away, an answer that was waited for since before counts, too.
+        // If the target was only away, an answer to an earlier call counts as well.
         let begun_ns = if is_kill { fault.from_ns } else { 0 };
         let answered = wanted.map(|key| first_answer(events, key, begun_ns, fault.until_ns));
         let served_ns = answered.collect::<Option<Vec<u64>>>();
@@ -233,7 +234,7 @@ impl NetworkReport {
         self.judge(fault, served_ms, stall_ms, seen_ms)
     }
 
-    /// Whether a death was over in time, if that is asked for; it was looked at for `seen_ms`.
+    /// Checks that a death was over in time, if a limit is set; the round went on for `seen_ms`.
     fn judge(
         &self,
         fault: &Fault,
@@ -268,7 +269,7 @@ impl NetworkReport {
 
     fn count(&mut self, what: FaultKind) {
         match what {
-            // Counted with those of shared memory.
+            // Counted with those of runs on shared memory.
             FaultKind::KillCompute | FaultKind::StopCompute => {}
             FaultKind::KillMemory => self.kills_memory += 1,
             FaultKind::StopMemory => self.stops_memory += 1,
@@ -284,7 +285,8 @@ impl NetworkReport {
     }
 }
 
-/// When an operation on `key` that began from `begun_ns` on was first answered after `after_ns`.
+/// The time at which an operation on `key` that began from `begun_ns` on was first answered after
+/// `after_ns`.
 fn first_answer(events: &[&Event], key: &[u8], begun_ns: u64, after_ns: u64) -> Option<u64> {
     let answers = events.iter().filter_map(|event| match event.answer {
         None | Some((_, Answer::Nothing)) => None,
@@ -294,8 +296,8 @@ fn first_answer(events: &[&Event], key: &[u8], begun_ns: u64, after_ns: u64) -> 
     answers.min()
 }
 
-/// The longest operation on such a key, answered or refused, that overlaps this time. One of several keys is on
-/// such keys if all of them are.
+/// The longest operation on such a key, answered or refused, that overlaps this time. An operation
+/// on several keys counts if all of them are such keys.
 fn longest(events: &[&Event], from_ns: u64, until_ns: u64, of: impl Fn(&[u8]) -> bool) -> f64 {
     let mut meant = Vec::new();
     let mut others = Vec::new();
@@ -311,8 +313,8 @@ fn longest(events: &[&Event], from_ns: u64, until_ns: u64, of: impl Fn(&[u8]) ->
     ms(times.max().unwrap_or(0))
 }
 
-/// Whether two operations, each by whom, from when and until when, were asked for by one call, as of `get_many`:
-/// they have numbers of one thread, and are written down at once.
+/// Returns whether two operations come from one call, such as `get_many`: each is given by client,
+/// begin and end. They have numbers of one thread, and are written down at once.
 fn are_of_one_call(one: (u32, u64, u64), other: (u32, u64, u64)) -> bool {
     let at_once = |one: u64, other: u64| one.abs_diff(other) < 1_000_000;
     one.0.abs_diff(other.0) < CALLS_MAX as u32 && at_once(one.1, other.1) && at_once(one.2, other.2)
@@ -360,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_death_is_over_when_every_key_has_been_answered_to_who_asked_after_it() {
+    fn recovery_ends_when_later_calls_for_every_key_were_answered() {
         let events = [
             get("a", 90, Some(101)), // asked before: says nothing
             get("a", 100, Some(130)),
@@ -381,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn a_return_is_over_when_every_key_has_been_answered_whenever_it_was_asked_for() {
+    fn a_return_ends_when_calls_for_every_key_were_answered() {
         let events = [&get("a", 90, Some(210)), &get("b", 205, Some(230))];
         let mut report = NetworkReport::default();
         let returned =
@@ -415,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn a_death_that_is_over_late_fails_the_run_if_that_is_asked_for() {
+    fn a_late_recovery_fails_the_run_if_there_is_a_limit() {
         let killed =
             Fault { had: Some(Ranges::everything()), ..fault(FaultKind::KillCompute, 100, 100) };
         let events = [
@@ -436,16 +438,17 @@ mod tests {
         assert_eq!(judged(2.5, &killed), Ok(()));
         let late = judged(2.4, &killed).unwrap_err();
         assert!(late.contains("served again after 250 ms, allowed are 2.4 leases"), "{late}");
-        // Nobody has keys: all are others', and the slowest operation on one took 150 ms.
+        // The killed server owned no keys: all are others', and the slowest operation on one took
+        // 150 ms.
         let nothing = Fault { had: Some(Ranges::default()), ..killed.clone() };
         assert_eq!(judged(3.0, &nothing), Ok(()));
         let stalled = judged(2.9, &nothing).unwrap_err();
         assert!(stalled.contains("took 150 ms, allowed is half of 2.9 leases"), "{stalled}");
-        // Without owners nobody's are others'.
+        // Without owners no key is another's.
         let shared = Fault { had: None, ..killed.clone() };
         assert_eq!(judged(2.5, &shared), Ok(()));
         assert!(judged(2.4, &shared).is_err());
-        // Not served by the end of the round, which came too early to tell, or not.
+        // Not served by the end of the round: a failure only if the limit ended before it.
         let never = Fault { from_ns: 400_000_000, until_ns: 400_000_000, ..shared };
         assert!(judged(5.4, &never).unwrap_err().contains("not all served again after 550 ms"));
         assert_eq!(judged(5.6, &never), Ok(()));
@@ -454,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn the_one_in_the_middle_is_told() {
+    fn times_report_their_median() {
         let mut times = Times::default();
         for time in [5.0, 1.0, 9.0, 2.0, 3.0] {
             times.add(Some(time));

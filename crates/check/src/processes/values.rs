@@ -2,10 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Bytes of a value that say what the rest must be.
+/// Bytes of a value that determine the rest.
 const HEAD_BYTES: usize = 12;
 
-/// Which keys and values a table takes.
+/// Form of a table's keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Shape {
@@ -39,7 +39,7 @@ impl Shape {
         (self.key(number) == key).then_some(number)
     }
 
-    /// What stands for a value of that writer in histories: 8 or 12 bytes.
+    /// A short stand-in for a value of that writer, for histories: 8 or 12 bytes.
     pub(super) fn stamp(self, client: u32, sequence: u32, bytes: u32) -> Vec<u8> {
         let mut stamp = [client.to_le_bytes(), sequence.to_le_bytes()].concat();
         if self == Shape::Strings {
@@ -48,7 +48,7 @@ impl Shape {
         stamp
     }
 
-    /// The value that a stamp stands for.
+    /// The value of a stamp.
     pub(super) fn value(self, stamp: &[u8]) -> Vec<u8> {
         let mut value = stamp.to_vec();
         if self == Shape::Strings {
@@ -71,7 +71,7 @@ impl Shape {
     /// The stamp of a value that was read.
     ///
     /// # Errors
-    /// Says what is wrong with bytes that nobody has written as they are.
+    /// The fault of bytes that nobody has written as they are.
     pub(super) fn stamp_of(self, value: &[u8]) -> Result<Vec<u8>, String> {
         let torn = |why: &str| {
             let front = value[..value.len().min(32)].escape_ascii();
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_known_again_and_damage_shows() {
+    fn values_are_recognized_and_damage_is_found() {
         for bytes in [0, 12, 13, 20, 4096, 100_000] {
             let stamp = Shape::Strings.stamp(7, 9, bytes);
             let mut value = Shape::Strings.value(&stamp);

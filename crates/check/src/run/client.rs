@@ -29,21 +29,21 @@ pub(super) struct CutOff;
 /// One client of one life.
 pub(super) struct Client {
     pub(super) shared: Rc<Shared>,
-    /// Which of the scenario's.
+    /// Number of the client in the scenario.
     pub(super) number: usize,
-    /// Which of the history's.
+    /// Number of the client in the history.
     pub(super) id: u32,
     pub(super) session: Session,
     pub(super) index: AnyIndex,
-    /// What it last saw of keys.
+    /// Content of keys as it last saw them.
     pub(super) known: BTreeMap<Vec<u8>, Option<Vec<u8>>>,
 }
 
 impl Client {
-    /// Does what is left to do.
+    /// Does the steps that are left.
     ///
     /// # Errors
-    /// [`CutOff`]; what was under way has an unknown outcome.
+    /// [`CutOff`]; the operation under way has an unknown outcome.
     pub(super) async fn work(mut self) -> Result<(), CutOff> {
         let shared = Rc::clone(&self.shared);
         let mut done = 0;
@@ -199,7 +199,7 @@ impl Client {
     }
 }
 
-/// Maintenance. Failures of the fabric are for the next one.
+/// Does maintenance. The next tick makes up for failures of the fabric.
 pub(super) async fn tick(shared: &Shared, session: &Session) -> Result<(), CutOff> {
     match session.tick().await {
         Ok(()) => Ok(()),

@@ -19,15 +19,15 @@ use super::table::TABLE;
 use crate::history::Call;
 use crate::scenario::{FaultKind, Scenario, mix};
 
-/// Virtual time that everybody has after the faults have stopped.
+/// Virtual time for clients and servers to end after the faults have stopped.
 const PATIENCE_NS: u64 = 3_000_000_000;
-/// Events of a whole run: a livelock makes more.
+/// Most events of a whole run: a livelock makes more.
 const EVENTS_MAX: u64 = 40_000_000;
-/// How often the driver looks whether a life was cut off.
+/// Time between two checks for lives that were cut off.
 const LOOK_NS: u64 = 100_000;
-/// Between two ticks of the looker-on.
+/// Time between two ticks of the observer.
 const KEEPER_NS: u64 = 150_000;
-/// Rounds of taking over at the end, and ticks until everything retired is free.
+/// Rounds of recovery at the end, and ticks until everything retired is free.
 const TAKE_OVERS: usize = 50;
 const SETTLE_TICKS: usize = 12;
 
@@ -75,10 +75,10 @@ fn config(scenario: &Scenario, is_recorded: bool) -> SimConfig {
     let or = |value: f64, default: u64| if value > 0.0 { value as u64 } else { default };
     SimConfig {
         memory_servers: scenario.memory_servers,
-        // One more looks on.
+        // One more is the observer.
         compute_servers: scenario.compute_servers + 1,
         threads: threads(scenario),
-        // As many blocks as with smaller ones.
+        // As many blocks as with small logs.
         region_bytes: scenario.region_kib << if has_large_logs(scenario) { 12 } else { 10 },
         network: NetworkConfig {
             jitter_ns: or(faults.jitter, NetworkConfig::default().jitter_ns),
@@ -117,7 +117,7 @@ struct Driver<'a> {
     scenario: &'a Scenario,
     sim: &'a Rc<Sim>,
     shared: Rc<Shared>,
-    /// The latest of each compute server.
+    /// The latest life of each compute server.
     lives: RefCell<Vec<Life>>,
     marks: RefCell<Vec<(u64, String)>>,
 }
@@ -148,7 +148,7 @@ impl Driver<'_> {
         self.end(keeper)
     }
 
-    /// Makes pool and table; the looker-on's session.
+    /// Makes pool and table; returns the observer's session.
     async fn set_up(&self) -> Result<Mine, Failure> {
         let setup = |error: IndexError| Failure::Setup(error.to_string());
         let pool = |error: PoolError| setup(error.into());
@@ -183,7 +183,7 @@ impl Driver<'_> {
         Ok(session)
     }
 
-    /// Keeps the looker-on's epochs going.
+    /// Keeps the observer's epochs going.
     fn keep(&self, keeper: &Mine) {
         let (keeper, shared) = (keeper.clone(), Rc::clone(&self.shared));
         let at = self.scenario.compute_servers;
@@ -201,7 +201,7 @@ impl Driver<'_> {
     fn begin(&self, compute: usize) -> Result<Life, Failure> {
         let fabric = self.sim.fabric(compute);
         // Every client has a thread of its own, and maintenance another: so a record of remote
-        // operations shows whose they are.
+        // operations shows the client of each.
         let endpoint = |thread: usize| {
             let endpoint = fabric.endpoint_on(thread);
             endpoint.map(AnyEndpoint::from).map_err(|error| Failure::Setup(error.to_string()))
@@ -219,7 +219,7 @@ impl Driver<'_> {
         Ok(Life { compute, state })
     }
 
-    /// Lets one of the scenario's faults happen.
+    /// Injects one of the scenario's faults.
     fn happen(&self, kind: FaultKind) -> Result<(), Failure> {
         let is_there = kind.compute().is_none_or(|at| at < self.scenario.compute_servers)
             && kind.server().is_none_or(|at| at < self.scenario.memory_servers);
@@ -264,7 +264,7 @@ impl Driver<'_> {
         Ok(())
     }
 
-    /// Runs up to a moment; lives that are cut off begin anew.
+    /// Runs up to a moment; restarts lives that are cut off.
     fn run_until(&self, ns: u64) -> Result<(), Failure> {
         while self.sim.now_ns() < ns && !self.shared.stop.get() {
             self.sim.run_until(ns.min(self.sim.now_ns() + LOOK_NS)).map_err(stuck)?;
@@ -273,7 +273,7 @@ impl Driver<'_> {
         Ok(())
     }
 
-    /// Lives that are cut off begin anew.
+    /// Restarts lives that are cut off.
     fn revive(&self) -> Result<(), Failure> {
         let cut_off: Vec<usize> = {
             let lives = self.lives.borrow();
@@ -288,7 +288,7 @@ impl Driver<'_> {
         Ok(())
     }
 
-    /// Faults stop; everybody comes to an end; then the last checks.
+    /// Stops the faults, waits for the end of all clients and servers, and makes the last checks.
     fn end(&self, keeper: Mine) -> Result<(), Failure> {
         self.mark("faults stop".to_owned());
         self.sim.set_fault_window(0..0);
@@ -320,7 +320,7 @@ impl Driver<'_> {
         }
         self.mark("last look".to_owned());
         self.shared.stop.set(true);
-        // The looker-on's own task ends.
+        // The observer's own task ends.
         self.sim.run_until(self.sim.now_ns() + 2 * KEEPER_NS).map_err(stuck)?;
         self.sim.block_on(self.look(keeper)).map_err(stuck)?
     }
@@ -345,7 +345,7 @@ impl Driver<'_> {
         ))
     }
 
-    /// Takes over from the dead, looks at everything, and checks table and pool.
+    /// Recovers the dead, reads everything, and checks table and pool.
     async fn look(&self, keeper: Mine) -> Result<(), Failure> {
         let closed = || Failure::Stuck("the looker-on was cut off".to_owned());
         let corrupt = |error: IndexError| Failure::Corrupt(error.to_string());
@@ -367,7 +367,7 @@ impl Driver<'_> {
         let root = keeper.open_root(TABLE).await.map_err(|error| corrupt(error.into()))?;
         let index = self.shared.table.open(&keeper, false).await.map_err(corrupt)?;
         self.read_all(&keeper, &index).await?;
-        // As it is cached, then as it lies in the pool when nobody has it open.
+        // First the cached table, then its form in the pool when nobody has it open.
         let mut audit = Audit::new(&keeper).await.map_err(|error| corrupt(error.into()))?;
         let report = index.verify(&keeper, &mut audit).await.map_err(corrupt)?;
         if !report.problems.is_empty() {
@@ -401,8 +401,8 @@ impl Driver<'_> {
         Ok(())
     }
 
-    /// The looker-on leaves, and comes back as another member that looks for lost objects: also in
-    /// what were its own blocks the dead may have lost some.
+    /// The observer leaves, and comes back as another member that looks for lost objects. The dead
+    /// may have lost some in its former blocks as well.
     async fn replace(&self, keeper: Mine) -> Result<Mine, Failure> {
         let failed = |error: PoolError| Failure::Recovery(error.to_string());
         let endpoint = keeper.endpoint().clone();
@@ -458,7 +458,7 @@ impl Driver<'_> {
     }
 }
 
-/// Looks for objects that were lost in blocks whose owners have gone.
+/// Looks for objects that were lost in blocks without an owner.
 async fn sweep(keeper: &Mine) -> Result<(), Failure> {
     let swept = match farleaf_index::sweep(keeper).await {
         Ok(None) => return Ok(()),
@@ -482,7 +482,7 @@ fn stuck(error: SimError) -> Failure {
     Failure::Stuck(error.to_string())
 }
 
-/// Whether a log, which with its journal is one object, needs larger blocks than usual.
+/// Returns whether a log, which with its journal is one object, needs larger blocks than usual.
 fn has_large_logs(scenario: &Scenario) -> bool {
     scenario.engine.traits().logged && scenario.format.table(scenario.engine).node_bytes() > 512
 }

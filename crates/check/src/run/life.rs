@@ -1,6 +1,6 @@
 //! Life: one life of a compute server in a run.
 //!
-//! It joins the pool, runs its clients, keeps its epochs going, takes over from the dead, and leaves.
+//! It joins the pool, runs its clients, keeps its epochs going, recovers the dead, and leaves.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -17,22 +17,22 @@ use super::client::{Client, CutOff, tick};
 use super::outcome::Failure;
 use super::record::Shared;
 
-/// Between two rounds of maintenance.
+/// Time between two rounds of maintenance.
 const UPKEEP_NS: u64 = 60_000;
 /// Attempts to join, and to leave.
 const ATTEMPTS: usize = 200;
-/// Looks whether the last of what it does for others has ended: a request may wait for a cut link.
+/// Looks whether its last work for others has ended: a request may wait for a cut link.
 const LEAVE_LOOKS: usize = 20_000;
 const ATTEMPT_NS: u64 = 100_000;
 
-/// Where a life stands.
+/// Stage of a life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// Its clients work.
     Works,
-    /// They have done what they had to; it leaves the pool.
+    /// They have finished; it leaves the pool.
     Leaves,
-    /// It is done.
+    /// It has left.
     Done,
     /// It was cut off.
     CutOff,
@@ -40,7 +40,7 @@ pub(super) enum Stage {
     Dead,
 }
 
-/// What the driver and a life's tasks share.
+/// State that the driver and a life's tasks share.
 pub(super) struct LifeState {
     pub(super) stage: Cell<Stage>,
     /// Clients that work.
@@ -152,7 +152,7 @@ async fn keep_up(shared: &Rc<Shared>, state: &LifeState, upkeep: &Session) -> Re
     Ok(())
 }
 
-/// Takes over from the dead, if there are any.
+/// Recovers the dead, if there are any.
 pub(super) async fn take_over(shared: &Shared, session: &Session) -> Result<bool, CutOff> {
     match recover(session).await {
         Ok(None) => Ok(false),
@@ -172,7 +172,7 @@ pub(super) async fn take_over(shared: &Shared, session: &Session) -> Result<bool
     }
 }
 
-/// Closes the table and leaves the pool. Tasks of given-up operations may hold it up for a while.
+/// Closes the table and leaves the pool. Tasks of given-up operations may delay it for a while.
 async fn leave(
     shared: &Rc<Shared>,
     state: &LifeState,
@@ -180,7 +180,7 @@ async fn leave(
     index: &AnyIndex,
 ) -> Result<(), CutOff> {
     for _ in 0..LEAVE_LOOKS {
-        // What still works for others, or moves a range, has a session.
+        // A task that still works for others, or moves a range, has a session.
         if upkeep.pool().sessions() == 1 {
             break;
         }
@@ -224,7 +224,7 @@ async fn leave(
     Ok(())
 }
 
-/// Tries again what the fabric's failures keep from working. `None` after a failure of the run.
+/// Tries again after failures of the fabric. `None` after a failure of the run.
 async fn insist<T>(
     shared: &Shared,
     endpoint: &AnyEndpoint,

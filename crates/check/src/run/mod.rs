@@ -1,14 +1,14 @@
 //! Run: executes one scenario in the simulator, and makes the checks that it must pass.
 //!
-//! Clients work while servers die, stand still and come back; then faults stop, and everybody left must
-//! come to an end within bounded virtual time. Others take over from the dead, a last look reads every
-//! key, and then:
+//! Clients work while servers die, stand still and come back. Then faults stop, and the remaining
+//! servers must end within bounded virtual time. The lab recovers the dead, reads every key once
+//! more, and then checks:
 //!
 //! - the history, that last look included, is linearizable ([`crate::linear`]);
 //! - the table's own check finds no problem;
 //! - the pool's accounts close: every object is live, free or retired.
 //!
-//! The looker-on is one more compute server, which makes the table, ticks, and does the last checks.
+//! One more compute server, the observer, makes the table, ticks, and does the last checks.
 
 mod client;
 mod driver;
@@ -44,7 +44,7 @@ pub fn run(scenario: &Scenario) -> Outcome {
     run_with(scenario, false).0
 }
 
-/// The same, with a record of the newest remote operations if `is_recorded`.
+/// As [`run`], with a record of the newest remote operations if `is_recorded`.
 pub fn run_with(scenario: &Scenario, is_recorded: bool) -> (Outcome, Vec<OpRecord>) {
     RUNNING.set(Some(scenario.to_string()));
     let ended = catch_unwind(AssertUnwindSafe(|| driver::run(scenario, is_recorded)));

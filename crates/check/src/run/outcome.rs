@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::history::{Event, History};
 
-/// Which check a run failed, and how.
+/// The check that a run failed, and how.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Failure {
     /// An assertion, or an index out of range.
@@ -13,17 +13,17 @@ pub enum Failure {
     Setup(String),
     /// An operation found remote memory not to hold what it must.
     Corrupt(String),
-    /// An operation that makes sense was refused.
+    /// A valid operation was refused.
     Refused(String),
-    /// Not everybody came to an end after the faults had stopped.
+    /// A client or server did not end after the faults had stopped.
     Stuck(String),
-    /// Taking over from the dead did not work.
+    /// The recovery of the dead failed.
     Recovery(String),
-    /// What clients were told does not fit together.
+    /// The answers of clients contradict each other.
     NotLinearizable {
-        /// The key, if it is about one.
+        /// The key, if it concerns one.
         key: Option<Vec<u8>>,
-        /// What does not.
+        /// The contradiction.
         why: String,
         /// The events that show it, by their places in the history.
         events: Vec<usize>,
@@ -73,18 +73,18 @@ impl fmt::Display for Failure {
     }
 }
 
-/// What a run did, in numbers.
+/// Statistics of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RunStats {
     /// Operations of clients.
     pub ops: u64,
-    /// Of these, scans.
+    /// Operations of these that are scans.
     pub scans: u64,
-    /// Of these, without an answer: unknown outcomes, given up, or their client died.
+    /// Operations of these without an answer: unknown outcomes, given up, or their client died.
     pub unknown: u64,
-    /// Of these, refused for want of memory.
+    /// Operations of these refused for lack of memory.
     pub full: u64,
-    /// Of these, that failed and did nothing, otherwise.
+    /// Operations of these that failed for another reason and did nothing.
     pub unavailable: u64,
     /// Remote operations.
     pub remote_ops: u64,
@@ -96,7 +96,7 @@ pub struct RunStats {
     pub cut_off: u64,
     /// Lives that began anew.
     pub restarted: u64,
-    /// Dead members that were taken over from.
+    /// Dead members that were recovered.
     pub recovered: u64,
     /// Ranges of keys that compute servers gave to others.
     pub moved: u64,
@@ -123,18 +123,18 @@ impl RunStats {
     }
 }
 
-/// All that is known of a run.
+/// Results of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// What clients saw, with a last look at everything.
+    /// The history of the clients, with a last look at all keys.
     pub history: History,
-    /// Where each event of the history was made: client and step; `None` for the last look.
+    /// Client and step of each event of the history; `None` for the last look.
     pub steps: Vec<Option<(usize, u32)>>,
-    /// What happened to servers, and when, in nanoseconds of virtual time.
+    /// Events of servers, and their times in nanoseconds of virtual time.
     pub marks: Vec<(u64, String)>,
     /// The simulator's hash over all that happened.
     pub trace_hash: u64,
-    /// Numbers.
+    /// Statistics.
     pub stats: RunStats,
     /// The first check that failed.
     pub failure: Option<Failure>,

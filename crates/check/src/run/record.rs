@@ -15,7 +15,7 @@ use crate::scenario::Scenario;
 pub(super) struct Shared {
     pub(super) scenario: Scenario,
     pub(super) table: TableSetup,
-    /// For the time: clocks of compute servers may be wrong.
+    /// Source of the time: clocks of compute servers may be wrong.
     pub(super) sim: Weak<Sim>,
     pub(super) history: RefCell<History>,
     pub(super) steps: RefCell<Vec<Option<(usize, u32)>>>,
@@ -26,7 +26,7 @@ pub(super) struct Shared {
     /// Number of the next client of the history: each life's clients are others.
     next_client: Cell<u32>,
     pub(super) stop: Cell<bool>,
-    /// Why an operation was refused last.
+    /// The reason of the last refusal.
     pub(super) refusal: RefCell<String>,
 }
 
@@ -61,7 +61,7 @@ impl Shared {
         next
     }
 
-    /// An operation begins; returns its place.
+    /// Records the begin of an operation; returns its place.
     pub(super) fn call(&self, client: u32, step: Option<(usize, u32)>, call: Call) -> usize {
         self.count(|stats| {
             stats.ops += 1;
@@ -74,13 +74,13 @@ impl Shared {
         events.len() - 1
     }
 
-    /// It ends.
+    /// Records the answer.
     pub(super) fn answer(&self, place: usize, answer: Answer) {
         let now_ns = self.now_ns();
         self.history.borrow_mut().events[place].answer = Some((now_ns, answer));
     }
 
-    /// Something is wrong; the first is kept.
+    /// Records a failure; the first one stays.
     pub(super) fn fail(&self, failure: Failure) {
         self.failure.borrow_mut().get_or_insert(failure);
         self.stop.set(true);

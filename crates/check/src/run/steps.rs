@@ -16,7 +16,7 @@ pub(super) enum Step {
     Update(Vec<u8>, Vec<u8>),
     Upsert(Vec<u8>, Vec<u8>),
     Remove(Vec<u8>),
-    /// Compare-exchange with what the client knows of the key, or with its absence.
+    /// Compare-exchange with the content that the client knows of the key, or with its absence.
     Exchange {
         key: Vec<u8>,
         of_absent: bool,
@@ -120,7 +120,7 @@ impl<'a> Steps<'a> {
         }
     }
 
-    /// Which key.
+    /// Draws the number of a key.
     fn number(&self, rng: &mut Rng, client: usize, index: u32) -> u64 {
         let (keys, clients) = (self.scenario.keys, self.scenario.clients as u64);
         match self.scenario.workload {
@@ -176,7 +176,7 @@ impl<'a> Steps<'a> {
         value
     }
 
-    /// The value that stands for a number.
+    /// The value of a counter.
     pub(super) fn count_value(&self, count: u64) -> Vec<u8> {
         let bytes = match self.table.value {
             ValueFormat::Fixed(bytes) => bytes,
@@ -188,12 +188,12 @@ impl<'a> Steps<'a> {
     }
 }
 
-/// The number that a value stands for.
+/// The count in a value.
 pub(super) fn count_of(value: &[u8]) -> u64 {
     value.iter().take(8).enumerate().map(|(at, byte)| u64::from(*byte) << (8 * at)).sum()
 }
 
-/// Keys of fixed length: dense, or all over the place with both ends among them.
+/// Keys of fixed length: dense, or spread with both ends among them.
 fn fixed_key(bytes: usize, number: u64, keys: u64, is_dense: bool) -> Vec<u8> {
     let word = if is_dense || number == 0 {
         number
@@ -204,7 +204,7 @@ fn fixed_key(bytes: usize, number: u64, keys: u64, is_dense: bool) -> Vec<u8> {
     };
     let mut key = word.to_be_bytes().to_vec();
     if bytes < 8 {
-        // The low bytes of dense keys, the high ones of others are what differs.
+        // Dense keys differ in the low bytes, others in the high ones.
         let from = if is_dense { 8 - bytes } else { 0 };
         key = key[from..from + bytes].to_vec();
     }

@@ -19,21 +19,21 @@ use crate::scenario::{Scenario, mix};
 
 /// The table's name.
 pub(super) const TABLE: &str = "t";
-/// Tasks that do what other compute servers send.
+/// Tasks that run operations of other compute servers.
 const SERVERS: usize = 2;
-/// Between two moves of a compute server.
+/// Time between two moves of a compute server.
 const MOVE_NS: u64 = 250_000;
 
-/// What a run's compute servers agree on about its table. Follows from the seed.
+/// The setup of a run's table that its compute servers agree on. Follows from the seed.
 #[derive(Debug)]
 pub(super) struct TableSetup {
     engine: Engine,
     settings: Settings,
-    /// Partitions that the table is cut into at first.
+    /// Partitions of the table at first.
     partitions: usize,
-    /// Whether each compute server takes its share when it comes, or what it meets.
+    /// True if each compute server takes its share when it joins, false if it takes what is free.
     shares: bool,
-    /// Whether compute servers give ranges away.
+    /// True if compute servers give ranges away.
     moves: bool,
     /// Bounds of partitions, drawn from the keys.
     keys: Vec<Vec<u8>>,
@@ -48,21 +48,21 @@ impl TableSetup {
             engine: scenario.engine,
             settings: scenario.settings.clone(),
             partitions: rng.usize(1..=most),
-            // Not where there is room for so little that a log may find none.
+            // Not with so little room that a log may find none.
             shares: scenario.region_kib >= 4 << 10 && rng.bool(),
             moves: several && rng.bool(),
             keys: Steps::new(scenario).keys(),
         }
     }
 
-    /// Opens it, for a compute server that serves others or, alone at the end, does not.
+    /// Opens the table, for a compute server that serves others or, alone at the end, does not.
     pub(super) async fn open(
         &self,
         session: &Session,
         serves: bool,
     ) -> Result<AnyIndex, IndexError> {
         let root = session.open_root(TABLE).await?;
-        // Who looks on writes nothing that must last, and needs no room for a log.
+        // The observer writes nothing that must last, and needs no room for a log.
         let settings = match serves {
             true => self.settings.clone(),
             false => self.settings.clone().with(DURABILITY, "volatile"),
@@ -76,7 +76,7 @@ impl TableSetup {
         AnyIndex::open(session, &root, &options).await
     }
 
-    /// The table has been made and filled: whoever comes now can open it.
+    /// Marks the table as made and filled, so that compute servers can open it.
     pub(super) async fn hand_over(
         &self,
         session: &Session,
@@ -150,7 +150,7 @@ impl TableSetup {
         let number = bounds.partition_point(|bound| bound < key);
         let low = number.checked_sub(1).map(|before| bounds[before].as_slice());
         let high = bounds.get(number).map(Vec::as_slice);
-        // What is below the key, what is above it, or all of the partition.
+        // The keys below the chosen one, those above it, or all of the partition.
         let (low, high) = match random(3) {
             0 => (low, Some(key.as_slice())),
             1 => (Some(key.as_slice()), high),

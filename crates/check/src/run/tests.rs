@@ -16,7 +16,7 @@ fn the_same_scenario_is_the_same_run() {
     }
 }
 
-/// A last look that does not fit is found.
+/// The lab finds a last look that does not fit.
 #[test]
 fn a_wrong_last_look_is_found() {
     let mut choices = Choices::default();
@@ -32,7 +32,7 @@ fn a_wrong_last_look_is_found() {
     let mut outcome = run(&choices.scenario(3));
     assert_eq!(outcome.failure, None);
     assert_eq!(outcome.stats.unknown + outcome.stats.unavailable + outcome.stats.killed, 0);
-    // The last look, backwards and forwards, is part of what is judged.
+    // The judge includes the last look, backwards and forwards.
     let scan = outcome.steps.iter().position(Option::is_none).unwrap();
     let answer = outcome.history.events[scan].answer.as_mut().unwrap();
     answer.1 = crate::history::Answer::Pairs(vec![(b"nobody".to_vec(), b"wrote this".to_vec())]);

@@ -27,7 +27,7 @@ impl ScenarioError {
     }
 }
 
-/// Whether `a` is `b` with at most two letters wrong, missing or too many.
+/// Returns whether `a` is `b` with at most two letters wrong, missing or too many.
 fn is_near(a: &str, b: &str) -> bool {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
     let mut row: Vec<usize> = (0..=b.len()).collect();
@@ -45,7 +45,7 @@ fn is_near(a: &str, b: &str) -> bool {
 /// Most servers of one kind.
 const SERVERS_MAX: usize = 16;
 
-/// What of a scenario is pinned; the rest is drawn from the seed.
+/// Pinned parts of a scenario; the rest is drawn from the seed.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[allow(missing_docs, reason = "as in Scenario")]
 pub struct Choices {
@@ -94,10 +94,10 @@ impl Choices {
         "only",
     ];
 
-    /// Pins what `--flag text` says.
+    /// Pins the choice of `--flag text`.
     ///
     /// # Errors
-    /// [`ScenarioError`]: what is wrong with it; nothing was changed.
+    /// [`ScenarioError`] with the fault; nothing was changed.
     pub fn set(&mut self, flag: &str, text: &str) -> Result<(), ScenarioError> {
         let text = text.trim();
         match flag {
@@ -147,14 +147,14 @@ impl Choices {
             .copied()
     }
 
-    /// The scenario of `seed` with what is pinned here.
+    /// The scenario of `seed` with these choices pinned.
     pub fn scenario(&self, seed: u64) -> Scenario {
         draw::scenario(seed, self)
     }
 }
 
 impl Scenario {
-    /// Draws what `choices` leaves open from `seed`.
+    /// Draws from `seed` all that `choices` leaves open.
     pub fn from_seed(seed: u64, choices: &Choices) -> Scenario {
         choices.scenario(seed)
     }
@@ -171,7 +171,7 @@ fn read_yes_or_no(flag: &str, text: &str) -> Result<bool, ScenarioError> {
         .ok_or_else(|| ScenarioError(format!("\"{text}\" is not for --{flag}: it takes yes or no")))
 }
 
-/// Settings as `--set` takes them: `cache=48KiB,combine=0`, or `none`.
+/// Settings in the form that `--set` takes: `cache=48KiB,combine=0`, or `none`.
 pub(super) fn settings_text(settings: &Settings) -> String {
     let pairs: Vec<String> = settings.iter().map(|(name, text)| format!("{name}={text}")).collect();
     if pairs.is_empty() { "none".to_owned() } else { pairs.join(",") }

@@ -94,7 +94,7 @@ pub(super) fn scenario(seed: u64, choices: &Choices) -> Scenario {
 /// Settings that the engine draws for its format, with those of `pinned` that it has in their places.
 fn settings(drawn: &Scenario, pinned: &Settings) -> Settings {
     let format = drawn.format.table(drawn.engine);
-    // Where the engine cannot use the format, the run says so.
+    // If the engine cannot use the format, the run reports it.
     let mut settings = drawn.engine.draw(&mut rng(drawn.seed, "set"), &format).unwrap_or_default();
     settings.set_all(&drawn.engine.options_of(pinned));
     settings
@@ -159,8 +159,8 @@ fn faults(rng: &mut Rng) -> Faults {
     faults
 }
 
-/// Servers that die, with or without coming back, stand still or are slow for a while, and links
-/// that break for a while.
+/// Servers that die, with or without coming back, stop or slow down for a while, and links that
+/// break for a while.
 fn events(drawn: &Scenario, rng: &mut Rng) -> Vec<TimedFault> {
     let mut events = Vec::new();
     let count = pick(rng, &[0, 0, 0, 0, 1, 1, 1, 2, 3]);
@@ -170,7 +170,7 @@ fn events(drawn: &Scenario, rng: &mut Rng) -> Vec<TimedFault> {
         let compute = rng.usize(..drawn.compute_servers);
         let server = rng.usize(..drawn.memory_servers);
         let at_ns = rng.u64(..end_ns);
-        // Short ones and such that outlast every lease.
+        // Short ones, and some longer than every lease.
         let over_ns = at_ns
             + 1
             + match rng.u8(..4) {

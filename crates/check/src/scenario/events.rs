@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use super::ScenarioError;
 
-/// Something that happens to a server.
+/// A fault of a server or a link, or the end of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
     /// A compute server dies.
@@ -16,15 +16,15 @@ pub enum FaultKind {
     Stop(usize),
     /// It goes on.
     Resume(usize),
-    /// A memory server takes so many times as long.
+    /// A memory server takes this many times as long.
     Slow(usize, u32),
     /// A memory server stands still.
     StopMemory(usize),
     /// It goes on.
     ResumeMemory(usize),
-    /// Nothing comes from a compute server to a memory server any more.
+    /// Messages of a compute server do not reach a memory server any more.
     CutRequests(usize, usize),
-    /// Nothing comes back from a memory server to a compute server any more.
+    /// Messages of a memory server do not reach a compute server any more.
     CutReplies(usize, usize),
     /// The link between a compute server and a memory server works again.
     Heal(usize, usize),
@@ -34,12 +34,12 @@ pub enum FaultKind {
     HealCalls(usize, usize),
 }
 
-/// Something that happens at a certain time; written `kill:1@60000`.
+/// A fault at a certain time; written `kill:1@60000`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimedFault {
-    /// When, in nanoseconds from the start of the clients.
+    /// Time, in nanoseconds from the start of the clients.
     pub at_ns: u64,
-    /// What.
+    /// The fault.
     pub kind: FaultKind,
 }
 
@@ -66,7 +66,7 @@ const NAMES: &[&str] = &[
 ];
 
 impl FaultKind {
-    /// Which compute server it befalls, if one.
+    /// The compute server that it befalls, if one.
     pub fn compute(self) -> Option<usize> {
         match self {
             FaultKind::Kill(compute)
@@ -82,7 +82,7 @@ impl FaultKind {
         }
     }
 
-    /// Which memory server it befalls, if one.
+    /// The memory server that it befalls, if one.
     pub fn server(self) -> Option<usize> {
         match self {
             FaultKind::Slow(server, _)

@@ -16,21 +16,21 @@ pub struct Faults {
     pub jitter: f64,
     /// Probability that an operation comes late.
     pub late: f64,
-    /// How late, at most, in nanoseconds; 0 takes the simulator's default, as below.
+    /// The longest delay, in nanoseconds; 0 takes the simulator's default, as below.
     pub late_ns: f64,
     /// Probability that an operation or its answer is lost.
     pub lost: f64,
-    /// How late a lost operation may still take effect, in nanoseconds.
+    /// The longest time after which a lost operation may still take effect, in nanoseconds.
     pub lost_ns: f64,
-    /// When a client is told that there is no answer, in nanoseconds.
+    /// Time after which a client learns that there is no answer, in nanoseconds.
     pub timeout_ns: f64,
     /// Above 0: tasks that are ready at one moment run in any order.
     pub shuffle: f64,
-    /// Time after which a stopped compute server is taken for dead, in nanoseconds; 0: never.
+    /// Time after which a stopped compute server counts as dead, in nanoseconds; 0: never.
     pub lease: f64,
-    /// By how much clocks of compute servers differ, in nanoseconds.
+    /// Largest difference between clocks of compute servers, in nanoseconds.
     pub skew: f64,
-    /// By how much clocks of compute servers run wrong, in millionths.
+    /// Largest error in the speed of compute servers' clocks, in millionths.
     pub drift: f64,
     /// Most operations of a thread under way to a memory server; 0: any number.
     pub queue: f64,

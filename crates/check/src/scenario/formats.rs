@@ -28,7 +28,7 @@ pub enum FormatName {
 }
 
 impl FormatName {
-    /// Every one.
+    /// Every format.
     pub const ALL: &'static [FormatName] = &[
         FormatName::U64Tiny,
         FormatName::U64Small,
@@ -40,7 +40,7 @@ impl FormatName {
         FormatName::Odd,
     ];
 
-    /// As flags take it.
+    /// The name in flags.
     pub fn name(self) -> &'static str {
         match self {
             FormatName::U64Tiny => "u64-tiny",
@@ -54,7 +54,7 @@ impl FormatName {
         }
     }
 
-    /// What a table of `engine` is made with.
+    /// The format of a table of `engine`.
     pub fn table(self, engine: Engine) -> TableFormat {
         let bytes = TableFormat { engine, ..TableFormat::default() };
         let fixed = TableFormat::fixed8(engine);
@@ -81,7 +81,7 @@ impl FormatName {
         }
     }
 
-    /// Whether values may be of any length.
+    /// Returns whether values may be of any length.
     pub fn has_large_values(self) -> bool {
         matches!(self, FormatName::ShortTiny | FormatName::BytesTiny | FormatName::Bytes)
     }

@@ -1,9 +1,9 @@
 //! Scenario: everything that determines one run, drawn from one seed, and its command line.
 //!
 //! - INV-SCENARIO-1: a field is drawn from the seed and from fields above it alone, each with a
-//!   generator of its own, so that pinning one leaves those above as they are.
-//! - INV-SCENARIO-2: [`Scenario::flags`], read back, give the same scenario: a field is left out
-//!   only if the seed and the flags in front of it lead to it anyway.
+//!   generator of its own. So pinning one leaves those above as they are.
+//! - INV-SCENARIO-2: [`Scenario::flags`], read back, give the same scenario: they leave out only
+//!   fields to which the seed and the flags in front lead.
 
 mod choices;
 mod draw;
@@ -27,9 +27,9 @@ pub use workload::Workload;
 /// One run, completely: the same scenario is the same run, bit for bit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scenario {
-    /// What the operations, and all that was not pinned, follow from.
+    /// Seed of the operations, and of all that is not pinned.
     pub seed: u64,
-    /// Changes the simulator's luck and nothing else.
+    /// Changes the simulator's random choices and nothing else.
     pub salt: u64,
     /// The engine.
     pub engine: Engine,
@@ -39,18 +39,18 @@ pub struct Scenario {
     pub settings: Settings,
     /// Memory servers: 1 to 16.
     pub memory_servers: usize,
-    /// Compute servers that run clients: 1 to 16. One more looks on and checks at the end.
+    /// Compute servers that run clients: 1 to 16. One more observes and checks at the end.
     pub compute_servers: usize,
     /// Clients of all compute servers together: 1 to 64. Client `c` runs on compute server `c`
     /// modulo their number.
     pub clients: usize,
-    /// What clients do.
+    /// Mix of operations and keys.
     pub workload: Workload,
     /// Operations of each client: 1 to 100,000.
     pub ops: usize,
     /// Different keys: 1 to 1,000,000.
     pub keys: u64,
-    /// Of these, how many the table is filled with at first.
+    /// Keys of these that the table has at first.
     pub preload: u64,
     /// Bytes of each memory server, in KiB.
     pub region_kib: u64,
@@ -58,15 +58,15 @@ pub struct Scenario {
     pub think_ns: u64,
     /// Probability that a caller gives an operation up half done.
     pub impatience: f64,
-    /// What goes wrong with single operations.
+    /// Faults of single operations.
     pub faults: Faults,
-    /// Remote operations that something may go wrong with, by number from the start of the clients.
+    /// Remote operations that may have faults, by number from the start of the clients.
     pub window: Window,
-    /// What happens to servers, and when.
+    /// Faults of servers, and their times.
     pub events: Events,
-    /// Whether counters start just before they wrap: those of the pool, and versions of nodes.
+    /// True if counters start just before they wrap: those of the pool, and versions of nodes.
     pub aged: bool,
-    /// Which operations are run.
+    /// Operations to run.
     pub only: Subset,
 }
 
@@ -80,14 +80,14 @@ impl Scenario {
             if drawn.told().any(|other| other == (flag, told.clone())) {
                 continue;
             }
-            // What has been printed can be read: a test reads back thousands of scenarios.
+            // A printed flag can be read: a test reads back thousands of scenarios.
             let _ = choices.set(flag, &told);
             flags.push((flag, told));
         }
         flags
     }
 
-    /// Every field but seed and engine, as its flag takes it, in the order in which they are drawn.
+    /// Every field but seed and engine, in the form that its flag takes, in the order of drawing.
     fn told(&self) -> impl Iterator<Item = (&'static str, String)> {
         [
             ("salt", self.salt.to_string()),
@@ -112,13 +112,13 @@ impl Scenario {
         .into_iter()
     }
 
-    /// How long the clients take if nothing goes wrong, roughly, in nanoseconds.
+    /// Rough time of the clients if nothing goes wrong, in nanoseconds.
     pub fn likely_ns(&self) -> u64 {
         self.ops as u64 * (self.think_ns + 14_000)
     }
 
-    /// Whether something may be lost on the way that only a sweep finds again: clients that die, give
-    /// up, or lose what they sent.
+    /// Returns whether a client may lose memory that only a sweep finds again: clients that die,
+    /// give up, or lose what they sent.
     pub fn loses_memory(&self) -> bool {
         self.impatience > 0.0 || self.faults.lost > 0.0 || !self.events.0.is_empty()
     }

@@ -8,7 +8,7 @@ use super::ScenarioError;
 /// Some operations of some clients; written `0:0-5,9/2:3`, or `all`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Subset(
-    /// Per client its operations in ascending order; `None` for all of everybody's.
+    /// For each client its operations in ascending order; `None` for all of every client's.
     pub Option<Vec<Vec<u32>>>,
 );
 

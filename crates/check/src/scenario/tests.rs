@@ -59,7 +59,7 @@ fn seeds_differ_widely() {
 }
 
 #[test]
-fn nonsense_is_explained() {
+fn invalid_flags_are_explained() {
     let refused = |flag: &str, text: &str| Choices::default().set(flag, text).unwrap_err().0;
     assert!(refused("engine", "btre").contains("did you mean \"btree\"?"));
     assert!(refused("format", "u64-tny").contains("did you mean \"u64-tiny\"?"));

@@ -6,11 +6,11 @@ use std::str::FromStr;
 /// A mix of operations over a choice of keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Workload {
-    /// A bit of everything.
+    /// All kinds of operations.
     Mixed,
-    /// A bit of everything, mostly on three keys.
+    /// All kinds of operations, mostly on three keys.
     Hot,
-    /// New keys at the right end, looked at from there.
+    /// New keys at the right end, and reads from there.
     Ascending,
     /// Mostly removes, so that nodes are merged.
     Removes,
@@ -37,7 +37,7 @@ pub(crate) struct Weights {
 }
 
 impl Workload {
-    /// Every one.
+    /// Every workload.
     pub const ALL: &'static [Workload] = &[
         Workload::Mixed,
         Workload::Hot,
@@ -49,7 +49,7 @@ impl Workload {
         Workload::Large,
     ];
 
-    /// As flags take it.
+    /// The name in flags.
     pub fn name(self) -> &'static str {
         match self {
             Workload::Mixed => "mixed",

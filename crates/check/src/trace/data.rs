@@ -10,9 +10,9 @@ use crate::linear::key_of;
 use crate::run::{Failure, Outcome, threads};
 use crate::scenario::Scenario;
 
-/// Bytes of a value that are shown.
+/// Bytes of a value in the drawing.
 const SHOWN: usize = 24;
-/// Remote operations that are drawn: of a run that never ends, the first and the last.
+/// Remote operations in the drawing: of a run that never ends, the first and the last.
 const FIRST: usize = 20_000;
 const LAST: usize = 10_000;
 

@@ -1,8 +1,9 @@
 //! Trace: draws a run as one HTML file that needs no other file.
 //!
-//! A lane for each client with its operations as bars and its remote operations below, one for each
-//! compute server's maintenance, one for the looker-on; what happened to servers as lines from top to
-//! bottom. The data stand in the file as one JSON object, for other tools.
+//! The drawing has a lane for each client, with its operations as bars and its remote operations
+//! below. There is one lane for each compute server's maintenance, and one for the observer
+//! (`looker-on`). Faults of servers are lines from top to bottom. The data stand in the file as one
+//! JSON object, for other tools.
 
 mod data;
 #[cfg(test)]
@@ -16,7 +17,7 @@ use crate::run::Outcome;
 use crate::scenario::Scenario;
 
 const PAGE: &str = include_str!("page.html");
-/// Where the data go.
+/// Placeholder of the data in the page.
 const PLACE: &str = "/*DATA*/null";
 
 /// Writes the drawing of a run to `out`.

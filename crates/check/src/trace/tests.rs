@@ -17,7 +17,7 @@ fn data(page: &str) -> Value {
 fn a_run_is_drawn_whole() {
     let mut choices = Choices::default();
     let pinned = [
-        // Whose clients work on the memory servers themselves.
+        // An engine whose clients work on the memory servers themselves.
         ("engine", "btree"),
         ("compute-servers", "2"),
         ("clients", "3"),
@@ -56,7 +56,7 @@ fn a_run_is_drawn_whole() {
         };
         assert!(ops.iter().any(|op| is_its(&op)), "lane {lane}");
     }
-    // Nothing comes from elsewhere.
+    // The page loads nothing from elsewhere.
     for word in ["http://", "https://", "src=", "@import", "url("] {
         let rest = page.replace("http://www.w3.org/2000/svg", "");
         assert!(!rest.contains(word), "{word}");
@@ -64,7 +64,7 @@ fn a_run_is_drawn_whole() {
 }
 
 #[test]
-fn what_is_blamed_is_marked_and_no_data_end_the_script() {
+fn blamed_events_are_marked_and_data_cannot_end_the_script() {
     let scenario = Scenario::from_seed(1, &Choices::default());
     let key = b"</script>".to_vec();
     let event = Event {

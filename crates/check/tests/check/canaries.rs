@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use farleaf_check::canaries::{Canary, hunt};
 use farleaf_check::scenario::Choices;
 
-/// Found within a hundred seeds or two when this was written.
+/// Canaries that took at most a hundred seeds or two.
 const QUICK: &[Canary] = &[
     Canary::UnlockBeforeWrite,
     Canary::AnswerBeforeWrite,
@@ -28,7 +28,7 @@ const QUICK: &[Canary] = &[
 
 #[test]
 fn seeded_bugs_are_found() {
-    // A seeded bug may panic, which says nothing. Panics of other tests are still printed.
+    // A seeded bug may panic, which means nothing here. Panics of other tests are still printed.
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         if !Canary::ALL.iter().any(|canary| canary.is_armed()) {
@@ -36,12 +36,15 @@ fn seeded_bugs_are_found() {
         }
     }));
     let never = AtomicBool::new(false);
-    let sung = hunt(QUICK, &Choices::default(), 1_500, 2, &never, &|_| {});
+    let results = hunt(QUICK, &Choices::default(), 1_500, 2, &never, &|_| {});
     let _ = std::panic::take_hook();
-    let missed: Vec<&str> =
-        sung.iter().filter(|sung| sung.found.is_none()).map(|sung| sung.canary.name()).collect();
+    let missed: Vec<&str> = results
+        .iter()
+        .filter(|result| result.found.is_none())
+        .map(|result| result.canary.name())
+        .collect();
     assert_eq!(missed, Vec::<&str>::new(), "not found in 1500 seeds");
-    assert_eq!(sung.len(), QUICK.len());
+    assert_eq!(results.len(), QUICK.len());
 }
 
 #[test]

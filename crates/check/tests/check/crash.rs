@@ -5,8 +5,8 @@
 
 use farleaf_check::crash::{CrashOptions, CrashReport, by_name, cases, run_all};
 
-/// Cases that the default run leaves to `FARLEAF_SOAK`: those of formats in which they do nothing
-/// that they do not do in the others as well.
+/// Returns whether the default run includes a case. It leaves to `FARLEAF_SOAK` those of formats
+/// that add nothing to the others.
 fn is_chosen(name: &str) -> bool {
     let Some((_, case)) = name.split_once('/') else { return false };
     let (format, action) = case.split_once('/').unwrap_or((case, ""));
@@ -42,7 +42,7 @@ fn go_through(filter: impl Fn(&str) -> bool) -> CrashReport {
 }
 
 #[test]
-fn whoever_dies_anywhere_leaves_all_in_order() {
+fn a_death_at_any_operation_leaves_all_in_order() {
     let wanted = std::env::var("FARLEAF_CRASH").unwrap_or_default();
     if wanted.contains('#') {
         assert_eq!(by_name(&wanted), Ok(()));
@@ -60,26 +60,27 @@ fn whoever_dies_anywhere_leaves_all_in_order() {
 }
 
 /// Recovery walked on with the image that it had read before it wrote a dead writer's redo record
-/// again (or that a survivor was about to write again): what the record links was not marked, so
-/// that its block was freed with the node in it. Found at `k=3,within=prefix:39`.
+/// again (or before a survivor did). It did not mark the nodes that the record links, and freed
+/// their block. Found at `k=3,within=prefix:39`.
 #[test]
-fn what_a_redo_record_links_is_not_taken_for_lost() {
+fn recovery_marks_nodes_that_a_redo_record_links() {
     go_through(|name| name == "btree/u64-tiny/insert-first-growth");
     go_through(|name| name == "btree/records/upsert-present");
 }
 
 /// Recovery took a merge by another client for damage and failed: a parent that it had read pointed
-/// to a node that was merged away before it came to it. Found at `k=17,within=prefix:16`.
+/// to a node, which was merged away before recovery reached it. Found at `k=17,within=prefix:16`.
 #[test]
-fn merges_beside_a_recovery_are_no_damage() {
+fn a_merge_during_recovery_is_no_damage() {
     go_through(|name| name == "btree/bytes-tiny/remove-merge-left");
 }
 
 /// A died in a merge, B while it took over from A, holding the parent's lock. C met the merged node
-/// first, buried it by A's record, and took B's lock on the parent for a sign that the parent had
-/// been written. From then on everybody was led to the dead node. Found at `k=31,before`.
+/// first and marked it dead by A's record. It took B's lock on the parent for a sign that the
+/// parent had been written. From then on every client was led to the dead node. Found at
+/// `k=31,before`.
 #[test]
-fn a_merged_node_is_not_buried_before_its_parent_forgets_it() {
+fn a_merged_node_is_marked_dead_after_its_parent_is_written() {
     go_through(|name| name == "btree/records/recover-merge");
 }
 
@@ -93,7 +94,7 @@ fn names_are_unique_and_lead_back() {
     let points = case.points().expect("it has points");
     assert!(points.len() > 4 * case.ops().expect("it has operations") - 4);
     assert_eq!(by_name(&format!("{}#{}", case.name(), points[0])), Ok(()));
-    // A point that is never reached is no success.
+    // A point that no run reaches is no success.
     for wrong in ["#k=1000,before", "#k=0,sometimes", ""] {
         assert!(by_name(&format!("{}{wrong}", case.name())).is_err(), "{wrong}");
     }

@@ -1,12 +1,12 @@
 //! Replays: command lines that once showed a bug pass.
 //!
-//! A line keeps its meaning only as long as seeds draw the same scenarios. So each line states all that
-//! matters, as `--shrink` left it, and the test beside the mended code stays the proof.
+//! A line keeps its meaning only as long as seeds draw the same scenarios. So each line states all
+//! that matters, as `--shrink` left it, and the test beside the mended code stays the proof.
 
 use farleaf_check::run::run;
 use farleaf_check::scenario::Choices;
 
-/// What went wrong, and how to see it.
+/// Past bugs, each with the command line that showed it.
 const FOUND: &[(&str, &str)] = &[
     (
         "two sessions of one member took the same free block; the second, refused, noted the block \
@@ -55,7 +55,7 @@ const FOUND: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn what_was_found_stays_mended() {
+fn past_bugs_stay_fixed() {
     for (story, line) in FOUND {
         let (mut choices, mut seed) = (Choices::default(), 0);
         let words: Vec<&str> = line.split_whitespace().collect();

@@ -33,7 +33,7 @@ fn seeds_pass_every_check() {
         assert!(report.is_complete);
         assert_eq!((report.seeds, told.into_inner()), (plan.seeds.end, plan.seeds.end));
         assert_eq!(report.twice, plan.seeds.end.div_ceil(20));
-        // And what was to go wrong did.
+        // The planned faults happened.
         let stats = &report.stats;
         assert!(stats.ops > 300 * report.seeds, "{stats:?}");
         assert!(stats.scans > 10 * report.seeds, "{stats:?}");
@@ -44,8 +44,8 @@ fn seeds_pass_every_check() {
     }
 }
 
-/// Every workload gives histories in which something happens, and which the checker would refuse
-/// if one answer were another.
+/// Every workload gives histories with operations, and the checker refuses them if one answer is
+/// changed.
 #[test]
 fn histories_are_worth_checking() {
     for workload in Workload::ALL {
@@ -55,7 +55,7 @@ fn histories_are_worth_checking() {
         assert_eq!(outcome.failure, None, "{scenario}");
         let mut history = outcome.history;
         assert!(check_history(&history, &Limits::default()).is_ok());
-        // The last look finds a key that it did not find, or the other way round.
+        // The last look finds a key that it did not find before, or the other way round.
         let last = history.events.last_mut().unwrap();
         let (_, answer) = last.answer.as_mut().unwrap();
         use farleaf_check::history::Answer;
@@ -67,7 +67,7 @@ fn histories_are_worth_checking() {
     }
 }
 
-/// Counters that start just before they wrap make another run of it, and as good a one.
+/// Counters that start just before they wrap give another run, which passes as well.
 #[test]
 fn counters_that_wrap_do_no_harm() {
     for seed in 0..40 * soak() {
@@ -79,7 +79,7 @@ fn counters_that_wrap_do_no_harm() {
 }
 
 #[test]
-fn time_and_interrupts_end_it_early() {
+fn time_and_interrupts_end_a_run_early() {
     let plan = Plan { seeds: 0..u64::MAX, threads: 2, ..Plan::default() };
     let stop = AtomicBool::new(false);
     let report = check(&plan, &stop, &|seed, _| {
@@ -93,9 +93,9 @@ fn time_and_interrupts_end_it_early() {
     assert!(!report.is_complete && report.seeds > 0);
 }
 
-/// What cannot work at all is a failure of the run, not of the program.
+/// A scenario that cannot work is a failure of the run, not of the program.
 #[test]
-fn what_cannot_work_is_told() {
+fn an_impossible_scenario_is_reported() {
     let drawn = Choices::default().scenario(2);
     let outcome = run(&Scenario { region_kib: 600, ..drawn });
     match outcome.failure {

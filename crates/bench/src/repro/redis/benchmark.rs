@@ -4,10 +4,11 @@ use super::{error::RedisError, play::set_all, server::RedisServer, wire::Wire};
 use crate::{repro::error::ReproError, run::Progress, values::ValueMaker};
 
 const PROGRAM: &str = "redis-benchmark";
-/// It counts its time by the millisecond: fewer may take none, and it tells a rate of `inf`.
+/// The least number of gets. The program counts its time by the millisecond: fewer may take none,
+/// and it prints a rate of `inf`.
 const OPS_MIN: u64 = 20_000;
 
-/// How it is called.
+/// A call of redis-benchmark.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Gets {
     /// Connections (`-c`).
@@ -21,7 +22,7 @@ pub(super) struct Gets {
     pub(super) value_bytes: usize,
 }
 
-/// What it found.
+/// The program's figures.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Figures {
     pub(super) ops_per_s: f64,
@@ -88,13 +89,13 @@ impl Gets {
         figures(&said)
     }
 
-    /// How it is called, for people.
+    /// The call, for people.
     pub(super) fn name(&self) -> String {
         format!("{PROGRAM} -c {} -P {}", self.clients, self.depth)
     }
 }
 
-/// Reads the table that it prints: a line of names, a line of figures, all in quotes.
+/// Parses the table that the program prints: a line of names, a line of figures, all in quotes.
 fn figures(said: &str) -> Result<Figures, RedisError> {
     let missing = |what| RedisError::Figures { what, said: said.trim().to_owned() };
     let mut lines = said.lines().filter(|line| line.starts_with('"'));
@@ -134,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn other_words_are_refused() {
+    fn output_of_another_form_is_refused() {
         for (said, what) in [
             (String::new(), "two lines"),
             ("GET: 1 requests per second".to_owned(), "two lines"),

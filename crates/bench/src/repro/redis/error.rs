@@ -6,11 +6,11 @@ use thiserror::Error;
 
 use super::resp::RespError;
 
-/// What went wrong with Redis or its bench.
+/// Failure of Redis or its bench.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum RedisError {
-    /// The program is not there.
+    /// The program is not installed.
     #[error(
         "there is no {program} here: make setup installs it, or apt-get install redis-server \
          (Debian, Ubuntu), which brings redis-benchmark, too"
@@ -24,73 +24,73 @@ pub enum RedisError {
     Run {
         /// Its name.
         program: &'static str,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
-    /// It has no ranges of sorted sets by their bytes.
+    /// Redis has no ranges of sorted sets by their bytes.
     #[error("redis-server is version {version}, and the comparison takes 6.2 or later")]
     TooOld {
-        /// What it is.
+        /// The version that was found.
         version: String,
     },
-    /// It does not say which version it is.
+    /// Redis does not print its version.
     #[error("redis-server --version says nothing about its version, but \"{said}\"")]
     NoVersion {
-        /// What it says instead.
+        /// Its output instead.
         said: String,
     },
-    /// A folder or port of its own could not be had.
+    /// The system gave it no folder or no port.
     #[error("cannot prepare for redis-server: {0}")]
     Prepare(#[source] io::Error),
-    /// It does not answer.
+    /// Redis does not answer.
     #[error("redis-server does not start within {} s{}", waited.as_secs(), logged(log))]
     NoStart {
-        /// How long it was waited for.
+        /// Time that the bench waited.
         waited: Duration,
-        /// The last of what it has logged.
+        /// The last lines of its log.
         log: String,
     },
-    /// It was at work, and is not any more.
+    /// Redis ended during the run.
     #[error(
         "redis-server has ended or been cut off while it was at work ({source}){}",
         logged(log)
     )]
     Gone {
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
-        /// The last of what it has logged.
+        /// The last lines of its log.
         log: String,
     },
-    /// What it says cannot be understood.
+    /// The reply is no RESP.
     #[error("redis-server's reply to {command} cannot be read: {source}")]
     Reply {
-        /// What was asked.
+        /// The command.
         command: &'static str,
-        /// What is wrong.
+        /// The fault in the reply.
         source: RespError,
     },
-    /// It refuses, or answers something else than what was asked for.
+    /// Redis refuses, or answers with something else than the command asks for.
     #[error("redis-server answers {command} with {said}")]
     Answer {
-        /// What was asked.
+        /// The command.
         command: &'static str,
-        /// What it says.
+        /// The answer.
         said: String,
     },
     /// `redis-benchmark` failed.
     #[error("redis-benchmark ended with {status}: {said}")]
     Benchmark {
-        /// How.
+        /// The exit status.
         status: String,
-        /// What it said.
+        /// Its output.
         said: String,
     },
-    /// What `redis-benchmark` prints is not what it used to be.
+    /// The output of `redis-benchmark` has another form than expected.
     #[error("redis-benchmark's figures have no {what}: \"{said}\"")]
     Figures {
-        /// What is missing.
+        /// The missing part.
         what: &'static str,
-        /// What it printed.
+        /// Its output.
         said: String,
     },
 }

@@ -49,7 +49,7 @@ const DEPTH: usize = 64;
 /// Connections of the run of Redis's bench that stands beside.
 const CLIENTS_BESIDE: usize = 50;
 const SCALE_MIN: f64 = 0.001;
-/// What a get must be of one of Redis's own bench.
+/// The least ratio of our gets to those of Redis's own bench.
 const BARS: [(System, f64); 3] =
     [(System::DexWarm, 3.0), (System::DexRead, 1.0), (System::BTree, 0.4)];
 const WORKLOADS: [&str; 6] = ["ycsb-a", "ycsb-b", "ycsb-c", "ycsb-d", "ycsb-e", "ycsb-f"];
@@ -161,7 +161,7 @@ fn compare(
     Ok(())
 }
 
-/// Gets of keys drawn evenly, against Redis's own bench; what was answered wrongly.
+/// Measures gets of keys drawn evenly, against Redis's own bench; returns the wrong answers.
 fn gets(
     report: &mut ReproReport,
     server: &RedisServer,
@@ -216,7 +216,7 @@ fn gets(
         for (gets, theirs) in [&gets, &beside].into_iter().zip(medians) {
             let quantity = format!("M gets/s, against {}", gets.name());
             let row = row_of(system.name(), &quantity, Some(theirs), Some(ours));
-            // Each round's is against the one before it.
+            // Each round's ratio is to the row before it.
             let ratio = if gets.clients == 1 { Some(ratio) } else { row.ratio };
             report.rows.push(ReproRow { ratio, ..row });
         }
@@ -232,7 +232,7 @@ fn gets(
     Ok(errors)
 }
 
-/// A row without a reason: that two systems differ needs none.
+/// A row without a reason: a difference of two systems needs none.
 fn row_of(case: &str, quantity: &str, theirs: Option<f64>, ours: Option<f64>) -> ReproRow {
     let ratio = theirs.zip(ours).map(|(theirs, ours)| ours / theirs);
     let (case, quantity) = (case.to_owned(), quantity.to_owned());

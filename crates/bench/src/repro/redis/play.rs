@@ -2,9 +2,9 @@
 //!
 //! As many commands are under way as the workload has clients.
 //!
-//! Client `i` makes the same operations as client `i` of a bench with as many clients, one after the
-//! other; the commands of all are sent together, and an operation's time runs from the moment at
-//! which its command is put with those to be sent until its last reply has been looked at.
+//! Client `i` makes the same operations as client `i` of a bench with as many clients, one after
+//! the other. The commands of all are sent together. An operation's time runs from the queueing of
+//! its first command until the client has checked its last reply.
 //!
 //! | operation | commands |
 //! |---|---|
@@ -46,9 +46,9 @@ const VERSION_BITS: u32 = 40;
 /// Operations between two reports of progress.
 const PROGRESS_OPS: u64 = 1 << 10;
 
-/// What is played.
+/// A workload to run.
 #[derive(Clone, Debug)]
-pub(super) struct Piece {
+pub(super) struct RedisPlan {
     pub(super) workload: Workload,
     pub(super) keys: u64,
     pub(super) key_maker: KeyMaker,
@@ -60,9 +60,9 @@ pub(super) struct Piece {
     pub(super) seed: u64,
 }
 
-/// What came of it.
+/// The result of a run.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Played {
+pub(super) struct RedisResult {
     pub(super) phase: PhaseReport,
     pub(super) latency_us: LatencyUs,
     /// Operations that were refused or answered wrongly, those of the warm-up included.
@@ -72,8 +72,8 @@ pub(super) struct Played {
     pub(super) bytes_per_op: f64,
 }
 
-impl Piece {
-    /// Whether the keys are in a sorted set, too.
+impl RedisPlan {
+    /// Returns whether a sorted set holds the keys as well.
     fn is_ordered(&self) -> bool {
         self.workload.mix.share(OpKind::Scan) > 0.0
     }
@@ -82,29 +82,29 @@ impl Piece {
     ///
     /// # Errors
     /// If Redis is gone, cannot be understood, or refuses to load.
-    pub(super) fn play(
+    pub(super) fn run(
         &self,
         wire: &mut Wire,
         progress: &dyn Progress,
-    ) -> Result<Played, ReproError> {
+    ) -> Result<RedisResult, ReproError> {
         self.load(wire, progress)?;
         let space = Arc::new(ItemSpace::new(self.keys, self.key_maker.items_max()));
-        let mut stage = Stage::new(self, &space)?;
+        let mut player = Player::new(self, &space)?;
         if self.warmup_ops > 0 {
             progress.begin(Phase::WarmUp, self.warmup_ops);
-            stage.run(wire, self.warmup_ops, progress)?;
-            stage.latency.clear();
+            player.run(wire, self.warmup_ops, progress)?;
+            player.latency.clear();
         }
         progress.begin(Phase::Run, self.ops);
         let before = wire.bytes_sent + wire.bytes_received;
-        let seconds = stage.run(wire, self.ops, progress)?;
+        let seconds = player.run(wire, self.ops, progress)?;
         let bytes = wire.bytes_sent + wire.bytes_received - before;
-        let ops = stage.latency.count();
-        Ok(Played {
+        let ops = player.latency.count();
+        Ok(RedisResult {
             phase: PhaseReport::new(seconds, ops),
-            latency_us: stage.latency.summary().into(),
-            errors: stage.errors,
-            first_error: stage.first_error,
+            latency_us: player.latency.summary().into(),
+            errors: player.errors,
+            first_error: player.first_error,
             bytes_per_op: bytes as f64 / ops.max(1) as f64,
         })
     }
@@ -135,7 +135,7 @@ impl Piece {
     }
 }
 
-/// Empties Redis and sets keys of so many items to their first values.
+/// Empties Redis and sets the keys of `keys` items to their first values.
 ///
 /// # Errors
 /// If Redis is gone, cannot be understood, or refuses; those of `write_key`.
@@ -175,23 +175,23 @@ pub(super) fn set_all(
     Ok(())
 }
 
-/// A client: what it does next.
-struct Lane {
+/// One client and its next operations.
+struct RedisClient {
     generator: OpGenerator,
-    /// Operations that it still begins.
+    /// Operations that it has not begun.
     left: u64,
     version: u64,
 }
 
 /// A command whose reply has not come.
 struct Waiting {
-    lane: usize,
+    client: usize,
     op: Op,
     began_ns: u64,
     step: Step,
 }
 
-/// What a reply is to.
+/// Meaning of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     /// The first of two commands that are sent together.
@@ -204,17 +204,17 @@ enum Step {
     OldValue,
     /// A scan's keys.
     Range,
-    /// A scan's values: so many, and whether the first is that of the operation's item.
+    /// A scan's values: their number, and whether the first is that of the operation's item.
     Values(u32, bool),
 }
 
-/// All that goes on.
-struct Stage<'a> {
-    piece: &'a Piece,
+/// State of the run of a workload.
+struct Player<'a> {
+    plan: &'a RedisPlan,
     space: &'a ItemSpace,
     all_present: bool,
     is_ordered: bool,
-    lanes: Vec<Lane>,
+    clients: Vec<RedisClient>,
     waiting: VecDeque<Waiting>,
     out: Vec<u8>,
     key: Vec<u8>,
@@ -226,22 +226,22 @@ struct Stage<'a> {
     first_error: Option<String>,
 }
 
-impl<'a> Stage<'a> {
-    fn new(piece: &'a Piece, space: &'a Arc<ItemSpace>) -> Result<Self, ReproError> {
-        let lane = |number: u64| {
-            let clients = piece.depth as u64;
+impl<'a> Player<'a> {
+    fn new(plan: &'a RedisPlan, space: &'a Arc<ItemSpace>) -> Result<Self, ReproError> {
+        let client = |number: u64| {
+            let clients = plan.depth as u64;
             let space = Arc::clone(space);
-            let generator = OpGenerator::new(&piece.workload, space, piece.seed, number, clients);
+            let generator = OpGenerator::new(&plan.workload, space, plan.seed, number, clients);
             let generator = generator.map_err(BenchError::from)?;
-            Ok(Lane { generator, left: 0, version: (number + 1) << VERSION_BITS })
+            Ok(RedisClient { generator, left: 0, version: (number + 1) << VERSION_BITS })
         };
-        Ok(Stage {
-            piece,
+        Ok(Player {
+            plan,
             space,
-            all_present: piece.workload.mix.share(OpKind::Remove) == 0.0,
-            is_ordered: piece.is_ordered(),
-            lanes: (0..piece.depth as u64).map(lane).collect::<Result<_, ReproError>>()?,
-            waiting: VecDeque::with_capacity(2 * piece.depth),
+            all_present: plan.workload.mix.share(OpKind::Remove) == 0.0,
+            is_ordered: plan.is_ordered(),
+            clients: (0..plan.depth as u64).map(client).collect::<Result<_, ReproError>>()?,
+            waiting: VecDeque::with_capacity(2 * plan.depth),
             out: Vec::new(),
             key: Vec::new(),
             value: Vec::new(),
@@ -253,7 +253,7 @@ impl<'a> Stage<'a> {
         })
     }
 
-    /// Does `ops` operations, shared out among the clients; how many seconds it took.
+    /// Does `ops` operations, shared out among the clients; returns the seconds that they took.
     fn run(
         &mut self,
         wire: &mut Wire,
@@ -261,10 +261,10 @@ impl<'a> Stage<'a> {
         progress: &dyn Progress,
     ) -> Result<f64, ReproError> {
         let began = Instant::now();
-        let clients = self.lanes.len() as u64;
-        for lane in 0..self.lanes.len() {
-            self.lanes[lane].left = ops / clients + u64::from((lane as u64) < ops % clients);
-            self.begin(lane)?;
+        let clients = self.clients.len() as u64;
+        for client in 0..self.clients.len() {
+            self.clients[client].left = ops / clients + u64::from((client as u64) < ops % clients);
+            self.begin(client)?;
         }
         let unread = |source| RedisError::Reply { command: "an operation", source };
         while !self.waiting.is_empty() {
@@ -288,9 +288,9 @@ impl<'a> Stage<'a> {
         self.since.elapsed().as_nanos() as u64
     }
 
-    /// Has a client begin its next operation, if it has one.
-    fn begin(&mut self, lane: usize) -> Result<(), ReproError> {
-        let Lane { generator, left, version } = &mut self.lanes[lane];
+    /// Begins a client's next operation, if it has one.
+    fn begin(&mut self, client: usize) -> Result<(), ReproError> {
+        let RedisClient { generator, left, version } = &mut self.clients[client];
         if *left == 0 {
             return Ok(());
         }
@@ -301,10 +301,10 @@ impl<'a> Stage<'a> {
         };
         *version += 1;
         let version = *version;
-        self.piece.key_maker.write_key(op.item, &mut self.key).map_err(BenchError::from)?;
+        self.plan.key_maker.write_key(op.item, &mut self.key).map_err(BenchError::from)?;
         let changes = !matches!(op.kind, OpKind::Get | OpKind::Scan | OpKind::Remove);
         if changes {
-            self.piece.values.write_value(op.item, version, &mut self.value);
+            self.plan.values.write_value(op.item, version, &mut self.value);
         }
         let began_ns = self.now_ns();
         let (key, out) = (self.key.as_slice(), &mut self.out);
@@ -344,7 +344,7 @@ impl<'a> Stage<'a> {
             }
         };
         for step in first.into_iter().chain([step]) {
-            self.waiting.push_back(Waiting { lane, op, began_ns, step });
+            self.waiting.push_back(Waiting { client, op, began_ns, step });
         }
         Ok(())
     }
@@ -368,7 +368,7 @@ impl<'a> Stage<'a> {
             }
             (Step::Range, Reply::Array(keys)) => {
                 let item = waiting.op.item;
-                self.piece.key_maker.write_key(item, &mut self.key).map_err(BenchError::from)?;
+                self.plan.key_maker.write_key(item, &mut self.key).map_err(BenchError::from)?;
                 match self.check_range(waiting.op, keys) {
                     Ok(_) if keys.len() == 0 => None,
                     Ok(present) => {
@@ -403,32 +403,32 @@ impl<'a> Stage<'a> {
             self.space.acknowledge(waiting.op.item);
         }
         self.done += 1;
-        self.begin(waiting.lane)
+        self.begin(waiting.client)
     }
 
     /// The second half of a read-modify-write.
     fn replace(&mut self, waiting: Waiting) -> Result<(), ReproError> {
         let item = waiting.op.item;
-        self.piece.key_maker.write_key(item, &mut self.key).map_err(BenchError::from)?;
-        let version = self.lanes[waiting.lane].version;
-        self.piece.values.write_value(item, version, &mut self.value);
+        self.plan.key_maker.write_key(item, &mut self.key).map_err(BenchError::from)?;
+        let version = self.clients[waiting.client].version;
+        self.plan.values.write_value(item, version, &mut self.value);
         write_command(&mut self.out, &[b"SET", &self.key, &self.value]);
         self.waiting.push_back(Waiting { step: Step::Change, ..waiting });
         Ok(())
     }
 
-    /// What is wrong with the value of an item.
+    /// Returns the fault in the value of an item, if there is one.
     fn check_value(&self, item: u64, value: Option<&[u8]>) -> Option<String> {
         match value {
             None if self.all_present => Some("a key that must be there is absent".to_owned()),
-            Some(value) if !self.piece.values.is_one_of(item, value) => {
+            Some(value) if !self.plan.values.is_one_of(item, value) => {
                 Some("a get found a value that nobody wrote".to_owned())
             }
             _ => None,
         }
     }
 
-    /// Whether a scan's first key is that of its item, which is `self.key`; or what is wrong.
+    /// Returns whether a scan's first key is that of its item, which is `self.key`; or the fault.
     fn check_range(&self, op: Op, keys: Items<'_>) -> Result<bool, &'static str> {
         let first = { keys }.next().flatten();
         let present = first.is_some_and(|key| key == self.key);
@@ -445,7 +445,7 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// What is wrong with a scan's values.
+    /// Returns the fault in a scan's values, if there is one.
     fn check_values(
         &self,
         item: u64,
@@ -457,10 +457,10 @@ impl<'a> Stage<'a> {
             return Some("a scan has more keys than values".to_owned());
         }
         let of_item = |value: Option<&[u8]>| {
-            !present || value.is_none_or(|value| self.piece.values.is_one_of(item, value))
+            !present || value.is_none_or(|value| self.plan.values.is_one_of(item, value))
         };
         let whole = |value: Option<&[u8]>| match value {
-            Some(value) => value.len() == self.piece.values.value_bytes(),
+            Some(value) => value.len() == self.plan.values.value_bytes(),
             None => !self.all_present,
         };
         let right = { values }.next().is_none_or(of_item) && values.all(whole);
@@ -481,8 +481,8 @@ mod tests {
 
     const KEYS: u64 = 500;
 
-    fn piece(workload: &str) -> Piece {
-        Piece {
+    fn plan(workload: &str) -> RedisPlan {
+        RedisPlan {
             workload: workload.parse().unwrap(),
             keys: KEYS,
             key_maker: KeyMaker::U64(KeyOrder::Hashed),
@@ -514,46 +514,46 @@ mod tests {
             "ycsb-f",
             "get=1,update=1,insert=1,scan=1,rmw=1,remove=1,upsert=1",
         ] {
-            let played = piece(workload).play(&mut wire, &NoProgress).unwrap();
-            assert_eq!((played.errors, played.first_error), (0, None), "{workload}");
-            assert_eq!(played.phase.ops, 3000, "{workload}");
-            assert!(played.phase.ops_per_s > 0.0 && played.bytes_per_op > 20.0);
-            assert!(played.latency_us.p50 > 0.0 && played.latency_us.p99 <= played.latency_us.max);
+            let result = plan(workload).run(&mut wire, &NoProgress).unwrap();
+            assert_eq!((result.errors, result.first_error), (0, None), "{workload}");
+            assert_eq!(result.phase.ops, 3000, "{workload}");
+            assert!(result.phase.ops_per_s > 0.0 && result.bytes_per_op > 20.0);
+            assert!(result.latency_us.p50 > 0.0 && result.latency_us.p99 <= result.latency_us.max);
         }
     }
 
-    /// Keys and sorted set stay of one mind, and inserts are as many as were made.
+    /// Keys and sorted set agree, and there are as many inserts as were made.
     #[test]
-    fn inserts_are_there() {
-        let Some(server) = start("inserts_are_there") else { return };
+    fn inserted_keys_are_present() {
+        let Some(server) = start("inserted_keys_are_present") else { return };
         let mut wire = server.connect().unwrap();
-        let played = piece("insert=1,scan=0.001").play(&mut wire, &NoProgress).unwrap();
-        assert_eq!(played.errors, 0, "{:?}", played.first_error);
+        let result = plan("insert=1,scan=0.001").run(&mut wire, &NoProgress).unwrap();
+        assert_eq!(result.errors, 0, "{:?}", result.first_error);
         let ordered = count(&server, &[b"ZCARD", ORDER]);
         assert!((KEYS as i64 + 3000..=KEYS as i64 + 3100).contains(&ordered), "{ordered}");
         assert_eq!(count(&server, &[b"DBSIZE"]), ordered + 1);
-        piece("insert=1").play(&mut wire, &NoProgress).unwrap();
+        plan("insert=1").run(&mut wire, &NoProgress).unwrap();
         assert_eq!(count(&server, &[b"DBSIZE"]), KEYS as i64 + 3100, "no sorted set without scans");
     }
 
     #[test]
-    fn what_others_have_changed_is_noticed() {
-        let Some(server) = start("what_others_have_changed_is_noticed") else { return };
+    fn foreign_changes_are_reported() {
+        let Some(server) = start("foreign_changes_are_reported") else { return };
         let mut wire = server.connect().unwrap();
-        let piece = piece("get=1,scan=1");
-        piece.load(&mut wire, &NoProgress).unwrap();
+        let plan = plan("get=1,scan=1");
+        plan.load(&mut wire, &NoProgress).unwrap();
         let space = Arc::new(ItemSpace::new(KEYS, None));
         let mut errors = Vec::new();
         let mut run = |wire: &mut Wire| {
-            let mut stage = Stage::new(&piece, &space).unwrap();
-            stage.run(wire, 2000, &NoProgress).unwrap();
-            errors.push(stage.first_error.unwrap_or_default());
+            let mut player = Player::new(&plan, &space).unwrap();
+            player.run(wire, 2000, &NoProgress).unwrap();
+            errors.push(player.first_error.unwrap_or_default());
         };
         run(&mut wire);
         let mut key = Vec::new();
         let any = |_: Reply<'_>| Some(());
         for item in 0..KEYS {
-            piece.key_maker.write_key(item, &mut key).unwrap();
+            plan.key_maker.write_key(item, &mut key).unwrap();
             wire.ask("SET", &[b"SET", &key, b"strange, of 20 bytes"], any).unwrap();
         }
         run(&mut wire);

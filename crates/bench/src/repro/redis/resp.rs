@@ -1,16 +1,16 @@
 //! RESP2: encodes Redis's commands and decodes its replies, as far as the comparison needs.
 //!
-//! By hand, as a client's own work is part of what is measured here: replies are read where they
-//! lie, and nothing is allocated for one. (The crate `redis` makes a value of its own of each, cannot
-//! keep a window of commands under way, and brings forty packages with it.)
+//! Written by hand, as a client's own work is part of the measurement: the parser reads replies in
+//! place and allocates nothing for one. (The crate `redis` makes a value of each reply, cannot keep
+//! a window of commands under way, and brings forty packages with it.)
 //!
-//! - INV-RESP-1: whatever bytes come, they are a reply, the beginning of one, or an error.
+//! - INV-RESP-1: any bytes are a reply, the beginning of one, or an error.
 
 use thiserror::Error;
 
-/// The longest line of a reply: a number, or what an error says.
+/// The longest line of a reply: a number, or the text of an error.
 const LINE_BYTES_MAX: usize = 64 << 10;
-/// The longest string that is taken: values are at most 1 MiB, and so is what `INFO` says.
+/// The longest string that the parser takes: values are at most 1 MiB, and so is a reply to `INFO`.
 const BULK_BYTES_MAX: i64 = 16 << 20;
 /// The most strings of one reply.
 const ITEMS_MAX: i64 = 1 << 20;
@@ -59,12 +59,12 @@ pub(super) fn decimal(number: u64, digits: &mut [u8; 20]) -> &[u8] {
     &digits[first..]
 }
 
-/// What Redis answers to one command.
+/// Redis's reply to one command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reply<'a> {
     /// A word, as in `OK`.
     Simple(&'a [u8]),
-    /// It refuses, and says why.
+    /// A refusal and its reason.
     Error(&'a [u8]),
     /// A number.
     Integer(i64),
@@ -122,7 +122,7 @@ pub enum RespError {
     /// No reply begins so.
     #[error("no reply begins with the byte {0:#04x}")]
     Kind(u8),
-    /// A number is none, or out of all bounds.
+    /// A number is none, or out of range.
     #[error("a length or number in a reply makes no sense")]
     Number,
     /// A line or string does not end where it should.
@@ -192,7 +192,7 @@ fn bulk(bytes: &[u8]) -> Parsed<Option<&[u8]>> {
     }
 }
 
-/// What stands between the first byte and the line's end.
+/// Returns the bytes between the first byte and the line's end.
 #[inline]
 fn line(bytes: &[u8]) -> Parsed<&[u8]> {
     let Some(end) = bytes.iter().take(LINE_BYTES_MAX).position(|byte| *byte == b'\r') else {
@@ -211,7 +211,7 @@ fn number(words: &[u8]) -> Result<i64, RespError> {
         [b'-', rest @ ..] => (true, rest),
         _ => (false, words),
     };
-    // As many as certainly fit.
+    // The most digits that certainly fit.
     if digits.is_empty() || digits.len() > 18 {
         return Err(RespError::Number);
     }
@@ -242,9 +242,9 @@ mod tests {
         }
     }
 
-    /// Each kind of reply, and every beginning of it is known to be one.
+    /// Each kind of reply is read, and every beginning of it is known to be one.
     #[test]
-    fn replies_are_read_when_all_of_them_is_there() {
+    fn incomplete_replies_wait_for_the_rest() {
         let several = b"*3\r\n$1\r\na\r\n$-1\r\n$2\r\n\r\n\r\n";
         let replies: [(&[u8], Reply<'_>); 8] = [
             (b"+OK\r\n", Reply::Simple(b"OK")),
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_reply_is_refused() {
+    fn malformed_replies_are_refused() {
         for (bytes, error) in [
             (&b"HTTP/1.1 400"[..], RespError::Kind(b'H')),
             (b"$x\r\n", RespError::Number),

@@ -20,15 +20,15 @@ use super::{error::RedisError, resp::Reply, wire::Wire};
 pub(super) const SERVER: &str = "redis-server";
 /// The first version that has ranges of sorted sets by `ZRANGE ... BYLEX`.
 const VERSION_MIN: (u32, u32) = (6, 2);
-/// How long it may take to answer, and to end.
+/// The longest times until it answers, and until it ends.
 const START_TIME: Duration = Duration::from_secs(10);
 const END_TIME: Duration = Duration::from_secs(5);
-/// How often a server is looked after while another program is at work on it.
+/// Time between two checks of a server while another program works on it.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Between a port's choice and its use somebody else may take it.
+/// Attempts to start: another process may take a port between its choice and its use.
 const ATTEMPTS: usize = 3;
-/// Runs a server until standard input ends, however that comes about, and removes its folder (the
-/// first word). Signals are for whoever has started this.
+/// Runs a server until standard input ends in any way, and removes its folder (the first word).
+/// Signals are left to the parent.
 const RUN: &str = "trap '' INT TERM HUP QUIT; folder=$1; shift; \
     \"$@\" </dev/null >/dev/null 2>&1 & server=$!; cat >/dev/null; \
     kill -9 $server 2>/dev/null; wait $server; rm -rf \"$folder\"";
@@ -37,7 +37,7 @@ const RUN: &str = "trap '' INT TERM HUP QUIT; folder=$1; shift; \
 #[derive(Debug)]
 pub(super) struct RedisServer {
     process: Child,
-    /// Its end is the server's.
+    /// Its end ends the server.
     stdin: Option<ChildStdin>,
     pub(super) address: SocketAddr,
     folder: PathBuf,
@@ -97,7 +97,7 @@ impl RedisServer {
         Ok(RedisServer { process, stdin, address, folder, version })
     }
 
-    /// Until it answers, and is the one that was started.
+    /// Waits until the server answers, and is the one that this started.
     fn wait(&mut self) -> Result<(), RedisError> {
         let end = Instant::now() + START_TIME;
         let folder = self.folder.as_os_str().as_encoded_bytes();
@@ -121,7 +121,7 @@ impl RedisServer {
         }
     }
 
-    /// A connection to it.
+    /// Connects to the server.
     ///
     /// # Errors
     /// `Gone`.
@@ -131,8 +131,8 @@ impl RedisServer {
 
     /// Runs a program that talks to this server, to its end.
     ///
-    /// Such a program may try for ever to reach a server that has ended, so this looks after the
-    /// server meanwhile, by a connection a second, and kills the program once there is none.
+    /// Such a program may try for ever to reach a server that has ended. So this checks the server
+    /// by a connection a second, and kills the program once the server refuses one.
     ///
     /// # Errors
     /// `Gone`, `Missing`, `Run`.
@@ -153,7 +153,7 @@ impl RedisServer {
                 continue;
             }
             if let Err(error) = self.connect() {
-                // It may have ended by itself, which is as well.
+                // It may have ended by itself, and then this fails.
                 let _ = child.kill();
                 child.wait().map_err(failed)?;
                 return Err(error);
@@ -162,13 +162,13 @@ impl RedisServer {
         }
         let output = child.wait_with_output().map_err(failed)?;
         if !output.status.success() {
-            // Without the server that is why.
+            // If the server is gone, that is the cause to report.
             drop(self.connect()?);
         }
         Ok(output)
     }
 
-    /// The error with the last of what the server has logged.
+    /// Adds the last lines of the server's log to an error.
     pub(super) fn explain(&self, error: RedisError) -> RedisError {
         match error {
             RedisError::Gone { source, .. } => RedisError::Gone { source, log: self.log() },
@@ -197,18 +197,18 @@ impl Drop for RedisServer {
             }
             thread::sleep(Duration::from_millis(2));
         }
-        // If its own shell could not.
+        // Usually the server's own shell has done this.
         let _ = fs::remove_dir_all(&self.folder);
     }
 }
 
-/// A new folder that nobody else can look into.
+/// Makes a new folder that no other user can read.
 fn folder() -> io::Result<PathBuf> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     let folder = std::env::temp_dir().join(format!("farleaf-redis-{}-{count}", process::id()));
     fs::DirBuilder::new().mode(0o700).create(&folder)?;
-    // As the server tells it.
+    // In the form in which the server prints it.
     Path::canonicalize(&folder)
 }
 

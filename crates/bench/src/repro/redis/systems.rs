@@ -2,7 +2,7 @@
 
 use farleaf_index::{Engine, Settings};
 
-use super::{benchmark::Figures, play::Piece, wire::Wire};
+use super::{benchmark::Figures, play::RedisPlan, wire::Wire};
 use crate::{
     config::{BenchConfig, Cluster, FabricKind},
     keys::{KeyOrder, KeySpec},
@@ -18,7 +18,7 @@ pub(super) const VALUE_BYTES: usize = 8;
 const KEY_TYPE: KeySpec = KeySpec::U64(KeyOrder::Hashed);
 /// A node of both engines.
 const NODE_BYTES: f64 = 1024.0;
-/// Room for every node, and for what is inserted.
+/// Room for every node, and for inserts.
 const CACHE_OF_ALL: u64 = 256 << 20;
 /// Room for the inner nodes of a million keys and little more: leaves are kept while there are frames
 /// that were never used.
@@ -42,7 +42,7 @@ pub(super) enum System {
     Redis,
 }
 
-/// What all sides do.
+/// The work of all sides.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) workload: Workload,
@@ -55,18 +55,18 @@ pub(super) struct Plan {
     pub(super) settings: Settings,
 }
 
-/// What one side did in a round, or the medians over rounds.
+/// One side's result of a round, or the medians over rounds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Measured {
     pub(super) ops_per_s: f64,
-    /// Of all rounds.
+    /// Least and largest throughput of all rounds.
     pub(super) least: f64,
     pub(super) most: f64,
     pub(super) p50_us: f64,
     pub(super) p99_us: f64,
     /// Remote operations, of those sides that do some.
     pub(super) per_op: Option<PerOp>,
-    /// The same of a get alone, without maintenance.
+    /// Cost of a get alone, without maintenance.
     pub(super) get: PerOp,
     pub(super) bytes_per_op: Option<f64>,
     /// The first answer that was wrong.
@@ -77,7 +77,7 @@ impl System {
     pub(super) const ALL: [System; 4] =
         [System::DexWarm, System::DexRead, System::BTree, System::Redis];
 
-    /// For people.
+    /// The name, for people.
     pub(super) fn name(self) -> &'static str {
         match self {
             System::DexWarm => "dex, warm cache",
@@ -87,7 +87,7 @@ impl System {
         }
     }
 
-    /// Where its settings stand in the configuration.
+    /// The name of its settings in the configuration.
     pub(super) fn key(self) -> &'static str {
         match self {
             System::DexWarm => "dex_warm",
@@ -97,7 +97,7 @@ impl System {
         }
     }
 
-    /// How it is set up.
+    /// Describes its set-up.
     pub(super) fn about(self, keys: u64) -> String {
         let cache = |bytes| human_bytes(bytes);
         match self {
@@ -133,10 +133,10 @@ impl System {
         if self == System::DexWarm { keys } else { keys / WARMUP_SHARE }
     }
 
-    /// Does what is planned, on what has just been loaded.
+    /// Runs the plan, on a table that it loads first.
     ///
     /// # Errors
-    /// What the bench gives, or a memory server that does not start, or what is wrong with Redis.
+    /// Those of the bench, of a memory server that does not start, and of Redis.
     pub(super) fn run(
         self,
         plan: &Plan,
@@ -149,18 +149,19 @@ impl System {
         if self == System::Redis {
             let key_maker = KEY_TYPE.open().map_err(run::BenchError::from)?;
             let values = ValueMaker::new(VALUE_BYTES);
-            let piece = Piece { workload, keys, key_maker, values, warmup_ops, ops, depth, seed };
-            let played = piece.play(wire, progress)?;
+            let plan =
+                RedisPlan { workload, keys, key_maker, values, warmup_ops, ops, depth, seed };
+            let result = plan.run(wire, progress)?;
             return Ok(Measured {
-                ops_per_s: played.phase.ops_per_s,
-                least: played.phase.ops_per_s,
-                most: played.phase.ops_per_s,
-                p50_us: played.latency_us.p50,
-                p99_us: played.latency_us.p99,
+                ops_per_s: result.phase.ops_per_s,
+                least: result.phase.ops_per_s,
+                most: result.phase.ops_per_s,
+                p50_us: result.latency_us.p50,
+                p99_us: result.latency_us.p99,
                 per_op: None,
                 get: PerOp::default(),
-                bytes_per_op: Some(played.bytes_per_op),
-                error: told(played.errors, played.first_error),
+                bytes_per_op: Some(result.bytes_per_op),
+                error: first_error(result.errors, result.first_error),
             });
         }
         let engine = if self == System::BTree { Engine::BTree } else { Engine::Dex };
@@ -188,7 +189,7 @@ impl System {
         Ok(Measured::from(report))
     }
 
-    /// What a get costs, and whether it did.
+    /// Returns a statement of the cost of a get, and whether it holds.
     pub(super) fn cost_of_get(self, measured: &Measured) -> (String, bool) {
         let PerOp { reads, bytes_read, .. } = measured.get;
         let near = |number: f64, wanted: f64| (number - wanted).abs() <= COST_TOLERANCE * wanted;
@@ -200,7 +201,7 @@ impl System {
                 (format!("{name}: a get is one READ of 1 KiB"), near(reads, 1.0) && of_nodes)
             }
             System::BTree | System::Redis => {
-                // However many levels the tree has, of which there is a root and leaves.
+                // Any number of levels, of which there are a root and leaves.
                 let whole = reads.round();
                 let levels = whole >= 2.0 && near(reads, whole) && of_nodes;
                 (format!("{name}: a get is a READ of 1 KiB on every level"), levels)
@@ -213,7 +214,7 @@ fn inner_cache(keys: u64) -> u64 {
     (CACHE_OF_INNER * keys / KEYS_OF_INNER).max(CACHE_OF_INNER_MIN)
 }
 
-fn told(errors: u64, first: Option<String>) -> Option<String> {
+fn first_error(errors: u64, first: Option<String>) -> Option<String> {
     (errors > 0).then(|| first.unwrap_or_else(|| format!("{errors} operations failed")))
 }
 
@@ -232,7 +233,7 @@ impl From<Report> for Measured {
             per_op: Some(run.per_op),
             get,
             bytes_per_op: Some(run.per_op.bytes_read + run.per_op.bytes_written),
-            error: told(run.errors, run.first_error),
+            error: first_error(run.errors, run.first_error),
         }
     }
 }
@@ -260,7 +261,7 @@ impl Measured {
         }
     }
 
-    /// The same of what Redis's own bench has found.
+    /// Medians of the results of Redis's own bench.
     pub(super) fn from_benchmark(rounds: &[Figures]) -> Measured {
         let each = |it: &Figures| Measured {
             ops_per_s: it.ops_per_s,

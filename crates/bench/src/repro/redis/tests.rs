@@ -10,7 +10,7 @@ use crate::{
     repro::hosts::{Host, HostError},
 };
 
-/// A Redis; `None` if this machine has none, which is said.
+/// Starts a Redis; if this machine has none, prints so and returns `None`.
 pub(super) fn start(test: &str) -> Option<RedisServer> {
     match RedisServer::start() {
         Err(RedisError::Missing { .. }) => {
@@ -40,7 +40,8 @@ impl Host for Thread {
     }
 }
 
-/// All of it, small: what must hold at any scale does, and every side did its operations.
+/// The whole comparison at a small scale: all checks that hold at any scale do, and every side
+/// works.
 #[test]
 fn all_sides_take_their_turns() {
     if start("all_sides_take_their_turns").is_none() {
@@ -69,8 +70,8 @@ fn all_sides_take_their_turns() {
 }
 
 #[test]
-fn nothing_is_left_of_a_server() {
-    let Some(server) = start("nothing_is_left_of_a_server") else { return };
+fn a_dropped_server_leaves_nothing_behind() {
+    let Some(server) = start("a_dropped_server_leaves_nothing_behind") else { return };
     let mut wire = server.connect().unwrap();
     let folder = wire.ask("CONFIG GET", &[b"CONFIG", b"GET", b"dir"], |reply| match reply {
         resp::Reply::Array(items) => items.flatten().last().map(|it| it.escape_ascii().to_string()),
@@ -84,8 +85,8 @@ fn nothing_is_left_of_a_server() {
 }
 
 #[test]
-fn a_server_that_dies_is_told_from_one_that_refuses() {
-    let Some(server) = start("a_server_that_dies_is_told_from_one_that_refuses") else { return };
+fn a_dead_server_and_a_refusal_give_different_errors() {
+    let Some(server) = start("a_dead_server_and_a_refusal_give_different_errors") else { return };
     let (mut wire, mut other) = (server.connect().unwrap(), server.connect().unwrap());
     let ok = |reply: resp::Reply<'_>| (reply == resp::Reply::Simple(b"OK")).then_some(());
     let refused = wire.ask("GET", &[b"GET"], ok).unwrap_err().to_string();
@@ -100,7 +101,7 @@ fn a_server_that_dies_is_told_from_one_that_refuses() {
     assert!(matches!(gone, RedisError::Gone { .. }), "{gone}");
 }
 
-/// A bench that would never end by itself: its server is told to go while it is at work.
+/// A bench that would never end by itself: the test ends its server during the run.
 #[test]
 fn gets_end_with_their_server() {
     let Some(server) = start("gets_end_with_their_server") else { return };
@@ -108,7 +109,7 @@ fn gets_end_with_their_server() {
     let gets = Gets { clients: 1, depth: 1, keys: 1, ops: 1_000_000_000, value_bytes: 8 };
     let gone = std::thread::scope(|scope| {
         let gets = scope.spawn(|| gets.run(&server));
-        // It is at work once it has asked for something.
+        // The run has begun once the bench has sent its first command.
         let has_asked = |reply: resp::Reply<'_>| match reply {
             resp::Reply::Bulk(Some(said)) => {
                 Some(String::from_utf8_lossy(said).contains("cmdstat_get"))

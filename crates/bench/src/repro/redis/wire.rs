@@ -11,10 +11,10 @@ use super::{
     resp::{Reply, RespError, parse, write_command},
 };
 
-/// Nothing that is asked here takes as long.
+/// The longest silence: no command here takes as long.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 const CONNECT_TIME: Duration = Duration::from_secs(5);
-/// Bytes that are asked for at least when replies are read.
+/// Least size of a read of replies.
 const READ_BYTES: usize = 64 << 10;
 
 /// A connection, and how many bytes went over it.
@@ -31,7 +31,7 @@ pub(super) struct Wire {
 
 impl Wire {
     /// # Errors
-    /// If nobody takes the connection.
+    /// If no server accepts the connection.
     pub(super) fn connect(address: SocketAddr) -> io::Result<Wire> {
         let stream = TcpStream::connect_timeout(&address, CONNECT_TIME)?;
         stream.set_nodelay(true)?;
@@ -44,7 +44,7 @@ impl Wire {
     /// Sends `commands`, and empties it.
     ///
     /// # Errors
-    /// If the connection has ended, or nobody reads for a minute.
+    /// If the connection has ended, or the server reads nothing for a minute.
     pub(super) fn send(&mut self, commands: &mut Vec<u8>) -> io::Result<()> {
         self.stream.write_all(commands)?;
         self.bytes_sent += commands.len() as u64;
@@ -86,13 +86,13 @@ impl Wire {
         parse(&self.bytes[self.start..self.end])
     }
 
-    /// Goes on behind a reply.
+    /// Skips a reply.
     #[inline]
     pub(super) fn consume(&mut self, used: usize) {
         self.start += used;
     }
 
-    /// Sends one command and gives its reply to `read`, which says what is not as it should be.
+    /// Sends one command and passes its reply to `read`, which returns the fault in it, if any.
     ///
     /// # Errors
     /// `Gone`, `Reply`, `Answer`.
@@ -108,7 +108,7 @@ impl Wire {
         self.expect(command, read)
     }
 
-    /// Takes the next reply, which `read` makes something of.
+    /// Passes the next reply to `read`.
     ///
     /// # Errors
     /// As [`Wire::ask`].
@@ -121,7 +121,7 @@ impl Wire {
             let unread = |source| RedisError::Reply { command, source };
             if let Some((reply, used)) = self.reply().map_err(unread)? {
                 let told = read(reply).ok_or_else(|| answer(command, &reply));
-                // Also one that is not as it should be: the next is another command's.
+                // Also a wrong one: the next reply is another command's.
                 self.consume(used);
                 return told;
             }
@@ -130,7 +130,7 @@ impl Wire {
     }
 }
 
-/// The error that a reply is, or that it is another one than was asked for.
+/// The error in a reply, or that of a reply of another kind than expected.
 pub(super) fn answer(command: &'static str, reply: &Reply<'_>) -> RedisError {
     let said = match reply {
         Reply::Error(words) | Reply::Simple(words) => format!("\"{}\"", words.escape_ascii()),

@@ -40,8 +40,8 @@ fn run_anywhere(config: &BenchConfig) -> Report {
 
 const EVERY: [FabricKind; 3] = [FabricKind::Mapped, FabricKind::Sim, FabricKind::Tcp];
 
-/// Two compute servers, a partition each or more, on every fabric, however they are loaded and cut and
-/// wherever operations begin. The check at the end finds every key.
+/// Two compute servers, with one partition each or more, on every fabric, with every kind of load,
+/// bounds and routing. The check at the end finds every key.
 #[test]
 fn several_compute_servers_share_a_table() {
     let mix = "get=30,update=20,insert=20,upsert=10,scan=10,remove=10";
@@ -76,7 +76,7 @@ fn several_compute_servers_share_a_table() {
     }
 }
 
-/// A warm cache that holds all of its compute server's keys needs nothing from anybody.
+/// A warm cache that holds all keys of its compute server does no remote operation.
 #[test]
 fn owners_with_a_warm_cache_read_nothing() {
     for fabric in EVERY {
@@ -92,9 +92,9 @@ fn owners_with_a_warm_cache_read_nothing() {
     }
 }
 
-/// Where clients do not know the owners, half of the keys of two are the other's, and travel.
+/// Without routing, two compute servers forward half of the operations.
 #[test]
-fn operations_travel_where_they_are_not_routed() {
+fn unrouted_operations_are_forwarded() {
     let parts = Parts { routing: Some(Routing::Any), ..Parts::default() };
     let base = dex(FabricKind::Sim, "read-only");
     let config = BenchConfig { parts, warmup_ops: 6000, ops: 6000, ..base };
@@ -108,7 +108,7 @@ fn operations_travel_where_they_are_not_routed() {
 }
 
 #[test]
-fn what_is_missed_is_offloaded_on_every_fabric() {
+fn misses_are_offloaded_on_every_fabric() {
     for fabric in EVERY {
         let parts =
             Parts { memory_threads: (fabric == FabricKind::Sim).then_some(2), ..Parts::default() };
@@ -124,16 +124,16 @@ fn what_is_missed_is_offloaded_on_every_fabric() {
     }
 }
 
-/// A share of the data is one of what the table takes in the pool.
+/// A share of the data is a share of the table's bytes in the pool.
 #[test]
 fn caches_can_be_a_share_of_the_data() {
-    // Without logs, which are in the pool, too.
+    // Without logs, which are in the pool as well.
     let sized = |share: &str| settings(&["durability=volatile"]).with("cache", share);
     for fabric in FABRICS {
         let config = BenchConfig { settings: sized("25%"), ..dex(fabric, "ycsb-c") };
         let report = run_well(&config);
         let bytes = report.config["cache_bytes"].as_u64().unwrap() as f64;
-        // Its leaves and records, and little more.
+        // The cache of its leaves and records, and little more.
         let table = report.memory.index_bytes as f64;
         assert!((0.2..0.26).contains(&(bytes / table)), "{bytes} of {table}");
         assert!(caches(&report).hit_rate < 1.0);
@@ -150,7 +150,7 @@ fn caches_can_be_a_share_of_the_data() {
     );
 }
 
-/// INV-RUN-1, whatever is on.
+/// INV-RUN-1, with all parts on.
 #[test]
 fn the_same_seed_gives_the_same_report_with_all_parts() {
     for routing in [Routing::Owner, Routing::Any] {
@@ -168,16 +168,16 @@ fn the_same_seed_gives_the_same_report_with_all_parts() {
 }
 
 #[test]
-fn open_loops_forward_what_is_not_theirs() {
+fn open_loops_forward_operations_on_others_keys() {
     let config = BenchConfig { rate: Rate::new(100_000), ..dex(FabricKind::Sim, "ycsb-a") };
     let report = run_well(&config);
     assert_eq!(report.config["routing"], "any");
     assert!(count(&report, "forwarded") > 0.4);
 }
 
-/// Fewer keys than compute servers: some own nothing, and whatever they are asked for is another's.
+/// With fewer keys than compute servers, some own nothing and forward every operation.
 #[test]
-fn some_may_own_nothing() {
+fn a_compute_server_may_own_no_keys() {
     for routing in [Routing::Owner, Routing::Any] {
         let parts = Parts { routing: Some(routing), ..Parts::default() };
         for fabric in FABRICS {
@@ -187,9 +187,9 @@ fn some_may_own_nothing() {
     }
 }
 
-/// What a pool of others holds stays, and what the run has made goes, whatever became of it.
+/// A run leaves other tables of a pool as they are, and drops its own, even if it failed.
 #[test]
-fn several_compute_servers_leave_a_pool_of_others_as_it_was() {
+fn several_compute_servers_leave_other_tables_as_they_were() {
     let config = BenchConfig { pool_bytes: Some(64 << 20), ..dex(FabricKind::Tcp, "ycsb-a") };
     let (_servers, addresses) = serve(&config);
     let cluster = Some(Cluster::Shared(addresses));

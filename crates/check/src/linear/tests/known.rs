@@ -86,7 +86,7 @@ fn a_key_is_inserted_once() {
 }
 
 #[test]
-fn flags_tell_of_presence() {
+fn flags_report_presence() {
     for (call, present, flag, is_right) in [
         (update("k", "v"), true, true, true),
         (update("k", "v"), false, true, false),
@@ -108,7 +108,7 @@ fn flags_tell_of_presence() {
 }
 
 #[test]
-fn a_removed_key_stays_away() {
+fn a_removed_key_stays_absent() {
     let events =
         |seen: Answer| vec![event(1, 0, 10, remove("k"), YES), event(2, 20, 30, get("k"), seen)];
     right(&[("k", "v")], events(ABSENT));
@@ -157,7 +157,7 @@ fn unknown_changes_build_on_each_other() {
 }
 
 #[test]
-fn what_failed_for_certain_did_nothing() {
+fn an_operation_that_certainly_failed_did_nothing() {
     let events = |seen: Answer| {
         let failed = event(1, 0, 10, upsert("k", "new"), Answer::Nothing);
         vec![failed, event(2, 5, 20, get("k"), seen)]
@@ -183,7 +183,7 @@ fn a_scan_returns_what_was_there_throughout() {
     let violation = wrong(initial, vec![event(1, 0, 10, scan(9), pairs(&[all[0], all[2]]))]);
     let Violation::Key(violation) = violation else { panic!("{violation}") };
     assert_eq!(violation.key, b"b");
-    // The limit ends what it has looked at.
+    // The limit ends the range that it has looked at.
     right(initial, vec![event(1, 0, 10, scan(2), pairs(&all[..2]))]);
     right(initial, vec![event(1, 0, 10, scan(0), pairs(&[]))]);
     wrong(initial, vec![event(1, 0, 10, scan(2), pairs(&[all[0], all[2]]))]);
@@ -236,7 +236,7 @@ fn a_scan_sees_values_of_its_own_time() {
     }
     let violation = wrong(&[("k", "0")], events("0"));
     let Violation::Key(violation) = violation else { panic!("{violation}") };
-    // What was certain before does not clutter the example.
+    // The example leaves out what was certain before.
     assert_eq!(violation.starts, [Held::Unseen]);
     assert!(violation.rows.iter().all(|row| row.event != 0), "{:?}", violation.rows);
 }
@@ -256,7 +256,7 @@ fn a_scan_and_a_get_agree_on_the_order() {
 }
 
 #[test]
-fn a_scans_answer_has_form() {
+fn malformed_answers_of_scans_are_refused() {
     let fault = |call: Call, seen: &[(&str, &str)]| {
         let initial = &[("a", "1"), ("b", "2"), ("c", "3")];
         match run(initial, vec![event(1, 0, 10, call, pairs(seen))]) {
@@ -307,7 +307,7 @@ fn the_first_violation_is_reported_and_the_others_counted() {
 }
 
 #[test]
-fn too_much_doubt_is_undecided() {
+fn too_many_orders_are_undecided() {
     // Each unknown value is seen once, beside all others: too many orders to try. The last read
     // is wrong, which only trying them all would show.
     let mut events = Vec::new();

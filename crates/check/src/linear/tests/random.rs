@@ -115,7 +115,7 @@ fn apply(map: &mut BTreeMap<Vec<u8>, Vec<u8>>, call: &Call) -> Answer {
     answer
 }
 
-/// Changes an answer, or when it was given.
+/// Changes an answer, or its time.
 fn mutate(rng: &mut fastrand::Rng, history: &mut History) {
     let count = history.events.len();
     let event = &mut history.events[rng.usize(..count)];
@@ -146,7 +146,8 @@ fn mutate(rng: &mut fastrand::Rng, history: &mut History) {
     }
 }
 
-/// Whether there is an order, by trying all: each key by itself, a scan as a look at each key.
+/// Returns whether there is an order, by trying all: each key by itself, a scan as a look at each
+/// key.
 fn reference(history: &History) -> bool {
     let mut keys: BTreeSet<&[u8]> = history.initial.iter().map(|pair| &pair.0[..]).collect();
     for event in &history.events {
@@ -255,7 +256,7 @@ fn the_search_agrees_with_trying_every_order() {
         let found = check(&history, &Limits::default());
         match &found {
             Ok(checked) => assert!(checked.is_decided(), "seed {seed}"),
-            // What is shown has no order either, and each row is one of the history.
+            // The example has no order either, and each row is one of the history.
             Err(Violation::Key(violation)) => {
                 let shown = violation.rows.iter().map(|row| history.events[row.event].clone());
                 let starts: Vec<_> = violation.starts.clone();
