@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::ClusterError;
 use crate::tls::Tls;
 
-/// How etcd is reached, and as whom: by plain HTTP and as nobody, unless more is said.
+/// Access to etcd: by plain HTTP and without a user, unless the caller adds TLS or a user.
 #[derive(Clone, Debug, Default)]
 pub struct EtcdAccess {
     pub(crate) tls: Option<Tls>,
@@ -19,8 +19,8 @@ pub struct EtcdTlsFiles {
     /// Certificates of those who vouch for etcd's servers. A server's certificate has to be made out to the
     /// host by which it is addressed.
     pub ca: PathBuf,
-    /// This process's certificate, with its key: what an etcd asks for that was started with
-    /// `--client-cert-auth`.
+    /// This process's certificate, with its key. An etcd that was started with `--client-cert-auth` asks for
+    /// it.
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 

@@ -6,10 +6,10 @@ use crate::ClusterError;
 
 /// Longest name of a cluster.
 const NAME_BYTES_MAX: usize = 64;
-/// What an address looks like.
+/// An example of an address, for error messages.
 const EXAMPLE: &str = "as in etcd://10.0.0.1:2379,10.0.0.2:2379/orders";
 
-/// Where a cluster's directory is: servers of etcd, and the cluster's name.
+/// Address of a cluster's directory: servers of etcd, and the cluster's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterAddress {
     endpoints: Vec<String>,

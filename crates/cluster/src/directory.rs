@@ -12,7 +12,7 @@ use crate::{ClusterAddress, ClusterError, EtcdAccess, Foreign};
 const ROOT: &str = "/farleaf/";
 /// Names that an error lists.
 const NAMES_MAX: usize = 8;
-/// How often the pool's record is tried again while others change it.
+/// Most tries to write the pool's record while others change it.
 const ATTEMPTS_MAX: usize = 16;
 
 /// The directory of a cluster. Clones are the same; use it from any thread.
@@ -50,7 +50,8 @@ impl Directory {
         Ok(Snapshot::of(&prefix, &self.etcd.list(&prefix)?))
     }
 
-    /// Where the cluster's memory servers are, in the order of their numbers, and how all of them are reached.
+    /// Returns the addresses of the cluster's memory servers, in the order of their numbers, and their common
+    /// fabric.
     ///
     /// Cost: 1 request to etcd; another if there is no such cluster.
     ///
@@ -144,7 +145,7 @@ impl Directory {
     }
 
     /// # Errors
-    /// What keeps a memory server from becoming part of the cluster.
+    /// [`ClusterError`] with the reason for which a memory server cannot become part of the cluster.
     pub(crate) fn check_fits(&self, record: &MemoryRecord) -> Result<(), ClusterError> {
         let snapshot = self.look()?;
         if let Some(pool) = snapshot.pool {

@@ -26,9 +26,9 @@ pub enum ClusterError {
          it (--etcd-tls-ca), and address it by a name that it is made out to"
     )]
     NotTrusted {
-        /// Who.
+        /// The server.
         endpoint: String,
-        /// What is wrong with it.
+        /// The fault of the certificate.
         why: String,
     },
     /// A server lets in nobody without a certificate.
@@ -37,7 +37,7 @@ pub enum ClusterError {
          --etcd-tls-key)"
     )]
     WantsCertificate {
-        /// Who.
+        /// The server.
         endpoint: String,
     },
     /// A server does not accept the certificate that it is shown.
@@ -46,15 +46,15 @@ pub enum ClusterError {
          authority has signed (its --trusted-ca-file) and that is still good"
     )]
     CertificateRefused {
-        /// Who.
+        /// The server.
         endpoint: String,
-        /// What it has said.
+        /// The server's alert.
         why: String,
     },
     /// A server speaks TLS, and was not spoken to so.
     #[error("etcd at {endpoint} speaks TLS: name the authority of its certificate (--etcd-tls-ca)")]
     WantsTls {
-        /// Who.
+        /// The server.
         endpoint: String,
     },
     /// A server does not speak TLS.
@@ -63,7 +63,7 @@ pub enum ClusterError {
          --etcd-tls-ca"
     )]
     WantsPlain {
-        /// Who.
+        /// The server.
         endpoint: String,
     },
     /// etcd has users, and was asked by nobody.
@@ -72,7 +72,7 @@ pub enum ClusterError {
          (--etcd-password-file)"
     )]
     NoUser {
-        /// Who.
+        /// The server.
         endpoint: String,
     },
     /// etcd has users, and lets in no certificate that names one by itself.
@@ -81,7 +81,7 @@ pub enum ClusterError {
          take one whose subject has none (--etcd-tls-cert)"
     )]
     CommonName {
-        /// Who.
+        /// The server.
         endpoint: String,
     },
     /// etcd does not know the user by that password.
@@ -89,9 +89,9 @@ pub enum ClusterError {
         "etcd at {endpoint} knows no user \"{user}\" with that password: correct --etcd-user or the password"
     )]
     WrongPassword {
-        /// Who.
+        /// The server.
         endpoint: String,
-        /// As whom it was asked.
+        /// The user that this process named.
         user: String,
     },
     /// etcd has no users.
@@ -100,9 +100,9 @@ pub enum ClusterError {
          (etcdctl auth enable), or leave out --etcd-user"
     )]
     UsersOff {
-        /// Who.
+        /// The server.
         endpoint: String,
-        /// As whom it was asked.
+        /// The user that this process named.
         user: String,
     },
     /// The user may not do that.
@@ -112,23 +112,23 @@ pub enum ClusterError {
          --prefix=true readwrite /farleaf/CLUSTER/)"
     )]
     NotAllowed {
-        /// Who.
+        /// The server.
         endpoint: String,
-        /// As whom it was asked.
+        /// The user that this process named.
         user: String,
-        /// What was asked for.
+        /// The request that etcd refused.
         what: &'static str,
-        /// The key that it was about, behind a space, if it was about one.
+        /// The key of the request behind a space; empty if it had none.
         key: String,
     },
     /// etcd has understood, and refuses.
     #[error("etcd at {endpoint} refuses to {what}: {message}")]
     Refused {
-        /// Who.
+        /// The server.
         endpoint: String,
-        /// What was asked for.
+        /// The request that etcd refused.
         what: &'static str,
-        /// Its code, of gRPC's.
+        /// The code of gRPC in the answer.
         code: i64,
         /// Its reason.
         message: String,
@@ -138,9 +138,9 @@ pub enum ClusterError {
         "what answers at {endpoint} is no etcd that can be used ({why}): it takes etcd 3.4 or later"
     )]
     NotEtcd {
-        /// Where.
+        /// The address.
         endpoint: String,
-        /// What it has answered.
+        /// The unexpected answer.
         why: String,
     },
     /// The directory has nothing of that name.
@@ -151,9 +151,9 @@ pub enum ClusterError {
     NoSuchCluster {
         /// The name.
         name: String,
-        /// Where was looked.
+        /// The servers of etcd that this process asked.
         etcd: String,
-        /// The clusters that there are, to be put behind the name.
+        /// The existing clusters, as text to append to the name.
         others: String,
     },
     /// Memory servers of the cluster are not registered.
@@ -164,9 +164,9 @@ pub enum ClusterError {
     Missing {
         /// The cluster.
         name: String,
-        /// Which, as text.
+        /// The missing servers, as text.
         missing: String,
-        /// How many there should be.
+        /// Memory servers that the cluster should have.
         servers: u16,
     },
     /// Memory servers of the cluster do not agree on how many they are.
@@ -179,11 +179,11 @@ pub enum ClusterError {
         name: String,
         /// One of them.
         server: u16,
-        /// Where it listens.
+        /// The address at which it listens.
         address: SocketAddr,
-        /// What it says.
+        /// The number of servers that it states.
         servers: u16,
-        /// What others say.
+        /// The number that the others state.
         others: u16,
     },
     /// Memory servers of the cluster are not all reached by the same fabric.
@@ -196,11 +196,11 @@ pub enum ClusterError {
         name: String,
         /// One of them.
         server: u16,
-        /// Where it listens.
+        /// The address at which it listens.
         address: SocketAddr,
-        /// How it is reached.
+        /// The fabric by which clients reach it.
         fabric: Way,
-        /// How others are.
+        /// The fabric by which clients reach the others.
         others: Way,
     },
     /// A key of the directory holds what Farleaf has not written.
@@ -208,7 +208,7 @@ pub enum ClusterError {
     Foreign {
         /// The key.
         key: String,
-        /// What is wrong with it.
+        /// The fault of the entry.
         why: String,
     },
     /// Somebody else has that number.
@@ -221,7 +221,7 @@ pub enum ClusterError {
         name: String,
         /// The number.
         server: u16,
-        /// Who has it.
+        /// The memory server that has the number.
         holder: SocketAddr,
     },
     /// The memory servers hold another pool than the cluster had.
@@ -236,7 +236,7 @@ pub enum ClusterError {
         expected: u128,
         /// The pool that is there.
         found: u128,
-        /// Who holds that.
+        /// The holder of the other pool.
         what: String,
     },
     /// The cluster has no such compute server.
@@ -250,7 +250,7 @@ pub enum ClusterError {
 }
 
 impl ClusterError {
-    /// Whether trying again later may help.
+    /// Returns whether a later try may succeed.
     pub fn may_pass(&self) -> bool {
         matches!(self, ClusterError::Unreachable { .. } | ClusterError::Missing { .. })
     }

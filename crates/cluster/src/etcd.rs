@@ -21,7 +21,7 @@ use crate::access::User;
 use crate::tls::{Tls, diagnose};
 use crate::{ClusterError, EtcdAccess};
 
-/// What one server may take to answer.
+/// Longest wait for one server's answer.
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest answer that is read.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
@@ -33,9 +33,10 @@ const INVALID: i64 = 3;
 const NOT_ALLOWED: i64 = 7;
 const OUT_OF_STATE: i64 = 9;
 const NOT_KNOWN: i64 = 16;
-/// What the gateway says, and not in JSON, to a certificate with a common name while etcd has users.
+/// The gateway's answer, which is not JSON, to a certificate with a common name while etcd has users.
 const COMMON_NAME: &[u8] = b"CommonName of client";
-/// What etcd says under the code `INVALID` to who is nobody, and to a token of before its users were changed.
+/// etcd's messages under the code `INVALID`: to a request without a user, and to a token from before a change
+/// of users.
 const NOBODY: &str = "user name is empty";
 const OLD_TOKEN: &str = "revision of auth store is old";
 
@@ -71,10 +72,10 @@ pub struct Etcd {
     agent: Agent,
     tls: Option<Tls>,
     user: Option<User>,
-    /// What the user has last been given to show.
+    /// The user's token, if etcd has issued one.
     token: Mutex<Option<String>>,
     endpoints: Vec<String>,
-    /// Who has answered last.
+    /// Index of the server that answered last.
     last: AtomicUsize,
 }
 
@@ -270,7 +271,7 @@ impl Etcd {
                 Err(Asked::Final(error)) => return Err(error),
             }
         }
-        // What can be put right counts more than who does not answer.
+        // An error that the user can correct is more useful than a list of silent servers.
         Err(wrong.unwrap_or_else(|| ClusterError::Unreachable { tried: tried.join("; ") }))
     }
 
@@ -416,13 +417,13 @@ enum Asked {
     Final(ClusterError),
 }
 
-/// Whether a token is not good any more: it has run out, etcd was started anew, or its users were changed.
+/// Returns whether a token is no longer valid: it expired, etcd restarted, or somebody changed its users.
 fn is_outdated(error: &ClusterError) -> bool {
     matches!(error, ClusterError::Refused { code, message, .. }
         if *code == NOT_KNOWN || *code == INVALID && message.contains(OLD_TOKEN))
 }
 
-/// Whether a server was reached, and has not gone on.
+/// Returns whether the server was reached and then broke the request off.
 fn is_broken_off(error: &io::Error) -> bool {
     !matches!(
         error.kind(),
@@ -448,7 +449,7 @@ impl TryFrom<String> for Number {
     }
 }
 
-// What is zero or empty is left out.
+// The gateway leaves out fields that are zero or empty.
 #[derive(Debug, Default, Deserialize)]
 struct Header {
     #[serde(default)]

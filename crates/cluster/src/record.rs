@@ -90,11 +90,11 @@ impl PoolRecord {
     }
 }
 
-/// How a memory server is reached.
+/// Fabric by which clients reach a memory server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Way {
-    /// By TCP. What an entry means that says nothing.
+    /// By TCP. An entry without this field means TCP.
     #[default]
     Tcp,
     /// By RDMA.
@@ -113,15 +113,15 @@ impl fmt::Display for Way {
 /// A memory server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryRecord {
-    /// Where it is reached.
+    /// Address at which clients reach it.
     pub address: SocketAddr,
     /// Its number.
     pub server: u16,
-    /// How many there are.
+    /// Memory servers that the cluster has.
     pub servers: u16,
     /// Bytes that it exposes.
     pub bytes: u64,
-    /// How it is to be reached.
+    /// Fabric by which clients reach it.
     #[serde(default)]
     pub fabric: Way,
     pool: Option<PoolId>,
@@ -159,11 +159,11 @@ impl MemoryRecord {
 /// A compute server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ComputeRecord {
-    /// Where it answers others, if it does.
+    /// Address at which it answers other compute servers, if it does.
     pub address: Option<SocketAddr>,
-    /// Which process it is, for people: host and number.
+    /// The process, for people: host and process id.
     pub process: String,
-    /// Whether it hands over and leaves when it is asked to.
+    /// If it is asked to leave, it hands its ranges over and does so.
     pub serves: bool,
 }
 
@@ -177,7 +177,7 @@ pub(crate) struct CoordinatorRecord {
 pub struct Foreign {
     /// The whole key.
     pub key: String,
-    /// What is wrong with it.
+    /// The fault of the key or value.
     pub why: String,
 }
 
@@ -190,11 +190,11 @@ pub struct Snapshot {
     pub memory: BTreeMap<u16, MemoryRecord>,
     /// Compute servers that are.
     pub compute: BTreeMap<Name, ComputeRecord>,
-    /// Who looks after the dead.
+    /// The compute server that recovers the dead, if there is one.
     pub coordinator: Option<Name>,
     /// Compute servers that are asked to leave.
     pub leaving: BTreeSet<Name>,
-    /// What else was found.
+    /// Keys that Farleaf has not written, and entries that make no sense.
     pub foreign: Vec<Foreign>,
 }
 

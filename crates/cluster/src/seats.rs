@@ -9,13 +9,13 @@ use crate::etcd::LeaseId;
 use crate::record::{CoordinatorRecord, Snapshot, parse};
 use crate::{ClusterError, ComputeRecord, Directory, MemoryRecord, Name};
 
-/// How long an entry stays whose holder is not heard of any more. etcd takes up to a second more.
+/// Time after which etcd removes the entry of a silent holder. etcd takes up to a second more.
 pub const LEASE: Duration = Duration::from_secs(3);
-/// How often a lease is renewed, at least as long as its holder looks more often than that.
+/// Time between two renewals of a lease, if its holder calls more often than that.
 const RENEW_EVERY: Duration = Duration::from_secs(1);
-/// How long a compute server is registered before it stands for election: those that soon end do not.
+/// Age from which a registered compute server stands for election, so that short-lived ones do not.
 const STAND_AFTER: Duration = Duration::from_secs(1);
-/// How long a memory server waits for the entry of one that may have died to run out, and between looks.
+/// Time that a memory server waits for the entry of a possibly dead one to expire, and time between tries.
 const TAKE_TIME: Duration = Duration::from_secs(6);
 const TAKE_EVERY: Duration = Duration::from_millis(200);
 
@@ -53,7 +53,7 @@ impl Lease {
     }
 }
 
-/// Whose the entry of a number is.
+/// Holder of the entry of a number.
 enum Taken {
     Own,
     By(SocketAddr),
@@ -190,7 +190,7 @@ pub struct ComputeSeat {
     entered: Instant,
 }
 
-/// What a compute server has found when it last looked.
+/// State of the directory as a compute server last read it.
 #[derive(Clone, Debug)]
 pub struct View {
     /// All that stood there.

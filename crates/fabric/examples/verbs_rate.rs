@@ -156,8 +156,8 @@ fn ours(endpoint: &VerbsEndpoint, what: What, depth: usize, time: Duration) -> f
     count.get() as f64 / start.elapsed().as_secs_f64()
 }
 
-/// What perftest measures of as many operations, about, as a turn at `rate` has, so that its best and ours are
-/// found in the same way; one request after the other signalled. `None` if it is not there.
+/// perftest's figure for about as many operations as a turn at `rate` has, so that both bests are found in
+/// the same way; each request is signalled. `None` if perftest is missing.
 fn perftest(
     device: &str,
     what: What,

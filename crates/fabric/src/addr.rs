@@ -82,7 +82,7 @@ impl GlobalAddr {
         self.0 & Self::OFFSET_MAX
     }
 
-    /// Whether this is the null address.
+    /// Returns whether this is the null address.
     pub fn is_null(self) -> bool {
         self.0 == 0
     }

@@ -30,7 +30,7 @@ impl Canary {
         Canary::ReplyAsZombie,
     ];
 
-    /// Whether it is armed on this thread. Always `false` without the feature `canary`.
+    /// Returns whether this thread has armed the canary. Always `false` without the feature `canary`.
     #[inline]
     pub(crate) fn is_armed(self) -> bool {
         #[cfg(any(test, feature = "canary"))]

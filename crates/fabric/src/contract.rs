@@ -59,7 +59,7 @@ use crate::{
 
 /// A set of memory servers that this process can reach, and the maker of endpoints to them.
 pub trait Fabric: Clone + 'static {
-    /// What its threads use.
+    /// Endpoint that its threads use.
     type Endpoint: Endpoint;
 
     /// A new endpoint for the calling thread.
@@ -130,11 +130,11 @@ pub trait Endpoint: Clone + 'static {
     /// Bytes that `server` exposes; 0 if there is no such server.
     fn region_bytes(&self, server: ServerId) -> u64;
 
-    /// What this fabric gives beyond the contract.
+    /// Returns the promises of this fabric beyond the contract.
     fn capabilities(&self) -> Capabilities;
 
-    /// Whether an operation may fail with `Timeout` or `Unavailable`. Where none can, nobody has to
-    /// keep what would have to be sent again.
+    /// Returns whether an operation may fail with `Timeout` or `Unavailable`. If none can, a caller need not
+    /// keep content in order to send it again.
     fn is_lossy(&self) -> bool {
         true
     }
@@ -254,8 +254,8 @@ pub trait Endpoint: Clone + 'static {
     /// wait; each request goes to one of them. `None` once this compute server has left.
     fn next_call(&self, service: ServiceId) -> impl Future<Output = Option<Incoming>>;
 
-    /// Takes in no more calls: this compute server leaves. What has not been begun is `NotBegun`, and
-    /// [`Endpoint::next_call`] returns `None`. What was begun can still be replied to.
+    /// Accepts no more calls: this compute server leaves. A request that has not begun is `NotBegun`, and
+    /// [`Endpoint::next_call`] returns `None`. A begun request can still get its reply.
     fn leave(&self);
 
     /// The attached peers, by their numbers, as [`Fabric::peers`].
@@ -273,25 +273,25 @@ pub trait Endpoint: Clone + 'static {
         who: Incarnation,
     ) -> impl Future<Output = Result<(), OpError>>;
 
-    /// Gives up this thread's connection to `server` and makes a new one (F10). What is still in
-    /// flight on the old one fails with `Timeout`, other tasks' operations too, at the latest when
-    /// this returns. What is posted to `server` after the call waits for the new connection: it
-    /// takes effect after all that was given up is dead, and is never part of it. 1 round trip.
+    /// Gives up this thread's connection to `server` and makes a new one (F10). Operations still in flight on
+    /// the old one fail with `Timeout`, those of other tasks included, at the latest when this returns.
+    /// Operations posted to `server` after the call wait for the new connection. They take effect after all
+    /// earlier ones are dead, and never belong to those. 1 round trip.
     ///
     /// # Errors
     /// As any operation; `Fenced` if this compute server has been cut off. Then nothing is known
     /// of what was in flight, and the call may be repeated.
     fn reconnect(&self, server: ServerId) -> impl Future<Output = Result<(), OpError>>;
 
-    /// Whether `who` is known to have died or lost its lease. "No" is always a legal answer.
+    /// Returns whether `who` is known to have died or lost its lease. "No" is always a legal answer.
     fn is_dead(&self, who: Incarnation) -> impl Future<Output = bool>;
 
-    /// Whether nobody has been told, up to this call, that this compute server is dead. While that
-    /// holds, nobody takes over what is its alone, and it may answer from its own memory what it has
-    /// read there before the call. "No" is always a legal answer, and may be right again later. No
-    /// remote operation.
+    /// Returns whether, up to this call, nobody has learned that this compute server is dead. While that
+    /// holds, nobody takes over its own keys and memory. So it may answer from its own memory with words that
+    /// it read there before the call. "No" is always a legal answer, and may be right again later. No remote
+    /// operation.
     ///
-    /// Where deaths are told by leases, clocks may run wrong against each other by an eighth.
+    /// If leases decide on deaths, two clocks may differ in rate by an eighth.
     fn holds_lease(&self) -> bool;
 
     /// Nanoseconds since some fixed moment; never goes back.

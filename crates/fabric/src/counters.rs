@@ -243,7 +243,7 @@ impl Snapshot {
         }
     }
 
-    /// What has been counted since `earlier`, a snapshot of the same endpoints.
+    /// Returns the counts since `earlier`, a snapshot of the same endpoints.
     pub fn since(&self, earlier: &Snapshot) -> Snapshot {
         let mut difference = self.clone();
         for (new, old) in [
@@ -265,22 +265,22 @@ impl Snapshot {
         self.sum(self.all().flatten())
     }
 
-    /// What went to memory servers.
+    /// Returns the cost of operations on memory servers.
     pub fn memory(&self) -> Cost {
         self.sum(self.per_server.iter().flatten())
     }
 
-    /// What went to compute servers.
+    /// Returns the cost of calls to compute servers.
     pub fn compute(&self) -> Cost {
         self.sum(self.per_compute.iter().flatten())
     }
 
-    /// What operations of `kind` cost.
+    /// Returns the cost of operations of `kind`.
     pub fn kind(&self, kind: OpKind) -> Cost {
         self.sum(self.all().map(|kinds| &kinds[kind as usize]))
     }
 
-    /// What went to `server`. Of compute servers, the 64th and all further ones are one.
+    /// Returns the cost of operations on `server`. Compute servers from the 64th on share one entry.
     pub fn server(&self, server: ServerId) -> Cost {
         let kinds = match server.index().checked_sub(ServerId::COMPUTE_FIRST.index()) {
             None => self.per_server.get(server.index()),

@@ -17,7 +17,7 @@ pub struct OpError {
 }
 
 impl OpError {
-    /// Whether the operation may have happened, or may still happen (F5).
+    /// Returns whether the operation may have happened, or may still happen (F5).
     pub fn is_unknown(&self) -> bool {
         matches!(self.kind, OpErrorKind::Unavailable | OpErrorKind::Timeout | OpErrorKind::Fenced)
     }
@@ -66,8 +66,7 @@ pub enum OpErrorKind {
     /// A fence of a compute server that cannot be proven dead. Nothing was done.
     #[error("the compute server to be fenced is alive")]
     StillAlive,
-    /// The compute server that it went to has ended its life, or is attached no more. What stood in its
-    /// memory is lost.
+    /// The addressed compute server has ended its life or detached. The content of its memory is lost.
     #[error("compute server {who} has ended its life")]
     Gone {
         /// Its life.
@@ -79,7 +78,7 @@ pub enum OpErrorKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// What answers is no memory server.
+    /// The process that answers is no memory server.
     NoMemoryServer,
     /// It speaks another version of the protocol.
     OtherVersion,
@@ -106,11 +105,11 @@ pub enum FabricError {
     /// The operating system refused.
     #[error("cannot {what} {}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// On which file or folder.
+        /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// Something is there that is not a pool folder, or not a whole one.
@@ -118,7 +117,7 @@ pub enum FabricError {
     NotAPool {
         /// The folder or file.
         path: PathBuf,
-        /// What is wrong with it and what to do.
+        /// The fault, and the remedy.
         why: String,
     },
     /// Something is there that a memory server cannot serve.
@@ -126,7 +125,7 @@ pub enum FabricError {
     NotARegion {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault.
         why: String,
     },
     /// A pool folder with a file that is damaged.
@@ -134,7 +133,7 @@ pub enum FabricError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault.
         why: String,
     },
     /// A configuration that makes no sense.
@@ -143,21 +142,21 @@ pub enum FabricError {
     /// A memory server cannot be reached.
     #[error("cannot reach memory server {server} at {address}: {source}")]
     Unreachable {
-        /// Which one.
+        /// The server.
         server: ServerId,
-        /// Where it should be.
+        /// Its configured address.
         address: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// A memory server does not let this program in.
     #[error("memory server {server} at {address} refuses: {why}")]
     Refused {
-        /// Which one.
+        /// The server.
         server: ServerId,
-        /// Where it is.
+        /// Its address.
         address: String,
-        /// For which reason.
+        /// The server's reason.
         reason: Refusal,
         /// Why, and what to do.
         why: String,
@@ -165,7 +164,7 @@ pub enum FabricError {
     /// This compute server has been fenced and must join anew.
     #[error("memory server {server} has cut this compute server off: join anew")]
     CutOff {
-        /// Which one.
+        /// The server.
         server: ServerId,
     },
     /// This compute server has given up a pool that it could not reach, and must join anew.

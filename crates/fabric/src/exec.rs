@@ -21,12 +21,12 @@ use crate::wake::{Home, Notify};
 const SPIN_NS: u64 = 60_000;
 /// Ready tasks from which on what the first half of them has posted does not wait for the other.
 const HALVES_FROM: usize = 96;
-/// How long what some tasks have posted may wait for the others, if they are fewer: about what it takes to
-/// send it. Tasks that compute little are done before.
+/// Longest time that posts of a part of the tasks wait for the other tasks: about as long as sending takes.
+/// Tasks that compute little are done before.
 const PART_NS: u64 = 20_000;
 
-/// Where the time of all executors of this process begins, so that what one thread has noted another can
-/// compare.
+/// Origin of time for all executors of this process, so that threads can compare times that other threads
+/// noted.
 static START: OnceLock<Instant> = OnceLock::new();
 
 /// An endpoint in real time: its thread's tasks run on an executor of their own.
@@ -63,12 +63,12 @@ real_time!(crate::mapped::MappedEndpoint, crate::tcp::TcpEndpoint, crate::AnyEnd
 #[cfg(feature = "verbs")]
 real_time!(crate::verbs::VerbsEndpoint);
 
-/// What a fabric does for a thread's operations between its tasks.
+/// Work of a fabric for a thread's operations between the thread's tasks.
 pub(crate) trait Driver {
     /// Sends what was posted and takes what has come, without waiting. True if anything came.
     fn drive(&self) -> bool;
 
-    /// Whether [`Driver::hurry`] may have something to do before the next [`Driver::drive`].
+    /// Returns whether [`Driver::hurry`] may have work before the next [`Driver::drive`].
     fn may_hurry(&self) -> bool {
         false
     }
@@ -77,7 +77,7 @@ pub(crate) trait Driver {
     /// this thread meanwhile.
     fn hurry(&self) {}
 
-    /// Whether anything may come at any moment.
+    /// Returns whether a completion may come at any moment.
     fn is_busy(&self) -> bool;
 
     /// Waits until something comes, `at_most` has passed, or the notifier is called.
@@ -100,7 +100,7 @@ struct Inner {
     running: Cell<bool>,
     start: Instant,
     driver: Option<Rc<dyn Driver>>,
-    /// When something last came from the driver, and whether more has since that was noted.
+    /// Time at which the driver last brought something, and a mark that it has brought more since.
     driven_ns: Cell<u64>,
     is_driven: Cell<bool>,
     /// Counted in [`SPINNING`].
@@ -118,7 +118,7 @@ pub(crate) fn processors() -> usize {
 }
 
 impl Inner {
-    /// Whether this thread may look for something to do without sleeping.
+    /// Returns whether this thread may poll for work without sleeping.
     fn may_spin(&self) -> bool {
         if self.spins.get() {
             return true;
@@ -192,7 +192,7 @@ impl Executor {
         }))
     }
 
-    /// What makes its tasks ready without wakers.
+    /// The lists by which a fabric makes this executor's tasks ready without wakers.
     pub(crate) fn ready(&self) -> Rc<Ready> {
         Rc::clone(self.0.tasks.ready())
     }
@@ -318,7 +318,7 @@ impl Executor {
     }
 }
 
-/// When what the tasks of one round post is sent before its end: so that servers work on it meanwhile.
+/// Decides when posts of a round's first tasks leave before the round ends, so that servers work meanwhile.
 #[derive(Default)]
 struct Parts {
     /// None if nothing would be sent.
@@ -334,7 +334,7 @@ impl Parts {
         }
         let Some(driver) = &executor.0.driver else { return };
         if ran == 0 {
-            // Where nobody would be hurried, nobody asks for the time either.
+            // If the driver has nothing to hurry, the time is of no use, and reading it costs.
             self.sent_ns = driver.may_hurry().then(|| executor.look());
             return;
         }
@@ -407,7 +407,7 @@ mod tests {
         assert_eq!(*seen.borrow(), [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]);
     }
 
-    /// Where the clock is slow, the time of a short wait is over when it is first looked at.
+    /// If reading the clock is slow, a short wait may be over at the first reading.
     #[test]
     fn a_wait_that_is_over_at_once_lets_others_run() {
         let executor = Executor::new();

@@ -28,7 +28,7 @@ impl Locked {
     /// Waits until it is locked for this holder alone.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(crate) fn wait(file: File) -> io::Result<Locked> {
         file.lock()?;
         Ok(Locked(file))
@@ -37,13 +37,13 @@ impl Locked {
     /// Waits until it is locked for all who share it so.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(crate) fn wait_shared(file: File) -> io::Result<Locked> {
         file.lock_shared()?;
         Ok(Locked(file))
     }
 
-    /// What a process that is being started holds.
+    /// The lock of a process that is starting.
     #[cfg(test)]
     pub(crate) fn copy(&self) -> File {
         self.0.try_clone().expect("a copy")

@@ -48,7 +48,7 @@ pub fn identity(
     Ok((chain, found))
 }
 
-/// Who does the cryptography.
+/// Returns the provider of cryptography.
 pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }

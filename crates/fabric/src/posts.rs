@@ -19,9 +19,9 @@ const NO_TASK: u32 = u32::MAX;
 /// And: nobody, the future is gone.
 const ABANDONED: u32 = u32::MAX - 1;
 
-/// What a slot holds.
+/// Content of a slot.
 pub(crate) trait Kept {
-    /// What is put into it, and taken out.
+    /// Load that goes into the slot and comes out of it.
     type Load: Load;
 
     /// Holds nothing.
@@ -60,7 +60,7 @@ pub(crate) struct Posts<K> {
     to_wake: Vec<u32>,
 }
 
-/// What a transport changes together, with its posts in it.
+/// State that a transport borrows together with its posts.
 pub(crate) trait Table {
     type Kept: Kept;
 
@@ -90,7 +90,7 @@ pub(crate) fn wake<T: Table>(table: &RefCell<T>) {
             all = table.borrow_mut();
         }
     }
-    // What a waker has brought about gathers anew, and is called by the next call of this.
+    // Slots that a waker has added meanwhile wait for the next call.
     let posts = all.posts();
     if posts.to_wake.is_empty() {
         posts.to_wake = slots;
@@ -115,7 +115,7 @@ fn finished<'a, T: Table>(
     None
 }
 
-/// What has come back, if it has, and its error: the slot is given back.
+/// Returns a post's load and error once it has come back, and gives its slot back.
 #[inline(always)]
 pub(crate) fn result<T: Table>(
     table: &RefCell<T>,
@@ -192,7 +192,7 @@ impl<K: Kept> Posts<K> {
         &mut self.wakers[index as usize]
     }
 
-    /// Who polls waits for a slot; gives the waker that does not any more.
+    /// Makes the polling task wait for a slot; returns the waker that it replaces.
     fn wait_for(&mut self, index: u32, context: &Context<'_>) -> Option<Waker> {
         let task = self.task_of(context);
         self.slot(index).task = task;
@@ -278,7 +278,7 @@ impl<K: Kept> Posts<K> {
         }
     }
 
-    /// Whether [`wake`] has anything to do.
+    /// Returns whether [`wake`] has anything to do.
     #[inline]
     pub(crate) fn wakes(&self) -> bool {
         !self.to_wake.is_empty()
@@ -388,7 +388,7 @@ mod tests {
         static ALL: RefCell<All> = RefCell::default();
     }
 
-    /// Whose post is given up by the other's waker.
+    /// The post whose waker abandons the other one, and that other one.
     const FIRST: u32 = 0;
     const SECOND: u32 = 1;
 

@@ -13,7 +13,7 @@ use crate::{FabricError, exec};
 pub struct Processors(Vec<usize>);
 
 impl Processors {
-    /// How many there are.
+    /// Returns their number.
     pub fn count(&self) -> usize {
         self.0.len()
     }
@@ -36,7 +36,7 @@ impl Processors {
             config(format!("cannot ask for this process's processors: {error}"))
         })?;
         let allowed = Processors((0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect());
-        // Where that cannot be read, the machine has those that are allowed.
+        // If that file cannot be read, assume the allowed processors to be all.
         let online = fs::read_to_string("/sys/devices/system/cpu/online").ok();
         let online = online.and_then(|text| text.trim().parse().ok());
         self.check_among(&allowed, online.as_ref().unwrap_or(&allowed)).map_err(config)

@@ -30,7 +30,7 @@ const BLOCK: usize = 32;
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
 thread_local! {
-    /// What is ready of the executor that runs on this thread, if one does.
+    /// Ready tasks of the executor that runs on this thread, if one does.
     static RUNNING: RefCell<Option<Rc<Ready>>> = const { RefCell::new(None) };
 }
 
@@ -40,13 +40,13 @@ pub(crate) struct Tasks {
     table: RefCell<Table>,
     root: Arc<Root>,
     root_waker: Waker,
-    /// Where what others have asked for is taken to; empty but for its memory.
+    /// Buffer for the requests of other threads; empty between uses.
     asked: Cell<VecDeque<u32>>,
 }
 
-/// What the own thread has made ready.
+/// Tasks that the own thread has made ready.
 pub(crate) struct Ready {
-    /// What others ask for, and what tells this from other executors.
+    /// Requests of other threads; its identity names the executor.
     queue: Arc<Queue<u32>>,
     lists: RefCell<Lists>,
     /// Tasks of a round that was broken off, the last first; else empty but for its memory.
@@ -133,7 +133,7 @@ impl Tasks {
         }
     }
 
-    /// What the own thread makes ready without wakers.
+    /// Returns the list by which the own thread makes tasks ready without wakers.
     pub(crate) fn ready(&self) -> &Rc<Ready> {
         &self.ready
     }
@@ -231,7 +231,7 @@ impl Tasks {
 
     #[cold]
     fn end(&self, future: &RefCell<Option<Task>>, number: u32) {
-        // What goes with it may spawn others, which get no place that is not free yet.
+        // Futures that drop with it may spawn others; these get no place that is not free yet.
         drop(future.take());
         let mut table = self.table.borrow_mut();
         table.live -= 1;
@@ -243,14 +243,14 @@ impl Tasks {
         root.poll(&mut Context::from_waker(&self.root_waker))
     }
 
-    /// Whether the root has been woken since the last call.
+    /// Returns whether the root has been woken since the last call.
     pub(crate) fn take_root(&self) -> bool {
         let by_own = self.ready.root.take();
         let by_others = self.root.flag.is_raised() && self.root.flag.take();
         by_own || by_others
     }
 
-    /// Whether the next [`Tasks::take_root`] says so.
+    /// Returns whether the next [`Tasks::take_root`] will return true.
     pub(crate) fn is_root_woken(&self) -> bool {
         self.ready.root.get() || self.root.flag.is_raised()
     }
@@ -283,7 +283,7 @@ impl Ready {
         self.lists.borrow_mut().push(number);
     }
 
-    /// Begins a round. What one that panicked has left over comes first.
+    /// Begins a round. Tasks that a panicked round left over come first.
     fn begin(&self) -> Round<'_> {
         let mut tasks = self.left.take();
         if tasks.is_empty() {
@@ -324,7 +324,7 @@ impl Lists {
     }
 }
 
-/// What is ready of this thread's executor, if that is the one of `queue`.
+/// Calls `does` if `queue` belongs to the executor that runs on this thread; returns whether it did.
 fn with_own(queue: &Arc<Queue<u32>>, does: impl FnOnce(&Ready)) -> bool {
     let own = RUNNING.try_with(|running| match &*running.borrow() {
         Some(ready) if Arc::ptr_eq(&ready.queue, queue) => {

@@ -12,7 +12,7 @@ const NEAR_NS: u64 = 200_000;
 /// Rounds after which the time is asked for all the same: each takes as long as its tasks do.
 const ROUNDS_MAX: u32 = 8;
 
-/// Who waits, by the moment and a number of their own.
+/// Waiters, by their moment and a number of their own.
 #[derive(Debug, Default)]
 pub(crate) struct Timers {
     waiting: RefCell<BTreeMap<Moment, Waker>>,
@@ -22,7 +22,7 @@ pub(crate) struct Timers {
     rounds: Cell<u32>,
 }
 
-/// When somebody's wait is over.
+/// End of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Moment {
     at_ns: u64,
@@ -49,7 +49,7 @@ impl Timers {
         self.waiting.borrow_mut().insert(moment, waker.clone());
     }
 
-    /// Whether a moment that somebody has begun to wait for has come.
+    /// Returns ready once a moment that was armed has come.
     pub(crate) fn poll(&self, moment: Moment, context: &Context<'_>) -> Poll<()> {
         match self.waiting.borrow_mut().get_mut(&moment) {
             None => Poll::Ready(()),

@@ -50,7 +50,7 @@ impl Home {
     }
 }
 
-/// What is ready, in order. Any thread may push; the one that made it takes.
+/// Items that are ready, in order. Any thread may push; the thread that made it takes.
 pub(crate) struct Queue<T> {
     ready: Mutex<VecDeque<T>>,
     /// Something may be in it: set behind the push, taken down before the taking.
@@ -82,7 +82,7 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Whether there is nothing to take.
+    /// Returns whether there is nothing to take.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         !self.filled.load(Ordering::Acquire)
@@ -96,7 +96,8 @@ impl<T> Queue<T> {
 }
 
 impl Asked {
-    /// It may be pushed again. What was done before it was pushed, or not, as it stood there, is seen.
+    /// Lets it be pushed again. The caller sees everything before each push, also before pushes that found it
+    /// queued.
     pub(crate) fn take(&self) {
         self.0.swap(false, Ordering::Acquire);
     }
@@ -120,7 +121,7 @@ impl Flag {
         self.home.wake();
     }
 
-    /// Takes it down; whether it was raised. What was done before it was raised is seen then.
+    /// Takes it down; returns whether it was raised. The caller then sees everything before the raise.
     #[inline]
     pub(crate) fn take(&self) -> bool {
         self.raised.swap(false, Ordering::Acquire)

@@ -10,7 +10,7 @@ use farleaf_fabric::sim::{AdversaryConfig, Sim, SimConfig};
 use farleaf_fabric::tcp::{MemoryServer, MemoryServerConfig, Tcp, TcpConfig};
 use farleaf_fabric::{Client, Endpoint, Fabric, GlobalAddr, OpKind, ServerId, Words};
 
-/// What is done over and over.
+/// Operation that a test repeats.
 #[derive(Clone, Copy, Debug)]
 enum Verb {
     Read,

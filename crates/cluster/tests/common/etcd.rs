@@ -31,7 +31,7 @@ pub(crate) struct Server {
 pub(crate) struct ServerTls {
     pub(crate) certificate: PathBuf,
     pub(crate) key: PathBuf,
-    /// Who must have signed clients' certificates, if these need one.
+    /// Authority that must have signed clients' certificates, if etcd asks for them.
     pub(crate) clients: Option<PathBuf>,
 }
 
@@ -167,7 +167,7 @@ impl Server {
         let process = command.stdin(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         self.process = Some(process);
         let (etcd, end) = (self.client(), Instant::now() + Duration::from_secs(30));
-        // What is asked of all has a leader to answer.
+        // A request to all servers succeeds only if there is a leader.
         while let Err(error @ (ClusterError::Unreachable { .. } | ClusterError::NotEtcd { .. })) =
             etcd.get("started")
         {

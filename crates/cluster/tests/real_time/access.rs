@@ -38,7 +38,7 @@ fn get(etcd: &Server, access: &EtcdAccess) -> Result<(), ClusterError> {
     answered(|| client.get("/farleaf/c/pool").map(drop))
 }
 
-/// What it comes to when etcd answers in time, which it may not on a machine that is busy.
+/// The result of a request that etcd answers in time, which it may not on a busy machine.
 fn answered<T>(mut ask: impl FnMut() -> Result<T, ClusterError>) -> Result<T, ClusterError> {
     let mut answer = ask();
     eventually(Duration::from_secs(30), "etcd answers", || {
@@ -146,7 +146,7 @@ fn users_are_let_in_with_their_password_and_up_to_their_rights() {
     let access = user("farleaf", "farleaf");
     let there = Directory::with(&etcd.address("c"), &access);
     let error = answered(|| there.memory_servers()).unwrap_err();
-    // What else there is it may not see.
+    // The user may not see the names of other clusters.
     assert!(matches!(&error, ClusterError::NoSuchCluster { others, .. } if others.is_empty()));
     use_directory(&there);
 

@@ -131,7 +131,7 @@ impl fmt::Debug for Incoming {
     }
 }
 
-/// What the receiver of a request owes its sender. Dropped, it tells how far the request was.
+/// Obligation of a request's receiver to its sender. Dropped, it tells the sender how far the request was.
 pub(crate) trait Responder {
     /// See [`Incoming::begin`].
     fn begin(&mut self) -> bool;

@@ -91,9 +91,9 @@ fn twice(half: u64) -> u64 {
     half << 32 | half & 0xffff_ffff
 }
 
-/// F1: an aligned word is old or new, whatever wrote it and whatever reads it, at any length of
-/// the operation and any place of the buffer. Where words are known to tear (`word_atomic`), the
-/// operations are made all the same, and the READs not judged.
+/// F1: an aligned word is old or new, for each writer, reader, length of the operation and place of the
+/// buffer. If the fabric may tear words (`word_atomic` is false), the case posts the operations and does not
+/// judge the READs.
 pub(super) fn words_are_never_torn<H: Harness>(harness: &H) {
     let rounds = harness.rounds(8_000);
     const WORDS: usize = 96;

@@ -39,7 +39,7 @@ async fn learn_peer<E: Endpoint>(end: &E, at: GlobalAddr) -> Peer {
     Peer { server, incarnation, address }
 }
 
-/// What a compute server does that is killed in the middle of a call. It stops at the first error.
+/// Work of a compute server that the harness kills in the middle of a call. It stops at the first error.
 ///
 /// # Panics
 /// If it cannot take part at all.

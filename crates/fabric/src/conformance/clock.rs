@@ -58,8 +58,7 @@ pub(super) fn sleepers_wake_in_order<H: Harness>(harness: &H) {
     })]);
 }
 
-/// What was spawned runs to its end, also when the spawner is dropped, and when the thread's
-/// main task ends first.
+/// A spawned task runs to its end, also if its spawner is dropped, and if the thread's main task ends first.
 pub(super) fn a_spawned_task_outlives_its_parent<H: Harness>(harness: &H) {
     let base = at(harness, ONE, 4096);
     let ended = Arc::new(AtomicU64::new(0));

@@ -7,8 +7,8 @@ use crate::{Endpoint, GlobalAddr, Incarnation, OpErrorKind, ServerId};
 /// Bytes that the victim writes at a time.
 const BLOCK: usize = 4096;
 
-/// What a victim does: says who it is in the word at `at` and then, until it is killed or fenced,
-/// counts up in the word behind and, over and over, in the block behind that.
+/// Work of a victim: writes its incarnation to the word at `at`. Until it is killed or fenced, it counts up
+/// in the next word and, over and over, in the block behind that.
 pub async fn victim<E: Endpoint>(end: E, at: GlobalAddr) {
     put_word(&end, at, end.incarnation().0).await;
     for round in 1.. {
@@ -43,8 +43,8 @@ pub(super) fn the_living_are_not_dead<H: Harness>(harness: &H) {
     harness.run(tasks.collect());
 }
 
-/// F6: once a fence has returned, nothing of that life arrives any more, on any server fenced.
-/// Where only the dead can be fenced, the living are refused first.
+/// F6: once a fence has returned, nothing of that life arrives any more at any server that took the fence. If
+/// a fabric can fence only the dead, it first refuses to fence the living.
 pub(super) fn a_fenced_victim_writes_no_more<H: Harness>(harness: &H) {
     let at = at(harness, OTHER, 4096);
     let shown = harness.run_beside_victim(
@@ -80,7 +80,7 @@ pub(super) fn a_fenced_victim_writes_no_more<H: Harness>(harness: &H) {
     }
 }
 
-/// What the victim changes is as it was, for 10 ms.
+/// The words that the victim changes stay as they are for 10 ms.
 async fn assert_silent<E: Endpoint>(end: &E, at: GlobalAddr) {
     let (count, block) = (word(end, at.plus(8)).await, state(end, at).await);
     for _ in 0..20 {

@@ -49,16 +49,16 @@ pub const SERVERS: usize = 2;
 /// A future that stays on its thread.
 pub type LocalFuture = Pin<Box<dyn Future<Output = ()>>>;
 
-/// What one compute server's thread does: it gets its own endpoint on that thread.
+/// Work of one compute server's thread, with the endpoint that it gets on that thread.
 pub type Task<E> = Box<dyn FnOnce(E) -> LocalFuture + Send>;
 
 /// Kills the victim, as a crash would; returns when it is gone.
 pub type Kill = Box<dyn FnOnce()>;
 
-/// What runs beside a victim.
+/// Work beside a victim.
 pub type Survivor<E> = Box<dyn FnOnce(E, Kill) -> LocalFuture + Send>;
 
-/// What a compute server does that is killed in the middle of a call.
+/// Role of a compute server that the harness kills in the middle of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Takes calls, begins them and never replies.
@@ -70,12 +70,12 @@ pub enum Role {
 /// Attaches a peer to the survivor's compute server.
 pub type Attach = Box<dyn Fn(Peer)>;
 
-/// What runs beside a compute server that calls or is called.
+/// Work beside a compute server that calls or is called.
 pub type CallSurvivor<E> = Box<dyn FnOnce(E, Attach, Kill) -> LocalFuture + Send>;
 
-/// How the suite gets at a fabric.
+/// Access of the suite to a fabric.
 pub trait Harness: 'static {
-    /// What its tasks use.
+    /// Endpoint that its tasks use.
     type Endpoint: Endpoint;
 
     /// Runs all `tasks` concurrently to their end, each with an endpoint of its own (on its own
@@ -99,8 +99,8 @@ pub trait Harness: 'static {
     /// Starts that endpoint's random numbers anew from `seed`; false if it cannot.
     fn seed(endpoint: &Self::Endpoint, seed: u64) -> bool;
 
-    /// How often a case repeats what it would repeat `rounds` times on memory of this process. Less
-    /// where a round trip takes thousands of times as long.
+    /// Repetitions of a case that repeats `rounds` times on memory of this process. A fabric whose round trip
+    /// takes thousands of times as long returns less.
     fn rounds(&self, rounds: u64) -> u64 {
         rounds
     }

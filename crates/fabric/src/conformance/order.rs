@@ -84,7 +84,7 @@ pub(super) fn no_store_waits_behind_a_read<H: Harness>(harness: &H) {
 const CHAIN_ROUNDS: u64 = 1_500;
 const BLOCK: usize = 256;
 
-/// Where a chain's three operations go, all on one server.
+/// Places of a chain's three operations, all on one server.
 #[derive(Clone, Copy)]
 struct Places {
     first: GlobalAddr,

@@ -17,8 +17,8 @@ async fn block<E: Endpoint>(end: &E, at: GlobalAddr) -> Vec<u64> {
     ok(end.read(at, end.buf(WORDS * 8)).await).words().to_vec()
 }
 
-/// F10: what was posted before and dropped has happened when the reconnect returns, or never does;
-/// a WRITE in part too. What is posted afterwards is as ever.
+/// F10: if an earlier operation was posted and dropped, it has happened when the reconnect returns, or never
+/// happens; the same holds for each part of a WRITE. Later operations are not affected.
 pub(super) fn nothing_older_lands_after_a_reconnect<H: Harness>(harness: &H) {
     let base = at(harness, OTHER, 4096);
     harness.run(vec![task(move |end: H::Endpoint| async move {

@@ -99,8 +99,8 @@ pub(super) fn unknown_servers_have_no_memory<H: Harness>(harness: &H) {
     })]);
 }
 
-/// What stands in a chain behind an operation that is refused does not happen: it would have
-/// taken effect before one in front of it.
+/// An operation behind a refused one in a chain does not happen: it would have taken effect before one in
+/// front of it.
 pub(super) fn a_chain_ends_at_its_error<H: Harness>(harness: &H) {
     let base = at(harness, OTHER, 4096);
     harness.run(vec![task(move |end: H::Endpoint| async move {

@@ -100,8 +100,8 @@ pub(super) fn an_unknown_service_is_named<H: Harness>(harness: &H) {
     })]);
 }
 
-/// A handler works on the memory of the server that was called. What it changed is visible to
-/// every later operation; where `cpu_visible` is claimed, it sees completed WRITEs too.
+/// A handler works on the memory of the called server. Every later operation sees its changes. If the fabric
+/// claims `cpu_visible`, the handler sees completed WRITEs.
 pub(super) fn a_handler_works_on_its_servers_memory<H: Harness>(harness: &H) {
     serve(harness);
     let places = [at(harness, ONE, 4096), at(harness, OTHER, 4096)];

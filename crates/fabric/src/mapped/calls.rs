@@ -36,9 +36,9 @@ use crate::{
     ServiceId, access,
 };
 
-/// How long a side may take to greet.
+/// Time within which a side has to greet.
 const GREETING_TIME: Duration = Duration::from_secs(2);
-/// How long one that takes no reply is waited for.
+/// Longest wait for a side that takes no reply.
 const SEND_TIME: Duration = Duration::from_secs(10);
 /// Bytes that are gathered before they are written.
 const BUFFER_BYTES: usize = 64 << 10;
@@ -216,7 +216,7 @@ struct CallListener {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What a listener's connections share.
+/// State that a listener's connections share.
 struct SocketServer {
     me: Incarnation,
     folder: Arc<Path>,
@@ -305,14 +305,14 @@ fn accept(server: &Arc<SocketServer>, listener: &UnixListener) {
             continue;
         };
         let own = Arc::clone(server);
-        // What no thread can be had for is closed, and so is what does not keep to the protocol.
+        // If there is no thread for it, or the other side breaks the protocol, the connection is closed.
         let _ = thread::Builder::new().name("farleaf-calls-in".to_owned()).spawn(move || {
             let _ = serve(&own, stream);
         });
     }
 }
 
-/// Whether requests of a connection may be begun: only the dead are cut off here, and all processes see
+/// Decides whether a connection's requests may begin: only the dead are fenced here, and all processes see
 /// their deaths at once.
 struct LivingSenders(Arc<Path>);
 
@@ -489,7 +489,7 @@ pub(super) fn connect(
     let link = Link::new(me, peer.incarnation, None);
     let (own, folder) = (Arc::clone(&link), Arc::clone(folder));
     let run = move || {
-        // Whatever it was: this connection is of no use any more.
+        // This connection is of no use any more, with or without an error.
         let _ = run(&own, &folder, me, peer, &number);
         own.end(OpErrorKind::Unavailable);
     };
@@ -571,7 +571,7 @@ fn run(
     }
     let (reading, own) = (stream.try_clone()?, Arc::clone(link));
     thread::Builder::new().name("farleaf-call-in".to_owned()).spawn(move || {
-        // Whatever it was: this connection is of no use any more.
+        // This connection is of no use any more, with or without an error.
         let _ = read_replies(&own, &reading);
         own.end(OpErrorKind::Unavailable);
     })?;

@@ -82,7 +82,7 @@ impl MappedEndpoint {
     }
 }
 
-/// What is done at the first poll.
+/// Work at the first poll.
 trait Work {
     type Done;
     fn run(&mut self, endpoint: &MappedEndpoint) -> Result<Self::Done, OpError>;

@@ -48,10 +48,10 @@ pub struct CreateGuard {
 }
 
 impl CreateGuard {
-    /// The pool is complete: lets others in.
+    /// The pool is complete: lets other processes open it.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn finish(mut self) -> Result<(), FabricError> {
         let making = making_path(&self.path);
         fs::remove_file(&making).map_err(|source| io_error("remove", &making, source))?;
@@ -167,7 +167,7 @@ impl Folder {
         Ok((folder, regions))
     }
 
-    /// Where it is.
+    /// Path of the folder.
     pub(super) fn path(&self) -> &Arc<Path> {
         &self.path
     }
@@ -189,7 +189,8 @@ impl Folder {
         Err(io_error("lock", &own, source))
     }
 
-    /// Removes the files of lives that are gone. What cannot be removed now is left to the next.
+    /// Removes the files of lives that are gone. If a file cannot be removed now, the next caller tries
+    /// again.
     fn remove_dead(&self) {
         let Ok(entries) = fs::read_dir(self.path.join("members")) else { return };
         for path in entries.flatten().map(|entry| entry.path()).filter(|path| *path != self.own) {
@@ -203,13 +204,13 @@ impl Folder {
         }
     }
 
-    /// Whether the process of that life is gone for certain.
+    /// Returns whether the process of that life is certainly gone.
     pub(super) fn is_dead(&self, who: Incarnation) -> bool {
         is_dead(&self.path, who)
     }
 }
 
-/// Whether the process of that life is gone for certain, by the pool folder at `path`.
+/// Returns whether the process of that life is certainly gone, by the pool folder at `path`.
 pub(super) fn is_dead(path: &Path, who: Incarnation) -> bool {
     match File::options().read(true).write(true).open(member_path(path, who)) {
         Ok(file) => Locked::try_new(file).is_ok(),
@@ -232,7 +233,7 @@ fn member_path(path: &Path, who: Incarnation) -> PathBuf {
     path.join("members").join(who.to_string())
 }
 
-/// Whether the name leads to that very file.
+/// Returns whether the name leads to that very file.
 fn is_at(file: &File, path: &Path) -> bool {
     match (file.metadata(), fs::metadata(path)) {
         (Ok(one), Ok(other)) => (one.dev(), one.ino()) == (other.dev(), other.ino()),
@@ -266,7 +267,7 @@ fn check_empty(path: &Path) -> Result<(), FabricError> {
     Ok(())
 }
 
-/// Whether a pool has a file or folder of that name besides its lock.
+/// Returns whether a pool has a file or folder of that name besides its lock.
 fn is_of_a_pool(name: &str) -> bool {
     let digits = name.strip_prefix("region-");
     name == "making"
@@ -383,7 +384,7 @@ mod tests {
         let late = open_lock(&own).expect("made");
         drop(Mapped::open(&scratch.0).expect("open"));
         assert!(!is_at(&late, &own));
-        // Whoever comes upon another's new file under an old name leaves it alone.
+        // A process that finds another's new file under an old name leaves it alone.
         let new = open_lock(&own).expect("made");
         new.lock().expect("lock");
         late.lock().expect("lock");

@@ -50,7 +50,7 @@ pub(crate) struct Shared {
 
 type Services = Arc<RwLock<BTreeMap<ServiceId, Arc<dyn Service>>>>;
 
-/// How compute servers know of each other.
+/// Way in which compute servers learn of each other.
 enum Standing {
     /// By locked files.
     Folder(Folder),
@@ -104,8 +104,8 @@ impl Mapped {
     /// Nobody else can open it before the guard is dropped: format it first.
     ///
     /// # Errors
-    /// [`FabricError`]: the folder is in use or not empty, there is too little space, or the
-    /// system refuses. What was made is removed again.
+    /// [`FabricError`]: the folder is in use or not empty, there is too little space, or the system refuses.
+    /// The files made so far are removed again.
     pub fn create(
         path: &Path,
         servers: usize,
@@ -209,7 +209,7 @@ impl Process {
 }
 
 impl Shared {
-    /// Where the pool's files are, if it has some.
+    /// Folder of the pool's files, if it has some.
     fn folder(&self) -> Option<&Arc<Path>> {
         match &self.standing {
             Standing::Folder(folder) => Some(folder.path()),
@@ -243,7 +243,7 @@ impl Shared {
         self.regions.get(server.index())
     }
 
-    /// What word-wise access by this and other processes gives.
+    /// Promises of word-wise access by this and other processes.
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             // Word stores and locked instructions on one word are atomic against each other.

@@ -60,15 +60,15 @@ struct Arena {
     slots: NonNull<[Slot]>,
 }
 
-/// What is known about one buffer. It stands here and not in the [`Buf`], so that a buffer moves as
-/// one register into an operation and out of it.
+/// Position, window and owner of one buffer. The [`Buf`] does not hold them, so that it moves through an
+/// operation as one register.
 #[derive(Debug)]
 struct Slot {
     start: NonNull<u64>,
     len: u32,
     at: u32,
     window: u32,
-    /// What a card knows the memory by; 0 if it does not.
+    /// Key by which a card knows the memory; 0 if it does not.
     #[cfg_attr(not(feature = "verbs"), expect(dead_code, reason = "only cards ask"))]
     key: u32,
     class: u8,
@@ -225,7 +225,7 @@ impl Buf {
         self.slot().len as usize
     }
 
-    /// Whether it holds no byte.
+    /// Returns whether it holds no byte.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -271,7 +271,7 @@ impl Buf {
         &self.bytes()[self.window_start()..self.window_start() + self.window_len()]
     }
 
-    /// Where the window begins, its length, and the key by which a card knows it.
+    /// Address and length of the window, and the key by which a card knows it.
     #[cfg(feature = "verbs")]
     pub(super) fn place(&self) -> (u64, u32, u32) {
         let slot = self.slot();
@@ -279,7 +279,7 @@ impl Buf {
         (start + u64::from(slot.at), slot.window, slot.key)
     }
 
-    /// Whether a card knows its memory.
+    /// Returns whether a card knows its memory.
     #[cfg(feature = "verbs")]
     pub(crate) fn is_registered(&self) -> bool {
         self.slot().key != 0

@@ -30,7 +30,7 @@ pub struct Words {
 /// Mappings of this process so far.
 static MAPPINGS: AtomicU64 = AtomicU64::new(0);
 
-/// What keeps the memory alive.
+/// Mapping that keeps the memory alive.
 #[expect(dead_code, reason = "held for their Drop, which unmaps")]
 enum Owner {
     Anonymous(MmapRaw),
@@ -78,7 +78,7 @@ impl Words {
     /// The first `len` words of `file`, shared with every process that maps it.
     ///
     /// # Errors
-    /// What the system says; `UnexpectedEof` if the file is shorter.
+    /// The system's error; `UnexpectedEof` if the file is shorter.
     pub fn map(file: &File, len: usize) -> io::Result<Words> {
         Words::map_from(file, 0, len)
     }
@@ -86,8 +86,8 @@ impl Words {
     /// `len` words of `file` from byte `offset` on, shared with every process that maps them.
     ///
     /// # Errors
-    /// What the system says; `UnexpectedEof` if the file is shorter, `InvalidInput` if `offset` is no
-    /// multiple of 64 KiB, which every system can map from.
+    /// The system's error; `UnexpectedEof` if the file is shorter, `InvalidInput` if `offset` is no multiple
+    /// of 64 KiB, which every system can map from.
     pub fn map_from(file: &File, offset: u64, len: usize) -> io::Result<Words> {
         if file.metadata()?.len() < offset + len as u64 * 8 {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -107,7 +107,7 @@ impl Words {
     /// the caller to know, and is checked by the device.
     ///
     /// # Errors
-    /// What the system says; `InvalidInput` if there are no words on one of the sides.
+    /// The system's error; `InvalidInput` if one of the sides would have no words.
     pub(crate) fn map_device(file: &File, cut: usize, len: usize) -> io::Result<(Words, Words)> {
         if cut == 0 || cut >= len {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -135,7 +135,7 @@ impl Words {
         Words { first, len, owner, number: MAPPINGS.fetch_add(1, Ordering::Relaxed) }
     }
 
-    /// Which mapping of this process it is.
+    /// Number of this mapping in this process.
     pub(crate) fn number(&self) -> u64 {
         self.number
     }
@@ -155,8 +155,8 @@ impl Words {
         self.len as u64 * 8
     }
 
-    /// Copies words from `first` on into `into`. Every word is one atomic load; they have no
-    /// order among each other. What is loaded afterwards is at least as new.
+    /// Copies words from `first` on into `into`. Every word is one atomic load; the loads have no order.
+    /// Later loads return words that are at least as new.
     ///
     /// # Panics
     /// If the range is out of bounds.
@@ -190,8 +190,8 @@ impl Words {
         let _ = (first, bytes);
     }
 
-    /// Stores `from` from word `first` on. Every word is one atomic store; they have no order
-    /// among each other. When this returns they are visible to every later operation of anyone.
+    /// Stores `from` from word `first` on. Every word is one atomic store; the stores have no order. After
+    /// the return, every later operation of any thread sees them.
     ///
     /// # Panics
     /// If the range is out of bounds.

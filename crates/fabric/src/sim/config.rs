@@ -35,14 +35,13 @@ pub struct SimConfig {
     pub memory_nic: NicConfig,
     /// The card of each compute server.
     pub compute_nic: NicConfig,
-    /// What operations cost a worker thread.
+    /// CPU cost of operations on a worker thread.
     pub cpu: CpuConfig,
-    /// How RPCs are handled.
+    /// RPC handling.
     pub rpc: RpcConfig,
-    /// What goes wrong on purpose. Default: nothing.
+    /// Injected faults. Default: none.
     pub adversary: AdversaryConfig,
-    /// What endpoints say that they give. The adversary keeps to it. Default
-    /// [`Capabilities::NONE`].
+    /// Promises that endpoints report. The adversary keeps to them. Default [`Capabilities::NONE`].
     pub capabilities: Capabilities,
     /// Events after which a run ends with [`super::SimError::TooManyEvents`], against clients that
     /// never get anywhere. Default `u64::MAX`.
@@ -55,14 +54,13 @@ pub struct SimConfig {
     /// ([`crate::Endpoint::is_dead`]) to whoever asks meanwhile, and from then on to all. It may
     /// still be resumed, as a zombie. Default 0: there are no leases.
     pub lease_ns: u64,
-    /// How far the clock of a compute server may be ahead of true time at the start, by a choice
-    /// that follows from the seed; so two of them differ by at most this. Default 0.
+    /// Largest lead of a compute server's clock over true time at the start, chosen by the seed; so two
+    /// clocks differ by at most this. Default 0.
     pub clock_skew_ns: u64,
-    /// How much faster or slower than true time the clock of a compute server may run at most, in
-    /// millionths; at most 10,000. Its sleeps follow. Default 0.
+    /// Largest error of a compute server's clock rate, in millionths; at most 10,000. The server's sleeps
+    /// follow its clock. Default 0.
     pub clock_drift_ppm: u32,
-    /// Whether to keep a record of every remote operation; see [`super::Sim::recorded`].
-    /// Default false.
+    /// Keeps a record of every remote operation; see [`super::Sim::recorded`]. Default false.
     pub record: bool,
 }
 
@@ -119,16 +117,15 @@ pub struct CpuConfig {
 pub struct RpcConfig {
     /// CPU threads per memory server that run handlers. Default 1: memory servers are weak.
     pub threads: usize,
-    /// What every request costs such a thread beside the handler's own
-    /// [`crate::ServiceReply::cpu_ns`]. Default 400.
+    /// Cost of every request on such a thread beside the handler's own [`crate::ServiceReply::cpu_ns`].
+    /// Default 400.
     pub dispatch_ns: u64,
     /// Requests that wait, for each thread, before [`crate::Service::busy`] is asked. Default 256.
     pub queue_max: usize,
 }
 
-/// What goes wrong on purpose. Each fault strikes an operation by a choice that follows from the
-/// seed, the number of the operation's post and the fault alone, so that a narrower
-/// [`AdversaryConfig::window`] changes no other choice.
+/// Injected faults. The seed, the number of the operation's post and the kind of fault alone choose the
+/// operations that a fault strikes. So a narrower [`AdversaryConfig::window`] changes no other choice.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdversaryConfig {
     /// Probability that an operation of more than one word is torn: its words are sampled or land
@@ -164,8 +161,8 @@ pub struct AdversaryConfig {
     /// a run by halving. [`super::Sim::posts`] says how many there have been. Default
     /// `0..u64::MAX`: all.
     pub window: Range<u64>,
-    /// Whether tasks that are ready at one instant are polled in an order drawn from the seed, in
-    /// place of the order in which they were woken. Default false.
+    /// Polls tasks that are ready at one instant in an order drawn from the seed, in place of the order of
+    /// their wake-ups. Default false.
     pub shuffle: bool,
 }
 

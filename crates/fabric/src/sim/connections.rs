@@ -13,7 +13,7 @@ use super::machine::Machine;
 use super::slots::{Payload, Poster, State};
 use crate::ServerId;
 
-/// Who connects to whom.
+/// Life, thread and destination of a connection.
 pub(super) type Key = (u32, u32, ServerId);
 
 #[derive(Debug)]
@@ -40,7 +40,7 @@ impl Connections {
         Connections { depth, list: BTreeMap::new(), reconnects: 0 }
     }
 
-    /// Whether a message may have to wait before it leaves.
+    /// Returns whether a message may have to wait before it leaves.
     #[inline]
     pub(super) fn may_hold(&self) -> bool {
         self.depth != usize::MAX || self.reconnects > 0
@@ -72,7 +72,7 @@ impl Machine {
         }
     }
 
-    /// Whether a message has to wait before it leaves (CONN-1, CONN-2); it is then sent in time.
+    /// Returns whether a message has to wait before it leaves (CONN-1, CONN-2); it leaves later.
     #[cold]
     pub(super) fn hold(&mut self, index: u32, part: u16) -> bool {
         let Some(key) = self.key(index, part) else { return false };
@@ -203,8 +203,8 @@ impl Machine {
         self.send_waiting(key);
     }
 
-    /// What was posted before post `serial` and is not back fails; what has not left never does. A
-    /// batch fails with any part of it.
+    /// Fails posts from before post `serial` that are not back; their unsent messages never leave. A batch
+    /// fails with any part of it.
     fn fail_older(&mut self, key: Key, serial: u64, poster: Poster, server: ServerId) {
         let mut dead = Vec::new();
         if let Some(connection) = self.connections.list.get_mut(&key) {

@@ -22,16 +22,16 @@ use super::tasks::ROOT;
 use super::{Inner, SimEndpoint, SimFabric};
 use crate::{Op, OpError, OpErrorKind, access};
 
-/// What is to happen at which operation of a compute server's life.
+/// A crash or a pause, and the operation of a compute server's life at which it happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CrashPlan {
     /// The operation, from 0, counted from the moment at which the plan is given.
     pub op: u64,
-    /// What happens there.
+    /// The crash or pause there.
     pub way: CrashWay,
 }
 
-/// What happens at the chosen operation.
+/// Crash or pause at the chosen operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CrashWay {
     /// The life ends: the operation and all behind it never take effect.
@@ -53,7 +53,7 @@ pub enum CrashWay {
     PauseAfter,
 }
 
-/// Which words of a WRITE land.
+/// Words of a WRITE that land.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Landing {
     /// The first so many; of whole lines as far as they are complete, where lines are atomic.
@@ -91,7 +91,7 @@ pub enum CountedKind {
 /// One operation as it was counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CountedOp {
-    /// What it is.
+    /// Its kind.
     pub kind: CountedKind,
     /// Words of the region that it touches.
     pub words: u32,
@@ -134,7 +134,7 @@ struct Cut {
     way: CrashWay,
 }
 
-/// What becomes of an operation.
+/// Fate of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     Happens,
@@ -143,7 +143,7 @@ pub(super) enum Fate {
 }
 
 impl Crashes {
-    /// What becomes of `part` of the post `serial`.
+    /// Returns the fate of `part` of the post `serial`.
     #[inline]
     pub(super) fn fate(&self, serial: u64, part: u16) -> Fate {
         if !self.cuts {
@@ -272,8 +272,8 @@ impl Machine {
         }
     }
 
-    /// Whether a plan keeps this operation from taking effect, or from more than a part of it: the
-    /// part has then been done.
+    /// Returns whether a plan keeps this operation from taking effect in whole. If the plan lets a part land,
+    /// that part has then landed.
     pub(super) fn is_cut_short(&mut self, index: u32, part: u16) -> bool {
         let slot = &self.slots[index];
         let landing = match self.crashes.fate(slot.serial, part) {
@@ -311,7 +311,7 @@ impl Machine {
         self.trace.add(to.word());
     }
 
-    /// Whether anything remote of a life may still take effect.
+    /// Returns whether anything remote of a life may still take effect.
     fn has_in_flight(&self, life: u32) -> bool {
         (0..self.slots.end()).map(|index| &self.slots[index]).any(|slot| {
             slot.poster.life == life
@@ -321,7 +321,7 @@ impl Machine {
     }
 }
 
-/// Whether a prefix of `count` words is all of a WRITE.
+/// Returns whether a prefix of `count` words is all of a WRITE.
 fn is_whole(op: &Op, count: u32) -> bool {
     let (first, end) = (op.addr().offset() / 8, op.addr().offset() + op.bytes() as u64);
     u64::from(count) >= end.div_ceil(8) - first
@@ -338,7 +338,7 @@ impl Inner {
         }
         let holds = self.machine.borrow_mut().holds(poster, payload);
         if holds {
-            // Whoever polls the task next finds it stopped, and keeps it until it is resumed.
+            // The next poll finds the task stopped and keeps it until its life is resumed.
             context.waker().wake_by_ref();
         }
         holds
@@ -376,7 +376,7 @@ impl SimFabric {
         self.arm(None, None, true);
     }
 
-    /// What has been noted since [`SimFabric::record_ops`].
+    /// Returns the operations noted since [`SimFabric::record_ops`].
     pub fn recorded_ops(&self) -> Vec<CountedOp> {
         let machine = self.inner().machine.borrow();
         let armed = machine.crashes.armed.iter().find(|armed| armed.life == self.life());
@@ -388,13 +388,13 @@ impl SimFabric {
         self.inner().machine.borrow().lives[self.life() as usize].posted
     }
 
-    /// Whether this life's plan has been carried out.
+    /// Returns whether this life's plan has been carried out.
     pub fn has_fired(&self) -> bool {
         let machine = self.inner().machine.borrow();
         machine.crashes.armed.iter().any(|armed| armed.life == self.life() && armed.fired)
     }
 
-    /// Whether something that this life has posted may still take effect.
+    /// Returns whether an operation that this life posted may still take effect.
     pub fn has_in_flight(&self) -> bool {
         self.inner().machine.borrow().has_in_flight(self.life())
     }

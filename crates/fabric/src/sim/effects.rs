@@ -42,7 +42,7 @@ impl Machine {
         self.effect(index, part);
     }
 
-    /// What is no operation on memory has been taken in.
+    /// A message that is no operation on memory has arrived.
     fn execute_message(&mut self, index: u32) {
         if self.adversary.harms && self.stops_here(index, 0) {
             return;
@@ -158,8 +158,8 @@ impl Machine {
         }
     }
 
-    /// Whether the operation comes from a life that this server has cut off, or over a connection
-    /// that has been given up since.
+    /// Returns whether the server refuses the operation: it has fenced the operation's life, or the
+    /// connection has been given up since.
     #[inline]
     pub(super) fn refused(&mut self, index: u32, part: u16) -> bool {
         let Some(error) = self.refusal(index, part) else { return false };
@@ -342,7 +342,7 @@ impl Machine {
                 continue;
             }
             let Some(op @ Op::Write { to, from }) = slot.op(next) else { continue };
-            // What an earlier reconnect has cut lands no more, not by another cut either.
+            // An operation that an earlier reconnect cut lands no more, even if it is cut again.
             if to.server() != server
                 || self.refusal(index, next).is_some()
                 || !self.adversary.cuts(from, slot.serial, next)

@@ -16,7 +16,7 @@ use super::machine::Machine;
 use super::slots::{Payload, State, Wake};
 use crate::{Op, ServerId, access};
 
-/// What befalls one message.
+/// Fate of one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     /// Nothing.
@@ -27,19 +27,19 @@ pub(super) enum Fate {
     Lost(Lost),
 }
 
-/// What really happens to what is lost.
+/// Real effect of a lost message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lost {
-    /// What stands before `part` in its list; the rest never.
+    /// Operations before `part` of its list happen, the rest never.
     Never { part: u16 },
     /// As if nothing were wrong.
     Happens,
-    /// What stands before `part` in its list; the rest so much later.
+    /// Operations before `part` of its list happen, the rest after the delay.
     Later { part: u16, after_ps: u64 },
 }
 
 impl Adversary {
-    /// What befalls message `part` of a post, a list of `count` operations.
+    /// Returns the fate of message `part` of a post, a list of `count` operations.
     pub(super) fn fate(&self, serial: u64, part: u16, count: usize) -> Fate {
         let roll = |fault| self.roll(fault, serial, part);
         if self.strikes(Fault::Lost, self.config.lost, serial, part) {
@@ -75,7 +75,7 @@ pub(super) struct Timers {
 }
 
 impl Machine {
-    /// What befalls the message that `part` of a slot's list travels in.
+    /// Returns the fate of the message that carries `part` of a slot's list.
     #[cold]
     pub(super) fn fate(&self, index: u32, part: u16) -> Fate {
         let slot = &self.slots[index];
@@ -111,7 +111,7 @@ impl Machine {
         }
     }
 
-    /// Whether this is where a lost message stops for good. A torn WRITE may land in part first.
+    /// Returns whether a lost message stops here for good. A torn WRITE may land in part first.
     #[cold]
     pub(super) fn stops_here(&mut self, index: u32, part: u16) -> bool {
         let Fate::Lost(Lost::Never { part: last }) = self.fate(index, part) else { return false };
@@ -135,7 +135,7 @@ impl Machine {
         true
     }
 
-    /// How long a lost chain waits before its operation `part`.
+    /// Returns the time that a lost chain waits before its operation `part`.
     #[cold]
     pub(super) fn pause_before(&self, index: u32, part: u16) -> u64 {
         match self.fate(index, part) {

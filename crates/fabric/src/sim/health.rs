@@ -30,15 +30,15 @@ pub struct SimServer {
     server: ServerId,
 }
 
-/// How a memory server does.
+/// State of a memory server.
 #[derive(Debug)]
 pub(super) struct Health {
     stopped: bool,
-    /// What has come meanwhile.
+    /// Events that have come meanwhile.
     parked: VecDeque<(Kind, u32, u16)>,
     /// Compute servers whose requests, and to whom replies, do not get through.
     cut: [Vec<bool>; 2],
-    /// How many times longer everything takes.
+    /// Factor by which everything takes longer.
     pub slow: f64,
 }
 
@@ -98,8 +98,8 @@ impl SimServer {
         self.change(|health| health.stopped = true);
     }
 
-    /// Lets it go on. What has come meanwhile takes effect now, in order, also where the client has
-    /// given up; unless its life has been fenced or its thread has reconnected.
+    /// Lets it go on. Waiting requests now take effect in order, also after their client's timeout, unless
+    /// their life has been fenced or their thread has reconnected.
     pub fn resume(&self) {
         self.change(|health| health.stopped = false);
         let mut machine = self.inner.machine.borrow_mut();
@@ -134,7 +134,7 @@ impl SimServer {
         self.change(|health| health.cut.iter_mut().for_each(|cut| cut[compute] = false));
     }
 
-    /// Whether it is stopped.
+    /// Returns whether it is stopped.
     pub fn is_stopped(&self) -> bool {
         self.inner.machine.borrow().servers[self.server.index()].health.stopped
     }
@@ -163,7 +163,7 @@ fn instant(kind: Kind) -> Option<u8> {
 }
 
 impl Machine {
-    /// Whether an event has to wait because its server stands still (HEALTH-1).
+    /// Returns whether an event has to wait because its server is stopped (HEALTH-1).
     #[cold]
     pub(super) fn park(&mut self, kind: Kind, index: u32, part: u16) -> bool {
         let waits = match kind {
@@ -185,7 +185,7 @@ impl Machine {
         true
     }
 
-    /// Whether the link swallows a message in that direction.
+    /// Returns whether the link swallows a message in that direction.
     #[cold]
     pub(super) fn swallows(&mut self, index: u32, part: u16, direction: Direction) -> bool {
         let compute = self.compute(index);

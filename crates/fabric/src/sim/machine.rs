@@ -105,7 +105,7 @@ pub(super) struct Machine {
     pub client_nics: Vec<Nic>,
     /// Messages between compute servers.
     pub calls: SimCalls,
-    /// When each worker thread is free.
+    /// Times at which the worker threads are free.
     pub threads: Vec<u64>,
     /// Posts so far, waits among them.
     pub posts: u64,
@@ -494,7 +494,7 @@ impl Machine {
         }
     }
 
-    /// What has come back, if it has. The slot stays until [`Machine::give_back`].
+    /// Returns the result of a post that has come back. The slot stays until [`Machine::give_back`].
     #[inline]
     pub(super) fn result(&mut self, index: u32) -> Option<(&mut Payload, Failure)> {
         let slot = &mut self.slots[index];
@@ -531,7 +531,7 @@ impl Machine {
             return self.slots.remove(index);
         }
         if slot.missing > 0 && calls::is_message(&slot.payload) {
-            // What it has sent goes on without it.
+            // Its request goes on without it.
             return self.slots.remove(index);
         }
         if slot.silent && slot.missing == 0 {
@@ -549,7 +549,7 @@ impl Machine {
         &mut self.servers[server.index()]
     }
 
-    /// What the request weighs: a chain goes as one, its operations count.
+    /// Returns the load of a request: a chain is one message, and its operations count.
     #[inline]
     fn request(&self, index: u32, part: u16) -> Load {
         let header = self.header_bytes;
@@ -561,7 +561,7 @@ impl Machine {
         }
     }
 
-    /// What the answer weighs.
+    /// Returns the load of an answer.
     #[inline]
     fn response(&self, index: u32, part: u16) -> Load {
         let header = self.header_bytes;

@@ -73,7 +73,7 @@ pub enum SimError {
     Deadlock {
         /// Tasks that are not done, with the future of `block_on`.
         tasks: usize,
-        /// When.
+        /// Virtual time of the deadlock.
         now_ns: u64,
     },
     /// [`SimConfig::events_max`] has been reached.
@@ -83,7 +83,7 @@ pub enum SimError {
         events: u64,
         /// Tasks that are not done, with the future of `block_on`.
         tasks: usize,
-        /// When.
+        /// Virtual time of the last event.
         now_ns: u64,
     },
 }
@@ -93,7 +93,7 @@ pub struct Sim {
     inner: Rc<Inner>,
 }
 
-/// What endpoints share.
+/// State that all endpoints share.
 struct Inner {
     config: SimConfig,
     machine: RefCell<Machine>,
@@ -307,7 +307,7 @@ impl Sim {
         self.inner.machine.borrow_mut().adversary.config.window = window;
     }
 
-    /// What the cluster was made from.
+    /// Returns the configuration of the cluster.
     pub fn config(&self) -> &SimConfig {
         &self.inner.config
     }
@@ -411,7 +411,7 @@ impl Inner {
         let waker = Rc::clone(&taken.waker);
         let polled = taken.future.as_mut().poll(&mut Context::from_waker(&waker));
         self.current.set(ROOT);
-        // Whatever is dropped here may call back: no borrow may be held.
+        // A value that is dropped here may call back: no borrow may be held.
         let rest = match polled {
             Poll::Ready(()) => {
                 self.tasks.borrow_mut().finish(task, taken.generation);

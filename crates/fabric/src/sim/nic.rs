@@ -4,7 +4,7 @@ use super::config::NicConfig;
 
 /// One direction of a card, or its unit for atomics.
 ///
-/// Whoever passes must come in the order of time; then each finds the queue as it really is.
+/// Messages must pass in the order of time; then each finds the queue as it really is.
 #[derive(Debug)]
 pub(super) struct Pipe {
     free_at: u64,
@@ -14,7 +14,7 @@ pub(super) struct Pipe {
     base: (u64, u64),
 }
 
-/// What a message costs a card.
+/// Load of a message on a card.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {
     pub ops: u64,
@@ -40,7 +40,7 @@ impl Pipe {
         bytes * self.byte_fs / 1000
     }
 
-    /// What `load` occupies the pipe for.
+    /// Returns the time for which `load` occupies the pipe.
     #[inline]
     pub(super) fn cost_ps(&self, load: Load) -> u64 {
         (load.ops * self.op_ps).max(self.transfer_ps(load.bytes))

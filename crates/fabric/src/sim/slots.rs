@@ -10,7 +10,7 @@ use std::task::Waker;
 use super::calls::CallPost;
 use crate::{Incarnation, Op, OpError, OpErrorKind, Ops, ServerId, ServiceId};
 
-/// Who posts.
+/// Thread, life and endpoint of a post.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Poster {
     /// Worker thread, counted over all compute servers.
@@ -20,7 +20,7 @@ pub(super) struct Poster {
     pub endpoint: u32,
 }
 
-/// What was posted; comes back with the results in it.
+/// Content of a post; comes back with the results in it.
 #[derive(Debug)]
 pub(super) enum Payload {
     /// Nothing: the slot is free, or its result has been taken.
@@ -55,10 +55,10 @@ pub(super) enum Payload {
     },
 }
 
-/// What went wrong, if something did. Boxed, for it is large and rare.
+/// Error of a post, if it failed. Boxed, because it is large and rare.
 pub(super) type Failure = Option<Box<OpError>>;
 
-/// Who is to be told.
+/// Waiter of a post.
 #[derive(Debug)]
 pub(super) enum Wake {
     Nobody,
@@ -69,7 +69,7 @@ pub(super) enum Wake {
 }
 
 impl Wake {
-    /// Whether both are known to wake the same.
+    /// Returns whether both certainly wake the same task.
     pub(super) fn is_same(&self, other: &Wake) -> bool {
         match (self, other) {
             (Wake::Task(one), Wake::Task(other)) => one == other,
@@ -99,7 +99,7 @@ pub(super) struct Slot {
     pub poster: Poster,
     /// Number of the post.
     pub serial: u64,
-    /// When.
+    /// Time of the post, in picoseconds.
     pub posted: u64,
     /// Messages of the post.
     pub parts: u16,
@@ -144,7 +144,7 @@ impl Slot {
         }
     }
 
-    /// Where `part` goes; `None` for a wait.
+    /// Returns the destination of `part`; `None` for a wait.
     #[inline]
     pub(super) fn server(&self, part: u16) -> Option<ServerId> {
         match &self.payload {
@@ -155,12 +155,12 @@ impl Slot {
         }
     }
 
-    /// Whether one thread of one life posted it.
+    /// Returns whether the thread and life of `poster` posted it.
     pub(super) fn is_by(&self, poster: Poster) -> bool {
         (self.poster.thread, self.poster.life) == (poster.thread, poster.life)
     }
 
-    /// What the client is told of what went wrong.
+    /// Returns the error that the client receives.
     pub(super) fn failure(&self) -> Option<OpError> {
         let timeout = |server| OpError { server, kind: OpErrorKind::Timeout };
         self.timed_out.map(timeout).or_else(|| self.error.as_deref().copied())

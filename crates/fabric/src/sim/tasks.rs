@@ -76,7 +76,7 @@ impl Tasks {
         index
     }
 
-    /// Whether that is still the task that a waker was made for.
+    /// Returns whether `task` is still the task that the waker was made for.
     pub(super) fn is_current(&self, task: u32, generation: u32) -> bool {
         self.list.get(task as usize).is_some_and(|entry| entry.generation == generation)
     }

@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::wake::Notify;
 
-/// What a wait without allocating is for, with the bell.
+/// Descriptors, this one's own included, for which a wait allocates nothing.
 const FEW: usize = 16;
 
 /// Ends a thread's waits when it is rung (INV-WAKE-1).

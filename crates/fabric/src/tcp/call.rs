@@ -22,18 +22,18 @@ pub(crate) const MESSAGE_BYTES_MAX: usize = REQUEST_BYTES + CALL_BYTES_MAX;
 
 const _: () = assert!(ANSWER_BYTES <= REQUEST_BYTES, "an answer is no longer than a request");
 
-/// Whether an RPC of such a request and room for a reply may go as a message.
+/// Returns whether an RPC with such a request and room for a reply may go as a message.
 pub(crate) fn fits(request_bytes: usize, room: usize) -> bool {
     request_bytes.max(room) <= CALL_BYTES_MAX
 }
 
-/// What stands in front of a request's bytes.
+/// Head of a message: stands in front of the request's bytes.
 pub(crate) fn head(service: ServiceId, room: usize, request_bytes: usize) -> [u8; REQUEST_BYTES] {
     let offset = (room as u64) << 32 | u64::from(service.0);
     Request { verb: Verb::Rpc, more: false, length: request_bytes as u32, offset }.encode()
 }
 
-/// What an answer says: the reply, or why there is none. `None` if it is no answer to an RPC.
+/// Decodes an answer: the reply, or the reason why there is none. `None` if it is no answer to an RPC.
 pub(crate) fn answer_of(
     message: &[u8],
     service: ServiceId,
@@ -58,7 +58,7 @@ pub(crate) struct Caller {
     gate: Arc<Gate>,
 }
 
-/// What has become of a message.
+/// Outcome of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Called {
     /// It was carried out, and the answer is there.

@@ -23,11 +23,11 @@ use crate::{
 /// Requests that are worth a message of their own, so that the server need not wait for the others.
 const HURRY_MIN: usize = 8;
 
-/// Whether there is a connection.
+/// State of the connection.
 #[derive(Debug)]
 enum Line {
     Up(Link<TcpStream>),
-    /// A thread tries to get one. What is posted waits for it.
+    /// A thread is connecting. Posts wait for the result.
     Connecting(Arc<Mutex<Option<Connected>>>),
     Down,
     /// The server has cut this compute server off.
@@ -133,7 +133,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Whether answers, or a line, are waited for.
+    /// Returns whether the thread waits for answers or for the connection.
     pub(super) fn is_busy(&self) -> bool {
         !self.inbox.is_empty() || matches!(self.line, Line::Connecting(_))
     }
@@ -152,13 +152,13 @@ impl Connection {
         matches!(self.line, Line::Up(_))
     }
 
-    /// Whether nothing stands against posting.
+    /// Returns whether it accepts posts.
     #[inline]
     pub(super) fn takes_posts(&self) -> bool {
         matches!(self.line, Line::Up(_) | Line::Connecting(_))
     }
 
-    /// When the oldest request was posted.
+    /// Time of the oldest request's post.
     pub(super) fn oldest_ns(&self) -> Option<u64> {
         self.inbox.oldest_ns()
     }
@@ -207,7 +207,7 @@ impl Connection {
                 None => false,
             };
         }
-        // What is being sent now has no answer yet; the executor comes again.
+        // Requests being sent now have no answer yet; the executor comes again.
         let sends = !self.output.is_empty();
         let driven = match self.send() {
             Ok(()) if sends && self.output.is_empty() => return true,
@@ -231,13 +231,13 @@ impl Connection {
         }
     }
 
-    /// Whether the server has nothing to do for this connection.
+    /// Returns whether the server has nothing to do for this connection.
     pub(super) fn may_hurry(&self) -> bool {
         self.is_up() && !self.inbox.is_under_way()
     }
 
-    /// Sends what was posted if the server has nothing else to do for this connection, and it is worth
-    /// a message of its own. What does not go out is left to the next [`Connection::drive`].
+    /// Sends the posted requests if the server has nothing else to do for this connection, and they are worth
+    /// a message of their own. The next [`Connection::drive`] sends the rest.
     pub(super) fn hurry(&mut self, now_ns: impl FnOnce() -> u64) {
         if self.may_hurry() && self.inbox.unmarked() >= HURRY_MIN {
             self.inbox.mark(now_ns);
@@ -253,12 +253,12 @@ impl Connection {
                 Ok(count) => self.output.sent(count),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                // What the server said last may still be there to read: that it has cut us off.
+                // The server's last word, that it has cut this side off, may still be there to read.
                 Err(_) => self.output.clear(),
             }
         }
         if link.is_pending() {
-            // What does not go out is sent by the next call, as above.
+            // The next call sends the rest, as above.
             let _ = link.flush();
         }
         Ok(())
@@ -315,7 +315,7 @@ impl Connection {
         }
     }
 
-    /// Begins to get a new line, for the post `slot` (F10). What is in flight fails.
+    /// Begins to make a new connection, for the post `slot` (F10). Operations in flight fail.
     pub(super) fn reconnect(
         &mut self,
         slot: u32,
@@ -328,7 +328,7 @@ impl Connection {
                 let error = self.error(OpErrorKind::Fenced);
                 return sink.reconnected(slot, Err(error));
             }
-            // Begun for another already. What was posted since then has not been sent.
+            // Another post has begun it. Posts since then have not been sent.
             Line::Connecting(_) => {
                 self.reconnects.push(slot);
                 self.output.clear();
@@ -358,7 +358,7 @@ impl Connection {
             let result = match result {
                 Ok((link, welcome)) => Ok((link, welcome.connection)),
                 Err(FabricError::CutOff { .. }) => Err(true),
-                // What was there is gone, and with it the pool as this compute server knew it.
+                // The old memory is gone, and with it the pool as this compute server knew it.
                 Err(FabricError::Refused { reason: Refusal::OtherMemory, .. }) => {
                     shared.give_up();
                     Err(true)

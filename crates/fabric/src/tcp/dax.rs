@@ -10,10 +10,10 @@ use std::path::Path;
 use super::region::{WORDS_AT, not_a_region};
 use crate::FabricError;
 
-/// Where the system tells about its devices.
+/// Root of the system's information on devices.
 pub(super) const SYS: &str = "/sys";
 
-/// What a device has.
+/// Properties of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Dax {
     /// Bytes that can be mapped.
@@ -152,7 +152,7 @@ mod tests {
         assert!(why.contains("/dev/dax0.1 has room for 1071644672 bytes"), "{why}");
         let sys = Sys::new("dax-old", "dax", &[size, ("dax_region/align", "4096")]);
         assert_eq!(sys.look().expect("a device").align, 4096);
-        // What is beyond the last whole unit cannot be mapped.
+        // The rest behind the last whole unit cannot be mapped.
         let odd = [("size", "5242880"), ("align", "2097152")];
         assert_eq!(Sys::new("dax-odd", "dax", &odd).look().expect("a device").bytes, 4 * MIB);
     }

@@ -42,7 +42,7 @@ type Shared = Arc<Mutex<rustls::Connection>>;
 #[derive(Debug)]
 struct Unsealing {
     tls: Shared,
-    /// What came, from `taken` to `filled` not deciphered yet.
+    /// Received bytes, those from `taken` to `filled` not deciphered yet.
     raw: Box<[u8]>,
     taken: usize,
     filled: usize,
@@ -54,11 +54,11 @@ struct Sealing {
     raw: Vec<u8>,
 }
 
-/// Both halves of a connection that was made to `address`, shaken hands over if there is `tls`. Timeouts of the
-/// socket hold for that, too.
+/// Makes both halves of a connection to `address`, after the handshake if there is `tls`. The socket's
+/// timeouts hold for the handshake.
 ///
 /// # Errors
-/// What the socket says; `InvalidData` if the two sides do not agree on TLS.
+/// The socket's error; `InvalidData` if the two sides do not agree on TLS.
 pub fn connected(
     socket: TcpStream,
     tls: Option<&Tls>,
@@ -188,7 +188,7 @@ mod tests {
 
     use super::*;
 
-    /// What it takes to hear of a loss: nothing that is tried on one machine loses packets.
+    /// Checks the settings that reveal a loss: no test on one machine loses packets.
     #[test]
     fn both_sides_hear_of_a_loss_without_a_word() {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();

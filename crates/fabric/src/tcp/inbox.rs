@@ -9,7 +9,7 @@ use crate::{CallError, OpError, OpErrorKind};
 /// Room for answers, at first.
 const INPUT_BYTES: usize = 128 << 10;
 
-/// What an answer belongs to.
+/// Post and part that an answer belongs to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waiting {
     /// The post, and which part of it.
@@ -17,7 +17,7 @@ pub(super) struct Waiting {
     pub(super) part: u32,
 }
 
-/// Where answers go.
+/// Destination of answers.
 pub(super) trait Sink {
     /// The answer to one part of a post; false if it is not what was asked for.
     fn answer(&mut self, waiting: Waiting, status: Status, content: &[u8]) -> bool;
@@ -37,7 +37,7 @@ pub(super) enum Ended {
     Fenced,
 }
 
-/// What has come, and who waits for it.
+/// Received bytes, and the posts that wait for answers.
 #[derive(Debug)]
 pub(super) struct Inbox {
     input: Vec<u8>,
@@ -46,8 +46,9 @@ pub(super) struct Inbox {
     /// Those that wait, behind those that have been answered.
     waiting: Vec<Waiting>,
     answered: usize,
-    /// How many of those that wait were posted together, and when; where in `waiting` the last of them end.
+    /// Groups of waiting requests that were posted together: their number and the time of the post.
     posted: VecDeque<(usize, u64)>,
+    /// End of the last such group in `waiting`.
     marked: usize,
     /// Calls whose replies are to come, by their numbers, and the last number.
     calls: BTreeMap<u64, Waiting>,
@@ -94,7 +95,7 @@ impl Inbox {
         self.waiting.push(waiting);
     }
 
-    /// What was posted since the last call was posted at `now_ns`.
+    /// Notes that the requests posted since the last call were posted at `now_ns`.
     pub(super) fn mark(&mut self, now_ns: impl FnOnce() -> u64) {
         let count = self.unmarked();
         if count > 0 {
@@ -107,22 +108,22 @@ impl Inbox {
         self.answered == self.waiting.len() && self.calls.is_empty()
     }
 
-    /// Whether anybody waits who was there at the last [`Inbox::mark`].
+    /// Returns whether a request from before the last [`Inbox::mark`] still waits.
     pub(super) fn is_under_way(&self) -> bool {
         !self.posted.is_empty()
     }
 
-    /// How many have come to wait since then.
+    /// Returns the number of requests posted since then.
     pub(super) fn unmarked(&self) -> usize {
         self.waiting.len() - self.marked
     }
 
-    /// When the oldest of those that wait was posted.
+    /// Time at which the oldest waiting request was posted.
     pub(super) fn oldest_ns(&self) -> Option<u64> {
         self.posted.front().map(|(_, posted_ns)| *posted_ns)
     }
 
-    /// Where what comes next goes. Never empty.
+    /// Room for the next bytes. Never empty.
     pub(super) fn room(&mut self) -> &mut [u8] {
         if self.taken > 0 {
             self.input.copy_within(self.taken..self.filled, 0);

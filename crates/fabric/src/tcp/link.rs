@@ -55,7 +55,7 @@ impl<S> Link<S> {
         }
     }
 
-    /// Whether some of what was written has not been put on the socket (TCP-10).
+    /// Returns whether some written bytes have not been put on the socket (TCP-10).
     #[inline]
     pub(super) fn is_pending(&self) -> bool {
         match self {
@@ -124,7 +124,7 @@ impl<S: Read + Write> Sealed<S> {
         }
     }
 
-    /// Takes some of `bytes`. What the socket does not take at once is pending.
+    /// Takes some of `bytes`. Bytes that the socket does not take at once are pending.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         loop {
             let taken = self.tls.writer().write(bytes)?;

@@ -38,7 +38,7 @@ impl<L: AsFd> DerefMut for Listening<L> {
 
 impl<L: AsFd> Drop for Listening<L> {
     fn drop(&mut self) {
-        // Where the system knows nothing of it, it listens until it is closed.
+        // On a system without this call, the socket listens until it is closed.
         let _ = shutdown(self.0.as_fd(), Shutdown::Both);
     }
 }

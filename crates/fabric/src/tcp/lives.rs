@@ -18,7 +18,7 @@ use super::offer::Way;
 use super::region::Record;
 use crate::Incarnation;
 
-/// Whether a connection's requests are carried out.
+/// State of a gate: decides whether the server carries out a connection's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum GateState {
     Open,
@@ -33,7 +33,7 @@ pub(super) struct Gate {
     state: Mutex<GateState>,
     /// Other ways that the connection has. Taken while the state is held, or alone.
     ways: Mutex<Vec<Box<dyn Way>>>,
-    /// How many are about to shut it.
+    /// Threads that are about to shut it.
     shutting: AtomicUsize,
 }
 
@@ -57,8 +57,8 @@ impl Gate {
         is_open
     }
 
-    /// Cuts all ways and shuts the gate (TCP-7). What could not be cut stays, and can be tried again;
-    /// the gate itself is shut in any case.
+    /// Cuts all ways and shuts the gate (TCP-7). A way that could not be cut stays, and the caller can try
+    /// again; the gate itself is shut in any case.
     pub(super) fn shut(&self, to: GateState) -> Result<(), Uncut> {
         self.shutting.fetch_add(1, Ordering::SeqCst);
         let mut state = self.lock();
@@ -105,7 +105,7 @@ impl std::fmt::Debug for Gate {
 /// One life of a compute server, as this memory server knows it.
 #[derive(Debug)]
 pub(super) struct Life {
-    /// When it was last heard of, in milliseconds since the server's start.
+    /// Time at which it was last heard of, in milliseconds since the server's start.
     heard_ms: AtomicU64,
     /// It has said goodbye, or has been taken for dead once.
     dead: AtomicBool,
@@ -137,7 +137,7 @@ impl Life {
         !self.dead.load(Ordering::SeqCst)
     }
 
-    /// How long it has not been heard of.
+    /// Returns for how long it has not been heard of.
     pub(super) fn silent_ms(&self, now_ms: u64) -> u64 {
         now_ms.saturating_sub(self.heard_ms.load(Ordering::Relaxed))
     }
@@ -223,7 +223,7 @@ impl Lives {
         Ok((life, number, gate))
     }
 
-    /// Whether a life has ended or was not heard of for a whole lease; if so it stays dead. One that
+    /// Returns whether a life has ended or was silent for a whole lease; if so it stays dead. A life that
     /// this server has never heard of may belong to a time before its start.
     pub(super) fn is_dead(&self, who: Incarnation, now_ms: u64) -> bool {
         let Some(life) = self.known().get(&who).cloned() else { return now_ms > 2 * self.lease_ms };
@@ -291,7 +291,7 @@ mod tests {
         assert!(lives.is_dead(WHO, 2));
     }
 
-    /// Who carried out requests again and again got the gate again before those who waited to shut it.
+    /// A connection that carries out requests without a pause lets a fence shut its gate.
     #[test]
     fn requests_let_a_fence_pass() {
         for _ in 0..50 {

@@ -25,7 +25,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # Who is dead
+//! # Deaths
 //!
 //! Each compute server sends signs of life. Memory server 0 is the judge. A compute server that says
 //! goodbye, or is silent for a whole lease, is dead from the first time that anybody asks. Fencing asks
@@ -89,21 +89,21 @@ use link::Link;
 use peers::TcpCalls;
 use wire::{ANSWER_BYTES, Entry, GREETING_BYTES, Hello, Request, Status, VERSION, Verb, Welcome};
 
-/// How long a side that has just been busy asks again before it sleeps.
+/// Time for which a side polls after its last work before it sleeps.
 pub(crate) const SPIN: Duration = Duration::from_micros(50);
 
-/// Which memory servers, and how patient to be with them.
+/// Memory servers of a pool, and time limits for them.
 #[derive(Clone, Debug)]
 pub struct TcpConfig {
     /// One address per memory server, in the order of their numbers.
     pub servers: Vec<SocketAddr>,
-    /// How long a connection may take to come about.
+    /// Longest time for making a connection.
     pub connect_timeout: Duration,
-    /// How long an operation may take before it fails with `Timeout`.
+    /// Time after which an operation fails with `Timeout`.
     pub op_timeout: Duration,
-    /// How long a call that is over may be kept by what it has begun on a server that cannot be
-    /// reached, and must not leave half done. Then this compute server gives the pool up: it says
-    /// goodbye, as if it had been fenced, and others finish or undo what it has begun.
+    /// Longest wait at the end of a call for operations that it must not leave half done, on an unreachable
+    /// server. Then this compute server gives the pool up: it says goodbye, as if it had been fenced, and
+    /// others finish or undo the operations.
     pub linger_timeout: Duration,
     /// Connections are encrypted, and both sides show certificates.
     pub tls: Option<Tls>,
@@ -127,7 +127,7 @@ impl TcpConfig {
 #[derive(Clone, Debug)]
 pub struct Tcp(Arc<Shared>);
 
-/// What the endpoints of a process share.
+/// State that the endpoints of a process share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     config: TcpConfig,
@@ -144,7 +144,7 @@ pub(crate) struct Shared {
     heart: Heart,
 }
 
-/// What a server exposes.
+/// Memory that a server exposes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Memory {
     bytes: u64,
@@ -221,7 +221,7 @@ impl Tcp {
         (counters, shared.incarnation.0 ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }
 
-    /// What its endpoints share.
+    /// State that its endpoints share.
     #[cfg(feature = "verbs")]
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.0
@@ -254,7 +254,7 @@ impl Shared {
         }
     }
 
-    /// What a thread's connections are for.
+    /// Use of a thread's connections.
     fn of_thread(&self) -> Use {
         if self.by_card { Use::BesideCard } else { Use::Operations }
     }
@@ -312,7 +312,7 @@ impl Fabric for Tcp {
     }
 }
 
-/// What a connection is for.
+/// Use of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
     /// Signs of life.
@@ -451,7 +451,7 @@ fn greet_at(
 
 /// Why a connection ended while it was greeted, if TLS has to do with it. `first` is what came first.
 fn distrust(error: &io::Error, first: u8, has_tls: bool) -> Option<String> {
-    /// What an alert of TLS begins with.
+    /// First byte of a TLS alert.
     const ALERT: u8 = 21;
     let source = error.get_ref().and_then(|source| source.downcast_ref::<rustls::Error>());
     match source {
@@ -509,7 +509,7 @@ pub(crate) fn ask_once(
     })
 }
 
-/// Greets anew, in the place of connection `replaces`. Who answers must be who was there before.
+/// Greets anew, in the place of connection `replaces`. The server must expose the same memory as before.
 fn greet_again(
     shared: &Shared,
     server: ServerId,

@@ -10,7 +10,7 @@ use super::call::Caller;
 
 /// Makes ways, on the server.
 pub(crate) trait Offer: Send + Sync {
-    /// Whether atomics by its ways and by the processor are atomic against each other.
+    /// Returns whether atomics by its ways and by the processor are atomic against each other.
     fn mixes(&self) -> bool;
 
     /// Answers a question. `None` if it is not of the protocol. RPCs that come the way that is made are
@@ -18,7 +18,7 @@ pub(crate) trait Offer: Send + Sync {
     fn answer(&self, question: &[u8], caller: Caller) -> Option<Offered>;
 }
 
-/// What a question has brought.
+/// Result of a question.
 pub(crate) struct Offered {
     pub(crate) answer: Vec<u8>,
     /// A way that was made.
@@ -27,7 +27,7 @@ pub(crate) struct Offered {
 
 /// A way to the server's words. Dropped, it is cut too, but nobody learns whether that was done.
 pub(crate) trait Way: Send {
-    /// When this has succeeded, nothing that came this way takes effect any more. It may be called
-    /// again if it has failed.
+    /// Cuts the way: after success, nothing that came by it takes effect any more. After a failure it may be
+    /// called again.
     fn cut(&mut self) -> io::Result<()>;
 }

@@ -3,7 +3,7 @@
 /// Kept at the end of a burst; more is given back.
 const KEPT_MAX: usize = 1 << 20;
 
-/// Bytes on their way out. What has been initialised once is not initialised again.
+/// Bytes to send. Memory that was initialised once is not initialised again.
 #[derive(Debug, Default)]
 pub(super) struct Output {
     bytes: Vec<u8>,
@@ -12,12 +12,12 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// What has not been sent.
+    /// Returns the bytes that have not been sent.
     pub(super) fn unsent(&self) -> &[u8] {
         &self.bytes[self.sent..self.filled]
     }
 
-    /// How many bytes that is.
+    /// Returns their number.
     #[inline]
     pub(super) fn unsent_bytes(&self) -> usize {
         self.filled - self.sent

@@ -36,12 +36,12 @@ const MAGIC: u64 = u64::from_le_bytes(*b"FARLEAFR");
 const VERSION: u64 = 1;
 /// Words of the header that are used.
 const HEADER_WORDS: usize = 6;
-/// Where the fenced stand, and the exposed words: at a huge page's border, for files on memory that
-/// has such pages.
+/// Words of the fenced incarnations, and byte at which the exposed words begin: a huge page's border, for
+/// files on memory that has such pages.
 const FENCED_AT: usize = 4096 / 8;
 pub(super) const WORDS_AT: u64 = 2 << 20;
 
-/// Whether a region lies on huge pages that were set aside for it.
+/// Use of huge pages that were set aside for a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HugePages {
     /// It does.
@@ -59,11 +59,11 @@ pub struct Region {
     huge_pages: HugePages,
 }
 
-/// What of a server's knowledge has to outlive it.
+/// Knowledge of a server that has to outlive it.
 #[derive(Debug)]
 pub(super) struct Record {
     words: Words,
-    /// How many have been fenced.
+    /// Number of fenced incarnations.
     fenced: Mutex<usize>,
     /// Keeps other servers away.
     _file: Locked,
@@ -92,9 +92,9 @@ impl Region {
         Region { words, id, record: None, huge_pages: HugePages::No }
     }
 
-    /// The memory in the file at `path`, of memory server `server` of `servers`, as it was left. A
-    /// file that is not there is made, with `bytes` zeroed bytes. What a server of a pool exposes may
-    /// lie on any file system that can map files; on `/dev/shm` and the like it is plain memory.
+    /// The memory in the file at `path`, of memory server `server` of `servers`, as it was left. If there is
+    /// no file, this makes one of `bytes` zeroed bytes. The file may lie on any file system that can map
+    /// files; on `/dev/shm` and the like it is plain memory.
     ///
     /// `path` may be a device of memory, as `/dev/dax0.0`: of one that nobody has, all is taken unless `bytes` says
     /// less, and set to zero.
@@ -168,7 +168,7 @@ impl Region {
         } else {
             let of_bytes = dax.region_bytes(path, bytes)?;
             check_geometry(1, of_bytes)?;
-            // Whose maker has died before it wrote the magic word may have more of a header.
+            // If its maker died before it wrote the magic word, there may be more of a header.
             let is_zero = |word: &AtomicU64| word.load(Ordering::SeqCst) == 0;
             if header[0] != 0 || !record.as_slice()[HEADER_WORDS..].iter().all(is_zero) {
                 let why =
@@ -253,14 +253,14 @@ impl Region {
         self.words.bytes()
     }
 
-    /// Whether it lies on huge pages that were set aside.
+    /// Returns whether it lies on huge pages that were set aside.
     pub fn huge_pages(&self) -> HugePages {
         self.huge_pages
     }
 }
 
 impl Record {
-    /// Who has been fenced.
+    /// Returns the fenced incarnations.
     pub(super) fn fenced(&self) -> Vec<Incarnation> {
         let count = *self.fenced.lock().unwrap_or_else(PoisonError::into_inner);
         let mut words = vec![0; count];
@@ -467,7 +467,7 @@ mod tests {
         fill(WORDS_AT, &[0; 4]).expect("write");
         assert!(why(Some(4 * WORDS_AT), 0).contains("has room for 6291456 bytes"));
         assert!(why(Some(100), 0).contains("multiple of 4096"));
-        // What lies behind is set to zero; a maker that died has left no more than that.
+        // The rest is set to zero; a maker that died leaves no more than that.
         fill(WORDS_AT + 800, b"rubbish").expect("write");
         fill(8, &[1, 0, 0, 0, 0, 0, 0, 0]).expect("write");
         let made = open_on(None, 0).expect("make");

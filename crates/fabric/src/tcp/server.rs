@@ -25,24 +25,24 @@ use crate::{FabricError, Processors, ServerId, Service, ServiceId, Words};
 pub(super) const LISTENER: Token = Token(usize::MAX);
 pub(super) const WAKER: Token = Token(usize::MAX - 1);
 
-/// How a memory server serves.
+/// Settings of a memory server.
 #[derive(Clone, Debug)]
 pub struct MemoryServerConfig {
-    /// Where it listens. Port 0 takes a free one; see [`MemoryServer::address`].
+    /// Address to listen at. Port 0 takes a free one; see [`MemoryServer::address`].
     pub listen: SocketAddr,
     /// Its number in the pool.
     pub server: ServerId,
-    /// How many memory servers the pool has.
+    /// Number of memory servers in the pool.
     pub servers: usize,
     /// Threads that serve connections.
     pub threads: usize,
-    /// Where these threads stay, if some are named: one on each in turn.
+    /// Processors for these threads, if some are named: one for each thread in turn.
     pub pin: Processors,
-    /// How long a compute server is believed to live without a sign of life.
+    /// Time without a sign of life after which a compute server counts as dead.
     pub lease: Duration,
     /// Most connections at a time.
     pub connections_max: usize,
-    /// How long a connection may take to greet before it is closed.
+    /// Time after which a connection that has not greeted is closed.
     pub greeting_timeout: Duration,
     /// Allows an address that others than this machine can reach although nobody is authenticated and
     /// nothing encrypted, as there is no `tls`: whoever reaches it can read and destroy the pool.
@@ -76,7 +76,7 @@ pub struct MemoryServer {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What the threads of a server share.
+/// State that the threads of a server share.
 pub(super) struct Shared {
     pub(super) host: Arc<Host>,
     listen: SocketAddr,
@@ -205,7 +205,7 @@ impl MemoryServer {
         Ok(server)
     }
 
-    /// Where it listens.
+    /// Returns the address at which it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -221,7 +221,7 @@ impl MemoryServer {
         services.write().unwrap_or_else(PoisonError::into_inner).insert(id, service);
     }
 
-    /// What it has done so far.
+    /// Returns its work so far.
     pub fn served(&self) -> Served {
         self.shared.host.served.sums()
     }

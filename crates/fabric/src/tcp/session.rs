@@ -32,7 +32,7 @@ pub(super) const UNSENT_MAX: usize = 4 << 20;
 /// Requests by which memory is fetched ahead: about as long as it takes to come.
 const AHEAD: usize = 16;
 
-/// What all connections of a server share.
+/// State that all connections of a server share.
 pub(super) struct Host {
     pub(super) server: ServerId,
     pub(super) servers: u16,
@@ -100,7 +100,7 @@ pub(super) enum Gone {
     /// Its compute server has another connection in its place.
     #[error("another connection has taken its place")]
     Replaced,
-    /// A fence, or a closing, that could not be carried out whole. Whoever wants it tries again.
+    /// A fence, or a close, that could not be carried out whole. The caller tries again.
     #[error("a compute server could not be cut off whole")]
     Uncut,
     /// For longer than is allowed.
@@ -108,10 +108,10 @@ pub(super) enum Gone {
     Silent,
 }
 
-/// What lets a connection's operations reach the words one way.
+/// Right of a connection's operations to reach the words one way.
 ///
-/// - **TCP-10** Where the processor's atomics and those of another way are not atomic against each other,
-///   no two connections have passes for different ways.
+/// - **TCP-10** If the processor's atomics and those of another way are not atomic against each other, no two
+///   connections have passes for different ways.
 struct Pass {
     host: Arc<Host>,
     by_card: bool,
@@ -153,7 +153,7 @@ struct Guest {
 impl Drop for Guest {
     fn drop(&mut self) {
         self.replies.iter().for_each(|replies| replies.close());
-        // What cannot be cut stays known, so that a fence tries again (TCP-7).
+        // A way that cannot be cut stays known, so that a fence tries again (TCP-7).
         match self.gate.shut(GateState::Closed) {
             Ok(_) => self.life.leave(self.number),
             // Nor has its way come to an end.
@@ -163,14 +163,14 @@ impl Drop for Guest {
     }
 }
 
-/// What a connection has come to.
+/// State of a connection.
 #[derive(Default)]
 pub(super) struct Session {
     guest: Option<Guest>,
     /// An operation of the chain that is being carried out has failed.
     broken: bool,
     ends: bool,
-    /// What its greeting was answered with, if it was not let in.
+    /// Reason in the answer to its greeting, if it was not let in.
     refused: Option<Entry>,
     /// Called when a reply to a call is ready.
     notify: Option<Notify>,
@@ -198,7 +198,7 @@ impl Session {
         self.guest.is_none()
     }
 
-    /// What its greeting was answered with, if it was not let in.
+    /// Returns the reason in the answer to its greeting, if it was not let in.
     pub(super) fn refused(&self) -> Option<Entry> {
         self.refused
     }
@@ -208,7 +208,7 @@ impl Session {
         self.ends
     }
 
-    /// How long its compute server has been silent.
+    /// Returns for how long its compute server has been silent.
     pub(super) fn silent_ms(&self, now_ms: u64) -> u64 {
         self.guest.as_ref().map_or(0, |guest| guest.life.silent_ms(now_ms))
     }
@@ -280,7 +280,7 @@ impl Session {
                 if let Some(read) = Request::read_alone(head)
                     && !self.broken
                 {
-                    // What is asked for most.
+                    // The most frequent request.
                     taken += REQUEST_BYTES;
                     prefetch(host, &input[taken..], AHEAD);
                     served.count(Verb::Read);
@@ -479,7 +479,7 @@ fn call(host: &Host, target: u64, request: &[u8], output: &mut Output) -> Result
     let at = output.end();
     let room = room.min(LENGTH_MAX);
     let (head, content) = output.room(ANSWER_BYTES + room).split_at_mut(ANSWER_BYTES);
-    // What others have read is not for the handler's caller.
+    // Content that others have read is not for the handler's caller.
     content.fill(0);
     let len = handler.call(&host.words, request, content).len.min(room);
     head.copy_from_slice(&encode_answer(Status::Done, len as u32));

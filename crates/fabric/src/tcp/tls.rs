@@ -20,8 +20,8 @@ use crate::{FabricError, pem};
 /// Files in PEM that say who a process is and whom it trusts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// Certificates of those who vouch for the other processes of the cluster. Whoever shows a
-    /// certificate that they have signed is let in.
+    /// Certificates of the authorities for the other processes of the cluster. A process with a certificate
+    /// that one of them has signed is let in.
     pub ca: PathBuf,
     /// This process's certificate, and those between it and one of the other side's `ca`.
     pub certificate: PathBuf,

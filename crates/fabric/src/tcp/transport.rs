@@ -25,7 +25,7 @@ use crate::{
 /// Drives after which the oldest requests' times are looked at.
 const LOOK_EVERY: u32 = 1_024;
 
-/// What was posted together; comes back with the results in it.
+/// Content of a post; comes back with the results in it.
 #[derive(Debug)]
 pub(crate) enum Payload {
     /// Nothing: the result has been taken.
@@ -101,7 +101,7 @@ impl Kept for Payload {
     }
 }
 
-/// What this thread has posted.
+/// Posts of this thread.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     pub(super) posts: Posts<Payload>,
@@ -109,7 +109,7 @@ pub(super) struct Table {
     region_bytes: Vec<u64>,
 }
 
-/// What is changed by posting and driving.
+/// State that posting and driving change.
 struct State {
     table: Table,
     connections: Vec<Connection>,
@@ -141,7 +141,7 @@ pub(crate) struct Transport {
     shared: Arc<Shared>,
     state: RefCell<State>,
     bell: Bell,
-    /// What else is waited for.
+    /// Another descriptor to wait for.
     other: OnceCell<OwnedFd>,
     drives: Cell<u32>,
     start: Instant,
@@ -197,7 +197,7 @@ impl Transport {
         Ok(())
     }
 
-    /// Whether this compute server has given the pool up.
+    /// Returns whether this compute server has given the pool up.
     #[cfg(feature = "verbs")]
     pub(crate) fn has_given_up(&self) -> bool {
         self.shared.has_given_up()
@@ -481,7 +481,7 @@ impl Driver for Transport {
         self.wake();
     }
 
-    /// What keeps the caller may be an operation on a server that cannot be reached.
+    /// An operation on an unreachable server may keep the caller.
     fn linger(&self, kept: Duration) {
         self.linger_beside(kept, false);
     }
@@ -508,7 +508,7 @@ impl Sink for Table {
             && let Payload::Op(Op::Read { into, .. }) = &mut slot.kept
             && content.len() == into.window_len()
         {
-            // What comes most.
+            // The most frequent answer.
             let at = into.window_start();
             into.bytes_mut()[at..at + content.len()].copy_from_slice(content);
             self.posts.came_back(waiting.slot);
@@ -635,7 +635,7 @@ fn outside(server: ServerId, payload: &Payload, part: usize) -> OpError {
     access::out_of_bounds(None, GlobalAddr::new(server, addr.offset()), bytes)
 }
 
-/// Where a part of a post goes, and how much it moves.
+/// Returns the address of a part of a post, and the bytes that it moves.
 fn target(payload: &Payload, part: usize) -> (GlobalAddr, usize) {
     match payload {
         Payload::Op(op) => (op.addr(), op.bytes()),

@@ -32,7 +32,7 @@ pub(crate) const LENGTH_MAX: usize = 2 << 20;
 /// Most bytes of a question.
 pub(crate) const QUESTION_MAX: usize = 256;
 
-/// What a request asks for.
+/// Kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Verb {
@@ -75,13 +75,13 @@ impl Verb {
         ALL.get(usize::from(byte).wrapping_sub(1)).copied()
     }
 
-    /// Whether it is carried out without the connection's gate.
+    /// Returns whether it is carried out without the connection's gate.
     #[inline]
     pub(crate) fn is_without_gate(self) -> bool {
         matches!(self, Verb::Fence | Verb::IsDead | Verb::Beat | Verb::Bye | Verb::Ask | Verb::Call)
     }
 
-    /// Whether operands of a fixed length follow, and of which.
+    /// Returns the length of its operands, if that is fixed.
     #[inline]
     fn operand_bytes(self) -> Option<usize> {
         match self {
@@ -159,7 +159,7 @@ impl Request {
     }
 }
 
-/// How a request ended.
+/// End of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Status {
@@ -235,7 +235,7 @@ fn decode_other(status: u32, length: usize) -> Result<(Status, usize), Malformed
 /// Bytes of a reply's content in front of the reply.
 pub(crate) const REPLY_WORD_BYTES: usize = 8;
 
-/// What stands in front of a call's request of `length` bytes.
+/// Head of a call with a request of `length` bytes.
 pub(crate) fn call_head(number: u64, service: ServiceId, length: usize) -> Request {
     let offset = number << 16 | u64::from(service.0);
     Request { verb: Verb::Call, more: false, length: length as u32, offset }
@@ -246,7 +246,7 @@ pub(crate) fn called(request: &Request) -> (u64, ServiceId) {
     (request.offset >> 16, ServiceId(request.offset as u16))
 }
 
-/// What stands in front of a reply of `length` bytes.
+/// Head of a reply of `length` bytes.
 pub(crate) fn reply_head(number: u64, outcome: Outcome, length: usize) -> [u8; 16] {
     let mut bytes = [0; 16];
     let content = (REPLY_WORD_BYTES + length) as u32;
@@ -266,7 +266,7 @@ pub(crate) fn decode_reply(content: &[u8]) -> Result<(u64, Outcome, &[u8]), Malf
     Ok((word >> 16, outcome, reply))
 }
 
-/// What a client says first.
+/// First message of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
     pub(crate) version: u32,
@@ -344,7 +344,7 @@ impl fmt::Display for Entry {
     }
 }
 
-/// What a server answers.
+/// Answer of a server to a [`Hello`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Welcome {
     pub(crate) version: u32,
@@ -354,9 +354,9 @@ pub(crate) struct Welcome {
     /// The connection's number, for [`Hello::replaces`].
     pub(crate) connection: u64,
     pub(crate) region_bytes: u64,
-    /// Which memory that is: another number if it is not what it was.
+    /// Identity of the memory: another number once its content is not the same.
     pub(crate) region_id: u64,
-    /// How long a compute server is believed to live without a sign of life.
+    /// Time without a sign of life after which a compute server counts as dead.
     pub(crate) lease_ms: u32,
 }
 
@@ -408,8 +408,8 @@ pub(crate) fn word_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(word)
 }
 
-/// What this fabric gives: words of the server are touched by its own CPU alone, one request after
-/// the other once it has come in whole.
+/// Promises of this fabric: only the server's own CPU touches its words, one request after the other once it
+/// has come in whole.
 pub(crate) const CAPABILITIES: Capabilities = Capabilities {
     write_vs_rmw: true,
     rmw_global: true,

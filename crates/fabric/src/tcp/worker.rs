@@ -23,7 +23,7 @@ use crate::wake::Notify;
 
 /// Connections up to which a spinning thread asks each socket itself rather than the system for all.
 const HOT_MAX: usize = 4;
-/// What a connection is registered for.
+/// Events for which a connection is registered.
 const INTEREST: Interest = Interest::READABLE.add(Interest::WRITABLE);
 /// Turns in which a connection was busy after which the system is not told to look after it any more, as that
 /// costs whoever sends to it, each time.
@@ -46,9 +46,9 @@ const SILENT_LEASES: u64 = 20;
 /// A connection that was busy of late.
 struct Hot {
     at: usize,
-    /// How often it was busy.
+    /// Rounds in which it was busy.
     busy: u32,
-    /// How often it was asked in vain since.
+    /// Polls in vain since then.
     vain: u32,
     /// Nobody but this thread looks after it.
     is_own: bool,
@@ -214,7 +214,7 @@ impl Worker {
         self.hot = hot;
     }
 
-    /// How long nothing has to be done if nothing comes.
+    /// Returns how long this thread may sleep if nothing comes.
     fn patience(&self) -> Option<Duration> {
         if self.listens_again {
             Some(Duration::from_millis(10))
@@ -286,7 +286,7 @@ impl Worker {
                 let session = match &self.shared.host.call_server {
                     None => Session::default(),
                     Some(_) => {
-                        // Whoever calls may wait for long without a word.
+                        // A caller may wait silently for long.
                         let _ = notice_loss(link.socket_ref());
                         Session::notifying(self.notify(at))
                     }
@@ -310,7 +310,7 @@ impl Worker {
         progress
     }
 
-    /// How other threads tell that the connection `at` has replies to send.
+    /// Returns the function by which other threads say that the connection `at` has replies to send.
     fn notify(&self, at: usize) -> Notify {
         let (shared, number) = (Arc::downgrade(&self.shared), self.number);
         Arc::new(move || {
@@ -400,7 +400,7 @@ struct Refusals {
 }
 
 impl Refusals {
-    /// Whether one more is to be logged; with it, how many before it were not.
+    /// Returns whether to log one more, with the number of unlogged ones before it.
     fn may_tell(&mut self) -> Option<u32> {
         if self.since.elapsed() > Duration::from_secs(1) {
             (self.since, self.told) = (Instant::now(), 0);
@@ -416,11 +416,11 @@ impl Refusals {
 
 struct Connection {
     link: Link<TcpStream>,
-    /// Who is on the other side, as far as the system knows.
+    /// Address of the other side, as far as the system knows.
     peer: Option<SocketAddr>,
     session: Session,
     since: Instant,
-    /// What has come, from `taken` to `filled` not carried out yet.
+    /// Received bytes, those from `taken` to `filled` not carried out yet.
     input: Vec<u8>,
     taken: usize,
     filled: usize,
@@ -465,7 +465,7 @@ impl Connection {
                 continue;
             }
             if self.is_closed {
-                // Who only sends no more still gets the answers.
+                // A client that has shut down its sending side still gets the answers.
                 return if self.has_sent_all() { Err(Gone::Ended) } else { Ok(progress) };
             }
             let (count, is_full) = self.receive()?;
@@ -476,7 +476,7 @@ impl Connection {
             if count > 0 {
                 self.take(shared)?;
             }
-            // Saves asking once more. What ends behind what has come would not be told again.
+            // Saves one more read. But the system does not notify again of an end behind these bytes.
             let may_go_on = is_full || is_closed || self.is_closed || self.is_held;
             if !may_go_on && !self.session.is_stranger() && !self.session.ends() {
                 self.send()?;

@@ -16,7 +16,7 @@ use crate::tcp::call::head;
 pub(super) struct Calls {
     unsent: VecDeque<Waiting>,
     sent: VecDeque<Waiting>,
-    /// When a send queue was last looked after because nothing came.
+    /// Time of the last probe of a silent send queue.
     probed_ns: u64,
 }
 
@@ -25,7 +25,7 @@ struct Waiting {
     slot: u32,
     /// Owns the request until it has been sent.
     hold: Option<Rc<Hold>>,
-    /// When it was first seen waiting.
+    /// Time at which it was first seen waiting.
     since_ns: Option<u64>,
 }
 
@@ -34,7 +34,7 @@ impl Calls {
         self.unsent.is_empty() && self.sent.is_empty()
     }
 
-    /// Whether answers are to come.
+    /// Returns whether answers are to come.
     pub(super) fn awaits(&self) -> bool {
         !self.sent.is_empty()
     }
@@ -75,7 +75,7 @@ impl Calls {
         is_answer
     }
 
-    /// How long the oldest has been waiting: since the first look at it.
+    /// Returns the wait of the oldest, since the first look at it.
     pub(super) fn look(&mut self, now_ns: u64) -> u64 {
         for calls in [&mut self.unsent, &mut self.sent] {
             for call in calls.iter_mut().rev().take_while(|call| call.since_ns.is_none()) {
@@ -86,8 +86,8 @@ impl Calls {
         oldest.map_or(0, |since_ns| now_ns.saturating_sub(since_ns))
     }
 
-    /// Whether the send queue is to be looked after: an answer has been due for `every_ns`, and so has the last
-    /// look.
+    /// Returns whether to probe the send queue: an answer has been due for `every_ns`, and the last probe is
+    /// as old.
     pub(super) fn is_due(&mut self, waited_ns: u64, now_ns: u64, every_ns: u64) -> bool {
         let is_due = self.awaits()
             && waited_ns >= every_ns

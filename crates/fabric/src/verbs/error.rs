@@ -12,7 +12,7 @@ pub enum VerbsError {
          rdma-core, or use tcp"
     )]
     NoLibrary {
-        /// What the dynamic linker said.
+        /// The dynamic linker's error.
         why: String,
     },
     /// There is no card, or not the one that was asked for.
@@ -35,9 +35,9 @@ pub enum VerbsError {
     Denied {
         /// The device.
         device: String,
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// Memory cannot be locked for the card.
@@ -54,7 +54,7 @@ pub enum VerbsError {
         bytes: u64,
         /// `RLIMIT_MEMLOCK`, if there is one.
         limit_bytes: Option<u64>,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The port is not there or has no link.
@@ -64,7 +64,7 @@ pub enum VerbsError {
         device: String,
         /// The port, from 1.
         port: u8,
-        /// What is wrong with it.
+        /// The fault of the port.
         why: String,
     },
     /// The GID index that was asked for is not in the table, or its entry is empty.
@@ -88,7 +88,7 @@ pub enum VerbsError {
     Unfit {
         /// The device.
         device: String,
-        /// What it lacks.
+        /// The missing capability.
         why: String,
     },
     /// A setting that makes no sense.
@@ -99,9 +99,9 @@ pub enum VerbsError {
     Failed {
         /// The device.
         device: String,
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }

@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 
-/// What a client has sent, and got back.
+/// Requests that a client has sent, and their answers.
 ///
 /// - **VERBS-11** One of the granted places is in use from when a request is put into it until that has been
 ///   sent and answered.
@@ -22,12 +22,12 @@ impl Asked {
         Asked { granted: granted.into(), put: 0, sent: 0, answered: 0 }
     }
 
-    /// Whether any may be under way.
+    /// Returns whether any request may be under way.
     pub(crate) fn is_granted(&self) -> bool {
         self.granted > 0
     }
 
-    /// Whether one more request may be put into its place (VERBS-11).
+    /// Returns whether one more request may be put into its place (VERBS-11).
     pub(crate) fn has_room(&self) -> bool {
         self.put - self.answered.min(self.sent) < self.granted
     }
@@ -65,7 +65,7 @@ impl Asked {
     }
 }
 
-/// What has come to a server, and was sent back.
+/// Requests that a server has received, and its answers.
 ///
 /// - **VERBS-12** A request is carried out only when the place of its answer has nothing in it that is being
 ///   sent. There are as many places as requests may be under way.
@@ -127,7 +127,7 @@ mod tests {
         /// Posted receives of the other end.
         receives: u64,
         untold: u64,
-        /// What stands in each place, until that is told.
+        /// Messages in the places, until their ends are reported.
         places: VecDeque<u64>,
     }
 
@@ -158,8 +158,8 @@ mod tests {
         }
     }
 
-    /// Whatever the interleaving: no message ever meets an empty receive queue or another's place, and all
-    /// are answered once, in order.
+    /// For each interleaving: no message meets an empty receive queue or another's place, and all are
+    /// answered once, in order.
     #[test]
     fn a_receive_is_always_there() {
         const ALL: u64 = 200;

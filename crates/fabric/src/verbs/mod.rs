@@ -67,10 +67,10 @@ use crate::{
 };
 use place::Place;
 
-/// Which memory servers, by which card, and how.
+/// Memory servers of a pool, the card that reaches them, and settings.
 #[derive(Clone, Debug)]
 pub struct VerbsConfig {
-    /// Where the memory servers listen, and how patient to be with them.
+    /// Addresses of the memory servers, and time limits for them.
     pub tcp: TcpConfig,
     /// The card of this side.
     pub card: CardConfig,
@@ -113,7 +113,7 @@ pub fn devices() -> Result<Vec<String>, VerbsError> {
 #[derive(Clone, Debug)]
 pub struct Verbs(Arc<Shared>);
 
-/// What the endpoints of a process share.
+/// State that the endpoints of a process share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     tcp: Tcp,

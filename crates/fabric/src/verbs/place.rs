@@ -13,7 +13,7 @@ const GIDS: u32 = 64;
 /// Most bytes of one operation; a card must carry them in one message.
 const MESSAGE_BYTES: u32 = 2 << 20;
 
-/// Which card, port and address to use; what is left out is chosen.
+/// Choice of card, port and address; a missing one is chosen by [`CardConfig`]'s rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CardConfig {
     /// Name of the device, as `ibv_devices` lists it. Else the first with an active port.
@@ -126,7 +126,7 @@ fn best_gid(device: &Device, port: u8, facts: &PortFacts) -> u8 {
     best.map_or(0, |(_, index)| index as u8)
 }
 
-/// What the kernel says of an entry, as in `RoCE v2`.
+/// Returns the kernel's type of an entry, as in `RoCE v2`.
 fn gid_type(device: &str, port: u8, index: u32) -> String {
     let path = format!("/sys/class/infiniband/{device}/ports/{port}/gid_attrs/types/{index}");
     fs::read_to_string(path).unwrap_or_default()

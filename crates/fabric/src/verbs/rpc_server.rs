@@ -109,7 +109,7 @@ impl RpcServer {
         Ok(RpcServer { inner, thread: Some(thread) })
     }
 
-    /// What its queue pairs complete to.
+    /// Completion queue of its queue pairs.
     pub(super) fn completions(&self) -> &Arc<Completions> {
         &self.inner.completions
     }
@@ -141,7 +141,7 @@ impl Place {
     /// Posts the receives of a pair that is not connected.
     ///
     /// # Errors
-    /// What the library said.
+    /// The library's error.
     pub(super) fn expect(&self, pair: &mut QueuePair, calls: u16) -> io::Result<()> {
         (0..u64::from(calls)).try_for_each(|number| pair.expect(number, self.number))
     }
@@ -153,7 +153,7 @@ impl Place {
 }
 
 impl Drop for Place {
-    /// Whose queue pair has been destroyed, or was never connected.
+    /// The caller has destroyed the queue pair, or never connected it.
     fn drop(&mut self) {
         let rpc_slot = self.inner.rpc_slots().remove(&self.number);
         self.inner.left.fetch_add(1, Ordering::SeqCst);
@@ -187,7 +187,7 @@ impl RpcSlot {
     }
 }
 
-/// What has become of an RPC slot's turn.
+/// Outcome of an RPC slot's turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
     /// A request was carried out.
@@ -225,7 +225,7 @@ impl Clerk {
                 thread::yield_now();
                 continue;
             }
-            // What completes between the look and the wait is told, but not what came before.
+            // A completion between the poll and the wait raises an event; an earlier one does not.
             let is_armed = self.inner.completions.arm();
             if self.collect() {
                 continue;

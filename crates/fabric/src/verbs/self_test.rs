@@ -20,7 +20,7 @@ use crate::raw::verbs::{
 };
 use crate::{GlobalAddr, Op, Ops, ServerId, Words};
 
-/// How long one operation may take.
+/// Longest time for one operation.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// READs that race with WRITEs, and how long that may take.
 const RACES: usize = 1_000;
@@ -28,7 +28,7 @@ const RACE: Duration = Duration::from_millis(60);
 /// Words of the line that is raced for.
 const LINE: usize = 8;
 
-/// What a card was found to do.
+/// Behaviour that the test found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Findings {
     /// A READ that raced with a WRITE saw a word in part, or the card is known for that.
@@ -54,7 +54,7 @@ pub(super) fn run(place: &Place) -> Result<Findings, VerbsError> {
     })
 }
 
-/// Whether a READ sees a word in part while another queue pair writes it.
+/// Returns whether a READ sees a word in part while another queue pair writes it.
 fn race(place: &Place, key: &Arc<WordsKey>, probe: &mut Probe<'_>) -> Result<bool, VerbsError> {
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {

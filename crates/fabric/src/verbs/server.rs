@@ -31,10 +31,10 @@ pub struct VerbsServer {
     card: String,
 }
 
-/// What its connections share.
+/// State that its connections share.
 struct Cards {
     place: Place,
-    /// Who answers RPCs: as many threads as serve connections.
+    /// Threads that answer RPCs: as many as serve connections.
     desks: Vec<RpcServer>,
     key: WordsKey,
     findings: Findings,
@@ -93,7 +93,7 @@ impl VerbsServer {
         Ok(VerbsServer { server: Arc::new(server), queue_pairs, card: name })
     }
 
-    /// Where it listens.
+    /// Returns the address at which it listens.
     pub fn address(&self) -> SocketAddr {
         self.server.address()
     }
@@ -118,7 +118,7 @@ impl VerbsServer {
         &self.card
     }
 
-    /// What answers on the network. It stops when nobody has it any more.
+    /// Returns the server on the network. It stops when its last holder drops it.
     pub fn memory_server(&self) -> &Arc<MemoryServer> {
         &self.server
     }
@@ -215,7 +215,7 @@ impl Cards {
 /// One end of a connection, counted while it is there.
 struct End {
     rpc_slot: Arc<RpcSlot>,
-    /// Where its RPCs are answered.
+    /// Its place at the thread that answers its RPCs.
     place: Option<rpc_server::Place>,
     count: Option<Arc<AtomicUsize>>,
 }

@@ -25,15 +25,15 @@ use crate::{Buf, Executor, FabricError, GlobalAddr, Op, OpError, OpErrorKind, Se
 
 /// Drives after which the time is looked at.
 const LOOK_EVERY: u32 = 1_024;
-/// How long an answer may take before it is looked whether the server's queue pair is still there: what
-/// has been sent in whole does not fail by itself.
+/// Silence after which the transport probes whether the server's queue pair is still there: a message that
+/// was sent in whole does not fail by itself.
 const PROBE_EVERY: Duration = Duration::from_millis(200);
 
-/// Whether there is a queue pair.
+/// State of the queue pair.
 #[derive(Debug)]
 enum Way {
     Up(Box<SendQueue>),
-    /// A task is getting one. What is posted waits for it.
+    /// A task is connecting one. Posts wait for it.
     Connecting,
     Down,
     /// The server has cut this compute server off.
@@ -49,11 +49,11 @@ struct Line {
     takes_calls: bool,
     /// Posts that wait for the queue pair that is being connected.
     reconnects: Vec<u32>,
-    /// What a send queue begins to count with, so that nothing of an older one is taken for its own.
+    /// First number of the next send queue, so that no completion of an older one counts for it.
     next: u64,
     /// Something has moved, or began to be waited for, since the time was looked at.
     has_moved: bool,
-    /// When that was, as far as it is known.
+    /// Time of that, as far as it is known.
     moved_ns: u64,
 }
 
@@ -142,7 +142,7 @@ impl Transport {
         })
     }
 
-    /// Whether short RPCs to a server go by the card.
+    /// Returns whether short RPCs to a server go by the card.
     pub(super) fn takes_calls(&self, server: ServerId) -> bool {
         self.state.borrow().lines.get(server.index()).is_some_and(|line| line.takes_calls)
     }
@@ -186,8 +186,8 @@ impl Transport {
         self.refusal_of(lines, server)
     }
 
-    /// Begins to get a new queue pair (F10); the slot to wait for, and whether the caller is the one who
-    /// has to connect. What is in flight fails.
+    /// Begins to connect a new queue pair (F10). Returns the slot to wait for, and whether the caller has to
+    /// connect. Operations in flight fail.
     pub(super) fn reconnect(&self, server: ServerId, context: &Context<'_>) -> (u32, bool) {
         let mut state = self.state.borrow_mut();
         let State { lines, posts, posted, answer, .. } = &mut *state;
@@ -204,7 +204,7 @@ impl Transport {
                     if let Way::Up(send_queue) = &mut line.way {
                         send_queue.stop();
                     }
-                    // What has ended by now has ended well.
+                    // An operation that has completed so far has succeeded.
                     self.take_completions(lines, posts, posted, answer);
                 }
                 let line = &mut lines[server.index()];
@@ -222,7 +222,7 @@ impl Transport {
         (index, begins)
     }
 
-    /// What the next send queue to a server begins to count with.
+    /// Returns the first number of the next send queue to a server.
     pub(super) fn next(&self, server: ServerId) -> u64 {
         self.state.borrow().lines[server.index()].next
     }
@@ -237,7 +237,7 @@ impl Transport {
             Ok(send_queue) => {
                 line.takes_calls = send_queue.takes_messages();
                 if !line.takes_calls {
-                    // Whoever tries again goes by the connection.
+                    // A caller that tries again goes by the connection.
                     line.calls.lose(unavailable(server.index()), posts);
                 }
                 line.way = Way::Up(Box::new(send_queue));
@@ -362,12 +362,12 @@ impl Line {
         self.backlog.push_back(work);
     }
 
-    /// Whether anybody waits for something of it.
+    /// Returns whether anybody waits for it.
     fn is_waiting(&self) -> bool {
         self.has_operations() || !self.calls.is_empty()
     }
 
-    /// Whether anything is posted, or waits for that.
+    /// Returns whether operations are in flight, or wait to be posted.
     fn has_operations(&self) -> bool {
         let in_flight = matches!(&self.way, Way::Up(send_queue) if send_queue.in_flight() > 0);
         in_flight || !self.backlog.is_empty()
@@ -390,12 +390,12 @@ impl Line {
     }
 }
 
-/// Which operations of a list have to wait for those in front of them.
+/// Fence flags of a list's operations: the flag makes an operation wait for those in front of it.
 ///
-/// A reliable connection carries requests out in the order of posting, but for one thing: READs and
-/// atomics are answered later, and what comes behind them need not wait for that. So in a chain all that
-/// follows a READ gets the fence flag, and a WRITE behind an atomic too; READs and atomics behind an
-/// atomic are carried out in order by themselves. `docs/design/verbs.md` has the table.
+/// A reliable connection carries requests out in the order of posting, with one exception: it answers READs
+/// and atomics later, and a request behind them need not wait for that. So in a chain, the operation behind a
+/// READ gets the fence flag, and so does a WRITE behind an atomic. The card carries out READs and atomics
+/// behind an atomic in order by itself. `docs/design/verbs.md` has the table.
 struct Plan {
     is_chain: bool,
     read: bool,
@@ -407,7 +407,7 @@ impl Plan {
         Plan { is_chain, read: false, atomic: false }
     }
 
-    /// Whether the next operation gets the fence flag.
+    /// Returns whether the next operation gets the fence flag.
     fn is_fenced(&mut self, op: &Op) -> bool {
         if !self.is_chain {
             return false;
@@ -547,7 +547,7 @@ impl Driver for Transport {
         let is_waiting = self.state.borrow().lines.iter().any(Line::is_waiting);
         let at_most = match is_waiting {
             true => {
-                // What completes between the look and the wait is told, but not what came before.
+                // A completion between the poll and the wait raises an event; an earlier one does not.
                 let is_armed = self.completions.arm();
                 if self.advance() || !is_armed {
                     return self.wake();

@@ -24,7 +24,7 @@ use crate::raw::verbs::Ends;
 pub(super) const VERSION: u32 = 2;
 const BYTES: usize = 64;
 
-/// What the client asks.
+/// Question of the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Question {
     pub(super) version: u32,
@@ -38,7 +38,7 @@ pub(super) struct Question {
     pub(super) calls: u16,
 }
 
-/// How a question was answered.
+/// Outcome of a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Outcome {
@@ -50,7 +50,7 @@ pub(super) enum Outcome {
     NoQueuePair = 3,
 }
 
-/// What the server answers.
+/// Answer of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Answer {
     pub(super) version: u32,

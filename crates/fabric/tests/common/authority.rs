@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use farleaf_fabric::tcp::{Tls, TlsFiles};
 use rcgen::{BasicConstraints, CertificateParams, DistinguishedName, IsCa, Issuer, KeyPair};
 
-/// Who vouches for others, with a folder for their files.
+/// A certificate authority, with a folder for its files.
 pub(crate) struct Authority {
     pub(crate) folder: PathBuf,
     issuer: Issuer<'static, KeyPair>,
@@ -56,7 +56,7 @@ impl Authority {
         }
     }
 
-    /// Whom the maker of a folder has given files.
+    /// Loads the files of `who` that the folder's maker has left there.
     pub(crate) fn known(who: &str, folder: PathBuf) -> Tls {
         let file = |name: String| folder.join(name);
         let (certificate, key) = (file(format!("{who}.pem")), file(format!("{who}.key")));

@@ -78,7 +78,7 @@ fn does_everything(fabric: &AnyFabric) -> (Capabilities, bool) {
             other.faa(at(96), 1).await.unwrap();
         });
     });
-    // What was spawned has ended.
+    // The spawned task has ended.
     let done = endpoint.executor().block_on(async { endpoint.faa(at(96), 0).await });
     assert_eq!(done, Ok(1));
     (endpoint.capabilities(), endpoint.is_lossy())

@@ -104,7 +104,7 @@ fn answer(stream: &mut TcpStream) -> (u8, Vec<u8>) {
     (head[0], content)
 }
 
-/// Whether the other side has closed, with nothing more to read.
+/// Returns whether the other side has closed, with nothing more to read.
 fn is_closed(stream: &mut TcpStream) -> bool {
     match stream.read(&mut [0; 8]) {
         Ok(count) => count == 0,
@@ -139,7 +139,7 @@ fn malformed_requests_end_their_connection() {
     ];
     for (number, bad) in bad.iter().enumerate() {
         let mut stream = enter(config.servers[0], 7, 0, 1);
-        // What came in front of it is answered or not; what is behind it does not happen.
+        // A request in front of it is answered or not; one behind it does not happen.
         stream.write_all(bad).unwrap();
         let _ = stream.write_all(&request(FAA, 128, 8, &1_u64.to_le_bytes()));
         assert!(is_closed(&mut stream), "request {number}");
@@ -246,7 +246,7 @@ fn a_slow_reader_costs_little() {
     let grown = resident_bytes().saturating_sub(before);
     // Other tests of this process run meanwhile.
     assert!(grown < 100 << 20, "{grown} bytes are held");
-    // Whoever takes them at last gets all.
+    // A client that takes the answers late gets all of them.
     for _ in 0..count {
         assert_eq!(answer(&mut slow).1.len(), 1 << 20);
     }
@@ -443,7 +443,7 @@ fn a_server_may_go_and_come_back() {
     };
     let again = MemoryServer::start(again, kept).unwrap();
     block_on(&endpoint, async {
-        // What is posted behind a reconnect waits for it (F10).
+        // An operation behind a reconnect waits for it (F10).
         let mut ops = endpoint.ops();
         ops.faa(at(1, 64), 1);
         let both = futures_join(endpoint.reconnect(ServerId(1)), endpoint.chain(ops)).await;
@@ -467,7 +467,7 @@ fn a_server_may_go_and_come_back() {
     assert!(matches!(fabric.endpoint(), Err(FabricError::GivenUp)));
 }
 
-/// What must not stay half done is tried for ever, and used to keep its caller for ever, too.
+/// A call waits for an operation that must not stay half done, but not for ever.
 #[test]
 fn a_call_is_not_kept_for_ever_by_a_server_that_is_gone() {
     let (mut pool, config) = pool(2, LONG);
@@ -648,7 +648,7 @@ fn who_is_silent_is_dead() {
         assert_eq!(answer(&mut silent).0, 0, "not cut off yet");
         assert!(endpoint.is_dead(who).await);
         endpoint.fence(ServerId(0), who).await.unwrap();
-        // Whoever sends signs of life meanwhile lives.
+        // A compute server that sends signs of life meanwhile stays alive.
         assert!(!endpoint.is_dead(one.incarnation()).await);
     });
     let mut again = knock(config.servers[0], &hello(7, 0, 1));
@@ -657,8 +657,8 @@ fn who_is_silent_is_dead() {
     assert_eq!(welcome[12], 3, "fenced for good");
 }
 
-/// What the first half of many tasks have posted is carried out while the others run. Where tasks take long, as
-/// the first ones may, for which memory is taken, a part of the half goes out before, and no more.
+/// The requests of the first half of many tasks leave while the others run. If tasks take long, as the first
+/// ones may, because they allocate, a part of the half leaves before, and no more.
 #[test]
 fn half_of_many_requests_do_not_wait_for_the_others() {
     const TASKS: u64 = 256;

@@ -143,7 +143,7 @@ fn noise_before_the_handshake_harms_nobody() {
             silent.push(stranger);
         } else {
             let _ = stranger.shutdown(std::net::Shutdown::Write);
-            // What comes, if anything, is an alert and the end.
+            // The server sends at most an alert, and then the end.
             let _ = stranger.read_to_end(&mut Vec::new());
         }
         assert_eq!(block_on(&endpoint, endpoint.faa(at(8), 1)).unwrap(), round as u64);

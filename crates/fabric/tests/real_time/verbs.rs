@@ -28,7 +28,7 @@ use farleaf_fabric::{
 
 const LEASE: Duration = Duration::from_millis(500);
 
-/// Whether there is a device. If not, says so, and why; panics if there has to be one.
+/// Returns whether there is a device. If not, prints the reason; panics if there has to be one.
 fn has_card(test: &str) -> bool {
     let why = match devices() {
         Ok(names) if !names.is_empty() => return true,
@@ -91,7 +91,7 @@ fn harness() -> RealHarness<Verbs> {
     RealHarness::new(computers, Box::new(servers), victims, 100)
 }
 
-/// What precedes the servers of a pool by RDMA where a process is told that pool.
+/// Prefix of the servers of a pool by RDMA, in the address that a process gets.
 pub(crate) const POOL: &str = "verbs:";
 
 /// Writes to `addr` until this process is killed.
@@ -283,7 +283,7 @@ fn more_than_fits_waits() {
     assert_eq!(sum, Ok(250));
 }
 
-/// What a card is asked for and does not have is named.
+/// An error names the missing property of the card.
 #[test]
 fn what_is_missing_is_named() {
     let mut config = VerbsConfig::to([SocketAddr::from(([127, 0, 0, 1], 9))]);
@@ -335,7 +335,7 @@ fn what_is_missing_is_named() {
     newer.join().unwrap();
 }
 
-/// What must not stay half done is tried until the pool is given up, as on tcp.
+/// An operation that must not stay half done is tried until the pool is given up, as on tcp.
 #[test]
 fn a_call_is_not_kept_for_ever_by_a_server_that_is_gone() {
     if !has_card("a_call_is_not_kept_for_ever_by_a_server_that_is_gone") {
@@ -392,7 +392,7 @@ fn is_told_why() {
     eprintln!("{error}");
 }
 
-/// Who may not lock memory, or open the device, is told so, with what to do.
+/// A user who may not lock memory, or open the device, learns the reason and the remedy.
 #[test]
 fn a_user_without_rights_is_told_why() {
     use std::fs::{Permissions, set_permissions};

@@ -13,7 +13,7 @@ use crate::verbs::VerbsError;
 
 /// Completions taken at a time.
 const BATCH: usize = 32;
-/// What the numbers of receives have beside their own.
+/// Bit that marks the numbers of receives.
 pub(super) const RECEIVED: u64 = 1 << 63;
 
 /// A completion queue, and the descriptor that tells of it when that was asked for.
@@ -29,10 +29,10 @@ unsafe impl Send for Completions {}
 // SAFETY: as above.
 unsafe impl Sync for Completions {}
 
-/// How a work request ended.
+/// End of a work request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Completion {
-    /// What [`super::SendQueue::post`] gave it, or who posted it on a queue pair.
+    /// Number that [`super::SendQueue::post`], or the poster on a bare queue pair, gave it.
     pub(crate) number: u64,
     /// It is a message that has come, of so many bytes.
     pub(crate) received: Option<u32>,
@@ -113,7 +113,7 @@ impl Completions {
         }
     }
 
-    /// Asks to be told of the next completion. What has come before may not be told: poll once more.
+    /// Asks for an event at the next completion. Earlier completions may raise none: poll once more.
     pub(crate) fn arm(&self) -> bool {
         // SAFETY: the queue and its context are there.
         unsafe {

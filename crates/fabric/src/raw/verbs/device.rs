@@ -35,7 +35,7 @@ unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
 
-/// What a card says of itself.
+/// Facts that a card states about itself.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeviceFacts {
     pub(crate) is_soft_roce: bool,
@@ -51,7 +51,7 @@ pub(crate) struct DeviceFacts {
     pub(crate) global_atomics: bool,
 }
 
-/// What a port says of itself.
+/// Facts that a port states about itself.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PortFacts {
     pub(crate) is_active: bool,
@@ -173,7 +173,7 @@ impl Device {
         self.pd.as_ptr()
     }
 
-    /// What stands at a port, from 1.
+    /// Reads the facts of a port; the first is 1.
     pub(crate) fn port(&self, port: u8) -> Result<PortFacts, VerbsError> {
         let mut attr = ffi::ibv_port_attr::default();
         // SAFETY: the context is open, and there is room for what is written. The function fills
@@ -359,7 +359,7 @@ impl WordsKey {
         self.key.remote()
     }
 
-    /// Where the words begin, as others name it.
+    /// Address at which the other end reaches the words.
     pub(crate) fn base(&self) -> u64 {
         self.words.as_slice().as_ptr().expose_provenance() as u64
     }

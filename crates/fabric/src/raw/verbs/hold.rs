@@ -11,7 +11,7 @@ use std::rc::Rc;
 
 use crate::{Buf, Op, Ops, ServerId, ServiceId};
 
-/// What was posted together.
+/// Operations that were posted together.
 #[derive(Debug)]
 pub(crate) enum Load {
     Empty,

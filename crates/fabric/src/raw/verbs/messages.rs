@@ -51,12 +51,12 @@ impl Messages {
         std::mem::forget(Arc::clone(&self.memory));
     }
 
-    /// Where message `number` is received.
+    /// Byte at which message `number` is received.
     fn received_at(&self, number: u64) -> usize {
         (number % self.count) as usize * self.bytes
     }
 
-    /// Where message `number` is sent from.
+    /// Byte from which message `number` is sent.
     fn sent_at(&self, number: u64) -> usize {
         self.received_at(number) + self.count as usize * self.bytes
     }

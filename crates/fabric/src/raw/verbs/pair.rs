@@ -13,7 +13,7 @@ use super::ffi::{
 use super::messages::Messages;
 use crate::verbs::VerbsError;
 
-/// What both ends of a connection must know of this one.
+/// Facts about one end of a connection that both ends need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ends {
     pub(crate) queue: u32,
@@ -23,7 +23,7 @@ pub(crate) struct Ends {
     pub(crate) lid: u16,
 }
 
-/// Where this end stands.
+/// Settings of this end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Here {
     pub(crate) port: u8,
@@ -36,13 +36,13 @@ pub(crate) struct Here {
     pub(crate) flights: u8,
     /// The MTU's number.
     pub(crate) mtu: u8,
-    /// How long an acknowledgement is waited for: 4.096 us, doubled so many times.
+    /// Wait for an acknowledgement: 4.096 us, doubled so many times.
     pub(crate) timeout: u8,
-    /// How often a packet is sent again. 7 would be for ever on some cards.
+    /// Times that the card sends a packet again. 7 means for ever on some cards.
     pub(crate) retries: u8,
 }
 
-/// How much a queue pair is made for.
+/// Capacity of a queue pair.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Size {
     /// Work requests that may be outstanding.
@@ -151,7 +151,7 @@ impl QueuePair {
         self.inline_max
     }
 
-    /// Whether it has not been destroyed.
+    /// Returns whether it has not been destroyed.
     pub(super) fn is_there(&self) -> bool {
         self.qp.is_some()
     }
@@ -184,7 +184,7 @@ impl QueuePair {
     /// Posts a receive for message `number`; its completion has the number `tag`, below 2^63.
     ///
     /// # Errors
-    /// What the library said; `NotConnected` if the pair is destroyed.
+    /// The library's error; `NotConnected` if the pair is destroyed.
     pub(crate) fn expect(&mut self, number: u64, tag: u64) -> io::Result<()> {
         let Some(qp) = self.qp else { return Err(io::ErrorKind::NotConnected.into()) };
         let mut place = self.messages()?.to_receive(number);
@@ -211,7 +211,7 @@ impl QueuePair {
         Ok(self.messages()?.store(number, parts))
     }
 
-    /// How message `number`, that was put, is sent. Not signalled.
+    /// Work request that sends message `number`, which was put before. Not signalled.
     pub(super) fn message(&self, number: u64, bytes: u32) -> io::Result<Form> {
         let place = self.messages()?.to_send(number, bytes);
         let send_flags = if bytes <= self.inline_max { ffi::IBV_SEND_INLINE } else { 0 };
@@ -221,7 +221,7 @@ impl QueuePair {
     /// Sends message `number`; its completion has the number `tag`.
     ///
     /// # Errors
-    /// What the library said; `NotConnected` if the pair is destroyed.
+    /// The library's error; `NotConnected` if the pair is destroyed.
     ///
     /// # Panics
     /// If it is longer than a place.
@@ -306,9 +306,8 @@ impl QueuePair {
         let _ = self.modify(&mut attr, ffi::IBV_QP_STATE, "stop a queue pair");
     }
 
-    /// Stops and destroys it. When this has succeeded, no request of the other end changes memory
-    /// here any more, and no answer of the other end changes memory here either. It may be called
-    /// again if it has failed.
+    /// Stops and destroys it. After success, no request or answer of the other end changes memory here. After
+    /// a failure it may be called again.
     pub(crate) fn cut(&mut self) -> io::Result<()> {
         self.stop();
         let Some(qp) = self.qp else { return Ok(()) };
@@ -335,7 +334,7 @@ impl Drop for QueuePair {
     }
 }
 
-/// What a work request of one place is to do.
+/// Parameters of a work request with one place.
 pub(super) struct Form {
     pub(super) opcode: u32,
     pub(super) send_flags: u32,

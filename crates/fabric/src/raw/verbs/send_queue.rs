@@ -44,7 +44,7 @@ pub(crate) struct Work {
     pub(crate) is_fenced: bool,
 }
 
-/// What is outstanding.
+/// An outstanding work request.
 #[derive(Debug)]
 enum Entry {
     /// A READ or a WRITE.
@@ -74,7 +74,7 @@ pub(crate) struct SendQueue {
     asked: Asked,
     /// Bytes of messages that were put into their places and not posted.
     unposted: VecDeque<u32>,
-    /// Whether to look if the other end is there.
+    /// The next post tests whether the other end is still there.
     probes: bool,
     /// The list that is being put together: so many of these, and where each of them reads or writes.
     listed: usize,
@@ -84,7 +84,7 @@ pub(crate) struct SendQueue {
     posted: (u64, u64),
 }
 
-/// Which send queue a completion belongs to, and how far it has got.
+/// Index of a completion's send queue, and the completion's count in it.
 pub(crate) fn send_queue_of(number: u64) -> (usize, u64) {
     ((number >> COUNT_BITS) as usize, number & ((1 << COUNT_BITS) - 1))
 }
@@ -132,7 +132,7 @@ impl SendQueue {
     /// Posts the receives for a send queue's answers, as long as its pair is not connected.
     ///
     /// # Errors
-    /// What the library said.
+    /// The library's error.
     pub(crate) fn expect_answers(
         pair: &mut QueuePair,
         index: u16,
@@ -141,12 +141,12 @@ impl SendQueue {
         (0..u64::from(count)).try_for_each(|number| pair.expect(number, tag(index, first + number)))
     }
 
-    /// Whether messages are taken at all.
+    /// Returns whether the other end takes messages at all.
     pub(crate) fn takes_messages(&self) -> bool {
         self.asked.is_granted()
     }
 
-    /// Whether a message may be given to [`SendQueue::put`].
+    /// Returns whether [`SendQueue::put`] may take one more message.
     pub(crate) fn has_room(&self) -> bool {
         self.asked.has_room()
     }
@@ -190,12 +190,12 @@ impl SendQueue {
         self.probes = true;
     }
 
-    /// Whether [`SendQueue::post`] has something of its own to post.
+    /// Returns whether [`SendQueue::post`] has work that comes from no backlog.
     pub(crate) fn has_unposted(&self) -> bool {
         self.probes || !self.unposted.is_empty()
     }
 
-    /// Whether its work request of that number is outstanding.
+    /// Returns whether the work request with that count is outstanding.
     pub(crate) fn is_outstanding(&self, count: u64) -> bool {
         (self.next - self.ring.len() as u64..self.next).contains(&count)
     }
@@ -210,11 +210,11 @@ impl SendQueue {
         self.posted
     }
 
-    /// Posts messages, and as much of `backlog` as there is room for, at most `list_max` in one list; how
-    /// many.
+    /// Posts messages, and as much of `backlog` as there is room for, at most `list_max` in one list. Returns
+    /// the number of work requests.
     ///
     /// # Errors
-    /// What the library said. The send queue is to be cut then; all that was taken from the backlog counts
+    /// The library's error. Then the caller must cut the send queue; all that it took from the backlog counts
     /// as in flight.
     pub(crate) fn post(
         &mut self,
@@ -230,7 +230,7 @@ impl SendQueue {
             {
                 self.add(form, entry);
             }
-            // What stands in front of the backlog counts for it as in flight.
+            // Work requests in front of the backlog count for it as in flight.
             let count = self.ready(backlog, room - self.listed);
             for work in backlog.drain(..count) {
                 let (form, is_atomic) = self.form(&work);
@@ -274,7 +274,7 @@ impl SendQueue {
         Ok(Some((form, Entry::Probe)))
     }
 
-    /// Where the result of the next work request goes (INV-LANE-2).
+    /// Place for the result of the next work request (INV-LANE-2).
     fn result_place(&self) -> ibv_sge {
         let addr = self.results.base() + self.result() as u64 * 8;
         ibv_sge { addr, length: 8, lkey: self.results.local() }
@@ -284,7 +284,7 @@ impl SendQueue {
         self.next as usize % self.depth
     }
 
-    /// How much of `backlog` may go out now, at most `most`.
+    /// Returns how many of `backlog` may go out now, at most `most`.
     ///
     /// Soft-RoCE can forget an operation with the fence flag: its completer looks whether the requester
     /// waits, and the requester begins to wait, at the same moment; then nothing happens until the next post
@@ -317,7 +317,7 @@ impl SendQueue {
         unsafe { self.pair.post(next) }
     }
 
-    /// How an operation is posted, and whether it has a result word.
+    /// Parameters of an operation's work request, and whether it has a result word.
     #[inline(always)]
     fn form(&self, work: &Work) -> (Form, bool) {
         let inline_max = self.pair.inline_max();
@@ -364,8 +364,8 @@ impl SendQueue {
         })
     }
 
-    /// All up to number `count` have ended well: takes their results and calls `done` with their
-    /// slots. What belongs to an earlier send queue is ignored.
+    /// All up to number `count` have succeeded: takes their results and calls `done` with their slots.
+    /// Ignores numbers of an earlier send queue.
     pub(crate) fn retire(&mut self, count: u64, mut done: impl FnMut(u32)) {
         let mut number = self.next - self.ring.len() as u64;
         while number <= count

@@ -49,7 +49,7 @@ fn serve_sums(sim: &Sim) -> Rc<Cell<u64>> {
                 let add = u64::from_le_bytes(incoming.request[..].try_into().unwrap());
                 end.work(200).await;
                 sum.set(sum.get() + add);
-                // Whether it leaves is the caller's business.
+                // If the reply cannot leave, the caller's error says so.
                 let _ = incoming.reply(sum.get().to_le_bytes().to_vec());
             }
         });
@@ -181,7 +181,7 @@ fn a_paused_receiver_replies_when_it_goes_on() {
     assert_eq!(reply.get(), Some(Ok(5)));
 }
 
-/// What was begun at a life that was killed is unknown; what comes later is, too, until its death is known.
+/// After a life was killed, begun calls to it are `Unknown`, and so are later calls until its death is known.
 #[test]
 fn calls_of_a_killed_receiver_end() {
     for seed in 0..30 {

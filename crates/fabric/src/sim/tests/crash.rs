@@ -40,7 +40,7 @@ fn landed(sim: &Sim) -> Vec<u64> {
         .collect()
 }
 
-/// What [`landed`] is when everything has happened.
+/// Result of [`landed`] when everything has happened.
 const ALL: [u64; OPS as usize] = [1, 1, 4, 1, 1, 4, 1, 4, 1];
 
 fn cluster(config: SimConfig) -> Sim {
@@ -173,7 +173,7 @@ fn a_write_lands_in_part() {
     let seen: std::collections::BTreeSet<_> = (0..64).map(subset).collect();
     assert!(seen.len() > 12, "most of the 16 subsets: {seen:?}");
     assert_eq!(subset(5), subset(5));
-    // What is no WRITE does not happen.
+    // An operation that is no WRITE does not happen.
     let (sim, ..) = run(config(1), 3, CrashWay::Within(Landing::Subset(1)));
     assert_eq!(landed(&sim)[..4], [1, 1, 4, 0]);
 }

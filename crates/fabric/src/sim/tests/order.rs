@@ -45,7 +45,7 @@ fn is_whole(word: u64) -> bool {
     word >> 32 == word & 0xffff_ffff
 }
 
-/// How many of the blocks that readers saw were mixed; none may hold a broken word.
+/// Counts the mixed blocks that readers saw; none may hold a broken word.
 fn mixed(config: SimConfig) -> usize {
     let count = Rc::new(Cell::new(0));
     let sum = Rc::clone(&count);

@@ -112,8 +112,8 @@ fn many_clients_of_many_servers_end_and_replay() {
     assert_ne!(run(3), run(4));
 }
 
-/// What is off costs nothing and changes nothing: these runs are from before there were any faults
-/// but torn operations.
+/// A fault that is off costs nothing and changes nothing. The expected hashes are older than all faults but
+/// torn operations.
 #[test]
 fn runs_without_faults_stay_what_they_were() {
     let before = [

@@ -90,7 +90,7 @@ pub(crate) fn asked_to_die() -> Option<(String, GlobalAddr)> {
     Some((env::var(VICTIM_POOL).expect("a pool"), addr))
 }
 
-/// What the process that is to be killed does on `fabric`.
+/// Work on `fabric` of a process that the test kills.
 pub(crate) async fn die<F: Fabric>(
     fabric: F,
     endpoint: F::Endpoint,

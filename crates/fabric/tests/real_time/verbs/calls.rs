@@ -56,7 +56,7 @@ fn serve(server: &VerbsServer) {
     server.serve(SLOW, Arc::new(Slow));
 }
 
-/// What [`Echo`] and [`Slow`] have counted in a word.
+/// Count of [`Echo`] or [`Slow`] in a word.
 fn counted(server: &VerbsServer, word: usize) -> u64 {
     server.words().as_slice()[word].load(Ordering::SeqCst)
 }
