@@ -52,7 +52,7 @@ impl ClusterAddress {
     /// Reads `etcd://host:port,host:port/name`.
     ///
     /// # Errors
-    /// [`ClusterError::Address`], which says what is wrong.
+    /// [`ClusterError::Address`] names the fault.
     pub fn parse(uri: &str) -> Result<Self, ClusterError> {
         let wrong = |why: &str| ClusterError::Address(format!("\"{uri}\" {why}, {EXAMPLE}"));
         let rest =
@@ -79,7 +79,7 @@ impl fmt::Display for ClusterAddress {
     }
 }
 
-/// Nothing that would end the host's part of a URL.
+/// A host has nothing that would end the host's part of a URL.
 fn is_host(host: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
     let inner = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));

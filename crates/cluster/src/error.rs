@@ -4,20 +4,20 @@ use std::net::SocketAddr;
 
 use crate::record::Way;
 
-/// A failed call. Nothing that etcd does or says changes what is in the pool.
+/// A failed call. No failure or answer of etcd changes the content of the pool.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClusterError {
-    /// An address that makes no sense.
+    /// An address that does not parse.
     #[error("{0}")]
     Address(String),
-    /// No server of etcd has answered; what was tried, and why it failed.
+    /// No server of etcd has answered.
     #[error("etcd cannot be reached ({tried}): start it, or correct the addresses")]
     Unreachable {
-        /// Each address with what went wrong there.
+        /// Each address with its error.
         tried: String,
     },
-    /// Files that TLS to etcd takes, and that are no use.
+    /// Files for TLS to etcd that cannot be used.
     #[error("{0}")]
     Files(String),
     /// A server shows a certificate that cannot be trusted.
@@ -31,7 +31,7 @@ pub enum ClusterError {
         /// The fault of the certificate.
         why: String,
     },
-    /// A server lets in nobody without a certificate.
+    /// A server accepts no client without a certificate.
     #[error(
         "etcd at {endpoint} lets in only who shows a certificate: name one and its key (--etcd-tls-cert, \
          --etcd-tls-key)"
@@ -40,7 +40,7 @@ pub enum ClusterError {
         /// The server.
         endpoint: String,
     },
-    /// A server does not accept the certificate that it is shown.
+    /// A server does not accept this process's certificate.
     #[error(
         "etcd at {endpoint} does not accept the certificate that it is shown ({why}): take one that its \
          authority has signed (its --trusted-ca-file) and that is still good"
@@ -51,7 +51,7 @@ pub enum ClusterError {
         /// The server's alert.
         why: String,
     },
-    /// A server speaks TLS, and was not spoken to so.
+    /// A server speaks TLS, and this process does not.
     #[error("etcd at {endpoint} speaks TLS: name the authority of its certificate (--etcd-tls-ca)")]
     WantsTls {
         /// The server.
@@ -66,7 +66,7 @@ pub enum ClusterError {
         /// The server.
         endpoint: String,
     },
-    /// etcd has users, and was asked by nobody.
+    /// etcd has users, and this process named none.
     #[error(
         "etcd at {endpoint} answers its users only: name one (--etcd-user), and a file with the password \
          (--etcd-password-file)"
@@ -75,7 +75,7 @@ pub enum ClusterError {
         /// The server.
         endpoint: String,
     },
-    /// etcd has users, and lets in no certificate that names one by itself.
+    /// etcd has users, and accepts no certificate with a common name.
     #[error(
         "etcd at {endpoint} has users, and its gateway then lets in no certificate that has a common name: \
          take one whose subject has none (--etcd-tls-cert)"
@@ -121,7 +121,7 @@ pub enum ClusterError {
         /// The key of the request behind a space; empty if it had none.
         key: String,
     },
-    /// etcd has understood, and refuses.
+    /// etcd has understood the request, and refuses it.
     #[error("etcd at {endpoint} refuses to {what}: {message}")]
     Refused {
         /// The server.
@@ -133,7 +133,7 @@ pub enum ClusterError {
         /// Its reason.
         message: String,
     },
-    /// Something else answers there.
+    /// The process that answers is no etcd.
     #[error(
         "what answers at {endpoint} is no etcd that can be used ({why}): it takes etcd 3.4 or later"
     )]
@@ -203,7 +203,7 @@ pub enum ClusterError {
         /// The fabric by which clients reach the others.
         others: Way,
     },
-    /// A key of the directory holds what Farleaf has not written.
+    /// A key or value of the directory is not Farleaf's.
     #[error("the key {key} of etcd is no entry of a cluster's directory ({why}): remove it")]
     Foreign {
         /// The key.
@@ -211,7 +211,7 @@ pub enum ClusterError {
         /// The fault of the entry.
         why: String,
     },
-    /// Somebody else has that number.
+    /// Another memory server has that number.
     #[error(
         "cluster \"{name}\" has a memory server {server} already, at {holder}, which is alive: give \
          this one another number (--server), or end that one"

@@ -23,12 +23,13 @@ use crate::{ClusterError, EtcdAccess};
 
 /// Longest wait for one server's answer.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// Longest answer that is read.
+/// Longest answer that the client reads.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
-/// Codes of gRPC: not found; those that another server, or a later try, may answer better.
+/// Codes of gRPC: not found; codes after which another server, or a later try, may succeed.
 const NOT_FOUND: i64 = 5;
 const PASSING: [i64; 3] = [4, 8, 14];
-/// More of them: what makes no sense, is not allowed, does not fit the state; a token that is not good any more.
+/// More codes of gRPC: invalid argument, permission denied, failed precondition, and a token that is no
+/// longer valid.
 const INVALID: i64 = 3;
 const NOT_ALLOWED: i64 = 7;
 const OUT_OF_STATE: i64 = 9;
@@ -49,7 +50,7 @@ pub struct LeaseId(i64);
 pub struct Pair {
     /// The key.
     pub key: String,
-    /// The value; what is no text is replaced by the sign for that.
+    /// The value; bytes that are no text are replaced by U+FFFD.
     pub value: String,
     /// The revision of its last change.
     pub revision: i64,
@@ -57,10 +58,10 @@ pub struct Pair {
     pub lease: Option<LeaseId>,
 }
 
-/// Keys that have been found, in their order.
+/// Keys of an answer, in their order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listing {
-    /// The revision of all of etcd then.
+    /// The revision of all of etcd at that time.
     pub revision: i64,
     /// Keys and values.
     pub pairs: Vec<Pair>,
@@ -80,12 +81,12 @@ pub struct Etcd {
 }
 
 impl Etcd {
-    /// The servers at these addresses, each a host and a port. Asks nobody yet.
+    /// The servers at these addresses, each a host and a port. Sends no request yet.
     pub fn new<S: Into<String>>(endpoints: impl IntoIterator<Item = S>) -> Self {
         Etcd::with(endpoints, &EtcdAccess::default())
     }
 
-    /// The same, reached so.
+    /// The same, with `access` to etcd.
     pub fn with<S: Into<String>>(
         endpoints: impl IntoIterator<Item = S>,
         access: &EtcdAccess,
@@ -110,10 +111,10 @@ impl Etcd {
         self.endpoints.join(",")
     }
 
-    /// A new lease; etcd may make it longer. One that nobody comes to know of ends by itself.
+    /// Makes a new lease; etcd may make it longer. If the answer is lost, the lease ends by itself.
     ///
     /// # Errors
-    /// See [`ClusterError`]; so all of these.
+    /// See [`ClusterError`]; the same holds for all functions here.
     pub fn grant(&self, time: Duration) -> Result<LeaseId, ClusterError> {
         let seconds = time.as_secs().max(1);
         let granted: Granted = self.call(
@@ -124,7 +125,7 @@ impl Etcd {
         Ok(LeaseId(granted.id.0))
     }
 
-    /// Renews a lease; how long it has now, or `None` if it has run out.
+    /// Renews a lease; returns its time to live, or `None` if it has run out.
     ///
     /// # Errors
     /// See [`ClusterError`].
@@ -135,7 +136,7 @@ impl Etcd {
         Ok((seconds > 0).then(|| Duration::from_secs(seconds)))
     }
 
-    /// Ends a lease, and with it the keys that are bound to it. One that has run out is no error.
+    /// Ends a lease, and with it the keys that are bound to it. An expired lease is no error.
     ///
     /// # Errors
     /// See [`ClusterError`].
@@ -147,7 +148,7 @@ impl Etcd {
         }
     }
 
-    /// The value of a key.
+    /// Returns the value of a key.
     ///
     /// # Errors
     /// See [`ClusterError`].
@@ -157,7 +158,7 @@ impl Etcd {
         Ok(self.listing(found)?.pairs.pop())
     }
 
-    /// All keys that begin so.
+    /// Returns all keys with this prefix.
     ///
     /// # Errors
     /// See [`ClusterError`].
@@ -165,7 +166,7 @@ impl Etcd {
         self.list_as(prefix, false)
     }
 
-    /// The same without values.
+    /// Returns all keys with this prefix, without values.
     ///
     /// # Errors
     /// See [`ClusterError`].
@@ -200,9 +201,9 @@ impl Etcd {
         }
     }
 
-    /// Sets a key if its last change is of `revision`, 0 for a key that is not there. Otherwise what is
-    /// there instead, or nothing if it has gone, or the lease has run out. That the same value stands there
-    /// under the same lease counts as done: a request whose answer was lost has set it.
+    /// Sets a key if its last change is of `revision`, 0 for a key that does not exist. Otherwise returns the
+    /// present pair, or nothing if the key has gone or the lease has run out. If the same value already
+    /// stands there under the same lease, that counts as done: a request whose answer was lost has set it.
     ///
     /// # Errors
     /// See [`ClusterError`].
@@ -239,7 +240,7 @@ impl Etcd {
         Ok(if found.as_ref().is_some_and(is_own) { Ok(()) } else { Err(found) })
     }
 
-    /// Removes a key; it may have been gone.
+    /// Removes a key, if it exists.
     ///
     /// # Errors
     /// See [`ClusterError`].
@@ -248,7 +249,7 @@ impl Etcd {
         self.call::<Value>(("remove", key), "/v3/kv/deleterange", &body).map(drop)
     }
 
-    /// Asks one server after the other for `what`, and on which key.
+    /// Sends a request to one server after the other. `what` names the request and its key, for errors.
     fn call<T: DeserializeOwned>(
         &self,
         what: (&'static str, &str),
@@ -275,7 +276,7 @@ impl Etcd {
         Err(wrong.unwrap_or_else(|| ClusterError::Unreachable { tried: tried.join("; ") }))
     }
 
-    /// As the user, if there is one; with a new token if the old one has run out.
+    /// Sends a request as the user, if there is one; with a new token if the old one has run out.
     fn ask<T: DeserializeOwned>(
         &self,
         endpoint: &str,
@@ -317,7 +318,7 @@ impl Etcd {
         })
     }
 
-    /// Gets the user a token, and keeps it.
+    /// Gets a token for the user, and keeps it.
     fn authenticate(&self, endpoint: &str, user: &User) -> Result<String, Asked> {
         let body = json!({ "name": user.name, "password": user.password }).to_string();
         let path = "/v3/auth/authenticate";
@@ -366,7 +367,7 @@ impl Etcd {
             request = request.header("Authorization", token);
         }
         let mut answer = request.send(body).map_err(|error| match error {
-            // It has answered, and not in HTTP.
+            // The server has answered, and not in HTTP.
             ureq::Error::Protocol(error) => not_etcd(error.to_string()),
             error => passing(error),
         })?;
@@ -382,7 +383,7 @@ impl Etcd {
         }
         let answer: Value = serde_json::from_slice(&bytes)
             .map_err(|error| not_etcd(format!("it answers {status} to {path}: {error}")))?;
-        // A call that could have many answers is refused within one, with status 200.
+        // The gateway refuses a call with a stream of answers within an answer, with status 200.
         let refused = if status == 200 { answer.get("error") } else { Some(&answer) };
         let Some(refused) = refused else {
             return T::deserialize(answer)
@@ -407,13 +408,13 @@ impl Etcd {
     }
 }
 
-/// Why a server has not done it.
+/// Failure of a request to one server.
 enum Asked {
-    /// Another one may.
+    /// Another server may succeed.
     Passing(String),
-    /// It is not to be spoken to so; perhaps another one is.
+    /// This server does not accept such requests; another one may.
     Wrong(ClusterError),
-    /// None will.
+    /// No server will succeed.
     Final(ClusterError),
 }
 
@@ -543,7 +544,7 @@ fn put_of(key: &str, value: &str, lease: Option<LeaseId>) -> Value {
     json!({ "key": coded(key), "value": coded(value), "lease": lease })
 }
 
-/// The first key behind all that begin so.
+/// Returns the first key behind all keys with this prefix.
 fn end_of(prefix: &str) -> Vec<u8> {
     let mut end = prefix.as_bytes().to_vec();
     // UTF-8 has no byte 0xff, so the last one can be counted up.

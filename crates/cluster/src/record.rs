@@ -71,7 +71,7 @@ impl TryFrom<String> for PoolId {
     }
 }
 
-/// The pool of a cluster.
+/// The pool of a cluster, as the directory names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolRecord {
     id: PoolId,
@@ -84,7 +84,7 @@ impl PoolRecord {
         PoolRecord { id: PoolId(id), servers }
     }
 
-    /// The number that it was given when it was made.
+    /// Returns the number that the pool got when it was made.
     pub fn id(&self) -> u128 {
         self.id.0
     }
@@ -110,7 +110,7 @@ impl fmt::Display for Way {
     }
 }
 
-/// A memory server.
+/// Entry of a memory server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryRecord {
     /// Address at which clients reach it.
@@ -128,8 +128,8 @@ pub struct MemoryRecord {
 }
 
 impl MemoryRecord {
-    /// Memory server `server` of `servers`, reached by TCP; `pool` is the pool whose data it holds, if it holds
-    /// any.
+    /// Memory server `server` of `servers`, reached by TCP. `pool` is the pool whose data it holds, if it
+    /// holds any.
     pub fn new(
         address: SocketAddr,
         (server, servers): (u16, u16),
@@ -140,7 +140,7 @@ impl MemoryRecord {
         MemoryRecord { address, server, servers, bytes, fabric, pool: pool.map(PoolId) }
     }
 
-    /// The same, reached so.
+    /// The same, reached by `fabric`.
     pub fn by(self, fabric: Way) -> Self {
         MemoryRecord { fabric, ..self }
     }
@@ -150,13 +150,13 @@ impl MemoryRecord {
         MemoryRecord { pool: pool.map(PoolId), ..self }
     }
 
-    /// The pool whose data it holds.
+    /// Returns the pool whose data it holds.
     pub fn pool(&self) -> Option<u128> {
         self.pool.map(|pool| pool.0)
     }
 }
 
-/// A compute server.
+/// Entry of a compute server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ComputeRecord {
     /// Address at which it answers other compute servers, if it does.
@@ -172,7 +172,7 @@ pub(crate) struct CoordinatorRecord {
     pub(crate) name: Name,
 }
 
-/// A key that is none of ours, or has a value that makes no sense.
+/// A key that Farleaf does not write, or one with an invalid value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Foreign {
     /// The whole key.
@@ -184,11 +184,11 @@ pub struct Foreign {
 /// The directory of a cluster, all at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Its pool, once one was made.
+    /// Its pool, if one has been made.
     pub pool: Option<PoolRecord>,
     /// Memory servers that are registered, by their numbers.
     pub memory: BTreeMap<u16, MemoryRecord>,
-    /// Compute servers that are.
+    /// Compute servers that are registered.
     pub compute: BTreeMap<Name, ComputeRecord>,
     /// The compute server that recovers the dead, if there is one.
     pub coordinator: Option<Name>,
@@ -199,7 +199,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Reads what was found below `prefix`.
+    /// Parses the keys below `prefix`.
     pub(crate) fn of(prefix: &str, listing: &Listing) -> Self {
         let mut snapshot = Snapshot::default();
         for pair in &listing.pairs {
@@ -234,7 +234,7 @@ impl Snapshot {
     }
 }
 
-/// The number of a memory server as it stands in its key.
+/// Returns the number of a memory server as its key has it.
 pub(crate) fn number_text(server: u16) -> String {
     format!("{server:05}")
 }
@@ -299,7 +299,7 @@ mod tests {
             let found = snapshot(&[("memory/00000", &value)]);
             found.memory.get(&0).map(|record| record.fabric).ok_or(found.foreign)
         };
-        // As it stood before there was a choice.
+        // An entry from before there was a choice.
         assert_eq!(way(""), Ok(Way::Tcp));
         assert_eq!(way(r#","fabric":"tcp""#), Ok(Way::Tcp));
         assert_eq!(way(r#","fabric":"verbs""#), Ok(Way::Verbs));

@@ -19,7 +19,7 @@ const STAND_AFTER: Duration = Duration::from_secs(1);
 const TAKE_TIME: Duration = Duration::from_secs(6);
 const TAKE_EVERY: Duration = Duration::from_millis(200);
 
-/// A lease that is renewed as long as its holder says so.
+/// A lease that its holder renews.
 #[derive(Debug)]
 struct Lease {
     directory: Directory,
@@ -33,8 +33,8 @@ impl Lease {
         Ok(Lease { directory: directory.clone(), id, renewed: Instant::now() })
     }
 
-    /// Renews it if it is time; false if it had run out, with all that was bound to it: it is a new one
-    /// now.
+    /// Renews the lease if it is time. False if the lease had run out, with all keys that were bound to it;
+    /// it is a new lease then.
     fn renew(&mut self) -> Result<bool, ClusterError> {
         if self.renewed.elapsed() < RENEW_EVERY {
             return Ok(true);
@@ -57,11 +57,11 @@ impl Lease {
 enum Taken {
     Own,
     By(SocketAddr),
-    /// It has just run out, or our lease has: the next look finds out more.
+    /// The entry has just run out, or this process's lease has: the next look tells.
     Changing,
 }
 
-/// A memory server's entry.
+/// A memory server's registration: its entry, and the lease that keeps it.
 #[derive(Debug)]
 pub struct MemorySeat {
     lease: Lease,
@@ -70,15 +70,15 @@ pub struct MemorySeat {
 }
 
 impl Directory {
-    /// Registers a memory server. An entry of its number with its very address is of an earlier life of
-    /// its own, and is replaced. One of another address is waited for, up to 6 seconds: it runs out if
-    /// whoever made it is dead.
+    /// Registers a memory server. An entry of its number with its own address is left of its earlier life,
+    /// and is replaced. If an entry has another address, this waits up to 6 seconds: the entry runs out if
+    /// its holder is dead.
     ///
     /// Cost: 3 requests to etcd.
     ///
     /// # Errors
     /// [`ClusterError::NumberTaken`], [`ClusterError::OtherCount`], [`ClusterError::OtherPool`];
-    /// [`ClusterError::Foreign`] for an entry that makes no sense.
+    /// [`ClusterError::Foreign`] for an invalid entry.
     pub fn enter_memory(&self, record: MemoryRecord) -> Result<MemorySeat, ClusterError> {
         self.check_fits(&record)?;
         let mut seat = MemorySeat { lease: Lease::new(self)?, record, is_written: false };
@@ -121,14 +121,14 @@ impl Directory {
 }
 
 impl MemorySeat {
-    /// To be called every second or more often: renews the entry, and makes it anew if it was lost or says
-    /// something else. `pool` is the pool whose data the server holds.
+    /// Renews the entry, and makes it anew if it was lost or has to change. Call it every second or more
+    /// often. `pool` is the pool whose data the server holds.
     ///
     /// Cost: 1 request to etcd each second, 1 more for a change.
     ///
     /// # Errors
-    /// [`ClusterError::NumberTaken`] if another has the number since; others of etcd. The next call tries
-    /// again; the server can go on meanwhile.
+    /// [`ClusterError::NumberTaken`] if another server has got the number; errors of etcd. The next call
+    /// tries again; the server can go on meanwhile.
     pub fn keep(&mut self, pool: Option<u128>) -> Result<(), ClusterError> {
         let is_kept = self.lease.renew()?;
         let record = self.record.holding(pool);
@@ -146,25 +146,25 @@ impl MemorySeat {
     /// Ends the entry.
     ///
     /// # Errors
-    /// See [`ClusterError`]; it then runs out by itself.
+    /// See [`ClusterError`]; the entry then runs out by itself.
     pub fn leave(self) -> Result<(), ClusterError> {
         self.lease.end()
     }
 
-    /// Writes the entry, unless somebody else has it.
+    /// Writes the entry, unless another server has it.
     fn take(&mut self) -> Result<Taken, ClusterError> {
         let directory = &self.lease.directory;
         let key = directory.memory_key(self.record.server);
         let value = to_json(&self.record);
         let mut revision = 0;
-        // First as if nobody had it, then over what was found.
+        // First as if there were no entry, then over the entry that was found.
         for _ in 0..2 {
             match directory.etcd.put_if(&key, &value, Some(self.lease.id), revision)? {
                 Ok(()) => {
                     self.is_written = true;
                     return Ok(Taken::Own);
                 }
-                // It has just run out, or our lease has.
+                // The entry has just run out, or this process's lease has.
                 Err(None) => break,
                 Err(Some(pair)) => {
                     let foreign = |why| ClusterError::Foreign { key: key.clone(), why };
@@ -180,7 +180,7 @@ impl MemorySeat {
     }
 }
 
-/// A compute server's entry, and its part in the election.
+/// A compute server's registration: its entry, and its part in the election.
 #[derive(Debug)]
 pub struct ComputeSeat {
     lease: Lease,
@@ -193,22 +193,22 @@ pub struct ComputeSeat {
 /// State of the directory as a compute server last read it.
 #[derive(Clone, Debug)]
 pub struct View {
-    /// All that stood there.
+    /// The whole directory.
     pub snapshot: Snapshot,
-    /// It is the one who looks after the dead.
+    /// This compute server is the coordinator, which recovers the dead.
     pub is_coordinator: bool,
-    /// Somebody asks it to hand over and leave.
+    /// Somebody asks this compute server to hand over and leave.
     pub is_leaving: bool,
 }
 
 impl ComputeSeat {
-    /// To be called every second or more often: renews the entry, makes it anew if it was lost or says
-    /// something else, looks at the directory, and stands for election if there is no coordinator.
+    /// Renews the entry, reads the directory, and stands for election if there is no coordinator. Makes the
+    /// entry anew if it was lost or has to change. Call it every second or more often.
     ///
     /// Cost: 1 request to etcd, 1 more each second, 1 more for a change or an election.
     ///
     /// # Errors
-    /// See [`ClusterError`]. The next call tries again; nothing that has to do with the pool need wait.
+    /// See [`ClusterError`]. The next call tries again; work on the pool need not wait for it.
     pub fn beat(&mut self, address: Option<SocketAddr>) -> Result<View, ClusterError> {
         let is_kept = self.lease.renew()?;
         self.is_written &= is_kept && address == self.record.address;
@@ -225,10 +225,10 @@ impl ComputeSeat {
         Ok(View { snapshot, is_coordinator, is_leaving })
     }
 
-    /// Ends the entry, and the office with it.
+    /// Ends the entry, and the role of coordinator with it.
     ///
     /// # Errors
-    /// See [`ClusterError`]; it then runs out by itself.
+    /// See [`ClusterError`]; the entry then runs out by itself.
     pub fn leave(self) -> Result<(), ClusterError> {
         self.lease.end()
     }
@@ -236,12 +236,12 @@ impl ComputeSeat {
     fn write(&mut self) -> Result<(), ClusterError> {
         let Lease { directory, id, .. } = &self.lease;
         let key = directory.key(&format!("compute/{}", self.name));
-        // If the lease has run out just now, the next beat finds that.
+        // If the lease has run out just now, the next beat notices it.
         self.is_written = directory.etcd.put(&key, &to_json(&self.record), Some(*id))?;
         Ok(())
     }
 
-    /// Tries to become coordinator; whether it is.
+    /// Tries to become coordinator; returns whether it is.
     fn stand(&self) -> Result<bool, ClusterError> {
         let Lease { directory, id, .. } = &self.lease;
         let value = to_json(&CoordinatorRecord { name: self.name });

@@ -22,7 +22,7 @@ const ANSWER_TIME: Duration = Duration::from_millis(500);
 /// Certificate authorities that this side trusts, and its own certificate.
 #[derive(Clone)]
 pub(crate) struct Tls {
-    /// The same for requests, and for looking at what is wrong.
+    /// The same in the form for requests.
     pub(crate) agent: TlsConfig,
     config: Arc<ClientConfig>,
     has_identity: bool,
@@ -62,12 +62,12 @@ impl Tls {
 
 impl fmt::Debug for Tls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Nothing of a key.
+        // The key is left out.
         f.debug_struct("Tls").field("has_identity", &self.has_identity).finish_non_exhaustive()
     }
 }
 
-/// The same for whom requests are made by, which reads keys from PEM only.
+/// The same for `ureq`, which reads keys from PEM only.
 fn in_agent(chain: &[CertificateDer<'_>], key: &Path) -> Result<ClientCert, ClusterError> {
     let pem = fs::read(key).map_err(ureq::Error::Io);
     let read = pem.and_then(|pem| PrivateKey::from_pem(&pem)).map_err(|error| {
@@ -80,7 +80,7 @@ fn certificates(of: &[CertificateDer<'_>]) -> Vec<Certificate<'static>> {
     of.iter().map(|der| Certificate::from_der(der).to_owned()).collect()
 }
 
-/// With what the system says.
+/// The error, with the system's.
 fn told(error: &FabricError) -> String {
     match error {
         FabricError::Io { source, .. } => format!("{error}: {source}"),
@@ -122,7 +122,7 @@ pub(crate) fn diagnose(endpoint: &str, tls: Option<&Tls>) -> Option<ClusterError
     }
 }
 
-/// Makes a connection with TLS, writes nothing, and waits a moment for what the server says then.
+/// Makes a connection with TLS, writes nothing, and waits a moment for the server's reaction.
 fn shake_hands(endpoint: &str, config: Arc<ClientConfig>) -> io::Result<()> {
     let host = endpoint.rsplit_once(':').map_or(endpoint, |(host, _)| host);
     let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();

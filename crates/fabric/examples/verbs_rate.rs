@@ -29,11 +29,12 @@ use farleaf_fabric::{
 };
 
 const REGION_BYTES: u64 = 1 << 20;
-/// Operations go anywhere into so many bytes: perftest stays within one page, too.
+/// Range of the operations' addresses: perftest stays within one page, as well.
 const PLACES_BYTES: u64 = 4096;
 /// Operations per doorbell of the listed figures.
 const LIST: usize = 16;
-/// Operations of a task before it looks at the clock, which costs as much as some of them where it is emulated.
+/// Operations of a task between two looks at the clock, which costs as much as some of them if it is
+/// emulated.
 const LOOK_EVERY: usize = 64;
 
 type Any = Box<dyn Error>;

@@ -88,14 +88,13 @@ pub trait Fabric: Clone + 'static {
     /// The counters of every endpoint made so far, those of finished threads included.
     fn counters(&self) -> Vec<Arc<Counters>>;
 
-    /// Takes calls in under `number`, from now until this life ends. Once per life. `bytes` of zeroed
-    /// memory will be exposed with it; for now it takes 0. Returns the address that others are to be
-    /// told, where there is one.
+    /// Takes in calls under `number`, from now until this life ends. Call it once per life. `bytes` is for
+    /// memory to expose, and has to be 0. Returns the address for other compute servers, if the fabric has
+    /// addresses.
     ///
     /// # Errors
-    /// [`FabricError::Config`] for a number below [`ServerId::COMPUTE_FIRST`], for `bytes` above 0, for
-    /// a second time, and for an address that may not or cannot be reached; otherwise what the system
-    /// says.
+    /// [`FabricError::Config`] for a number below [`ServerId::COMPUTE_FIRST`], for `bytes` above 0, for a
+    /// second call, and for an address that may not or cannot be used; otherwise the system's error.
     fn expose(
         &self,
         number: ServerId,
@@ -107,8 +106,8 @@ pub trait Fabric: Clone + 'static {
     /// life that the number stood for is detached. Endpoints connect at their first call.
     ///
     /// # Errors
-    /// [`FabricError::Config`] for a number below [`ServerId::COMPUTE_FIRST`], or without an address
-    /// where one is needed.
+    /// [`FabricError::Config`] for a number below [`ServerId::COMPUTE_FIRST`], or if a necessary address is
+    /// missing.
     fn attach(&self, peer: Peer) -> Result<(), FabricError>;
 
     /// Makes `server` stand for nobody. Calls that are posted from now on are `NotBegun`. Those under
@@ -265,8 +264,8 @@ pub trait Endpoint: Clone + 'static {
     /// Idempotent.
     ///
     /// # Errors
-    /// `StillAlive` where only the dead can be fenced (`mapped`) and this one lives; otherwise as
-    /// any operation.
+    /// `StillAlive` if the fabric can fence only the dead (`mapped`) and this one lives; otherwise as any
+    /// operation.
     fn fence(
         &self,
         server: ServerId,
@@ -279,8 +278,8 @@ pub trait Endpoint: Clone + 'static {
     /// earlier ones are dead, and never belong to those. 1 round trip.
     ///
     /// # Errors
-    /// As any operation; `Fenced` if this compute server has been cut off. Then nothing is known
-    /// of what was in flight, and the call may be repeated.
+    /// As any operation; `Fenced` if this compute server has been cut off. Then the outcome of operations in
+    /// flight is unknown, and the call may be repeated.
     fn reconnect(&self, server: ServerId) -> impl Future<Output = Result<(), OpError>>;
 
     /// Returns whether `who` is known to have died or lost its lease. "No" is always a legal answer.
@@ -303,14 +302,13 @@ pub trait Endpoint: Clone + 'static {
     /// Lets the thread's other tasks run.
     fn yield_now(&self) -> impl Future<Output = ()>;
 
-    /// Runs `task` on this thread to its end, whatever becomes of the caller. For work that must
-    /// finish once begun.
+    /// Runs `task` on this thread to its end, even if the caller is dropped. For work that must finish once
+    /// begun.
     fn spawn(&self, task: impl Future<Output = ()> + 'static);
 
     /// The next number of this thread's seeded generator.
     fn random(&self) -> u64;
 
-    /// Stands for `ns` of local CPU work; costs virtual time in the simulator and nothing
-    /// elsewhere.
+    /// Stands for `ns` of local CPU work; costs virtual time in the simulator and nothing elsewhere.
     fn work(&self, ns: u64) -> impl Future<Output = ()>;
 }

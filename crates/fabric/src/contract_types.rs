@@ -22,8 +22,8 @@ impl fmt::Debug for Incarnation {
 
 /// Promises of a fabric beyond the contract. The fabric determines them at its start, and every result prints
 /// them.
-/// An engine that profits from one has the safe way beside it. [`Capabilities::NONE`] is what the
-/// contract alone promises; the correctness suites run with it.
+/// An engine that profits from one has the safe way beside it. [`Capabilities::NONE`] has only the promises
+/// of the contract; the correctness suites run with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     /// Aligned 8-byte words are atomic. The contract demands it; only Soft-RoCE is known to lack

@@ -12,7 +12,7 @@ use crate::{GlobalAddr, Incarnation, ServerId};
 pub struct OpError {
     /// The server that it went to.
     pub server: ServerId,
-    /// Why it failed.
+    /// Reason of the failure.
     pub kind: OpErrorKind,
 }
 
@@ -23,7 +23,7 @@ impl OpError {
     }
 }
 
-/// Why an operation failed.
+/// Reason of an operation's failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpErrorKind {
@@ -74,7 +74,7 @@ pub enum OpErrorKind {
     },
 }
 
-/// For which reason a memory server does not let a program in.
+/// Reason for which a memory server refuses a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -84,11 +84,11 @@ pub enum Refusal {
     OtherVersion,
     /// It has another number, or the pool another number of servers.
     OtherServer,
-    /// It has as many connections as it allows.
+    /// It has as many open connections as it allows.
     Full,
     /// It serves other memory than before.
     OtherMemory,
-    /// One of both sides does not trust the other, or speaks TLS while the other does not.
+    /// One side does not trust the other, or speaks TLS while the other does not.
     NotTrusted,
     /// It was asked for its card, and serves without one.
     NoCard,
@@ -112,7 +112,7 @@ pub enum FabricError {
         /// The system's error.
         source: io::Error,
     },
-    /// Something is there that is not a pool folder, or not a whole one.
+    /// The path holds something else than a pool folder, or an incomplete one.
     #[error("{} is not a usable pool folder: {why}", path.display())]
     NotAPool {
         /// The folder or file.
@@ -120,7 +120,7 @@ pub enum FabricError {
         /// The fault, and the remedy.
         why: String,
     },
-    /// Something is there that a memory server cannot serve.
+    /// The path holds something that a memory server cannot serve.
     #[error("cannot serve {}: {why}", path.display())]
     NotARegion {
         /// The file.
@@ -149,7 +149,7 @@ pub enum FabricError {
         /// The system's error.
         source: io::Error,
     },
-    /// A memory server does not let this program in.
+    /// A memory server refuses this program.
     #[error("memory server {server} at {address} refuses: {why}")]
     Refused {
         /// The server.
@@ -158,7 +158,7 @@ pub enum FabricError {
         address: String,
         /// The server's reason.
         reason: Refusal,
-        /// Why, and what to do.
+        /// The reason, and the remedy.
         why: String,
     },
     /// This compute server has been fenced and must join anew.
@@ -179,7 +179,7 @@ pub enum FabricError {
     NoMemory {
         /// Bytes asked for.
         bytes: u64,
-        /// For which server.
+        /// The server.
         server: ServerId,
     },
 }

@@ -17,9 +17,9 @@ use crate::tasks::{PART, Ready, Tasks};
 use crate::timers::{Moment, Timers};
 use crate::wake::{Home, Notify};
 
-/// Waits shorter than this are spun through: a parked thread wakes later than that.
+/// A thread spins through shorter waits: a parked thread wakes later than that.
 const SPIN_NS: u64 = 60_000;
-/// Ready tasks from which on what the first half of them has posted does not wait for the other.
+/// Number of ready tasks from which on the posts of the first half do not wait for the second half.
 const HALVES_FROM: usize = 96;
 /// Longest time that posts of a part of the tasks wait for the other tasks: about as long as sending takes.
 /// Tasks that compute little are done before.
@@ -37,7 +37,7 @@ pub trait RealTime: Endpoint {
     /// Starts this thread's random numbers anew from `seed`.
     fn seed(&self, seed: u64);
 
-    /// Buffers that are in somebody's hands or with an operation; 0 when all have come home.
+    /// Buffers that a caller or an operation holds; 0 when all are back.
     fn buffers_out(&self) -> usize;
 }
 
@@ -65,7 +65,7 @@ real_time!(crate::verbs::VerbsEndpoint);
 
 /// Work of a fabric for a thread's operations between the thread's tasks.
 pub(crate) trait Driver {
-    /// Sends what was posted and takes what has come, without waiting. True if anything came.
+    /// Sends posts and takes completions, without waiting. True if anything came.
     fn drive(&self) -> bool;
 
     /// Returns whether [`Driver::hurry`] may have work before the next [`Driver::drive`].
@@ -73,8 +73,8 @@ pub(crate) trait Driver {
         false
     }
 
-    /// Some of many tasks have run. Sends what they have posted to servers that have nothing to do for
-    /// this thread meanwhile.
+    /// Some of many tasks have run. Sends their posts to servers that have nothing to do for this thread
+    /// meanwhile.
     fn hurry(&self) {}
 
     /// Returns whether a completion may come at any moment.
@@ -83,7 +83,7 @@ pub(crate) trait Driver {
     /// Waits until something comes, `at_most` has passed, or the notifier is called.
     fn wait(&self, at_most: Option<Duration>);
 
-    /// The root has ended, and for so long tasks have kept its caller. Called before a wait.
+    /// The root has ended, and tasks have kept its caller for this time. Called before a wait.
     fn linger(&self, _kept: Duration) {}
 
     /// Ends a wait from any thread; the next one, if nothing waits (INV-WAKE-1).
@@ -107,8 +107,8 @@ struct Inner {
     spins: Cell<bool>,
 }
 
-/// Threads of this process that look for something to do without sleeping: no more than there are processors.
-/// Any more would keep those from working that they wait for.
+/// Threads of this process that poll without sleeping: at most one per processor. Further ones would take the
+/// CPU from the threads that they wait for.
 static SPINNING: AtomicUsize = AtomicUsize::new(0);
 
 /// Processors of this process; of the thread, if it is the first to ask.
@@ -173,7 +173,7 @@ impl Executor {
         Self::over(None)
     }
 
-    /// An executor for the calling thread that drives a fabric, too.
+    /// An executor for the calling thread that also drives a fabric.
     pub(crate) fn with_driver(driver: Rc<impl Driver + 'static>) -> Self {
         Self::over(Some(driver))
     }
@@ -227,13 +227,13 @@ impl Executor {
                 progress = true;
             }
             if result.is_none() || tasks.live() > 0 {
-                // Only now: a root that does not have to wait costs nothing.
+                // Only now, so that a root that does not wait costs nothing.
                 entered.get_or_insert_with(|| tasks.enter());
                 let mut parts = Parts::default();
                 progress |= tasks.run(|ran, count| parts.before(self, ran, count));
             }
             progress |= self.0.timers.fire(|| self.now_ns());
-            // After the tasks: what they have posted goes out together.
+            // After the tasks, so that their posts go out together.
             progress |= self.drive();
             if tasks.live() == 0
                 && let Some(value) = result.take()
@@ -260,14 +260,14 @@ impl Executor {
         u64::try_from(self.0.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Waits for `ns` nanoseconds; other tasks run meanwhile, also where the time is over before it is looked
-    /// at: asking for it may take longer than a short wait.
+    /// Waits for `ns` nanoseconds; other tasks run meanwhile. They run even if the time is over at once,
+    /// because reading the clock may take longer than a short wait.
     pub fn sleep(&self, ns: u64) -> impl Future<Output = ()> + use<> {
         let moment = self.0.timers.moment(self.now_ns(), ns);
         Sleep { inner: Rc::clone(&self.0), moment, is_armed: false }
     }
 
-    /// The time, which timers are told, too.
+    /// Reads the time, and tells it to the timers.
     fn look(&self) -> u64 {
         let now_ns = self.now_ns();
         self.0.timers.looked(now_ns);
@@ -277,7 +277,7 @@ impl Executor {
     fn drive(&self) -> bool {
         let came = self.0.driver.as_ref().is_some_and(|driver| driver.drive());
         if came {
-            // Noted when there is nothing else to do: asking for the time costs.
+            // The time is noted when there is nothing else to do, because reading it costs.
             self.0.is_driven.set(true);
         }
         came
@@ -286,7 +286,7 @@ impl Executor {
     /// Nothing is ready: lets other threads run, or sleeps until a timer or a wake-up.
     fn idle(&self, root_waits: bool) {
         if root_waits && self.0.tasks.is_root_woken() {
-            // The root only yielded; others on this core may be what it waits for.
+            // The root only yielded; it may wait for other threads on this core.
             thread::yield_now();
             return;
         }
@@ -306,7 +306,7 @@ impl Executor {
                 return thread::yield_now();
             }
             self.0.stop_spinning();
-            // A wait of no time at all would be none.
+            // A wait of zero would not wait.
             let wait_ns = wait_ns.map(|wait_ns| wait_ns.saturating_sub(SPIN_NS / 2).max(1));
             return driver.wait(wait_ns.map(Duration::from_nanos));
         }
@@ -429,14 +429,14 @@ mod tests {
     fn no_more_threads_spin_than_there_are_processors() {
         let all: Vec<_> = (0..processors() + 2).map(|_| Executor::new()).collect();
         let may = |of: &Executor| of.0.may_spin();
-        // Other tests may have theirs at the same time.
+        // Other tests may spin at the same time.
         assert!(all.iter().filter(|of| may(of)).count() <= processors());
         assert!(all.iter().all(|of| !of.0.spins.get() || may(of)), "who does goes on");
         all.iter().for_each(|of| of.0.stop_spinning());
         assert!(all.iter().all(|of| !of.0.spins.get()));
     }
 
-    /// Counts how often it is to send before all tasks have run, if it may be.
+    /// Counts its calls of `hurry` before all tasks have run, if it allows them.
     struct Hurried(bool, Cell<u32>);
 
     impl Driver for Hurried {
@@ -467,9 +467,9 @@ mod tests {
     fn what_tasks_post_does_not_wait_for_long_or_for_many_others() {
         for (may, count, work_ns, expected) in [
             (true, PART, PART_NS, 0..=0),
-            // A part after the other.
+            // One part after the other.
             (true, 3 * PART, PART_NS, 2..=2),
-            // One that computes little may lose the processor meanwhile.
+            // Tasks that compute little may lose the processor meanwhile.
             (true, HALVES_FROM, 0, 1..=2),
             (false, HALVES_FROM, PART_NS, 0..=0),
         ] {

@@ -9,17 +9,17 @@ use std::ops::Deref;
 
 /// A file under the system's advisory lock. Dropped, it is unlocked at once.
 ///
-/// Closing is not enough: a process that is just being started by another thread has copies of all
-/// descriptors until it executes its program, and the system keeps a lock until the last copy is closed.
-/// A process that dies unlocks all the same.
+/// Closing is not enough. A process that another thread is starting has copies of all descriptors until it
+/// executes its program. The system keeps a lock until the last copy is closed. A process that dies releases
+/// its locks all the same.
 #[derive(Debug)]
 pub(crate) struct Locked(File);
 
 impl Locked {
-    /// Locks it for this holder alone, if nobody else has it.
+    /// Locks it for this holder alone, unless another holds it.
     ///
     /// # Errors
-    /// [`TryLockError::WouldBlock`] if somebody has it; else what the system says.
+    /// [`TryLockError::WouldBlock`] if another holds it; else the system's error.
     pub(crate) fn try_new(file: File) -> Result<Locked, TryLockError> {
         file.try_lock()?;
         Ok(Locked(file))
@@ -34,7 +34,7 @@ impl Locked {
         Ok(Locked(file))
     }
 
-    /// Waits until it is locked for all who share it so.
+    /// Waits until it is locked in shared mode.
     ///
     /// # Errors
     /// The system's error.
@@ -60,7 +60,7 @@ impl Deref for Locked {
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        // It fails for no file that could be locked; and then the system unlocks it when it is closed.
+        // Unlocking fails for no file that could be locked; if it did, the close would unlock it.
         let _ = self.0.unlock();
     }
 }

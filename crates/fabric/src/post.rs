@@ -27,7 +27,7 @@ pub(crate) trait Carrier {
     /// Type of its loads.
     type Load: Load;
 
-    /// Posts; gives the slot that the result will stand in.
+    /// Posts; returns the slot that will hold the result.
     fn post(&self, load: Self::Load, context: &Context<'_>) -> u32;
 
     /// Hands the result to `finish` if it is there and gives the slot back.

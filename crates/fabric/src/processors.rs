@@ -18,8 +18,7 @@ impl Processors {
         self.0.len()
     }
 
-    /// The one for the thread of that number: one after the other, and from the first again. `None` if none
-    /// were named.
+    /// Returns the processor for the thread of that number, in turn. `None` if none were named.
     pub fn of(&self, thread: usize) -> Option<usize> {
         self.0.get(thread.checked_rem(self.0.len())?).copied()
     }
@@ -54,11 +53,11 @@ impl Processors {
         })
     }
 
-    /// Keeps the calling thread, the one of that number, on its processor. That the system has changed its
-    /// mind since [`Processors::check`] is logged, and the thread runs where it may.
+    /// Keeps the calling thread, the one of that number, on its processor. If the system no longer allows
+    /// that, logs it, and the thread runs where it may.
     pub fn pin(&self, thread: usize) {
         let Some(cpu) = self.of(thread) else { return };
-        // Of the process, before this thread has but one.
+        // Counts the processors of the process, before this thread has but one.
         exec::processors();
         let mut set = CpuSet::new();
         set.set(cpu);
@@ -98,7 +97,7 @@ impl FromStr for Processors {
     }
 }
 
-/// As they are read: what lies next to each other as a range.
+/// Writes the form that parsing reads, with neighbours as a range.
 impl fmt::Display for Processors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let runs = self.0.chunk_by(|left, right| left + 1 == *right);

@@ -23,8 +23,8 @@ use crate::wake::{Asked, Flag, Home, Queue};
 
 /// Tasks of a part; see [`Tasks::run`].
 pub(crate) const PART: usize = 32;
-/// Places that stand together. Tasks mostly run in the order of their places: those of the next ones have been
-/// fetched by then.
+/// Slots in one block. Tasks mostly run in the order of their slots, so that the next ones are in the
+/// processor's cache.
 const BLOCK: usize = 32;
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
@@ -49,14 +49,14 @@ pub(crate) struct Ready {
     /// Requests of other threads; its identity names the executor.
     queue: Arc<Queue<u32>>,
     lists: RefCell<Lists>,
-    /// Tasks of a round that was broken off, the last first; else empty but for its memory.
+    /// Tasks of a round that a panic broke off, the last first; empty between uses.
     left: Cell<Vec<u32>>,
     root: Cell<bool>,
-    /// The task that is polled, or was last.
+    /// The task that is polled, or was polled last.
     polled: Cell<Polled>,
 }
 
-/// A task, and where its waker is: there is no other one there, as long as there are tasks.
+/// A task, and the address of its waker. As long as there are tasks, no other waker has that address.
 #[derive(Clone, Copy)]
 struct Polled {
     waker: *const Waker,
@@ -71,7 +71,7 @@ impl Polled {
 struct Lists {
     /// Tasks of the next round.
     next: Vec<u32>,
-    /// By task: it stands there, or waits in this round.
+    /// By task: it stands in `next`, or waits in this round.
     listed: Vec<bool>,
 }
 
@@ -88,11 +88,11 @@ struct Table {
     live: usize,
 }
 
-/// The place of one task, and of another after it.
+/// The slot of one task, and of another after it.
 struct Place {
     future: RefCell<Option<Task>>,
     origin: Arc<Origin>,
-    /// Of that.
+    /// Waker of that origin.
     waker: Waker,
 }
 
@@ -109,7 +109,7 @@ struct Root {
     flag: Flag,
 }
 
-/// Until it is dropped, what is woken on this thread goes to the thread's own list.
+/// Until its drop, wake-ups on this thread go to the thread's own list.
 pub(crate) struct Entered(Option<Rc<Ready>>);
 
 impl Tasks {
@@ -138,7 +138,7 @@ impl Tasks {
         &self.ready
     }
 
-    /// Has the wakers know that this executor runs.
+    /// Makes wake-ups on this thread find this executor.
     pub(crate) fn enter(&self) -> Entered {
         Entered(RUNNING.replace(Some(Rc::clone(&self.ready))))
     }
@@ -177,7 +177,7 @@ impl Tasks {
     }
 
     /// Runs the tasks that are ready now, not those that they make ready; false if there are none. Before
-    /// every [`PART`] of them `before` is told how many have run, and how many there are.
+    /// every [`PART`] of them, calls `before` with the number of tasks that have run, and of all.
     pub(crate) fn run(&self, mut before: impl FnMut(usize, usize)) -> bool {
         self.list_asked();
         let mut round = self.ready.begin();
@@ -198,7 +198,7 @@ impl Tasks {
         count > 0
     }
 
-    /// Lists the tasks that others have asked for.
+    /// Lists the tasks that other threads have asked for.
     fn list_asked(&self) {
         if self.ready.queue.is_empty() {
             return;
@@ -221,7 +221,7 @@ impl Tasks {
                 self.ready.polled.set(Polled { waker, number });
                 task.as_mut().poll(&mut Context::from_waker(waker)).is_pending()
             }
-            // It has ended, and is woken late.
+            // The task has ended, and is woken late.
             None => true,
         };
         if is_pending {
@@ -269,8 +269,8 @@ impl Drop for Tasks {
 }
 
 impl Ready {
-    /// The number of the task that is polled, if `waker` is its own: what wakes it by [`Ready::push`] at less
-    /// than a waker costs.
+    /// Returns the number of the polled task, if `waker` is its own. [`Ready::push`] with that number wakes
+    /// it at less cost than the waker.
     #[inline(always)]
     pub(crate) fn polled(&self, waker: &Waker) -> Option<u32> {
         let polled = self.polled.get();
@@ -421,14 +421,14 @@ mod tests {
             drop(entered);
         }
         assert_eq!(polls.get(), 3);
-        // By both ways, and from another thread.
+        // Woken in both ways, and from another thread.
         let entered = tasks.enter();
         waker.wake_by_ref();
         std::thread::scope(|scope| drop(scope.spawn(|| waker.wake_by_ref())));
         goes_on.set(true);
         assert!(run(&tasks) && !run(&tasks));
         assert_eq!((polls.get(), tasks.live()), (4, 0));
-        // Its place has another task, which bears to be polled once too often.
+        // Its slot has another task, which bears one poll too many.
         let (_, polls, _) = parked(&tasks);
         waker.wake();
         assert!(run(&tasks));

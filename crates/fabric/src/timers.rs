@@ -7,9 +7,9 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::task::{Context, Poll, Waker};
 
-/// A moment that is further away than this is not waited for between any two rounds of tasks.
+/// The thread does not check moments further away than this after each round of tasks.
 const NEAR_NS: u64 = 200_000;
-/// Rounds after which the time is asked for all the same: each takes as long as its tasks do.
+/// Rounds after which the thread reads the clock all the same: each takes as long as its tasks do.
 const ROUNDS_MAX: u32 = 8;
 
 /// Waiters, by their moment and a number of their own.
@@ -17,7 +17,7 @@ const ROUNDS_MAX: u32 = 8;
 pub(crate) struct Timers {
     waiting: RefCell<BTreeMap<Moment, Waker>>,
     count: Cell<u64>,
-    /// The latest time that was asked for, and rounds since.
+    /// The last time that was read, and the rounds since.
     looked_ns: Cell<u64>,
     rounds: Cell<u32>,
 }
@@ -30,7 +30,7 @@ pub(crate) struct Moment {
 }
 
 impl Timers {
-    /// The time is known.
+    /// Notes the time.
     #[inline]
     pub(crate) fn looked(&self, now_ns: u64) {
         self.looked_ns.set(now_ns);
@@ -60,20 +60,20 @@ impl Timers {
         }
     }
 
-    /// Nobody waits for it any more.
+    /// Gives a moment up.
     pub(crate) fn disarm(&self, moment: Moment) {
         let waker = self.waiting.borrow_mut().remove(&moment);
-        // Not before: it may be the last of its task.
+        // Not inside the borrow: it may be the last waker of its task.
         drop(waker);
     }
 
-    /// The first moment that somebody waits for.
+    /// Returns the first moment that somebody waits for.
     pub(crate) fn next_ns(&self) -> Option<u64> {
         self.waiting.borrow().first_key_value().map(|(moment, _)| moment.at_ns)
     }
 
-    /// After a round of tasks: wakes whose moment has come; true if there is any. `now_ns` is asked if one
-    /// may have.
+    /// After a round of tasks: wakes the tasks whose moment has come; true if there are any. Calls `now_ns`
+    /// only if one may have come.
     pub(crate) fn fire(&self, now_ns: impl FnOnce() -> u64) -> bool {
         let Some(next_ns) = self.next_ns() else { return false };
         let rounds = self.rounds.get() + 1;
@@ -105,7 +105,7 @@ mod tests {
         moment
     }
 
-    /// The time is asked for in every round if a moment is near, else in one of eight.
+    /// The clock is read in every round if a moment is near, else in one of eight.
     #[test]
     fn what_is_far_away_is_looked_for_seldom() {
         for (wait_ns, expected) in [(NEAR_NS, 80), (NEAR_NS + 1, 10)] {

@@ -63,7 +63,7 @@ fn memory_servers_are_found_by_the_name_of_their_cluster() {
     refused("2 is not registered");
 }
 
-/// Two servers that claim one number; and one that comes back after it was killed.
+/// Two servers claim one number, and one comes back after it was killed.
 #[test]
 fn a_number_belongs_to_one_memory_server() {
     let Some(etcd) = crate::server::start("a_number_belongs_to_one_memory_server") else { return };
@@ -76,7 +76,7 @@ fn a_number_belongs_to_one_memory_server() {
                 holder.keep(None).unwrap();
                 thread::sleep(Duration::from_millis(200));
             }
-            // Killed: nothing is said to etcd.
+            // Killed: it does not tell etcd.
         });
         let error = there.enter_memory(memory(0, 2, 71)).unwrap_err();
         assert_eq!(
@@ -85,14 +85,14 @@ fn a_number_belongs_to_one_memory_server() {
         );
         drop(stop);
     });
-    // Its own address: it is its next life, and need not wait.
+    // The entry has its own address: the next life of the same server need not wait.
     let start = Instant::now();
     drop(there.enter_memory(memory(0, 2, 70)).unwrap());
     assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
-    // Another address: once the dead one's entry has run out.
+    // The entry has another address: the server waits until the dead one's entry has run out.
     let mut next = there.enter_memory(memory(0, 2, 71)).unwrap();
     assert_eq!(there.look().unwrap().memory[&0].address, at(71));
-    // Somebody else's count.
+    // Another count of servers.
     let error = there.enter_memory(memory(1, 3, 72)).unwrap_err();
     assert!(error.to_string().contains("says that there are 3, and another 2"), "{error}");
     next.keep(None).unwrap();
@@ -111,10 +111,10 @@ fn all_memory_servers_of_a_cluster_are_reached_the_same_way() {
     assert!(error.to_string().contains(said), "{error}");
     let second = there.enter_memory(verbs(1, 71)).unwrap();
     assert_eq!(there.memory_servers().unwrap(), ([70, 71].map(at).to_vec(), Way::Verbs));
-    // Told anew whose data it holds, an entry still says how it is reached.
+    // An entry that is rewritten with its pool still names the fabric.
     first.keep(Some(7)).unwrap();
     assert_eq!(there.memory_servers().unwrap().1, Way::Verbs);
-    // One that was written by a program that did not look.
+    // A program that did not check wrote this entry.
     second.leave().unwrap();
     let plain = r#"{"address":"127.0.0.1:71","server":1,"servers":2,"bytes":1,"pool":null}"#;
     etcd.client().put("/farleaf/c/memory/00001", plain, None).unwrap();
@@ -201,7 +201,7 @@ fn one_is_coordinator_and_another_follows_when_it_dies() {
     assert_ne!(snapshot.coordinator, Some(name));
     assert!(took < Duration::from_secs(8), "{took:?}");
     println!("another coordinator after {took:?}");
-    // In order: at once.
+    // Ended in order: at once.
     let office = seats.iter_mut().position(|seat| beat(seat).is_coordinator).unwrap();
     seats.remove(office).leave().unwrap();
     assert_eq!(there.look().unwrap().coordinator, None);

@@ -10,12 +10,12 @@ use farleaf_cluster::{ClusterError, Etcd};
 
 const SHORT: Duration = Duration::from_secs(2);
 
-/// An address where nobody listens.
+/// An address at which no process listens.
 fn nobody() -> String {
     TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().to_string()
 }
 
-/// The address of something that answers every request so.
+/// The address of a server that gives every request this answer.
 fn answering(status: &str, body: &str) -> String {
     let answer = format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
     saying(answer)
@@ -67,7 +67,7 @@ fn a_key_is_set_only_as_it_was_seen() {
     assert_eq!((found.value.as_str(), found.lease), ("1", None));
     assert_eq!(etcd.put_if("k", "2", None, found.revision).unwrap(), Ok(()));
     assert_eq!(etcd.put_if("gone", "2", None, found.revision).unwrap(), Err(None));
-    // An answer that was lost: the same again is done.
+    // The answer was lost: the repeated request counts as done.
     let lease = etcd.grant(SHORT).unwrap();
     for _ in 0..2 {
         assert_eq!(etcd.put_if("own", "1", Some(lease), 0).unwrap(), Ok(()));
@@ -148,7 +148,7 @@ fn refusals_are_told_and_those_that_pass_are_not_final() {
     assert!(error.to_string().contains("no leader"), "{error}");
 }
 
-/// One that says nothing costs its time and no more.
+/// A silent server costs its time limit and no more.
 #[test]
 fn a_server_that_hangs_is_given_up() {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();

@@ -6,7 +6,7 @@ use super::tools::{ONE, OTHER, at, get, meet, ok, put, put_word, wait_for_word, 
 use super::{Harness, task};
 use crate::{Endpoint, GlobalAddr};
 
-/// Results, edge values and wrapping; the words beside stay.
+/// Results, edge values and wrapping; the neighbouring words stay.
 pub(super) fn atomics_return_what_was_there<H: Harness>(harness: &H) {
     let base = at(harness, ONE, 4096);
     harness.run(vec![task(move |end: H::Endpoint| async move {
@@ -52,7 +52,7 @@ pub(super) fn every_addition_counts<H: Harness>(harness: &H) {
     assert!(numbers.into_iter().eq(0..TASKS * rounds), "numbers given twice or never");
 }
 
-/// F2: of all that swap a value away, one wins; CAS and FAA on one word respect each other.
+/// F2: of all CASes that replace a value, one wins; CAS and FAA on one word respect each other.
 pub(super) fn every_swap_is_won_once<H: Harness>(harness: &H) {
     const TASKS: u64 = 4;
     const VALUES: u64 = 1_000;
@@ -150,8 +150,8 @@ pub(super) fn words_are_never_torn<H: Harness>(harness: &H) {
     harness.run(tasks);
 }
 
-/// A lock taken by CAS guards what is written by WRITE. It is given back by CAS, and by WRITE
-/// too where `write_vs_rmw` is claimed.
+/// A lock taken by CAS guards content that WRITEs change. CAS releases it, and WRITE as well if the fabric
+/// claims `write_vs_rmw`.
 pub(super) fn a_lock_guards_a_counter<H: Harness>(harness: &H) {
     const TASKS: u64 = 3;
     const ROUNDS: u64 = 400;

@@ -10,7 +10,7 @@ use super::tools::{ONE, at, ok, poll_once, wait_until, word};
 use super::{Harness, task};
 use crate::Endpoint;
 
-/// Through operations, yields, work and sleep.
+/// Time passes through operations, yields, work and sleep.
 pub(super) fn time_never_goes_back<H: Harness>(harness: &H) {
     let base = at(harness, ONE, 4096);
     harness.run(vec![task(move |end: H::Endpoint| async move {
@@ -89,7 +89,7 @@ async fn long_task<E: Endpoint>(end: E, base: crate::GlobalAddr, ended: Arc<Atom
     ended.fetch_add(1, Ordering::SeqCst);
 }
 
-/// Two tasks of one thread that wait for each other by yielding both get on.
+/// Two tasks of one thread that wait for each other by yielding both make progress.
 pub(super) fn a_yield_lets_others_run<H: Harness>(harness: &H) {
     const TURNS: u64 = 1_000;
     harness.run(vec![task(move |end: H::Endpoint| async move {

@@ -10,8 +10,8 @@
 //!
 //! Each case takes a fresh harness of its own, on which every operation succeeds unless it must fail.
 //! If the fabric breaks the contract, the case panics. Cases name the rule of [`crate::contract`] that
-//! they check. They assume none of [`crate::Capabilities`] beyond the contract; where one is claimed,
-//! the claim is checked.
+//! they check. They assume none of [`crate::Capabilities`] beyond the contract. If the fabric claims one,
+//! they check the claim.
 //!
 //! Cases also run on single-threaded executors in virtual time. A case waits by operations and yields,
 //! and every wait has a bound in the fabric's own time. Tasks talk through fabric memory or, once they
@@ -63,7 +63,7 @@ pub type Survivor<E> = Box<dyn FnOnce(E, Kill) -> LocalFuture + Send>;
 pub enum Role {
     /// Takes calls, begins them and never replies.
     Callee,
-    /// Calls the compute server that it is told of.
+    /// Calls the compute server that the test names.
     Caller,
 }
 
@@ -83,7 +83,7 @@ pub trait Harness: 'static {
     /// of this call. Cases call it several times, one after the other, over the same memory.
     fn run(&self, tasks: Vec<Task<Self::Endpoint>>);
 
-    /// Offsets of zeroed memory that is free for the suite on each of the first [`SERVERS`] servers: at least
+    /// Offsets of zeroed memory that the suite may use on each of the first [`SERVERS`] servers: at least
     /// [`SCRATCH_BYTES`] from a multiple of 4096 on, up to the region's end.
     fn scratch(&self) -> Range<u64>;
 
@@ -93,7 +93,7 @@ pub trait Harness: 'static {
     /// As [`crate::Fabric::counters`], of all compute servers.
     fn counters(&self) -> Vec<Arc<Counters>>;
 
-    /// Buffers of that endpoint's thread that are in somebody's hands or with an operation.
+    /// Buffers of that endpoint's thread that a caller or an operation holds.
     fn buffers_out(endpoint: &Self::Endpoint) -> usize;
 
     /// Starts that endpoint's random numbers anew from `seed`; false if it cannot.
@@ -105,17 +105,17 @@ pub trait Harness: 'static {
         rounds
     }
 
-    /// Runs [`victim`] at `addr` on a compute server of its own, in another process where that is
-    /// what can die, and `survivor` beside it with the means to kill it. False, having run neither,
-    /// if this fabric has no compute server that can die alone.
+    /// Runs [`victim`] at `addr` on a compute server of its own, and `survivor` beside it with the means to
+    /// kill it. If only processes can die, the victim runs in another process. False, having run neither, if
+    /// this fabric has no compute server that can die alone.
     fn run_beside_victim(&self, addr: GlobalAddr, survivor: Survivor<Self::Endpoint>) -> bool {
         let _ = (addr, survivor);
         false
     }
 
-    /// Exposes the compute servers for calls, unless that is done, and attaches each to all, itself
-    /// included. Returns them in the order in which [`Harness::run`] deals tasks to them, from the first
-    /// task on in turn; at least two. None where the fabric carries no calls.
+    /// Exposes the compute servers for calls, unless that is done, and attaches each to all, itself included.
+    /// Returns them in the order in which [`Harness::run`] deals tasks to them, from the first task on in
+    /// turn; at least two. None if the fabric carries no calls.
     fn connect_peers(&self) -> Vec<Peer> {
         Vec::new()
     }
@@ -142,7 +142,7 @@ pub fn task<E, F: Future<Output = ()> + 'static>(
 
 /// One case of the suite.
 pub struct Case<H> {
-    /// Its name, a sentence about a fabric that keeps its word.
+    /// Its name, a sentence about a fabric that keeps the contract.
     pub name: &'static str,
     /// Panics if the fabric does not.
     pub run: fn(&H),
@@ -151,7 +151,7 @@ pub struct Case<H> {
 /// Runs one case by name.
 ///
 /// # Panics
-/// If the fabric breaks its word, or no case has that name.
+/// If the fabric breaks the contract, or no case has that name.
 pub fn run_case<H: Harness>(name: &str, harness: H) {
     let scratch = harness.scratch();
     assert!(scratch.start.is_multiple_of(4096), "scratch memory starts at a page");

@@ -6,7 +6,7 @@ use super::tools::{ONE, OTHER, at, countable, get, meet, ok, put, put_word, wait
 use super::{Harness, task};
 use crate::{Endpoint, GlobalAddr};
 
-/// F4: who sees the flag sees what was written, anywhere, before it.
+/// F4: a task that sees the flag sees everything written before it, on every server.
 pub(super) fn completion_is_visible_to_all<H: Harness>(harness: &H) {
     const ROUNDS: u64 = 1_000;
     const LEN: usize = 520;

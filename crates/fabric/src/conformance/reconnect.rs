@@ -48,8 +48,8 @@ pub(super) fn nothing_older_lands_after_a_reconnect<H: Harness>(harness: &H) {
     })]);
 }
 
-/// F10: what another task of the thread has in flight comes back, with its result or with
-/// `Timeout`; with its result, it has happened.
+/// F10: another task's operation in flight comes back, with its result or with `Timeout`; with its result, it
+/// has happened.
 pub(super) fn a_reconnect_leaves_nobody_waiting<H: Harness>(harness: &H) {
     let base = at(harness, OTHER, 4096);
     harness.run(vec![task(move |end: H::Endpoint| async move {

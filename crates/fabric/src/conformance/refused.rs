@@ -9,8 +9,8 @@ fn is_outside<T>(result: &Result<T, OpError>, server: ServerId) -> bool {
     matches!(result, Err(error) if is_kind(error.kind) && error.server == server)
 }
 
-/// The last byte of a region can be reached, the one behind it cannot, and an operation that
-/// reaches over the edge does nothing on this side of it either.
+/// The last byte of a region can be reached, and the one behind it cannot. An operation that reaches over the
+/// edge does nothing on this side of it.
 pub(super) fn nothing_outside_is_touched<H: Harness>(harness: &H) {
     let start = harness.scratch().start;
     harness.run(vec![task(move |end: H::Endpoint| async move {

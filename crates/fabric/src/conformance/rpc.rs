@@ -23,7 +23,7 @@ impl Service for Echo {
     }
 }
 
-/// Adds 1 to the word whose offset the request holds; answers with what was there.
+/// Adds 1 to the word whose offset the request holds; answers with the old word.
 struct AddOne;
 
 impl Service for AddOne {
@@ -61,7 +61,7 @@ pub(super) fn an_echo_comes_back_whole<H: Harness>(harness: &H) {
     })]);
 }
 
-/// The reply's window is cut to what the service wrote; the request is its window; nothing beside
+/// The reply's window is cut to the bytes that the service wrote; the request is its window; nothing beside
 /// either window counts or changes.
 pub(super) fn a_reply_is_cut_to_what_was_written<H: Harness>(harness: &H) {
     serve(harness);
@@ -84,7 +84,7 @@ pub(super) fn a_reply_is_cut_to_what_was_written<H: Harness>(harness: &H) {
     })]);
 }
 
-/// A service or server that is not there gives an error, and the next call works.
+/// An unknown service or server gives an error, and the next call works.
 pub(super) fn an_unknown_service_is_named<H: Harness>(harness: &H) {
     serve(harness);
     harness.run(vec![task(move |end: H::Endpoint| async move {

@@ -59,7 +59,7 @@ pub(super) async fn word<E: Endpoint>(end: &E, from: GlobalAddr) -> u64 {
     ok(end.read(from, end.buf(8)).await).words()[0]
 }
 
-/// Reads a word until it is what is waited for; returns it.
+/// Reads a word until it has the awaited value; returns it.
 pub(super) async fn wait_for_word<E: Endpoint>(
     end: &E,
     from: GlobalAddr,
@@ -76,7 +76,7 @@ pub(super) async fn wait_for_word<E: Endpoint>(
     }
 }
 
-/// Waits until something local is so.
+/// Waits until a local condition holds.
 pub(super) async fn wait_until<E: Endpoint>(end: &E, what: &str, so: impl Fn() -> bool) {
     let start_ns = end.now_ns();
     while !so() {

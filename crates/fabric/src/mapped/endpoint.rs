@@ -28,7 +28,7 @@ struct Thread {
     slab: SlabRef,
     executor: Executor,
     rng: RefCell<fastrand::Rng>,
-    /// Of the compute server's threads, for its links to others.
+    /// Number among the compute server's threads, for its links to others.
     number: u64,
 }
 
@@ -56,7 +56,7 @@ impl MappedEndpoint {
         &self.thread.executor
     }
 
-    /// Buffers that are in somebody's hands; 0 when all have come home.
+    /// Buffers that a caller holds; 0 when all are back.
     pub fn buffers_out(&self) -> usize {
         self.thread.slab.buffers_out()
     }
@@ -88,8 +88,8 @@ trait Work {
     fn run(&mut self, endpoint: &MappedEndpoint) -> Result<Self::Done, OpError>;
 }
 
-/// The future of `W`. An `async fn` in its place would be polled by a call of its own, and moving
-/// an operation in and out of that call costs more than a short READ; this one is always inlined.
+/// The future of `W`, which is always inlined. An `async fn` in its place would be polled by a call. Moving
+/// an operation in and out of that call costs more than a short READ.
 struct Now<'e, W> {
     endpoint: &'e MappedEndpoint,
     work: W,

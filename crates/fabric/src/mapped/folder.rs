@@ -62,7 +62,7 @@ impl CreateGuard {
 
 impl Drop for CreateGuard {
     fn drop(&mut self) {
-        // Best effort on the way out of a failure that is already being reported.
+        // Best effort: an earlier failure is already being reported.
         for path in self.made.iter().rev() {
             let _ = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
         }
@@ -81,7 +81,7 @@ impl Folder {
         }
         let is_new = !path.exists();
         fs::create_dir_all(path).map_err(|source| io_error("make folder", path, source))?;
-        // Before a lock file is left in somebody else's folder, and again when nobody can come in.
+        // Before this leaves a lock file in a foreign folder, and again once nobody can come in.
         check_empty(path)?;
         let lock_path = path.join("lock");
         let lock = Locked::try_new(open_lock(&lock_path)?).map_err(|error| match error {
@@ -94,7 +94,7 @@ impl Folder {
         let making = making_path(path);
         File::create(&making).map_err(|source| io_error("make", &making, source))?;
         guard.made.push(making);
-        // Of a maker that died.
+        // Left of a maker that died.
         for left in left_of_a_pool(path)? {
             let gone =
                 if left.is_dir() { fs::remove_dir_all(&left) } else { fs::remove_file(&left) };
@@ -136,7 +136,7 @@ impl Folder {
             return Err(not_a_pool(path, "it holds no file region-00000; create the pool first"));
         }
         let lock_path = path.join("lock");
-        // Waits for a process that is just making the pool.
+        // Waits for a process that is making the pool.
         let _none_makes_it = Locked::wait_shared(open_lock(&lock_path)?)
             .map_err(|source| io_error("lock", &lock_path, source))?;
         if making_path(path).exists() {
@@ -178,7 +178,7 @@ impl Folder {
         for _ in 0..JOIN_TRIES {
             let lock =
                 Locked::wait(open_lock(&own)?).map_err(|source| io_error("lock", &own, source))?;
-            // Removed by somebody who took it for a dead one's, before it was locked?
+            // Another process may have removed it, taking it for a dead one's, before it was locked.
             if is_at(&lock, &own) {
                 let folder = Folder { path: path.into(), own, _own_lock: lock };
                 folder.remove_dead();
@@ -194,7 +194,7 @@ impl Folder {
     fn remove_dead(&self) {
         let Ok(entries) = fs::read_dir(self.path.join("members")) else { return };
         for path in entries.flatten().map(|entry| entry.path()).filter(|path| *path != self.own) {
-            // Not made if it is gone meanwhile.
+            // Opened without creating: it may be gone meanwhile.
             let Ok(file) = File::options().read(true).write(true).open(&path) else { continue };
             if let Ok(file) = Locked::try_new(file)
                 && is_at(&file, &path)
@@ -352,7 +352,7 @@ mod tests {
         });
     }
 
-    /// Files of processes that were killed stayed for ever.
+    /// Killed processes leave their files; the next process to join removes them.
     #[test]
     fn files_of_the_dead_are_removed_and_they_stay_dead() {
         let scratch = Scratch::new("dead-files");
@@ -365,7 +365,7 @@ mod tests {
             names.sort();
             names
         };
-        // As a kill leaves it: there, and unlocked.
+        // As a kill leaves it: present, and unlocked.
         let dead = Incarnation(0x00de_ad00);
         File::create(member_path(&scratch.0, dead)).expect("a file");
         assert_eq!(names().len(), 2);
@@ -379,7 +379,7 @@ mod tests {
             assert!(!end.is_dead(two_end.incarnation()).await);
             assert!(!two_end.is_dead(end.incarnation()).await);
         });
-        // One who was about to lock its file when that was removed makes it anew.
+        // A life whose file was removed just before it locked it makes the file anew.
         let own = member_path(&scratch.0, Incarnation(0x00be_9100));
         let late = open_lock(&own).expect("made");
         drop(Mapped::open(&scratch.0).expect("open"));
@@ -434,15 +434,14 @@ mod tests {
         assert!(why(Mapped::open(&file)).contains("it is a file"));
     }
 
-    /// A process that was killed while it made a pool left a folder that could neither be opened
-    /// ("not formatted") nor made again ("not empty").
+    /// A process that is killed while it makes a pool leaves a folder that the next maker can use.
     #[test]
     fn a_killed_creation_keeps_nobody_from_making_the_pool() {
         let scratch = Scratch::new("killed-creation");
         let (mapped, guard) = Mapped::create(&scratch.0, 2, 1 << 20).expect("create");
         let busy = Mapped::create(&scratch.0, 1, 1 << 20).expect_err("its maker lives").to_string();
         assert!(busy.contains("another process"), "{busy}");
-        // As the death of the process leaves it: unlocked, and everything there.
+        // As the death of the process leaves it: unlocked, and complete.
         guard._lock.unlock().expect("unlock");
         std::mem::forget(guard);
         std::mem::forget(mapped);
@@ -455,7 +454,7 @@ mod tests {
         assert!(!scratch.0.join("region-00001").exists(), "of the dead maker");
         let why = Mapped::create(&scratch.0, 1, 1 << 20).expect_err("it is a pool").to_string();
         assert!(why.contains("not empty"), "{why}");
-        // A folder of somebody's is left alone, whatever its files are called.
+        // A foreign folder is left alone, even if its files have a pool's names.
         fs::write(making_path(&scratch.0), "").expect("a file");
         fs::write(scratch.0.join("thesis"), "").expect("a file");
         assert!(Mapped::create(&scratch.0, 1, 1 << 20).is_err());

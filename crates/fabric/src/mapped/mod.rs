@@ -85,8 +85,8 @@ impl Mapped {
         Ok(Self::alone(regions, Arc::default(), Services::default()))
     }
 
-    /// One more compute server of this process on the same memory servers, with a life of its own,
-    /// which ends when its clones and endpoints are gone.
+    /// Adds a compute server of this process on the same memory servers. Its life ends when its clones and
+    /// endpoints are gone.
     ///
     /// # Errors
     /// As [`Mapped::open`], if the memory lies in a folder.
@@ -173,8 +173,8 @@ impl Fabric for Mapped {
         self.0.counters.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Compute servers of one process reach each other's queues; those of a folder listen at a socket in
-    /// it, too.
+    /// Compute servers of one process reach each other's queues. Those of a folder also listen at a socket in
+    /// it.
     fn expose(
         &self,
         number: ServerId,

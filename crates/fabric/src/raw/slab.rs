@@ -51,7 +51,7 @@ pub(super) struct Registered {
     pub(super) guard: Box<dyn Any>,
 }
 
-/// Memory of many buffers of one class, and what is known about each of them.
+/// Memory of many buffers of one class, and their slots.
 struct Arena {
     /// Keeps it registered.
     registered: Option<Registered>,
@@ -118,7 +118,7 @@ impl SlabRef {
         buf
     }
 
-    /// Buffers that are in somebody's hands, or with an operation.
+    /// Buffers that a caller or an operation holds.
     pub(crate) fn buffers_out(&self) -> usize {
         self.0.out.get()
     }
@@ -128,7 +128,7 @@ impl SlabRef {
     }
 
     pub(crate) fn give_list(&self, mut list: Vec<Op>) {
-        // Clearing drops buffers, which come home to this very slab: no borrow may be held here.
+        // Clearing drops buffers, which go back to this slab: no borrow may be held here.
         list.clear();
         self.0.lists.borrow_mut().push(list);
     }
@@ -201,8 +201,8 @@ fn class_of(len: usize) -> usize {
 
 /// An owned buffer of registered memory, private to its holder.
 ///
-/// Operations transfer its *window*, the whole of it unless set with [`Buf::window`]. Dropped, it
-/// goes home to its thread's slab. Content is little-endian bytes, or the same memory as words.
+/// Operations transfer its *window*, the whole of it unless set with [`Buf::window`]. Dropped, it goes back
+/// to its thread's slab. Content is little-endian bytes, or the same memory as words.
 pub struct Buf(NonNull<Slot>);
 
 impl Buf {
@@ -259,7 +259,7 @@ impl Buf {
         self.slot().at as usize
     }
 
-    /// Bytes of the window: what an operation transfers.
+    /// Bytes of the window: the bytes that an operation transfers.
     #[inline]
     pub fn window_len(&self) -> usize {
         self.slot().window as usize

@@ -102,9 +102,9 @@ impl Words {
         Ok(Words::over(first, len, Owner::File(map)))
     }
 
-    /// All `len` words of a device of memory, shared with every process that maps it: the first `cut` of them, and
-    /// the others. A device does not tell its length; that it has so many, in whole units of its alignment, is for
-    /// the caller to know, and is checked by the device.
+    /// All `len` words of a device of memory, shared with every process that maps it: the first `cut` of
+    /// them, and the others. A device does not tell its length. The caller knows that it has so many words,
+    /// in whole units of its alignment, and the device checks that.
     ///
     /// # Errors
     /// The system's error; `InvalidInput` if one of the sides would have no words.
@@ -122,7 +122,7 @@ impl Words {
         Ok((one, Words::over(second, len - cut, Owner::Device(map))))
     }
 
-    /// The first `len` of its words alone; the others stay mapped, and are reached by nobody.
+    /// Returns the first `len` of its words; the others stay mapped, and nobody reaches them.
     ///
     /// # Panics
     /// If there are fewer.
@@ -165,9 +165,8 @@ impl Words {
         copy::load(&self.as_slice()[first..first + into.len()], into);
     }
 
-    /// Asks the processor to fetch `bytes` bytes from word `first` on, at most 1 KiB of them, for
-    /// loads that come later. Does nothing where that cannot be asked for, and for what
-    /// is out of bounds.
+    /// Asks the processor to fetch `bytes` bytes from word `first` on, at most 1 KiB of them, for later
+    /// loads. Does nothing on processors without such a request, and for words out of bounds.
     #[inline]
     pub fn prefetch(&self, first: usize, bytes: usize) {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -218,7 +217,7 @@ impl Words {
         copy::store_bytes(self.as_slice(), offset, from);
     }
 
-    /// CAS on one word; returns what was there.
+    /// CAS on one word; returns the old word.
     ///
     /// # Panics
     /// If `word` is out of bounds.
@@ -227,7 +226,7 @@ impl Words {
         copy::cas(&self.as_slice()[word], expected, new)
     }
 
-    /// FAA on one word; returns what was there.
+    /// FAA on one word; returns the old word.
     ///
     /// # Panics
     /// If `word` is out of bounds.

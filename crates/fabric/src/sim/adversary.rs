@@ -2,13 +2,10 @@
 //!
 //! `fate.rs` delays and loses messages.
 //!
-//! Here is what tears single operations; what befalls messages stands in `fate.rs`.
-//!
 //! - **ADV-1** Everything happens inside the time that the server's card takes for the operation
 //!   anyway, so that mean throughput stays what it is.
 //! - **ADV-2** A word is never split.
 //! - **ADV-3** Nothing contradicts the configured [`Capabilities`].
-//!
 //! - **ADV-4** Every choice follows from the seed, the post's number, the operation's place in its list
 //!   and the fault's name alone. So the adversary keeps no state between two instants, and no choice
 //!   depends on another.
@@ -142,7 +139,7 @@ impl Adversary {
             && words_of(op).len() > 1
     }
 
-    /// Into how many instants an operation is torn.
+    /// Returns the number of instants of a torn operation.
     fn instants(&self, op: &Op, serial: u64, part: u16) -> usize {
         let most = INSTANTS_MAX.min(words_of(op).len() as u64);
         2 + (self.roll(Fault::Instants, serial, part) >> 8) as usize % (most as usize - 1)
@@ -269,7 +266,7 @@ impl Mask {
         mix(self.seed ^ number << 63, chunk as u64)
     }
 
-    /// Of two random masks, the part that is `instant`'s: together they give every word once.
+    /// The words that `instant` has of two random masks: together the instants give every word once.
     #[inline]
     fn choice(&self, instant: u8, one: u64, other: u64) -> u64 {
         match (self.instants, instant) {

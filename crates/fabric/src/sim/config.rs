@@ -43,16 +43,16 @@ pub struct SimConfig {
     pub adversary: AdversaryConfig,
     /// Promises that endpoints report. The adversary keeps to them. Default [`Capabilities::NONE`].
     pub capabilities: Capabilities,
-    /// Events after which a run ends with [`super::SimError::TooManyEvents`], against clients that
-    /// never get anywhere. Default `u64::MAX`.
+    /// Events after which a run ends with [`super::SimError::TooManyEvents`], against clients that make no
+    /// progress. Default `u64::MAX`.
     pub events_max: u64,
     /// Operations in flight per worker thread and memory server, each of a chain or batch; more
     /// wait in posted order for room, as in a full send queue. A longer chain goes alone. Default
     /// `usize::MAX`: no limit.
     pub queue_depth: usize,
-    /// A compute server that has been stopped for longer than this counts as dead
-    /// ([`crate::Endpoint::is_dead`]) to whoever asks meanwhile, and from then on to all. It may
-    /// still be resumed, as a zombie. Default 0: there are no leases.
+    /// If a compute server is stopped for longer than this, it is dead ([`crate::Endpoint::is_dead`]) to each
+    /// server that asks meanwhile, and from then on to all. It may still be resumed, as a zombie. Default 0:
+    /// there are no leases.
     pub lease_ns: u64,
     /// Largest lead of a compute server's clock over true time at the start, chosen by the seed; so two
     /// clocks differ by at most this. Default 0.
@@ -108,7 +108,7 @@ pub struct CpuConfig {
     pub post_more_ns: u64,
     /// Taking one completion and going on with its task. Default 60.
     pub completion_ns: u64,
-    /// `yield_now` and `is_dead`. At least 1, so that a loop over either gets somewhere. Default 50.
+    /// `yield_now` and `is_dead`. At least 1, so that a loop over them makes progress. Default 50.
     pub yield_ns: u64,
 }
 
@@ -143,23 +143,22 @@ pub struct AdversaryConfig {
     pub late: f64,
     /// The longest such delay, both ways together. Default 10,000.
     pub late_ns: u64,
-    /// Probability that a message's outcome stays unknown: its client gets
-    /// [`crate::OpErrorKind::Timeout`]. One third each: it never happens (of a chain, a prefix
-    /// does; a torn WRITE may land in part), happens as usual, or happens later (the rest of a
-    /// chain) unless it has been fenced by then or its thread has reconnected. Default 0.
+    /// Probability that a message's outcome stays unknown: its client gets [`crate::OpErrorKind::Timeout`].
+    /// In one third of the cases it never happens (a prefix of a chain does; a torn WRITE may land in part).
+    /// In one third it happens as usual. In one third it (or the rest of a chain) happens later, unless it
+    /// has been fenced before or its thread has reconnected. Default 0.
     pub lost: f64,
-    /// The longest delay of what is lost and happens later. Default 100,000.
+    /// The longest delay of a lost message that happens later. Default 100,000.
     pub lost_ns: u64,
     /// Probability that the request of a call comes to its receiver twice, the second time up to `late_ns`
     /// later. Default 0.
     pub repeated: f64,
-    /// From the sending of a message that gets no answer to its client's
-    /// [`crate::OpErrorKind::Timeout`]. Counts for whatever gets none: what is lost, what waits at a
-    /// stopped memory server, what a broken link has swallowed. Default 50,000.
+    /// Time from the sending of a message without an answer to its client's [`crate::OpErrorKind::Timeout`].
+    /// Holds for lost messages, for those that wait at a stopped memory server, and for those that a broken
+    /// link has swallowed. Default 50,000.
     pub timeout_ns: u64,
-    /// Numbers of posts, from 1 on, that the faults above may strike: to find the one that breaks
-    /// a run by halving. [`super::Sim::posts`] says how many there have been. Default
-    /// `0..u64::MAX`: all.
+    /// Numbers of posts, from 1 on, that the faults above may strike, to find by halving the one that breaks
+    /// a run. [`super::Sim::posts`] returns their number so far. Default `0..u64::MAX`: all.
     pub window: Range<u64>,
     /// Polls tasks that are ready at one instant in an order drawn from the seed, in place of the order of
     /// their wake-ups. Default false.

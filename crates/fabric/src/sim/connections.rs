@@ -19,7 +19,7 @@ pub(super) type Key = (u32, u32, ServerId);
 #[derive(Debug)]
 pub(super) struct Connections {
     depth: usize,
-    /// Only those that have something in flight or waiting, and only while that matters.
+    /// Only connections with operations in flight or waiting, and only while that matters.
     list: BTreeMap<Key, Connection>,
     /// Reconnects under way.
     reconnects: usize,
@@ -27,9 +27,9 @@ pub(super) struct Connections {
 
 #[derive(Debug, Default)]
 struct Connection {
-    /// Post, part and operations of what is in flight.
+    /// Post, part and operations of messages in flight.
     flying: Vec<(u64, u16, usize)>,
-    /// Slot and part of what waits.
+    /// Slot and part of waiting messages.
     waiting: VecDeque<(u32, u16)>,
     /// The post that reconnects.
     reconnecting: Option<u64>,
@@ -95,7 +95,7 @@ impl Machine {
         is_held
     }
 
-    /// A reconnect is posted; false if it has to wait for another's end.
+    /// Begins a posted reconnect; false if it has to wait for another one to end.
     pub(super) fn begin_reconnect(&mut self, index: u32) -> bool {
         let Some(key) = self.key(index, 0) else { return true };
         let serial = self.slots[index].serial;
@@ -110,7 +110,7 @@ impl Machine {
         true
     }
 
-    /// A message has been answered, or is no longer waited for.
+    /// A message has been answered, or its client waits no more.
     #[inline]
     pub(super) fn release(&mut self, index: u32, part: u16) {
         if self.connections.may_hold() {
@@ -139,7 +139,7 @@ impl Machine {
         }
     }
 
-    /// Sends what has room now.
+    /// Sends the messages that have room now.
     fn send_waiting(&mut self, key: Key) {
         let depth = self.connections.depth;
         loop {
@@ -173,8 +173,8 @@ impl Machine {
         }
     }
 
-    /// If that was a reconnect, it has come to its end for its client, well or not: what was held
-    /// back for it leaves. If it went well, what was in flight before fails.
+    /// If the slot holds a reconnect, it has ended for its client: the messages held back for it leave. If it
+    /// succeeded, operations that were in flight before it fail.
     #[inline]
     pub(super) fn after_reconnect(&mut self, index: u32, went_well: bool) {
         if let Payload::Reconnect { server } = self.slots[index].payload {

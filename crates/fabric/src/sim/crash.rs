@@ -2,9 +2,9 @@
 //!
 //! So a test can go through all operations one by one.
 //!
-//! Operations are counted in the order of posting, each of a chain or a batch by itself, and also RPCs,
-//! fences, calls and replies; local waits are not. The effect of a plan follows from the plan alone, not
-//! from randomness or timing.
+//! The simulator counts operations in the order of posting: each of a chain or a batch by itself, RPCs,
+//! fences, calls and replies. It does not count local waits. The effect of a plan follows from the plan
+//! alone, not from randomness or timing.
 //!
 //! - **CRASH-1** Every operation that a life posted before the chosen one takes effect, unless a fence
 //!   comes first.
@@ -56,10 +56,9 @@ pub enum CrashWay {
 /// Words of a WRITE that land.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Landing {
-    /// The first so many; of whole lines as far as they are complete, where lines are atomic.
+    /// The first so many; if lines are atomic, only complete lines.
     Prefix(u32),
-    /// Some, chosen by a seed; where WRITEs land in order a prefix, where lines are atomic whole
-    /// lines.
+    /// Some words, chosen by a seed. If WRITEs land in order, a prefix; if lines are atomic, whole lines.
     Subset(u64),
 }
 
@@ -103,7 +102,7 @@ pub struct CountedOp {
     pub is_batch: bool,
 }
 
-/// The plans of all lives. One that has been carried out stays, for what is still in flight.
+/// The plans of all lives. A plan that has been carried out stays, for operations still in flight.
 #[derive(Debug, Default)]
 pub(super) struct Crashes {
     armed: Vec<Armed>,
@@ -117,7 +116,7 @@ pub(super) struct Crashes {
 #[derive(Debug)]
 struct Armed {
     life: u32,
-    /// Only what this endpoint posts counts.
+    /// Only posts of this endpoint count.
     endpoint: Option<u32>,
     plan: Option<CrashPlan>,
     counted: u64,
@@ -126,7 +125,7 @@ struct Armed {
     cut: Option<Cut>,
 }
 
-/// The post that a life ended at.
+/// The post at which a life ended.
 #[derive(Clone, Copy, Debug)]
 struct Cut {
     serial: u64,
@@ -218,8 +217,8 @@ fn counted(payload: &Payload, note: &mut impl FnMut(CountedOp)) {
 }
 
 impl Machine {
-    /// A task of `poster`'s life is about to post `payload`. True if it has to
-    /// wait for its life to be resumed: it is stopped, or is now.
+    /// A task of `poster`'s life is about to post `payload`. True if it has to wait until its life is
+    /// resumed.
     #[inline]
     pub(super) fn holds(&mut self, poster: Poster, payload: &Payload) -> bool {
         if self.crashes.armed.is_empty() {
@@ -241,7 +240,7 @@ impl Machine {
         }
     }
 
-    /// Counts what has just been posted, and carries out the plan if it is for one of these.
+    /// Counts a post's operations, and carries out the plan if it names one of them.
     #[inline]
     pub(super) fn count(&mut self, index: u32) {
         let slot = &self.slots[index];
@@ -289,7 +288,7 @@ impl Machine {
             self.ops += 1;
             self.land(index, part, landing);
         }
-        // Nobody is told; it keeps the fence from cutting it once more.
+        // Nobody learns the error; it keeps the fence from cutting the operation once more.
         self.slots[index].fail(OpError { server, kind: OpErrorKind::Timeout });
         self.trace.add(u64::from(part) << 32 | 0xdead);
         true
@@ -328,7 +327,7 @@ fn is_whole(op: &Op, count: u32) -> bool {
 }
 
 impl Inner {
-    /// As [`Machine::holds`], for the task that is being polled: woken again once its life goes on.
+    /// As [`Machine::holds`], for the polled task, which is woken again once its life goes on.
     #[inline]
     pub(super) fn holds(&self, poster: Poster, payload: &Payload, context: &Context<'_>) -> bool {
         let current = self.current.get();
@@ -344,7 +343,7 @@ impl Inner {
         holds
     }
 
-    /// Ends the life whose plan has been carried out by the post before.
+    /// Ends the life whose plan the last post has carried out.
     #[inline]
     pub(super) fn end_planned(&self) {
         let ending = self.machine.borrow_mut().crashes.ending.take();
@@ -355,13 +354,13 @@ impl Inner {
 }
 
 impl SimFabric {
-    /// From now on, counts this life's remote operations from 0, and carries out `plan` at the one
-    /// that it names. Takes the place of an earlier plan of this life.
+    /// From now on, counts this life's remote operations from 0, and carries out `plan` at the operation that
+    /// it names. Replaces an earlier plan of this life.
     pub fn plan(&self, plan: CrashPlan) {
         self.arm(None, Some(plan), false);
     }
 
-    /// As [`SimFabric::plan`], counting what `endpoint` posts alone. The whole life ends or stops.
+    /// As [`SimFabric::plan`], but counts posts of `endpoint` alone. The whole life ends or stops.
     ///
     /// # Panics
     /// If the endpoint is of another life.
@@ -399,8 +398,8 @@ impl SimFabric {
         self.inner().machine.borrow().has_in_flight(self.life())
     }
 
-    /// From now on, others are told that this life is dead, as when its lease has run out. It may
-    /// be fenced then; it may run on all the same.
+    /// From now on, this life is dead to others, as when its lease has run out. Others may fence it; it may
+    /// run on all the same.
     pub fn condemn(&self) {
         self.inner().machine.borrow_mut().lives[self.life() as usize].expired = true;
     }

@@ -168,7 +168,7 @@ impl Machine {
         true
     }
 
-    /// Why an operation is refused where it goes, if it is.
+    /// Returns the reason for which the destination refuses an operation, if it does.
     #[inline]
     fn refusal(&self, index: u32, part: u16) -> Option<OpError> {
         let slot = &self.slots[index];
@@ -203,7 +203,7 @@ impl Machine {
         self.trace.add(what);
     }
 
-    /// An RPC has come: an idle thread takes it, or it waits for one.
+    /// An RPC has arrived: an idle thread takes it, or it waits for one.
     fn enqueue(&mut self, index: u32) {
         let each_max = self.rpc_queue_max;
         let server = self.server_of(index, 0);
@@ -218,7 +218,7 @@ impl Machine {
         self.server_of(index, 0).queue.push_back(index);
     }
 
-    /// The queue is full: whether the request's service answers it at once.
+    /// The queue is full: returns whether the request's service answers it at once.
     fn turned_away(&mut self, index: u32) -> bool {
         if self.refused(index, 0) {
             return true;
@@ -240,7 +240,7 @@ impl Machine {
         true
     }
 
-    /// A thread begins with a request: the handler's effects are of this instant.
+    /// A thread begins a request: the handler's effects have this instant.
     fn call(&mut self, index: u32) {
         self.ops += 1;
         let mut cpu_ps = self.times.dispatch;
@@ -284,7 +284,7 @@ impl Machine {
         }
     }
 
-    /// Threads of a server that have nothing to do take requests that wait.
+    /// Idle threads of a server take waiting requests.
     pub(super) fn take_requests(&mut self, server: ServerId) {
         loop {
             let server = &mut self.servers[server.index()];
@@ -313,7 +313,7 @@ impl Machine {
         self.respond(index, 0);
     }
 
-    /// Of the WRITEs of slots that are `theirs` that have not begun, some land in part, now or never.
+    /// Lets some of the WRITEs that have not begun, of slots that are `theirs`, land in part, now or never.
     pub(super) fn cut(&mut self, server: ServerId, theirs: impl Fn(&Slot) -> bool) {
         for index in 0..self.slots.end() {
             let slot = &self.slots[index];

@@ -86,8 +86,8 @@ impl Machine {
         }
     }
 
-    /// A message sets off at `departs`: returns how much longer it will take, and winds up its
-    /// timer if it is lost.
+    /// A message sets off at `departs`: returns by how much longer it will take, and winds up its timer if it
+    /// is lost.
     #[cold]
     pub(super) fn meet_fate(&mut self, index: u32, part: u16, departs: u64) -> u64 {
         match self.fate(index, part) {
@@ -144,8 +144,7 @@ impl Machine {
         }
     }
 
-    /// The client will get `Timeout` when the limit after `from_ps` is over, unless the answer
-    /// comes before.
+    /// The client will get `Timeout` when the limit after `from_ps` is over, unless the answer comes before.
     #[cold]
     pub(super) fn wind_up(&mut self, index: u32, from_ps: u64) {
         let timer = (index, self.slots[index].serial);
@@ -163,7 +162,7 @@ impl Machine {
         self.calendar.push(at, Kind::Timeout, number, 0);
     }
 
-    /// As [`Machine::wind_up`], from when it was posted.
+    /// As [`Machine::wind_up`], from the time of the post.
     pub(super) fn wind_up_from_post(&mut self, index: u32) {
         self.wind_up(index, self.slots[index].posted);
     }
@@ -228,7 +227,7 @@ impl Machine {
         }
     }
 
-    /// Nothing of a post is under way any more, and its client does not learn how it went.
+    /// Nothing of a post is under way any more, and its client does not learn the outcome.
     #[cold]
     pub(super) fn end_in_doubt(&mut self, index: u32) {
         match self.slots[index].state {

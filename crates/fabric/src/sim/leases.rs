@@ -41,7 +41,7 @@ impl Clock {
         u64::try_from(shown).unwrap_or(u64::MAX)
     }
 
-    /// The true time that it takes to go on by at least `ps`.
+    /// Returns the true time in which the clock goes on by at least `ps`.
     #[inline]
     pub(super) fn true_ps(self, ps: u64) -> u64 {
         if self.drift_ppm == 0 {

@@ -34,7 +34,7 @@ pub(super) struct MemoryServer {
     pub nic: Nic,
     /// Lives that have been cut off.
     pub fenced: Vec<bool>,
-    /// Lives and threads that have reconnected: nothing posted before these posts of theirs counts.
+    /// Lives and threads that have reconnected: their earlier posts do not count.
     pub reconnected: BTreeMap<(u32, u32), u64>,
     pub health: Health,
     /// RPC threads, and how many of them are at a request: more than there are for a while, if some were
@@ -51,13 +51,13 @@ pub(super) struct Life {
     pub compute: usize,
     pub dead: bool,
     pub stopped: bool,
-    /// Since when, for its lease.
+    /// True time at which it was stopped, for its lease.
     pub stopped_since: Option<u64>,
     /// Somebody has seen its lease expired.
     pub expired: bool,
     /// Remote operations posted.
     pub posted: u64,
-    /// Replies that it was stopped in front of: who took the request, its message, the reply.
+    /// Replies in front of which it was stopped: the poster, the message, the reply.
     pub held: Vec<(Poster, u32, Vec<u8>)>,
 }
 
@@ -199,13 +199,13 @@ impl Machine {
         (self.lives.len() - 1) as u32
     }
 
-    /// The life that an incarnation names, if it ever began.
+    /// Returns the life that an incarnation names, if it ever began.
     pub(super) fn life_of(&self, who: Incarnation) -> Option<usize> {
         let index = usize::try_from(who.0.checked_sub(1)?).ok()?;
         (index < self.lives.len()).then_some(index)
     }
 
-    /// Sends `payload` off; returns the slot that its result will stand in.
+    /// Sends `payload` off; returns the slot that will hold its result.
     #[inline]
     pub(super) fn post(&mut self, poster: Poster, payload: Payload, wake: Wake) -> u32 {
         let (parts, listed) = match &payload {
@@ -257,7 +257,7 @@ impl Machine {
         index
     }
 
-    /// As [`Machine::depart`], for where it is rare.
+    /// As [`Machine::depart`], for rare calls.
     #[cold]
     pub(super) fn depart_now(&mut self, index: u32, part: u16, departs: u64) {
         self.depart(index, part, departs);
@@ -267,7 +267,7 @@ impl Machine {
     fn depart(&mut self, index: u32, part: u16, departs: u64) {
         let server = self.slots[index].server(part).unwrap_or(ServerId(0));
         if server.index() >= self.servers.len() {
-            // There is nobody to send it to.
+            // There is no such server.
             let addr = self.slots[index].op(part).map_or(GlobalAddr::new(server, 0), Op::addr);
             let bytes = self.slots[index].op(part).map_or(0, Op::bytes);
             self.slots[index].fail(access::out_of_bounds(None, addr, bytes));
@@ -288,7 +288,7 @@ impl Machine {
         self.calendar.push(at, Kind::Arrive, index, part);
     }
 
-    /// Gives the thread something to do; returns when it is done.
+    /// Occupies the thread; returns the end of that time.
     #[inline]
     pub(super) fn occupy(&mut self, thread: u32, ps: u64) -> u64 {
         let free = &mut self.threads[thread as usize];
@@ -324,7 +324,7 @@ impl Machine {
         true
     }
 
-    /// Handles whatever happens at this very instant, for there to be an order to draw.
+    /// Handles all events of this instant, so that there is an order to draw.
     #[cold]
     fn finish_instant(&mut self) {
         while let Some(event) = self.calendar.pop(self.now) {
@@ -509,7 +509,7 @@ impl Machine {
         Some((&mut slot.payload, slot.error.take()))
     }
 
-    /// Ends with a slot. The waker is to be dropped without holding the machine, which it may call.
+    /// Finishes with a slot. The caller drops the waker without holding the machine, which it may call.
     #[inline]
     pub(super) fn give_back(&mut self, index: u32) -> Wake {
         if self.slots[index].state == State::Done {
@@ -518,13 +518,13 @@ impl Machine {
         self.abandon(index)
     }
 
-    /// Notes whom to wake; the waker from before comes back as in [`Machine::give_back`].
+    /// Notes the waiter; returns the earlier one, as [`Machine::give_back`] does.
     pub(super) fn rewake(&mut self, index: u32, wake: Wake) -> Wake {
         std::mem::replace(&mut self.slots[index].wake, wake)
     }
 
-    /// Its future is gone: the operation goes on unseen, if it is under way. The waker comes back as in
-    /// [`Machine::give_back`].
+    /// Its future is gone: the operation goes on unseen, if it is under way. Returns the waker, as
+    /// [`Machine::give_back`] does.
     pub(super) fn abandon(&mut self, index: u32) -> Wake {
         let slot = &mut self.slots[index];
         if slot.state == State::Done {

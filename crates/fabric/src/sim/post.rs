@@ -1,4 +1,4 @@
-//! Post future: waits for whatever a simulated endpoint posted.
+//! ! Post future: waits for the result of a simulated endpoint's post.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -15,7 +15,7 @@ pub(super) struct Post<'a, T> {
     stage: Stage,
     /// Payload to send; empty once it was sent.
     payload: Payload,
-    /// Takes the result out of what has come back.
+    /// Takes the result out of the returned payload.
     finish: fn(&mut Payload, Failure) -> T,
 }
 

@@ -28,7 +28,7 @@ pub(super) enum Payload {
     Op(Op),
     Chain(Ops),
     Batch(Ops),
-    /// The request as a WRITE and the reply as a READ: what travels, and what owns it.
+    /// The request as a WRITE and the reply as a READ: they travel, and own the buffers.
     Rpc {
         service: ServiceId,
         reply_len: u32,
@@ -43,7 +43,7 @@ pub(super) enum Payload {
     },
     /// A call of another compute server.
     Call(Box<CallPost>),
-    /// A reply to one, which nobody waits for.
+    /// A reply to a call; it has no waiter.
     Reply,
     /// A wait that leaves the thread to others.
     Sleep {
@@ -64,7 +64,7 @@ pub(super) enum Wake {
     Nobody,
     /// A task of the simulator, by its number: no reference counts, no lock.
     Task(u32),
-    /// Something between the task and the operation, such as a join of several.
+    /// A waker between the task and the operation, such as that of a join of several.
     Other(Waker),
 }
 
@@ -87,8 +87,8 @@ pub(super) enum State {
     Done,
     /// The future was dropped: completes unseen.
     Abandoned,
-    /// The client has been told that nobody knows, or is about to be: completes unseen, as soon as
-    /// the future has taken that.
+    /// The client has received `Timeout`, or is about to: completes unseen, as soon as the future has taken
+    /// that.
     TimedOut,
 }
 
@@ -192,7 +192,7 @@ impl Slots {
         wake: Wake,
     ) -> u32 {
         let index = self.free.pop().unwrap_or_else(|| self.grow());
-        // Field by field: the slot is large, and most of it is as it should be.
+        // Field by field: the slot is large, and most of it is already right.
         let slot = &mut self[index];
         slot.payload = payload;
         slot.state = State::Flying;
@@ -230,7 +230,7 @@ impl Slots {
         (self.list.len() - 1) as u32
     }
 
-    /// Gives the slot back; what it still holds goes home. The waker comes back, to be dropped
+    /// Gives the slot back, with the buffers that it still holds. Returns the waker, which the caller drops
     /// without holding the machine.
     #[inline]
     pub(super) fn remove(&mut self, index: u32) -> Wake {

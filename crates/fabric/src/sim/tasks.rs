@@ -35,12 +35,12 @@ pub(super) fn waker(woken: &Arc<Woken>, task: u32, generation: u32) -> Waker {
     Waker::from(Arc::new(TaskWaker { woken: Arc::clone(woken), task, generation }))
 }
 
-/// A place for a task.
+/// A slot of the task list, for one task at a time.
 struct Entry {
-    /// `None` while it is being polled, and when the place is free.
+    /// `None` while it is being polled, and when the slot is free.
     future: Option<TaskFuture>,
     waker: Rc<Waker>,
-    /// Counts the tasks that have stood here, so that late wake-ups of one miss the next.
+    /// Counts the tasks that have had this slot, so that late wake-ups of one miss the next.
     generation: u32,
     life: u32,
     live: bool,
@@ -92,7 +92,7 @@ impl Tasks {
         self.list[task as usize].parked = true;
     }
 
-    /// The tasks of `life` that were woken meanwhile, in the order of their numbers.
+    /// Returns the tasks of `life` that were woken meanwhile, in the order of their numbers.
     pub(super) fn unpark(&mut self, life: u32) -> Vec<u32> {
         let parked = self.list.iter_mut().enumerate();
         parked
@@ -115,7 +115,7 @@ impl Tasks {
         Some(Taken { future, waker: Rc::clone(&entry.waker), generation: entry.generation })
     }
 
-    /// Puts a task back that is not done. Gives the future back if it has been killed meanwhile.
+    /// Puts an unfinished task back. Returns the future if the task has been killed meanwhile.
     #[inline]
     pub(super) fn put(&mut self, task: u32, taken: Taken) -> Option<TaskFuture> {
         let entry = &mut self.list[task as usize];

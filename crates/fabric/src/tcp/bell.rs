@@ -16,7 +16,7 @@ use crate::wake::Notify;
 /// Descriptors, this one's own included, for which a wait allocates nothing.
 const FEW: usize = 16;
 
-/// Ends a thread's waits when it is rung (INV-WAKE-1).
+/// Ends a thread's waits (INV-WAKE-1).
 pub(super) struct Bell {
     heard: UnixStream,
     notify: Notify,
@@ -27,26 +27,26 @@ impl Bell {
         let (heard, rung) = UnixStream::pair()?;
         heard.set_nonblocking(true)?;
         rung.set_nonblocking(true)?;
-        // If it takes no more it has been rung, and nobody waits who would not hear that; if the thread has ended
-        // nobody does.
+        // If the socket takes no more bytes, the notification stands already. If the thread has ended, nobody
+        // waits.
         let notify = Arc::new(move || drop((&rung).write(&[1])));
         Ok(Bell { heard, notify })
     }
 
-    /// Rings it, from any thread.
+    /// Function that ends the wait, from any thread.
     pub(super) fn notify(&self) -> &Notify {
         &self.notify
     }
 
-    /// Waits until something can be read from one of `sockets`, or written where that is asked for, the bell is
-    /// rung, or `at_most` has passed.
+    /// Waits until one of `sockets` can be read, or written if that is asked for, the notifier is called, or
+    /// `at_most` has passed.
     pub(super) fn wait<'a>(
         &self,
         sockets: impl Iterator<Item = (BorrowedFd<'a>, bool)>,
         at_most: Option<Duration>,
     ) -> io::Result<()> {
         let bell = || PollFd::new(&self.heard, PollFlags::IN);
-        // Few are on the stack.
+        // Up to that many are on the stack.
         let (mut few, mut count, mut many) = ([(); FEW].map(|()| bell()), 1, Vec::new());
         for (socket, sends) in sockets {
             let sends = if sends { PollFlags::OUT } else { PollFlags::empty() };
@@ -90,7 +90,7 @@ mod tests {
     fn a_wait_is_ended_by_the_bell_once() {
         let bell = Bell::new().unwrap();
         let start = Instant::now();
-        // Before it, more often than it takes.
+        // Notified before the wait, and more often than the socket has room for.
         (0..100_000).for_each(|_| bell.notify()());
         bell.wait(nothing(), LONG).unwrap();
         let ring = Arc::clone(bell.notify());
@@ -114,13 +114,13 @@ mod tests {
         bell.wait([(one.as_fd(), true)].into_iter(), LONG).unwrap();
         (&other).write_all(&[7]).unwrap();
         bell.wait([(one.as_fd(), false)].into_iter(), LONG).unwrap();
-        // Also if there are many.
+        // The same with many sockets.
         let (silent, _other) = UnixStream::pair().unwrap();
         for before in [FEW - 2, FEW - 1, 3 * FEW] {
             let many = (0..before).map(|_| (silent.as_fd(), false));
             bell.wait(many.chain([(one.as_fd(), false)]), LONG).unwrap();
         }
-        // And its end.
+        // The same at the end of a connection.
         (&one).read_exact(&mut [0]).unwrap();
         drop(other);
         bell.wait([(one.as_fd(), false)].into_iter(), LONG).unwrap();

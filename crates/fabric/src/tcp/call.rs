@@ -51,7 +51,7 @@ pub(crate) fn answer_of(
     }
 }
 
-/// In whose name, and behind which gate, a way carries out RPCs.
+/// The connection in whose name, and behind whose gate, a way carries out RPCs.
 pub(crate) struct Caller {
     host: Arc<Host>,
     life: Arc<Life>,
@@ -63,8 +63,7 @@ pub(crate) struct Caller {
 pub(crate) enum Called {
     /// It was carried out, and the answer is there.
     Done,
-    /// Something else of this compute server is being carried out, or it is just being cut off: to be tried
-    /// again.
+    /// Another request of this compute server is being carried out, or it is just being cut off: try again.
     Later,
     /// The gate is shut. Nothing of this connection is carried out any more.
     Shut,
@@ -107,7 +106,7 @@ impl Caller {
     }
 }
 
-/// The request in a message, if it is an RPC whose answer fits into one, too.
+/// Returns the request in a message, if it is an RPC whose answer fits into a message.
 fn decode(message: &[u8]) -> Option<(Request, &[u8])> {
     let (head, operands) = message.split_first_chunk()?;
     let request = Request::decode(head).ok()?;
@@ -139,7 +138,7 @@ mod tests {
         }
     }
 
-    /// A server, somebody whom it has let in, and how often its service was called.
+    /// A server, a compute server that it has let in, and the count of its service's calls.
     fn caller() -> (Arc<Host>, Caller, Arc<AtomicUsize>) {
         let calls = Arc::<AtomicUsize>::default();
         let host = Host::alone(ECHO, Arc::new(Echo(Arc::clone(&calls))), 4096).expect("memory");
@@ -164,7 +163,7 @@ mod tests {
             assert!(answer.bytes().len() <= MESSAGE_BYTES_MAX);
             assert_eq!(answer_of(answer.bytes(), ECHO, len), Some(Ok(&request[..])));
         }
-        // Cut to the room that there is for it.
+        // Cut to the room for it.
         assert_eq!(caller.call(&message(ECHO, 3, b"12345"), &mut answer), Called::Done);
         assert_eq!(answer_of(answer.bytes(), ECHO, 3), Some(Ok(&b"123"[..])));
         assert_eq!(answer_of(answer.bytes(), ECHO, 2), None, "longer than was asked for");

@@ -44,9 +44,9 @@ pub(super) struct Connection {
     number: u64,
     output: Output,
     inbox: Inbox,
-    /// Posts that wait for the line that is being connected.
+    /// Posts that wait for the new connection.
     reconnects: Vec<u32>,
-    /// The compute server that it leads to, if it leads to one.
+    /// The compute server at the other end, if it is one.
     peer: Option<Peer>,
     /// Calls that wait for others to end (F12.10).
     blocked: VecDeque<(Waiting, ServiceId, Vec<u8>)>,
@@ -75,14 +75,14 @@ impl Connection {
         self.peer
     }
 
-    /// Begins to connect, unless there is a line or will be.
+    /// Begins to connect, unless that has begun.
     pub(super) fn connect(&mut self, shared: &Arc<Shared>, notify: &Notify) {
         if matches!(self.line, Line::Down) {
             self.line = self.begin(shared, notify);
         }
     }
 
-    /// Finds out whether a line on which nothing is waited for has ended meanwhile.
+    /// Finds out whether an idle connection has ended meanwhile.
     pub(super) fn look(&mut self, sink: &mut impl Sink) {
         if self.is_up()
             && self.inbox.is_empty()
@@ -96,7 +96,7 @@ impl Connection {
         }
     }
 
-    /// Adds a call; it is sent as soon as there are few enough.
+    /// Adds a call; it is sent as soon as few enough are under way.
     pub(super) fn call(&mut self, waiting: Waiting, service: ServiceId, request: Vec<u8>) {
         if self.inbox.calls() >= UNDER_WAY_MAX {
             return self.blocked.push_back((waiting, service, request));
@@ -115,7 +115,7 @@ impl Connection {
         }
     }
 
-    /// It leads to nobody any more: its peer has ended, or is attached no more.
+    /// The peer has ended its life or detached: everything fails.
     pub(super) fn part(&mut self, sink: &mut impl Sink) {
         let who = self.peer.map_or(Incarnation(0), |peer| peer.incarnation);
         self.lose(Line::Down, OpErrorKind::Gone { who }, sink);
@@ -125,7 +125,7 @@ impl Connection {
         }
     }
 
-    /// Takes a line that has been let in under `number`.
+    /// Takes a connection that the server has let in under `number`.
     pub(super) fn attach(&mut self, mut link: Link<TcpStream>, number: u64) -> io::Result<()> {
         link.socket().set_nonblocking(true)?;
         self.line = Line::Up(link);
@@ -138,7 +138,7 @@ impl Connection {
         !self.inbox.is_empty() || matches!(self.line, Line::Connecting(_))
     }
 
-    /// The socket, if answers are to come, and whether something is to be sent, too.
+    /// Returns the socket if answers are to come, and whether there are bytes to send.
     pub(super) fn awaited(&self) -> Option<(BorrowedFd<'_>, bool)> {
         match &self.line {
             Line::Up(link) if !self.inbox.is_empty() => {
@@ -167,7 +167,7 @@ impl Connection {
         OpError { server: self.server, kind }
     }
 
-    /// Why nothing can be posted, if so.
+    /// Returns the reason for which nothing can be posted, if there is one.
     pub(super) fn refusal(&self) -> Option<OpError> {
         match self.line {
             Line::Up(_) | Line::Connecting(_) => None,
@@ -183,7 +183,7 @@ impl Connection {
         self.inbox.expect(waiting);
     }
 
-    /// Adds a request; it is sent by the next [`Connection::drive`].
+    /// Adds a request; the next [`Connection::drive`] sends it.
     #[inline]
     pub(super) fn post(&mut self, waiting: Waiting, request: Request, operands: [&[u8]; 2]) {
         self.post_head(waiting, request);
@@ -191,7 +191,7 @@ impl Connection {
         self.output.push(operands[1]);
     }
 
-    /// Sends what was posted and takes what has come; true if anything came.
+    /// Sends posts and takes answers; true if anything came.
     pub(super) fn drive(&mut self, now_ns: impl FnOnce() -> u64, sink: &mut impl Sink) -> bool {
         if self.inbox.is_empty() && !matches!(self.line, Line::Connecting(_)) {
             return false;
@@ -264,7 +264,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Takes all answers that have come; how many.
+    /// Takes all answers that have come; returns their number.
     fn receive(&mut self, sink: &mut impl Sink) -> Result<usize, Ended> {
         let mut count = 0;
         let Line::Up(link) = &mut self.line else { return Ok(count) };
@@ -287,8 +287,8 @@ impl Connection {
         }
     }
 
-    /// The oldest request has waited for too long: all are given up, and so is a line that does not
-    /// come about.
+    /// The oldest request has waited for too long: gives up all requests, and a connection that does not come
+    /// about.
     pub(super) fn give_up(&mut self, sink: &mut impl Sink) {
         self.lose(Line::Down, OpErrorKind::Timeout, sink);
         let error = self.error(OpErrorKind::Timeout);
@@ -343,13 +343,13 @@ impl Connection {
         self.reconnects.push(slot);
     }
 
-    /// Has a thread get a new line, in the place of the last one.
+    /// Starts a thread that makes a new connection, in place of the last one.
     fn begin(&self, shared: &Arc<Shared>, notify: &Notify) -> Line {
         let found = Arc::new(Mutex::new(None));
         let (shared, notify) = (Arc::clone(shared), Arc::clone(notify));
         let (server, number, peer) = (self.server, self.number, self.peer);
         let put = Arc::clone(&found);
-        // Connecting waits, and this thread has other things to do.
+        // Connecting waits, and this thread has other work.
         let begun = thread::Builder::new().name("farleaf-connect".to_owned()).spawn(move || {
             let result = match peer {
                 None => super::greet_again(&shared, server, number),

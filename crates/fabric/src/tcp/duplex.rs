@@ -13,24 +13,23 @@ use rustix::net::sockopt;
 
 use super::tls::Tls;
 
-/// Bytes that are taken from the socket at once.
+/// Bytes to take from the socket at once.
 const TAKE_BYTES: usize = 32 << 10;
-/// A connection over which nothing has come for the first of these is asked whether it is there, so often, once in
-/// the last.
+/// Keepalive: after the first time of silence, the system sends so many probes, each after the last time.
 const ASKED_AFTER: Duration = Duration::from_secs(5);
 const ASKED_MOST: u32 = 5;
 const ASKED_EVERY: Duration = Duration::from_secs(1);
-/// A connection has ended if what was sent over it has not arrived for so long.
+/// A connection has ended if bytes sent over it have not arrived for so long.
 const ARRIVES_WITHIN: Duration = Duration::from_secs(20);
 
-/// The half that is read.
+/// The reading half.
 #[derive(Debug)]
 pub struct Incoming {
     socket: TcpStream,
     sealed: Option<Unsealing>,
 }
 
-/// The half that is written.
+/// The writing half.
 #[derive(Debug)]
 pub struct Outgoing {
     socket: TcpStream,
@@ -67,7 +66,7 @@ pub fn connected(
     halves(socket, tls.map(|tls| tls.connects(address.ip())))
 }
 
-/// The same of a connection that was let in.
+/// The same for an accepted connection.
 ///
 /// # Errors
 /// See [`connected`].
@@ -96,8 +95,8 @@ fn halves(
     Ok((incoming, Outgoing { socket: other, sealed: Some(Sealing { tls, raw: Vec::new() }) }))
 }
 
-/// Has the system find out about a connection that is lost without a word: that a router has forgotten, or whose
-/// other machine has lost its power. Its end is then heard on this side within [`ARRIVES_WITHIN`].
+/// Makes the system notice a silently lost connection: a router has forgotten it, or the other machine has
+/// lost power. Then it ends on this side within [`ARRIVES_WITHIN`].
 pub(super) fn notice_loss(socket: &impl AsFd) -> io::Result<()> {
     sockopt::set_socket_keepalive(socket, true)?;
     sockopt::set_tcp_keepidle(socket, ASKED_AFTER)?;
@@ -134,13 +133,13 @@ impl Read for Incoming {
 }
 
 impl Unsealing {
-    /// Reads what can be deciphered; `None` if more has to come first.
+    /// Reads deciphered bytes; `None` if more have to arrive first.
     fn read(&mut self, room: &mut [u8]) -> io::Result<Option<usize>> {
         let mut tls = lock(&self.tls);
         loop {
             match tls.reader().read(room) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                // The other side has gone without a word: what it has not said, nobody counts on.
+                // The other side has closed without an alert; nobody relies on that alert.
                 Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(Some(0)),
                 read => return read.map(Some),
             }

@@ -81,7 +81,7 @@ impl TcpEndpoint {
         &self.thread.executor
     }
 
-    /// Buffers that are in somebody's hands or with an operation; 0 when all have come home.
+    /// Buffers that a caller or an operation holds; 0 when all are back.
     pub fn buffers_out(&self) -> usize {
         self.thread.slab.buffers_out()
     }
@@ -162,7 +162,7 @@ impl Endpoint for TcpEndpoint {
         self.post(Payload::Op(Op::Faa { at, add, old: 0 }), old_word)
     }
 
-    /// Requests of one connection are carried out in their order; those of a chain stop at an error.
+    /// The server carries out requests of one connection in their order; those of a chain stop at an error.
     #[inline]
     fn chain(&self, ops: Ops) -> impl Future<Output = Result<Ops, OpError>> {
         let server = ops.server();
@@ -231,7 +231,7 @@ impl Endpoint for TcpEndpoint {
             let judged = self.post(Payload::Fence(judge, who), nothing).await;
             judged.map_err(|error| match error.kind {
                 OpErrorKind::StillAlive => OpError { server, ..error },
-                // It is the judge who has to be reached.
+                // Memory server 0, which decides, must be reached.
                 _ => error,
             })?;
         }

@@ -19,7 +19,7 @@ pub(super) struct Waiting {
 
 /// Destination of answers.
 pub(super) trait Sink {
-    /// The answer to one part of a post; false if it is not what was asked for.
+    /// Takes the answer to one part of a post; false if it does not fit the request.
     fn answer(&mut self, waiting: Waiting, status: Status, content: &[u8]) -> bool;
     /// One part of a post failed.
     fn fail(&mut self, waiting: Waiting, error: OpError);
@@ -29,10 +29,10 @@ pub(super) trait Sink {
     fn reconnected(&mut self, slot: u32, result: Result<(), OpError>);
 }
 
-/// Why a connection is of no use any more.
+/// Reason for which a connection is of no use any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
-    /// The other side has gone, or does not keep to the protocol.
+    /// The other side has gone, or breaks the protocol.
     Lost,
     Fenced,
 }
@@ -43,7 +43,7 @@ pub(super) struct Inbox {
     input: Vec<u8>,
     taken: usize,
     filled: usize,
-    /// Those that wait, behind those that have been answered.
+    /// Waiting requests, behind those that have been answered.
     waiting: Vec<Waiting>,
     answered: usize,
     /// Groups of waiting requests that were posted together: their number and the time of the post.
@@ -70,7 +70,7 @@ impl Inbox {
         }
     }
 
-    /// A reply is to come; the number of its call.
+    /// Expects a reply; returns the number of its call.
     pub(super) fn expect_reply(&mut self, waiting: Waiting) -> u64 {
         self.last_call += 1;
         self.calls.insert(self.last_call, waiting);
@@ -82,14 +82,14 @@ impl Inbox {
         self.calls.len()
     }
 
-    /// No more replies come.
+    /// No more replies will come: all calls fail.
     pub(super) fn lose_calls(&mut self, error: CallError, sink: &mut impl Sink) {
         for waiting in std::mem::take(&mut self.calls).into_values() {
             sink.reply(waiting, Err(error));
         }
     }
 
-    /// An answer is to come.
+    /// Expects an answer.
     #[inline]
     pub(super) fn expect(&mut self, waiting: Waiting) {
         self.waiting.push(waiting);
@@ -143,7 +143,7 @@ impl Inbox {
         &mut self.input[self.filled..]
     }
 
-    /// `count` bytes have come; hands out what is whole, and says how many that was.
+    /// Takes `count` more bytes; hands out whole answers, and returns their number.
     pub(super) fn came(&mut self, count: usize, sink: &mut impl Sink) -> Result<usize, Ended> {
         self.filled += count;
         let mut input = &self.input[self.taken..self.filled];
@@ -180,11 +180,11 @@ impl Inbox {
         result.map(|()| answered)
     }
 
-    /// `count` more of those that wait have been answered.
+    /// `count` more of the waiting requests have been answered.
     fn forget(&mut self, count: usize) {
         self.answered += count;
         self.marked = self.marked.max(self.answered);
-        // No more are moved than go.
+        // Moves no more elements than it drops.
         if self.answered >= self.waiting.len() / 2 {
             self.waiting.drain(..self.answered);
             self.marked -= std::mem::take(&mut self.answered);
@@ -200,7 +200,7 @@ impl Inbox {
         }
     }
 
-    /// No more answers come: all that wait fail.
+    /// No more answers will come: all waiting requests fail.
     pub(super) fn lose(&mut self, error: OpError, sink: &mut impl Sink) {
         (self.taken, self.filled, self.marked) = (0, 0, 0);
         self.posted.clear();
@@ -211,7 +211,7 @@ impl Inbox {
     }
 }
 
-/// Hands out the reply to a call. One that nobody waits for is dropped (F12.8). `None` if it is none.
+/// Hands out the reply to a call, or drops it if nobody waits for it (F12.8). `None` if it is no reply.
 #[cold]
 fn reply(content: &[u8], calls: &mut BTreeMap<u64, Waiting>, sink: &mut impl Sink) -> Option<()> {
     let (number, outcome, bytes) = decode_reply(content).ok()?;
@@ -233,7 +233,7 @@ mod tests {
     use super::*;
     use crate::tcp::wire::encode_answer;
 
-    /// The slots of those that were answered.
+    /// The slots of the answered posts.
     #[derive(Default)]
     struct Answered(Vec<u32>);
 

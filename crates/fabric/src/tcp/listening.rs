@@ -8,15 +8,15 @@ use std::os::fd::AsFd;
 
 use rustix::net::{Shutdown, shutdown};
 
-/// A socket that listens. Dropped, it listens no more at once, and its address can be had again.
+/// A listening socket. Dropped, it stops listening at once, and its address is free again.
 ///
-/// Closing is not enough: a process that is just being started by another thread has copies of all
-/// descriptors until it executes its program, and the system has a socket listen until the last copy is closed.
+/// Closing is not enough. A process that another thread is starting has copies of all descriptors until it
+/// executes its program. The system keeps a socket listening until the last copy is closed.
 #[derive(Debug)]
 pub struct Listening<L: AsFd>(L);
 
 impl<L: AsFd> Listening<L> {
-    /// Of a socket that is bound and listens.
+    /// Takes a bound socket that listens.
     pub fn new(listener: L) -> Self {
         Listening(listener)
     }
@@ -50,8 +50,7 @@ mod tests {
 
     use super::*;
 
-    /// A server that was started again at once was refused its address, for another thread was just starting a
-    /// process.
+    /// A server that is restarted at once gets its address, also while another thread starts a process.
     #[test]
     #[cfg_attr(miri, ignore = "needs a network")]
     fn a_process_that_is_being_started_keeps_no_address() {

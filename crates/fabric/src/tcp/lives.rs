@@ -69,8 +69,8 @@ impl Gate {
         if ways.is_empty() { Ok(()) } else { Err(Uncut) }
     }
 
-    /// For requests: after those who want to shut it, whom a connection that never pauses would else keep
-    /// waiting.
+    /// Takes the gate for requests, after the threads that want to shut it: a connection that never pauses
+    /// would otherwise keep those waiting.
     pub(super) fn pass(&self) -> MutexGuard<'_, GateState> {
         while self.shutting.load(Ordering::Relaxed) > 0 {
             thread::yield_now();
@@ -82,8 +82,8 @@ impl Gate {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The same, unless somebody has it, or waits for it to shut it: who asks again and again would else
-    /// keep that waiting.
+    /// The same without waiting; `None` if a thread holds the gate, or waits to shut it: a caller that polls
+    /// would otherwise keep that thread waiting.
     pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, GateState>> {
         if self.shutting.load(Ordering::SeqCst) > 0 {
             return None;
@@ -107,7 +107,7 @@ impl std::fmt::Debug for Gate {
 pub(super) struct Life {
     /// Time at which it was last heard of, in milliseconds since the server's start.
     heard_ms: AtomicU64,
-    /// It has said goodbye, or has been taken for dead once.
+    /// It has said goodbye, or has once counted as dead.
     dead: AtomicBool,
     state: Mutex<LifeState>,
 }
@@ -130,7 +130,7 @@ impl Life {
         self.heard_ms.store(now_ms, Ordering::Relaxed);
     }
 
-    /// A sign of life; whether its lease goes on, as nobody has been told that it is dead.
+    /// A sign of life; returns whether its lease goes on, because nobody has learned that it is dead.
     pub(super) fn beat(&self, now_ms: u64) -> bool {
         let _state = self.state();
         self.hear(now_ms);
@@ -153,7 +153,7 @@ impl Life {
     }
 }
 
-/// Why a connection is not let in.
+/// Reason for which a connection is not let in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Denied {
     /// Its compute server has been cut off.
@@ -176,7 +176,7 @@ impl Lives {
         Lives { lease_ms, record: None, known: Mutex::default(), connections: AtomicU64::new(0) }
     }
 
-    /// With those who were fenced before, and a place for those who will be.
+    /// With the incarnations that were fenced before, and a record for further ones.
     pub(super) fn recorded(lease_ms: u64, record: Record) -> Self {
         let fenced = |who| {
             let state = LifeState { fenced: true, is_recorded: true, ..LifeState::default() };
@@ -191,7 +191,7 @@ impl Lives {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets a connection in. The one that it replaces does nothing any more.
+    /// Lets a connection in. A connection that it replaces does nothing any more.
     pub(super) fn enter(
         &self,
         who: Incarnation,
@@ -235,8 +235,8 @@ impl Lives {
         life.dead.load(Ordering::SeqCst)
     }
 
-    /// Cuts a life off. The caller holds no gate (TCP-3). On failure it is let in nowhere, but may still
-    /// act by a way that could not be cut: to be tried again.
+    /// Cuts a life off. The caller holds no gate (TCP-3). After a failure no connection of it is let in, but
+    /// it may still act by a way that could not be cut: try again.
     pub(super) fn fence(&self, who: Incarnation, now_ms: u64) -> Result<(), Uncut> {
         let life = Arc::clone(self.known().entry(who).or_insert_with(|| {
             Arc::new(Life {
@@ -245,7 +245,7 @@ impl Lives {
                 state: Mutex::default(),
             })
         }));
-        // They stay in the list until they are shut: another fence must wait for them, too.
+        // They stay in the list until they are shut: another fence must wait for them.
         let gates = {
             let mut state = life.state();
             state.fenced = true;
@@ -308,7 +308,7 @@ mod tests {
         }
     }
 
-    /// A server that was started again over its file used to let in whom it had cut off.
+    /// A server that is restarted over its file refuses the incarnations that it has cut off.
     #[test]
     fn a_fence_outlives_the_server() {
         let path = std::env::temp_dir().join(format!("farleaf-fenced-{}", std::process::id()));
@@ -340,7 +340,7 @@ mod tests {
         assert_eq!(*second.lock(), GateState::Open);
     }
 
-    /// A way that can be cut only after so many attempts, and whether it has been.
+    /// A way that can be cut only after so many attempts, and a flag that it has been cut.
     struct Stubborn(u32, Arc<AtomicBool>);
 
     impl Way for Stubborn {
@@ -370,8 +370,8 @@ mod tests {
         assert!(!gate.add(Box::new(Stubborn(0, Arc::default()))), "a way behind the fence");
     }
 
-    /// A second fence used to find no connection any more, and was answered while the first still waited
-    /// for a gate behind which a request was being carried out.
+    /// A second fence is answered only when the first has shut the gates, behind which requests may be
+    /// running.
     #[test]
     fn no_fence_returns_before_every_gate_is_shut() {
         let lives = Lives::new(100);
@@ -392,7 +392,7 @@ mod tests {
         assert_eq!(returned.load(Ordering::SeqCst), 2);
     }
 
-    /// One request after the other, without a pause, used to keep a fence waiting behind all of them.
+    /// A connection that sends one request after the other, without a pause, does not delay a fence.
     #[test]
     fn nobody_passes_a_fence_that_waits() {
         let lives = Lives::new(100);

@@ -27,10 +27,10 @@
 //!
 //! # Deaths
 //!
-//! Each compute server sends signs of life. Memory server 0 is the judge. A compute server that says
-//! goodbye, or is silent for a whole lease, is dead from the first time that anybody asks. Fencing asks
-//! the judge first; the others follow. A memory server runs an operation only once its last byte has
-//! come, under a lock that fences take as well. So each operation of a dead compute server takes effect
+//! Each compute server sends signs of life. Memory server 0 decides on deaths: a compute server that says
+//! goodbye, or is silent for a whole lease, is dead from the first question about it on. A fence goes to
+//! memory server 0 first, and then to the others. A memory server runs an operation only once its last byte
+//! has come, under a lock that fences take as well. So each operation of a dead compute server takes effect
 //! in whole or not at all. A reader may still see some words of a WRITE before others.
 #![allow(
     clippy::disallowed_methods,
@@ -110,7 +110,7 @@ pub struct TcpConfig {
 }
 
 impl TcpConfig {
-    /// The usual patience with the memory servers at these addresses.
+    /// The usual time limits, for the memory servers at these addresses.
     pub fn to(servers: impl IntoIterator<Item = SocketAddr>) -> Self {
         TcpConfig {
             servers: servers.into_iter().collect(),
@@ -148,7 +148,7 @@ pub(crate) struct Shared {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Memory {
     bytes: u64,
-    /// The same after a restart only if what stands in it is the same.
+    /// The same after a restart only if the content is the same.
     id: u64,
 }
 
@@ -163,7 +163,7 @@ impl Tcp {
     ///
     /// # Errors
     /// [`FabricError::Unreachable`] names the server that cannot be reached;
-    /// [`FabricError::Refused`] says why one does not let us in.
+    /// [`FabricError::Refused`] names the reason of a server that refuses this process.
     pub fn connect(config: TcpConfig) -> Result<Self, FabricError> {
         Self::connect_for(config, false)
     }
@@ -190,7 +190,7 @@ impl Tcp {
             memory.push(Memory::of(&welcome));
             let given = Duration::from_millis(u64::from(welcome.lease_ms));
             shortest = shortest.min(given);
-            // Server 0 says who is dead.
+            // Server 0 decides on deaths.
             lease.get_or_insert_with(|| Arc::new(Lease::new(given, asked)));
             links.push(link);
         }
@@ -245,7 +245,7 @@ impl Shared {
         self.memory.iter().map(|memory| memory.bytes).collect()
     }
 
-    /// From here on nothing is posted any more, and others may take over at once.
+    /// Posts nothing from here on, and others may take over at once.
     fn give_up(&self) {
         if !self.given_up.swap(true, Ordering::SeqCst) {
             self.lease.end();
@@ -280,7 +280,7 @@ impl Fabric for Tcp {
         "tcp"
     }
 
-    /// Nothing: this process hosts no memory server. [`MemoryServer::serve`] is what is meant.
+    /// Does nothing: this process hosts no memory server. Use [`MemoryServer::serve`].
     fn serve(&self, _id: ServiceId, _service: Arc<dyn Service>) {}
 
     fn counters(&self) -> Vec<Arc<Counters>> {
@@ -331,12 +331,12 @@ fn greet(
     purpose: Use,
     replaces: u64,
 ) -> Result<(Link<TcpStream>, Welcome), FabricError> {
-    /// Until it asks again while others use the other way.
+    /// Time between two tries while others use the other way.
     const PAUSE: Duration = Duration::from_millis(10);
     let start = Instant::now();
     loop {
         match greet_once(config, incarnation, server, purpose, replaces) {
-            // It may be that these have just ended, and it has not noticed yet.
+            // The others may have just ended, and the server not have noticed yet.
             Err(FabricError::Refused { reason: Refusal::OtherWay, .. })
                 if start.elapsed() < config.connect_timeout =>
             {
@@ -449,7 +449,8 @@ fn greet_at(
     })
 }
 
-/// Why a connection ended while it was greeted, if TLS has to do with it. `first` is what came first.
+/// Finds the reason of TLS for which a connection ended during the greeting, if there is one. `first` is the
+/// first byte that came.
 fn distrust(error: &io::Error, first: u8, has_tls: bool) -> Option<String> {
     /// First byte of a TLS alert.
     const ALERT: u8 = 21;
@@ -465,7 +466,7 @@ fn distrust(error: &io::Error, first: u8, has_tls: bool) -> Option<String> {
         None if first == ALERT && !has_tls => {
             Some("it speaks TLS alone: connect with certificates".into())
         }
-        // A server without TLS does not answer what it does not understand.
+        // A server without TLS does not answer a handshake.
         None if has_tls && is_closed(error) => Some(
             "it ended the connection instead of answering: if it is there, it speaks no TLS".into(),
         ),
@@ -529,8 +530,8 @@ fn greet_again(
     Ok((link, welcome))
 }
 
-/// The threads that send signs of life, and say goodbye: one per server, so that one that does not
-/// answer keeps none of the others from hearing.
+/// The threads that send signs of life, and say goodbye: one per server, so that a silent server does not
+/// delay those to the others.
 #[derive(Debug)]
 struct Heart {
     stop: Arc<AtomicBool>,
@@ -563,7 +564,7 @@ impl Heart {
 }
 
 impl Heart {
-    /// Has it say goodbye, and does not wait for that.
+    /// Makes it say goodbye, and does not wait for that.
     fn stop(&self) {
         self.stop.store(true, Ordering::SeqCst);
         for thread in &self.threads {
@@ -596,7 +597,7 @@ fn beat(
         let asked = Instant::now();
         let sent = line.as_mut().map(|link| say(link, Verb::Beat));
         if !matches!(sent, Some(Ok(()))) {
-            // It may come back; until then its own clock runs against us.
+            // The server may come back; until then its lease for this process runs out.
             let again = greet(config, incarnation, server, Use::Control, 0);
             line = again.ok().map(|(link, _)| link);
         }
@@ -622,8 +623,9 @@ fn say(link: &mut Link<TcpStream>, verb: Verb) -> io::Result<()> {
     }
 }
 
-/// Until when nobody is told that this compute server is dead, by its own clock: the server that says so
-/// waits for a whole lease from when it last heard of it, which was after it was asked.
+/// Time, by this process's clock, until which nobody learns that this compute server is dead. The server that
+/// decides waits for a whole lease after the last sign of life, which it received after this process had sent
+/// it.
 #[derive(Debug)]
 pub(crate) struct Lease {
     start: Instant,
@@ -635,7 +637,7 @@ pub(crate) struct Lease {
 impl Lease {
     const ENDED: u64 = 0;
 
-    /// One of `given`, asked for at `asked`.
+    /// A lease of `given`, requested at `asked`.
     fn new(given: Duration, asked: Instant) -> Self {
         let length = given - given / 8;
         Lease { start: asked, until: AtomicU64::new(length.as_nanos() as u64), length }
@@ -648,7 +650,7 @@ impl Lease {
         let _ = self.until.fetch_update(Ordering::SeqCst, Ordering::SeqCst, longer);
     }
 
-    /// Ends it for good: others are told at once that this compute server is dead.
+    /// Ends it for good: others learn at once that this compute server is dead.
     fn end(&self) {
         self.until.store(Self::ENDED, Ordering::SeqCst);
     }

@@ -8,13 +8,13 @@ use std::io;
 
 use super::call::Caller;
 
-/// Makes ways, on the server.
+/// Makes ways on the server.
 pub(crate) trait Offer: Send + Sync {
     /// Returns whether atomics by its ways and by the processor are atomic against each other.
     fn mixes(&self) -> bool;
 
-    /// Answers a question. `None` if it is not of the protocol. RPCs that come the way that is made are
-    /// the caller's.
+    /// Answers a question. `None` if it is not of the protocol. RPCs by the new way run in the name of
+    /// `caller`.
     fn answer(&self, question: &[u8], caller: Caller) -> Option<Offered>;
 }
 
@@ -25,7 +25,7 @@ pub(crate) struct Offered {
     pub(crate) way: Option<Box<dyn Way>>,
 }
 
-/// A way to the server's words. Dropped, it is cut too, but nobody learns whether that was done.
+/// A way to the server's words. Dropped, it is cut as well, but nobody learns whether that succeeded.
 pub(crate) trait Way: Send {
     /// Cuts the way: after success, nothing that came by it takes effect any more. After a failure it may be
     /// called again.

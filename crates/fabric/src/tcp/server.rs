@@ -44,10 +44,10 @@ pub struct MemoryServerConfig {
     pub connections_max: usize,
     /// Time after which a connection that has not greeted is closed.
     pub greeting_timeout: Duration,
-    /// Allows an address that others than this machine can reach although nobody is authenticated and
-    /// nothing encrypted, as there is no `tls`: whoever reaches it can read and destroy the pool.
+    /// Allows an address that other machines can reach although there is no `tls`. Then nobody is
+    /// authenticated and nothing encrypted: anybody who reaches the address can read and destroy the pool.
     pub insecure_public: bool,
-    /// Connections are encrypted, and only those who show a certificate are let in.
+    /// Encrypts connections, and lets in only clients with a certificate.
     pub tls: Option<Tls>,
 }
 
@@ -85,7 +85,7 @@ pub(super) struct Shared {
     pub(super) stopping: AtomicBool,
     /// Connections, those of strangers included.
     pub(super) open: AtomicUsize,
-    /// One per thread: connections that it is to serve from now on, and how to tell it.
+    /// One per thread: its new connections, and the waker that tells it of them.
     pub(super) inboxes: Vec<Inbox>,
 }
 
@@ -100,8 +100,9 @@ impl MemoryServer {
     /// Listens, and serves `words`.
     ///
     /// # Errors
-    /// [`FabricError::Config`] for a public address with neither `tls` nor `insecure_public`, a number of
-    /// threads or servers that makes no sense, processors that cannot be had; [`FabricError::Unreachable`] if the address cannot be had.
+    /// [`FabricError::Config`] for a public address with neither `tls` nor `insecure_public`, an invalid
+    /// number of threads or servers, or processors that cannot be had. [`FabricError::Unreachable`] if the
+    /// address cannot be had.
     pub fn start(config: MemoryServerConfig, words: Arc<Words>) -> Result<Self, FabricError> {
         Self::start_with(config, Region::over(words), None)
     }
@@ -111,14 +112,14 @@ impl MemoryServer {
         config: MemoryServerConfig,
         call_server: CallServer,
     ) -> Result<Self, FabricError> {
-        // Nobody has a use for them yet.
+        // No peer uses this memory yet.
         let no_memory = FabricError::NoMemory { bytes: 8, server: config.server };
         let words = Words::anonymous(1).ok_or(no_memory)?;
         Self::start_all(config, Region::over(Arc::new(words)), None, Some(call_server))
     }
 
-    /// Listens, and serves `region`. If that lies in a file, a server that is started again over the
-    /// file serves the same words, and still refuses whom this one has cut off.
+    /// Listens, and serves `region`. A server that is restarted over a region's file serves the same words.
+    /// It still refuses the incarnations that this one has cut off.
     ///
     /// # Errors
     /// As [`MemoryServer::start`].
@@ -126,7 +127,7 @@ impl MemoryServer {
         Self::start_with(config, region, None)
     }
 
-    /// The same, with another way to the words for those who ask.
+    /// The same, and offers another way to the words.
     pub(crate) fn start_with(
         config: MemoryServerConfig,
         region: Region,
@@ -236,7 +237,7 @@ impl Drop for MemoryServer {
     fn drop(&mut self) {
         self.shared.stopping.store(true, Ordering::SeqCst);
         for inbox in &self.shared.inboxes {
-            // It fails only if the thread has ended.
+            // Waking fails only if the thread has ended.
             let _ = inbox.waker.wake();
         }
         for thread in self.threads.drain(..) {

@@ -42,7 +42,7 @@ pub(crate) enum Verb {
     Write = 2,
     /// Operands: expected, new. Content: the word that was there.
     Cas = 3,
-    /// Operand: what to add. Content: the word that was there.
+    /// Operand: the addend. Content: the word that was there.
     Faa = 4,
     /// `offset`: number of the service in the low 16 bits, room for the reply in the high 32. The
     /// `length` bytes that follow are the request.
@@ -163,7 +163,7 @@ impl Request {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Status {
-    /// The content is what the verb gives.
+    /// The content is the verb's result.
     Done = 0,
     OutOfBounds = 1,
     Misaligned = 2,
@@ -189,7 +189,7 @@ impl Status {
         ALL.get(usize::from(byte)).copied()
     }
 
-    /// The status that tells of an error.
+    /// Returns the status that stands for an error.
     pub(crate) fn of_error(kind: &OpErrorKind) -> Status {
         match kind {
             OpErrorKind::Misaligned { .. } => Status::Misaligned,
@@ -275,12 +275,12 @@ pub(crate) struct Hello {
     /// Its operations go by the server's card, not by this connection.
     pub(crate) by_card: bool,
     pub(crate) incarnation: u64,
-    /// The server that is meant, and how many there are.
+    /// The number of the intended server, and of all servers.
     pub(crate) server: u16,
     pub(crate) servers: u16,
-    /// The connection that this one takes the place of; 0 for none.
+    /// The connection that this one replaces; 0 for none.
     pub(crate) replaces: u64,
-    /// The life of the compute server that is meant; 0 for a memory server.
+    /// The life of the intended compute server; 0 for a memory server.
     pub(crate) meant: u64,
 }
 
@@ -299,7 +299,7 @@ impl Hello {
         bytes
     }
 
-    /// `None` if it is no greeting of this protocol. Of another version only that is known.
+    /// `None` if it is no greeting of this protocol. From another version, only the version is read.
     pub(crate) fn decode(bytes: &[u8; GREETING_BYTES]) -> Option<Hello> {
         let version = version_of(bytes)?;
         let hello = Hello {
@@ -316,7 +316,7 @@ impl Hello {
     }
 }
 
-/// Why a server lets a client in, or not.
+/// Decision of a server to let a client in, or its reason not to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Entry {
@@ -327,7 +327,7 @@ pub(crate) enum Entry {
     Fenced = 3,
     /// As many connections as it allows are open.
     Full = 4,
-    /// Others reach the words another way, and both ways' atomics do not know of each other.
+    /// Others reach the words another way, and the two ways' atomics are not atomic against each other.
     OtherWay = 5,
 }
 
@@ -414,7 +414,7 @@ pub(crate) const CAPABILITIES: Capabilities = Capabilities {
     write_vs_rmw: true,
     rmw_global: true,
     cpu_visible: true,
-    // A WRITE is carried out after its last byte has come, under the same lock that a fence takes.
+    // A WRITE runs after its last byte has come, under the same lock that a fence takes.
     crash_atomic_bytes: LENGTH_MAX as u32,
     ..Capabilities::NONE
 };
@@ -455,7 +455,7 @@ mod tests {
         let head = bytes.first_chunk().expect("a head");
         assert_eq!(decode_answer(head), Ok((Status::Reply, 11)));
         assert_eq!(decode_reply(&bytes[8..]), Ok((5, Outcome::Done, &b"abc"[..])));
-        // Too short, too long, an unknown outcome, bytes that no outcome but the first has.
+        // Too short, too long, an unknown outcome, and bytes with an outcome that has none.
         for length in [7, CALL_BYTES_MAX as u32 + 9] {
             assert_eq!(decode_answer(&encode_answer(Status::Reply, length)), Err(Malformed));
         }

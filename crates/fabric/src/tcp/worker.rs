@@ -21,36 +21,36 @@ use super::session::{Gone, Session, UNSENT_MAX};
 use super::wire::Entry;
 use crate::wake::Notify;
 
-/// Connections up to which a spinning thread asks each socket itself rather than the system for all.
+/// Connections up to which a spinning thread polls each socket itself rather than the system for all.
 const HOT_MAX: usize = 4;
 /// Events for which a connection is registered.
 const INTEREST: Interest = Interest::READABLE.add(Interest::WRITABLE);
-/// Turns in which a connection was busy after which the system is not told to look after it any more, as that
-/// costs whoever sends to it, each time.
+/// Busy turns after which the thread deregisters a connection from the system, because the registration costs
+/// the sender at each message.
 const OWN_FROM: u32 = 64;
-/// Rounds in vain after which a connection is left to the system again.
+/// Polls in vain after which the thread registers a connection again.
 const VAIN_MAX: u32 = 256;
-/// Rounds after which a spinning thread asks the system, too: for whoever knocks.
+/// Rounds after which a spinning thread also asks the system, for new connections.
 const ROUNDS_MAX: u32 = 64;
-/// Rounds for which only the system is asked once more connections were busy than can be hot.
+/// Rounds for which the thread asks only the system, once more connections were busy than can be hot.
 const CROWDED_ROUNDS: u32 = 4_096;
 /// Room to read into, at first.
 const INPUT_BYTES: usize = 64 << 10;
-/// Connections beyond those allowed that may be about to greet, and be told that there is no room.
+/// Connections beyond the limit that may still greet, and learn that there is no room.
 const STRANGERS_MAX: usize = 256;
 /// Refusals that a thread logs in a second.
 const REFUSALS_TOLD: u32 = 10;
-/// Leases after which a silent compute server's connections are closed: by then it is gone.
+/// Leases after which a silent compute server's connections are closed, because it is gone.
 const SILENT_LEASES: u64 = 20;
 
-/// A connection that was busy of late.
+/// A connection that was busy recently.
 struct Hot {
     at: usize,
     /// Rounds in which it was busy.
     busy: u32,
     /// Polls in vain since then.
     vain: u32,
-    /// Nobody but this thread looks after it.
+    /// Only this thread watches it: it is not registered.
     is_own: bool,
 }
 
@@ -59,10 +59,10 @@ pub(super) struct Worker {
     number: usize,
     poll: Poll,
     listener: Option<Listening<TcpListener>>,
-    /// The listener has to be asked again, without being told to.
+    /// The thread has to ask the listener again, without an event.
     listens_again: bool,
     connections: Vec<Option<Connection>>,
-    /// Connections that were busy of late.
+    /// Connections that were busy recently.
     hot: Vec<Hot>,
     /// Rounds for which none is hot.
     crowded: u32,
@@ -146,7 +146,7 @@ impl Worker {
         }
     }
 
-    /// Asks the sockets of the connections that were busy of late; true if one still is.
+    /// Polls the sockets of the recently busy connections; true if one still is.
     fn ask_the_hot(&mut self) -> bool {
         let mut progress = false;
         let mut hot = std::mem::take(&mut self.hot);
@@ -173,7 +173,7 @@ impl Worker {
         progress
     }
 
-    /// A connection is busy.
+    /// Marks a connection as busy.
     fn heat(&mut self, at: usize) {
         if self.crowded > 0 || self.hot.iter().any(|hot| hot.at == at) {
             return;
@@ -187,13 +187,13 @@ impl Worker {
         }
     }
 
-    /// Has the system not look after a connection any more; whether it does not.
+    /// Deregisters a connection; returns whether that succeeded.
     fn disown(&mut self, at: usize) -> bool {
         let Some(Some(connection)) = self.connections.get_mut(at) else { return false };
         self.poll.registry().deregister(connection.link.socket()).is_ok()
     }
 
-    /// Leaves a connection to the system again, which tells at once of what has come meanwhile.
+    /// Registers a connection again; the system tells at once of bytes that have come meanwhile.
     fn give_back(&mut self, hot: &mut Hot) {
         hot.busy = 0;
         if !std::mem::take(&mut hot.is_own) {
@@ -202,7 +202,7 @@ impl Worker {
         let Some(Some(connection)) = self.connections.get_mut(hot.at) else { return };
         let socket = connection.link.socket();
         if self.poll.registry().register(socket, Token(hot.at), INTEREST).is_err() {
-            // Nobody would look after it.
+            // Nobody would watch it.
             let is_stranger = connection.session.is_stranger();
             self.close(hot.at, is_stranger, &Gone::Ended);
         }
@@ -322,7 +322,7 @@ impl Worker {
         })
     }
 
-    /// Does what there is to do for one connection; true if it did something.
+    /// Does the work of one connection; true if there was any.
     fn turn(&mut self, at: usize, is_closed: bool) -> bool {
         let Some(Some(connection)) = self.connections.get_mut(at) else { return false };
         let was_stranger = connection.session.is_stranger();
@@ -343,7 +343,7 @@ impl Worker {
         if let Some(closed) = self.connections[at].take() {
             self.tell_end(&closed, gone);
         }
-        // Another may get its place.
+        // Another connection may get its slot.
         self.hot.retain(|hot| hot.at != at);
         self.strangers -= usize::from(is_stranger);
         self.shared.open.fetch_sub(1, Ordering::Relaxed);
@@ -370,8 +370,8 @@ impl Worker {
         }
     }
 
-    /// Closes the connections of strangers that say nothing, and of those who have been silent for so
-    /// long that nobody is there.
+    /// Closes the connections of silent clients that have not greeted, and of those that have been silent for
+    /// too long.
     fn send_away(&mut self) {
         if self.connections.is_empty() || self.looked_at.elapsed() < self.look_every() {
             return;
@@ -392,7 +392,7 @@ impl Worker {
     }
 }
 
-/// Refusals that are logged: few enough a second that nobody fills a disk by knocking.
+/// Logged refusals: so few per second that connection attempts fill no disk.
 struct Refusals {
     since: Instant,
     told: u32,
@@ -485,7 +485,7 @@ impl Connection {
         }
     }
 
-    /// Carries out what has come.
+    /// Carries out the received requests.
     fn take(&mut self, shared: &Shared) -> Result<(), Gone> {
         let input = &self.input[self.taken..self.filled];
         self.taken += self.session.take(&shared.host, input, &mut self.output)?;
@@ -497,7 +497,7 @@ impl Connection {
         self.output.is_empty() && !self.link.is_pending()
     }
 
-    /// Sends what the socket takes; true if it took something.
+    /// Sends as much as the socket takes; true if it took anything.
     fn send(&mut self) -> Result<bool, Gone> {
         let mut any = false;
         while !self.output.is_empty() {
@@ -520,7 +520,7 @@ impl Connection {
         Ok(any)
     }
 
-    /// Reads once; how much, and whether there may be more.
+    /// Reads once; returns the bytes, and whether there may be more.
     fn receive(&mut self) -> Result<(usize, bool), Gone> {
         self.input.copy_within(self.taken..self.filled, 0);
         self.filled -= self.taken;
@@ -530,7 +530,7 @@ impl Connection {
         if self.input.len() < room {
             self.input.resize(room, 0);
         } else if self.input.len() > room && self.filled <= INPUT_BYTES {
-            // A large WRITE has been carried out.
+            // A large WRITE has been carried out: its room is freed.
             self.input.truncate(room);
             self.input.shrink_to_fit();
         }

@@ -43,10 +43,10 @@ impl Calls {
         self.unsent.push_back(Waiting { slot, hold: Some(hold), since_ns: None });
     }
 
-    /// Gives to `send_queue` what it has room for.
+    /// Gives to `send_queue` as much as it has room for.
     ///
     /// # Errors
-    /// If the send queue is to be cut.
+    /// If the caller has to cut the send queue.
     pub(super) fn send(&mut self, send_queue: &mut SendQueue) -> io::Result<()> {
         if !self.unsent.is_empty() && !send_queue.takes_messages() {
             return Err(io::ErrorKind::Unsupported.into());
@@ -98,7 +98,7 @@ impl Calls {
         is_due
     }
 
-    /// None of them is answered any more.
+    /// Fails them all: no answer will come.
     pub(super) fn lose(&mut self, error: OpError, posts: &mut Posts) {
         for call in self.sent.drain(..).chain(self.unsent.drain(..)) {
             drop(call.hold);
@@ -159,10 +159,10 @@ mod tests {
         assert!(calls.answered(&[0, 0, 0, 0, 2, 0, 0, 0, 7, 7], &mut posts));
         assert_eq!(taken(&mut posts, slots[0]), Some((2, None)));
         assert_eq!(taken(&mut posts, slots[1]), None);
-        // Longer than there is room for, and no answer at all.
+        // Longer than the room, and no answer at all.
         assert!(!calls.answered(&[&[0, 0, 0, 0, 9, 0, 0, 0][..], &[7; 9]].concat(), &mut posts));
         assert!(!calls.answered(&[1, 2, 3], &mut posts));
-        // Nobody waits for this one any more: its buffers go home with the answer.
+        // Nobody waits for this one any more: its buffers are freed with the answer.
         drop(posts.abandon(slots[1]));
         assert_eq!(slab.buffers_out(), 4);
         assert!(calls.answered(&[3, 0, 0, 0, 0, 0, 0, 0], &mut posts));

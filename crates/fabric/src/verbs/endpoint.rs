@@ -33,9 +33,9 @@ struct Thread {
     shared: Arc<Shared>,
     transport: Rc<Transport>,
     completions: Arc<Completions>,
-    /// Result words of atomics, one stretch per server.
+    /// Result words of atomics, one range per server.
     results: Vec<Arc<WordsKey>>,
-    /// Longer RPCs, fences, questions of life, time, tasks and randomness.
+    /// For longer RPCs, fences, questions about lives, time, tasks and randomness.
     tcp: TcpEndpoint,
 }
 
@@ -43,7 +43,7 @@ impl VerbsEndpoint {
     pub(super) fn connect(shared: Arc<Shared>) -> Result<Self, FabricError> {
         let (device, config) = (&shared.place.device, &shared.config);
         let servers = config.tcp.servers.len() as u32;
-        // Each place may complete, and what was flushed on a send queue before may still lie there.
+        // Each place may complete, and flushed entries of an earlier send queue may still lie there.
         let each = shared.depth.saturating_add(shared.calls.into());
         let entries = servers.saturating_mul(each).saturating_mul(2).saturating_add(64);
         let completions = Completions::new(device, entries.min(device.facts.completions_max))?;
@@ -83,7 +83,7 @@ impl VerbsEndpoint {
         self.thread.tcp.executor()
     }
 
-    /// Buffers that are in somebody's hands or with an operation; 0 when all have come home.
+    /// Buffers that a caller or an operation holds; 0 when all are back.
     pub fn buffers_out(&self) -> usize {
         self.thread.tcp.buffers_out()
     }
@@ -109,7 +109,7 @@ impl VerbsEndpoint {
 }
 
 impl Thread {
-    /// Makes a queue pair to a server, over the connection that there is. 1 round trip.
+    /// Makes a queue pair to a server, over the existing connection. 1 round trip.
     async fn connect(&self, server: ServerId) -> Result<SendQueue, FabricError> {
         let (shared, place) = (&self.shared, &self.shared.place);
         let size = Size {
@@ -142,7 +142,7 @@ impl Thread {
         Ok(SendQueue::new(pair, server.0, shared.depth as usize, remote, results, mail))
     }
 
-    /// Gets a new connection and a new queue pair (F10).
+    /// Makes a new connection and a new queue pair (F10).
     async fn connect_again(self: Rc<Self>, server: ServerId) {
         // The server cuts the old queue pair before it lets the new connection in.
         let result = match self.tcp.reconnect(server).await {
@@ -169,7 +169,7 @@ impl Shared {
         }
     }
 
-    /// Why a server did not answer a question.
+    /// Returns the reason for which a server did not answer a question.
     pub(super) fn not_asked(&self, server: ServerId, kind: OpErrorKind) -> FabricError {
         match kind {
             OpErrorKind::Fenced => FabricError::CutOff { server },
@@ -186,7 +186,7 @@ impl Shared {
         FabricError::Refused { server, address, reason, why }
     }
 
-    /// The answer, if it is one and says yes.
+    /// Returns the answer, if it is one and grants the question.
     pub(super) fn check_answer(
         &self,
         server: ServerId,
@@ -324,8 +324,8 @@ impl Endpoint for VerbsEndpoint {
         self.post(Load::One(Op::Faa { at, add, old: 0 }), old_word)
     }
 
-    /// Posted on one queue pair, in order, with the fence flag where a READ or an atomic has to have
-    /// ended first: then it is more than one trip of the wire, though one wait.
+    /// Posted on one queue pair, in order, with the fence flag if a READ or an atomic has to end first. Such
+    /// a chain takes more than one trip of the wire, though one wait.
     #[inline]
     fn chain(&self, ops: Ops) -> impl Future<Output = Result<Ops, OpError>> {
         let server = ops.server();
@@ -339,8 +339,8 @@ impl Endpoint for VerbsEndpoint {
         self.post(Load::Batch(ops), list)
     }
 
-    /// By the card if request and room for the reply have at most 4 KiB each and the server has a place for
-    /// that, else over the connection.
+    /// By the card if request and room for the reply have at most 4 KiB each and the server grants that, else
+    /// over the connection.
     async fn rpc(
         &self,
         server: ServerId,

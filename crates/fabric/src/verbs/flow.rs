@@ -32,7 +32,7 @@ impl Asked {
         self.put - self.answered.min(self.sent) < self.granted
     }
 
-    /// One more request is put into its place: its number.
+    /// Puts one more request into its place; returns its number.
     ///
     /// # Panics
     /// If there is no room.
@@ -52,12 +52,12 @@ impl Asked {
         self.sent += 1;
     }
 
-    /// Answers that have come: the number of the next.
+    /// Answers that have come, which is the number of the next.
     pub(crate) fn next_answer(&self) -> u64 {
         self.answered
     }
 
-    /// One more answer has come; false if none was to come.
+    /// Counts one more answer; false if none was due.
     pub(crate) fn answered(&mut self) -> bool {
         let is_due = self.answered < self.put;
         self.answered += u64::from(is_due);
@@ -72,7 +72,7 @@ impl Asked {
 #[derive(Debug)]
 pub(crate) struct Served {
     places: u64,
-    /// Bytes of requests that have come and not been carried out.
+    /// Bytes of requests that have arrived and wait.
     waiting: VecDeque<u32>,
     answered: u64,
     sent: u64,
@@ -85,7 +85,7 @@ impl Served {
         Served { places: places.into(), waiting, answered: 0, sent: 0 }
     }
 
-    /// A request of so many bytes has come.
+    /// A request of so many bytes has arrived.
     pub(crate) fn came(&mut self, bytes: u32) {
         self.waiting.push_back(bytes);
     }
@@ -94,15 +94,15 @@ impl Served {
         !self.waiting.is_empty()
     }
 
-    /// The request that is to be carried out now, if there is one (VERBS-12): its number and bytes.
+    /// Returns number and bytes of the request to carry out now, if there is one (VERBS-12).
     pub(crate) fn next(&self) -> Option<(u64, u32)> {
         let has_place = self.answered - self.sent < self.places;
         let bytes = self.waiting.front().filter(|_| has_place)?;
         Some((self.answered, *bytes))
     }
 
-    /// That was done: its number, which its answer has, too, and the number of the message that is received
-    /// in its place from now on.
+    /// The request has been carried out. Returns its number, which is also its answer's, and the number of
+    /// the message that will arrive in its place.
     pub(crate) fn carried_out(&mut self) -> (u64, u64) {
         self.waiting.pop_front();
         self.answered += 1;
@@ -119,8 +119,8 @@ impl Served {
 mod tests {
     use super::*;
 
-    /// A queue pair between both: messages come in their order, some time after they were posted, and what
-    /// was sent is told some time after it has come.
+    /// A queue pair between both: messages arrive in their order, some time after their posts, and a
+    /// completion comes some time after the arrival.
     #[derive(Default)]
     struct Wire {
         flying: VecDeque<u64>,

@@ -7,8 +7,8 @@
 //! messages. The connection carries all else: greeting, signs of life, fences, what both ends of a
 //! queue pair must know of each other, and longer RPCs.
 //!
-//! libibverbs is loaded when it is first used. Without it, or without a card, [`Verbs::connect`] and
-//! [`VerbsServer::start`] say so, and everything else goes on.
+//! The fabric loads libibverbs at its first use. Without the library, or without a card, [`Verbs::connect`]
+//! and [`VerbsServer::start`] return an error, and everything else goes on.
 //!
 //! `docs/design/verbs.md` states the guarantees and their reasons. The fabric neither authenticates nor
 //! encrypts: every client that can connect has the key to all words.
@@ -81,8 +81,8 @@ pub struct VerbsConfig {
     pub list_max: usize,
     /// WRITEs and messages up to so many bytes travel in the request itself, if the card can.
     pub inline_max: u32,
-    /// RPCs that a thread may have under way at each server by the card, at most 16; more wait. With 0, or
-    /// where a server has no place for them, all RPCs go by the connection.
+    /// RPCs that a thread may have under way at each server by the card, at most 16; more wait. With 0, or if
+    /// a server has no place for them, all RPCs go by the connection.
     pub calls: u16,
 }
 
@@ -128,11 +128,10 @@ pub(crate) struct Shared {
 }
 
 impl Verbs {
-    /// Opens the card, tests it, connects to every memory server and asks what its card can do.
+    /// Opens the card, tests it, connects to every memory server and asks for the properties of its card.
     ///
     /// # Errors
-    /// [`FabricError::Verbs`] says what is wrong with the card, or a server's; otherwise as
-    /// [`Tcp::connect`].
+    /// [`FabricError::Verbs`] names the fault of the card, or of a server's; otherwise as [`Tcp::connect`].
     pub fn connect(config: VerbsConfig) -> Result<Self, FabricError> {
         if config.depth == 0 || config.list_max == 0 {
             let why = "a depth and a length of lists of at least 1 are needed".to_owned();
@@ -142,8 +141,8 @@ impl Verbs {
         let own = self_test::run(&place)?;
         let tcp = Tcp::connect_for(config.tcp.clone(), true)?;
         let region_bytes = tcp.region_bytes().to_vec();
-        // A completion queue that overflows is broken for good: it has room for all that can complete,
-        // and for what was flushed on queue pairs that are gone.
+        // A completion queue that overflows is broken for good. So it has room for all possible completions,
+        // and for flushed ones of queue pairs that are gone.
         let facts = &place.device.facts;
         let share = facts.completions_max / (2 * config.tcp.servers.len() as u32);
         let calls = config.calls.min(rpc_server::CALLS_MAX);
@@ -151,7 +150,7 @@ impl Verbs {
         let depth = config.depth.min(facts.queue_max).min(room).max(1);
         let mut capabilities = Capabilities {
             word_atomic: !own.torn_words,
-            // Asked of the servers' cards below, which is where atomics are done.
+            // The servers' cards below, which do the atomics, decide on this.
             rmw_global: true,
             native_atomics: true,
             needs_target_progress: false,
@@ -178,7 +177,7 @@ impl Verbs {
         self.0.tcp.incarnation()
     }
 
-    /// The card, port, GID index and largest packet that are used on this side.
+    /// The card, port, GID index and largest packet of this side.
     pub fn place(&self) -> String {
         self.0.place.to_string()
     }
@@ -199,7 +198,7 @@ impl Fabric for Verbs {
         "verbs"
     }
 
-    /// Nothing: this process hosts no memory server. [`VerbsServer::serve`] is what is meant.
+    /// Does nothing: this process hosts no memory server. Use [`VerbsServer::serve`].
     fn serve(&self, _id: ServiceId, _service: Arc<dyn Service>) {}
 
     fn counters(&self) -> Vec<Arc<Counters>> {

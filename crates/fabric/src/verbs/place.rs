@@ -6,9 +6,9 @@ use std::{fmt, fs};
 use super::VerbsError;
 use crate::raw::verbs::{Device, PortFacts, device_names};
 
-/// Ports that are looked at where none is named.
+/// Ports to look at if none is named.
 const PORTS: u8 = 4;
-/// Entries of a GID table that are looked at where none is named.
+/// Entries of a GID table to look at if none is named.
 const GIDS: u32 = 64;
 /// Most bytes of one operation; a card must carry them in one message.
 const MESSAGE_BYTES: u32 = 2 << 20;
@@ -23,12 +23,12 @@ pub struct CardConfig {
     /// Index into the port's GID table. Else, on Ethernet, the first RoCE v2 address that is an
     /// IPv4 address, else any RoCE v2 address but a link-local one, else any; on InfiniBand 0.
     pub gid_index: Option<u8>,
-    /// Largest packet in bytes: 256, 512, 1024, 2048 or 4096. Else what the port has. The smaller of
-    /// both ends' counts.
+    /// Largest packet in bytes: 256, 512, 1024, 2048 or 4096. Else the port's. The smaller of both ends'
+    /// counts.
     pub mtu: Option<u32>,
 }
 
-/// An open card, and where on it.
+/// An open card, with the chosen port and address.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     pub(super) device: Arc<Device>,
@@ -48,7 +48,7 @@ impl fmt::Display for Place {
 }
 
 impl Place {
-    /// Opens what `config` asks for.
+    /// Opens the card that `config` describes.
     pub(super) fn open(config: &CardConfig) -> Result<Place, VerbsError> {
         let mtu_max = match config.mtu {
             None => u8::MAX,
@@ -111,7 +111,7 @@ fn mtu_number(bytes: u32) -> Result<u8, VerbsError> {
     })
 }
 
-/// The entry of the GID table that others can most likely reach.
+/// Returns the entry of the GID table that other machines can most likely reach.
 fn best_gid(device: &Device, port: u8, facts: &PortFacts) -> u8 {
     if !facts.is_ethernet {
         return 0;

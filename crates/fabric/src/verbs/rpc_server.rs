@@ -29,14 +29,14 @@ use crate::tcp::call::{Answer, Called, Caller};
 
 /// Most requests of one queue pair under way.
 pub(super) const CALLS_MAX: u16 = 16;
-/// Queue pairs per thread whose RPCs come by the card; those of more come by their connections.
+/// RPC slots per thread. RPCs of further queue pairs come by their connections.
 const SEATS_MAX: u32 = 1_024;
 /// Completions of an RPC slot that may lie in the queue: of its receives, and of its answers.
 const OF_SEAT: u32 = 2 * CALLS_MAX as u32;
-/// Until it looks again whether a gate is free.
+/// Time after which it checks again whether a gate is free.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// A thread that answers. It ends when this is dropped.
+/// A thread that answers RPCs. It ends when this is dropped.
 pub(super) struct RpcServer {
     inner: Arc<Inner>,
     thread: Option<JoinHandle<()>>,
@@ -46,16 +46,16 @@ struct Inner {
     completions: Arc<Completions>,
     rpc_slots: Mutex<BTreeMap<u64, Arc<RpcSlot>>>,
     seats_max: usize,
-    /// Seats that are taken, those included that were left and not looked after (VERBS-9).
+    /// RPC slots in use, abandoned ones included whose completions may still come (VERBS-9).
     taken: AtomicUsize,
-    /// Seats that were left since that was looked after.
+    /// RPC slots abandoned since the thread last looked.
     left: AtomicUsize,
     next: AtomicU64,
     stopping: AtomicBool,
     waker: Waker,
 }
 
-/// A queue pair, and in whose name its requests are carried out.
+/// A queue pair, and the connection in whose name its requests are carried out.
 pub(super) struct RpcSlot {
     caller: Caller,
     station: Mutex<Station>,
@@ -66,11 +66,11 @@ struct Station {
     requests: Served,
     /// It stands in the thread's list.
     is_listed: bool,
-    /// Nothing more is taken from it.
+    /// The thread takes no more requests from it.
     is_broken: bool,
 }
 
-/// A place at an RPC server. Given back when it is dropped.
+/// A reserved RPC slot. Given back when it is dropped.
 pub(super) struct Place {
     inner: Arc<Inner>,
     number: u64,
@@ -114,7 +114,7 @@ impl RpcServer {
         &self.inner.completions
     }
 
-    /// A place for one more queue pair, if there is one.
+    /// Reserves an RPC slot for one more queue pair, if there is one.
     pub(super) fn place(&self) -> Option<Place> {
         let more = |taken| (taken < self.inner.seats_max).then_some(taken + 1);
         self.inner.taken.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).ok()?;
@@ -126,9 +126,9 @@ impl RpcServer {
 impl Drop for RpcServer {
     fn drop(&mut self) {
         self.inner.stopping.store(true, Ordering::SeqCst);
-        // It fails only if the thread has ended.
+        // Waking fails only if the thread has ended.
         let _ = self.inner.waker.wake();
-        // A thread that was the last to know the server ends by itself.
+        // If this thread was the last holder of the server, it ends by itself.
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != thread::current().id()
         {
@@ -146,7 +146,7 @@ impl Place {
         (0..u64::from(calls)).try_for_each(|number| pair.expect(number, self.number))
     }
 
-    /// From here on the thread answers what comes to `rpc_slot`.
+    /// From here on the thread answers the requests that come to `rpc_slot`.
     pub(super) fn sit(&self, rpc_slot: &Arc<RpcSlot>) {
         self.inner.rpc_slots().insert(self.number, Arc::clone(rpc_slot));
     }
@@ -157,7 +157,7 @@ impl Drop for Place {
     fn drop(&mut self) {
         let rpc_slot = self.inner.rpc_slots().remove(&self.number);
         self.inner.left.fetch_add(1, Ordering::SeqCst);
-        // Not while the list is locked: with the last of them a server may go.
+        // Not while the list is locked: the last of them may drop a server.
         drop(rpc_slot);
         let _ = self.inner.waker.wake();
     }
@@ -170,7 +170,7 @@ impl Inner {
 }
 
 impl RpcSlot {
-    /// Of a pair that may have `calls` requests under way.
+    /// The slot of a pair that may have `calls` requests under way.
     pub(super) fn new(pair: QueuePair, caller: Caller, calls: u16) -> Arc<RpcSlot> {
         let requests = Served::new(calls);
         let station = Station { pair, requests, is_listed: false, is_broken: false };
@@ -192,16 +192,16 @@ impl RpcSlot {
 enum Turn {
     /// A request was carried out.
     Done,
-    /// Its gate is taken.
+    /// Another thread holds its gate.
     Later,
-    /// There is nothing to do for it now.
+    /// It has no work now.
     Idle,
 }
 
 /// The thread itself.
 struct Clerk {
     inner: Arc<Inner>,
-    /// Seats that have something to do.
+    /// RPC slots with work.
     ready: VecDeque<(u64, Arc<RpcSlot>)>,
     message: Vec<u8>,
     answer: Answer,
@@ -240,14 +240,14 @@ impl Clerk {
         }
     }
 
-    /// Takes what has completed; true if anything has.
+    /// Takes completions; true if there were any.
     fn collect(&mut self) -> bool {
-        // Before the look: their queue pairs are destroyed, so nothing of them comes behind it.
+        // Before the poll: their queue pairs are destroyed, so they get no later completion.
         let left = self.inner.left.swap(0, Ordering::SeqCst);
         let rpc_slots = self.inner.rpc_slots();
         let ready = &mut self.ready;
         let count = self.inner.completions.poll(|completion| {
-            // Of one that has left: what was flushed.
+            // A flushed entry of an abandoned slot.
             let Some(rpc_slot) = rpc_slots.get(&completion.number) else { return };
             let mut station = rpc_slot.station();
             if station.completed(completion.is_done, completion.received) {
@@ -259,7 +259,7 @@ impl Clerk {
         count > 0
     }
 
-    /// Carries out one request of each RPC slot that has one; true if there was any that could be.
+    /// Carries out one request of each RPC slot that has one; true if it could carry out any.
     fn serve(&mut self) -> bool {
         let mut progress = false;
         for _ in 0..self.ready.len() {
@@ -303,7 +303,7 @@ impl Clerk {
 }
 
 impl Station {
-    /// Notes what has completed; whether it is to be listed from now on.
+    /// Notes a completion; returns whether to list the slot from now on.
     fn completed(&mut self, is_done: bool, received: Option<u32>) -> bool {
         match received {
             _ if !is_done => self.is_broken = true,
@@ -315,7 +315,7 @@ impl Station {
         lists
     }
 
-    /// Copies the next request, if one can be answered.
+    /// Copies the next request, if it can be answered.
     fn next(&mut self, message: &mut Vec<u8>) -> bool {
         if self.is_broken {
             return false;

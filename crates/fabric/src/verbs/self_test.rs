@@ -1,4 +1,4 @@
-//! Card self-test: finds out the card's capabilities on a connection of it with itself.
+//! ! Card self-test: tests the card's capabilities on a connection of the card with itself.
 //!
 //! Each side tests its own card when it starts, on memory of its own, so that it touches no other
 //! server's memory and asks nothing of a busy server. A test can show that a card lacks a capability,
@@ -22,18 +22,18 @@ use crate::{GlobalAddr, Op, Ops, ServerId, Words};
 
 /// Longest time for one operation.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// READs that race with WRITEs, and how long that may take.
+/// READs that race with WRITEs, and the longest time for them.
 const RACES: usize = 1_000;
 const RACE: Duration = Duration::from_millis(60);
-/// Words of the line that is raced for.
+/// Words of the raced line.
 const LINE: usize = 8;
 
 /// Behaviour that the test found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Findings {
-    /// A READ that raced with a WRITE saw a word in part, or the card is known for that.
+    /// A READ that raced with a WRITE saw a word in part, or the card is known to do that.
     pub(super) torn_words: bool,
-    /// Its atomics are atomic against the processor's: what it says itself.
+    /// Its atomics are atomic against the processor's, as the card states itself.
     pub(super) global_atomics: bool,
 }
 
@@ -48,7 +48,7 @@ pub(super) fn run(place: &Place) -> Result<Findings, VerbsError> {
     probe.check_operations()?;
     let is_torn = race(place, &key, &mut probe)?;
     Ok(Findings {
-        // Soft-RoCE copies by the processor, in whatever steps that takes.
+        // Soft-RoCE copies by the processor, in steps of any size.
         torn_words: is_torn || place.device.facts.is_soft_roce,
         global_atomics: place.device.facts.global_atomics,
     })
@@ -90,7 +90,7 @@ struct Probe<'a> {
     slab: SlabRef,
     hold: Rc<Hold>,
     completions: Arc<Completions>,
-    // Destroyed behind the send queue.
+    // Destroyed after the send queue.
     _target: QueuePair,
 }
 
@@ -121,7 +121,7 @@ impl<'a> Probe<'a> {
         let mut backlog = VecDeque::new();
         for part in 0..count as u32 {
             let hold = Rc::clone(&self.hold);
-            // In order, whatever stands beside each other.
+            // In order, for each pair of neighbours.
             backlog.push_back(Work { hold, part, slot: 0, is_fenced: part > 0 });
         }
         let failed = |source| VerbsError::Failed {
@@ -196,7 +196,7 @@ impl<'a> Probe<'a> {
     }
 }
 
-/// The raced line stands at word 8, the others' places before and behind it.
+/// The raced line stands at word 8, the places of other tests before and behind it.
 fn at(word: u64) -> GlobalAddr {
     GlobalAddr::new(ServerId(0), word * 8)
 }
@@ -206,7 +206,7 @@ fn unfit(place: &Place, why: &str) -> VerbsError {
 }
 
 impl Place {
-    /// This end of a connection. Packets are sent again up to 6 times: 7 is for ever on some cards.
+    /// Settings of this end. The card sends packets again up to 6 times: 7 means for ever on some cards.
     pub(super) fn here(&self, first_packet: u32, mtu: u8, answers: u8, flights: u8) -> Here {
         Here {
             port: self.port,

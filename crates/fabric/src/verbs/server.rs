@@ -22,8 +22,8 @@ use crate::tcp::{MemoryServer, MemoryServerConfig, Region};
 use crate::{FabricError, Service, ServiceId, Words};
 
 /// A memory server of this process that offers its words to cards, and answers RPCs that come by them. It
-/// listens, and answers fences and questions of life, as a [`MemoryServer`] does, and serves `tcp` clients
-/// too, but see [`VerbsServer::start`]. It stops when it is dropped.
+/// listens, and answers fences and questions about lives, as a [`MemoryServer`] does. It also serves `tcp`
+/// clients, but see [`VerbsServer::start`]. It stops when it is dropped.
 #[derive(Debug)]
 pub struct VerbsServer {
     server: Arc<MemoryServer>,
@@ -49,12 +49,12 @@ const INLINE_MAX: u32 = 64;
 impl VerbsServer {
     /// Opens the card, tests it, registers `words` (which locks all of it in memory), and listens.
     ///
-    /// Compute servers that use the card and those of `tcp` alone are not let in at the same time, unless
-    /// the card says that its atomics are atomic against the processor's: whoever comes while others use
-    /// the other way is told so.
+    /// At any time the server lets in either compute servers that use the card or those of `tcp` alone,
+    /// unless the card states that its atomics are atomic against the processor's. It tells that reason to a
+    /// client of the other way.
     ///
     /// # Errors
-    /// [`FabricError::Verbs`] says what is wrong with the card; otherwise as [`MemoryServer::start`].
+    /// [`FabricError::Verbs`] names the fault of the card; otherwise as [`MemoryServer::start`].
     pub fn start(
         config: MemoryServerConfig,
         card: &CardConfig,
@@ -63,9 +63,9 @@ impl VerbsServer {
         Self::start_over(config, card, Region::over(words))
     }
 
-    /// The same with `region`. If that lies in a file, a server that is started again over the file
-    /// serves the same words, and still refuses whom this one has cut off. Not every file system lets
-    /// a card use its files' memory: `/dev/shm` does.
+    /// The same with `region`. A server that is restarted over a region's file serves the same words. It
+    /// still refuses the incarnations that this one has cut off. Not every file system lets a card use its
+    /// files' memory: `/dev/shm` does.
     ///
     /// # Errors
     /// As [`VerbsServer::start`].
@@ -108,7 +108,7 @@ impl VerbsServer {
         self.server.serve(id, service);
     }
 
-    /// Queue pairs that it has now: one per thread of a compute server.
+    /// Its present queue pairs: one per thread of a compute server.
     pub fn queue_pairs(&self) -> usize {
         self.queue_pairs.load(Ordering::Relaxed)
     }
@@ -174,7 +174,7 @@ impl Cards {
         let rpc_server = self.next_desk.fetch_add(1, Ordering::Relaxed) % self.desks.len();
         let rpc_server = &self.desks[rpc_server];
         let calls = question.calls.min(CALLS_MAX);
-        // Without a place, or memory for messages, RPCs go by the connection.
+        // Without an RPC slot, or memory for messages, RPCs go by the connection.
         let taken = if calls > 0 { rpc_server.place() } else { None };
         let seated = taken.and_then(|taken| {
             let mut pair = self.pair(rpc_server, calls).ok()?;
@@ -234,7 +234,7 @@ impl Way for End {
 impl Drop for End {
     fn drop(&mut self) {
         if self.cut().is_err() {
-            // The queue pair says so to nobody, stays counted, and keeps its place.
+            // The queue pair reports that to nobody, stays counted, and keeps its slot.
             std::mem::forget(self.place.take());
         }
     }

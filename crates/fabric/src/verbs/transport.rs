@@ -23,7 +23,7 @@ use crate::tcp;
 use crate::wake::Notify;
 use crate::{Buf, Executor, FabricError, GlobalAddr, Op, OpError, OpErrorKind, ServerId, access};
 
-/// Drives after which the time is looked at.
+/// Drives after which the thread reads the clock.
 const LOOK_EVERY: u32 = 1_024;
 /// Silence after which the transport probes whether the server's queue pair is still there: a message that
 /// was sent in whole does not fail by itself.
@@ -47,11 +47,11 @@ struct Line {
     calls: Calls,
     /// RPCs go by the card.
     takes_calls: bool,
-    /// Posts that wait for the queue pair that is being connected.
+    /// Posts that wait for the new queue pair.
     reconnects: Vec<u32>,
     /// First number of the next send queue, so that no completion of an older one counts for it.
     next: u64,
-    /// Something has moved, or began to be waited for, since the time was looked at.
+    /// Something has moved, or began to wait, since the clock was read.
     has_moved: bool,
     /// Time of that, as far as it is known.
     moved_ns: u64,
@@ -60,7 +60,7 @@ struct Line {
 struct State {
     lines: Vec<Line>,
     posts: Posts,
-    /// Parts of a list that is being posted: server, part, fence flag. Kept for its memory.
+    /// Parts of a list in posting: server, part, fence flag. Kept for its memory.
     planned: Vec<(usize, u32, bool)>,
     /// Lists that were posted on send queues that are gone, and work requests in them.
     posted: (u64, u64),
@@ -124,7 +124,7 @@ impl Transport {
         })
     }
 
-    /// Its posts are those of `executor`'s tasks, mostly. The first call counts.
+    /// Names the executor whose tasks post most. The first call counts.
     pub(super) fn belongs_to(&self, executor: &Executor) {
         self.state.borrow_mut().posts.belong_to(executor);
     }
@@ -147,7 +147,7 @@ impl Transport {
         self.state.borrow().lines.get(server.index()).is_some_and(|line| line.takes_calls)
     }
 
-    /// Why nothing can be posted to a server, if so.
+    /// Returns the reason for which nothing can be posted to a server, if there is one.
     fn refusal_of(&self, lines: &[Line], server: ServerId) -> Option<OpError> {
         let error = |kind| Some(OpError { server, kind });
         if self.tcp.has_given_up() {
@@ -160,7 +160,7 @@ impl Transport {
         }
     }
 
-    /// Why an operation cannot be posted, if so.
+    /// Returns the reason for which an operation cannot be posted, if there is one.
     fn refusal(&self, lines: &[Line], op: &Op) -> Option<OpError> {
         let (addr, bytes) = (op.addr(), op.bytes());
         let server = addr.server();
@@ -227,7 +227,7 @@ impl Transport {
         self.state.borrow().lines[server.index()].next
     }
 
-    /// A queue pair was connected, or could not be.
+    /// A queue pair was connected, or the attempt failed.
     pub(super) fn connected(&self, server: ServerId, result: Result<SendQueue, OpErrorKind>) {
         let mut state = self.state.borrow_mut();
         let State { lines, posts, posted, .. } = &mut *state;
@@ -257,12 +257,12 @@ impl Transport {
         self.wake();
     }
 
-    /// Has those go on whose posts have come back.
+    /// Wakes the tasks whose posts have come back.
     fn wake(&self) {
         posts::wake(&self.state);
     }
 
-    /// Posts what waits and takes what has completed; true if anything moved.
+    /// Posts waiting operations and takes completions; true if anything moved.
     fn advance(&self) -> bool {
         let mut state = self.state.borrow_mut();
         let State { lines, posts, posted, answer, .. } = &mut *state;
@@ -322,7 +322,7 @@ impl Transport {
         count > 0
     }
 
-    /// Gives up lines on which nothing moves.
+    /// Gives up servers on which nothing moves.
     fn check_time(&self) {
         let limit_ns = self.op_timeout.as_nanos() as u64;
         let now_ns = self.now_ns();
@@ -373,7 +373,7 @@ impl Line {
         in_flight || !self.backlog.is_empty()
     }
 
-    /// Cuts the queue pair, if there is one; all that was outstanding, or waited, fails (VERBS-6).
+    /// Cuts the queue pair, if there is one; all outstanding and waiting operations fail (VERBS-6).
     fn lose(&mut self, way: Way, error: OpError, posts: &mut Posts, posted: &mut (u64, u64)) {
         if let Way::Up(mut send_queue) = std::mem::replace(&mut self.way, way) {
             send_queue.cut(|slot| posts.failed(slot, error));
@@ -439,7 +439,7 @@ impl Carrier for Transport {
             _ if refused.is_some() => {}
             Load::Call(call) => called = Some(call.server),
             load => {
-                // Planned while the load is still at hand; then it is given away.
+                // Planned before the load is given away.
                 let parts = load.ops().zip(0..).filter(|(op, _)| op.bytes() > 0);
                 planned.extend(
                     parts.map(|(op, part)| (op.addr().server().index(), part, plan.is_fenced(op))),
@@ -563,7 +563,7 @@ impl Driver for Transport {
         self.wake();
     }
 
-    /// A card may be cut off from a server whose connection is there.
+    /// The card may be cut off from a server whose connection is up.
     fn linger(&self, kept: Duration) {
         let is_cut = self.state.borrow().lines.iter().any(|line| !matches!(line.way, Way::Up(_)));
         self.tcp.linger_beside(kept, is_cut);

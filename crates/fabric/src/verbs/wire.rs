@@ -28,13 +28,13 @@ const BYTES: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Question {
     pub(super) version: u32,
-    /// A queue pair is wanted; else only a description.
+    /// The client wants a queue pair; else only a description.
     pub(super) connects: bool,
     pub(super) mtu: u8,
     pub(super) flights: u8,
     pub(super) is_ethernet: bool,
     pub(super) ends: Ends,
-    /// RPCs that are to be under way as messages, each with a receive for its answer.
+    /// RPCs that the client wants to have under way as messages, each with a receive for its answer.
     pub(super) calls: u16,
 }
 
@@ -61,7 +61,7 @@ pub(super) struct Answer {
     pub(super) ends: Ends,
     pub(super) torn_words: bool,
     pub(super) global_atomics: bool,
-    /// Receives that are posted for requests; no more than were asked for.
+    /// Receives that are posted for requests; no more than the client wanted.
     pub(super) calls: u16,
     pub(super) key: u32,
     pub(super) base: u64,
@@ -82,7 +82,7 @@ impl Question {
         bytes
     }
 
-    /// `None` if it is none. Of another version only that is known.
+    /// `None` if it is no question. From another version, only the version is read.
     pub(super) fn decode(bytes: &[u8]) -> Option<Question> {
         let bytes: &[u8; BYTES] = bytes.try_into().ok()?;
         let question = Question {
@@ -117,7 +117,7 @@ impl Answer {
         bytes
     }
 
-    /// `None` if it is none.
+    /// `None` if it is no answer.
     pub(super) fn decode(bytes: &[u8]) -> Option<Answer> {
         use Outcome::{Done, NoQueuePair, OtherNetwork, OtherVersion};
         let bytes: &[u8; BYTES] = bytes.try_into().ok()?;
@@ -220,7 +220,7 @@ mod tests {
             bytes[at] = byte;
             assert_eq!(Question::decode(&bytes), None, "byte {at}");
         }
-        // Another version may have anything behind its number.
+        // Another version may have any bytes behind its number.
         let mut bytes = good;
         (bytes[0], bytes[63]) = (9, 9);
         assert_eq!(Question::decode(&bytes).map(|question| question.version), Some(9));

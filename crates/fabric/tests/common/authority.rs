@@ -28,12 +28,12 @@ impl Authority {
         Authority { folder, issuer: Issuer::new(params, key) }
     }
 
-    /// Files of somebody whose certificate is made out to `name`.
+    /// Makes the files of `who`, with a certificate for `name`.
     pub(crate) fn files(&self, who: &str, name: &str) -> TlsFiles {
         self.files_of(who, CertificateParams::new(vec![name.to_owned()]).unwrap())
     }
 
-    /// Files of somebody whose certificate says no common name.
+    /// Makes the files of `who`, with a certificate that has no common name.
     pub(crate) fn nameless(&self, who: &str) -> TlsFiles {
         let mut params = CertificateParams::new(vec![who.to_owned()]).unwrap();
         params.distinguished_name = DistinguishedName::new();

@@ -26,7 +26,7 @@ fn at(offset: u64) -> GlobalAddr {
     GlobalAddr::new(ServerId(0), offset)
 }
 
-/// Does everything once; what the fabric gives beyond the contract, and whether it may lose anything.
+/// Does everything once; returns the promises beyond the contract, and whether operations may be lost.
 fn does_everything(fabric: &AnyFabric) -> (Capabilities, bool) {
     let endpoint = fabric.endpoint().unwrap();
     assert_eq!((endpoint.server_count(), endpoint.region_bytes(ServerId(0))), (1, REGION_BYTES));

@@ -112,7 +112,7 @@ fn is_closed(stream: &mut TcpStream) -> bool {
     }
 }
 
-/// Waits, at most 5 s, until it is so.
+/// Waits, at most 5 s, until the condition holds.
 fn wait_until(what: &str, so: impl Fn() -> bool) {
     let start = Instant::now();
     while !so() {
@@ -150,7 +150,7 @@ fn malformed_requests_end_their_connection() {
     assert!(all.iter().all(|word| *word == 0), "nothing was touched");
 }
 
-/// Verb 11, the question for another way, where there is none: said so, and the connection goes on.
+/// Verb 11, the question for another way, at a server without one: it answers so, and the connection goes on.
 #[test]
 fn a_server_without_a_card_says_so() {
     let (_pool, config) = pool(1, LONG);
@@ -229,7 +229,7 @@ fn requests_may_come_byte_by_byte() {
     assert_eq!(answer(&mut stream), (0, b"\x05abc\0".to_vec()));
 }
 
-/// One asks for 400 MiB and takes nothing: the server holds a few of them, and serves others.
+/// A client asks for 400 MiB and takes nothing: the server holds a few of them, and serves others.
 #[test]
 fn a_slow_reader_costs_little() {
     let (_pool, config) = pool(1, LONG);
@@ -315,7 +315,7 @@ fn the_order_of_servers_is_checked() {
     drop(pool);
 }
 
-/// A server of something else, which says `greets` to whoever connects and nothing more.
+/// A server of something else, which sends `greets` to each client and nothing more.
 fn something_else(greets: &'static [u8]) -> SocketAddr {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let address = listener.local_addr().unwrap();
@@ -355,7 +355,7 @@ fn more_connections_than_allowed_are_refused() {
     let refused = Tcp::connect(config.clone()).expect_err("full");
     assert!(refused.to_string().contains("as many connections"), "{refused}");
     drop(endpoint);
-    // The other one's place is free once the server has seen that it is.
+    // The place of the other one is free once the server has noticed its end.
     wait_until("a place", || server.connections() == 1);
     let endpoint = first.endpoint().unwrap();
     block_on(&endpoint, async { endpoint.faa(at(0, 64), 1).await }).unwrap();
@@ -378,7 +378,7 @@ fn an_operation_takes_no_longer_than_allowed() {
         let error = kind(endpoint.read(at(0, 0), endpoint.buf(8)).await);
         assert_eq!(error, OpErrorKind::Timeout);
         assert!((op_timeout..20 * op_timeout).contains(&start.elapsed()));
-        // The connection is of no use: its answers could be those of what was given up.
+        // The connection is of no use: its answers could belong to given-up requests.
         assert_eq!(kind(endpoint.faa(at(0, 0), 1).await), OpErrorKind::Unavailable);
         endpoint.reconnect(ServerId(0)).await.unwrap();
         assert_eq!(kind(endpoint.faa(at(0, 0), 1).await), OpErrorKind::Timeout);
@@ -408,7 +408,7 @@ fn the_longest_buffers_go_and_come() {
     });
 }
 
-/// A server goes while operations are in flight, and comes back over the same words.
+/// A server ends while operations are in flight, and comes back over the same words.
 #[test]
 fn a_server_may_go_and_come_back() {
     let (mut pool, config) = pool(2, LONG);
@@ -451,7 +451,7 @@ fn a_server_may_go_and_come_back() {
         assert_eq!(both.1.unwrap().old(0), 5);
     });
     assert_eq!(again.connections(), 1, "the thread's; signs of life come when they are due");
-    // One that has other memory is another server, also if it is as much: what was there is gone.
+    // A server with other memory, even of the same size, is another server: the old content is gone.
     drop(again);
     let config = MemoryServerConfig {
         listen: address,
@@ -490,7 +490,7 @@ fn a_call_is_not_kept_for_ever_by_a_server_that_is_gone() {
     assert!(start.elapsed() >= linger_timeout);
     assert!(!endpoint.holds_lease(), "it has said goodbye");
     block_on(&endpoint, async {
-        // Not on servers that are there either: others may take over from here on.
+        // Nothing happens on the other servers: others may take over from here on.
         assert_eq!(kind(endpoint.faa(at(0, 64), 1).await), OpErrorKind::Fenced);
         assert_eq!(kind(endpoint.reconnect(ServerId(0)).await), OpErrorKind::Fenced);
     });
@@ -498,8 +498,8 @@ fn a_call_is_not_kept_for_ever_by_a_server_that_is_gone() {
     wait_until("it has said goodbye", || block_on(&other, other.is_dead(who)));
 }
 
-/// A server that is started again over its file has the same words, lets in who lives, and nobody
-/// whom it had cut off.
+/// A server that is restarted over its file has the same words. It lets in living incarnations, and none that
+/// it had cut off.
 #[test]
 fn a_server_is_started_again_over_its_file() {
     let path = env::temp_dir().join(format!("farleaf-tcp-file-{}", std::process::id()));
@@ -591,7 +591,7 @@ fn who_says_goodbye_is_dead_at_once() {
     });
 }
 
-/// One who lives, but was taken for dead: whatever it posts from then on fails, and does nothing.
+/// An incarnation lives, but counts as dead: its later posts fail, and do nothing.
 #[test]
 fn who_is_fenced_does_nothing_more() {
     let (pool, config) = pool(2, LONG);
@@ -599,7 +599,7 @@ fn who_is_fenced_does_nothing_more() {
     let other = Tcp::connect(config.clone()).unwrap();
     let who = other.incarnation();
     let (judge, fenced) = (one.endpoint().unwrap(), other.endpoint().unwrap());
-    // Somebody says goodbye in its name.
+    // A connection says goodbye in its name.
     let mut raw = enter(config.servers[0], who.0, 0, 2);
     raw.write_all(&request(BYE, 0, 0, &[])).unwrap();
     assert_eq!(answer(&mut raw), (0, vec![]));
@@ -631,7 +631,7 @@ fn who_is_fenced_does_nothing_more() {
     assert_eq!(fenced.buffers_out(), 0);
 }
 
-/// A lease: who is silent for longer than that is dead, and stays so.
+/// A lease: an incarnation that is silent for longer is dead, and stays so.
 #[test]
 fn who_is_silent_is_dead() {
     let (_pool, config) = pool(1, Duration::from_millis(60));
@@ -720,11 +720,11 @@ fn a_busy_server_lets_others_in() {
     assert!(newcomers.join().unwrap() >= 3);
 }
 
-/// A server's thread looks after connections that are busy by itself, and leaves them to the system again.
+/// A server's thread watches busy connections by itself, and registers them again later.
 #[test]
 fn who_was_busy_is_heard_after_a_pause() {
     let (pool, config) = pool(1, LONG);
-    // As many as a thread looks after, and more.
+    // As many as a thread watches, and more.
     for clients in [1, 4, 6] {
         let fabric = Tcp::connect(config.clone()).unwrap();
         let begun = Arc::new(Barrier::new(clients));
@@ -756,7 +756,7 @@ fn who_was_busy_is_heard_after_a_pause() {
             assert!(slowest < Duration::from_secs(1), "{slowest:?}");
         }
         drop(fabric);
-        // Its end is heard, too.
+        // It notices the end.
         let start = Instant::now();
         while pool[0].connections() > 0 {
             assert!(start.elapsed() < Duration::from_secs(10), "{} left", pool[0].connections());
@@ -777,7 +777,7 @@ fn is_idle_when_asked_to() {
         |server| MemoryServerConfig { server, servers: 2, threads: 3, ..Default::default() };
     let pool = [0, 1].map(|server| serve(config(ServerId(server))));
     let fabric = Tcp::connect(TcpConfig::to(pool.iter().map(MemoryServer::address))).unwrap();
-    // Nobody is idle before all have begun, however long a busy machine takes for that.
+    // Nobody is idle before all have begun, even if a busy machine takes long for that.
     let begun = Arc::new(Barrier::new(4));
     let clients: Vec<_> = (0..3)
         .map(|_| {

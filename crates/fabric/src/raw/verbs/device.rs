@@ -47,7 +47,7 @@ pub(crate) struct DeviceFacts {
     pub(crate) answers_max: u8,
     pub(crate) flights_max: u8,
     pub(crate) has_atomics: bool,
-    /// Its atomics are atomic against the processor's, too.
+    /// Its atomics are atomic against the processor's.
     pub(crate) global_atomics: bool,
 }
 
@@ -203,7 +203,7 @@ impl Device {
         (code == 0 && gid.raw[8..] != [0; 8]).then_some(gid.raw)
     }
 
-    /// Registers words: for others to READ, WRITE and change by atomics, or for this side alone.
+    /// Registers words: for other machines to READ, WRITE and change by atomics, or for this side alone.
     pub(crate) fn register(
         self: &Arc<Self>,
         words: Arc<Words>,
@@ -269,8 +269,8 @@ impl Drop for Device {
     }
 }
 
-/// Why a device could not be opened. rdma-core says "no such file" where it may not open one, so that is
-/// looked at anew.
+/// Finds the reason for which a device could not be opened. rdma-core reports "no such file" if it may not
+/// open one, so this looks again.
 #[cold]
 fn not_opened(name: &str, said: io::Error) -> VerbsError {
     let nodes = fs::read_dir("/sys/class/infiniband_verbs").into_iter().flatten().flatten();
@@ -354,7 +354,7 @@ impl WordsKey {
         self.key.local()
     }
 
-    /// The key by which others do.
+    /// The key by which other machines reach the words.
     pub(crate) fn remote(&self) -> u32 {
         self.key.remote()
     }

@@ -66,23 +66,23 @@ impl Messages {
         ibv_sge { addr, length: bytes as u32, lkey: self.memory.local() }
     }
 
-    /// The place of message `number` that is to come.
+    /// The place in which message `number` will arrive.
     pub(super) fn to_receive(&self, number: u64) -> ibv_sge {
         self.place(self.received_at(number), self.bytes)
     }
 
-    /// The place of message `number`, of `bytes`, that is to be sent.
+    /// The place from which message `number`, of `bytes`, is sent.
     pub(super) fn to_send(&self, number: u64, bytes: u32) -> ibv_sge {
         self.place(self.sent_at(number), (bytes as usize).min(self.bytes))
     }
 
-    /// Copies message `number`, of `bytes`, that has come.
+    /// Copies message `number`, of `bytes`, which has arrived.
     pub(super) fn load(&self, number: u64, bytes: u32, into: &mut Vec<u8>) {
         into.resize((bytes as usize).min(self.bytes), 0);
         self.memory.words().load_bytes(self.received_at(number), into);
     }
 
-    /// Puts message `number` together; its bytes.
+    /// Writes message `number` to its place; returns its bytes.
     ///
     /// # Panics
     /// If it is longer than a place.

@@ -47,9 +47,9 @@ pub(crate) struct Here {
 pub(crate) struct Size {
     /// Work requests that may be outstanding.
     pub(crate) depth: u32,
-    /// Bytes that a work request can carry itself: a wish.
+    /// Bytes that a work request should be able to carry itself; the card may grant less.
     pub(crate) inline_max: u32,
-    /// Messages that may be about to come, and as many that are being sent.
+    /// Receives that may be posted, and messages that may be in sending.
     pub(crate) messages: u16,
     /// Bytes of the longest message.
     pub(crate) message_bytes: usize,
@@ -63,7 +63,7 @@ pub(crate) struct QueuePair {
     number: u32,
     inline_max: u32,
     completions: Arc<Completions>,
-    /// Given back behind the queue pair (INV-MAIL-1).
+    /// Freed after the queue pair (INV-MAIL-1).
     messages: Option<Messages>,
 }
 
@@ -71,7 +71,7 @@ pub(crate) struct QueuePair {
 unsafe impl Send for QueuePair {}
 
 impl QueuePair {
-    /// A queue pair in the state INIT. Others may reach what is registered for them only if
+    /// A queue pair in the state INIT. Other machines may reach memory registered for them only if
     /// `is_target`.
     pub(crate) fn new(
         completions: &Arc<Completions>,
@@ -176,7 +176,7 @@ impl QueuePair {
         self.messages.as_ref().ok_or_else(|| io::ErrorKind::Unsupported.into())
     }
 
-    /// Messages that it may be about to get.
+    /// Number of receives that it may have posted.
     pub(super) fn places(&self) -> u64 {
         self.messages.as_ref().map_or(0, Messages::count)
     }
@@ -200,13 +200,13 @@ impl QueuePair {
         if code == 0 { Ok(()) } else { Err(error_of(code)) }
     }
 
-    /// Copies message `number`, of `bytes`, that has come.
+    /// Copies message `number`, of `bytes`, which has arrived.
     pub(crate) fn take(&self, number: u64, bytes: u32, into: &mut Vec<u8>) -> io::Result<()> {
         self.messages()?.load(number, bytes, into);
         Ok(())
     }
 
-    /// Puts message `number` into its place; its bytes.
+    /// Puts message `number` into its place; returns its bytes.
     pub(super) fn put(&self, number: u64, parts: [&[u8]; 2]) -> io::Result<u32> {
         Ok(self.messages()?.store(number, parts))
     }
@@ -298,8 +298,8 @@ impl QueuePair {
         self.modify(&mut attr, mask, "start a queue pair")
     }
 
-    /// Moves it to the error state: nothing more is sent or answered, and what was posted completes
-    /// as flushed. It may be there already.
+    /// Moves it to the error state: it sends and answers nothing more, and its work requests complete as
+    /// flushed. It may be in that state already.
     pub(crate) fn stop(&mut self) {
         let mut attr = ibv_qp_attr { qp_state: ffi::IBV_QPS_ERR, ..ibv_qp_attr::default() };
         // A failure shows when it is destroyed.

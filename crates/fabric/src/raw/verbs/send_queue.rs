@@ -33,12 +33,12 @@ pub(crate) struct Remote {
     pub(crate) key: u32,
 }
 
-/// One operation to be posted.
+/// One operation to post.
 #[derive(Debug)]
 pub(crate) struct Work {
     pub(crate) hold: Rc<Hold>,
     pub(crate) part: u32,
-    /// Given back when it is done.
+    /// Returned when it is done.
     pub(crate) slot: u32,
     /// Begins only when every READ and atomic in front of it has ended.
     pub(crate) is_fenced: bool,
@@ -61,7 +61,7 @@ pub(crate) struct SendQueue {
     /// Its number among the thread's send queues.
     index: u16,
     depth: usize,
-    /// Fenced operations are held back here, until the send queue is empty, instead of by the card.
+    /// Soft-RoCE: this side holds fenced operations back until the send queue is empty; the card does not.
     holds_back: bool,
     remote: Remote,
     /// Results of atomics, `depth` of them from the first on.
@@ -76,7 +76,7 @@ pub(crate) struct SendQueue {
     unposted: VecDeque<u32>,
     /// The next post tests whether the other end is still there.
     probes: bool,
-    /// The list that is being put together: so many of these, and where each of them reads or writes.
+    /// The list in assembly: its length, its work requests and their places.
     listed: usize,
     requests: Box<[ibv_send_wr]>,
     places: Box<[ibv_sge]>,
@@ -91,7 +91,7 @@ pub(crate) fn send_queue_of(number: u64) -> (usize, u64) {
 
 impl SendQueue {
     /// Over a connected pair of that depth, which takes `granted` messages at a time. Numbers begin with
-    /// `first`, so that a completion of an earlier send queue of the same index is known for what it is.
+    /// `first`, so that no completion of an earlier send queue of the same index counts for this one.
     ///
     /// # Panics
     /// If there are fewer result words than places.
@@ -151,7 +151,7 @@ impl SendQueue {
         self.asked.has_room()
     }
 
-    /// Takes a message, to be sent by the next [`SendQueue::post`].
+    /// Takes a message; the next [`SendQueue::post`] sends it.
     ///
     /// # Errors
     /// If the pair takes none.
@@ -185,7 +185,7 @@ impl SendQueue {
         Some(taken.and_then(|()| self.pair.expect(again, tag(self.index, self.first + again))))
     }
 
-    /// Has the next [`SendQueue::post`] look if the other end is there: if not, a work request fails.
+    /// Makes the next [`SendQueue::post`] test the other end: if it is gone, a work request fails.
     pub(crate) fn probe(&mut self) {
         self.probes = true;
     }
@@ -200,12 +200,12 @@ impl SendQueue {
         (self.next - self.ring.len() as u64..self.next).contains(&count)
     }
 
-    /// The number that a send queue in the place of this one begins with.
+    /// The first number for a send queue that replaces this one.
     pub(crate) fn next(&self) -> u64 {
         self.next.max(self.first + self.asked.next_answer() + self.pair.places())
     }
 
-    /// Lists that were posted so far, and work requests in them.
+    /// Number of posted lists, and of work requests in them.
     pub(crate) fn posted(&self) -> (u64, u64) {
         self.posted
     }
@@ -244,7 +244,7 @@ impl SendQueue {
         }
     }
 
-    /// Adds to the list that is being put together.
+    /// Adds to the list in assembly.
     #[inline(always)]
     fn add(&mut self, Form { opcode, send_flags, wr, place }: Form, entry: Entry) {
         let request = &mut self.requests[self.listed];
@@ -299,7 +299,7 @@ impl SendQueue {
         fenced.map_or(most, |behind| first + behind)
     }
 
-    /// Hands the list that has been put together, of one at least, to the card.
+    /// Hands the assembled list, which is not empty, to the card.
     fn send(&mut self) -> io::Result<()> {
         let (list, places) = (&mut self.requests[..self.listed], &mut self.places[..self.listed]);
         if let Some(last) = list.last_mut() {
@@ -389,13 +389,13 @@ impl SendQueue {
         }
     }
 
-    /// Stops sending: what is in flight completes, or is flushed.
+    /// Stops sending: work requests in flight complete, or are flushed.
     pub(crate) fn stop(&mut self) {
         self.pair.stop();
     }
 
-    /// Cuts the connection: when this returns, no operation of it takes effect on this side's memory.
-    /// Calls `lost` with the slots of all that was outstanding.
+    /// Cuts the connection: when this returns, no operation of it takes effect on this side's memory. Calls
+    /// `lost` with the slots of all outstanding operations.
     pub(crate) fn cut(&mut self, mut lost: impl FnMut(u32)) {
         let cut = self.pair.cut();
         for entry in self.ring.drain(..) {

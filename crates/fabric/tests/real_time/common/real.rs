@@ -17,7 +17,7 @@ pub(crate) const REGION_BYTES: u64 = 4096 + SCRATCH_BYTES;
 
 /// Servers that live as long as the compute servers that use them.
 pub(crate) trait Hosts: 'static {
-    /// Adds a service to the memory servers that are here.
+    /// Adds a service to the memory servers of this process.
     fn serve(&self, _id: ServiceId, _service: &Arc<dyn Service>) {}
 }
 
