@@ -88,9 +88,9 @@ pub trait Fabric: Clone + 'static {
     /// The counters of every endpoint made so far, those of finished threads included.
     fn counters(&self) -> Vec<Arc<Counters>>;
 
-    /// Takes in calls under `number`, from now until this life ends. Call it once per life. `bytes` is for
-    /// memory to expose, and has to be 0. Returns the address for other compute servers, if the fabric has
-    /// addresses.
+    /// Takes calls in under `number`, from now until this life ends. Once per life. `bytes` of zeroed
+    /// memory will be exposed with it; for now it takes 0. Returns the address that others are to be
+    /// told, where there is one.
     ///
     /// # Errors
     /// [`FabricError::Config`] for a number below [`ServerId::COMPUTE_FIRST`], for `bytes` above 0, for a
@@ -253,8 +253,8 @@ pub trait Endpoint: Clone + 'static {
     /// wait; each request goes to one of them. `None` once this compute server has left.
     fn next_call(&self, service: ServiceId) -> impl Future<Output = Option<Incoming>>;
 
-    /// Accepts no more calls: this compute server leaves. A request that has not begun is `NotBegun`, and
-    /// [`Endpoint::next_call`] returns `None`. A begun request can still get its reply.
+    /// Takes in no more calls: this compute server leaves. What has not been begun is `NotBegun`, and
+    /// [`Endpoint::next_call`] returns `None`. What was begun can still be replied to.
     fn leave(&self);
 
     /// The attached peers, by their numbers, as [`Fabric::peers`].

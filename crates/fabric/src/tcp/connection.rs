@@ -96,7 +96,7 @@ impl Connection {
         }
     }
 
-    /// Adds a call; it is sent as soon as few enough are under way.
+    /// Adds a call; it is sent as soon as there are few enough.
     pub(super) fn call(&mut self, waiting: Waiting, service: ServiceId, request: Vec<u8>) {
         if self.inbox.calls() >= UNDER_WAY_MAX {
             return self.blocked.push_back((waiting, service, request));

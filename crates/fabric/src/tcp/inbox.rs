@@ -82,7 +82,7 @@ impl Inbox {
         self.calls.len()
     }
 
-    /// No more replies will come: all calls fail.
+    /// No more replies come.
     pub(super) fn lose_calls(&mut self, error: CallError, sink: &mut impl Sink) {
         for waiting in std::mem::take(&mut self.calls).into_values() {
             sink.reply(waiting, Err(error));
@@ -211,7 +211,7 @@ impl Inbox {
     }
 }
 
-/// Hands out the reply to a call, or drops it if nobody waits for it (F12.8). `None` if it is no reply.
+/// Hands out the reply to a call. One that nobody waits for is dropped (F12.8). `None` if it is none.
 #[cold]
 fn reply(content: &[u8], calls: &mut BTreeMap<u64, Waiting>, sink: &mut impl Sink) -> Option<()> {
     let (number, outcome, bytes) = decode_reply(content).ok()?;
