@@ -267,9 +267,9 @@ impl Etcd {
                     self.last.store(number, Ordering::Relaxed);
                     return Ok(answer);
                 }
-                Err(Asked::Passing(why)) => tried.push(format!("{endpoint}: {why}")),
-                Err(Asked::Wrong(error)) => wrong = wrong.or(Some(error)),
-                Err(Asked::Final(error)) => return Err(error),
+                Err(AskError::Passing(why)) => tried.push(format!("{endpoint}: {why}")),
+                Err(AskError::Wrong(error)) => wrong = wrong.or(Some(error)),
+                Err(AskError::Final(error)) => return Err(error),
             }
         }
         // An error that the user can correct is more useful than a list of silent servers.
@@ -283,12 +283,14 @@ impl Etcd {
         what: (&'static str, &str),
         path: &str,
         body: &str,
-    ) -> Result<T, Asked> {
+    ) -> Result<T, AskError> {
         let Some(user) = &self.user else {
             return self.send(endpoint, what.0, path, body, None).map_err(|asked| match asked {
-                Asked::Final(ClusterError::Refused {
+                AskError::Final(ClusterError::Refused {
                     endpoint, code: INVALID, message, ..
-                }) if message.contains(NOBODY) => Asked::Final(ClusterError::NoUser { endpoint }),
+                }) if message.contains(NOBODY) => {
+                    AskError::Final(ClusterError::NoUser { endpoint })
+                }
                 asked => asked,
             });
         };
@@ -296,18 +298,21 @@ impl Etcd {
         let is_new = known.is_none();
         let token = known.map_or_else(|| self.authenticate(endpoint, user), Ok)?;
         let asked = match self.send(endpoint, what.0, path, body, Some(&token)) {
-            Err(Asked::Final(error)) if is_outdated(&error) && !is_new => {
+            Err(AskError::Final(error)) if is_outdated(&error) && !is_new => {
                 let token = self.authenticate(endpoint, user)?;
                 self.send(endpoint, what.0, path, body, Some(&token))
             }
             asked => asked,
         };
         asked.map_err(|asked| match asked {
-            Asked::Final(ClusterError::Refused {
-                endpoint, what: done, code: NOT_ALLOWED, ..
+            AskError::Final(ClusterError::Refused {
+                endpoint,
+                what: done,
+                code: NOT_ALLOWED,
+                ..
             }) => {
                 let space = if what.1.is_empty() { "" } else { " " };
-                Asked::Final(ClusterError::NotAllowed {
+                AskError::Final(ClusterError::NotAllowed {
                     endpoint,
                     user: user.name.clone(),
                     what: done,
@@ -319,16 +324,16 @@ impl Etcd {
     }
 
     /// Gets a token for the user, and keeps it.
-    fn authenticate(&self, endpoint: &str, user: &User) -> Result<String, Asked> {
+    fn authenticate(&self, endpoint: &str, user: &User) -> Result<String, AskError> {
         let body = json!({ "name": user.name, "password": user.password }).to_string();
         let path = "/v3/auth/authenticate";
         let asked = self.send(endpoint, "let a user in", path, &body, None);
         let Authenticated { token } = asked.map_err(|asked| {
-            let Asked::Final(ClusterError::Refused { code, .. }) = asked else { return asked };
+            let AskError::Final(ClusterError::Refused { code, .. }) = asked else { return asked };
             let (endpoint, user) = (endpoint.to_owned(), user.name.clone());
             match code {
-                INVALID => Asked::Final(ClusterError::WrongPassword { endpoint, user }),
-                OUT_OF_STATE => Asked::Final(ClusterError::UsersOff { endpoint, user }),
+                INVALID => AskError::Final(ClusterError::WrongPassword { endpoint, user }),
+                OUT_OF_STATE => AskError::Final(ClusterError::UsersOff { endpoint, user }),
                 _ => asked,
             }
         })?;
@@ -347,16 +352,16 @@ impl Etcd {
         path: &str,
         body: &str,
         token: Option<&str>,
-    ) -> Result<T, Asked> {
-        let wrong = || diagnose(endpoint, self.tls.as_ref()).map(Asked::Wrong);
+    ) -> Result<T, AskError> {
+        let wrong = || diagnose(endpoint, self.tls.as_ref()).map(AskError::Wrong);
         let passing = |error: ureq::Error| {
             let is_broken_off = matches!(&error, ureq::Error::Io(error) if is_broken_off(error));
             let wrong = if is_broken_off { wrong() } else { None };
-            wrong.unwrap_or_else(|| Asked::Passing(error.to_string()))
+            wrong.unwrap_or_else(|| AskError::Passing(error.to_string()))
         };
         let not_etcd = |why: String| {
             let error = || ClusterError::NotEtcd { endpoint: endpoint.to_owned(), why };
-            wrong().unwrap_or_else(|| Asked::Final(error()))
+            wrong().unwrap_or_else(|| AskError::Final(error()))
         };
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let mut request = self
@@ -379,7 +384,9 @@ impl Etcd {
             .read_to_vec()
             .map_err(passing)?;
         if status == 400 && bytes.starts_with(COMMON_NAME) {
-            return Err(Asked::Final(ClusterError::CommonName { endpoint: endpoint.to_owned() }));
+            return Err(AskError::Final(ClusterError::CommonName {
+                endpoint: endpoint.to_owned(),
+            }));
         }
         let answer: Value = serde_json::from_slice(&bytes)
             .map_err(|error| not_etcd(format!("it answers {status} to {path}: {error}")))?;
@@ -392,10 +399,10 @@ impl Etcd {
         let Refusal { code, message } = Refusal::deserialize(refused)
             .map_err(|error| not_etcd(format!("it answers {status} to {path}: {error}")))?;
         if PASSING.contains(&code) {
-            return Err(Asked::Passing(message));
+            return Err(AskError::Passing(message));
         }
         let endpoint = endpoint.to_owned();
-        Err(Asked::Final(ClusterError::Refused { endpoint, what, code, message }))
+        Err(AskError::Final(ClusterError::Refused { endpoint, what, code, message }))
     }
 
     fn listing(&self, found: Range) -> Result<Listing, ClusterError> {
@@ -409,7 +416,7 @@ impl Etcd {
 }
 
 /// Failure of a request to one server.
-enum Asked {
+enum AskError {
     /// Another server may succeed.
     Passing(String),
     /// This server does not accept such requests; another one may.

@@ -66,10 +66,11 @@ fn says(error: &ClusterError, words: &[&str]) {
 /// Uses every request of the directory.
 fn use_directory(there: &Directory) {
     let address = SocketAddr::from(([127, 0, 0, 1], 70));
-    let mut memory = there.enter_memory(MemoryRecord::new(address, (0, 1), 1 << 20, None)).unwrap();
+    let mut memory =
+        there.register_memory(MemoryRecord::new(address, (0, 1), 1 << 20, None)).unwrap();
     there.agree_on_pool(5, 1, false).unwrap();
     let record = ComputeRecord { address: None, process: "test:1".to_owned(), serves: true };
-    let mut compute = there.enter_compute(Name(7), record).unwrap();
+    let mut compute = there.register_compute(Name(7), record).unwrap();
     // Long enough for leases to be renewed.
     std::thread::sleep(Duration::from_millis(1100));
     memory.keep(Some(5)).unwrap();

@@ -54,7 +54,7 @@ impl Lease {
 }
 
 /// Holder of the entry of a number.
-enum Taken {
+enum EntryHolder {
     Own,
     By(SocketAddr),
     /// The entry has just run out, or this process's lease has: the next look tells.
@@ -63,7 +63,7 @@ enum Taken {
 
 /// A memory server's registration: its entry, and the lease that keeps it.
 #[derive(Debug)]
-pub struct MemorySeat {
+pub struct MemoryRegistration {
     lease: Lease,
     record: MemoryRecord,
     is_written: bool,
@@ -79,21 +79,25 @@ impl Directory {
     /// # Errors
     /// [`ClusterError::NumberTaken`], [`ClusterError::OtherCount`], [`ClusterError::OtherPool`];
     /// [`ClusterError::Foreign`] for an invalid entry.
-    pub fn enter_memory(&self, record: MemoryRecord) -> Result<MemorySeat, ClusterError> {
+    pub fn register_memory(
+        &self,
+        record: MemoryRecord,
+    ) -> Result<MemoryRegistration, ClusterError> {
         self.check_fits(&record)?;
-        let mut seat = MemorySeat { lease: Lease::new(self)?, record, is_written: false };
+        let mut registration =
+            MemoryRegistration { lease: Lease::new(self)?, record, is_written: false };
         let end = Instant::now() + TAKE_TIME;
         loop {
-            match seat.take()? {
-                Taken::Own => return Ok(seat),
-                Taken::By(holder) if Instant::now() >= end => {
-                    seat.lease.end()?;
+            match registration.take()? {
+                EntryHolder::Own => return Ok(registration),
+                EntryHolder::By(holder) if Instant::now() >= end => {
+                    registration.lease.end()?;
                     return Err(self.number_taken(record.server, holder));
                 }
-                Taken::By(_) | Taken::Changing => {}
+                EntryHolder::By(_) | EntryHolder::Changing => {}
             }
             thread::sleep(TAKE_EVERY);
-            seat.lease.renew()?;
+            registration.lease.renew()?;
         }
     }
 
@@ -103,16 +107,17 @@ impl Directory {
     ///
     /// # Errors
     /// See [`ClusterError`].
-    pub fn enter_compute(
+    pub fn register_compute(
         &self,
         name: Name,
         record: ComputeRecord,
-    ) -> Result<ComputeSeat, ClusterError> {
+    ) -> Result<ComputeRegistration, ClusterError> {
         let lease = Lease::new(self)?;
-        let entered = Instant::now();
-        let mut seat = ComputeSeat { lease, name, record, is_written: false, entered };
-        seat.write()?;
-        Ok(seat)
+        let registered_at = Instant::now();
+        let mut registration =
+            ComputeRegistration { lease, name, record, is_written: false, registered_at };
+        registration.write()?;
+        Ok(registration)
     }
 
     fn number_taken(&self, server: u16, holder: SocketAddr) -> ClusterError {
@@ -120,7 +125,7 @@ impl Directory {
     }
 }
 
-impl MemorySeat {
+impl MemoryRegistration {
     /// Renews the entry, and makes it anew if it was lost or has to change. Call it every second or more
     /// often. `pool` is the pool whose data the server holds.
     ///
@@ -138,8 +143,10 @@ impl MemorySeat {
             return Ok(());
         }
         match self.take()? {
-            Taken::By(holder) => Err(self.lease.directory.number_taken(record.server, holder)),
-            Taken::Own | Taken::Changing => Ok(()),
+            EntryHolder::By(holder) => {
+                Err(self.lease.directory.number_taken(record.server, holder))
+            }
+            EntryHolder::Own | EntryHolder::Changing => Ok(()),
         }
     }
 
@@ -152,7 +159,7 @@ impl MemorySeat {
     }
 
     /// Writes the entry, unless another server has it.
-    fn take(&mut self) -> Result<Taken, ClusterError> {
+    fn take(&mut self) -> Result<EntryHolder, ClusterError> {
         let directory = &self.lease.directory;
         let key = directory.memory_key(self.record.server);
         let value = to_json(&self.record);
@@ -162,7 +169,7 @@ impl MemorySeat {
             match directory.etcd.put_if(&key, &value, Some(self.lease.id), revision)? {
                 Ok(()) => {
                     self.is_written = true;
-                    return Ok(Taken::Own);
+                    return Ok(EntryHolder::Own);
                 }
                 // The entry has just run out, or this process's lease has.
                 Err(None) => break,
@@ -170,24 +177,24 @@ impl MemorySeat {
                     let foreign = |why| ClusterError::Foreign { key: key.clone(), why };
                     let holder: MemoryRecord = parse(&pair.value).map_err(foreign)?;
                     if holder.address != self.record.address {
-                        return Ok(Taken::By(holder.address));
+                        return Ok(EntryHolder::By(holder.address));
                     }
                     revision = pair.revision;
                 }
             }
         }
-        Ok(Taken::Changing)
+        Ok(EntryHolder::Changing)
     }
 }
 
 /// A compute server's registration: its entry, and its part in the election.
 #[derive(Debug)]
-pub struct ComputeSeat {
+pub struct ComputeRegistration {
     lease: Lease,
     name: Name,
     record: ComputeRecord,
     is_written: bool,
-    entered: Instant,
+    registered_at: Instant,
 }
 
 /// State of the directory as a compute server last read it.
@@ -201,7 +208,7 @@ pub struct View {
     pub is_leaving: bool,
 }
 
-impl ComputeSeat {
+impl ComputeRegistration {
     /// Renews the entry, reads the directory, and stands for election if there is no coordinator. Makes the
     /// entry anew if it was lost or has to change. Call it every second or more often.
     ///
@@ -218,7 +225,7 @@ impl ComputeSeat {
         }
         let snapshot = self.lease.directory.look()?;
         let mut is_coordinator = snapshot.coordinator == Some(self.name);
-        if snapshot.coordinator.is_none() && self.entered.elapsed() >= STAND_AFTER {
+        if snapshot.coordinator.is_none() && self.registered_at.elapsed() >= STAND_AFTER {
             is_coordinator = self.stand()?;
         }
         let is_leaving = snapshot.leaving.contains(&self.name);
