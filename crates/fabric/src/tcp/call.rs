@@ -73,9 +73,9 @@ pub(crate) enum Called {
 
 /// Bytes of an answer; kept for their memory.
 #[derive(Debug, Default)]
-pub(crate) struct Answer(Output);
+pub(crate) struct RpcAnswer(Output);
 
-impl Answer {
+impl RpcAnswer {
     pub(crate) fn bytes(&self) -> &[u8] {
         self.0.unsent()
     }
@@ -87,7 +87,7 @@ impl Caller {
     }
 
     /// Carries out the RPC in `message` (TCP-13). Never waits for the gate.
-    pub(crate) fn call(&self, message: &[u8], answer: &mut Answer) -> Called {
+    pub(crate) fn call(&self, message: &[u8], answer: &mut RpcAnswer) -> Called {
         let Some((request, operands)) = decode(message) else { return Called::Malformed };
         let Some(gate) = self.gate.try_lock() else { return Called::Later };
         if *gate != GateState::Open {
@@ -154,7 +154,7 @@ mod tests {
     #[test]
     fn a_call_is_answered_and_counted_as_an_rpc() {
         let (host, caller, calls) = caller();
-        let mut answer = Answer::default();
+        let mut answer = RpcAnswer::default();
         for len in [0, 1, 100, CALL_BYTES_MAX] {
             let request = vec![len as u8; len];
             let message = message(ECHO, CALL_BYTES_MAX, &request);
@@ -181,7 +181,7 @@ mod tests {
     #[test]
     fn nothing_is_carried_out_behind_a_shut_gate() {
         let (host, caller, calls) = caller();
-        let (mut answer, message) = (Answer::default(), message(ECHO, 8, b"8"));
+        let (mut answer, message) = (RpcAnswer::default(), message(ECHO, 8, b"8"));
         let held = caller.gate.lock();
         assert_eq!(caller.call(&message, &mut answer), Called::Later);
         drop(held);
@@ -194,7 +194,7 @@ mod tests {
     #[test]
     fn what_is_no_call_is_refused() {
         let (_host, caller, calls) = caller();
-        let mut answer = Answer::default();
+        let mut answer = RpcAnswer::default();
         let good = message(ECHO, 8, b"12345678");
         // Another verb, one of a chain, a byte out of place, another length, too much room.
         for (at, byte) in [(0, 2), (0, 6), (0, 99), (1, 1), (2, 1), (4, 7), (4, 9), (13, 0x11)] {

@@ -25,7 +25,7 @@ const HURRY_MIN: usize = 8;
 
 /// State of the connection.
 #[derive(Debug)]
-enum Line {
+enum ConnectionState {
     Up(Link<TcpStream>),
     /// A thread is connecting. Posts wait for the result.
     Connecting(Arc<Mutex<Option<Connected>>>),
@@ -39,7 +39,7 @@ type Connected = Result<(Link<TcpStream>, u64), bool>;
 #[derive(Debug)]
 pub(super) struct Connection {
     server: ServerId,
-    line: Line,
+    state: ConnectionState,
     /// The server's number for the last connection that there was.
     number: u64,
     output: Output,
@@ -56,7 +56,7 @@ impl Connection {
     pub(super) fn new(server: ServerId) -> Self {
         Connection {
             server,
-            line: Line::Down,
+            state: ConnectionState::Down,
             number: 0,
             output: Output::default(),
             inbox: Inbox::new(),
@@ -77,8 +77,8 @@ impl Connection {
 
     /// Begins to connect, unless that has begun.
     pub(super) fn connect(&mut self, shared: &Arc<Shared>, notify: &Notify) {
-        if matches!(self.line, Line::Down) {
-            self.line = self.begin(shared, notify);
+        if matches!(self.state, ConnectionState::Down) {
+            self.state = self.begin(shared, notify);
         }
     }
 
@@ -88,11 +88,11 @@ impl Connection {
             && self.inbox.is_empty()
             && let Err(ended) = self.receive(sink)
         {
-            let (line, kind) = match ended {
-                Ended::Lost => (Line::Down, OpErrorKind::Unavailable),
-                Ended::Fenced => (Line::Fenced, OpErrorKind::Fenced),
+            let (state, kind) = match ended {
+                Ended::Lost => (ConnectionState::Down, OpErrorKind::Unavailable),
+                Ended::Fenced => (ConnectionState::Fenced, OpErrorKind::Fenced),
             };
-            self.lose(line, kind, sink);
+            self.lose(state, kind, sink);
         }
     }
 
@@ -118,7 +118,7 @@ impl Connection {
     /// The peer has ended its life or detached: everything fails.
     pub(super) fn part(&mut self, sink: &mut impl Sink) {
         let who = self.peer.map_or(Incarnation(0), |peer| peer.incarnation);
-        self.lose(Line::Down, OpErrorKind::Gone { who }, sink);
+        self.lose(ConnectionState::Down, OpErrorKind::Gone { who }, sink);
         let error = self.error(OpErrorKind::Gone { who });
         for slot in std::mem::take(&mut self.reconnects) {
             sink.reconnected(slot, Err(error));
@@ -128,20 +128,20 @@ impl Connection {
     /// Takes a connection that the server has let in under `number`.
     pub(super) fn attach(&mut self, mut link: Link<TcpStream>, number: u64) -> io::Result<()> {
         link.socket().set_nonblocking(true)?;
-        self.line = Line::Up(link);
+        self.state = ConnectionState::Up(link);
         self.number = number;
         Ok(())
     }
 
     /// Returns whether the thread waits for answers or for the connection.
     pub(super) fn is_busy(&self) -> bool {
-        !self.inbox.is_empty() || matches!(self.line, Line::Connecting(_))
+        !self.inbox.is_empty() || matches!(self.state, ConnectionState::Connecting(_))
     }
 
     /// Returns the socket if answers are to come, and whether there are bytes to send.
     pub(super) fn awaited(&self) -> Option<(BorrowedFd<'_>, bool)> {
-        match &self.line {
-            Line::Up(link) if !self.inbox.is_empty() => {
+        match &self.state {
+            ConnectionState::Up(link) if !self.inbox.is_empty() => {
                 Some((link.socket_ref().as_fd(), !self.output.is_empty() || link.is_pending()))
             }
             _ => None,
@@ -149,13 +149,13 @@ impl Connection {
     }
 
     pub(super) fn is_up(&self) -> bool {
-        matches!(self.line, Line::Up(_))
+        matches!(self.state, ConnectionState::Up(_))
     }
 
     /// Returns whether it accepts posts.
     #[inline]
     pub(super) fn takes_posts(&self) -> bool {
-        matches!(self.line, Line::Up(_) | Line::Connecting(_))
+        matches!(self.state, ConnectionState::Up(_) | ConnectionState::Connecting(_))
     }
 
     /// Time of the oldest request's post.
@@ -169,10 +169,10 @@ impl Connection {
 
     /// Returns the reason for which nothing can be posted, if there is one.
     pub(super) fn refusal(&self) -> Option<OpError> {
-        match self.line {
-            Line::Up(_) | Line::Connecting(_) => None,
-            Line::Down => Some(self.error(OpErrorKind::Unavailable)),
-            Line::Fenced => Some(self.error(OpErrorKind::Fenced)),
+        match self.state {
+            ConnectionState::Up(_) | ConnectionState::Connecting(_) => None,
+            ConnectionState::Down => Some(self.error(OpErrorKind::Unavailable)),
+            ConnectionState::Fenced => Some(self.error(OpErrorKind::Fenced)),
         }
     }
 
@@ -193,11 +193,11 @@ impl Connection {
 
     /// Sends posts and takes answers; true if anything came.
     pub(super) fn drive(&mut self, now_ns: impl FnOnce() -> u64, sink: &mut impl Sink) -> bool {
-        if self.inbox.is_empty() && !matches!(self.line, Line::Connecting(_)) {
+        if self.inbox.is_empty() && !matches!(self.state, ConnectionState::Connecting(_)) {
             return false;
         }
         self.inbox.mark(now_ns);
-        if let Line::Connecting(found) = &self.line {
+        if let ConnectionState::Connecting(found) = &self.state {
             let found = found.lock().unwrap_or_else(PoisonError::into_inner).take();
             return match found {
                 Some(found) => {
@@ -221,11 +221,11 @@ impl Connection {
                 count > 0
             }
             Err(Ended::Lost) => {
-                self.lose(Line::Down, OpErrorKind::Unavailable, sink);
+                self.lose(ConnectionState::Down, OpErrorKind::Unavailable, sink);
                 true
             }
             Err(Ended::Fenced) => {
-                self.lose(Line::Fenced, OpErrorKind::Fenced, sink);
+                self.lose(ConnectionState::Fenced, OpErrorKind::Fenced, sink);
                 true
             }
         }
@@ -246,7 +246,7 @@ impl Connection {
     }
 
     fn send(&mut self) -> Result<(), Ended> {
-        let Line::Up(link) = &mut self.line else { return Ok(()) };
+        let ConnectionState::Up(link) = &mut self.state else { return Ok(()) };
         while !self.output.is_empty() {
             match link.write(self.output.unsent()) {
                 Ok(0) => return Err(Ended::Lost),
@@ -267,7 +267,7 @@ impl Connection {
     /// Takes all answers that have come; returns their number.
     fn receive(&mut self, sink: &mut impl Sink) -> Result<usize, Ended> {
         let mut count = 0;
-        let Line::Up(link) = &mut self.line else { return Ok(count) };
+        let ConnectionState::Up(link) = &mut self.state else { return Ok(count) };
         loop {
             let room = self.inbox.room();
             let room_bytes = room.len();
@@ -290,16 +290,16 @@ impl Connection {
     /// The oldest request has waited for too long: gives up all requests, and a connection that does not come
     /// about.
     pub(super) fn give_up(&mut self, sink: &mut impl Sink) {
-        self.lose(Line::Down, OpErrorKind::Timeout, sink);
+        self.lose(ConnectionState::Down, OpErrorKind::Timeout, sink);
         let error = self.error(OpErrorKind::Timeout);
         for slot in std::mem::take(&mut self.reconnects) {
             sink.reconnected(slot, Err(error));
         }
     }
 
-    fn lose(&mut self, line: Line, kind: OpErrorKind, sink: &mut impl Sink) {
+    fn lose(&mut self, state: ConnectionState, kind: OpErrorKind, sink: &mut impl Sink) {
         let is_sent = self.is_up();
-        self.line = line;
+        self.state = state;
         self.output.clear();
         self.lose_calls(is_sent, kind, sink);
         let error = self.error(kind);
@@ -323,28 +323,28 @@ impl Connection {
         notify: &Notify,
         sink: &mut impl Sink,
     ) {
-        match self.line {
-            Line::Fenced => {
+        match self.state {
+            ConnectionState::Fenced => {
                 let error = self.error(OpErrorKind::Fenced);
                 return sink.reconnected(slot, Err(error));
             }
             // Another post has begun it. Posts since then have not been sent.
-            Line::Connecting(_) => {
+            ConnectionState::Connecting(_) => {
                 self.reconnects.push(slot);
                 self.output.clear();
                 self.lose_calls(false, OpErrorKind::Timeout, sink);
                 let error = self.error(OpErrorKind::Timeout);
                 return self.inbox.lose(error, sink);
             }
-            Line::Up(_) | Line::Down => {}
+            ConnectionState::Up(_) | ConnectionState::Down => {}
         }
-        let line = self.begin(shared, notify);
-        self.lose(line, OpErrorKind::Timeout, sink);
+        let state = self.begin(shared, notify);
+        self.lose(state, OpErrorKind::Timeout, sink);
         self.reconnects.push(slot);
     }
 
     /// Starts a thread that makes a new connection, in place of the last one.
-    fn begin(&self, shared: &Arc<Shared>, notify: &Notify) -> Line {
+    fn begin(&self, shared: &Arc<Shared>, notify: &Notify) -> ConnectionState {
         let found = Arc::new(Mutex::new(None));
         let (shared, notify) = (Arc::clone(shared), Arc::clone(notify));
         let (server, number, peer) = (self.server, self.number, self.peer);
@@ -371,7 +371,7 @@ impl Connection {
         if begun.is_err() {
             *found.lock().unwrap_or_else(PoisonError::into_inner) = Some(Err(false));
         }
-        Line::Connecting(found)
+        ConnectionState::Connecting(found)
     }
 
     fn connected(&mut self, found: Connected, sink: &mut impl Sink) {
@@ -382,7 +382,11 @@ impl Connection {
         };
         if let Err(kind) = result {
             let is_fenced = kind == OpErrorKind::Fenced;
-            self.lose(if is_fenced { Line::Fenced } else { Line::Down }, kind, sink);
+            self.lose(
+                if is_fenced { ConnectionState::Fenced } else { ConnectionState::Down },
+                kind,
+                sink,
+            );
         }
         for slot in std::mem::take(&mut self.reconnects) {
             sink.reconnected(slot, result.map_err(|kind| self.error(kind)));

@@ -36,11 +36,11 @@ pub struct Outgoing {
     sealed: Option<Sealing>,
 }
 
-type Shared = Arc<Mutex<rustls::Connection>>;
+type SharedTls = Arc<Mutex<rustls::Connection>>;
 
 #[derive(Debug)]
 struct Unsealing {
-    tls: Shared,
+    tls: SharedTls,
     /// Received bytes, those from `taken` to `filled` not deciphered yet.
     raw: Box<[u8]>,
     taken: usize,
@@ -49,7 +49,7 @@ struct Unsealing {
 
 #[derive(Debug)]
 struct Sealing {
-    tls: Shared,
+    tls: SharedTls,
     raw: Vec<u8>,
 }
 
@@ -173,7 +173,7 @@ impl Write for Outgoing {
     }
 }
 
-fn lock(tls: &Shared) -> MutexGuard<'_, rustls::Connection> {
+fn lock(tls: &SharedTls) -> MutexGuard<'_, rustls::Connection> {
     tls.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use super::Lease;
-use super::call::{Answer, CALL_BYTES_MAX, Called, Caller, MESSAGE_BYTES_MAX, answer_of};
+use super::call::{CALL_BYTES_MAX, Called, Caller, MESSAGE_BYTES_MAX, RpcAnswer, answer_of};
 use super::inbox::{Inbox, Waiting};
 use super::output::Output;
 use super::peers::CallServer;
@@ -44,7 +44,7 @@ fn host() -> Option<Arc<Host>> {
 pub fn messages<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> usize {
     let Some(host) = host() else { return 0 };
     let Ok((life, _, gate)) = host.lives.enter(Incarnation(7), 0, 0) else { return 0 };
-    let (caller, mut answer) = (Caller::new(&host, &life, &gate), Answer::default());
+    let (caller, mut answer) = (Caller::new(&host, &life, &gate), RpcAnswer::default());
     let mut answers = 0;
     for piece in pieces {
         let room = usize::from(piece.first().copied().unwrap_or_default());

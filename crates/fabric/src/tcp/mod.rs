@@ -38,7 +38,6 @@
     reason = "a network is real time, real threads, and processes that must draw different numbers"
 )]
 
-mod bell;
 #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "only cards carry messages"))]
 pub(crate) mod call;
 mod connection;
@@ -59,6 +58,7 @@ mod region;
 mod served;
 mod server;
 mod session;
+mod socket_waiter;
 mod tls;
 mod transport;
 pub(crate) mod wire;
@@ -87,7 +87,9 @@ use crate::{
 };
 use link::Link;
 use peers::TcpCalls;
-use wire::{ANSWER_BYTES, Entry, GREETING_BYTES, Hello, Request, Status, VERSION, Verb, Welcome};
+use wire::{
+    ANSWER_BYTES, GREETING_BYTES, GreetingStatus, Hello, Request, Status, VERSION, Verb, Welcome,
+};
 
 /// Time for which a side polls after its last work before it sleeps.
 pub(crate) const SPIN: Duration = Duration::from_micros(50);
@@ -414,8 +416,8 @@ fn greet_at(
         let why = "what answers there is no memory server of Farleaf".to_owned();
         return Err(refused(Refusal::NoMemoryServer, why));
     };
-    Err(match welcome.entry {
-        Entry::OtherVersion => refused(
+    Err(match welcome.status {
+        GreetingStatus::OtherVersion => refused(
             Refusal::OtherVersion,
             format!(
                 "it speaks version {} of the protocol, this program version {VERSION}: use the \
@@ -423,7 +425,7 @@ fn greet_at(
                 welcome.version
             ),
         ),
-        Entry::OtherServer => refused(
+        GreetingStatus::OtherServer => refused(
             Refusal::OtherServer,
             format!(
                 "it is memory server {} of {}, and was taken for {server} of {}: check the list \
@@ -433,9 +435,11 @@ fn greet_at(
                 config.servers.len()
             ),
         ),
-        Entry::Fenced => FabricError::CutOff { server },
-        Entry::Full => refused(Refusal::Full, "it has as many connections as it allows".to_owned()),
-        Entry::OtherWay => {
+        GreetingStatus::Fenced => FabricError::CutOff { server },
+        GreetingStatus::Full => {
+            refused(Refusal::Full, "it has as many connections as it allows".to_owned())
+        }
+        GreetingStatus::OtherWay => {
             let theirs = if purpose == Use::BesideCard { "by tcp" } else { "by verbs" };
             refused(
                 Refusal::OtherWay,
@@ -445,7 +449,7 @@ fn greet_at(
                 ),
             )
         }
-        Entry::LetIn => return Ok((link, welcome)),
+        GreetingStatus::LetIn => return Ok((link, welcome)),
     })
 }
 

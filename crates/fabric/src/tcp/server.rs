@@ -71,13 +71,13 @@ impl Default for MemoryServerConfig {
 /// A memory server of this process. It stops when it is dropped.
 #[derive(Debug)]
 pub struct MemoryServer {
-    shared: Arc<Shared>,
+    shared: Arc<ServerShared>,
     address: SocketAddr,
     threads: Vec<JoinHandle<()>>,
 }
 
 /// State that the threads of a server share.
-pub(super) struct Shared {
+pub(super) struct ServerShared {
     pub(super) host: Arc<Host>,
     listen: SocketAddr,
     pub(super) greeting_timeout: Duration,
@@ -180,7 +180,7 @@ impl MemoryServer {
             guests: AtomicUsize::new(0),
             served: Tally::default(),
         };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ServerShared {
             host: Arc::new(host),
             listen: address,
             greeting_timeout: config.greeting_timeout,
@@ -273,7 +273,7 @@ fn check(config: &MemoryServerConfig) -> Result<(), FabricError> {
     Ok(())
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for ServerShared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "memory server {} at {}", self.host.server, self.listen)
     }

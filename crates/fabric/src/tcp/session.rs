@@ -16,8 +16,8 @@ use super::output::Output;
 use super::peers::{CallServer, GateAdmission};
 use super::served::{Served, Tally};
 use super::wire::{
-    ANSWER_BYTES, Entry, GREETING_BYTES, Hello, LENGTH_MAX, REQUEST_BYTES, Request, Status,
-    VERSION, Verb, Welcome, called, encode_answer, reply_head, word_at,
+    ANSWER_BYTES, GREETING_BYTES, GreetingStatus, Hello, LENGTH_MAX, REQUEST_BYTES, Request,
+    Status, VERSION, Verb, Welcome, called, encode_answer, reply_head, word_at,
 };
 use crate::calls::{Replies, Reply};
 use crate::wake::Notify;
@@ -171,7 +171,7 @@ pub(super) struct Session {
     broken: bool,
     ends: bool,
     /// Reason in the answer to its greeting, if it was not let in.
-    refused: Option<Entry>,
+    refused: Option<GreetingStatus>,
     /// Called when a reply to a call is ready.
     notify: Option<Notify>,
 }
@@ -199,7 +199,7 @@ impl Session {
     }
 
     /// Returns the reason in the answer to its greeting, if it was not let in.
-    pub(super) fn refused(&self) -> Option<Entry> {
+    pub(super) fn refused(&self) -> Option<GreetingStatus> {
         self.refused
     }
 
@@ -327,7 +327,7 @@ impl Session {
         let hello = Hello::decode(greeting).ok_or(Gone::Nonsense)?;
         let mut welcome = Welcome {
             version: VERSION,
-            entry: Entry::LetIn,
+            status: GreetingStatus::LetIn,
             server: host.server.0,
             servers: host.servers,
             connection: 0,
@@ -337,16 +337,16 @@ impl Session {
         };
         let pass = (!hello.control).then(|| Pass::get(host, hello.by_card));
         if hello.version != VERSION {
-            welcome.entry = Entry::OtherVersion;
+            welcome.status = GreetingStatus::OtherVersion;
         } else if (hello.server, hello.servers) != (host.server.0, host.servers)
             || hello.meant != host.call_server.as_ref().map_or(0, |call_server| call_server.me.0)
         {
-            welcome.entry = Entry::OtherServer;
+            welcome.status = GreetingStatus::OtherServer;
         } else if matches!(pass, Some(None)) {
-            welcome.entry = Entry::OtherWay;
+            welcome.status = GreetingStatus::OtherWay;
         } else if host.guests.fetch_add(1, Ordering::Relaxed) >= host.connections_max {
             host.guests.fetch_sub(1, Ordering::Relaxed);
-            welcome.entry = Entry::Full;
+            welcome.status = GreetingStatus::Full;
         } else {
             let (who, pass) = (Incarnation(hello.incarnation), pass.flatten());
             match host.lives.enter(who, hello.replaces, host.now_ms()) {
@@ -364,8 +364,8 @@ impl Session {
                 }
                 Err(denied) => {
                     host.guests.fetch_sub(1, Ordering::Relaxed);
-                    welcome.entry = match denied {
-                        Denied::Fenced => Entry::Fenced,
+                    welcome.status = match denied {
+                        Denied::Fenced => GreetingStatus::Fenced,
                         // The client may come again.
                         Denied::Uncut => return Err(Gone::Uncut),
                     };
@@ -374,7 +374,7 @@ impl Session {
         }
         output.push(&welcome.encode());
         self.ends = self.guest.is_none();
-        self.refused = self.ends.then_some(welcome.entry);
+        self.refused = self.ends.then_some(welcome.status);
         Ok(())
     }
 }

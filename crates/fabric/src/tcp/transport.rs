@@ -8,9 +8,9 @@ use std::task::Context;
 use std::time::{Duration, Instant};
 
 use super::Shared;
-use super::bell::Bell;
 use super::connection::Connection;
 use super::inbox::{Sink, Waiting};
+use super::socket_waiter::SocketWaiter;
 use super::wire::{Request, Status, Verb, word_at};
 use crate::exec::Driver;
 use crate::post::{Carrier, Load};
@@ -140,7 +140,7 @@ fn line<'a>(
 pub(crate) struct Transport {
     shared: Arc<Shared>,
     state: RefCell<State>,
-    bell: Bell,
+    waiter: SocketWaiter,
     /// Another descriptor to wait for.
     other: OnceCell<OwnedFd>,
     drives: Cell<u32>,
@@ -155,7 +155,7 @@ impl Transport {
             path: "this thread".into(),
             source,
         };
-        let bell = Bell::new().map_err(own)?;
+        let waiter = SocketWaiter::new().map_err(own)?;
         let mut connections = Vec::new();
         for server in 0..shared.config.servers.len() {
             let server = ServerId(server as u16);
@@ -169,7 +169,7 @@ impl Transport {
         Ok(Transport {
             shared,
             state: RefCell::new(State { table, connections, peers: Vec::new(), peers_version: 0 }),
-            bell,
+            waiter,
             other: OnceCell::new(),
             drives: Cell::new(0),
             start: Instant::now(),
@@ -244,7 +244,7 @@ impl Transport {
         if let Some(line) = line(connections, peers, server) {
             // A peer that has ended its life ends the connection, which nobody has read since.
             line.look(table);
-            line.connect(&self.shared, self.bell.notify());
+            line.connect(&self.shared, self.waiter.notify());
         }
     }
 
@@ -277,7 +277,7 @@ impl Transport {
             table.posts.slot(index).missing = 1;
             match line(connections, peers, server) {
                 Some(_) if given_up => table.reconnected(index, Err(fenced(server))),
-                Some(line) => line.reconnect(index, &self.shared, self.bell.notify(), table),
+                Some(line) => line.reconnect(index, &self.shared, self.waiter.notify(), table),
                 None => {
                     let addr = GlobalAddr::new(server, 0);
                     table.reconnected(index, Err(access::out_of_bounds(None, addr, 0)));
@@ -469,7 +469,7 @@ impl Driver for Transport {
         let lines = state.connections.iter().chain(&state.peers);
         let sockets = lines.filter_map(Connection::awaited);
         let other = self.other.get().map(|other| (other.as_fd(), false));
-        let waited = self.bell.wait(sockets.chain(other), at_most);
+        let waited = self.waiter.wait(sockets.chain(other), at_most);
         drop(state);
         if let Err(error) = waited
             && error.kind() != io::ErrorKind::Interrupted
@@ -487,7 +487,7 @@ impl Driver for Transport {
     }
 
     fn notifier(&self) -> Notify {
-        Arc::clone(self.bell.notify())
+        Arc::clone(self.waiter.notify())
     }
 }
 

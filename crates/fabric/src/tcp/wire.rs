@@ -319,7 +319,7 @@ impl Hello {
 /// Decision of a server to let a client in, or its reason not to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Entry {
+pub(crate) enum GreetingStatus {
     LetIn = 0,
     OtherVersion = 1,
     /// The server has another number, or the pool another number of servers.
@@ -331,15 +331,19 @@ pub(crate) enum Entry {
     OtherWay = 5,
 }
 
-impl fmt::Display for Entry {
+impl fmt::Display for GreetingStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Entry::LetIn => "let in",
-            Entry::OtherVersion => "it speaks another version of the protocol",
-            Entry::OtherServer => "it looks for a server of another number, or of another pool",
-            Entry::Fenced => "its compute server has been cut off",
-            Entry::Full => "there are as many connections as are allowed",
-            Entry::OtherWay => "others reach the words another way (by RDMA, or by TCP alone)",
+            GreetingStatus::LetIn => "let in",
+            GreetingStatus::OtherVersion => "it speaks another version of the protocol",
+            GreetingStatus::OtherServer => {
+                "it looks for a server of another number, or of another pool"
+            }
+            GreetingStatus::Fenced => "its compute server has been cut off",
+            GreetingStatus::Full => "there are as many connections as are allowed",
+            GreetingStatus::OtherWay => {
+                "others reach the words another way (by RDMA, or by TCP alone)"
+            }
         })
     }
 }
@@ -348,7 +352,7 @@ impl fmt::Display for Entry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Welcome {
     pub(crate) version: u32,
-    pub(crate) entry: Entry,
+    pub(crate) status: GreetingStatus,
     pub(crate) server: u16,
     pub(crate) servers: u16,
     /// The connection's number, for [`Hello::replaces`].
@@ -365,7 +369,7 @@ impl Welcome {
         let mut bytes = [0; GREETING_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8..12].copy_from_slice(&self.version.to_le_bytes());
-        bytes[12] = self.entry as u8;
+        bytes[12] = self.status as u8;
         bytes[16..24].copy_from_slice(&self.connection.to_le_bytes());
         bytes[24..26].copy_from_slice(&self.server.to_le_bytes());
         bytes[26..28].copy_from_slice(&self.servers.to_le_bytes());
@@ -377,11 +381,11 @@ impl Welcome {
 
     /// `None` if it is no greeting of this protocol.
     pub(crate) fn decode(bytes: &[u8; GREETING_BYTES]) -> Option<Welcome> {
-        use Entry::{Fenced, Full, LetIn, OtherServer, OtherVersion, OtherWay};
-        let entries = [LetIn, OtherVersion, OtherServer, Fenced, Full, OtherWay];
+        use GreetingStatus::{Fenced, Full, LetIn, OtherServer, OtherVersion, OtherWay};
+        let statuses = [LetIn, OtherVersion, OtherServer, Fenced, Full, OtherWay];
         Some(Welcome {
             version: version_of(bytes)?,
-            entry: entries.into_iter().find(|entry| *entry as u8 == bytes[12])?,
+            status: statuses.into_iter().find(|status| *status as u8 == bytes[12])?,
             server: u16::from_le_bytes([bytes[24], bytes[25]]),
             servers: u16::from_le_bytes([bytes[26], bytes[27]]),
             connection: word_at(bytes, 16),
@@ -500,7 +504,7 @@ mod tests {
         assert_eq!(Hello::decode(&foreign), None);
         let welcome = Welcome {
             version: VERSION,
-            entry: Entry::Full,
+            status: GreetingStatus::Full,
             server: 1,
             servers: 2,
             connection: 5,

@@ -16,9 +16,9 @@ use super::link::Link;
 use super::listening::Listening;
 use super::output::Output;
 use super::served::Tally;
-use super::server::{LISTENER, Shared, WAKER};
+use super::server::{LISTENER, ServerShared, WAKER};
 use super::session::{Gone, Session, UNSENT_MAX};
-use super::wire::Entry;
+use super::wire::GreetingStatus;
 use crate::wake::Notify;
 
 /// Connections up to which a spinning thread polls each socket itself rather than the system for all.
@@ -55,13 +55,13 @@ struct Hot {
 }
 
 pub(super) struct Worker {
-    shared: Arc<Shared>,
+    shared: Arc<ServerShared>,
     number: usize,
     poll: Poll,
     listener: Option<Listening<TcpListener>>,
     /// The thread has to ask the listener again, without an event.
     listens_again: bool,
-    connections: Vec<Option<Connection>>,
+    connections: Vec<Option<ServedConnection>>,
     /// Connections that were busy recently.
     hot: Vec<Hot>,
     /// Rounds for which none is hot.
@@ -75,7 +75,7 @@ pub(super) struct Worker {
 
 impl Worker {
     pub(super) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<ServerShared>,
         number: usize,
         poll: Poll,
         listener: Option<Listening<TcpListener>>,
@@ -244,7 +244,7 @@ impl Worker {
                         Tally::one(&self.shared.host.served.refused);
                         if let Some(left_out) = self.refusals.may_tell() {
                             let server = self.shared.host.server.0;
-                            tracing::warn!(server, %peer, left_out, why = %Entry::Full, "refused");
+                            tracing::warn!(server, %peer, left_out, why = %GreetingStatus::Full, "refused");
                         }
                         continue;
                     }
@@ -291,7 +291,7 @@ impl Worker {
                         Session::notifying(self.notify(at))
                     }
                 };
-                self.connections[at] = Some(Connection::new(link, peer, session));
+                self.connections[at] = Some(ServedConnection::new(link, peer, session));
                 self.turn(at, false);
             } else {
                 self.shared.open.fetch_sub(1, Ordering::Relaxed);
@@ -353,14 +353,14 @@ impl Worker {
     }
 
     /// Counts and logs the end of a connection.
-    fn tell_end(&mut self, closed: &Connection, gone: &Gone) {
+    fn tell_end(&mut self, closed: &ServedConnection, gone: &Gone) {
         let server = self.shared.host.server.0;
         let peer = closed.peer.map(tracing::field::display);
         if closed.session.is_stranger() {
             Tally::one(&self.shared.host.served.refused);
             let Some(left_out) = self.refusals.may_tell() else { return };
             match closed.session.refused() {
-                Some(entry) => tracing::warn!(server, peer, left_out, why = %entry, "refused"),
+                Some(status) => tracing::warn!(server, peer, left_out, why = %status, "refused"),
                 None => tracing::warn!(server, peer, left_out, why = %gone, "refused"),
             }
         } else if matches!(gone, Gone::Nonsense | Gone::Uncut | Gone::Silent) {
@@ -414,7 +414,7 @@ impl Refusals {
     }
 }
 
-struct Connection {
+struct ServedConnection {
     link: Link<TcpStream>,
     /// Address of the other side, as far as the system knows.
     peer: Option<SocketAddr>,
@@ -431,9 +431,9 @@ struct Connection {
     output: Output,
 }
 
-impl Connection {
+impl ServedConnection {
     fn new(link: Link<TcpStream>, peer: Option<SocketAddr>, session: Session) -> Self {
-        Connection {
+        ServedConnection {
             link,
             peer,
             session,
@@ -448,7 +448,7 @@ impl Connection {
     }
 
     /// Sends, carries out and receives until one of them has to wait; true if it did anything.
-    fn turn(&mut self, shared: &Shared, is_closed: bool) -> Result<bool, Gone> {
+    fn turn(&mut self, shared: &ServerShared, is_closed: bool) -> Result<bool, Gone> {
         let mut progress = false;
         loop {
             self.session.put_replies(&mut self.output);
@@ -486,7 +486,7 @@ impl Connection {
     }
 
     /// Carries out the received requests.
-    fn take(&mut self, shared: &Shared) -> Result<(), Gone> {
+    fn take(&mut self, shared: &ServerShared) -> Result<(), Gone> {
         let input = &self.input[self.taken..self.filled];
         self.taken += self.session.take(&shared.host, input, &mut self.output)?;
         self.is_held = self.output.unsent_bytes() > UNSENT_MAX;

@@ -25,7 +25,7 @@ use super::VerbsError;
 use super::flow::Served;
 use crate::raw::verbs::{Completions, Device, QueuePair};
 use crate::tcp::SPIN;
-use crate::tcp::call::{Answer, Called, Caller};
+use crate::tcp::call::{Called, Caller, RpcAnswer};
 
 /// Most requests of one queue pair under way.
 pub(super) const CALLS_MAX: u16 = 16;
@@ -204,12 +204,12 @@ struct Clerk {
     /// RPC slots with work.
     ready: VecDeque<(u64, Arc<RpcSlot>)>,
     message: Vec<u8>,
-    answer: Answer,
+    answer: RpcAnswer,
 }
 
 impl Clerk {
     fn new(inner: Arc<Inner>) -> Clerk {
-        Clerk { inner, ready: VecDeque::new(), message: Vec::new(), answer: Answer::default() }
+        Clerk { inner, ready: VecDeque::new(), message: Vec::new(), answer: RpcAnswer::default() }
     }
 
     fn run(mut self, mut poll: Poll) {
