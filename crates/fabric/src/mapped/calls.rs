@@ -28,8 +28,8 @@ use crate::calls::{
     Admission, Link, Outcome, Replies, Reply, Requests, check_exposed, exposed_twice, promise,
 };
 use crate::tcp::wire::{
-    ANSWER_BYTES, Entry, GREETING_BYTES, Hello, REQUEST_BYTES, Request, Status, VERSION, Verb,
-    Welcome, call_head, called, decode_answer, decode_reply, reply_head,
+    ANSWER_BYTES, GREETING_BYTES, GreetingStatus, Hello, REQUEST_BYTES, Request, Status, VERSION,
+    Verb, Welcome, call_head, called, decode_answer, decode_reply, reply_head,
 };
 use crate::{
     CallError, FabricError, GlobalAddr, Incarnation, OpError, OpErrorKind, Peer, ServerId,
@@ -368,7 +368,7 @@ fn serve(server: &Arc<SocketServer>, mut stream: UnixStream) -> io::Result<()> {
     let hello = Hello::decode(&bytes).ok_or(io::ErrorKind::InvalidData)?;
     let mut welcome = Welcome {
         version: VERSION,
-        entry: Entry::LetIn,
+        status: GreetingStatus::LetIn,
         server: hello.server,
         servers: hello.servers,
         connection: 0,
@@ -378,17 +378,17 @@ fn serve(server: &Arc<SocketServer>, mut stream: UnixStream) -> io::Result<()> {
     };
     let from = Incarnation(hello.incarnation);
     if hello.version != VERSION {
-        welcome.entry = Entry::OtherVersion;
+        welcome.status = GreetingStatus::OtherVersion;
     } else if Incarnation(hello.meant) != server.me {
-        welcome.entry = Entry::OtherServer;
+        welcome.status = GreetingStatus::OtherServer;
     } else if is_dead(&server.folder, from) {
-        welcome.entry = Entry::Fenced;
+        welcome.status = GreetingStatus::Fenced;
     }
     let signal = Arc::new(ReplySignal::default());
     let signalling = Arc::clone(&signal);
     let admission = Box::new(LivingSenders(Arc::clone(&server.folder)));
     let replies = Replies::new(admission, Arc::new(move || signalling.raise()));
-    let is_in = welcome.entry == Entry::LetIn;
+    let is_in = welcome.status == GreetingStatus::LetIn;
     if is_in {
         welcome.connection = server.count.fetch_add(1, Ordering::Relaxed) + 1;
         let mut open = server.open();
@@ -549,7 +549,7 @@ pub(super) fn greet(
     let mut bytes = [0; GREETING_BYTES];
     stream.read_exact(&mut bytes)?;
     match Welcome::decode(&bytes) {
-        Some(Welcome { version: VERSION, entry: Entry::LetIn, connection, .. }) => {
+        Some(Welcome { version: VERSION, status: GreetingStatus::LetIn, connection, .. }) => {
             stream.set_read_timeout(None)?;
             Ok((stream, connection))
         }

@@ -14,14 +14,14 @@ use crate::tcp::call::head;
 
 #[derive(Debug, Default)]
 pub(super) struct Calls {
-    unsent: VecDeque<Waiting>,
-    sent: VecDeque<Waiting>,
+    unsent: VecDeque<WaitingCall>,
+    sent: VecDeque<WaitingCall>,
     /// Time of the last probe of a silent send queue.
     probed_ns: u64,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct WaitingCall {
     slot: u32,
     /// Owns the request until it has been sent.
     hold: Option<Rc<Hold>>,
@@ -40,7 +40,7 @@ impl Calls {
     }
 
     pub(super) fn push(&mut self, slot: u32, hold: Rc<Hold>) {
-        self.unsent.push_back(Waiting { slot, hold: Some(hold), since_ns: None });
+        self.unsent.push_back(WaitingCall { slot, hold: Some(hold), since_ns: None });
     }
 
     /// Gives to `send_queue` as much as it has room for.

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use super::transport::Transport;
-use super::wire::{Answer, Outcome, Question, VERSION};
-use super::{Shared, VerbsError};
+use super::wire::{PairAnswer, PairOutcome, Question, VERSION};
+use super::{VerbsError, VerbsShared};
 use crate::post::{Carrier, Post, Stage, list, old_word};
 use crate::raw::verbs::{
     Call, Completions, Ends, Load, QueuePair, Remote, SendQueue, Size, WordsKey, registered_slab,
@@ -30,7 +30,7 @@ pub struct VerbsEndpoint {
 
 #[derive(Debug)]
 struct Thread {
-    shared: Arc<Shared>,
+    shared: Arc<VerbsShared>,
     transport: Rc<Transport>,
     completions: Arc<Completions>,
     /// Result words of atomics, one range per server.
@@ -40,8 +40,8 @@ struct Thread {
 }
 
 impl VerbsEndpoint {
-    pub(super) fn connect(shared: Arc<Shared>) -> Result<Self, FabricError> {
-        let (device, config) = (&shared.place.device, &shared.config);
+    pub(super) fn connect(shared: Arc<VerbsShared>) -> Result<Self, FabricError> {
+        let (device, config) = (&shared.card_port.device, &shared.config);
         let servers = config.tcp.servers.len() as u32;
         // Each place may complete, and flushed entries of an earlier send queue may still lie there.
         let each = shared.depth.saturating_add(shared.calls.into());
@@ -111,30 +111,34 @@ impl VerbsEndpoint {
 impl Thread {
     /// Makes a queue pair to a server, over the existing connection. 1 round trip.
     async fn connect(&self, server: ServerId) -> Result<SendQueue, FabricError> {
-        let (shared, place) = (&self.shared, &self.shared.place);
+        let (shared, card_port) = (&self.shared, &self.shared.card_port);
         let size = Size {
             depth: shared.depth,
             inline_max: shared.config.inline_max,
             messages: shared.calls,
             message_bytes: MESSAGE_BYTES_MAX,
         };
-        let mut pair = QueuePair::new(&self.completions, size, place.port, false)?;
+        let mut pair = QueuePair::new(&self.completions, size, card_port.port, false)?;
         let first = self.transport.next(server);
         SendQueue::expect_answers(&mut pair, server.0, (first, shared.calls)).map_err(
             |source| {
-                let device = place.device.name().to_owned();
+                let device = card_port.device.name().to_owned();
                 VerbsError::Failed { device, what: "post receives to a queue pair", source }
             },
         )?;
         let first_packet = self.tcp.random() as u32 & 0xff_ffff;
-        let ends =
-            Ends { queue: pair.number(), first_packet, gid: place.gid, lid: place.facts.lid };
+        let ends = Ends {
+            queue: pair.number(),
+            first_packet,
+            gid: card_port.gid,
+            lid: card_port.facts.lid,
+        };
         let question = shared.question(ends, true);
         let answer = self.tcp.ask(server, question.encode()).await;
         let answer = answer.map_err(|error| shared.not_asked(server, error.kind))?;
         let answer = shared.check_answer(server, &answer)?;
-        let flights = place.device.facts.flights_max.min(answer.answers);
-        let here = place.here(first_packet, answer.mtu.min(place.mtu), 1, flights);
+        let flights = card_port.device.facts.flights_max.min(answer.answers);
+        let here = card_port.here(first_packet, answer.mtu.min(card_port.mtu), 1, flights);
         pair.connect(&here, &answer.ends)?;
         let remote = Remote { base: answer.base, key: answer.key };
         let results = Arc::clone(&self.results[server.index()]);
@@ -156,14 +160,14 @@ impl Thread {
     }
 }
 
-impl Shared {
+impl VerbsShared {
     pub(super) fn question(&self, ends: Ends, connects: bool) -> Question {
         Question {
             version: VERSION,
             connects,
-            mtu: self.place.mtu,
-            flights: self.place.device.facts.flights_max,
-            is_ethernet: self.place.facts.is_ethernet,
+            mtu: self.card_port.mtu,
+            flights: self.card_port.device.facts.flights_max,
+            is_ethernet: self.card_port.facts.is_ethernet,
             ends,
             calls: self.calls,
         }
@@ -191,15 +195,15 @@ impl Shared {
         &self,
         server: ServerId,
         answer: &[u8],
-    ) -> Result<Answer, FabricError> {
-        let Some(answer) = Answer::decode(answer) else {
+    ) -> Result<PairAnswer, FabricError> {
+        let Some(answer) = PairAnswer::decode(answer) else {
             let why = "it does not keep to the protocol".to_owned();
             return Err(self.refused(server, Refusal::NoMemoryServer, why));
         };
-        let here = if self.place.facts.is_ethernet { "Ethernet" } else { "InfiniBand" };
+        let here = if self.card_port.facts.is_ethernet { "Ethernet" } else { "InfiniBand" };
         let (reason, why) = match answer.outcome {
-            Outcome::Done if answer.version == VERSION => return Ok(answer),
-            Outcome::Done | Outcome::OtherVersion => {
+            PairOutcome::Done if answer.version == VERSION => return Ok(answer),
+            PairOutcome::Done | PairOutcome::OtherVersion => {
                 let why = format!(
                     "it speaks version {} of verbs, this program version {VERSION}: use the same \
                      version of Farleaf on both sides",
@@ -207,12 +211,12 @@ impl Shared {
                 );
                 (Refusal::OtherVersion, why)
             }
-            Outcome::OtherNetwork => {
+            PairOutcome::OtherNetwork => {
                 let why =
                     format!("its card is on another kind of network than {here}, as it is here");
                 (Refusal::NoWay, why)
             }
-            Outcome::NoQueuePair => {
+            PairOutcome::NoQueuePair => {
                 let why = "it cannot make a queue pair: its card has no more, or cannot reach this \
                            one's address";
                 (Refusal::NoWay, why.to_owned())

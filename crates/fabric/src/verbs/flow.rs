@@ -9,17 +9,17 @@ use std::collections::VecDeque;
 /// - **VERBS-11** One of the granted places is in use from when a request is put into it until that has been
 ///   sent and answered.
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(crate) struct ClientFlow {
     granted: u64,
     put: u64,
     sent: u64,
     answered: u64,
 }
 
-impl Asked {
+impl ClientFlow {
     /// At most `granted` under way.
-    pub(crate) fn new(granted: u16) -> Asked {
-        Asked { granted: granted.into(), put: 0, sent: 0, answered: 0 }
+    pub(crate) fn new(granted: u16) -> ClientFlow {
+        ClientFlow { granted: granted.into(), put: 0, sent: 0, answered: 0 }
     }
 
     /// Returns whether any request may be under way.
@@ -70,7 +70,7 @@ impl Asked {
 /// - **VERBS-12** A request is carried out only when the place of its answer has nothing in it that is being
 ///   sent. There are as many places as requests may be under way.
 #[derive(Debug)]
-pub(crate) struct Served {
+pub(crate) struct ServerFlow {
     places: u64,
     /// Bytes of requests that have arrived and wait.
     waiting: VecDeque<u32>,
@@ -78,11 +78,11 @@ pub(crate) struct Served {
     sent: u64,
 }
 
-impl Served {
+impl ServerFlow {
     /// Of as many places each way.
-    pub(crate) fn new(places: u16) -> Served {
+    pub(crate) fn new(places: u16) -> ServerFlow {
         let waiting = VecDeque::with_capacity(places.into());
-        Served { places: places.into(), waiting, answered: 0, sent: 0 }
+        ServerFlow { places: places.into(), waiting, answered: 0, sent: 0 }
     }
 
     /// A request of so many bytes has arrived.
@@ -167,7 +167,7 @@ mod tests {
             let mut rng = fastrand::Rng::with_seed(seed);
             let places = rng.u16(1..=5);
             let granted = rng.u16(1..=places);
-            let (mut asked, mut served) = (Asked::new(granted), Served::new(granted));
+            let (mut asked, mut served) = (ClientFlow::new(granted), ServerFlow::new(granted));
             let of = |receives: u16| Wire { receives: receives.into(), ..Wire::default() };
             // Each end has posted as many as it has places.
             let (mut there, mut back) = (of(granted), of(places));
@@ -207,8 +207,8 @@ mod tests {
 
     #[test]
     fn without_places_nothing_is_sent() {
-        let asked = Asked::new(0);
+        let asked = ClientFlow::new(0);
         assert!(!asked.is_granted() && !asked.has_room());
-        assert!(Asked::new(1).has_room());
+        assert!(ClientFlow::new(1).has_room());
     }
 }

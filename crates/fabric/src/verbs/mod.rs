@@ -39,10 +39,10 @@
 )]
 
 mod calls;
+mod card_port;
 mod endpoint;
 mod error;
 mod flow;
-mod place;
 mod posts;
 mod rpc_server;
 mod self_test;
@@ -53,10 +53,10 @@ mod wire;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+pub use card_port::CardConfig;
 pub use endpoint::VerbsEndpoint;
 pub use error::VerbsError;
-pub(crate) use flow::Asked;
-pub use place::CardConfig;
+pub(crate) use flow::ClientFlow;
 pub use server::VerbsServer;
 
 use crate::raw::verbs::{Ends, device_names};
@@ -65,7 +65,7 @@ use crate::{
     Capabilities, Counters, Fabric, FabricError, Incarnation, ListenConfig, Peer, ServerId,
     Service, ServiceId,
 };
-use place::Place;
+use card_port::CardPort;
 
 /// Memory servers of a pool, the card that reaches them, and settings.
 #[derive(Clone, Debug)]
@@ -82,7 +82,7 @@ pub struct VerbsConfig {
     /// WRITEs and messages up to so many bytes travel in the request itself, if the card can.
     pub inline_max: u32,
     /// RPCs that a thread may have under way at each server by the card, at most 16; more wait. With 0, or if
-    /// a server has no place for them, all RPCs go by the connection.
+    /// a server has no slot for them, all RPCs go by the connection.
     pub calls: u16,
 }
 
@@ -111,19 +111,19 @@ pub fn devices() -> Result<Vec<String>, VerbsError> {
 /// Memory servers that one compute server reaches by RDMA. Clones share it; when the last one, and the
 /// last endpoint, is dropped, the compute server says goodbye and counts as dead.
 #[derive(Clone, Debug)]
-pub struct Verbs(Arc<Shared>);
+pub struct Verbs(Arc<VerbsShared>);
 
 /// State that the endpoints of a process share.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct VerbsShared {
     tcp: Tcp,
     config: VerbsConfig,
-    place: Place,
+    card_port: CardPort,
     region_bytes: Vec<u64>,
     capabilities: Capabilities,
     /// Work requests that a queue pair may have outstanding.
     depth: u32,
-    /// RPCs that it may have under way, if a server has a place for them.
+    /// RPCs that it may have under way, if a server has a slot for them.
     calls: u16,
 }
 
@@ -137,13 +137,13 @@ impl Verbs {
             let why = "a depth and a length of lists of at least 1 are needed".to_owned();
             return Err(VerbsError::Config(why).into());
         }
-        let place = Place::open(&config.card)?;
-        let own = self_test::run(&place)?;
+        let card_port = CardPort::open(&config.card)?;
+        let own = self_test::run(&card_port)?;
         let tcp = Tcp::connect_for(config.tcp.clone(), true)?;
         let region_bytes = tcp.region_bytes().to_vec();
         // A completion queue that overflows is broken for good. So it has room for all possible completions,
         // and for flushed ones of queue pairs that are gone.
-        let facts = &place.device.facts;
+        let facts = &card_port.device.facts;
         let share = facts.completions_max / (2 * config.tcp.servers.len() as u32);
         let calls = config.calls.min(rpc_server::CALLS_MAX);
         let room = share.saturating_sub(calls.into());
@@ -156,10 +156,11 @@ impl Verbs {
             needs_target_progress: false,
             ..Capabilities::NONE
         };
-        let mut shared = Shared { tcp, config, place, region_bytes, capabilities, depth, calls };
+        let mut shared =
+            VerbsShared { tcp, config, card_port, region_bytes, capabilities, depth, calls };
         for server in 0..shared.config.tcp.servers.len() {
             let server = ServerId(server as u16);
-            let here = &shared.place;
+            let here = &shared.card_port;
             let ends = Ends { queue: 0, first_packet: 0, gid: here.gid, lid: here.facts.lid };
             let question = shared.question(ends, false).encode();
             let answer = ask_once(&shared.tcp, server, &question)?
@@ -179,7 +180,7 @@ impl Verbs {
 
     /// The card, port, GID index and largest packet of this side.
     pub fn place(&self) -> String {
-        self.0.place.to_string()
+        self.0.card_port.to_string()
     }
 }
 

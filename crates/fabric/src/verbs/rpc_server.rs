@@ -22,7 +22,7 @@ use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
 
 use super::VerbsError;
-use super::flow::Served;
+use super::flow::ServerFlow;
 use crate::raw::verbs::{Completions, Device, QueuePair};
 use crate::tcp::SPIN;
 use crate::tcp::call::{Called, Caller, RpcAnswer};
@@ -30,9 +30,9 @@ use crate::tcp::call::{Called, Caller, RpcAnswer};
 /// Most requests of one queue pair under way.
 pub(super) const CALLS_MAX: u16 = 16;
 /// RPC slots per thread. RPCs of further queue pairs come by their connections.
-const SEATS_MAX: u32 = 1_024;
+const SLOTS_MAX: u32 = 1_024;
 /// Completions of an RPC slot that may lie in the queue: of its receives, and of its answers.
-const OF_SEAT: u32 = 2 * CALLS_MAX as u32;
+const COMPLETIONS_PER_SLOT: u32 = 2 * CALLS_MAX as u32;
 /// Time after which it checks again whether a gate is free.
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -45,7 +45,7 @@ pub(super) struct RpcServer {
 struct Inner {
     completions: Arc<Completions>,
     rpc_slots: Mutex<BTreeMap<u64, Arc<RpcSlot>>>,
-    seats_max: usize,
+    slots_max: usize,
     /// RPC slots in use, abandoned ones included whose completions may still come (VERBS-9).
     taken: AtomicUsize,
     /// RPC slots abandoned since the thread last looked.
@@ -58,12 +58,12 @@ struct Inner {
 /// A queue pair, and the connection in whose name its requests are carried out.
 pub(super) struct RpcSlot {
     caller: Caller,
-    station: Mutex<Station>,
+    state: Mutex<RpcSlotState>,
 }
 
-struct Station {
+struct RpcSlotState {
     pair: QueuePair,
-    requests: Served,
+    requests: ServerFlow,
     /// It stands in the thread's list.
     is_listed: bool,
     /// The thread takes no more requests from it.
@@ -71,7 +71,7 @@ struct Station {
 }
 
 /// A reserved RPC slot. Given back when it is dropped.
-pub(super) struct Place {
+pub(super) struct Reservation {
     inner: Arc<Inner>,
     number: u64,
 }
@@ -84,7 +84,7 @@ impl RpcServer {
             what: "watch completions",
             source,
         };
-        let entries = (SEATS_MAX * OF_SEAT).min(device.facts.completions_max);
+        let entries = (SLOTS_MAX * COMPLETIONS_PER_SLOT).min(device.facts.completions_max);
         let completions = Completions::new(device, entries)?;
         let poll = Poll::new().map_err(failed)?;
         let fd = completions.as_fd().as_raw_fd();
@@ -94,7 +94,7 @@ impl RpcServer {
         let inner = Arc::new(Inner {
             completions,
             rpc_slots: Mutex::default(),
-            seats_max: (entries / OF_SEAT) as usize,
+            slots_max: (entries / COMPLETIONS_PER_SLOT) as usize,
             taken: AtomicUsize::new(0),
             left: AtomicUsize::new(0),
             next: AtomicU64::new(0),
@@ -104,7 +104,7 @@ impl RpcServer {
         let own = Arc::clone(&inner);
         let thread = thread::Builder::new()
             .name(format!("farleaf-card-{number}"))
-            .spawn(move || Clerk::new(own).run(poll))
+            .spawn(move || RpcWorker::new(own).run(poll))
             .map_err(failed)?;
         Ok(RpcServer { inner, thread: Some(thread) })
     }
@@ -115,11 +115,11 @@ impl RpcServer {
     }
 
     /// Reserves an RPC slot for one more queue pair, if there is one.
-    pub(super) fn place(&self) -> Option<Place> {
-        let more = |taken| (taken < self.inner.seats_max).then_some(taken + 1);
+    pub(super) fn reserve(&self) -> Option<Reservation> {
+        let more = |taken| (taken < self.inner.slots_max).then_some(taken + 1);
         self.inner.taken.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).ok()?;
         let number = self.inner.next.fetch_add(1, Ordering::Relaxed);
-        Some(Place { inner: Arc::clone(&self.inner), number })
+        Some(Reservation { inner: Arc::clone(&self.inner), number })
     }
 }
 
@@ -137,7 +137,7 @@ impl Drop for RpcServer {
     }
 }
 
-impl Place {
+impl Reservation {
     /// Posts the receives of a pair that is not connected.
     ///
     /// # Errors
@@ -147,12 +147,12 @@ impl Place {
     }
 
     /// From here on the thread answers the requests that come to `rpc_slot`.
-    pub(super) fn sit(&self, rpc_slot: &Arc<RpcSlot>) {
+    pub(super) fn attach(&self, rpc_slot: &Arc<RpcSlot>) {
         self.inner.rpc_slots().insert(self.number, Arc::clone(rpc_slot));
     }
 }
 
-impl Drop for Place {
+impl Drop for Reservation {
     /// The caller has destroyed the queue pair, or never connected it.
     fn drop(&mut self) {
         let rpc_slot = self.inner.rpc_slots().remove(&self.number);
@@ -172,18 +172,18 @@ impl Inner {
 impl RpcSlot {
     /// The slot of a pair that may have `calls` requests under way.
     pub(super) fn new(pair: QueuePair, caller: Caller, calls: u16) -> Arc<RpcSlot> {
-        let requests = Served::new(calls);
-        let station = Station { pair, requests, is_listed: false, is_broken: false };
-        Arc::new(RpcSlot { caller, station: Mutex::new(station) })
+        let requests = ServerFlow::new(calls);
+        let state = RpcSlotState { pair, requests, is_listed: false, is_broken: false };
+        Arc::new(RpcSlot { caller, state: Mutex::new(state) })
     }
 
-    fn station(&self) -> MutexGuard<'_, Station> {
-        self.station.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, RpcSlotState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Cuts its queue pair; see [`QueuePair::cut`].
     pub(super) fn cut(&self) -> io::Result<()> {
-        self.station().pair.cut()
+        self.state().pair.cut()
     }
 }
 
@@ -199,7 +199,7 @@ enum Turn {
 }
 
 /// The thread itself.
-struct Clerk {
+struct RpcWorker {
     inner: Arc<Inner>,
     /// RPC slots with work.
     ready: VecDeque<(u64, Arc<RpcSlot>)>,
@@ -207,9 +207,14 @@ struct Clerk {
     answer: RpcAnswer,
 }
 
-impl Clerk {
-    fn new(inner: Arc<Inner>) -> Clerk {
-        Clerk { inner, ready: VecDeque::new(), message: Vec::new(), answer: RpcAnswer::default() }
+impl RpcWorker {
+    fn new(inner: Arc<Inner>) -> RpcWorker {
+        RpcWorker {
+            inner,
+            ready: VecDeque::new(),
+            message: Vec::new(),
+            answer: RpcAnswer::default(),
+        }
     }
 
     fn run(mut self, mut poll: Poll) {
@@ -249,8 +254,8 @@ impl Clerk {
         let count = self.inner.completions.poll(|completion| {
             // A flushed entry of an abandoned slot.
             let Some(rpc_slot) = rpc_slots.get(&completion.number) else { return };
-            let mut station = rpc_slot.station();
-            if station.completed(completion.is_done, completion.received) {
+            let mut state = rpc_slot.state();
+            if state.completed(completion.is_done, completion.received) {
                 ready.push_back((completion.number, Arc::clone(rpc_slot)));
             }
         });
@@ -275,34 +280,34 @@ impl Clerk {
     }
 
     fn turn(&mut self, number: u64, rpc_slot: &RpcSlot) -> Turn {
-        let mut station = rpc_slot.station();
-        if !station.next(&mut self.message) {
-            station.is_listed = false;
+        let mut state = rpc_slot.state();
+        if !state.next(&mut self.message) {
+            state.is_listed = false;
             return Turn::Idle;
         }
         // Not while a handler runs.
-        drop(station);
+        drop(state);
         match rpc_slot.caller.call(&self.message, &mut self.answer) {
             Called::Later => return Turn::Later,
             Called::Done => {
-                let mut station = rpc_slot.station();
-                if station.answer(number, self.answer.bytes()).is_err() {
-                    station.is_broken = true;
+                let mut state = rpc_slot.state();
+                if state.answer(number, self.answer.bytes()).is_err() {
+                    state.is_broken = true;
                 }
             }
-            Called::Shut => rpc_slot.station().is_broken = true,
+            Called::Shut => rpc_slot.state().is_broken = true,
             Called::Malformed => {
                 tracing::warn!("what came by the card is not of this protocol: queue pair stopped");
-                let mut station = rpc_slot.station();
-                station.is_broken = true;
-                station.pair.stop();
+                let mut state = rpc_slot.state();
+                state.is_broken = true;
+                state.pair.stop();
             }
         }
         Turn::Done
     }
 }
 
-impl Station {
+impl RpcSlotState {
     /// Notes a completion; returns whether to list the slot from now on.
     fn completed(&mut self, is_done: bool, received: Option<u32>) -> bool {
         match received {

@@ -41,7 +41,7 @@ pub(super) struct Question {
 /// Outcome of a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Outcome {
+pub(super) enum PairOutcome {
     Done = 0,
     OtherVersion = 1,
     /// One side is on Ethernet, the other on InfiniBand.
@@ -52,9 +52,9 @@ pub(super) enum Outcome {
 
 /// Answer of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Answer {
+pub(super) struct PairAnswer {
     pub(super) version: u32,
-    pub(super) outcome: Outcome,
+    pub(super) outcome: PairOutcome,
     pub(super) mtu: u8,
     pub(super) answers: u8,
     pub(super) is_ethernet: bool,
@@ -99,7 +99,7 @@ impl Question {
     }
 }
 
-impl Answer {
+impl PairAnswer {
     pub(super) fn encode(self) -> Vec<u8> {
         let mut bytes = vec![0; BYTES];
         bytes[..4].copy_from_slice(&self.version.to_le_bytes());
@@ -118,13 +118,13 @@ impl Answer {
     }
 
     /// `None` if it is no answer.
-    pub(super) fn decode(bytes: &[u8]) -> Option<Answer> {
-        use Outcome::{Done, NoQueuePair, OtherNetwork, OtherVersion};
+    pub(super) fn decode(bytes: &[u8]) -> Option<PairAnswer> {
+        use PairOutcome::{Done, NoQueuePair, OtherNetwork, OtherVersion};
         let bytes: &[u8; BYTES] = bytes.try_into().ok()?;
         let outcomes = [Done, OtherVersion, OtherNetwork, NoQueuePair];
         let mut base = [0; 8];
         base.copy_from_slice(&bytes[48..56]);
-        let answer = Answer {
+        let answer = PairAnswer {
             version: u32_at(bytes, 0),
             outcome: outcomes.into_iter().find(|outcome| *outcome as u8 == bytes[4])?,
             mtu: bytes[5],
@@ -186,9 +186,9 @@ mod tests {
             calls: 0x1234,
         };
         assert_eq!(Question::decode(&question.encode()), Some(question));
-        let answer = Answer {
+        let answer = PairAnswer {
             version: VERSION,
-            outcome: Outcome::NoQueuePair,
+            outcome: PairOutcome::NoQueuePair,
             mtu: 3,
             answers: 128,
             is_ethernet: false,
@@ -199,7 +199,7 @@ mod tests {
             key: 0x8765_4321,
             base: 0x7fff_1234_5678_9000,
         };
-        assert_eq!(Answer::decode(&answer.encode()), Some(answer));
+        assert_eq!(PairAnswer::decode(&answer.encode()), Some(answer));
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Message memory: holds the receive and send places of one queue pair's messages.
 //!
-//! - **INV-MAIL-1** The memory is registered and lives as long as its queue pair, so that a posted
+//! - **INV-MESSAGE-1** The memory is registered and lives as long as its queue pair, so that a posted
 //!   message may land at any time before the pair is destroyed.
-//! - **INV-MAIL-2** Message `n` has place `n` modulo their number, on either side. The user of a place
+//! - **INV-MESSAGE-2** Message `n` has place `n` modulo their number, on either side. The user of a place
 //!   knows that the place's last message has gone.
 
 use std::io;

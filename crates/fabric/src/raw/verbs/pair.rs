@@ -63,7 +63,7 @@ pub(crate) struct QueuePair {
     number: u32,
     inline_max: u32,
     completions: Arc<Completions>,
-    /// Freed after the queue pair (INV-MAIL-1).
+    /// Freed after the queue pair (INV-MESSAGE-1).
     messages: Option<Messages>,
 }
 
@@ -192,7 +192,7 @@ impl QueuePair {
         let mut request = ibv_recv_wr { wr_id, next, sg_list: &mut place, num_sge: 1 };
         let mut bad = ptr::null_mut();
         // SAFETY: the pair is there. The place consists of words that stay until the pair is destroyed
-        // (INV-MAIL-1), and the library copies the request.
+        // (INV-MESSAGE-1), and the library copies the request.
         let code = unsafe {
             let context = (*qp.as_ptr()).context;
             ((*context).ops.post_recv)(qp.as_ptr(), &mut request, &mut bad)
@@ -232,7 +232,7 @@ impl QueuePair {
         let sg_list = &mut place;
         let mut request = ibv_send_wr { wr_id: tag, sg_list, opcode, send_flags, wr, ..BLANK };
         // SAFETY: a list of one, whose place consists of words that stay until the pair is destroyed
-        // (INV-MAIL-1); the library copies the rest.
+        // (INV-MESSAGE-1); the library copies the rest.
         unsafe { self.post(&mut request) }
     }
 

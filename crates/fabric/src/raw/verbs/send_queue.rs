@@ -1,9 +1,9 @@
 //! Send queue: the sending side of a queue pair, with its work requests in flight.
 //!
-//! - **INV-LANE-1** At most `depth` work requests are outstanding, unsignalled ones included: a place
+//! - **INV-SEND-1** At most `depth` work requests are outstanding, unsignalled ones included: a place
 //!   is free again when a signalled completion at or behind it has been taken.
-//! - **INV-LANE-2** Work request `n` has the result word `n % depth` for itself while it is outstanding.
-//! - **INV-LANE-3** There are never more messages without an answer than were granted (VERBS-11), and an
+//! - **INV-SEND-2** Work request `n` has the result word `n % depth` for itself while it is outstanding.
+//! - **INV-SEND-3** There are never more messages without an answer than were granted (VERBS-11), and an
 //!   answer's receive is posted again before it counts as come. So neither end ever gets a message for
 //!   which it has posted no receive.
 
@@ -19,7 +19,7 @@ use super::ffi::{self, ibv_send_wr, ibv_sge, ibv_wr, ibv_wr_atomic, ibv_wr_rdma}
 use super::hold::Hold;
 use super::pair::{BLANK, Form, QueuePair};
 use crate::Op;
-use crate::verbs::Asked;
+use crate::verbs::ClientFlow;
 
 /// Work requests in a row of which one at least is signalled.
 const SIGNAL_EVERY: usize = 16;
@@ -46,7 +46,7 @@ pub(crate) struct Work {
 
 /// An outstanding work request.
 #[derive(Debug)]
-enum Entry {
+enum Outstanding {
     /// A READ or a WRITE.
     Op(Work),
     Atomic(Work),
@@ -66,12 +66,12 @@ pub(crate) struct SendQueue {
     remote: Remote,
     /// Results of atomics, `depth` of them from the first on.
     results: Arc<WordsKey>,
-    ring: VecDeque<Entry>,
+    ring: VecDeque<Outstanding>,
     /// The number of the first work request, and of the first receive.
     first: u64,
     /// The number of the next work request.
     next: u64,
-    asked: Asked,
+    asked: ClientFlow,
     /// Bytes of messages that were put into their places and not posted.
     unposted: VecDeque<u32>,
     /// The next post tests whether the other end is still there.
@@ -114,7 +114,7 @@ impl SendQueue {
             ring: VecDeque::with_capacity(depth),
             first,
             next: first,
-            asked: Asked::new(granted),
+            asked: ClientFlow::new(granted),
             unposted: VecDeque::new(),
             probes: false,
             listed: 0,
@@ -234,7 +234,10 @@ impl SendQueue {
             let count = self.ready(backlog, room - self.listed);
             for work in backlog.drain(..count) {
                 let (form, is_atomic) = self.form(&work);
-                self.add(form, if is_atomic { Entry::Atomic(work) } else { Entry::Op(work) });
+                self.add(
+                    form,
+                    if is_atomic { Outstanding::Atomic(work) } else { Outstanding::Op(work) },
+                );
             }
             if self.listed == 0 {
                 return Ok(all);
@@ -246,7 +249,7 @@ impl SendQueue {
 
     /// Adds to the list in assembly.
     #[inline(always)]
-    fn add(&mut self, Form { opcode, send_flags, wr, place }: Form, entry: Entry) {
+    fn add(&mut self, Form { opcode, send_flags, wr, place }: Form, entry: Outstanding) {
         let request = &mut self.requests[self.listed];
         request.wr_id = tag(self.index, self.next);
         (request.opcode, request.send_flags, request.wr) = (opcode, send_flags, wr);
@@ -260,10 +263,10 @@ impl SendQueue {
     }
 
     /// The next work request that comes from no backlog.
-    fn own(&mut self) -> io::Result<Option<(Form, Entry)>> {
+    fn own(&mut self) -> io::Result<Option<(Form, Outstanding)>> {
         if let Some(bytes) = self.unposted.pop_front() {
             let number = self.asked.all() - 1 - self.unposted.len() as u64;
-            return Ok(Some((self.pair.message(number, bytes)?, Entry::Message)));
+            return Ok(Some((self.pair.message(number, bytes)?, Outstanding::Message)));
         }
         if !std::mem::take(&mut self.probes) {
             return Ok(None);
@@ -271,10 +274,10 @@ impl SendQueue {
         let rdma = ibv_wr_rdma { remote_addr: self.remote.base, rkey: self.remote.key };
         let (wr, place) = (ibv_wr { rdma }, self.result_place());
         let form = Form { opcode: ffi::IBV_WR_RDMA_READ, send_flags: 0, wr, place };
-        Ok(Some((form, Entry::Probe)))
+        Ok(Some((form, Outstanding::Probe)))
     }
 
-    /// Place for the result of the next work request (INV-LANE-2).
+    /// Place for the result of the next work request (INV-SEND-2).
     fn result_place(&self) -> ibv_sge {
         let addr = self.results.base() + self.result() as u64 * 8;
         ibv_sge { addr, length: 8, lkey: self.results.local() }
@@ -313,7 +316,7 @@ impl SendQueue {
         self.posted.0 += 1;
         self.posted.1 += self.listed as u64;
         // SAFETY: the list is whole; its buffers are owned by the ring until they have completed or the
-        // pair is destroyed (INV-HOLD-1), or are words that stay as long (INV-MAIL-1, and the results).
+        // pair is destroyed (INV-HOLD-1), or are words that stay as long (INV-MESSAGE-1, and the results).
         unsafe { self.pair.post(next) }
     }
 
@@ -371,19 +374,19 @@ impl SendQueue {
         while number <= count
             && let Some(entry) = self.ring.pop_front()
         {
-            if let Entry::Atomic(work) = &entry {
+            if let Outstanding::Atomic(work) = &entry {
                 let result = number as usize % self.depth;
                 let found = self.results.words().as_slice()[result].load(Ordering::Acquire);
                 work.hold.set_old(work.part, found);
             }
             match entry {
-                Entry::Op(work) | Entry::Atomic(work) => {
+                Outstanding::Op(work) | Outstanding::Atomic(work) => {
                     let slot = work.slot;
                     drop(work);
                     done(slot);
                 }
-                Entry::Message => self.asked.sent(),
-                Entry::Probe => {}
+                Outstanding::Message => self.asked.sent(),
+                Outstanding::Probe => {}
             }
             number += 1;
         }
@@ -399,7 +402,7 @@ impl SendQueue {
     pub(crate) fn cut(&mut self, mut lost: impl FnMut(u32)) {
         let cut = self.pair.cut();
         for entry in self.ring.drain(..) {
-            let (Entry::Op(work) | Entry::Atomic(work)) = entry else { continue };
+            let (Outstanding::Op(work) | Outstanding::Atomic(work)) = entry else { continue };
             let slot = work.slot;
             if cut.is_err() {
                 // A card that could not be stopped may still write there.

@@ -30,7 +30,7 @@ pub struct CardConfig {
 
 /// An open card, with the chosen port and address.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct CardPort {
     pub(super) device: Arc<Device>,
     pub(super) port: u8,
     pub(super) facts: PortFacts,
@@ -40,16 +40,16 @@ pub(super) struct Place {
     pub(super) mtu: u8,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for CardPort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, mtu) = (self.device.name(), 128 << self.mtu);
         write!(f, "{name} port {} GID index {} MTU {mtu}", self.port, self.gid_index)
     }
 }
 
-impl Place {
+impl CardPort {
     /// Opens the card that `config` describes.
-    pub(super) fn open(config: &CardConfig) -> Result<Place, VerbsError> {
+    pub(super) fn open(config: &CardConfig) -> Result<CardPort, VerbsError> {
         let mtu_max = match config.mtu {
             None => u8::MAX,
             Some(bytes) => mtu_number(bytes)?,
@@ -60,16 +60,17 @@ impl Place {
         };
         let mut first_error = None;
         for name in names {
-            let place = Device::open(&name).and_then(|device| Self::on(device, config, mtu_max));
-            match place {
-                Ok(place) => return Ok(place),
+            let card_port =
+                Device::open(&name).and_then(|device| Self::on(device, config, mtu_max));
+            match card_port {
+                Ok(card_port) => return Ok(card_port),
                 Err(error) => _ = first_error.get_or_insert(error),
             }
         }
         Err(first_error.unwrap_or(VerbsError::NoDevice { wanted: None, found: Vec::new() }))
     }
 
-    fn on(device: Arc<Device>, config: &CardConfig, mtu_max: u8) -> Result<Place, VerbsError> {
+    fn on(device: Arc<Device>, config: &CardConfig, mtu_max: u8) -> Result<CardPort, VerbsError> {
         let port = match config.port {
             Some(port) => port,
             None => (1..=PORTS)
@@ -101,7 +102,7 @@ impl Place {
             index: gid_index.into(),
             entries: facts.gid_entries,
         })?;
-        Ok(Place { mtu: facts.mtu.min(mtu_max), device, port, facts, gid_index, gid })
+        Ok(CardPort { mtu: facts.mtu.min(mtu_max), device, port, facts, gid_index, gid })
     }
 }
 
