@@ -83,13 +83,13 @@ struct Round<'a> {
 
 #[derive(Default)]
 struct Table {
-    blocks: Vec<Rc<[Place; BLOCK]>>,
+    blocks: Vec<Rc<[TaskSlot; BLOCK]>>,
     free: Vec<u32>,
     live: usize,
 }
 
 /// The slot of one task, and of another after it.
-struct Place {
+struct TaskSlot {
     future: RefCell<Option<Task>>,
     origin: Arc<Origin>,
     /// Waker of that origin.
@@ -149,23 +149,23 @@ impl Tasks {
         if table.free.is_empty() {
             self.add_block(&mut table);
         }
-        let number = table.free.pop().expect("a block has places");
+        let number = table.free.pop().expect("a block has slots");
         table.live += 1;
-        table.place(number).future.replace(Some(Box::pin(task)));
+        table.slot(number).future.replace(Some(Box::pin(task)));
         drop(table);
         self.ready.push(number);
     }
 
     fn add_block(&self, table: &mut Table) {
         let first = (table.blocks.len() * BLOCK) as u32;
-        let place = |at| {
+        let slot = |at| {
             let number = first + at as u32;
             let (queue, asked) = (Arc::clone(&self.ready.queue), Asked::default());
             let origin = Arc::new(Origin { queue, number, asked });
             let waker = Waker::from(Arc::clone(&origin));
-            Place { future: RefCell::default(), origin, waker }
+            TaskSlot { future: RefCell::default(), origin, waker }
         };
-        table.blocks.push(Rc::new(std::array::from_fn(place)));
+        table.blocks.push(Rc::new(std::array::from_fn(slot)));
         // The first of them is the next.
         table.free.extend((first..first + BLOCK as u32).rev());
         self.ready.lists.borrow_mut().listed.resize(table.blocks.len() * BLOCK, false);
@@ -188,11 +188,11 @@ impl Tasks {
             for _ in 0..PART.min(count - ran) {
                 let Some(number) = round.next() else { break };
                 let at = number as usize / BLOCK;
-                let places = match &block {
-                    Some((last, places)) if *last == at => places,
+                let slots = match &block {
+                    Some((last, slots)) if *last == at => slots,
                     _ => &block.insert((at, Rc::clone(&self.table.borrow().blocks[at]))).1,
                 };
-                self.poll(number, &places[number as usize % BLOCK]);
+                self.poll(number, &slots[number as usize % BLOCK]);
             }
         }
         count > 0
@@ -207,14 +207,14 @@ impl Tasks {
         self.ready.queue.take(&mut asked);
         let table = self.table.borrow();
         for number in asked.drain(..) {
-            table.place(number).origin.asked.take();
+            table.slot(number).origin.asked.take();
             self.ready.push(number);
         }
         self.asked.set(asked);
     }
 
     #[inline(always)]
-    fn poll(&self, number: u32, Place { future, waker, .. }: &Place) {
+    fn poll(&self, number: u32, TaskSlot { future, waker, .. }: &TaskSlot) {
         let ending = Ending { tasks: self, future, number };
         let is_pending = match &mut *future.borrow_mut() {
             Some(task) => {
@@ -231,7 +231,7 @@ impl Tasks {
 
     #[cold]
     fn end(&self, future: &RefCell<Option<Task>>, number: u32) {
-        // Futures that drop with it may spawn others; these get no place that is not free yet.
+        // Futures that drop with it may spawn others; these get no slot that is not free yet.
         drop(future.take());
         let mut table = self.table.borrow_mut();
         table.live -= 1;
@@ -257,7 +257,7 @@ impl Tasks {
 }
 
 impl Table {
-    fn place(&self, number: u32) -> &Place {
+    fn slot(&self, number: u32) -> &TaskSlot {
         &self.blocks[number as usize / BLOCK][number as usize % BLOCK]
     }
 }

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll};
 
-use super::Shared;
+use super::MappedShared;
 use super::calls::replace;
 use crate::raw::SlabRef;
 use crate::{
@@ -23,7 +23,7 @@ pub struct MappedEndpoint {
 
 #[derive(Debug)]
 struct Thread {
-    shared: Arc<Shared>,
+    shared: Arc<MappedShared>,
     counters: Arc<Counters>,
     slab: SlabRef,
     executor: Executor,
@@ -34,7 +34,7 @@ struct Thread {
 
 impl MappedEndpoint {
     pub(super) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<MappedShared>,
         counters: Arc<Counters>,
         seed: u64,
         number: u64,

@@ -37,9 +37,9 @@ pub const REGION_BYTES_MIN: u64 = 64 << 10;
 
 /// Memory servers mapped into this process. Clones share them.
 #[derive(Clone, Debug)]
-pub struct Mapped(Arc<Shared>);
+pub struct Mapped(Arc<MappedShared>);
 
-pub(crate) struct Shared {
+pub(crate) struct MappedShared {
     regions: Arc<[Words]>,
     incarnation: Incarnation,
     standing: Standing,
@@ -145,7 +145,7 @@ impl Mapped {
         services: Services,
     ) -> Self {
         let (regions, counters, calls) = (regions.into(), Mutex::default(), MappedCalls::default());
-        Mapped(Arc::new(Shared { regions, incarnation, standing, services, counters, calls }))
+        Mapped(Arc::new(MappedShared { regions, incarnation, standing, services, counters, calls }))
     }
 }
 
@@ -208,7 +208,7 @@ impl Process {
     }
 }
 
-impl Shared {
+impl MappedShared {
     /// Folder of the pool's files, if it has some.
     fn folder(&self) -> Option<&Arc<Path>> {
         match &self.standing {
@@ -267,7 +267,7 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for MappedShared {
     fn drop(&mut self) {
         self.calls.end();
         if let Standing::Process(process) = &self.standing {
@@ -277,7 +277,7 @@ impl Drop for Shared {
     }
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for MappedShared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} memory servers", self.regions.len())?;
         match &self.standing {

@@ -25,7 +25,7 @@ use super::crash;
 use super::fate::{Fate, Lost};
 use super::machine::Machine;
 use super::nic::Load;
-use super::slots::{Payload, Poster, State, Wake};
+use super::slots::{Payload, Poster, SlotState, Wake};
 use super::{Inner, Sim, SimEndpoint, SimFabric};
 use crate::calls::{Responder, UNDER_WAY_MAX, check_exposed, exposed_twice};
 use crate::{
@@ -346,7 +346,8 @@ impl Machine {
                 self.next_step(id, Step::Done, through);
             }
             Step::Done => {
-                let is_short = self.crashes.fate(message.reply_serial, 0) != crash::Fate::Happens;
+                let is_short =
+                    self.crashes.fate(message.reply_serial, 0) != crash::PlannedFate::Happens;
                 if is_short {
                     return self.lose_message(id);
                 }
@@ -375,7 +376,7 @@ impl Machine {
     fn come(&mut self, id: u32) {
         let Some(message) = self.calls.list.get(&id) else { return };
         let (to, serial, from) = (message.to, message.serial, message.from);
-        let is_short = self.crashes.fate(serial, 0) != crash::Fate::Happens;
+        let is_short = self.crashes.fate(serial, 0) != crash::PlannedFate::Happens;
         if message.is_stopped || is_short || self.lives[to as usize].dead {
             return self.lose_message(id);
         }
@@ -493,7 +494,7 @@ impl Machine {
     /// Returns whether the post of a message still waits for its outcome.
     fn waits_for(&self, index: u32, serial: u64) -> bool {
         let slot = &self.slots[index];
-        slot.serial == serial && slot.state == State::Flying && slot.missing > 0
+        slot.serial == serial && slot.state == SlotState::Flying && slot.missing > 0
     }
 
     /// The answer has come to the sender.
@@ -555,7 +556,7 @@ impl Machine {
 
     /// A timer fires: nobody knows what became of the message.
     pub(super) fn time_out_message(&mut self, index: u32) {
-        if self.slots[index].state == State::Flying && self.slots[index].missing > 0 {
+        if self.slots[index].state == SlotState::Flying && self.slots[index].missing > 0 {
             let told = if Canary::LostIsNotBegun.is_armed() {
                 CallError::NotBegun
             } else {

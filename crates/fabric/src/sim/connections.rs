@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::machine::Machine;
-use super::slots::{Payload, Poster, State};
+use super::slots::{Payload, Poster, SlotState};
 use crate::ServerId;
 
 /// Life, thread and destination of a connection.
@@ -20,13 +20,13 @@ pub(super) type Key = (u32, u32, ServerId);
 pub(super) struct Connections {
     depth: usize,
     /// Only connections with operations in flight or waiting, and only while that matters.
-    list: BTreeMap<Key, Connection>,
+    list: BTreeMap<Key, SimConnection>,
     /// Reconnects under way.
     reconnects: usize,
 }
 
 #[derive(Debug, Default)]
-struct Connection {
+struct SimConnection {
     /// Post, part and operations of messages in flight.
     flying: Vec<(u64, u16, usize)>,
     /// Slot and part of waiting messages.
@@ -47,7 +47,7 @@ impl Connections {
     }
 }
 
-impl Connection {
+impl SimConnection {
     fn has_room(&self, depth: usize, ops: usize) -> bool {
         let flying: usize = self.flying.iter().map(|(.., ops)| ops).sum();
         self.flying.is_empty() || flying.saturating_add(ops) <= depth
@@ -222,7 +222,7 @@ impl Machine {
         dead.into_iter().for_each(|index| self.vanish(index));
         for index in 0..self.slots.end() {
             let slot = &self.slots[index];
-            if slot.state != State::Free
+            if slot.state != SlotState::Free
                 && slot.is_by(poster)
                 && slot.serial < serial
                 && (0..slot.parts).any(|part| slot.server(part) == Some(server))

@@ -17,7 +17,7 @@ use std::task::Context;
 
 use super::adversary::{Mask, write_masked};
 use super::machine::Machine;
-use super::slots::{Payload, Poster, State};
+use super::slots::{Payload, Poster, SlotState};
 use super::tasks::ROOT;
 use super::{Inner, SimEndpoint, SimFabric};
 use crate::{Op, OpError, OpErrorKind, access};
@@ -135,7 +135,7 @@ struct Cut {
 
 /// Fate of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(super) enum PlannedFate {
     Happens,
     Never,
     InPart(Landing),
@@ -144,20 +144,20 @@ pub(super) enum Fate {
 impl Crashes {
     /// Returns the fate of `part` of the post `serial`.
     #[inline]
-    pub(super) fn fate(&self, serial: u64, part: u16) -> Fate {
+    pub(super) fn fate(&self, serial: u64, part: u16) -> PlannedFate {
         if !self.cuts {
-            return Fate::Happens;
+            return PlannedFate::Happens;
         }
         let mut cuts = self.armed.iter().filter_map(|armed| armed.cut);
-        let Some(cut) = cuts.find(|cut| cut.serial == serial) else { return Fate::Happens };
+        let Some(cut) = cuts.find(|cut| cut.serial == serial) else { return PlannedFate::Happens };
         let is_at = part == cut.part;
         match cut.way {
-            _ if part < cut.part => Fate::Happens,
-            CrashWay::Before | CrashWay::Skip if is_at => Fate::Never,
-            CrashWay::After if is_at => Fate::Happens,
-            CrashWay::Within(landing) if is_at => Fate::InPart(landing),
-            CrashWay::Skip => Fate::Happens,
-            _ => Fate::Never,
+            _ if part < cut.part => PlannedFate::Happens,
+            CrashWay::Before | CrashWay::Skip if is_at => PlannedFate::Never,
+            CrashWay::After if is_at => PlannedFate::Happens,
+            CrashWay::Within(landing) if is_at => PlannedFate::InPart(landing),
+            CrashWay::Skip => PlannedFate::Happens,
+            _ => PlannedFate::Never,
         }
     }
 
@@ -276,9 +276,9 @@ impl Machine {
     pub(super) fn is_cut_short(&mut self, index: u32, part: u16) -> bool {
         let slot = &self.slots[index];
         let landing = match self.crashes.fate(slot.serial, part) {
-            Fate::Happens => return false,
-            Fate::Never => None,
-            Fate::InPart(landing) => Some(landing),
+            PlannedFate::Happens => return false,
+            PlannedFate::Never => None,
+            PlannedFate::InPart(landing) => Some(landing),
         };
         let Some(server) = slot.server(part) else { return true };
         let is_fenced = self.servers[server.index()].fenced[slot.poster.life as usize];
@@ -314,7 +314,7 @@ impl Machine {
     fn has_in_flight(&self, life: u32) -> bool {
         (0..self.slots.end()).map(|index| &self.slots[index]).any(|slot| {
             slot.poster.life == life
-                && matches!(slot.state, State::Flying | State::Abandoned)
+                && matches!(slot.state, SlotState::Flying | SlotState::Abandoned)
                 && listed(&slot.payload) > 0
         }) || self.has_messages(life)
     }

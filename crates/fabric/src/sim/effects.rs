@@ -10,10 +10,10 @@
 use super::adversary::{Later, read_masked, write_masked};
 use super::calendar::Kind;
 use super::config::PS;
-use super::crash::Fate;
+use super::crash::PlannedFate;
 use super::machine::Machine;
 use super::nic::Load;
-use super::slots::{Payload, Poster, Slot, State};
+use super::slots::{Payload, Poster, Slot, SlotState};
 use super::trace::fold;
 use crate::{Buf, Incarnation, Op, OpError, OpErrorKind, ServerId, access};
 
@@ -317,7 +317,7 @@ impl Machine {
     pub(super) fn cut(&mut self, server: ServerId, theirs: impl Fn(&Slot) -> bool) {
         for index in 0..self.slots.end() {
             let slot = &self.slots[index];
-            if slot.state == State::Free
+            if slot.state == SlotState::Free
                 || !theirs(slot)
                 || slot.half
                 || slot.held > 0
@@ -330,7 +330,7 @@ impl Machine {
                 Payload::Chain(_) => slot.begun,
                 _ => continue,
             };
-            let is_planned = self.crashes.fate(slot.serial, next) != Fate::Happens;
+            let is_planned = self.crashes.fate(slot.serial, next) != PlannedFate::Happens;
             if slot.begun > next || slot.missing == 0 || is_planned {
                 continue;
             }

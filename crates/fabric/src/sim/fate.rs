@@ -13,7 +13,7 @@ use super::calendar::Kind;
 use super::calls;
 use super::config::PS;
 use super::machine::Machine;
-use super::slots::{Payload, State, Wake};
+use super::slots::{Payload, SlotState, Wake};
 use crate::{Op, ServerId, access};
 
 /// Fate of one message.
@@ -67,9 +67,9 @@ impl Adversary {
     }
 }
 
-/// Timers of posts, by number: a timer may outlive its slot.
+/// PostTimers of posts, by number: a timer may outlive its slot.
 #[derive(Debug, Default)]
-pub(super) struct Timers {
+pub(super) struct PostTimers {
     list: Vec<(u32, u64)>,
     free: Vec<u32>,
 }
@@ -173,7 +173,7 @@ impl Machine {
         let (index, serial) = self.timers.list[number as usize];
         self.timers.free.push(number);
         let slot = &self.slots[index];
-        if slot.serial == serial && slot.state != State::Free {
+        if slot.serial == serial && slot.state != SlotState::Free {
             if calls::is_message(&slot.payload) {
                 return self.time_out_message(index);
             }
@@ -187,15 +187,15 @@ impl Machine {
     pub(super) fn time_out(&mut self, index: u32, server: ServerId) {
         let slot = &mut self.slots[index];
         let is_answered = slot.missing == 0 && !slot.silent;
-        if slot.state == State::Abandoned && !is_answered {
+        if slot.state == SlotState::Abandoned && !is_answered {
             self.release_all(index);
             return self.after_reconnect(index, false);
         }
-        if slot.state != State::Flying || is_answered {
+        if slot.state != SlotState::Flying || is_answered {
             return;
         }
         slot.timed_out = Some(server);
-        slot.state = if slot.missing == 0 { State::Done } else { State::TimedOut };
+        slot.state = if slot.missing == 0 { SlotState::Done } else { SlotState::TimedOut };
         let Self { slots, threads, .. } = self;
         let slot = &slots[index];
         let free = &mut threads[slot.poster.thread as usize];
@@ -231,14 +231,14 @@ impl Machine {
     #[cold]
     pub(super) fn end_in_doubt(&mut self, index: u32) {
         match self.slots[index].state {
-            State::Abandoned => {
+            SlotState::Abandoned => {
                 self.release_all(index);
                 self.after_reconnect(index, false);
                 self.slots.remove(index);
             }
-            State::TimedOut => self.slots[index].state = State::Done,
+            SlotState::TimedOut => self.slots[index].state = SlotState::Done,
             // By FATE-1 it has a timer.
-            State::Flying | State::Done | State::Free => {}
+            SlotState::Flying | SlotState::Done | SlotState::Free => {}
         }
     }
 }

@@ -17,11 +17,11 @@ use super::calls::{self, SimCalls};
 use super::config::{PS, SimConfig};
 use super::connections::Connections;
 use super::crash::Crashes;
-use super::fate::{Fate, Timers};
+use super::fate::{Fate, PostTimers};
 use super::health::{Direction, Health};
 use super::nic::{Load, Nic};
 use super::record::Recorder;
-use super::slots::{Failure, Payload, Poster, Slots, State, Wake};
+use super::slots::{Failure, Payload, Poster, SlotState, Slots, Wake};
 use super::trace::{Trace, mix};
 use crate::{
     FabricError, GlobalAddr, Incarnation, Op, Ops, ServerId, Service, ServiceId, Words, access,
@@ -94,7 +94,7 @@ pub(super) struct Machine {
     /// Operations that have taken effect or been refused so far.
     pub ops: u64,
     pub connections: Connections,
-    pub timers: Timers,
+    pub timers: PostTimers,
     pub recorder: Option<Recorder>,
     /// Some memory server is slow, stopped or cut off.
     pub is_ill: bool,
@@ -162,7 +162,7 @@ impl Machine {
             events: 0,
             ops: 0,
             connections: Connections::new(config.queue_depth),
-            timers: Timers::default(),
+            timers: PostTimers::default(),
             recorder: config.record.then(Recorder::default),
             is_ill: false,
             rpc_queue_max: config.rpc.queue_max,
@@ -475,11 +475,11 @@ impl Machine {
     #[inline]
     pub(super) fn resume(&mut self, index: u32) {
         let slot = &mut self.slots[index];
-        if slot.state == State::Abandoned {
+        if slot.state == SlotState::Abandoned {
             self.slots.remove(index);
             return;
         }
-        slot.state = State::Done;
+        slot.state = SlotState::Done;
         if self.lives[slot.poster.life as usize].dead {
             return;
         }
@@ -498,7 +498,7 @@ impl Machine {
     #[inline]
     pub(super) fn result(&mut self, index: u32) -> Option<(&mut Payload, Failure)> {
         let slot = &mut self.slots[index];
-        let is_there = matches!(slot.state, State::Done | State::TimedOut);
+        let is_there = matches!(slot.state, SlotState::Done | SlotState::TimedOut);
         if !is_there || self.lives[slot.poster.life as usize].dead {
             return None;
         }
@@ -512,7 +512,7 @@ impl Machine {
     /// Finishes with a slot. The caller drops the waker without holding the machine, which it may call.
     #[inline]
     pub(super) fn give_back(&mut self, index: u32) -> Wake {
-        if self.slots[index].state == State::Done {
+        if self.slots[index].state == SlotState::Done {
             return self.slots.remove(index);
         }
         self.abandon(index)
@@ -527,7 +527,7 @@ impl Machine {
     /// [`Machine::give_back`] does.
     pub(super) fn abandon(&mut self, index: u32) -> Wake {
         let slot = &mut self.slots[index];
-        if slot.state == State::Done {
+        if slot.state == SlotState::Done {
             return self.slots.remove(index);
         }
         if slot.missing > 0 && calls::is_message(&slot.payload) {
@@ -539,7 +539,7 @@ impl Machine {
             self.release_all(index);
             return self.slots.remove(index);
         }
-        slot.state = State::Abandoned;
+        slot.state = SlotState::Abandoned;
         std::mem::replace(&mut slot.wake, Wake::Nobody)
     }
 

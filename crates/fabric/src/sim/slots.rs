@@ -80,7 +80,7 @@ impl Wake {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum SlotState {
     Free,
     Flying,
     /// Its result waits for the future.
@@ -95,7 +95,7 @@ pub(super) enum State {
 #[derive(Debug)]
 pub(super) struct Slot {
     pub payload: Payload,
-    pub state: State,
+    pub state: SlotState,
     pub poster: Poster,
     /// Number of the post.
     pub serial: u64,
@@ -195,7 +195,7 @@ impl Slots {
         // Field by field: the slot is large, and most of it is already right.
         let slot = &mut self[index];
         slot.payload = payload;
-        slot.state = State::Flying;
+        slot.state = SlotState::Flying;
         slot.poster = poster;
         slot.serial = serial;
         slot.posted = posted;
@@ -211,7 +211,7 @@ impl Slots {
     fn grow(&mut self) -> u32 {
         self.list.push(Slot {
             payload: Payload::Empty,
-            state: State::Free,
+            state: SlotState::Free,
             poster: Poster { thread: 0, life: 0, endpoint: 0 },
             serial: 0,
             posted: 0,
@@ -235,8 +235,8 @@ impl Slots {
     #[inline]
     pub(super) fn remove(&mut self, index: u32) -> Wake {
         let slot = &mut self[index];
-        debug_assert_ne!(slot.state, State::Free, "SLOT-1");
-        slot.state = State::Free;
+        debug_assert_ne!(slot.state, SlotState::Free, "SLOT-1");
+        slot.state = SlotState::Free;
         slot.payload = Payload::Empty;
         slot.error = None;
         slot.silent = false;

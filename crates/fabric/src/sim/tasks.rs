@@ -36,7 +36,7 @@ pub(super) fn waker(woken: &Arc<Woken>, task: u32, generation: u32) -> Waker {
 }
 
 /// A slot of the task list, for one task at a time.
-struct Entry {
+struct TaskEntry {
     /// `None` while it is being polled, and when the slot is free.
     future: Option<TaskFuture>,
     waker: Rc<Waker>,
@@ -57,7 +57,7 @@ pub(super) struct Taken {
 
 #[derive(Default)]
 pub(super) struct Tasks {
-    list: Vec<Entry>,
+    list: Vec<TaskEntry>,
     free: Vec<u32>,
 }
 
@@ -68,7 +68,7 @@ impl Tasks {
         let generation = self.list.get(index as usize).map_or(0, |entry| entry.generation);
         let waker = Rc::new(waker(woken, index, generation));
         let future = Some(future);
-        let entry = Entry { future, waker, generation, life, live: true, parked: false };
+        let entry = TaskEntry { future, waker, generation, life, live: true, parked: false };
         match self.list.get_mut(index as usize) {
             Some(place) => *place = entry,
             None => self.list.push(entry),
