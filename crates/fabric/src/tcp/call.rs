@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use super::lives::{Gate, GateState, Life};
+use super::lives::{ConnectionGate, ConnectionGateState, Life};
 use super::output::Output;
 use super::served::Served;
 use super::session::{Host, carry_out};
@@ -55,7 +55,7 @@ pub(crate) fn answer_of(
 pub(crate) struct Caller {
     host: Arc<Host>,
     life: Arc<Life>,
-    gate: Arc<Gate>,
+    gate: Arc<ConnectionGate>,
 }
 
 /// Outcome of a message.
@@ -82,7 +82,7 @@ impl RpcAnswer {
 }
 
 impl Caller {
-    pub(super) fn new(host: &Arc<Host>, life: &Arc<Life>, gate: &Arc<Gate>) -> Caller {
+    pub(super) fn new(host: &Arc<Host>, life: &Arc<Life>, gate: &Arc<ConnectionGate>) -> Caller {
         Caller { host: Arc::clone(host), life: Arc::clone(life), gate: Arc::clone(gate) }
     }
 
@@ -90,7 +90,7 @@ impl Caller {
     pub(crate) fn call(&self, message: &[u8], answer: &mut RpcAnswer) -> Called {
         let Some((request, operands)) = decode(message) else { return Called::Malformed };
         let Some(gate) = self.gate.try_lock() else { return Called::Later };
-        if *gate != GateState::Open {
+        if *gate != ConnectionGateState::Open {
             return Called::Shut;
         }
         self.life.hear(self.host.now_ms());

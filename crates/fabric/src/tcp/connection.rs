@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use super::Shared;
+use super::TcpShared;
 use super::inbox::{Ended, Inbox, Sink, Waiting};
 use super::link::Link;
 use super::output::Output;
@@ -76,7 +76,7 @@ impl Connection {
     }
 
     /// Begins to connect, unless that has begun.
-    pub(super) fn connect(&mut self, shared: &Arc<Shared>, notify: &Notify) {
+    pub(super) fn connect(&mut self, shared: &Arc<TcpShared>, notify: &Notify) {
         if matches!(self.state, ConnectionState::Down) {
             self.state = self.begin(shared, notify);
         }
@@ -319,7 +319,7 @@ impl Connection {
     pub(super) fn reconnect(
         &mut self,
         slot: u32,
-        shared: &Arc<Shared>,
+        shared: &Arc<TcpShared>,
         notify: &Notify,
         sink: &mut impl Sink,
     ) {
@@ -344,7 +344,7 @@ impl Connection {
     }
 
     /// Starts a thread that makes a new connection, in place of the last one.
-    fn begin(&self, shared: &Arc<Shared>, notify: &Notify) -> ConnectionState {
+    fn begin(&self, shared: &Arc<TcpShared>, notify: &Notify) -> ConnectionState {
         let found = Arc::new(Mutex::new(None));
         let (shared, notify) = (Arc::clone(shared), Arc::clone(notify));
         let (server, number, peer) = (self.server, self.number, self.peer);

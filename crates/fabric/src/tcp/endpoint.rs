@@ -5,7 +5,7 @@ use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::Shared;
+use super::TcpShared;
 use super::transport::{Payload, Transport};
 use super::wire::CAPABILITIES;
 use crate::post::{Post, list, old_word};
@@ -25,7 +25,7 @@ pub struct TcpEndpoint {
 
 #[derive(Debug)]
 struct Thread {
-    shared: Arc<Shared>,
+    shared: Arc<TcpShared>,
     transport: Rc<Transport>,
     counters: Arc<Counters>,
     slab: SlabRef,
@@ -35,7 +35,7 @@ struct Thread {
 
 impl TcpEndpoint {
     pub(super) fn connect(
-        shared: Arc<Shared>,
+        shared: Arc<TcpShared>,
         counters: Arc<Counters>,
         seed: u64,
     ) -> Result<Self, FabricError> {
@@ -46,7 +46,7 @@ impl TcpEndpoint {
 
     /// Over a transport that `executor` drives.
     pub(crate) fn over(
-        shared: Arc<Shared>,
+        shared: Arc<TcpShared>,
         transport: Rc<Transport>,
         executor: Executor,
         counters: Arc<Counters>,

@@ -20,7 +20,7 @@ use crate::Incarnation;
 
 /// State of a gate: decides whether the server carries out a connection's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum GateState {
+pub(super) enum ConnectionGateState {
     Open,
     /// Another connection has taken its place, or it has ended.
     Closed,
@@ -29,8 +29,8 @@ pub(super) enum GateState {
 }
 
 /// Held while requests of one connection are carried out.
-pub(super) struct Gate {
-    state: Mutex<GateState>,
+pub(super) struct ConnectionGate {
+    state: Mutex<ConnectionGateState>,
     /// Other ways that the connection has. Taken while the state is held, or alone.
     ways: Mutex<Vec<Box<dyn Way>>>,
     /// Threads that are about to shut it.
@@ -41,16 +41,16 @@ pub(super) struct Gate {
 #[derive(Debug)]
 pub(super) struct Uncut;
 
-impl Gate {
-    fn open() -> Arc<Gate> {
-        let state = Mutex::new(GateState::Open);
-        Arc::new(Gate { state, ways: Mutex::default(), shutting: AtomicUsize::new(0) })
+impl ConnectionGate {
+    fn open() -> Arc<ConnectionGate> {
+        let state = Mutex::new(ConnectionGateState::Open);
+        Arc::new(ConnectionGate { state, ways: Mutex::default(), shutting: AtomicUsize::new(0) })
     }
 
     /// Adds a way; false, with the way cut, if the gate is shut (TCP-7).
     pub(super) fn add(&self, way: Box<dyn Way>) -> bool {
         let state = self.lock();
-        let is_open = *state == GateState::Open;
+        let is_open = *state == ConnectionGateState::Open;
         if is_open {
             self.ways.lock().unwrap_or_else(PoisonError::into_inner).push(way);
         }
@@ -59,7 +59,7 @@ impl Gate {
 
     /// Cuts all ways and shuts the gate (TCP-7). A way that could not be cut stays, and the caller can try
     /// again; the gate itself is shut in any case.
-    pub(super) fn shut(&self, to: GateState) -> Result<(), Uncut> {
+    pub(super) fn shut(&self, to: ConnectionGateState) -> Result<(), Uncut> {
         self.shutting.fetch_add(1, Ordering::SeqCst);
         let mut state = self.lock();
         *state = to;
@@ -71,20 +71,20 @@ impl Gate {
 
     /// Takes the gate for requests, after the threads that want to shut it: a connection that never pauses
     /// would otherwise keep those waiting.
-    pub(super) fn pass(&self) -> MutexGuard<'_, GateState> {
+    pub(super) fn pass(&self) -> MutexGuard<'_, ConnectionGateState> {
         while self.shutting.load(Ordering::Relaxed) > 0 {
             thread::yield_now();
         }
         self.lock()
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, GateState> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, ConnectionGateState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The same without waiting; `None` if a thread holds the gate, or waits to shut it: a caller that polls
     /// would otherwise keep that thread waiting.
-    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, GateState>> {
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, ConnectionGateState>> {
         if self.shutting.load(Ordering::SeqCst) > 0 {
             return None;
         }
@@ -96,9 +96,9 @@ impl Gate {
     }
 }
 
-impl std::fmt::Debug for Gate {
+impl std::fmt::Debug for ConnectionGate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Gate({:?})", *self.lock())
+        write!(f, "ConnectionGate({:?})", *self.lock())
     }
 }
 
@@ -117,7 +117,7 @@ struct LifeState {
     fenced: bool,
     /// It stands in the record.
     is_recorded: bool,
-    connections: BTreeMap<u64, Arc<Gate>>,
+    connections: BTreeMap<u64, Arc<ConnectionGate>>,
 }
 
 impl Life {
@@ -197,7 +197,7 @@ impl Lives {
         who: Incarnation,
         replaces: u64,
         now_ms: u64,
-    ) -> Result<(Arc<Life>, u64, Arc<Gate>), Denied> {
+    ) -> Result<(Arc<Life>, u64, Arc<ConnectionGate>), Denied> {
         let life = Arc::clone(self.known().entry(who).or_insert_with(|| {
             Arc::new(Life {
                 heard_ms: AtomicU64::new(now_ms),
@@ -210,13 +210,13 @@ impl Lives {
             return Err(Denied::Fenced);
         }
         if let Some(gate) = state.connections.get(&replaces) {
-            if gate.shut(GateState::Closed).is_err() {
+            if gate.shut(ConnectionGateState::Closed).is_err() {
                 return Err(Denied::Uncut);
             }
             state.connections.remove(&replaces);
         }
         let number = self.connections.fetch_add(1, Ordering::Relaxed) + 1;
-        let gate = Gate::open();
+        let gate = ConnectionGate::open();
         state.connections.insert(number, Arc::clone(&gate));
         drop(state);
         life.hear(now_ms);
@@ -260,7 +260,7 @@ impl Lives {
         life.end();
         let mut fenced = Ok(());
         for (number, gate) in gates {
-            match gate.shut(GateState::Fenced) {
+            match gate.shut(ConnectionGateState::Fenced) {
                 Ok(()) => life.leave(number),
                 Err(uncut) => fenced = Err(uncut),
             }
@@ -284,9 +284,9 @@ mod tests {
         let (_, _, second) = lives.enter(WHO, 0, 0).expect("in");
         let (_, _, other) = lives.enter(Incarnation(8), 0, 0).expect("in");
         lives.fence(WHO, 1).expect("cut off");
-        assert_eq!(*first.lock(), GateState::Fenced);
-        assert_eq!(*second.lock(), GateState::Fenced);
-        assert_eq!(*other.lock(), GateState::Open);
+        assert_eq!(*first.lock(), ConnectionGateState::Fenced);
+        assert_eq!(*second.lock(), ConnectionGateState::Fenced);
+        assert_eq!(*other.lock(), ConnectionGateState::Open);
         assert_eq!(lives.enter(WHO, 0, 2).err(), Some(Denied::Fenced));
         assert!(lives.is_dead(WHO, 2));
     }
@@ -295,15 +295,15 @@ mod tests {
     #[test]
     fn requests_let_a_fence_pass() {
         for _ in 0..50 {
-            let gate = Gate::open();
+            let gate = ConnectionGate::open();
             let held = gate.pass();
             let shuts = Arc::clone(&gate);
-            let fence = thread::spawn(move || shuts.shut(GateState::Fenced));
+            let fence = thread::spawn(move || shuts.shut(ConnectionGateState::Fenced));
             while gate.shutting.load(Ordering::SeqCst) == 0 {
                 thread::yield_now();
             }
             drop(held);
-            assert_eq!(*gate.pass(), GateState::Fenced);
+            assert_eq!(*gate.pass(), ConnectionGateState::Fenced);
             fence.join().expect("a fence").expect("nothing else to cut");
         }
     }
@@ -336,8 +336,8 @@ mod tests {
         let lives = Lives::new(100);
         let (_, number, first) = lives.enter(WHO, 0, 0).expect("in");
         let (_, _, second) = lives.enter(WHO, number, 0).expect("in");
-        assert_eq!(*first.lock(), GateState::Closed);
-        assert_eq!(*second.lock(), GateState::Open);
+        assert_eq!(*first.lock(), ConnectionGateState::Closed);
+        assert_eq!(*second.lock(), ConnectionGateState::Open);
     }
 
     /// A way that can be cut only after so many attempts, and a flag that it has been cut.
@@ -363,7 +363,7 @@ mod tests {
         assert!(gate.add(Box::new(Stubborn(0, Arc::clone(&cut[1])))));
         assert_eq!(lives.enter(WHO, number, 0).err(), Some(Denied::Uncut));
         assert!(lives.fence(WHO, 1).is_err());
-        assert_eq!(*gate.lock(), GateState::Fenced);
+        assert_eq!(*gate.lock(), ConnectionGateState::Fenced);
         assert!(!cut[0].load(Ordering::SeqCst) && cut[1].load(Ordering::SeqCst));
         lives.fence(WHO, 1).expect("the third attempt");
         assert!(cut[0].load(Ordering::SeqCst));
@@ -410,9 +410,9 @@ mod tests {
             }
             drop(request);
             let next = gate.try_lock();
-            assert!(next.is_none_or(|state| *state == GateState::Fenced));
+            assert!(next.is_none_or(|state| *state == ConnectionGateState::Fenced));
         });
-        assert!(gate.try_lock().is_some_and(|state| *state == GateState::Fenced));
+        assert!(gate.try_lock().is_some_and(|state| *state == ConnectionGateState::Fenced));
     }
 
     #[test]

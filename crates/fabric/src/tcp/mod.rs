@@ -127,11 +127,11 @@ impl TcpConfig {
 /// Memory servers that one compute server reaches over TCP. Clones share it; when the last one, and
 /// the last endpoint, is dropped, the compute server says goodbye and counts as dead.
 #[derive(Clone, Debug)]
-pub struct Tcp(Arc<Shared>);
+pub struct Tcp(Arc<TcpShared>);
 
 /// State that the endpoints of a process share.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct TcpShared {
     config: TcpConfig,
     incarnation: Incarnation,
     memory: Vec<Memory>,
@@ -198,7 +198,7 @@ impl Tcp {
         }
         let lease = lease.unwrap_or_else(|| Arc::new(Lease::new(shortest, Instant::now())));
         let heart = Heart::start(&config, incarnation, links, shortest / 4, &lease)?;
-        Ok(Tcp(Arc::new(Shared {
+        Ok(Tcp(Arc::new(TcpShared {
             config,
             incarnation,
             memory,
@@ -225,7 +225,7 @@ impl Tcp {
 
     /// State that its endpoints share.
     #[cfg(feature = "verbs")]
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn shared(&self) -> &Arc<TcpShared> {
         &self.0
     }
 
@@ -241,7 +241,7 @@ impl Tcp {
     }
 }
 
-impl Shared {
+impl TcpShared {
     /// Bytes that each server exposes.
     fn region_bytes(&self) -> Vec<u64> {
         self.memory.iter().map(|memory| memory.bytes).collect()
@@ -296,7 +296,7 @@ impl Fabric for Tcp {
         bytes: u64,
         listen: &ListenConfig,
     ) -> Result<Option<SocketAddr>, FabricError> {
-        let Shared { calls, config, incarnation, lease, .. } = &*self.0;
+        let TcpShared { calls, config, incarnation, lease, .. } = &*self.0;
         let life = (*incarnation, lease);
         calls.expose(number, bytes, listen, config.servers.len(), life).map(Some)
     }
@@ -361,7 +361,7 @@ fn greet_once(
 
 /// Greets a compute server, in the place of connection `replaces`.
 fn greet_peer(
-    shared: &Shared,
+    shared: &TcpShared,
     peer: Peer,
     replaces: u64,
 ) -> Result<(Link<TcpStream>, Welcome), FabricError> {
@@ -516,7 +516,7 @@ pub(crate) fn ask_once(
 
 /// Greets anew, in the place of connection `replaces`. The server must expose the same memory as before.
 fn greet_again(
-    shared: &Shared,
+    shared: &TcpShared,
     server: ServerId,
     replaces: u64,
 ) -> Result<(Link<TcpStream>, Welcome), FabricError> {

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::lives::{Gate, GateState};
+use super::lives::{ConnectionGate, ConnectionGateState};
 use super::{Lease, MemoryServer, MemoryServerConfig, config_error};
 use crate::calls::{Admission, Requests, check_exposed, exposed_twice};
 use crate::{FabricError, Incarnation, ListenConfig, Peer, ServerId};
@@ -135,14 +135,14 @@ impl Drop for TcpCalls {
 
 /// Decides whether calls of a connection may begin, and whether replies may leave.
 pub(super) struct GateAdmission {
-    pub(super) gate: Arc<Gate>,
+    pub(super) gate: Arc<ConnectionGate>,
     pub(super) lease: Arc<Lease>,
 }
 
 impl Admission for GateAdmission {
     /// A thread that shuts the gate takes it: nothing begins afterwards.
     fn may_begin(&self, _from: Incarnation) -> bool {
-        *self.gate.lock() == GateState::Open
+        *self.gate.lock() == ConnectionGateState::Open
     }
 
     fn holds_lease(&self) -> bool {

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Instant;
 
 use super::call::Caller;
-use super::lives::{Denied, Gate, GateState, Life, Lives};
+use super::lives::{ConnectionGate, ConnectionGateState, Denied, Life, Lives};
 use super::offer::Offer;
 use super::output::Output;
 use super::peers::{CallServer, GateAdmission};
@@ -141,7 +141,7 @@ impl Drop for Pass {
 struct Guest {
     life: Arc<Life>,
     number: u64,
-    gate: Arc<Gate>,
+    gate: Arc<ConnectionGate>,
     host: Arc<Host>,
     /// None for a connection that only carries signs of life.
     pass: Option<Pass>,
@@ -154,7 +154,7 @@ impl Drop for Guest {
     fn drop(&mut self) {
         self.replies.iter().for_each(|replies| replies.close());
         // A way that cannot be cut stays known, so that a fence tries again (TCP-7).
-        match self.gate.shut(GateState::Closed) {
+        match self.gate.shut(ConnectionGateState::Closed) {
             Ok(_) => self.life.leave(self.number),
             // Then its way has not ended.
             Err(_) => std::mem::forget(self.pass.take()),
@@ -265,9 +265,9 @@ impl Session {
             // Under this gate, as many requests as need no other gate.
             let gate = guest.gate.pass();
             match *gate {
-                GateState::Open => {}
-                GateState::Closed => return Err(Gone::Replaced),
-                GateState::Fenced => {
+                ConnectionGateState::Open => {}
+                ConnectionGateState::Closed => return Err(Gone::Replaced),
+                ConnectionGateState::Fenced => {
                     output.push(&encode_answer(Status::Fenced, 0));
                     self.ends = true;
                     return Ok(taken);

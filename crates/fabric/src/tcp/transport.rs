@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::Context;
 use std::time::{Duration, Instant};
 
-use super::Shared;
+use super::TcpShared;
 use super::connection::Connection;
 use super::inbox::{Sink, Waiting};
 use super::socket_waiter::SocketWaiter;
@@ -138,7 +138,7 @@ fn line<'a>(
 
 /// A thread's way to all servers.
 pub(crate) struct Transport {
-    shared: Arc<Shared>,
+    shared: Arc<TcpShared>,
     state: RefCell<State>,
     waiter: SocketWaiter,
     /// Another descriptor to wait for.
@@ -149,7 +149,7 @@ pub(crate) struct Transport {
 
 impl Transport {
     /// Connects to every server, waiting.
-    pub(crate) fn connect(shared: Arc<Shared>) -> Result<Self, FabricError> {
+    pub(crate) fn connect(shared: Arc<TcpShared>) -> Result<Self, FabricError> {
         let own = |source| FabricError::Io {
             what: "watch connections of",
             path: "this thread".into(),
