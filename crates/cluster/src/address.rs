@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_addresses_say_what_is_wrong() {
+    fn an_invalid_address_names_its_fault() {
         for (uri, what) in [
             ("etcd:a:1/c", "does not begin with etcd://"),
             ("etcd://a:1", "names no cluster"),

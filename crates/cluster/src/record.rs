@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn records_parse_as_they_were_written() {
         let address = "[::1]:7000".parse().unwrap();
         let memory = MemoryRecord::new(address, (1, 2), 4096, Some(7));
         let compute = ComputeRecord { address: None, process: "h:1".to_owned(), serves: true };
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn how_a_memory_server_is_reached_is_read() {
+    fn the_fabric_of_a_memory_server_is_parsed() {
         let way = |fabric: &str| {
             let value =
                 format!(r#"{{"address":"1.2.3.4:5","server":0,"servers":1,"bytes":1{fabric}}}"#);
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_ours_is_told_and_left_out() {
+    fn foreign_keys_are_reported_and_left_out() {
         let memory = |server: u16, servers: u16| {
             let address = "1.2.3.4:5".parse().unwrap();
             let record = MemoryRecord::new(address, (server, servers), 1, None);

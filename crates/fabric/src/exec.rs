@@ -409,7 +409,7 @@ mod tests {
 
     /// If reading the clock is slow, a short wait may be over at the first reading.
     #[test]
-    fn a_wait_that_is_over_at_once_lets_others_run() {
+    fn an_expired_sleep_lets_other_tasks_run() {
         let executor = Executor::new();
         let done = Rc::new(Cell::new(false));
         let seen = Rc::clone(&done);
@@ -464,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn what_tasks_post_does_not_wait_for_long_or_for_many_others() {
+    fn posts_leave_before_a_long_round_ends() {
         for (may, count, work_ns, expected) in [
             (true, PART, PART_NS, 0..=0),
             // One part after the other.

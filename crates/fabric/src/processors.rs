@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_told() {
+    fn an_invalid_list_is_refused() {
         for (text, what) in [
             ("", "\"\" is no processor"),
             ("a", "\"a\" is no processor"),
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_and_what_is_not_allowed_are_told_apart() {
+    fn missing_and_forbidden_processors_give_different_errors() {
         let (allowed, online) = (read("0-1"), read("0-3"));
         assert_eq!(read("1,0").check_among(&allowed, &online), Ok(()));
         let why = |text| read(text).check_among(&allowed, &online).expect_err(text);

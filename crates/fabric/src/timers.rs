@@ -107,7 +107,7 @@ mod tests {
 
     /// The clock is read in every round if a moment is near, else in one of eight.
     #[test]
-    fn what_is_far_away_is_looked_for_seldom() {
+    fn a_distant_moment_seldom_reads_the_clock() {
         for (wait_ns, expected) in [(NEAR_NS, 80), (NEAR_NS + 1, 10)] {
             let timers = Timers::default();
             armed(&timers, 5, wait_ns);
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_moment_comes_once_in_order_or_is_given_up() {
+    fn moments_fire_once_and_in_order() {
         let timers = Timers::default();
         let [late, early, same, gone] = [30, 10, 10, 5].map(|ns| armed(&timers, 100, ns));
         let is_over = |moment| timers.poll(moment, &Context::from_waker(Waker::noop())).is_ready();

@@ -116,8 +116,8 @@ fn etcd_is_reached_by_tls_with_certificates_of_both_sides() {
 }
 
 #[test]
-fn a_server_has_to_be_the_one_that_its_certificate_says() {
-    let name = "a_server_has_to_be_the_one_that_its_certificate_says";
+fn a_certificate_must_name_its_server() {
+    let name = "a_certificate_must_name_its_server";
     let Some(mut etcd) = crate::server::start(name) else { return };
     let authority = Authority::new();
     let access = by(&trusting(&authority));
@@ -199,7 +199,7 @@ fn users_are_let_in_by_tls() {
 }
 
 #[test]
-fn files_that_are_no_use_are_told() {
+fn unusable_files_are_reported() {
     let (authority, other) = (Authority::new(), Authority::new());
     let why = |files: EtcdTlsFiles| EtcdAccess::default().tls(&files).unwrap_err().to_string();
     let gone = authority.folder.join("gone.pem");

@@ -145,8 +145,8 @@ fn a_cluster_keeps_its_pool() {
 }
 
 #[test]
-fn keys_of_others_are_told() {
-    let Some(etcd) = crate::server::start("keys_of_others_are_told") else { return };
+fn foreign_keys_are_reported() {
+    let Some(etcd) = crate::server::start("foreign_keys_are_reported") else { return };
     let there = directory(&etcd, "c");
     let client = etcd.client();
     let _registration = there.register_memory(memory(0, 1, 70)).unwrap();
@@ -243,8 +243,8 @@ fn entries_come_back_when_etcd_does() {
 }
 
 #[test]
-fn a_compute_server_hears_that_it_is_to_leave() {
-    let Some(etcd) = crate::server::start("a_compute_server_hears_that_it_is_to_leave") else {
+fn a_compute_server_learns_that_it_should_leave() {
+    let Some(etcd) = crate::server::start("a_compute_server_learns_that_it_should_leave") else {
         return;
     };
     let there = directory(&etcd, "c");

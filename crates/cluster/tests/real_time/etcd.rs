@@ -59,8 +59,8 @@ fn keys_are_written_read_listed_and_removed() {
 }
 
 #[test]
-fn a_key_is_set_only_as_it_was_seen() {
-    let Some(server) = crate::server::start("a_key_is_set_only_as_it_was_seen") else { return };
+fn a_key_is_set_only_at_its_revision() {
+    let Some(server) = crate::server::start("a_key_is_set_only_at_its_revision") else { return };
     let etcd = server.client();
     assert_eq!(etcd.put_if("k", "1", None, 0).unwrap(), Ok(()));
     let found = etcd.put_if("k", "2", None, 0).unwrap().unwrap_err().unwrap();
@@ -115,7 +115,7 @@ fn servers_are_asked_in_turn() {
 }
 
 #[test]
-fn what_is_no_etcd_is_told() {
+fn a_server_that_is_no_etcd_is_reported() {
     let not_etcd = |address: String, what: &str| {
         let error = Etcd::new([address.clone()]).get("k").unwrap_err();
         assert!(matches!(error, ClusterError::NotEtcd { .. }), "{error}");
@@ -132,7 +132,7 @@ fn what_is_no_etcd_is_told() {
 }
 
 #[test]
-fn refusals_are_told_and_those_that_pass_are_not_final() {
+fn refusals_are_reported_and_transient_ones_are_not_final() {
     let asked =
         |status: &str, body: &str| Etcd::new([answering(status, body)]).get("k").unwrap_err();
     let rights = "{\"grpc_code\":7,\"message\":\"no rights\"}";

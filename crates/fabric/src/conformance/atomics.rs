@@ -7,7 +7,7 @@ use super::{Harness, task};
 use crate::{Endpoint, GlobalAddr};
 
 /// Results, edge values and wrapping; the neighbouring words stay.
-pub(super) fn atomics_return_what_was_there<H: Harness>(harness: &H) {
+pub(super) fn atomics_return_the_old_word<H: Harness>(harness: &H) {
     let base = at(harness, ONE, 4096);
     harness.run(vec![task(move |end: H::Endpoint| async move {
         put(&end, base, &[0xee; 24]).await;

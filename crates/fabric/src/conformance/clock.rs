@@ -116,7 +116,7 @@ pub(super) fn a_yield_lets_others_run<H: Harness>(harness: &H) {
 }
 
 /// Endpoints draw different numbers, and the same ones from the same seed.
-pub(super) fn random_numbers_are_ones_own<H: Harness>(harness: &H) {
+pub(super) fn endpoints_draw_their_own_random_numbers<H: Harness>(harness: &H) {
     let drawn = Arc::new(Mutex::new(Vec::new()));
     let tasks = (0..2).map(|_| {
         let drawn = Arc::clone(&drawn);

@@ -40,7 +40,7 @@ async fn settle<H: Harness>(end: &H::Endpoint, out: usize) {
 }
 
 /// F8: a future that is dropped before its first poll has done nothing, and its buffers are home.
-pub(super) fn what_was_never_polled_never_happened<H: Harness>(harness: &H) {
+pub(super) fn an_unpolled_future_does_nothing<H: Harness>(harness: &H) {
     let base = at(harness, OTHER, 4096);
     harness.run(vec![task(move |end: H::Endpoint| async move {
         put(&end, base, &patterned(0, LEN)).await;

@@ -186,9 +186,9 @@ macro_rules! cases {
 }
 
 cases! { $
-    transfer: every_length_and_alignment_arrives, a_megabyte_arrives, windows_are_what_moves,
+    transfer: every_length_and_alignment_arrives, a_megabyte_arrives, an_operation_moves_its_window,
         frames_are_filled_where_asked, neighbours_keep_their_bytes;
-    atomics: atomics_return_what_was_there, every_addition_counts, every_swap_is_won_once,
+    atomics: atomics_return_the_old_word, every_addition_counts, every_swap_is_won_once,
         words_are_never_torn, a_lock_guards_a_counter;
     order: completion_is_visible_to_all, no_store_waits_behind_a_read, a_chain_lands_in_order,
         a_chain_reads_in_order;
@@ -196,15 +196,15 @@ cases! { $
         post_many_reaches_every_server, an_empty_list_completes, a_chain_goes_to_one_server;
     refused: nothing_outside_is_touched, misaligned_atomics_do_nothing,
         unknown_servers_have_no_memory, a_chain_ends_at_its_error;
-    rpc: an_echo_comes_back_whole, a_reply_is_cut_to_what_was_written,
+    rpc: an_echo_comes_back_whole, a_reply_is_cut_to_the_written_bytes,
         an_unknown_service_is_named, a_handler_works_on_its_servers_memory;
-    dropped: what_was_never_polled_never_happened, a_dropped_write_lands_unseen,
+    dropped: an_unpolled_future_does_nothing, a_dropped_write_lands_unseen,
         a_dropped_read_keeps_its_buffer, a_dropped_chain_lands_unseen,
         a_dropped_batch_lands_unseen, a_dropped_atomic_counts_once;
     counted: every_operation_is_counted_exactly, finished_endpoints_stay_counted;
     clock: time_never_goes_back, sleep_is_long_enough, sleepers_wake_in_order,
         a_spawned_task_outlives_its_parent, a_yield_lets_others_run,
-        random_numbers_are_ones_own;
+        endpoints_draw_their_own_random_numbers;
     fenced: the_living_are_not_dead, a_fenced_victim_writes_no_more;
     calls: a_call_comes_back_whole, calls_overtake_each_other, a_long_call_is_refused,
         a_call_to_nobody_is_not_begun,
@@ -214,5 +214,5 @@ cases! { $
         nothing_older_is_begun_after_a_reconnect, calls_are_bounded, calls_are_counted,
         a_request_is_taken_once;
     reconnect: nothing_older_lands_after_a_reconnect, a_reconnect_leaves_nobody_waiting,
-        a_reconnect_is_ones_own;
+        a_reconnect_affects_one_thread;
 }

@@ -87,7 +87,7 @@ fn at_one(addr: GlobalAddr) -> GlobalAddr {
 }
 
 /// F10: other threads' operations go on, and what has completed stays.
-pub(super) fn a_reconnect_is_ones_own<H: Harness>(harness: &H) {
+pub(super) fn a_reconnect_affects_one_thread<H: Harness>(harness: &H) {
     let (sum, gate) = (at(harness, OTHER, 4096), at(harness, ONE, 4096));
     let tasks = (0..2).map(|me| {
         task(move |end: H::Endpoint| async move {

@@ -63,7 +63,7 @@ pub(super) fn an_echo_comes_back_whole<H: Harness>(harness: &H) {
 
 /// The reply's window is cut to the bytes that the service wrote; the request is its window; nothing beside
 /// either window counts or changes.
-pub(super) fn a_reply_is_cut_to_what_was_written<H: Harness>(harness: &H) {
+pub(super) fn a_reply_is_cut_to_the_written_bytes<H: Harness>(harness: &H) {
     serve(harness);
     harness.run(vec![task(move |end: H::Endpoint| async move {
         let mut request = end.buf(64);

@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_pool_is_refused_with_a_reason() {
+    fn a_folder_that_is_no_pool_is_refused_with_a_reason() {
         let scratch = Scratch::new("refuse");
         let why = |result: Result<Mapped, FabricError>| result.expect_err("refused").to_string();
         assert!(why(Mapped::open(&scratch.0)).contains("no such folder"));

@@ -252,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_come_back() {
+    fn stored_words_load_back() {
         let words = Words::anonymous(1000).expect("8 KB of memory");
         let data: Vec<u64> = (0..300).map(|i| i * 0x0101_0101).collect();
         words.store(7, &data);

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_call_is_refused() {
+    fn a_message_that_is_no_rpc_is_refused() {
         let (_host, caller, calls) = caller();
         let mut answer = RpcAnswer::default();
         let good = message(ECHO, 8, b"12345678");

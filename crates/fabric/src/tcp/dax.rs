@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_device_of_memory_is_refused_with_a_reason() {
+    fn a_device_that_is_no_memory_is_refused_with_a_reason() {
         let why = |subsystem: &str, files: &[(&str, &str)]| {
             let sys = Sys::new("dax-refused", subsystem, files);
             sys.look().expect_err("refused").to_string()

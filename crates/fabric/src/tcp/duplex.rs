@@ -189,7 +189,7 @@ mod tests {
 
     /// Checks the settings that reveal a loss: no test on one machine loses packets.
     #[test]
-    fn both_sides_hear_of_a_loss_without_a_word() {
+    fn both_sides_notice_a_silent_loss() {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let address = listener.local_addr().unwrap();
         let one = TcpStream::connect(address).unwrap();

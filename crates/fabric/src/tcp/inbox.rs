@@ -259,7 +259,7 @@ mod tests {
 
     /// In waves as large as `posts`, of which `answers` at a time are answered.
     #[test]
-    fn who_waits_is_answered_in_order_however_many_are_under_way() {
+    fn posts_are_answered_in_order_with_any_number_under_way() {
         let answer = encode_answer(Status::Done, 0);
         for (posts, answers) in [(1, 1), (2, 1), (128, 128), (128, 96), (7, 5), (5, 4)] {
             let (mut inbox, mut sink) = (Inbox::new(), Answered::default());

@@ -53,7 +53,7 @@ mod tests {
     /// A server that is restarted at once gets its address, also while another thread starts a process.
     #[test]
     #[cfg_attr(miri, ignore = "needs a network")]
-    fn a_process_that_is_being_started_keeps_no_address() {
+    fn a_starting_process_keeps_no_address() {
         let listening = Listening::new(TcpListener::bind(("127.0.0.1", 0)).expect("an address"));
         let address = listening.local_addr().expect("an address");
         let of_child = listening.try_clone().expect("a copy");

@@ -278,7 +278,7 @@ mod tests {
     const WHO: Incarnation = Incarnation(9);
 
     #[test]
-    fn a_fence_closes_every_gate_and_the_door() {
+    fn a_fence_shuts_every_gate_and_refuses_new_connections() {
         let lives = Lives::new(100);
         let (_, _, first) = lives.enter(WHO, 0, 0).expect("in");
         let (_, _, second) = lives.enter(WHO, 0, 0).expect("in");
@@ -394,7 +394,7 @@ mod tests {
 
     /// A connection that sends one request after the other, without a pause, does not delay a fence.
     #[test]
-    fn nobody_passes_a_fence_that_waits() {
+    fn no_request_overtakes_a_waiting_fence() {
         let lives = Lives::new(100);
         let (_, _, gate) = lives.enter(WHO, 0, 0).expect("in");
         let begun = AtomicBool::new(false);

@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_with_a_reason() {
+    fn a_region_that_does_not_fit_is_refused_with_a_reason() {
         let scratch = Scratch::new("region-refused");
         let why = |bytes| open(&scratch.0, bytes).expect_err("refused").to_string();
         assert!(why(None).contains("how many bytes"));
@@ -413,7 +413,7 @@ mod tests {
 
     /// A server that is restarted at once gets its file, also while another thread starts a process.
     #[test]
-    fn a_process_that_is_being_started_keeps_no_region() {
+    fn a_starting_process_keeps_no_region() {
         let scratch = Scratch::new("region-started");
         let made = open(&scratch.0, Some(BYTES)).expect("make");
         let of_child = made.record.as_ref().expect("a record")._file.copy();
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_are_recorded_than_there_is_room_for() {
+    fn a_full_record_takes_no_more_fences() {
         let scratch = Scratch::new("region-full");
         let region = open(&scratch.0, Some(BYTES)).expect("make");
         let record = region.record.as_ref().expect("a record");

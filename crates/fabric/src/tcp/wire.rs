@@ -428,7 +428,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_come_back_as_they_went() {
+    fn requests_decode_as_they_were_encoded() {
         for (verb, length) in [
             (Verb::Read, 2 << 20),
             (Verb::Write, 0),
@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_and_replies_come_back_as_they_went() {
+    fn calls_and_replies_decode_as_they_were_encoded() {
         let last = (1 << 48) - 1;
         let request = call_head(last, ServiceId(7), CALL_BYTES_MAX);
         assert_eq!(Request::decode(&request.encode()), Ok(request));
@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_request_is_refused() {
+    fn a_malformed_request_is_refused() {
         let good = Request { verb: Verb::Cas, more: false, length: 16, offset: 8 }.encode();
         for (at, byte) in [(0, 0), (0, 13), (1, 2), (2, 1), (3, 1), (4, 15), (7, 1)] {
             let mut bytes = good;
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn greetings_come_back_as_they_went() {
+    fn greetings_decode_as_they_were_encoded() {
         let hello = Hello {
             version: VERSION,
             control: true,

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_is_looked_at() {
+    fn the_oldest_call_sets_the_wait() {
         let slab = SlabRef::new();
         let (mut posts, mut calls) = (Posts::default(), Calls::default());
         assert_eq!(calls.look(50), 0);

@@ -175,7 +175,7 @@ mod tests {
     const ENDS: Ends = Ends { queue: 17, first_packet: 0x12_3456, gid: [9; 16], lid: 0x1122 };
 
     #[test]
-    fn both_come_back_as_they_went() {
+    fn questions_and_answers_decode_as_they_were_encoded() {
         let question = Question {
             version: VERSION,
             connects: true,
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_neither_is_refused() {
+    fn a_malformed_question_or_answer_is_refused() {
         let question = Question {
             version: VERSION,
             connects: false,

@@ -184,7 +184,7 @@ fn malformed_greetings_end_their_connection() {
 }
 
 #[test]
-fn strangers_that_say_nothing_are_sent_away() {
+fn clients_that_do_not_greet_are_closed() {
     let greeting_timeout = Duration::from_millis(100);
     let server = serve(MemoryServerConfig { greeting_timeout, ..Default::default() });
     let mut silent = knock(server.address(), b"");
@@ -258,7 +258,7 @@ fn resident_bytes() -> usize {
 }
 
 #[test]
-fn who_sends_no_more_still_gets_the_answers() {
+fn a_client_that_shuts_down_sending_gets_its_answers() {
     let (pool, config) = pool(1, LONG);
     let mut stream = enter(config.servers[0], 7, 0, 1);
     let part = &request(WRITE, 0, 100, &[1; 100])[..50];
@@ -284,7 +284,7 @@ fn an_address_is_loopback_unless_told() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_configurations_are_refused() {
     let usual = MemoryServerConfig::default();
     for bad in [
         MemoryServerConfig { threads: 0, ..usual.clone() },
@@ -330,7 +330,7 @@ fn something_else(greets: &'static [u8]) -> SocketAddr {
 }
 
 #[test]
-fn what_is_no_memory_server_is_told_from_one() {
+fn a_server_of_something_else_is_recognised() {
     let brief = |address| TcpConfig {
         connect_timeout: Duration::from_millis(100),
         ..TcpConfig::to([address])
@@ -575,7 +575,7 @@ fn the_living_cannot_be_fenced() {
 }
 
 #[test]
-fn who_says_goodbye_is_dead_at_once() {
+fn a_compute_server_that_says_goodbye_is_dead_at_once() {
     let (_pool, config) = pool(1, LONG);
     let one = Tcp::connect(config.clone()).unwrap();
     let endpoint = one.endpoint().unwrap();
@@ -593,7 +593,7 @@ fn who_says_goodbye_is_dead_at_once() {
 
 /// An incarnation lives, but counts as dead: its later posts fail, and do nothing.
 #[test]
-fn who_is_fenced_does_nothing_more() {
+fn a_fenced_compute_server_does_nothing_more() {
     let (pool, config) = pool(2, LONG);
     let one = Tcp::connect(config.clone()).unwrap();
     let other = Tcp::connect(config.clone()).unwrap();
@@ -633,7 +633,7 @@ fn who_is_fenced_does_nothing_more() {
 
 /// A lease: an incarnation that is silent for longer is dead, and stays so.
 #[test]
-fn who_is_silent_is_dead() {
+fn a_silent_compute_server_is_dead() {
     let (_pool, config) = pool(1, Duration::from_millis(60));
     let one = Tcp::connect(config.clone()).unwrap();
     let endpoint = one.endpoint().unwrap();
@@ -722,7 +722,7 @@ fn a_busy_server_lets_others_in() {
 
 /// A server's thread watches busy connections by itself, and registers them again later.
 #[test]
-fn who_was_busy_is_heard_after_a_pause() {
+fn a_busy_connection_is_served_after_a_pause() {
     let (pool, config) = pool(1, LONG);
     // As many as a thread watches, and more.
     for clients in [1, 4, 6] {
@@ -767,7 +767,7 @@ fn who_was_busy_is_heard_after_a_pause() {
 
 const IDLE: &str = "FARLEAF_TEST_IDLE";
 
-/// Not a test of its own: the process that [`who_is_idle_uses_no_processor`] starts.
+/// Not a test of its own: the process that [`an_idle_side_uses_no_processor`] starts.
 #[test]
 fn is_idle_when_asked_to() {
     if env::var_os(IDLE).is_none() {
@@ -808,7 +808,7 @@ fn processor_time() -> Duration {
 }
 
 #[test]
-fn who_is_idle_uses_no_processor() {
+fn an_idle_side_uses_no_processor() {
     let idle = Command::new(env::current_exe().unwrap())
         .args(["--exact", "tcp::is_idle_when_asked_to", "--nocapture"])
         .env(IDLE, "1")

@@ -101,7 +101,7 @@ fn refusal(server: &MemoryServer, tls: Option<Tls>) -> String {
 }
 
 #[test]
-fn who_is_not_trusted_is_not_let_in() {
+fn an_untrusted_process_is_refused() {
     let (ours, theirs) = (Authority::new(), Authority::new());
     let server = serve(Some(ours.somebody("127.0.0.1")));
     let why = refusal(&server, None);
@@ -163,7 +163,7 @@ fn a_public_address_is_fine_with_tls() {
 }
 
 #[test]
-fn files_that_are_no_use_are_told() {
+fn unusable_files_are_reported() {
     let authority = Authority::new();
     let good = authority.files("good", "client");
     let other = authority.files("other", "client");
@@ -187,7 +187,7 @@ fn files_that_are_no_use_are_told() {
 
 /// A server that has fenced an incarnation says so through TLS.
 #[test]
-fn the_fenced_are_told() {
+fn a_fenced_compute_server_learns_it() {
     let authority = Authority::new();
     let words = Arc::new(Words::anonymous(1024).unwrap());
     let lease = Duration::from_millis(50);

@@ -250,8 +250,8 @@ fn queue_pairs_end_with_their_threads() {
 /// More operations than a queue pair takes, in one list and in many tasks: they wait, and all happen. Ready
 /// ones go out by few doorbells.
 #[test]
-fn more_than_fits_waits() {
-    if !has_card("more_than_fits_waits") {
+fn more_operations_than_fit_wait() {
+    if !has_card("more_operations_than_fit_wait") {
         return;
     }
     let (_servers, mut config) = pool(1, LEASE, 1 << 20);
@@ -285,7 +285,7 @@ fn more_than_fits_waits() {
 
 /// An error names the missing property of the card.
 #[test]
-fn what_is_missing_is_named() {
+fn an_error_names_the_missing_part() {
     let mut config = VerbsConfig::to([SocketAddr::from(([127, 0, 0, 1], 9))]);
     config.card.mtu = Some(1500);
     let error = Verbs::connect(config.clone()).expect_err("no such MTU").to_string();
@@ -299,7 +299,7 @@ fn what_is_missing_is_named() {
         ),
         "{error}"
     );
-    if !has_card("what_is_missing_is_named") {
+    if !has_card("an_error_names_the_missing_part") {
         return;
     }
     assert!(error.to_string().contains("there are"), "{error}");
@@ -372,7 +372,7 @@ const POOR: &str = "FARLEAF_TEST_POOR";
 
 /// Not a test of its own: a process with the errors of a user without rights.
 #[test]
-fn is_told_why() {
+fn prints_errors_without_rights() {
     let Ok(wanted) = env::var(POOR) else { return };
     if wanted == "memory" {
         let limit = rustix::process::Rlimit { current: Some(1 << 20), maximum: Some(1 << 20) };
@@ -394,7 +394,7 @@ fn is_told_why() {
 
 /// A user who may not lock memory, or open the device, learns the reason and the remedy.
 #[test]
-fn a_user_without_rights_is_told_why() {
+fn a_user_without_rights_learns_the_reason() {
     use std::fs::{Permissions, set_permissions};
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::process::CommandExt;
@@ -403,14 +403,14 @@ fn a_user_without_rights_is_told_why() {
     if env::var("FARLEAF_VERBS").as_deref() != Ok("required")
         || !rustix::process::getuid().is_root()
     {
-        eprintln!("a_user_without_rights_is_told_why: skipped: `make verbs` runs it");
+        eprintln!("a_user_without_rights_learns_the_reason: skipped: `make verbs` runs it");
         return;
     }
     let device = "/dev/infiniband/uverbs0";
     for (wanted, mode) in [("memory", 0o666), ("device", 0o600)] {
         set_permissions(device, Permissions::from_mode(mode)).expect("other rights");
         let poor = Command::new(env::current_exe().expect("this test's path"))
-            .args(["--exact", "verbs::is_told_why", "--nocapture"])
+            .args(["--exact", "verbs::prints_errors_without_rights", "--nocapture"])
             .env(POOR, wanted)
             .uid(65_534)
             .output();
@@ -424,8 +424,8 @@ fn a_user_without_rights_is_told_why() {
 
 /// A client of `tcp` is served when nobody uses the card, and the other way round.
 #[test]
-fn tcp_is_served_too() {
-    if !has_card("tcp_is_served_too") {
+fn tcp_clients_are_served_when_no_card_is_used() {
+    if !has_card("tcp_clients_are_served_when_no_card_is_used") {
         return;
     }
     let (servers, mut config) = pool(1, LEASE, 1 << 20);

@@ -153,7 +153,7 @@ mod tests {
     use crate::GlobalAddr;
 
     #[test]
-    fn what_is_shared_is_not_given_away() {
+    fn a_shared_hold_is_not_exchanged() {
         let mut hold = Hold::new();
         let faa = Op::Faa { at: GlobalAddr::NULL, add: 1, old: 0 };
         assert!(matches!(Hold::swap(&mut hold, Load::One(faa)), Ok(Load::Empty)));

@@ -70,7 +70,7 @@ fn late_answers_are_as_many_and_as_late_as_configured() {
 }
 
 #[test]
-fn what_is_lost_happens_never_or_at_once_or_later() {
+fn a_lost_operation_happens_never_at_once_or_later() {
     let sim = sim(recorded(5, lossy(0.3)));
     let results = count_up(&sim, 0, 3000);
     sim.run().unwrap();

@@ -368,8 +368,8 @@ fn an_rpc_that_takes_too_long_times_out() {
 /// While the server carries out a long RPC for one connection, under its gate, RPCs of others go on; its own
 /// wait.
 #[test]
-fn a_gate_that_is_taken_keeps_nobody_else() {
-    if !has_card("a_gate_that_is_taken_keeps_nobody_else") {
+fn a_held_gate_delays_no_other_connection() {
+    if !has_card("a_held_gate_delays_no_other_connection") {
         return;
     }
     let (servers, config) = served();
