@@ -263,7 +263,8 @@ impl CallListener {
     }
 }
 
-/// Removes the sockets of lives that are gone. What cannot be removed now is left to the next.
+/// Removes the sockets of lives that are gone. If a socket cannot be removed now, the next caller tries
+/// again.
 fn remove_dead(folder: &Path, calls: &Path) {
     let Ok(entries) = fs::read_dir(calls) else { return };
     for entry in entries.flatten() {
@@ -478,8 +479,8 @@ fn write_replies(signal: &ReplySignal, replies: &Replies, stream: &UnixStream) -
     Ok(())
 }
 
-/// Begins to connect to a peer, in the place of the connection that `number` names, which it then does. What
-/// is called meanwhile waits for that.
+/// Begins to connect to a peer, in the place of the connection that `number` names, and sets `number` to the
+/// new one. Calls wait for that meanwhile.
 pub(super) fn connect(
     folder: &Arc<Path>,
     me: Incarnation,
