@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What the compiler and clippy do not look for: unfinished code, tests that never run, characters
 # beyond ASCII, lint lists that have drifted apart, references to rules and pages that do not exist, first
-# lines of modules that name no thing, and names of engines in code that serves all engines.
+# lines of modules and comments that name no thing, and names of engines in code that serves all engines.
 # Prints each place; exit 1 if there is any.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -64,6 +64,16 @@ headless=$(git ls-files -z '*.rs' | LC_ALL=C xargs -0 -r awk '
     }')
 if [ -n "$headless" ]; then
     printf 'the first line of a module (write "Noun: what it does", such as "Range guard: admits ..."):\n%s\n' \
+        "$headless" >&2
+    bad=1
+fi
+
+# Comments that name nobody: "Whether ..." is "Returns whether ...", "What ..." the thing itself. The list of crates
+# only grows.
+plain=('crates/cluster/*.rs' 'crates/fabric/*.rs')
+if headless=$(git ls-files -z "${plain[@]}" | LC_ALL=C xargs -0 -r grep -HnE \
+    '^\s*//[/!]? (Who|Whoever|Whose|Whom|What|Whatever|Where|Wherever|How|Whether|Which|When|Whenever)\b'); then
+    printf 'a comment that names no actor and no thing (write "The result of ...", "Returns whether ..."):\n%s\n' \
         "$headless" >&2
     bad=1
 fi

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::ClusterError;
 use crate::tls::Tls;
 
-/// How etcd is reached, and as whom: by plain HTTP and as nobody, unless more is said.
+/// Access to etcd: by plain HTTP and without a user, unless the caller adds TLS or a user.
 #[derive(Clone, Debug, Default)]
 pub struct EtcdAccess {
     pub(crate) tls: Option<Tls>,
@@ -16,11 +16,11 @@ pub struct EtcdAccess {
 /// Files in PEM for TLS to etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EtcdTlsFiles {
-    /// Certificates of those who vouch for etcd's servers. A server's certificate has to be made out to the
-    /// host by which it is addressed.
+    /// Certificates of the authorities for etcd's servers. A server's certificate has to name the host by
+    /// which clients address it.
     pub ca: PathBuf,
-    /// This process's certificate, with its key: what an etcd asks for that was started with
-    /// `--client-cert-auth`.
+    /// This process's certificate, with its key. An etcd that was started with `--client-cert-auth` asks for
+    /// it.
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 
@@ -32,17 +32,17 @@ pub(crate) struct User {
 }
 
 impl EtcdAccess {
-    /// The same by TLS. Reads the files.
+    /// Adds TLS. Reads the files.
     ///
     /// # Errors
-    /// [`ClusterError::Files`] for one that cannot be read, holds no certificate or key, or a key of another
-    /// certificate.
+    /// [`ClusterError::Files`] for a file that cannot be read, or holds no certificate or key, or for a key
+    /// of another certificate.
     pub fn tls(mut self, files: &EtcdTlsFiles) -> Result<Self, ClusterError> {
         self.tls = Some(Tls::load(files)?);
         Ok(self)
     }
 
-    /// The same as a user of etcd.
+    /// Adds a user of etcd.
     pub fn user(mut self, name: impl Into<String>, password: impl Into<String>) -> Self {
         self.user = Some(User { name: name.into(), password: password.into() });
         self
@@ -51,7 +51,7 @@ impl EtcdAccess {
 
 impl fmt::Debug for User {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Nothing of the password.
+        // The password is left out.
         f.debug_struct("User").field("name", &self.name).finish_non_exhaustive()
     }
 }

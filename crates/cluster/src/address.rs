@@ -6,10 +6,10 @@ use crate::ClusterError;
 
 /// Longest name of a cluster.
 const NAME_BYTES_MAX: usize = 64;
-/// What an address looks like.
+/// An example of an address, for error messages.
 const EXAMPLE: &str = "as in etcd://10.0.0.1:2379,10.0.0.2:2379/orders";
 
-/// Where a cluster's directory is: servers of etcd, and the cluster's name.
+/// Address of a cluster's directory: servers of etcd, and the cluster's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterAddress {
     endpoints: Vec<String>,
@@ -52,7 +52,7 @@ impl ClusterAddress {
     /// Reads `etcd://host:port,host:port/name`.
     ///
     /// # Errors
-    /// [`ClusterError::Address`], which says what is wrong.
+    /// [`ClusterError::Address`] names the fault.
     pub fn parse(uri: &str) -> Result<Self, ClusterError> {
         let wrong = |why: &str| ClusterError::Address(format!("\"{uri}\" {why}, {EXAMPLE}"));
         let rest =
@@ -79,7 +79,7 @@ impl fmt::Display for ClusterAddress {
     }
 }
 
-/// Nothing that would end the host's part of a URL.
+/// A host has nothing that would end the host's part of a URL.
 fn is_host(host: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
     let inner = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_addresses_say_what_is_wrong() {
+    fn an_invalid_address_names_its_fault() {
         for (uri, what) in [
             ("etcd:a:1/c", "does not begin with etcd://"),
             ("etcd://a:1", "names no cluster"),

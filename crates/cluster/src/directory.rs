@@ -8,14 +8,14 @@ use crate::etcd::{Etcd, Listing};
 use crate::record::{MemoryRecord, Name, PoolRecord, Snapshot, Way, number_text, parse};
 use crate::{ClusterAddress, ClusterError, EtcdAccess, Foreign};
 
-/// Below which all keys stand.
+/// Prefix of all keys.
 const ROOT: &str = "/farleaf/";
 /// Names that an error lists.
 const NAMES_MAX: usize = 8;
-/// How often the pool's record is tried again while others change it.
+/// Most tries to write the pool's record while others change it.
 const ATTEMPTS_MAX: usize = 16;
 
-/// The directory of a cluster. Clones are the same; use it from any thread.
+/// The directory of a cluster. Clones share it; use it from any thread.
 #[derive(Clone, Debug)]
 pub struct Directory {
     pub(crate) etcd: Arc<Etcd>,
@@ -23,12 +23,12 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// That of the cluster at `address`. Asks nobody yet.
+    /// The directory of the cluster at `address`. Sends no request yet.
     pub fn new(address: &ClusterAddress) -> Self {
         Directory::with(address, &EtcdAccess::default())
     }
 
-    /// The same, with etcd reached so.
+    /// The same, with `access` to etcd.
     pub fn with(address: &ClusterAddress, access: &EtcdAccess) -> Self {
         let etcd = Arc::new(Etcd::with(address.endpoints().iter().cloned(), access));
         Directory { etcd, name: address.name().to_owned() }
@@ -39,18 +39,19 @@ impl Directory {
         &self.name
     }
 
-    /// All that stands there.
+    /// Reads the whole directory.
     ///
     /// Cost: 1 request to etcd.
     ///
     /// # Errors
-    /// [`ClusterError::Unreachable`] and others of etcd; so all of these.
+    /// [`ClusterError::Unreachable`] and other errors of etcd; so do all functions here.
     pub fn look(&self) -> Result<Snapshot, ClusterError> {
         let prefix = self.key("");
         Ok(Snapshot::of(&prefix, &self.etcd.list(&prefix)?))
     }
 
-    /// Where the cluster's memory servers are, in the order of their numbers, and how all of them are reached.
+    /// Returns the addresses of the cluster's memory servers, in the order of their numbers, and their common
+    /// fabric.
     ///
     /// Cost: 1 request to etcd; another if there is no such cluster.
     ///
@@ -86,9 +87,9 @@ impl Directory {
         Ok((snapshot.memory.values().map(|record| record.address).collect(), fabric))
     }
 
-    /// Sees to it that the directory names the pool `id` of `servers` memory servers, which somebody has
-    /// just opened at the addresses that stand here. `is_new` if it was made just now: then it takes the
-    /// place of one whose memory is gone.
+    /// Makes the directory name the pool `id` of `servers` memory servers, which the caller has just opened
+    /// at the registered addresses. If `is_new`, the pool was just made and replaces one whose memory is
+    /// gone.
     ///
     /// Cost: 1 request to etcd; the first time 2.
     ///
@@ -119,8 +120,8 @@ impl Directory {
         Err(ClusterError::Foreign { key, why })
     }
 
-    /// Asks a compute server to hand over what it has, and to leave. Those whose record does not say that
-    /// they do so take no notice. It ends with the compute server's lease.
+    /// Asks a compute server to hand its ranges over and to leave. A server whose record says that it does
+    /// not hand over ignores that. The request ends with the compute server's lease.
     ///
     /// Cost: 2 requests to etcd.
     ///
@@ -144,7 +145,7 @@ impl Directory {
     }
 
     /// # Errors
-    /// What keeps a memory server from becoming part of the cluster.
+    /// [`ClusterError`] with the reason for which a memory server cannot become part of the cluster.
     pub(crate) fn check_fits(&self, record: &MemoryRecord) -> Result<(), ClusterError> {
         let snapshot = self.look()?;
         if let Some(pool) = snapshot.pool {
@@ -193,7 +194,7 @@ impl Directory {
 
     fn no_such_cluster(&self) -> Result<ClusterError, ClusterError> {
         let listing = match self.etcd.list_keys(ROOT) {
-            // A user may be let to see one cluster, and not what others there are.
+            // A user may have the right to see one cluster alone.
             Err(ClusterError::NotAllowed { .. }) => Listing::default(),
             listing => listing?,
         };
@@ -216,7 +217,7 @@ pub(crate) fn foreign(found: &Foreign) -> ClusterError {
     ClusterError::Foreign { key: found.key.clone(), why: found.why.clone() }
 }
 
-/// Records have no map keys and nothing else that could fail.
+/// A record has no map keys, and nothing else that could fail.
 pub(crate) fn to_json(record: &impl serde::Serialize) -> String {
     serde_json::to_string(record).unwrap_or_default()
 }

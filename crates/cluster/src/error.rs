@@ -4,20 +4,20 @@ use std::net::SocketAddr;
 
 use crate::record::Way;
 
-/// A failed call. Nothing that etcd does or says changes what is in the pool.
+/// A failed call. No failure or answer of etcd changes the content of the pool.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClusterError {
-    /// An address that makes no sense.
+    /// An address that does not parse.
     #[error("{0}")]
     Address(String),
-    /// No server of etcd has answered; what was tried, and why it failed.
+    /// No server of etcd has answered.
     #[error("etcd cannot be reached ({tried}): start it, or correct the addresses")]
     Unreachable {
-        /// Each address with what went wrong there.
+        /// Each address with its error.
         tried: String,
     },
-    /// Files that TLS to etcd takes, and that are no use.
+    /// Files for TLS to etcd that cannot be used.
     #[error("{0}")]
     Files(String),
     /// A server shows a certificate that cannot be trusted.
@@ -26,35 +26,35 @@ pub enum ClusterError {
          it (--etcd-tls-ca), and address it by a name that it is made out to"
     )]
     NotTrusted {
-        /// Who.
+        /// The server.
         endpoint: String,
-        /// What is wrong with it.
+        /// The fault of the certificate.
         why: String,
     },
-    /// A server lets in nobody without a certificate.
+    /// A server accepts no client without a certificate.
     #[error(
         "etcd at {endpoint} lets in only who shows a certificate: name one and its key (--etcd-tls-cert, \
          --etcd-tls-key)"
     )]
     WantsCertificate {
-        /// Who.
+        /// The server.
         endpoint: String,
     },
-    /// A server does not accept the certificate that it is shown.
+    /// A server does not accept this process's certificate.
     #[error(
         "etcd at {endpoint} does not accept the certificate that it is shown ({why}): take one that its \
          authority has signed (its --trusted-ca-file) and that is still good"
     )]
     CertificateRefused {
-        /// Who.
+        /// The server.
         endpoint: String,
-        /// What it has said.
+        /// The server's alert.
         why: String,
     },
-    /// A server speaks TLS, and was not spoken to so.
+    /// A server speaks TLS, and this process does not.
     #[error("etcd at {endpoint} speaks TLS: name the authority of its certificate (--etcd-tls-ca)")]
     WantsTls {
-        /// Who.
+        /// The server.
         endpoint: String,
     },
     /// A server does not speak TLS.
@@ -63,25 +63,25 @@ pub enum ClusterError {
          --etcd-tls-ca"
     )]
     WantsPlain {
-        /// Who.
+        /// The server.
         endpoint: String,
     },
-    /// etcd has users, and was asked by nobody.
+    /// etcd has users, and this process named none.
     #[error(
         "etcd at {endpoint} answers its users only: name one (--etcd-user), and a file with the password \
          (--etcd-password-file)"
     )]
     NoUser {
-        /// Who.
+        /// The server.
         endpoint: String,
     },
-    /// etcd has users, and lets in no certificate that names one by itself.
+    /// etcd has users, and accepts no certificate with a common name.
     #[error(
         "etcd at {endpoint} has users, and its gateway then lets in no certificate that has a common name: \
          take one whose subject has none (--etcd-tls-cert)"
     )]
     CommonName {
-        /// Who.
+        /// The server.
         endpoint: String,
     },
     /// etcd does not know the user by that password.
@@ -89,9 +89,9 @@ pub enum ClusterError {
         "etcd at {endpoint} knows no user \"{user}\" with that password: correct --etcd-user or the password"
     )]
     WrongPassword {
-        /// Who.
+        /// The server.
         endpoint: String,
-        /// As whom it was asked.
+        /// The user that this process named.
         user: String,
     },
     /// etcd has no users.
@@ -100,9 +100,9 @@ pub enum ClusterError {
          (etcdctl auth enable), or leave out --etcd-user"
     )]
     UsersOff {
-        /// Who.
+        /// The server.
         endpoint: String,
-        /// As whom it was asked.
+        /// The user that this process named.
         user: String,
     },
     /// The user may not do that.
@@ -112,35 +112,35 @@ pub enum ClusterError {
          --prefix=true readwrite /farleaf/CLUSTER/)"
     )]
     NotAllowed {
-        /// Who.
+        /// The server.
         endpoint: String,
-        /// As whom it was asked.
+        /// The user that this process named.
         user: String,
-        /// What was asked for.
+        /// The request that etcd refused.
         what: &'static str,
-        /// The key that it was about, behind a space, if it was about one.
+        /// The key of the request behind a space; empty if it had none.
         key: String,
     },
-    /// etcd has understood, and refuses.
+    /// etcd has understood the request, and refuses it.
     #[error("etcd at {endpoint} refuses to {what}: {message}")]
     Refused {
-        /// Who.
+        /// The server.
         endpoint: String,
-        /// What was asked for.
+        /// The request that etcd refused.
         what: &'static str,
-        /// Its code, of gRPC's.
+        /// The code of gRPC in the answer.
         code: i64,
         /// Its reason.
         message: String,
     },
-    /// Something else answers there.
+    /// The process that answers is no etcd.
     #[error(
         "what answers at {endpoint} is no etcd that can be used ({why}): it takes etcd 3.4 or later"
     )]
     NotEtcd {
-        /// Where.
+        /// The address.
         endpoint: String,
-        /// What it has answered.
+        /// The unexpected answer.
         why: String,
     },
     /// The directory has nothing of that name.
@@ -151,9 +151,9 @@ pub enum ClusterError {
     NoSuchCluster {
         /// The name.
         name: String,
-        /// Where was looked.
+        /// The servers of etcd that this process asked.
         etcd: String,
-        /// The clusters that there are, to be put behind the name.
+        /// The existing clusters, as text to append to the name.
         others: String,
     },
     /// Memory servers of the cluster are not registered.
@@ -164,9 +164,9 @@ pub enum ClusterError {
     Missing {
         /// The cluster.
         name: String,
-        /// Which, as text.
+        /// The missing servers, as text.
         missing: String,
-        /// How many there should be.
+        /// Memory servers that the cluster should have.
         servers: u16,
     },
     /// Memory servers of the cluster do not agree on how many they are.
@@ -179,11 +179,11 @@ pub enum ClusterError {
         name: String,
         /// One of them.
         server: u16,
-        /// Where it listens.
+        /// The address at which it listens.
         address: SocketAddr,
-        /// What it says.
+        /// The number of servers that it states.
         servers: u16,
-        /// What others say.
+        /// The number that the others state.
         others: u16,
     },
     /// Memory servers of the cluster are not all reached by the same fabric.
@@ -196,22 +196,22 @@ pub enum ClusterError {
         name: String,
         /// One of them.
         server: u16,
-        /// Where it listens.
+        /// The address at which it listens.
         address: SocketAddr,
-        /// How it is reached.
+        /// The fabric by which clients reach it.
         fabric: Way,
-        /// How others are.
+        /// The fabric by which clients reach the others.
         others: Way,
     },
-    /// A key of the directory holds what Farleaf has not written.
+    /// A key or value of the directory is not Farleaf's.
     #[error("the key {key} of etcd is no entry of a cluster's directory ({why}): remove it")]
     Foreign {
         /// The key.
         key: String,
-        /// What is wrong with it.
+        /// The fault of the entry.
         why: String,
     },
-    /// Somebody else has that number.
+    /// Another memory server has that number.
     #[error(
         "cluster \"{name}\" has a memory server {server} already, at {holder}, which is alive: give \
          this one another number (--server), or end that one"
@@ -221,7 +221,7 @@ pub enum ClusterError {
         name: String,
         /// The number.
         server: u16,
-        /// Who has it.
+        /// The memory server that has the number.
         holder: SocketAddr,
     },
     /// The memory servers hold another pool than the cluster had.
@@ -236,7 +236,7 @@ pub enum ClusterError {
         expected: u128,
         /// The pool that is there.
         found: u128,
-        /// Who holds that.
+        /// The holder of the other pool.
         what: String,
     },
     /// The cluster has no such compute server.
@@ -250,7 +250,7 @@ pub enum ClusterError {
 }
 
 impl ClusterError {
-    /// Whether trying again later may help.
+    /// Returns whether a later try may succeed.
     pub fn may_pass(&self) -> bool {
         matches!(self, ClusterError::Unreachable { .. } | ClusterError::Missing { .. })
     }

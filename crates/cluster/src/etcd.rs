@@ -21,21 +21,23 @@ use crate::access::User;
 use crate::tls::{Tls, diagnose};
 use crate::{ClusterError, EtcdAccess};
 
-/// What one server may take to answer.
+/// Longest wait for one server's answer.
 const TIMEOUT: Duration = Duration::from_secs(2);
-/// Longest answer that is read.
+/// Longest answer that the client reads.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
-/// Codes of gRPC: not found; those that another server, or a later try, may answer better.
+/// Codes of gRPC: not found; codes after which another server, or a later try, may succeed.
 const NOT_FOUND: i64 = 5;
 const PASSING: [i64; 3] = [4, 8, 14];
-/// More of them: what makes no sense, is not allowed, does not fit the state; a token that is not good any more.
+/// More codes of gRPC: invalid argument, permission denied, failed precondition, and a token that is no
+/// longer valid.
 const INVALID: i64 = 3;
 const NOT_ALLOWED: i64 = 7;
 const OUT_OF_STATE: i64 = 9;
 const NOT_KNOWN: i64 = 16;
-/// What the gateway says, and not in JSON, to a certificate with a common name while etcd has users.
+/// The gateway's answer, which is not JSON, to a certificate with a common name while etcd has users.
 const COMMON_NAME: &[u8] = b"CommonName of client";
-/// What etcd says under the code `INVALID` to who is nobody, and to a token of before its users were changed.
+/// etcd's messages under the code `INVALID`: to a request without a user, and to a token from before a change
+/// of users.
 const NOBODY: &str = "user name is empty";
 const OLD_TOKEN: &str = "revision of auth store is old";
 
@@ -48,7 +50,7 @@ pub struct LeaseId(i64);
 pub struct Pair {
     /// The key.
     pub key: String,
-    /// The value; what is no text is replaced by the sign for that.
+    /// The value; bytes that are no text are replaced by U+FFFD.
     pub value: String,
     /// The revision of its last change.
     pub revision: i64,
@@ -56,10 +58,10 @@ pub struct Pair {
     pub lease: Option<LeaseId>,
 }
 
-/// Keys that have been found, in their order.
+/// Keys of an answer, in their order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listing {
-    /// The revision of all of etcd then.
+    /// The revision of all of etcd at that time.
     pub revision: i64,
     /// Keys and values.
     pub pairs: Vec<Pair>,
@@ -71,20 +73,20 @@ pub struct Etcd {
     agent: Agent,
     tls: Option<Tls>,
     user: Option<User>,
-    /// What the user has last been given to show.
+    /// The user's token, if etcd has issued one.
     token: Mutex<Option<String>>,
     endpoints: Vec<String>,
-    /// Who has answered last.
+    /// Index of the server that answered last.
     last: AtomicUsize,
 }
 
 impl Etcd {
-    /// The servers at these addresses, each a host and a port. Asks nobody yet.
+    /// The servers at these addresses, each a host and a port. Sends no request yet.
     pub fn new<S: Into<String>>(endpoints: impl IntoIterator<Item = S>) -> Self {
         Etcd::with(endpoints, &EtcdAccess::default())
     }
 
-    /// The same, reached so.
+    /// The same, with `access` to etcd.
     pub fn with<S: Into<String>>(
         endpoints: impl IntoIterator<Item = S>,
         access: &EtcdAccess,
@@ -109,10 +111,10 @@ impl Etcd {
         self.endpoints.join(",")
     }
 
-    /// A new lease; etcd may make it longer. One that nobody comes to know of ends by itself.
+    /// Makes a new lease; etcd may make it longer. If the answer is lost, the lease ends by itself.
     ///
     /// # Errors
-    /// See [`ClusterError`]; so all of these.
+    /// See [`ClusterError`]; the same holds for all functions here.
     pub fn grant(&self, time: Duration) -> Result<LeaseId, ClusterError> {
         let seconds = time.as_secs().max(1);
         let granted: Granted = self.call(
@@ -123,7 +125,7 @@ impl Etcd {
         Ok(LeaseId(granted.id.0))
     }
 
-    /// Renews a lease; how long it has now, or `None` if it has run out.
+    /// Renews a lease; returns its time to live, or `None` if it has run out.
     ///
     /// # Errors
     /// See [`ClusterError`].
@@ -134,7 +136,7 @@ impl Etcd {
         Ok((seconds > 0).then(|| Duration::from_secs(seconds)))
     }
 
-    /// Ends a lease, and with it the keys that are bound to it. One that has run out is no error.
+    /// Ends a lease, and with it the keys that are bound to it. An expired lease is no error.
     ///
     /// # Errors
     /// See [`ClusterError`].
@@ -146,7 +148,7 @@ impl Etcd {
         }
     }
 
-    /// The value of a key.
+    /// Returns the value of a key.
     ///
     /// # Errors
     /// See [`ClusterError`].
@@ -156,7 +158,7 @@ impl Etcd {
         Ok(self.listing(found)?.pairs.pop())
     }
 
-    /// All keys that begin so.
+    /// Returns all keys with this prefix.
     ///
     /// # Errors
     /// See [`ClusterError`].
@@ -164,7 +166,7 @@ impl Etcd {
         self.list_as(prefix, false)
     }
 
-    /// The same without values.
+    /// Returns all keys with this prefix, without values.
     ///
     /// # Errors
     /// See [`ClusterError`].
@@ -199,9 +201,9 @@ impl Etcd {
         }
     }
 
-    /// Sets a key if its last change is of `revision`, 0 for a key that is not there. Otherwise what is
-    /// there instead, or nothing if it has gone, or the lease has run out. That the same value stands there
-    /// under the same lease counts as done: a request whose answer was lost has set it.
+    /// Sets a key if its last change is of `revision`, 0 for a key that does not exist. Otherwise returns the
+    /// present pair, or nothing if the key has gone or the lease has run out. If the same value already
+    /// stands there under the same lease, that counts as done: a request whose answer was lost has set it.
     ///
     /// # Errors
     /// See [`ClusterError`].
@@ -238,7 +240,7 @@ impl Etcd {
         Ok(if found.as_ref().is_some_and(is_own) { Ok(()) } else { Err(found) })
     }
 
-    /// Removes a key; it may have been gone.
+    /// Removes a key, if it exists.
     ///
     /// # Errors
     /// See [`ClusterError`].
@@ -247,7 +249,7 @@ impl Etcd {
         self.call::<Value>(("remove", key), "/v3/kv/deleterange", &body).map(drop)
     }
 
-    /// Asks one server after the other for `what`, and on which key.
+    /// Sends a request to one server after the other. `what` names the request and its key, for errors.
     fn call<T: DeserializeOwned>(
         &self,
         what: (&'static str, &str),
@@ -265,28 +267,30 @@ impl Etcd {
                     self.last.store(number, Ordering::Relaxed);
                     return Ok(answer);
                 }
-                Err(Asked::Passing(why)) => tried.push(format!("{endpoint}: {why}")),
-                Err(Asked::Wrong(error)) => wrong = wrong.or(Some(error)),
-                Err(Asked::Final(error)) => return Err(error),
+                Err(AskError::Passing(why)) => tried.push(format!("{endpoint}: {why}")),
+                Err(AskError::Wrong(error)) => wrong = wrong.or(Some(error)),
+                Err(AskError::Final(error)) => return Err(error),
             }
         }
-        // What can be put right counts more than who does not answer.
+        // An error that the user can correct is more useful than a list of silent servers.
         Err(wrong.unwrap_or_else(|| ClusterError::Unreachable { tried: tried.join("; ") }))
     }
 
-    /// As the user, if there is one; with a new token if the old one has run out.
+    /// Sends a request as the user, if there is one; with a new token if the old one has run out.
     fn ask<T: DeserializeOwned>(
         &self,
         endpoint: &str,
         what: (&'static str, &str),
         path: &str,
         body: &str,
-    ) -> Result<T, Asked> {
+    ) -> Result<T, AskError> {
         let Some(user) = &self.user else {
             return self.send(endpoint, what.0, path, body, None).map_err(|asked| match asked {
-                Asked::Final(ClusterError::Refused {
+                AskError::Final(ClusterError::Refused {
                     endpoint, code: INVALID, message, ..
-                }) if message.contains(NOBODY) => Asked::Final(ClusterError::NoUser { endpoint }),
+                }) if message.contains(NOBODY) => {
+                    AskError::Final(ClusterError::NoUser { endpoint })
+                }
                 asked => asked,
             });
         };
@@ -294,18 +298,21 @@ impl Etcd {
         let is_new = known.is_none();
         let token = known.map_or_else(|| self.authenticate(endpoint, user), Ok)?;
         let asked = match self.send(endpoint, what.0, path, body, Some(&token)) {
-            Err(Asked::Final(error)) if is_outdated(&error) && !is_new => {
+            Err(AskError::Final(error)) if is_outdated(&error) && !is_new => {
                 let token = self.authenticate(endpoint, user)?;
                 self.send(endpoint, what.0, path, body, Some(&token))
             }
             asked => asked,
         };
         asked.map_err(|asked| match asked {
-            Asked::Final(ClusterError::Refused {
-                endpoint, what: done, code: NOT_ALLOWED, ..
+            AskError::Final(ClusterError::Refused {
+                endpoint,
+                what: done,
+                code: NOT_ALLOWED,
+                ..
             }) => {
                 let space = if what.1.is_empty() { "" } else { " " };
-                Asked::Final(ClusterError::NotAllowed {
+                AskError::Final(ClusterError::NotAllowed {
                     endpoint,
                     user: user.name.clone(),
                     what: done,
@@ -316,17 +323,17 @@ impl Etcd {
         })
     }
 
-    /// Gets the user a token, and keeps it.
-    fn authenticate(&self, endpoint: &str, user: &User) -> Result<String, Asked> {
+    /// Gets a token for the user, and keeps it.
+    fn authenticate(&self, endpoint: &str, user: &User) -> Result<String, AskError> {
         let body = json!({ "name": user.name, "password": user.password }).to_string();
         let path = "/v3/auth/authenticate";
         let asked = self.send(endpoint, "let a user in", path, &body, None);
         let Authenticated { token } = asked.map_err(|asked| {
-            let Asked::Final(ClusterError::Refused { code, .. }) = asked else { return asked };
+            let AskError::Final(ClusterError::Refused { code, .. }) = asked else { return asked };
             let (endpoint, user) = (endpoint.to_owned(), user.name.clone());
             match code {
-                INVALID => Asked::Final(ClusterError::WrongPassword { endpoint, user }),
-                OUT_OF_STATE => Asked::Final(ClusterError::UsersOff { endpoint, user }),
+                INVALID => AskError::Final(ClusterError::WrongPassword { endpoint, user }),
+                OUT_OF_STATE => AskError::Final(ClusterError::UsersOff { endpoint, user }),
                 _ => asked,
             }
         })?;
@@ -345,16 +352,16 @@ impl Etcd {
         path: &str,
         body: &str,
         token: Option<&str>,
-    ) -> Result<T, Asked> {
-        let wrong = || diagnose(endpoint, self.tls.as_ref()).map(Asked::Wrong);
+    ) -> Result<T, AskError> {
+        let wrong = || diagnose(endpoint, self.tls.as_ref()).map(AskError::Wrong);
         let passing = |error: ureq::Error| {
             let is_broken_off = matches!(&error, ureq::Error::Io(error) if is_broken_off(error));
             let wrong = if is_broken_off { wrong() } else { None };
-            wrong.unwrap_or_else(|| Asked::Passing(error.to_string()))
+            wrong.unwrap_or_else(|| AskError::Passing(error.to_string()))
         };
         let not_etcd = |why: String| {
             let error = || ClusterError::NotEtcd { endpoint: endpoint.to_owned(), why };
-            wrong().unwrap_or_else(|| Asked::Final(error()))
+            wrong().unwrap_or_else(|| AskError::Final(error()))
         };
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let mut request = self
@@ -365,7 +372,7 @@ impl Etcd {
             request = request.header("Authorization", token);
         }
         let mut answer = request.send(body).map_err(|error| match error {
-            // It has answered, and not in HTTP.
+            // The server has answered, and not in HTTP.
             ureq::Error::Protocol(error) => not_etcd(error.to_string()),
             error => passing(error),
         })?;
@@ -377,11 +384,13 @@ impl Etcd {
             .read_to_vec()
             .map_err(passing)?;
         if status == 400 && bytes.starts_with(COMMON_NAME) {
-            return Err(Asked::Final(ClusterError::CommonName { endpoint: endpoint.to_owned() }));
+            return Err(AskError::Final(ClusterError::CommonName {
+                endpoint: endpoint.to_owned(),
+            }));
         }
         let answer: Value = serde_json::from_slice(&bytes)
             .map_err(|error| not_etcd(format!("it answers {status} to {path}: {error}")))?;
-        // A call that could have many answers is refused within one, with status 200.
+        // The gateway refuses a call with a stream of answers within an answer, with status 200.
         let refused = if status == 200 { answer.get("error") } else { Some(&answer) };
         let Some(refused) = refused else {
             return T::deserialize(answer)
@@ -390,10 +399,10 @@ impl Etcd {
         let Refusal { code, message } = Refusal::deserialize(refused)
             .map_err(|error| not_etcd(format!("it answers {status} to {path}: {error}")))?;
         if PASSING.contains(&code) {
-            return Err(Asked::Passing(message));
+            return Err(AskError::Passing(message));
         }
         let endpoint = endpoint.to_owned();
-        Err(Asked::Final(ClusterError::Refused { endpoint, what, code, message }))
+        Err(AskError::Final(ClusterError::Refused { endpoint, what, code, message }))
     }
 
     fn listing(&self, found: Range) -> Result<Listing, ClusterError> {
@@ -406,23 +415,23 @@ impl Etcd {
     }
 }
 
-/// Why a server has not done it.
-enum Asked {
-    /// Another one may.
+/// Failure of a request to one server.
+enum AskError {
+    /// Another server may succeed.
     Passing(String),
-    /// It is not to be spoken to so; perhaps another one is.
+    /// This server does not accept such requests; another one may.
     Wrong(ClusterError),
-    /// None will.
+    /// No server will succeed.
     Final(ClusterError),
 }
 
-/// Whether a token is not good any more: it has run out, etcd was started anew, or its users were changed.
+/// Returns whether a token is no longer valid: it expired, etcd restarted, or somebody changed its users.
 fn is_outdated(error: &ClusterError) -> bool {
     matches!(error, ClusterError::Refused { code, message, .. }
         if *code == NOT_KNOWN || *code == INVALID && message.contains(OLD_TOKEN))
 }
 
-/// Whether a server was reached, and has not gone on.
+/// Returns whether the server was reached and then broke the request off.
 fn is_broken_off(error: &io::Error) -> bool {
     !matches!(
         error.kind(),
@@ -448,7 +457,7 @@ impl TryFrom<String> for Number {
     }
 }
 
-// What is zero or empty is left out.
+// The gateway leaves out fields that are zero or empty.
 #[derive(Debug, Default, Deserialize)]
 struct Header {
     #[serde(default)]
@@ -542,7 +551,7 @@ fn put_of(key: &str, value: &str, lease: Option<LeaseId>) -> Value {
     json!({ "key": coded(key), "value": coded(value), "lease": lease })
 }
 
-/// The first key behind all that begin so.
+/// Returns the first key behind all keys with this prefix.
 fn end_of(prefix: &str) -> Vec<u8> {
     let mut end = prefix.as_bytes().to_vec();
     // UTF-8 has no byte 0xff, so the last one can be counted up.

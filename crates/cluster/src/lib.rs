@@ -28,7 +28,7 @@ mod directory;
 mod error;
 mod etcd;
 mod record;
-mod seats;
+mod registration;
 mod tls;
 
 pub use access::{EtcdAccess, EtcdTlsFiles};
@@ -37,4 +37,4 @@ pub use directory::Directory;
 pub use error::ClusterError;
 pub use etcd::{Etcd, LeaseId, Listing, Pair};
 pub use record::{ComputeRecord, Foreign, MemoryRecord, Name, PoolRecord, Snapshot, Way};
-pub use seats::{ComputeSeat, LEASE, MemorySeat, View};
+pub use registration::{ComputeRegistration, LEASE, MemoryRegistration, View};

@@ -71,7 +71,7 @@ impl TryFrom<String> for PoolId {
     }
 }
 
-/// The pool of a cluster.
+/// The pool of a cluster, as the directory names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolRecord {
     id: PoolId,
@@ -84,17 +84,17 @@ impl PoolRecord {
         PoolRecord { id: PoolId(id), servers }
     }
 
-    /// The number that it was given when it was made.
+    /// Returns the number that the pool got when it was made.
     pub fn id(&self) -> u128 {
         self.id.0
     }
 }
 
-/// How a memory server is reached.
+/// Fabric by which clients reach a memory server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Way {
-    /// By TCP. What an entry means that says nothing.
+    /// By TCP. An entry without this field means TCP.
     #[default]
     Tcp,
     /// By RDMA.
@@ -110,26 +110,26 @@ impl fmt::Display for Way {
     }
 }
 
-/// A memory server.
+/// Entry of a memory server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryRecord {
-    /// Where it is reached.
+    /// Address at which clients reach it.
     pub address: SocketAddr,
     /// Its number.
     pub server: u16,
-    /// How many there are.
+    /// Memory servers that the cluster has.
     pub servers: u16,
     /// Bytes that it exposes.
     pub bytes: u64,
-    /// How it is to be reached.
+    /// Fabric by which clients reach it.
     #[serde(default)]
     pub fabric: Way,
     pool: Option<PoolId>,
 }
 
 impl MemoryRecord {
-    /// Memory server `server` of `servers`, reached by TCP; `pool` is the pool whose data it holds, if it holds
-    /// any.
+    /// Memory server `server` of `servers`, reached by TCP. `pool` is the pool whose data it holds, if it
+    /// holds any.
     pub fn new(
         address: SocketAddr,
         (server, servers): (u16, u16),
@@ -140,7 +140,7 @@ impl MemoryRecord {
         MemoryRecord { address, server, servers, bytes, fabric, pool: pool.map(PoolId) }
     }
 
-    /// The same, reached so.
+    /// The same, reached by `fabric`.
     pub fn by(self, fabric: Way) -> Self {
         MemoryRecord { fabric, ..self }
     }
@@ -150,20 +150,20 @@ impl MemoryRecord {
         MemoryRecord { pool: pool.map(PoolId), ..self }
     }
 
-    /// The pool whose data it holds.
+    /// Returns the pool whose data it holds.
     pub fn pool(&self) -> Option<u128> {
         self.pool.map(|pool| pool.0)
     }
 }
 
-/// A compute server.
+/// Entry of a compute server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ComputeRecord {
-    /// Where it answers others, if it does.
+    /// Address at which it answers other compute servers, if it does.
     pub address: Option<SocketAddr>,
-    /// Which process it is, for people: host and number.
+    /// The process, for people: host and process id.
     pub process: String,
-    /// Whether it hands over and leaves when it is asked to.
+    /// If it is asked to leave, it hands its ranges over and does so.
     pub serves: bool,
 }
 
@@ -172,34 +172,34 @@ pub(crate) struct CoordinatorRecord {
     pub(crate) name: Name,
 }
 
-/// A key that is none of ours, or has a value that makes no sense.
+/// A key that Farleaf does not write, or one with an invalid value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Foreign {
     /// The whole key.
     pub key: String,
-    /// What is wrong with it.
+    /// The fault of the key or value.
     pub why: String,
 }
 
 /// The directory of a cluster, all at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
-    /// Its pool, once one was made.
+    /// Its pool, if one has been made.
     pub pool: Option<PoolRecord>,
     /// Memory servers that are registered, by their numbers.
     pub memory: BTreeMap<u16, MemoryRecord>,
-    /// Compute servers that are.
+    /// Compute servers that are registered.
     pub compute: BTreeMap<Name, ComputeRecord>,
-    /// Who looks after the dead.
+    /// The compute server that recovers the dead, if there is one.
     pub coordinator: Option<Name>,
     /// Compute servers that are asked to leave.
     pub leaving: BTreeSet<Name>,
-    /// What else was found.
+    /// Keys that Farleaf has not written, and entries that make no sense.
     pub foreign: Vec<Foreign>,
 }
 
 impl Snapshot {
-    /// Reads what was found below `prefix`.
+    /// Parses the keys below `prefix`.
     pub(crate) fn of(prefix: &str, listing: &Listing) -> Self {
         let mut snapshot = Snapshot::default();
         for pair in &listing.pairs {
@@ -234,7 +234,7 @@ impl Snapshot {
     }
 }
 
-/// The number of a memory server as it stands in its key.
+/// Returns the number of a memory server as its key has it.
 pub(crate) fn number_text(server: u16) -> String {
     format!("{server:05}")
 }
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn records_parse_as_they_were_written() {
         let address = "[::1]:7000".parse().unwrap();
         let memory = MemoryRecord::new(address, (1, 2), 4096, Some(7));
         let compute = ComputeRecord { address: None, process: "h:1".to_owned(), serves: true };
@@ -292,14 +292,14 @@ mod tests {
     }
 
     #[test]
-    fn how_a_memory_server_is_reached_is_read() {
+    fn the_fabric_of_a_memory_server_is_parsed() {
         let way = |fabric: &str| {
             let value =
                 format!(r#"{{"address":"1.2.3.4:5","server":0,"servers":1,"bytes":1{fabric}}}"#);
             let found = snapshot(&[("memory/00000", &value)]);
             found.memory.get(&0).map(|record| record.fabric).ok_or(found.foreign)
         };
-        // As it stood before there was a choice.
+        // An entry from before there was a choice.
         assert_eq!(way(""), Ok(Way::Tcp));
         assert_eq!(way(r#","fabric":"tcp""#), Ok(Way::Tcp));
         assert_eq!(way(r#","fabric":"verbs""#), Ok(Way::Verbs));
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_ours_is_told_and_left_out() {
+    fn foreign_keys_are_reported_and_left_out() {
         let memory = |server: u16, servers: u16| {
             let address = "1.2.3.4:5".parse().unwrap();
             let record = MemoryRecord::new(address, (server, servers), 1, None);

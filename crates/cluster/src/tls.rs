@@ -15,14 +15,14 @@ use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
 
 use crate::{ClusterError, EtcdTlsFiles};
 
-/// What a server may take to let itself be connected to, and to say something more once a handshake is over.
+/// Longest wait for a connection, and for a server's word after the handshake.
 const CONNECT_TIME: Duration = Duration::from_secs(1);
 const ANSWER_TIME: Duration = Duration::from_millis(500);
 
-/// Whom this side trusts, and who it is.
+/// Certificate authorities that this side trusts, and its own certificate.
 #[derive(Clone)]
 pub(crate) struct Tls {
-    /// The same for requests, and for looking at what is wrong.
+    /// The same in the form for requests.
     pub(crate) agent: TlsConfig,
     config: Arc<ClientConfig>,
     has_identity: bool,
@@ -62,12 +62,12 @@ impl Tls {
 
 impl fmt::Debug for Tls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Nothing of a key.
+        // The key is left out.
         f.debug_struct("Tls").field("has_identity", &self.has_identity).finish_non_exhaustive()
     }
 }
 
-/// The same for whom requests are made by, which reads keys from PEM only.
+/// The same for `ureq`, which reads keys from PEM only.
 fn in_agent(chain: &[CertificateDer<'_>], key: &Path) -> Result<ClientCert, ClusterError> {
     let pem = fs::read(key).map_err(ureq::Error::Io);
     let read = pem.and_then(|pem| PrivateKey::from_pem(&pem)).map_err(|error| {
@@ -80,7 +80,7 @@ fn certificates(of: &[CertificateDer<'_>]) -> Vec<Certificate<'static>> {
     of.iter().map(|der| Certificate::from_der(der).to_owned()).collect()
 }
 
-/// With what the system says.
+/// The error, with the system's.
 fn told(error: &FabricError) -> String {
     match error {
         FabricError::Io { source, .. } => format!("{error}: {source}"),
@@ -88,12 +88,13 @@ fn told(error: &FabricError) -> String {
     }
 }
 
-/// What is wrong with how a server is spoken to that has broken off a request, if that is it. The request's own
-/// error need not tell: what a server says before it closes is lost if more was written to it.
+/// Returns the mismatch of TLS for which a server broke off a request, if that is the reason. The request's
+/// own error need not tell: the server's alert is lost if the client wrote more before the close.
 pub(crate) fn diagnose(endpoint: &str, tls: Option<&Tls>) -> Option<ClusterError> {
     let endpoint_text = || endpoint.to_owned();
     let Some(tls) = tls else {
-        // Whom it trusts nobody has said, so that this ends with the server's certificate if it shows one.
+        // Nobody has named an authority, so the handshake ends with the server's certificate if the server
+        // shows one.
         let config = ClientConfig::builder_with_provider(pem::provider())
             .with_safe_default_protocol_versions()
             .ok()?
@@ -121,7 +122,7 @@ pub(crate) fn diagnose(endpoint: &str, tls: Option<&Tls>) -> Option<ClusterError
     }
 }
 
-/// Makes a connection with TLS, writes nothing, and waits a moment for what the server says then.
+/// Makes a connection with TLS, writes nothing, and waits a moment for the server's reaction.
 fn shake_hands(endpoint: &str, config: Arc<ClientConfig>) -> io::Result<()> {
     let host = endpoint.rsplit_once(':').map_or(endpoint, |(host, _)| host);
     let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
@@ -136,7 +137,7 @@ fn shake_hands(endpoint: &str, config: Arc<ClientConfig>) -> io::Result<()> {
     }
 }
 
-/// Whether what listens there answers in HTTP without TLS.
+/// Returns whether the server answers HTTP without TLS.
 fn answers_plainly(endpoint: &str) -> bool {
     let ask = || -> io::Result<[u8; 5]> {
         let mut socket = connect(endpoint)?;
@@ -165,7 +166,7 @@ fn in_tls(error: &io::Error) -> Option<&rustls::Error> {
     error.get_ref()?.downcast_ref()
 }
 
-/// What a server says to a certificate that it does not like, or does not see.
+/// Returns whether the alert rejects a client's certificate, or its absence.
 fn is_of_certificates(alert: AlertDescription) -> bool {
     matches!(
         alert,

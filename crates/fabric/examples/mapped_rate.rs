@@ -49,7 +49,7 @@ fn main() -> ExitCode {
     if all_hold { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// What a figure must hold beside its baseline.
+/// Limit that a figure must keep beside its baseline.
 #[derive(Clone, Copy)]
 enum Bar {
     /// At most so many nanoseconds more.
@@ -189,7 +189,7 @@ fn consume(sum: u64, words: &[u64]) -> u64 {
     words.iter().fold(sum, |sum, word| sum.wrapping_add(*word))
 }
 
-/// What the client counts for a READ and for an operation, counted by hand in the same way.
+/// The client's counters for a READ and for an operation, counted by hand in the same way.
 #[derive(Default)]
 struct Counts {
     ops: AtomicU64,

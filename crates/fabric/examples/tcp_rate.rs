@@ -40,11 +40,11 @@ const BARE_ANSWER: usize = 8;
 /// One measurement of one side, and what comes before it.
 const ROUND: Duration = Duration::from_millis(20);
 const WARM_UP: Duration = Duration::from_millis(2);
-/// How long the bare server asks again before it sleeps: longer than anybody takes between two batches.
+/// Time that the bare server polls before it sleeps: longer than any client takes between two batches.
 const BARE_SPIN: Duration = Duration::from_micros(200);
-/// How long a server is watched that has nothing to do.
+/// Time over which the example watches an idle server.
 const IDLE: Duration = Duration::from_secs(5);
-/// What it may use of a core.
+/// Largest part of a core that an idle server may use.
 const IDLE_BAR: f64 = 0.01;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
@@ -175,7 +175,7 @@ fn bare_server() -> Outcome<()> {
     }
 }
 
-/// What was moved; if that is nothing, others run.
+/// Bytes that were moved. If there are none, other threads run.
 fn some(moved: std::io::Result<usize>) -> usize {
     moved.unwrap_or_else(|_| {
         thread::yield_now();
@@ -285,7 +285,7 @@ fn median(mut figures: Vec<f64>) -> f64 {
     figures[figures.len() / 2]
 }
 
-/// What a row must reach: of the bare batch, and READs in a second.
+/// Limits of a row: its ratio to the bare batch, and READs per second.
 struct Bar {
     ratio: Option<f64>,
     rate: f64,

@@ -29,11 +29,12 @@ use farleaf_fabric::{
 };
 
 const REGION_BYTES: u64 = 1 << 20;
-/// Operations go anywhere into so many bytes: perftest stays within one page, too.
+/// Range of the operations' addresses: perftest stays within one page, as well.
 const PLACES_BYTES: u64 = 4096;
 /// Operations per doorbell of the listed figures.
 const LIST: usize = 16;
-/// Operations of a task before it looks at the clock, which costs as much as some of them where it is emulated.
+/// Operations of a task between two looks at the clock, which costs as much as some of them if it is
+/// emulated.
 const LOOK_EVERY: usize = 64;
 
 type Any = Box<dyn Error>;
@@ -156,8 +157,8 @@ fn ours(endpoint: &VerbsEndpoint, what: What, depth: usize, time: Duration) -> f
     count.get() as f64 / start.elapsed().as_secs_f64()
 }
 
-/// What perftest measures of as many operations, about, as a turn at `rate` has, so that its best and ours are
-/// found in the same way; one request after the other signalled. `None` if it is not there.
+/// perftest's figure for about as many operations as a turn at `rate` has, so that both bests are found in
+/// the same way; each request is signalled. `None` if perftest is missing.
 fn perftest(
     device: &str,
     what: What,

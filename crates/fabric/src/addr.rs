@@ -82,7 +82,7 @@ impl GlobalAddr {
         self.0 & Self::OFFSET_MAX
     }
 
-    /// Whether this is the null address.
+    /// Returns whether this is the null address.
     pub fn is_null(self) -> bool {
         self.0 == 0
     }
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_come_back_out() {
+    fn an_address_returns_its_parts() {
         let addr = GlobalAddr::new(ServerId(5), 0x1234_5678);
         assert_eq!((addr.server(), addr.offset()), (ServerId(5), 0x1234_5678));
         assert_eq!(GlobalAddr::from_word(addr.word()), Some(addr));

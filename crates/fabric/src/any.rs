@@ -226,7 +226,7 @@ impl AnyEndpoint {
         in_real_time!(self, it => it.seed(seed));
     }
 
-    /// Buffers that are in somebody's hands or with an operation; 0 when all have come home.
+    /// Buffers that a caller or an operation holds; 0 when all are back.
     pub fn buffers_out(&self) -> usize {
         on_endpoint!(self, it => it.buffers_out())
     }

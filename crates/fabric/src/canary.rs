@@ -4,13 +4,13 @@
 //! compiler removes the bugs. Code asks on the thread that armed one, so they are for the simulator and
 //! for tests of one thread.
 
-/// A seeded bug: what is done wrong.
+/// A seeded bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Canary {
     /// The receiver forgets the numbers of the requests that it has seen.
     DeliverTwice,
-    /// A lost reply is told as `NotBegun`.
+    /// A lost reply counts as `NotBegun`.
     LostIsNotBegun,
     /// A reply is matched to a request by its number alone, across connections.
     StaleReply,
@@ -21,7 +21,7 @@ pub enum Canary {
 }
 
 impl Canary {
-    /// All that the suites are to find.
+    /// All bugs that the suites have to find.
     pub const ALL: &[Canary] = &[
         Canary::DeliverTwice,
         Canary::LostIsNotBegun,
@@ -30,7 +30,7 @@ impl Canary {
         Canary::ReplyAsZombie,
     ];
 
-    /// Whether it is armed on this thread. Always `false` without the feature `canary`.
+    /// Returns whether this thread has armed the canary. Always `false` without the feature `canary`.
     #[inline]
     pub(crate) fn is_armed(self) -> bool {
         #[cfg(any(test, feature = "canary"))]

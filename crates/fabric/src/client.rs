@@ -9,8 +9,8 @@ use crate::{
     OpKind, Ops, ServerId, ServiceId, Words,
 };
 
-/// One coroutine's face of an endpoint: the same operations, counted per server and per kind of
-/// index operation (see [`Client::begin`]).
+/// One coroutine's view of an endpoint: the same operations, counted per server and per kind of index
+/// operation (see [`Client::begin`]).
 ///
 /// Every method is a plain function that counts and returns the endpoint's own future; wrapping
 /// one `async fn` in another costs more than the operation on `mapped`.
@@ -26,20 +26,21 @@ impl<E: Endpoint> Client<E> {
         Client { endpoint, kind: Cell::new(OpKind::Other) }
     }
 
-    /// The endpoint, for what is not counted: buffers, clock, sleep, tasks, randomness.
+    /// The endpoint, for everything that is not counted: buffers, clock, sleep, tasks, randomness.
     #[inline]
     pub fn endpoint(&self) -> &E {
         &self.endpoint
     }
 
-    /// Starts an index operation: what follows counts for `kind`, and `kind` counts one more.
+    /// Starts an index operation: later remote operations count for `kind`, and `kind` counts one more.
     #[inline]
     pub fn begin(&self, kind: OpKind) {
         self.kind.set(kind);
         self.endpoint.counters().add_ops(kind, 1);
     }
 
-    /// Makes what follows count for `kind` without counting an operation; returns the kind before.
+    /// Makes later remote operations count for `kind` without counting an index operation; returns the kind
+    /// before.
     pub fn charge_to(&self, kind: OpKind) -> OpKind {
         self.kind.replace(kind)
     }
@@ -175,8 +176,7 @@ impl<E: Endpoint> Client<E> {
     }
 
     /// Cuts off a dead compute server from every memory server and every attached compute server; see
-    /// [`Endpoint::fence`]. A compute server that is dead itself, or attached no more, begins nothing of
-    /// anybody.
+    /// [`Endpoint::fence`]. A compute server that is dead itself, or detached, begins nobody's requests.
     ///
     /// # Errors
     /// As [`Endpoint::fence`].
@@ -198,7 +198,7 @@ impl<E: Endpoint> Client<E> {
         Ok(())
     }
 
-    /// Ends doubt about what this thread has posted to `server`; see [`Endpoint::reconnect`].
+    /// Ends doubt about this thread's posts to `server`; see [`Endpoint::reconnect`].
     ///
     /// # Errors
     /// As [`Endpoint::reconnect`].

@@ -58,7 +58,7 @@ use crate::{
 
 /// A set of memory servers that this process can reach, and the maker of endpoints to them.
 pub trait Fabric: Clone + 'static {
-    /// What its threads use.
+    /// Endpoint that its threads use.
     type Endpoint: Endpoint;
 
     /// A new endpoint for the calling thread.
@@ -91,9 +91,8 @@ pub trait Fabric: Clone + 'static {
     /// memory will be exposed with it; for now it takes 0. Returns its addresses, where there are some.
     ///
     /// # Errors
-    /// [`FabricError::Config`] for a number below [`ServerId::COMPUTE_FIRST`], for `bytes` above 0, for
-    /// a second time, and for an address that may not or cannot be reached; otherwise what the system
-    /// says.
+    /// [`FabricError::Config`] for a number below [`ServerId::COMPUTE_FIRST`], for `bytes` above 0, for a
+    /// second call, and for an address that may not or cannot be used; otherwise the system's error.
     fn expose(
         &self,
         number: ServerId,
@@ -105,8 +104,8 @@ pub trait Fabric: Clone + 'static {
     /// life that the number stood for is detached. Endpoints connect at their first call.
     ///
     /// # Errors
-    /// [`FabricError::Config`] for a number below [`ServerId::COMPUTE_FIRST`], or without an address
-    /// where one is needed.
+    /// [`FabricError::Config`] for a number below [`ServerId::COMPUTE_FIRST`], or if a necessary address is
+    /// missing.
     fn attach(&self, peer: Peer) -> Result<(), FabricError>;
 
     /// Makes `server` stand for nobody. Calls that are posted from now on are `NotBegun`. Those under
@@ -128,11 +127,11 @@ pub trait Endpoint: Clone + 'static {
     /// Bytes that `server` exposes; 0 if there is no such server.
     fn region_bytes(&self, server: ServerId) -> u64;
 
-    /// What this fabric gives beyond the contract.
+    /// Returns the promises of this fabric beyond the contract.
     fn capabilities(&self) -> Capabilities;
 
-    /// Whether an operation may fail with `Timeout` or `Unavailable`. Where none can, nobody has to
-    /// keep what would have to be sent again.
+    /// Returns whether an operation may fail with `Timeout` or `Unavailable`. If none can, a caller need not
+    /// keep content in order to send it again.
     fn is_lossy(&self) -> bool {
         true
     }
@@ -276,33 +275,33 @@ pub trait Endpoint: Clone + 'static {
     /// Idempotent.
     ///
     /// # Errors
-    /// `StillAlive` where only the dead can be fenced (`mapped`) and this one lives; otherwise as
-    /// any operation.
+    /// `StillAlive` if the fabric can fence only the dead (`mapped`) and this one lives; otherwise as any
+    /// operation.
     fn fence(
         &self,
         server: ServerId,
         who: Incarnation,
     ) -> impl Future<Output = Result<(), OpError>>;
 
-    /// Gives up this thread's connection to `server` and makes a new one (F10). What is still in
-    /// flight on the old one fails with `Timeout`, other tasks' operations too, at the latest when
-    /// this returns. What is posted to `server` after the call waits for the new connection: it
-    /// takes effect after all that was given up is dead, and is never part of it. 1 round trip.
+    /// Gives up this thread's connection to `server` and makes a new one (F10). Operations still in flight on
+    /// the old one fail with `Timeout`, those of other tasks included, at the latest when this returns.
+    /// Operations posted to `server` after the call wait for the new connection. They take effect after all
+    /// earlier ones are dead, and never belong to those. 1 round trip.
     ///
     /// # Errors
-    /// As any operation; `Fenced` if this compute server has been cut off. Then nothing is known
-    /// of what was in flight, and the call may be repeated.
+    /// As any operation; `Fenced` if this compute server has been cut off. Then the outcome of operations in
+    /// flight is unknown, and the call may be repeated.
     fn reconnect(&self, server: ServerId) -> impl Future<Output = Result<(), OpError>>;
 
-    /// Whether `who` is known to have died or lost its lease. "No" is always a legal answer.
+    /// Returns whether `who` is known to have died or lost its lease. "No" is always a legal answer.
     fn is_dead(&self, who: Incarnation) -> impl Future<Output = bool>;
 
-    /// Whether nobody has been told, up to this call, that this compute server is dead. While that
-    /// holds, nobody takes over what is its alone, and it may answer from its own memory what it has
-    /// read there before the call. "No" is always a legal answer, and may be right again later. No
-    /// remote operation.
+    /// Returns whether, up to this call, nobody has learned that this compute server is dead. While that
+    /// holds, nobody takes over its own keys and memory. So it may answer from its own memory with words that
+    /// it read there before the call. "No" is always a legal answer, and may be right again later. No remote
+    /// operation.
     ///
-    /// Where deaths are told by leases, clocks may run wrong against each other by an eighth.
+    /// If leases decide on deaths, two clocks may differ in rate by an eighth.
     fn holds_lease(&self) -> bool;
 
     /// Nanoseconds since some fixed moment; never goes back.
@@ -314,14 +313,13 @@ pub trait Endpoint: Clone + 'static {
     /// Lets the thread's other tasks run.
     fn yield_now(&self) -> impl Future<Output = ()>;
 
-    /// Runs `task` on this thread to its end, whatever becomes of the caller. For work that must
-    /// finish once begun.
+    /// Runs `task` on this thread to its end, even if the caller is dropped. For work that must finish once
+    /// begun.
     fn spawn(&self, task: impl Future<Output = ()> + 'static);
 
     /// The next number of this thread's seeded generator.
     fn random(&self) -> u64;
 
-    /// Stands for `ns` of local CPU work; costs virtual time in the simulator and nothing
-    /// elsewhere.
+    /// Stands for `ns` of local CPU work; costs virtual time in the simulator and nothing elsewhere.
     fn work(&self, ns: u64) -> impl Future<Output = ()>;
 }

@@ -20,10 +20,10 @@ impl fmt::Debug for Incarnation {
     }
 }
 
-/// What a fabric gives beyond the contract. Found out when it starts, printed with every result.
-///
-/// An engine that profits from one has the safe way beside it. [`Capabilities::NONE`] is what the
-/// contract alone promises; the correctness suites run with it.
+/// Promises of a fabric beyond the contract. The fabric determines them at its start, and every result prints
+/// them.
+/// An engine that profits from one has the safe way beside it. [`Capabilities::NONE`] has only the promises
+/// of the contract; the correctness suites run with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     /// Aligned 8-byte words are atomic. The contract demands it; only Soft-RoCE is known to lack
@@ -49,7 +49,7 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
-    /// What the contract alone promises.
+    /// The promises of the contract alone.
     pub const NONE: Capabilities = Capabilities {
         word_atomic: true,
         line_atomic: false,
@@ -67,7 +67,7 @@ impl Capabilities {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ServiceId(pub u16);
 
-/// What a service's handler gives back.
+/// Result of a service's handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceReply {
     /// Bytes of the reply buffer that hold the reply.

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::ServerId;
 
-/// The index operation on whose behalf something goes over the fabric.
+/// The index operation that causes a remote operation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[repr(u8)]
 pub enum OpKind {
@@ -25,7 +25,7 @@ pub enum OpKind {
     Scan,
     /// Load of sorted pairs.
     BulkLoad,
-    /// Allocation, epochs, recovery, merging: what no single operation waits for.
+    /// Allocation, epochs, recovery, merging: work that no single operation waits for.
     Maintenance,
     /// Opening, checking and everything else.
     Other,
@@ -108,7 +108,7 @@ costs! {
     reads,
     /// WRITEs, each of a chain or batch.
     writes,
-    /// CASes, failed ones too.
+    /// CASes, failed ones included.
     cas,
     /// FAAs.
     faa,
@@ -138,8 +138,8 @@ impl Cost {
     }
 }
 
-/// One writer only, so no atomic read-modify-write is needed. The branch spares the store for the
-/// counts that an operation does not touch, and folds away where the count is a constant.
+/// One writer only, so no atomic read-modify-write is needed. The branch skips the store for counts that an
+/// operation does not touch, and folds away if the count is a constant.
 #[inline]
 fn bump(count: &AtomicU64, by: u64) {
     if by != 0 {
@@ -150,8 +150,8 @@ fn bump(count: &AtomicU64, by: u64) {
 /// Compute servers that have counts of their own; the last one counts for all further ones.
 const COMPUTE_MAX: usize = 64;
 
-/// Counters of one endpoint, per server and per kind of index operation. Written by the endpoint's
-/// thread alone, readable from any.
+/// Counters of one endpoint, per server and per kind of index operation. The endpoint's thread alone writes
+/// them; any thread may read.
 #[derive(Debug)]
 pub struct Counters {
     cells: Vec<Cell>,
@@ -174,7 +174,7 @@ impl Counters {
         self.cells[at.min(self.cells.len() - 1)].add(cost);
     }
 
-    /// Adds what a message to a compute server costs.
+    /// Adds the cost of a message to a compute server.
     pub(crate) fn add_compute(&self, kind: OpKind, server: ServerId, cost: Cost) {
         let number = server.index().saturating_sub(ServerId::COMPUTE_FIRST.index());
         let at = number.min(COMPUTE_MAX - 1) * OpKind::ALL.len() + kind as usize;
@@ -187,7 +187,7 @@ impl Counters {
         bump(&self.ops[kind as usize], count);
     }
 
-    /// The counts of now. Others may be counting meanwhile.
+    /// Returns the present counts. Other threads may be counting meanwhile.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot {
             per_server: read(&self.cells),
@@ -243,7 +243,7 @@ impl Snapshot {
         }
     }
 
-    /// What has been counted since `earlier`, a snapshot of the same endpoints.
+    /// Returns the counts since `earlier`, a snapshot of the same endpoints.
     pub fn since(&self, earlier: &Snapshot) -> Snapshot {
         let mut difference = self.clone();
         for (new, old) in [
@@ -265,22 +265,22 @@ impl Snapshot {
         self.sum(self.all().flatten())
     }
 
-    /// What went to memory servers.
+    /// Returns the cost of operations on memory servers.
     pub fn memory(&self) -> Cost {
         self.sum(self.per_server.iter().flatten())
     }
 
-    /// What went to compute servers.
+    /// Returns the cost of calls to compute servers.
     pub fn compute(&self) -> Cost {
         self.sum(self.per_compute.iter().flatten())
     }
 
-    /// What operations of `kind` cost.
+    /// Returns the cost of operations of `kind`.
     pub fn kind(&self, kind: OpKind) -> Cost {
         self.sum(self.all().map(|kinds| &kinds[kind as usize]))
     }
 
-    /// What went to `server`. Of compute servers, the 64th and all further ones are one.
+    /// Returns the cost of operations on `server`. Compute servers from the 64th on share one entry.
     pub fn server(&self, server: ServerId) -> Cost {
         let kinds = match server.index().checked_sub(ServerId::COMPUTE_FIRST.index()) {
             None => self.per_server.get(server.index()),

@@ -12,18 +12,18 @@ use crate::{GlobalAddr, Incarnation, ServerId};
 pub struct OpError {
     /// The server that it went to.
     pub server: ServerId,
-    /// Why it failed.
+    /// Reason of the failure.
     pub kind: OpErrorKind,
 }
 
 impl OpError {
-    /// Whether the operation may have happened, or may still happen (F5).
+    /// Returns whether the operation may have happened, or may still happen (F5).
     pub fn is_unknown(&self) -> bool {
         matches!(self.kind, OpErrorKind::Unavailable | OpErrorKind::Timeout | OpErrorKind::Fenced)
     }
 }
 
-/// Why an operation failed.
+/// Reason of an operation's failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpErrorKind {
@@ -66,8 +66,7 @@ pub enum OpErrorKind {
     /// A fence of a compute server that cannot be proven dead. Nothing was done.
     #[error("the compute server to be fenced is alive")]
     StillAlive,
-    /// The compute server that it went to has ended its life, or is attached no more. What stood in its
-    /// memory is lost.
+    /// The addressed compute server has ended its life or detached. The content of its memory is lost.
     #[error("compute server {who} has ended its life")]
     Gone {
         /// Its life.
@@ -75,21 +74,21 @@ pub enum OpErrorKind {
     },
 }
 
-/// For which reason a memory server does not let a program in.
+/// Reason for which a memory server refuses a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// What answers is no memory server.
+    /// The process that answers is no memory server.
     NoMemoryServer,
     /// It speaks another version of the protocol.
     OtherVersion,
     /// It has another number, or the pool another number of servers.
     OtherServer,
-    /// It has as many connections as it allows.
+    /// It has as many open connections as it allows.
     Full,
     /// It serves other memory than before.
     OtherMemory,
-    /// One of both sides does not trust the other, or speaks TLS while the other does not.
+    /// One side does not trust the other, or speaks TLS while the other does not.
     NotTrusted,
     /// It was asked for its card, and serves without one.
     NoCard,
@@ -106,27 +105,27 @@ pub enum FabricError {
     /// The operating system refused.
     #[error("cannot {what} {}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// On which file or folder.
+        /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// Something is there that is not a pool folder, or not a whole one.
+    /// The path holds something else than a pool folder, or an incomplete one.
     #[error("{} is not a usable pool folder: {why}", path.display())]
     NotAPool {
         /// The folder or file.
         path: PathBuf,
-        /// What is wrong with it and what to do.
+        /// The fault, and the remedy.
         why: String,
     },
-    /// Something is there that a memory server cannot serve.
+    /// The path holds something that a memory server cannot serve.
     #[error("cannot serve {}: {why}", path.display())]
     NotARegion {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault.
         why: String,
     },
     /// A pool folder with a file that is damaged.
@@ -134,7 +133,7 @@ pub enum FabricError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault.
         why: String,
     },
     /// A configuration that makes no sense.
@@ -143,29 +142,29 @@ pub enum FabricError {
     /// A memory server cannot be reached.
     #[error("cannot reach memory server {server} at {address}: {source}")]
     Unreachable {
-        /// Which one.
+        /// The server.
         server: ServerId,
-        /// Where it should be.
+        /// Its configured address.
         address: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// A memory server does not let this program in.
+    /// A memory server refuses this program.
     #[error("memory server {server} at {address} refuses: {why}")]
     Refused {
-        /// Which one.
+        /// The server.
         server: ServerId,
-        /// Where it is.
+        /// Its address.
         address: String,
-        /// For which reason.
+        /// The server's reason.
         reason: Refusal,
-        /// Why, and what to do.
+        /// The reason, and the remedy.
         why: String,
     },
     /// This compute server has been fenced and must join anew.
     #[error("memory server {server} has cut this compute server off: join anew")]
     CutOff {
-        /// Which one.
+        /// The server.
         server: ServerId,
     },
     /// This compute server has given up a pool that it could not reach, and must join anew.
@@ -180,7 +179,7 @@ pub enum FabricError {
     NoMemory {
         /// Bytes asked for.
         bytes: u64,
-        /// For which server.
+        /// The server.
         server: ServerId,
     },
 }

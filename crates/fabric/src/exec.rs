@@ -17,16 +17,16 @@ use crate::tasks::{PART, Ready, Tasks};
 use crate::timers::{Moment, Timers};
 use crate::wake::{Home, Notify};
 
-/// Waits shorter than this are spun through: a parked thread wakes later than that.
+/// A thread spins through shorter waits: a parked thread wakes later than that.
 const SPIN_NS: u64 = 60_000;
-/// Ready tasks from which on what the first half of them has posted does not wait for the other.
+/// Number of ready tasks from which on the posts of the first half do not wait for the second half.
 const HALVES_FROM: usize = 96;
-/// How long what some tasks have posted may wait for the others, if they are fewer: about what it takes to
-/// send it. Tasks that compute little are done before.
+/// Longest time that posts of a part of the tasks wait for the other tasks: about as long as sending takes.
+/// Tasks that compute little are done before.
 const PART_NS: u64 = 20_000;
 
-/// Where the time of all executors of this process begins, so that what one thread has noted another can
-/// compare.
+/// Origin of time for all executors of this process, so that threads can compare times that other threads
+/// noted.
 static START: OnceLock<Instant> = OnceLock::new();
 
 /// An endpoint in real time: its thread's tasks run on an executor of their own.
@@ -37,7 +37,7 @@ pub trait RealTime: Endpoint {
     /// Starts this thread's random numbers anew from `seed`.
     fn seed(&self, seed: u64);
 
-    /// Buffers that are in somebody's hands or with an operation; 0 when all have come home.
+    /// Buffers that a caller or an operation holds; 0 when all are back.
     fn buffers_out(&self) -> usize;
 }
 
@@ -63,27 +63,27 @@ real_time!(crate::mapped::MappedEndpoint, crate::tcp::TcpEndpoint, crate::AnyEnd
 #[cfg(feature = "verbs")]
 real_time!(crate::verbs::VerbsEndpoint);
 
-/// What a fabric does for a thread's operations between its tasks.
+/// Work of a fabric for a thread's operations between the thread's tasks.
 pub(crate) trait Driver {
-    /// Sends what was posted and takes what has come, without waiting. True if anything came.
+    /// Sends posts and takes completions, without waiting. True if anything came.
     fn drive(&self) -> bool;
 
-    /// Whether [`Driver::hurry`] may have something to do before the next [`Driver::drive`].
+    /// Returns whether [`Driver::hurry`] may have work before the next [`Driver::drive`].
     fn may_hurry(&self) -> bool {
         false
     }
 
-    /// Some of many tasks have run. Sends what they have posted to servers that have nothing to do for
-    /// this thread meanwhile.
+    /// Some of many tasks have run. Sends their posts to servers that have nothing to do for this thread
+    /// meanwhile.
     fn hurry(&self) {}
 
-    /// Whether anything may come at any moment.
+    /// Returns whether a completion may come at any moment.
     fn is_busy(&self) -> bool;
 
     /// Waits until something comes, `at_most` has passed, or the notifier is called.
     fn wait(&self, at_most: Option<Duration>);
 
-    /// The root has ended, and for so long tasks have kept its caller. Called before a wait.
+    /// The root has ended, and tasks have kept its caller for this time. Called before a wait.
     fn linger(&self, _kept: Duration) {}
 
     /// Ends a wait from any thread; the next one, if nothing waits (INV-WAKE-1).
@@ -100,15 +100,15 @@ struct Inner {
     running: Cell<bool>,
     start: Instant,
     driver: Option<Rc<dyn Driver>>,
-    /// When something last came from the driver, and whether more has since that was noted.
+    /// Time at which the driver last brought something, and a mark that it has brought more since.
     driven_ns: Cell<u64>,
     is_driven: Cell<bool>,
     /// Counted in [`SPINNING`].
     spins: Cell<bool>,
 }
 
-/// Threads of this process that look for something to do without sleeping: no more than there are processors.
-/// Any more would keep those from working that they wait for.
+/// Threads of this process that poll without sleeping: at most one per processor. Further ones would take the
+/// CPU from the threads that they wait for.
 static SPINNING: AtomicUsize = AtomicUsize::new(0);
 
 /// Processors of this process; of the thread, if it is the first to ask.
@@ -118,7 +118,7 @@ pub(crate) fn processors() -> usize {
 }
 
 impl Inner {
-    /// Whether this thread may look for something to do without sleeping.
+    /// Returns whether this thread may poll for work without sleeping.
     fn may_spin(&self) -> bool {
         if self.spins.get() {
             return true;
@@ -173,7 +173,7 @@ impl Executor {
         Self::over(None)
     }
 
-    /// An executor for the calling thread that drives a fabric, too.
+    /// An executor for the calling thread that also drives a fabric.
     pub(crate) fn with_driver(driver: Rc<impl Driver + 'static>) -> Self {
         Self::over(Some(driver))
     }
@@ -192,7 +192,7 @@ impl Executor {
         }))
     }
 
-    /// What makes its tasks ready without wakers.
+    /// The lists by which a fabric makes this executor's tasks ready without wakers.
     pub(crate) fn ready(&self) -> Rc<Ready> {
         Rc::clone(self.0.tasks.ready())
     }
@@ -227,13 +227,13 @@ impl Executor {
                 progress = true;
             }
             if result.is_none() || tasks.live() > 0 {
-                // Only now: a root that does not have to wait costs nothing.
+                // Only now, so that a root that does not wait costs nothing.
                 entered.get_or_insert_with(|| tasks.enter());
                 let mut parts = Parts::default();
                 progress |= tasks.run(|ran, count| parts.before(self, ran, count));
             }
             progress |= self.0.timers.fire(|| self.now_ns());
-            // After the tasks: what they have posted goes out together.
+            // After the tasks, so that their posts go out together.
             progress |= self.drive();
             if tasks.live() == 0
                 && let Some(value) = result.take()
@@ -260,14 +260,14 @@ impl Executor {
         u64::try_from(self.0.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Waits for `ns` nanoseconds; other tasks run meanwhile, also where the time is over before it is looked
-    /// at: asking for it may take longer than a short wait.
+    /// Waits for `ns` nanoseconds; other tasks run meanwhile. They run even if the time is over at once,
+    /// because reading the clock may take longer than a short wait.
     pub fn sleep(&self, ns: u64) -> impl Future<Output = ()> + use<> {
         let moment = self.0.timers.moment(self.now_ns(), ns);
         Sleep { inner: Rc::clone(&self.0), moment, is_armed: false }
     }
 
-    /// The time, which timers are told, too.
+    /// Reads the time, and tells it to the timers.
     fn look(&self) -> u64 {
         let now_ns = self.now_ns();
         self.0.timers.looked(now_ns);
@@ -277,7 +277,7 @@ impl Executor {
     fn drive(&self) -> bool {
         let came = self.0.driver.as_ref().is_some_and(|driver| driver.drive());
         if came {
-            // Noted when there is nothing else to do: asking for the time costs.
+            // The time is noted when there is nothing else to do, because reading it costs.
             self.0.is_driven.set(true);
         }
         came
@@ -286,7 +286,7 @@ impl Executor {
     /// Nothing is ready: lets other threads run, or sleeps until a timer or a wake-up.
     fn idle(&self, root_waits: bool) {
         if root_waits && self.0.tasks.is_root_woken() {
-            // The root only yielded; others on this core may be what it waits for.
+            // The root only yielded; it may wait for other threads on this core.
             thread::yield_now();
             return;
         }
@@ -306,7 +306,7 @@ impl Executor {
                 return thread::yield_now();
             }
             self.0.stop_spinning();
-            // A wait of no time at all would be none.
+            // A wait of zero would not wait.
             let wait_ns = wait_ns.map(|wait_ns| wait_ns.saturating_sub(SPIN_NS / 2).max(1));
             return driver.wait(wait_ns.map(Duration::from_nanos));
         }
@@ -318,7 +318,7 @@ impl Executor {
     }
 }
 
-/// When what the tasks of one round post is sent before its end: so that servers work on it meanwhile.
+/// Decides when posts of a round's first tasks leave before the round ends, so that servers work meanwhile.
 #[derive(Default)]
 struct Parts {
     /// None if nothing would be sent.
@@ -334,7 +334,7 @@ impl Parts {
         }
         let Some(driver) = &executor.0.driver else { return };
         if ran == 0 {
-            // Where nobody would be hurried, nobody asks for the time either.
+            // If the driver has nothing to hurry, the time is of no use, and reading it costs.
             self.sent_ns = driver.may_hurry().then(|| executor.look());
             return;
         }
@@ -407,9 +407,9 @@ mod tests {
         assert_eq!(*seen.borrow(), [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]);
     }
 
-    /// Where the clock is slow, the time of a short wait is over when it is first looked at.
+    /// If reading the clock is slow, a short wait may be over at the first reading.
     #[test]
-    fn a_wait_that_is_over_at_once_lets_others_run() {
+    fn an_expired_sleep_lets_other_tasks_run() {
         let executor = Executor::new();
         let done = Rc::new(Cell::new(false));
         let seen = Rc::clone(&done);
@@ -429,14 +429,14 @@ mod tests {
     fn no_more_threads_spin_than_there_are_processors() {
         let all: Vec<_> = (0..processors() + 2).map(|_| Executor::new()).collect();
         let may = |of: &Executor| of.0.may_spin();
-        // Other tests may have theirs at the same time.
+        // Other tests may spin at the same time.
         assert!(all.iter().filter(|of| may(of)).count() <= processors());
         assert!(all.iter().all(|of| !of.0.spins.get() || may(of)), "who does goes on");
         all.iter().for_each(|of| of.0.stop_spinning());
         assert!(all.iter().all(|of| !of.0.spins.get()));
     }
 
-    /// Counts how often it is to send before all tasks have run, if it may be.
+    /// Counts its calls of `hurry` before all tasks have run, if it allows them.
     struct Hurried(bool, Cell<u32>);
 
     impl Driver for Hurried {
@@ -464,12 +464,12 @@ mod tests {
     }
 
     #[test]
-    fn what_tasks_post_does_not_wait_for_long_or_for_many_others() {
+    fn posts_leave_before_a_long_round_ends() {
         for (may, count, work_ns, expected) in [
             (true, PART, PART_NS, 0..=0),
-            // A part after the other.
+            // One part after the other.
             (true, 3 * PART, PART_NS, 2..=2),
-            // One that computes little may lose the processor meanwhile.
+            // Tasks that compute little may lose the processor meanwhile.
             (true, HALVES_FROM, 0, 1..=2),
             (false, HALVES_FROM, PART_NS, 0..=0),
         ] {

@@ -9,17 +9,17 @@ use std::ops::Deref;
 
 /// A file under the system's advisory lock. Dropped, it is unlocked at once.
 ///
-/// Closing is not enough: a process that is just being started by another thread has copies of all
-/// descriptors until it executes its program, and the system keeps a lock until the last copy is closed.
-/// A process that dies unlocks all the same.
+/// Closing is not enough. A process that another thread is starting has copies of all descriptors until it
+/// executes its program. The system keeps a lock until the last copy is closed. A process that dies releases
+/// its locks all the same.
 #[derive(Debug)]
 pub(crate) struct Locked(File);
 
 impl Locked {
-    /// Locks it for this holder alone, if nobody else has it.
+    /// Locks it for this holder alone, unless another holds it.
     ///
     /// # Errors
-    /// [`TryLockError::WouldBlock`] if somebody has it; else what the system says.
+    /// [`TryLockError::WouldBlock`] if another holds it; else the system's error.
     pub(crate) fn try_new(file: File) -> Result<Locked, TryLockError> {
         file.try_lock()?;
         Ok(Locked(file))
@@ -28,22 +28,22 @@ impl Locked {
     /// Waits until it is locked for this holder alone.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(crate) fn wait(file: File) -> io::Result<Locked> {
         file.lock()?;
         Ok(Locked(file))
     }
 
-    /// Waits until it is locked for all who share it so.
+    /// Waits until it is locked in shared mode.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub(crate) fn wait_shared(file: File) -> io::Result<Locked> {
         file.lock_shared()?;
         Ok(Locked(file))
     }
 
-    /// What a process that is being started holds.
+    /// The lock of a process that is starting.
     #[cfg(test)]
     pub(crate) fn copy(&self) -> File {
         self.0.try_clone().expect("a copy")
@@ -60,7 +60,7 @@ impl Deref for Locked {
 
 impl Drop for Locked {
     fn drop(&mut self) {
-        // It fails for no file that could be locked; and then the system unlocks it when it is closed.
+        // Unlocking fails for no file that could be locked; if it did, the close would unlock it.
         let _ = self.0.unlock();
     }
 }

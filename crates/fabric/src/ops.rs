@@ -10,14 +10,14 @@ pub enum Op {
     Read {
         /// First byte to read.
         from: GlobalAddr,
-        /// Where the bytes go.
+        /// Destination of the bytes.
         into: Buf,
     },
     /// WRITE of the buffer's window.
     Write {
         /// First byte to write.
         to: GlobalAddr,
-        /// What is written.
+        /// Bytes to write.
         from: Buf,
     },
     /// WRITE of one aligned word, carried in the request itself.
@@ -119,7 +119,7 @@ impl Ops {
         self.list.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether there is none.
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }

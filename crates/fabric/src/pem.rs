@@ -13,11 +13,11 @@ use rustls::sign::CertifiedKey;
 
 use crate::FabricError;
 
-/// The certificates of those who vouch for others.
+/// Reads the certificates of authorities.
 ///
 /// # Errors
-/// [`FabricError::Io`] for a file that cannot be read; [`FabricError::Config`] for one that holds none, or one
-/// that cannot be used.
+/// [`FabricError::Io`] for a file that cannot be read; [`FabricError::Config`] for one that holds no usable
+/// certificate.
 pub fn authorities(path: &Path) -> Result<Vec<CertificateDer<'static>>, FabricError> {
     let found = certificates(path)?;
     let mut store = RootCertStore::empty();
@@ -27,10 +27,10 @@ pub fn authorities(path: &Path) -> Result<Vec<CertificateDer<'static>>, FabricEr
     Ok(found)
 }
 
-/// A certificate, with those between it and an authority's, and its key.
+/// Reads a certificate, with those between it and an authority's, and its key.
 ///
 /// # Errors
-/// As [`authorities`]; [`FabricError::Config`] also if the key is another's.
+/// As [`authorities`]; [`FabricError::Config`] also if the key belongs to another certificate.
 pub fn identity(
     certificate: &Path,
     key: &Path,
@@ -48,7 +48,7 @@ pub fn identity(
     Ok((chain, found))
 }
 
-/// Who does the cryptography.
+/// Returns the provider of cryptography.
 pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }

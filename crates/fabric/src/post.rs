@@ -7,12 +7,12 @@ use std::task::{Context, Poll};
 
 use crate::{Op, OpError, Ops};
 
-/// What is posted together, and comes back with the results in it.
+/// Operations that are posted together; they come back with their results.
 pub(crate) trait Load: fmt::Debug + Sized {
-    /// What is left once the load has been handed over.
+    /// A load after its operations have been handed over.
     const EMPTY: Self;
 
-    /// Whether there is nothing to do: a list without operations.
+    /// Returns whether there is nothing to do: a list without operations.
     fn is_empty(&self) -> bool;
 
     /// The operation, if it is one alone.
@@ -24,10 +24,10 @@ pub(crate) trait Load: fmt::Debug + Sized {
 
 /// Carries loads to the servers and back.
 pub(crate) trait Carrier {
-    /// What it carries.
+    /// Type of its loads.
     type Load: Load;
 
-    /// Posts; gives the slot that the result will stand in.
+    /// Posts; returns the slot that will hold the result.
     fn post(&self, load: Self::Load, context: &Context<'_>) -> u32;
 
     /// Hands the result to `finish` if it is there and gives the slot back.
@@ -51,7 +51,7 @@ pub(crate) struct Post<'a, C: Carrier, T> {
     finish: fn(C::Load, Option<OpError>) -> T,
 }
 
-/// How far a post is.
+/// Progress of a post.
 #[derive(Clone, Copy)]
 pub(crate) enum Stage {
     Unsent,

@@ -14,14 +14,14 @@ use crate::post::Load;
 use crate::tasks::Ready;
 use crate::{Buf, Executor, Op, OpError};
 
-/// In the place of a task's number: it is somebody else who waits.
+/// In place of a task's number: the waiter is no task of the executor.
 const NO_TASK: u32 = u32::MAX;
-/// And: nobody, the future is gone.
+/// In place of a task's number: the future is gone.
 const ABANDONED: u32 = u32::MAX - 1;
 
-/// What a slot holds.
+/// Content of a slot.
 pub(crate) trait Kept {
-    /// What is put into it, and taken out.
+    /// Load that goes into the slot and comes out of it.
     type Load: Load;
 
     /// Holds nothing.
@@ -34,8 +34,7 @@ pub(crate) trait Kept {
     fn take(&mut self) -> Self::Load;
 }
 
-/// One post. As many as there are operations in flight are looked at twice for each: they have a line of the
-/// cache each, and no more.
+/// One post. The thread touches each slot in flight twice, so each takes one cache line and no more.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct Slot<K> {
@@ -51,16 +50,16 @@ pub(crate) struct Slot<K> {
 #[derive(Debug)]
 pub(crate) struct Posts<K> {
     slots: Vec<Slot<K>>,
-    /// By slot: of who waits without being a task.
+    /// By slot: the waker of a waiter that is no task.
     wakers: Vec<Option<Waker>>,
     free: Vec<u32>,
-    /// Of the executor whose tasks post, mostly.
+    /// Ready list of the executor whose tasks post most.
     ready: Option<Rc<Ready>>,
-    /// Slots of others who are to be woken.
+    /// Slots whose wakers are to be called.
     to_wake: Vec<u32>,
 }
 
-/// What a transport changes together, with its posts in it.
+/// State that a transport borrows together with its posts.
 pub(crate) trait Table {
     type Kept: Kept;
 
@@ -83,21 +82,21 @@ pub(crate) fn wake<T: Table>(table: &RefCell<T>) {
         all = table.borrow_mut();
         let after = all.posts().waker(slot).replace(waker);
         if let Some(after) = after {
-            // Somebody else waits there by now.
+            // Another future has begun to wait there meanwhile.
             let before = all.posts().waker(slot).replace(after);
             drop(all);
             drop(before);
             all = table.borrow_mut();
         }
     }
-    // What a waker has brought about gathers anew, and is called by the next call of this.
+    // Slots that a waker has added meanwhile wait for the next call.
     let posts = all.posts();
     if posts.to_wake.is_empty() {
         posts.to_wake = slots;
     }
 }
 
-/// The table, if the slot's post has come back; else whoever polls will be woken.
+/// Returns the table if the slot's post has come back; else registers the polling task's wake-up.
 #[inline(always)]
 fn finished<'a, T: Table>(
     table: &'a RefCell<T>,
@@ -115,7 +114,7 @@ fn finished<'a, T: Table>(
     None
 }
 
-/// What has come back, if it has, and its error: the slot is given back.
+/// Returns a post's load and error once it has come back, and gives its slot back.
 #[inline(always)]
 pub(crate) fn result<T: Table>(
     table: &RefCell<T>,
@@ -126,8 +125,8 @@ pub(crate) fn result<T: Table>(
     Some(all.posts().take(index))
 }
 
-/// As [`result`], of a READ or WRITE: its buffer, or none if it failed. Then the slot is given back by
-/// [`take_error`].
+/// As [`result`], for a READ or WRITE: its buffer, or none if it failed. After a failure, [`take_error`]
+/// gives the slot back.
 #[inline(always)]
 pub(crate) fn buf<T: Table>(
     table: &RefCell<T>,
@@ -148,7 +147,7 @@ pub(crate) fn buf<T: Table>(
     }
 }
 
-/// The error of a slot that has one, and the slot is given back.
+/// Returns the error of a failed slot, and gives the slot back.
 #[cold]
 pub(crate) fn take_error<T: Table>(table: &RefCell<T>, index: u32) -> OpError {
     let (load, error) = table.borrow_mut().posts().take(index);
@@ -176,12 +175,13 @@ impl<K: Kept> Posts<K> {
         &mut self.slots[index as usize]
     }
 
-    /// `executor`'s tasks post, mostly. The first call counts.
+    /// Names the executor whose tasks post most. The first call counts.
     pub(crate) fn belong_to(&mut self, executor: &Executor) {
         self.ready.get_or_insert_with(|| executor.ready());
     }
 
-    /// The task that `context` is of, if it is one of the executor, or [`NO_TASK`].
+    /// Returns the number of the task that `context` belongs to, if it is one of the executor's, or
+    /// [`NO_TASK`].
     #[inline(always)]
     fn task_of(&self, context: &Context<'_>) -> u32 {
         let task = self.ready.as_ref().and_then(|ready| ready.polled(context.waker()));
@@ -192,7 +192,7 @@ impl<K: Kept> Posts<K> {
         &mut self.wakers[index as usize]
     }
 
-    /// Who polls waits for a slot; gives the waker that does not any more.
+    /// Makes the polling task wait for a slot; returns the waker that it replaces.
     fn wait_for(&mut self, index: u32, context: &Context<'_>) -> Option<Waker> {
         let task = self.task_of(context);
         self.slot(index).task = task;
@@ -207,8 +207,8 @@ impl<K: Kept> Posts<K> {
         }
     }
 
-    /// The number of a slot without anything in it, for which waits who polls, the slot, and the waker that
-    /// was there.
+    /// Opens an empty slot, for which the polling task waits. Returns its number, the slot, and the waker
+    /// that was there.
     #[inline(always)]
     pub(crate) fn open(&mut self, context: &Context<'_>) -> (u32, &mut Slot<K>, Option<Waker>) {
         let index = self.free.pop().unwrap_or_else(|| self.add());
@@ -227,7 +227,7 @@ impl<K: Kept> Posts<K> {
         (self.slots.len() - 1) as u32
     }
 
-    /// Gives a slot back; what has come back, and the error.
+    /// Gives a slot back; returns its load and the error.
     #[inline(always)]
     pub(crate) fn take(&mut self, index: u32) -> (K::Load, Option<OpError>) {
         let slot = self.slot(index);
@@ -236,7 +236,7 @@ impl<K: Kept> Posts<K> {
         taken
     }
 
-    /// The future of a post is gone: what it leaves, to be dropped when nothing is borrowed.
+    /// The future of a post is gone. Returns the values to drop when nothing is borrowed.
     pub(crate) fn abandon(&mut self, index: u32) -> (Option<Waker>, Option<K::Load>) {
         let waker = self.waker(index).take();
         let slot = self.slot(index);
@@ -261,7 +261,7 @@ impl<K: Kept> Posts<K> {
         self.came_back(index);
     }
 
-    /// Nothing of a slot is missing any more: who waits for it is to go on.
+    /// All parts of a slot have come back: makes its waiter ready.
     #[inline(always)]
     pub(crate) fn has_come(&mut self, index: u32) {
         match (self.slot(index).task, &self.ready) {
@@ -278,7 +278,7 @@ impl<K: Kept> Posts<K> {
         }
     }
 
-    /// Whether [`wake`] has anything to do.
+    /// Returns whether [`wake`] has anything to do.
     #[inline]
     pub(crate) fn wakes(&self) -> bool {
         !self.to_wake.is_empty()
@@ -388,7 +388,7 @@ mod tests {
         static ALL: RefCell<All> = RefCell::default();
     }
 
-    /// Whose post is given up by the other's waker.
+    /// The post whose waker abandons the other one, and that other one.
     const FIRST: u32 = 0;
     const SECOND: u32 = 1;
 

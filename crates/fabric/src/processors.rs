@@ -13,13 +13,12 @@ use crate::{FabricError, exec};
 pub struct Processors(Vec<usize>);
 
 impl Processors {
-    /// How many there are.
+    /// Returns their number.
     pub fn count(&self) -> usize {
         self.0.len()
     }
 
-    /// The one for the thread of that number: one after the other, and from the first again. `None` if none
-    /// were named.
+    /// Returns the processor for the thread of that number, in turn. `None` if none were named.
     pub fn of(&self, thread: usize) -> Option<usize> {
         self.0.get(thread.checked_rem(self.0.len())?).copied()
     }
@@ -36,7 +35,7 @@ impl Processors {
             config(format!("cannot ask for this process's processors: {error}"))
         })?;
         let allowed = Processors((0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect());
-        // Where that cannot be read, the machine has those that are allowed.
+        // If that file cannot be read, assume the allowed processors to be all.
         let online = fs::read_to_string("/sys/devices/system/cpu/online").ok();
         let online = online.and_then(|text| text.trim().parse().ok());
         self.check_among(&allowed, online.as_ref().unwrap_or(&allowed)).map_err(config)
@@ -54,11 +53,11 @@ impl Processors {
         })
     }
 
-    /// Keeps the calling thread, the one of that number, on its processor. That the system has changed its
-    /// mind since [`Processors::check`] is logged, and the thread runs where it may.
+    /// Keeps the calling thread, the one of that number, on its processor. If the system no longer allows
+    /// that, logs it, and the thread runs where it may.
     pub fn pin(&self, thread: usize) {
         let Some(cpu) = self.of(thread) else { return };
-        // Of the process, before this thread has but one.
+        // Counts the processors of the process, before this thread has but one.
         exec::processors();
         let mut set = CpuSet::new();
         set.set(cpu);
@@ -98,7 +97,7 @@ impl FromStr for Processors {
     }
 }
 
-/// As they are read: what lies next to each other as a range.
+/// Writes the form that parsing reads, with neighbours as a range.
 impl fmt::Display for Processors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let runs = self.0.chunk_by(|left, right| left + 1 == *right);
@@ -139,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_told() {
+    fn an_invalid_list_is_refused() {
         for (text, what) in [
             ("", "\"\" is no processor"),
             ("a", "\"a\" is no processor"),
@@ -155,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_and_what_is_not_allowed_are_told_apart() {
+    fn missing_and_forbidden_processors_give_different_errors() {
         let (allowed, online) = (read("0-1"), read("0-3"));
         assert_eq!(read("1,0").check_among(&allowed, &online), Ok(()));
         let why = |text| read(text).check_among(&allowed, &online).expect_err(text);

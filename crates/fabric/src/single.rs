@@ -11,16 +11,16 @@ use std::task::{Context, Poll};
 use crate::post::{Carrier, Stage};
 use crate::{Buf, GlobalAddr, OpError};
 
-/// Carries READs and WRITEs, too, with the least that has to be moved.
+/// Carries READs and WRITEs by themselves, with the least that has to be moved.
 pub(crate) trait SingleCarrier: Carrier {
     /// As [`Carrier::post`], for a READ, or else a WRITE, of `buf`.
     fn post_single(&self, is_read: bool, at: GlobalAddr, buf: Buf, context: &Context<'_>) -> u32;
 
-    /// As [`Carrier::result`]: the buffer, or none if it failed. Then the slot is given back by
-    /// [`SingleCarrier::take_error`].
+    /// As [`Carrier::result`]: the buffer, or none if it failed. After a failure,
+    /// [`SingleCarrier::take_error`] gives the slot back.
     fn take_buf(&self, slot: u32, context: &Context<'_>) -> Option<Option<Buf>>;
 
-    /// The error of a slot that has one, and the slot is given back.
+    /// Returns the error of a failed slot, and gives the slot back.
     fn take_error(&self, slot: u32) -> OpError;
 }
 

@@ -1,4 +1,4 @@
-//! Synchronization types: atomics, locks and threads of what threads share.
+//! ! Synchronization types: atomics, locks and threads.
 //!
 //! `crates/threads` compiles the modules that use them by path, with modelled types in their place.
 

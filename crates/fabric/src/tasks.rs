@@ -23,14 +23,14 @@ use crate::wake::{Asked, Flag, Home, Queue};
 
 /// Tasks of a part; see [`Tasks::run`].
 pub(crate) const PART: usize = 32;
-/// Places that stand together. Tasks mostly run in the order of their places: those of the next ones have been
-/// fetched by then.
+/// Slots in one block. Tasks mostly run in the order of their slots, so that the next ones are in the
+/// processor's cache.
 const BLOCK: usize = 32;
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
 thread_local! {
-    /// What is ready of the executor that runs on this thread, if one does.
+    /// Ready tasks of the executor that runs on this thread, if one does.
     static RUNNING: RefCell<Option<Rc<Ready>>> = const { RefCell::new(None) };
 }
 
@@ -40,23 +40,23 @@ pub(crate) struct Tasks {
     table: RefCell<Table>,
     root: Arc<Root>,
     root_waker: Waker,
-    /// Where what others have asked for is taken to; empty but for its memory.
+    /// Buffer for the requests of other threads; empty between uses.
     asked: Cell<VecDeque<u32>>,
 }
 
-/// What the own thread has made ready.
+/// Tasks that the own thread has made ready.
 pub(crate) struct Ready {
-    /// What others ask for, and what tells this from other executors.
+    /// Requests of other threads; its identity names the executor.
     queue: Arc<Queue<u32>>,
     lists: RefCell<Lists>,
-    /// Tasks of a round that was broken off, the last first; else empty but for its memory.
+    /// Tasks of a round that a panic broke off, the last first; empty between uses.
     left: Cell<Vec<u32>>,
     root: Cell<bool>,
-    /// The task that is polled, or was last.
+    /// The task that is polled, or was polled last.
     polled: Cell<Polled>,
 }
 
-/// A task, and where its waker is: there is no other one there, as long as there are tasks.
+/// A task, and the address of its waker. As long as there are tasks, no other waker has that address.
 #[derive(Clone, Copy)]
 struct Polled {
     waker: *const Waker,
@@ -71,7 +71,7 @@ impl Polled {
 struct Lists {
     /// Tasks of the next round.
     next: Vec<u32>,
-    /// By task: it stands there, or waits in this round.
+    /// By task: it stands in `next`, or waits in this round.
     listed: Vec<bool>,
 }
 
@@ -83,16 +83,16 @@ struct Round<'a> {
 
 #[derive(Default)]
 struct Table {
-    blocks: Vec<Rc<[Place; BLOCK]>>,
+    blocks: Vec<Rc<[TaskSlot; BLOCK]>>,
     free: Vec<u32>,
     live: usize,
 }
 
-/// The place of one task, and of another after it.
-struct Place {
+/// The slot of one task, and of another after it.
+struct TaskSlot {
     future: RefCell<Option<Task>>,
     origin: Arc<Origin>,
-    /// Of that.
+    /// Waker of that origin.
     waker: Waker,
 }
 
@@ -109,7 +109,7 @@ struct Root {
     flag: Flag,
 }
 
-/// Until it is dropped, what is woken on this thread goes to the thread's own list.
+/// Until its drop, wake-ups on this thread go to the thread's own list.
 pub(crate) struct Entered(Option<Rc<Ready>>);
 
 impl Tasks {
@@ -133,12 +133,12 @@ impl Tasks {
         }
     }
 
-    /// What the own thread makes ready without wakers.
+    /// Returns the list by which the own thread makes tasks ready without wakers.
     pub(crate) fn ready(&self) -> &Rc<Ready> {
         &self.ready
     }
 
-    /// Has the wakers know that this executor runs.
+    /// Makes wake-ups on this thread find this executor.
     pub(crate) fn enter(&self) -> Entered {
         Entered(RUNNING.replace(Some(Rc::clone(&self.ready))))
     }
@@ -149,23 +149,23 @@ impl Tasks {
         if table.free.is_empty() {
             self.add_block(&mut table);
         }
-        let number = table.free.pop().expect("a block has places");
+        let number = table.free.pop().expect("a block has slots");
         table.live += 1;
-        table.place(number).future.replace(Some(Box::pin(task)));
+        table.slot(number).future.replace(Some(Box::pin(task)));
         drop(table);
         self.ready.push(number);
     }
 
     fn add_block(&self, table: &mut Table) {
         let first = (table.blocks.len() * BLOCK) as u32;
-        let place = |at| {
+        let slot = |at| {
             let number = first + at as u32;
             let (queue, asked) = (Arc::clone(&self.ready.queue), Asked::default());
             let origin = Arc::new(Origin { queue, number, asked });
             let waker = Waker::from(Arc::clone(&origin));
-            Place { future: RefCell::default(), origin, waker }
+            TaskSlot { future: RefCell::default(), origin, waker }
         };
-        table.blocks.push(Rc::new(std::array::from_fn(place)));
+        table.blocks.push(Rc::new(std::array::from_fn(slot)));
         // The first of them is the next.
         table.free.extend((first..first + BLOCK as u32).rev());
         self.ready.lists.borrow_mut().listed.resize(table.blocks.len() * BLOCK, false);
@@ -177,7 +177,7 @@ impl Tasks {
     }
 
     /// Runs the tasks that are ready now, not those that they make ready; false if there are none. Before
-    /// every [`PART`] of them `before` is told how many have run, and how many there are.
+    /// every [`PART`] of them, calls `before` with the number of tasks that have run, and of all.
     pub(crate) fn run(&self, mut before: impl FnMut(usize, usize)) -> bool {
         self.list_asked();
         let mut round = self.ready.begin();
@@ -188,17 +188,17 @@ impl Tasks {
             for _ in 0..PART.min(count - ran) {
                 let Some(number) = round.next() else { break };
                 let at = number as usize / BLOCK;
-                let places = match &block {
-                    Some((last, places)) if *last == at => places,
+                let slots = match &block {
+                    Some((last, slots)) if *last == at => slots,
                     _ => &block.insert((at, Rc::clone(&self.table.borrow().blocks[at]))).1,
                 };
-                self.poll(number, &places[number as usize % BLOCK]);
+                self.poll(number, &slots[number as usize % BLOCK]);
             }
         }
         count > 0
     }
 
-    /// Lists the tasks that others have asked for.
+    /// Lists the tasks that other threads have asked for.
     fn list_asked(&self) {
         if self.ready.queue.is_empty() {
             return;
@@ -207,21 +207,21 @@ impl Tasks {
         self.ready.queue.take(&mut asked);
         let table = self.table.borrow();
         for number in asked.drain(..) {
-            table.place(number).origin.asked.take();
+            table.slot(number).origin.asked.take();
             self.ready.push(number);
         }
         self.asked.set(asked);
     }
 
     #[inline(always)]
-    fn poll(&self, number: u32, Place { future, waker, .. }: &Place) {
+    fn poll(&self, number: u32, TaskSlot { future, waker, .. }: &TaskSlot) {
         let ending = Ending { tasks: self, future, number };
         let is_pending = match &mut *future.borrow_mut() {
             Some(task) => {
                 self.ready.polled.set(Polled { waker, number });
                 task.as_mut().poll(&mut Context::from_waker(waker)).is_pending()
             }
-            // It has ended, and is woken late.
+            // The task has ended, and is woken late.
             None => true,
         };
         if is_pending {
@@ -231,7 +231,7 @@ impl Tasks {
 
     #[cold]
     fn end(&self, future: &RefCell<Option<Task>>, number: u32) {
-        // What goes with it may spawn others, which get no place that is not free yet.
+        // Futures that drop with it may spawn others; these get no slot that is not free yet.
         drop(future.take());
         let mut table = self.table.borrow_mut();
         table.live -= 1;
@@ -243,21 +243,21 @@ impl Tasks {
         root.poll(&mut Context::from_waker(&self.root_waker))
     }
 
-    /// Whether the root has been woken since the last call.
+    /// Returns whether the root has been woken since the last call.
     pub(crate) fn take_root(&self) -> bool {
         let by_own = self.ready.root.take();
         let by_others = self.root.flag.is_raised() && self.root.flag.take();
         by_own || by_others
     }
 
-    /// Whether the next [`Tasks::take_root`] says so.
+    /// Returns whether the next [`Tasks::take_root`] will return true.
     pub(crate) fn is_root_woken(&self) -> bool {
         self.ready.root.get() || self.root.flag.is_raised()
     }
 }
 
 impl Table {
-    fn place(&self, number: u32) -> &Place {
+    fn slot(&self, number: u32) -> &TaskSlot {
         &self.blocks[number as usize / BLOCK][number as usize % BLOCK]
     }
 }
@@ -269,8 +269,8 @@ impl Drop for Tasks {
 }
 
 impl Ready {
-    /// The number of the task that is polled, if `waker` is its own: what wakes it by [`Ready::push`] at less
-    /// than a waker costs.
+    /// Returns the number of the polled task, if `waker` is its own. [`Ready::push`] with that number wakes
+    /// it at less cost than the waker.
     #[inline(always)]
     pub(crate) fn polled(&self, waker: &Waker) -> Option<u32> {
         let polled = self.polled.get();
@@ -283,7 +283,7 @@ impl Ready {
         self.lists.borrow_mut().push(number);
     }
 
-    /// Begins a round. What one that panicked has left over comes first.
+    /// Begins a round. Tasks that a panicked round left over come first.
     fn begin(&self) -> Round<'_> {
         let mut tasks = self.left.take();
         if tasks.is_empty() {
@@ -324,7 +324,7 @@ impl Lists {
     }
 }
 
-/// What is ready of this thread's executor, if that is the one of `queue`.
+/// Calls `does` if `queue` belongs to the executor that runs on this thread; returns whether it did.
 fn with_own(queue: &Arc<Queue<u32>>, does: impl FnOnce(&Ready)) -> bool {
     let own = RUNNING.try_with(|running| match &*running.borrow() {
         Some(ready) if Arc::ptr_eq(&ready.queue, queue) => {
@@ -421,14 +421,14 @@ mod tests {
             drop(entered);
         }
         assert_eq!(polls.get(), 3);
-        // By both ways, and from another thread.
+        // Woken in both ways, and from another thread.
         let entered = tasks.enter();
         waker.wake_by_ref();
         std::thread::scope(|scope| drop(scope.spawn(|| waker.wake_by_ref())));
         goes_on.set(true);
         assert!(run(&tasks) && !run(&tasks));
         assert_eq!((polls.get(), tasks.live()), (4, 0));
-        // Its place has another task, which bears to be polled once too often.
+        // Its slot has another task, which bears one poll too many.
         let (_, polls, _) = parked(&tasks);
         waker.wake();
         assert!(run(&tasks));

@@ -7,22 +7,22 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::task::{Context, Poll, Waker};
 
-/// A moment that is further away than this is not waited for between any two rounds of tasks.
+/// The thread does not check moments further away than this after each round of tasks.
 const NEAR_NS: u64 = 200_000;
-/// Rounds after which the time is asked for all the same: each takes as long as its tasks do.
+/// Rounds after which the thread reads the clock all the same: each takes as long as its tasks do.
 const ROUNDS_MAX: u32 = 8;
 
-/// Who waits, by the moment and a number of their own.
+/// Waiters, by their moment and a number of their own.
 #[derive(Debug, Default)]
 pub(crate) struct Timers {
     waiting: RefCell<BTreeMap<Moment, Waker>>,
     count: Cell<u64>,
-    /// The latest time that was asked for, and rounds since.
+    /// The last time that was read, and the rounds since.
     looked_ns: Cell<u64>,
     rounds: Cell<u32>,
 }
 
-/// When somebody's wait is over.
+/// End of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Moment {
     at_ns: u64,
@@ -30,7 +30,7 @@ pub(crate) struct Moment {
 }
 
 impl Timers {
-    /// The time is known.
+    /// Notes the time.
     #[inline]
     pub(crate) fn looked(&self, now_ns: u64) {
         self.looked_ns.set(now_ns);
@@ -49,7 +49,7 @@ impl Timers {
         self.waiting.borrow_mut().insert(moment, waker.clone());
     }
 
-    /// Whether a moment that somebody has begun to wait for has come.
+    /// Returns ready once a moment that was armed has come.
     pub(crate) fn poll(&self, moment: Moment, context: &Context<'_>) -> Poll<()> {
         match self.waiting.borrow_mut().get_mut(&moment) {
             None => Poll::Ready(()),
@@ -60,20 +60,20 @@ impl Timers {
         }
     }
 
-    /// Nobody waits for it any more.
+    /// Gives a moment up.
     pub(crate) fn disarm(&self, moment: Moment) {
         let waker = self.waiting.borrow_mut().remove(&moment);
-        // Not before: it may be the last of its task.
+        // Not inside the borrow: it may be the last waker of its task.
         drop(waker);
     }
 
-    /// The first moment that somebody waits for.
+    /// Returns the first moment that somebody waits for.
     pub(crate) fn next_ns(&self) -> Option<u64> {
         self.waiting.borrow().first_key_value().map(|(moment, _)| moment.at_ns)
     }
 
-    /// After a round of tasks: wakes whose moment has come; true if there is any. `now_ns` is asked if one
-    /// may have.
+    /// After a round of tasks: wakes the tasks whose moment has come; true if there are any. Calls `now_ns`
+    /// only if one may have come.
     pub(crate) fn fire(&self, now_ns: impl FnOnce() -> u64) -> bool {
         let Some(next_ns) = self.next_ns() else { return false };
         let rounds = self.rounds.get() + 1;
@@ -105,9 +105,9 @@ mod tests {
         moment
     }
 
-    /// The time is asked for in every round if a moment is near, else in one of eight.
+    /// The clock is read in every round if a moment is near, else in one of eight.
     #[test]
-    fn what_is_far_away_is_looked_for_seldom() {
+    fn a_distant_moment_seldom_reads_the_clock() {
         for (wait_ns, expected) in [(NEAR_NS, 80), (NEAR_NS + 1, 10)] {
             let timers = Timers::default();
             armed(&timers, 5, wait_ns);
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_moment_comes_once_in_order_or_is_given_up() {
+    fn moments_fire_once_and_in_order() {
         let timers = Timers::default();
         let [late, early, same, gone] = [30, 10, 10, 5].map(|ns| armed(&timers, 100, ns));
         let is_over = |moment| timers.poll(moment, &Context::from_waker(Waker::noop())).is_ready();

@@ -22,10 +22,10 @@ use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::thread::{self, Thread};
 
-/// Ends a wait from any thread: the one that goes on, or else the next.
+/// Ends a wait from any thread: the present one, or else the next.
 pub(crate) type Notify = Arc<dyn Fn() + Send + Sync>;
 
-/// The thread that waits, and how its wait is ended.
+/// The thread that waits, and the way to end its wait.
 #[derive(Clone)]
 pub(crate) struct Home {
     thread: Thread,
@@ -33,12 +33,12 @@ pub(crate) struct Home {
 }
 
 impl Home {
-    /// The calling thread. It parks, or waits for what `notify` ends.
+    /// The calling thread. It parks, or waits in a way that `notify` ends.
     pub(crate) fn new(notify: Option<Notify>) -> Self {
         Home { thread: thread::current(), notify }
     }
 
-    /// Ends its wait, if somebody else calls: it does not wait while it calls itself.
+    /// Ends its wait, unless the home thread itself calls: that does not wait.
     fn wake(&self) {
         if thread::current().id() == self.thread.id() {
             return;
@@ -50,15 +50,15 @@ impl Home {
     }
 }
 
-/// What is ready, in order. Any thread may push; the one that made it takes.
+/// Items that are ready, in order. Any thread may push; the thread that made it takes.
 pub(crate) struct Queue<T> {
     ready: Mutex<VecDeque<T>>,
-    /// Something may be in it: set behind the push, taken down before the taking.
+    /// Something may be in it: set after a push, cleared before a take.
     filled: AtomicBool,
     home: Home,
 }
 
-/// Something that stands in a queue once, however many push it.
+/// An item's mark that it stands in a queue, so that it stands there once.
 #[derive(Default)]
 pub(crate) struct Asked(AtomicBool);
 
@@ -74,15 +74,15 @@ impl<T> Queue<T> {
         self.home.wake();
     }
 
-    /// Pushes `item` if it does not stand there: what was done before is seen by who takes it, and then
-    /// [`Asked::take`]s the right to push it again.
+    /// Pushes `item` unless it stands there. The thread that takes it sees everything before the push, and
+    /// then [`Asked::take`]s the mark.
     pub(crate) fn push_once(&self, asked: &Asked, item: T) {
         if !asked.0.swap(true, Ordering::Release) {
             self.push(item);
         }
     }
 
-    /// Whether there is nothing to take.
+    /// Returns whether there is nothing to take.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         !self.filled.load(Ordering::Acquire)
@@ -96,13 +96,14 @@ impl<T> Queue<T> {
 }
 
 impl Asked {
-    /// It may be pushed again. What was done before it was pushed, or not, as it stood there, is seen.
+    /// Lets it be pushed again. The caller sees everything before each push, also before pushes that found it
+    /// queued.
     pub(crate) fn take(&self) {
         self.0.swap(false, Ordering::Acquire);
     }
 }
 
-/// A flag that any thread raises and the one that made it takes down.
+/// A flag that any thread raises and its maker clears.
 pub(crate) struct Flag {
     raised: AtomicBool,
     home: Home,
@@ -120,7 +121,7 @@ impl Flag {
         self.home.wake();
     }
 
-    /// Takes it down; whether it was raised. What was done before it was raised is seen then.
+    /// Clears it; returns whether it was raised. The caller then sees everything before the raise.
     #[inline]
     pub(crate) fn take(&self) -> bool {
         self.raised.swap(false, Ordering::Acquire)

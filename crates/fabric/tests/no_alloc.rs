@@ -10,7 +10,7 @@ use farleaf_fabric::sim::{AdversaryConfig, Sim, SimConfig};
 use farleaf_fabric::tcp::{MemoryServer, MemoryServerConfig, Tcp, TcpConfig};
 use farleaf_fabric::{Client, Endpoint, Fabric, GlobalAddr, OpKind, ServerId, Words};
 
-/// What is done over and over.
+/// Operation that a test repeats.
 #[derive(Clone, Copy, Debug)]
 enum Verb {
     Read,
@@ -34,7 +34,7 @@ const VERBS: [Verb; 8] = [
     Verb::Dropped,
 ];
 
-/// `rounds` times `verb`, with the buffers and lists that go with it.
+/// Repeats `verb` `rounds` times, with its buffers and lists.
 async fn work<E: Endpoint>(client: &Client<E>, verb: Verb, frame: &Arc<Words>, rounds: usize) {
     let near = GlobalAddr::new(ServerId(0), 4096);
     let far = GlobalAddr::new(ServerId(1), 8192);
@@ -81,8 +81,8 @@ async fn work<E: Endpoint>(client: &Client<E>, verb: Verb, frame: &Arc<Words>, r
     }
 }
 
-/// Asserts that 1,000 more rounds of each verb allocate nothing. `run` runs a client's work from
-/// beginning to end; what it allocates for that itself does not count.
+/// Asserts that 1,000 more rounds of each verb allocate nothing. `run` runs a client's work from beginning to
+/// end; its own allocations do not count.
 fn assert_no_allocation(run: impl Fn(Verb, usize)) {
     for verb in VERBS {
         run(verb, 300);
@@ -101,11 +101,11 @@ fn mapped_allocates_nothing() {
         client.endpoint().executor().block_on(work(&client, verb, &frame, rounds));
     };
     assert_no_allocation(run);
-    // Nothing at all, the executor included.
+    // No allocation at all, the executor included.
     assert_eq!(allocation_counter::measure(|| run(Verb::Read, 100)).count_total, 0);
 }
 
-/// The counter counts: without this, a broken allocator hook would pass everything.
+/// The counter counts: without this, a broken allocator hook would let every test pass.
 #[test]
 fn an_allocation_is_seen() {
     let seen = allocation_counter::measure(|| drop(std::hint::black_box(Box::new(7))));

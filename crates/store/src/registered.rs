@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use farleaf_cluster::{ComputeRecord, ComputeSeat, Directory, Name, View};
+use farleaf_cluster::{ComputeRecord, ComputeRegistration, Directory, Name, View};
 use farleaf_fabric::Endpoint;
 
 use crate::core::Core;
@@ -47,7 +47,7 @@ pub struct ClusterState {
 pub(crate) struct Registered {
     /// Its end ends the thread.
     stop: Sender<()>,
-    thread: JoinHandle<ComputeSeat>,
+    thread: JoinHandle<ComputeRegistration>,
     state: Arc<Mutex<ClusterState>>,
 }
 
@@ -68,14 +68,14 @@ impl Registered {
             process: process(),
             serves: leaves_when_asked,
         };
-        let seat = directory.enter_compute(me, record)?;
+        let registration = directory.register_compute(me, record)?;
         let state =
             Arc::new(Mutex::new(ClusterState { is_registered: true, ..Default::default() }));
         let (stop, stopped) = mpsc::channel();
         let (core, told) = (Arc::clone(core), Arc::clone(&state));
         let thread = thread::Builder::new()
             .name("farleaf-cluster".to_owned())
-            .spawn(move || attend(&core, me, seat, &told, &stopped))
+            .spawn(move || attend(&core, me, registration, &told, &stopped))
             .map_err(|source| Error::io("cannot start the thread of the cluster", source))?;
         Ok(Registered { stop, thread, state })
     }
@@ -85,7 +85,7 @@ impl Registered {
     }
 
     /// Ends the thread, which has no session of the pool any more then; the entry, if it has not panicked.
-    pub(crate) fn stop(self) -> Option<ComputeSeat> {
+    pub(crate) fn stop(self) -> Option<ComputeRegistration> {
         drop(self.stop);
         self.thread.join().ok()
     }
@@ -95,14 +95,14 @@ impl Registered {
 fn attend(
     core: &Arc<Core>,
     me: Name,
-    mut seat: ComputeSeat,
+    mut registration: ComputeRegistration,
     told: &Mutex<ClusterState>,
     stopped: &Receiver<()>,
-) -> ComputeSeat {
+) -> ComputeRegistration {
     // The coordinator has one.
     let mut context = None;
     while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(LOOK_EVERY) {
-        let view = seat.beat(core.serving.address());
+        let view = registration.beat(core.serving.address());
         let state = match &view {
             Ok(View { is_coordinator, is_leaving, .. }) => ClusterState {
                 is_registered: true,
@@ -122,7 +122,7 @@ fn attend(
             _ => context = None,
         }
     }
-    seat
+    registration
 }
 
 /// Recovers the pool from those who are dead, if any can be: who has just come into office looks in any case,

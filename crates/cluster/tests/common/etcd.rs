@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use farleaf_cluster::{ClusterAddress, ClusterError, Etcd, EtcdAccess};
 
-/// Runs etcd until standard input ends, however that comes about.
+/// Runs etcd until standard input ends, for whatever reason.
 const RUN: &str =
     "\"$@\" >/dev/null 2>&1 & server=$!; cat >/dev/null; kill -9 $server; wait $server";
 
@@ -31,11 +31,11 @@ pub(crate) struct Server {
 pub(crate) struct ServerTls {
     pub(crate) certificate: PathBuf,
     pub(crate) key: PathBuf,
-    /// Who must have signed clients' certificates, if these need one.
+    /// Authority that must have signed clients' certificates, if etcd asks for them.
     pub(crate) clients: Option<PathBuf>,
 }
 
-/// Starts etcd. `None` if this machine has none, which is said.
+/// Starts etcd. If this machine has none, prints that and returns `None`.
 pub(crate) fn start(test: &str) -> Option<Server> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let program = std::env::var("FARLEAF_ETCD").unwrap_or_else(|_| "etcd".to_owned());
@@ -74,14 +74,14 @@ impl Server {
         Etcd::with([self.endpoint()], &self.access)
     }
 
-    /// Starts it anew with TLS, to be reached by `access`.
+    /// Starts it anew with TLS; clients use `access`.
     pub(crate) fn restart_with(&mut self, tls: ServerTls, access: EtcdAccess) {
         (self.tls, self.access) = (Some(tls), access);
         self.restart();
     }
 
-    /// Users: `root`, and `names`, who may read and write what belongs to the cluster `c`. The password of each
-    /// is its name. While it speaks plain HTTP.
+    /// Adds the users `root` and `names`, who may read and write the keys of cluster `c`. The password of
+    /// each is its name. Call it while etcd speaks plain HTTP.
     pub(crate) fn turn_users_on(&self, names: &[&str]) {
         // From "/farleaf/c/" up to "/farleaf/c0".
         let keys = r#""key":"L2ZhcmxlYWYvYy8=","range_end":"L2ZhcmxlYWYvYzA=""#;
@@ -99,7 +99,7 @@ impl Server {
         self.tell("user/grant", &format!(r#"{{"user":"{name}","role":"{role}"}}"#));
     }
 
-    /// One user more, once they are turned on.
+    /// Adds one more user, once users are turned on.
     pub(crate) fn add_another_user(&self) {
         let answer = self.tell("authenticate", r#"{"name":"root","password":"root"}"#);
         let token = answer.split("\"token\":\"").nth(1).and_then(|rest| rest.split('"').next());
@@ -111,7 +111,7 @@ impl Server {
         self.tell_as("", what, body)
     }
 
-    /// Asks for something about users by plain HTTP; it must be done.
+    /// Sends a request about users by plain HTTP; it must succeed.
     fn tell_as(&self, header: &str, what: &str, body: &str) -> String {
         let mut socket = TcpStream::connect(self.endpoint()).unwrap();
         let head = format!("POST /v3/auth/{what} HTTP/1.0\r\nContent-Length: {}\r\n", body.len());
@@ -122,7 +122,7 @@ impl Server {
         answer
     }
 
-    /// Kills it. Its data stay.
+    /// Kills it. Its data stays.
     pub(crate) fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {
             drop(process.stdin.take());
@@ -130,11 +130,11 @@ impl Server {
         }
     }
 
-    /// Stops it (`STOP`), or lets it go on (`CONT`).
+    /// Stops it (`STOP`), or resumes it (`CONT`).
     pub(crate) fn signal(&self, name: &str) {
         let shell = self.process.as_ref().unwrap().id();
         let children = std::fs::read_to_string(format!("/proc/{shell}/task/{shell}/children"));
-        // The one that is not `cat`.
+        // The child that is not `cat`.
         let children = children.unwrap();
         let etcd = children.split_whitespace().find(|child| {
             let program = std::fs::read_to_string(format!("/proc/{child}/comm"));
@@ -144,7 +144,7 @@ impl Server {
         assert!(signalled.unwrap().success());
     }
 
-    /// Starts it over the data that it has, where it was, and waits until it answers.
+    /// Starts it over its data, at the same address, and waits until it answers.
     pub(crate) fn restart(&mut self) {
         self.kill();
         let scheme = if self.tls.is_some() { "https" } else { "http" };
@@ -167,7 +167,7 @@ impl Server {
         let process = command.stdin(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         self.process = Some(process);
         let (etcd, end) = (self.client(), Instant::now() + Duration::from_secs(30));
-        // What is asked of all has a leader to answer.
+        // A request to all servers succeeds only if there is a leader.
         while let Err(error @ (ClusterError::Unreachable { .. } | ClusterError::NotEtcd { .. })) =
             etcd.get("started")
         {
@@ -184,7 +184,7 @@ impl Drop for Server {
     }
 }
 
-/// Waits until `is_so`, at most `limit`; how long it took.
+/// Waits until `is_so`, at most `limit`; returns the time that it took.
 #[track_caller]
 pub(crate) fn eventually(limit: Duration, what: &str, mut is_so: impl FnMut() -> bool) -> Duration {
     let start = Instant::now();

@@ -10,7 +10,7 @@ use farleaf_cluster::{
     ClusterError, ComputeRecord, Directory, Etcd, EtcdAccess, EtcdTlsFiles, MemoryRecord, Name,
 };
 
-/// Trusts whom this authority has signed, and shows no certificate.
+/// Trusts this authority, and shows no certificate.
 fn trusting(authority: &Authority) -> EtcdTlsFiles {
     EtcdTlsFiles { ca: authority.folder.join("ca.pem"), identity: None }
 }
@@ -25,7 +25,7 @@ fn by(files: &EtcdTlsFiles) -> EtcdAccess {
     EtcdAccess::default().tls(files).unwrap()
 }
 
-/// Starts it anew with a certificate that is made out to `name`; of clients it wants one if `asks`.
+/// Starts etcd anew with a certificate for `name`; it demands clients' certificates if `asks`.
 fn with_tls(etcd: &mut Server, authority: &Authority, name: &str, asks: bool, access: EtcdAccess) {
     let files = authority.files("server", name);
     let clients = asks.then_some(files.ca);
@@ -38,7 +38,7 @@ fn get(etcd: &Server, access: &EtcdAccess) -> Result<(), ClusterError> {
     answered(|| client.get("/farleaf/c/pool").map(drop))
 }
 
-/// What it comes to when etcd answers in time, which it may not on a machine that is busy.
+/// The result of a request that etcd answers in time, which it may not on a busy machine.
 fn answered<T>(mut ask: impl FnMut() -> Result<T, ClusterError>) -> Result<T, ClusterError> {
     let mut answer = ask();
     eventually(Duration::from_secs(30), "etcd answers", || {
@@ -63,13 +63,14 @@ fn says(error: &ClusterError, words: &[&str]) {
     }
 }
 
-/// All that a client of the directory asks for.
+/// Uses every request of the directory.
 fn use_directory(there: &Directory) {
     let address = SocketAddr::from(([127, 0, 0, 1], 70));
-    let mut memory = there.enter_memory(MemoryRecord::new(address, (0, 1), 1 << 20, None)).unwrap();
+    let mut memory =
+        there.register_memory(MemoryRecord::new(address, (0, 1), 1 << 20, None)).unwrap();
     there.agree_on_pool(5, 1, false).unwrap();
     let record = ComputeRecord { address: None, process: "test:1".to_owned(), serves: true };
-    let mut compute = there.enter_compute(Name(7), record).unwrap();
+    let mut compute = there.register_compute(Name(7), record).unwrap();
     // Long enough for leases to be renewed.
     std::thread::sleep(Duration::from_millis(1100));
     memory.keep(Some(5)).unwrap();
@@ -92,7 +93,7 @@ fn etcd_is_reached_by_tls_with_certificates_of_both_sides() {
 
     let endpoint = etcd.endpoint();
     let refused = |access: &EtcdAccess| get(&etcd, access).unwrap_err();
-    // Each some times: what a server says before it closes must not be missed.
+    // Several times: the server's alert before its close must not be missed.
     for _ in 0..5 {
         let error = refused(&by(&known(&others, &ours)));
         assert!(matches!(error, ClusterError::NotTrusted { .. }), "{error}");
@@ -107,7 +108,7 @@ fn etcd_is_reached_by_tls_with_certificates_of_both_sides() {
         assert!(matches!(error, ClusterError::WantsTls { .. }), "{error}");
         says(&error, &[&endpoint, "--etcd-tls-ca"]);
     }
-    // One that cannot be spoken to does not hide one that can.
+    // A server that cannot be used does not hide one that can.
     let nobody = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap();
     let both = Etcd::with([nobody.to_string(), etcd.endpoint()], &by(&trusting(&ours)));
     let error = answered(|| both.get("k")).unwrap_err();
@@ -115,22 +116,22 @@ fn etcd_is_reached_by_tls_with_certificates_of_both_sides() {
 }
 
 #[test]
-fn a_server_has_to_be_the_one_that_its_certificate_says() {
-    let name = "a_server_has_to_be_the_one_that_its_certificate_says";
+fn a_certificate_must_name_its_server() {
+    let name = "a_certificate_must_name_its_server";
     let Some(mut etcd) = crate::server::start(name) else { return };
     let authority = Authority::new();
     let access = by(&trusting(&authority));
     let error = get(&etcd, &access).unwrap_err();
     assert!(matches!(error, ClusterError::WantsPlain { .. }), "{error}");
     says(&error, &[&etcd.endpoint(), "--etcd-tls-ca"]);
-    // It asks for no certificate; a name has to be the one that it is addressed by.
+    // etcd asks for no certificate; its own has to be for the name by which clients address it.
     with_tls(&mut etcd, &authority, "localhost", false, access.clone());
     let error = get(&etcd, &access).unwrap_err();
     assert!(matches!(error, ClusterError::NotTrusted { .. }), "{error}");
     says(&error, &["127.0.0.1", "localhost"]);
     let by_name = etcd.endpoint().replace("127.0.0.1", "localhost");
     answered(|| Etcd::with([by_name.clone()], &access).get("k")).unwrap();
-    // A certificate that nobody asks for does no harm.
+    // A certificate that etcd does not ask for does no harm.
     let known = Etcd::with([by_name], &by(&known(&authority, &authority)));
     answered(|| known.get("k")).unwrap();
 }
@@ -146,7 +147,7 @@ fn users_are_let_in_with_their_password_and_up_to_their_rights() {
     let access = user("farleaf", "farleaf");
     let there = Directory::with(&etcd.address("c"), &access);
     let error = answered(|| there.memory_servers()).unwrap_err();
-    // What else there is it may not see.
+    // The user may not see the names of other clusters.
     assert!(matches!(&error, ClusterError::NoSuchCluster { others, .. } if others.is_empty()));
     use_directory(&there);
 
@@ -167,7 +168,7 @@ fn users_are_let_in_with_their_password_and_up_to_their_rights() {
     let error = answered(|| client.put("/farleaf/cc/pool", "7", None)).unwrap_err();
     says(&error, &["\"farleaf\" write /farleaf/cc/pool", "/farleaf/CLUSTER/"]);
 
-    // Users that are changed make tokens old, and a new life of etcd knows none.
+    // A change of users invalidates tokens, and a restarted etcd knows none.
     etcd.add_another_user();
     let put = |value: &str| answered(|| client.put("/farleaf/c/letter", value, None));
     put("1").unwrap();
@@ -187,10 +188,10 @@ fn users_are_let_in_by_tls() {
     let access = by(&files).user("farleaf", "farleaf");
     with_tls(&mut etcd, &authority, "127.0.0.1", true, access.clone());
     use_directory(&Directory::with(&etcd.address("c"), &access));
-    // A certificate makes nobody a user.
+    // A certificate does not name a user.
     let error = get(&etcd, &by(&files)).unwrap_err();
     assert!(matches!(error, ClusterError::NoUser { .. }), "{error}");
-    // One that would does harm.
+    // One with a common name does harm.
     let named = by(&known(&authority, &authority)).user("farleaf", "farleaf");
     let error = get(&etcd, &named).unwrap_err();
     assert!(matches!(error, ClusterError::CommonName { .. }), "{error}");
@@ -198,7 +199,7 @@ fn users_are_let_in_by_tls() {
 }
 
 #[test]
-fn files_that_are_no_use_are_told() {
+fn unusable_files_are_reported() {
     let (authority, other) = (Authority::new(), Authority::new());
     let why = |files: EtcdTlsFiles| EtcdAccess::default().tls(&files).unwrap_err().to_string();
     let gone = authority.folder.join("gone.pem");

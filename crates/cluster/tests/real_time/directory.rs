@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::server::{Server, eventually};
 use farleaf_cluster::{
-    ClusterError, ComputeRecord, ComputeSeat, Directory, MemoryRecord, Name, View, Way,
+    ClusterError, ComputeRecord, ComputeRegistration, Directory, MemoryRecord, Name, View, Way,
 };
 
 const LONG: Duration = Duration::from_secs(20);
@@ -23,13 +23,13 @@ fn memory(server: u16, servers: u16, port: u16) -> MemoryRecord {
     MemoryRecord::new(at(port), (server, servers), 1 << 20, None)
 }
 
-fn compute(directory: &Directory, name: u64) -> ComputeSeat {
+fn compute(directory: &Directory, name: u64) -> ComputeRegistration {
     let record = ComputeRecord { address: None, process: "test:1".to_owned(), serves: true };
-    directory.enter_compute(Name(name), record).unwrap()
+    directory.register_compute(Name(name), record).unwrap()
 }
 
-fn beat(seat: &mut ComputeSeat) -> View {
-    seat.beat(None).unwrap()
+fn beat(registration: &mut ComputeRegistration) -> View {
+    registration.beat(None).unwrap()
 }
 
 #[test]
@@ -46,14 +46,14 @@ fn memory_servers_are_found_by_the_name_of_their_cluster() {
     };
     let error = refused("knows no cluster \"one\";");
     assert!(matches!(error, ClusterError::NoSuchCluster { .. }), "{error}");
-    directory(&etcd, "two").enter_memory(memory(0, 1, 9)).unwrap();
+    directory(&etcd, "two").register_memory(memory(0, 1, 9)).unwrap();
     refused("knows no cluster \"one\", but two;");
-    let _second = there.enter_memory(memory(1, 3, 71)).unwrap();
+    let _second = there.register_memory(memory(1, 3, 71)).unwrap();
     let error = refused("of 3 memory servers, 0, 2 are not registered");
     assert!(error.may_pass());
-    let mut first = there.enter_memory(memory(0, 3, 70)).unwrap();
+    let mut first = there.register_memory(memory(0, 3, 70)).unwrap();
     refused("of 3 memory servers, 2 is not registered");
-    let third = there.enter_memory(memory(2, 3, 72)).unwrap();
+    let third = there.register_memory(memory(2, 3, 72)).unwrap();
     assert_eq!(there.memory_servers().unwrap().0, [70, 71, 72].map(at));
     first.keep(Some(7)).unwrap();
     let snapshot = there.look().unwrap();
@@ -63,12 +63,12 @@ fn memory_servers_are_found_by_the_name_of_their_cluster() {
     refused("2 is not registered");
 }
 
-/// Two servers that claim one number; and one that comes back after it was killed.
+/// Two servers claim one number, and one comes back after it was killed.
 #[test]
 fn a_number_belongs_to_one_memory_server() {
     let Some(etcd) = crate::server::start("a_number_belongs_to_one_memory_server") else { return };
     let there = directory(&etcd, "c");
-    let mut holder = there.enter_memory(memory(0, 2, 70)).unwrap();
+    let mut holder = there.register_memory(memory(0, 2, 70)).unwrap();
     let (stop, stopped) = std::sync::mpsc::channel::<()>();
     thread::scope(|scope| {
         scope.spawn(move || {
@@ -76,24 +76,24 @@ fn a_number_belongs_to_one_memory_server() {
                 holder.keep(None).unwrap();
                 thread::sleep(Duration::from_millis(200));
             }
-            // Killed: nothing is said to etcd.
+            // Killed: it does not tell etcd.
         });
-        let error = there.enter_memory(memory(0, 2, 71)).unwrap_err();
+        let error = there.register_memory(memory(0, 2, 71)).unwrap_err();
         assert_eq!(
             error,
             ClusterError::NumberTaken { name: "c".to_owned(), server: 0, holder: at(70) }
         );
         drop(stop);
     });
-    // Its own address: it is its next life, and need not wait.
+    // The entry has its own address: the next life of the same server need not wait.
     let start = Instant::now();
-    drop(there.enter_memory(memory(0, 2, 70)).unwrap());
+    drop(there.register_memory(memory(0, 2, 70)).unwrap());
     assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
-    // Another address: once the dead one's entry has run out.
-    let mut next = there.enter_memory(memory(0, 2, 71)).unwrap();
+    // The entry has another address: the server waits until the dead one's entry has run out.
+    let mut next = there.register_memory(memory(0, 2, 71)).unwrap();
     assert_eq!(there.look().unwrap().memory[&0].address, at(71));
-    // Somebody else's count.
-    let error = there.enter_memory(memory(1, 3, 72)).unwrap_err();
+    // Another count of servers.
+    let error = there.register_memory(memory(1, 3, 72)).unwrap_err();
     assert!(error.to_string().contains("says that there are 3, and another 2"), "{error}");
     next.keep(None).unwrap();
 }
@@ -104,17 +104,17 @@ fn all_memory_servers_of_a_cluster_are_reached_the_same_way() {
     let Some(etcd) = crate::server::start(name) else { return };
     let there = directory(&etcd, "c");
     let verbs = |server: u16, port: u16| memory(server, 2, port).by(Way::Verbs);
-    let mut first = there.enter_memory(verbs(0, 70)).unwrap();
-    let error = there.enter_memory(memory(1, 2, 71)).unwrap_err();
+    let mut first = there.register_memory(verbs(0, 70)).unwrap();
+    let error = there.register_memory(memory(1, 2, 71)).unwrap_err();
     assert!(matches!(error, ClusterError::OtherWay { server: 1, .. }), "{error}");
     let said = "memory server 1 at 127.0.0.1:71 is reached by tcp, and another by verbs";
     assert!(error.to_string().contains(said), "{error}");
-    let second = there.enter_memory(verbs(1, 71)).unwrap();
+    let second = there.register_memory(verbs(1, 71)).unwrap();
     assert_eq!(there.memory_servers().unwrap(), ([70, 71].map(at).to_vec(), Way::Verbs));
-    // Told anew whose data it holds, an entry still says how it is reached.
+    // An entry that is rewritten with its pool still names the fabric.
     first.keep(Some(7)).unwrap();
     assert_eq!(there.memory_servers().unwrap().1, Way::Verbs);
-    // One that was written by a program that did not look.
+    // A program that did not check wrote this entry.
     second.leave().unwrap();
     let plain = r#"{"address":"127.0.0.1:71","server":1,"servers":2,"bytes":1,"pool":null}"#;
     etcd.client().put("/farleaf/c/memory/00001", plain, None).unwrap();
@@ -135,9 +135,9 @@ fn a_cluster_keeps_its_pool() {
     };
     other(there.agree_on_pool(6, 1, false), "its memory servers hold data");
     let holding = |pool| MemoryRecord::new(at(70), (0, 1), 1 << 20, Some(pool));
-    other(there.enter_memory(holding(6)).map(drop), "memory server 0 holds data");
-    drop(there.enter_memory(holding(5)).unwrap());
-    let error = there.enter_memory(memory(0, 2, 70)).unwrap_err();
+    other(there.register_memory(holding(6)).map(drop), "memory server 0 holds data");
+    drop(there.register_memory(holding(5)).unwrap());
+    let error = there.register_memory(memory(0, 2, 70)).unwrap_err();
     assert!(matches!(error, ClusterError::OtherCount { .. }), "{error}");
     // All memory is gone, and somebody makes a pool anew.
     there.agree_on_pool(6, 2, true).unwrap();
@@ -145,11 +145,11 @@ fn a_cluster_keeps_its_pool() {
 }
 
 #[test]
-fn keys_of_others_are_told() {
-    let Some(etcd) = crate::server::start("keys_of_others_are_told") else { return };
+fn foreign_keys_are_reported() {
+    let Some(etcd) = crate::server::start("foreign_keys_are_reported") else { return };
     let there = directory(&etcd, "c");
     let client = etcd.client();
-    let _seat = there.enter_memory(memory(0, 1, 70)).unwrap();
+    let _registration = there.register_memory(memory(0, 1, 70)).unwrap();
     client.put("/farleaf/c/letter", "dear", None).unwrap();
     client.put("/farleaf/cc/letter", "dear", None).unwrap();
     let snapshot = there.look().unwrap();
@@ -166,7 +166,7 @@ fn keys_of_others_are_told() {
     client.put("/farleaf/c/memory/00001", "dear", None).unwrap();
     foreign(there.memory_servers().map(drop), "/farleaf/c/memory/00001");
     client.delete("/farleaf/c/memory/00000").unwrap();
-    foreign(there.enter_memory(memory(1, 2, 71)).map(drop), "/farleaf/c/memory/00001");
+    foreign(there.register_memory(memory(1, 2, 71)).map(drop), "/farleaf/c/memory/00001");
     client.put("/farleaf/c/pool", "7", None).unwrap();
     foreign(there.agree_on_pool(1, 1, false), "/farleaf/c/pool");
 }
@@ -178,34 +178,41 @@ fn one_is_coordinator_and_another_follows_when_it_dies() {
         return;
     };
     let there = directory(&etcd, "c");
-    let mut seats: Vec<ComputeSeat> = (1..=3).map(|name| compute(&there, name)).collect();
-    assert!(seats.iter_mut().all(|seat| !beat(seat).is_coordinator), "not at once");
+    let mut registrations: Vec<ComputeRegistration> =
+        (1..=3).map(|name| compute(&there, name)).collect();
+    assert!(
+        registrations.iter_mut().all(|registration| !beat(registration).is_coordinator),
+        "not at once"
+    );
     let mut first = None;
     eventually(LONG, "one is elected", || {
-        let views: Vec<View> = seats.iter_mut().map(beat).collect();
-        let offices = views.iter().filter(|view| view.is_coordinator).count();
-        assert!(offices <= 1);
+        let views: Vec<View> = registrations.iter_mut().map(beat).collect();
+        let coordinators = views.iter().filter(|view| view.is_coordinator).count();
+        assert!(coordinators <= 1);
         first = views.iter().position(|view| view.is_coordinator);
         first.is_some()
     });
-    let dead = seats.remove(first.unwrap());
+    let dead = registrations.remove(first.unwrap());
     let name = there.look().unwrap().coordinator.unwrap();
     drop(dead);
     let took = eventually(LONG, "another follows", || {
-        let views: Vec<View> = seats.iter_mut().map(beat).collect();
+        let views: Vec<View> = registrations.iter_mut().map(beat).collect();
         views.iter().any(|view| view.is_coordinator)
     });
     let snapshot = there.look().unwrap();
-    assert_eq!(snapshot.compute.len(), 2, "the dead one's entry went with its office");
+    assert_eq!(snapshot.compute.len(), 2, "the dead coordinator's entry is gone");
     assert!(!snapshot.compute.contains_key(&name));
     assert_ne!(snapshot.coordinator, Some(name));
     assert!(took < Duration::from_secs(8), "{took:?}");
     println!("another coordinator after {took:?}");
-    // In order: at once.
-    let office = seats.iter_mut().position(|seat| beat(seat).is_coordinator).unwrap();
-    seats.remove(office).leave().unwrap();
+    // Ended in order: at once.
+    let coordinator = registrations
+        .iter_mut()
+        .position(|registration| beat(registration).is_coordinator)
+        .unwrap();
+    registrations.remove(coordinator).leave().unwrap();
     assert_eq!(there.look().unwrap().coordinator, None);
-    assert!(beat(&mut seats[0]).is_coordinator);
+    assert!(beat(&mut registrations[0]).is_coordinator);
 }
 
 #[test]
@@ -213,7 +220,7 @@ fn entries_come_back_when_etcd_does() {
     let Some(mut etcd) = crate::server::start("entries_come_back_when_etcd_does") else { return };
     let there = directory(&etcd, "c");
     let mut one = compute(&there, 1);
-    let mut memory = there.enter_memory(memory(0, 1, 70)).unwrap();
+    let mut memory = there.register_memory(memory(0, 1, 70)).unwrap();
     etcd.kill();
     let error = one.beat(None).unwrap_err();
     assert!(matches!(error, ClusterError::Unreachable { .. }), "{error}");
@@ -236,8 +243,8 @@ fn entries_come_back_when_etcd_does() {
 }
 
 #[test]
-fn a_compute_server_hears_that_it_is_to_leave() {
-    let Some(etcd) = crate::server::start("a_compute_server_hears_that_it_is_to_leave") else {
+fn a_compute_server_learns_that_it_should_leave() {
+    let Some(etcd) = crate::server::start("a_compute_server_learns_that_it_should_leave") else {
         return;
     };
     let there = directory(&etcd, "c");

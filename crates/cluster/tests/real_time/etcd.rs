@@ -10,12 +10,12 @@ use farleaf_cluster::{ClusterError, Etcd};
 
 const SHORT: Duration = Duration::from_secs(2);
 
-/// An address where nobody listens.
+/// An address at which no process listens.
 fn nobody() -> String {
     TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().to_string()
 }
 
-/// The address of something that answers every request so.
+/// The address of a server that gives every request this answer.
 fn answering(status: &str, body: &str) -> String {
     let answer = format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
     saying(answer)
@@ -59,15 +59,15 @@ fn keys_are_written_read_listed_and_removed() {
 }
 
 #[test]
-fn a_key_is_set_only_as_it_was_seen() {
-    let Some(server) = crate::server::start("a_key_is_set_only_as_it_was_seen") else { return };
+fn a_key_is_set_only_at_its_revision() {
+    let Some(server) = crate::server::start("a_key_is_set_only_at_its_revision") else { return };
     let etcd = server.client();
     assert_eq!(etcd.put_if("k", "1", None, 0).unwrap(), Ok(()));
     let found = etcd.put_if("k", "2", None, 0).unwrap().unwrap_err().unwrap();
     assert_eq!((found.value.as_str(), found.lease), ("1", None));
     assert_eq!(etcd.put_if("k", "2", None, found.revision).unwrap(), Ok(()));
     assert_eq!(etcd.put_if("gone", "2", None, found.revision).unwrap(), Err(None));
-    // An answer that was lost: the same again is done.
+    // The answer was lost: the repeated request counts as done.
     let lease = etcd.grant(SHORT).unwrap();
     for _ in 0..2 {
         assert_eq!(etcd.put_if("own", "1", Some(lease), 0).unwrap(), Ok(()));
@@ -115,7 +115,7 @@ fn servers_are_asked_in_turn() {
 }
 
 #[test]
-fn what_is_no_etcd_is_told() {
+fn a_server_that_is_no_etcd_is_reported() {
     let not_etcd = |address: String, what: &str| {
         let error = Etcd::new([address.clone()]).get("k").unwrap_err();
         assert!(matches!(error, ClusterError::NotEtcd { .. }), "{error}");
@@ -132,7 +132,7 @@ fn what_is_no_etcd_is_told() {
 }
 
 #[test]
-fn refusals_are_told_and_those_that_pass_are_not_final() {
+fn refusals_are_reported_and_transient_ones_are_not_final() {
     let asked =
         |status: &str, body: &str| Etcd::new([answering(status, body)]).get("k").unwrap_err();
     let rights = "{\"grpc_code\":7,\"message\":\"no rights\"}";
@@ -148,7 +148,7 @@ fn refusals_are_told_and_those_that_pass_are_not_final() {
     assert!(error.to_string().contains("no leader"), "{error}");
 }
 
-/// One that says nothing costs its time and no more.
+/// A silent server costs its time limit and no more.
 #[test]
 fn a_server_that_hangs_is_given_up() {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();

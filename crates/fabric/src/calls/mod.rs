@@ -83,7 +83,7 @@ impl ListenConfig {
     pub fn check(&self) -> Result<(), crate::FabricError> {
         let refuse = |why: String| Err(crate::FabricError::Config(why));
         let listen = self.listen;
-        // What is advertised opens nothing.
+        // An advertised address opens nothing.
         if !listen.ip().is_loopback() && self.tls.is_none() && !self.insecure_public {
             return refuse(format!(
                 "{listen} can be reached from other machines, and nobody is authenticated: listen on a \
@@ -167,7 +167,7 @@ impl fmt::Debug for Incoming {
     }
 }
 
-/// What the receiver of a request owes its sender. Dropped, it tells how far the request was.
+/// Obligation of a request's receiver to its sender. Dropped, it tells the sender how far the request was.
 pub(crate) trait Responder {
     /// See [`Incoming::begin`].
     fn begin(&mut self) -> bool;

@@ -40,7 +40,7 @@ pub(crate) fn promise() -> (Answer, Waiting) {
 }
 
 impl Answer {
-    /// Whether the sender still waits.
+    /// Returns whether the sender still waits.
     pub(crate) fn is_wanted(&self) -> bool {
         let slot = lock(&self.0);
         !slot.is_abandoned && !slot.is_answered

@@ -12,7 +12,7 @@ use super::{Closed, Queued, Requests, Responder, UNDER_WAY_MAX};
 use crate::wake::Notify;
 use crate::{Canary, Incarnation, ServiceId};
 
-/// How a call has ended, as it goes over a connection.
+/// End of a call, as it goes over a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Outcome {
@@ -35,12 +35,12 @@ pub(crate) struct Reply {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// Whether a connection's requests may be begun, and replies may leave.
+/// Decides whether a connection's requests may begin, and whether replies may leave.
 pub(crate) trait Admission: Send + Sync {
-    /// Whether a request of `from` may be begun (F12.4, F12.6).
+    /// Returns whether a request of `from` may begin (F12.4, F12.6).
     fn may_begin(&self, from: Incarnation) -> bool;
 
-    /// Whether this compute server holds its lease (F12.7).
+    /// Returns whether this compute server holds its lease (F12.7).
     fn holds_lease(&self) -> bool;
 }
 
@@ -133,7 +133,7 @@ impl Replies {
         self.say_goodbye();
     }
 
-    /// Whether the sender has been sent all that there is to say.
+    /// Returns whether the sender has been sent every reply and notice.
     pub(crate) fn has_told_all(&self) -> bool {
         let state = self.state();
         state.is_closed || state.has_said_so && !state.is_unsent
@@ -181,7 +181,7 @@ impl Replies {
     }
 }
 
-/// What the receiver of a request over a connection owes.
+/// Obligation of a request's receiver over a connection.
 struct WireResponder {
     replies: Arc<Replies>,
     from: Incarnation,
@@ -311,7 +311,7 @@ mod tests {
                 (3, Outcome::NotBegun, none.clone())
             ]
         );
-        // What waits when this compute server leaves, and what comes later.
+        // One request waits when this compute server leaves, and one comes later.
         connection.requests.close();
         assert!(connection.comes(5) && connection.take().is_none());
         assert_eq!(
@@ -337,7 +337,7 @@ mod tests {
         assert!(!connection.replies.has_told_all(), "it has not been sent");
         connection.replies.sent();
         assert!(connection.replies.has_told_all());
-        // What comes later is not begun, and the receiver says goodbye once.
+        // Later calls are not begun, and the receiver says goodbye once.
         assert!(connection.comes(3) && connection.take().is_none());
         assert_eq!(connection.ready(), [(3, Outcome::NotBegun, Vec::new())]);
     }

@@ -55,7 +55,7 @@ impl Requests {
         !state.has_left && !std::mem::replace(&mut state.is_open, true)
     }
 
-    /// Adds a request. Where none is taken in, it is dropped.
+    /// Adds a request. If the queue is not open, it drops the request.
     pub(crate) fn push(&self, service: ServiceId, queued: Queued) {
         let mut state = self.state();
         if !state.is_open {
@@ -94,7 +94,7 @@ impl Requests {
         }
     }
 
-    /// Takes nothing in any more. What waits is told `NotBegun`, and whoever waits for it `None`.
+    /// Takes in no more requests. Senders of waiting requests receive `NotBegun`, and waiting tasks `None`.
     pub(crate) fn close(&self) {
         let services = {
             let mut state = self.state();
@@ -131,7 +131,7 @@ impl Requests {
         self.state().fenced.insert(who);
     }
 
-    /// Whether `who` has been fenced here.
+    /// Returns whether `who` has been fenced here.
     pub(crate) fn is_fenced(&self, who: Incarnation) -> bool {
         self.state().fenced.contains(&who)
     }

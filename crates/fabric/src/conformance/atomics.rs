@@ -6,8 +6,8 @@ use super::tools::{ONE, OTHER, at, get, meet, ok, put, put_word, wait_for_word, 
 use super::{Harness, task};
 use crate::{Endpoint, GlobalAddr};
 
-/// Results, edge values and wrapping; the words beside stay.
-pub(super) fn atomics_return_what_was_there<H: Harness>(harness: &H) {
+/// Results, edge values and wrapping; the neighbouring words stay.
+pub(super) fn atomics_return_the_old_word<H: Harness>(harness: &H) {
     let base = at(harness, ONE, 4096);
     harness.run(vec![task(move |end: H::Endpoint| async move {
         put(&end, base, &[0xee; 24]).await;
@@ -52,7 +52,7 @@ pub(super) fn every_addition_counts<H: Harness>(harness: &H) {
     assert!(numbers.into_iter().eq(0..TASKS * rounds), "numbers given twice or never");
 }
 
-/// F2: of all that swap a value away, one wins; CAS and FAA on one word respect each other.
+/// F2: of all CASes that replace a value, one wins; CAS and FAA on one word respect each other.
 pub(super) fn every_swap_is_won_once<H: Harness>(harness: &H) {
     const TASKS: u64 = 4;
     const VALUES: u64 = 1_000;
@@ -91,9 +91,9 @@ fn twice(half: u64) -> u64 {
     half << 32 | half & 0xffff_ffff
 }
 
-/// F1: an aligned word is old or new, whatever wrote it and whatever reads it, at any length of
-/// the operation and any place of the buffer. Where words are known to tear (`word_atomic`), the
-/// operations are made all the same, and the READs not judged.
+/// F1: an aligned word is old or new, for each writer, reader, length of the operation and place of the
+/// buffer. If the fabric may tear words (`word_atomic` is false), the case posts the operations and does not
+/// judge the READs.
 pub(super) fn words_are_never_torn<H: Harness>(harness: &H) {
     let rounds = harness.rounds(8_000);
     const WORDS: usize = 96;
@@ -150,8 +150,8 @@ pub(super) fn words_are_never_torn<H: Harness>(harness: &H) {
     harness.run(tasks);
 }
 
-/// A lock taken by CAS guards what is written by WRITE. It is given back by CAS, and by WRITE
-/// too where `write_vs_rmw` is claimed.
+/// A lock taken by CAS guards content that WRITEs change. CAS releases it, and WRITE as well if the fabric
+/// claims `write_vs_rmw`.
 pub(super) fn a_lock_guards_a_counter<H: Harness>(harness: &H) {
     const TASKS: u64 = 3;
     const ROUNDS: u64 = 400;

@@ -19,10 +19,10 @@ const ECHO: ServiceId = ServiceId(11);
 const HELD: ServiceId = ServiceId(12);
 /// The number of a compute server that a case starts and kills.
 const PARTY: ServerId = ServerId(ServerId::COMPUTE_FIRST.0 + 60);
-/// Longer than a message takes that is not lost.
+/// Longer than any message takes that is not lost.
 const SETTLE_NS: u64 = 30_000_000;
 
-/// Writes where a compute server answers, for another process.
+/// Writes the address of a compute server, for another process.
 async fn tell_peer<E: Endpoint>(end: &E, at: GlobalAddr, peer: Peer) {
     let port = peer.address.map_or(0, |address| u64::from(address.port()));
     put_word(end, at.plus(8), port).await;
@@ -30,7 +30,7 @@ async fn tell_peer<E: Endpoint>(end: &E, at: GlobalAddr, peer: Peer) {
     put_word(end, at, peer.incarnation.0).await;
 }
 
-/// Reads what [`tell_peer`] has written.
+/// Reads the address that [`tell_peer`] has written.
 async fn learn_peer<E: Endpoint>(end: &E, at: GlobalAddr) -> Peer {
     let incarnation = Incarnation(wait_for_word(end, at, |who| who != 0).await);
     let port = word(end, at.plus(8)).await as u16;
@@ -39,7 +39,7 @@ async fn learn_peer<E: Endpoint>(end: &E, at: GlobalAddr) -> Peer {
     Peer { server, incarnation, address }
 }
 
-/// What a compute server does that is killed in the middle of a call. It stops at the first error.
+/// Work of a compute server that the harness kills in the middle of a call. It stops at the first error.
 ///
 /// # Panics
 /// If it cannot take part at all.
@@ -74,7 +74,7 @@ pub async fn party<F: Fabric>(
     }
 }
 
-/// The compute servers of tasks 0 and 1; none where there are no calls.
+/// The compute servers of tasks 0 and 1; none if the fabric carries no calls.
 fn pair<H: Harness>(harness: &H) -> Option<(Peer, Peer)> {
     match harness.connect_peers()[..] {
         [] => None,
@@ -155,7 +155,7 @@ pub(super) fn a_long_call_is_refused<H: Harness>(harness: &H) {
     })]);
 }
 
-/// F12.3: a number that stands for nobody, and a memory server's.
+/// F12.3: for a number without a compute server, and for a memory server's.
 pub(super) fn a_call_to_nobody_is_not_begun<H: Harness>(harness: &H) {
     if pair(harness).is_none() {
         return;
@@ -167,7 +167,7 @@ pub(super) fn a_call_to_nobody_is_not_begun<H: Harness>(harness: &H) {
     })]);
 }
 
-/// F12.3: so is what comes later, and who waits for requests learns that there are no more.
+/// F12.3: a later call is not begun, and a task that waits for requests learns that there are no more.
 pub(super) fn a_call_that_waits_is_not_begun_when_the_receiver_leaves<H: Harness>(harness: &H) {
     let Some((_, other)) = pair(harness) else { return };
     let left = at(harness, ONE, 4096);
@@ -189,7 +189,7 @@ pub(super) fn a_call_that_waits_is_not_begun_when_the_receiver_leaves<H: Harness
     harness.run(vec![client, server]);
 }
 
-/// F12.2: of a call that was begun nobody knows anything once its receiver is dead.
+/// F12.2: once the receiver is dead, a begun call is `Unknown`.
 pub(super) fn a_begun_call_is_unknown_when_the_receiver_dies<H: Harness>(harness: &H) {
     let place = at(harness, OTHER, 4096);
     harness.run_beside_party(
@@ -237,7 +237,7 @@ pub(super) fn a_dropped_incoming_says_how_far_it_was<H: Harness>(harness: &H) {
         assert_eq!(end.call(other.server, ECHO, vec![1]).await, Err(CallError::NotBegun));
         let begun = end.call(other.server, ECHO, vec![2]).await;
         assert!(matches!(begun, Err(CallError::Unknown(_))), "{begun:?}");
-        // A caller that goes away harms nobody.
+        // A caller that drops its future harms nobody.
         {
             let mut gone = pin!(end.call(other.server, ECHO, vec![3]));
             assert!(poll_once(gone.as_mut()).await.is_pending());
@@ -253,7 +253,7 @@ pub(super) fn a_dropped_incoming_says_how_far_it_was<H: Harness>(harness: &H) {
     harness.run(vec![client, server]);
 }
 
-/// F12.8: the reply to a request of a connection that was given up is for nobody.
+/// F12.8: a reply to a request of a given-up connection belongs to nobody.
 pub(super) fn a_reply_does_not_answer_another_request<H: Harness>(harness: &H) {
     let Some((_, other)) = pair(harness) else { return };
     let taken = at(harness, ONE, 4096);
@@ -272,7 +272,7 @@ pub(super) fn a_reply_does_not_answer_another_request<H: Harness>(harness: &H) {
         assert_eq!(old.request, [1]);
         put_word(&end, taken, 1).await;
         let new = next_begun(&end, ECHO).await;
-        // Nobody waits for it, whether that is known here or not.
+        // Nobody waits for the reply, whether the receiver knows that or not.
         let _ = old.reply(vec![1]);
         end.sleep(SETTLE_NS).await;
         new.reply(vec![2]).expect("the sender waits");
@@ -280,7 +280,7 @@ pub(super) fn a_reply_does_not_answer_another_request<H: Harness>(harness: &H) {
     harness.run(vec![client, server]);
 }
 
-/// F12.4: what waited unbegun when the sender reconnected is not begun any more.
+/// F12.4: a request that waited unbegun when the sender reconnected is not begun any more.
 pub(super) fn nothing_older_is_begun_after_a_reconnect<H: Harness>(harness: &H) {
     let Some((_, other)) = pair(harness) else { return };
     let state = at(harness, ONE, 4096);
@@ -429,7 +429,7 @@ pub(super) fn a_request_is_taken_once<H: Harness>(harness: &H) {
                 }
             });
         }
-        // A wait that is given up takes nothing with it.
+        // A wait that is given up takes no request with it.
         {
             let mut given_up = pin!(end.next_call(HELD));
             assert!(matches!(poll_once(given_up.as_mut()).await, Poll::Pending));

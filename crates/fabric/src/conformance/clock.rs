@@ -10,7 +10,7 @@ use super::tools::{ONE, at, ok, poll_once, wait_until, word};
 use super::{Harness, task};
 use crate::Endpoint;
 
-/// Through operations, yields, work and sleep.
+/// Time passes through operations, yields, work and sleep.
 pub(super) fn time_never_goes_back<H: Harness>(harness: &H) {
     let base = at(harness, ONE, 4096);
     harness.run(vec![task(move |end: H::Endpoint| async move {
@@ -58,8 +58,7 @@ pub(super) fn sleepers_wake_in_order<H: Harness>(harness: &H) {
     })]);
 }
 
-/// What was spawned runs to its end, also when the spawner is dropped, and when the thread's
-/// main task ends first.
+/// A spawned task runs to its end, also if its spawner is dropped, and if the thread's main task ends first.
 pub(super) fn a_spawned_task_outlives_its_parent<H: Harness>(harness: &H) {
     let base = at(harness, ONE, 4096);
     let ended = Arc::new(AtomicU64::new(0));
@@ -90,7 +89,7 @@ async fn long_task<E: Endpoint>(end: E, base: crate::GlobalAddr, ended: Arc<Atom
     ended.fetch_add(1, Ordering::SeqCst);
 }
 
-/// Two tasks of one thread that wait for each other by yielding both get on.
+/// Two tasks of one thread that wait for each other by yielding both make progress.
 pub(super) fn a_yield_lets_others_run<H: Harness>(harness: &H) {
     const TURNS: u64 = 1_000;
     harness.run(vec![task(move |end: H::Endpoint| async move {
@@ -117,7 +116,7 @@ pub(super) fn a_yield_lets_others_run<H: Harness>(harness: &H) {
 }
 
 /// Endpoints draw different numbers, and the same ones from the same seed.
-pub(super) fn random_numbers_are_ones_own<H: Harness>(harness: &H) {
+pub(super) fn endpoints_draw_their_own_random_numbers<H: Harness>(harness: &H) {
     let drawn = Arc::new(Mutex::new(Vec::new()));
     let tasks = (0..2).map(|_| {
         let drawn = Arc::clone(&drawn);

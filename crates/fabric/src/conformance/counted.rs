@@ -118,7 +118,7 @@ pub(super) fn every_operation_is_counted_exactly<H: Harness>(harness: &H) {
     })]);
 }
 
-/// What several endpoints counted can be added up when they are gone.
+/// The counters of several endpoints can be summed after the endpoints are gone.
 pub(super) fn finished_endpoints_stay_counted<H: Harness>(harness: &H) {
     const TASKS: u64 = 3;
     let (near, barrier) = (at(harness, ONE, 4096), at(harness, ONE, 64));
@@ -130,7 +130,7 @@ pub(super) fn finished_endpoints_stay_counted<H: Harness>(harness: &H) {
             for _ in 0..me * 10 {
                 ok(client.write(near.plus(me * 8), client.buf(8)).await);
             }
-            // Straight at the endpoint nothing is counted.
+            // Operations on the endpoint itself are not counted.
             ok(end.faa(barrier, 1).await);
             wait_for_word(&end, barrier, |done| done == TASKS).await;
         })

@@ -13,7 +13,7 @@ use crate::{Buf, Endpoint, GlobalAddr, ServiceId};
 const TRIES: u64 = 50;
 /// Bytes of the buffers that go with them.
 const LEN: usize = 1000;
-/// Far longer than any operation takes; what an abandoned one does, it has done by then.
+/// Far longer than any operation takes: an abandoned one has ended after it.
 const SETTLE_NS: u64 = 200_000;
 
 fn filled<E: Endpoint>(end: &E, number: u64) -> Buf {
@@ -22,8 +22,8 @@ fn filled<E: Endpoint>(end: &E, number: u64) -> Buf {
     buf
 }
 
-/// Takes all the buffers that a slab might hand out again and fills them. A buffer that an
-/// operation still uses is not among them, or the operation or this pattern comes to harm.
+/// Takes all the buffers that a slab might hand out again and fills them. If a buffer that an operation still
+/// uses is among them, the operation or this pattern is damaged.
 fn take_many<E: Endpoint>(end: &E) -> Vec<Buf> {
     (0..8).map(|number| filled(end, 1000 + number)).collect()
 }
@@ -40,7 +40,7 @@ async fn settle<H: Harness>(end: &H::Endpoint, out: usize) {
 }
 
 /// F8: a future that is dropped before its first poll has done nothing, and its buffers are home.
-pub(super) fn what_was_never_polled_never_happened<H: Harness>(harness: &H) {
+pub(super) fn an_unpolled_future_does_nothing<H: Harness>(harness: &H) {
     let base = at(harness, OTHER, 4096);
     harness.run(vec![task(move |end: H::Endpoint| async move {
         put(&end, base, &patterned(0, LEN)).await;
@@ -63,8 +63,8 @@ pub(super) fn what_was_never_polled_never_happened<H: Harness>(harness: &H) {
     })]);
 }
 
-/// F7: a WRITE that was begun lands with the bytes that it was given, though its future is gone and
-/// other buffers are filled meanwhile.
+/// F7: a begun WRITE lands with the bytes that it was given, although its future is gone and other buffers
+/// are filled meanwhile.
 pub(super) fn a_dropped_write_lands_unseen<H: Harness>(harness: &H) {
     let base = at(harness, OTHER, 4096);
     harness.run(vec![task(move |end: H::Endpoint| async move {
@@ -84,7 +84,7 @@ pub(super) fn a_dropped_write_lands_unseen<H: Harness>(harness: &H) {
     })]);
 }
 
-/// F7: a READ that was begun never lands in memory that somebody else has by then.
+/// F7: a begun READ never lands in memory that has another holder.
 pub(super) fn a_dropped_read_keeps_its_buffer<H: Harness>(harness: &H) {
     let base = at(harness, ONE, 4096);
     harness.run(vec![task(move |end: H::Endpoint| async move {
@@ -105,8 +105,8 @@ pub(super) fn a_dropped_read_keeps_its_buffer<H: Harness>(harness: &H) {
     })]);
 }
 
-/// Posts one list per try, with a WRITE, an FAA and a READ for each of `bases`, drops it, and
-/// checks what it leaves behind.
+/// Posts one list per try, with a WRITE, an FAA and a READ for each of `bases`, drops it, and checks its
+/// effects.
 async fn drop_lists<H: Harness>(end: H::Endpoint, bases: &[GlobalAddr], as_chain: bool) {
     let out = H::buffers_out(&end);
     let counts: Vec<GlobalAddr> = bases.iter().map(|base| base.plus(2048)).collect();

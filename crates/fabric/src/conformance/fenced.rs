@@ -7,15 +7,15 @@ use crate::{Endpoint, GlobalAddr, Incarnation, OpErrorKind, ServerId};
 /// Bytes that the victim writes at a time.
 const BLOCK: usize = 4096;
 
-/// What a victim does: says who it is in the word at `at` and then, until it is killed or fenced,
-/// counts up in the word behind and, over and over, in the block behind that.
+/// Work of a victim: writes its incarnation to the word at `at`. Until it is killed or fenced, it counts up
+/// in the next word and, over and over, in the block behind that.
 pub async fn victim<E: Endpoint>(end: E, at: GlobalAddr) {
     put_word(&end, at, end.incarnation().0).await;
     for round in 1.. {
         let block = round_block(round);
         let mut buf = end.buf(BLOCK);
         buf.bytes_mut().copy_from_slice(&block);
-        // An error means that the fence has come; trying on is what a fence must withstand.
+        // An error means that the fence has come; a fence must withstand further attempts.
         let _ = end.write(at.plus(64), buf).await;
         let _ = end.faa(at.plus(8), 1).await;
         end.yield_now().await;
@@ -26,7 +26,7 @@ fn round_block(round: u64) -> Vec<u8> {
     round.to_le_bytes().repeat(BLOCK / 8)
 }
 
-/// One who works is not known to be dead, to itself or to others.
+/// A working life is not known to be dead, to itself or to others.
 pub(super) fn the_living_are_not_dead<H: Harness>(harness: &H) {
     let places = [at(harness, ONE, 4096), at(harness, ONE, 4096 + 8)];
     let tasks = (0..2).map(|me| {
@@ -43,8 +43,8 @@ pub(super) fn the_living_are_not_dead<H: Harness>(harness: &H) {
     harness.run(tasks.collect());
 }
 
-/// F6: once a fence has returned, nothing of that life arrives any more, on any server fenced.
-/// Where only the dead can be fenced, the living are refused first.
+/// F6: once a fence has returned, nothing of that life arrives any more at any server that took the fence. If
+/// a fabric can fence only the dead, it first refuses to fence the living.
 pub(super) fn a_fenced_victim_writes_no_more<H: Harness>(harness: &H) {
     let at = at(harness, OTHER, 4096);
     let shown = harness.run_beside_victim(
@@ -56,7 +56,7 @@ pub(super) fn a_fenced_victim_writes_no_more<H: Harness>(harness: &H) {
                 let counted = word(&end, at.plus(8)).await;
                 wait_for_word(&end, at.plus(8), |count| count > counted + 10).await;
                 match end.fence(OTHER, who).await {
-                    // The living can be fenced here, and that alone must silence them.
+                    // This fabric can fence the living, and that alone must silence them.
                     Ok(()) => assert_silent(&end, at).await,
                     Err(error) => assert_eq!(error.kind, OpErrorKind::StillAlive),
                 }
@@ -73,14 +73,14 @@ pub(super) fn a_fenced_victim_writes_no_more<H: Harness>(harness: &H) {
         }),
     );
     if !shown {
-        // Nobody can die alone here; whoever asks is alive.
+        // Nobody can die alone here; the asking life is alive.
         harness.run(vec![task(move |end: H::Endpoint| async move {
             assert!(!end.is_dead(end.incarnation()).await);
         })]);
     }
 }
 
-/// What the victim changes is as it was, for 10 ms.
+/// The words that the victim changes stay as they are for 10 ms.
 async fn assert_silent<E: Endpoint>(end: &E, at: GlobalAddr) {
     let (count, block) = (word(end, at.plus(8)).await, state(end, at).await);
     for _ in 0..20 {

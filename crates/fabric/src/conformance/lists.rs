@@ -6,7 +6,7 @@ use super::tools::{ONE, OTHER, at, get, ok, patterned, poll_once, put, put_word,
 use super::{Harness, task};
 use crate::{Endpoint, Op, Ops};
 
-/// F3: later operations of a chain work on what earlier ones left, READs in front of WRITEs too.
+/// F3: later operations of a chain see the effects of earlier ones, READs in front of WRITEs included.
 pub(super) fn a_chain_sees_itself<H: Harness>(harness: &H) {
     let base = at(harness, OTHER, 4096);
     harness.run(vec![task(move |end: H::Endpoint| async move {
@@ -45,7 +45,7 @@ pub(super) fn a_chain_sees_itself<H: Harness>(harness: &H) {
     })]);
 }
 
-/// A CAS that finds another word stores nothing; what is behind it happens.
+/// A CAS that finds another word stores nothing; operations behind it happen.
 pub(super) fn a_failed_swap_lets_the_chain_go_on<H: Harness>(harness: &H) {
     let base = at(harness, ONE, 4096);
     harness.run(vec![task(move |end: H::Endpoint| async move {

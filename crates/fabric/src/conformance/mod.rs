@@ -10,8 +10,8 @@
 //!
 //! Each case takes a fresh harness of its own, on which every operation succeeds unless it must fail.
 //! If the fabric breaks the contract, the case panics. Cases name the rule of [`crate::contract`] that
-//! they check. They assume none of [`crate::Capabilities`] beyond the contract; where one is claimed,
-//! the claim is checked.
+//! they check. They assume none of [`crate::Capabilities`] beyond the contract. If the fabric claims one,
+//! they check the claim.
 //!
 //! Cases also run on single-threaded executors in virtual time. A case waits by operations and yields,
 //! and every wait has a bound in the fabric's own time. Tasks talk through fabric memory or, once they
@@ -49,33 +49,33 @@ pub const SERVERS: usize = 2;
 /// A future that stays on its thread.
 pub type LocalFuture = Pin<Box<dyn Future<Output = ()>>>;
 
-/// What one compute server's thread does: it gets its own endpoint on that thread.
+/// Work of one compute server's thread, with the endpoint that it gets on that thread.
 pub type Task<E> = Box<dyn FnOnce(E) -> LocalFuture + Send>;
 
 /// Kills the victim, as a crash would; returns when it is gone.
 pub type Kill = Box<dyn FnOnce()>;
 
-/// What runs beside a victim.
+/// Work beside a victim.
 pub type Survivor<E> = Box<dyn FnOnce(E, Kill) -> LocalFuture + Send>;
 
-/// What a compute server does that is killed in the middle of a call.
+/// Role of a compute server that the harness kills in the middle of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Takes calls, begins them and never replies.
     Callee,
-    /// Calls the compute server that it is told of.
+    /// Calls the compute server that the test names.
     Caller,
 }
 
 /// Attaches a peer to the survivor's compute server.
 pub type Attach = Box<dyn Fn(Peer)>;
 
-/// What runs beside a compute server that calls or is called.
+/// Work beside a compute server that calls or is called.
 pub type CallSurvivor<E> = Box<dyn FnOnce(E, Attach, Kill) -> LocalFuture + Send>;
 
-/// How the suite gets at a fabric.
+/// Access of the suite to a fabric.
 pub trait Harness: 'static {
-    /// What its tasks use.
+    /// Endpoint that its tasks use.
     type Endpoint: Endpoint;
 
     /// Runs all `tasks` concurrently to their end, each with an endpoint of its own (on its own
@@ -83,7 +83,7 @@ pub trait Harness: 'static {
     /// of this call. Cases call it several times, one after the other, over the same memory.
     fn run(&self, tasks: Vec<Task<Self::Endpoint>>);
 
-    /// Offsets of zeroed memory that is free for the suite on each of the first [`SERVERS`] servers: at least
+    /// Offsets of zeroed memory that the suite may use on each of the first [`SERVERS`] servers: at least
     /// [`SCRATCH_BYTES`] from a multiple of 4096 on, up to the region's end.
     fn scratch(&self) -> Range<u64>;
 
@@ -93,29 +93,29 @@ pub trait Harness: 'static {
     /// As [`crate::Fabric::counters`], of all compute servers.
     fn counters(&self) -> Vec<Arc<Counters>>;
 
-    /// Buffers of that endpoint's thread that are in somebody's hands or with an operation.
+    /// Buffers of that endpoint's thread that a caller or an operation holds.
     fn buffers_out(endpoint: &Self::Endpoint) -> usize;
 
     /// Starts that endpoint's random numbers anew from `seed`; false if it cannot.
     fn seed(endpoint: &Self::Endpoint, seed: u64) -> bool;
 
-    /// How often a case repeats what it would repeat `rounds` times on memory of this process. Less
-    /// where a round trip takes thousands of times as long.
+    /// Repetitions of a case that repeats `rounds` times on memory of this process. A fabric whose round trip
+    /// takes thousands of times as long returns less.
     fn rounds(&self, rounds: u64) -> u64 {
         rounds
     }
 
-    /// Runs [`victim`] at `addr` on a compute server of its own, in another process where that is
-    /// what can die, and `survivor` beside it with the means to kill it. False, having run neither,
-    /// if this fabric has no compute server that can die alone.
+    /// Runs [`victim`] at `addr` on a compute server of its own, and `survivor` beside it with the means to
+    /// kill it. If only processes can die, the victim runs in another process. False, having run neither, if
+    /// this fabric has no compute server that can die alone.
     fn run_beside_victim(&self, addr: GlobalAddr, survivor: Survivor<Self::Endpoint>) -> bool {
         let _ = (addr, survivor);
         false
     }
 
-    /// Exposes the compute servers for calls, unless that is done, and attaches each to all, itself
-    /// included. Returns them in the order in which [`Harness::run`] deals tasks to them, from the first
-    /// task on in turn; at least two. None where the fabric carries no calls.
+    /// Exposes the compute servers for calls, unless that is done, and attaches each to all, itself included.
+    /// Returns them in the order in which [`Harness::run`] deals tasks to them, from the first task on in
+    /// turn; at least two. None if the fabric carries no calls.
     fn connect_peers(&self) -> Vec<Peer> {
         Vec::new()
     }
@@ -142,7 +142,7 @@ pub fn task<E, F: Future<Output = ()> + 'static>(
 
 /// One case of the suite.
 pub struct Case<H> {
-    /// Its name, a sentence about a fabric that keeps its word.
+    /// Its name, a sentence about a fabric that keeps the contract.
     pub name: &'static str,
     /// Panics if the fabric does not.
     pub run: fn(&H),
@@ -151,7 +151,7 @@ pub struct Case<H> {
 /// Runs one case by name.
 ///
 /// # Panics
-/// If the fabric breaks its word, or no case has that name.
+/// If the fabric breaks the contract, or no case has that name.
 pub fn run_case<H: Harness>(name: &str, harness: H) {
     let scratch = harness.scratch();
     assert!(scratch.start.is_multiple_of(4096), "scratch memory starts at a page");
@@ -186,9 +186,9 @@ macro_rules! cases {
 }
 
 cases! { $
-    transfer: every_length_and_alignment_arrives, a_megabyte_arrives, windows_are_what_moves,
+    transfer: every_length_and_alignment_arrives, a_megabyte_arrives, an_operation_moves_its_window,
         frames_are_filled_where_asked, neighbours_keep_their_bytes;
-    atomics: atomics_return_what_was_there, every_addition_counts, every_swap_is_won_once,
+    atomics: atomics_return_the_old_word, every_addition_counts, every_swap_is_won_once,
         words_are_never_torn, a_lock_guards_a_counter;
     order: completion_is_visible_to_all, no_store_waits_behind_a_read, a_chain_lands_in_order,
         a_chain_reads_in_order;
@@ -196,15 +196,15 @@ cases! { $
         post_many_reaches_every_server, an_empty_list_completes, a_chain_goes_to_one_server;
     refused: nothing_outside_is_touched, misaligned_atomics_do_nothing,
         unknown_servers_have_no_memory, a_chain_ends_at_its_error;
-    rpc: an_echo_comes_back_whole, a_reply_is_cut_to_what_was_written,
+    rpc: an_echo_comes_back_whole, a_reply_is_cut_to_the_written_bytes,
         an_unknown_service_is_named, a_handler_works_on_its_servers_memory;
-    dropped: what_was_never_polled_never_happened, a_dropped_write_lands_unseen,
+    dropped: an_unpolled_future_does_nothing, a_dropped_write_lands_unseen,
         a_dropped_read_keeps_its_buffer, a_dropped_chain_lands_unseen,
         a_dropped_batch_lands_unseen, a_dropped_atomic_counts_once;
     counted: every_operation_is_counted_exactly, finished_endpoints_stay_counted;
     clock: time_never_goes_back, sleep_is_long_enough, sleepers_wake_in_order,
         a_spawned_task_outlives_its_parent, a_yield_lets_others_run,
-        random_numbers_are_ones_own;
+        endpoints_draw_their_own_random_numbers;
     fenced: the_living_are_not_dead, a_fenced_victim_writes_no_more;
     calls: a_call_comes_back_whole, calls_overtake_each_other, a_long_call_is_refused,
         a_call_to_nobody_is_not_begun,
@@ -214,5 +214,5 @@ cases! { $
         nothing_older_is_begun_after_a_reconnect, calls_are_bounded, calls_are_counted,
         a_request_is_taken_once;
     reconnect: nothing_older_lands_after_a_reconnect, a_reconnect_leaves_nobody_waiting,
-        a_reconnect_is_ones_own;
+        a_reconnect_affects_one_thread;
 }

@@ -6,7 +6,7 @@ use super::tools::{ONE, OTHER, at, countable, get, meet, ok, put, put_word, wait
 use super::{Harness, task};
 use crate::{Endpoint, GlobalAddr};
 
-/// F4: who sees the flag sees what was written, anywhere, before it.
+/// F4: a task that sees the flag sees everything written before it, on every server.
 pub(super) fn completion_is_visible_to_all<H: Harness>(harness: &H) {
     const ROUNDS: u64 = 1_000;
     const LEN: usize = 520;
@@ -84,7 +84,7 @@ pub(super) fn no_store_waits_behind_a_read<H: Harness>(harness: &H) {
 const CHAIN_ROUNDS: u64 = 1_500;
 const BLOCK: usize = 256;
 
-/// Where a chain's three operations go, all on one server.
+/// Places of a chain's three operations, all on one server.
 #[derive(Clone, Copy)]
 struct Places {
     first: GlobalAddr,

@@ -17,8 +17,8 @@ async fn block<E: Endpoint>(end: &E, at: GlobalAddr) -> Vec<u64> {
     ok(end.read(at, end.buf(WORDS * 8)).await).words().to_vec()
 }
 
-/// F10: what was posted before and dropped has happened when the reconnect returns, or never does;
-/// a WRITE in part too. What is posted afterwards is as ever.
+/// F10: if an earlier operation was posted and dropped, it has happened when the reconnect returns, or never
+/// happens; the same holds for each part of a WRITE. Later operations are not affected.
 pub(super) fn nothing_older_lands_after_a_reconnect<H: Harness>(harness: &H) {
     let base = at(harness, OTHER, 4096);
     harness.run(vec![task(move |end: H::Endpoint| async move {
@@ -48,8 +48,8 @@ pub(super) fn nothing_older_lands_after_a_reconnect<H: Harness>(harness: &H) {
     })]);
 }
 
-/// F10: what another task of the thread has in flight comes back, with its result or with
-/// `Timeout`; with its result, it has happened.
+/// F10: another task's operation in flight comes back, with its result or with `Timeout`; with its result, it
+/// has happened.
 pub(super) fn a_reconnect_leaves_nobody_waiting<H: Harness>(harness: &H) {
     let base = at(harness, OTHER, 4096);
     harness.run(vec![task(move |end: H::Endpoint| async move {
@@ -87,7 +87,7 @@ fn at_one(addr: GlobalAddr) -> GlobalAddr {
 }
 
 /// F10: other threads' operations go on, and what has completed stays.
-pub(super) fn a_reconnect_is_ones_own<H: Harness>(harness: &H) {
+pub(super) fn a_reconnect_affects_one_thread<H: Harness>(harness: &H) {
     let (sum, gate) = (at(harness, OTHER, 4096), at(harness, ONE, 4096));
     let tasks = (0..2).map(|me| {
         task(move |end: H::Endpoint| async move {

@@ -9,8 +9,8 @@ fn is_outside<T>(result: &Result<T, OpError>, server: ServerId) -> bool {
     matches!(result, Err(error) if is_kind(error.kind) && error.server == server)
 }
 
-/// The last byte of a region can be reached, the one behind it cannot, and an operation that
-/// reaches over the edge does nothing on this side of it either.
+/// The last byte of a region can be reached, and the one behind it cannot. An operation that reaches over the
+/// edge does nothing on this side of it.
 pub(super) fn nothing_outside_is_touched<H: Harness>(harness: &H) {
     let start = harness.scratch().start;
     harness.run(vec![task(move |end: H::Endpoint| async move {
@@ -99,8 +99,8 @@ pub(super) fn unknown_servers_have_no_memory<H: Harness>(harness: &H) {
     })]);
 }
 
-/// What stands in a chain behind an operation that is refused does not happen: it would have
-/// taken effect before one in front of it.
+/// An operation behind a refused one in a chain does not happen: it would have taken effect before one in
+/// front of it.
 pub(super) fn a_chain_ends_at_its_error<H: Harness>(harness: &H) {
     let base = at(harness, OTHER, 4096);
     harness.run(vec![task(move |end: H::Endpoint| async move {

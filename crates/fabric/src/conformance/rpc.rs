@@ -23,7 +23,7 @@ impl Service for Echo {
     }
 }
 
-/// Adds 1 to the word whose offset the request holds; answers with what was there.
+/// Adds 1 to the word whose offset the request holds; answers with the old word.
 struct AddOne;
 
 impl Service for AddOne {
@@ -61,9 +61,9 @@ pub(super) fn an_echo_comes_back_whole<H: Harness>(harness: &H) {
     })]);
 }
 
-/// The reply's window is cut to what the service wrote; the request is its window; nothing beside
+/// The reply's window is cut to the bytes that the service wrote; the request is its window; nothing beside
 /// either window counts or changes.
-pub(super) fn a_reply_is_cut_to_what_was_written<H: Harness>(harness: &H) {
+pub(super) fn a_reply_is_cut_to_the_written_bytes<H: Harness>(harness: &H) {
     serve(harness);
     harness.run(vec![task(move |end: H::Endpoint| async move {
         let mut request = end.buf(64);
@@ -84,7 +84,7 @@ pub(super) fn a_reply_is_cut_to_what_was_written<H: Harness>(harness: &H) {
     })]);
 }
 
-/// A service or server that is not there gives an error, and the next call works.
+/// An unknown service or server gives an error, and the next call works.
 pub(super) fn an_unknown_service_is_named<H: Harness>(harness: &H) {
     serve(harness);
     harness.run(vec![task(move |end: H::Endpoint| async move {
@@ -100,8 +100,8 @@ pub(super) fn an_unknown_service_is_named<H: Harness>(harness: &H) {
     })]);
 }
 
-/// A handler works on the memory of the server that was called. What it changed is visible to
-/// every later operation; where `cpu_visible` is claimed, it sees completed WRITEs too.
+/// A handler works on the memory of the called server. Every later operation sees its changes. If the fabric
+/// claims `cpu_visible`, the handler sees completed WRITEs.
 pub(super) fn a_handler_works_on_its_servers_memory<H: Harness>(harness: &H) {
     serve(harness);
     let places = [at(harness, ONE, 4096), at(harness, OTHER, 4096)];

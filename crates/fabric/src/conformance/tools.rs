@@ -10,11 +10,11 @@ use crate::{Endpoint, GlobalAddr, ServerId};
 /// Longest wait for something that must come, in the fabric's own time.
 const PATIENCE_NS: u64 = 30_000_000_000;
 
-/// Values below this differ in one byte alone, which nothing tears. So what races plain WRITEs and READs
-/// of words can be shown where words are not atomic, too ([`crate::Capabilities::word_atomic`]).
+/// Values below this differ in one byte alone, which nothing tears. So a case can show races of plain WRITEs
+/// and READs on fabrics whose words are not atomic ([`crate::Capabilities::word_atomic`]).
 const BYTE_VALUES: u64 = 250;
 
-/// How often a case counts up in words that others READ meanwhile.
+/// Times that a case counts up in words that others READ meanwhile.
 pub(super) fn countable<E: Endpoint>(end: &E, rounds: u64) -> u64 {
     if end.capabilities().word_atomic { rounds } else { rounds.min(BYTE_VALUES) }
 }
@@ -59,7 +59,7 @@ pub(super) async fn word<E: Endpoint>(end: &E, from: GlobalAddr) -> u64 {
     ok(end.read(from, end.buf(8)).await).words()[0]
 }
 
-/// Reads a word until it is what is waited for; returns it.
+/// Reads a word until it has the awaited value; returns it.
 pub(super) async fn wait_for_word<E: Endpoint>(
     end: &E,
     from: GlobalAddr,
@@ -76,7 +76,7 @@ pub(super) async fn wait_for_word<E: Endpoint>(
     }
 }
 
-/// Waits until something local is so.
+/// Waits until a local condition holds.
 pub(super) async fn wait_until<E: Endpoint>(end: &E, what: &str, so: impl Fn() -> bool) {
     let start_ns = end.now_ns();
     while !so() {

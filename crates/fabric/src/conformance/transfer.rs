@@ -62,7 +62,7 @@ pub(super) fn a_megabyte_arrives<H: Harness>(harness: &H) {
 }
 
 /// An operation moves the window, and the buffer that comes back has the window that it had.
-pub(super) fn windows_are_what_moves<H: Harness>(harness: &H) {
+pub(super) fn an_operation_moves_its_window<H: Harness>(harness: &H) {
     let base = at(harness, ONE, 0);
     harness.run(vec![task(move |end: H::Endpoint| async move {
         put(&end, base, &[0; 128]).await;

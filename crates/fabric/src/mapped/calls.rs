@@ -28,17 +28,17 @@ use crate::calls::{
     Admission, Link, Outcome, Replies, Reply, Requests, check_exposed, exposed_twice, promise,
 };
 use crate::tcp::wire::{
-    ANSWER_BYTES, Entry, GREETING_BYTES, Hello, REQUEST_BYTES, Request, Status, VERSION, Verb,
-    Welcome, call_head, called, decode_answer, decode_reply, reply_head,
+    ANSWER_BYTES, GREETING_BYTES, GreetingStatus, Hello, REQUEST_BYTES, Request, Status, VERSION,
+    Verb, Welcome, call_head, called, decode_answer, decode_reply, reply_head,
 };
 use crate::{
     CallError, FabricError, GlobalAddr, Incarnation, OpError, OpErrorKind, Peer, ServerId,
     ServiceId, access,
 };
 
-/// How long a side may take to greet.
+/// Time within which a side has to greet.
 const GREETING_TIME: Duration = Duration::from_secs(2);
-/// How long one that takes no reply is waited for.
+/// Longest wait for a side that takes no reply.
 const SEND_TIME: Duration = Duration::from_secs(10);
 /// Bytes that are gathered before they are written.
 const BUFFER_BYTES: usize = 64 << 10;
@@ -219,7 +219,7 @@ struct CallListener {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What a listener's connections share.
+/// State that a listener's connections share.
 struct SocketServer {
     me: Incarnation,
     folder: Arc<Path>,
@@ -266,7 +266,8 @@ impl CallListener {
     }
 }
 
-/// Removes the sockets of lives that are gone. What cannot be removed now is left to the next.
+/// Removes the sockets of lives that are gone. If a socket cannot be removed now, the next caller tries
+/// again.
 fn remove_dead(folder: &Path, calls: &Path) {
     let Ok(entries) = fs::read_dir(calls) else { return };
     for entry in entries.flatten() {
@@ -308,14 +309,14 @@ fn accept(server: &Arc<SocketServer>, listener: &UnixListener) {
             continue;
         };
         let own = Arc::clone(server);
-        // What no thread can be had for is closed, and so is what does not keep to the protocol.
+        // If there is no thread for it, or the other side breaks the protocol, the connection is closed.
         let _ = thread::Builder::new().name("farleaf-calls-in".to_owned()).spawn(move || {
             let _ = serve(&own, stream);
         });
     }
 }
 
-/// Whether requests of a connection may be begun: only the dead are cut off here, and all processes see
+/// Decides whether a connection's requests may begin: only the dead are fenced here, and all processes see
 /// their deaths at once.
 struct LivingSenders(Arc<Path>);
 
@@ -371,7 +372,7 @@ fn serve(server: &Arc<SocketServer>, mut stream: UnixStream) -> io::Result<()> {
     let hello = Hello::decode(&bytes).ok_or(io::ErrorKind::InvalidData)?;
     let mut welcome = Welcome {
         version: VERSION,
-        entry: Entry::LetIn,
+        status: GreetingStatus::LetIn,
         server: hello.server,
         servers: hello.servers,
         connection: 0,
@@ -381,17 +382,17 @@ fn serve(server: &Arc<SocketServer>, mut stream: UnixStream) -> io::Result<()> {
     };
     let from = Incarnation(hello.incarnation);
     if hello.version != VERSION {
-        welcome.entry = Entry::OtherVersion;
+        welcome.status = GreetingStatus::OtherVersion;
     } else if Incarnation(hello.meant) != server.me {
-        welcome.entry = Entry::OtherServer;
+        welcome.status = GreetingStatus::OtherServer;
     } else if is_dead(&server.folder, from) {
-        welcome.entry = Entry::Fenced;
+        welcome.status = GreetingStatus::Fenced;
     }
     let signal = Arc::new(ReplySignal::default());
     let signalling = Arc::clone(&signal);
     let admission = Box::new(LivingSenders(Arc::clone(&server.folder)));
     let replies = server.requests.connection(admission, Arc::new(move || signalling.raise()));
-    let is_in = welcome.entry == Entry::LetIn;
+    let is_in = welcome.status == GreetingStatus::LetIn;
     if is_in {
         welcome.connection = server.count.fetch_add(1, Ordering::Relaxed) + 1;
         let mut open = server.open();
@@ -482,8 +483,8 @@ fn write_replies(signal: &ReplySignal, replies: &Replies, stream: &UnixStream) -
     Ok(())
 }
 
-/// Begins to connect to a peer, in the place of the connection that `number` names, which it then does. What
-/// is called meanwhile waits for that.
+/// Begins to connect to a peer, in the place of the connection that `number` names, and sets `number` to the
+/// new one. Calls wait for that meanwhile.
 pub(super) fn connect(
     folder: &Arc<Path>,
     me: Incarnation,
@@ -493,7 +494,7 @@ pub(super) fn connect(
     let link = Link::new(me, peer.incarnation, None);
     let (own, folder) = (Arc::clone(&link), Arc::clone(folder));
     let run = move || {
-        // Whatever it was: this connection is of no use any more.
+        // This connection is of no use any more, with or without an error.
         let _ = run(&own, &folder, me, peer, &number);
         own.end(OpErrorKind::Unavailable);
     };
@@ -553,7 +554,7 @@ pub(super) fn greet(
     let mut bytes = [0; GREETING_BYTES];
     stream.read_exact(&mut bytes)?;
     match Welcome::decode(&bytes) {
-        Some(Welcome { version: VERSION, entry: Entry::LetIn, connection, .. }) => {
+        Some(Welcome { version: VERSION, status: GreetingStatus::LetIn, connection, .. }) => {
             stream.set_read_timeout(None)?;
             Ok((stream, connection))
         }
@@ -575,7 +576,7 @@ fn run(
     }
     let (reading, own) = (stream.try_clone()?, Arc::clone(link));
     thread::Builder::new().name("farleaf-call-in".to_owned()).spawn(move || {
-        // Whatever it was: this connection is of no use any more.
+        // This connection is of no use any more, with or without an error.
         let _ = read_replies(&own, &reading);
         own.end(OpErrorKind::Unavailable);
     })?;

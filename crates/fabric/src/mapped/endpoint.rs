@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll};
 
-use super::Shared;
+use super::MappedShared;
 use super::calls::replace;
 use crate::raw::SlabRef;
 use crate::{
@@ -24,18 +24,18 @@ pub struct MappedEndpoint {
 
 #[derive(Debug)]
 struct Thread {
-    shared: Arc<Shared>,
+    shared: Arc<MappedShared>,
     counters: Arc<Counters>,
     slab: SlabRef,
     executor: Executor,
     rng: RefCell<fastrand::Rng>,
-    /// Of the compute server's threads, for its links to others.
+    /// Number among the compute server's threads, for its links to others.
     number: u64,
 }
 
 impl MappedEndpoint {
     pub(super) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<MappedShared>,
         counters: Arc<Counters>,
         seed: u64,
         number: u64,
@@ -57,7 +57,7 @@ impl MappedEndpoint {
         &self.thread.executor
     }
 
-    /// Buffers that are in somebody's hands; 0 when all have come home.
+    /// Buffers that a caller holds; 0 when all are back.
     pub fn buffers_out(&self) -> usize {
         self.thread.slab.buffers_out()
     }
@@ -83,14 +83,14 @@ impl MappedEndpoint {
     }
 }
 
-/// What is done at the first poll.
+/// Work at the first poll.
 trait Work {
     type Done;
     fn run(&mut self, endpoint: &MappedEndpoint) -> Result<Self::Done, OpError>;
 }
 
-/// The future of `W`. An `async fn` in its place would be polled by a call of its own, and moving
-/// an operation in and out of that call costs more than a short READ; this one is always inlined.
+/// The future of `W`, which is always inlined. An `async fn` in its place would be polled by a call. Moving
+/// an operation in and out of that call costs more than a short READ.
 struct Now<'e, W> {
     endpoint: &'e MappedEndpoint,
     work: W,

@@ -48,10 +48,10 @@ pub struct CreateGuard {
 }
 
 impl CreateGuard {
-    /// The pool is complete: lets others in.
+    /// The pool is complete: lets other processes open it.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn finish(mut self) -> Result<(), FabricError> {
         let making = making_path(&self.path);
         fs::remove_file(&making).map_err(|source| io_error("remove", &making, source))?;
@@ -62,7 +62,7 @@ impl CreateGuard {
 
 impl Drop for CreateGuard {
     fn drop(&mut self) {
-        // Best effort on the way out of a failure that is already being reported.
+        // Best effort: an earlier failure is already being reported.
         for path in self.made.iter().rev() {
             let _ = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
         }
@@ -81,7 +81,7 @@ impl Folder {
         }
         let is_new = !path.exists();
         fs::create_dir_all(path).map_err(|source| io_error("make folder", path, source))?;
-        // Before a lock file is left in somebody else's folder, and again when nobody can come in.
+        // Before this leaves a lock file in a foreign folder, and again once nobody can come in.
         check_empty(path)?;
         let lock_path = path.join("lock");
         let lock = Locked::try_new(open_lock(&lock_path)?).map_err(|error| match error {
@@ -94,7 +94,7 @@ impl Folder {
         let making = making_path(path);
         File::create(&making).map_err(|source| io_error("make", &making, source))?;
         guard.made.push(making);
-        // Of a maker that died.
+        // Left of a maker that died.
         for left in left_of_a_pool(path)? {
             let gone =
                 if left.is_dir() { fs::remove_dir_all(&left) } else { fs::remove_file(&left) };
@@ -136,7 +136,7 @@ impl Folder {
             return Err(not_a_pool(path, "it holds no file region-00000; create the pool first"));
         }
         let lock_path = path.join("lock");
-        // Waits for a process that is just making the pool.
+        // Waits for a process that is making the pool.
         let _none_makes_it = Locked::wait_shared(open_lock(&lock_path)?)
             .map_err(|source| io_error("lock", &lock_path, source))?;
         if making_path(path).exists() {
@@ -167,7 +167,7 @@ impl Folder {
         Ok((folder, regions))
     }
 
-    /// Where it is.
+    /// Path of the folder.
     pub(super) fn path(&self) -> &Arc<Path> {
         &self.path
     }
@@ -178,7 +178,7 @@ impl Folder {
         for _ in 0..JOIN_TRIES {
             let lock =
                 Locked::wait(open_lock(&own)?).map_err(|source| io_error("lock", &own, source))?;
-            // Removed by somebody who took it for a dead one's, before it was locked?
+            // Another process may have removed it, taking it for a dead one's, before it was locked.
             if is_at(&lock, &own) {
                 let folder = Folder { path: path.into(), own, _own_lock: lock };
                 folder.remove_dead();
@@ -189,11 +189,12 @@ impl Folder {
         Err(io_error("lock", &own, source))
     }
 
-    /// Removes the files of lives that are gone. What cannot be removed now is left to the next.
+    /// Removes the files of lives that are gone. If a file cannot be removed now, the next caller tries
+    /// again.
     fn remove_dead(&self) {
         let Ok(entries) = fs::read_dir(self.path.join("members")) else { return };
         for path in entries.flatten().map(|entry| entry.path()).filter(|path| *path != self.own) {
-            // Not made if it is gone meanwhile.
+            // Opened without creating: it may be gone meanwhile.
             let Ok(file) = File::options().read(true).write(true).open(&path) else { continue };
             if let Ok(file) = Locked::try_new(file)
                 && is_at(&file, &path)
@@ -203,13 +204,13 @@ impl Folder {
         }
     }
 
-    /// Whether the process of that life is gone for certain.
+    /// Returns whether the process of that life is certainly gone.
     pub(super) fn is_dead(&self, who: Incarnation) -> bool {
         is_dead(&self.path, who)
     }
 }
 
-/// Whether the process of that life is gone for certain, by the pool folder at `path`.
+/// Returns whether the process of that life is certainly gone, by the pool folder at `path`.
 pub(super) fn is_dead(path: &Path, who: Incarnation) -> bool {
     match File::options().read(true).write(true).open(member_path(path, who)) {
         Ok(file) => Locked::try_new(file).is_ok(),
@@ -232,7 +233,7 @@ fn member_path(path: &Path, who: Incarnation) -> PathBuf {
     path.join("members").join(who.to_string())
 }
 
-/// Whether the name leads to that very file.
+/// Returns whether the name leads to that very file.
 fn is_at(file: &File, path: &Path) -> bool {
     match (file.metadata(), fs::metadata(path)) {
         (Ok(one), Ok(other)) => (one.dev(), one.ino()) == (other.dev(), other.ino()),
@@ -266,7 +267,7 @@ fn check_empty(path: &Path) -> Result<(), FabricError> {
     Ok(())
 }
 
-/// Whether a pool has a file or folder of that name besides its lock.
+/// Returns whether a pool has a file or folder of that name besides its lock.
 fn is_of_a_pool(name: &str) -> bool {
     let digits = name.strip_prefix("region-");
     name == "making"
@@ -351,7 +352,7 @@ mod tests {
         });
     }
 
-    /// Files of processes that were killed stayed for ever.
+    /// Killed processes leave their files; the next process to join removes them.
     #[test]
     fn files_of_the_dead_are_removed_and_they_stay_dead() {
         let scratch = Scratch::new("dead-files");
@@ -364,7 +365,7 @@ mod tests {
             names.sort();
             names
         };
-        // As a kill leaves it: there, and unlocked.
+        // As a kill leaves it: present, and unlocked.
         let dead = Incarnation(0x00de_ad00);
         File::create(member_path(&scratch.0, dead)).expect("a file");
         assert_eq!(names().len(), 2);
@@ -378,12 +379,12 @@ mod tests {
             assert!(!end.is_dead(two_end.incarnation()).await);
             assert!(!two_end.is_dead(end.incarnation()).await);
         });
-        // One who was about to lock its file when that was removed makes it anew.
+        // A life whose file was removed just before it locked it makes the file anew.
         let own = member_path(&scratch.0, Incarnation(0x00be_9100));
         let late = open_lock(&own).expect("made");
         drop(Mapped::open(&scratch.0).expect("open"));
         assert!(!is_at(&late, &own));
-        // Whoever comes upon another's new file under an old name leaves it alone.
+        // A process that finds another's new file under an old name leaves it alone.
         let new = open_lock(&own).expect("made");
         new.lock().expect("lock");
         late.lock().expect("lock");
@@ -416,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_pool_is_refused_with_a_reason() {
+    fn a_folder_that_is_no_pool_is_refused_with_a_reason() {
         let scratch = Scratch::new("refuse");
         let why = |result: Result<Mapped, FabricError>| result.expect_err("refused").to_string();
         assert!(why(Mapped::open(&scratch.0)).contains("no such folder"));
@@ -433,15 +434,14 @@ mod tests {
         assert!(why(Mapped::open(&file)).contains("it is a file"));
     }
 
-    /// A process that was killed while it made a pool left a folder that could neither be opened
-    /// ("not formatted") nor made again ("not empty").
+    /// A process that is killed while it makes a pool leaves a folder that the next maker can use.
     #[test]
     fn a_killed_creation_keeps_nobody_from_making_the_pool() {
         let scratch = Scratch::new("killed-creation");
         let (mapped, guard) = Mapped::create(&scratch.0, 2, 1 << 20).expect("create");
         let busy = Mapped::create(&scratch.0, 1, 1 << 20).expect_err("its maker lives").to_string();
         assert!(busy.contains("another process"), "{busy}");
-        // As the death of the process leaves it: unlocked, and everything there.
+        // As the death of the process leaves it: unlocked, and complete.
         guard._lock.unlock().expect("unlock");
         std::mem::forget(guard);
         std::mem::forget(mapped);
@@ -454,7 +454,7 @@ mod tests {
         assert!(!scratch.0.join("region-00001").exists(), "of the dead maker");
         let why = Mapped::create(&scratch.0, 1, 1 << 20).expect_err("it is a pool").to_string();
         assert!(why.contains("not empty"), "{why}");
-        // A folder of somebody's is left alone, whatever its files are called.
+        // A foreign folder is left alone, even if its files have a pool's names.
         fs::write(making_path(&scratch.0), "").expect("a file");
         fs::write(scratch.0.join("thesis"), "").expect("a file");
         assert!(Mapped::create(&scratch.0, 1, 1 << 20).is_err());

@@ -36,9 +36,9 @@ pub const REGION_BYTES_MIN: u64 = 64 << 10;
 
 /// Memory servers mapped into this process. Clones share them.
 #[derive(Clone, Debug)]
-pub struct Mapped(Arc<Shared>);
+pub struct Mapped(Arc<MappedShared>);
 
-pub(crate) struct Shared {
+pub(crate) struct MappedShared {
     regions: Arc<[Words]>,
     incarnation: Incarnation,
     standing: Standing,
@@ -49,7 +49,7 @@ pub(crate) struct Shared {
 
 type Services = Arc<RwLock<BTreeMap<ServiceId, Arc<dyn Service>>>>;
 
-/// How compute servers know of each other.
+/// Way in which compute servers learn of each other.
 enum Standing {
     /// By locked files.
     Folder(Folder),
@@ -84,8 +84,8 @@ impl Mapped {
         Ok(Self::alone(regions, Arc::default(), Services::default()))
     }
 
-    /// One more compute server of this process on the same memory servers, with a life of its own,
-    /// which ends when its clones and endpoints are gone.
+    /// Adds a compute server of this process on the same memory servers. Its life ends when its clones and
+    /// endpoints are gone.
     ///
     /// # Errors
     /// As [`Mapped::open`], if the memory lies in a folder.
@@ -103,8 +103,8 @@ impl Mapped {
     /// Nobody else can open it before the guard is dropped: format it first.
     ///
     /// # Errors
-    /// [`FabricError`]: the folder is in use or not empty, there is too little space, or the
-    /// system refuses. What was made is removed again.
+    /// [`FabricError`]: the folder is in use or not empty, there is too little space, or the system refuses.
+    /// The files made so far are removed again.
     pub fn create(
         path: &Path,
         servers: usize,
@@ -144,7 +144,7 @@ impl Mapped {
         services: Services,
     ) -> Self {
         let (regions, counters, calls) = (regions.into(), Mutex::default(), MappedCalls::default());
-        Mapped(Arc::new(Shared { regions, incarnation, standing, services, counters, calls }))
+        Mapped(Arc::new(MappedShared { regions, incarnation, standing, services, counters, calls }))
     }
 }
 
@@ -172,8 +172,8 @@ impl Fabric for Mapped {
         self.0.counters.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Compute servers of one process reach each other's queues; those of a folder listen at a socket in
-    /// it, too.
+    /// Compute servers of one process reach each other's queues. Those of a folder also listen at a socket in
+    /// it.
     fn expose(
         &self,
         number: ServerId,
@@ -207,8 +207,8 @@ impl Process {
     }
 }
 
-impl Shared {
-    /// Where the pool's files are, if it has some.
+impl MappedShared {
+    /// Folder of the pool's files, if it has some.
     fn folder(&self) -> Option<&Arc<Path>> {
         match &self.standing {
             Standing::Folder(folder) => Some(folder.path()),
@@ -242,7 +242,7 @@ impl Shared {
         self.regions.get(server.index())
     }
 
-    /// What word-wise access by this and other processes gives.
+    /// Promises of word-wise access by this and other processes.
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             // Word stores and locked instructions on one word are atomic against each other.
@@ -266,7 +266,7 @@ impl Shared {
     }
 }
 
-impl Drop for Shared {
+impl Drop for MappedShared {
     fn drop(&mut self) {
         self.calls.end();
         if let Standing::Process(process) = &self.standing {
@@ -276,7 +276,7 @@ impl Drop for Shared {
     }
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for MappedShared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} memory servers", self.regions.len())?;
         match &self.standing {

@@ -44,7 +44,7 @@ pub(crate) fn store(to: &[AtomicU64], from: &[u64]) {
 pub(crate) fn load_bytes(words: &[AtomicU64], offset: usize, into: &mut [u8]) {
     let (chunks, rest) = into.as_chunks_mut::<8>();
     if offset.is_multiple_of(8) && rest.is_empty() && chunks.len() < STEP_WORDS {
-        // As most are that are short.
+        // Most short copies are like this.
         let (from, from_rest) = words[offset / 8..][..chunks.len()].as_chunks::<LINE_WORDS>();
         let (into, into_rest) = chunks.as_chunks_mut::<LINE_WORDS>();
         for (from, into) in from.iter().zip(into) {
@@ -63,7 +63,7 @@ pub(crate) fn load_bytes(words: &[AtomicU64], offset: usize, into: &mut [u8]) {
 }
 
 fn load_any_bytes(words: &[AtomicU64], offset: usize, into: &mut [u8]) {
-    // Most begin at a word: whole words first, the way that `load` takes them.
+    // Most copies begin at a word: whole words first, as `load` takes them.
     let whole = if offset.is_multiple_of(8) { into.len() / 8 } else { 0 };
     let (aligned, into) = into.split_at_mut(whole * 8);
     let mut steps = words[offset / 8..offset / 8 + whole].chunks(STEP_WORDS);
@@ -116,7 +116,7 @@ pub(crate) fn store_bytes(words: &[AtomicU64], offset: usize, from: &[u8]) {
     fence(Ordering::SeqCst);
 }
 
-/// CAS; returns what was there.
+/// CAS; returns the old word.
 #[inline]
 pub(crate) fn cas(word: &AtomicU64, expected: u64, new: u64) -> u64 {
     match word.compare_exchange(expected, new, Ordering::SeqCst, Ordering::SeqCst) {
@@ -124,7 +124,7 @@ pub(crate) fn cas(word: &AtomicU64, expected: u64, new: u64) -> u64 {
     }
 }
 
-/// FAA; returns what was there.
+/// FAA; returns the old word.
 #[inline]
 pub(crate) fn faa(word: &AtomicU64, add: u64) -> u64 {
     word.fetch_add(add, Ordering::SeqCst)

@@ -51,7 +51,7 @@ pub(super) struct Registered {
     pub(super) guard: Box<dyn Any>,
 }
 
-/// Memory of many buffers of one class, and what is known about each of them.
+/// Memory of many buffers of one class, and their slots.
 struct Arena {
     /// Keeps it registered.
     registered: Option<Registered>,
@@ -60,15 +60,15 @@ struct Arena {
     slots: NonNull<[Slot]>,
 }
 
-/// What is known about one buffer. It stands here and not in the [`Buf`], so that a buffer moves as
-/// one register into an operation and out of it.
+/// Position, window and owner of one buffer. The [`Buf`] does not hold them, so that it moves through an
+/// operation as one register.
 #[derive(Debug)]
 struct Slot {
     start: NonNull<u64>,
     len: u32,
     at: u32,
     window: u32,
-    /// What a card knows the memory by; 0 if it does not.
+    /// Key by which a card knows the memory; 0 if it does not.
     #[cfg_attr(not(feature = "verbs"), expect(dead_code, reason = "only cards ask"))]
     key: u32,
     class: u8,
@@ -118,7 +118,7 @@ impl SlabRef {
         buf
     }
 
-    /// Buffers that are in somebody's hands, or with an operation.
+    /// Buffers that a caller or an operation holds.
     pub(crate) fn buffers_out(&self) -> usize {
         self.0.out.get()
     }
@@ -128,7 +128,7 @@ impl SlabRef {
     }
 
     pub(crate) fn give_list(&self, mut list: Vec<Op>) {
-        // Clearing drops buffers, which come home to this very slab: no borrow may be held here.
+        // Clearing drops buffers, which go back to this slab: no borrow may be held here.
         list.clear();
         self.0.lists.borrow_mut().push(list);
     }
@@ -201,8 +201,8 @@ fn class_of(len: usize) -> usize {
 
 /// An owned buffer of registered memory, private to its holder.
 ///
-/// Operations transfer its *window*, the whole of it unless set with [`Buf::window`]. Dropped, it
-/// goes home to its thread's slab. Content is little-endian bytes, or the same memory as words.
+/// Operations transfer its *window*, the whole of it unless set with [`Buf::window`]. Dropped, it goes back
+/// to its thread's slab. Content is little-endian bytes, or the same memory as words.
 pub struct Buf(NonNull<Slot>);
 
 impl Buf {
@@ -225,7 +225,7 @@ impl Buf {
         self.slot().len as usize
     }
 
-    /// Whether it holds no byte.
+    /// Returns whether it holds no byte.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -259,7 +259,7 @@ impl Buf {
         self.slot().at as usize
     }
 
-    /// Bytes of the window: what an operation transfers.
+    /// Bytes of the window: the bytes that an operation transfers.
     #[inline]
     pub fn window_len(&self) -> usize {
         self.slot().window as usize
@@ -271,7 +271,7 @@ impl Buf {
         &self.bytes()[self.window_start()..self.window_start() + self.window_len()]
     }
 
-    /// Where the window begins, its length, and the key by which a card knows it.
+    /// Address and length of the window, and the key by which a card knows it.
     #[cfg(feature = "verbs")]
     pub(super) fn place(&self) -> (u64, u32, u32) {
         let slot = self.slot();
@@ -279,7 +279,7 @@ impl Buf {
         (start + u64::from(slot.at), slot.window, slot.key)
     }
 
-    /// Whether a card knows its memory.
+    /// Returns whether a card knows its memory.
     #[cfg(feature = "verbs")]
     pub(crate) fn is_registered(&self) -> bool {
         self.slot().key != 0

@@ -30,7 +30,7 @@ pub struct Words {
 /// Mappings of this process so far.
 static MAPPINGS: AtomicU64 = AtomicU64::new(0);
 
-/// What keeps the memory alive.
+/// Mapping that keeps the memory alive.
 #[expect(dead_code, reason = "held for their Drop, which unmaps")]
 enum Owner {
     Anonymous(MmapRaw),
@@ -78,7 +78,7 @@ impl Words {
     /// The first `len` words of `file`, shared with every process that maps it.
     ///
     /// # Errors
-    /// What the system says; `UnexpectedEof` if the file is shorter.
+    /// The system's error; `UnexpectedEof` if the file is shorter.
     pub fn map(file: &File, len: usize) -> io::Result<Words> {
         Words::map_from(file, 0, len)
     }
@@ -86,8 +86,8 @@ impl Words {
     /// `len` words of `file` from byte `offset` on, shared with every process that maps them.
     ///
     /// # Errors
-    /// What the system says; `UnexpectedEof` if the file is shorter, `InvalidInput` if `offset` is no
-    /// multiple of 64 KiB, which every system can map from.
+    /// The system's error; `UnexpectedEof` if the file is shorter, `InvalidInput` if `offset` is no multiple
+    /// of 64 KiB, which every system can map from.
     pub fn map_from(file: &File, offset: u64, len: usize) -> io::Result<Words> {
         if file.metadata()?.len() < offset + len as u64 * 8 {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -102,12 +102,12 @@ impl Words {
         Ok(Words::over(first, len, Owner::File(map)))
     }
 
-    /// All `len` words of a device of memory, shared with every process that maps it: the first `cut` of them, and
-    /// the others. A device does not tell its length; that it has so many, in whole units of its alignment, is for
-    /// the caller to know, and is checked by the device.
+    /// All `len` words of a device of memory, shared with every process that maps it: the first `cut` of
+    /// them, and the others. A device does not tell its length. The caller knows that it has so many words,
+    /// in whole units of its alignment, and the device checks that.
     ///
     /// # Errors
-    /// What the system says; `InvalidInput` if there are no words on one of the sides.
+    /// The system's error; `InvalidInput` if one of the sides would have no words.
     pub(crate) fn map_device(file: &File, cut: usize, len: usize) -> io::Result<(Words, Words)> {
         if cut == 0 || cut >= len {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -122,7 +122,7 @@ impl Words {
         Ok((one, Words::over(second, len - cut, Owner::Device(map))))
     }
 
-    /// The first `len` of its words alone; the others stay mapped, and are reached by nobody.
+    /// Returns the first `len` of its words; the others stay mapped, and nobody reaches them.
     ///
     /// # Panics
     /// If there are fewer.
@@ -135,7 +135,7 @@ impl Words {
         Words { first, len, owner, number: MAPPINGS.fetch_add(1, Ordering::Relaxed) }
     }
 
-    /// Which mapping of this process it is.
+    /// Number of this mapping in this process.
     pub(crate) fn number(&self) -> u64 {
         self.number
     }
@@ -155,8 +155,8 @@ impl Words {
         self.len as u64 * 8
     }
 
-    /// Copies words from `first` on into `into`. Every word is one atomic load; they have no
-    /// order among each other. What is loaded afterwards is at least as new.
+    /// Copies words from `first` on into `into`. Every word is one atomic load; the loads have no order.
+    /// Later loads return words that are at least as new.
     ///
     /// # Panics
     /// If the range is out of bounds.
@@ -165,9 +165,8 @@ impl Words {
         copy::load(&self.as_slice()[first..first + into.len()], into);
     }
 
-    /// Asks the processor to fetch `bytes` bytes from word `first` on, at most 1 KiB of them, for
-    /// loads that come later. Does nothing where that cannot be asked for, and for what
-    /// is out of bounds.
+    /// Asks the processor to fetch `bytes` bytes from word `first` on, at most 1 KiB of them, for later
+    /// loads. Does nothing on processors without such a request, and for words out of bounds.
     #[inline]
     pub fn prefetch(&self, first: usize, bytes: usize) {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -190,8 +189,8 @@ impl Words {
         let _ = (first, bytes);
     }
 
-    /// Stores `from` from word `first` on. Every word is one atomic store; they have no order
-    /// among each other. When this returns they are visible to every later operation of anyone.
+    /// Stores `from` from word `first` on. Every word is one atomic store; the stores have no order. After
+    /// the return, every later operation of any thread sees them.
     ///
     /// # Panics
     /// If the range is out of bounds.
@@ -218,7 +217,7 @@ impl Words {
         copy::store_bytes(self.as_slice(), offset, from);
     }
 
-    /// CAS on one word; returns what was there.
+    /// CAS on one word; returns the old word.
     ///
     /// # Panics
     /// If `word` is out of bounds.
@@ -227,7 +226,7 @@ impl Words {
         copy::cas(&self.as_slice()[word], expected, new)
     }
 
-    /// FAA on one word; returns what was there.
+    /// FAA on one word; returns the old word.
     ///
     /// # Panics
     /// If `word` is out of bounds.
@@ -253,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_come_back() {
+    fn stored_words_load_back() {
         let words = Words::anonymous(1000).expect("8 KB of memory");
         let data: Vec<u64> = (0..300).map(|i| i * 0x0101_0101).collect();
         words.store(7, &data);

@@ -2,13 +2,10 @@
 //!
 //! `fate.rs` delays and loses messages.
 //!
-//! Here is what tears single operations; what befalls messages stands in `fate.rs`.
-//!
 //! - **ADV-1** Everything happens inside the time that the server's card takes for the operation
 //!   anyway, so that mean throughput stays what it is.
 //! - **ADV-2** A word is never split.
 //! - **ADV-3** Nothing contradicts the configured [`Capabilities`].
-//!
 //! - **ADV-4** Every choice follows from the seed, the post's number, the operation's place in its list
 //!   and the fault's name alone. So the adversary keeps no state between two instants, and no choice
 //!   depends on another.
@@ -25,7 +22,7 @@ const CHUNK: usize = 64;
 /// The most instants at which the words of one operation may be sampled or land.
 const INSTANTS_MAX: u64 = 4;
 
-/// What a choice is about. The numbers are part of what a seed means.
+/// Subject of a choice. The numbers are part of a seed's meaning.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Fault {
     Torn = 1,
@@ -49,12 +46,12 @@ pub(super) struct Adversary {
     pub(super) config: AdversaryConfig,
     capabilities: Capabilities,
     seed: u64,
-    /// Whether operations are torn or split at all, and whether messages are late or lost.
+    /// Operations may be torn or split; messages may be late or lost.
     pub(super) tears: bool,
     pub(super) harms: bool,
 }
 
-/// When the later instants of a torn operation come, after the first.
+/// Times of a torn operation's later instants, after the first.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Later {
     after: [u64; INSTANTS_MAX as usize - 1],
@@ -92,7 +89,7 @@ impl Adversary {
         mix(self.seed ^ u64::from(part) << 48 ^ (fault as u64) << 40, serial)
     }
 
-    /// Whether something of that probability happens to an operation.
+    /// Returns whether a fault of that probability strikes an operation.
     #[inline]
     pub(super) fn strikes(&self, fault: Fault, probability: f64, serial: u64, part: u16) -> bool {
         probability > 0.0
@@ -100,8 +97,8 @@ impl Adversary {
             && (self.roll(fault, serial, part) >> 11) as f64 * (0.5_f64).powi(53) < probability
     }
 
-    /// How long after the first instant the others come, less than `window_ps`. `atomic_ps` is how
-    /// long atomics are kept apart.
+    /// Returns the times of the later instants after the first, less than `window_ps`. Atomics stay
+    /// `atomic_ps` apart.
     pub(super) fn later(
         &self,
         op: &Op,
@@ -130,7 +127,7 @@ impl Adversary {
         Later { after, count }
     }
 
-    /// Whether a READ or WRITE is torn.
+    /// Returns whether a READ or WRITE is torn.
     pub(super) fn is_torn(&self, op: &Op, serial: u64, part: u16) -> bool {
         let can_be = match op {
             Op::Write { from, .. } => from.window_len() > self.crash_atomic_bytes(),
@@ -142,13 +139,13 @@ impl Adversary {
             && words_of(op).len() > 1
     }
 
-    /// Into how many instants an operation is torn.
+    /// Returns the number of instants of a torn operation.
     fn instants(&self, op: &Op, serial: u64, part: u16) -> usize {
         let most = INSTANTS_MAX.min(words_of(op).len() as u64);
         2 + (self.roll(Fault::Instants, serial, part) >> 8) as usize % (most as usize - 1)
     }
 
-    /// Whether a WRITE that a fence meets before its first instant lands in part.
+    /// Returns whether a WRITE that a fence meets before its first instant lands in part.
     pub(super) fn cuts(&self, from: &Buf, serial: u64, part: u16) -> bool {
         from.window_len() > self.crash_atomic_bytes()
             && self.strikes(Fault::Cut, self.config.torn / 2.0, serial, part)
@@ -162,7 +159,7 @@ impl Adversary {
         self.capabilities.crash_atomic_bytes as usize
     }
 
-    /// Which words of a READ or WRITE that is torn, or cut, belong to which instant.
+    /// Assigns the words of a torn or cut READ or WRITE to instants.
     pub(super) fn mask(&self, op: &Op, serial: u64, part: u16) -> Mask {
         let seed = self.roll(Fault::Mask, serial, part);
         let words = words_of(op);
@@ -269,7 +266,7 @@ impl Mask {
         mix(self.seed ^ number << 63, chunk as u64)
     }
 
-    /// Of two random masks, the part that is `instant`'s: together they give every word once.
+    /// The words that `instant` has of two random masks: together the instants give every word once.
     #[inline]
     fn choice(&self, instant: u8, one: u64, other: u64) -> u64 {
         match (self.instants, instant) {

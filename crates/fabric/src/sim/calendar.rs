@@ -21,7 +21,7 @@ const BUCKET_SHIFT: u32 = 15;
 /// Room in a bucket before it has to grow.
 const BUCKET_EVENTS: usize = 8;
 
-/// What happens at an event's time.
+/// Action at an event's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(super) enum Kind {
@@ -60,14 +60,14 @@ pub(super) enum Kind {
 /// A future event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Event {
-    /// When, in picoseconds.
+    /// Time in picoseconds.
     pub at: u64,
     number: u64,
     /// The slot that it is about.
     pub slot: u32,
     /// The operation in the slot's list.
     pub part: u16,
-    /// What happens.
+    /// The action.
     pub kind: Kind,
 }
 

@@ -25,7 +25,7 @@ use super::crash;
 use super::fate::{Fate, Lost};
 use super::machine::Machine;
 use super::nic::Load;
-use super::slots::{Payload, Poster, State, Wake};
+use super::slots::{Payload, Poster, SlotState, Wake};
 use super::{Inner, Sim, SimEndpoint, SimFabric};
 use crate::calls::{Responder, UNDER_WAY_MAX, check_exposed, exposed_twice};
 use crate::{
@@ -42,7 +42,7 @@ pub(super) struct CallPost {
     pub outcome: Option<Result<Vec<u8>, CallError>>,
 }
 
-/// Where a message is on its way; the part of its event.
+/// Step of a message on its way; the part of its event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 enum Step {
@@ -76,7 +76,7 @@ enum What {
     Reconnect,
 }
 
-/// How a message ends.
+/// Outcome of a message.
 type Outcome = Result<Vec<u8>, CallError>;
 
 /// A message that is under way, or waits at its receiver.
@@ -96,7 +96,7 @@ struct Message {
     is_stopped: bool,
     /// The answer never arrives.
     is_silent: bool,
-    /// How much longer the answer takes.
+    /// Time by which the answer takes longer.
     back_ps: u64,
     is_begun: bool,
     outcome: Option<Outcome>,
@@ -104,7 +104,7 @@ struct Message {
     reply_serial: u64,
 }
 
-/// What came to one life of a compute server.
+/// Requests that came to one life of a compute server.
 #[derive(Debug, Default)]
 struct SimReceiver {
     is_open: bool,
@@ -154,7 +154,7 @@ pub(super) struct SimCalls {
     spent: Vec<Wake>,
 }
 
-/// Whether a post is a message to a compute server.
+/// Returns whether a post is a message to a compute server.
 pub(super) fn is_message(payload: &Payload) -> bool {
     match payload {
         Payload::Call(_) => true,
@@ -302,7 +302,7 @@ impl Machine {
     #[cold]
     pub(super) fn step_message(&mut self, id: u32, part: u16) {
         let Some(step) = Step::of(part) else { return };
-        // What is not there any more has been given up.
+        // A message that is not listed any more has been given up.
         let Some(message) = self.calls.list.get(&id) else { return };
         let from = self.lives[message.from.life as usize].compute;
         let to = self.lives.get(message.to as usize).map_or(from, |life| life.compute);
@@ -348,7 +348,8 @@ impl Machine {
                 self.next_step(id, Step::Done, through);
             }
             Step::Done => {
-                let is_short = self.crashes.fate(message.reply_serial, 0) != crash::Fate::Happens;
+                let is_short =
+                    self.crashes.fate(message.reply_serial, 0) != crash::PlannedFate::Happens;
                 if is_short {
                     return self.lose_message(id);
                 }
@@ -377,7 +378,7 @@ impl Machine {
     fn come(&mut self, id: u32) {
         let Some(message) = self.calls.list.get(&id) else { return };
         let (to, serial, from) = (message.to, message.serial, message.from);
-        let is_short = self.crashes.fate(serial, 0) != crash::Fate::Happens;
+        let is_short = self.crashes.fate(serial, 0) != crash::PlannedFate::Happens;
         if message.is_stopped || is_short {
             return self.lose_message(id);
         }
@@ -499,10 +500,10 @@ impl Machine {
         }
     }
 
-    /// Whether the post of a message still waits for its outcome.
+    /// Returns whether the post of a message still waits for its outcome.
     fn waits_for(&self, index: u32, serial: u64) -> bool {
         let slot = &self.slots[index];
-        slot.serial == serial && slot.state == State::Flying && slot.missing > 0
+        slot.serial == serial && slot.state == SlotState::Flying && slot.missing > 0
     }
 
     /// The answer has come to the sender.
@@ -565,7 +566,7 @@ impl Machine {
 
     /// A timer fires: nobody knows what became of the message.
     pub(super) fn time_out_message(&mut self, index: u32) {
-        if self.slots[index].state == State::Flying && self.slots[index].missing > 0 {
+        if self.slots[index].state == SlotState::Flying && self.slots[index].missing > 0 {
             let told = if Canary::LostIsNotBegun.is_armed() {
                 CallError::NotBegun
             } else {
@@ -635,7 +636,7 @@ impl Machine {
         }
     }
 
-    /// Whether a request of a life may still come to a receiver.
+    /// Returns whether a request of a life may still come to a receiver.
     pub(super) fn has_messages(&self, life: u32) -> bool {
         self.calls.list.values().any(|message| {
             message.from.life == life && !message.is_begun && message.outcome.is_none()
@@ -643,10 +644,10 @@ impl Machine {
     }
 }
 
-/// What the receiver of a simulated request owes.
+/// Obligation of a simulated request's receiver.
 struct SimResponder {
     inner: Rc<Inner>,
-    /// Who took it, for the thread that pays for the reply.
+    /// The thread that took it, which pays for the reply.
     taker: Poster,
     id: u32,
     is_begun: bool,
@@ -755,13 +756,13 @@ impl Machine {
 }
 
 impl Inner {
-    /// Whether the life of the task that is being polled is to stop, or has stopped, in front of a reply.
+    /// Returns whether the life of the polled task is to stop, or has stopped, in front of a reply.
     fn holds_reply(&self, taker: Poster) -> bool {
         let is_own = self.tasks.borrow().life(self.current.get()) == Some(taker.life);
         is_own && self.machine.borrow_mut().holds(taker, &Payload::Reply)
     }
 
-    /// Whether a request for `service` waits; false once this compute server has left.
+    /// Returns whether a request for `service` waits; false once this compute server has left.
     fn poll_call(&self, taker: Poster, service: ServiceId, context: &Context<'_>) -> Poll<bool> {
         let wake = self.wake(context);
         let (polled, spent) = {
@@ -801,7 +802,7 @@ impl Machine {
         let SimCalls { receivers, list, .. } = &mut self.calls;
         let service = receivers.get_mut(&taker.life)?.services.get_mut(&service)?;
         while let Some(id) = service.waiting.pop_front() {
-            // What is not there any more has been given up.
+            // A message that is not listed any more has been given up.
             let Some(Message { what: What::Call { request, .. }, from, .. }) = list.get_mut(&id)
             else {
                 continue;

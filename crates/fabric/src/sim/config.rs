@@ -35,34 +35,32 @@ pub struct SimConfig {
     pub memory_nic: NicConfig,
     /// The card of each compute server.
     pub compute_nic: NicConfig,
-    /// What operations cost a worker thread.
+    /// CPU cost of operations on a worker thread.
     pub cpu: CpuConfig,
-    /// How RPCs are handled.
+    /// RPC handling.
     pub rpc: RpcConfig,
-    /// What goes wrong on purpose. Default: nothing.
+    /// Injected faults. Default: none.
     pub adversary: AdversaryConfig,
-    /// What endpoints say that they give. The adversary keeps to it. Default
-    /// [`Capabilities::NONE`].
+    /// Promises that endpoints report. The adversary keeps to them. Default [`Capabilities::NONE`].
     pub capabilities: Capabilities,
-    /// Events after which a run ends with [`super::SimError::TooManyEvents`], against clients that
-    /// never get anywhere. Default `u64::MAX`.
+    /// Events after which a run ends with [`super::SimError::TooManyEvents`], against clients that make no
+    /// progress. Default `u64::MAX`.
     pub events_max: u64,
     /// Operations in flight per worker thread and memory server, each of a chain or batch; more
     /// wait in posted order for room, as in a full send queue. A longer chain goes alone. Default
     /// `usize::MAX`: no limit.
     pub queue_depth: usize,
-    /// A compute server that has been stopped for longer than this counts as dead
-    /// ([`crate::Endpoint::is_dead`]) to whoever asks meanwhile, and from then on to all. It may
-    /// still be resumed, as a zombie. Default 0: there are no leases.
+    /// If a compute server is stopped for longer than this, it is dead ([`crate::Endpoint::is_dead`]) to each
+    /// server that asks meanwhile, and from then on to all. It may still be resumed, as a zombie. Default 0:
+    /// there are no leases.
     pub lease_ns: u64,
-    /// How far the clock of a compute server may be ahead of true time at the start, by a choice
-    /// that follows from the seed; so two of them differ by at most this. Default 0.
+    /// Largest lead of a compute server's clock over true time at the start, chosen by the seed; so two
+    /// clocks differ by at most this. Default 0.
     pub clock_skew_ns: u64,
-    /// How much faster or slower than true time the clock of a compute server may run at most, in
-    /// millionths; at most 10,000. Its sleeps follow. Default 0.
+    /// Largest error of a compute server's clock rate, in millionths; at most 10,000. The server's sleeps
+    /// follow its clock. Default 0.
     pub clock_drift_ppm: u32,
-    /// Whether to keep a record of every remote operation; see [`super::Sim::recorded`].
-    /// Default false.
+    /// Keeps a record of every remote operation; see [`super::Sim::recorded`]. Default false.
     pub record: bool,
 }
 
@@ -110,7 +108,7 @@ pub struct CpuConfig {
     pub post_more_ns: u64,
     /// Taking one completion and going on with its task. Default 60.
     pub completion_ns: u64,
-    /// `yield_now` and `is_dead`. At least 1, so that a loop over either gets somewhere. Default 50.
+    /// `yield_now` and `is_dead`. At least 1, so that a loop over them makes progress. Default 50.
     pub yield_ns: u64,
 }
 
@@ -119,16 +117,15 @@ pub struct CpuConfig {
 pub struct RpcConfig {
     /// CPU threads per memory server that run handlers. Default 1: memory servers are weak.
     pub threads: usize,
-    /// What every request costs such a thread beside the handler's own
-    /// [`crate::ServiceReply::cpu_ns`]. Default 400.
+    /// Cost of every request on such a thread beside the handler's own [`crate::ServiceReply::cpu_ns`].
+    /// Default 400.
     pub dispatch_ns: u64,
     /// Requests that wait, for each thread, before [`crate::Service::busy`] is asked. Default 256.
     pub queue_max: usize,
 }
 
-/// What goes wrong on purpose. Each fault strikes an operation by a choice that follows from the
-/// seed, the number of the operation's post and the fault alone, so that a narrower
-/// [`AdversaryConfig::window`] changes no other choice.
+/// Injected faults. The seed, the number of the operation's post and the kind of fault alone choose the
+/// operations that a fault strikes. So a narrower [`AdversaryConfig::window`] changes no other choice.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdversaryConfig {
     /// Probability that an operation of more than one word is torn: its words are sampled or land
@@ -146,26 +143,25 @@ pub struct AdversaryConfig {
     pub late: f64,
     /// The longest such delay, both ways together. Default 10,000.
     pub late_ns: u64,
-    /// Probability that a message's outcome stays unknown: its client gets
-    /// [`crate::OpErrorKind::Timeout`]. One third each: it never happens (of a chain, a prefix
-    /// does; a torn WRITE may land in part), happens as usual, or happens later (the rest of a
-    /// chain) unless it has been fenced by then or its thread has reconnected. Default 0.
+    /// Probability that a message's outcome stays unknown: its client gets [`crate::OpErrorKind::Timeout`].
+    /// In one third of the cases it never happens (a prefix of a chain does; a torn WRITE may land in part).
+    /// In one third it happens as usual. In one third it (or the rest of a chain) happens later, unless it
+    /// has been fenced before or its thread has reconnected. Default 0.
     pub lost: f64,
-    /// The longest delay of what is lost and happens later. Default 100,000.
+    /// The longest delay of a lost message that happens later. Default 100,000.
     pub lost_ns: u64,
     /// Probability that the request of a call comes to its receiver twice, the second time up to `late_ns`
     /// later. Default 0.
     pub repeated: f64,
-    /// From the sending of a message that gets no answer to its client's
-    /// [`crate::OpErrorKind::Timeout`]. Counts for whatever gets none: what is lost, what waits at a
-    /// stopped memory server, what a broken link has swallowed. Default 50,000.
+    /// Time from the sending of a message without an answer to its client's [`crate::OpErrorKind::Timeout`].
+    /// Holds for lost messages, for those that wait at a stopped memory server, and for those that a broken
+    /// link has swallowed. Default 50,000.
     pub timeout_ns: u64,
-    /// Numbers of posts, from 1 on, that the faults above may strike: to find the one that breaks
-    /// a run by halving. [`super::Sim::posts`] says how many there have been. Default
-    /// `0..u64::MAX`: all.
+    /// Numbers of posts, from 1 on, that the faults above may strike, to find by halving the one that breaks
+    /// a run. [`super::Sim::posts`] returns their number so far. Default `0..u64::MAX`: all.
     pub window: Range<u64>,
-    /// Whether tasks that are ready at one instant are polled in an order drawn from the seed, in
-    /// place of the order in which they were woken. Default false.
+    /// Polls tasks that are ready at one instant in an order drawn from the seed, in place of the order of
+    /// their wake-ups. Default false.
     pub shuffle: bool,
 }
 

@@ -10,26 +10,26 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::machine::Machine;
-use super::slots::{Payload, Poster, State};
+use super::slots::{Payload, Poster, SlotState};
 use crate::ServerId;
 
-/// Who connects to whom.
+/// Life, thread and destination of a connection.
 pub(super) type Key = (u32, u32, ServerId);
 
 #[derive(Debug)]
 pub(super) struct Connections {
     depth: usize,
-    /// Only those that have something in flight or waiting, and only while that matters.
-    list: BTreeMap<Key, Connection>,
+    /// Only connections with operations in flight or waiting, and only while that matters.
+    list: BTreeMap<Key, SimConnection>,
     /// Reconnects under way.
     reconnects: usize,
 }
 
 #[derive(Debug, Default)]
-struct Connection {
-    /// Post, part and operations of what is in flight.
+struct SimConnection {
+    /// Post, part and operations of messages in flight.
     flying: Vec<(u64, u16, usize)>,
-    /// Slot and part of what waits.
+    /// Slot and part of waiting messages.
     waiting: VecDeque<(u32, u16)>,
     /// The post that reconnects.
     reconnecting: Option<u64>,
@@ -40,14 +40,14 @@ impl Connections {
         Connections { depth, list: BTreeMap::new(), reconnects: 0 }
     }
 
-    /// Whether a message may have to wait before it leaves.
+    /// Returns whether a message may have to wait before it leaves.
     #[inline]
     pub(super) fn may_hold(&self) -> bool {
         self.depth != usize::MAX || self.reconnects > 0
     }
 }
 
-impl Connection {
+impl SimConnection {
     fn has_room(&self, depth: usize, ops: usize) -> bool {
         let flying: usize = self.flying.iter().map(|(.., ops)| ops).sum();
         self.flying.is_empty() || flying.saturating_add(ops) <= depth
@@ -72,7 +72,7 @@ impl Machine {
         }
     }
 
-    /// Whether a message has to wait before it leaves (CONN-1, CONN-2); it is then sent in time.
+    /// Returns whether a message has to wait before it leaves (CONN-1, CONN-2); it leaves later.
     #[cold]
     pub(super) fn hold(&mut self, index: u32, part: u16) -> bool {
         let Some(key) = self.key(index, part) else { return false };
@@ -95,7 +95,7 @@ impl Machine {
         is_held
     }
 
-    /// A reconnect is posted; false if it has to wait for another's end.
+    /// Begins a posted reconnect; false if it has to wait for another one to end.
     pub(super) fn begin_reconnect(&mut self, index: u32) -> bool {
         let Some(key) = self.key(index, 0) else { return true };
         let serial = self.slots[index].serial;
@@ -110,7 +110,7 @@ impl Machine {
         true
     }
 
-    /// A message has been answered, or is no longer waited for.
+    /// A message has been answered, or its client waits no more.
     #[inline]
     pub(super) fn release(&mut self, index: u32, part: u16) {
         if self.connections.may_hold() {
@@ -139,7 +139,7 @@ impl Machine {
         }
     }
 
-    /// Sends what has room now.
+    /// Sends the messages that have room now.
     fn send_waiting(&mut self, key: Key) {
         let depth = self.connections.depth;
         loop {
@@ -173,8 +173,8 @@ impl Machine {
         }
     }
 
-    /// If that was a reconnect, it has come to its end for its client, well or not: what was held
-    /// back for it leaves. If it went well, what was in flight before fails.
+    /// If the slot holds a reconnect, it has ended for its client: the messages held back for it leave. If it
+    /// succeeded, operations that were in flight before it fail.
     #[inline]
     pub(super) fn after_reconnect(&mut self, index: u32, went_well: bool) {
         if let Payload::Reconnect { server } = self.slots[index].payload {
@@ -203,8 +203,8 @@ impl Machine {
         self.send_waiting(key);
     }
 
-    /// What was posted before post `serial` and is not back fails; what has not left never does. A
-    /// batch fails with any part of it.
+    /// Fails posts from before post `serial` that are not back; their unsent messages never leave. A batch
+    /// fails with any part of it.
     fn fail_older(&mut self, key: Key, serial: u64, poster: Poster, server: ServerId) {
         let mut dead = Vec::new();
         if let Some(connection) = self.connections.list.get_mut(&key) {
@@ -222,7 +222,7 @@ impl Machine {
         dead.into_iter().for_each(|index| self.vanish(index));
         for index in 0..self.slots.end() {
             let slot = &self.slots[index];
-            if slot.state != State::Free
+            if slot.state != SlotState::Free
                 && slot.is_by(poster)
                 && slot.serial < serial
                 && (0..slot.parts).any(|part| slot.server(part) == Some(server))

@@ -2,9 +2,9 @@
 //!
 //! So a test can go through all operations one by one.
 //!
-//! Operations are counted in the order of posting, each of a chain or a batch by itself, and also RPCs,
-//! fences, calls and replies; local waits are not. The effect of a plan follows from the plan alone, not
-//! from randomness or timing.
+//! The simulator counts operations in the order of posting: each of a chain or a batch by itself, RPCs,
+//! fences, calls and replies. It does not count local waits. The effect of a plan follows from the plan
+//! alone, not from randomness or timing.
 //!
 //! - **CRASH-1** Every operation that a life posted before the chosen one takes effect, unless a fence
 //!   comes first.
@@ -17,21 +17,21 @@ use std::task::Context;
 
 use super::adversary::{Mask, write_masked};
 use super::machine::Machine;
-use super::slots::{Payload, Poster, State};
+use super::slots::{Payload, Poster, SlotState};
 use super::tasks::ROOT;
 use super::{Inner, SimEndpoint, SimFabric};
 use crate::{Op, OpError, OpErrorKind, access};
 
-/// What is to happen at which operation of a compute server's life.
+/// A crash or a pause, and the operation of a compute server's life at which it happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CrashPlan {
     /// The operation, from 0, counted from the moment at which the plan is given.
     pub op: u64,
-    /// What happens there.
+    /// The crash or pause there.
     pub way: CrashWay,
 }
 
-/// What happens at the chosen operation.
+/// Crash or pause at the chosen operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CrashWay {
     /// The life ends: the operation and all behind it never take effect.
@@ -53,13 +53,12 @@ pub enum CrashWay {
     PauseAfter,
 }
 
-/// Which words of a WRITE land.
+/// Words of a WRITE that land.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Landing {
-    /// The first so many; of whole lines as far as they are complete, where lines are atomic.
+    /// The first so many; if lines are atomic, only complete lines.
     Prefix(u32),
-    /// Some, chosen by a seed; where WRITEs land in order a prefix, where lines are atomic whole
-    /// lines.
+    /// Some words, chosen by a seed. If WRITEs land in order, a prefix; if lines are atomic, whole lines.
     Subset(u64),
 }
 
@@ -91,7 +90,7 @@ pub enum CountedKind {
 /// One operation as it was counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CountedOp {
-    /// What it is.
+    /// Its kind.
     pub kind: CountedKind,
     /// Words of the region that it touches.
     pub words: u32,
@@ -103,7 +102,7 @@ pub struct CountedOp {
     pub is_batch: bool,
 }
 
-/// The plans of all lives. One that has been carried out stays, for what is still in flight.
+/// The plans of all lives. A plan that has been carried out stays, for operations still in flight.
 #[derive(Debug, Default)]
 pub(super) struct Crashes {
     armed: Vec<Armed>,
@@ -117,7 +116,7 @@ pub(super) struct Crashes {
 #[derive(Debug)]
 struct Armed {
     life: u32,
-    /// Only what this endpoint posts counts.
+    /// Only posts of this endpoint count.
     endpoint: Option<u32>,
     plan: Option<CrashPlan>,
     counted: u64,
@@ -126,7 +125,7 @@ struct Armed {
     cut: Option<Cut>,
 }
 
-/// The post that a life ended at.
+/// The post at which a life ended.
 #[derive(Clone, Copy, Debug)]
 struct Cut {
     serial: u64,
@@ -134,31 +133,31 @@ struct Cut {
     way: CrashWay,
 }
 
-/// What becomes of an operation.
+/// Fate of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(super) enum PlannedFate {
     Happens,
     Never,
     InPart(Landing),
 }
 
 impl Crashes {
-    /// What becomes of `part` of the post `serial`.
+    /// Returns the fate of `part` of the post `serial`.
     #[inline]
-    pub(super) fn fate(&self, serial: u64, part: u16) -> Fate {
+    pub(super) fn fate(&self, serial: u64, part: u16) -> PlannedFate {
         if !self.cuts {
-            return Fate::Happens;
+            return PlannedFate::Happens;
         }
         let mut cuts = self.armed.iter().filter_map(|armed| armed.cut);
-        let Some(cut) = cuts.find(|cut| cut.serial == serial) else { return Fate::Happens };
+        let Some(cut) = cuts.find(|cut| cut.serial == serial) else { return PlannedFate::Happens };
         let is_at = part == cut.part;
         match cut.way {
-            _ if part < cut.part => Fate::Happens,
-            CrashWay::Before | CrashWay::Skip if is_at => Fate::Never,
-            CrashWay::After if is_at => Fate::Happens,
-            CrashWay::Within(landing) if is_at => Fate::InPart(landing),
-            CrashWay::Skip => Fate::Happens,
-            _ => Fate::Never,
+            _ if part < cut.part => PlannedFate::Happens,
+            CrashWay::Before | CrashWay::Skip if is_at => PlannedFate::Never,
+            CrashWay::After if is_at => PlannedFate::Happens,
+            CrashWay::Within(landing) if is_at => PlannedFate::InPart(landing),
+            CrashWay::Skip => PlannedFate::Happens,
+            _ => PlannedFate::Never,
         }
     }
 
@@ -218,8 +217,8 @@ fn counted(payload: &Payload, note: &mut impl FnMut(CountedOp)) {
 }
 
 impl Machine {
-    /// A task of `poster`'s life is about to post `payload`. True if it has to
-    /// wait for its life to be resumed: it is stopped, or is now.
+    /// A task of `poster`'s life is about to post `payload`. True if it has to wait until its life is
+    /// resumed.
     #[inline]
     pub(super) fn holds(&mut self, poster: Poster, payload: &Payload) -> bool {
         if self.crashes.armed.is_empty() {
@@ -241,7 +240,7 @@ impl Machine {
         }
     }
 
-    /// Counts what has just been posted, and carries out the plan if it is for one of these.
+    /// Counts a post's operations, and carries out the plan if it names one of them.
     #[inline]
     pub(super) fn count(&mut self, index: u32) {
         let slot = &self.slots[index];
@@ -272,14 +271,14 @@ impl Machine {
         }
     }
 
-    /// Whether a plan keeps this operation from taking effect, or from more than a part of it: the
-    /// part has then been done.
+    /// Returns whether a plan keeps this operation from taking effect in whole. If the plan lets a part land,
+    /// that part has then landed.
     pub(super) fn is_cut_short(&mut self, index: u32, part: u16) -> bool {
         let slot = &self.slots[index];
         let landing = match self.crashes.fate(slot.serial, part) {
-            Fate::Happens => return false,
-            Fate::Never => None,
-            Fate::InPart(landing) => Some(landing),
+            PlannedFate::Happens => return false,
+            PlannedFate::Never => None,
+            PlannedFate::InPart(landing) => Some(landing),
         };
         let Some(server) = slot.server(part) else { return true };
         let is_fenced = self.servers[server.index()].fenced[slot.poster.life as usize];
@@ -289,7 +288,7 @@ impl Machine {
             self.ops += 1;
             self.land(index, part, landing);
         }
-        // Nobody is told; it keeps the fence from cutting it once more.
+        // Nobody learns the error; it keeps the fence from cutting the operation once more.
         self.slots[index].fail(OpError { server, kind: OpErrorKind::Timeout });
         self.trace.add(u64::from(part) << 32 | 0xdead);
         true
@@ -311,24 +310,24 @@ impl Machine {
         self.trace.add(to.word());
     }
 
-    /// Whether anything remote of a life may still take effect.
+    /// Returns whether anything remote of a life may still take effect.
     fn has_in_flight(&self, life: u32) -> bool {
         (0..self.slots.end()).map(|index| &self.slots[index]).any(|slot| {
             slot.poster.life == life
-                && matches!(slot.state, State::Flying | State::Abandoned)
+                && matches!(slot.state, SlotState::Flying | SlotState::Abandoned)
                 && listed(&slot.payload) > 0
         }) || self.has_messages(life)
     }
 }
 
-/// Whether a prefix of `count` words is all of a WRITE.
+/// Returns whether a prefix of `count` words is all of a WRITE.
 fn is_whole(op: &Op, count: u32) -> bool {
     let (first, end) = (op.addr().offset() / 8, op.addr().offset() + op.bytes() as u64);
     u64::from(count) >= end.div_ceil(8) - first
 }
 
 impl Inner {
-    /// As [`Machine::holds`], for the task that is being polled: woken again once its life goes on.
+    /// As [`Machine::holds`], for the polled task, which is woken again once its life goes on.
     #[inline]
     pub(super) fn holds(&self, poster: Poster, payload: &Payload, context: &Context<'_>) -> bool {
         let current = self.current.get();
@@ -338,13 +337,13 @@ impl Inner {
         }
         let holds = self.machine.borrow_mut().holds(poster, payload);
         if holds {
-            // Whoever polls the task next finds it stopped, and keeps it until it is resumed.
+            // The next poll finds the task stopped and keeps it until its life is resumed.
             context.waker().wake_by_ref();
         }
         holds
     }
 
-    /// Ends the life whose plan has been carried out by the post before.
+    /// Ends the life whose plan the last post has carried out.
     #[inline]
     pub(super) fn end_planned(&self) {
         let ending = self.machine.borrow_mut().crashes.ending.take();
@@ -355,13 +354,13 @@ impl Inner {
 }
 
 impl SimFabric {
-    /// From now on, counts this life's remote operations from 0, and carries out `plan` at the one
-    /// that it names. Takes the place of an earlier plan of this life.
+    /// From now on, counts this life's remote operations from 0, and carries out `plan` at the operation that
+    /// it names. Replaces an earlier plan of this life.
     pub fn plan(&self, plan: CrashPlan) {
         self.arm(None, Some(plan), false);
     }
 
-    /// As [`SimFabric::plan`], counting what `endpoint` posts alone. The whole life ends or stops.
+    /// As [`SimFabric::plan`], but counts posts of `endpoint` alone. The whole life ends or stops.
     ///
     /// # Panics
     /// If the endpoint is of another life.
@@ -376,7 +375,7 @@ impl SimFabric {
         self.arm(None, None, true);
     }
 
-    /// What has been noted since [`SimFabric::record_ops`].
+    /// Returns the operations noted since [`SimFabric::record_ops`].
     pub fn recorded_ops(&self) -> Vec<CountedOp> {
         let machine = self.inner().machine.borrow();
         let armed = machine.crashes.armed.iter().find(|armed| armed.life == self.life());
@@ -388,19 +387,19 @@ impl SimFabric {
         self.inner().machine.borrow().lives[self.life() as usize].posted
     }
 
-    /// Whether this life's plan has been carried out.
+    /// Returns whether this life's plan has been carried out.
     pub fn has_fired(&self) -> bool {
         let machine = self.inner().machine.borrow();
         machine.crashes.armed.iter().any(|armed| armed.life == self.life() && armed.fired)
     }
 
-    /// Whether something that this life has posted may still take effect.
+    /// Returns whether an operation that this life posted may still take effect.
     pub fn has_in_flight(&self) -> bool {
         self.inner().machine.borrow().has_in_flight(self.life())
     }
 
-    /// From now on, others are told that this life is dead, as when its lease has run out. It may
-    /// be fenced then; it may run on all the same.
+    /// From now on, this life is dead to others, as when its lease has run out. Others may fence it; it may
+    /// run on all the same.
     pub fn condemn(&self) {
         self.inner().machine.borrow_mut().lives[self.life() as usize].expired = true;
     }

@@ -10,10 +10,10 @@
 use super::adversary::{Later, read_masked, write_masked};
 use super::calendar::Kind;
 use super::config::PS;
-use super::crash::Fate;
+use super::crash::PlannedFate;
 use super::machine::Machine;
 use super::nic::Load;
-use super::slots::{Payload, Poster, Slot, State};
+use super::slots::{Payload, Poster, Slot, SlotState};
 use super::trace::fold;
 use crate::{Buf, Incarnation, Op, OpError, OpErrorKind, ServerId, access};
 
@@ -42,7 +42,7 @@ impl Machine {
         self.effect(index, part);
     }
 
-    /// What is no operation on memory has been taken in.
+    /// A message that is no operation on memory has arrived.
     fn execute_message(&mut self, index: u32) {
         if self.adversary.harms && self.stops_here(index, 0) {
             return;
@@ -158,8 +158,8 @@ impl Machine {
         }
     }
 
-    /// Whether the operation comes from a life that this server has cut off, or over a connection
-    /// that has been given up since.
+    /// Returns whether the server refuses the operation: it has fenced the operation's life, or the
+    /// connection has been given up since.
     #[inline]
     pub(super) fn refused(&mut self, index: u32, part: u16) -> bool {
         let Some(error) = self.refusal(index, part) else { return false };
@@ -168,7 +168,7 @@ impl Machine {
         true
     }
 
-    /// Why an operation is refused where it goes, if it is.
+    /// Returns the reason for which the destination refuses an operation, if it does.
     #[inline]
     fn refusal(&self, index: u32, part: u16) -> Option<OpError> {
         let slot = &self.slots[index];
@@ -203,7 +203,7 @@ impl Machine {
         self.trace.add(what);
     }
 
-    /// An RPC has come: an idle thread takes it, or it waits for one.
+    /// An RPC has arrived: an idle thread takes it, or it waits for one.
     fn enqueue(&mut self, index: u32) {
         let each_max = self.rpc_queue_max;
         let server = self.server_of(index, 0);
@@ -218,7 +218,7 @@ impl Machine {
         self.server_of(index, 0).queue.push_back(index);
     }
 
-    /// The queue is full: whether the request's service answers it at once.
+    /// The queue is full: returns whether the request's service answers it at once.
     fn turned_away(&mut self, index: u32) -> bool {
         if self.refused(index, 0) {
             return true;
@@ -240,7 +240,7 @@ impl Machine {
         true
     }
 
-    /// A thread begins with a request: the handler's effects are of this instant.
+    /// A thread begins a request: the handler's effects have this instant.
     fn call(&mut self, index: u32) {
         self.ops += 1;
         let mut cpu_ps = self.times.dispatch;
@@ -284,7 +284,7 @@ impl Machine {
         }
     }
 
-    /// Threads of a server that have nothing to do take requests that wait.
+    /// Idle threads of a server take waiting requests.
     pub(super) fn take_requests(&mut self, server: ServerId) {
         loop {
             let server = &mut self.servers[server.index()];
@@ -313,11 +313,11 @@ impl Machine {
         self.respond(index, 0);
     }
 
-    /// Of the WRITEs of slots that are `theirs` that have not begun, some land in part, now or never.
+    /// Lets some of the WRITEs that have not begun, of slots that are `theirs`, land in part, now or never.
     pub(super) fn cut(&mut self, server: ServerId, theirs: impl Fn(&Slot) -> bool) {
         for index in 0..self.slots.end() {
             let slot = &self.slots[index];
-            if slot.state == State::Free
+            if slot.state == SlotState::Free
                 || !theirs(slot)
                 || slot.half
                 || slot.held > 0
@@ -330,7 +330,7 @@ impl Machine {
                 Payload::Chain(_) => slot.begun,
                 _ => continue,
             };
-            let is_planned = self.crashes.fate(slot.serial, next) != Fate::Happens;
+            let is_planned = self.crashes.fate(slot.serial, next) != PlannedFate::Happens;
             if slot.begun > next || slot.missing == 0 || is_planned {
                 continue;
             }
@@ -342,7 +342,7 @@ impl Machine {
                 continue;
             }
             let Some(op @ Op::Write { to, from }) = slot.op(next) else { continue };
-            // What an earlier reconnect has cut lands no more, not by another cut either.
+            // An operation that an earlier reconnect cut lands no more, even if it is cut again.
             if to.server() != server
                 || self.refusal(index, next).is_some()
                 || !self.adversary.cuts(from, slot.serial, next)

@@ -45,12 +45,12 @@ impl SimEndpoint {
         SimEndpoint { thread: Rc::new(thread) }
     }
 
-    /// Buffers that are in somebody's hands or with an operation; 0 when all have come home.
+    /// Buffers that a caller or an operation holds; 0 when all are back.
     pub fn buffers_out(&self) -> usize {
         self.thread.slab.buffers_out()
     }
 
-    /// The worker thread that pays for what this endpoint does, counted over the compute server.
+    /// The worker thread that pays for this endpoint's operations, counted over the compute server.
     pub fn thread(&self) -> usize {
         self.thread.poster.thread as usize % self.thread.inner.config.threads
     }

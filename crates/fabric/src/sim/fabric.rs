@@ -71,15 +71,14 @@ impl SimFabric {
         self.compute
     }
 
-    /// Ends this life: its tasks are dropped where they stand, what they have posted may still
-    /// take effect until it is fenced, and nothing comes back any more.
+    /// Ends this life: its tasks are dropped at once. Its posts may still take effect until it is fenced, and
+    /// nothing comes back any more.
     pub fn kill(&self) {
         self.inner.kill(self.life);
     }
 
-    /// Stops its tasks, as a paused process: what they have posted goes on. Results, timers and
-    /// wake-ups are kept until [`SimFabric::resume`]. Its lease runs out
-    /// ([`super::SimConfig::lease_ns`]).
+    /// Stops its tasks, like a paused process: its posts go on. Results, timers and wake-ups are kept until
+    /// [`SimFabric::resume`]. Its lease runs out ([`super::SimConfig::lease_ns`]).
     pub fn stop(&self) {
         self.inner.stop(self.life);
     }
@@ -89,8 +88,8 @@ impl SimFabric {
         self.inner.resume(self.life);
     }
 
-    /// Ends this life and begins the compute server's next, with an incarnation of its own. Calls
-    /// of [`super::Sim::fabric`] and [`super::Sim::spawn`] mean the new one from here on.
+    /// Ends this life and begins the compute server's next, with another incarnation. Later calls of
+    /// [`super::Sim::fabric`] and [`super::Sim::spawn`] mean the new life.
     #[must_use]
     pub fn restart(&self) -> SimFabric {
         self.kill();

@@ -13,10 +13,10 @@ use super::calendar::Kind;
 use super::calls;
 use super::config::PS;
 use super::machine::Machine;
-use super::slots::{Payload, State, Wake};
+use super::slots::{Payload, SlotState, Wake};
 use crate::{Op, ServerId, access};
 
-/// What befalls one message.
+/// Fate of one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     /// Nothing.
@@ -27,19 +27,19 @@ pub(super) enum Fate {
     Lost(Lost),
 }
 
-/// What really happens to what is lost.
+/// Real effect of a lost message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lost {
-    /// What stands before `part` in its list; the rest never.
+    /// Operations before `part` of its list happen, the rest never.
     Never { part: u16 },
     /// As if nothing were wrong.
     Happens,
-    /// What stands before `part` in its list; the rest so much later.
+    /// Operations before `part` of its list happen, the rest after the delay.
     Later { part: u16, after_ps: u64 },
 }
 
 impl Adversary {
-    /// What befalls message `part` of a post, a list of `count` operations.
+    /// Returns the fate of message `part` of a post, a list of `count` operations.
     pub(super) fn fate(&self, serial: u64, part: u16, count: usize) -> Fate {
         let roll = |fault| self.roll(fault, serial, part);
         if self.strikes(Fault::Lost, self.config.lost, serial, part) {
@@ -67,15 +67,15 @@ impl Adversary {
     }
 }
 
-/// Timers of posts, by number: a timer may outlive its slot.
+/// PostTimers of posts, by number: a timer may outlive its slot.
 #[derive(Debug, Default)]
-pub(super) struct Timers {
+pub(super) struct PostTimers {
     list: Vec<(u32, u64)>,
     free: Vec<u32>,
 }
 
 impl Machine {
-    /// What befalls the message that `part` of a slot's list travels in.
+    /// Returns the fate of the message that carries `part` of a slot's list.
     #[cold]
     pub(super) fn fate(&self, index: u32, part: u16) -> Fate {
         let slot = &self.slots[index];
@@ -86,8 +86,8 @@ impl Machine {
         }
     }
 
-    /// A message sets off at `departs`: returns how much longer it will take, and winds up its
-    /// timer if it is lost.
+    /// A message sets off at `departs`: returns by how much longer it will take, and winds up its timer if it
+    /// is lost.
     #[cold]
     pub(super) fn meet_fate(&mut self, index: u32, part: u16, departs: u64) -> u64 {
         match self.fate(index, part) {
@@ -111,7 +111,7 @@ impl Machine {
         }
     }
 
-    /// Whether this is where a lost message stops for good. A torn WRITE may land in part first.
+    /// Returns whether a lost message stops here for good. A torn WRITE may land in part first.
     #[cold]
     pub(super) fn stops_here(&mut self, index: u32, part: u16) -> bool {
         let Fate::Lost(Lost::Never { part: last }) = self.fate(index, part) else { return false };
@@ -135,7 +135,7 @@ impl Machine {
         true
     }
 
-    /// How long a lost chain waits before its operation `part`.
+    /// Returns the time that a lost chain waits before its operation `part`.
     #[cold]
     pub(super) fn pause_before(&self, index: u32, part: u16) -> u64 {
         match self.fate(index, part) {
@@ -144,8 +144,7 @@ impl Machine {
         }
     }
 
-    /// The client will get `Timeout` when the limit after `from_ps` is over, unless the answer
-    /// comes before.
+    /// The client will get `Timeout` when the limit after `from_ps` is over, unless the answer comes before.
     #[cold]
     pub(super) fn wind_up(&mut self, index: u32, from_ps: u64) {
         let timer = (index, self.slots[index].serial);
@@ -163,7 +162,7 @@ impl Machine {
         self.calendar.push(at, Kind::Timeout, number, 0);
     }
 
-    /// As [`Machine::wind_up`], from when it was posted.
+    /// As [`Machine::wind_up`], from the time of the post.
     pub(super) fn wind_up_from_post(&mut self, index: u32) {
         self.wind_up(index, self.slots[index].posted);
     }
@@ -174,7 +173,7 @@ impl Machine {
         let (index, serial) = self.timers.list[number as usize];
         self.timers.free.push(number);
         let slot = &self.slots[index];
-        if slot.serial == serial && slot.state != State::Free {
+        if slot.serial == serial && slot.state != SlotState::Free {
             if calls::is_message(&slot.payload) {
                 return self.time_out_message(index);
             }
@@ -188,15 +187,15 @@ impl Machine {
     pub(super) fn time_out(&mut self, index: u32, server: ServerId) {
         let slot = &mut self.slots[index];
         let is_answered = slot.missing == 0 && !slot.silent;
-        if slot.state == State::Abandoned && !is_answered {
+        if slot.state == SlotState::Abandoned && !is_answered {
             self.release_all(index);
             return self.after_reconnect(index, false);
         }
-        if slot.state != State::Flying || is_answered {
+        if slot.state != SlotState::Flying || is_answered {
             return;
         }
         slot.timed_out = Some(server);
-        slot.state = if slot.missing == 0 { State::Done } else { State::TimedOut };
+        slot.state = if slot.missing == 0 { SlotState::Done } else { SlotState::TimedOut };
         let Self { slots, threads, .. } = self;
         let slot = &slots[index];
         let free = &mut threads[slot.poster.thread as usize];
@@ -228,18 +227,18 @@ impl Machine {
         }
     }
 
-    /// Nothing of a post is under way any more, and its client does not learn how it went.
+    /// Nothing of a post is under way any more, and its client does not learn the outcome.
     #[cold]
     pub(super) fn end_in_doubt(&mut self, index: u32) {
         match self.slots[index].state {
-            State::Abandoned => {
+            SlotState::Abandoned => {
                 self.release_all(index);
                 self.after_reconnect(index, false);
                 self.slots.remove(index);
             }
-            State::TimedOut => self.slots[index].state = State::Done,
+            SlotState::TimedOut => self.slots[index].state = SlotState::Done,
             // By FATE-1 it has a timer.
-            State::Flying | State::Done | State::Free => {}
+            SlotState::Flying | SlotState::Done | SlotState::Free => {}
         }
     }
 }

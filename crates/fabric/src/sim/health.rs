@@ -13,32 +13,32 @@ use super::calendar::Kind;
 use super::machine::Machine;
 use crate::ServerId;
 
-/// A way between a compute server and a memory server.
+/// A direction of the link between a compute server and a memory server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// To the memory server: what is sent never happens.
+    /// To the memory server: a swallowed request never happens.
     Requests,
-    /// From the memory server: what is sent happens, and no answer comes.
+    /// From the memory server: the request happens, and no answer comes.
     Replies,
 }
 
-/// One memory server of a [`super::Sim`]: what can be done to it, also from inside tasks. Every
-/// change counts from this instant of virtual time.
+/// One memory server of a [`super::Sim`], to be disturbed, also from inside tasks. Every change counts from
+/// this instant of virtual time.
 #[derive(Clone)]
 pub struct SimServer {
     inner: Rc<Inner>,
     server: ServerId,
 }
 
-/// How a memory server does.
+/// State of a memory server.
 #[derive(Debug)]
 pub(super) struct Health {
     stopped: bool,
-    /// What has come meanwhile.
+    /// Events that have come meanwhile.
     parked: VecDeque<(Kind, u32, u16)>,
-    /// Compute servers whose requests, and to whom replies, do not get through.
+    /// Compute servers whose requests, and those whose replies, do not get through.
     cut: [Vec<bool>; 2],
-    /// How many times longer everything takes.
+    /// Factor by which everything takes longer.
     pub slow: f64,
 }
 
@@ -63,8 +63,7 @@ impl SimServer {
         self.server
     }
 
-    /// Makes its card and its CPU take `factor` times as long for everything from now on; 1 is as
-    /// configured.
+    /// Makes its card and its CPU take `factor` times as long from now on; 1 is as configured.
     ///
     /// # Panics
     /// If the factor is not from 1 to 1,000,000.
@@ -75,8 +74,8 @@ impl SimServer {
         self.inner.machine.borrow_mut().servers[self.server.index()].nic.slow(factor);
     }
 
-    /// Gives it `threads` threads for handlers from now on, in the place of
-    /// [`super::RpcConfig::threads`]. If those are fewer, the others end with what they are at.
+    /// Gives it `threads` threads for handlers from now on, in place of [`super::RpcConfig::threads`]. If
+    /// those are fewer, the others end after their present requests.
     ///
     /// # Panics
     /// If there are none.
@@ -85,7 +84,7 @@ impl SimServer {
         let mut machine = self.inner.machine.borrow_mut();
         let server = &mut machine.servers[self.server.index()];
         server.rpc_threads = threads;
-        // A stopped one takes requests once it has ended what it is at.
+        // A thread of a stopped server takes requests once it has ended its present one.
         if !server.health.stopped {
             machine.take_requests(self.server);
         }
@@ -98,8 +97,8 @@ impl SimServer {
         self.change(|health| health.stopped = true);
     }
 
-    /// Lets it go on. What has come meanwhile takes effect now, in order, also where the client has
-    /// given up; unless its life has been fenced or its thread has reconnected.
+    /// Lets it go on. Waiting requests now take effect in order, also after their client's timeout, unless
+    /// their life has been fenced or their thread has reconnected.
     pub fn resume(&self) {
         self.change(|health| health.stopped = false);
         let mut machine = self.inner.machine.borrow_mut();
@@ -134,7 +133,7 @@ impl SimServer {
         self.change(|health| health.cut.iter_mut().for_each(|cut| cut[compute] = false));
     }
 
-    /// Whether it is stopped.
+    /// Returns whether it is stopped.
     pub fn is_stopped(&self) -> bool {
         self.inner.machine.borrow().servers[self.server.index()].health.stopped
     }
@@ -163,7 +162,7 @@ fn instant(kind: Kind) -> Option<u8> {
 }
 
 impl Machine {
-    /// Whether an event has to wait because its server stands still (HEALTH-1).
+    /// Returns whether an event has to wait because its server is stopped (HEALTH-1).
     #[cold]
     pub(super) fn park(&mut self, kind: Kind, index: u32, part: u16) -> bool {
         let waits = match kind {
@@ -185,7 +184,7 @@ impl Machine {
         true
     }
 
-    /// Whether the link swallows a message in that direction.
+    /// Returns whether the link swallows a message in that direction.
     #[cold]
     pub(super) fn swallows(&mut self, index: u32, part: u16, direction: Direction) -> bool {
         let compute = self.compute(index);

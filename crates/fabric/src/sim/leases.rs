@@ -30,7 +30,7 @@ impl Clock {
         }
     }
 
-    /// What it shows at true time `ps`.
+    /// Returns its reading at true time `ps`.
     #[inline]
     pub(super) fn at(self, ps: u64) -> u64 {
         if self.drift_ppm == 0 {
@@ -41,7 +41,7 @@ impl Clock {
         u64::try_from(shown).unwrap_or(u64::MAX)
     }
 
-    /// The true time that it takes to go on by at least `ps`.
+    /// Returns the true time in which the clock goes on by at least `ps`.
     #[inline]
     pub(super) fn true_ps(self, ps: u64) -> u64 {
         if self.drift_ppm == 0 {
@@ -55,7 +55,7 @@ impl Clock {
 }
 
 impl Inner {
-    /// Whether `who` is dead to the owner of `clock`.
+    /// Returns whether `who` is dead to the owner of `clock`.
     pub(super) fn is_dead(&self, who: Incarnation, clock: Clock) -> bool {
         let mut machine = self.machine.borrow_mut();
         let now = machine.now;

@@ -17,11 +17,11 @@ use super::calls::{self, SimCalls};
 use super::config::{PS, SimConfig};
 use super::connections::Connections;
 use super::crash::Crashes;
-use super::fate::{Fate, Timers};
+use super::fate::{Fate, PostTimers};
 use super::health::{Direction, Health};
 use super::nic::{Load, Nic};
 use super::record::Recorder;
-use super::slots::{Failure, Payload, Poster, Slots, State, Wake};
+use super::slots::{Failure, Payload, Poster, SlotState, Slots, Wake};
 use super::trace::{Trace, mix};
 use crate::{
     FabricError, GlobalAddr, Incarnation, Op, Ops, ServerId, Service, ServiceId, Words, access,
@@ -34,7 +34,7 @@ pub(super) struct MemoryServer {
     pub nic: Nic,
     /// Lives that have been cut off.
     pub fenced: Vec<bool>,
-    /// Lives and threads that have reconnected: nothing posted before these posts of theirs counts.
+    /// Lives and threads that have reconnected: their earlier posts do not count.
     pub reconnected: BTreeMap<(u32, u32), u64>,
     pub health: Health,
     /// RPC threads, and how many of them are at a request: more than there are for a while, if some were
@@ -51,13 +51,13 @@ pub(super) struct Life {
     pub compute: usize,
     pub dead: bool,
     pub stopped: bool,
-    /// Since when, for its lease.
+    /// True time at which it was stopped, for its lease.
     pub stopped_since: Option<u64>,
     /// Somebody has seen its lease expired.
     pub expired: bool,
     /// Remote operations posted.
     pub posted: u64,
-    /// Replies that it was stopped in front of: who took the request, its message, the reply.
+    /// Replies in front of which it was stopped: the poster, the message, the reply.
     pub held: Vec<(Poster, u32, Vec<u8>)>,
 }
 
@@ -94,7 +94,7 @@ pub(super) struct Machine {
     /// Operations that have taken effect or been refused so far.
     pub ops: u64,
     pub connections: Connections,
-    pub timers: Timers,
+    pub timers: PostTimers,
     pub recorder: Option<Recorder>,
     /// Some memory server is slow, stopped or cut off.
     pub is_ill: bool,
@@ -105,7 +105,7 @@ pub(super) struct Machine {
     pub client_nics: Vec<Nic>,
     /// Messages between compute servers.
     pub calls: SimCalls,
-    /// When each worker thread is free.
+    /// Times at which the worker threads are free.
     pub threads: Vec<u64>,
     /// Posts so far, waits among them.
     pub posts: u64,
@@ -162,7 +162,7 @@ impl Machine {
             events: 0,
             ops: 0,
             connections: Connections::new(config.queue_depth),
-            timers: Timers::default(),
+            timers: PostTimers::default(),
             recorder: config.record.then(Recorder::default),
             is_ill: false,
             rpc_queue_max: config.rpc.queue_max,
@@ -199,13 +199,13 @@ impl Machine {
         (self.lives.len() - 1) as u32
     }
 
-    /// The life that an incarnation names, if it ever began.
+    /// Returns the life that an incarnation names, if it ever began.
     pub(super) fn life_of(&self, who: Incarnation) -> Option<usize> {
         let index = usize::try_from(who.0.checked_sub(1)?).ok()?;
         (index < self.lives.len()).then_some(index)
     }
 
-    /// Sends `payload` off; returns the slot that its result will stand in.
+    /// Sends `payload` off; returns the slot that will hold its result.
     #[inline]
     pub(super) fn post(&mut self, poster: Poster, payload: Payload, wake: Wake) -> u32 {
         let (parts, listed) = match &payload {
@@ -257,7 +257,7 @@ impl Machine {
         index
     }
 
-    /// As [`Machine::depart`], for where it is rare.
+    /// As [`Machine::depart`], for rare calls.
     #[cold]
     pub(super) fn depart_now(&mut self, index: u32, part: u16, departs: u64) {
         self.depart(index, part, departs);
@@ -267,7 +267,7 @@ impl Machine {
     fn depart(&mut self, index: u32, part: u16, departs: u64) {
         let server = self.slots[index].server(part).unwrap_or(ServerId(0));
         if server.index() >= self.servers.len() {
-            // There is nobody to send it to.
+            // There is no such server.
             let addr = self.slots[index].op(part).map_or(GlobalAddr::new(server, 0), Op::addr);
             let bytes = self.slots[index].op(part).map_or(0, Op::bytes);
             self.slots[index].fail(access::out_of_bounds(None, addr, bytes));
@@ -288,7 +288,7 @@ impl Machine {
         self.calendar.push(at, Kind::Arrive, index, part);
     }
 
-    /// Gives the thread something to do; returns when it is done.
+    /// Occupies the thread; returns the end of that time.
     #[inline]
     pub(super) fn occupy(&mut self, thread: u32, ps: u64) -> u64 {
         let free = &mut self.threads[thread as usize];
@@ -324,7 +324,7 @@ impl Machine {
         true
     }
 
-    /// Handles whatever happens at this very instant, for there to be an order to draw.
+    /// Handles all events of this instant, so that there is an order to draw.
     #[cold]
     fn finish_instant(&mut self) {
         while let Some(event) = self.calendar.pop(self.now) {
@@ -475,11 +475,11 @@ impl Machine {
     #[inline]
     pub(super) fn resume(&mut self, index: u32) {
         let slot = &mut self.slots[index];
-        if slot.state == State::Abandoned {
+        if slot.state == SlotState::Abandoned {
             self.slots.remove(index);
             return;
         }
-        slot.state = State::Done;
+        slot.state = SlotState::Done;
         if self.lives[slot.poster.life as usize].dead {
             return;
         }
@@ -494,11 +494,11 @@ impl Machine {
         }
     }
 
-    /// What has come back, if it has. The slot stays until [`Machine::give_back`].
+    /// Returns the result of a post that has come back. The slot stays until [`Machine::give_back`].
     #[inline]
     pub(super) fn result(&mut self, index: u32) -> Option<(&mut Payload, Failure)> {
         let slot = &mut self.slots[index];
-        let is_there = matches!(slot.state, State::Done | State::TimedOut);
+        let is_there = matches!(slot.state, SlotState::Done | SlotState::TimedOut);
         if !is_there || self.lives[slot.poster.life as usize].dead {
             return None;
         }
@@ -509,29 +509,29 @@ impl Machine {
         Some((&mut slot.payload, slot.error.take()))
     }
 
-    /// Ends with a slot. The waker is to be dropped without holding the machine, which it may call.
+    /// Finishes with a slot. The caller drops the waker without holding the machine, which it may call.
     #[inline]
     pub(super) fn give_back(&mut self, index: u32) -> Wake {
-        if self.slots[index].state == State::Done {
+        if self.slots[index].state == SlotState::Done {
             return self.slots.remove(index);
         }
         self.abandon(index)
     }
 
-    /// Notes whom to wake; the waker from before comes back as in [`Machine::give_back`].
+    /// Notes the waiter; returns the earlier one, as [`Machine::give_back`] does.
     pub(super) fn rewake(&mut self, index: u32, wake: Wake) -> Wake {
         std::mem::replace(&mut self.slots[index].wake, wake)
     }
 
-    /// Its future is gone: the operation goes on unseen, if it is under way. The waker comes back as in
-    /// [`Machine::give_back`].
+    /// Its future is gone: the operation goes on unseen, if it is under way. Returns the waker, as
+    /// [`Machine::give_back`] does.
     pub(super) fn abandon(&mut self, index: u32) -> Wake {
         let slot = &mut self.slots[index];
-        if slot.state == State::Done {
+        if slot.state == SlotState::Done {
             return self.slots.remove(index);
         }
         if slot.missing > 0 && calls::is_message(&slot.payload) {
-            // What it has sent goes on without it.
+            // Its request goes on without it.
             return self.slots.remove(index);
         }
         if slot.silent && slot.missing == 0 {
@@ -539,7 +539,7 @@ impl Machine {
             self.release_all(index);
             return self.slots.remove(index);
         }
-        slot.state = State::Abandoned;
+        slot.state = SlotState::Abandoned;
         std::mem::replace(&mut slot.wake, Wake::Nobody)
     }
 
@@ -549,7 +549,7 @@ impl Machine {
         &mut self.servers[server.index()]
     }
 
-    /// What the request weighs: a chain goes as one, its operations count.
+    /// Returns the load of a request: a chain is one message, and its operations count.
     #[inline]
     fn request(&self, index: u32, part: u16) -> Load {
         let header = self.header_bytes;
@@ -561,7 +561,7 @@ impl Machine {
         }
     }
 
-    /// What the answer weighs.
+    /// Returns the load of an answer.
     #[inline]
     fn response(&self, index: u32, part: u16) -> Load {
         let header = self.header_bytes;

@@ -73,7 +73,7 @@ pub enum SimError {
     Deadlock {
         /// Tasks that are not done, with the future of `block_on`.
         tasks: usize,
-        /// When.
+        /// Virtual time of the deadlock.
         now_ns: u64,
     },
     /// [`SimConfig::events_max`] has been reached.
@@ -83,17 +83,17 @@ pub enum SimError {
         events: u64,
         /// Tasks that are not done, with the future of `block_on`.
         tasks: usize,
-        /// When.
+        /// Virtual time of the last event.
         now_ns: u64,
     },
 }
 
-/// A simulated cluster, and what runs on it. Dropped, it drops every task.
+/// A simulated cluster, with its tasks. Dropped, it drops every task.
 pub struct Sim {
     inner: Rc<Inner>,
 }
 
-/// What endpoints share.
+/// State that all endpoints share.
 struct Inner {
     config: SimConfig,
     machine: RefCell<Machine>,
@@ -165,7 +165,7 @@ impl Sim {
     /// Runs until every task is done and nothing is in flight any more.
     ///
     /// # Errors
-    /// [`SimError`]; the simulation can still be looked at, and go on if something changes.
+    /// [`SimError`]; the caller can still inspect the simulation, and it can go on if something changes.
     ///
     /// # Panics
     /// If called from a task.
@@ -180,7 +180,7 @@ impl Sim {
         }
     }
 
-    /// Runs whatever happens up to `ns` of virtual time, and sets the clock to it.
+    /// Runs all that happens up to `ns` of virtual time, and sets the clock to it.
     ///
     /// # Errors
     /// [`SimError::TooManyEvents`].
@@ -257,8 +257,7 @@ impl Sim {
         self.inner.machine.borrow().slots.in_use()
     }
 
-    /// The memory of `server`, to look at or fill without virtual time; `None` if there is no such
-    /// server.
+    /// The memory of `server`, to read or fill without virtual time; `None` if there is no such server.
     pub fn memory(&self, server: ServerId) -> Option<Arc<Words>> {
         let machine = self.inner.machine.borrow();
         machine.servers.get(server.index()).map(|server| Arc::clone(&server.words))
@@ -280,13 +279,12 @@ impl Sim {
         SimServer::new(Rc::clone(&self.inner), server)
     }
 
-    /// Posts so far, waits among them: the numbers that [`AdversaryConfig::window`] is about.
+    /// Posts so far, waits among them: the numbers of [`AdversaryConfig::window`].
     pub fn posts(&self) -> u64 {
         self.inner.machine.borrow().posts
     }
 
-    /// No post from now on is struck by a fault of the adversary's: ends
-    /// [`AdversaryConfig::window`] here.
+    /// Ends [`AdversaryConfig::window`] here: the adversary's faults strike no later post.
     pub fn calm(&self) {
         let mut machine = self.inner.machine.borrow_mut();
         let next = machine.posts + 1;
@@ -307,7 +305,7 @@ impl Sim {
         self.inner.machine.borrow_mut().adversary.config.window = window;
     }
 
-    /// What the cluster was made from.
+    /// Returns the configuration of the cluster.
     pub fn config(&self) -> &SimConfig {
         &self.inner.config
     }
@@ -315,7 +313,7 @@ impl Sim {
 
 impl Drop for Sim {
     fn drop(&mut self) {
-        // Tasks hold endpoints, which hold this: only so is the circle broken.
+        // Tasks hold endpoints, which hold this: dropping the tasks breaks the cycle.
         self.inner.closed.set(true);
         let futures = self.inner.tasks.borrow_mut().clear_all(None);
         drop(futures);
@@ -411,7 +409,7 @@ impl Inner {
         let waker = Rc::clone(&taken.waker);
         let polled = taken.future.as_mut().poll(&mut Context::from_waker(&waker));
         self.current.set(ROOT);
-        // Whatever is dropped here may call back: no borrow may be held.
+        // A value that is dropped here may call back: no borrow may be held.
         let rest = match polled {
             Poll::Ready(()) => {
                 self.tasks.borrow_mut().finish(task, taken.generation);
@@ -422,7 +420,7 @@ impl Inner {
         drop(rest);
     }
 
-    /// The life of an incarnation ends: its tasks are dropped where they stand.
+    /// The life of an incarnation ends: its tasks are dropped at once.
     fn kill(&self, life: u32) {
         {
             let mut machine = self.machine.borrow_mut();

@@ -4,17 +4,17 @@ use super::config::NicConfig;
 
 /// One direction of a card, or its unit for atomics.
 ///
-/// Whoever passes must come in the order of time; then each finds the queue as it really is.
+/// Messages must pass in the order of time; then each finds the queue as it really is.
 #[derive(Debug)]
 pub(super) struct Pipe {
     free_at: u64,
     op_ps: u64,
     byte_fs: u64,
-    /// Both as configured.
+    /// The configured values of both.
     base: (u64, u64),
 }
 
-/// What a message costs a card.
+/// Load of a message on a card.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {
     pub ops: u64,
@@ -28,7 +28,7 @@ impl Pipe {
         Pipe { free_at: 0, op_ps, byte_fs, base: (op_ps, byte_fs) }
     }
 
-    /// Everything takes `factor` times what is configured from now on.
+    /// Everything takes `factor` times its configured time from now on.
     fn slow(&mut self, factor: f64) {
         self.op_ps = (self.base.0 as f64 * factor) as u64;
         self.byte_fs = (self.base.1 as f64 * factor) as u64;
@@ -40,14 +40,14 @@ impl Pipe {
         bytes * self.byte_fs / 1000
     }
 
-    /// What `load` occupies the pipe for.
+    /// Returns the time for which `load` occupies the pipe.
     #[inline]
     pub(super) fn cost_ps(&self, load: Load) -> u64 {
         (load.ops * self.op_ps).max(self.transfer_ps(load.bytes))
     }
 
-    /// Takes `load`, which would be through at `idle_done` if nothing were in front of it; returns
-    /// when it is through.
+    /// Takes `load`, which would be through at `idle_done` if the pipe were idle; returns the time at which
+    /// it is through.
     #[inline]
     pub(super) fn pass(&mut self, idle_done: u64, load: Load) -> u64 {
         self.free_at = idle_done.max(self.free_at + self.cost_ps(load));
@@ -72,7 +72,7 @@ impl Nic {
         }
     }
 
-    /// The whole card takes `factor` times what is configured from now on.
+    /// The whole card takes `factor` times its configured time from now on.
     pub(super) fn slow(&mut self, factor: f64) {
         for pipe in [&mut self.inbound, &mut self.outbound, &mut self.atomics] {
             pipe.slow(factor);

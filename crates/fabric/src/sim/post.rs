@@ -1,4 +1,4 @@
-//! Post future: waits for whatever a simulated endpoint posted.
+//! ! Post future: waits for the result of a simulated endpoint's post.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -13,9 +13,9 @@ use super::{Inner, SimEndpoint};
 pub(super) struct Post<'a, T> {
     endpoint: &'a SimEndpoint,
     stage: Stage,
-    /// What is to be sent; empty from then on.
+    /// Payload to send; empty once it was sent.
     payload: Payload,
-    /// Takes the result out of what has come back.
+    /// Takes the result out of the returned payload.
     finish: fn(&mut Payload, Failure) -> T,
 }
 
@@ -107,7 +107,7 @@ impl<T> Drop for Post<'_, T> {
 }
 
 impl Inner {
-    /// Whom to wake for the future that is being polled.
+    /// Waiter of the future that is being polled.
     #[inline]
     pub(super) fn wake(&self, context: &Context<'_>) -> Wake {
         let current = self.current.get();

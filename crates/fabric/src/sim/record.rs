@@ -10,7 +10,7 @@ use crate::{GlobalAddr, Incarnation, Op, OpErrorKind, ServerId};
 /// Records that are kept: the newest.
 pub(super) const RECORDS_MAX: usize = 1 << 20;
 
-/// What kind of operation it was.
+/// Kind of a recorded operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// READ.
@@ -50,7 +50,7 @@ impl Verb {
     }
 }
 
-/// How an operation was posted.
+/// List in which an operation was posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Posted {
     /// Alone.
@@ -66,7 +66,7 @@ pub enum Posted {
 pub struct OpRecord {
     /// Number of its post, from 1 on; one chain or batch is one post.
     pub serial: u64,
-    /// How it was posted.
+    /// The list in which it was posted.
     pub posted: Posted,
     /// Its place in its chain or batch.
     pub index: u16,
@@ -78,29 +78,29 @@ pub struct OpRecord {
     pub life: Incarnation,
     /// The memory server that it went to.
     pub server: ServerId,
-    /// What it was.
+    /// Its kind.
     pub verb: Verb,
     /// The first byte that it touches; offset 0 for an RPC, a fence or a reconnect.
     pub addr: GlobalAddr,
     /// The bytes that it touches; those of an RPC's request.
     pub bytes: u64,
-    /// When it was posted.
+    /// Time of the post.
     pub posted_ns: u64,
     /// Its first and its last instant at the server, if it took effect.
     pub effect_ns: Option<(u64, u64)>,
-    /// When its post came back to the client, with a result or an error; `None` while it is under
-    /// way and when the client is gone.
+    /// Time at which its post came back to the client, with a result or an error. `None` while it is under
+    /// way, and if the client is gone.
     pub back_ns: Option<u64>,
-    /// What a CAS expected.
+    /// Word that a CAS expected.
     pub expected: Option<u64>,
-    /// The new word of a CAS or a `write_word`, what an FAA added, whom a fence cut off.
+    /// New word of a CAS or a `write_word`, addend of an FAA, incarnation that a fence cuts off.
     pub operand: Option<u64>,
     /// The word that a CAS or FAA found.
     pub old: Option<u64>,
-    /// What struck it, each once, in order: `"torn"`, `"split"`, `"late"`, `"lost: ..."`, `"cut"`,
+    /// Faults that struck it, each once, in order: `"torn"`, `"split"`, `"late"`, `"lost: ..."`, `"cut"`,
     /// `"held"`, `"repeated"`, `"server stopped"`, `"request cut off"`, `"reply cut off"`, `"refused"`.
     pub faults: Vec<&'static str>,
-    /// How its post failed, if the client was told so.
+    /// Error of its post, if the client received one.
     pub error: Option<OpErrorKind>,
 }
 

@@ -10,7 +10,7 @@ use std::task::Waker;
 use super::calls::CallPost;
 use crate::{Incarnation, Op, OpError, OpErrorKind, Ops, ServerId, ServiceId};
 
-/// Who posts.
+/// Thread, life and endpoint of a post.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Poster {
     /// Worker thread, counted over all compute servers.
@@ -20,7 +20,7 @@ pub(super) struct Poster {
     pub endpoint: u32,
 }
 
-/// What was posted; comes back with the results in it.
+/// Content of a post; comes back with the results in it.
 #[derive(Debug)]
 pub(super) enum Payload {
     /// Nothing: the slot is free, or its result has been taken.
@@ -28,7 +28,7 @@ pub(super) enum Payload {
     Op(Op),
     Chain(Ops),
     Batch(Ops),
-    /// The request as a WRITE and the reply as a READ: what travels, and what owns it.
+    /// The request as a WRITE and the reply as a READ: they travel, and own the buffers.
     Rpc {
         service: ServiceId,
         reply_len: u32,
@@ -43,7 +43,7 @@ pub(super) enum Payload {
     },
     /// A call of another compute server.
     Call(Box<CallPost>),
-    /// A reply to one, which nobody waits for.
+    /// A reply to a call; it has no waiter.
     Reply,
     /// A wait that leaves the thread to others.
     Sleep {
@@ -55,21 +55,21 @@ pub(super) enum Payload {
     },
 }
 
-/// What went wrong, if something did. Boxed, for it is large and rare.
+/// Error of a post, if it failed. Boxed, because it is large and rare.
 pub(super) type Failure = Option<Box<OpError>>;
 
-/// Who is to be told.
+/// Waiter of a post.
 #[derive(Debug)]
 pub(super) enum Wake {
     Nobody,
     /// A task of the simulator, by its number: no reference counts, no lock.
     Task(u32),
-    /// Something between the task and the operation, such as a join of several.
+    /// A waker between the task and the operation, such as that of a join of several.
     Other(Waker),
 }
 
 impl Wake {
-    /// Whether both are known to wake the same.
+    /// Returns whether both certainly wake the same task.
     pub(super) fn is_same(&self, other: &Wake) -> bool {
         match (self, other) {
             (Wake::Task(one), Wake::Task(other)) => one == other,
@@ -80,26 +80,26 @@ impl Wake {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum SlotState {
     Free,
     Flying,
     /// Its result waits for the future.
     Done,
     /// The future was dropped: completes unseen.
     Abandoned,
-    /// The client has been told that nobody knows, or is about to be: completes unseen, as soon as
-    /// the future has taken that.
+    /// The client has received `Timeout`, or is about to: completes unseen, as soon as the future has taken
+    /// that.
     TimedOut,
 }
 
 #[derive(Debug)]
 pub(super) struct Slot {
     pub payload: Payload,
-    pub state: State,
+    pub state: SlotState,
     pub poster: Poster,
     /// Number of the post.
     pub serial: u64,
-    /// When.
+    /// Time of the post, in picoseconds.
     pub posted: u64,
     /// Messages of the post.
     pub parts: u16,
@@ -144,7 +144,7 @@ impl Slot {
         }
     }
 
-    /// Where `part` goes; `None` for a wait.
+    /// Returns the destination of `part`; `None` for a wait.
     #[inline]
     pub(super) fn server(&self, part: u16) -> Option<ServerId> {
         match &self.payload {
@@ -155,12 +155,12 @@ impl Slot {
         }
     }
 
-    /// Whether one thread of one life posted it.
+    /// Returns whether the thread and life of `poster` posted it.
     pub(super) fn is_by(&self, poster: Poster) -> bool {
         (self.poster.thread, self.poster.life) == (poster.thread, poster.life)
     }
 
-    /// What the client is told of what went wrong.
+    /// Returns the error that the client receives.
     pub(super) fn failure(&self) -> Option<OpError> {
         let timeout = |server| OpError { server, kind: OpErrorKind::Timeout };
         self.timed_out.map(timeout).or_else(|| self.error.as_deref().copied())
@@ -192,10 +192,10 @@ impl Slots {
         wake: Wake,
     ) -> u32 {
         let index = self.free.pop().unwrap_or_else(|| self.grow());
-        // Field by field: the slot is large, and most of it is as it should be.
+        // Field by field: the slot is large, and most of it is already right.
         let slot = &mut self[index];
         slot.payload = payload;
-        slot.state = State::Flying;
+        slot.state = SlotState::Flying;
         slot.poster = poster;
         slot.serial = serial;
         slot.posted = posted;
@@ -211,7 +211,7 @@ impl Slots {
     fn grow(&mut self) -> u32 {
         self.list.push(Slot {
             payload: Payload::Empty,
-            state: State::Free,
+            state: SlotState::Free,
             poster: Poster { thread: 0, life: 0, endpoint: 0 },
             serial: 0,
             posted: 0,
@@ -230,13 +230,13 @@ impl Slots {
         (self.list.len() - 1) as u32
     }
 
-    /// Gives the slot back; what it still holds goes home. The waker comes back, to be dropped
+    /// Gives the slot back, with the buffers that it still holds. Returns the waker, which the caller drops
     /// without holding the machine.
     #[inline]
     pub(super) fn remove(&mut self, index: u32) -> Wake {
         let slot = &mut self[index];
-        debug_assert_ne!(slot.state, State::Free, "SLOT-1");
-        slot.state = State::Free;
+        debug_assert_ne!(slot.state, SlotState::Free, "SLOT-1");
+        slot.state = SlotState::Free;
         slot.payload = Payload::Empty;
         slot.error = None;
         slot.silent = false;

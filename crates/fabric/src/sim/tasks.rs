@@ -35,12 +35,12 @@ pub(super) fn waker(woken: &Arc<Woken>, task: u32, generation: u32) -> Waker {
     Waker::from(Arc::new(TaskWaker { woken: Arc::clone(woken), task, generation }))
 }
 
-/// A place for a task.
-struct Entry {
-    /// `None` while it is being polled, and when the place is free.
+/// A slot of the task list, for one task at a time.
+struct TaskEntry {
+    /// `None` while it is being polled, and when the slot is free.
     future: Option<TaskFuture>,
     waker: Rc<Waker>,
-    /// Counts the tasks that have stood here, so that late wake-ups of one miss the next.
+    /// Counts the tasks that have had this slot, so that late wake-ups of one miss the next.
     generation: u32,
     life: u32,
     live: bool,
@@ -57,7 +57,7 @@ pub(super) struct Taken {
 
 #[derive(Default)]
 pub(super) struct Tasks {
-    list: Vec<Entry>,
+    list: Vec<TaskEntry>,
     free: Vec<u32>,
 }
 
@@ -68,7 +68,7 @@ impl Tasks {
         let generation = self.list.get(index as usize).map_or(0, |entry| entry.generation);
         let waker = Rc::new(waker(woken, index, generation));
         let future = Some(future);
-        let entry = Entry { future, waker, generation, life, live: true, parked: false };
+        let entry = TaskEntry { future, waker, generation, life, live: true, parked: false };
         match self.list.get_mut(index as usize) {
             Some(place) => *place = entry,
             None => self.list.push(entry),
@@ -76,7 +76,7 @@ impl Tasks {
         index
     }
 
-    /// Whether that is still the task that a waker was made for.
+    /// Returns whether `task` is still the task that the waker was made for.
     pub(super) fn is_current(&self, task: u32, generation: u32) -> bool {
         self.list.get(task as usize).is_some_and(|entry| entry.generation == generation)
     }
@@ -92,7 +92,7 @@ impl Tasks {
         self.list[task as usize].parked = true;
     }
 
-    /// The tasks of `life` that were woken meanwhile, in the order of their numbers.
+    /// Returns the tasks of `life` that were woken meanwhile, in the order of their numbers.
     pub(super) fn unpark(&mut self, life: u32) -> Vec<u32> {
         let parked = self.list.iter_mut().enumerate();
         parked
@@ -115,7 +115,7 @@ impl Tasks {
         Some(Taken { future, waker: Rc::clone(&entry.waker), generation: entry.generation })
     }
 
-    /// Puts a task back that is not done. Gives the future back if it has been killed meanwhile.
+    /// Puts an unfinished task back. Returns the future if the task has been killed meanwhile.
     #[inline]
     pub(super) fn put(&mut self, task: u32, taken: Taken) -> Option<TaskFuture> {
         let entry = &mut self.list[task as usize];

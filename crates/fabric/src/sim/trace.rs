@@ -1,6 +1,6 @@
 //! Trace hash: hashes everything that happens, to tell one run from another.
 
-/// Folds in every event and every effect: two runs with one hash did the same.
+/// Folds in every event and every effect: two runs with one hash are the same.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Trace(u64);
 

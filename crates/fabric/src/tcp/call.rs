@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use super::lives::{Gate, GateState, Life};
+use super::lives::{ConnectionGate, ConnectionGateState, Life};
 use super::output::Output;
 use super::served::Served;
 use super::session::{Host, carry_out};
@@ -22,18 +22,18 @@ pub(crate) const MESSAGE_BYTES_MAX: usize = REQUEST_BYTES + CALL_BYTES_MAX;
 
 const _: () = assert!(ANSWER_BYTES <= REQUEST_BYTES, "an answer is no longer than a request");
 
-/// Whether an RPC of such a request and room for a reply may go as a message.
+/// Returns whether an RPC with such a request and room for a reply may go as a message.
 pub(crate) fn fits(request_bytes: usize, room: usize) -> bool {
     request_bytes.max(room) <= CALL_BYTES_MAX
 }
 
-/// What stands in front of a request's bytes.
+/// Head of a message: stands in front of the request's bytes.
 pub(crate) fn head(service: ServiceId, room: usize, request_bytes: usize) -> [u8; REQUEST_BYTES] {
     let offset = (room as u64) << 32 | u64::from(service.0);
     Request { verb: Verb::Rpc, more: false, length: request_bytes as u32, offset }.encode()
 }
 
-/// What an answer says: the reply, or why there is none. `None` if it is no answer to an RPC.
+/// Decodes an answer: the reply, or the reason why there is none. `None` if it is no answer to an RPC.
 pub(crate) fn answer_of(
     message: &[u8],
     service: ServiceId,
@@ -51,20 +51,19 @@ pub(crate) fn answer_of(
     }
 }
 
-/// In whose name, and behind which gate, a way carries out RPCs.
+/// The connection in whose name, and behind whose gate, a way carries out RPCs.
 pub(crate) struct Caller {
     host: Arc<Host>,
     life: Arc<Life>,
-    gate: Arc<Gate>,
+    gate: Arc<ConnectionGate>,
 }
 
-/// What has become of a message.
+/// Outcome of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Called {
     /// It was carried out, and the answer is there.
     Done,
-    /// Something else of this compute server is being carried out, or it is just being cut off: to be tried
-    /// again.
+    /// Another request of this compute server is being carried out, or it is just being cut off: try again.
     Later,
     /// The gate is shut. Nothing of this connection is carried out any more.
     Shut,
@@ -74,24 +73,24 @@ pub(crate) enum Called {
 
 /// Bytes of an answer; kept for their memory.
 #[derive(Debug, Default)]
-pub(crate) struct Answer(Output);
+pub(crate) struct RpcAnswer(Output);
 
-impl Answer {
+impl RpcAnswer {
     pub(crate) fn bytes(&self) -> &[u8] {
         self.0.unsent()
     }
 }
 
 impl Caller {
-    pub(super) fn new(host: &Arc<Host>, life: &Arc<Life>, gate: &Arc<Gate>) -> Caller {
+    pub(super) fn new(host: &Arc<Host>, life: &Arc<Life>, gate: &Arc<ConnectionGate>) -> Caller {
         Caller { host: Arc::clone(host), life: Arc::clone(life), gate: Arc::clone(gate) }
     }
 
     /// Carries out the RPC in `message` (TCP-13). Never waits for the gate.
-    pub(crate) fn call(&self, message: &[u8], answer: &mut Answer) -> Called {
+    pub(crate) fn call(&self, message: &[u8], answer: &mut RpcAnswer) -> Called {
         let Some((request, operands)) = decode(message) else { return Called::Malformed };
         let Some(gate) = self.gate.try_lock() else { return Called::Later };
-        if *gate != GateState::Open {
+        if *gate != ConnectionGateState::Open {
             return Called::Shut;
         }
         self.life.hear(self.host.now_ms());
@@ -107,7 +106,7 @@ impl Caller {
     }
 }
 
-/// The request in a message, if it is an RPC whose answer fits into one, too.
+/// Returns the request in a message, if it is an RPC whose answer fits into a message.
 fn decode(message: &[u8]) -> Option<(Request, &[u8])> {
     let (head, operands) = message.split_first_chunk()?;
     let request = Request::decode(head).ok()?;
@@ -139,7 +138,7 @@ mod tests {
         }
     }
 
-    /// A server, somebody whom it has let in, and how often its service was called.
+    /// A server, a compute server that it has let in, and the count of its service's calls.
     fn caller() -> (Arc<Host>, Caller, Arc<AtomicUsize>) {
         let calls = Arc::<AtomicUsize>::default();
         let host = Host::alone(ECHO, Arc::new(Echo(Arc::clone(&calls))), 4096).expect("memory");
@@ -155,7 +154,7 @@ mod tests {
     #[test]
     fn a_call_is_answered_and_counted_as_an_rpc() {
         let (host, caller, calls) = caller();
-        let mut answer = Answer::default();
+        let mut answer = RpcAnswer::default();
         for len in [0, 1, 100, CALL_BYTES_MAX] {
             let request = vec![len as u8; len];
             let message = message(ECHO, CALL_BYTES_MAX, &request);
@@ -164,7 +163,7 @@ mod tests {
             assert!(answer.bytes().len() <= MESSAGE_BYTES_MAX);
             assert_eq!(answer_of(answer.bytes(), ECHO, len), Some(Ok(&request[..])));
         }
-        // Cut to the room that there is for it.
+        // Cut to the room for it.
         assert_eq!(caller.call(&message(ECHO, 3, b"12345"), &mut answer), Called::Done);
         assert_eq!(answer_of(answer.bytes(), ECHO, 3), Some(Ok(&b"123"[..])));
         assert_eq!(answer_of(answer.bytes(), ECHO, 2), None, "longer than was asked for");
@@ -182,7 +181,7 @@ mod tests {
     #[test]
     fn nothing_is_carried_out_behind_a_shut_gate() {
         let (host, caller, calls) = caller();
-        let (mut answer, message) = (Answer::default(), message(ECHO, 8, b"8"));
+        let (mut answer, message) = (RpcAnswer::default(), message(ECHO, 8, b"8"));
         let held = caller.gate.lock();
         assert_eq!(caller.call(&message, &mut answer), Called::Later);
         drop(held);
@@ -193,9 +192,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_call_is_refused() {
+    fn a_message_that_is_no_rpc_is_refused() {
         let (_host, caller, calls) = caller();
-        let mut answer = Answer::default();
+        let mut answer = RpcAnswer::default();
         let good = message(ECHO, 8, b"12345678");
         // Another verb, one of a chain, a byte out of place, another length, too much room.
         for (at, byte) in [(0, 2), (0, 6), (0, 99), (1, 1), (2, 1), (4, 7), (4, 9), (13, 0x11)] {

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use super::Shared;
+use super::TcpShared;
 use super::inbox::{Ended, Inbox, Sink, Waiting};
 use super::link::Link;
 use super::output::Output;
@@ -23,11 +23,11 @@ use crate::{
 /// Requests that are worth a message of their own, so that the server need not wait for the others.
 const HURRY_MIN: usize = 8;
 
-/// Whether there is a connection.
+/// State of the connection.
 #[derive(Debug)]
-enum Line {
+enum ConnectionState {
     Up(Link<TcpStream>),
-    /// A thread tries to get one. What is posted waits for it.
+    /// A thread is connecting. Posts wait for the result.
     Connecting(Arc<Mutex<Option<Connected>>>),
     Down,
     /// The server has cut this compute server off.
@@ -39,14 +39,14 @@ type Connected = Result<(Link<TcpStream>, u64), bool>;
 #[derive(Debug)]
 pub(super) struct Connection {
     server: ServerId,
-    line: Line,
+    state: ConnectionState,
     /// The server's number for the last connection that there was.
     number: u64,
     output: Output,
     inbox: Inbox,
-    /// Posts that wait for the line that is being connected.
+    /// Posts that wait for the new connection.
     reconnects: Vec<u32>,
-    /// The compute server that it leads to, if it leads to one.
+    /// The compute server at the other end, if it is one.
     peer: Option<Peer>,
     /// Calls that wait for others to end (F12.10).
     blocked: VecDeque<(Waiting, ServiceId, Vec<u8>)>,
@@ -56,7 +56,7 @@ impl Connection {
     pub(super) fn new(server: ServerId) -> Self {
         Connection {
             server,
-            line: Line::Down,
+            state: ConnectionState::Down,
             number: 0,
             output: Output::default(),
             inbox: Inbox::new(),
@@ -75,28 +75,28 @@ impl Connection {
         self.peer
     }
 
-    /// Begins to connect, unless there is a line or will be.
-    pub(super) fn connect(&mut self, shared: &Arc<Shared>, notify: &Notify) {
-        if matches!(self.line, Line::Down) {
-            self.line = self.begin(shared, notify);
+    /// Begins to connect, unless that has begun.
+    pub(super) fn connect(&mut self, shared: &Arc<TcpShared>, notify: &Notify) {
+        if matches!(self.state, ConnectionState::Down) {
+            self.state = self.begin(shared, notify);
         }
     }
 
-    /// Finds out whether a line on which nothing is waited for has ended meanwhile.
+    /// Finds out whether an idle connection has ended meanwhile.
     pub(super) fn look(&mut self, sink: &mut impl Sink) {
         if self.is_up()
             && self.inbox.is_empty()
             && let Err(ended) = self.receive(sink)
         {
-            let (line, kind) = match ended {
-                Ended::Lost => (Line::Down, OpErrorKind::Unavailable),
-                Ended::Fenced => (Line::Fenced, OpErrorKind::Fenced),
+            let (state, kind) = match ended {
+                Ended::Lost => (ConnectionState::Down, OpErrorKind::Unavailable),
+                Ended::Fenced => (ConnectionState::Fenced, OpErrorKind::Fenced),
             };
-            self.lose(line, kind, sink);
+            self.lose(state, kind, sink);
         }
     }
 
-    /// Whether calls may be added: there is a line, or will be, and the peer has not left.
+    /// Returns whether calls may be added: there is a connection, or will be, and the peer has not left.
     pub(super) fn takes_calls(&self) -> bool {
         self.takes_posts() && !self.inbox.has_left()
     }
@@ -123,35 +123,35 @@ impl Connection {
         }
     }
 
-    /// It leads to nobody any more: its peer has ended, or is attached no more.
+    /// The peer has ended its life or detached: everything fails.
     pub(super) fn part(&mut self, sink: &mut impl Sink) {
         let who = self.peer.map_or(Incarnation(0), |peer| peer.incarnation);
-        // What it has said before its end has come by now (F12.6).
+        // All that it sent before its end has arrived (F12.6).
         let _ = self.receive(sink);
-        self.lose(Line::Down, OpErrorKind::Gone { who }, sink);
+        self.lose(ConnectionState::Down, OpErrorKind::Gone { who }, sink);
         let error = self.error(OpErrorKind::Gone { who });
         for slot in std::mem::take(&mut self.reconnects) {
             sink.reconnected(slot, Err(error));
         }
     }
 
-    /// Takes a line that has been let in under `number`.
+    /// Takes a connection that the server has let in under `number`.
     pub(super) fn attach(&mut self, mut link: Link<TcpStream>, number: u64) -> io::Result<()> {
         link.socket().set_nonblocking(true)?;
-        self.line = Line::Up(link);
+        self.state = ConnectionState::Up(link);
         self.number = number;
         Ok(())
     }
 
-    /// Whether answers, or a line, are waited for.
+    /// Returns whether the thread waits for answers or for the connection.
     pub(super) fn is_busy(&self) -> bool {
-        !self.inbox.is_empty() || matches!(self.line, Line::Connecting(_))
+        !self.inbox.is_empty() || matches!(self.state, ConnectionState::Connecting(_))
     }
 
-    /// The socket, if answers are to come, and whether something is to be sent, too.
+    /// Returns the socket if answers are to come, and whether there are bytes to send.
     pub(super) fn awaited(&self) -> Option<(BorrowedFd<'_>, bool)> {
-        match &self.line {
-            Line::Up(link) if !self.inbox.is_empty() => {
+        match &self.state {
+            ConnectionState::Up(link) if !self.inbox.is_empty() => {
                 Some((link.socket_ref().as_fd(), !self.output.is_empty() || link.is_pending()))
             }
             _ => None,
@@ -159,16 +159,16 @@ impl Connection {
     }
 
     pub(super) fn is_up(&self) -> bool {
-        matches!(self.line, Line::Up(_))
+        matches!(self.state, ConnectionState::Up(_))
     }
 
-    /// Whether nothing stands against posting.
+    /// Returns whether it accepts posts.
     #[inline]
     pub(super) fn takes_posts(&self) -> bool {
-        matches!(self.line, Line::Up(_) | Line::Connecting(_))
+        matches!(self.state, ConnectionState::Up(_) | ConnectionState::Connecting(_))
     }
 
-    /// When the oldest request was posted.
+    /// Time of the oldest request's post.
     pub(super) fn oldest_ns(&self) -> Option<u64> {
         self.inbox.oldest_ns()
     }
@@ -177,12 +177,12 @@ impl Connection {
         OpError { server: self.server, kind }
     }
 
-    /// Why nothing can be posted, if so.
+    /// Returns the reason for which nothing can be posted, if there is one.
     pub(super) fn refusal(&self) -> Option<OpError> {
-        match self.line {
-            Line::Up(_) | Line::Connecting(_) => None,
-            Line::Down => Some(self.error(OpErrorKind::Unavailable)),
-            Line::Fenced => Some(self.error(OpErrorKind::Fenced)),
+        match self.state {
+            ConnectionState::Up(_) | ConnectionState::Connecting(_) => None,
+            ConnectionState::Down => Some(self.error(OpErrorKind::Unavailable)),
+            ConnectionState::Fenced => Some(self.error(OpErrorKind::Fenced)),
         }
     }
 
@@ -193,7 +193,7 @@ impl Connection {
         self.inbox.expect(waiting);
     }
 
-    /// Adds a request; it is sent by the next [`Connection::drive`].
+    /// Adds a request; the next [`Connection::drive`] sends it.
     #[inline]
     pub(super) fn post(&mut self, waiting: Waiting, request: Request, operands: [&[u8]; 2]) {
         self.post_head(waiting, request);
@@ -201,13 +201,13 @@ impl Connection {
         self.output.push(operands[1]);
     }
 
-    /// Sends what was posted and takes what has come; true if anything came.
+    /// Sends posts and takes answers; true if anything came.
     pub(super) fn drive(&mut self, now_ns: impl FnOnce() -> u64, sink: &mut impl Sink) -> bool {
-        if self.inbox.is_empty() && !matches!(self.line, Line::Connecting(_)) {
+        if self.inbox.is_empty() && !matches!(self.state, ConnectionState::Connecting(_)) {
             return false;
         }
         self.inbox.mark(now_ns);
-        if let Line::Connecting(found) = &self.line {
+        if let ConnectionState::Connecting(found) = &self.state {
             let found = found.lock().unwrap_or_else(PoisonError::into_inner).take();
             return match found {
                 Some(found) => {
@@ -217,7 +217,7 @@ impl Connection {
                 None => false,
             };
         }
-        // What is being sent now has no answer yet; the executor comes again.
+        // Requests being sent now have no answer yet; the executor comes again.
         let sends = !self.output.is_empty();
         let driven = match self.send() {
             Ok(()) if sends && self.output.is_empty() => return true,
@@ -231,23 +231,23 @@ impl Connection {
                 count > 0
             }
             Err(Ended::Lost) => {
-                self.lose(Line::Down, OpErrorKind::Unavailable, sink);
+                self.lose(ConnectionState::Down, OpErrorKind::Unavailable, sink);
                 true
             }
             Err(Ended::Fenced) => {
-                self.lose(Line::Fenced, OpErrorKind::Fenced, sink);
+                self.lose(ConnectionState::Fenced, OpErrorKind::Fenced, sink);
                 true
             }
         }
     }
 
-    /// Whether the server has nothing to do for this connection.
+    /// Returns whether the server has nothing to do for this connection.
     pub(super) fn may_hurry(&self) -> bool {
         self.is_up() && !self.inbox.is_under_way()
     }
 
-    /// Sends what was posted if the server has nothing else to do for this connection, and it is worth
-    /// a message of its own. What does not go out is left to the next [`Connection::drive`].
+    /// Sends the posted requests if the server has nothing else to do for this connection, and they are worth
+    /// a message of their own. The next [`Connection::drive`] sends the rest.
     pub(super) fn hurry(&mut self, now_ns: impl FnOnce() -> u64) {
         if self.may_hurry() && self.inbox.unmarked() >= HURRY_MIN {
             self.inbox.mark(now_ns);
@@ -256,28 +256,28 @@ impl Connection {
     }
 
     fn send(&mut self) -> Result<(), Ended> {
-        let Line::Up(link) = &mut self.line else { return Ok(()) };
+        let ConnectionState::Up(link) = &mut self.state else { return Ok(()) };
         while !self.output.is_empty() {
             match link.write(self.output.unsent()) {
                 Ok(0) => return Err(Ended::Lost),
                 Ok(count) => self.output.sent(count),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                // What the server said last may still be there to read: that it has cut us off.
+                // The server's last word, that it has cut this side off, may still be there to read.
                 Err(_) => self.output.clear(),
             }
         }
         if link.is_pending() {
-            // What does not go out is sent by the next call, as above.
+            // The next call sends the rest, as above.
             let _ = link.flush();
         }
         Ok(())
     }
 
-    /// Takes all answers that have come; how many.
+    /// Takes all answers that have come; returns their number.
     fn receive(&mut self, sink: &mut impl Sink) -> Result<usize, Ended> {
         let mut count = 0;
-        let Line::Up(link) = &mut self.line else { return Ok(count) };
+        let ConnectionState::Up(link) = &mut self.state else { return Ok(count) };
         loop {
             let room = self.inbox.room();
             let room_bytes = room.len();
@@ -297,19 +297,19 @@ impl Connection {
         }
     }
 
-    /// The oldest request has waited for too long: all are given up, and so is a line that does not
-    /// come about.
+    /// The oldest request has waited for too long: gives up all requests, and a connection that does not come
+    /// about.
     pub(super) fn give_up(&mut self, sink: &mut impl Sink) {
-        self.lose(Line::Down, OpErrorKind::Timeout, sink);
+        self.lose(ConnectionState::Down, OpErrorKind::Timeout, sink);
         let error = self.error(OpErrorKind::Timeout);
         for slot in std::mem::take(&mut self.reconnects) {
             sink.reconnected(slot, Err(error));
         }
     }
 
-    fn lose(&mut self, line: Line, kind: OpErrorKind, sink: &mut impl Sink) {
+    fn lose(&mut self, state: ConnectionState, kind: OpErrorKind, sink: &mut impl Sink) {
         let is_sent = self.is_up();
-        self.line = line;
+        self.state = state;
         self.output.clear();
         self.lose_calls(is_sent, kind, sink);
         let error = self.error(kind);
@@ -329,41 +329,41 @@ impl Connection {
         }
     }
 
-    /// Begins to get a new line, for the post `slot` (F10). What is in flight fails.
+    /// Begins to make a new connection, for the post `slot` (F10). Operations in flight fail.
     pub(super) fn reconnect(
         &mut self,
         slot: u32,
-        shared: &Arc<Shared>,
+        shared: &Arc<TcpShared>,
         notify: &Notify,
         sink: &mut impl Sink,
     ) {
-        match self.line {
-            Line::Fenced => {
+        match self.state {
+            ConnectionState::Fenced => {
                 let error = self.error(OpErrorKind::Fenced);
                 return sink.reconnected(slot, Err(error));
             }
-            // Begun for another already. What was posted since then has not been sent.
-            Line::Connecting(_) => {
+            // Another post has begun it. Posts since then have not been sent.
+            ConnectionState::Connecting(_) => {
                 self.reconnects.push(slot);
                 self.output.clear();
                 self.lose_calls(false, OpErrorKind::Timeout, sink);
                 let error = self.error(OpErrorKind::Timeout);
                 return self.inbox.lose(error, sink);
             }
-            Line::Up(_) | Line::Down => {}
+            ConnectionState::Up(_) | ConnectionState::Down => {}
         }
-        let line = self.begin(shared, notify);
-        self.lose(line, OpErrorKind::Timeout, sink);
+        let state = self.begin(shared, notify);
+        self.lose(state, OpErrorKind::Timeout, sink);
         self.reconnects.push(slot);
     }
 
-    /// Has a thread get a new line, in the place of the last one.
-    fn begin(&self, shared: &Arc<Shared>, notify: &Notify) -> Line {
+    /// Starts a thread that makes a new connection, in place of the last one.
+    fn begin(&self, shared: &Arc<TcpShared>, notify: &Notify) -> ConnectionState {
         let found = Arc::new(Mutex::new(None));
         let (shared, notify) = (Arc::clone(shared), Arc::clone(notify));
         let (server, number, peer) = (self.server, self.number, self.peer);
         let put = Arc::clone(&found);
-        // Connecting waits, and this thread has other things to do.
+        // Connecting waits, and this thread has other work.
         let begun = thread::Builder::new().name("farleaf-connect".to_owned()).spawn(move || {
             let result = match peer {
                 None => super::greet_again(&shared, server, number),
@@ -372,7 +372,7 @@ impl Connection {
             let result = match result {
                 Ok((link, welcome)) => Ok((link, welcome.connection)),
                 Err(FabricError::CutOff { .. }) => Err(true),
-                // What was there is gone, and with it the pool as this compute server knew it.
+                // The old memory is gone, and with it the pool as this compute server knew it.
                 Err(FabricError::Refused { reason: Refusal::OtherMemory, .. }) => {
                     shared.give_up();
                     Err(true)
@@ -385,7 +385,7 @@ impl Connection {
         if begun.is_err() {
             *found.lock().unwrap_or_else(PoisonError::into_inner) = Some(Err(false));
         }
-        Line::Connecting(found)
+        ConnectionState::Connecting(found)
     }
 
     fn connected(&mut self, found: Connected, sink: &mut impl Sink) {
@@ -396,7 +396,11 @@ impl Connection {
         };
         if let Err(kind) = result {
             let is_fenced = kind == OpErrorKind::Fenced;
-            self.lose(if is_fenced { Line::Fenced } else { Line::Down }, kind, sink);
+            self.lose(
+                if is_fenced { ConnectionState::Fenced } else { ConnectionState::Down },
+                kind,
+                sink,
+            );
         }
         for slot in std::mem::take(&mut self.reconnects) {
             sink.reconnected(slot, result.map_err(|kind| self.error(kind)));

@@ -10,10 +10,10 @@ use std::path::Path;
 use super::region::{WORDS_AT, not_a_region};
 use crate::FabricError;
 
-/// Where the system tells about its devices.
+/// Root of the system's information on devices.
 pub(super) const SYS: &str = "/sys";
 
-/// What a device has.
+/// Properties of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Dax {
     /// Bytes that can be mapped.
@@ -22,11 +22,12 @@ pub(super) struct Dax {
 }
 
 impl Dax {
-    /// Looks the character device `rdev` up, which stands at `path`; `sys` is where the system tells about it.
+    /// Reads the properties of the character device `rdev` at `path`; `sys` is the root of the system's
+    /// information.
     ///
     /// # Errors
-    /// [`FabricError::NotARegion`] for a device that is none of memory, or that tells nothing that makes sense;
-    /// [`FabricError::Config`] for one that is too small.
+    /// [`FabricError::NotARegion`] for a device that is no memory, or whose information is invalid;
+    /// [`FabricError::Config`] for a device that is too small.
     pub(super) fn look(sys: &Path, path: &Path, rdev: u64) -> Result<Dax, FabricError> {
         let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
         let folder = sys.join(format!("dev/char/{major}:{minor}"));
@@ -47,7 +48,7 @@ impl Dax {
                 not_a_region(path, why)
             })
         };
-        // Before Linux 5.10 the alignment stood with the region that the device was cut from.
+        // Before Linux 5.10 the alignment stood with the region from which the device was cut.
         let align = number("align").or_else(|error| {
             number("device/dax_region/align").or(number("dax_region/align")).map_err(|_| error)
         })?;
@@ -71,16 +72,16 @@ impl Dax {
         Ok(Dax { bytes, align })
     }
 
-    /// One that has so much.
+    /// A device with these properties.
     #[cfg(test)]
     pub(super) fn of(bytes: u64, align: u64) -> Dax {
         Dax { bytes, align }
     }
 
-    /// Bytes of the region that is made on it: those that are `wanted`, else all.
+    /// Returns the bytes of the region to make on it: those that are `wanted`, else all.
     ///
     /// # Errors
-    /// [`FabricError::Config`] if there is no room.
+    /// [`FabricError::Config`] if there is not enough room.
     pub(super) fn region_bytes(
         &self,
         path: &Path,
@@ -152,13 +153,13 @@ mod tests {
         assert!(why.contains("/dev/dax0.1 has room for 1071644672 bytes"), "{why}");
         let sys = Sys::new("dax-old", "dax", &[size, ("dax_region/align", "4096")]);
         assert_eq!(sys.look().expect("a device").align, 4096);
-        // What is beyond the last whole unit cannot be mapped.
+        // The rest behind the last whole unit cannot be mapped.
         let odd = [("size", "5242880"), ("align", "2097152")];
         assert_eq!(Sys::new("dax-odd", "dax", &odd).look().expect("a device").bytes, 4 * MIB);
     }
 
     #[test]
-    fn what_is_no_device_of_memory_is_refused_with_a_reason() {
+    fn a_device_that_is_no_memory_is_refused_with_a_reason() {
         let why = |subsystem: &str, files: &[(&str, &str)]| {
             let sys = Sys::new("dax-refused", subsystem, files);
             sys.look().expect_err("refused").to_string()
@@ -174,7 +175,7 @@ mod tests {
         assert!(told.contains("its align is not told by"), "{told}");
         let told = why("dax", &[("size", "4194304"), ("align", "3000000")]);
         assert!(told.contains("an alignment of 3000000 bytes"), "{told}");
-        // A device that was not configured has nothing, and one unit may be too little.
+        // An unconfigured device has no bytes, and one unit may be too small.
         for size in ["0", "2097152"] {
             let told = why("dax", &[("size", size), align]);
             assert!(told.contains("make it larger"), "{told}");

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::Shared;
+use super::TcpShared;
 use super::transport::{Payload, Transport};
 use super::wire::CAPABILITIES;
 use crate::post::{Post, list, old_word};
@@ -25,7 +25,7 @@ pub struct TcpEndpoint {
 
 #[derive(Debug)]
 struct Thread {
-    shared: Arc<Shared>,
+    shared: Arc<TcpShared>,
     transport: Rc<Transport>,
     counters: Arc<Counters>,
     slab: SlabRef,
@@ -35,7 +35,7 @@ struct Thread {
 
 impl TcpEndpoint {
     pub(super) fn connect(
-        shared: Arc<Shared>,
+        shared: Arc<TcpShared>,
         counters: Arc<Counters>,
         seed: u64,
     ) -> Result<Self, FabricError> {
@@ -46,7 +46,7 @@ impl TcpEndpoint {
 
     /// Over a transport that `executor` drives.
     pub(crate) fn over(
-        shared: Arc<Shared>,
+        shared: Arc<TcpShared>,
         transport: Rc<Transport>,
         executor: Executor,
         counters: Arc<Counters>,
@@ -81,7 +81,7 @@ impl TcpEndpoint {
         &self.thread.executor
     }
 
-    /// Buffers that are in somebody's hands or with an operation; 0 when all have come home.
+    /// Buffers that a caller or an operation holds; 0 when all are back.
     pub fn buffers_out(&self) -> usize {
         self.thread.slab.buffers_out()
     }
@@ -162,7 +162,7 @@ impl Endpoint for TcpEndpoint {
         self.post(Payload::Op(Op::Faa { at, add, old: 0 }), old_word)
     }
 
-    /// Requests of one connection are carried out in their order; those of a chain stop at an error.
+    /// The server carries out requests of one connection in their order; those of a chain stop at an error.
     #[inline]
     fn chain(&self, ops: Ops) -> impl Future<Output = Result<Ops, OpError>> {
         let server = ops.server();
@@ -239,7 +239,7 @@ impl Endpoint for TcpEndpoint {
             let judged = self.post(Payload::Fence(judge, who), nothing).await;
             judged.map_err(|error| match error.kind {
                 OpErrorKind::StillAlive => OpError { server, ..error },
-                // It is the judge who has to be reached.
+                // Memory server 0, which decides, must be reached.
                 _ => error,
             })?;
         }

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use super::Lease;
-use super::call::{Answer, CALL_BYTES_MAX, Called, Caller, MESSAGE_BYTES_MAX, answer_of};
+use super::call::{CALL_BYTES_MAX, Called, Caller, MESSAGE_BYTES_MAX, RpcAnswer, answer_of};
 use super::inbox::{Inbox, Waiting};
 use super::output::Output;
 use super::peers::CallServer;
@@ -39,12 +39,12 @@ fn host() -> Option<Arc<Host>> {
     Host::alone(ServiceId(1), Arc::new(Boaster), REGION_BYTES)
 }
 
-/// A memory server gets `pieces` as messages that came another way, and then a client gets them as answers.
-/// Checks that what is answered is of the protocol. Gives the number of answers.
+/// Feeds `pieces` to a memory server as messages that came another way, and then to a client as answers.
+/// Checks that the server's answers are of the protocol. Returns the number of answers.
 pub fn messages<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> usize {
     let Some(host) = host() else { return 0 };
     let Ok((life, _, gate)) = host.lives.enter(Incarnation(7), 0, 0) else { return 0 };
-    let (caller, mut answer) = (Caller::new(&host, &life, &gate), Answer::default());
+    let (caller, mut answer) = (Caller::new(&host, &life, &gate), RpcAnswer::default());
     let mut answers = 0;
     for piece in pieces {
         let room = usize::from(piece.first().copied().unwrap_or_default());
@@ -63,9 +63,9 @@ pub fn messages<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> usize {
     answers
 }
 
-/// A memory server gets `pieces`, one after the other, on one connection, behind a right greeting if
-/// `greets`. Checks that what it sends is of the protocol, and that it holds no more than it may.
-/// Gives the number of its answers.
+/// Feeds `pieces`, one after the other, to a memory server on one connection, behind a right greeting if
+/// `greets`. Checks that its answers are of the protocol, and that it holds no more than it may. Returns the
+/// number of its answers.
 pub fn serve<'a>(greets: bool, pieces: impl Iterator<Item = &'a [u8]>) -> usize {
     let Some(host) = host() else { return 0 };
     let hello = Hello {
@@ -102,9 +102,9 @@ pub fn serve<'a>(greets: bool, pieces: impl Iterator<Item = &'a [u8]>) -> usize 
     answers
 }
 
-/// A compute server gets `pieces`, one after the other, on one connection, behind a right greeting, and
-/// does with the calls among them what their first bytes say. Checks that what it sends is of the
-/// protocol, and that each call is answered once. Gives the number of its answers.
+/// Feeds `pieces`, one after the other, to a compute server on one connection, behind a right greeting. It
+/// treats the calls among them by their first bytes. Checks that its bytes are of the protocol, and that it
+/// answers each call once. Returns the number of its answers.
 pub fn calls<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> usize {
     let Some(mut host) = host() else { return 0 };
     let requests = Arc::<Requests>::default();
@@ -158,7 +158,7 @@ pub fn calls<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> usize {
     answers
 }
 
-/// Takes apart what a server has sent.
+/// Takes the bytes of a server apart.
 fn count_answers(mut sent: &[u8], greeted: &mut bool) -> usize {
     if !*greeted && let Some((welcome, rest)) = sent.split_first_chunk::<GREETING_BYTES>() {
         assert!(Welcome::decode(welcome).is_some(), "a greeting");
@@ -174,8 +174,8 @@ fn count_answers(mut sent: &[u8], greeted: &mut bool) -> usize {
     count
 }
 
-/// A client that has posted what `posts` says gets `pieces` as answers. Checks that each post comes
-/// back once and that no buffer is lost. Gives the number of posts that came back without an error.
+/// Feeds `pieces` as answers to a client with posts by `posts`. Checks that each post comes back once and
+/// that no buffer is lost. Returns the number of posts that came back without an error.
 pub fn ask<'a>(posts: &[u8], pieces: impl Iterator<Item = &'a [u8]>) -> usize {
     let slab = SlabRef::new();
     let (mut table, mut inbox) = (Table::default(), Inbox::new());

@@ -9,7 +9,7 @@ use crate::{CallError, OpError, OpErrorKind};
 /// Room for answers, at first.
 const INPUT_BYTES: usize = 128 << 10;
 
-/// What an answer belongs to.
+/// Post and part that an answer belongs to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waiting {
     /// The post, and which part of it.
@@ -17,9 +17,9 @@ pub(super) struct Waiting {
     pub(super) part: u32,
 }
 
-/// Where answers go.
+/// Destination of answers.
 pub(super) trait Sink {
-    /// The answer to one part of a post; false if it is not what was asked for.
+    /// Takes the answer to one part of a post; false if it does not fit the request.
     fn answer(&mut self, waiting: Waiting, status: Status, content: &[u8]) -> bool;
     /// One part of a post failed.
     fn fail(&mut self, waiting: Waiting, error: OpError);
@@ -29,25 +29,26 @@ pub(super) trait Sink {
     fn reconnected(&mut self, slot: u32, result: Result<(), OpError>);
 }
 
-/// Why a connection is of no use any more.
+/// Reason for which a connection is of no use any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
-    /// The other side has gone, or does not keep to the protocol.
+    /// The other side has gone, or breaks the protocol.
     Lost,
     Fenced,
 }
 
-/// What has come, and who waits for it.
+/// Received bytes, and the posts that wait for answers.
 #[derive(Debug)]
 pub(super) struct Inbox {
     input: Vec<u8>,
     taken: usize,
     filled: usize,
-    /// Those that wait, behind those that have been answered.
+    /// Waiting requests, behind those that have been answered.
     waiting: Vec<Waiting>,
     answered: usize,
-    /// How many of those that wait were posted together, and when; where in `waiting` the last of them end.
+    /// Groups of waiting requests that were posted together: their number and the time of the post.
     posted: VecDeque<(usize, u64)>,
+    /// End of the last such group in `waiting`.
     marked: usize,
     /// Calls whose replies are to come, by their numbers, and the last number.
     calls: BTreeMap<u64, Waiting>,
@@ -72,7 +73,7 @@ impl Inbox {
         }
     }
 
-    /// A reply is to come; the number of its call.
+    /// Expects a reply; returns the number of its call.
     pub(super) fn expect_reply(&mut self, waiting: Waiting) -> u64 {
         self.last_call += 1;
         self.calls.insert(self.last_call, waiting);
@@ -84,7 +85,7 @@ impl Inbox {
         self.calls.len()
     }
 
-    /// Whether the receiver of the calls has left: it begins no more of them.
+    /// True once the receiver of the calls has left: it begins no more of them.
     pub(super) fn has_left(&self) -> bool {
         self.has_left
     }
@@ -96,13 +97,13 @@ impl Inbox {
         }
     }
 
-    /// An answer is to come.
+    /// Expects an answer.
     #[inline]
     pub(super) fn expect(&mut self, waiting: Waiting) {
         self.waiting.push(waiting);
     }
 
-    /// What was posted since the last call was posted at `now_ns`.
+    /// Notes that the requests posted since the last call were posted at `now_ns`.
     pub(super) fn mark(&mut self, now_ns: impl FnOnce() -> u64) {
         let count = self.unmarked();
         if count > 0 {
@@ -115,22 +116,22 @@ impl Inbox {
         self.answered == self.waiting.len() && self.calls.is_empty()
     }
 
-    /// Whether anybody waits who was there at the last [`Inbox::mark`].
+    /// Returns whether a request from before the last [`Inbox::mark`] still waits.
     pub(super) fn is_under_way(&self) -> bool {
         !self.posted.is_empty()
     }
 
-    /// How many have come to wait since then.
+    /// Returns the number of requests posted since then.
     pub(super) fn unmarked(&self) -> usize {
         self.waiting.len() - self.marked
     }
 
-    /// When the oldest of those that wait was posted.
+    /// Time at which the oldest waiting request was posted.
     pub(super) fn oldest_ns(&self) -> Option<u64> {
         self.posted.front().map(|(_, posted_ns)| *posted_ns)
     }
 
-    /// Where what comes next goes. Never empty.
+    /// Room for the next bytes. Never empty.
     pub(super) fn room(&mut self) -> &mut [u8] {
         if self.taken > 0 {
             self.input.copy_within(self.taken..self.filled, 0);
@@ -150,7 +151,7 @@ impl Inbox {
         &mut self.input[self.filled..]
     }
 
-    /// `count` bytes have come; hands out what is whole, and says how many that was.
+    /// Takes `count` more bytes; hands out whole answers, and returns their number.
     pub(super) fn came(&mut self, count: usize, sink: &mut impl Sink) -> Result<usize, Ended> {
         self.filled += count;
         let mut input = &self.input[self.taken..self.filled];
@@ -188,11 +189,11 @@ impl Inbox {
         result.map(|()| answered)
     }
 
-    /// `count` more of those that wait have been answered.
+    /// `count` more of the waiting requests have been answered.
     fn forget(&mut self, count: usize) {
         self.answered += count;
         self.marked = self.marked.max(self.answered);
-        // No more are moved than go.
+        // Moves no more elements than it drops.
         if self.answered >= self.waiting.len() / 2 {
             self.waiting.drain(..self.answered);
             self.marked -= std::mem::take(&mut self.answered);
@@ -208,7 +209,7 @@ impl Inbox {
         }
     }
 
-    /// No more answers come: all that wait fail.
+    /// No more answers will come: all waiting requests fail.
     pub(super) fn lose(&mut self, error: OpError, sink: &mut impl Sink) {
         (self.taken, self.filled, self.marked) = (0, 0, 0);
         self.posted.clear();
@@ -248,7 +249,7 @@ mod tests {
     use super::*;
     use crate::tcp::wire::encode_answer;
 
-    /// The slots of those that were answered.
+    /// The slots of the answered posts.
     #[derive(Default)]
     struct Answered(Vec<u32>);
 
@@ -274,7 +275,7 @@ mod tests {
 
     /// In waves as large as `posts`, of which `answers` at a time are answered.
     #[test]
-    fn who_waits_is_answered_in_order_however_many_are_under_way() {
+    fn posts_are_answered_in_order_with_any_number_under_way() {
         let answer = encode_answer(Status::Done, 0);
         for (posts, answers) in [(1, 1), (2, 1), (128, 128), (128, 96), (7, 5), (5, 4)] {
             let (mut inbox, mut sink) = (Inbox::new(), Answered::default());

@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 
 use super::tls::Tls;
 
-/// A socket of type `S`, and what lies between it and us.
+/// A socket of type `S`, with TLS above it if there is any.
 #[derive(Debug)]
 pub(super) enum Link<S> {
     Plain(S),
@@ -24,12 +24,12 @@ pub(super) struct Sealed<S> {
 }
 
 impl<S> Link<S> {
-    /// Of who has connected to the server at `address`.
+    /// The side that has connected to the server at `address`.
     pub(super) fn connect(socket: S, tls: Option<&Tls>, address: SocketAddr) -> io::Result<Self> {
         Link::over(socket, tls.map(|tls| tls.connects(address.ip())))
     }
 
-    /// Of who has been connected to.
+    /// The side that has accepted the connection.
     pub(super) fn accept(socket: S, tls: Option<&Tls>) -> io::Result<Self> {
         Link::over(socket, tls.map(Tls::accepts))
     }
@@ -55,7 +55,7 @@ impl<S> Link<S> {
         }
     }
 
-    /// Whether some of what was written has not been put on the socket (TCP-10).
+    /// Returns whether some written bytes have not been put on the socket (TCP-10).
     #[inline]
     pub(super) fn is_pending(&self) -> bool {
         match self {
@@ -66,8 +66,8 @@ impl<S> Link<S> {
 }
 
 impl<S: Read + Write> Link<S> {
-    /// Reads what there is, as far as there is room, from a socket that does not wait; 0 if nothing
-    /// more comes (TCP-11).
+    /// Reads the available bytes, as far as there is room, from a nonblocking socket; 0 if no more will come
+    /// (TCP-11).
     #[inline]
     pub(super) fn fill(&mut self, room: &mut [u8]) -> io::Result<usize> {
         let Link::Sealed(sealed) = self else { return self.read(room) };
@@ -77,7 +77,7 @@ impl<S: Read + Write> Link<S> {
                 Ok(0) => break,
                 Ok(count) => filled += count,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                // The end, or the error, is told again when it is asked for again.
+                // The next read returns the end, or the error, again.
                 Err(_) if filled > 0 => break,
                 Err(error) => return Err(error),
             }
@@ -87,7 +87,7 @@ impl<S: Read + Write> Link<S> {
 }
 
 impl<S: Read + Write> Sealed<S> {
-    /// Puts on the socket what it takes; false if it does not take all.
+    /// Puts on the socket as much as it takes; false if that is not all.
     fn put(&mut self) -> io::Result<bool> {
         while self.tls.wants_write() {
             match self.tls.write_tls(&mut self.socket) {
@@ -101,30 +101,30 @@ impl<S: Read + Write> Sealed<S> {
         Ok(true)
     }
 
-    /// Reads something, and asks the socket only if nothing has been deciphered yet.
+    /// Reads some bytes, and reads from the socket only if no deciphered bytes are left.
     fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
         loop {
             match self.tls.reader().read(room) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                // The other side has gone without a word, which nothing here depends on: whoever
-                // waits for an answer does not get one.
+                // The other side has closed without an alert. Nothing relies on that alert: a waiting caller
+                // gets no answer.
                 Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(0),
                 read => return read,
             }
-            // Of a handshake: the other side may wait for that.
+            // Bytes of a handshake, for which the other side may wait.
             self.put()?;
             if self.tls.read_tls(&mut self.socket)? == 0 {
                 return Ok(0);
             }
             if let Err(error) = self.tls.process_new_packets() {
-                // Told why, if it can be told.
+                // Tries to send the reason.
                 let _ = self.put();
                 return Err(io::Error::new(ErrorKind::InvalidData, error));
             }
         }
     }
 
-    /// Takes some of `bytes`. What the socket does not take at once is pending.
+    /// Takes some of `bytes`. Bytes that the socket does not take at once are pending.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         loop {
             let taken = self.tls.writer().write(bytes)?;
@@ -158,7 +158,7 @@ impl<S: Read + Write> Write for Link<S> {
         }
     }
 
-    /// Puts on the socket what is pending.
+    /// Puts pending bytes on the socket.
     fn flush(&mut self) -> io::Result<()> {
         match self {
             Link::Plain(socket) => socket.flush(),

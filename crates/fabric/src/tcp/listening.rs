@@ -8,10 +8,10 @@ use std::os::fd::AsFd;
 
 use rustix::net::{Shutdown, shutdown};
 
-/// A socket that listens. Dropped, it listens no more at once, and its address can be had again.
+/// A listening socket. Dropped, it stops listening at once, and its address is free again.
 ///
-/// Closing is not enough: a process that is just being started by another thread has copies of all
-/// descriptors until it executes its program, and the system has a socket listen until the last copy is closed.
+/// Closing is not enough. A process that another thread is starting has copies of all descriptors until it
+/// executes its program. The system keeps a socket listening until the last copy is closed.
 #[derive(Debug)]
 pub(super) struct Listening<L: AsFd>(L);
 
@@ -38,7 +38,7 @@ impl<L: AsFd> DerefMut for Listening<L> {
 
 impl<L: AsFd> Drop for Listening<L> {
     fn drop(&mut self) {
-        // Where the system knows nothing of it, it listens until it is closed.
+        // On a system without this call, the socket listens until it is closed.
         let _ = shutdown(self.0.as_fd(), Shutdown::Both);
     }
 }
@@ -50,11 +50,10 @@ mod tests {
 
     use super::*;
 
-    /// A server that was started again at once was refused its address, for another thread was just starting a
-    /// process.
+    /// A server that is restarted at once gets its address, also while another thread starts a process.
     #[test]
     #[cfg_attr(miri, ignore = "needs a network")]
-    fn a_process_that_is_being_started_keeps_no_address() {
+    fn a_starting_process_keeps_no_address() {
         let listening = Listening::new(TcpListener::bind(("127.0.0.1", 0)).expect("an address"));
         let address = listening.local_addr().expect("an address");
         let of_child = listening.try_clone().expect("a copy");

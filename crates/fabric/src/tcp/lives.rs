@@ -18,9 +18,9 @@ use super::offer::Way;
 use super::region::Record;
 use crate::Incarnation;
 
-/// Whether a connection's requests are carried out.
+/// State of a gate: decides whether the server carries out a connection's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum GateState {
+pub(super) enum ConnectionGateState {
     Open,
     /// Another connection has taken its place, or it has ended.
     Closed,
@@ -29,11 +29,11 @@ pub(super) enum GateState {
 }
 
 /// Held while requests of one connection are carried out.
-pub(super) struct Gate {
-    state: Mutex<GateState>,
+pub(super) struct ConnectionGate {
+    state: Mutex<ConnectionGateState>,
     /// Other ways that the connection has. Taken while the state is held, or alone.
     ways: Mutex<Vec<Box<dyn Way>>>,
-    /// How many are about to shut it.
+    /// Threads that are about to shut it.
     shutting: AtomicUsize,
 }
 
@@ -41,25 +41,25 @@ pub(super) struct Gate {
 #[derive(Debug)]
 pub(super) struct Uncut;
 
-impl Gate {
-    fn open() -> Arc<Gate> {
-        let state = Mutex::new(GateState::Open);
-        Arc::new(Gate { state, ways: Mutex::default(), shutting: AtomicUsize::new(0) })
+impl ConnectionGate {
+    fn open() -> Arc<ConnectionGate> {
+        let state = Mutex::new(ConnectionGateState::Open);
+        Arc::new(ConnectionGate { state, ways: Mutex::default(), shutting: AtomicUsize::new(0) })
     }
 
     /// Adds a way; false, with the way cut, if the gate is shut (TCP-7).
     pub(super) fn add(&self, way: Box<dyn Way>) -> bool {
         let state = self.lock();
-        let is_open = *state == GateState::Open;
+        let is_open = *state == ConnectionGateState::Open;
         if is_open {
             self.ways.lock().unwrap_or_else(PoisonError::into_inner).push(way);
         }
         is_open
     }
 
-    /// Cuts all ways and shuts the gate (TCP-7). What could not be cut stays, and can be tried again;
-    /// the gate itself is shut in any case.
-    pub(super) fn shut(&self, to: GateState) -> Result<(), Uncut> {
+    /// Cuts all ways and shuts the gate (TCP-7). A way that could not be cut stays, and the caller can try
+    /// again; the gate itself is shut in any case.
+    pub(super) fn shut(&self, to: ConnectionGateState) -> Result<(), Uncut> {
         self.shutting.fetch_add(1, Ordering::SeqCst);
         let mut state = self.lock();
         *state = to;
@@ -69,22 +69,22 @@ impl Gate {
         if ways.is_empty() { Ok(()) } else { Err(Uncut) }
     }
 
-    /// For requests: after those who want to shut it, whom a connection that never pauses would else keep
-    /// waiting.
-    pub(super) fn pass(&self) -> MutexGuard<'_, GateState> {
+    /// Takes the gate for requests, after the threads that want to shut it: a connection that never pauses
+    /// would otherwise keep those waiting.
+    pub(super) fn pass(&self) -> MutexGuard<'_, ConnectionGateState> {
         while self.shutting.load(Ordering::Relaxed) > 0 {
             thread::yield_now();
         }
         self.lock()
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, GateState> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, ConnectionGateState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The same, unless somebody has it, or waits for it to shut it: who asks again and again would else
-    /// keep that waiting.
-    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, GateState>> {
+    /// The same without waiting; `None` if a thread holds the gate, or waits to shut it: a caller that polls
+    /// would otherwise keep that thread waiting.
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, ConnectionGateState>> {
         if self.shutting.load(Ordering::SeqCst) > 0 {
             return None;
         }
@@ -96,18 +96,18 @@ impl Gate {
     }
 }
 
-impl std::fmt::Debug for Gate {
+impl std::fmt::Debug for ConnectionGate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Gate({:?})", *self.lock())
+        write!(f, "ConnectionGate({:?})", *self.lock())
     }
 }
 
 /// One life of a compute server, as this memory server knows it.
 #[derive(Debug)]
 pub(super) struct Life {
-    /// When it was last heard of, in milliseconds since the server's start.
+    /// Time at which it was last heard of, in milliseconds since the server's start.
     heard_ms: AtomicU64,
-    /// It has said goodbye, or has been taken for dead once.
+    /// It has said goodbye, or has once counted as dead.
     dead: AtomicBool,
     state: Mutex<LifeState>,
 }
@@ -117,7 +117,7 @@ struct LifeState {
     fenced: bool,
     /// It stands in the record.
     is_recorded: bool,
-    connections: BTreeMap<u64, Arc<Gate>>,
+    connections: BTreeMap<u64, Arc<ConnectionGate>>,
 }
 
 impl Life {
@@ -130,14 +130,14 @@ impl Life {
         self.heard_ms.store(now_ms, Ordering::Relaxed);
     }
 
-    /// A sign of life; whether its lease goes on, as nobody has been told that it is dead.
+    /// A sign of life; returns whether its lease goes on, because nobody has learned that it is dead.
     pub(super) fn beat(&self, now_ms: u64) -> bool {
         let _state = self.state();
         self.hear(now_ms);
         !self.dead.load(Ordering::SeqCst)
     }
 
-    /// How long it has not been heard of.
+    /// Returns for how long it has not been heard of.
     pub(super) fn silent_ms(&self, now_ms: u64) -> u64 {
         now_ms.saturating_sub(self.heard_ms.load(Ordering::Relaxed))
     }
@@ -153,7 +153,7 @@ impl Life {
     }
 }
 
-/// Why a connection is not let in.
+/// Reason for which a connection is not let in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Denied {
     /// Its compute server has been cut off.
@@ -176,7 +176,7 @@ impl Lives {
         Lives { lease_ms, record: None, known: Mutex::default(), connections: AtomicU64::new(0) }
     }
 
-    /// With those who were fenced before, and a place for those who will be.
+    /// With the incarnations that were fenced before, and a record for further ones.
     pub(super) fn recorded(lease_ms: u64, record: Record) -> Self {
         let fenced = |who| {
             let state = LifeState { fenced: true, is_recorded: true, ..LifeState::default() };
@@ -191,13 +191,13 @@ impl Lives {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets a connection in. The one that it replaces does nothing any more.
+    /// Lets a connection in. A connection that it replaces does nothing any more.
     pub(super) fn enter(
         &self,
         who: Incarnation,
         replaces: u64,
         now_ms: u64,
-    ) -> Result<(Arc<Life>, u64, Arc<Gate>), Denied> {
+    ) -> Result<(Arc<Life>, u64, Arc<ConnectionGate>), Denied> {
         let life = Arc::clone(self.known().entry(who).or_insert_with(|| {
             Arc::new(Life {
                 heard_ms: AtomicU64::new(now_ms),
@@ -210,20 +210,20 @@ impl Lives {
             return Err(Denied::Fenced);
         }
         if let Some(gate) = state.connections.get(&replaces) {
-            if gate.shut(GateState::Closed).is_err() {
+            if gate.shut(ConnectionGateState::Closed).is_err() {
                 return Err(Denied::Uncut);
             }
             state.connections.remove(&replaces);
         }
         let number = self.connections.fetch_add(1, Ordering::Relaxed) + 1;
-        let gate = Gate::open();
+        let gate = ConnectionGate::open();
         state.connections.insert(number, Arc::clone(&gate));
         drop(state);
         life.hear(now_ms);
         Ok((life, number, gate))
     }
 
-    /// Whether a life has ended or was not heard of for a whole lease; if so it stays dead. One that
+    /// Returns whether a life has ended or was silent for a whole lease; if so it stays dead. A life that
     /// this server has never heard of may belong to a time before its start.
     pub(super) fn is_dead(&self, who: Incarnation, now_ms: u64) -> bool {
         let Some(life) = self.known().get(&who).cloned() else { return now_ms > 2 * self.lease_ms };
@@ -235,8 +235,8 @@ impl Lives {
         life.dead.load(Ordering::SeqCst)
     }
 
-    /// Cuts a life off. The caller holds no gate (TCP-3). On failure it is let in nowhere, but may still
-    /// act by a way that could not be cut: to be tried again.
+    /// Cuts a life off. The caller holds no gate (TCP-3). After a failure no connection of it is let in, but
+    /// it may still act by a way that could not be cut: try again.
     pub(super) fn fence(&self, who: Incarnation, now_ms: u64) -> Result<(), Uncut> {
         let life = Arc::clone(self.known().entry(who).or_insert_with(|| {
             Arc::new(Life {
@@ -245,7 +245,7 @@ impl Lives {
                 state: Mutex::default(),
             })
         }));
-        // They stay in the list until they are shut: another fence must wait for them, too.
+        // They stay in the list until they are shut: another fence must wait for them.
         let gates = {
             let mut state = life.state();
             state.fenced = true;
@@ -260,7 +260,7 @@ impl Lives {
         life.end();
         let mut fenced = Ok(());
         for (number, gate) in gates {
-            match gate.shut(GateState::Fenced) {
+            match gate.shut(ConnectionGateState::Fenced) {
                 Ok(()) => life.leave(number),
                 Err(uncut) => fenced = Err(uncut),
             }
@@ -278,37 +278,37 @@ mod tests {
     const WHO: Incarnation = Incarnation(9);
 
     #[test]
-    fn a_fence_closes_every_gate_and_the_door() {
+    fn a_fence_shuts_every_gate_and_refuses_new_connections() {
         let lives = Lives::new(100);
         let (_, _, first) = lives.enter(WHO, 0, 0).expect("in");
         let (_, _, second) = lives.enter(WHO, 0, 0).expect("in");
         let (_, _, other) = lives.enter(Incarnation(8), 0, 0).expect("in");
         lives.fence(WHO, 1).expect("cut off");
-        assert_eq!(*first.lock(), GateState::Fenced);
-        assert_eq!(*second.lock(), GateState::Fenced);
-        assert_eq!(*other.lock(), GateState::Open);
+        assert_eq!(*first.lock(), ConnectionGateState::Fenced);
+        assert_eq!(*second.lock(), ConnectionGateState::Fenced);
+        assert_eq!(*other.lock(), ConnectionGateState::Open);
         assert_eq!(lives.enter(WHO, 0, 2).err(), Some(Denied::Fenced));
         assert!(lives.is_dead(WHO, 2));
     }
 
-    /// Who carried out requests again and again got the gate again before those who waited to shut it.
+    /// A connection that carries out requests without a pause lets a fence shut its gate.
     #[test]
     fn requests_let_a_fence_pass() {
         for _ in 0..50 {
-            let gate = Gate::open();
+            let gate = ConnectionGate::open();
             let held = gate.pass();
             let shuts = Arc::clone(&gate);
-            let fence = thread::spawn(move || shuts.shut(GateState::Fenced));
+            let fence = thread::spawn(move || shuts.shut(ConnectionGateState::Fenced));
             while gate.shutting.load(Ordering::SeqCst) == 0 {
                 thread::yield_now();
             }
             drop(held);
-            assert_eq!(*gate.pass(), GateState::Fenced);
+            assert_eq!(*gate.pass(), ConnectionGateState::Fenced);
             fence.join().expect("a fence").expect("nothing else to cut");
         }
     }
 
-    /// A server that was started again over its file used to let in whom it had cut off.
+    /// A server that is restarted over its file refuses the incarnations that it has cut off.
     #[test]
     fn a_fence_outlives_the_server() {
         let path = std::env::temp_dir().join(format!("farleaf-fenced-{}", std::process::id()));
@@ -336,11 +336,11 @@ mod tests {
         let lives = Lives::new(100);
         let (_, number, first) = lives.enter(WHO, 0, 0).expect("in");
         let (_, _, second) = lives.enter(WHO, number, 0).expect("in");
-        assert_eq!(*first.lock(), GateState::Closed);
-        assert_eq!(*second.lock(), GateState::Open);
+        assert_eq!(*first.lock(), ConnectionGateState::Closed);
+        assert_eq!(*second.lock(), ConnectionGateState::Open);
     }
 
-    /// A way that can be cut only after so many attempts, and whether it has been.
+    /// A way that can be cut only after so many attempts, and a flag that it has been cut.
     struct Stubborn(u32, Arc<AtomicBool>);
 
     impl Way for Stubborn {
@@ -363,15 +363,15 @@ mod tests {
         assert!(gate.add(Box::new(Stubborn(0, Arc::clone(&cut[1])))));
         assert_eq!(lives.enter(WHO, number, 0).err(), Some(Denied::Uncut));
         assert!(lives.fence(WHO, 1).is_err());
-        assert_eq!(*gate.lock(), GateState::Fenced);
+        assert_eq!(*gate.lock(), ConnectionGateState::Fenced);
         assert!(!cut[0].load(Ordering::SeqCst) && cut[1].load(Ordering::SeqCst));
         lives.fence(WHO, 1).expect("the third attempt");
         assert!(cut[0].load(Ordering::SeqCst));
         assert!(!gate.add(Box::new(Stubborn(0, Arc::default()))), "a way behind the fence");
     }
 
-    /// A second fence used to find no connection any more, and was answered while the first still waited
-    /// for a gate behind which a request was being carried out.
+    /// A second fence is answered only when the first has shut the gates, behind which requests may be
+    /// running.
     #[test]
     fn no_fence_returns_before_every_gate_is_shut() {
         let lives = Lives::new(100);
@@ -392,9 +392,9 @@ mod tests {
         assert_eq!(returned.load(Ordering::SeqCst), 2);
     }
 
-    /// One request after the other, without a pause, used to keep a fence waiting behind all of them.
+    /// A connection that sends one request after the other, without a pause, does not delay a fence.
     #[test]
-    fn nobody_passes_a_fence_that_waits() {
+    fn no_request_overtakes_a_waiting_fence() {
         let lives = Lives::new(100);
         let (_, _, gate) = lives.enter(WHO, 0, 0).expect("in");
         let begun = AtomicBool::new(false);
@@ -410,9 +410,9 @@ mod tests {
             }
             drop(request);
             let next = gate.try_lock();
-            assert!(next.is_none_or(|state| *state == GateState::Fenced));
+            assert!(next.is_none_or(|state| *state == ConnectionGateState::Fenced));
         });
-        assert!(gate.try_lock().is_some_and(|state| *state == GateState::Fenced));
+        assert!(gate.try_lock().is_some_and(|state| *state == ConnectionGateState::Fenced));
     }
 
     #[test]

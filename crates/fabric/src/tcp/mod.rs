@@ -25,12 +25,12 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # Who is dead
+//! # Deaths
 //!
-//! Each compute server sends signs of life. Memory server 0 is the judge. A compute server that says
-//! goodbye, or is silent for a whole lease, is dead from the first time that anybody asks. Fencing asks
-//! the judge first; the others follow. A memory server runs an operation only once its last byte has
-//! come, under a lock that fences take as well. So each operation of a dead compute server takes effect
+//! Each compute server sends signs of life. Memory server 0 decides on deaths: a compute server that says
+//! goodbye, or is silent for a whole lease, is dead from the first question about it on. A fence goes to
+//! memory server 0 first, and then to the others. A memory server runs an operation only once its last byte
+//! has come, under a lock that fences take as well. So each operation of a dead compute server takes effect
 //! in whole or not at all. A reader may still see some words of a WRITE before others.
 #![allow(
     clippy::disallowed_methods,
@@ -38,7 +38,6 @@
     reason = "a network is real time, real threads, and processes that must draw different numbers"
 )]
 
-mod bell;
 #[cfg_attr(not(feature = "verbs"), allow(dead_code, reason = "only cards carry messages"))]
 pub(crate) mod call;
 mod connection;
@@ -59,6 +58,7 @@ mod region;
 mod served;
 mod server;
 mod session;
+mod socket_waiter;
 mod tls;
 mod transport;
 pub(crate) mod wire;
@@ -86,30 +86,32 @@ use crate::{
 };
 use link::Link;
 use peers::TcpCalls;
-use wire::{ANSWER_BYTES, Entry, GREETING_BYTES, Hello, Request, Status, VERSION, Verb, Welcome};
+use wire::{
+    ANSWER_BYTES, GREETING_BYTES, GreetingStatus, Hello, Request, Status, VERSION, Verb, Welcome,
+};
 
-/// How long a side that has just been busy asks again before it sleeps.
+/// Time for which a side polls after its last work before it sleeps.
 pub(crate) const SPIN: Duration = Duration::from_micros(50);
 
-/// Which memory servers, and how patient to be with them.
+/// Memory servers of a pool, and time limits for them.
 #[derive(Clone, Debug)]
 pub struct TcpConfig {
     /// One address per memory server, in the order of their numbers.
     pub servers: Vec<SocketAddr>,
-    /// How long a connection may take to come about.
+    /// Longest time for making a connection.
     pub connect_timeout: Duration,
-    /// How long an operation may take before it fails with `Timeout`.
+    /// Time after which an operation fails with `Timeout`.
     pub op_timeout: Duration,
-    /// How long a call that is over may be kept by what it has begun on a server that cannot be
-    /// reached, and must not leave half done. Then this compute server gives the pool up: it says
-    /// goodbye, as if it had been fenced, and others finish or undo what it has begun.
+    /// Longest wait at the end of a call for operations that it must not leave half done, on an unreachable
+    /// server. Then this compute server gives the pool up: it says goodbye, as if it had been fenced, and
+    /// others finish or undo the operations.
     pub linger_timeout: Duration,
     /// Connections are encrypted, and both sides show certificates.
     pub tls: Option<Tls>,
 }
 
 impl TcpConfig {
-    /// The usual patience with the memory servers at these addresses.
+    /// The usual time limits, for the memory servers at these addresses.
     pub fn to(servers: impl IntoIterator<Item = SocketAddr>) -> Self {
         TcpConfig {
             servers: servers.into_iter().collect(),
@@ -124,11 +126,11 @@ impl TcpConfig {
 /// Memory servers that one compute server reaches over TCP. Clones share it; when the last one, and
 /// the last endpoint, is dropped, the compute server says goodbye and counts as dead.
 #[derive(Clone, Debug)]
-pub struct Tcp(Arc<Shared>);
+pub struct Tcp(Arc<TcpShared>);
 
-/// What the endpoints of a process share.
+/// State that the endpoints of a process share.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct TcpShared {
     config: TcpConfig,
     incarnation: Incarnation,
     memory: Vec<Memory>,
@@ -143,11 +145,11 @@ pub(crate) struct Shared {
     heart: Heart,
 }
 
-/// What a server exposes.
+/// Memory that a server exposes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Memory {
     bytes: u64,
-    /// The same after a restart only if what stands in it is the same.
+    /// The same after a restart only if the content is the same.
     id: u64,
 }
 
@@ -162,7 +164,7 @@ impl Tcp {
     ///
     /// # Errors
     /// [`FabricError::Unreachable`] names the server that cannot be reached;
-    /// [`FabricError::Refused`] says why one does not let us in.
+    /// [`FabricError::Refused`] names the reason of a server that refuses this process.
     pub fn connect(config: TcpConfig) -> Result<Self, FabricError> {
         Self::connect_for(config, false)
     }
@@ -189,13 +191,13 @@ impl Tcp {
             memory.push(Memory::of(&welcome));
             let given = Duration::from_millis(u64::from(welcome.lease_ms));
             shortest = shortest.min(given);
-            // Server 0 says who is dead.
+            // Server 0 decides on deaths.
             lease.get_or_insert_with(|| Arc::new(Lease::new(given, asked)));
             links.push(link);
         }
         let lease = lease.unwrap_or_else(|| Arc::new(Lease::new(shortest, Instant::now())));
         let heart = Heart::start(&config, incarnation, links, shortest / 4, &lease)?;
-        Ok(Tcp(Arc::new(Shared {
+        Ok(Tcp(Arc::new(TcpShared {
             config,
             incarnation,
             memory,
@@ -220,9 +222,9 @@ impl Tcp {
         (counters, shared.incarnation.0 ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }
 
-    /// What its endpoints share.
+    /// State that its endpoints share.
     #[cfg(feature = "verbs")]
-    pub(crate) fn shared(&self) -> &Arc<Shared> {
+    pub(crate) fn shared(&self) -> &Arc<TcpShared> {
         &self.0
     }
 
@@ -238,13 +240,13 @@ impl Tcp {
     }
 }
 
-impl Shared {
+impl TcpShared {
     /// Bytes that each server exposes.
     fn region_bytes(&self) -> Vec<u64> {
         self.memory.iter().map(|memory| memory.bytes).collect()
     }
 
-    /// From here on nothing is posted any more, and others may take over at once.
+    /// Posts nothing from here on, and others may take over at once.
     fn give_up(&self) {
         if !self.given_up.swap(true, Ordering::SeqCst) {
             self.lease.end();
@@ -253,7 +255,7 @@ impl Shared {
         }
     }
 
-    /// What a thread's connections are for.
+    /// Use of a thread's connections.
     fn of_thread(&self) -> Use {
         if self.by_card { Use::BesideCard } else { Use::Operations }
     }
@@ -279,7 +281,7 @@ impl Fabric for Tcp {
         "tcp"
     }
 
-    /// Nothing: this process hosts no memory server. [`MemoryServer::serve`] is what is meant.
+    /// Does nothing: this process hosts no memory server. Use [`MemoryServer::serve`].
     fn serve(&self, _id: ServiceId, _service: Arc<dyn Service>) {}
 
     fn counters(&self) -> Vec<Arc<Counters>> {
@@ -293,7 +295,7 @@ impl Fabric for Tcp {
         bytes: u64,
         listen: &ListenConfig,
     ) -> Result<Option<Exposed>, FabricError> {
-        let Shared { calls, config, incarnation, lease, .. } = &*self.0;
+        let TcpShared { calls, config, incarnation, lease, .. } = &*self.0;
         let life = (*incarnation, lease);
         calls.expose(number, bytes, listen, config.servers.len(), life).map(Some)
     }
@@ -328,7 +330,7 @@ pub fn greeting(from: Incarnation, to: Peer) -> Vec<u8> {
         .to_vec()
 }
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
     /// Signs of life.
@@ -347,12 +349,12 @@ fn greet(
     purpose: Use,
     replaces: u64,
 ) -> Result<(Link<TcpStream>, Welcome), FabricError> {
-    /// Until it asks again while others use the other way.
+    /// Time between two tries while others use the other way.
     const PAUSE: Duration = Duration::from_millis(10);
     let start = Instant::now();
     loop {
         match greet_once(config, incarnation, server, purpose, replaces) {
-            // It may be that these have just ended, and it has not noticed yet.
+            // The others may have just ended, and the server not have noticed yet.
             Err(FabricError::Refused { reason: Refusal::OtherWay, .. })
                 if start.elapsed() < config.connect_timeout =>
             {
@@ -375,7 +377,7 @@ fn greet_once(
 
 /// Greets a compute server, in the place of connection `replaces`.
 fn greet_peer(
-    shared: &Shared,
+    shared: &TcpShared,
     peer: Peer,
     replaces: u64,
 ) -> Result<(Link<TcpStream>, Welcome), FabricError> {
@@ -430,8 +432,8 @@ fn greet_at(
         let why = "what answers there is no memory server of Farleaf".to_owned();
         return Err(refused(Refusal::NoMemoryServer, why));
     };
-    Err(match welcome.entry {
-        Entry::OtherVersion => refused(
+    Err(match welcome.status {
+        GreetingStatus::OtherVersion => refused(
             Refusal::OtherVersion,
             format!(
                 "it speaks version {} of the protocol, this program version {VERSION}: use the \
@@ -439,7 +441,7 @@ fn greet_at(
                 welcome.version
             ),
         ),
-        Entry::OtherServer => refused(
+        GreetingStatus::OtherServer => refused(
             Refusal::OtherServer,
             format!(
                 "it is memory server {} of {}, and was taken for {server} of {}: check the list \
@@ -449,9 +451,11 @@ fn greet_at(
                 config.servers.len()
             ),
         ),
-        Entry::Fenced => FabricError::CutOff { server },
-        Entry::Full => refused(Refusal::Full, "it has as many connections as it allows".to_owned()),
-        Entry::OtherWay => {
+        GreetingStatus::Fenced => FabricError::CutOff { server },
+        GreetingStatus::Full => {
+            refused(Refusal::Full, "it has as many connections as it allows".to_owned())
+        }
+        GreetingStatus::OtherWay => {
             let theirs = if purpose == Use::BesideCard { "by tcp" } else { "by verbs" };
             refused(
                 Refusal::OtherWay,
@@ -461,13 +465,14 @@ fn greet_at(
                 ),
             )
         }
-        Entry::LetIn => return Ok((link, welcome)),
+        GreetingStatus::LetIn => return Ok((link, welcome)),
     })
 }
 
-/// Why a connection ended while it was greeted, if TLS has to do with it. `first` is what came first.
+/// Finds the reason of TLS for which a connection ended during the greeting, if there is one. `first` is the
+/// first byte that came.
 fn distrust(error: &io::Error, first: u8, has_tls: bool) -> Option<String> {
-    /// What an alert of TLS begins with.
+    /// First byte of a TLS alert.
     const ALERT: u8 = 21;
     let source = error.get_ref().and_then(|source| source.downcast_ref::<rustls::Error>());
     match source {
@@ -481,7 +486,7 @@ fn distrust(error: &io::Error, first: u8, has_tls: bool) -> Option<String> {
         None if first == ALERT && !has_tls => {
             Some("it speaks TLS alone: connect with certificates".into())
         }
-        // A server without TLS does not answer what it does not understand.
+        // A server without TLS does not answer a handshake.
         None if has_tls && is_closed(error) => Some(
             "it ended the connection instead of answering: if it is there, it speaks no TLS".into(),
         ),
@@ -525,9 +530,9 @@ pub(crate) fn ask_once(
     })
 }
 
-/// Greets anew, in the place of connection `replaces`. Who answers must be who was there before.
+/// Greets anew, in the place of connection `replaces`. The server must expose the same memory as before.
 fn greet_again(
-    shared: &Shared,
+    shared: &TcpShared,
     server: ServerId,
     replaces: u64,
 ) -> Result<(Link<TcpStream>, Welcome), FabricError> {
@@ -545,8 +550,8 @@ fn greet_again(
     Ok((link, welcome))
 }
 
-/// The threads that send signs of life, and say goodbye: one per server, so that one that does not
-/// answer keeps none of the others from hearing.
+/// The threads that send signs of life, and say goodbye: one per server, so that a silent server does not
+/// delay those to the others.
 #[derive(Debug)]
 struct Heart {
     stop: Arc<AtomicBool>,
@@ -579,7 +584,7 @@ impl Heart {
 }
 
 impl Heart {
-    /// Has it say goodbye, and does not wait for that.
+    /// Makes it say goodbye, and does not wait for that.
     fn stop(&self) {
         self.stop.store(true, Ordering::SeqCst);
         for thread in &self.threads {
@@ -612,7 +617,7 @@ fn beat(
         let asked = Instant::now();
         let sent = line.as_mut().map(|link| say(link, Verb::Beat));
         if !matches!(sent, Some(Ok(()))) {
-            // It may come back; until then its own clock runs against us.
+            // The server may come back; until then its lease for this process runs out.
             let again = greet(config, incarnation, server, Use::Control, 0);
             line = again.ok().map(|(link, _)| link);
         }
@@ -638,8 +643,9 @@ fn say(link: &mut Link<TcpStream>, verb: Verb) -> io::Result<()> {
     }
 }
 
-/// Until when nobody is told that this compute server is dead, by its own clock: the server that says so
-/// waits for a whole lease from when it last heard of it, which was after it was asked.
+/// Time, by this process's clock, until which nobody learns that this compute server is dead. The server that
+/// decides waits for a whole lease after the last sign of life, which it received after this process had sent
+/// it.
 #[derive(Debug)]
 pub(crate) struct Lease {
     start: Instant,
@@ -651,7 +657,7 @@ pub(crate) struct Lease {
 impl Lease {
     const ENDED: u64 = 0;
 
-    /// One of `given`, asked for at `asked`.
+    /// A lease of `given`, requested at `asked`.
     fn new(given: Duration, asked: Instant) -> Self {
         let length = given - given / 8;
         Lease { start: asked, until: AtomicU64::new(length.as_nanos() as u64), length }
@@ -664,7 +670,7 @@ impl Lease {
         let _ = self.until.fetch_update(Ordering::SeqCst, Ordering::SeqCst, longer);
     }
 
-    /// Ends it for good: others are told at once that this compute server is dead.
+    /// Ends it for good: others learn at once that this compute server is dead.
     fn end(&self) {
         self.until.store(Self::ENDED, Ordering::SeqCst);
     }

@@ -8,26 +8,26 @@ use std::io;
 
 use super::call::Caller;
 
-/// Makes ways, on the server.
+/// Makes ways on the server.
 pub(crate) trait Offer: Send + Sync {
-    /// Whether atomics by its ways and by the processor are atomic against each other.
+    /// Returns whether atomics by its ways and by the processor are atomic against each other.
     fn mixes(&self) -> bool;
 
-    /// Answers a question. `None` if it is not of the protocol. RPCs that come the way that is made are
-    /// the caller's.
+    /// Answers a question. `None` if it is not of the protocol. RPCs by the new way run in the name of
+    /// `caller`.
     fn answer(&self, question: &[u8], caller: Caller) -> Option<Offered>;
 }
 
-/// What a question has brought.
+/// Result of a question.
 pub(crate) struct Offered {
     pub(crate) answer: Vec<u8>,
     /// A way that was made.
     pub(crate) way: Option<Box<dyn Way>>,
 }
 
-/// A way to the server's words. Dropped, it is cut too, but nobody learns whether that was done.
+/// A way to the server's words. Dropped, it is cut as well, but nobody learns whether that succeeded.
 pub(crate) trait Way: Send {
-    /// When this has succeeded, nothing that came this way takes effect any more. It may be called
-    /// again if it has failed.
+    /// Cuts the way: after success, nothing that came by it takes effect any more. After a failure it may be
+    /// called again.
     fn cut(&mut self) -> io::Result<()>;
 }

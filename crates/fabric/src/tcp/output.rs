@@ -1,9 +1,9 @@
 //! Output buffer: holds bytes until the socket takes them.
 
-/// Kept at the end of a burst; more is given back.
+/// Bytes of memory kept after a burst; the rest is freed.
 const KEPT_MAX: usize = 1 << 20;
 
-/// Bytes on their way out. What has been initialised once is not initialised again.
+/// Bytes to send. Memory that was initialised once is not initialised again.
 #[derive(Debug, Default)]
 pub(super) struct Output {
     bytes: Vec<u8>,
@@ -12,12 +12,12 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// What has not been sent.
+    /// Returns the bytes that have not been sent.
     pub(super) fn unsent(&self) -> &[u8] {
         &self.bytes[self.sent..self.filled]
     }
 
-    /// How many bytes that is.
+    /// Returns their number.
     #[inline]
     pub(super) fn unsent_bytes(&self) -> usize {
         self.filled - self.sent
@@ -27,19 +27,19 @@ impl Output {
         self.sent == self.filled
     }
 
-    /// End of what stands there, for [`Output::truncate`].
+    /// Returns the end of the content, for [`Output::truncate`].
     #[inline]
     pub(super) fn end(&self) -> usize {
         self.filled
     }
 
-    /// Takes back what was added behind `end`.
+    /// Takes back the bytes that were added behind `end`.
     #[inline]
     pub(super) fn truncate(&mut self, end: usize) {
         self.filled = self.filled.min(end);
     }
 
-    /// `len` more bytes, with any content, to be filled.
+    /// Adds `len` bytes with any content, for the caller to fill.
     #[inline]
     pub(super) fn room(&mut self, len: usize) -> &mut [u8] {
         let start = self.filled;
@@ -80,7 +80,7 @@ impl Output {
         }
     }
 
-    /// Forgets what has not been sent.
+    /// Forgets the unsent bytes.
     pub(super) fn clear(&mut self) {
         (self.filled, self.sent) = (0, 0);
         if self.bytes.len() > KEPT_MAX {

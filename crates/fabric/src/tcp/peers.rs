@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::lives::{Gate, GateState};
+use super::lives::{ConnectionGate, ConnectionGateState};
 use super::{Lease, MemoryServer, MemoryServerConfig, config_error};
 use crate::calls::{Admission, Requests, check_exposed, exposed_twice};
 use crate::{Exposed, FabricError, Incarnation, ListenConfig, Peer, ServerId};
 
-/// What the threads of a compute server share about calls.
+/// State of calls that the threads of a compute server share.
 #[derive(Debug, Default)]
 pub(crate) struct TcpCalls {
     pub(crate) requests: Arc<Requests>,
@@ -26,7 +26,7 @@ struct State {
     server: Option<MemoryServer>,
 }
 
-/// What a server needs to take calls in.
+/// Parts of a server that takes calls in.
 #[derive(Debug)]
 pub(super) struct CallServer {
     pub(super) requests: Arc<Requests>,
@@ -98,7 +98,7 @@ impl TcpCalls {
         self.state().peers.values().copied().collect()
     }
 
-    /// Whom a number stands for, unless that is known to be dead.
+    /// Returns the peer of a number, unless the peer is known to be dead.
     pub(super) fn peer(&self, server: ServerId) -> Option<Peer> {
         let state = self.state();
         let peer = state.peers.get(&server).copied();
@@ -122,21 +122,21 @@ impl TcpCalls {
 
 impl Drop for TcpCalls {
     fn drop(&mut self) {
-        // What waits is not begun.
+        // Waiting requests are not begun.
         self.requests.close();
     }
 }
 
-/// Whether calls of a connection may be begun, and replies may leave.
+/// Decides whether calls of a connection may begin, and whether replies may leave.
 pub(super) struct GateAdmission {
-    pub(super) gate: Arc<Gate>,
+    pub(super) gate: Arc<ConnectionGate>,
     pub(super) lease: Arc<Lease>,
 }
 
 impl Admission for GateAdmission {
-    /// Whoever shuts the gate takes it: nothing is begun afterwards.
+    /// A thread that shuts the gate takes it: nothing begins afterwards.
     fn may_begin(&self, _from: Incarnation) -> bool {
-        *self.gate.lock() == GateState::Open
+        *self.gate.lock() == ConnectionGateState::Open
     }
 
     fn holds_lease(&self) -> bool {

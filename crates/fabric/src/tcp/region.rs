@@ -36,21 +36,21 @@ const MAGIC: u64 = u64::from_le_bytes(*b"FARLEAFR");
 const VERSION: u64 = 1;
 /// Words of the header that are used.
 const HEADER_WORDS: usize = 6;
-/// Where the fenced stand, and the exposed words: at a huge page's border, for files on memory that
-/// has such pages.
+/// Words of the fenced incarnations, and byte at which the exposed words begin: a huge page's border, for
+/// files on memory that has such pages.
 const FENCED_AT: usize = 4096 / 8;
 pub(super) const WORDS_AT: u64 = 2 << 20;
 
-/// Whether a region lies on huge pages that were set aside for it.
+/// Use of huge pages that were set aside for a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HugePages {
     /// It does.
     Yes,
-    /// It was not asked for, or there are too few: the system takes what it likes.
+    /// It was not wanted, or there are too few huge pages: the system chooses.
     No,
 }
 
-/// Memory to be served, by one server at a time.
+/// Memory to serve, by one server at a time.
 #[derive(Debug)]
 pub struct Region {
     pub(super) words: Arc<Words>,
@@ -59,11 +59,11 @@ pub struct Region {
     huge_pages: HugePages,
 }
 
-/// What of a server's knowledge has to outlive it.
+/// Knowledge of a server that has to outlive it.
 #[derive(Debug)]
 pub(super) struct Record {
     words: Words,
-    /// How many have been fenced.
+    /// Number of fenced incarnations.
     fenced: Mutex<usize>,
     /// Keeps other servers away.
     _file: Locked,
@@ -74,7 +74,7 @@ impl Region {
     /// are enough of them. It goes when the process ends.
     ///
     /// # Errors
-    /// [`FabricError::Config`] for a nonsense size, [`FabricError::NoMemory`] if it cannot be had.
+    /// [`FabricError::Config`] for an invalid size, [`FabricError::NoMemory`] if it cannot be had.
     pub fn anonymous(bytes: u64, wanted: HugePages) -> Result<Region, FabricError> {
         check_geometry(1, bytes)?;
         let len = (bytes / 8) as usize;
@@ -85,24 +85,24 @@ impl Region {
         Ok(Region { huge_pages, ..Region::over(Arc::new(words)) })
     }
 
-    /// Any words of this process. Served again by it, they count as the same.
+    /// Takes words of this process. Served again by the same process, they keep their id.
     pub fn over(words: Arc<Words>) -> Region {
         static OF_PROCESS: OnceLock<u64> = OnceLock::new();
         let id = OF_PROCESS.get_or_init(new_id).wrapping_add(words.number());
         Region { words, id, record: None, huge_pages: HugePages::No }
     }
 
-    /// The memory in the file at `path`, of memory server `server` of `servers`, as it was left. A
-    /// file that is not there is made, with `bytes` zeroed bytes. What a server of a pool exposes may
-    /// lie on any file system that can map files; on `/dev/shm` and the like it is plain memory.
+    /// The memory in the file at `path`, of memory server `server` of `servers`, as it was left. If there is
+    /// no file, this makes one of `bytes` zeroed bytes. The file may lie on any file system that can map
+    /// files; on `/dev/shm` and the like it is plain memory.
     ///
-    /// `path` may be a device of memory, as `/dev/dax0.0`: of one that nobody has, all is taken unless `bytes` says
-    /// less, and set to zero.
+    /// `path` may be a device of memory, as `/dev/dax0.0`. On an unused device this makes a region of
+    /// `bytes`, else of all, and sets it to zero.
     ///
     /// # Errors
-    /// [`FabricError::Config`] if there is no file and `bytes` is none or nonsense, or if the file is
-    /// of another size or server; [`FabricError::NotARegion`] if it is no region, or another process
-    /// serves it; [`FabricError::Damaged`] if it was cut short; [`FabricError::Io`] if the system refuses.
+    /// [`FabricError::Config`] if there is no file and `bytes` is missing or invalid, or if the file is of
+    /// another size or server. [`FabricError::NotARegion`] if it is no region, or another process serves it.
+    /// [`FabricError::Damaged`] if it was cut short; [`FabricError::Io`] if the system refuses.
     pub fn file(
         path: &Path,
         bytes: Option<u64>,
@@ -144,7 +144,7 @@ impl Region {
         Region::of_file(file, path, record, of_bytes, id)
     }
 
-    /// The region on a device, as it was left; or one that is made on a device that nobody has.
+    /// The region on a device, as it was left; or a new one on an unused device.
     fn device(
         file: File,
         path: &Path,
@@ -168,7 +168,7 @@ impl Region {
         } else {
             let of_bytes = dax.region_bytes(path, bytes)?;
             check_geometry(1, of_bytes)?;
-            // Whose maker has died before it wrote the magic word may have more of a header.
+            // If its maker died before it wrote the magic word, there may be more of a header.
             let is_zero = |word: &AtomicU64| word.load(Ordering::SeqCst) == 0;
             if header[0] != 0 || !record.as_slice()[HEADER_WORDS..].iter().all(is_zero) {
                 let why =
@@ -216,7 +216,7 @@ impl Region {
         match made() {
             Ok((record, id)) => Region::of_file(file, path, record, bytes, id),
             Err(error) => {
-                // The failure itself is what is told.
+                // The caller gets the earlier failure.
                 let _ = std::fs::remove_file(path);
                 Err(error)
             }
@@ -253,14 +253,14 @@ impl Region {
         self.words.bytes()
     }
 
-    /// Whether it lies on huge pages that were set aside.
+    /// Returns whether it lies on huge pages that were set aside.
     pub fn huge_pages(&self) -> HugePages {
         self.huge_pages
     }
 }
 
 impl Record {
-    /// Who has been fenced.
+    /// Returns the fenced incarnations.
     pub(super) fn fenced(&self) -> Vec<Incarnation> {
         let count = *self.fenced.lock().unwrap_or_else(PoisonError::into_inner);
         let mut words = vec![0; count];
@@ -268,7 +268,7 @@ impl Record {
         words.into_iter().map(Incarnation).collect()
     }
 
-    /// Adds one who is about to be fenced and does not stand there yet; false if there is no room.
+    /// Adds an incarnation that is about to be fenced and is not recorded yet; false if there is no room.
     pub(super) fn add(&self, who: Incarnation) -> bool {
         let mut count = self.fenced.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(word) = self.words.as_slice()[FENCED_AT..].get(*count) else { return false };
@@ -278,7 +278,7 @@ impl Record {
     }
 }
 
-/// Bytes and id of the region with this header.
+/// Returns bytes and id of the region with this header.
 fn check_header(
     path: &Path,
     header: [u64; HEADER_WORDS],
@@ -308,7 +308,7 @@ fn check_header(
     Ok((of_bytes, id))
 }
 
-/// Writes the header of a region that is made, and gives it an id.
+/// Writes the header of a new region, and gives it an id.
 fn write_header(record: &Words, bytes: u64, (server, servers): (ServerId, usize)) -> u64 {
     let id = new_id();
     record.store(1, &[VERSION, server.0.into(), servers as u64, bytes, id]);
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_with_a_reason() {
+    fn a_region_that_does_not_fit_is_refused_with_a_reason() {
         let scratch = Scratch::new("region-refused");
         let why = |bytes| open(&scratch.0, bytes).expect_err("refused").to_string();
         assert!(why(None).contains("how many bytes"));
@@ -411,9 +411,9 @@ mod tests {
         assert!(why(None).contains("cut short"));
     }
 
-    /// A server that was started again at once was refused, for another thread was just starting a process.
+    /// A server that is restarted at once gets its file, also while another thread starts a process.
     #[test]
-    fn a_process_that_is_being_started_keeps_no_region() {
+    fn a_starting_process_keeps_no_region() {
         let scratch = Scratch::new("region-started");
         let made = open(&scratch.0, Some(BYTES)).expect("make");
         let of_child = made.record.as_ref().expect("a record")._file.copy();
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_are_recorded_than_there_is_room_for() {
+    fn a_full_record_takes_no_more_fences() {
         let scratch = Scratch::new("region-full");
         let region = open(&scratch.0, Some(BYTES)).expect("make");
         let record = region.record.as_ref().expect("a record");
@@ -440,7 +440,7 @@ mod tests {
         assert_eq!(again.words.as_slice()[0].load(Ordering::SeqCst), 0, "nothing ran over");
     }
 
-    /// A file in place of a device: it is mapped as one, and never cut or made longer.
+    /// A file in place of a device: it is mapped like one, and never cut or extended.
     #[test]
     fn a_device_is_taken_where_nobody_has_it_and_found_again() {
         let scratch = Scratch::new("region-device");
@@ -457,7 +457,7 @@ mod tests {
             File::options().write(true).open(&scratch.0).expect("open").write_all_at(bytes, from)
         };
         let why = |bytes, server| open_on(bytes, server).expect_err("refused").to_string();
-        // Somebody's data, wherever in the first part they are, are left alone.
+        // Foreign data anywhere in the first part is left alone.
         for at in [0, 1024, WORDS_AT - 8] {
             fill(at, b"a superblock").expect("write");
             let told = why(None, 0);
@@ -467,7 +467,7 @@ mod tests {
         fill(WORDS_AT, &[0; 4]).expect("write");
         assert!(why(Some(4 * WORDS_AT), 0).contains("has room for 6291456 bytes"));
         assert!(why(Some(100), 0).contains("multiple of 4096"));
-        // What lies behind is set to zero; a maker that died has left no more than that.
+        // The rest is set to zero; a maker that died leaves no more than that.
         fill(WORDS_AT + 800, b"rubbish").expect("write");
         fill(8, &[1, 0, 0, 0, 0, 0, 0, 0]).expect("write");
         let made = open_on(None, 0).expect("make");
@@ -486,7 +486,7 @@ mod tests {
         assert!(why(None, 1).contains("memory server 0 of 2, not 1 of 2"));
         assert!(why(Some(WORDS_AT), 0).contains("holds 6291456 bytes"));
         assert_eq!(device.metadata().expect("there").len(), size);
-        // It was made on a larger one.
+        // The region was made on a larger device.
         let smaller = Dax::of(2 * WORDS_AT, 1 << 21);
         let file = File::options().read(true).write(true).open(&scratch.0).expect("open");
         let told = Region::device(file, &scratch.0, smaller, None, (ServerId(0), 2));

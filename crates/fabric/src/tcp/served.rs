@@ -4,17 +4,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::wire::Verb;
 
-/// What a memory server has done since it began.
+/// Work of a memory server since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Served {
     /// READs.
     pub reads: u64,
-    /// WRITEs, of single words too.
+    /// WRITEs, those of single words included.
     pub writes: u64,
     /// CASes and FAAs.
     pub atomics: u64,
-    /// RPCs, those that came by a card too.
+    /// RPCs, those by a card included.
     pub rpcs: u64,
     /// Bytes of requests and greetings, without what TLS adds; RPCs by a card included.
     pub bytes_in: u64,
@@ -22,14 +22,14 @@ pub struct Served {
     pub bytes_out: u64,
     /// Connections that were let in.
     pub let_in: u64,
-    /// Connections that ended without being let in: of another version or pool, without the certificate, one
-    /// too many, of a compute server that was cut off, or silent.
+    /// Connections that ended without being let in: of another version or pool, without a valid certificate,
+    /// above the limit, of a compute server that was cut off, or silent.
     pub refused: u64,
-    /// Requests to cut off a compute server that were carried out.
+    /// Fences that were carried out.
     pub fenced: u64,
 }
 
-/// The same, as threads count it: once for all requests that came together.
+/// The same, as threads count it: once for all requests that arrived together.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     reads: AtomicU64,
@@ -58,7 +58,7 @@ impl Served {
 }
 
 impl Tally {
-    /// Adds requests that came together.
+    /// Adds requests that arrived together.
     #[inline]
     pub(super) fn add(&self, served: &Served) {
         for (sum, more) in [

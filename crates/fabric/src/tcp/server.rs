@@ -25,29 +25,29 @@ use crate::{FabricError, Processors, ServerId, Service, ServiceId, Words};
 pub(super) const LISTENER: Token = Token(usize::MAX);
 pub(super) const WAKER: Token = Token(usize::MAX - 1);
 
-/// How a memory server serves.
+/// Settings of a memory server.
 #[derive(Clone, Debug)]
 pub struct MemoryServerConfig {
-    /// Where it listens. Port 0 takes a free one; see [`MemoryServer::address`].
+    /// Address to listen at. Port 0 takes a free one; see [`MemoryServer::address`].
     pub listen: SocketAddr,
     /// Its number in the pool.
     pub server: ServerId,
-    /// How many memory servers the pool has.
+    /// Number of memory servers in the pool.
     pub servers: usize,
     /// Threads that serve connections.
     pub threads: usize,
-    /// Where these threads stay, if some are named: one on each in turn.
+    /// Processors for these threads, if some are named: one for each thread in turn.
     pub pin: Processors,
-    /// How long a compute server is believed to live without a sign of life.
+    /// Time without a sign of life after which a compute server counts as dead.
     pub lease: Duration,
     /// Most connections at a time.
     pub connections_max: usize,
-    /// How long a connection may take to greet before it is closed.
+    /// Time after which a connection that has not greeted is closed.
     pub greeting_timeout: Duration,
-    /// Allows an address that others than this machine can reach although nobody is authenticated and
-    /// nothing encrypted, as there is no `tls`: whoever reaches it can read and destroy the pool.
+    /// Allows an address that other machines can reach although there is no `tls`. Then nobody is
+    /// authenticated and nothing encrypted: anybody who reaches the address can read and destroy the pool.
     pub insecure_public: bool,
-    /// Connections are encrypted, and only those who show a certificate are let in.
+    /// Encrypts connections, and lets in only clients with a certificate.
     pub tls: Option<Tls>,
 }
 
@@ -71,13 +71,13 @@ impl Default for MemoryServerConfig {
 /// A memory server of this process. It stops when it is dropped.
 #[derive(Debug)]
 pub struct MemoryServer {
-    shared: Arc<Shared>,
+    shared: Arc<ServerShared>,
     address: SocketAddr,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What the threads of a server share.
-pub(super) struct Shared {
+/// State that the threads of a server share.
+pub(super) struct ServerShared {
     pub(super) host: Arc<Host>,
     listen: SocketAddr,
     pub(super) greeting_timeout: Duration,
@@ -85,7 +85,7 @@ pub(super) struct Shared {
     pub(super) stopping: AtomicBool,
     /// Connections, those of strangers included.
     pub(super) open: AtomicUsize,
-    /// One per thread: connections that it is to serve from now on, and how to tell it.
+    /// One per thread: its new connections, and the waker that tells it of them.
     pub(super) inboxes: Vec<Inbox>,
 }
 
@@ -100,8 +100,9 @@ impl MemoryServer {
     /// Listens, and serves `words`.
     ///
     /// # Errors
-    /// [`FabricError::Config`] for a public address with neither `tls` nor `insecure_public`, a number of
-    /// threads or servers that makes no sense, processors that cannot be had; [`FabricError::Unreachable`] if the address cannot be had.
+    /// [`FabricError::Config`] for a public address with neither `tls` nor `insecure_public`, an invalid
+    /// number of threads or servers, or processors that cannot be had. [`FabricError::Unreachable`] if the
+    /// address cannot be had.
     pub fn start(config: MemoryServerConfig, words: Arc<Words>) -> Result<Self, FabricError> {
         Self::start_with(config, Region::over(words), None)
     }
@@ -111,14 +112,14 @@ impl MemoryServer {
         config: MemoryServerConfig,
         call_server: CallServer,
     ) -> Result<Self, FabricError> {
-        // Nobody has a use for them yet.
+        // No peer uses this memory yet.
         let no_memory = FabricError::NoMemory { bytes: 8, server: config.server };
         let words = Words::anonymous(1).ok_or(no_memory)?;
         Self::start_all(config, Region::over(Arc::new(words)), None, Some(call_server))
     }
 
-    /// Listens, and serves `region`. If that lies in a file, a server that is started again over the
-    /// file serves the same words, and still refuses whom this one has cut off.
+    /// Listens, and serves `region`. A server that is restarted over a region's file serves the same words.
+    /// It still refuses the incarnations that this one has cut off.
     ///
     /// # Errors
     /// As [`MemoryServer::start`].
@@ -126,7 +127,7 @@ impl MemoryServer {
         Self::start_with(config, region, None)
     }
 
-    /// The same, with another way to the words for those who ask.
+    /// The same, and offers another way to the words.
     pub(crate) fn start_with(
         config: MemoryServerConfig,
         region: Region,
@@ -179,7 +180,7 @@ impl MemoryServer {
             guests: AtomicUsize::new(0),
             served: Tally::default(),
         };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ServerShared {
             host: Arc::new(host),
             listen: address,
             greeting_timeout: config.greeting_timeout,
@@ -205,7 +206,7 @@ impl MemoryServer {
         Ok(server)
     }
 
-    /// Where it listens.
+    /// Returns the address at which it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -221,7 +222,7 @@ impl MemoryServer {
         services.write().unwrap_or_else(PoisonError::into_inner).insert(id, service);
     }
 
-    /// What it has done so far.
+    /// Returns its work so far.
     pub fn served(&self) -> Served {
         self.shared.host.served.sums()
     }
@@ -236,7 +237,7 @@ impl Drop for MemoryServer {
     fn drop(&mut self) {
         self.shared.stopping.store(true, Ordering::SeqCst);
         for inbox in &self.shared.inboxes {
-            // It fails only if the thread has ended.
+            // Waking fails only if the thread has ended.
             let _ = inbox.waker.wake();
         }
         for thread in self.threads.drain(..) {
@@ -272,7 +273,7 @@ fn check(config: &MemoryServerConfig) -> Result<(), FabricError> {
     Ok(())
 }
 
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for ServerShared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "memory server {} at {}", self.host.server, self.listen)
     }

@@ -10,14 +10,14 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Instant;
 
 use super::call::Caller;
-use super::lives::{Denied, Gate, GateState, Life, Lives};
+use super::lives::{ConnectionGate, ConnectionGateState, Denied, Life, Lives};
 use super::offer::Offer;
 use super::output::Output;
 use super::peers::{CallServer, GateAdmission};
 use super::served::{Served, Tally};
 use super::wire::{
-    ANSWER_BYTES, Entry, GREETING_BYTES, Hello, LENGTH_MAX, REQUEST_BYTES, Request, Status,
-    VERSION, Verb, Welcome, called, encode_answer, reply_head, word_at,
+    ANSWER_BYTES, GREETING_BYTES, GreetingStatus, Hello, LENGTH_MAX, REQUEST_BYTES, Request,
+    Status, VERSION, Verb, Welcome, called, encode_answer, reply_head, word_at,
 };
 use crate::calls::{Replies, Reply};
 use crate::wake::Notify;
@@ -25,14 +25,14 @@ use crate::{
     GlobalAddr, Incarnation, OpError, OpErrorKind, ServerId, Service, ServiceId, Words, access,
 };
 
-/// Answers that may wait to be sent before no more requests of that connection are carried out. One
-/// more answer may come on top.
+/// Bytes of unsent answers from which on the server carries out no more requests of that connection. One more
+/// answer may exceed them.
 pub(super) const UNSENT_MAX: usize = 4 << 20;
 
-/// Requests by which memory is fetched ahead: about as long as it takes to come.
+/// Requests by which the server fetches memory ahead: about as long as the memory takes.
 const AHEAD: usize = 16;
 
-/// What all connections of a server share.
+/// State that all connections of a server share.
 pub(super) struct Host {
     pub(super) server: ServerId,
     pub(super) servers: u16,
@@ -42,11 +42,11 @@ pub(super) struct Host {
     pub(super) region_id: u64,
     pub(super) services: RwLock<BTreeMap<ServiceId, Arc<dyn Service>>>,
     pub(super) lives: Lives,
-    /// Another way to the words, for those who ask.
+    /// Another way to the words, if the server offers one.
     pub(super) offer: Option<Arc<dyn Offer>>,
-    /// For the calls of compute servers, if this is one, too.
+    /// For the calls of compute servers, if this is a compute server.
     pub(super) call_server: Option<CallServer>,
-    /// Connections whose operations go by themselves, and those by another way.
+    /// Connections whose operations go over themselves, and connections with another way.
     pub(super) ways: Mutex<[usize; 2]>,
     pub(super) start: Instant,
     /// Connections that have been let in.
@@ -55,7 +55,7 @@ pub(super) struct Host {
 }
 
 impl Host {
-    /// Of a pool of its own, without a network; `None` without memory.
+    /// A host with a pool of its own, without a network; `None` without memory.
     #[cfg(any(test, feature = "fuzz"))]
     pub(super) fn alone(
         id: ServiceId,
@@ -85,33 +85,33 @@ impl Host {
     }
 }
 
-/// Why a connection is at its end.
+/// Reason for which a connection ends.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Gone {
-    /// The other side has closed it, or there is nothing more to say.
+    /// The other side has closed it, or all has been said.
     #[error("it has ended")]
     Ended,
-    /// The network has, or TLS refuses what came.
+    /// The network has failed, or TLS refuses the bytes.
     #[error("{0}")]
     Broken(io::Error),
-    /// No greeting, or no request.
+    /// The bytes are no greeting, or no request.
     #[error("what came is not of this protocol")]
     Nonsense,
     /// Its compute server has another connection in its place.
     #[error("another connection has taken its place")]
     Replaced,
-    /// A fence, or a closing, that could not be carried out whole. Whoever wants it tries again.
+    /// A fence, or a close, that could not be carried out whole. The caller tries again.
     #[error("a compute server could not be cut off whole")]
     Uncut,
-    /// For longer than is allowed.
+    /// It was silent for too long.
     #[error("nothing was heard of it for too long")]
     Silent,
 }
 
-/// What lets a connection's operations reach the words one way.
+/// Right of a connection's operations to reach the words one way.
 ///
-/// - **TCP-10** Where the processor's atomics and those of another way are not atomic against each other,
-///   no two connections have passes for different ways.
+/// - **TCP-10** If the processor's atomics and those of another way are not atomic against each other, no two
+///   connections have passes for different ways.
 struct Pass {
     host: Arc<Host>,
     by_card: bool,
@@ -137,47 +137,47 @@ impl Drop for Pass {
     }
 }
 
-/// A connection that has been let in.
+/// A connection that has greeted and was let in.
 struct Guest {
     life: Arc<Life>,
     number: u64,
-    gate: Arc<Gate>,
+    gate: Arc<ConnectionGate>,
     host: Arc<Host>,
-    /// Not of one that only carries signs of life.
+    /// None for a connection that only carries signs of life.
     pass: Option<Pass>,
     who: Incarnation,
-    /// Of a compute server's: its calls.
+    /// The calls of a compute server's connection.
     replies: Option<Arc<Replies>>,
 }
 
 impl Drop for Guest {
     fn drop(&mut self) {
         self.replies.iter().for_each(|replies| replies.close());
-        // What cannot be cut stays known, so that a fence tries again (TCP-7).
-        match self.gate.shut(GateState::Closed) {
+        // A way that cannot be cut stays known, so that a fence tries again (TCP-7).
+        match self.gate.shut(ConnectionGateState::Closed) {
             Ok(_) => self.life.leave(self.number),
-            // Nor has its way come to an end.
+            // Then its way has not ended.
             Err(_) => std::mem::forget(self.pass.take()),
         }
         self.host.guests.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// What a connection has come to.
+/// State of a connection.
 #[derive(Default)]
 pub(super) struct Session {
     guest: Option<Guest>,
     /// An operation of the chain that is being carried out has failed.
     broken: bool,
     ends: bool,
-    /// What its greeting was answered with, if it was not let in.
-    refused: Option<Entry>,
+    /// Reason in the answer to its greeting, if it was not let in.
+    refused: Option<GreetingStatus>,
     /// Called when a reply to a call is ready.
     notify: Option<Notify>,
 }
 
 impl Session {
-    /// One whose calls may be replied to from other threads, which then call `notify`.
+    /// A session whose calls other threads may answer; they then call `notify`.
     pub(super) fn notifying(notify: Notify) -> Self {
         Session { notify: Some(notify), ..Session::default() }
     }
@@ -206,25 +206,25 @@ impl Session {
         self.guest.is_none()
     }
 
-    /// What its greeting was answered with, if it was not let in.
-    pub(super) fn refused(&self) -> Option<Entry> {
+    /// Returns the reason in the answer to its greeting, if it was not let in.
+    pub(super) fn refused(&self) -> Option<GreetingStatus> {
         self.refused
     }
 
-    /// To be closed once everything has been sent.
+    /// Returns whether to close it once everything has been sent.
     pub(super) fn ends(&self) -> bool {
         self.ends
     }
 
-    /// How long its compute server has been silent.
+    /// Returns for how long its compute server has been silent.
     pub(super) fn silent_ms(&self, now_ms: u64) -> u64 {
         self.guest.as_ref().map_or(0, |guest| guest.life.silent_ms(now_ms))
     }
 
-    /// Bytes to have room for, to carry out what stands at the head of `input`.
+    /// Bytes of input that must fit, to carry out the request at the head of `input`.
     pub(super) fn wanted(&self, input: &[u8]) -> usize {
         match &self.guest {
-            // A stranger has its greeting to send and nothing else.
+            // A client that has not greeted may only send its greeting.
             None => GREETING_BYTES,
             Some(_) => {
                 let request = input.first_chunk().and_then(|head| Request::decode(head).ok());
@@ -233,8 +233,8 @@ impl Session {
         }
     }
 
-    /// Carries out what has come in whole; how many bytes that was. Less than could be if the answers
-    /// have to be sent first (TCP-6).
+    /// Carries out the whole requests in `input`; returns their bytes. It leaves some if it has to send the
+    /// answers first (TCP-6).
     pub(super) fn take(
         &mut self,
         host: &Arc<Host>,
@@ -270,12 +270,12 @@ impl Session {
             prefetch(host, &input[taken..], ahead);
         }
         loop {
-            // As many requests as need no other gate, under this one.
+            // Under this gate, as many requests as need no other gate.
             let gate = guest.gate.pass();
             match *gate {
-                GateState::Open => {}
-                GateState::Closed => return Err(Gone::Replaced),
-                GateState::Fenced => {
+                ConnectionGateState::Open => {}
+                ConnectionGateState::Closed => return Err(Gone::Replaced),
+                ConnectionGateState::Fenced => {
                     output.push(&encode_answer(Status::Fenced, 0));
                     self.ends = true;
                     return Ok(taken);
@@ -288,7 +288,7 @@ impl Session {
                 if let Some(read) = Request::read_alone(head)
                     && !self.broken
                 {
-                    // What is asked for most.
+                    // The most frequent request.
                     taken += REQUEST_BYTES;
                     prefetch(host, &input[taken..], AHEAD);
                     served.count(Verb::Read);
@@ -299,7 +299,7 @@ impl Session {
                 let start = taken + REQUEST_BYTES;
                 let Some(operands) = input.get(start..start + request.operand_bytes()) else {
                     if request.verb == Verb::Call && guest.replies.is_none() {
-                        // No room for what nobody takes.
+                        // No room for a call that nobody takes.
                         return Err(Gone::Nonsense);
                     }
                     break;
@@ -325,7 +325,7 @@ impl Session {
         }
     }
 
-    /// Takes a stranger's greeting.
+    /// Takes the greeting of a new connection.
     fn greet(
         &mut self,
         host: &Arc<Host>,
@@ -335,7 +335,7 @@ impl Session {
         let hello = Hello::decode(greeting).ok_or(Gone::Nonsense)?;
         let mut welcome = Welcome {
             version: VERSION,
-            entry: Entry::LetIn,
+            status: GreetingStatus::LetIn,
             server: host.server.0,
             servers: host.servers,
             connection: 0,
@@ -345,16 +345,16 @@ impl Session {
         };
         let pass = (!hello.control).then(|| Pass::get(host, hello.by_card));
         if hello.version != VERSION {
-            welcome.entry = Entry::OtherVersion;
+            welcome.status = GreetingStatus::OtherVersion;
         } else if (hello.server, hello.servers) != (host.server.0, host.servers)
             || hello.meant != host.call_server.as_ref().map_or(0, |call_server| call_server.me.0)
         {
-            welcome.entry = Entry::OtherServer;
+            welcome.status = GreetingStatus::OtherServer;
         } else if matches!(pass, Some(None)) {
-            welcome.entry = Entry::OtherWay;
+            welcome.status = GreetingStatus::OtherWay;
         } else if host.guests.fetch_add(1, Ordering::Relaxed) >= host.connections_max {
             host.guests.fetch_sub(1, Ordering::Relaxed);
-            welcome.entry = Entry::Full;
+            welcome.status = GreetingStatus::Full;
         } else {
             let (who, pass) = (Incarnation(hello.incarnation), pass.flatten());
             match host.lives.enter(who, hello.replaces, host.now_ms()) {
@@ -373,9 +373,9 @@ impl Session {
                 }
                 Err(denied) => {
                     host.guests.fetch_sub(1, Ordering::Relaxed);
-                    welcome.entry = match denied {
-                        Denied::Fenced => Entry::Fenced,
-                        // It may come again.
+                    welcome.status = match denied {
+                        Denied::Fenced => GreetingStatus::Fenced,
+                        // The client may come again.
                         Denied::Uncut => return Err(Gone::Uncut),
                     };
                 }
@@ -383,13 +383,13 @@ impl Session {
         }
         output.push(&welcome.encode());
         self.ends = self.guest.is_none();
-        self.refused = self.ends.then_some(welcome.entry);
+        self.refused = self.ends.then_some(welcome.status);
         Ok(())
     }
 }
 
-/// Fetches what the READ `ahead` requests further on will want, if those are READs, too: a hint, whatever
-/// the bytes are.
+/// Fetches the memory that the READ `ahead` requests further on will need, if those are READs: a hint, right
+/// for any bytes.
 #[inline]
 fn prefetch(host: &Host, coming: &[u8], ahead: usize) {
     let at = ahead * REQUEST_BYTES;
@@ -400,7 +400,7 @@ fn prefetch(host: &Host, coming: &[u8], ahead: usize) {
     }
 }
 
-/// A request that touches memory; whether it was done.
+/// Carries out a request that touches memory; returns whether it was done.
 #[inline(always)]
 pub(super) fn carry_out(
     host: &Host,
@@ -427,7 +427,7 @@ pub(super) fn carry_out(
     done.is_ok()
 }
 
-/// The words around `offset`, if they are all there.
+/// Returns the words around `offset`, if they all exist.
 #[inline]
 fn region(host: &Host, offset: u64, bytes: usize) -> Result<&Words, OpError> {
     if offset > GlobalAddr::OFFSET_MAX {
@@ -488,7 +488,7 @@ fn call(host: &Host, target: u64, request: &[u8], output: &mut Output) -> Result
     let at = output.end();
     let room = room.min(LENGTH_MAX);
     let (head, content) = output.room(ANSWER_BYTES + room).split_at_mut(ANSWER_BYTES);
-    // What others have read is not for the handler's caller.
+    // Content that others have read is not for the handler's caller.
     content.fill(0);
     let len = handler.call(&host.words, request, content).len.min(room);
     head.copy_from_slice(&encode_answer(Status::Done, len as u32));
@@ -496,7 +496,7 @@ fn call(host: &Host, target: u64, request: &[u8], output: &mut Output) -> Result
     Ok(())
 }
 
-/// A request about lives or ways: no gate is held.
+/// Carries out a request about lives or ways, without a gate.
 fn answer_special(
     host: &Host,
     guest: &Guest,
@@ -522,12 +522,12 @@ fn answer_special(
         }
         Verb::Fence => {
             let who = Incarnation(word_at(operands, 0));
-            // Server 0 is the judge of who lives; the others are asked after it.
+            // Server 0 decides on deaths; clients ask the others after it.
             let is_judge = host.server == ServerId(0);
             let status = if is_judge && !host.lives.is_dead(who, now_ms) {
                 Status::StillAlive
             } else {
-                // Unanswered, whoever asks tries again.
+                // A client that gets no answer tries again.
                 host.lives.fence(who, now_ms).map_err(|_| Gone::Uncut)?;
                 tracing::info!(compute_server = %format_args!("{:016x}", who.0), "cut off");
                 Tally::one(&host.served.fenced);
@@ -552,7 +552,7 @@ fn answer_special(
             };
             let caller = Caller::new(&guest.host, &guest.life, &guest.gate);
             let offered = offer.answer(operands, caller).ok_or(Gone::Nonsense)?;
-            // If the gate is shut by now, the caller sees that, and this answer is not sent.
+            // If the gate has been shut meanwhile, the caller notices, and does not send this answer.
             if offered.way.is_none_or(|way| guest.gate.add(way)) {
                 output.push(&encode_answer(Status::Done, offered.answer.len() as u32));
                 output.push(&offered.answer);

@@ -17,23 +17,23 @@ use rustls::{
 use super::config_error;
 use crate::{FabricError, pem};
 
-/// Files in PEM that say who a process is and whom it trusts.
+/// Files in PEM with a process's certificate, and with the authorities that it trusts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// Certificates of those who vouch for the other processes of the cluster. Whoever shows a
-    /// certificate that they have signed is let in.
+    /// Certificates of the authorities for the other processes of the cluster. A process with a certificate
+    /// that one of them has signed is let in.
     pub ca: PathBuf,
     /// This process's certificate, and those between it and one of the other side's `ca`.
     pub certificate: PathBuf,
     /// The key of this process's certificate.
     pub key: PathBuf,
-    /// The name that servers' certificates are made out to. Without one each has to be made out to
-    /// the IP address at which it is reached.
+    /// The name in servers' certificates. Without one, each certificate has to name the IP address at which
+    /// clients reach the server.
     pub server_name: Option<String>,
 }
 
-/// Connections are encrypted, and both sides show certificates (TLS 1.3). The same serves for a memory
-/// server and for those who connect to one.
+/// Encrypts connections; both sides show certificates (TLS 1.3). The same serves a memory server and its
+/// clients.
 #[derive(Clone)]
 pub struct Tls {
     client: Arc<ClientConfig>,
@@ -45,8 +45,8 @@ impl Tls {
     /// Reads the files.
     ///
     /// # Errors
-    /// [`FabricError::Io`] for a file that cannot be read; [`FabricError::Config`] for one that holds no
-    /// certificate or key, a key of another certificate, and a name that is none.
+    /// [`FabricError::Io`] for a file that cannot be read; [`FabricError::Config`] for a file without a
+    /// certificate or key, a key of another certificate, and an invalid name.
     pub fn load(files: &TlsFiles) -> Result<Tls, FabricError> {
         let mut trusted = RootCertStore::empty();
         trusted.add_parsable_certificates(pem::authorities(&files.ca)?);
@@ -84,19 +84,19 @@ impl Tls {
         })
     }
 
-    /// One side of a connection: of who has connected to the server at `address`.
+    /// The side that has connected to the server at `address`.
     pub(super) fn connects(&self, address: IpAddr) -> Result<rustls::Connection, rustls::Error> {
         let name = self.server_name.clone().unwrap_or(ServerName::IpAddress(address.into()));
         Ok(ClientConnection::new(Arc::clone(&self.client), name)?.into())
     }
 
-    /// The other side.
+    /// The side that has accepted the connection.
     pub(super) fn accepts(&self) -> Result<rustls::Connection, rustls::Error> {
         Ok(ServerConnection::new(Arc::clone(&self.server))?.into())
     }
 }
 
-/// Loaded at once: clones of the same.
+/// Equal if both are clones of one load.
 impl PartialEq for Tls {
     fn eq(&self, other: &Tls) -> bool {
         Arc::ptr_eq(&self.client, &other.client) && Arc::ptr_eq(&self.server, &other.server)
@@ -105,7 +105,7 @@ impl PartialEq for Tls {
 
 impl fmt::Debug for Tls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Nothing of a key.
+        // The key is left out.
         f.debug_struct("Tls").field("server_name", &self.server_name).finish_non_exhaustive()
     }
 }

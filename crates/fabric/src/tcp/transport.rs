@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::task::Context;
 use std::time::{Duration, Instant};
 
-use super::Shared;
-use super::bell::Bell;
+use super::TcpShared;
 use super::connection::Connection;
 use super::inbox::{Sink, Waiting};
+use super::socket_waiter::SocketWaiter;
 use super::wire::{Request, Status, Verb, word_at};
 use crate::exec::Driver;
 use crate::post::{Carrier, Load};
@@ -25,7 +25,7 @@ use crate::{
 /// Drives after which the oldest requests' times are looked at.
 const LOOK_EVERY: u32 = 1_024;
 
-/// What was posted together; comes back with the results in it.
+/// Content of a post; comes back with the results in it.
 #[derive(Debug)]
 pub(crate) enum Payload {
     /// Nothing: the result has been taken.
@@ -101,7 +101,7 @@ impl Kept for Payload {
     }
 }
 
-/// What this thread has posted.
+/// Posts of this thread.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     pub(super) posts: Posts<Payload>,
@@ -109,7 +109,7 @@ pub(super) struct Table {
     region_bytes: Vec<u64>,
 }
 
-/// What is changed by posting and driving.
+/// State that posting and driving change.
 struct State {
     table: Table,
     connections: Vec<Connection>,
@@ -138,10 +138,10 @@ fn line<'a>(
 
 /// A thread's way to all servers.
 pub(crate) struct Transport {
-    shared: Arc<Shared>,
+    shared: Arc<TcpShared>,
     state: RefCell<State>,
-    bell: Bell,
-    /// What else is waited for.
+    waiter: SocketWaiter,
+    /// Another descriptor to wait for.
     other: OnceCell<OwnedFd>,
     drives: Cell<u32>,
     start: Instant,
@@ -149,13 +149,13 @@ pub(crate) struct Transport {
 
 impl Transport {
     /// Connects to every server, waiting.
-    pub(crate) fn connect(shared: Arc<Shared>) -> Result<Self, FabricError> {
+    pub(crate) fn connect(shared: Arc<TcpShared>) -> Result<Self, FabricError> {
         let own = |source| FabricError::Io {
             what: "watch connections of",
             path: "this thread".into(),
             source,
         };
-        let bell = Bell::new().map_err(own)?;
+        let waiter = SocketWaiter::new().map_err(own)?;
         let mut connections = Vec::new();
         for server in 0..shared.config.servers.len() {
             let server = ServerId(server as u16);
@@ -169,7 +169,7 @@ impl Transport {
         Ok(Transport {
             shared,
             state: RefCell::new(State { table, connections, peers: Vec::new(), peers_version: 0 }),
-            bell,
+            waiter,
             other: OnceCell::new(),
             drives: Cell::new(0),
             start: Instant::now(),
@@ -197,7 +197,7 @@ impl Transport {
         Ok(())
     }
 
-    /// Whether this compute server has given the pool up.
+    /// Returns whether this compute server has given the pool up.
     #[cfg(feature = "verbs")]
     pub(crate) fn has_given_up(&self) -> bool {
         self.shared.has_given_up()
@@ -244,7 +244,7 @@ impl Transport {
         if let Some(line) = line(connections, peers, server) {
             // A peer that has ended its life ends the connection, which nobody has read since.
             line.look(table);
-            line.connect(&self.shared, self.bell.notify());
+            line.connect(&self.shared, self.waiter.notify());
         }
     }
 
@@ -277,7 +277,7 @@ impl Transport {
             table.posts.slot(index).missing = 1;
             match line(connections, peers, server) {
                 Some(_) if given_up => table.reconnected(index, Err(fenced(server))),
-                Some(line) => line.reconnect(index, &self.shared, self.bell.notify(), table),
+                Some(line) => line.reconnect(index, &self.shared, self.waiter.notify(), table),
                 None => {
                     let addr = GlobalAddr::new(server, 0);
                     table.reconnected(index, Err(access::out_of_bounds(None, addr, 0)));
@@ -469,7 +469,7 @@ impl Driver for Transport {
         let lines = state.connections.iter().chain(&state.peers);
         let sockets = lines.filter_map(Connection::awaited);
         let other = self.other.get().map(|other| (other.as_fd(), false));
-        let waited = self.bell.wait(sockets.chain(other), at_most);
+        let waited = self.waiter.wait(sockets.chain(other), at_most);
         drop(state);
         if let Err(error) = waited
             && error.kind() != io::ErrorKind::Interrupted
@@ -481,13 +481,13 @@ impl Driver for Transport {
         self.wake();
     }
 
-    /// What keeps the caller may be an operation on a server that cannot be reached.
+    /// An operation on an unreachable server may keep the caller.
     fn linger(&self, kept: Duration) {
         self.linger_beside(kept, false);
     }
 
     fn notifier(&self) -> Notify {
-        Arc::clone(self.bell.notify())
+        Arc::clone(self.waiter.notify())
     }
 }
 
@@ -508,7 +508,7 @@ impl Sink for Table {
             && let Payload::Op(Op::Read { into, .. }) = &mut slot.kept
             && content.len() == into.window_len()
         {
-            // What comes most.
+            // The most frequent answer.
             let at = into.window_start();
             into.bytes_mut()[at..at + content.len()].copy_from_slice(content);
             self.posts.came_back(waiting.slot);
@@ -635,7 +635,7 @@ fn outside(server: ServerId, payload: &Payload, part: usize) -> OpError {
     access::out_of_bounds(None, GlobalAddr::new(server, addr.offset()), bytes)
 }
 
-/// Where a part of a post goes, and how much it moves.
+/// Returns the address of a part of a post, and the bytes that it moves.
 fn target(payload: &Payload, part: usize) -> (GlobalAddr, usize) {
     match payload {
         Payload::Op(op) => (op.addr(), op.bytes()),

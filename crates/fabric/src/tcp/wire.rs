@@ -32,7 +32,7 @@ pub(crate) const LENGTH_MAX: usize = 2 << 20;
 /// Most bytes of a question.
 pub(crate) const QUESTION_MAX: usize = 256;
 
-/// What a request asks for.
+/// Kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Verb {
@@ -42,7 +42,7 @@ pub(crate) enum Verb {
     Write = 2,
     /// Operands: expected, new. Content: the word that was there.
     Cas = 3,
-    /// Operand: what to add. Content: the word that was there.
+    /// Operand: the addend. Content: the word that was there.
     Faa = 4,
     /// `offset`: number of the service in the low 16 bits, room for the reply in the high 32. The
     /// `length` bytes that follow are the request.
@@ -75,13 +75,13 @@ impl Verb {
         ALL.get(usize::from(byte).wrapping_sub(1)).copied()
     }
 
-    /// Whether it is carried out without the connection's gate.
+    /// Returns whether it is carried out without the connection's gate.
     #[inline]
     pub(crate) fn is_without_gate(self) -> bool {
         matches!(self, Verb::Fence | Verb::IsDead | Verb::Beat | Verb::Bye | Verb::Ask | Verb::Call)
     }
 
-    /// Whether operands of a fixed length follow, and of which.
+    /// Returns the length of its operands, if that is fixed.
     #[inline]
     fn operand_bytes(self) -> Option<usize> {
         match self {
@@ -159,11 +159,11 @@ impl Request {
     }
 }
 
-/// How a request ended.
+/// End of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Status {
-    /// The content is what the verb gives.
+    /// The content is the verb's result.
     Done = 0,
     OutOfBounds = 1,
     Misaligned = 2,
@@ -189,7 +189,7 @@ impl Status {
         ALL.get(usize::from(byte)).copied()
     }
 
-    /// The status that tells of an error.
+    /// Returns the status that stands for an error.
     pub(crate) fn of_error(kind: &OpErrorKind) -> Status {
         match kind {
             OpErrorKind::Misaligned { .. } => Status::Misaligned,
@@ -235,7 +235,7 @@ fn decode_other(status: u32, length: usize) -> Result<(Status, usize), Malformed
 /// Bytes of a reply's content in front of the reply.
 pub(crate) const REPLY_WORD_BYTES: usize = 8;
 
-/// What stands in front of a call's request of `length` bytes.
+/// Head of a call with a request of `length` bytes.
 pub(crate) fn call_head(number: u64, service: ServiceId, length: usize) -> Request {
     let offset = number << 16 | u64::from(service.0);
     Request { verb: Verb::Call, more: false, length: length as u32, offset }
@@ -246,7 +246,7 @@ pub(crate) fn called(request: &Request) -> (u64, ServiceId) {
     (request.offset >> 16, ServiceId(request.offset as u16))
 }
 
-/// What stands in front of a reply of `length` bytes.
+/// Head of a reply of `length` bytes.
 pub(crate) fn reply_head(number: u64, outcome: Outcome, length: usize) -> [u8; 16] {
     let mut bytes = [0; 16];
     let content = (REPLY_WORD_BYTES + length) as u32;
@@ -266,7 +266,7 @@ pub(crate) fn decode_reply(content: &[u8]) -> Result<(u64, Outcome, &[u8]), Malf
     Ok((word >> 16, outcome, reply))
 }
 
-/// What a client says first.
+/// First message of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
     pub(crate) version: u32,
@@ -275,12 +275,12 @@ pub(crate) struct Hello {
     /// Its operations go by the server's card, not by this connection.
     pub(crate) by_card: bool,
     pub(crate) incarnation: u64,
-    /// The server that is meant, and how many there are.
+    /// The number of the intended server, and of all servers.
     pub(crate) server: u16,
     pub(crate) servers: u16,
-    /// The connection that this one takes the place of; 0 for none.
+    /// The connection that this one replaces; 0 for none.
     pub(crate) replaces: u64,
-    /// The life of the compute server that is meant; 0 for a memory server.
+    /// The life of the intended compute server; 0 for a memory server.
     pub(crate) meant: u64,
 }
 
@@ -299,7 +299,7 @@ impl Hello {
         bytes
     }
 
-    /// `None` if it is no greeting of this protocol. Of another version only that is known.
+    /// `None` if it is no greeting of this protocol. From another version, only the version is read.
     pub(crate) fn decode(bytes: &[u8; GREETING_BYTES]) -> Option<Hello> {
         let version = version_of(bytes)?;
         let hello = Hello {
@@ -316,10 +316,10 @@ impl Hello {
     }
 }
 
-/// Why a server lets a client in, or not.
+/// Decision of a server to let a client in, or its reason not to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Entry {
+pub(crate) enum GreetingStatus {
     LetIn = 0,
     OtherVersion = 1,
     /// The server has another number, or the pool another number of servers.
@@ -327,36 +327,40 @@ pub(crate) enum Entry {
     Fenced = 3,
     /// As many connections as it allows are open.
     Full = 4,
-    /// Others reach the words another way, and both ways' atomics do not know of each other.
+    /// Others reach the words another way, and the two ways' atomics are not atomic against each other.
     OtherWay = 5,
 }
 
-impl fmt::Display for Entry {
+impl fmt::Display for GreetingStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Entry::LetIn => "let in",
-            Entry::OtherVersion => "it speaks another version of the protocol",
-            Entry::OtherServer => "it looks for a server of another number, or of another pool",
-            Entry::Fenced => "its compute server has been cut off",
-            Entry::Full => "there are as many connections as are allowed",
-            Entry::OtherWay => "others reach the words another way (by RDMA, or by TCP alone)",
+            GreetingStatus::LetIn => "let in",
+            GreetingStatus::OtherVersion => "it speaks another version of the protocol",
+            GreetingStatus::OtherServer => {
+                "it looks for a server of another number, or of another pool"
+            }
+            GreetingStatus::Fenced => "its compute server has been cut off",
+            GreetingStatus::Full => "there are as many connections as are allowed",
+            GreetingStatus::OtherWay => {
+                "others reach the words another way (by RDMA, or by TCP alone)"
+            }
         })
     }
 }
 
-/// What a server answers.
+/// Answer of a server to a [`Hello`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Welcome {
     pub(crate) version: u32,
-    pub(crate) entry: Entry,
+    pub(crate) status: GreetingStatus,
     pub(crate) server: u16,
     pub(crate) servers: u16,
     /// The connection's number, for [`Hello::replaces`].
     pub(crate) connection: u64,
     pub(crate) region_bytes: u64,
-    /// Which memory that is: another number if it is not what it was.
+    /// Identity of the memory: another number once its content is not the same.
     pub(crate) region_id: u64,
-    /// How long a compute server is believed to live without a sign of life.
+    /// Time without a sign of life after which a compute server counts as dead.
     pub(crate) lease_ms: u32,
 }
 
@@ -365,7 +369,7 @@ impl Welcome {
         let mut bytes = [0; GREETING_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8..12].copy_from_slice(&self.version.to_le_bytes());
-        bytes[12] = self.entry as u8;
+        bytes[12] = self.status as u8;
         bytes[16..24].copy_from_slice(&self.connection.to_le_bytes());
         bytes[24..26].copy_from_slice(&self.server.to_le_bytes());
         bytes[26..28].copy_from_slice(&self.servers.to_le_bytes());
@@ -377,11 +381,11 @@ impl Welcome {
 
     /// `None` if it is no greeting of this protocol.
     pub(crate) fn decode(bytes: &[u8; GREETING_BYTES]) -> Option<Welcome> {
-        use Entry::{Fenced, Full, LetIn, OtherServer, OtherVersion, OtherWay};
-        let entries = [LetIn, OtherVersion, OtherServer, Fenced, Full, OtherWay];
+        use GreetingStatus::{Fenced, Full, LetIn, OtherServer, OtherVersion, OtherWay};
+        let statuses = [LetIn, OtherVersion, OtherServer, Fenced, Full, OtherWay];
         Some(Welcome {
             version: version_of(bytes)?,
-            entry: entries.into_iter().find(|entry| *entry as u8 == bytes[12])?,
+            status: statuses.into_iter().find(|status| *status as u8 == bytes[12])?,
             server: u16::from_le_bytes([bytes[24], bytes[25]]),
             servers: u16::from_le_bytes([bytes[26], bytes[27]]),
             connection: word_at(bytes, 16),
@@ -408,13 +412,13 @@ pub(crate) fn word_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(word)
 }
 
-/// What this fabric gives: words of the server are touched by its own CPU alone, one request after
-/// the other once it has come in whole.
+/// Promises of this fabric: only the server's own CPU touches its words, one request after the other once it
+/// has come in whole.
 pub(crate) const CAPABILITIES: Capabilities = Capabilities {
     write_vs_rmw: true,
     rmw_global: true,
     cpu_visible: true,
-    // A WRITE is carried out after its last byte has come, under the same lock that a fence takes.
+    // A WRITE runs after its last byte has come, under the same lock that a fence takes.
     crash_atomic_bytes: LENGTH_MAX as u32,
     ..Capabilities::NONE
 };
@@ -424,7 +428,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_come_back_as_they_went() {
+    fn requests_decode_as_they_were_encoded() {
         for (verb, length) in [
             (Verb::Read, 2 << 20),
             (Verb::Write, 0),
@@ -444,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_and_replies_come_back_as_they_went() {
+    fn calls_and_replies_decode_as_they_were_encoded() {
         let last = (1 << 48) - 1;
         let request = call_head(last, ServiceId(7), CALL_BYTES_MAX);
         assert_eq!(Request::decode(&request.encode()), Ok(request));
@@ -455,7 +459,7 @@ mod tests {
         let head = bytes.first_chunk().expect("a head");
         assert_eq!(decode_answer(head), Ok((Status::Reply, 11)));
         assert_eq!(decode_reply(&bytes[8..]), Ok((5, Outcome::Done, &b"abc"[..])));
-        // Too short, too long, an unknown outcome, bytes that no outcome but the first has.
+        // Too short, too long, an unknown outcome, and bytes with an outcome that has none.
         for length in [7, CALL_BYTES_MAX as u32 + 9] {
             assert_eq!(decode_answer(&encode_answer(Status::Reply, length)), Err(Malformed));
         }
@@ -465,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_request_is_refused() {
+    fn a_malformed_request_is_refused() {
         let good = Request { verb: Verb::Cas, more: false, length: 16, offset: 8 }.encode();
         for (at, byte) in [(0, 0), (0, 13), (1, 2), (2, 1), (3, 1), (4, 15), (7, 1)] {
             let mut bytes = good;
@@ -480,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn greetings_come_back_as_they_went() {
+    fn greetings_decode_as_they_were_encoded() {
         let hello = Hello {
             version: VERSION,
             control: true,
@@ -500,7 +504,7 @@ mod tests {
         assert_eq!(Hello::decode(&foreign), None);
         let welcome = Welcome {
             version: VERSION,
-            entry: Entry::Full,
+            status: GreetingStatus::Full,
             server: 1,
             servers: 2,
             connection: 5,

@@ -16,53 +16,53 @@ use super::listening::Listening;
 use super::loss::notice_loss;
 use super::output::Output;
 use super::served::Tally;
-use super::server::{LISTENER, Shared, WAKER};
+use super::server::{LISTENER, ServerShared, WAKER};
 use super::session::{Gone, Session, UNSENT_MAX};
-use super::wire::Entry;
+use super::wire::GreetingStatus;
 use crate::wake::Notify;
 
-/// Connections up to which a spinning thread asks each socket itself rather than the system for all.
+/// Connections up to which a spinning thread polls each socket itself rather than the system for all.
 const HOT_MAX: usize = 4;
-/// What a connection is registered for.
+/// Events for which a connection is registered.
 const INTEREST: Interest = Interest::READABLE.add(Interest::WRITABLE);
-/// Turns in which a connection was busy after which the system is not told to look after it any more, as that
-/// costs whoever sends to it, each time.
+/// Busy turns after which the thread deregisters a connection from the system, because the registration costs
+/// the sender at each message.
 const OWN_FROM: u32 = 64;
-/// Rounds in vain after which a connection is left to the system again.
+/// Polls in vain after which the thread registers a connection again.
 const VAIN_MAX: u32 = 256;
-/// Rounds after which a spinning thread asks the system, too: for whoever knocks.
+/// Rounds after which a spinning thread also asks the system, for new connections.
 const ROUNDS_MAX: u32 = 64;
-/// Rounds for which only the system is asked once more connections were busy than can be hot.
+/// Rounds for which the thread asks only the system, once more connections were busy than can be hot.
 const CROWDED_ROUNDS: u32 = 4_096;
 /// Room to read into, at first.
 const INPUT_BYTES: usize = 64 << 10;
-/// Connections beyond those allowed that may be about to greet, and be told that there is no room.
+/// Connections beyond the limit that may still greet, and learn that there is no room.
 const STRANGERS_MAX: usize = 256;
 /// Refusals that a thread logs in a second.
 const REFUSALS_TOLD: u32 = 10;
-/// Leases after which a silent compute server's connections are closed: by then it is gone.
+/// Leases after which a silent compute server's connections are closed, because it is gone.
 const SILENT_LEASES: u64 = 20;
 
-/// A connection that was busy of late.
+/// A connection that was busy recently.
 struct Hot {
     at: usize,
-    /// How often it was busy.
+    /// Rounds in which it was busy.
     busy: u32,
-    /// How often it was asked in vain since.
+    /// Polls in vain since then.
     vain: u32,
-    /// Nobody but this thread looks after it.
+    /// Only this thread watches it: it is not registered.
     is_own: bool,
 }
 
 pub(super) struct Worker {
-    shared: Arc<Shared>,
+    shared: Arc<ServerShared>,
     number: usize,
     poll: Poll,
     listener: Option<Listening<TcpListener>>,
-    /// The listener has to be asked again, without being told to.
+    /// The thread has to ask the listener again, without an event.
     listens_again: bool,
-    connections: Vec<Option<Connection>>,
-    /// Connections that were busy of late.
+    connections: Vec<Option<ServedConnection>>,
+    /// Connections that were busy recently.
     hot: Vec<Hot>,
     /// Rounds for which none is hot.
     crowded: u32,
@@ -75,7 +75,7 @@ pub(super) struct Worker {
 
 impl Worker {
     pub(super) fn new(
-        shared: Arc<Shared>,
+        shared: Arc<ServerShared>,
         number: usize,
         poll: Poll,
         listener: Option<Listening<TcpListener>>,
@@ -146,7 +146,7 @@ impl Worker {
         }
     }
 
-    /// Asks the sockets of the connections that were busy of late; true if one still is.
+    /// Polls the sockets of the recently busy connections; true if one still is.
     fn ask_the_hot(&mut self) -> bool {
         let mut progress = false;
         let mut hot = std::mem::take(&mut self.hot);
@@ -173,7 +173,7 @@ impl Worker {
         progress
     }
 
-    /// A connection is busy.
+    /// Marks a connection as busy.
     fn heat(&mut self, at: usize) {
         if self.crowded > 0 || self.hot.iter().any(|hot| hot.at == at) {
             return;
@@ -187,13 +187,13 @@ impl Worker {
         }
     }
 
-    /// Has the system not look after a connection any more; whether it does not.
+    /// Deregisters a connection; returns whether that succeeded.
     fn disown(&mut self, at: usize) -> bool {
         let Some(Some(connection)) = self.connections.get_mut(at) else { return false };
         self.poll.registry().deregister(connection.link.socket()).is_ok()
     }
 
-    /// Leaves a connection to the system again, which tells at once of what has come meanwhile.
+    /// Registers a connection again; the system tells at once of bytes that have come meanwhile.
     fn give_back(&mut self, hot: &mut Hot) {
         hot.busy = 0;
         if !std::mem::take(&mut hot.is_own) {
@@ -202,7 +202,7 @@ impl Worker {
         let Some(Some(connection)) = self.connections.get_mut(hot.at) else { return };
         let socket = connection.link.socket();
         if self.poll.registry().register(socket, Token(hot.at), INTEREST).is_err() {
-            // Nobody would look after it.
+            // Nobody would watch it.
             let is_stranger = connection.session.is_stranger();
             self.close(hot.at, is_stranger, &Gone::Ended);
         }
@@ -214,7 +214,7 @@ impl Worker {
         self.hot = hot;
     }
 
-    /// How long nothing has to be done if nothing comes.
+    /// Returns how long this thread may sleep if nothing comes.
     fn patience(&self) -> Option<Duration> {
         if self.listens_again {
             Some(Duration::from_millis(10))
@@ -244,7 +244,7 @@ impl Worker {
                         Tally::one(&self.shared.host.served.refused);
                         if let Some(left_out) = self.refusals.may_tell() {
                             let server = self.shared.host.server.0;
-                            tracing::warn!(server, %peer, left_out, why = %Entry::Full, "refused");
+                            tracing::warn!(server, %peer, left_out, why = %GreetingStatus::Full, "refused");
                         }
                         continue;
                     }
@@ -286,12 +286,12 @@ impl Worker {
                 let session = match &self.shared.host.call_server {
                     None => Session::default(),
                     Some(_) => {
-                        // Whoever calls may wait for long without a word.
+                        // A caller may wait silently for long.
                         let _ = notice_loss(link.socket_ref());
                         Session::notifying(self.notify(at))
                     }
                 };
-                self.connections[at] = Some(Connection::new(link, peer, session));
+                self.connections[at] = Some(ServedConnection::new(link, peer, session));
                 self.turn(at, false);
             } else {
                 self.shared.open.fetch_sub(1, Ordering::Relaxed);
@@ -310,7 +310,7 @@ impl Worker {
         progress
     }
 
-    /// How other threads tell that the connection `at` has replies to send.
+    /// Returns the function by which other threads say that the connection `at` has replies to send.
     fn notify(&self, at: usize) -> Notify {
         let (shared, number) = (Arc::downgrade(&self.shared), self.number);
         Arc::new(move || {
@@ -322,7 +322,7 @@ impl Worker {
         })
     }
 
-    /// Does what there is to do for one connection; true if it did something.
+    /// Does the work of one connection; true if there was any.
     fn turn(&mut self, at: usize, is_closed: bool) -> bool {
         let Some(Some(connection)) = self.connections.get_mut(at) else { return false };
         let was_stranger = connection.session.is_stranger();
@@ -343,7 +343,7 @@ impl Worker {
         if let Some(closed) = self.connections[at].take() {
             self.tell_end(&closed, gone);
         }
-        // Another may get its place.
+        // Another connection may get its slot.
         self.hot.retain(|hot| hot.at != at);
         self.strangers -= usize::from(is_stranger);
         self.shared.open.fetch_sub(1, Ordering::Relaxed);
@@ -353,14 +353,14 @@ impl Worker {
     }
 
     /// Counts and logs the end of a connection.
-    fn tell_end(&mut self, closed: &Connection, gone: &Gone) {
+    fn tell_end(&mut self, closed: &ServedConnection, gone: &Gone) {
         let server = self.shared.host.server.0;
         let peer = closed.peer.map(tracing::field::display);
         if closed.session.is_stranger() {
             Tally::one(&self.shared.host.served.refused);
             let Some(left_out) = self.refusals.may_tell() else { return };
             match closed.session.refused() {
-                Some(entry) => tracing::warn!(server, peer, left_out, why = %entry, "refused"),
+                Some(status) => tracing::warn!(server, peer, left_out, why = %status, "refused"),
                 None => tracing::warn!(server, peer, left_out, why = %gone, "refused"),
             }
         } else if matches!(gone, Gone::Nonsense | Gone::Uncut | Gone::Silent) {
@@ -370,8 +370,8 @@ impl Worker {
         }
     }
 
-    /// Closes the connections of strangers that say nothing, and of those who have been silent for so
-    /// long that nobody is there.
+    /// Closes the connections of silent clients that have not greeted, and of those that have been silent for
+    /// too long.
     fn send_away(&mut self) {
         if self.connections.is_empty() || self.looked_at.elapsed() < self.look_every() {
             return;
@@ -392,7 +392,7 @@ impl Worker {
     }
 }
 
-/// Refusals that are logged: few enough a second that nobody fills a disk by knocking.
+/// Logged refusals: so few per second that connection attempts fill no disk.
 struct Refusals {
     since: Instant,
     told: u32,
@@ -400,7 +400,7 @@ struct Refusals {
 }
 
 impl Refusals {
-    /// Whether one more is to be logged; with it, how many before it were not.
+    /// Returns whether to log one more, with the number of unlogged ones before it.
     fn may_tell(&mut self) -> Option<u32> {
         if self.since.elapsed() > Duration::from_secs(1) {
             (self.since, self.told) = (Instant::now(), 0);
@@ -414,13 +414,13 @@ impl Refusals {
     }
 }
 
-struct Connection {
+struct ServedConnection {
     link: Link<TcpStream>,
-    /// Who is on the other side, as far as the system knows.
+    /// Address of the other side, as far as the system knows.
     peer: Option<SocketAddr>,
     session: Session,
     since: Instant,
-    /// What has come, from `taken` to `filled` not carried out yet.
+    /// Received bytes, those from `taken` to `filled` not carried out yet.
     input: Vec<u8>,
     taken: usize,
     filled: usize,
@@ -431,9 +431,9 @@ struct Connection {
     output: Output,
 }
 
-impl Connection {
+impl ServedConnection {
     fn new(link: Link<TcpStream>, peer: Option<SocketAddr>, session: Session) -> Self {
-        Connection {
+        ServedConnection {
             link,
             peer,
             session,
@@ -448,7 +448,7 @@ impl Connection {
     }
 
     /// Sends, carries out and receives until one of them has to wait; true if it did anything.
-    fn turn(&mut self, shared: &Shared, is_closed: bool) -> Result<bool, Gone> {
+    fn turn(&mut self, shared: &ServerShared, is_closed: bool) -> Result<bool, Gone> {
         let mut progress = false;
         loop {
             self.session.put_replies(&mut self.output);
@@ -468,7 +468,7 @@ impl Connection {
                 continue;
             }
             if self.is_closed {
-                // Who only sends no more still gets the answers.
+                // A client that has shut down its sending side still gets the answers.
                 return if self.has_sent_all() { Err(Gone::Ended) } else { Ok(progress) };
             }
             let (count, is_full) = self.receive()?;
@@ -479,7 +479,7 @@ impl Connection {
             if count > 0 {
                 self.take(shared)?;
             }
-            // Saves asking once more. What ends behind what has come would not be told again.
+            // Saves one more read. But the system does not notify again of an end behind these bytes.
             let may_go_on = is_full || is_closed || self.is_closed || self.is_held;
             if !may_go_on && !self.session.is_stranger() && !self.session.ends() {
                 self.send()?;
@@ -488,8 +488,8 @@ impl Connection {
         }
     }
 
-    /// Carries out what has come.
-    fn take(&mut self, shared: &Shared) -> Result<(), Gone> {
+    /// Carries out the received requests.
+    fn take(&mut self, shared: &ServerShared) -> Result<(), Gone> {
         let input = &self.input[self.taken..self.filled];
         self.taken += self.session.take(&shared.host, input, &mut self.output)?;
         self.is_held = self.output.unsent_bytes() > UNSENT_MAX;
@@ -500,7 +500,7 @@ impl Connection {
         self.output.is_empty() && !self.link.is_pending()
     }
 
-    /// Sends what the socket takes; true if it took something.
+    /// Sends as much as the socket takes; true if it took anything.
     fn send(&mut self) -> Result<bool, Gone> {
         let mut any = false;
         while !self.output.is_empty() {
@@ -523,7 +523,7 @@ impl Connection {
         Ok(any)
     }
 
-    /// Reads once; how much, and whether there may be more.
+    /// Reads once; returns the bytes, and whether there may be more.
     fn receive(&mut self) -> Result<(usize, bool), Gone> {
         self.input.copy_within(self.taken..self.filled, 0);
         self.filled -= self.taken;
@@ -533,7 +533,7 @@ impl Connection {
         if self.input.len() < room {
             self.input.resize(room, 0);
         } else if self.input.len() > room && self.filled <= INPUT_BYTES {
-            // A large WRITE has been carried out.
+            // A large WRITE has been carried out: its room is freed.
             self.input.truncate(room);
             self.input.shrink_to_fit();
         }

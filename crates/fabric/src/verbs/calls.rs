@@ -14,18 +14,18 @@ use crate::tcp::call::head;
 
 #[derive(Debug, Default)]
 pub(super) struct Calls {
-    unsent: VecDeque<Waiting>,
-    sent: VecDeque<Waiting>,
-    /// When a send queue was last looked after because nothing came.
+    unsent: VecDeque<WaitingCall>,
+    sent: VecDeque<WaitingCall>,
+    /// Time of the last probe of a silent send queue.
     probed_ns: u64,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct WaitingCall {
     slot: u32,
     /// Owns the request until it has been sent.
     hold: Option<Rc<Hold>>,
-    /// When it was first seen waiting.
+    /// Time at which it was first seen waiting.
     since_ns: Option<u64>,
 }
 
@@ -34,19 +34,19 @@ impl Calls {
         self.unsent.is_empty() && self.sent.is_empty()
     }
 
-    /// Whether answers are to come.
+    /// Returns whether answers are to come.
     pub(super) fn awaits(&self) -> bool {
         !self.sent.is_empty()
     }
 
     pub(super) fn push(&mut self, slot: u32, hold: Rc<Hold>) {
-        self.unsent.push_back(Waiting { slot, hold: Some(hold), since_ns: None });
+        self.unsent.push_back(WaitingCall { slot, hold: Some(hold), since_ns: None });
     }
 
-    /// Gives to `send_queue` what it has room for.
+    /// Gives to `send_queue` as much as it has room for.
     ///
     /// # Errors
-    /// If the send queue is to be cut.
+    /// If the caller has to cut the send queue.
     pub(super) fn send(&mut self, send_queue: &mut SendQueue) -> io::Result<()> {
         if !self.unsent.is_empty() && !send_queue.takes_messages() {
             return Err(io::ErrorKind::Unsupported.into());
@@ -75,7 +75,7 @@ impl Calls {
         is_answer
     }
 
-    /// How long the oldest has been waiting: since the first look at it.
+    /// Returns the wait of the oldest, since the first look at it.
     pub(super) fn look(&mut self, now_ns: u64) -> u64 {
         for calls in [&mut self.unsent, &mut self.sent] {
             for call in calls.iter_mut().rev().take_while(|call| call.since_ns.is_none()) {
@@ -86,8 +86,8 @@ impl Calls {
         oldest.map_or(0, |since_ns| now_ns.saturating_sub(since_ns))
     }
 
-    /// Whether the send queue is to be looked after: an answer has been due for `every_ns`, and so has the last
-    /// look.
+    /// Returns whether to probe the send queue: an answer has been due for `every_ns`, and the last probe is
+    /// as old.
     pub(super) fn is_due(&mut self, waited_ns: u64, now_ns: u64, every_ns: u64) -> bool {
         let is_due = self.awaits()
             && waited_ns >= every_ns
@@ -98,7 +98,7 @@ impl Calls {
         is_due
     }
 
-    /// None of them is answered any more.
+    /// Fails them all: no answer will come.
     pub(super) fn lose(&mut self, error: OpError, posts: &mut Posts) {
         for call in self.sent.drain(..).chain(self.unsent.drain(..)) {
             drop(call.hold);
@@ -159,10 +159,10 @@ mod tests {
         assert!(calls.answered(&[0, 0, 0, 0, 2, 0, 0, 0, 7, 7], &mut posts));
         assert_eq!(taken(&mut posts, slots[0]), Some((2, None)));
         assert_eq!(taken(&mut posts, slots[1]), None);
-        // Longer than there is room for, and no answer at all.
+        // Longer than the room, and no answer at all.
         assert!(!calls.answered(&[&[0, 0, 0, 0, 9, 0, 0, 0][..], &[7; 9]].concat(), &mut posts));
         assert!(!calls.answered(&[1, 2, 3], &mut posts));
-        // Nobody waits for this one any more: its buffers go home with the answer.
+        // Nobody waits for this one any more: its buffers are freed with the answer.
         drop(posts.abandon(slots[1]));
         assert_eq!(slab.buffers_out(), 4);
         assert!(calls.answered(&[3, 0, 0, 0, 0, 0, 0, 0], &mut posts));
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_is_looked_at() {
+    fn the_oldest_call_sets_the_wait() {
         let slab = SlabRef::new();
         let (mut posts, mut calls) = (Posts::default(), Calls::default());
         assert_eq!(calls.look(50), 0);

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use super::transport::Transport;
-use super::wire::{Answer, Outcome, Question, VERSION};
-use super::{Shared, VerbsError};
+use super::wire::{PairAnswer, PairOutcome, Question, VERSION};
+use super::{VerbsError, VerbsShared};
 use crate::post::{Carrier, Post, Stage, list, old_word};
 use crate::raw::verbs::{
     Call, Completions, Ends, Load, QueuePair, Remote, SendQueue, Size, WordsKey, registered_slab,
@@ -30,20 +30,20 @@ pub struct VerbsEndpoint {
 
 #[derive(Debug)]
 struct Thread {
-    shared: Arc<Shared>,
+    shared: Arc<VerbsShared>,
     transport: Rc<Transport>,
     completions: Arc<Completions>,
-    /// Result words of atomics, one stretch per server.
+    /// Result words of atomics, one range per server.
     results: Vec<Arc<WordsKey>>,
-    /// Longer RPCs, fences, questions of life, time, tasks and randomness.
+    /// For longer RPCs, fences, questions about lives, time, tasks and randomness.
     tcp: TcpEndpoint,
 }
 
 impl VerbsEndpoint {
-    pub(super) fn connect(shared: Arc<Shared>) -> Result<Self, FabricError> {
-        let (device, config) = (&shared.place.device, &shared.config);
+    pub(super) fn connect(shared: Arc<VerbsShared>) -> Result<Self, FabricError> {
+        let (device, config) = (&shared.card_port.device, &shared.config);
         let servers = config.tcp.servers.len() as u32;
-        // Each place may complete, and what was flushed on a send queue before may still lie there.
+        // Each place may complete, and flushed entries of an earlier send queue may still lie there.
         let each = shared.depth.saturating_add(shared.calls.into());
         let entries = servers.saturating_mul(each).saturating_mul(2).saturating_add(64);
         let completions = Completions::new(device, entries.min(device.facts.completions_max))?;
@@ -83,7 +83,7 @@ impl VerbsEndpoint {
         self.thread.tcp.executor()
     }
 
-    /// Buffers that are in somebody's hands or with an operation; 0 when all have come home.
+    /// Buffers that a caller or an operation holds; 0 when all are back.
     pub fn buffers_out(&self) -> usize {
         self.thread.tcp.buffers_out()
     }
@@ -109,32 +109,36 @@ impl VerbsEndpoint {
 }
 
 impl Thread {
-    /// Makes a queue pair to a server, over the connection that there is. 1 round trip.
+    /// Makes a queue pair to a server, over the existing connection. 1 round trip.
     async fn connect(&self, server: ServerId) -> Result<SendQueue, FabricError> {
-        let (shared, place) = (&self.shared, &self.shared.place);
+        let (shared, card_port) = (&self.shared, &self.shared.card_port);
         let size = Size {
             depth: shared.depth,
             inline_max: shared.config.inline_max,
             messages: shared.calls,
             message_bytes: MESSAGE_BYTES_MAX,
         };
-        let mut pair = QueuePair::new(&self.completions, size, place.port, false)?;
+        let mut pair = QueuePair::new(&self.completions, size, card_port.port, false)?;
         let first = self.transport.next(server);
         SendQueue::expect_answers(&mut pair, server.0, (first, shared.calls)).map_err(
             |source| {
-                let device = place.device.name().to_owned();
+                let device = card_port.device.name().to_owned();
                 VerbsError::Failed { device, what: "post receives to a queue pair", source }
             },
         )?;
         let first_packet = self.tcp.random() as u32 & 0xff_ffff;
-        let ends =
-            Ends { queue: pair.number(), first_packet, gid: place.gid, lid: place.facts.lid };
+        let ends = Ends {
+            queue: pair.number(),
+            first_packet,
+            gid: card_port.gid,
+            lid: card_port.facts.lid,
+        };
         let question = shared.question(ends, true);
         let answer = self.tcp.ask(server, question.encode()).await;
         let answer = answer.map_err(|error| shared.not_asked(server, error.kind))?;
         let answer = shared.check_answer(server, &answer)?;
-        let flights = place.device.facts.flights_max.min(answer.answers);
-        let here = place.here(first_packet, answer.mtu.min(place.mtu), 1, flights);
+        let flights = card_port.device.facts.flights_max.min(answer.answers);
+        let here = card_port.here(first_packet, answer.mtu.min(card_port.mtu), 1, flights);
         pair.connect(&here, &answer.ends)?;
         let remote = Remote { base: answer.base, key: answer.key };
         let results = Arc::clone(&self.results[server.index()]);
@@ -142,7 +146,7 @@ impl Thread {
         Ok(SendQueue::new(pair, server.0, shared.depth as usize, remote, results, mail))
     }
 
-    /// Gets a new connection and a new queue pair (F10).
+    /// Makes a new connection and a new queue pair (F10).
     async fn connect_again(self: Rc<Self>, server: ServerId) {
         // The server cuts the old queue pair before it lets the new connection in.
         let result = match self.tcp.reconnect(server).await {
@@ -156,20 +160,20 @@ impl Thread {
     }
 }
 
-impl Shared {
+impl VerbsShared {
     pub(super) fn question(&self, ends: Ends, connects: bool) -> Question {
         Question {
             version: VERSION,
             connects,
-            mtu: self.place.mtu,
-            flights: self.place.device.facts.flights_max,
-            is_ethernet: self.place.facts.is_ethernet,
+            mtu: self.card_port.mtu,
+            flights: self.card_port.device.facts.flights_max,
+            is_ethernet: self.card_port.facts.is_ethernet,
             ends,
             calls: self.calls,
         }
     }
 
-    /// Why a server did not answer a question.
+    /// Returns the reason for which a server did not answer a question.
     pub(super) fn not_asked(&self, server: ServerId, kind: OpErrorKind) -> FabricError {
         match kind {
             OpErrorKind::Fenced => FabricError::CutOff { server },
@@ -186,20 +190,20 @@ impl Shared {
         FabricError::Refused { server, address, reason, why }
     }
 
-    /// The answer, if it is one and says yes.
+    /// Returns the answer, if it is one and grants the question.
     pub(super) fn check_answer(
         &self,
         server: ServerId,
         answer: &[u8],
-    ) -> Result<Answer, FabricError> {
-        let Some(answer) = Answer::decode(answer) else {
+    ) -> Result<PairAnswer, FabricError> {
+        let Some(answer) = PairAnswer::decode(answer) else {
             let why = "it does not keep to the protocol".to_owned();
             return Err(self.refused(server, Refusal::NoMemoryServer, why));
         };
-        let here = if self.place.facts.is_ethernet { "Ethernet" } else { "InfiniBand" };
+        let here = if self.card_port.facts.is_ethernet { "Ethernet" } else { "InfiniBand" };
         let (reason, why) = match answer.outcome {
-            Outcome::Done if answer.version == VERSION => return Ok(answer),
-            Outcome::Done | Outcome::OtherVersion => {
+            PairOutcome::Done if answer.version == VERSION => return Ok(answer),
+            PairOutcome::Done | PairOutcome::OtherVersion => {
                 let why = format!(
                     "it speaks version {} of verbs, this program version {VERSION}: use the same \
                      version of Farleaf on both sides",
@@ -207,12 +211,12 @@ impl Shared {
                 );
                 (Refusal::OtherVersion, why)
             }
-            Outcome::OtherNetwork => {
+            PairOutcome::OtherNetwork => {
                 let why =
                     format!("its card is on another kind of network than {here}, as it is here");
                 (Refusal::NoWay, why)
             }
-            Outcome::NoQueuePair => {
+            PairOutcome::NoQueuePair => {
                 let why = "it cannot make a queue pair: its card has no more, or cannot reach this \
                            one's address";
                 (Refusal::NoWay, why.to_owned())
@@ -324,8 +328,8 @@ impl Endpoint for VerbsEndpoint {
         self.post(Load::One(Op::Faa { at, add, old: 0 }), old_word)
     }
 
-    /// Posted on one queue pair, in order, with the fence flag where a READ or an atomic has to have
-    /// ended first: then it is more than one trip of the wire, though one wait.
+    /// Posted on one queue pair, in order, with the fence flag if a READ or an atomic has to end first. Such
+    /// a chain takes more than one trip of the wire, though one wait.
     #[inline]
     fn chain(&self, ops: Ops) -> impl Future<Output = Result<Ops, OpError>> {
         let server = ops.server();
@@ -339,8 +343,8 @@ impl Endpoint for VerbsEndpoint {
         self.post(Load::Batch(ops), list)
     }
 
-    /// By the card if request and room for the reply have at most 4 KiB each and the server has a place for
-    /// that, else over the connection.
+    /// By the card if request and room for the reply have at most 4 KiB each and the server grants that, else
+    /// over the connection.
     async fn rpc(
         &self,
         server: ServerId,

@@ -6,28 +6,28 @@ use std::io;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VerbsError {
-    /// The library that talks to cards is not there.
+    /// The library for cards is missing.
     #[error(
         "no rdma-core here ({why}): install libibverbs1 and ibverbs-providers (Debian) or \
          rdma-core, or use tcp"
     )]
     NoLibrary {
-        /// What the dynamic linker said.
+        /// The dynamic linker's error.
         why: String,
     },
-    /// There is no card, or not the one that was asked for.
+    /// There is no card, or none of the wanted name.
     #[error(
         "no RDMA device{}: {}", wanted.as_ref().map(|name| format!(" named {name}")).unwrap_or_default(),
         if found.is_empty() { "this machine has none that rdma-core knows (see `rdma link`)".to_owned() }
         else { format!("there are {}", found.join(", ")) }
     )]
     NoDevice {
-        /// The name that was asked for.
+        /// The wanted name.
         wanted: Option<String>,
-        /// The names that there are.
+        /// The existing names.
         found: Vec<String>,
     },
-    /// The card must not be used by this user.
+    /// The user has no right to use the card.
     #[error(
         "no permission to {what} of RDMA device {device}: {source}; see the rights of \
          /dev/infiniband/uverbs*"
@@ -35,9 +35,9 @@ pub enum VerbsError {
     Denied {
         /// The device.
         device: String,
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// Memory cannot be locked for the card.
@@ -54,7 +54,7 @@ pub enum VerbsError {
         bytes: u64,
         /// `RLIMIT_MEMLOCK`, if there is one.
         limit_bytes: Option<u64>,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The port is not there or has no link.
@@ -64,10 +64,10 @@ pub enum VerbsError {
         device: String,
         /// The port, from 1.
         port: u8,
-        /// What is wrong with it.
+        /// The fault of the port.
         why: String,
     },
-    /// The GID index that was asked for is not in the table, or its entry is empty.
+    /// The wanted GID index is not in the table, or its entry is empty.
     #[error(
         "GID index {index} of RDMA device {device} port {port} cannot be used: the table has \
          {entries} entries{}; `ibv_devinfo -v` lists them",
@@ -78,7 +78,7 @@ pub enum VerbsError {
         device: String,
         /// The port.
         port: u8,
-        /// The index that was asked for.
+        /// The wanted index.
         index: u32,
         /// Length of the table.
         entries: u32,
@@ -88,10 +88,10 @@ pub enum VerbsError {
     Unfit {
         /// The device.
         device: String,
-        /// What it lacks.
+        /// The missing capability.
         why: String,
     },
-    /// A setting that makes no sense.
+    /// An invalid setting.
     #[error("{0}")]
     Config(String),
     /// Any other call of the library failed.
@@ -99,9 +99,9 @@ pub enum VerbsError {
     Failed {
         /// The device.
         device: String,
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }

@@ -4,35 +4,35 @@
 
 use std::collections::VecDeque;
 
-/// What a client has sent, and got back.
+/// Requests that a client has sent, and their answers.
 ///
 /// - **VERBS-11** One of the granted places is in use from when a request is put into it until that has been
 ///   sent and answered.
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(crate) struct ClientFlow {
     granted: u64,
     put: u64,
     sent: u64,
     answered: u64,
 }
 
-impl Asked {
+impl ClientFlow {
     /// At most `granted` under way.
-    pub(crate) fn new(granted: u16) -> Asked {
-        Asked { granted: granted.into(), put: 0, sent: 0, answered: 0 }
+    pub(crate) fn new(granted: u16) -> ClientFlow {
+        ClientFlow { granted: granted.into(), put: 0, sent: 0, answered: 0 }
     }
 
-    /// Whether any may be under way.
+    /// Returns whether any request may be under way.
     pub(crate) fn is_granted(&self) -> bool {
         self.granted > 0
     }
 
-    /// Whether one more request may be put into its place (VERBS-11).
+    /// Returns whether one more request may be put into its place (VERBS-11).
     pub(crate) fn has_room(&self) -> bool {
         self.put - self.answered.min(self.sent) < self.granted
     }
 
-    /// One more request is put into its place: its number.
+    /// Puts one more request into its place; returns its number.
     ///
     /// # Panics
     /// If there is no room.
@@ -52,12 +52,12 @@ impl Asked {
         self.sent += 1;
     }
 
-    /// Answers that have come: the number of the next.
+    /// Answers that have come, which is the number of the next.
     pub(crate) fn next_answer(&self) -> u64 {
         self.answered
     }
 
-    /// One more answer has come; false if none was to come.
+    /// Counts one more answer; false if none was due.
     pub(crate) fn answered(&mut self) -> bool {
         let is_due = self.answered < self.put;
         self.answered += u64::from(is_due);
@@ -65,27 +65,27 @@ impl Asked {
     }
 }
 
-/// What has come to a server, and was sent back.
+/// Requests that a server has received, and its answers.
 ///
 /// - **VERBS-12** A request is carried out only when the place of its answer has nothing in it that is being
 ///   sent. There are as many places as requests may be under way.
 #[derive(Debug)]
-pub(crate) struct Served {
+pub(crate) struct ServerFlow {
     places: u64,
-    /// Bytes of requests that have come and not been carried out.
+    /// Bytes of requests that have arrived and wait.
     waiting: VecDeque<u32>,
     answered: u64,
     sent: u64,
 }
 
-impl Served {
+impl ServerFlow {
     /// Of as many places each way.
-    pub(crate) fn new(places: u16) -> Served {
+    pub(crate) fn new(places: u16) -> ServerFlow {
         let waiting = VecDeque::with_capacity(places.into());
-        Served { places: places.into(), waiting, answered: 0, sent: 0 }
+        ServerFlow { places: places.into(), waiting, answered: 0, sent: 0 }
     }
 
-    /// A request of so many bytes has come.
+    /// A request of so many bytes has arrived.
     pub(crate) fn came(&mut self, bytes: u32) {
         self.waiting.push_back(bytes);
     }
@@ -94,15 +94,15 @@ impl Served {
         !self.waiting.is_empty()
     }
 
-    /// The request that is to be carried out now, if there is one (VERBS-12): its number and bytes.
+    /// Returns number and bytes of the request to carry out now, if there is one (VERBS-12).
     pub(crate) fn next(&self) -> Option<(u64, u32)> {
         let has_place = self.answered - self.sent < self.places;
         let bytes = self.waiting.front().filter(|_| has_place)?;
         Some((self.answered, *bytes))
     }
 
-    /// That was done: its number, which its answer has, too, and the number of the message that is received
-    /// in its place from now on.
+    /// The request has been carried out. Returns its number, which is also its answer's, and the number of
+    /// the message that will arrive in its place.
     pub(crate) fn carried_out(&mut self) -> (u64, u64) {
         self.waiting.pop_front();
         self.answered += 1;
@@ -119,15 +119,15 @@ impl Served {
 mod tests {
     use super::*;
 
-    /// A queue pair between both: messages come in their order, some time after they were posted, and what
-    /// was sent is told some time after it has come.
+    /// A queue pair between both: messages arrive in their order, some time after their posts, and a
+    /// completion comes some time after the arrival.
     #[derive(Default)]
     struct Wire {
         flying: VecDeque<u64>,
         /// Posted receives of the other end.
         receives: u64,
         untold: u64,
-        /// What stands in each place, until that is told.
+        /// Messages in the places, until their ends are reported.
         places: VecDeque<u64>,
     }
 
@@ -158,8 +158,8 @@ mod tests {
         }
     }
 
-    /// Whatever the interleaving: no message ever meets an empty receive queue or another's place, and all
-    /// are answered once, in order.
+    /// For each interleaving: no message meets an empty receive queue or another's place, and all are
+    /// answered once, in order.
     #[test]
     fn a_receive_is_always_there() {
         const ALL: u64 = 200;
@@ -167,7 +167,7 @@ mod tests {
             let mut rng = fastrand::Rng::with_seed(seed);
             let places = rng.u16(1..=5);
             let granted = rng.u16(1..=places);
-            let (mut asked, mut served) = (Asked::new(granted), Served::new(granted));
+            let (mut asked, mut served) = (ClientFlow::new(granted), ServerFlow::new(granted));
             let of = |receives: u16| Wire { receives: receives.into(), ..Wire::default() };
             // Each end has posted as many as it has places.
             let (mut there, mut back) = (of(granted), of(places));
@@ -207,8 +207,8 @@ mod tests {
 
     #[test]
     fn without_places_nothing_is_sent() {
-        let asked = Asked::new(0);
+        let asked = ClientFlow::new(0);
         assert!(!asked.is_granted() && !asked.has_room());
-        assert!(Asked::new(1).has_room());
+        assert!(ClientFlow::new(1).has_room());
     }
 }

@@ -7,8 +7,8 @@
 //! messages. The connection carries all else: greeting, signs of life, fences, what both ends of a
 //! queue pair must know of each other, and longer RPCs.
 //!
-//! libibverbs is loaded when it is first used. Without it, or without a card, [`Verbs::connect`] and
-//! [`VerbsServer::start`] say so, and everything else goes on.
+//! The fabric loads libibverbs at its first use. Without the library, or without a card, [`Verbs::connect`]
+//! and [`VerbsServer::start`] return an error, and everything else goes on.
 //!
 //! `docs/design/verbs.md` states the guarantees and their reasons. The fabric neither authenticates nor
 //! encrypts: every client that can connect has the key to all words.
@@ -39,10 +39,10 @@
 )]
 
 mod calls;
+mod card_port;
 mod endpoint;
 mod error;
 mod flow;
-mod place;
 mod posts;
 mod rpc_server;
 mod self_test;
@@ -53,10 +53,10 @@ mod wire;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+pub use card_port::CardConfig;
 pub use endpoint::VerbsEndpoint;
 pub use error::VerbsError;
-pub(crate) use flow::Asked;
-pub use place::CardConfig;
+pub(crate) use flow::ClientFlow;
 pub use server::VerbsServer;
 
 use crate::raw::verbs::{Ends, device_names};
@@ -65,12 +65,12 @@ use crate::{
     Capabilities, Counters, Exposed, Fabric, FabricError, Incarnation, ListenConfig, Peer,
     ServerId, Service, ServiceId,
 };
-use place::Place;
+use card_port::CardPort;
 
-/// Which memory servers, by which card, and how.
+/// Memory servers of a pool, the card that reaches them, and settings.
 #[derive(Clone, Debug)]
 pub struct VerbsConfig {
-    /// Where the memory servers listen, and how patient to be with them.
+    /// Addresses of the memory servers, and time limits for them.
     pub tcp: TcpConfig,
     /// The card of this side.
     pub card: CardConfig,
@@ -81,8 +81,8 @@ pub struct VerbsConfig {
     pub list_max: usize,
     /// WRITEs and messages up to so many bytes travel in the request itself, if the card can.
     pub inline_max: u32,
-    /// RPCs that a thread may have under way at each server by the card, at most 16; more wait. With 0, or
-    /// where a server has no place for them, all RPCs go by the connection.
+    /// RPCs that a thread may have under way at each server by the card, at most 16; more wait. With 0, or if
+    /// a server has no slot for them, all RPCs go by the connection.
     pub calls: u16,
 }
 
@@ -111,56 +111,56 @@ pub fn devices() -> Result<Vec<String>, VerbsError> {
 /// Memory servers that one compute server reaches by RDMA. Clones share it; when the last one, and the
 /// last endpoint, is dropped, the compute server says goodbye and counts as dead.
 #[derive(Clone, Debug)]
-pub struct Verbs(Arc<Shared>);
+pub struct Verbs(Arc<VerbsShared>);
 
-/// What the endpoints of a process share.
+/// State that the endpoints of a process share.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct VerbsShared {
     tcp: Tcp,
     config: VerbsConfig,
-    place: Place,
+    card_port: CardPort,
     region_bytes: Vec<u64>,
     capabilities: Capabilities,
     /// Work requests that a queue pair may have outstanding.
     depth: u32,
-    /// RPCs that it may have under way, if a server has a place for them.
+    /// RPCs that it may have under way, if a server has a slot for them.
     calls: u16,
 }
 
 impl Verbs {
-    /// Opens the card, tests it, connects to every memory server and asks what its card can do.
+    /// Opens the card, tests it, connects to every memory server and asks for the properties of its card.
     ///
     /// # Errors
-    /// [`FabricError::Verbs`] says what is wrong with the card, or a server's; otherwise as
-    /// [`Tcp::connect`].
+    /// [`FabricError::Verbs`] names the fault of the card, or of a server's; otherwise as [`Tcp::connect`].
     pub fn connect(config: VerbsConfig) -> Result<Self, FabricError> {
         if config.depth == 0 || config.list_max == 0 {
             let why = "a depth and a length of lists of at least 1 are needed".to_owned();
             return Err(VerbsError::Config(why).into());
         }
-        let place = Place::open(&config.card)?;
-        let own = self_test::run(&place)?;
+        let card_port = CardPort::open(&config.card)?;
+        let own = self_test::run(&card_port)?;
         let tcp = Tcp::connect_for(config.tcp.clone(), true)?;
         let region_bytes = tcp.region_bytes().to_vec();
-        // A completion queue that overflows is broken for good: it has room for all that can complete,
-        // and for what was flushed on queue pairs that are gone.
-        let facts = &place.device.facts;
+        // A completion queue that overflows is broken for good. So it has room for all possible completions,
+        // and for flushed ones of queue pairs that are gone.
+        let facts = &card_port.device.facts;
         let share = facts.completions_max / (2 * config.tcp.servers.len() as u32);
         let calls = config.calls.min(rpc_server::CALLS_MAX);
         let room = share.saturating_sub(calls.into());
         let depth = config.depth.min(facts.queue_max).min(room).max(1);
         let mut capabilities = Capabilities {
             word_atomic: !own.torn_words,
-            // Asked of the servers' cards below, which is where atomics are done.
+            // The servers' cards below, which do the atomics, decide on this.
             rmw_global: true,
             native_atomics: true,
             needs_target_progress: false,
             ..Capabilities::NONE
         };
-        let mut shared = Shared { tcp, config, place, region_bytes, capabilities, depth, calls };
+        let mut shared =
+            VerbsShared { tcp, config, card_port, region_bytes, capabilities, depth, calls };
         for server in 0..shared.config.tcp.servers.len() {
             let server = ServerId(server as u16);
-            let here = &shared.place;
+            let here = &shared.card_port;
             let ends = Ends { queue: 0, first_packet: 0, gid: here.gid, lid: here.facts.lid };
             let question = shared.question(ends, false).encode();
             let answer = ask_once(&shared.tcp, server, &question)?
@@ -178,9 +178,9 @@ impl Verbs {
         self.0.tcp.incarnation()
     }
 
-    /// The card, port, GID index and largest packet that are used on this side.
+    /// The card, port, GID index and largest packet of this side.
     pub fn place(&self) -> String {
-        self.0.place.to_string()
+        self.0.card_port.to_string()
     }
 }
 
@@ -199,7 +199,7 @@ impl Fabric for Verbs {
         "verbs"
     }
 
-    /// Nothing: this process hosts no memory server. [`VerbsServer::serve`] is what is meant.
+    /// Does nothing: this process hosts no memory server. Use [`VerbsServer::serve`].
     fn serve(&self, _id: ServiceId, _service: Arc<dyn Service>) {}
 
     fn counters(&self) -> Vec<Arc<Counters>> {

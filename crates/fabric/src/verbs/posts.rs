@@ -7,7 +7,7 @@ use crate::posts::{self, Kept};
 use crate::raw::verbs::{Hold, Load};
 use crate::tcp::call::answer_of;
 
-/// All posts whose futures have not taken their results. A hold is kept for its memory when nothing is posted.
+/// All posts whose futures have not taken their results. An unused hold is kept for its memory.
 pub(super) type Posts = posts::Posts<Rc<Hold>>;
 
 impl Kept for Rc<Hold> {
@@ -31,7 +31,7 @@ impl Kept for Rc<Hold> {
     }
 }
 
-/// Exchanges what a hold has. A card that could not be stopped keeps what it had.
+/// Exchanges the load of a hold. A card that could not be stopped keeps the old one.
 #[inline]
 fn exchange(hold: &mut Rc<Hold>, load: Load) -> Load {
     Hold::swap(hold, load).unwrap_or_else(|load| {
@@ -41,7 +41,7 @@ fn exchange(hold: &mut Rc<Hold>, load: Load) -> Load {
 }
 
 impl Posts {
-    /// One more part of a post is on its way; who owns its buffers.
+    /// One more part of a post is on its way; returns the owner of its buffers.
     #[inline]
     pub(super) fn part(&mut self, index: u32) -> Rc<Hold> {
         let slot = self.slot(index);
@@ -49,7 +49,7 @@ impl Posts {
         Rc::clone(&slot.kept)
     }
 
-    /// A post that is waited for without any operation.
+    /// Makes a post wait without any operation.
     pub(super) fn wait(&mut self, index: u32) {
         self.slot(index).missing += 1;
     }
@@ -76,7 +76,7 @@ impl Posts {
         }
     }
 
-    /// The answer to an RPC has come; false if it is none.
+    /// Takes the answer to an RPC; false if it is none.
     pub(super) fn answered(&mut self, index: u32, message: &[u8]) -> bool {
         let call = Hold::call_mut(&mut self.slot(index).kept);
         let answer = call.and_then(|call| {

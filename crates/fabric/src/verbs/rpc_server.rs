@@ -22,21 +22,21 @@ use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Token, Waker};
 
 use super::VerbsError;
-use super::flow::Served;
+use super::flow::ServerFlow;
 use crate::raw::verbs::{Completions, Device, QueuePair};
 use crate::tcp::SPIN;
-use crate::tcp::call::{Answer, Called, Caller};
+use crate::tcp::call::{Called, Caller, RpcAnswer};
 
 /// Most requests of one queue pair under way.
 pub(super) const CALLS_MAX: u16 = 16;
-/// Queue pairs per thread whose RPCs come by the card; those of more come by their connections.
-const SEATS_MAX: u32 = 1_024;
+/// RPC slots per thread. RPCs of further queue pairs come by their connections.
+const SLOTS_MAX: u32 = 1_024;
 /// Completions of an RPC slot that may lie in the queue: of its receives, and of its answers.
-const OF_SEAT: u32 = 2 * CALLS_MAX as u32;
-/// Until it looks again whether a gate is free.
+const COMPLETIONS_PER_SLOT: u32 = 2 * CALLS_MAX as u32;
+/// Time after which it checks again whether a gate is free.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// A thread that answers. It ends when this is dropped.
+/// A thread that answers RPCs. It ends when this is dropped.
 pub(super) struct RpcServer {
     inner: Arc<Inner>,
     thread: Option<JoinHandle<()>>,
@@ -45,33 +45,33 @@ pub(super) struct RpcServer {
 struct Inner {
     completions: Arc<Completions>,
     rpc_slots: Mutex<BTreeMap<u64, Arc<RpcSlot>>>,
-    seats_max: usize,
-    /// Seats that are taken, those included that were left and not looked after (VERBS-9).
+    slots_max: usize,
+    /// RPC slots in use, abandoned ones included whose completions may still come (VERBS-9).
     taken: AtomicUsize,
-    /// Seats that were left since that was looked after.
+    /// RPC slots abandoned since the thread last looked.
     left: AtomicUsize,
     next: AtomicU64,
     stopping: AtomicBool,
     waker: Waker,
 }
 
-/// A queue pair, and in whose name its requests are carried out.
+/// A queue pair, and the connection in whose name its requests are carried out.
 pub(super) struct RpcSlot {
     caller: Caller,
-    station: Mutex<Station>,
+    state: Mutex<RpcSlotState>,
 }
 
-struct Station {
+struct RpcSlotState {
     pair: QueuePair,
-    requests: Served,
+    requests: ServerFlow,
     /// It stands in the thread's list.
     is_listed: bool,
-    /// Nothing more is taken from it.
+    /// The thread takes no more requests from it.
     is_broken: bool,
 }
 
-/// A place at an RPC server. Given back when it is dropped.
-pub(super) struct Place {
+/// A reserved RPC slot. Given back when it is dropped.
+pub(super) struct Reservation {
     inner: Arc<Inner>,
     number: u64,
 }
@@ -84,7 +84,7 @@ impl RpcServer {
             what: "watch completions",
             source,
         };
-        let entries = (SEATS_MAX * OF_SEAT).min(device.facts.completions_max);
+        let entries = (SLOTS_MAX * COMPLETIONS_PER_SLOT).min(device.facts.completions_max);
         let completions = Completions::new(device, entries)?;
         let poll = Poll::new().map_err(failed)?;
         let fd = completions.as_fd().as_raw_fd();
@@ -94,7 +94,7 @@ impl RpcServer {
         let inner = Arc::new(Inner {
             completions,
             rpc_slots: Mutex::default(),
-            seats_max: (entries / OF_SEAT) as usize,
+            slots_max: (entries / COMPLETIONS_PER_SLOT) as usize,
             taken: AtomicUsize::new(0),
             left: AtomicUsize::new(0),
             next: AtomicU64::new(0),
@@ -104,31 +104,31 @@ impl RpcServer {
         let own = Arc::clone(&inner);
         let thread = thread::Builder::new()
             .name(format!("farleaf-card-{number}"))
-            .spawn(move || Clerk::new(own).run(poll))
+            .spawn(move || RpcWorker::new(own).run(poll))
             .map_err(failed)?;
         Ok(RpcServer { inner, thread: Some(thread) })
     }
 
-    /// What its queue pairs complete to.
+    /// Completion queue of its queue pairs.
     pub(super) fn completions(&self) -> &Arc<Completions> {
         &self.inner.completions
     }
 
-    /// A place for one more queue pair, if there is one.
-    pub(super) fn place(&self) -> Option<Place> {
-        let more = |taken| (taken < self.inner.seats_max).then_some(taken + 1);
+    /// Reserves an RPC slot for one more queue pair, if there is one.
+    pub(super) fn reserve(&self) -> Option<Reservation> {
+        let more = |taken| (taken < self.inner.slots_max).then_some(taken + 1);
         self.inner.taken.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).ok()?;
         let number = self.inner.next.fetch_add(1, Ordering::Relaxed);
-        Some(Place { inner: Arc::clone(&self.inner), number })
+        Some(Reservation { inner: Arc::clone(&self.inner), number })
     }
 }
 
 impl Drop for RpcServer {
     fn drop(&mut self) {
         self.inner.stopping.store(true, Ordering::SeqCst);
-        // It fails only if the thread has ended.
+        // Waking fails only if the thread has ended.
         let _ = self.inner.waker.wake();
-        // A thread that was the last to know the server ends by itself.
+        // If this thread was the last holder of the server, it ends by itself.
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != thread::current().id()
         {
@@ -137,27 +137,27 @@ impl Drop for RpcServer {
     }
 }
 
-impl Place {
+impl Reservation {
     /// Posts the receives of a pair that is not connected.
     ///
     /// # Errors
-    /// What the library said.
+    /// The library's error.
     pub(super) fn expect(&self, pair: &mut QueuePair, calls: u16) -> io::Result<()> {
         (0..u64::from(calls)).try_for_each(|number| pair.expect(number, self.number))
     }
 
-    /// From here on the thread answers what comes to `rpc_slot`.
-    pub(super) fn sit(&self, rpc_slot: &Arc<RpcSlot>) {
+    /// From here on the thread answers the requests that come to `rpc_slot`.
+    pub(super) fn attach(&self, rpc_slot: &Arc<RpcSlot>) {
         self.inner.rpc_slots().insert(self.number, Arc::clone(rpc_slot));
     }
 }
 
-impl Drop for Place {
-    /// Whose queue pair has been destroyed, or was never connected.
+impl Drop for Reservation {
+    /// The caller has destroyed the queue pair, or never connected it.
     fn drop(&mut self) {
         let rpc_slot = self.inner.rpc_slots().remove(&self.number);
         self.inner.left.fetch_add(1, Ordering::SeqCst);
-        // Not while the list is locked: with the last of them a server may go.
+        // Not while the list is locked: the last of them may drop a server.
         drop(rpc_slot);
         let _ = self.inner.waker.wake();
     }
@@ -170,46 +170,51 @@ impl Inner {
 }
 
 impl RpcSlot {
-    /// Of a pair that may have `calls` requests under way.
+    /// The slot of a pair that may have `calls` requests under way.
     pub(super) fn new(pair: QueuePair, caller: Caller, calls: u16) -> Arc<RpcSlot> {
-        let requests = Served::new(calls);
-        let station = Station { pair, requests, is_listed: false, is_broken: false };
-        Arc::new(RpcSlot { caller, station: Mutex::new(station) })
+        let requests = ServerFlow::new(calls);
+        let state = RpcSlotState { pair, requests, is_listed: false, is_broken: false };
+        Arc::new(RpcSlot { caller, state: Mutex::new(state) })
     }
 
-    fn station(&self) -> MutexGuard<'_, Station> {
-        self.station.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, RpcSlotState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Cuts its queue pair; see [`QueuePair::cut`].
     pub(super) fn cut(&self) -> io::Result<()> {
-        self.station().pair.cut()
+        self.state().pair.cut()
     }
 }
 
-/// What has become of an RPC slot's turn.
+/// Outcome of an RPC slot's turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
     /// A request was carried out.
     Done,
-    /// Its gate is taken.
+    /// Another thread holds its gate.
     Later,
-    /// There is nothing to do for it now.
+    /// It has no work now.
     Idle,
 }
 
 /// The thread itself.
-struct Clerk {
+struct RpcWorker {
     inner: Arc<Inner>,
-    /// Seats that have something to do.
+    /// RPC slots with work.
     ready: VecDeque<(u64, Arc<RpcSlot>)>,
     message: Vec<u8>,
-    answer: Answer,
+    answer: RpcAnswer,
 }
 
-impl Clerk {
-    fn new(inner: Arc<Inner>) -> Clerk {
-        Clerk { inner, ready: VecDeque::new(), message: Vec::new(), answer: Answer::default() }
+impl RpcWorker {
+    fn new(inner: Arc<Inner>) -> RpcWorker {
+        RpcWorker {
+            inner,
+            ready: VecDeque::new(),
+            message: Vec::new(),
+            answer: RpcAnswer::default(),
+        }
     }
 
     fn run(mut self, mut poll: Poll) {
@@ -225,7 +230,7 @@ impl Clerk {
                 thread::yield_now();
                 continue;
             }
-            // What completes between the look and the wait is told, but not what came before.
+            // A completion between the poll and the wait raises an event; an earlier one does not.
             let is_armed = self.inner.completions.arm();
             if self.collect() {
                 continue;
@@ -240,17 +245,17 @@ impl Clerk {
         }
     }
 
-    /// Takes what has completed; true if anything has.
+    /// Takes completions; true if there were any.
     fn collect(&mut self) -> bool {
-        // Before the look: their queue pairs are destroyed, so nothing of them comes behind it.
+        // Before the poll: their queue pairs are destroyed, so they get no later completion.
         let left = self.inner.left.swap(0, Ordering::SeqCst);
         let rpc_slots = self.inner.rpc_slots();
         let ready = &mut self.ready;
         let count = self.inner.completions.poll(|completion| {
-            // Of one that has left: what was flushed.
+            // A flushed entry of an abandoned slot.
             let Some(rpc_slot) = rpc_slots.get(&completion.number) else { return };
-            let mut station = rpc_slot.station();
-            if station.completed(completion.is_done, completion.received) {
+            let mut state = rpc_slot.state();
+            if state.completed(completion.is_done, completion.received) {
                 ready.push_back((completion.number, Arc::clone(rpc_slot)));
             }
         });
@@ -259,7 +264,7 @@ impl Clerk {
         count > 0
     }
 
-    /// Carries out one request of each RPC slot that has one; true if there was any that could be.
+    /// Carries out one request of each RPC slot that has one; true if it could carry out any.
     fn serve(&mut self) -> bool {
         let mut progress = false;
         for _ in 0..self.ready.len() {
@@ -275,35 +280,35 @@ impl Clerk {
     }
 
     fn turn(&mut self, number: u64, rpc_slot: &RpcSlot) -> Turn {
-        let mut station = rpc_slot.station();
-        if !station.next(&mut self.message) {
-            station.is_listed = false;
+        let mut state = rpc_slot.state();
+        if !state.next(&mut self.message) {
+            state.is_listed = false;
             return Turn::Idle;
         }
         // Not while a handler runs.
-        drop(station);
+        drop(state);
         match rpc_slot.caller.call(&self.message, &mut self.answer) {
             Called::Later => return Turn::Later,
             Called::Done => {
-                let mut station = rpc_slot.station();
-                if station.answer(number, self.answer.bytes()).is_err() {
-                    station.is_broken = true;
+                let mut state = rpc_slot.state();
+                if state.answer(number, self.answer.bytes()).is_err() {
+                    state.is_broken = true;
                 }
             }
-            Called::Shut => rpc_slot.station().is_broken = true,
+            Called::Shut => rpc_slot.state().is_broken = true,
             Called::Malformed => {
                 tracing::warn!("what came by the card is not of this protocol: queue pair stopped");
-                let mut station = rpc_slot.station();
-                station.is_broken = true;
-                station.pair.stop();
+                let mut state = rpc_slot.state();
+                state.is_broken = true;
+                state.pair.stop();
             }
         }
         Turn::Done
     }
 }
 
-impl Station {
-    /// Notes what has completed; whether it is to be listed from now on.
+impl RpcSlotState {
+    /// Notes a completion; returns whether to list the slot from now on.
     fn completed(&mut self, is_done: bool, received: Option<u32>) -> bool {
         match received {
             _ if !is_done => self.is_broken = true,
@@ -315,7 +320,7 @@ impl Station {
         lists
     }
 
-    /// Copies the next request, if one can be answered.
+    /// Copies the next request, if it can be answered.
     fn next(&mut self, message: &mut Vec<u8>) -> bool {
         if self.is_broken {
             return false;

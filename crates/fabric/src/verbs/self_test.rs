@@ -1,4 +1,4 @@
-//! Card self-test: finds out the card's capabilities on a connection of it with itself.
+//! ! Card self-test: tests the card's capabilities on a connection of the card with itself.
 //!
 //! Each side tests its own card when it starts, on memory of its own, so that it touches no other
 //! server's memory and asks nothing of a busy server. A test can show that a card lacks a capability,
@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::VerbsError;
-use super::place::Place;
+use super::card_port::CardPort;
 use crate::raw::SlabRef;
 use crate::raw::verbs::{
     Completions, Ends, Here, Hold, Load, QueuePair, Remote, SendQueue, Size, WordsKey, Work,
@@ -20,46 +20,50 @@ use crate::raw::verbs::{
 };
 use crate::{GlobalAddr, Op, Ops, ServerId, Words};
 
-/// How long one operation may take.
+/// Longest time for one operation.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// READs that race with WRITEs, and how long that may take.
+/// READs that race with WRITEs, and the longest time for them.
 const RACES: usize = 1_000;
 const RACE: Duration = Duration::from_millis(60);
-/// Words of the line that is raced for.
+/// Words of the raced line.
 const LINE: usize = 8;
 
-/// What a card was found to do.
+/// Behaviour that the test found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Findings {
-    /// A READ that raced with a WRITE saw a word in part, or the card is known for that.
+    /// A READ that raced with a WRITE saw a word in part, or the card is known to do that.
     pub(super) torn_words: bool,
-    /// Its atomics are atomic against the processor's: what it says itself.
+    /// Its atomics are atomic against the processor's, as the card states itself.
     pub(super) global_atomics: bool,
 }
 
-/// Tests the card at `place`.
+/// Tests the card at `card_port`.
 ///
 /// # Errors
 /// [`VerbsError::Unfit`] if it does not do what every engine needs.
-pub(super) fn run(place: &Place) -> Result<Findings, VerbsError> {
-    let words = Words::anonymous(512).ok_or_else(|| unfit(place, "no memory to test it on"))?;
-    let key = Arc::new(place.device.register(Arc::new(words), true)?);
-    let mut probe = Probe::new(place, &key)?;
+pub(super) fn run(card_port: &CardPort) -> Result<Findings, VerbsError> {
+    let words = Words::anonymous(512).ok_or_else(|| unfit(card_port, "no memory to test it on"))?;
+    let key = Arc::new(card_port.device.register(Arc::new(words), true)?);
+    let mut probe = Probe::new(card_port, &key)?;
     probe.check_operations()?;
-    let is_torn = race(place, &key, &mut probe)?;
+    let is_torn = race(card_port, &key, &mut probe)?;
     Ok(Findings {
-        // Soft-RoCE copies by the processor, in whatever steps that takes.
-        torn_words: is_torn || place.device.facts.is_soft_roce,
-        global_atomics: place.device.facts.global_atomics,
+        // Soft-RoCE copies by the processor, in steps of any size.
+        torn_words: is_torn || card_port.device.facts.is_soft_roce,
+        global_atomics: card_port.device.facts.global_atomics,
     })
 }
 
-/// Whether a READ sees a word in part while another queue pair writes it.
-fn race(place: &Place, key: &Arc<WordsKey>, probe: &mut Probe<'_>) -> Result<bool, VerbsError> {
+/// Returns whether a READ sees a word in part while another queue pair writes it.
+fn race(
+    card_port: &CardPort,
+    key: &Arc<WordsKey>,
+    probe: &mut Probe<'_>,
+) -> Result<bool, VerbsError> {
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         let writer = scope.spawn(|| -> Result<(), VerbsError> {
-            let mut writer = Probe::new(place, key)?;
+            let mut writer = Probe::new(card_port, key)?;
             let mut fill: u8 = 0;
             while !stop.load(Ordering::Relaxed) {
                 fill = fill.wrapping_add(0x5b);
@@ -85,47 +89,48 @@ fn race(place: &Place, key: &Arc<WordsKey>, probe: &mut Probe<'_>) -> Result<boo
 
 /// A connection of a card with itself.
 struct Probe<'a> {
-    place: &'a Place,
+    card_port: &'a CardPort,
     send_queue: SendQueue,
     slab: SlabRef,
     hold: Rc<Hold>,
     completions: Arc<Completions>,
-    // Destroyed behind the send queue.
+    // Destroyed after the send queue.
     _target: QueuePair,
 }
 
 impl<'a> Probe<'a> {
-    fn new(place: &'a Place, key: &Arc<WordsKey>) -> Result<Probe<'a>, VerbsError> {
-        let completions = Completions::new(&place.device, 64)?;
+    fn new(card_port: &'a CardPort, key: &Arc<WordsKey>) -> Result<Probe<'a>, VerbsError> {
+        let completions = Completions::new(&card_port.device, 64)?;
         let size = |depth, inline_max| Size { depth, inline_max, messages: 0, message_bytes: 0 };
-        let mut source = QueuePair::new(&completions, size(16, 64), place.port, false)?;
-        let mut target = QueuePair::new(&completions, size(1, 0), place.port, true)?;
-        let ends = |queue| Ends { queue, first_packet: 1, gid: place.gid, lid: place.facts.lid };
-        let here = place.here(1, place.mtu, 1, 1);
+        let mut source = QueuePair::new(&completions, size(16, 64), card_port.port, false)?;
+        let mut target = QueuePair::new(&completions, size(1, 0), card_port.port, true)?;
+        let ends =
+            |queue| Ends { queue, first_packet: 1, gid: card_port.gid, lid: card_port.facts.lid };
+        let here = card_port.here(1, card_port.mtu, 1, 1);
         source.connect(&here, &ends(target.number()))?;
         target.connect(&here, &ends(source.number()))?;
         let results =
-            Words::anonymous(16).ok_or_else(|| unfit(place, "no memory to test it on"))?;
-        let results = Arc::new(place.device.register(Arc::new(results), false)?);
+            Words::anonymous(16).ok_or_else(|| unfit(card_port, "no memory to test it on"))?;
+        let results = Arc::new(card_port.device.register(Arc::new(results), false)?);
         let remote = Remote { base: key.base(), key: key.remote() };
         let send_queue = SendQueue::new(source, 0, 16, remote, results, (0, 0));
-        let slab = registered_slab(&place.device);
-        Ok(Probe { place, send_queue, slab, hold: Hold::new(), completions, _target: target })
+        let slab = registered_slab(&card_port.device);
+        Ok(Probe { card_port, send_queue, slab, hold: Hold::new(), completions, _target: target })
     }
 
     /// Posts a chain and waits for it.
     fn run(&mut self, load: Load) -> Result<Load, VerbsError> {
         let count = load.ops().count();
-        let in_use = |_| unfit(self.place, "an operation that ended was still in flight");
+        let in_use = |_| unfit(self.card_port, "an operation that ended was still in flight");
         Hold::swap(&mut self.hold, load).map_err(in_use)?;
         let mut backlog = VecDeque::new();
         for part in 0..count as u32 {
             let hold = Rc::clone(&self.hold);
-            // In order, whatever stands beside each other.
+            // In order, for each pair of neighbours.
             backlog.push_back(Work { hold, part, slot: 0, is_fenced: part > 0 });
         }
         let failed = |source| VerbsError::Failed {
-            device: self.place.device.name().to_owned(),
+            device: self.card_port.device.name().to_owned(),
             what: "post to a queue pair",
             source,
         };
@@ -144,16 +149,16 @@ impl<'a> Probe<'a> {
                 let why = format!(
                     "an operation on its own memory failed with status {status} (see ibv_wc_status)"
                 );
-                return Err(unfit(self.place, &why));
+                return Err(unfit(self.card_port, &why));
             }
             if start.elapsed() > PATIENCE {
-                return Err(unfit(self.place, "it does not answer itself within 2 s"));
+                return Err(unfit(self.card_port, "it does not answer itself within 2 s"));
             }
             if came == 0 {
                 thread::yield_now();
             }
         }
-        let in_use = |_| unfit(self.place, "an operation that ended was still in flight");
+        let in_use = |_| unfit(self.card_port, "an operation that ended was still in flight");
         Hold::swap(&mut self.hold, Load::Empty).map_err(in_use)
     }
 
@@ -175,15 +180,15 @@ impl<'a> Probe<'a> {
         let word = ops.read(at(0), self.slab.buf(8));
         let block = ops.read(at(128), self.slab.buf(1024));
         let Load::Chain(ops) = self.run(Load::Chain(ops))? else {
-            return Err(unfit(self.place, "a chain came back as something else"));
+            return Err(unfit(self.card_port, "a chain came back as something else"));
         };
         let found = [ops.old(hit), ops.old(miss), ops.old(added), ops.buf(word).words()[0]];
         if found != [VALUE, VALUE + 1, VALUE + 1, VALUE + 6] {
             let why = format!("CAS, CAS, FAA and READ of one word gave {found:x?}");
-            return Err(unfit(self.place, &why));
+            return Err(unfit(self.card_port, &why));
         }
         if ops.buf(block).bytes() != [0x77; 1024] {
-            return Err(unfit(self.place, "a READ gave something else than was written"));
+            return Err(unfit(self.card_port, "a READ gave something else than was written"));
         }
         Ok(())
     }
@@ -196,17 +201,17 @@ impl<'a> Probe<'a> {
     }
 }
 
-/// The raced line stands at word 8, the others' places before and behind it.
+/// The raced line stands at word 8, the places of other tests before and behind it.
 fn at(word: u64) -> GlobalAddr {
     GlobalAddr::new(ServerId(0), word * 8)
 }
 
-fn unfit(place: &Place, why: &str) -> VerbsError {
-    VerbsError::Unfit { device: place.device.name().to_owned(), why: why.to_owned() }
+fn unfit(card_port: &CardPort, why: &str) -> VerbsError {
+    VerbsError::Unfit { device: card_port.device.name().to_owned(), why: why.to_owned() }
 }
 
-impl Place {
-    /// This end of a connection. Packets are sent again up to 6 times: 7 is for ever on some cards.
+impl CardPort {
+    /// Settings of this end. The card sends packets again up to 6 times: 7 means for ever on some cards.
     pub(super) fn here(&self, first_packet: u32, mtu: u8, answers: u8, flights: u8) -> Here {
         Here {
             port: self.port,

@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use super::VerbsError;
-use super::place::{CardConfig, Place};
+use super::card_port::{CardConfig, CardPort};
 use super::rpc_server::{self, CALLS_MAX, RpcServer, RpcSlot};
 use super::self_test::{self, Findings};
-use super::wire::{Answer, Outcome, Question, VERSION};
+use super::wire::{PairAnswer, PairOutcome, Question, VERSION};
 use crate::raw::verbs::{Ends, QueuePair, Size, WordsKey};
 use crate::tcp::call::{Caller, MESSAGE_BYTES_MAX};
 use crate::tcp::offer::{Offer, Offered, Way};
@@ -22,8 +22,8 @@ use crate::tcp::{MemoryServer, MemoryServerConfig, Region};
 use crate::{FabricError, Service, ServiceId, Words};
 
 /// A memory server of this process that offers its words to cards, and answers RPCs that come by them. It
-/// listens, and answers fences and questions of life, as a [`MemoryServer`] does, and serves `tcp` clients
-/// too, but see [`VerbsServer::start`]. It stops when it is dropped.
+/// listens, and answers fences and questions about lives, as a [`MemoryServer`] does. It also serves `tcp`
+/// clients, but see [`VerbsServer::start`]. It stops when it is dropped.
 #[derive(Debug)]
 pub struct VerbsServer {
     server: Arc<MemoryServer>,
@@ -31,16 +31,16 @@ pub struct VerbsServer {
     card: String,
 }
 
-/// What its connections share.
+/// State that its connections share.
 struct Cards {
-    place: Place,
-    /// Who answers RPCs: as many threads as serve connections.
-    desks: Vec<RpcServer>,
+    card_port: CardPort,
+    /// Threads that answer RPCs: as many as serve connections.
+    rpc_servers: Vec<RpcServer>,
     key: WordsKey,
     findings: Findings,
     queue_pairs: Arc<AtomicUsize>,
     packets: AtomicU32,
-    next_desk: AtomicUsize,
+    next_rpc_server: AtomicUsize,
 }
 
 /// Answers up to so many bytes travel in the work request itself, if the card can.
@@ -49,12 +49,12 @@ const INLINE_MAX: u32 = 64;
 impl VerbsServer {
     /// Opens the card, tests it, registers `words` (which locks all of it in memory), and listens.
     ///
-    /// Compute servers that use the card and those of `tcp` alone are not let in at the same time, unless
-    /// the card says that its atomics are atomic against the processor's: whoever comes while others use
-    /// the other way is told so.
+    /// At any time the server lets in either compute servers that use the card or those of `tcp` alone,
+    /// unless the card states that its atomics are atomic against the processor's. It tells that reason to a
+    /// client of the other way.
     ///
     /// # Errors
-    /// [`FabricError::Verbs`] says what is wrong with the card; otherwise as [`MemoryServer::start`].
+    /// [`FabricError::Verbs`] names the fault of the card; otherwise as [`MemoryServer::start`].
     pub fn start(
         config: MemoryServerConfig,
         card: &CardConfig,
@@ -63,9 +63,9 @@ impl VerbsServer {
         Self::start_over(config, card, Region::over(words))
     }
 
-    /// The same with `region`. If that lies in a file, a server that is started again over the file
-    /// serves the same words, and still refuses whom this one has cut off. Not every file system lets
-    /// a card use its files' memory: `/dev/shm` does.
+    /// The same with `region`. A server that is restarted over a region's file serves the same words. It
+    /// still refuses the incarnations that this one has cut off. Not every file system lets a card use its
+    /// files' memory: `/dev/shm` does.
     ///
     /// # Errors
     /// As [`VerbsServer::start`].
@@ -74,26 +74,26 @@ impl VerbsServer {
         card: &CardConfig,
         region: Region,
     ) -> Result<Self, FabricError> {
-        let place = Place::open(card)?;
-        let findings = self_test::run(&place)?;
+        let card_port = CardPort::open(card)?;
+        let findings = self_test::run(&card_port)?;
         let queue_pairs = Arc::new(AtomicUsize::new(0));
-        let name = place.to_string();
+        let name = card_port.to_string();
         let cards = Cards {
-            key: place.device.register(Arc::clone(region.words()), true)?,
-            desks: (0..config.threads.max(1))
-                .map(|number| RpcServer::start(&place.device, number))
+            key: card_port.device.register(Arc::clone(region.words()), true)?,
+            rpc_servers: (0..config.threads.max(1))
+                .map(|number| RpcServer::start(&card_port.device, number))
                 .collect::<Result<_, _>>()?,
-            place,
+            card_port,
             findings,
             queue_pairs: Arc::clone(&queue_pairs),
             packets: AtomicU32::new(std::process::id()),
-            next_desk: AtomicUsize::new(0),
+            next_rpc_server: AtomicUsize::new(0),
         };
         let server = MemoryServer::start_with(config, region, Some(Arc::new(cards)))?;
         Ok(VerbsServer { server: Arc::new(server), queue_pairs, card: name })
     }
 
-    /// Where it listens.
+    /// Returns the address at which it listens.
     pub fn address(&self) -> SocketAddr {
         self.server.address()
     }
@@ -108,7 +108,7 @@ impl VerbsServer {
         self.server.serve(id, service);
     }
 
-    /// Queue pairs that it has now: one per thread of a compute server.
+    /// Its present queue pairs: one per thread of a compute server.
     pub fn queue_pairs(&self) -> usize {
         self.queue_pairs.load(Ordering::Relaxed)
     }
@@ -118,7 +118,7 @@ impl VerbsServer {
         &self.card
     }
 
-    /// What answers on the network. It stops when nobody has it any more.
+    /// Returns the server on the network. It stops when its last holder drops it.
     pub fn memory_server(&self) -> &Arc<MemoryServer> {
         &self.server
     }
@@ -131,17 +131,17 @@ impl Offer for Cards {
 
     fn answer(&self, question: &[u8], caller: Caller) -> Option<Offered> {
         let question = Question::decode(question)?;
-        let mut answer = Answer {
+        let mut answer = PairAnswer {
             version: VERSION,
-            outcome: Outcome::Done,
-            mtu: self.place.mtu.min(question.mtu).max(1),
-            answers: self.place.device.facts.answers_max,
-            is_ethernet: self.place.facts.is_ethernet,
+            outcome: PairOutcome::Done,
+            mtu: self.card_port.mtu.min(question.mtu).max(1),
+            answers: self.card_port.device.facts.answers_max,
+            is_ethernet: self.card_port.facts.is_ethernet,
             ends: Ends {
                 queue: 0,
                 first_packet: 0,
-                gid: self.place.gid,
-                lid: self.place.facts.lid,
+                gid: self.card_port.gid,
+                lid: self.card_port.facts.lid,
             },
             torn_words: self.findings.torn_words,
             global_atomics: self.findings.global_atomics,
@@ -151,13 +151,13 @@ impl Offer for Cards {
         };
         let mut way: Option<Box<dyn Way>> = None;
         if question.version != VERSION {
-            answer.outcome = Outcome::OtherVersion;
+            answer.outcome = PairOutcome::OtherVersion;
         } else if question.is_ethernet != answer.is_ethernet {
-            answer.outcome = Outcome::OtherNetwork;
+            answer.outcome = PairOutcome::OtherNetwork;
         } else if question.connects {
             match self.connect(&question, &mut answer, caller) {
                 Ok(end) => way = Some(Box::new(end)),
-                Err(_) => answer.outcome = Outcome::NoQueuePair,
+                Err(_) => answer.outcome = PairOutcome::NoQueuePair,
             }
         }
         Some(Offered { answer: answer.encode(), way })
@@ -168,37 +168,38 @@ impl Cards {
     fn connect(
         &self,
         question: &Question,
-        answer: &mut Answer,
+        answer: &mut PairAnswer,
         caller: Caller,
     ) -> Result<End, VerbsError> {
-        let rpc_server = self.next_desk.fetch_add(1, Ordering::Relaxed) % self.desks.len();
-        let rpc_server = &self.desks[rpc_server];
+        let rpc_server =
+            self.next_rpc_server.fetch_add(1, Ordering::Relaxed) % self.rpc_servers.len();
+        let rpc_server = &self.rpc_servers[rpc_server];
         let calls = question.calls.min(CALLS_MAX);
-        // Without a place, or memory for messages, RPCs go by the connection.
-        let taken = if calls > 0 { rpc_server.place() } else { None };
-        let seated = taken.and_then(|taken| {
+        // Without an RPC slot, or memory for messages, RPCs go by the connection.
+        let taken = if calls > 0 { rpc_server.reserve() } else { None };
+        let reserved = taken.and_then(|taken| {
             let mut pair = self.pair(rpc_server, calls).ok()?;
             taken.expect(&mut pair, calls).ok()?;
             Some((pair, taken))
         });
-        let (mut pair, place) = match seated {
+        let (mut pair, reservation) = match reserved {
             Some((pair, taken)) => (pair, Some(taken)),
             None => (self.pair(rpc_server, 0)?, None),
         };
         // Late packets of an earlier connection with the same numbers are out of order.
         let packet = self.packets.fetch_add(0x51_7cc1, Ordering::Relaxed) & 0xff_ffff;
         let answers = answer.answers.min(question.flights);
-        pair.connect(&self.place.here(packet, answer.mtu, answers, 1), &question.ends)?;
+        pair.connect(&self.card_port.here(packet, answer.mtu, answers, 1), &question.ends)?;
         answer.ends.queue = pair.number();
         answer.ends.first_packet = packet;
         answer.answers = answers;
-        answer.calls = if place.is_some() { calls } else { 0 };
+        answer.calls = if reservation.is_some() { calls } else { 0 };
         self.queue_pairs.fetch_add(1, Ordering::Relaxed);
         let rpc_slot = RpcSlot::new(pair, caller, calls);
-        if let Some(place) = &place {
-            place.sit(&rpc_slot);
+        if let Some(reservation) = &reservation {
+            reservation.attach(&rpc_slot);
         }
-        Ok(End { rpc_slot, place, count: Some(Arc::clone(&self.queue_pairs)) })
+        Ok(End { rpc_slot, reservation, count: Some(Arc::clone(&self.queue_pairs)) })
     }
 
     fn pair(&self, rpc_server: &RpcServer, calls: u16) -> Result<QueuePair, VerbsError> {
@@ -208,15 +209,15 @@ impl Cards {
             messages: calls,
             message_bytes: MESSAGE_BYTES_MAX,
         };
-        QueuePair::new(rpc_server.completions(), size, self.place.port, true)
+        QueuePair::new(rpc_server.completions(), size, self.card_port.port, true)
     }
 }
 
 /// One end of a connection, counted while it is there.
 struct End {
     rpc_slot: Arc<RpcSlot>,
-    /// Where its RPCs are answered.
-    place: Option<rpc_server::Place>,
+    /// Its place at the thread that answers its RPCs.
+    reservation: Option<rpc_server::Reservation>,
     count: Option<Arc<AtomicUsize>>,
 }
 
@@ -226,7 +227,7 @@ impl Way for End {
         if let Some(count) = self.count.take() {
             count.fetch_sub(1, Ordering::Relaxed);
         }
-        self.place = None;
+        self.reservation = None;
         Ok(())
     }
 }
@@ -234,8 +235,8 @@ impl Way for End {
 impl Drop for End {
     fn drop(&mut self) {
         if self.cut().is_err() {
-            // The queue pair says so to nobody, stays counted, and keeps its place.
-            std::mem::forget(self.place.take());
+            // The queue pair reports that to nobody, stays counted, and keeps its slot.
+            std::mem::forget(self.reservation.take());
         }
     }
 }

@@ -23,17 +23,17 @@ use crate::tcp;
 use crate::wake::Notify;
 use crate::{Buf, Executor, FabricError, GlobalAddr, Op, OpError, OpErrorKind, ServerId, access};
 
-/// Drives after which the time is looked at.
+/// Drives after which the thread reads the clock.
 const LOOK_EVERY: u32 = 1_024;
-/// How long an answer may take before it is looked whether the server's queue pair is still there: what
-/// has been sent in whole does not fail by itself.
+/// Silence after which the transport probes whether the server's queue pair is still there: a message that
+/// was sent in whole does not fail by itself.
 const PROBE_EVERY: Duration = Duration::from_millis(200);
 
-/// Whether there is a queue pair.
+/// State of the queue pair.
 #[derive(Debug)]
-enum Way {
+enum PairState {
     Up(Box<SendQueue>),
-    /// A task is getting one. What is posted waits for it.
+    /// A task is connecting one. Posts wait for it.
     Connecting,
     Down,
     /// The server has cut this compute server off.
@@ -41,26 +41,26 @@ enum Way {
 }
 
 #[derive(Debug)]
-struct Line {
-    way: Way,
+struct ServerQueue {
+    pair: PairState,
     backlog: VecDeque<Work>,
     calls: Calls,
     /// RPCs go by the card.
     takes_calls: bool,
-    /// Posts that wait for the queue pair that is being connected.
+    /// Posts that wait for the new queue pair.
     reconnects: Vec<u32>,
-    /// What a send queue begins to count with, so that nothing of an older one is taken for its own.
+    /// First number of the next send queue, so that no completion of an older one counts for it.
     next: u64,
-    /// Something has moved, or began to be waited for, since the time was looked at.
+    /// Something has moved, or began to wait, since the clock was read.
     has_moved: bool,
-    /// When that was, as far as it is known.
+    /// Time of that, as far as it is known.
     moved_ns: u64,
 }
 
-struct State {
-    lines: Vec<Line>,
+struct TransportState {
+    queues: Vec<ServerQueue>,
     posts: Posts,
-    /// Parts of a list that is being posted: server, part, fence flag. Kept for its memory.
+    /// Parts of a list in posting: server, part, fence flag. Kept for its memory.
     planned: Vec<(usize, u32, bool)>,
     /// Lists that were posted on send queues that are gone, and work requests in them.
     posted: (u64, u64),
@@ -75,7 +75,7 @@ pub(super) struct Transport {
     region_bytes: Vec<u64>,
     op_timeout: Duration,
     list_max: usize,
-    state: RefCell<State>,
+    state: RefCell<TransportState>,
     drives: Cell<u32>,
     start: Instant,
 }
@@ -94,8 +94,8 @@ impl Transport {
             path: "this thread".into(),
             source,
         })?;
-        let line = || Line {
-            way: Way::Down,
+        let queue = || ServerQueue {
+            pair: PairState::Down,
             backlog: VecDeque::new(),
             calls: Calls::default(),
             takes_calls: false,
@@ -104,9 +104,9 @@ impl Transport {
             has_moved: false,
             moved_ns: 0,
         };
-        let lines = region_bytes.iter().map(|_| line()).collect();
-        let state = State {
-            lines,
+        let queues = region_bytes.iter().map(|_| queue()).collect();
+        let state = TransportState {
+            queues,
             posts: Posts::default(),
             planned: Vec::new(),
             posted: (0, 0),
@@ -124,7 +124,7 @@ impl Transport {
         })
     }
 
-    /// Its posts are those of `executor`'s tasks, mostly. The first call counts.
+    /// Names the executor whose tasks post most. The first call counts.
     pub(super) fn belongs_to(&self, executor: &Executor) {
         self.state.borrow_mut().posts.belong_to(executor);
     }
@@ -136,32 +136,34 @@ impl Transport {
     /// Lists that were posted so far, and work requests in them.
     pub(super) fn posted(&self) -> (u64, u64) {
         let state = self.state.borrow();
-        state.lines.iter().fold(state.posted, |sum, line| match &line.way {
-            Way::Up(send_queue) => (sum.0 + send_queue.posted().0, sum.1 + send_queue.posted().1),
+        state.queues.iter().fold(state.posted, |sum, queue| match &queue.pair {
+            PairState::Up(send_queue) => {
+                (sum.0 + send_queue.posted().0, sum.1 + send_queue.posted().1)
+            }
             _ => sum,
         })
     }
 
-    /// Whether short RPCs to a server go by the card.
+    /// Returns whether short RPCs to a server go by the card.
     pub(super) fn takes_calls(&self, server: ServerId) -> bool {
-        self.state.borrow().lines.get(server.index()).is_some_and(|line| line.takes_calls)
+        self.state.borrow().queues.get(server.index()).is_some_and(|queue| queue.takes_calls)
     }
 
-    /// Why nothing can be posted to a server, if so.
-    fn refusal_of(&self, lines: &[Line], server: ServerId) -> Option<OpError> {
+    /// Returns the reason for which nothing can be posted to a server, if there is one.
+    fn refusal_of(&self, queues: &[ServerQueue], server: ServerId) -> Option<OpError> {
         let error = |kind| Some(OpError { server, kind });
         if self.tcp.has_given_up() {
             return error(OpErrorKind::Fenced);
         }
-        match lines[server.index()].way {
-            Way::Up(_) | Way::Connecting => None,
-            Way::Down => error(OpErrorKind::Unavailable),
-            Way::Fenced => error(OpErrorKind::Fenced),
+        match queues[server.index()].pair {
+            PairState::Up(_) | PairState::Connecting => None,
+            PairState::Down => error(OpErrorKind::Unavailable),
+            PairState::Fenced => error(OpErrorKind::Fenced),
         }
     }
 
-    /// Why an operation cannot be posted, if so.
-    fn refusal(&self, lines: &[Line], op: &Op) -> Option<OpError> {
+    /// Returns the reason for which an operation cannot be posted, if there is one.
+    fn refusal(&self, queues: &[ServerQueue], op: &Op) -> Option<OpError> {
         let (addr, bytes) = (op.addr(), op.bytes());
         let server = addr.server();
         let error = |kind| Some(OpError { server, kind });
@@ -183,34 +185,36 @@ impl Transport {
         if !is_registered && bytes > 0 {
             return error(OpErrorKind::Unregistered);
         }
-        self.refusal_of(lines, server)
+        self.refusal_of(queues, server)
     }
 
-    /// Begins to get a new queue pair (F10); the slot to wait for, and whether the caller is the one who
-    /// has to connect. What is in flight fails.
+    /// Begins to connect a new queue pair (F10). Returns the slot to wait for, and whether the caller has to
+    /// connect. Operations in flight fail.
     pub(super) fn reconnect(&self, server: ServerId, context: &Context<'_>) -> (u32, bool) {
         let mut state = self.state.borrow_mut();
-        let State { lines, posts, posted, answer, .. } = &mut *state;
+        let TransportState { queues, posts, posted, answer, .. } = &mut *state;
         let (index, _, before) = posts.open(context);
         let mut begins = false;
-        let refused = match lines.get_mut(server.index()) {
+        let refused = match queues.get_mut(server.index()) {
             None => Some(access::out_of_bounds(None, GlobalAddr::new(server, 0), 0)),
-            Some(Line { way, .. }) if matches!(way, Way::Fenced) || self.tcp.has_given_up() => {
+            Some(ServerQueue { pair, .. })
+                if matches!(pair, PairState::Fenced) || self.tcp.has_given_up() =>
+            {
                 Some(OpError { server, kind: OpErrorKind::Fenced })
             }
-            Some(line) => {
-                if !matches!(line.way, Way::Connecting) {
+            Some(queue) => {
+                if !matches!(queue.pair, PairState::Connecting) {
                     begins = true;
-                    if let Way::Up(send_queue) = &mut line.way {
+                    if let PairState::Up(send_queue) = &mut queue.pair {
                         send_queue.stop();
                     }
-                    // What has ended by now has ended well.
-                    self.take_completions(lines, posts, posted, answer);
+                    // An operation that has completed so far has succeeded.
+                    self.take_completions(queues, posts, posted, answer);
                 }
-                let line = &mut lines[server.index()];
+                let queue = &mut queues[server.index()];
                 let error = OpError { server, kind: OpErrorKind::Timeout };
-                line.lose(Way::Connecting, error, posts, posted);
-                line.reconnects.push(index);
+                queue.lose(PairState::Connecting, error, posts, posted);
+                queue.reconnects.push(index);
                 posts.wait(index);
                 None
             }
@@ -222,70 +226,75 @@ impl Transport {
         (index, begins)
     }
 
-    /// What the next send queue to a server begins to count with.
+    /// Returns the first number of the next send queue to a server.
     pub(super) fn next(&self, server: ServerId) -> u64 {
-        self.state.borrow().lines[server.index()].next
+        self.state.borrow().queues[server.index()].next
     }
 
-    /// A queue pair was connected, or could not be.
+    /// A queue pair was connected, or the attempt failed.
     pub(super) fn connected(&self, server: ServerId, result: Result<SendQueue, OpErrorKind>) {
         let mut state = self.state.borrow_mut();
-        let State { lines, posts, posted, .. } = &mut *state;
-        let line = &mut lines[server.index()];
-        line.has_moved = true;
+        let TransportState { queues, posts, posted, .. } = &mut *state;
+        let queue = &mut queues[server.index()];
+        queue.has_moved = true;
         let result = match result {
             Ok(send_queue) => {
-                line.takes_calls = send_queue.takes_messages();
-                if !line.takes_calls {
-                    // Whoever tries again goes by the connection.
-                    line.calls.lose(unavailable(server.index()), posts);
+                queue.takes_calls = send_queue.takes_messages();
+                if !queue.takes_calls {
+                    // A caller that tries again goes by the connection.
+                    queue.calls.lose(unavailable(server.index()), posts);
                 }
-                line.way = Way::Up(Box::new(send_queue));
+                queue.pair = PairState::Up(Box::new(send_queue));
                 Ok(())
             }
             Err(kind) => {
                 let error = OpError { server, kind };
                 let is_fenced = kind == OpErrorKind::Fenced;
-                line.lose(if is_fenced { Way::Fenced } else { Way::Down }, error, posts, posted);
+                queue.lose(
+                    if is_fenced { PairState::Fenced } else { PairState::Down },
+                    error,
+                    posts,
+                    posted,
+                );
                 Err(error)
             }
         };
-        for slot in std::mem::take(&mut line.reconnects) {
+        for slot in std::mem::take(&mut queue.reconnects) {
             posts.ended(slot, result);
         }
         drop(state);
         self.wake();
     }
 
-    /// Has those go on whose posts have come back.
+    /// Wakes the tasks whose posts have come back.
     fn wake(&self) {
         posts::wake(&self.state);
     }
 
-    /// Posts what waits and takes what has completed; true if anything moved.
+    /// Posts waiting operations and takes completions; true if anything moved.
     fn advance(&self) -> bool {
         let mut state = self.state.borrow_mut();
-        let State { lines, posts, posted, answer, .. } = &mut *state;
+        let TransportState { queues, posts, posted, answer, .. } = &mut *state;
         let (mut progress, mut in_flight) = (false, false);
-        for (server, line) in lines.iter_mut().enumerate() {
-            let Way::Up(send_queue) = &mut line.way else { continue };
+        for (server, queue) in queues.iter_mut().enumerate() {
+            let PairState::Up(send_queue) = &mut queue.pair else { continue };
             let was_idle = send_queue.in_flight() == 0;
-            let mut given = line.calls.send(send_queue);
-            if given.is_ok() && (!line.backlog.is_empty() || send_queue.has_unposted()) {
-                given = send_queue.post(&mut line.backlog, self.list_max).map(|count| {
+            let mut given = queue.calls.send(send_queue);
+            if given.is_ok() && (!queue.backlog.is_empty() || send_queue.has_unposted()) {
+                given = send_queue.post(&mut queue.backlog, self.list_max).map(|count| {
                     progress |= count > 0;
-                    line.has_moved |= was_idle && count > 0;
+                    queue.has_moved |= was_idle && count > 0;
                 });
             }
             if given.is_err() {
-                line.lose(Way::Down, unavailable(server), posts, posted);
+                queue.lose(PairState::Down, unavailable(server), posts, posted);
                 progress = true;
                 continue;
             }
-            in_flight |= send_queue.in_flight() > 0 || line.calls.awaits();
+            in_flight |= send_queue.in_flight() > 0 || queue.calls.awaits();
         }
         if in_flight {
-            progress |= self.take_completions(lines, posts, posted, answer);
+            progress |= self.take_completions(queues, posts, posted, answer);
         }
         drop(state);
         progress
@@ -293,19 +302,19 @@ impl Transport {
 
     fn take_completions(
         &self,
-        lines: &mut [Line],
+        queues: &mut [ServerQueue],
         posts: &mut Posts,
         posted: &mut (u64, u64),
         answer: &mut Vec<u8>,
     ) -> bool {
         let count = self.completions.poll(|completion| {
             let (server, count) = send_queue_of(completion.number);
-            let Some(line) = lines.get_mut(server) else { return };
-            let Way::Up(send_queue) = &mut line.way else { return };
+            let Some(queue) = queues.get_mut(server) else { return };
+            let PairState::Up(send_queue) = &mut queue.pair else { return };
             if let Some(bytes) = completion.received.filter(|_| completion.is_done) {
                 let Some(heard) = send_queue.heard(count, bytes, answer) else { return };
-                if heard.is_err() || !line.calls.answered(answer, posts) {
-                    line.lose(Way::Down, unavailable(server), posts, posted);
+                if heard.is_err() || !queue.calls.answered(answer, posts) {
+                    queue.lose(PairState::Down, unavailable(server), posts, posted);
                 }
                 return;
             }
@@ -314,39 +323,40 @@ impl Transport {
             }
             if completion.is_done {
                 send_queue.retire(count, |slot| posts.came_back(slot));
-                line.has_moved = true;
+                queue.has_moved = true;
             } else {
-                line.lose(Way::Down, unavailable(server), posts, posted);
+                queue.lose(PairState::Down, unavailable(server), posts, posted);
             }
         });
         count > 0
     }
 
-    /// Gives up lines on which nothing moves.
+    /// Gives up servers on which nothing moves.
     fn check_time(&self) {
         let limit_ns = self.op_timeout.as_nanos() as u64;
         let now_ns = self.now_ns();
         let mut state = self.state.borrow_mut();
-        let State { lines, posts, posted, .. } = &mut *state;
-        for (server, line) in lines.iter_mut().enumerate() {
-            if std::mem::take(&mut line.has_moved) {
-                line.moved_ns = now_ns;
+        let TransportState { queues, posts, posted, .. } = &mut *state;
+        for (server, queue) in queues.iter_mut().enumerate() {
+            if std::mem::take(&mut queue.has_moved) {
+                queue.moved_ns = now_ns;
             }
-            let called_ns = line.calls.look(now_ns);
-            let is_stuck = line.has_operations() && now_ns.saturating_sub(line.moved_ns) > limit_ns;
+            let called_ns = queue.calls.look(now_ns);
+            let is_stuck =
+                queue.has_operations() && now_ns.saturating_sub(queue.moved_ns) > limit_ns;
             if !is_stuck && called_ns <= limit_ns {
-                if let Way::Up(send_queue) = &mut line.way
-                    && line.calls.is_due(called_ns, now_ns, PROBE_EVERY.as_nanos() as u64)
+                if let PairState::Up(send_queue) = &mut queue.pair
+                    && queue.calls.is_due(called_ns, now_ns, PROBE_EVERY.as_nanos() as u64)
                 {
                     send_queue.probe();
                 }
                 continue;
             }
             let error = OpError { server: ServerId(server as u16), kind: OpErrorKind::Timeout };
-            match line.way {
+            match queue.pair {
                 // The connecting goes on.
-                Way::Connecting => line.lose(Way::Connecting, error, posts, posted),
-                _ => line.lose(Way::Down, error, posts, posted),
+                PairState::Connecting => queue.lose(PairState::Connecting, error, posts, posted),
+                _ => queue.lose(PairState::Down, error, posts, posted),
             }
         }
     }
@@ -356,26 +366,33 @@ fn unavailable(server: usize) -> OpError {
     OpError { server: ServerId(server as u16), kind: OpErrorKind::Unavailable }
 }
 
-impl Line {
+impl ServerQueue {
     fn push(&mut self, work: Work) {
         self.has_moved |= !self.has_operations();
         self.backlog.push_back(work);
     }
 
-    /// Whether anybody waits for something of it.
+    /// Returns whether anybody waits for it.
     fn is_waiting(&self) -> bool {
         self.has_operations() || !self.calls.is_empty()
     }
 
-    /// Whether anything is posted, or waits for that.
+    /// Returns whether operations are in flight, or wait to be posted.
     fn has_operations(&self) -> bool {
-        let in_flight = matches!(&self.way, Way::Up(send_queue) if send_queue.in_flight() > 0);
+        let in_flight =
+            matches!(&self.pair, PairState::Up(send_queue) if send_queue.in_flight() > 0);
         in_flight || !self.backlog.is_empty()
     }
 
-    /// Cuts the queue pair, if there is one; all that was outstanding, or waited, fails (VERBS-6).
-    fn lose(&mut self, way: Way, error: OpError, posts: &mut Posts, posted: &mut (u64, u64)) {
-        if let Way::Up(mut send_queue) = std::mem::replace(&mut self.way, way) {
+    /// Cuts the queue pair, if there is one; all outstanding and waiting operations fail (VERBS-6).
+    fn lose(
+        &mut self,
+        pair: PairState,
+        error: OpError,
+        posts: &mut Posts,
+        posted: &mut (u64, u64),
+    ) {
+        if let PairState::Up(mut send_queue) = std::mem::replace(&mut self.pair, pair) {
             send_queue.cut(|slot| posts.failed(slot, error));
             self.next = send_queue.next();
             posted.0 += send_queue.posted().0;
@@ -390,12 +407,12 @@ impl Line {
     }
 }
 
-/// Which operations of a list have to wait for those in front of them.
+/// Fence flags of a list's operations: the flag makes an operation wait for those in front of it.
 ///
-/// A reliable connection carries requests out in the order of posting, but for one thing: READs and
-/// atomics are answered later, and what comes behind them need not wait for that. So in a chain all that
-/// follows a READ gets the fence flag, and a WRITE behind an atomic too; READs and atomics behind an
-/// atomic are carried out in order by themselves. `docs/design/verbs.md` has the table.
+/// A reliable connection carries requests out in the order of posting, with one exception: it answers READs
+/// and atomics later, and a request behind them need not wait for that. So in a chain, the operation behind a
+/// READ gets the fence flag, and so does a WRITE behind an atomic. The card carries out READs and atomics
+/// behind an atomic in order by itself. `docs/design/verbs.md` has the table.
 struct Plan {
     is_chain: bool,
     read: bool,
@@ -407,7 +424,7 @@ impl Plan {
         Plan { is_chain, read: false, atomic: false }
     }
 
-    /// Whether the next operation gets the fence flag.
+    /// Returns whether the next operation gets the fence flag.
     fn is_fenced(&mut self, op: &Op) -> bool {
         if !self.is_chain {
             return false;
@@ -428,10 +445,10 @@ impl Carrier for Transport {
 
     fn post(&self, load: Load, context: &Context<'_>) -> u32 {
         let mut state = self.state.borrow_mut();
-        let State { lines, posts, planned, .. } = &mut *state;
+        let TransportState { queues, posts, planned, .. } = &mut *state;
         let refused = match &load {
-            Load::Call(call) => self.refusal_of(lines, call.server),
-            load => load.ops().find_map(|op| self.refusal(lines, op)),
+            Load::Call(call) => self.refusal_of(queues, call.server),
+            load => load.ops().find_map(|op| self.refusal(queues, op)),
         };
         let mut plan = Plan::new(matches!(load, Load::Chain(_)));
         let mut called = None;
@@ -439,7 +456,7 @@ impl Carrier for Transport {
             _ if refused.is_some() => {}
             Load::Call(call) => called = Some(call.server),
             load => {
-                // Planned while the load is still at hand; then it is given away.
+                // Planned before the load is given away.
                 let parts = load.ops().zip(0..).filter(|(op, _)| op.bytes() > 0);
                 planned.extend(
                     parts.map(|(op, part)| (op.addr().server().index(), part, plan.is_fenced(op))),
@@ -450,11 +467,11 @@ impl Carrier for Transport {
         slot.kept.put(load);
         if let Some(server) = called {
             let hold = posts.part(index);
-            lines[server.index()].calls.push(index, hold);
+            queues[server.index()].calls.push(index, hold);
         }
         for (server, part, is_fenced) in planned.drain(..) {
             let hold = posts.part(index);
-            lines[server].push(Work { hold, part, slot: index, is_fenced });
+            queues[server].push(Work { hold, part, slot: index, is_fenced });
         }
         let is_done = posts.posted(index, refused);
         drop(state);
@@ -484,18 +501,18 @@ impl SingleCarrier for Transport {
     #[inline]
     fn post_single(&self, is_read: bool, at: GlobalAddr, buf: Buf, context: &Context<'_>) -> u32 {
         let mut state = self.state.borrow_mut();
-        let State { lines, posts, .. } = &mut *state;
+        let TransportState { queues, posts, .. } = &mut *state;
         let (server, bytes) = (at.server().index(), buf.window_len());
         let op = match is_read {
             true => Op::Read { from: at, into: buf },
             false => Op::Write { to: at, from: buf },
         };
-        let refused = self.refusal(lines, &op);
+        let refused = self.refusal(queues, &op);
         let (index, slot, before) = posts.open(context);
         slot.kept.put(Load::One(op));
         if refused.is_none() && bytes > 0 {
             let hold = posts.part(index);
-            lines[server].push(Work { hold, part: 0, slot: index, is_fenced: false });
+            queues[server].push(Work { hold, part: 0, slot: index, is_fenced: false });
             drop(state);
             drop(before);
         } else {
@@ -518,7 +535,7 @@ impl SingleCarrier for Transport {
     }
 }
 
-impl posts::Table for State {
+impl posts::Table for TransportState {
     type Kept = Rc<Hold>;
 
     #[inline]
@@ -540,14 +557,14 @@ impl Driver for Transport {
     }
 
     fn is_busy(&self) -> bool {
-        self.tcp.is_busy() || self.state.borrow().lines.iter().any(Line::is_waiting)
+        self.tcp.is_busy() || self.state.borrow().queues.iter().any(ServerQueue::is_waiting)
     }
 
     fn wait(&self, at_most: Option<Duration>) {
-        let is_waiting = self.state.borrow().lines.iter().any(Line::is_waiting);
+        let is_waiting = self.state.borrow().queues.iter().any(ServerQueue::is_waiting);
         let at_most = match is_waiting {
             true => {
-                // What completes between the look and the wait is told, but not what came before.
+                // A completion between the poll and the wait raises an event; an earlier one does not.
                 let is_armed = self.completions.arm();
                 if self.advance() || !is_armed {
                     return self.wake();
@@ -563,9 +580,10 @@ impl Driver for Transport {
         self.wake();
     }
 
-    /// A card may be cut off from a server whose connection is there.
+    /// The card may be cut off from a server whose connection is up.
     fn linger(&self, kept: Duration) {
-        let is_cut = self.state.borrow().lines.iter().any(|line| !matches!(line.way, Way::Up(_)));
+        let is_cut =
+            self.state.borrow().queues.iter().any(|queue| !matches!(queue.pair, PairState::Up(_)));
         self.tcp.linger_beside(kept, is_cut);
     }
 
@@ -597,7 +615,7 @@ mod tests {
     const AT: GlobalAddr = GlobalAddr::NULL;
 
     #[test]
-    fn what_follows_a_read_is_fenced() {
+    fn an_operation_behind_a_read_is_fenced() {
         let build = |ops: &mut Ops, buf: &dyn Fn() -> Buf| {
             ops.read(AT, buf());
             ops.write(AT, buf());

@@ -24,24 +24,24 @@ use crate::raw::verbs::Ends;
 pub(super) const VERSION: u32 = 2;
 const BYTES: usize = 64;
 
-/// What the client asks.
+/// Question of the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Question {
     pub(super) version: u32,
-    /// A queue pair is wanted; else only a description.
+    /// The client wants a queue pair; else only a description.
     pub(super) connects: bool,
     pub(super) mtu: u8,
     pub(super) flights: u8,
     pub(super) is_ethernet: bool,
     pub(super) ends: Ends,
-    /// RPCs that are to be under way as messages, each with a receive for its answer.
+    /// RPCs that the client wants to have under way as messages, each with a receive for its answer.
     pub(super) calls: u16,
 }
 
-/// How a question was answered.
+/// Outcome of a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Outcome {
+pub(super) enum PairOutcome {
     Done = 0,
     OtherVersion = 1,
     /// One side is on Ethernet, the other on InfiniBand.
@@ -50,18 +50,18 @@ pub(super) enum Outcome {
     NoQueuePair = 3,
 }
 
-/// What the server answers.
+/// Answer of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Answer {
+pub(super) struct PairAnswer {
     pub(super) version: u32,
-    pub(super) outcome: Outcome,
+    pub(super) outcome: PairOutcome,
     pub(super) mtu: u8,
     pub(super) answers: u8,
     pub(super) is_ethernet: bool,
     pub(super) ends: Ends,
     pub(super) torn_words: bool,
     pub(super) global_atomics: bool,
-    /// Receives that are posted for requests; no more than were asked for.
+    /// Receives that are posted for requests; no more than the client wanted.
     pub(super) calls: u16,
     pub(super) key: u32,
     pub(super) base: u64,
@@ -82,7 +82,7 @@ impl Question {
         bytes
     }
 
-    /// `None` if it is none. Of another version only that is known.
+    /// `None` if it is no question. From another version, only the version is read.
     pub(super) fn decode(bytes: &[u8]) -> Option<Question> {
         let bytes: &[u8; BYTES] = bytes.try_into().ok()?;
         let question = Question {
@@ -99,7 +99,7 @@ impl Question {
     }
 }
 
-impl Answer {
+impl PairAnswer {
     pub(super) fn encode(self) -> Vec<u8> {
         let mut bytes = vec![0; BYTES];
         bytes[..4].copy_from_slice(&self.version.to_le_bytes());
@@ -117,14 +117,14 @@ impl Answer {
         bytes
     }
 
-    /// `None` if it is none.
-    pub(super) fn decode(bytes: &[u8]) -> Option<Answer> {
-        use Outcome::{Done, NoQueuePair, OtherNetwork, OtherVersion};
+    /// `None` if it is no answer.
+    pub(super) fn decode(bytes: &[u8]) -> Option<PairAnswer> {
+        use PairOutcome::{Done, NoQueuePair, OtherNetwork, OtherVersion};
         let bytes: &[u8; BYTES] = bytes.try_into().ok()?;
         let outcomes = [Done, OtherVersion, OtherNetwork, NoQueuePair];
         let mut base = [0; 8];
         base.copy_from_slice(&bytes[48..56]);
-        let answer = Answer {
+        let answer = PairAnswer {
             version: u32_at(bytes, 0),
             outcome: outcomes.into_iter().find(|outcome| *outcome as u8 == bytes[4])?,
             mtu: bytes[5],
@@ -175,7 +175,7 @@ mod tests {
     const ENDS: Ends = Ends { queue: 17, first_packet: 0x12_3456, gid: [9; 16], lid: 0x1122 };
 
     #[test]
-    fn both_come_back_as_they_went() {
+    fn questions_and_answers_decode_as_they_were_encoded() {
         let question = Question {
             version: VERSION,
             connects: true,
@@ -186,9 +186,9 @@ mod tests {
             calls: 0x1234,
         };
         assert_eq!(Question::decode(&question.encode()), Some(question));
-        let answer = Answer {
+        let answer = PairAnswer {
             version: VERSION,
-            outcome: Outcome::NoQueuePair,
+            outcome: PairOutcome::NoQueuePair,
             mtu: 3,
             answers: 128,
             is_ethernet: false,
@@ -199,11 +199,11 @@ mod tests {
             key: 0x8765_4321,
             base: 0x7fff_1234_5678_9000,
         };
-        assert_eq!(Answer::decode(&answer.encode()), Some(answer));
+        assert_eq!(PairAnswer::decode(&answer.encode()), Some(answer));
     }
 
     #[test]
-    fn what_is_neither_is_refused() {
+    fn a_malformed_question_or_answer_is_refused() {
         let question = Question {
             version: VERSION,
             connects: false,
@@ -220,7 +220,7 @@ mod tests {
             bytes[at] = byte;
             assert_eq!(Question::decode(&bytes), None, "byte {at}");
         }
-        // Another version may have anything behind its number.
+        // Another version may have any bytes behind its number.
         let mut bytes = good;
         (bytes[0], bytes[63]) = (9, 9);
         assert_eq!(Question::decode(&bytes).map(|question| question.version), Some(9));

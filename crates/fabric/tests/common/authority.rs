@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use farleaf_fabric::tcp::{Tls, TlsFiles};
 use rcgen::{BasicConstraints, CertificateParams, DistinguishedName, IsCa, Issuer, KeyPair};
 
-/// Who vouches for others, with a folder for their files.
+/// A certificate authority, with a folder for its files.
 pub(crate) struct Authority {
     pub(crate) folder: PathBuf,
     issuer: Issuer<'static, KeyPair>,
@@ -28,12 +28,12 @@ impl Authority {
         Authority { folder, issuer: Issuer::new(params, key) }
     }
 
-    /// Files of somebody whose certificate is made out to `name`.
+    /// Makes the files of `who`, with a certificate for `name`.
     pub(crate) fn files(&self, who: &str, name: &str) -> TlsFiles {
         self.files_of(who, CertificateParams::new(vec![name.to_owned()]).unwrap())
     }
 
-    /// Files of somebody whose certificate says no common name.
+    /// Makes the files of `who`, with a certificate that has no common name.
     pub(crate) fn nameless(&self, who: &str) -> TlsFiles {
         let mut params = CertificateParams::new(vec![who.to_owned()]).unwrap();
         params.distinguished_name = DistinguishedName::new();
@@ -56,7 +56,7 @@ impl Authority {
         }
     }
 
-    /// Whom the maker of a folder has given files.
+    /// Loads the files of `who` that the folder's maker has left there.
     pub(crate) fn known(who: &str, folder: PathBuf) -> Tls {
         let file = |name: String| folder.join(name);
         let (certificate, key) = (file(format!("{who}.pem")), file(format!("{who}.key")));

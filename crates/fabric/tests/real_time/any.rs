@@ -26,7 +26,7 @@ fn at(offset: u64) -> GlobalAddr {
     GlobalAddr::new(ServerId(0), offset)
 }
 
-/// Does everything once; what the fabric gives beyond the contract, and whether it may lose anything.
+/// Does everything once; returns the promises beyond the contract, and whether operations may be lost.
 fn does_everything(fabric: &AnyFabric) -> (Capabilities, bool) {
     let endpoint = fabric.endpoint().unwrap();
     assert_eq!((endpoint.server_count(), endpoint.region_bytes(ServerId(0))), (1, REGION_BYTES));
@@ -78,7 +78,7 @@ fn does_everything(fabric: &AnyFabric) -> (Capabilities, bool) {
             other.faa(at(96), 1).await.unwrap();
         });
     });
-    // What was spawned has ended.
+    // The spawned task has ended.
     let done = endpoint.executor().block_on(async { endpoint.faa(at(96), 0).await });
     assert_eq!(done, Ok(1));
     (endpoint.capabilities(), endpoint.is_lossy())

@@ -23,7 +23,7 @@ use farleaf_fabric::{
     Words,
 };
 
-/// Nothing: the compute servers themselves map the memory.
+/// The compute servers themselves map the memory.
 impl Hosts for () {}
 
 /// Two threads of one process.
@@ -58,7 +58,7 @@ fn sim(torn: f64) -> SimHarness {
     SimHarness(Sim::new(config).expect("a simulation"))
 }
 
-/// All that may go wrong while every operation still succeeds.
+/// All faults that still let every operation succeed.
 fn rough_sim(seed: u64) -> SimHarness {
     let adversary = AdversaryConfig {
         torn: 0.5,
@@ -168,7 +168,7 @@ impl Harness for SimHarness {
     }
 }
 
-/// Memory servers on loopback, and who vouches for them, if they speak TLS.
+/// Memory servers on loopback, and their certificate authority, if they speak TLS.
 struct Network(Vec<MemoryServer>, #[expect(dead_code, reason = "its files")] Option<Authority>);
 
 impl Hosts for Network {

@@ -104,7 +104,7 @@ fn answer(stream: &mut TcpStream) -> (u8, Vec<u8>) {
     (head[0], content)
 }
 
-/// Whether the other side has closed, with nothing more to read.
+/// Returns whether the other side has closed, with nothing more to read.
 fn is_closed(stream: &mut TcpStream) -> bool {
     match stream.read(&mut [0; 8]) {
         Ok(count) => count == 0,
@@ -112,7 +112,7 @@ fn is_closed(stream: &mut TcpStream) -> bool {
     }
 }
 
-/// Waits, at most 5 s, until it is so.
+/// Waits, at most 5 s, until the condition holds.
 fn wait_until(what: &str, so: impl Fn() -> bool) {
     let start = Instant::now();
     while !so() {
@@ -139,7 +139,7 @@ fn malformed_requests_end_their_connection() {
     ];
     for (number, bad) in bad.iter().enumerate() {
         let mut stream = enter(config.servers[0], 7, 0, 1);
-        // What came in front of it is answered or not; what is behind it does not happen.
+        // A request in front of it is answered or not; one behind it does not happen.
         stream.write_all(bad).unwrap();
         let _ = stream.write_all(&request(FAA, 128, 8, &1_u64.to_le_bytes()));
         assert!(is_closed(&mut stream), "request {number}");
@@ -150,7 +150,7 @@ fn malformed_requests_end_their_connection() {
     assert!(all.iter().all(|word| *word == 0), "nothing was touched");
 }
 
-/// Verb 11, the question for another way, where there is none: said so, and the connection goes on.
+/// Verb 11, the question for another way, at a server without one: it answers so, and the connection goes on.
 #[test]
 fn a_server_without_a_card_says_so() {
     let (_pool, config) = pool(1, LONG);
@@ -184,7 +184,7 @@ fn malformed_greetings_end_their_connection() {
 }
 
 #[test]
-fn strangers_that_say_nothing_are_sent_away() {
+fn clients_that_do_not_greet_are_closed() {
     let greeting_timeout = Duration::from_millis(100);
     let server = serve(MemoryServerConfig { greeting_timeout, ..Default::default() });
     let mut silent = knock(server.address(), b"");
@@ -229,7 +229,7 @@ fn requests_may_come_byte_by_byte() {
     assert_eq!(answer(&mut stream), (0, b"\x05abc\0".to_vec()));
 }
 
-/// One asks for 400 MiB and takes nothing: the server holds a few of them, and serves others.
+/// A client asks for 400 MiB and takes nothing: the server holds a few of them, and serves others.
 #[test]
 fn a_slow_reader_costs_little() {
     let (_pool, config) = pool(1, LONG);
@@ -246,7 +246,7 @@ fn a_slow_reader_costs_little() {
     let grown = resident_bytes().saturating_sub(before);
     // Other tests of this process run meanwhile.
     assert!(grown < 100 << 20, "{grown} bytes are held");
-    // Whoever takes them at last gets all.
+    // A client that takes the answers late gets all of them.
     for _ in 0..count {
         assert_eq!(answer(&mut slow).1.len(), 1 << 20);
     }
@@ -258,7 +258,7 @@ fn resident_bytes() -> usize {
 }
 
 #[test]
-fn who_sends_no_more_still_gets_the_answers() {
+fn a_client_that_shuts_down_sending_gets_its_answers() {
     let (pool, config) = pool(1, LONG);
     let mut stream = enter(config.servers[0], 7, 0, 1);
     let part = &request(WRITE, 0, 100, &[1; 100])[..50];
@@ -284,7 +284,7 @@ fn an_address_is_loopback_unless_told() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_configurations_are_refused() {
     let usual = MemoryServerConfig::default();
     for bad in [
         MemoryServerConfig { threads: 0, ..usual.clone() },
@@ -315,7 +315,7 @@ fn the_order_of_servers_is_checked() {
     drop(pool);
 }
 
-/// A server of something else, which says `greets` to whoever connects and nothing more.
+/// A server of something else, which sends `greets` to each client and nothing more.
 fn something_else(greets: &'static [u8]) -> SocketAddr {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let address = listener.local_addr().unwrap();
@@ -330,7 +330,7 @@ fn something_else(greets: &'static [u8]) -> SocketAddr {
 }
 
 #[test]
-fn what_is_no_memory_server_is_told_from_one() {
+fn a_server_of_something_else_is_recognised() {
     let brief = |address| TcpConfig {
         connect_timeout: Duration::from_millis(100),
         ..TcpConfig::to([address])
@@ -355,7 +355,7 @@ fn more_connections_than_allowed_are_refused() {
     let refused = Tcp::connect(config.clone()).expect_err("full");
     assert!(refused.to_string().contains("as many connections"), "{refused}");
     drop(endpoint);
-    // The other one's place is free once the server has seen that it is.
+    // The place of the other one is free once the server has noticed its end.
     wait_until("a place", || server.connections() == 1);
     let endpoint = first.endpoint().unwrap();
     block_on(&endpoint, async { endpoint.faa(at(0, 64), 1).await }).unwrap();
@@ -378,7 +378,7 @@ fn an_operation_takes_no_longer_than_allowed() {
         let error = kind(endpoint.read(at(0, 0), endpoint.buf(8)).await);
         assert_eq!(error, OpErrorKind::Timeout);
         assert!((op_timeout..20 * op_timeout).contains(&start.elapsed()));
-        // The connection is of no use: its answers could be those of what was given up.
+        // The connection is of no use: its answers could belong to given-up requests.
         assert_eq!(kind(endpoint.faa(at(0, 0), 1).await), OpErrorKind::Unavailable);
         endpoint.reconnect(ServerId(0)).await.unwrap();
         assert_eq!(kind(endpoint.faa(at(0, 0), 1).await), OpErrorKind::Timeout);
@@ -408,7 +408,7 @@ fn the_longest_buffers_go_and_come() {
     });
 }
 
-/// A server goes while operations are in flight, and comes back over the same words.
+/// A server ends while operations are in flight, and comes back over the same words.
 #[test]
 fn a_server_may_go_and_come_back() {
     let (mut pool, config) = pool(2, LONG);
@@ -443,7 +443,7 @@ fn a_server_may_go_and_come_back() {
     };
     let again = MemoryServer::start(again, kept).unwrap();
     block_on(&endpoint, async {
-        // What is posted behind a reconnect waits for it (F10).
+        // An operation behind a reconnect waits for it (F10).
         let mut ops = endpoint.ops();
         ops.faa(at(1, 64), 1);
         let both = futures_join(endpoint.reconnect(ServerId(1)), endpoint.chain(ops)).await;
@@ -451,7 +451,7 @@ fn a_server_may_go_and_come_back() {
         assert_eq!(both.1.unwrap().old(0), 5);
     });
     assert_eq!(again.connections(), 1, "the thread's; signs of life come when they are due");
-    // One that has other memory is another server, also if it is as much: what was there is gone.
+    // A server with other memory, even of the same size, is another server: the old content is gone.
     drop(again);
     let config = MemoryServerConfig {
         listen: address,
@@ -467,7 +467,7 @@ fn a_server_may_go_and_come_back() {
     assert!(matches!(fabric.endpoint(), Err(FabricError::GivenUp)));
 }
 
-/// What must not stay half done is tried for ever, and used to keep its caller for ever, too.
+/// A call waits for an operation that must not stay half done, but not for ever.
 #[test]
 fn a_call_is_not_kept_for_ever_by_a_server_that_is_gone() {
     let (mut pool, config) = pool(2, LONG);
@@ -490,7 +490,7 @@ fn a_call_is_not_kept_for_ever_by_a_server_that_is_gone() {
     assert!(start.elapsed() >= linger_timeout);
     assert!(!endpoint.holds_lease(), "it has said goodbye");
     block_on(&endpoint, async {
-        // Not on servers that are there either: others may take over from here on.
+        // Nothing happens on the other servers: others may take over from here on.
         assert_eq!(kind(endpoint.faa(at(0, 64), 1).await), OpErrorKind::Fenced);
         assert_eq!(kind(endpoint.reconnect(ServerId(0)).await), OpErrorKind::Fenced);
     });
@@ -498,8 +498,8 @@ fn a_call_is_not_kept_for_ever_by_a_server_that_is_gone() {
     wait_until("it has said goodbye", || block_on(&other, other.is_dead(who)));
 }
 
-/// A server that is started again over its file has the same words, lets in who lives, and nobody
-/// whom it had cut off.
+/// A server that is restarted over its file has the same words. It lets in living incarnations, and none that
+/// it had cut off.
 #[test]
 fn a_server_is_started_again_over_its_file() {
     let path = env::temp_dir().join(format!("farleaf-tcp-file-{}", std::process::id()));
@@ -575,7 +575,7 @@ fn the_living_cannot_be_fenced() {
 }
 
 #[test]
-fn who_says_goodbye_is_dead_at_once() {
+fn a_compute_server_that_says_goodbye_is_dead_at_once() {
     let (_pool, config) = pool(1, LONG);
     let one = Tcp::connect(config.clone()).unwrap();
     let endpoint = one.endpoint().unwrap();
@@ -591,15 +591,15 @@ fn who_says_goodbye_is_dead_at_once() {
     });
 }
 
-/// One who lives, but was taken for dead: whatever it posts from then on fails, and does nothing.
+/// An incarnation lives, but counts as dead: its later posts fail, and do nothing.
 #[test]
-fn who_is_fenced_does_nothing_more() {
+fn a_fenced_compute_server_does_nothing_more() {
     let (pool, config) = pool(2, LONG);
     let one = Tcp::connect(config.clone()).unwrap();
     let other = Tcp::connect(config.clone()).unwrap();
     let who = other.incarnation();
     let (judge, fenced) = (one.endpoint().unwrap(), other.endpoint().unwrap());
-    // Somebody says goodbye in its name.
+    // A connection says goodbye in its name.
     let mut raw = enter(config.servers[0], who.0, 0, 2);
     raw.write_all(&request(BYE, 0, 0, &[])).unwrap();
     assert_eq!(answer(&mut raw), (0, vec![]));
@@ -631,9 +631,9 @@ fn who_is_fenced_does_nothing_more() {
     assert_eq!(fenced.buffers_out(), 0);
 }
 
-/// A lease: who is silent for longer than that is dead, and stays so.
+/// A lease: an incarnation that is silent for longer is dead, and stays so.
 #[test]
-fn who_is_silent_is_dead() {
+fn a_silent_compute_server_is_dead() {
     let (_pool, config) = pool(1, Duration::from_millis(60));
     let one = Tcp::connect(config.clone()).unwrap();
     let endpoint = one.endpoint().unwrap();
@@ -648,7 +648,7 @@ fn who_is_silent_is_dead() {
         assert_eq!(answer(&mut silent).0, 0, "not cut off yet");
         assert!(endpoint.is_dead(who).await);
         endpoint.fence(ServerId(0), who).await.unwrap();
-        // Whoever sends signs of life meanwhile lives.
+        // A compute server that sends signs of life meanwhile stays alive.
         assert!(!endpoint.is_dead(one.incarnation()).await);
     });
     let mut again = knock(config.servers[0], &hello(7, 0, 1));
@@ -657,8 +657,8 @@ fn who_is_silent_is_dead() {
     assert_eq!(welcome[12], 3, "fenced for good");
 }
 
-/// What the first half of many tasks have posted is carried out while the others run. Where tasks take long, as
-/// the first ones may, for which memory is taken, a part of the half goes out before, and no more.
+/// The requests of the first half of many tasks leave while the others run. If tasks take long, as the first
+/// ones may, because they allocate, a part of the half leaves before, and no more.
 #[test]
 fn half_of_many_requests_do_not_wait_for_the_others() {
     const TASKS: u64 = 256;
@@ -720,11 +720,11 @@ fn a_busy_server_lets_others_in() {
     assert!(newcomers.join().unwrap() >= 3);
 }
 
-/// A server's thread looks after connections that are busy by itself, and leaves them to the system again.
+/// A server's thread watches busy connections by itself, and registers them again later.
 #[test]
-fn who_was_busy_is_heard_after_a_pause() {
+fn a_busy_connection_is_served_after_a_pause() {
     let (pool, config) = pool(1, LONG);
-    // As many as a thread looks after, and more.
+    // As many as a thread watches, and more.
     for clients in [1, 4, 6] {
         let fabric = Tcp::connect(config.clone()).unwrap();
         let begun = Arc::new(Barrier::new(clients));
@@ -756,7 +756,7 @@ fn who_was_busy_is_heard_after_a_pause() {
             assert!(slowest < Duration::from_secs(1), "{slowest:?}");
         }
         drop(fabric);
-        // Its end is heard, too.
+        // It notices the end.
         let start = Instant::now();
         while pool[0].connections() > 0 {
             assert!(start.elapsed() < Duration::from_secs(10), "{} left", pool[0].connections());
@@ -767,7 +767,7 @@ fn who_was_busy_is_heard_after_a_pause() {
 
 const IDLE: &str = "FARLEAF_TEST_IDLE";
 
-/// Not a test of its own: the process that [`who_is_idle_uses_no_processor`] starts.
+/// Not a test of its own: the process that [`an_idle_side_uses_no_processor`] starts.
 #[test]
 fn is_idle_when_asked_to() {
     if env::var_os(IDLE).is_none() {
@@ -777,7 +777,7 @@ fn is_idle_when_asked_to() {
         |server| MemoryServerConfig { server, servers: 2, threads: 3, ..Default::default() };
     let pool = [0, 1].map(|server| serve(config(ServerId(server))));
     let fabric = Tcp::connect(TcpConfig::to(pool.iter().map(MemoryServer::address))).unwrap();
-    // Nobody is idle before all have begun, however long a busy machine takes for that.
+    // Nobody is idle before all have begun, even if a busy machine takes long for that.
     let begun = Arc::new(Barrier::new(4));
     let clients: Vec<_> = (0..3)
         .map(|_| {
@@ -808,7 +808,7 @@ fn processor_time() -> Duration {
 }
 
 #[test]
-fn who_is_idle_uses_no_processor() {
+fn an_idle_side_uses_no_processor() {
     let idle = Command::new(env::current_exe().unwrap())
         .args(["--exact", "tcp::is_idle_when_asked_to", "--nocapture"])
         .env(IDLE, "1")

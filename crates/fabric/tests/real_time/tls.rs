@@ -36,7 +36,7 @@ fn at(offset: u64) -> GlobalAddr {
     GlobalAddr::new(ServerId(0), offset)
 }
 
-/// Large READs and WRITEs, so that sockets and ciphers are full at every point, among small ones.
+/// Large READs and WRITEs among small ones, so that sockets and ciphers are full at every point.
 async fn work(endpoint: &TcpEndpoint) {
     const LARGE: usize = 1 << 20;
     for round in 0..4_u64 {
@@ -77,7 +77,7 @@ fn the_same_work_is_done_with_tls() {
     });
 }
 
-/// A certificate may be made out to a name; then the name has to be told.
+/// A certificate may be for a name; then clients have to know the name.
 #[test]
 fn servers_are_known_by_their_names() {
     let authority = Authority::new();
@@ -92,7 +92,7 @@ fn servers_are_known_by_their_names() {
     assert_eq!(block_on(&endpoint, endpoint.faa(at(8), 5)).unwrap(), 0);
 }
 
-/// Tries to connect; why that is refused.
+/// Tries to connect; returns the reason of the refusal.
 fn refusal(server: &MemoryServer, tls: Option<Tls>) -> String {
     match Tcp::connect(config(server, tls)).expect_err("refused") {
         FabricError::Refused { reason: Refusal::NotTrusted, why, .. } => why,
@@ -101,14 +101,14 @@ fn refusal(server: &MemoryServer, tls: Option<Tls>) -> String {
 }
 
 #[test]
-fn who_is_not_trusted_is_not_let_in() {
+fn an_untrusted_process_is_refused() {
     let (ours, theirs) = (Authority::new(), Authority::new());
     let server = serve(Some(ours.somebody("127.0.0.1")));
     let why = refusal(&server, None);
     assert!(why.contains("speaks TLS alone"), "{why}");
     let why = refusal(&server, Some(theirs.somebody("client")));
     assert!(why.contains("this side does not trust it"), "{why}");
-    // Trusts the server, and is not trusted by it.
+    // It trusts the server, which does not trust it.
     let mixed = TlsFiles { ca: ours.folder.join("ca.pem"), ..theirs.files("mixed", "client") };
     let why = refusal(&server, Some(Tls::load(&mixed).unwrap()));
     assert!(why.contains("does not trust this side's certificate"), "{why}");
@@ -119,7 +119,7 @@ fn who_is_not_trusted_is_not_let_in() {
     assert_eq!(plain.connections(), 0);
 }
 
-/// A stranger that sends anything, or stops in the middle, costs the others nothing.
+/// A client that sends random bytes, or stops in the middle, costs the others nothing.
 #[test]
 fn noise_before_the_handshake_harms_nobody() {
     let authority = Authority::new();
@@ -131,19 +131,19 @@ fn noise_before_the_handshake_harms_nobody() {
     for round in 0..40_usize {
         let mut stranger = TcpStream::connect(server.address()).unwrap();
         stranger.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-        // The head of a handshake record, of a length that is not sent; or anything at all.
+        // The head of a handshake record, of a length that is not sent; or random bytes.
         let mut noise: Vec<u8> = (0..rng.usize(1..400)).map(|_| rng.u8(..)).collect();
         if round % 2 == 0 {
             let head = [22, 3, 1, 0x3f, 0xff];
             noise.splice(..noise.len().min(5), head);
         }
-        // It may have been shut out by then.
+        // The server may have closed the connection.
         let _ = stranger.write_all(&noise);
         if round % 4 == 0 {
             silent.push(stranger);
         } else {
             let _ = stranger.shutdown(std::net::Shutdown::Write);
-            // What comes, if anything, is an alert and the end.
+            // The server sends at most an alert, and then the end.
             let _ = stranger.read_to_end(&mut Vec::new());
         }
         assert_eq!(block_on(&endpoint, endpoint.faa(at(8), 1)).unwrap(), round as u64);
@@ -163,7 +163,7 @@ fn a_public_address_is_fine_with_tls() {
 }
 
 #[test]
-fn files_that_are_no_use_are_told() {
+fn unusable_files_are_reported() {
     let authority = Authority::new();
     let good = authority.files("good", "client");
     let other = authority.files("other", "client");
@@ -185,9 +185,9 @@ fn files_that_are_no_use_are_told() {
     why(TlsFiles { certificate: torn, ..good });
 }
 
-/// A server that has fenced somebody says so through TLS, too.
+/// A server that has fenced an incarnation says so through TLS.
 #[test]
-fn the_fenced_are_told() {
+fn a_fenced_compute_server_learns_it() {
     let authority = Authority::new();
     let words = Arc::new(Words::anonymous(1024).unwrap());
     let lease = Duration::from_millis(50);

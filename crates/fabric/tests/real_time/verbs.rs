@@ -28,7 +28,7 @@ use farleaf_fabric::{
 
 const LEASE: Duration = Duration::from_millis(500);
 
-/// Whether there is a device. If not, says so, and why; panics if there has to be one.
+/// Returns whether there is a device. If not, prints the reason; panics if there has to be one.
 fn has_card(test: &str) -> bool {
     let why = match devices() {
         Ok(names) if !names.is_empty() => return true,
@@ -44,7 +44,7 @@ fn words(bytes: u64) -> Arc<Words> {
     Arc::new(Words::anonymous((bytes / 8) as usize).unwrap())
 }
 
-/// A pool of memory servers with cards, and how to reach it.
+/// A pool of memory servers with cards, and the configuration to reach it.
 fn pool(servers: usize, lease: Duration, bytes: u64) -> (Vec<VerbsServer>, VerbsConfig) {
     let pool: Vec<VerbsServer> = (0..servers)
         .map(|server| {
@@ -65,7 +65,7 @@ fn at(offset: u64) -> GlobalAddr {
     GlobalAddr::new(ServerId(0), offset)
 }
 
-/// Waits, at most 10 s, until it is so.
+/// Waits, at most 10 s, until the condition holds.
 fn wait_until(what: &str, so: impl Fn() -> bool) {
     let start = Instant::now();
     while !so() {
@@ -91,7 +91,7 @@ fn harness() -> RealHarness<Verbs> {
     RealHarness::new(computers, Box::new(servers), victims, 100)
 }
 
-/// What precedes the servers of a pool by RDMA where a process is told that pool.
+/// Prefix of the servers of a pool by RDMA, in the address that a process gets.
 pub(crate) const POOL: &str = "verbs:";
 
 /// Writes to `addr` until this process is killed.
@@ -146,8 +146,8 @@ fn declare_dead(address: SocketAddr, who: Incarnation) {
     stream.read_exact(&mut [0; 8]).unwrap();
 }
 
-/// F6 with a victim that is in the middle of long WRITEs, again and again: from the fence's return on, no
-/// byte changes, and another compute server notices nothing.
+/// F6 with a victim in the middle of long WRITEs, again and again. From the fence's return on, no byte
+/// changes, and another compute server notices nothing.
 #[test]
 fn a_fence_stops_a_writer_in_its_tracks() {
     const BLOCK: usize = 1 << 20;
@@ -177,7 +177,7 @@ fn a_fence_stops_a_writer_in_its_tracks() {
                         Err(error) => Err(error),
                     };
                     if let Err(error) = added {
-                        // Trying on is what a fence must withstand; so is coming back.
+                        // A fence must withstand further attempts, and reconnects.
                         let again = endpoint.write(at(1 << 20), endpoint.buf(BLOCK)).await;
                         assert!(again.is_err(), "a WRITE behind the fence");
                         let back = endpoint.reconnect(ServerId(0)).await;
@@ -186,7 +186,7 @@ fn a_fence_stops_a_writer_in_its_tracks() {
                 }
             })
         });
-        // It is really writing.
+        // The victim is really writing.
         let counter = || words.as_slice()[8].load(std::sync::atomic::Ordering::SeqCst);
         let before = counter();
         wait_until("the victim writes", || counter() > before + 2);
@@ -247,11 +247,11 @@ fn queue_pairs_end_with_their_threads() {
     });
 }
 
-/// More operations than a queue pair takes, in one list and in many tasks: they wait, and all happen;
-/// what is ready goes out by few doorbells.
+/// More operations than a queue pair takes, in one list and in many tasks: they wait, and all happen. Ready
+/// ones go out by few doorbells.
 #[test]
-fn more_than_fits_waits() {
-    if !has_card("more_than_fits_waits") {
+fn more_operations_than_fit_wait() {
+    if !has_card("more_operations_than_fit_wait") {
         return;
     }
     let (_servers, mut config) = pool(1, LEASE, 1 << 20);
@@ -283,9 +283,9 @@ fn more_than_fits_waits() {
     assert_eq!(sum, Ok(250));
 }
 
-/// What a card is asked for and does not have is named.
+/// An error names the missing property of the card.
 #[test]
-fn what_is_missing_is_named() {
+fn an_error_names_the_missing_part() {
     let mut config = VerbsConfig::to([SocketAddr::from(([127, 0, 0, 1], 9))]);
     config.card.mtu = Some(1500);
     let error = Verbs::connect(config.clone()).expect_err("no such MTU").to_string();
@@ -299,7 +299,7 @@ fn what_is_missing_is_named() {
         ),
         "{error}"
     );
-    if !has_card("what_is_missing_is_named") {
+    if !has_card("an_error_names_the_missing_part") {
         return;
     }
     assert!(error.to_string().contains("there are"), "{error}");
@@ -335,7 +335,7 @@ fn what_is_missing_is_named() {
     newer.join().unwrap();
 }
 
-/// What must not stay half done is tried until the pool is given up, as on tcp.
+/// An operation that must not stay half done is tried until the pool is given up, as on tcp.
 #[test]
 fn a_call_is_not_kept_for_ever_by_a_server_that_is_gone() {
     if !has_card("a_call_is_not_kept_for_ever_by_a_server_that_is_gone") {
@@ -352,14 +352,14 @@ fn a_call_is_not_kept_for_ever_by_a_server_that_is_gone() {
         endpoint.spawn(async move {
             while patient.faa(gone, 1).await.map_err(|error| error.kind) != Err(OpErrorKind::Fenced)
             {
-                // It fails as often as it is tried.
+                // Each attempt fails.
                 let _ = patient.reconnect(ServerId(1)).await;
                 patient.sleep(1_000_000).await;
             }
         });
     });
     block_on(&endpoint, async {
-        // Not on servers that are there either: others may take over from here on.
+        // Nothing happens on the other servers: others may take over from here on.
         let there = endpoint.faa(at(64), 1).await.map_err(|error| error.kind);
         assert_eq!(there, Err(OpErrorKind::Fenced));
         let back = endpoint.reconnect(ServerId(0)).await.map_err(|error| error.kind);
@@ -370,9 +370,9 @@ fn a_call_is_not_kept_for_ever_by_a_server_that_is_gone() {
 
 const POOR: &str = "FARLEAF_TEST_POOR";
 
-/// Not a test of its own: what a user without rights is told, in a process of its own.
+/// Not a test of its own: a process with the errors of a user without rights.
 #[test]
-fn is_told_why() {
+fn prints_errors_without_rights() {
     let Ok(wanted) = env::var(POOR) else { return };
     if wanted == "memory" {
         let limit = rustix::process::Rlimit { current: Some(1 << 20), maximum: Some(1 << 20) };
@@ -392,25 +392,25 @@ fn is_told_why() {
     eprintln!("{error}");
 }
 
-/// Who may not lock memory, or open the device, is told so, with what to do.
+/// A user who may not lock memory, or open the device, learns the reason and the remedy.
 #[test]
-fn a_user_without_rights_is_told_why() {
+fn a_user_without_rights_learns_the_reason() {
     use std::fs::{Permissions, set_permissions};
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::process::CommandExt;
 
-    // It changes the rights of a device, which is done only in a machine of its own.
+    // It changes the rights of a device, so it runs only in a machine of its own.
     if env::var("FARLEAF_VERBS").as_deref() != Ok("required")
         || !rustix::process::getuid().is_root()
     {
-        eprintln!("a_user_without_rights_is_told_why: skipped: `make verbs` runs it");
+        eprintln!("a_user_without_rights_learns_the_reason: skipped: `make verbs` runs it");
         return;
     }
     let device = "/dev/infiniband/uverbs0";
     for (wanted, mode) in [("memory", 0o666), ("device", 0o600)] {
         set_permissions(device, Permissions::from_mode(mode)).expect("other rights");
         let poor = Command::new(env::current_exe().expect("this test's path"))
-            .args(["--exact", "verbs::is_told_why", "--nocapture"])
+            .args(["--exact", "verbs::prints_errors_without_rights", "--nocapture"])
             .env(POOR, wanted)
             .uid(65_534)
             .output();
@@ -424,8 +424,8 @@ fn a_user_without_rights_is_told_why() {
 
 /// A client of `tcp` is served when nobody uses the card, and the other way round.
 #[test]
-fn tcp_is_served_too() {
-    if !has_card("tcp_is_served_too") {
+fn tcp_clients_are_served_when_no_card_is_used() {
+    if !has_card("tcp_clients_are_served_when_no_card_is_used") {
         return;
     }
     let (servers, mut config) = pool(1, LEASE, 1 << 20);
@@ -440,7 +440,7 @@ fn tcp_is_served_too() {
     let by_card = fabric.endpoint().unwrap();
     let old = block_on(&by_card, async { by_card.faa(at(64), 7).await });
     assert_eq!(old, Ok(0));
-    // Not both at a time: their atomics do not know of each other.
+    // Not both at a time: their atomics are not atomic against each other.
     let refused = |error: FabricError| {
         let is_other = matches!(error, FabricError::Refused { reason: Refusal::OtherWay, .. });
         assert!(is_other, "{error}");

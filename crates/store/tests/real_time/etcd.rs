@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::{block_on, key};
 use farleaf::{Engine, ErrorKind, Farleaf, TableOptions};
-use farleaf_cluster::{Directory, MemoryRecord, MemorySeat, Way};
+use farleaf_cluster::{Directory, MemoryRecord, MemoryRegistration, Way};
 use farleaf_fabric::ServerId;
 use farleaf_fabric::tcp::{HugePages, MemoryServer, MemoryServerConfig, Region};
 use server::{Server, eventually};
@@ -27,7 +27,7 @@ const LEASE: Duration = Duration::from_secs(2);
 struct Memory {
     servers: Vec<MemoryServer>,
     directory: Directory,
-    seats: Vec<MemorySeat>,
+    registrations: Vec<MemoryRegistration>,
 }
 
 impl Memory {
@@ -44,7 +44,7 @@ impl Memory {
             MemoryServer::start_over(config, region).unwrap()
         };
         let servers: Vec<MemoryServer> = (0..count).map(start).collect();
-        let mut memory = Memory { servers, directory, seats: Vec::new() };
+        let mut memory = Memory { servers, directory, registrations: Vec::new() };
         for number in 0..count {
             memory.enter(number);
         }
@@ -58,7 +58,7 @@ impl Memory {
     fn enter(&mut self, number: usize) {
         let numbers = (number as u16, self.servers.len() as u16);
         let record = MemoryRecord::new(self.addresses()[number], numbers, REGION_BYTES, None);
-        self.seats.push(self.directory.enter_memory(record).unwrap());
+        self.registrations.push(self.directory.register_memory(record).unwrap());
     }
 
     /// Runs `test` while the entries are kept.
@@ -68,7 +68,9 @@ impl Memory {
             scope.spawn(|| {
                 while !stop.load(Ordering::SeqCst) {
                     // While etcd is away, this fails.
-                    self.seats.iter_mut().for_each(|seat| drop(seat.keep(None)));
+                    self.registrations
+                        .iter_mut()
+                        .for_each(|registration| drop(registration.keep(None)));
                     thread::sleep(Duration::from_millis(200));
                 }
             });
@@ -150,13 +152,13 @@ fn a_cluster_says_by_which_fabric_it_is_reached() {
     let at = SocketAddr::from(([127, 0, 0, 1], 9));
     let record = MemoryRecord::new(at, (0, 1), REGION_BYTES, None);
     let locate = |query: &str| Farleaf::builder().locate(&format!("{}{query}", etcd.uri("c")));
-    let seat = directory.enter_memory(record).unwrap();
+    let registration = directory.register_memory(record).unwrap();
     assert_eq!(locate("").unwrap().uri(), "tcp://127.0.0.1:9");
     let error = locate("?device=mlx5_0").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
     assert!(error.to_string().contains("\"c\" are reached by TCP: ?device=mlx5_0 is"), "{error}");
-    seat.leave().unwrap();
-    let _seat = directory.enter_memory(record.by(Way::Verbs)).unwrap();
+    registration.leave().unwrap();
+    let _registration = directory.register_memory(record.by(Way::Verbs)).unwrap();
     assert_eq!(locate("").unwrap().uri(), "verbs://127.0.0.1:9");
     let with_card = locate("?device=mlx5_0&mtu=1024").unwrap();
     assert_eq!(with_card.uri(), "verbs://127.0.0.1:9?device=mlx5_0&mtu=1024");

@@ -5,7 +5,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
 use clap::Args;
-use farleaf_cluster::{ClusterAddress, Directory, MemoryRecord, MemorySeat, Way};
+use farleaf_cluster::{ClusterAddress, Directory, MemoryRecord, MemoryRegistration, Way};
 use farleaf_fabric::tcp::MemoryServer;
 use farleaf_pool::{SUPERBLOCK_WORDS, pool_id_of};
 
@@ -36,7 +36,7 @@ pub(crate) fn enter(
     server: &MemoryServer,
     numbers: (u16, u16),
     fabric: Network,
-) -> anyhow::Result<Option<MemorySeat>> {
+) -> anyhow::Result<Option<MemoryRegistration>> {
     let Some(cluster) = &args.cluster else { return Ok(None) };
     let cluster = ClusterAddress::new(args.etcd.iter().cloned(), cluster);
     let cluster = cluster.map_err(farleaf::Error::from)?;
@@ -57,16 +57,20 @@ pub(crate) fn enter(
     let record = MemoryRecord::new(address, numbers, server.words().bytes(), pool_of(server));
     let record = record.by(way);
     let directory = Directory::with(&cluster, &etcd.load()?);
-    let seat = directory.enter_memory(record).map_err(farleaf::Error::from)?;
-    Ok(Some(seat))
+    let registration = directory.register_memory(record).map_err(farleaf::Error::from)?;
+    Ok(Some(registration))
 }
 
 /// Keeps the entry until `stop`, and ends it then. That etcd is away is told once, and keeps nobody from
 /// using the server.
-pub(crate) fn keep(mut seat: MemorySeat, server: &MemoryServer, stop: &Receiver<()>) {
+pub(crate) fn keep(
+    mut registration: MemoryRegistration,
+    server: &MemoryServer,
+    stop: &Receiver<()>,
+) {
     let mut is_lost = false;
     while let Err(RecvTimeoutError::Timeout) = stop.recv_timeout(KEEP_EVERY) {
-        let kept = seat.keep(pool_of(server));
+        let kept = registration.keep(pool_of(server));
         match &kept {
             Ok(()) if is_lost => tracing::info!("is registered in its cluster's directory again"),
             Err(error) if !is_lost => {
@@ -76,7 +80,7 @@ pub(crate) fn keep(mut seat: MemorySeat, server: &MemoryServer, stop: &Receiver<
         }
         is_lost = kept.is_err();
     }
-    if let Err(error) = seat.leave() {
+    if let Err(error) = registration.leave() {
         tracing::info!(why = %error, "its entry runs out by itself");
     }
 }

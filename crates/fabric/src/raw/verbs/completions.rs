@@ -13,10 +13,10 @@ use crate::verbs::VerbsError;
 
 /// Completions taken at a time.
 const BATCH: usize = 32;
-/// What the numbers of receives have beside their own.
+/// Bit that marks the numbers of receives.
 pub(super) const RECEIVED: u64 = 1 << 63;
 
-/// A completion queue, and the descriptor that tells of it when that was asked for.
+/// A completion queue, and the descriptor that signals an event after [`Completions::arm`].
 #[derive(Debug)]
 pub(crate) struct Completions {
     cq: NonNull<ibv_cq>,
@@ -29,15 +29,15 @@ unsafe impl Send for Completions {}
 // SAFETY: as above.
 unsafe impl Sync for Completions {}
 
-/// How a work request ended.
+/// End of a work request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Completion {
-    /// What [`super::SendQueue::post`] gave it, or who posted it on a queue pair.
+    /// Number that [`super::SendQueue::post`], or the poster on a bare queue pair, gave it.
     pub(crate) number: u64,
-    /// It is a message that has come, of so many bytes.
+    /// Bytes of the message, if this is the completion of a receive.
     pub(crate) received: Option<u32>,
     pub(crate) is_done: bool,
-    /// The library's number of what went wrong.
+    /// The library's number of the error.
     pub(crate) status: u32,
 }
 
@@ -83,7 +83,7 @@ impl Completions {
         &self.device
     }
 
-    /// Takes what has completed; how many that was.
+    /// Takes the completions; returns their number.
     pub(crate) fn poll(&self, mut each: impl FnMut(Completion)) -> usize {
         let mut found = [const { MaybeUninit::<ibv_wc>::uninit() }; BATCH];
         let mut all = 0;
@@ -113,7 +113,7 @@ impl Completions {
         }
     }
 
-    /// Asks to be told of the next completion. What has come before may not be told: poll once more.
+    /// Asks for an event at the next completion. Earlier completions may raise none: poll once more.
     pub(crate) fn arm(&self) -> bool {
         // SAFETY: the queue and its context are there.
         unsafe {
@@ -122,7 +122,7 @@ impl Completions {
         }
     }
 
-    /// Takes what the descriptor has told.
+    /// Takes the events of the descriptor.
     pub(crate) fn take_events(&self) {
         let mut count = 0;
         loop {

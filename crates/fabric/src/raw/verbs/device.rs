@@ -35,7 +35,7 @@ unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
 
-/// What a card says of itself.
+/// Facts that a card states about itself.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeviceFacts {
     pub(crate) is_soft_roce: bool,
@@ -47,11 +47,11 @@ pub(crate) struct DeviceFacts {
     pub(crate) answers_max: u8,
     pub(crate) flights_max: u8,
     pub(crate) has_atomics: bool,
-    /// Its atomics are atomic against the processor's, too.
+    /// Its atomics are atomic against the processor's.
     pub(crate) global_atomics: bool,
 }
 
-/// What a port says of itself.
+/// Facts that a port states about itself.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PortFacts {
     pub(crate) is_active: bool,
@@ -173,7 +173,7 @@ impl Device {
         self.pd.as_ptr()
     }
 
-    /// What stands at a port, from 1.
+    /// Reads the facts of a port; the first is 1.
     pub(crate) fn port(&self, port: u8) -> Result<PortFacts, VerbsError> {
         let mut attr = ffi::ibv_port_attr::default();
         // SAFETY: the context is open, and there is room for what is written. The function fills
@@ -203,7 +203,7 @@ impl Device {
         (code == 0 && gid.raw[8..] != [0; 8]).then_some(gid.raw)
     }
 
-    /// Registers words: for others to READ, WRITE and change by atomics, or for this side alone.
+    /// Registers words: for other machines to READ, WRITE and change by atomics, or for this side alone.
     pub(crate) fn register(
         self: &Arc<Self>,
         words: Arc<Words>,
@@ -269,8 +269,8 @@ impl Drop for Device {
     }
 }
 
-/// Why a device could not be opened. rdma-core says "no such file" where it may not open one, so that is
-/// looked at anew.
+/// Finds the reason for which a device could not be opened. rdma-core reports "no such file" if it may not
+/// open one, so this looks again.
 #[cold]
 fn not_opened(name: &str, said: io::Error) -> VerbsError {
     let nodes = fs::read_dir("/sys/class/infiniband_verbs").into_iter().flatten().flatten();
@@ -354,12 +354,12 @@ impl WordsKey {
         self.key.local()
     }
 
-    /// The key by which others do.
+    /// The key by which other machines reach the words.
     pub(crate) fn remote(&self) -> u32 {
         self.key.remote()
     }
 
-    /// Where the words begin, as others name it.
+    /// Address at which the other end reaches the words.
     pub(crate) fn base(&self) -> u64 {
         self.words.as_slice().as_ptr().expose_provenance() as u64
     }

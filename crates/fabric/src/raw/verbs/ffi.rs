@@ -366,7 +366,7 @@ mod tests {
 
     use super::*;
 
-    /// What the C compiler says, against what stands above.
+    /// Compares sizes and offsets with those of the C compiler.
     #[test]
     #[cfg_attr(miri, ignore = "runs a compiler")]
     fn layouts_are_those_of_the_header() {

@@ -11,7 +11,7 @@ use std::rc::Rc;
 
 use crate::{Buf, Op, Ops, ServerId, ServiceId};
 
-/// What was posted together.
+/// Operations that were posted together.
 #[derive(Debug)]
 pub(crate) enum Load {
     Empty,
@@ -153,7 +153,7 @@ mod tests {
     use crate::GlobalAddr;
 
     #[test]
-    fn what_is_shared_is_not_given_away() {
+    fn a_shared_hold_is_not_exchanged() {
         let mut hold = Hold::new();
         let faa = Op::Faa { at: GlobalAddr::NULL, add: 1, old: 0 };
         assert!(matches!(Hold::swap(&mut hold, Load::One(faa)), Ok(Load::Empty)));

@@ -9,7 +9,7 @@ use super::ffi::{
 };
 use crate::verbs::VerbsError;
 
-/// What the dynamic linker looks for: the only version that there has been.
+/// Name for the dynamic linker, with the library's only version so far.
 const NAME: &str = "libibverbs.so.1";
 
 macro_rules! library {

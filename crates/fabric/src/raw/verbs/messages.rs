@@ -1,8 +1,8 @@
 //! Message memory: holds the receive and send places of one queue pair's messages.
 //!
-//! - **INV-MAIL-1** The memory is registered and lives as long as its queue pair, so that a posted
+//! - **INV-MESSAGE-1** The memory is registered and lives as long as its queue pair, so that a posted
 //!   message may land at any time before the pair is destroyed.
-//! - **INV-MAIL-2** Message `n` has place `n` modulo their number, on either side. The user of a place
+//! - **INV-MESSAGE-2** Message `n` has place `n` modulo their number, on either side. The user of a place
 //!   knows that the place's last message has gone.
 
 use std::io;
@@ -51,12 +51,12 @@ impl Messages {
         std::mem::forget(Arc::clone(&self.memory));
     }
 
-    /// Where message `number` is received.
+    /// Byte at which message `number` is received.
     fn received_at(&self, number: u64) -> usize {
         (number % self.count) as usize * self.bytes
     }
 
-    /// Where message `number` is sent from.
+    /// Byte from which message `number` is sent.
     fn sent_at(&self, number: u64) -> usize {
         self.received_at(number) + self.count as usize * self.bytes
     }
@@ -66,23 +66,23 @@ impl Messages {
         ibv_sge { addr, length: bytes as u32, lkey: self.memory.local() }
     }
 
-    /// The place of message `number` that is to come.
+    /// The place in which message `number` will arrive.
     pub(super) fn to_receive(&self, number: u64) -> ibv_sge {
         self.place(self.received_at(number), self.bytes)
     }
 
-    /// The place of message `number`, of `bytes`, that is to be sent.
+    /// The place from which message `number`, of `bytes`, is sent.
     pub(super) fn to_send(&self, number: u64, bytes: u32) -> ibv_sge {
         self.place(self.sent_at(number), (bytes as usize).min(self.bytes))
     }
 
-    /// Copies message `number`, of `bytes`, that has come.
+    /// Copies message `number`, of `bytes`, which has arrived.
     pub(super) fn load(&self, number: u64, bytes: u32, into: &mut Vec<u8>) {
         into.resize((bytes as usize).min(self.bytes), 0);
         self.memory.words().load_bytes(self.received_at(number), into);
     }
 
-    /// Puts message `number` together; its bytes.
+    /// Writes message `number` to its place; returns its bytes.
     ///
     /// # Panics
     /// If it is longer than a place.

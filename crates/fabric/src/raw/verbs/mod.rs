@@ -4,7 +4,7 @@
 //! [`QueuePair`] one end of a reliable connection, and a [`SendQueue`] the sending side of one with all that
 //! is in flight. Each owns its parts, so that they are dropped in the right order. Memory that a card
 //! reads or writes on this side belongs to a [`Hold`] meanwhile (INV-HOLD-1), or consists of [`Words`],
-//! as the places of a queue pair's messages do (INV-MAIL-1).
+//! as the places of a queue pair's messages do (INV-MESSAGE-1).
 //!
 //! [`Words`]: crate::Words
 

@@ -13,7 +13,7 @@ use super::ffi::{
 use super::messages::Messages;
 use crate::verbs::VerbsError;
 
-/// What both ends of a connection must know of this one.
+/// Facts about one end of a connection that both ends need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ends {
     pub(crate) queue: u32,
@@ -23,7 +23,7 @@ pub(crate) struct Ends {
     pub(crate) lid: u16,
 }
 
-/// Where this end stands.
+/// Settings of this end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Here {
     pub(crate) port: u8,
@@ -36,20 +36,20 @@ pub(crate) struct Here {
     pub(crate) flights: u8,
     /// The MTU's number.
     pub(crate) mtu: u8,
-    /// How long an acknowledgement is waited for: 4.096 us, doubled so many times.
+    /// Wait for an acknowledgement: 4.096 us, doubled so many times.
     pub(crate) timeout: u8,
-    /// How often a packet is sent again. 7 would be for ever on some cards.
+    /// Times that the card sends a packet again. 7 means for ever on some cards.
     pub(crate) retries: u8,
 }
 
-/// How much a queue pair is made for.
+/// Capacity of a queue pair.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Size {
     /// Work requests that may be outstanding.
     pub(crate) depth: u32,
-    /// Bytes that a work request can carry itself: a wish.
+    /// Bytes that a work request should be able to carry itself; the card may grant less.
     pub(crate) inline_max: u32,
-    /// Messages that may be about to come, and as many that are being sent.
+    /// Receives that may be posted, and messages that may be in sending.
     pub(crate) messages: u16,
     /// Bytes of the longest message.
     pub(crate) message_bytes: usize,
@@ -63,7 +63,7 @@ pub(crate) struct QueuePair {
     number: u32,
     inline_max: u32,
     completions: Arc<Completions>,
-    /// Given back behind the queue pair (INV-MAIL-1).
+    /// Freed after the queue pair (INV-MESSAGE-1).
     messages: Option<Messages>,
 }
 
@@ -71,7 +71,7 @@ pub(crate) struct QueuePair {
 unsafe impl Send for QueuePair {}
 
 impl QueuePair {
-    /// A queue pair in the state INIT. Others may reach what is registered for them only if
+    /// A queue pair in the state INIT. Other machines may reach memory registered for them only if
     /// `is_target`.
     pub(crate) fn new(
         completions: &Arc<Completions>,
@@ -151,7 +151,7 @@ impl QueuePair {
         self.inline_max
     }
 
-    /// Whether it has not been destroyed.
+    /// Returns whether it has not been destroyed.
     pub(super) fn is_there(&self) -> bool {
         self.qp.is_some()
     }
@@ -176,7 +176,7 @@ impl QueuePair {
         self.messages.as_ref().ok_or_else(|| io::ErrorKind::Unsupported.into())
     }
 
-    /// Messages that it may be about to get.
+    /// Number of receives that it may have posted.
     pub(super) fn places(&self) -> u64 {
         self.messages.as_ref().map_or(0, Messages::count)
     }
@@ -184,7 +184,7 @@ impl QueuePair {
     /// Posts a receive for message `number`; its completion has the number `tag`, below 2^63.
     ///
     /// # Errors
-    /// What the library said; `NotConnected` if the pair is destroyed.
+    /// The library's error; `NotConnected` if the pair is destroyed.
     pub(crate) fn expect(&mut self, number: u64, tag: u64) -> io::Result<()> {
         let Some(qp) = self.qp else { return Err(io::ErrorKind::NotConnected.into()) };
         let mut place = self.messages()?.to_receive(number);
@@ -192,7 +192,7 @@ impl QueuePair {
         let mut request = ibv_recv_wr { wr_id, next, sg_list: &mut place, num_sge: 1 };
         let mut bad = ptr::null_mut();
         // SAFETY: the pair is there. The place consists of words that stay until the pair is destroyed
-        // (INV-MAIL-1), and the library copies the request.
+        // (INV-MESSAGE-1), and the library copies the request.
         let code = unsafe {
             let context = (*qp.as_ptr()).context;
             ((*context).ops.post_recv)(qp.as_ptr(), &mut request, &mut bad)
@@ -200,18 +200,18 @@ impl QueuePair {
         if code == 0 { Ok(()) } else { Err(error_of(code)) }
     }
 
-    /// Copies message `number`, of `bytes`, that has come.
+    /// Copies message `number`, of `bytes`, which has arrived.
     pub(crate) fn take(&self, number: u64, bytes: u32, into: &mut Vec<u8>) -> io::Result<()> {
         self.messages()?.load(number, bytes, into);
         Ok(())
     }
 
-    /// Puts message `number` into its place; its bytes.
+    /// Puts message `number` into its place; returns its bytes.
     pub(super) fn put(&self, number: u64, parts: [&[u8]; 2]) -> io::Result<u32> {
         Ok(self.messages()?.store(number, parts))
     }
 
-    /// How message `number`, that was put, is sent. Not signalled.
+    /// Work request that sends message `number`, which was put before. Not signalled.
     pub(super) fn message(&self, number: u64, bytes: u32) -> io::Result<Form> {
         let place = self.messages()?.to_send(number, bytes);
         let send_flags = if bytes <= self.inline_max { ffi::IBV_SEND_INLINE } else { 0 };
@@ -221,7 +221,7 @@ impl QueuePair {
     /// Sends message `number`; its completion has the number `tag`.
     ///
     /// # Errors
-    /// What the library said; `NotConnected` if the pair is destroyed.
+    /// The library's error; `NotConnected` if the pair is destroyed.
     ///
     /// # Panics
     /// If it is longer than a place.
@@ -232,7 +232,7 @@ impl QueuePair {
         let sg_list = &mut place;
         let mut request = ibv_send_wr { wr_id: tag, sg_list, opcode, send_flags, wr, ..BLANK };
         // SAFETY: a list of one, whose place consists of words that stay until the pair is destroyed
-        // (INV-MAIL-1); the library copies the rest.
+        // (INV-MESSAGE-1); the library copies the rest.
         unsafe { self.post(&mut request) }
     }
 
@@ -298,17 +298,16 @@ impl QueuePair {
         self.modify(&mut attr, mask, "start a queue pair")
     }
 
-    /// Moves it to the error state: nothing more is sent or answered, and what was posted completes
-    /// as flushed. It may be there already.
+    /// Moves it to the error state: it sends and answers nothing more, and its work requests complete as
+    /// flushed. It may be in that state already.
     pub(crate) fn stop(&mut self) {
         let mut attr = ibv_qp_attr { qp_state: ffi::IBV_QPS_ERR, ..ibv_qp_attr::default() };
         // A failure shows when it is destroyed.
         let _ = self.modify(&mut attr, ffi::IBV_QP_STATE, "stop a queue pair");
     }
 
-    /// Stops and destroys it. When this has succeeded, no request of the other end changes memory
-    /// here any more, and no answer of the other end changes memory here either. It may be called
-    /// again if it has failed.
+    /// Stops and destroys it. After success, no request or answer of the other end changes memory here. After
+    /// a failure it may be called again.
     pub(crate) fn cut(&mut self) -> io::Result<()> {
         self.stop();
         let Some(qp) = self.qp else { return Ok(()) };
@@ -335,7 +334,7 @@ impl Drop for QueuePair {
     }
 }
 
-/// What a work request of one place is to do.
+/// Parameters of a work request with one place.
 pub(super) struct Form {
     pub(super) opcode: u32,
     pub(super) send_flags: u32,

@@ -1,9 +1,9 @@
 //! Send queue: the sending side of a queue pair, with its work requests in flight.
 //!
-//! - **INV-LANE-1** At most `depth` work requests are outstanding, unsignalled ones included: a place
+//! - **INV-SEND-1** At most `depth` work requests are outstanding, unsignalled ones included: a place
 //!   is free again when a signalled completion at or behind it has been taken.
-//! - **INV-LANE-2** Work request `n` has the result word `n % depth` for itself while it is outstanding.
-//! - **INV-LANE-3** There are never more messages without an answer than were granted (VERBS-11), and an
+//! - **INV-SEND-2** Work request `n` has the result word `n % depth` for itself while it is outstanding.
+//! - **INV-SEND-3** There are never more messages without an answer than were granted (VERBS-11), and an
 //!   answer's receive is posted again before it counts as come. So neither end ever gets a message for
 //!   which it has posted no receive.
 
@@ -19,7 +19,7 @@ use super::ffi::{self, ibv_send_wr, ibv_sge, ibv_wr, ibv_wr_atomic, ibv_wr_rdma}
 use super::hold::Hold;
 use super::pair::{BLANK, Form, QueuePair};
 use crate::Op;
-use crate::verbs::Asked;
+use crate::verbs::ClientFlow;
 
 /// Work requests in a row of which one at least is signalled.
 const SIGNAL_EVERY: usize = 16;
@@ -33,20 +33,20 @@ pub(crate) struct Remote {
     pub(crate) key: u32,
 }
 
-/// One operation to be posted.
+/// One operation to post.
 #[derive(Debug)]
 pub(crate) struct Work {
     pub(crate) hold: Rc<Hold>,
     pub(crate) part: u32,
-    /// Given back when it is done.
+    /// Returned when it is done.
     pub(crate) slot: u32,
     /// Begins only when every READ and atomic in front of it has ended.
     pub(crate) is_fenced: bool,
 }
 
-/// What is outstanding.
+/// An outstanding work request.
 #[derive(Debug)]
-enum Entry {
+enum Outstanding {
     /// A READ or a WRITE.
     Op(Work),
     Atomic(Work),
@@ -61,22 +61,22 @@ pub(crate) struct SendQueue {
     /// Its number among the thread's send queues.
     index: u16,
     depth: usize,
-    /// Fenced operations are held back here, until the send queue is empty, instead of by the card.
+    /// Soft-RoCE: this side holds fenced operations back until the send queue is empty; the card does not.
     holds_back: bool,
     remote: Remote,
     /// Results of atomics, `depth` of them from the first on.
     results: Arc<WordsKey>,
-    ring: VecDeque<Entry>,
+    ring: VecDeque<Outstanding>,
     /// The number of the first work request, and of the first receive.
     first: u64,
     /// The number of the next work request.
     next: u64,
-    asked: Asked,
+    asked: ClientFlow,
     /// Bytes of messages that were put into their places and not posted.
     unposted: VecDeque<u32>,
-    /// Whether to look if the other end is there.
+    /// The next post tests whether the other end is still there.
     probes: bool,
-    /// The list that is being put together: so many of these, and where each of them reads or writes.
+    /// The list in assembly: its length, its work requests and their places.
     listed: usize,
     requests: Box<[ibv_send_wr]>,
     places: Box<[ibv_sge]>,
@@ -84,14 +84,14 @@ pub(crate) struct SendQueue {
     posted: (u64, u64),
 }
 
-/// Which send queue a completion belongs to, and how far it has got.
+/// Index of a completion's send queue, and the completion's count in it.
 pub(crate) fn send_queue_of(number: u64) -> (usize, u64) {
     ((number >> COUNT_BITS) as usize, number & ((1 << COUNT_BITS) - 1))
 }
 
 impl SendQueue {
     /// Over a connected pair of that depth, which takes `granted` messages at a time. Numbers begin with
-    /// `first`, so that a completion of an earlier send queue of the same index is known for what it is.
+    /// `first`, so that no completion of an earlier send queue of the same index counts for this one.
     ///
     /// # Panics
     /// If there are fewer result words than places.
@@ -114,7 +114,7 @@ impl SendQueue {
             ring: VecDeque::with_capacity(depth),
             first,
             next: first,
-            asked: Asked::new(granted),
+            asked: ClientFlow::new(granted),
             unposted: VecDeque::new(),
             probes: false,
             listed: 0,
@@ -132,7 +132,7 @@ impl SendQueue {
     /// Posts the receives for a send queue's answers, as long as its pair is not connected.
     ///
     /// # Errors
-    /// What the library said.
+    /// The library's error.
     pub(crate) fn expect_answers(
         pair: &mut QueuePair,
         index: u16,
@@ -141,17 +141,17 @@ impl SendQueue {
         (0..u64::from(count)).try_for_each(|number| pair.expect(number, tag(index, first + number)))
     }
 
-    /// Whether messages are taken at all.
+    /// Returns whether the other end takes messages at all.
     pub(crate) fn takes_messages(&self) -> bool {
         self.asked.is_granted()
     }
 
-    /// Whether a message may be given to [`SendQueue::put`].
+    /// Returns whether [`SendQueue::put`] may take one more message.
     pub(crate) fn has_room(&self) -> bool {
         self.asked.has_room()
     }
 
-    /// Takes a message, to be sent by the next [`SendQueue::post`].
+    /// Takes a message; the next [`SendQueue::post`] sends it.
     ///
     /// # Errors
     /// If the pair takes none.
@@ -185,36 +185,36 @@ impl SendQueue {
         Some(taken.and_then(|()| self.pair.expect(again, tag(self.index, self.first + again))))
     }
 
-    /// Has the next [`SendQueue::post`] look if the other end is there: if not, a work request fails.
+    /// Makes the next [`SendQueue::post`] test the other end: if it is gone, a work request fails.
     pub(crate) fn probe(&mut self) {
         self.probes = true;
     }
 
-    /// Whether [`SendQueue::post`] has something of its own to post.
+    /// Returns whether [`SendQueue::post`] has work that comes from no backlog.
     pub(crate) fn has_unposted(&self) -> bool {
         self.probes || !self.unposted.is_empty()
     }
 
-    /// Whether its work request of that number is outstanding.
+    /// Returns whether the work request with that count is outstanding.
     pub(crate) fn is_outstanding(&self, count: u64) -> bool {
         (self.next - self.ring.len() as u64..self.next).contains(&count)
     }
 
-    /// The number that a send queue in the place of this one begins with.
+    /// The first number for a send queue that replaces this one.
     pub(crate) fn next(&self) -> u64 {
         self.next.max(self.first + self.asked.next_answer() + self.pair.places())
     }
 
-    /// Lists that were posted so far, and work requests in them.
+    /// Number of posted lists, and of work requests in them.
     pub(crate) fn posted(&self) -> (u64, u64) {
         self.posted
     }
 
-    /// Posts messages, and as much of `backlog` as there is room for, at most `list_max` in one list; how
-    /// many.
+    /// Posts messages, and as much of `backlog` as there is room for, at most `list_max` in one list. Returns
+    /// the number of work requests.
     ///
     /// # Errors
-    /// What the library said. The send queue is to be cut then; all that was taken from the backlog counts
+    /// The library's error. Then the caller must cut the send queue; all that it took from the backlog counts
     /// as in flight.
     pub(crate) fn post(
         &mut self,
@@ -230,11 +230,14 @@ impl SendQueue {
             {
                 self.add(form, entry);
             }
-            // What stands in front of the backlog counts for it as in flight.
+            // Work requests in front of the backlog count for it as in flight.
             let count = self.ready(backlog, room - self.listed);
             for work in backlog.drain(..count) {
                 let (form, is_atomic) = self.form(&work);
-                self.add(form, if is_atomic { Entry::Atomic(work) } else { Entry::Op(work) });
+                self.add(
+                    form,
+                    if is_atomic { Outstanding::Atomic(work) } else { Outstanding::Op(work) },
+                );
             }
             if self.listed == 0 {
                 return Ok(all);
@@ -244,9 +247,9 @@ impl SendQueue {
         }
     }
 
-    /// Adds to the list that is being put together.
+    /// Adds to the list in assembly.
     #[inline(always)]
-    fn add(&mut self, Form { opcode, send_flags, wr, place }: Form, entry: Entry) {
+    fn add(&mut self, Form { opcode, send_flags, wr, place }: Form, entry: Outstanding) {
         let request = &mut self.requests[self.listed];
         request.wr_id = tag(self.index, self.next);
         (request.opcode, request.send_flags, request.wr) = (opcode, send_flags, wr);
@@ -260,10 +263,10 @@ impl SendQueue {
     }
 
     /// The next work request that comes from no backlog.
-    fn own(&mut self) -> io::Result<Option<(Form, Entry)>> {
+    fn own(&mut self) -> io::Result<Option<(Form, Outstanding)>> {
         if let Some(bytes) = self.unposted.pop_front() {
             let number = self.asked.all() - 1 - self.unposted.len() as u64;
-            return Ok(Some((self.pair.message(number, bytes)?, Entry::Message)));
+            return Ok(Some((self.pair.message(number, bytes)?, Outstanding::Message)));
         }
         if !std::mem::take(&mut self.probes) {
             return Ok(None);
@@ -271,10 +274,10 @@ impl SendQueue {
         let rdma = ibv_wr_rdma { remote_addr: self.remote.base, rkey: self.remote.key };
         let (wr, place) = (ibv_wr { rdma }, self.result_place());
         let form = Form { opcode: ffi::IBV_WR_RDMA_READ, send_flags: 0, wr, place };
-        Ok(Some((form, Entry::Probe)))
+        Ok(Some((form, Outstanding::Probe)))
     }
 
-    /// Where the result of the next work request goes (INV-LANE-2).
+    /// Place for the result of the next work request (INV-SEND-2).
     fn result_place(&self) -> ibv_sge {
         let addr = self.results.base() + self.result() as u64 * 8;
         ibv_sge { addr, length: 8, lkey: self.results.local() }
@@ -284,7 +287,7 @@ impl SendQueue {
         self.next as usize % self.depth
     }
 
-    /// How much of `backlog` may go out now, at most `most`.
+    /// Returns how many of `backlog` may go out now, at most `most`.
     ///
     /// Soft-RoCE can forget an operation with the fence flag: its completer looks whether the requester
     /// waits, and the requester begins to wait, at the same moment; then nothing happens until the next post
@@ -299,7 +302,7 @@ impl SendQueue {
         fenced.map_or(most, |behind| first + behind)
     }
 
-    /// Hands the list that has been put together, of one at least, to the card.
+    /// Hands the assembled list, which is not empty, to the card.
     fn send(&mut self) -> io::Result<()> {
         let (list, places) = (&mut self.requests[..self.listed], &mut self.places[..self.listed]);
         if let Some(last) = list.last_mut() {
@@ -313,11 +316,11 @@ impl SendQueue {
         self.posted.0 += 1;
         self.posted.1 += self.listed as u64;
         // SAFETY: the list is whole; its buffers are owned by the ring until they have completed or the
-        // pair is destroyed (INV-HOLD-1), or are words that stay as long (INV-MAIL-1, and the results).
+        // pair is destroyed (INV-HOLD-1), or are words that stay as long (INV-MESSAGE-1, and the results).
         unsafe { self.pair.post(next) }
     }
 
-    /// How an operation is posted, and whether it has a result word.
+    /// Parameters of an operation's work request, and whether it has a result word.
     #[inline(always)]
     fn form(&self, work: &Work) -> (Form, bool) {
         let inline_max = self.pair.inline_max();
@@ -364,42 +367,42 @@ impl SendQueue {
         })
     }
 
-    /// All up to number `count` have ended well: takes their results and calls `done` with their
-    /// slots. What belongs to an earlier send queue is ignored.
+    /// All up to number `count` have succeeded: takes their results and calls `done` with their slots.
+    /// Ignores numbers of an earlier send queue.
     pub(crate) fn retire(&mut self, count: u64, mut done: impl FnMut(u32)) {
         let mut number = self.next - self.ring.len() as u64;
         while number <= count
             && let Some(entry) = self.ring.pop_front()
         {
-            if let Entry::Atomic(work) = &entry {
+            if let Outstanding::Atomic(work) = &entry {
                 let result = number as usize % self.depth;
                 let found = self.results.words().as_slice()[result].load(Ordering::Acquire);
                 work.hold.set_old(work.part, found);
             }
             match entry {
-                Entry::Op(work) | Entry::Atomic(work) => {
+                Outstanding::Op(work) | Outstanding::Atomic(work) => {
                     let slot = work.slot;
                     drop(work);
                     done(slot);
                 }
-                Entry::Message => self.asked.sent(),
-                Entry::Probe => {}
+                Outstanding::Message => self.asked.sent(),
+                Outstanding::Probe => {}
             }
             number += 1;
         }
     }
 
-    /// Stops sending: what is in flight completes, or is flushed.
+    /// Stops sending: work requests in flight complete, or are flushed.
     pub(crate) fn stop(&mut self) {
         self.pair.stop();
     }
 
-    /// Cuts the connection: when this returns, no operation of it takes effect on this side's memory.
-    /// Calls `lost` with the slots of all that was outstanding.
+    /// Cuts the connection: when this returns, no operation of it takes effect on this side's memory. Calls
+    /// `lost` with the slots of all outstanding operations.
     pub(crate) fn cut(&mut self, mut lost: impl FnMut(u32)) {
         let cut = self.pair.cut();
         for entry in self.ring.drain(..) {
-            let (Entry::Op(work) | Entry::Atomic(work)) = entry else { continue };
+            let (Outstanding::Op(work) | Outstanding::Atomic(work)) = entry else { continue };
             let slot = work.slot;
             if cut.is_err() {
                 // A card that could not be stopped may still write there.

@@ -1,4 +1,4 @@
-//! Calls: faults that befall messages between compute servers, and the canaries of calls.
+//! ! Calls: faults that strike messages between compute servers, and the canaries of calls.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -36,7 +36,7 @@ fn connected(config: SimConfig) -> Sim {
     sim
 }
 
-/// Compute server 1 adds what it is sent to a sum, in some tasks.
+/// Compute server 1 adds the numbers that it receives to a sum, in some tasks.
 fn serve_sums(sim: &Sim) -> Rc<Cell<u64>> {
     let sum = Rc::new(Cell::new(0));
     for _ in 0..2 {
@@ -49,7 +49,7 @@ fn serve_sums(sim: &Sim) -> Rc<Cell<u64>> {
                 let add = u64::from_le_bytes(incoming.request[..].try_into().unwrap());
                 end.work(200).await;
                 sum.set(sum.get() + add);
-                // Whether it leaves is the caller's business.
+                // If the reply cannot leave, the caller's error says so.
                 let _ = incoming.reply(sum.get().to_le_bytes().to_vec());
             }
         });
@@ -62,7 +62,7 @@ async fn add(end: &SimEndpoint, by: u64) -> Result<u64, CallError> {
     Ok(u64::from_le_bytes(reply[..].try_into().unwrap()))
 }
 
-/// Adds 1 many times, again after `NotBegun` alone: what is done at most once, and at least.
+/// Adds 1 many times, again after `NotBegun` alone. Returns bounds on the number of additions.
 fn adders(config: SimConfig) -> (u64, u64, u64, u64) {
     let sim = connected(config);
     let sum = serve_sums(&sim);
@@ -82,7 +82,7 @@ fn adders(config: SimConfig) -> (u64, u64, u64, u64) {
             }
         });
     }
-    // Late copies come to their end, too.
+    // Late copies come to an end.
     sim.run_until(20_000_000).unwrap();
     let (done, unknown) = *counts.borrow();
     assert_eq!(done + unknown, 200, "every call ended");
@@ -136,7 +136,7 @@ fn a_cut_link_swallows_one_direction() {
     sim.cut(0, 1);
     assert_eq!(sim.block_on(add(&end, 1)).unwrap(), timeout);
     assert_eq!(sum.get(), 0, "the request did not arrive");
-    // Another pair's link is whole.
+    // The link of another pair is whole.
     assert_eq!(sim.block_on(add(&endpoint(&sim, 2), 2)).unwrap(), Ok(2));
     sim.heal(0, 1);
     sim.cut(1, 0);
@@ -181,7 +181,7 @@ fn a_paused_receiver_replies_when_it_goes_on() {
     assert_eq!(reply.get(), Some(Ok(5)));
 }
 
-/// What was begun at a life that was killed is unknown; what comes later is, too, until its death is known.
+/// After a life was killed, begun calls to it are `Unknown`, and so are later calls until its death is known.
 #[test]
 fn calls_of_a_killed_receiver_end() {
     for seed in 0..30 {
@@ -219,7 +219,7 @@ fn calls_of_a_killed_receiver_end() {
     }
 }
 
-/// F12.7: whoever has lost its lease replies nothing, whether it knows of that or not.
+/// F12.7: a life that has lost its lease replies nothing, whether it knows of that or not.
 fn zombie(seed: u64) {
     let config = SimConfig { lease_ns: 50_000, ..cluster(seed, AdversaryConfig::default()) };
     let sim = connected(config);
@@ -421,7 +421,7 @@ fn an_operation_kind_is_charged_for_calls() {
     assert_eq!(counts.server(number(1)), counts.total());
 }
 
-/// Each seeded bug is found by what checks the rule that it breaks.
+/// The check of a rule finds the seeded bug that breaks it.
 #[test]
 fn canaries_of_calls_are_found() {
     let finds: [(Canary, fn()); 5] = [

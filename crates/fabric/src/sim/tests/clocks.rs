@@ -62,7 +62,7 @@ fn sleeps_follow_the_wrong_clock() {
     assert!(differences.iter().any(|ns| *ns < -1_000), "{differences:?}");
 }
 
-/// When compute server `asker` holds the stopped server 1 for dead, after it has been stopped.
+/// Time from the stop of server 1 to the moment at which compute server `asker` considers it dead.
 fn seen_dead_after(config: SimConfig, asker: usize) -> u64 {
     let sim = sim(config);
     let (endpoint, who) = (endpoint(&sim, asker), sim.fabric(1).incarnation());

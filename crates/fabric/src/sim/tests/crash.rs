@@ -10,8 +10,8 @@ use crate::{Capabilities, OpErrorKind};
 /// Remote operations of [`steps`].
 const OPS: u64 = 9;
 
-/// One FAA; a chain of FAA, WRITE of 4 words and FAA; a batch of FAA, WRITE and FAA; a WRITE of 4
-/// words; one FAA. Each at a line of its own, so that the memory says which have taken effect.
+/// One FAA; a chain of FAA, WRITE of 4 words and FAA; a batch of FAA, WRITE and FAA; a WRITE of 4 words; one
+/// FAA. Each has a line of its own, so that the memory shows the operations that have taken effect.
 async fn steps(endpoint: SimEndpoint, done: Rc<Cell<u32>>) {
     let step = || done.set(done.get() + 1);
     let (mut chain, mut batch) = (endpoint.ops(), endpoint.ops());
@@ -33,21 +33,21 @@ async fn steps(endpoint: SimEndpoint, done: Rc<Cell<u32>>) {
     step();
 }
 
-/// For each operation of [`steps`], how many of its words have landed.
+/// Counts the landed words of each operation of [`steps`].
 fn landed(sim: &Sim) -> Vec<u64> {
     (0..OPS as usize)
         .map(|op| (0..2).map(|server| look(sim, server, op * 64, 4).iter().sum::<u64>()).sum())
         .collect()
 }
 
-/// What [`landed`] is when everything has happened.
+/// Result of [`landed`] when everything has happened.
 const ALL: [u64; OPS as usize] = [1, 1, 4, 1, 1, 4, 1, 4, 1];
 
 fn cluster(config: SimConfig) -> Sim {
     sim(SimConfig { memory_servers: 2, compute_servers: 2, ..config })
 }
 
-/// Runs [`steps`] on compute server 1 under `plan`; its steps done and what has landed.
+/// Runs [`steps`] on compute server 1 under `plan`; returns its finished steps and the landed words.
 fn run(config: SimConfig, op: u64, way: CrashWay) -> (Sim, SimFabric, Rc<Cell<u32>>) {
     let sim = cluster(config);
     let (victim, done) = (sim.fabric(1), Rc::default());
@@ -100,7 +100,7 @@ fn a_life_ends_before_or_after_any_operation() {
                 let mut expected = ALL;
                 expected[last as usize..].fill(0);
                 assert_eq!(landed(&sim), expected, "{way:?} {op}");
-                // It has not learnt of the step that it died in.
+                // It has not learnt of the step in which it died.
                 assert_eq!(done.get(), STEP[op as usize], "{way:?} {op}");
                 assert!(victim.has_fired() && !victim.has_in_flight());
                 assert_eq!((sim.live_tasks(), sim.in_flight()), (0, 0));
@@ -173,7 +173,7 @@ fn a_write_lands_in_part() {
     let seen: std::collections::BTreeSet<_> = (0..64).map(subset).collect();
     assert!(seen.len() > 12, "most of the 16 subsets: {seen:?}");
     assert_eq!(subset(5), subset(5));
-    // What is no WRITE does not happen.
+    // An operation that is no WRITE does not happen.
     let (sim, ..) = run(config(1), 3, CrashWay::Within(Landing::Subset(1)));
     assert_eq!(landed(&sim)[..4], [1, 1, 4, 0]);
 }

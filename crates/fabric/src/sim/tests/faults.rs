@@ -120,7 +120,7 @@ fn the_killed_stop_and_what_they_posted_may_land() {
     assert_eq!(sim.block_on(other.is_dead(victim.incarnation())), Ok(true));
     assert_eq!(watch.buffers_out(), 0);
     assert!(victim.endpoint().is_err());
-    // What still holds one of its endpoints can do nothing with it.
+    // A holder of one of its endpoints can do nothing with it.
     sim.spawn(1, async { panic!("the dead run nothing") });
     assert!(sim.block_on(watch.faa(at(0, 0), 1)).is_err());
     assert_eq!(look(&sim, 0, 0, 1), [seen + 1]);

@@ -63,7 +63,7 @@ fn a_stopped_server_does_nothing_and_goes_on_where_it_was() {
 }
 
 #[test]
-fn what_waits_at_a_stopped_server_dies_by_a_reconnect() {
+fn a_reconnect_kills_requests_at_a_stopped_server() {
     let sim = sim(cluster(1));
     let endpoint = endpoint(&sim, 0);
     let server = sim.memory_server(ServerId(0));
@@ -202,7 +202,7 @@ fn a_send_queue_holds_what_exceeds_it_in_order() {
 }
 
 #[test]
-fn what_is_posted_during_a_reconnect_leaves_after_it() {
+fn posts_during_a_reconnect_leave_after_it() {
     for seed in 0..20 {
         let sim = sim(cluster(seed));
         let endpoint = endpoint(&sim, 0);

@@ -27,7 +27,7 @@ fn config(seed: u64) -> SimConfig {
     SimConfig { region_bytes: 1 << 20, ..SimConfig::seeded(seed) }
 }
 
-/// Everything that can go wrong does.
+/// All faults are on.
 fn hostile(seed: u64) -> SimConfig {
     SimConfig {
         adversary: AdversaryConfig { torn: 1.0, split_rmw: 1.0, ..Default::default() },

@@ -45,7 +45,7 @@ fn is_whole(word: u64) -> bool {
     word >> 32 == word & 0xffff_ffff
 }
 
-/// How many of the blocks that readers saw were mixed; none may hold a broken word.
+/// Counts the mixed blocks that readers saw; none may hold a broken word.
 fn mixed(config: SimConfig) -> usize {
     let count = Rc::new(Cell::new(0));
     let sum = Rc::clone(&count);
@@ -234,7 +234,7 @@ fn a_batch_goes_to_several_servers_in_one_round_trip() {
 }
 
 #[test]
-fn a_completed_effect_is_visible_to_what_is_posted_later() {
+fn a_completed_effect_is_visible_to_later_posts() {
     let sim = sim(SimConfig { compute_servers: 2, ..hostile(8) });
     let newest = Rc::new(Cell::new(0));
     for compute in 0..2 {

@@ -112,10 +112,10 @@ fn many_clients_of_many_servers_end_and_replay() {
     assert_ne!(run(3), run(4));
 }
 
-/// What is off costs nothing and changes nothing: these runs are from before there were any faults
-/// but torn operations.
+/// A fault that is off costs nothing and changes nothing. The expected hashes are older than all faults but
+/// torn operations.
 #[test]
-fn runs_without_faults_stay_what_they_were() {
+fn runs_without_faults_keep_their_hashes() {
     let before = [
         (0x80c2_1485_7c3a_0b05, 4144, 127_353),
         (0x35ec_1f76_5b16_f4b6, 3983, 122_908),

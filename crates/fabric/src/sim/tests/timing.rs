@@ -159,7 +159,7 @@ fn atomics_have_a_rate_of_their_own() {
     let mut slow = roomy();
     slow.memory_nic.atomics_per_s = 2_500_000;
     near(rate(slow, 64, faa), 2.5e6, 0.03);
-    // READs beside them are not held up.
+    // They do not hold up READs beside them.
     let mut slow = roomy();
     slow.memory_nic.atomics_per_s = 100_000;
     let reads = rate(slow, 64, async |endpoint| {

@@ -70,7 +70,7 @@ fn late_answers_are_as_many_and_as_late_as_configured() {
 }
 
 #[test]
-fn what_is_lost_happens_never_or_at_once_or_later() {
+fn a_lost_operation_happens_never_at_once_or_later() {
     let sim = sim(recorded(5, lossy(0.3)));
     let results = count_up(&sim, 0, 3000);
     sim.run().unwrap();
@@ -180,8 +180,8 @@ fn lost_rpcs_have_run_or_have_not() {
     assert_eq!(endpoint.buffers_out(), 0);
 }
 
-/// F6 and F10 for what is lost: compute server 1 posts without waiting, then it is fenced or its
-/// threads reconnect. Returns how much was still to come.
+/// F6 and F10 for lost messages: compute server 1 posts without waiting, then it is fenced or its threads
+/// reconnect. Returns the number of operations that were still to come.
 fn cut_short(seed: u64, by_fence: bool) -> usize {
     let adversary = AdversaryConfig { torn: 1.0, late: 0.3, late_ns: 30_000, ..lossy(0.7) };
     let sim = sim(recorded(seed, adversary));
@@ -368,9 +368,9 @@ fn shuffled_tasks_run_in_an_order_of_the_seed() {
     }
 }
 
-/// A WRITE that was on its way for long was cut by the reconnect that gave it up, and once more by
-/// the next one: it landed after the first reconnect had returned. Found by `farleaf check --seed
-/// 483` as a node whose checksum did not fit.
+/// A reconnect that gives up a late WRITE cuts it, and no later reconnect cuts it once more. Otherwise it
+/// lands after the first reconnect has returned. Found by `farleaf check --seed 483` as a node with a wrong
+/// checksum.
 #[test]
 fn a_second_reconnect_cuts_nothing_again() {
     for seed in 0..40 {

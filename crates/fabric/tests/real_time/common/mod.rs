@@ -20,7 +20,7 @@ const VICTIM_ROLE: &str = "FARLEAF_TEST_VICTIM_ROLE";
 pub(crate) struct Reaped(Child);
 
 impl Reaped {
-    /// Starts this program's test `dies_when_asked_to` alone, which opens the pool and writes to `addr`, or
+    /// Starts this program's test `dies_when_asked_to` alone. It opens the pool and writes to `addr`, or
     /// plays a role in a call.
     pub(crate) fn victim(pool: &str, addr: GlobalAddr, role: Option<Role>) -> Reaped {
         let role = match role {
@@ -40,7 +40,7 @@ impl Reaped {
         )
     }
 
-    /// Kills it when the survivor asks for that, and waits until nobody has heard of it for `lease`.
+    /// Kills it when the survivor asks for that, and waits until it has been silent for `lease`.
     pub(crate) async fn beside<E: Endpoint>(
         mut self,
         endpoint: E,
@@ -70,7 +70,7 @@ impl Reaped {
     }
 
     fn kill(&mut self) {
-        // It can have ended by itself; then there is nothing to kill, only to wait for.
+        // It may have ended by itself; then there is nothing to kill.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -82,7 +82,7 @@ impl Drop for Reaped {
     }
 }
 
-/// If this process is the one to be killed: the pool, and where it is to write.
+/// If this process is the one to kill: the pool, and the address for its WRITEs.
 pub(crate) fn asked_to_die() -> Option<(String, GlobalAddr)> {
     let addr = env::var(VICTIM_ADDR).ok()?.parse().expect("a number");
     let addr = GlobalAddr::from_word(addr).expect("an address");
@@ -90,7 +90,7 @@ pub(crate) fn asked_to_die() -> Option<(String, GlobalAddr)> {
     Some((env::var(VICTIM_POOL).expect("a pool"), addr))
 }
 
-/// What the process that is to be killed does on `fabric`.
+/// Work on `fabric` of a process that the test kills.
 pub(crate) async fn die<F: Fabric>(
     fabric: F,
     endpoint: F::Endpoint,

@@ -15,9 +15,9 @@ use super::Reaped;
 
 pub(crate) const REGION_BYTES: u64 = 4096 + SCRATCH_BYTES;
 
-/// What lasts as long as the compute servers that use it.
+/// Servers that live as long as the compute servers that use them.
 pub(crate) trait Hosts: 'static {
-    /// Adds a service to the memory servers that are here.
+    /// Adds a service to the memory servers of this process.
     fn serve(&self, _id: ServiceId, _service: &Arc<dyn Service>) {}
 }
 
@@ -25,14 +25,14 @@ pub(crate) trait Hosts: 'static {
 pub(crate) struct RealHarness<F> {
     pub(crate) computers: Vec<F>,
     pub(crate) hosts: Box<dyn Hosts>,
-    /// What a process is told that opens the same pool to die in it, and for how long it is believed to
-    /// live after that. None if none can.
+    /// Address for a process that opens the same pool to die in it, and the time for which it counts as alive
+    /// after that. None if there can be no such process.
     pub(crate) victims: Option<(String, Duration)>,
-    /// How many times longer than on memory of this process a round trip takes, about.
+    /// Factor by which a round trip takes longer than on memory of this process, about.
     pub(crate) slowness: u64,
     /// The compute servers, once they take calls.
     pub(crate) peers: OnceLock<Vec<Peer>>,
-    /// How they listen for calls.
+    /// Settings with which they listen for calls.
     pub(crate) listen: ListenConfig,
 }
 

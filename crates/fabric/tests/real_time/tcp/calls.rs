@@ -60,7 +60,7 @@ fn a_raw_call_is_answered_as_the_page_says() {
     let word = |number: u64, outcome: u64| (number << 16 | outcome).to_le_bytes().to_vec();
     assert_eq!(answer(&mut stream), (REPLY, word(11, 1)));
     assert_eq!(answer(&mut stream), (REPLY, [word(9, 0), b"defg".to_vec()].concat()));
-    // A number that has been there before ends the connection; what is begun of it is dropped.
+    // A repeated number ends the connection; a begun request of it is dropped.
     stream.write_all(&call(11, b"again")).unwrap();
     assert!(is_closed(&mut stream));
 }
@@ -121,7 +121,7 @@ fn an_address_that_may_not_be_told_is_refused() {
     assert!(tcp.attach(nowhere).is_err());
 }
 
-/// A peer that ended while nothing was under way has begun nothing.
+/// If a peer ends while no call is under way, a later call is not begun.
 #[test]
 fn a_call_of_a_peer_that_has_ended_is_not_begun() {
     let (_pool, config) = pool(1, LONG);
@@ -241,7 +241,7 @@ fn threads_call_each_other_at_once() {
                     while left.get() > 0 {
                         end.sleep(100_000).await;
                     }
-                    // Others may still call this one: it goes on until a side thread has seen all.
+                    // Others may still call this one: it goes on until another thread has seen all.
                     let waits = end.clone();
                     let (sender, all) = std::sync::mpsc::channel();
                     scope.spawn(move || {

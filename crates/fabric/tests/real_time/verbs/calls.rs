@@ -56,7 +56,7 @@ fn serve(server: &VerbsServer) {
     server.serve(SLOW, Arc::new(Slow));
 }
 
-/// What [`Echo`] and [`Slow`] have counted in a word.
+/// Count of [`Echo`] or [`Slow`] in a word.
 fn counted(server: &VerbsServer, word: usize) -> u64 {
     server.words().as_slice()[word].load(Ordering::SeqCst)
 }
@@ -74,7 +74,7 @@ fn filled(endpoint: &VerbsEndpoint, len: usize, seed: usize) -> Buf {
     buf
 }
 
-/// An echo of `len` bytes into `room`, and whether it came back right.
+/// An echo of `len` bytes into `room`; returns whether it came back right.
 async fn echo(
     endpoint: &VerbsEndpoint,
     len: usize,
@@ -123,7 +123,7 @@ fn short_rpcs_go_by_the_card_and_long_ones_by_the_connection() {
             assert!((8 + reply..8 + reply + 64).contains(&bytes), "{bytes} of {reply}");
         }
         assert_eq!(endpoint.buffers_out(), 0);
-        // The client's own counters do not know by which way.
+        // The client's own counters do not distinguish the ways.
         block_on(&endpoint, async {
             client.begin(OpKind::Get);
             let reply = client.rpc(SERVER, ECHO, client.buf(100), client.buf(50)).await.unwrap();
@@ -133,7 +133,7 @@ fn short_rpcs_go_by_the_card_and_long_ones_by_the_connection() {
         let all = cost.total();
         assert_eq!((all.rpcs, all.round_trips), (1, 1));
         assert_eq!((all.bytes_written, all.bytes_read), (100, 50));
-        // A service that is not there, and the next call works.
+        // An unknown service gives an error, and the next call works.
         block_on(&endpoint, async {
             let nobody = endpoint.rpc(SERVER, ServiceId(9), endpoint.buf(8), endpoint.buf(8)).await;
             let kind = nobody.expect_err("no service 9").kind;
@@ -185,8 +185,8 @@ fn more_rpcs_than_are_granted_wait() {
     }
 }
 
-/// F7, F8: an RPC that was begun is carried out although its caller is gone, those that had to wait, too,
-/// and its buffers come home.
+/// F7, F8: a begun RPC is carried out although its caller is gone, also if it had to wait. Its buffers are
+/// freed.
 #[test]
 fn a_dropped_rpc_is_carried_out_unseen() {
     const DROPPED: usize = 3 * CALLS;
@@ -215,8 +215,8 @@ fn a_dropped_rpc_is_carried_out_unseen() {
     }
 }
 
-/// F6 with a victim that sends RPCs all the time: from the fence's return on none is carried out, whether it
-/// has been sent or not, and another compute server notices nothing.
+/// F6 with a victim that sends RPCs all the time. From the fence's return on, none is carried out, sent or
+/// not, and another compute server notices nothing.
 #[test]
 fn a_fence_stops_rpcs_that_are_under_way() {
     const ROUNDS: u64 = 8;
@@ -267,8 +267,7 @@ fn a_fence_stops_rpcs_that_are_under_way() {
     }
 }
 
-/// A fence waits for the request that is being carried out, and the next ones, which are at the server
-/// already, are never begun.
+/// A fence waits for the request in progress. The next ones, which have reached the server, are never begun.
 #[test]
 fn requests_that_wait_behind_a_slow_one_are_fenced() {
     if !has_card("requests_that_wait_behind_a_slow_one_are_fenced") {
@@ -302,15 +301,15 @@ fn requests_that_wait_behind_a_slow_one_are_fenced() {
     assert_eq!(begun, done, "the fence has waited for what was being carried out");
     thread::sleep(Duration::from_millis(400));
     assert_eq!(counted(&servers[0], 1), begun, "begun behind the fence");
-    // One, if the machine is not very slow: none passes a fence that waits.
+    // One, if the machine is not very slow: none overtakes a waiting fence.
     assert!(begun <= 3, "{begun} were begun");
     let (answered, took) = caller.join().unwrap();
     assert!(answered <= begun, "{answered} answers");
-    // It looks whether the server is still there, and does not wait until the time is over.
+    // The client probes the server, and does not wait until the time is over.
     assert!(took < Duration::from_secs(4), "{took:?}");
 }
 
-/// F10: what was sent before a reconnect is not carried out behind it, and what is posted meanwhile is.
+/// F10: an RPC sent before a reconnect is not carried out behind it, and one posted meanwhile is.
 #[test]
 fn a_reconnect_ends_rpcs_that_are_under_way() {
     if !has_card("a_reconnect_ends_rpcs_that_are_under_way") {
@@ -343,7 +342,7 @@ fn a_reconnect_ends_rpcs_that_are_under_way() {
     assert_eq!(servers[0].queue_pairs(), 1);
 }
 
-/// A handler that takes too long: its caller gives the queue pair up, and gets another.
+/// A handler takes too long: its caller gives the queue pair up, and gets another.
 #[test]
 fn an_rpc_that_takes_too_long_times_out() {
     if !has_card("an_rpc_that_takes_too_long_times_out") {
@@ -366,11 +365,11 @@ fn an_rpc_that_takes_too_long_times_out() {
     assert_eq!(counted(&servers[0], 2), 1);
 }
 
-/// While a long RPC of one compute server is carried out for its connection, which keeps its gate, RPCs of
-/// others go on; its own wait.
+/// While the server carries out a long RPC for one connection, under its gate, RPCs of others go on; its own
+/// wait.
 #[test]
-fn a_gate_that_is_taken_keeps_nobody_else() {
-    if !has_card("a_gate_that_is_taken_keeps_nobody_else") {
+fn a_held_gate_delays_no_other_connection() {
+    if !has_card("a_held_gate_delays_no_other_connection") {
         return;
     }
     let (servers, config) = served();
@@ -398,7 +397,7 @@ fn a_gate_that_is_taken_keeps_nobody_else() {
     busy.join().unwrap();
 }
 
-/// A server that ends is noticed by who waits for an answer, and by who asks later.
+/// A client that waits for an answer notices the server's end, and so does one that asks later.
 #[test]
 fn a_server_that_ends_is_noticed_by_its_callers() {
     if !has_card("a_server_that_ends_is_noticed_by_its_callers") {
@@ -440,7 +439,7 @@ fn a_server_that_ends_is_noticed_by_its_callers() {
     caller.join().unwrap();
 }
 
-/// Many threads come and go, on a server with two threads; whoever stays is served.
+/// Many threads come and go, on a server with two threads; a thread that stays is served.
 #[test]
 fn callers_come_and_go() {
     if !has_card("callers_come_and_go") {

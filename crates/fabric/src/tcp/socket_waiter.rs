@@ -13,41 +13,41 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::wake::Notify;
 
-/// What a wait without allocating is for, with the bell.
+/// Descriptors, this one's own included, for which a wait allocates nothing.
 const FEW: usize = 16;
 
-/// Ends a thread's waits when it is rung (INV-WAKE-1).
-pub(super) struct Bell {
-    heard: UnixStream,
+/// Ends a thread's waits (INV-WAKE-1).
+pub(super) struct SocketWaiter {
+    notified: UnixStream,
     notify: Notify,
 }
 
-impl Bell {
-    pub(super) fn new() -> io::Result<Bell> {
-        let (heard, rung) = UnixStream::pair()?;
-        heard.set_nonblocking(true)?;
-        rung.set_nonblocking(true)?;
-        // If it takes no more it has been rung, and nobody waits who would not hear that; if the thread has ended
-        // nobody does.
-        let notify = Arc::new(move || drop((&rung).write(&[1])));
-        Ok(Bell { heard, notify })
+impl SocketWaiter {
+    pub(super) fn new() -> io::Result<SocketWaiter> {
+        let (notified, notifier) = UnixStream::pair()?;
+        notified.set_nonblocking(true)?;
+        notifier.set_nonblocking(true)?;
+        // If the socket takes no more bytes, the notification stands already. If the thread has ended, nobody
+        // waits.
+        let notify = Arc::new(move || drop((&notifier).write(&[1])));
+        Ok(SocketWaiter { notified, notify })
     }
 
-    /// Rings it, from any thread.
+    /// Function that ends the wait, from any thread.
     pub(super) fn notify(&self) -> &Notify {
         &self.notify
     }
 
-    /// Waits until something can be read from one of `sockets`, or written where that is asked for, the bell is
-    /// rung, or `at_most` has passed.
+    /// Waits until one of `sockets` can be read, or written if that is asked for, the notifier is called, or
+    /// `at_most` has passed.
     pub(super) fn wait<'a>(
         &self,
         sockets: impl Iterator<Item = (BorrowedFd<'a>, bool)>,
         at_most: Option<Duration>,
     ) -> io::Result<()> {
-        let bell = || PollFd::new(&self.heard, PollFlags::IN);
-        // Few are on the stack.
-        let (mut few, mut count, mut many) = ([(); FEW].map(|()| bell()), 1, Vec::new());
+        let own = || PollFd::new(&self.notified, PollFlags::IN);
+        // Up to that many are on the stack.
+        let (mut few, mut count, mut many) = ([(); FEW].map(|()| own()), 1, Vec::new());
         for (socket, sends) in sockets {
             let sends = if sends { PollFlags::OUT } else { PollFlags::empty() };
             let awaited = PollFd::from_borrowed_fd(socket, PollFlags::IN | sends);
@@ -64,9 +64,9 @@ impl Bell {
         let all = if many.is_empty() { &mut few[..count] } else { &mut many[..] };
         let at_most = at_most.and_then(|at_most| Timespec::try_from(at_most).ok());
         poll(all, at_most.as_ref())?;
-        let is_rung = !all[0].revents().is_empty();
-        if is_rung {
-            while matches!((&self.heard).read(&mut [0; 64]), Ok(64)) {}
+        let is_notified = !all[0].revents().is_empty();
+        if is_notified {
+            while matches!((&self.notified).read(&mut [0; 64]), Ok(64)) {}
         }
         Ok(())
     }
@@ -87,43 +87,43 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_is_ended_by_the_bell_once() {
-        let bell = Bell::new().unwrap();
+    fn a_notification_ends_one_wait() {
+        let waiter = SocketWaiter::new().unwrap();
         let start = Instant::now();
-        // Before it, more often than it takes.
-        (0..100_000).for_each(|_| bell.notify()());
-        bell.wait(nothing(), LONG).unwrap();
-        let ring = Arc::clone(bell.notify());
+        // Notified before the wait, and more often than the socket has room for.
+        (0..100_000).for_each(|_| waiter.notify()());
+        waiter.wait(nothing(), LONG).unwrap();
+        let notify = Arc::clone(waiter.notify());
         let other = thread::spawn(move || {
             thread::sleep(Duration::from_millis(30));
-            ring();
+            notify();
         });
-        bell.wait(nothing(), LONG).unwrap();
+        waiter.wait(nothing(), LONG).unwrap();
         other.join().unwrap();
         assert!((30..10_000).contains(&start.elapsed().as_millis()), "{:?}", start.elapsed());
         let start = Instant::now();
-        bell.wait(nothing(), Some(Duration::from_millis(20))).unwrap();
+        waiter.wait(nothing(), Some(Duration::from_millis(20))).unwrap();
         assert!(start.elapsed() >= Duration::from_millis(20));
     }
 
     #[test]
-    fn a_wait_is_ended_by_what_comes_or_can_go() {
-        let bell = Bell::new().unwrap();
+    fn a_ready_socket_ends_a_wait() {
+        let waiter = SocketWaiter::new().unwrap();
         let (one, other) = UnixStream::pair().unwrap();
         let start = Instant::now();
-        bell.wait([(one.as_fd(), true)].into_iter(), LONG).unwrap();
+        waiter.wait([(one.as_fd(), true)].into_iter(), LONG).unwrap();
         (&other).write_all(&[7]).unwrap();
-        bell.wait([(one.as_fd(), false)].into_iter(), LONG).unwrap();
-        // Also if there are many.
+        waiter.wait([(one.as_fd(), false)].into_iter(), LONG).unwrap();
+        // The same with many sockets.
         let (silent, _other) = UnixStream::pair().unwrap();
         for before in [FEW - 2, FEW - 1, 3 * FEW] {
             let many = (0..before).map(|_| (silent.as_fd(), false));
-            bell.wait(many.chain([(one.as_fd(), false)]), LONG).unwrap();
+            waiter.wait(many.chain([(one.as_fd(), false)]), LONG).unwrap();
         }
-        // And its end.
+        // The same at the end of a connection.
         (&one).read_exact(&mut [0]).unwrap();
         drop(other);
-        bell.wait([(one.as_fd(), false)].into_iter(), LONG).unwrap();
+        waiter.wait([(one.as_fd(), false)].into_iter(), LONG).unwrap();
         assert!(start.elapsed() < Duration::from_secs(10));
     }
 }

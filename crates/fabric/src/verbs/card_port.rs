@@ -6,14 +6,14 @@ use std::{fmt, fs};
 use super::VerbsError;
 use crate::raw::verbs::{Device, PortFacts, device_names};
 
-/// Ports that are looked at where none is named.
+/// Ports to look at if none is named.
 const PORTS: u8 = 4;
-/// Entries of a GID table that are looked at where none is named.
+/// Entries of a GID table to look at if none is named.
 const GIDS: u32 = 64;
 /// Most bytes of one operation; a card must carry them in one message.
 const MESSAGE_BYTES: u32 = 2 << 20;
 
-/// Which card, port and address to use; what is left out is chosen.
+/// Choice of card, port and address; a missing one is chosen by [`CardConfig`]'s rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CardConfig {
     /// Name of the device, as `ibv_devices` lists it. Else the first with an active port.
@@ -23,14 +23,14 @@ pub struct CardConfig {
     /// Index into the port's GID table. Else, on Ethernet, the first RoCE v2 address that is an
     /// IPv4 address, else any RoCE v2 address but a link-local one, else any; on InfiniBand 0.
     pub gid_index: Option<u8>,
-    /// Largest packet in bytes: 256, 512, 1024, 2048 or 4096. Else what the port has. The smaller of
-    /// both ends' counts.
+    /// Largest packet in bytes: 256, 512, 1024, 2048 or 4096. Else the port's. The smaller of both ends'
+    /// counts.
     pub mtu: Option<u32>,
 }
 
-/// An open card, and where on it.
+/// An open card, with the chosen port and address.
 #[derive(Clone, Debug)]
-pub(super) struct Place {
+pub(super) struct CardPort {
     pub(super) device: Arc<Device>,
     pub(super) port: u8,
     pub(super) facts: PortFacts,
@@ -40,16 +40,16 @@ pub(super) struct Place {
     pub(super) mtu: u8,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for CardPort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, mtu) = (self.device.name(), 128 << self.mtu);
         write!(f, "{name} port {} GID index {} MTU {mtu}", self.port, self.gid_index)
     }
 }
 
-impl Place {
-    /// Opens what `config` asks for.
-    pub(super) fn open(config: &CardConfig) -> Result<Place, VerbsError> {
+impl CardPort {
+    /// Opens the card that `config` describes.
+    pub(super) fn open(config: &CardConfig) -> Result<CardPort, VerbsError> {
         let mtu_max = match config.mtu {
             None => u8::MAX,
             Some(bytes) => mtu_number(bytes)?,
@@ -60,16 +60,17 @@ impl Place {
         };
         let mut first_error = None;
         for name in names {
-            let place = Device::open(&name).and_then(|device| Self::on(device, config, mtu_max));
-            match place {
-                Ok(place) => return Ok(place),
+            let card_port =
+                Device::open(&name).and_then(|device| Self::on(device, config, mtu_max));
+            match card_port {
+                Ok(card_port) => return Ok(card_port),
                 Err(error) => _ = first_error.get_or_insert(error),
             }
         }
         Err(first_error.unwrap_or(VerbsError::NoDevice { wanted: None, found: Vec::new() }))
     }
 
-    fn on(device: Arc<Device>, config: &CardConfig, mtu_max: u8) -> Result<Place, VerbsError> {
+    fn on(device: Arc<Device>, config: &CardConfig, mtu_max: u8) -> Result<CardPort, VerbsError> {
         let port = match config.port {
             Some(port) => port,
             None => (1..=PORTS)
@@ -101,7 +102,7 @@ impl Place {
             index: gid_index.into(),
             entries: facts.gid_entries,
         })?;
-        Ok(Place { mtu: facts.mtu.min(mtu_max), device, port, facts, gid_index, gid })
+        Ok(CardPort { mtu: facts.mtu.min(mtu_max), device, port, facts, gid_index, gid })
     }
 }
 
@@ -111,7 +112,7 @@ fn mtu_number(bytes: u32) -> Result<u8, VerbsError> {
     })
 }
 
-/// The entry of the GID table that others can most likely reach.
+/// Returns the entry of the GID table that other machines can most likely reach.
 fn best_gid(device: &Device, port: u8, facts: &PortFacts) -> u8 {
     if !facts.is_ethernet {
         return 0;
@@ -126,7 +127,7 @@ fn best_gid(device: &Device, port: u8, facts: &PortFacts) -> u8 {
     best.map_or(0, |(_, index)| index as u8)
 }
 
-/// What the kernel says of an entry, as in `RoCE v2`.
+/// Returns the kernel's type of an entry, as in `RoCE v2`.
 fn gid_type(device: &str, port: u8, index: u32) -> String {
     let path = format!("/sys/class/infiniband/{device}/ports/{port}/gid_attrs/types/{index}");
     fs::read_to_string(path).unwrap_or_default()

@@ -9,17 +9,17 @@ use crate::etcd::LeaseId;
 use crate::record::{CoordinatorRecord, Snapshot, parse};
 use crate::{ClusterError, ComputeRecord, Directory, MemoryRecord, Name};
 
-/// How long an entry stays whose holder is not heard of any more. etcd takes up to a second more.
+/// Time after which etcd removes the entry of a silent holder. etcd takes up to a second more.
 pub const LEASE: Duration = Duration::from_secs(3);
-/// How often a lease is renewed, at least as long as its holder looks more often than that.
+/// Time between two renewals of a lease, if its holder calls more often than that.
 const RENEW_EVERY: Duration = Duration::from_secs(1);
-/// How long a compute server is registered before it stands for election: those that soon end do not.
+/// Age from which a registered compute server stands for election, so that short-lived ones do not.
 const STAND_AFTER: Duration = Duration::from_secs(1);
-/// How long a memory server waits for the entry of one that may have died to run out, and between looks.
+/// Time that a memory server waits for the entry of a possibly dead one to expire, and time between tries.
 const TAKE_TIME: Duration = Duration::from_secs(6);
 const TAKE_EVERY: Duration = Duration::from_millis(200);
 
-/// A lease that is renewed as long as its holder says so.
+/// A lease that its holder renews.
 #[derive(Debug)]
 struct Lease {
     directory: Directory,
@@ -33,8 +33,8 @@ impl Lease {
         Ok(Lease { directory: directory.clone(), id, renewed: Instant::now() })
     }
 
-    /// Renews it if it is time; false if it had run out, with all that was bound to it: it is a new one
-    /// now.
+    /// Renews the lease if it is time. False if the lease had run out, with all keys that were bound to it;
+    /// it is a new lease then.
     fn renew(&mut self) -> Result<bool, ClusterError> {
         if self.renewed.elapsed() < RENEW_EVERY {
             return Ok(true);
@@ -53,47 +53,51 @@ impl Lease {
     }
 }
 
-/// Whose the entry of a number is.
-enum Taken {
+/// Holder of the entry of a number.
+enum EntryHolder {
     Own,
     By(SocketAddr),
-    /// It has just run out, or our lease has: the next look finds out more.
+    /// The entry has just run out, or this process's lease has: the next look tells.
     Changing,
 }
 
-/// A memory server's entry.
+/// A memory server's registration: its entry, and the lease that keeps it.
 #[derive(Debug)]
-pub struct MemorySeat {
+pub struct MemoryRegistration {
     lease: Lease,
     record: MemoryRecord,
     is_written: bool,
 }
 
 impl Directory {
-    /// Registers a memory server. An entry of its number with its very address is of an earlier life of
-    /// its own, and is replaced. One of another address is waited for, up to 6 seconds: it runs out if
-    /// whoever made it is dead.
+    /// Registers a memory server. An entry of its number with its own address is left of its earlier life,
+    /// and is replaced. If an entry has another address, this waits up to 6 seconds: the entry runs out if
+    /// its holder is dead.
     ///
     /// Cost: 3 requests to etcd.
     ///
     /// # Errors
     /// [`ClusterError::NumberTaken`], [`ClusterError::OtherCount`], [`ClusterError::OtherPool`];
-    /// [`ClusterError::Foreign`] for an entry that makes no sense.
-    pub fn enter_memory(&self, record: MemoryRecord) -> Result<MemorySeat, ClusterError> {
+    /// [`ClusterError::Foreign`] for an invalid entry.
+    pub fn register_memory(
+        &self,
+        record: MemoryRecord,
+    ) -> Result<MemoryRegistration, ClusterError> {
         self.check_fits(&record)?;
-        let mut seat = MemorySeat { lease: Lease::new(self)?, record, is_written: false };
+        let mut registration =
+            MemoryRegistration { lease: Lease::new(self)?, record, is_written: false };
         let end = Instant::now() + TAKE_TIME;
         loop {
-            match seat.take()? {
-                Taken::Own => return Ok(seat),
-                Taken::By(holder) if Instant::now() >= end => {
-                    seat.lease.end()?;
+            match registration.take()? {
+                EntryHolder::Own => return Ok(registration),
+                EntryHolder::By(holder) if Instant::now() >= end => {
+                    registration.lease.end()?;
                     return Err(self.number_taken(record.server, holder));
                 }
-                Taken::By(_) | Taken::Changing => {}
+                EntryHolder::By(_) | EntryHolder::Changing => {}
             }
             thread::sleep(TAKE_EVERY);
-            seat.lease.renew()?;
+            registration.lease.renew()?;
         }
     }
 
@@ -103,16 +107,17 @@ impl Directory {
     ///
     /// # Errors
     /// See [`ClusterError`].
-    pub fn enter_compute(
+    pub fn register_compute(
         &self,
         name: Name,
         record: ComputeRecord,
-    ) -> Result<ComputeSeat, ClusterError> {
+    ) -> Result<ComputeRegistration, ClusterError> {
         let lease = Lease::new(self)?;
-        let entered = Instant::now();
-        let mut seat = ComputeSeat { lease, name, record, is_written: false, entered };
-        seat.write()?;
-        Ok(seat)
+        let registered_at = Instant::now();
+        let mut registration =
+            ComputeRegistration { lease, name, record, is_written: false, registered_at };
+        registration.write()?;
+        Ok(registration)
     }
 
     fn number_taken(&self, server: u16, holder: SocketAddr) -> ClusterError {
@@ -120,15 +125,15 @@ impl Directory {
     }
 }
 
-impl MemorySeat {
-    /// To be called every second or more often: renews the entry, and makes it anew if it was lost or says
-    /// something else. `pool` is the pool whose data the server holds.
+impl MemoryRegistration {
+    /// Renews the entry, and makes it anew if it was lost or has to change. Call it every second or more
+    /// often. `pool` is the pool whose data the server holds.
     ///
     /// Cost: 1 request to etcd each second, 1 more for a change.
     ///
     /// # Errors
-    /// [`ClusterError::NumberTaken`] if another has the number since; others of etcd. The next call tries
-    /// again; the server can go on meanwhile.
+    /// [`ClusterError::NumberTaken`] if another server has got the number; errors of etcd. The next call
+    /// tries again; the server can go on meanwhile.
     pub fn keep(&mut self, pool: Option<u128>) -> Result<(), ClusterError> {
         let is_kept = self.lease.renew()?;
         let record = self.record.holding(pool);
@@ -138,77 +143,79 @@ impl MemorySeat {
             return Ok(());
         }
         match self.take()? {
-            Taken::By(holder) => Err(self.lease.directory.number_taken(record.server, holder)),
-            Taken::Own | Taken::Changing => Ok(()),
+            EntryHolder::By(holder) => {
+                Err(self.lease.directory.number_taken(record.server, holder))
+            }
+            EntryHolder::Own | EntryHolder::Changing => Ok(()),
         }
     }
 
     /// Ends the entry.
     ///
     /// # Errors
-    /// See [`ClusterError`]; it then runs out by itself.
+    /// See [`ClusterError`]; the entry then runs out by itself.
     pub fn leave(self) -> Result<(), ClusterError> {
         self.lease.end()
     }
 
-    /// Writes the entry, unless somebody else has it.
-    fn take(&mut self) -> Result<Taken, ClusterError> {
+    /// Writes the entry, unless another server has it.
+    fn take(&mut self) -> Result<EntryHolder, ClusterError> {
         let directory = &self.lease.directory;
         let key = directory.memory_key(self.record.server);
         let value = to_json(&self.record);
         let mut revision = 0;
-        // First as if nobody had it, then over what was found.
+        // First as if there were no entry, then over the entry that was found.
         for _ in 0..2 {
             match directory.etcd.put_if(&key, &value, Some(self.lease.id), revision)? {
                 Ok(()) => {
                     self.is_written = true;
-                    return Ok(Taken::Own);
+                    return Ok(EntryHolder::Own);
                 }
-                // It has just run out, or our lease has.
+                // The entry has just run out, or this process's lease has.
                 Err(None) => break,
                 Err(Some(pair)) => {
                     let foreign = |why| ClusterError::Foreign { key: key.clone(), why };
                     let holder: MemoryRecord = parse(&pair.value).map_err(foreign)?;
                     if holder.address != self.record.address {
-                        return Ok(Taken::By(holder.address));
+                        return Ok(EntryHolder::By(holder.address));
                     }
                     revision = pair.revision;
                 }
             }
         }
-        Ok(Taken::Changing)
+        Ok(EntryHolder::Changing)
     }
 }
 
-/// A compute server's entry, and its part in the election.
+/// A compute server's registration: its entry, and its part in the election.
 #[derive(Debug)]
-pub struct ComputeSeat {
+pub struct ComputeRegistration {
     lease: Lease,
     name: Name,
     record: ComputeRecord,
     is_written: bool,
-    entered: Instant,
+    registered_at: Instant,
 }
 
-/// What a compute server has found when it last looked.
+/// State of the directory as a compute server last read it.
 #[derive(Clone, Debug)]
 pub struct View {
-    /// All that stood there.
+    /// The whole directory.
     pub snapshot: Snapshot,
-    /// It is the one who looks after the dead.
+    /// This compute server is the coordinator, which recovers the dead.
     pub is_coordinator: bool,
-    /// Somebody asks it to hand over and leave.
+    /// Somebody asks this compute server to hand over and leave.
     pub is_leaving: bool,
 }
 
-impl ComputeSeat {
-    /// To be called every second or more often: renews the entry, makes it anew if it was lost or says
-    /// something else, looks at the directory, and stands for election if there is no coordinator.
+impl ComputeRegistration {
+    /// Renews the entry, reads the directory, and stands for election if there is no coordinator. Makes the
+    /// entry anew if it was lost or has to change. Call it every second or more often.
     ///
     /// Cost: 1 request to etcd, 1 more each second, 1 more for a change or an election.
     ///
     /// # Errors
-    /// See [`ClusterError`]. The next call tries again; nothing that has to do with the pool need wait.
+    /// See [`ClusterError`]. The next call tries again; work on the pool need not wait for it.
     pub fn beat(&mut self, address: Option<SocketAddr>) -> Result<View, ClusterError> {
         let is_kept = self.lease.renew()?;
         self.is_written &= is_kept && address == self.record.address;
@@ -218,17 +225,17 @@ impl ComputeSeat {
         }
         let snapshot = self.lease.directory.look()?;
         let mut is_coordinator = snapshot.coordinator == Some(self.name);
-        if snapshot.coordinator.is_none() && self.entered.elapsed() >= STAND_AFTER {
+        if snapshot.coordinator.is_none() && self.registered_at.elapsed() >= STAND_AFTER {
             is_coordinator = self.stand()?;
         }
         let is_leaving = snapshot.leaving.contains(&self.name);
         Ok(View { snapshot, is_coordinator, is_leaving })
     }
 
-    /// Ends the entry, and the office with it.
+    /// Ends the entry, and the role of coordinator with it.
     ///
     /// # Errors
-    /// See [`ClusterError`]; it then runs out by itself.
+    /// See [`ClusterError`]; the entry then runs out by itself.
     pub fn leave(self) -> Result<(), ClusterError> {
         self.lease.end()
     }
@@ -236,12 +243,12 @@ impl ComputeSeat {
     fn write(&mut self) -> Result<(), ClusterError> {
         let Lease { directory, id, .. } = &self.lease;
         let key = directory.key(&format!("compute/{}", self.name));
-        // If the lease has run out just now, the next beat finds that.
+        // If the lease has run out just now, the next beat notices it.
         self.is_written = directory.etcd.put(&key, &to_json(&self.record), Some(*id))?;
         Ok(())
     }
 
-    /// Tries to become coordinator; whether it is.
+    /// Tries to become coordinator; returns whether it is.
     fn stand(&self) -> Result<bool, ClusterError> {
         let Lease { directory, id, .. } = &self.lease;
         let value = to_json(&CoordinatorRecord { name: self.name });
