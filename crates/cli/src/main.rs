@@ -78,6 +78,9 @@ fn main() -> ExitCode {
             // What was printed before the error belongs to the result; the error comes after it.
             let _ = console.flush();
             console.error(&error);
+            if let Some(advice) = errors::advice(&error) {
+                console.note(advice);
+            }
             errors::exit_of(&error).into()
         }
     }
