@@ -185,7 +185,8 @@ pub(crate) enum Command {
     Config(ConfigArgs),
     /// Print a completion script for a shell
     ///
-    /// For bash: farleaf completions bash > ~/.local/share/bash-completion/completions/farleaf
+    /// For bash: mkdir -p ~/.local/share/bash-completion/completions; farleaf completions bash >
+    /// ~/.local/share/bash-completion/completions/farleaf
     Completions(CompletionsArgs),
 }
 

@@ -232,6 +232,8 @@ fn up_ends_with_a_memory_server_and_says_why() {
     BufReader::new(process.stdout.as_mut().unwrap()).read_line(&mut pool).unwrap();
     assert!(pool.starts_with("pool\ttcp://"), "{pool}");
     kill(children(process.id(), "memory")[1]);
+    // Its end would end the cluster.
+    let _stdin = process.stdin.take();
     let ended = process.wait_with_output().unwrap();
     assert_eq!(ended.status.code(), Some(3));
     let told = String::from_utf8(ended.stderr).unwrap();
