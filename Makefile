@@ -61,9 +61,10 @@ correctness: setup ## Run the whole lab and write its figures into docs/correctn
 	$(CARGO) build --profile lab --locked -p farleaf-cli --features canary
 	scripts/lab.sh $(TARGET_DIR)/lab/farleaf docs/correctness.md
 
-bench-smoke: ## Run a small benchmark of every engine on every fabric (unoptimised: not for figures)
+bench-smoke: ## Run a small benchmark of every engine on every fabric, and README's commands (not for figures)
 	$(CARGO) build --profile test $(SELECT) --bin farleaf
 	scripts/bench-smoke.sh $(TARGET_DIR)/debug/farleaf
+	scripts/readme.sh $(TARGET_DIR)/debug/farleaf
 
 # Skips nothing: without the machine, or without its device, it fails and says why. Some minutes, on two free processors.
 verbs: ## Run the tests of the fabric verbs, and of stores and commands by RDMA, in a virtual machine with Soft-RoCE

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 use clap_complete::Shell;
 use farleaf::{Engine, KeyFormat, ValueFormat};
-use farleaf_bench::units::{Count, Size};
+use farleaf_bench::units::{Count, Size, TimeSpan};
 
 use crate::bench::BenchArgs;
 use crate::commands::check::CheckArgs;
@@ -29,14 +29,15 @@ use crate::tls::TlsArgs;
 const EXIT_CODES: &str = "\
 Exit codes:
     0  done
-    1  a key, table or pool was not found, a condition of put was not met, or verify or check found
-       problems
+    1  a key was not found, a condition of put was not met, or verify or check found problems
     2  the command line makes no sense
     3  the pool is unavailable
     4  the pool is full
     5  the pool is corrupt
     6  a change may or may not have happened
-    7  input data is malformed or cannot be read
+    7  input data is malformed, or a file cannot be read or written
+    8  the pool has no such table or compute server
+    9  there is no pool at this address
    70  internal error
   130  interrupted";
 
@@ -92,6 +93,10 @@ pub(crate) struct GlobalArgs {
     /// Say what is being done, on standard error
     #[arg(short, long, global = true)]
     pub(crate) verbose: bool,
+    /// Wait so long, as in 10s, for servers that are just starting and for a pool that another command makes;
+    /// with --exclusive, for others to leave the pool
+    #[arg(long, global = true, value_name = "TIME")]
+    pub(crate) wait: Option<TimeSpan>,
     /// The file of settings, if FARLEAF_CONFIG does not name it; an empty name means none [default:
     /// ~/.config/farleaf/farleaf.toml, or /etc/farleaf/farleaf.toml]
     // Looked for before the command line is understood: see `Config::find`.
@@ -134,12 +139,15 @@ pub(crate) enum Command {
     /// Remove a table and all that is in it
     Drop(DropArgs),
     /// Print what a pool and its tables hold; walks all tables
-    Stats(PoolArgs),
+    ///
+    /// While others use the pool, the counts are not exact, and a warning says so.
+    Stats(WalkArgs),
     /// Check every node of a pool and account for all its memory
     ///
-    /// Meant for a quiet pool: changes that are under way may be reported as problems. Exits with
-    /// 1 if problems were found, with 5 if the damage keeps the check from going on.
-    Verify(PoolArgs),
+    /// Exits with 1 if problems were found, with 5 if the damage keeps the check from going on. While others
+    /// use the pool, changes that are under way look like problems: then they are doubts, which a warning
+    /// tells, and no failure.
+    Verify(WalkArgs),
     /// List the engines, or the settings of one
     Engines(EnginesArgs),
     /// Measure an engine under a workload
@@ -177,7 +185,8 @@ pub(crate) enum Command {
     Config(ConfigArgs),
     /// Print a completion script for a shell
     ///
-    /// For bash: farleaf completions bash > ~/.local/share/bash-completion/completions/farleaf
+    /// For bash: mkdir -p ~/.local/share/bash-completion/completions; farleaf completions bash >
+    /// ~/.local/share/bash-completion/completions/farleaf
     Completions(CompletionsArgs),
 }
 
@@ -186,6 +195,16 @@ pub(crate) enum Command {
 pub(crate) struct PoolArgs {
     /// The pool, as in shm:/dev/shm/mypool or tcp://127.0.0.1:7000
     pub(crate) pool: String,
+}
+
+/// A pool that is walked.
+#[derive(Debug, Args)]
+pub(crate) struct WalkArgs {
+    /// The pool, as in shm:/dev/shm/mypool or tcp://127.0.0.1:7000
+    pub(crate) pool: String,
+    /// Make certain of the result: fail with 3 while others have the pool open; --wait waits for them to leave
+    #[arg(long)]
+    pub(crate) exclusive: bool,
 }
 
 /// A table of a pool.
@@ -274,9 +293,13 @@ pub(crate) struct LoadArgs {
     /// The input is sorted by key without repetition: fill an empty table from it in one go
     #[arg(long)]
     pub(crate) sorted: bool,
-    /// Leave out malformed records, and count them
+    /// Leave out records that are malformed or do not fit, and count them
     #[arg(long)]
     pub(crate) skip_errors: bool,
+    /// Go on with a load that was stopped: leave out the input up to and with this line (of binary: record), which
+    /// the stopped load has named
+    #[arg(long, value_name = "LINE", default_value_t = 0, hide_default_value = true)]
+    pub(crate) resume_from: u64,
     /// Threads that insert
     #[arg(short, long, value_name = "COUNT", default_value_t = 1,
         value_parser = clap::value_parser!(u16).range(1..=256))]
@@ -354,9 +377,12 @@ pub(crate) struct DelArgs {
     pub(crate) table: TableArgs,
     #[command(flatten)]
     pub(crate) set: SetArgs,
-    /// The keys
-    #[arg(required = true, value_name = "KEY")]
+    /// The keys; `-` alone reads them from standard input, one a line
+    #[arg(required_unless_present = "keys_from", value_name = "KEY")]
     pub(crate) keys: Vec<OsString>,
+    /// Read the keys from this file, one a line; `-` for standard input
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with = "keys")]
+    pub(crate) keys_from: Option<PathBuf>,
     /// Read keys in hexadecimal
     #[arg(long)]
     pub(crate) hex: bool,

@@ -1,26 +1,33 @@
 //! Local cluster: memory and compute servers as processes of this program on this machine.
 //!
-//! They end with the process that started them.
+//! They end with the process that started them. A compute server that ends before is replaced: its keys are
+//! served by the others meanwhile. A memory server cannot be, because its part of the data is gone with it.
 
 use std::env;
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use farleaf::{CardConfig, MemoryServers};
 use serde_json::Value;
 
 use crate::card;
 use crate::config::environment_of_parts;
+use crate::errors::Failure;
 use crate::tls::TlsArgs;
 
 /// How long a server may take to end once it has been told to.
 const END_TIME: Duration = Duration::from_secs(5);
+/// Pauses before a compute server is started again that did not live for the longest of them: the first is
+/// none, and each is twice the one before.
+const PAUSE_FIRST: Duration = Duration::from_secs(1);
+const PAUSE_LONGEST: Duration = Duration::from_secs(30);
 
 /// What memory servers are to be started.
 #[derive(Clone, Debug)]
@@ -56,9 +63,28 @@ struct Servers(Vec<Server>);
 #[derive(Debug)]
 struct Server {
     process: Child,
-    address: SocketAddr,
+    /// Where it listens, once it has said so.
+    address: Option<SocketAddr>,
+    /// What it says first.
+    first_line: Receiver<String>,
     /// Its end is the server's.
     stdin: Option<ChildStdin>,
+    /// When it was started.
+    start: Instant,
+    /// How long it would stay away if it ended now.
+    pause: Duration,
+    /// When another is started in its place, if it has ended.
+    restart_at: Option<Instant>,
+}
+
+/// What became of a cluster's servers.
+pub(crate) enum Change {
+    /// A memory server has ended, though nobody told it to, in this way.
+    MemoryLost(u16, ExitStatus),
+    /// The same of a compute server, which is to be replaced after this pause.
+    ComputeLost(u16, ExitStatus, Duration),
+    /// A compute server that was started in place of another listens there.
+    ComputeBack(u16, SocketAddr),
 }
 
 impl Cluster {
@@ -77,24 +103,30 @@ impl Cluster {
 
     /// Starts compute servers on the pool, which is made, and waits until they listen.
     pub(crate) fn start_compute(&mut self, count: u16) -> anyhow::Result<()> {
-        let uri = self.uri();
         for number in 0..count {
-            let words = ["compute", &uri, "--end-with-stdin"].map(OsString::from);
-            let server = start(words.to_vec(), &self.tls, None)
-                .with_context(|| format!("compute server {number} does not start"))?;
-            self.compute.0.push(server);
+            let server = self.spawn_compute().and_then(|mut server| {
+                server.wait()?;
+                Ok(server)
+            });
+            let what = || format!("compute server {number} does not start");
+            self.compute.0.push(server.with_context(what)?);
         }
         Ok(())
     }
 
-    /// Where compute servers listen.
-    pub(crate) fn compute_addresses(&self) -> Vec<SocketAddr> {
-        self.compute.0.iter().map(|server| server.address).collect()
+    fn spawn_compute(&self) -> anyhow::Result<Server> {
+        let words = ["compute", &self.uri(), "--end-with-stdin"].map(OsString::from);
+        Server::spawn(words.to_vec(), &self.tls, None)
     }
 
-    /// Where they listen, in the order of their numbers.
+    /// Where compute servers listen.
+    pub(crate) fn compute_addresses(&self) -> Vec<SocketAddr> {
+        self.compute.addresses()
+    }
+
+    /// Where memory servers listen, in the order of their numbers.
     pub(crate) fn addresses(&self) -> Vec<SocketAddr> {
-        self.memory.0.iter().map(|server| server.address).collect()
+        self.memory.addresses()
     }
 
     /// The address of the pool.
@@ -102,14 +134,45 @@ impl Cluster {
         MemoryServers::new(self.addresses(), self.card.clone()).uri()
     }
 
-    /// One that has ended, although nobody has told it to.
-    pub(crate) fn ended(&mut self) -> Option<String> {
-        let mut kinds = [("memory", &mut self.memory), ("compute", &mut self.compute)].into_iter();
-        kinds.find_map(|(kind, servers)| {
-            let has_ended = |server: &mut Server| !matches!(server.process.try_wait(), Ok(None));
-            let number = servers.0.iter_mut().position(has_ended)?;
-            Some(format!("{kind} server {number}"))
-        })
+    /// Looks after the servers, without waiting for any: starts compute servers in place of those that have
+    /// ended. Returns what has changed since the last look.
+    ///
+    /// # Errors
+    /// The system refuses to start a process, or to tell of one.
+    pub(crate) fn look(&mut self) -> anyhow::Result<Vec<Change>> {
+        let mut changes = Vec::new();
+        for (number, server) in (0..).zip(&mut self.memory.0) {
+            if let Some(status) = server.process.try_wait().context("cannot look after it")? {
+                changes.push(Change::MemoryLost(number, status));
+            }
+        }
+        for at in 0..self.compute.0.len() {
+            let (number, server) = (at as u16, &mut self.compute.0[at]);
+            if let Some(restart_at) = server.restart_at {
+                if restart_at <= Instant::now() {
+                    let pause = (server.pause * 2).clamp(PAUSE_FIRST, PAUSE_LONGEST);
+                    self.compute.0[at] = Server { pause, ..self.spawn_compute()? };
+                }
+            } else if let Some(status) =
+                server.process.try_wait().context("cannot look after it")?
+            {
+                if server.start.elapsed() > PAUSE_LONGEST {
+                    server.pause = Duration::ZERO;
+                }
+                server.restart_at = Some(Instant::now() + server.pause);
+                changes.push(Change::ComputeLost(number, status, server.pause));
+            } else if server.address.is_none() && server.has_told() {
+                let address = server.address;
+                changes.extend(address.map(|address| Change::ComputeBack(number, address)));
+            }
+        }
+        Ok(changes)
+    }
+}
+
+impl Servers {
+    fn addresses(&self) -> Vec<SocketAddr> {
+        self.0.iter().filter_map(|server| server.address).collect()
     }
 }
 
@@ -137,7 +200,11 @@ impl Drop for Servers {
 fn start_memory(config: &ClusterConfig, number: u16) -> anyhow::Result<Server> {
     let port = match config.port {
         0 => 0,
-        first => first.checked_add(number).context("there is no such port")?,
+        first => first.checked_add(number).ok_or_else(|| {
+            Failure::usage(format!(
+                "--port {first}: port {first} + {number} is above 65535, the last one"
+            ))
+        })?,
     };
     let mut words = ["memory", "--end-with-stdin"].map(OsString::from).to_vec();
     let mut option = |name: &str, value: OsString| words.extend([name.into(), value]);
@@ -151,41 +218,80 @@ fn start_memory(config: &ClusterConfig, number: u16) -> anyhow::Result<Server> {
     if let Some(folder) = &config.folder {
         option("--file", folder.join(format!("memory-{number:05}")).into());
     }
-    start(words, &config.tls, config.card.as_ref())
+    let mut server = Server::spawn(words, &config.tls, config.card.as_ref())?;
+    server.wait()?;
+    Ok(server)
 }
 
-/// Starts this program with these words, and waits until it says where it listens.
-fn start(words: Vec<OsString>, tls: &TlsArgs, card: Option<&CardConfig>) -> anyhow::Result<Server> {
-    let mut command = Command::new(env::current_exe().context("cannot find this program")?);
-    // Whoever starts them says what begins and ends.
-    command.args(words).args(["--json", "--color", "never", "--log-level", "warn"]);
-    for (name, value) in environment_of_parts() {
-        match value {
-            Some(value) => command.env(name, value),
-            None => command.env_remove(name),
-        };
-    }
-    tls.tell(&mut command);
-    if let Some(card) = card {
-        card::tell(card, &mut command);
-    }
-    let mut process = command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("cannot start a process")?;
-    let stdin = process.stdin.take();
-    let mut line = String::new();
-    if let Some(stdout) = process.stdout.take() {
+impl Server {
+    /// Starts this program with these words.
+    fn spawn(
+        words: Vec<OsString>,
+        tls: &TlsArgs,
+        card: Option<&CardConfig>,
+    ) -> anyhow::Result<Server> {
+        let mut command = Command::new(env::current_exe().context("cannot find this program")?);
+        // Whoever starts them says what begins and ends.
+        command.args(words).args(["--json", "--color", "never", "--log-level", "warn"]);
+        for (name, value) in environment_of_parts() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        tls.tell(&mut command);
+        if let Some(card) = card {
+            card::tell(card, &mut command);
+        }
+        let mut process = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("cannot start a process")?;
+        let (stdin, stdout) = (process.stdin.take(), process.stdout.take());
+        let (tell, first_line) = mpsc::channel();
         // An error is on standard error, which is ours.
-        BufReader::new(stdout).read_line(&mut line).context("cannot hear it")?;
+        let read = move || {
+            let mut line = String::new();
+            if let Some(stdout) = stdout
+                && BufReader::new(stdout).read_line(&mut line).is_ok()
+            {
+                // Nobody listens any more if the cluster ends.
+                let _ = tell.send(line);
+            }
+        };
+        thread::Builder::new()
+            .name("farleaf-server".to_owned())
+            .spawn(read)
+            .context("cannot start a thread")?;
+        let (start, pause) = (Instant::now(), Duration::ZERO);
+        Ok(Server { process, address: None, first_line, stdin, start, pause, restart_at: None })
     }
-    let told: Option<Value> = serde_json::from_str(&line).ok();
-    let address = told.as_ref().and_then(|told| told["address"].as_str()?.parse().ok());
-    let Some(address) = address else {
-        let _ = process.kill();
-        let status = process.wait().context("cannot wait for it")?;
-        bail!("it said why, and ended with {status}");
-    };
-    Ok(Server { process, address, stdin })
+
+    /// Waits until it says where it listens.
+    fn wait(&mut self) -> anyhow::Result<()> {
+        if let Ok(line) = self.first_line.recv() {
+            self.address = address_in(&line);
+        }
+        if self.address.is_some() {
+            return Ok(());
+        }
+        let _ = self.process.kill();
+        let status = self.process.wait().context("cannot wait for it")?;
+        Err(Failure::of_process(status).into())
+    }
+
+    /// Whether it has said where it listens.
+    fn has_told(&mut self) -> bool {
+        if let Ok(line) = self.first_line.try_recv() {
+            self.address = address_in(&line);
+        }
+        self.address.is_some()
+    }
+}
+
+/// The address in the line that a server prints first.
+fn address_in(line: &str) -> Option<SocketAddr> {
+    let told: Value = serde_json::from_str(line).ok()?;
+    told["address"].as_str()?.parse().ok()
 }

@@ -1,12 +1,14 @@
 //! Errors: messages of the command, and their exit codes.
 
 use std::error::Error;
-use std::process::ExitCode;
+use std::process::{ExitCode, ExitStatus};
 use std::{fmt, io};
 
 use farleaf::ErrorKind;
 use farleaf_bench::{BenchError, repro::ReproError};
+use farleaf_fabric::FabricError;
 use farleaf_index::IndexError;
+use farleaf_pool::PoolError;
 
 use crate::input::InputError;
 
@@ -16,7 +18,7 @@ use crate::input::InputError;
 pub(crate) enum Exit {
     /// All was done.
     Done = 0,
-    /// Something was not found, a condition was not met, or there were problems.
+    /// A key was not found, a condition was not met, or there were problems.
     NotFound = 1,
     /// The command line makes no sense.
     Usage = 2,
@@ -28,12 +30,38 @@ pub(crate) enum Exit {
     Corrupt = 5,
     /// A change may or may not have happened.
     OutcomeUnknown = 6,
-    /// Input data is malformed or cannot be read.
+    /// Input data is malformed, or a file cannot be read or written.
     Malformed = 7,
-    /// A fault of the program, or output that cannot be written.
+    /// The pool has no such table or compute server.
+    NoTable = 8,
+    /// There is no pool at the address.
+    NoPool = 9,
+    /// A fault of the program, or standard output that cannot be written.
     Internal = 70,
     /// Ctrl-C.
     Interrupted = 130,
+}
+
+impl Exit {
+    /// The exit of another process of this program that ended with `code`.
+    pub(crate) fn of_code(code: i32) -> Option<Exit> {
+        use Exit::*;
+        let all = [
+            Done,
+            NotFound,
+            Usage,
+            Unavailable,
+            Full,
+            Corrupt,
+            OutcomeUnknown,
+            Malformed,
+            NoTable,
+            NoPool,
+            Internal,
+            Interrupted,
+        ];
+        all.into_iter().find(|exit| *exit as i32 == code)
+    }
 }
 
 impl From<Exit> for ExitCode {
@@ -56,9 +84,16 @@ impl Failure {
         Failure { exit: Exit::Usage, message: message.into(), source: None }
     }
 
-    /// What was named is not there.
+    /// The pool has no such table or compute server.
     pub(crate) fn missing(message: impl Into<String>) -> Self {
-        Failure { exit: Exit::NotFound, message: message.into(), source: None }
+        Failure { exit: Exit::NoTable, message: message.into(), source: None }
+    }
+
+    /// Another process of this program failed, and has said why.
+    pub(crate) fn of_process(status: ExitStatus) -> Self {
+        // A signal, or the system, ended it.
+        let exit = status.code().and_then(Exit::of_code).unwrap_or(Exit::Unavailable);
+        Failure { exit, message: format!("it said why, and ended with {status}"), source: None }
     }
 
     /// Input data that is malformed.
@@ -87,10 +122,10 @@ impl Failure {
         Failure { exit: Exit::Malformed, message, source: Some(source) }
     }
 
-    /// Output other than standard output that cannot be written.
+    /// A file that cannot be written.
     pub(crate) fn unwritable(what: impl fmt::Display, source: io::Error) -> Self {
         let message = format!("cannot write {what}");
-        Failure { exit: Exit::Internal, message, source: Some(source) }
+        Failure { exit: Exit::Malformed, message, source: Some(source) }
     }
 }
 
@@ -130,7 +165,8 @@ pub(crate) fn exit_of(error: &anyhow::Error) -> Exit {
 
 fn exit_of_kind(kind: ErrorKind) -> Exit {
     match kind {
-        ErrorKind::NotFound => Exit::NotFound,
+        ErrorKind::NotFound => Exit::NoTable,
+        ErrorKind::NoPool => Exit::NoPool,
         ErrorKind::Invalid | ErrorKind::AlreadyExists => Exit::Usage,
         ErrorKind::Unavailable | ErrorKind::Closed | ErrorKind::Io => Exit::Unavailable,
         ErrorKind::Full => Exit::Full,
@@ -156,18 +192,60 @@ fn exit_of_repro(error: &ReproError) -> Exit {
 fn exit_of_bench(error: &BenchError) -> Exit {
     match error {
         BenchError::Config(_)
+        | BenchError::Workload(_)
         | BenchError::Distribution(_)
         | BenchError::TooFewLines { .. }
         | BenchError::Table(_)
-        | BenchError::Open(IndexError::Invalid(_))
         | BenchError::SmallShare { .. }
-        | BenchError::Pool { .. } => Exit::Usage,
+        | BenchError::NoCluster => Exit::Usage,
         BenchError::Lines(_) | BenchError::Key(_) => Exit::Malformed,
-        BenchError::Fabric(_) => Exit::Unavailable,
+        BenchError::Fabric(error) => exit_of_fabric(error),
+        BenchError::Pool { source, .. } => exit_of_pool(source),
         BenchError::PoolTooSmall { .. } => Exit::Full,
         BenchError::Damaged { .. } | BenchError::Verify(_) => Exit::Corrupt,
+        BenchError::Open(error) | BenchError::Load(error) | BenchError::Clear(error) => {
+            exit_of_index(error)
+        }
+        BenchError::Thread(_) => Exit::Unavailable,
         _ => Exit::Internal,
     }
+}
+
+fn exit_of_fabric(error: &FabricError) -> Exit {
+    match error {
+        FabricError::Config(_) => Exit::Usage,
+        FabricError::NoMemory { .. } => Exit::Full,
+        FabricError::Damaged { .. } => Exit::Corrupt,
+        _ => Exit::Unavailable,
+    }
+}
+
+fn exit_of_pool(error: &PoolError) -> Exit {
+    match error {
+        PoolError::Fabric(_) | PoolError::Closed => Exit::Unavailable,
+        PoolError::NoSlot(..) => Exit::Full,
+        PoolError::Corrupt(_) | PoolError::Format(_) => Exit::Corrupt,
+        // Sizes of the pool that the command line asks for.
+        _ => Exit::Usage,
+    }
+}
+
+fn exit_of_index(error: &IndexError) -> Exit {
+    match error {
+        IndexError::Invalid(_) => Exit::Usage,
+        IndexError::Unavailable(_) | IndexError::Closed(_) => Exit::Unavailable,
+        IndexError::OutcomeUnknown(_) => Exit::OutcomeUnknown,
+        IndexError::Full(_) => Exit::Full,
+        IndexError::Corrupt(_) => Exit::Corrupt,
+        _ => Exit::Internal,
+    }
+}
+
+/// What the caller of a command can do about `error`, where its message does not say.
+pub(crate) fn advice(error: &anyhow::Error) -> Option<&'static str> {
+    let is_closed = |error: &farleaf::Error| error.kind() == ErrorKind::Closed;
+    let mut errors = error.chain().filter_map(|cause| cause.downcast_ref::<farleaf::Error>());
+    errors.any(is_closed).then_some("run the command again: it opens the pool again")
 }
 
 /// The error with its causes, those left out whose words stand in the error already.
@@ -192,6 +270,8 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
     use super::*;
     use crate::input::Fault;
 
@@ -207,6 +287,16 @@ mod tests {
         assert_eq!(exit_of(&anyhow::anyhow!("strange")), Exit::Internal);
         assert_eq!(exit_of_kind(ErrorKind::OutcomeUnknown), Exit::OutcomeUnknown);
         assert_eq!(exit_of_kind(ErrorKind::Full), Exit::Full);
+        assert_eq!(exit_of_kind(ErrorKind::NotFound), Exit::NoTable);
+    }
+
+    #[test]
+    fn a_process_hands_on_its_exit_code() {
+        let ended = |raw: i32| exit_of(&Failure::of_process(ExitStatus::from_raw(raw)).into());
+        assert_eq!(ended(2 << 8), Exit::Usage);
+        assert_eq!(ended(70 << 8), Exit::Internal);
+        assert_eq!(ended(9), Exit::Unavailable, "killed");
+        assert_eq!(ended(99 << 8), Exit::Unavailable);
     }
 
     #[test]

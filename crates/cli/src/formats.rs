@@ -52,6 +52,32 @@ pub(crate) fn value_format(format: ValueFormat) -> String {
     }
 }
 
+/// Says why a table of `format` takes no key of that many bytes.
+pub(crate) fn check_key(format: KeyFormat, bytes: usize) -> Result<(), String> {
+    match format {
+        KeyFormat::Fixed(all) if bytes != all => {
+            Err(format!("a key of {bytes} bytes; the table's are of {all}"))
+        }
+        KeyFormat::Bytes { max } if bytes > max => {
+            Err(format!("a key of {bytes} bytes; the table's are of at most {max}"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Says why a table of `format` takes no value of that many bytes.
+pub(crate) fn check_value(format: ValueFormat, bytes: usize) -> Result<(), String> {
+    match format {
+        ValueFormat::Fixed(all) if bytes != all => {
+            Err(format!("a value of {bytes} bytes; the table's are of {all}"))
+        }
+        ValueFormat::Bytes if bytes > VALUE_BYTES_MAX => {
+            Err(format!("a value of {bytes} bytes; a table's are of at most {VALUE_BYTES_MAX}"))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// The word and the number behind its colon; `None` if there is something else.
 fn split(text: &str) -> Option<(&str, Option<usize>)> {
     match text.split_once(':') {

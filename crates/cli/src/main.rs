@@ -22,6 +22,7 @@ mod output;
 mod progress;
 mod serving;
 mod settings;
+mod source;
 mod tls;
 
 use std::ffi::{OsStr, OsString};
@@ -78,6 +79,9 @@ fn main() -> ExitCode {
             // What was printed before the error belongs to the result; the error comes after it.
             let _ = console.flush();
             console.error(&error);
+            if let Some(advice) = errors::advice(&error) {
+                console.note(advice);
+            }
             errors::exit_of(&error).into()
         }
     }

@@ -8,8 +8,10 @@
 use std::env;
 use std::fmt::Display;
 use std::io::{self, BufWriter, IsTerminal, Stdout, Write};
+use std::time::Duration;
 
 use comfy_table::{Attribute, Cell, Table, presets};
+use farleaf_bench::units::TimeSpan;
 use serde_json::{Map, Value};
 
 use crate::args::{BytesArgs, GlobalArgs, When};
@@ -23,6 +25,8 @@ pub(crate) struct Console {
     pub(crate) json: bool,
     pub(crate) quiet: bool,
     verbose: bool,
+    /// How long to wait for servers, or for others.
+    pub(crate) wait: Duration,
     /// Where this process listens, if others need what it has.
     pub(crate) listen: ListenArgs,
     /// How pools on a network are reached.
@@ -54,6 +58,7 @@ impl Console {
             json: global.json,
             quiet: global.quiet,
             verbose: global.verbose,
+            wait: global.wait.map(TimeSpan::duration).unwrap_or_default(),
             listen: global.listen.clone(),
             tls: global.tls.clone(),
             etcd: global.etcd.clone(),

@@ -162,13 +162,17 @@ pub enum FabricError {
         why: String,
     },
     /// This compute server has been fenced and must join anew.
-    #[error("memory server {server} has cut this compute server off: join anew")]
+    #[error(
+        "memory server {server} has cut this compute server off, which was silent for its lease: open the pool again"
+    )]
     CutOff {
         /// The server.
         server: ServerId,
     },
     /// This compute server has given up a pool that it could not reach, and must join anew.
-    #[error("this compute server has given the pool up, as it could not be reached: open it anew")]
+    #[error(
+        "this compute server has given the pool up, as it could not be reached: open the pool again"
+    )]
     GivenUp,
     /// RDMA cannot be used.
     #[cfg(feature = "verbs")]

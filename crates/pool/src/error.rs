@@ -49,7 +49,7 @@ pub enum PoolError {
     #[error("{0}")]
     Invalid(String),
     /// This compute server has left the pool and must join anew.
-    #[error("this compute server has left the pool: join it anew")]
+    #[error("this compute server has left the pool: open the pool again")]
     Closed,
 }
 

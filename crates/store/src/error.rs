@@ -27,8 +27,10 @@ pub enum ErrorKind {
     /// The request makes no sense: a key too large for the table, an address that is none.
     /// Nothing was done.
     Invalid,
-    /// There is no such table or no pool. Nothing was done.
+    /// There is no such table or compute server. Nothing was done.
     NotFound,
+    /// There is no pool at the address, and none can be made there. Nothing was done.
+    NoPool,
     /// A table of that name is there. Nothing was done.
     AlreadyExists,
     /// The pool cannot be reached, or a lock was not released in time. Nothing was done; trying
@@ -89,7 +91,7 @@ impl From<FabricError> for Error {
             FabricError::Io { what, path, source } => {
                 Error::io(format!("cannot {what} {}", path.display()), source)
             }
-            FabricError::NotAPool { .. } => Error::new(ErrorKind::NotFound, error.to_string()),
+            FabricError::NotAPool { .. } => Error::new(ErrorKind::NoPool, error.to_string()),
             FabricError::Damaged { .. } => Error::new(ErrorKind::Corrupt, error.to_string()),
             FabricError::Config(_) => Error::invalid(error.to_string()),
             FabricError::NoMemory { .. } => Error::new(ErrorKind::Full, error.to_string()),
@@ -98,7 +100,7 @@ impl From<FabricError> for Error {
             }
             FabricError::Refused { reason, .. } => {
                 let kind = match reason {
-                    Refusal::NoMemoryServer => ErrorKind::NotFound,
+                    Refusal::NoMemoryServer => ErrorKind::NoPool,
                     Refusal::OtherVersion => ErrorKind::Corrupt,
                     Refusal::OtherServer | Refusal::NoCard => ErrorKind::Invalid,
                     Refusal::Full => ErrorKind::Full,
@@ -173,7 +175,7 @@ impl From<PoolError> for Error {
             },
             PoolError::Full { .. } | PoolError::NoSlot(..) => ErrorKind::Full,
             PoolError::Format(error) if error.fault == FormatFault::NotFormatted => {
-                ErrorKind::NotFound
+                ErrorKind::NoPool
             }
             PoolError::Corrupt(_) | PoolError::Format(_) => ErrorKind::Corrupt,
             PoolError::NoSuchTable(_) => ErrorKind::NotFound,
@@ -200,9 +202,8 @@ impl From<farleaf_cluster::ClusterError> for Error {
             | ClusterError::NotTrusted { .. }
             | ClusterError::CertificateRefused { .. }
             | ClusterError::Refused { .. } => ErrorKind::Unavailable,
-            ClusterError::NotEtcd { .. }
-            | ClusterError::NoSuchCluster { .. }
-            | ClusterError::NoSuchServer { .. } => ErrorKind::NotFound,
+            ClusterError::NotEtcd { .. } | ClusterError::NoSuchCluster { .. } => ErrorKind::NoPool,
+            ClusterError::NoSuchServer { .. } => ErrorKind::NotFound,
             ClusterError::Address(_)
             | ClusterError::Files(_)
             | ClusterError::WantsCertificate { .. }

@@ -61,12 +61,12 @@ impl Farleaf {
     ///
     /// # Errors
     /// [`ErrorKind::Invalid`] for an address that is not understood (the message lists those that
-    /// are) or names memory servers that are others than were meant, [`ErrorKind::NotFound`] if there is
-    /// no pool, [`ErrorKind::Corrupt`] if what is there is damaged or of another version,
+    /// are) or names memory servers that are others than were meant, [`ErrorKind::NoPool`] if there is
+    /// none, [`ErrorKind::Corrupt`] if what is there is damaged or of another version,
     /// [`ErrorKind::Unavailable`] if a memory server cannot be reached, or RDMA not be used,
     /// [`ErrorKind::Full`] if it takes no more connections, [`ErrorKind::Io`] if the system refuses. For a
     /// cluster also `Unavailable` if etcd cannot be reached, or not all memory servers are registered;
-    /// `NotFound` if there is no such cluster; `Invalid` if its memory servers do not belong together, or to
+    /// `NoPool` if there is no such cluster; `Invalid` if its memory servers do not belong together, or to
     /// another pool than it had; `Corrupt` if the directory holds what Farleaf has not written.
     pub fn open(uri: &str) -> Result<Farleaf> {
         Farleaf::builder().open(uri)

@@ -5,12 +5,13 @@
 //! processes.
 
 use std::fs::File;
-use std::path::Path;
+use std::io::{self, BufWriter};
+use std::path::{Path, PathBuf};
 
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::history::{
-    Answer, Call, History, HistoryError, HistoryWriter, OperationNumber, read_jsonl,
+    Answer, Call, History, HistoryError, HistoryWriter, OperationNumber, read_jsonl, write_jsonl,
 };
 
 /// Nanoseconds of the machine's monotonic clock.
@@ -55,6 +56,21 @@ impl Log {
         // First of all, as writing takes its time.
         let to_ns = now_ns();
         self.0.end(number, to_ns, answer)
+    }
+}
+
+/// Writes what the table holds before a round into its folder, so that the round's files together are a whole
+/// history; the file's path.
+///
+/// # Errors
+/// What the system says.
+pub(super) fn write_initial(folder: &Path, content: &[(Vec<u8>, Vec<u8>)]) -> io::Result<PathBuf> {
+    let path = folder.join("initial.jsonl");
+    let history = History { initial: content.to_vec(), events: Vec::new() };
+    match write_jsonl(BufWriter::new(File::create_new(&path)?), &history) {
+        Ok(()) => Ok(path),
+        Err(HistoryError::Io(error)) => Err(error),
+        Err(error) => Err(io::Error::other(error)),
     }
 }
 

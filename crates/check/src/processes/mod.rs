@@ -154,9 +154,13 @@ fn play(
             .map_err(|source| io_error("make folder", &round_folder, source))?;
         let shape = Shape::ALL[run.rng.usize(..Shape::ALL.len())];
         let is_apart = config.network.is_some() && report.rounds % 2 == 1;
+        let content = contents.entry(table_name(shape)).or_default();
+        let initial = log::write_initial(&round_folder, content)
+            .map_err(|source| io_error("write the content to", &round_folder, source))?;
         let mut round = Round::new(&mut run, round_folder.clone(), shape, is_apart);
         let played = round.play();
-        let (counts, logs) = (round.counts.clone(), std::mem::take(&mut round.logs));
+        let (counts, mut logs) = (round.counts.clone(), std::mem::take(&mut round.logs));
+        logs.insert(0, initial);
         let (faults, keys) = (std::mem::take(&mut round.faults.all), round.keys());
         let opened_anew = round.opened_anew();
         // Kills the rest, after an interrupt or a failure.
@@ -164,7 +168,6 @@ fn play(
         report.counts += &counts;
         let checked = played.and_then(|()| {
             let from = Instant::now();
-            let content = contents.entry(table_name(shape)).or_default();
             let histories = read(&logs)?;
             let mut in_time = Ok(());
             if let Some(network) = &mut report.network {
@@ -222,8 +225,8 @@ fn read(logs: &[PathBuf]) -> Result<Vec<History>, Trouble> {
     Ok(histories)
 }
 
-/// Merges a round's histories, the last of them the judge's, and checks them. `content` is the
-/// content of the table before the round, and then that after it.
+/// Merges a round's histories and checks them: the first has the content of the table before the round, the last is
+/// the judge's. `content` becomes the content after the round.
 fn check(
     histories: Vec<History>,
     content: &mut Content,
@@ -234,8 +237,8 @@ fn check(
         Some((_, Answer::Pairs(pairs))) => pairs.clone(),
         _ => return Err(Trouble::Found("the judge did not read the table".to_owned())),
     };
-    let mut history = merge(histories).map_err(|error| Trouble::Found(error.to_string()))?;
-    history.initial = std::mem::replace(content, last);
+    let history = merge(histories).map_err(|error| Trouble::Found(error.to_string()))?;
+    *content = last;
     let refused = |event: &&Event| matches!(event.answer, Some((_, Answer::Nothing)));
     let events = &history.events;
     counts.operations += events.len() as u64;

@@ -19,6 +19,8 @@ use super::values::Shape;
 
 /// Time for a process to end by itself: longer than operations wait for a lock.
 pub(super) const END_TIME_MAX: Duration = Duration::from_secs(40);
+/// A client of a round goes on for so long after the round was to end, in case the driver is slow.
+const STALL_TIME_MAX: Duration = Duration::from_secs(30);
 /// Time for the judge.
 const JUDGE_TIME_MAX: Duration = Duration::from_secs(60);
 /// Longest time between two looks at the children.
@@ -323,6 +325,7 @@ impl<'a, 'b> Round<'a, 'b> {
             seed: self.run.rng.u64(..),
             names,
             advertise,
+            work_time_max: self.run.config.round_time + STALL_TIME_MAX,
         });
         self.run.client += self.run.config.clients_each();
         self.counts.clients += 1;

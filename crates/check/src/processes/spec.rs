@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use farleaf::{ErrorKind, Farleaf};
 use rustix::process::{Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
@@ -56,6 +58,9 @@ pub(super) struct ClientSpec {
     pub(super) names: Option<PathBuf>,
     /// Address at which other compute servers ask it, if not the one at which it listens.
     pub(super) advertise: Option<SocketAddr>,
+    /// It stops work after this time, also if the driver stalls and never tells it to end: its history files
+    /// would grow until the disk is full.
+    pub(super) work_time_max: Duration,
 }
 
 /// Looks up the owners of the keys of a table whose engine has owners.
@@ -190,8 +195,15 @@ fn try_run(spec: &str) -> Result<(), Failed> {
         return Err(Failed::Fault("the driver is gone, or is not the parent".to_owned()));
     }
     match spec.role {
-        Role::Client(spec) => client::run(&spec, &until_end_of_input()),
-        Role::Tables(spec) => tables::run(&spec, &until_end_of_input()),
+        Role::Client(spec) => {
+            let (stop, input) = until_end_of_input();
+            stop_after(spec.work_time_max, &stop);
+            client::run(&spec, &stop)?;
+            // A client ends when the driver says so: the driver reports one that ends before.
+            let _ = input.join();
+            Ok(())
+        }
+        Role::Tables(spec) => tables::run(&spec, &until_end_of_input().0),
         Role::Judge(spec) => judge::run(&spec),
         Role::Owners(spec) => owners::run(&spec),
         Role::Die(pool) => {
@@ -209,13 +221,23 @@ fn try_run(spec: &str) -> Result<(), Failed> {
     }
 }
 
-/// A flag that is set when standard input ends: the driver wants the process to end, or is gone.
-fn until_end_of_input() -> Arc<AtomicBool> {
+/// A flag that is set when standard input ends (the driver wants the process to end, or is gone), and the
+/// thread that waits for this.
+fn until_end_of_input() -> (Arc<AtomicBool>, JoinHandle<()>) {
     let stop = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&stop);
-    std::thread::spawn(move || {
+    let thread = thread::spawn(move || {
         let _ = io::stdin().lock().read_to_end(&mut Vec::new());
         seen.store(true, Ordering::SeqCst);
     });
-    stop
+    (stop, thread)
+}
+
+/// Sets the flag after `time`.
+fn stop_after(time: Duration, stop: &Arc<AtomicBool>) {
+    let stop = Arc::clone(stop);
+    thread::spawn(move || {
+        thread::sleep(time);
+        stop.store(true, Ordering::SeqCst);
+    });
 }

@@ -67,7 +67,7 @@ pub(super) fn run(args: &ComputeArgs, console: &mut Console) -> anyhow::Result<E
         .take_partitions(usize::MAX)
         .leaves_when_asked(true);
     builder = builder.set_all(&settings(args)?);
-    let db = builder.open(&args.pool)?;
+    let db = super::open_waiting(builder, &args.pool, false, console)?;
     let own = db.serve()?;
     let mut tables = BTreeMap::new();
     for name in &args.table {

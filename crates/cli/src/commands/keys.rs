@@ -1,13 +1,19 @@
 //! `farleaf get` and `farleaf del`: read and remove the keys that the caller names.
 
 use std::io::Write;
+use std::mem::take;
+use std::path::Path;
 
+use farleaf::Table;
 use serde_json::{Map, Value, json};
 
 use super::{bytes_of, close, open_table};
-use crate::args::{DelArgs, GetArgs};
+use crate::args::{DelArgs, GetArgs, InputFormat};
 use crate::errors::{Exit, Failure};
-use crate::output::{Console, counted, escaped, hex};
+use crate::formats;
+use crate::input::{self, ColumnSpec, Columns, Fault, Record, ValueSource};
+use crate::output::{Console, counted, escaped, from_hex, hex};
+use crate::source::Source;
 
 pub(super) fn get(args: &GetArgs, console: &mut Console) -> anyhow::Result<Exit> {
     let keys = keys(&args.keys, args.bytes.hex)?;
@@ -47,25 +53,104 @@ pub(super) fn get(args: &GetArgs, console: &mut Console) -> anyhow::Result<Exit>
 }
 
 pub(super) fn del(args: &DelArgs, console: &mut Console) -> anyhow::Result<Exit> {
-    let keys = keys(&args.keys, args.hex)?;
+    let from = match (&args.keys_from, &args.keys[..]) {
+        (Some(path), _) => Some(path.as_path()),
+        (None, [only]) if only == "-" => Some(Path::new("-")),
+        _ => None,
+    };
+    let Some(from) = from else {
+        let keys = keys(&args.keys, args.hex)?;
+        let (db, table) = open_table(&args.table, &args.set, console)?;
+        let mut removed = Removed::default();
+        for key in &keys {
+            if table.remove(key)? {
+                removed.present += 1;
+            } else {
+                console.note(format_args!("no key {}", shown(key, args.hex)));
+                removed.absent += 1;
+            }
+        }
+        close(db)?;
+        return removed.tell(console);
+    };
+    let source = Source::open(Some(from))?;
     let (db, table) = open_table(&args.table, &args.set, console)?;
-    let mut removed = 0_u64;
-    let mut absent = Vec::new();
-    for key in &keys {
-        if table.remove(key)? {
-            removed += 1;
+    let removed = remove_lines(source, &table, args.hex)?;
+    close(db)?;
+    removed.tell(console)
+}
+
+/// Keys that `del` was to remove.
+#[derive(Default)]
+struct Removed {
+    present: u64,
+    absent: u64,
+}
+
+impl Removed {
+    fn tell(&self, console: &mut Console) -> anyhow::Result<Exit> {
+        if console.json {
+            console.json_line(&json!({ "removed": self.present, "absent": self.absent }))?;
         } else {
-            console.note(format_args!("no key {}", shown(key, args.hex)));
-            absent.push(key);
+            console.detail(format_args!("{} removed", counted(self.present, "key")));
+        }
+        Ok(if self.absent == 0 { Exit::Done } else { Exit::NotFound })
+    }
+}
+
+/// Keys of a batch that is removed at once, and their bytes, at most.
+const BATCH_KEYS_MAX: usize = 1000;
+const BATCH_BYTES_MAX: usize = 1 << 20;
+
+/// Removes the keys that `source` holds, one a line, in batches whose operations are in flight together.
+///
+/// # Errors
+/// [`Exit::Malformed`] for a line that is no key; the keys of the lines before it are gone.
+fn remove_lines(source: Source, table: &Table, is_hex: bool) -> anyhow::Result<Removed> {
+    let name = source.name;
+    let constant = ValueSource::Constant(Vec::new());
+    let columns = Columns { key: ColumnSpec::Number(1), value: constant, header: false };
+    let mut reader = input::open(InputFormat::Lines, source.input, columns);
+    let (mut record, mut removed) = (Record::default(), Removed::default());
+    loop {
+        let (mut batch, mut bytes, mut ended) = (Vec::new(), 0, Ok(()));
+        while batch.len() < BATCH_KEYS_MAX && bytes < BATCH_BYTES_MAX {
+            let read = reader.read(&mut record).and_then(|is_there| {
+                if !is_there {
+                    return Ok(None);
+                }
+                let key = if is_hex { from_hex(&record.key) } else { Ok(take(&mut record.key)) };
+                let checked = key.and_then(|key| {
+                    formats::check_key(table.info().keys, key.len())?;
+                    Ok(Some(key))
+                });
+                checked.map_err(|why| record.error(Fault::Refused(why)))
+            });
+            match read {
+                Ok(Some(key)) => {
+                    bytes += key.len();
+                    batch.push(key);
+                }
+                Ok(None) => break,
+                Err(error) => {
+                    ended = Err(Failure::malformed(format!(
+                        "{name}: {error} (the keys of the lines before it are removed)"
+                    )));
+                    break;
+                }
+            }
+        }
+        let count = batch.len() as u64;
+        if count > 0 {
+            let present = table.remove_many(&batch)?;
+            removed.present += present;
+            removed.absent += count - present;
+        }
+        ended?;
+        if count == 0 {
+            return Ok(removed);
         }
     }
-    if console.json {
-        console.json_line(&json!({ "removed": removed, "absent": absent.len() }))?;
-    } else {
-        console.detail(format_args!("{} removed", counted(removed, "key")));
-    }
-    close(db)?;
-    Ok(if absent.is_empty() { Exit::Done } else { Exit::NotFound })
 }
 
 fn keys(arguments: &[std::ffi::OsString], is_hex: bool) -> Result<Vec<Vec<u8>>, Failure> {

@@ -256,6 +256,9 @@ fn refused(error: FabricError) -> anyhow::Error {
         }
         FabricError::Verbs(_) => farleaf::Error::from(error).into(),
         FabricError::NoMemory { .. } => Failure::full(error.to_string()).into(),
+        FabricError::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
+            Failure::full(error.to_string()).into()
+        }
         FabricError::Damaged { .. } => Failure::corrupt(error.to_string()).into(),
         _ => Failure::unavailable(error.to_string()).into(),
     }

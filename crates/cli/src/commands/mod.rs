@@ -18,12 +18,14 @@ mod stats;
 mod tables;
 pub(crate) mod up;
 mod verify;
+mod walk;
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use std::{process, thread};
 
 use anyhow::Context;
 use farleaf::{Builder, ErrorKind, Farleaf, Settings, Table, TableInfo, TableOptions};
@@ -93,9 +95,38 @@ fn open(pool: &str, console: &Console) -> anyhow::Result<Farleaf> {
 /// Opens a pool that is there, to open tables by `settings`.
 fn open_with(pool: &str, settings: &Settings, console: &Console) -> anyhow::Result<Farleaf> {
     refuse_mem(pool)?;
-    let db = builder(console)?.set_all(settings).open(pool)?;
+    let db = open_waiting(builder(console)?.set_all(settings), pool, false, console)?;
     tell_opened(&db, pool, console)?;
     Ok(db)
+}
+
+/// How often a pool that is not there is looked for.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// Opens `pool` as `builder` says, which makes one that is missing if `creates`. With `--wait`, tries again
+/// while memory servers cannot be reached, or hold no pool that others may be making.
+fn open_waiting(
+    builder: Builder,
+    pool: &str,
+    creates: bool,
+    console: &Console,
+) -> farleaf::Result<Farleaf> {
+    let end = Instant::now() + console.wait;
+    loop {
+        let error = match builder.clone().open(pool) {
+            Ok(db) => return Ok(db),
+            Err(error) => error,
+        };
+        let may_come = match error.kind() {
+            ErrorKind::Unavailable => true,
+            ErrorKind::NoPool => !creates,
+            _ => false,
+        };
+        if !may_come || Instant::now() >= end {
+            return Err(error);
+        }
+        thread::sleep(LOOK_EVERY);
+    }
 }
 
 /// Says that a pool was opened, and what it is no good for.
@@ -139,8 +170,8 @@ fn open_or_create(
     if let Some(size) = create.block_bytes {
         builder = builder.block_bytes(size.0);
     }
-    let db = builder.open(pool).map_err(|error| {
-        let is_missing = error.kind() == ErrorKind::NotFound && !create.create;
+    let db = open_waiting(builder, pool, create.create, console).map_err(|error| {
+        let is_missing = error.kind() == ErrorKind::NoPool && !create.create;
         let error = anyhow::Error::from(error);
         if is_missing { error.context("there is no pool yet: --create makes one") } else { error }
     })?;

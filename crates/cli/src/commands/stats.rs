@@ -1,24 +1,28 @@
 //! `farleaf stats`: prints counters of a pool and its tables.
 
-use farleaf::{TableInfo, TableReport, TableStats};
+use farleaf::{AuditReport, TableInfo, TableReport, TableStats};
 use farleaf_bench::units::{human_bytes, human_count};
 use serde_json::{Map, Value, json};
 
+use super::walk::Walk;
 use super::{close, open, tables};
-use crate::args::PoolArgs;
+use crate::args::WalkArgs;
 use crate::errors::Exit;
 use crate::output::{Console, escaped};
 
-pub(super) fn run(args: &PoolArgs, console: &mut Console) -> anyhow::Result<Exit> {
+pub(super) fn run(args: &WalkArgs, console: &mut Console) -> anyhow::Result<Exit> {
     let db = open(&args.pool, console)?;
     let infos = db.tables()?;
-    let walked = db.verify()?;
+    let walk = Walk::of(&db, args, console)?;
+    walk.warn(console);
+    let walked = &walk.report;
     let stats = db.stats()?;
     let cost = stats.counters.total();
-    if !walked.closes() {
+    if walk.is_sound() == Some(false) {
         console.warn("the pool has problems, so that these numbers may be wrong: try verify");
     }
     let blocks = &walked.memory;
+    let memory = Memory::of(blocks, stats.block_bytes);
     let info_of = |table: &TableReport| infos.iter().find(|info| info.name == table.name);
     if console.json {
         let table_json = |table: &TableReport| {
@@ -30,7 +34,12 @@ pub(super) fn run(args: &PoolArgs, console: &mut Console) -> anyhow::Result<Exit
         console.json_line(&json!({
             "fabric": stats.fabric,
             "memory_servers": stats.memory_servers,
+            "used_by": walk.others,
             "pool_bytes": stats.memory.pool_bytes,
+            "usable_bytes": memory.usable,
+            "used_bytes": memory.used,
+            "reserved_bytes": memory.reserved,
+            "free_bytes": memory.free,
             "block_bytes": stats.block_bytes,
             "blocks_free": blocks.blocks_free,
             "blocks_owned": blocks.blocks_owned,
@@ -47,6 +56,10 @@ pub(super) fn run(args: &PoolArgs, console: &mut Console) -> anyhow::Result<Exit
             ("fabric", stats.fabric.to_owned()),
             ("memory_servers", stats.memory_servers.to_string()),
             ("pool_bytes", size(stats.memory.pool_bytes, console)),
+            ("usable_bytes", size(memory.usable, console)),
+            ("used_bytes", size(memory.used, console)),
+            ("reserved_bytes", size(memory.reserved, console)),
+            ("free_bytes", size(memory.free, console)),
             ("block_bytes", size(stats.block_bytes, console)),
             ("blocks_free", count(blocks.blocks_free, console)),
             ("blocks_owned", count(blocks.blocks_owned, console)),
@@ -59,6 +72,27 @@ pub(super) fn run(args: &PoolArgs, console: &mut Console) -> anyhow::Result<Exit
     }
     close(db)?;
     Ok(Exit::Done)
+}
+
+/// Where the bytes of a pool are: usable are used, reserved and free.
+struct Memory {
+    /// Of all blocks; the rest of the pool is its own tables.
+    usable: u64,
+    /// Of objects that tables hold.
+    used: u64,
+    /// The rest of the blocks that are taken: objects to come, objects that were freed, and what is left between.
+    reserved: u64,
+    /// Of blocks that nobody has taken.
+    free: u64,
+}
+
+impl Memory {
+    fn of(blocks: &AuditReport, block_bytes: u64) -> Memory {
+        let used = blocks.classes.iter().map(|class| class.live * class.bytes).sum();
+        let free = blocks.blocks_free * block_bytes;
+        let taken = (blocks.blocks_owned + blocks.blocks_orphan) * block_bytes;
+        Memory { usable: free + taken, used, reserved: taken.saturating_sub(used), free }
+    }
 }
 
 fn print_tables<'a>(

@@ -1,6 +1,6 @@
 //! `farleaf tables` and `farleaf drop`: list tables, and drop one.
 
-use farleaf::TableInfo;
+use farleaf::{Farleaf, TableInfo};
 use serde_json::{Map, Value, json};
 
 use super::{close, open};
@@ -36,7 +36,7 @@ pub(super) fn list(args: &PoolArgs, console: &mut Console) -> anyhow::Result<Exi
 
 pub(super) fn drop_table(args: &DropArgs, console: &mut Console) -> anyhow::Result<Exit> {
     let db = open(&args.table.pool, console)?;
-    db.drop_table(&args.table.table)?;
+    db.drop_table(&args.table.table).inspect_err(|error| tell_server(error, &db, console))?;
     if console.json {
         console.json_line(&json!({ "dropped": args.table.table }))?;
     } else {
@@ -44,6 +44,16 @@ pub(super) fn drop_table(args: &DropArgs, console: &mut Console) -> anyhow::Resu
     }
     close(db)?;
     Ok(Exit::Done)
+}
+
+/// Says where the compute server listens that `error` names.
+fn tell_server(error: &farleaf::Error, db: &Farleaf, console: &Console) {
+    let told = error.to_string();
+    let servers = db.compute_servers().unwrap_or_default();
+    let named = servers.iter().find(|server| told.contains(&server.name.to_string()));
+    if let Some((name, address)) = named.and_then(|server| Some((server.name, server.address?))) {
+        console.note(format_args!("compute server {name} listens at {address}"));
+    }
 }
 
 /// A table as JSON tells it.

@@ -5,14 +5,13 @@ use std::path::PathBuf;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
 
-use anyhow::Context;
 use clap::{Args, ValueHint};
 use farleaf_bench::units::{Size, human_bytes};
 use serde_json::json;
 
 use super::memory::stop_signal;
 use crate::card::NetworkArgs;
-use crate::cluster::{Cluster, ClusterConfig};
+use crate::cluster::{Change, Cluster, ClusterConfig};
 use crate::errors::{Exit, Failure};
 use crate::output::{Console, counted};
 
@@ -25,11 +24,12 @@ pub(crate) struct UpArgs {
     #[arg(short, long, value_name = "COUNT", default_value_t = 2,
         value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) memory_servers: u16,
-    /// Compute servers, which own and serve the keys of tables whose engine has owners
+    /// Compute servers, which own and serve the keys of tables whose engine has owners; another is started in
+    /// place of one that ends
     #[arg(short, long, value_name = "COUNT", default_value_t = 0,
         value_parser = clap::value_parser!(u16).range(..=32))]
     pub(crate) compute: u16,
-    /// Bytes of all memory servers together [default: 4GiB, or what their files have]
+    /// Bytes of all memory servers together [default: 4GiB for each, or what their files have]
     #[arg(long, value_name = "SIZE")]
     pub(crate) pool_bytes: Option<Size>,
     /// Where the files of their memory lie: started again, it is the same pool; without, memory goes
@@ -95,16 +95,44 @@ pub(super) fn run(args: &UpArgs, console: &mut Console) -> anyhow::Result<Exit> 
         console.note("they listen on 127.0.0.1, whatever --listen and --advertise say");
     }
     while let Err(RecvTimeoutError::Timeout) = stop.recv_timeout(LOOK_EVERY) {
-        if let Some(server) = cluster.ended() {
-            // A Ctrl-C goes to all of them, and may reach them first.
-            if stop.recv_timeout(LOOK_EVERY).is_ok() {
-                break;
-            }
-            return Err(Failure::unavailable(format!("{server} has ended")))
-                .context("the cluster ends, too");
+        let changes = cluster.look()?;
+        // A Ctrl-C goes to all of them, and may reach them first.
+        if !changes.is_empty() && stop.recv_timeout(LOOK_EVERY).is_ok() {
+            break;
+        }
+        for change in changes {
+            tell(change, args, console)?;
         }
     }
     drop(cluster);
     console.note("all servers have ended");
     Ok(Exit::Done)
+}
+
+/// Says what has become of a server.
+///
+/// # Errors
+/// A memory server is lost, which ends the cluster.
+fn tell(change: Change, args: &UpArgs, console: &Console) -> Result<(), Failure> {
+    match change {
+        Change::MemoryLost(number, status) => {
+            let then = if args.folder.is_some() {
+                "the files have its data: up with the same --folder serves the pool again"
+            } else {
+                "its data is gone, and there are no replicas; --folder keeps data in files"
+            };
+            return Err(Failure::unavailable(format!(
+                "memory server {number} has ended ({status}), and the cluster ends, because each server holds a \
+                 part of the pool: {then}"
+            )));
+        }
+        Change::ComputeLost(number, status, pause) => console.warn(format_args!(
+            "compute server {number} has ended ({status}): others serve its keys, and another starts {}",
+            if pause.is_zero() { "now".to_owned() } else { format!("in {} s", pause.as_secs()) }
+        )),
+        Change::ComputeBack(number, address) => {
+            console.note(format_args!("another compute server {number} listens at {address}"));
+        }
+    }
+    Ok(())
 }

@@ -77,6 +77,13 @@ pub(crate) enum Fault {
     NotSorted,
 }
 
+impl InputError {
+    /// The line on which the record begins, or, where there are no lines, its number; both from 1.
+    pub(crate) fn position(&self) -> u64 {
+        self.line.unwrap_or(self.record)
+    }
+}
+
 impl fmt::Display for InputError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.line {

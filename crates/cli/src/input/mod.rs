@@ -33,8 +33,32 @@ pub(crate) struct Record {
 }
 
 impl Record {
+    /// Where it stands.
+    pub(crate) fn place(&self) -> Place {
+        Place { line: self.line, number: self.number }
+    }
+
     /// An error of this record, after which reading can go on.
     pub(crate) fn error(&self, fault: Fault) -> InputError {
+        self.place().error(fault)
+    }
+}
+
+/// Where a record stands in the input.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    line: Option<u64>,
+    number: u64,
+}
+
+impl Place {
+    /// The line on which the record begins, or, where there are no lines, its number; both from 1.
+    pub(crate) fn position(self) -> u64 {
+        self.line.unwrap_or(self.number)
+    }
+
+    /// An error of the record, after which reading can go on.
+    pub(crate) fn error(self, fault: Fault) -> InputError {
         InputError { line: self.line, record: self.number, fault, fatal: false }
     }
 }

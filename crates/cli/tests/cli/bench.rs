@@ -31,7 +31,7 @@ fn reports_are_json_lines_or_a_file() {
     let written: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     fs::remove_file(&path).unwrap();
     assert_eq!(written["run"]["ops"], 2000);
-    bench(&["--output", "/does/not/exist"]).failed(70, "cannot write /does/not/exist");
+    bench(&["--output", "/does/not/exist"]).failed(7, "cannot write /does/not/exist");
 }
 
 /// In virtual time the same seed gives the same report.

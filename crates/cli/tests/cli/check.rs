@@ -72,6 +72,19 @@ fn histories_that_no_table_gives_are_found() {
     farleaf(&["check", "history", "-"], b"nonsense\n").failed(7, "line 1");
 }
 
+/// `--list` printed no JSON.
+#[test]
+fn crash_cases_are_listed_and_run() {
+    let list = check(&["crash", "records/remove", "--list"]).done().text();
+    let listed = check(&["crash", "records/remove", "--list", "--json"]).done().json();
+    let names: Vec<&str> =
+        listed["cases"].as_array().unwrap().iter().map(|it| it.as_str().unwrap()).collect();
+    assert!(!names.is_empty() && names.iter().all(|name| name.contains("records/remove")));
+    assert_eq!(list, names.iter().map(|name| format!("case\t{name}\n")).collect::<String>());
+    let point = check(&["crash", "btree/u64-tiny/update#k=2,after", "--json"]).done().json();
+    assert!(point["failure"].is_null(), "{point}");
+}
+
 #[test]
 fn nonsense_is_refused() {
     for (options, words) in [
@@ -93,6 +106,5 @@ fn nonsense_is_refused() {
         check(options).failed(2, words);
     }
     check(&["histroy"]).failed(2, "'history'");
-    check(&["--seed", "1", "--trace", "/does/not/exist"])
-        .failed(70, "cannot write /does/not/exist");
+    check(&["--seed", "1", "--trace", "/does/not/exist"]).failed(7, "cannot write /does/not/exist");
 }

@@ -90,7 +90,7 @@ pub(crate) fn every_command_works(pool: &str, fabric: &str, servers: usize) {
     assert_eq!((&stats["fabric"], &stats["memory_servers"]), (&fabric.into(), &servers.into()));
     assert_eq!(run(&["tables"]).done().text().lines().count(), 1);
     run(&["drop", "fruit"]).done();
-    run(&["get", "fruit", "banana"]).failed(1, "there is no table");
+    run(&["get", "fruit", "banana"]).failed(8, "there is no table");
     run(&["put", "fruit", "a", "b", "--create", "--pool-bytes", "1GiB"])
         .failed(2, "have the size that they were started with");
     let bench = ["bench", "--keys", "1K", "--ops", "1K", "--threads", "1", "--verify", "--json"];
@@ -115,7 +115,30 @@ fn an_interrupt_ends_a_cluster_and_its_files_serve_the_same_data_again() {
     assert_eq!(farleaf(&["get", again.pool(), "t", "key"], b"").done().text(), "value\n");
     assert_eq!(again.end(), Some(0));
     farleaf(&["up", "--folder", options[1], "--pool-bytes", "128MiB"], b"")
-        .failed(70, "leave the size out");
+        .failed(2, "leave the size out");
+}
+
+/// Commands beside a server that was just starting failed.
+#[test]
+fn commands_wait_for_servers_that_are_just_starting() {
+    let address = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().to_string();
+    let pool = format!("tcp://{address}");
+    let run = |words: &[&str]| {
+        let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+        std::thread::spawn(move || {
+            farleaf(&words.iter().map(String::as_str).collect::<Vec<_>>(), b"")
+        })
+    };
+    let put = run(&["put", &pool, "t", "key", "value", "--create", "--wait", "20s"]);
+    let tables = run(&["tables", &pool, "--wait", "20s"]);
+    farleaf(&["tables", &pool, "--wait", "200ms"], b"").failed(3, "cannot reach memory server 0");
+    let server = Service::start(&["memory", "--size", "64MiB", "--listen", &address]);
+    put.join().unwrap().done();
+    tables.join().unwrap().done();
+    assert_eq!(farleaf(&["get", &pool, "t", "key"], b"").done().text(), "value\n");
+    let missing = Pool::missing();
+    missing.run("tables", &["--wait", "100ms"]).failed(9, "no such folder");
+    assert_eq!(server.end(), Some(0));
 }
 
 /// Killed, not asked: the operating system keeps what was written.
@@ -131,7 +154,7 @@ fn a_memory_server_that_is_killed_comes_back_with_its_data() {
     assert_eq!(server.told["bytes"], 64 << 20);
     let address = server.address().to_owned();
     let pool = format!("tcp://{address}");
-    farleaf(&["get", &pool, "t", "a"], b"").failed(1, "is not formatted");
+    farleaf(&["get", &pool, "t", "a"], b"").failed(9, "is not formatted");
     let lines: Vec<u8> = (0..1000).flat_map(|n| format!("key-{n}\t{n}\n").into_bytes()).collect();
     farleaf(&["load", &pool, "t", "-", "--format", "tsv", "--create"], &lines).done();
     server.process.kill().unwrap();

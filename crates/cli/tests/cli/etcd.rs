@@ -56,7 +56,7 @@ fn name(service: &Service) -> String {
 fn a_cluster_is_used_by_its_name() {
     let Some(etcd) = server::start("a_cluster_is_used_by_its_name") else { return };
     let uri = etcd.uri("orders");
-    farleaf(&["get", &uri, "t", "a"], b"").failed(1, "knows no cluster \"orders\"");
+    farleaf(&["get", &uri, "t", "a"], b"").failed(9, "knows no cluster \"orders\"");
     let second_memory = memory(&etcd, "1", "2", &[]);
     farleaf(&["get", &uri, "t", "a"], b"").failed(3, "of 2 memory servers, 0 is not registered");
     let first_memory = memory(&etcd, "0", "2", &[]);
@@ -113,10 +113,10 @@ fn a_cluster_is_used_by_its_name() {
     assert_eq!(second.process.wait().unwrap().code(), Some(0));
     assert!(owners(&uri).iter().all(|owner| *owner == name(&first)));
     assert_eq!(count(&uri), format!("{KEYS}\n"));
-    cluster("drain", &uri, &[&name(&second)]).failed(1, "is registered");
+    cluster("drain", &uri, &[&name(&second)]).failed(8, "is registered");
     cluster("drain", &uri, &[&name(&first)]).failed(2, "no other compute server");
     cluster("drain", &uri, &[first_memory.address()]).failed(2, "is a memory server");
-    cluster("add", &uri, &["nobody"]).failed(1, "no compute server \"nobody\"");
+    cluster("add", &uri, &["nobody"]).failed(8, "no compute server \"nobody\"");
     assert_eq!(first.end(), Some(0));
     assert!(status(&uri)["compute_servers"].as_array().unwrap().is_empty());
 
@@ -173,7 +173,7 @@ fn entries_that_make_no_sense_are_explained() {
     refused(&["--etcd", "127.0.0.1:1", "--cluster", "orders"], 3, "etcd cannot be reached");
     let public = ["--listen", "0.0.0.0:0", "--insecure-public", "--etcd", &endpoint];
     refused(&[&public[..], &["--cluster", "orders"]].concat(), 2, "--advertise");
-    cluster("status", &uri, &[]).failed(1, "knows no cluster \"orders\"");
+    cluster("status", &uri, &[]).failed(9, "knows no cluster \"orders\"");
     cluster("status", "tcp://127.0.0.1:1", &[]).failed(2, "does not begin with etcd://");
 
     let server = memory(&etcd, "0", "2", &[]);

@@ -25,6 +25,46 @@ fn keys_are_put_got_and_deleted() {
     assert_eq!(pool.scan("t"), "");
 }
 
+/// `del` took its keys from the command line alone, one round trip after the other.
+#[test]
+fn keys_to_delete_come_from_a_file_or_standard_input() {
+    let pool = Pool::new();
+    let lines: String = (0..3000).map(|number| format!("key {number}\n")).collect();
+    pool.load("t", &[], lines.as_bytes()).done();
+    let del = |words: &[&str], input: &[u8]| {
+        pool.run_with("del", &[&["t", "--json"], words].concat(), input)
+    };
+    let (first, rest) = lines.split_at(lines.find("key 2500").unwrap());
+    let removed = del(&["-"], first.as_bytes()).done().json();
+    assert_eq!(removed, json!({ "removed": 2500, "absent": 0 }));
+    let path = pool.folder.with_extension("keys");
+    std::fs::write(&path, format!("{rest}\nnobody\n")).unwrap();
+    let removed = del(&["--keys-from", path.to_str().unwrap()], b"").failed(1, "").json();
+    assert_eq!(removed, json!({ "removed": 500, "absent": 1 }));
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(pool.scan("t"), "");
+    pool.load("t", &[], b"a\nb\n").done();
+    del(&["--keys-from", "-", "--hex"], b"61\nxy\n62\n").failed(7, "standard input: line 2");
+    assert_eq!(pool.scan("t"), "b\t\n");
+    let long = [vec![b'x'; 1025], b"\nb\n".to_vec()].concat();
+    del(&["-"], &long).failed(7, "line 1 (record 1): a key of 1025 bytes");
+    del(&["--keys-from", "/does/not/exist"], b"").failed(7, "cannot read /does/not/exist");
+    del(&[], b"").failed(2, "<KEY>");
+}
+
+/// A missing key, table and pool ended in one code.
+#[test]
+fn exit_codes_tell_what_is_missing() {
+    let (pool, missing) = (Pool::new(), Pool::missing());
+    for command in ["get", "del"] {
+        pool.run(command, &["t", "nobody"]).failed(1, "no key \"nobody\"");
+        pool.run(command, &["u", "nobody"]).failed(8, "no table \"u\"");
+        missing.run(command, &["t", "nobody"]).failed(9, "create the pool first");
+    }
+    missing.run("stats", &[]).failed(9, "create the pool first");
+    pool.run("repartition", &["u"]).failed(8, "no table \"u\"");
+}
+
 #[test]
 fn values_come_from_standard_input_to_the_byte() {
     let pool = Pool::new();
@@ -77,12 +117,12 @@ fn json_is_one_object_a_line() {
 #[test]
 fn tables_are_made_listed_and_dropped() {
     let pool = Pool::missing();
-    pool.run("put", &["users", "1", "ann"]).failed(1, "create the pool first");
-    pool.run("load", &["users", "/dev/null"]).failed(1, "--create makes one");
+    pool.run("put", &["users", "1", "ann"]).failed(9, "create the pool first");
+    pool.run("load", &["users", "/dev/null"]).failed(9, "--create makes one");
     let small = ["--create", "--pool-bytes", "64MiB", "--memory-servers", "2"];
     let put = |words: &[&str]| pool.run("put", &[words, &small].concat());
     put(&["users", "1", "ann"]).done();
-    pool.run("put", &["user", "1", "ann"]).failed(1, "did you mean \"users\"?");
+    pool.run("put", &["user", "1", "ann"]).failed(8, "did you mean \"users\"?");
     put(&["--key-format", "fixed:8", "--value-format", "fixed:2", "--hex", "n", "00", "00"])
         .failed(2, "");
     put(&["n", "12345678", "ab", "--key-format", "fixed:8", "--value-format", "fixed:2"]).done();
@@ -97,7 +137,7 @@ fn tables_are_made_listed_and_dropped() {
     assert_eq!(listed["tables"][1]["engine"], "btree");
 
     pool.run("drop", &["users"]).done();
-    pool.run("drop", &["users"]).failed(1, "no table \"users\"");
+    pool.run("drop", &["users"]).failed(8, "no table \"users\"");
     assert_eq!(pool.run("tables", &[]).done().text().lines().count(), 1);
     assert!(pool.run("verify", &[]).done().text().contains("sound"));
 }
@@ -119,6 +159,13 @@ fn stats_and_verify_tell_what_is_there() {
     let lines = pool.run("stats", &[]).done().text();
     assert!(lines.contains("pool_bytes\t67108864\n"), "{lines}");
     assert!(lines.contains("\nt\tbtree\t3000\t"), "{lines}");
+
+    let bytes = |name: &str| stats[name].as_u64().unwrap();
+    let parts = bytes("used_bytes") + bytes("reserved_bytes") + bytes("free_bytes");
+    assert_eq!(bytes("usable_bytes"), parts);
+    assert!(bytes("usable_bytes") < 64 << 20 && bytes("usable_bytes") > 48 << 20, "{stats}");
+    assert!(bytes("used_bytes") >= table["nodes_bytes"].as_u64().unwrap(), "{stats}");
+    assert_eq!(stats["used_by"], 0);
 
     let verified = pool.run("verify", &["--json"]).done().json();
     assert_eq!((&verified["sound"], &verified["problems"]), (&json!(true), &json!([])));

@@ -190,9 +190,81 @@ fn a_full_pool_says_so_and_stays_sound() {
     let input: String = (0..20_000).map(|number| format!("{number}\n")).collect();
     let value = "x".repeat(900);
     let options = ["--create", "--pool-bytes", "16MiB", "--value", &value];
-    pool.load("t", &options, input.as_bytes()).failed(4, "records had been loaded");
+    pool.load("t", &options, input.as_bytes()).failed(4, "--resume-from ");
     let count: u64 = pool.run("scan", &["t", "--count"]).done().text().trim().parse().unwrap();
     assert!(count > 100, "{count}");
+    assert!(pool.run("verify", &[]).done().text().contains("sound"));
+}
+
+/// A load that stopped said "after 0 records" with 900 in the table, and with several threads the number was not
+/// that of the first ones.
+#[test]
+fn a_load_that_stops_names_the_line_up_to_which_all_is_in() {
+    let pool = Pool::missing();
+    let value = "x".repeat(900);
+    let filler: String = (0..3000).map(|number| format!("{number}\n")).collect();
+    let create = ["--create", "--pool-bytes", "16MiB", "--value", &value];
+    pool.load("filler", &create, filler.as_bytes()).done();
+    let input: String = (0..8_000).map(|number| format!("{number:05}\n")).collect();
+    let load = |options: &[&str]| {
+        let all = [&["--value", &value, "--threads", "4", "--json"], options].concat();
+        pool.load("t", &all, input.as_bytes())
+    };
+    let stopped = load(&["--batch", "50"]).failed(4, "up to line ");
+    let told = stopped.json();
+    let (certain, records) = (&told["loaded_up_to"], &told["records"]);
+    let (certain, records) = (certain.as_u64().unwrap(), records.as_u64().unwrap());
+    assert!(stopped.err.contains(&format!("--resume-from {certain} goes on")), "{}", stopped.err);
+    assert!(0 < certain && certain <= records && records < 8_000, "{told}");
+    let keys = pool.run("scan", &["t", "--keys-only"]).done().text();
+    let first = keys.lines().take(certain as usize);
+    let first: Vec<usize> = first.map(|key| key.parse().unwrap()).collect();
+    assert!(first.iter().copied().eq(0..certain as usize), "all up to line {certain}");
+    assert!(keys.lines().count() as u64 >= records);
+    // With room again, the rest follows.
+    pool.run("drop", &["filler"]).done();
+    let rest = load(&["--resume-from", &certain.to_string()]).done().json();
+    assert_eq!((&rest["records"], &rest["complete"]), (&(8_000 - certain).into(), &true.into()));
+    assert_eq!(rest["loaded_up_to"], 8_000);
+    assert_eq!(pool.run("scan", &["t", "--count"]).done().text(), "8000\n");
+    assert!(pool.run("verify", &[]).done().text().contains("sound"));
+}
+
+/// What the pool has no block for ended the load, whatever --skip-errors said, and no line was named.
+#[test]
+fn values_that_do_not_fit_are_named_and_skipped() {
+    let pool = Pool::missing();
+    let small = ["--format", "tsv", "--create", "--pool-bytes", "16MiB"];
+    let long = "x".repeat(800_000);
+    let lines = |number: u32| match number {
+        30 | 70 => format!("{number}\t{long}\n"),
+        _ => format!("{number}\tshort\n"),
+    };
+    let input: String = (1..=100).map(lines).collect();
+    for (table, options) in [
+        ("one", &["--batch", "7"][..]),
+        ("several", &["--threads", "3"]),
+        ("sorted", &["--sorted"]),
+    ] {
+        let input: &str = &if table == "sorted" {
+            let mut sorted: Vec<&str> = input.lines().collect();
+            sorted.sort_unstable();
+            sorted.join("\n")
+        } else {
+            input.clone()
+        };
+        let load =
+            |more: &[&str]| pool.load(table, &[&small, options, more].concat(), input.as_bytes());
+        let skipped = load(&["--skip-errors", "--json"]).done();
+        let told = skipped.json();
+        assert_eq!((&told["records"], &told["skipped"]), (&98.into(), &2.into()), "{table}");
+        assert_eq!(skipped.err.matches("left out").count(), 2, "{}", skipped.err);
+        assert_eq!(pool.run("scan", &[table, "--count"]).done().text(), "98\n", "{table}");
+        if table == "one" {
+            assert!(skipped.err.contains("line 30 (record 30)"), "{}", skipped.err);
+            load(&[]).failed(7, "line 30 (record 30)").err.contains("up to line 29 ");
+        }
+    }
     assert!(pool.run("verify", &[]).done().text().contains("sound"));
 }
 

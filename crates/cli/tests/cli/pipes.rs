@@ -35,9 +35,9 @@ fn pipes_get_bytes_as_they_are_and_no_colour() {
     let pool = Pool::new();
     pool.run_with("put", &["t", "k", "-"], b"\x1b[31mred\xff").done();
     assert_eq!(pool.run("get", &["t", "k"]).done().out, b"\x1b[31mred\xff\n");
-    let plain = pool.run("get", &["none", "k"]).failed(1, "error: ");
+    let plain = pool.run("get", &["none", "k"]).failed(8, "error: ");
     assert!(!plain.err.contains('\x1b'), "{:?}", plain.err);
-    let coloured = pool.run("get", &["none", "k", "--color", "always"]).failed(1, "error:");
+    let coloured = pool.run("get", &["none", "k", "--color", "always"]).failed(8, "error:");
     assert!(coloured.err.contains("\x1b[1;31merror:\x1b[0m"), "{:?}", coloured.err);
     assert!(farleaf(&["--help", "--color=always"], b"").done().text().contains('\x1b'));
     assert!(!farleaf(&["--help", "--color=never"], b"").done().text().contains('\x1b'));

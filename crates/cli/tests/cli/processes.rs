@@ -187,6 +187,57 @@ fn no_process_outlives_a_driver_that_is_killed() {
     }
 }
 
+/// The files of a round lacked what the table held before it, so that a kept round was judged wrong.
+#[test]
+fn kept_rounds_are_whole_histories() {
+    let (_pool, folder) = scratch();
+    // Two of three rounds are of the same table.
+    let times = ["--time", "6s", "--round-time", "1s", "--stop-time-max", "200ms"];
+    let options = ["--pool", folder.to_str().unwrap(), "--keep", "--json"];
+    let report = farleaf(&words(&[&options[..], &times].concat()), b"").done().json();
+    let rounds = report["rounds"].as_u64().unwrap();
+    assert!(rounds >= 3 && report["failure"].is_null(), "{report}");
+    let mut initial_count = 0;
+    for round in 1..=rounds {
+        let files = fs::read_dir(folder.join(format!("round-{round:04}"))).unwrap();
+        let files = files.map(|file| file.unwrap().path().display().to_string());
+        let files: Vec<String> = files.filter(|name| name.ends_with(".jsonl")).collect();
+        let initial = files.iter().find(|name| name.ends_with("initial.jsonl")).unwrap();
+        initial_count += fs::read_to_string(initial).unwrap().lines().count() - 1;
+        let all =
+            ["check", "history", "--json"].into_iter().chain(files.iter().map(String::as_str));
+        let judged = farleaf(&all.collect::<Vec<_>>(), b"").done().json();
+        assert_eq!(judged["linearizable"], true, "round {round}: {judged}");
+        assert!(judged["operations"].as_u64().unwrap() > 10);
+    }
+    assert!(initial_count > 0, "some round begins with keys");
+}
+
+/// The driver stalls: a client filled the disk with its history.
+#[test]
+fn a_client_stops_by_itself() {
+    let (pool, folder) = scratch();
+    let formats = ["--key-format", "fixed:8", "--value-format", "fixed:8", "--create"];
+    let small = ["--pool-bytes", "64MiB", "--quiet"];
+    pool.load("words", &[&formats[..], &small].concat(), b"").done();
+    let log = folder.join("client.jsonl");
+    let spec = serde_json::json!({ "parent": std::process::id(), "role": { "client": {
+        "pool": pool.uri(), "table": "words", "shape": "words", "keys": 10, "logs": [log],
+        "client": 0, "seed": 1, "names": null, "advertise": null,
+        "work_time_max": { "secs": 0, "nanos": 300_000_000 },
+    } } });
+    let mut client = command(&["check", "process", &spec.to_string()]).spawn().unwrap();
+    let length = || fs::metadata(&log).map_or(0, |file| file.len());
+    wait_until("it works", || length() > 1000);
+    std::thread::sleep(Duration::from_secs(2));
+    let long = length();
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(length(), long, "it works no more");
+    assert!(client.try_wait().unwrap().is_none(), "and waits to be told to end");
+    drop(client.stdin.take());
+    assert!(client.wait().unwrap().success());
+}
+
 #[test]
 fn what_makes_no_sense_is_refused() {
     let refused = |options: &[&str], why| farleaf(&words(options), b"").failed(2, why);

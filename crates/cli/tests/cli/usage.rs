@@ -7,7 +7,14 @@ fn no_arguments_print_help() {
     let run = farleaf(&[], b"").failed(2, "Usage: farleaf");
     assert!(run.err.contains("load") && run.err.contains("completions"));
     let help = farleaf(&["--help"], b"").done().text();
-    for line in ["0  done", "3  the pool is unavailable", "7  input data", "130  interrupted"] {
+    for line in [
+        "0  done",
+        "3  the pool is unavailable",
+        "7  input data",
+        "8  the pool has no such table",
+        "9  there is no pool",
+        "130  interrupted",
+    ] {
         assert!(help.contains(line), "{line}");
     }
     for command in [
@@ -41,7 +48,7 @@ fn mistyped_words_are_corrected() {
     farleaf(&["scan", "shm:/x", "t", "--prefx", "a"], b"").failed(2, "'--prefix'");
     farleaf(&["tables", "shm:/x", "--color", "allways"], b"").failed(2, "did you mean \"always\"?");
     let pool = Pool::new();
-    pool.run("get", &["tt", "k"]).failed(1, "did you mean \"t\"?");
+    pool.run("get", &["tt", "k"]).failed(8, "did you mean \"t\"?");
 }
 
 #[test]
@@ -55,7 +62,7 @@ fn addresses_that_are_none_are_explained() {
         farleaf(words, b"").failed(2, "gone when it ends");
     }
     let missing = Pool::missing();
-    missing.run("tables", &[]).failed(1, "there is no such folder");
+    missing.run("tables", &[]).failed(9, "there is no such folder");
 }
 
 #[test]

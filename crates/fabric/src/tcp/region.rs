@@ -94,7 +94,8 @@ impl Region {
 
     /// The memory in the file at `path`, of memory server `server` of `servers`, as it was left. If there is
     /// no file, this makes one of `bytes` zeroed bytes. The file may lie on any file system that can map
-    /// files; on `/dev/shm` and the like it is plain memory.
+    /// files; on `/dev/shm` and the like it is plain memory. All of the
+    /// file's space is reserved now, so that a file system that fills up does no harm later.
     ///
     /// `path` may be a device of memory, as `/dev/dax0.0`. On an unused device this makes a region of
     /// `bytes`, else of all, and sets it to zero.
@@ -141,6 +142,7 @@ impl Region {
             let why = format!("it has {length} bytes for a region of {of_bytes}: cut short?");
             return Err(FabricError::Damaged { path: path.to_path_buf(), why });
         }
+        reserve(&file, path, length)?;
         Region::of_file(file, path, record, of_bytes, id)
     }
 
@@ -209,6 +211,7 @@ impl Region {
         let file = lock(file, path)?;
         let made = || -> Result<(Words, u64), FabricError> {
             file.set_len(WORDS_AT + bytes).map_err(|source| io_error("size", path, source))?;
+            reserve(&file, path, WORDS_AT + bytes)?;
             let record = map(&file, path, 0, WORDS_AT)?;
             let id = write_header(&record, bytes, (server, servers));
             Ok((record, id))
@@ -316,6 +319,19 @@ fn write_header(record: &Words, bytes: u64, (server, servers): (ServerId, usize)
     id
 }
 
+/// Reserves the file's space: a write to a page that a full file system cannot back would kill the server
+/// (SIGBUS).
+fn reserve(file: &File, path: &Path, bytes: u64) -> Result<(), FabricError> {
+    match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, bytes) {
+        Err(rustix::io::Errno::OPNOTSUPP) => {
+            let path = path.display();
+            tracing::warn!(%path, "the file system cannot reserve space: if it fills up, the server dies");
+            Ok(())
+        }
+        reserved => reserved.map_err(|source| io_error("reserve space for", path, source.into())),
+    }
+}
+
 fn map(file: &File, path: &Path, from: u64, bytes: u64) -> Result<Words, FabricError> {
     let words = Words::map_from(file, from, (bytes / 8) as usize);
     words.map_err(|source| io_error("map", path, source))
@@ -409,6 +425,22 @@ mod tests {
         let file = File::options().write(true).open(&scratch.0).expect("open");
         file.set_len(WORDS_AT + BYTES - 4096).expect("cut");
         assert!(why(None).contains("cut short"));
+    }
+
+    /// A server died of SIGBUS when its file system was full: its file took space as it was written.
+    #[test]
+    fn all_space_of_a_file_is_reserved() {
+        let scratch = Scratch::new("region-reserved");
+        let taken = || std::fs::metadata(&scratch.0).expect("there").blocks() * 512;
+        drop(open(&scratch.0, Some(BYTES)).expect("make"));
+        assert!(taken() >= WORDS_AT + BYTES, "{} bytes", taken());
+        // A copy of it may have holes.
+        let file = File::options().write(true).open(&scratch.0).expect("open");
+        let hole = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&file, hole, WORDS_AT, BYTES).expect("a hole");
+        assert!(taken() < WORDS_AT + BYTES);
+        drop(open(&scratch.0, None).expect("open"));
+        assert!(taken() >= WORDS_AT + BYTES, "{} bytes", taken());
     }
 
     /// A server that is restarted at once gets its file, also while another thread starts a process.

@@ -103,12 +103,12 @@ fn a_pool_is_opened_by_the_name_of_its_cluster() {
         assert!(error.to_string().contains(what), "{error}");
         assert!(error.to_string().contains(&uri), "{error}");
     };
-    fails(ErrorKind::NotFound, "knows no cluster \"c\"");
+    fails(ErrorKind::NoPool, "knows no cluster \"c\"");
     let mut memory = Memory::start(&etcd, 2);
     let addresses = memory.addresses();
     let directory = memory.directory.clone();
     memory.while_kept(|| {
-        fails(ErrorKind::NotFound, "not formatted");
+        fails(ErrorKind::NoPool, "not formatted");
         let db = create(&uri);
         let table = db.create_table("t", TableOptions::default()).unwrap();
         table.insert("a", "1").unwrap();

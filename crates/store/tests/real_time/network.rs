@@ -29,7 +29,7 @@ fn a_store_on_a_network_is_known_as_one() {
 fn a_pool_is_made_only_when_asked_for_and_only_once() {
     let servers = Servers::start(2, REGION_BYTES);
     let error = Farleaf::connect(&servers.uri()).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    assert_eq!(error.kind(), ErrorKind::NoPool, "{error}");
     assert!(error.to_string().contains("not formatted"), "{error}");
     // Several at once, and none loses what another has written.
     let uri = servers.uri();
@@ -53,7 +53,7 @@ fn a_pool_is_made_only_when_asked_for_and_only_once() {
     lost.0.truncate(1);
     lost.0.push(Servers::start(2, REGION_BYTES).0.remove(1));
     let error = Farleaf::builder().create(true).open(&lost.uri()).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    assert_eq!(error.kind(), ErrorKind::NoPool, "{error}");
     assert!(error.to_string().contains("memory server 1 is not formatted"), "{error}");
 }
 
@@ -76,7 +76,7 @@ fn who_cannot_be_reached_or_refuses_is_told_in_kind() {
     let uri = answering(other_version);
     assert_eq!(kind(&uri, "speaks version 99"), ErrorKind::Corrupt);
     let uri = answering([b'H'; 64]);
-    assert_eq!(kind(&uri, "no memory server of Farleaf"), ErrorKind::NotFound);
+    assert_eq!(kind(&uri, "no memory server of Farleaf"), ErrorKind::NoPool);
 
     let mut servers = Servers::start(2, REGION_BYTES);
     servers.0.reverse();
@@ -305,7 +305,7 @@ fn lost_memory_is_not_taken_for_a_pool() {
     assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
     assert_eq!(table.insert("a", "2").unwrap_err().kind(), ErrorKind::Closed);
     let error = Farleaf::connect(&servers.uri()).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    assert_eq!(error.kind(), ErrorKind::NoPool, "{error}");
 }
 
 /// Many keys at once take about as many round trips as one, one after the other.

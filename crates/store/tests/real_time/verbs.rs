@@ -77,7 +77,7 @@ fn what_is_wrong_is_said_by_its_kind() {
     refused(&format!("{uri}?gid=250"), ErrorKind::Invalid, "GID index 250");
     refused(&format!("{uri}?port=77"), ErrorKind::Unavailable, "port 77");
     refused(&format!("{uri}?mtu=1500"), ErrorKind::Invalid, "an MTU of 1500 bytes");
-    refused(&uri, ErrorKind::NotFound, "not formatted");
+    refused(&uri, ErrorKind::NoPool, "not formatted");
     drop(servers);
     refused(&uri, ErrorKind::Unavailable, "cannot reach memory server 0");
     let (config, region) = config(0, 1);

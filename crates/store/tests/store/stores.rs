@@ -25,15 +25,15 @@ fn wrong_addresses_are_explained() {
 fn what_is_no_pool_is_not_opened() {
     let scratch = Scratch::new("no-pool");
     let error = Farleaf::open(&scratch.uri()).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    assert_eq!(error.kind(), ErrorKind::NoPool, "{error}");
     assert!(error.to_string().contains("no such folder"), "{error}");
 
     std::fs::create_dir_all(scratch.path()).unwrap();
     std::fs::write(scratch.path().join("letter.txt"), "dear").unwrap();
     let error = Farleaf::open(&scratch.uri()).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    assert_eq!(error.kind(), ErrorKind::NoPool, "{error}");
     let error = Farleaf::builder().create(true).open(&scratch.uri()).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    assert_eq!(error.kind(), ErrorKind::NoPool, "{error}");
     assert!(error.to_string().contains("not empty"), "{error}");
 
     // The right name and length, but somebody else's bytes.

@@ -24,8 +24,14 @@ pub(super) fn run(args: &CrashArgs, console: &mut Console) -> anyhow::Result<Exi
         .into());
     }
     if args.list {
-        for case in cases().iter().filter(|case| case.name().contains(wanted)) {
-            console.fields(&[("case", case.name().to_owned())])?;
+        let cases = cases();
+        let names = cases.iter().map(|case| case.name()).filter(|name| name.contains(wanted));
+        if console.json {
+            console.json_line(&json!({ "cases": names.collect::<Vec<_>>() }))?;
+            return Ok(Exit::Done);
+        }
+        for name in names {
+            console.fields(&[("case", name.to_owned())])?;
         }
         return Ok(Exit::Done);
     }
@@ -52,6 +58,14 @@ pub(super) fn run(args: &CrashArgs, console: &mut Console) -> anyhow::Result<Exi
 
 fn run_one(name: &str, console: &mut Console) -> anyhow::Result<Exit> {
     match by_name(name) {
+        Ok(()) if console.json => {
+            console.json_line(&json!({ "point": name, "failure": null }))?;
+            Ok(Exit::Done)
+        }
+        Err(failure) if console.json => {
+            console.json_line(&json!({ "point": failure.name, "failure": failure.what }))?;
+            Ok(Exit::NotFound)
+        }
         Ok(()) => {
             console.fields(&[("passed", name.to_owned())])?;
             Ok(Exit::Done)

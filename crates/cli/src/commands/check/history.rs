@@ -27,7 +27,7 @@ pub(super) fn run(args: &HistoryArgs, console: &mut Console) -> anyhow::Result<E
         };
         let history = read.map_err(|error| unusable(&name, error))?;
         // As of a process that was killed early, or of the wrong file.
-        if history.events.is_empty() {
+        if history.events.is_empty() && history.initial.is_empty() {
             console.warn(format_args!("{name} has no operations"));
         }
         histories.push(history);

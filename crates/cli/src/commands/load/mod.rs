@@ -1,7 +1,6 @@
 //! `farleaf load`: records from a file into a table.
 
 mod pipeline;
-mod source;
 mod summary;
 
 use std::os::unix::ffi::OsStringExt;
@@ -10,17 +9,18 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use anyhow::Context;
-use farleaf::{Table, ValueFormat};
+use farleaf::{Farleaf, Table, ValueFormat};
 
 use self::pipeline::{Job, Outcome};
-use self::source::Source;
 use self::summary::Summary;
 use super::{close, open_or_create, stop_on_interrupt, table_or_create};
 use crate::args::{InputFormat, LoadArgs, ValueFrom};
 use crate::errors::{Exit, Failure};
+use crate::formats::VALUE_BYTES_MAX;
 use crate::input::{self, ColumnSpec, Columns, ValueSource};
 use crate::output::{Console, counted};
 use crate::progress::Meter;
+use crate::source::Source;
 
 pub(super) fn run(args: LoadArgs, console: &mut Console) -> anyhow::Result<Exit> {
     check(&args)?;
@@ -29,7 +29,7 @@ pub(super) fn run(args: LoadArgs, console: &mut Console) -> anyhow::Result<Exit>
     let db = open_or_create(&args.table.pool, &args.create, &settings, console)?;
     let name = &args.table.table;
     let (table, was_made) = table_or_create(&db, name, &args.new_table, &settings, console)?;
-    let bulk = args.sorted && is_empty(&table, console)?;
+    let bulk = args.sorted && may_bulk_load(&db, &table, args.skip_errors, console)?;
 
     let stop = stop_on_interrupt()?;
     let (name, length) = (source.name.clone(), source.length);
@@ -38,6 +38,7 @@ pub(super) fn run(args: LoadArgs, console: &mut Console) -> anyhow::Result<Exit>
         table: table.clone(),
         bulk,
         skip_errors: args.skip_errors,
+        resume_from: args.resume_from,
         threads: args.threads.into(),
         batch_records: usize::try_from(args.batch.0).unwrap_or(usize::MAX),
         stop: Arc::clone(&stop),
@@ -58,8 +59,10 @@ pub(super) fn run(args: LoadArgs, console: &mut Console) -> anyhow::Result<Exit>
     }
     let summary = Summary::new(&outcome, table.name(), was_made, bulk, seconds);
     let is_interrupted = stop.load(Ordering::Relaxed);
+    let unit = if args.format == InputFormat::Binary { "record" } else { "line" };
+    let certain = certain(&outcome, bulk, unit, &name);
     drop(table);
-    let ended = end(outcome, &name, was_made && !args.sorted, console);
+    let ended = end(outcome, &name, &certain, was_made && !args.sorted, console);
     let is_complete = ended.is_ok() && !is_interrupted;
     if console.json {
         console.json_line(&summary.to_json(is_complete, ended.as_ref().err()))?;
@@ -71,20 +74,40 @@ pub(super) fn run(args: LoadArgs, console: &mut Console) -> anyhow::Result<Exit>
     close(db)?;
     if is_interrupted {
         let loaded = counted(summary.loaded, "record");
-        console.note(format_args!("interrupted after {loaded} had been loaded"));
+        console.note(format_args!("interrupted after {loaded} had been loaded; {certain}"));
         return Ok(Exit::Interrupted);
     }
     Ok(Exit::Done)
 }
 
+/// What is certain about the table after a load that did not get to the end of its input.
+fn certain(outcome: &Outcome, bulk: bool, unit: &str, name: &str) -> String {
+    match outcome.certain {
+        _ if bulk && outcome.store_error.is_some() => "the table is as empty as before".to_owned(),
+        0 => format!("some records of {name} may be in the table"),
+        certain => format!(
+            "all records of {name} up to {unit} {certain} are in the table, and some after it may be: \
+             --resume-from {certain} goes on"
+        ),
+    }
+}
+
 /// What went wrong, if anything did.
-fn end(outcome: Outcome, name: &str, may_hint: bool, console: &Console) -> anyhow::Result<()> {
+fn end(
+    outcome: Outcome,
+    name: &str,
+    certain: &str,
+    may_hint: bool,
+    console: &Console,
+) -> anyhow::Result<()> {
     let loaded = outcome.loaded;
     if let Some(error) = outcome.store_error {
-        let loaded = counted(loaded, "record");
-        return Err(error).with_context(|| format!("stopped after {loaded} had been loaded"));
+        return Err(error).with_context(|| format!("the load stopped; {certain}"));
     }
-    if let Some(error) = outcome.input_error {
+    if let Some(error) = outcome.refused {
+        return Err(Failure::malformed(format!("{name}: {error} ({certain})")).into());
+    }
+    if let Some(error) = outcome.read.error {
         let loaded = counted(loaded, "record");
         let context = format!("{name}: {error} ({loaded} loaded before it)");
         let source = match error.fault {
@@ -93,7 +116,7 @@ fn end(outcome: Outcome, name: &str, may_hint: bool, console: &Console) -> anyho
         };
         return Err(source.into());
     }
-    if may_hint && outcome.is_sorted && loaded > HINT_RECORDS_MIN {
+    if may_hint && outcome.read.is_sorted && loaded > HINT_RECORDS_MIN {
         console.note("the input was sorted: --sorted loads such input into a new table faster");
     }
     Ok(())
@@ -174,13 +197,23 @@ fn columns(args: &LoadArgs, table: &Table) -> Columns {
 }
 
 /// Whether the table can be filled in one go; says so if it cannot.
-fn is_empty(table: &Table, console: &Console) -> anyhow::Result<bool> {
-    let is_empty = table.first_key_value()?.is_none();
-    if !is_empty {
-        console.note(format_args!(
-            "table \"{}\" holds keys already: inserting one batch after the other",
-            table.name()
-        ));
+fn may_bulk_load(
+    db: &Farleaf,
+    table: &Table,
+    skip_errors: bool,
+    console: &Console,
+) -> anyhow::Result<bool> {
+    let name = table.name();
+    let refuse = |why: &str| {
+        console.note(format_args!("table \"{name}\" {why}: inserting one batch after the other"));
+        Ok(false)
+    };
+    if table.first_key_value()?.is_some() {
+        return refuse("holds keys already");
     }
-    Ok(is_empty)
+    // A bulk load ends with the first record that has no room in a block.
+    if skip_errors && db.stats()?.block_bytes <= VALUE_BYTES_MAX as u64 {
+        return refuse("lies in a pool of small blocks, in which some values may not fit");
+    }
+    Ok(true)
 }

@@ -2,21 +2,24 @@
 //!
 //! - INV-LOAD-1: records with the same key are inserted by the same thread in their order, so that
 //!   the last one of the input stands.
-//! - INV-LOAD-2: every record before one that ends the load is in the table when [`run`] returns,
-//!   unless it was interrupted or the store failed.
+//! - INV-LOAD-2: every record before one that the reader refuses is in the table when [`run`] returns,
+//!   unless the load was interrupted or the store failed.
 //! - INV-LOAD-3: a reader that waits for its input keeps nobody: on an interrupt it is left behind.
+//! - INV-LOAD-4: however the load ends, every record up to [`Outcome::certain`] is in the table or was
+//!   left out and told. A load of the rest of the input leaves the table as one load of all of it.
 
-use std::sync::Arc;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::Context;
-use farleaf::{KeyFormat, Table, ValueFormat};
+use farleaf::{ErrorKind, KeyFormat, Table, ValueFormat};
 
-use crate::formats::VALUE_BYTES_MAX;
-use crate::input::{Fault, InputError, Record, RecordReader};
+use crate::formats;
+use crate::input::{Fault, InputError, Place, Record, RecordReader};
 
 /// Bytes from which on a batch is sent, however few its records.
 const BATCH_BYTES_MAX: usize = 1 << 20;
@@ -33,8 +36,10 @@ pub(super) struct Job {
     pub(super) table: Table,
     /// Fill the table, which is empty, in one go; the input must be sorted.
     pub(super) bulk: bool,
-    /// Leave out malformed records.
+    /// Leave out records that are malformed or that the table does not take.
     pub(super) skip_errors: bool,
+    /// Leave out the input up to and with this position, which is in the table.
+    pub(super) resume_from: u64,
     /// Threads that insert, at least 1; a bulk load has one.
     pub(super) threads: usize,
     /// Records of a batch, at least 1.
@@ -46,24 +51,36 @@ pub(super) struct Job {
 /// How a load ended.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
-    /// Records that are in the table.
+    /// Records that are certainly in the table; after a failure of the store more may be.
     pub(super) loaded: u64,
     /// How many of them added a key.
     pub(super) keys_new: u64,
     /// Their keys and values, in bytes.
     pub(super) bytes: u64,
-    /// Malformed records that were left out.
+    /// The line (of a format without lines: the record) up to which all is in the table. Records after it
+    /// may be there.
+    pub(super) certain: u64,
+    /// Records that were left out.
     pub(super) skipped: u64,
     /// The first of them.
     pub(super) skipped_first: Vec<InputError>,
+    /// What the reader found at the end of the input.
+    pub(super) read: Read,
+    /// A record that the table does not take.
+    pub(super) refused: Option<InputError>,
+    /// What the store refused.
+    pub(super) store_error: Option<farleaf::Error>,
+}
+
+/// What the reader found.
+#[derive(Debug, Default)]
+pub(super) struct Read {
     /// Lines that were left out because they were empty.
     pub(super) empty_lines: u64,
     /// Whether every key was larger than the one before.
     pub(super) is_sorted: bool,
     /// What ended the input early.
-    pub(super) input_error: Option<InputError>,
-    /// What the store refused; more than [`Outcome::loaded`] records may be in the table then.
-    pub(super) store_error: Option<farleaf::Error>,
+    pub(super) error: Option<InputError>,
 }
 
 /// What the threads add up.
@@ -72,19 +89,91 @@ struct Totals {
     loaded: AtomicU64,
     keys_new: AtomicU64,
     bytes: AtomicU64,
+    /// The position of the last record that was put into a batch, or left out.
+    put: AtomicU64,
+    tracks: Mutex<Tracks>,
+}
+
+/// What is under way, and what was left out.
+#[derive(Default)]
+struct Tracks {
+    /// For each thread that inserts, the first positions of its batches that are not in the table yet.
+    waiting: Vec<VecDeque<u64>>,
+    skipped: u64,
+    skipped_first: Vec<InputError>,
+}
+
+impl Totals {
+    fn new(threads: usize, resume_from: u64) -> Self {
+        let tracks = Tracks { waiting: vec![VecDeque::new(); threads], ..Tracks::default() };
+        Totals { put: resume_from.into(), tracks: Mutex::new(tracks), ..Totals::default() }
+    }
+
+    fn tracks(&self) -> MutexGuard<'_, Tracks> {
+        self.tracks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A batch of `thread` begins with a record at `position`.
+    fn begin(&self, thread: usize, position: u64) {
+        self.tracks().waiting[thread].push_back(position);
+    }
+
+    /// The first `batches` of `thread` are in the table.
+    fn end(&self, thread: usize, batches: usize) {
+        self.tracks().waiting[thread].drain(..batches);
+    }
+
+    fn add(&self, count: u64, new: u64, bytes: u64) {
+        self.loaded.fetch_add(count, Ordering::Relaxed);
+        self.keys_new.fetch_add(new, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn skip(&self, error: InputError) {
+        let mut tracks = self.tracks();
+        tracks.skipped += 1;
+        tracks.skipped_first.push(error);
+        // Several threads find them, in any order.
+        tracks.skipped_first.sort_by_key(InputError::position);
+        tracks.skipped_first.truncate(SKIPPED_TOLD_MAX);
+    }
+
+    /// The position up to which all is in the table (INV-LOAD-4).
+    fn certain(&self) -> u64 {
+        // Before the batches: the reader notes a batch before it puts a record into it.
+        let put = self.put.load(Ordering::Acquire);
+        let tracks = self.tracks();
+        let first = tracks.waiting.iter().filter_map(VecDeque::front).min();
+        first.map_or(put, |first| put.min(first - 1))
+    }
 }
 
 #[derive(Default)]
 struct Batch {
     pairs: Vec<(Vec<u8>, Vec<u8>)>,
+    /// Of each pair.
+    places: Vec<Place>,
     bytes: usize,
 }
 
 enum Event {
-    /// The input is at its end; the totals are not filled in.
-    Read(Outcome),
+    /// The input is at its end.
+    Read(Read),
     /// A thread that inserts is.
-    Inserted(farleaf::Result<()>),
+    Inserted(Result<(), Stop>),
+}
+
+/// What ended a thread that inserts.
+enum Stop {
+    Store(farleaf::Error),
+    /// A record that the table does not take.
+    Refused(InputError),
+}
+
+impl From<farleaf::Error> for Stop {
+    fn from(error: farleaf::Error) -> Self {
+        Stop::Store(error)
+    }
 }
 
 /// Does the job, and calls `watch` with the records loaded every now and then.
@@ -92,18 +181,20 @@ enum Event {
 /// # Errors
 /// A thread cannot be started; everything else stands in the outcome.
 pub(super) fn run(job: Job, watch: impl Fn(u64)) -> anyhow::Result<Outcome> {
-    let Job { reader, table, bulk, skip_errors, threads, batch_records, stop } = job;
-    let totals = Arc::new(Totals::default());
+    let Job { reader, table, bulk, skip_errors, resume_from, threads, batch_records, stop } = job;
+    let totals = Arc::new(Totals::new(threads, resume_from));
     // Set when a thread has failed, so that the others stop without an interrupt.
     let failed = Arc::new(AtomicBool::new(false));
     let (events, happened) = mpsc::channel();
     let mut senders = Vec::new();
-    for _ in 0..threads {
+    for thread in 0..threads {
         let (sender, batches) = mpsc::sync_channel(BATCHES_WAITING_MAX);
         senders.push(sender);
         let inserter = Inserter {
             table: table.clone(),
             batches,
+            thread,
+            skip_errors,
             totals: Arc::clone(&totals),
             stops: [Arc::clone(&stop), Arc::clone(&failed)],
         };
@@ -117,6 +208,8 @@ pub(super) fn run(job: Job, watch: impl Fn(u64)) -> anyhow::Result<Outcome> {
     let feed = Feed {
         checks: Checks { keys: table.info().keys, values: table.info().values, bulk },
         skip_errors,
+        resume_from,
+        totals: Arc::clone(&totals),
         batches: senders.iter().map(|_| Batch::default()).collect(),
         senders,
         batch_records,
@@ -124,19 +217,22 @@ pub(super) fn run(job: Job, watch: impl Fn(u64)) -> anyhow::Result<Outcome> {
     drop(table);
     spawn("read", move || read(reader, feed, &events))?;
 
-    let mut outcome = None;
-    let mut store_error = None;
+    let mut read = None;
+    let mut outcome = Outcome::default();
     let mut running = threads;
-    while running > 0 || (outcome.is_none() && !stop.load(Ordering::Relaxed)) {
+    while running > 0 || (read.is_none() && !stop.load(Ordering::Relaxed)) {
         match happened.recv_timeout(LOOK_EVERY) {
-            Ok(Event::Read(read)) => outcome = Some(read),
+            Ok(Event::Read(at_end)) => read = Some(at_end),
             Ok(Event::Inserted(inserted)) => {
                 running -= 1;
-                if let Err(error) = inserted {
+                if let Err(stop) = inserted {
                     failed.store(true, Ordering::Relaxed);
-                    store_error.get_or_insert(error);
+                    match stop {
+                        Stop::Store(error) => outcome.store_error = Some(error),
+                        Stop::Refused(error) => outcome.refused = Some(error),
+                    }
                 }
-                if running == 0 && store_error.is_some() {
+                if running == 0 && failed.load(Ordering::Relaxed) {
                     break;
                 }
             }
@@ -147,16 +243,20 @@ pub(super) fn run(job: Job, watch: impl Fn(u64)) -> anyhow::Result<Outcome> {
     }
     // An end that was reached at the same moment counts.
     while let Ok(event) = happened.try_recv() {
-        if let Event::Read(read) = event {
-            outcome = Some(read);
+        if let Event::Read(at_end) = event {
+            read = Some(at_end);
         }
     }
+    outcome.certain = totals.certain();
+    let mut tracks = totals.tracks();
     Ok(Outcome {
         loaded: totals.loaded.load(Ordering::Relaxed),
         keys_new: totals.keys_new.load(Ordering::Relaxed),
         bytes: totals.bytes.load(Ordering::Relaxed),
-        store_error,
-        ..outcome.unwrap_or_default()
+        skipped: tracks.skipped,
+        skipped_first: std::mem::take(&mut tracks.skipped_first),
+        read: read.unwrap_or_default(),
+        ..outcome
     })
 }
 
@@ -169,27 +269,62 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> anyhow::Result<()>
 struct Inserter {
     table: Table,
     batches: Receiver<Batch>,
+    /// Its number.
+    thread: usize,
+    skip_errors: bool,
     totals: Arc<Totals>,
     stops: [Arc<AtomicBool>; 2],
 }
 
 impl Inserter {
-    fn insert(self) -> farleaf::Result<()> {
+    fn insert(self) -> Result<(), Stop> {
         while let Some(batch) = self.next() {
-            let count = batch.pairs.len() as u64;
-            let new = self.table.insert_many(batch.pairs)?;
-            self.totals.add(count, new, batch.bytes as u64);
+            let pairs = batch.pairs.iter().map(|(key, value)| (key, value));
+            match self.table.insert_many(pairs) {
+                Ok(new) => {
+                    self.totals.add(batch.pairs.len() as u64, new, batch.bytes as u64);
+                }
+                // What the pool has no block for, say: the batch does not say which record.
+                Err(error) if error.kind() == ErrorKind::Invalid => self.insert_each(&batch)?,
+                Err(error) => return Err(error.into()),
+            }
+            self.totals.end(self.thread, 1);
         }
         Ok(())
     }
 
-    fn bulk_load(self) -> farleaf::Result<()> {
-        let mut bytes = 0;
+    /// Inserts a batch record by record, and finds those that the table does not take.
+    fn insert_each(&self, batch: &Batch) -> Result<(), Stop> {
+        for ((key, value), place) in batch.pairs.iter().zip(&batch.places) {
+            match self.table.insert(key, value) {
+                Ok(is_new) => {
+                    self.totals.add(1, is_new.into(), (key.len() + value.len()) as u64);
+                }
+                Err(error) if error.kind() == ErrorKind::Invalid => {
+                    let refused = place.error(Fault::Refused(error.to_string()));
+                    if !self.skip_errors {
+                        return Err(Stop::Refused(refused));
+                    }
+                    self.totals.skip(refused);
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn bulk_load(self) -> Result<(), Stop> {
+        let (mut bytes, mut count) = (0, 0);
         let batches = std::iter::from_fn(|| self.next());
-        let pairs =
-            batches.inspect(|batch| bytes += batch.bytes as u64).flat_map(|batch| batch.pairs);
-        let count = self.table.bulk_load(pairs)?;
-        self.totals.add(count, count, bytes);
+        let pairs = batches
+            .inspect(|batch| {
+                bytes += batch.bytes as u64;
+                count += 1;
+            })
+            .flat_map(|batch| batch.pairs);
+        let loaded = self.table.bulk_load(pairs)?;
+        self.totals.add(loaded, loaded, bytes);
+        self.totals.end(self.thread, count);
         Ok(())
     }
 
@@ -208,18 +343,12 @@ impl Inserter {
     }
 }
 
-impl Totals {
-    fn add(&self, count: u64, new: u64, bytes: u64) {
-        self.loaded.fetch_add(count, Ordering::Relaxed);
-        self.keys_new.fetch_add(new, Ordering::Relaxed);
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
-    }
-}
-
 /// Where the reader puts its records.
 struct Feed {
     checks: Checks,
     skip_errors: bool,
+    resume_from: u64,
+    totals: Arc<Totals>,
     senders: Vec<SyncSender<Batch>>,
     /// One for each sender.
     batches: Vec<Batch>,
@@ -227,21 +356,23 @@ struct Feed {
 }
 
 fn read(mut reader: Box<dyn RecordReader>, mut feed: Feed, events: &Sender<Event>) {
-    let mut outcome = Outcome { is_sorted: true, ..Outcome::default() };
+    let mut at_end = Read { is_sorted: true, ..Read::default() };
     let mut record = Record::default();
     let mut last: Option<Vec<u8>> = None;
     loop {
         let is_larger = |record: &Record| last.as_ref().is_none_or(|last| record.key > *last);
-        let checked = reader.read(&mut record).and_then(|more| {
-            if more {
+        let read = reader.read(&mut record).and_then(|more| {
+            let is_left_out = more && record.place().position() <= feed.resume_from;
+            if more && !is_left_out {
                 feed.checks.check(&record, is_larger(&record))?;
             }
-            Ok(more)
+            Ok((more, is_left_out))
         });
-        match checked {
-            Ok(false) => break,
-            Ok(true) => {
-                outcome.is_sorted &= is_larger(&record);
+        match read {
+            Ok((false, _)) => break,
+            Ok((true, true)) => {}
+            Ok((true, false)) => {
+                at_end.is_sorted &= is_larger(&record);
                 let key = last.get_or_insert_default();
                 key.clear();
                 key.extend_from_slice(&record.key);
@@ -250,21 +381,21 @@ fn read(mut reader: Box<dyn RecordReader>, mut feed: Feed, events: &Sender<Event
                     break;
                 }
             }
+            // What was loaded before has told of these.
+            Err(error) if !error.fatal && error.position() <= feed.resume_from => {}
             Err(error) if feed.skip_errors && !error.fatal => {
-                outcome.skipped += 1;
-                if outcome.skipped_first.len() < SKIPPED_TOLD_MAX {
-                    outcome.skipped_first.push(error);
-                }
+                feed.totals.put.store(error.position(), Ordering::Release);
+                feed.totals.skip(error);
             }
             Err(error) => {
-                outcome.input_error = Some(error);
+                at_end.error = Some(error);
                 break;
             }
         }
     }
     feed.finish();
-    outcome.empty_lines = reader.empty_lines();
-    let _ = events.send(Event::Read(outcome));
+    at_end.empty_lines = reader.empty_lines();
+    let _ = events.send(Event::Read(at_end));
 }
 
 /// The thread that a record was for has stopped.
@@ -274,9 +405,15 @@ impl Feed {
     /// Takes the record's key and value, and sends a batch if one is full.
     fn put(&mut self, record: &mut Record) -> Result<(), Stopped> {
         let at = thread_of(&record.key, self.senders.len());
+        let place = record.place();
         let batch = &mut self.batches[at];
+        if batch.pairs.is_empty() {
+            self.totals.begin(at, place.position());
+        }
+        batch.places.push(place);
         batch.bytes += record.key.len() + record.value.len();
         batch.pairs.push((std::mem::take(&mut record.key), std::mem::take(&mut record.value)));
+        self.totals.put.store(place.position(), Ordering::Release);
         if batch.pairs.len() >= self.batch_records || batch.bytes >= BATCH_BYTES_MAX {
             return self.send(at);
         }
@@ -291,8 +428,10 @@ impl Feed {
     /// Sends what is left; the threads end when they have inserted it.
     fn finish(mut self) {
         for at in 0..self.senders.len() {
-            // One that has stopped does not keep the others from the rest.
-            let _ = self.send(at);
+            if !self.batches[at].pairs.is_empty() {
+                // One that has stopped does not keep the others from the rest.
+                let _ = self.send(at);
+            }
         }
     }
 }
@@ -314,26 +453,12 @@ struct Checks {
 
 impl Checks {
     fn check(&self, record: &Record, is_larger: bool) -> Result<(), InputError> {
-        let (key, value) = (record.key.len(), record.value.len());
-        let refused = match (self.keys, self.values) {
-            (KeyFormat::Fixed(bytes), _) if key != bytes => {
-                Some(format!("a key of {key} bytes; the table's are of {bytes}"))
-            }
-            (KeyFormat::Bytes { max }, _) if key > max => {
-                Some(format!("a key of {key} bytes; the table's are of at most {max}"))
-            }
-            (_, ValueFormat::Fixed(bytes)) if value != bytes => {
-                Some(format!("a value of {value} bytes; the table's are of {bytes}"))
-            }
-            (_, ValueFormat::Bytes) if value > VALUE_BYTES_MAX => Some(format!(
-                "a value of {value} bytes; a table's are of at most {VALUE_BYTES_MAX}"
-            )),
-            _ => None,
-        };
+        let refused = formats::check_key(self.keys, record.key.len())
+            .and_then(|()| formats::check_value(self.values, record.value.len()));
         match refused {
-            Some(why) => Err(record.error(Fault::Refused(why))),
-            None if self.bulk && !is_larger => Err(record.error(Fault::NotSorted)),
-            None => Ok(()),
+            Err(why) => Err(record.error(Fault::Refused(why))),
+            Ok(()) if self.bulk && !is_larger => Err(record.error(Fault::NotSorted)),
+            Ok(()) => Ok(()),
         }
     }
 }

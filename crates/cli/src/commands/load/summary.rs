@@ -12,12 +12,13 @@ pub(super) struct Summary {
     table: String,
     was_made: bool,
     bulk: bool,
-    /// Records that are in the table.
+    /// Records that are certainly in the table.
     pub(super) loaded: u64,
     keys_new: u64,
     bytes: u64,
     skipped: u64,
     empty_lines: u64,
+    certain: u64,
     seconds: f64,
 }
 
@@ -37,7 +38,8 @@ impl Summary {
             keys_new: outcome.keys_new,
             bytes: outcome.bytes,
             skipped: outcome.skipped,
-            empty_lines: outcome.empty_lines,
+            empty_lines: outcome.read.empty_lines,
+            certain: outcome.certain,
             seconds,
         }
     }
@@ -63,6 +65,7 @@ impl Summary {
             "bytes": self.bytes,
             "skipped": self.skipped,
             "empty_lines": self.empty_lines,
+            "loaded_up_to": self.certain,
             "seconds": self.seconds,
             "records_per_s": self.records_per_s(),
             "error": error.map(errors::told),

@@ -90,8 +90,9 @@ impl Dex {
                     continue;
                 }
                 return Err(IndexError::Unavailable(format!(
-                    "partition {number} of the table at {} is compute server {owner}'s, and all must be \
-                     this compute server's: close it there first",
+                    "a bulk load needs all of the table at {}, and compute server {owner} owns partition \
+                     {number}: end that process first, or insert the pairs one by one (farleaf load \
+                     without --sorted)",
                     self.meta()
                 )));
             }

@@ -242,7 +242,7 @@ async fn check_unowned(
             "the table is open in this compute server: close it first".into(),
         )),
         Some(who) => Err(IndexError::Invalid(format!(
-            "compute server {who} has the table open: close it there first"
+            "compute server {who} has the table open: end that process, or drop the table in it"
         ))),
     }
 }

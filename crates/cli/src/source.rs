@@ -11,19 +11,19 @@ use crate::errors::Failure;
 const BUFFER_BYTES: usize = 256 << 10;
 
 /// An input that is open.
-pub(super) struct Source {
+pub(crate) struct Source {
     /// For messages.
-    pub(super) name: String,
-    pub(super) input: Box<dyn BufRead + Send>,
+    pub(crate) name: String,
+    pub(crate) input: Box<dyn BufRead + Send>,
     /// Bytes in all, if known.
-    pub(super) length: Option<u64>,
+    pub(crate) length: Option<u64>,
     /// Bytes read so far.
-    pub(super) read: Arc<AtomicU64>,
+    pub(crate) read: Arc<AtomicU64>,
 }
 
 impl Source {
     /// Opens a file; `-` and nothing are standard input.
-    pub(super) fn open(path: Option<&Path>) -> Result<Source, Failure> {
+    pub(crate) fn open(path: Option<&Path>) -> Result<Source, Failure> {
         let read = Arc::new(AtomicU64::new(0));
         let Some(path) = path.filter(|path| *path != "-") else {
             let input = Box::new(Counted::new(io::stdin(), &read));
