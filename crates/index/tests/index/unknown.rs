@@ -7,7 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::rc::Rc;
 
-use crate::common::{World, audit, create, formats, join, key, settle, start, value};
+use crate::common::{
+    World, audit, create, formats_of, join, key, settle, shared_engines, start, value,
+};
 use farleaf_fabric::sim::{Direction, Sim, SimConfig};
 use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric, ServerId};
 use farleaf_index::bnode::KeyFormat;
@@ -373,19 +375,21 @@ fn number(name: &str) -> Option<u64> {
 
 /// Runs `each` with a seed for every format and those that `also` found something, or `FARLEAF_SEED` alone.
 fn for_all_formats(rounds: u64, also: &[u64], each: impl Fn(u64, TableFormat)) {
-    let formats = formats();
-    let count = formats.len() as u64;
-    let seeds: Vec<u64> = match number("FARLEAF_SEED") {
-        Some(seed) => vec![seed],
-        None => {
-            let usual = 0..rounds * count * number("FARLEAF_SOAK").unwrap_or(1);
-            usual.chain(also.iter().copied()).collect()
+    for engine in shared_engines() {
+        let formats = formats_of(&[engine]);
+        let count = formats.len() as u64;
+        let seeds: Vec<u64> = match number("FARLEAF_SEED") {
+            Some(seed) => vec![seed],
+            None => {
+                let usual = 0..rounds * count * number("FARLEAF_SOAK").unwrap_or(1);
+                usual.chain(also.iter().copied()).collect()
+            }
+        };
+        for seed in seeds {
+            let (name, format) = formats[(seed % count) as usize];
+            println!("seed {seed}: {engine}, {name}");
+            each(seed, format);
         }
-    };
-    for seed in seeds {
-        let (name, format) = formats[(seed % count) as usize];
-        println!("seed {seed}: {name}");
-        each(seed, format);
     }
 }
 

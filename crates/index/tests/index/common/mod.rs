@@ -135,18 +135,29 @@ pub async fn open(session: &Session, name: &str) -> AnyIndex {
     AnyIndex::open(session, &root, &options).await.expect("open")
 }
 
-/// Formats that the suites run on, by name, with every engine.
+/// Formats that the suites run on, by name, with every engine; `FARLEAF_ENGINE=dart` leaves one.
 pub fn engine_formats() -> Vec<(&'static str, TableFormat)> {
-    formats_of(Engine::ALL)
+    formats_of(&chosen(|_| true))
 }
 
-/// As [`engine_formats`], with the engine whose compute servers need nothing of each other. The others
+/// As [`engine_formats`], with the engines whose compute servers need nothing of each other. The others
 /// have suites of their own for many compute servers, which take the formats alone from here.
 pub fn formats() -> Vec<(&'static str, TableFormat)> {
-    formats_of(&[Engine::BTree])
+    formats_of(&shared_engines())
 }
 
-fn formats_of(engines: &[Engine]) -> Vec<(&'static str, TableFormat)> {
+/// The engines of [`formats`].
+pub fn shared_engines() -> Vec<Engine> {
+    chosen(|engine| engine.traits().splits && !engine.traits().owned)
+}
+
+fn chosen(with: impl Fn(Engine) -> bool) -> Vec<Engine> {
+    let only = std::env::var("FARLEAF_ENGINE").ok();
+    let engines = Engine::ALL.iter().copied();
+    engines.filter(|it| with(*it) && only.as_deref().is_none_or(|name| it.name() == name)).collect()
+}
+
+pub fn formats_of(engines: &[Engine]) -> Vec<(&'static str, TableFormat)> {
     let mut formats = Vec::new();
     for engine in engines.iter().copied() {
         let tiny = TableFormat {

@@ -1,0 +1,73 @@
+//! Counters: what an open table has done, beside the fabric's counts of remote operations.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// One count.
+#[derive(Debug, Default)]
+pub(super) struct Count(AtomicU64);
+
+impl Count {
+    #[inline]
+    pub(super) fn add(&self, count: u64) {
+        if count > 0 {
+            self.0.fetch_add(count, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn value(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+macro_rules! counters {
+    ($($(#[doc = $doc:literal])+ $field:ident: $name:literal,)+) => {
+        /// What an open table has done.
+        #[derive(Debug, Default)]
+        pub(super) struct Counters {
+            $($(#[doc = $doc])+ pub(super) $field: Count,)+
+            /// Judged completions that were lost: done, not done, unknown.
+            pub(super) outcomes: [Count; 3],
+        }
+
+        impl Counters {
+            /// All counts by name.
+            pub(super) fn all(&self) -> Vec<(&'static str, u64)> {
+                let mut all = vec![$(($name, self.$field.value())),+];
+                let outcomes = ["outcome_done", "outcome_not_done", "outcome_unknown"];
+                all.extend(outcomes.into_iter().zip(self.outcomes.iter().map(Count::value)));
+                all
+            }
+        }
+    };
+}
+
+counters! {
+    /// READs for a proof that a key belongs where its way ends.
+    proof_reads: "proof_reads",
+    /// Inserts that found no slot.
+    slot_taken: "cas_slot_taken",
+    /// Publishing CASes that found another word.
+    changed: "cas_changed",
+    /// Changes that met a sealed slot.
+    met_seal: "cas_sealed",
+    /// Sealing CASes.
+    seal_cas: "seal_cas",
+    /// Switches begun.
+    switch_started: "switch_started",
+    /// Switches that this compute server has completed.
+    switch_won: "switch_won",
+    /// Switches that another was quicker at.
+    switch_lost: "switch_lost",
+    /// New nodes over a leaf or an edge.
+    split: "split",
+    /// Nodes of chains.
+    chain: "chain",
+    /// TOMBs left by removes.
+    tomb_made: "tomb_made",
+    /// TOMBs that a new leaf has replaced.
+    tomb_reused: "tomb_reused",
+    /// Blind changes that counted as done just before another.
+    absorbed: "absorbed",
+    /// READs of a leaf whose checksum did not fit: must be 0.
+    crc_fail: "crc_fail",
+}

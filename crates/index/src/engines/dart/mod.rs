@@ -1,0 +1,222 @@
+//! DART: a radix tree of hashed nodes, entered through an express skip table.
+//!
+//! Source: Zhang et al., "DART: A Lock-free Two-layer Hashed ART Index for Disaggregated Memory", PACMMOD 4(1),
+//! article 22, SIGMOD 2026.
+//!
+//! The tree lies in memory servers, and compute servers run it with READ, WRITE, CAS and FAA alone. An inner
+//! node has no header: all that a reader needs of a child stands in the 8-byte pointer to it. So each change
+//! of the structure is one CAS. A node is an array of small hash buckets, and a reader READs one of them. A
+//! hash table, the skip table, maps a key's prefix to the node at that depth.
+//!
+//! It differs from the paper in what decides correctness: removed children leave TOMBs, nodes are replaced
+//! under seals and without a grace period, and entries of the skip table become valid in two phases.
+//! `docs/design/dart.md` has the protocols, `docs/papers/dart.md` the paper's mechanisms one by one.
+//!
+//! - `INV-DART-1` The partial key of a slot is written once in a node's life: empty, then words with that
+//!   partial key. A slot never becomes empty again.
+//! - `INV-DART-2` The slots of a bucket fill from left to right: a client puts a word into a slot after it has
+//!   seen all slots in front of it hold other partial keys. So a partial key has at most one slot, however the
+//!   words of a READ were sampled.
+//! - `INV-DART-3` A sealed word stays as it is until its node is unlinked.
+//! - `INV-DART-4` A node leaves the tree by one CAS on its parent's slot, after each of its slots is sealed. So an
+//!   unsealed word that was read in a linked node proves that the node was in the tree then. A new node that no
+//!   fresh way meets and that is not sealed was never linked.
+//! - `INV-DART-5` A valid entry of a table that the descriptor names leads to no freed node.
+//! - `INV-DART-6` All keys below a node share its first plen bytes. No key is in the tree twice.
+
+mod bulk;
+mod counters;
+mod descent;
+mod hashed_node;
+mod leaf;
+mod meta;
+mod node_split;
+mod node_switch;
+mod object;
+mod ops;
+mod options;
+mod outcome;
+mod publish;
+mod scan;
+mod skip_table;
+mod verify;
+mod word;
+
+use std::sync::Arc;
+
+use farleaf_fabric::GlobalAddr;
+use farleaf_pool::{Audit, Session};
+
+use self::counters::Counters;
+use self::hashed_node::NodeShape;
+use self::meta::RememberedLine;
+pub use self::options::DartOptions;
+use crate::bnode::Layout;
+use crate::change::{Change, Outcome};
+use crate::engine::{Engine, Traits};
+use crate::index::{Index, ScanRange, SortedPairs, TableReport};
+use crate::limits::{check_key, check_value};
+use crate::walk::Visitor;
+use crate::{Entries, IndexError, Knobs, OpenOptions, StoredTable};
+
+/// A table of this engine. Clones share its state.
+#[derive(Clone, Debug)]
+pub struct Dart(Arc<Tree>);
+
+/// One tree as one compute server sees it.
+#[derive(Debug)]
+struct Tree {
+    meta: GlobalAddr,
+    layout: Layout,
+    shape: NodeShape,
+    /// The table's number, which its leaves carry.
+    table: u32,
+    object_bytes_max: usize,
+    options: DartOptions,
+    remembered: RememberedLine,
+    counters: Counters,
+}
+
+impl Tree {
+    fn new(session: &Session, table: &StoredTable, options: DartOptions) -> Arc<Tree> {
+        let layout = *table.layout();
+        Arc::new(Tree {
+            meta: table.meta(),
+            shape: NodeShape::new(layout.options().cap_inner),
+            table: number_of(&layout),
+            object_bytes_max: session.pool().geometry().object_bytes_max(),
+            layout,
+            options,
+            remembered: RememberedLine::default(),
+            counters: Counters::default(),
+        })
+    }
+
+    fn check_pair(&self, key: &[u8], value: Option<&[u8]>) -> Result<(), IndexError> {
+        check_key(&self.layout, key)?;
+        let Some(value) = value else { return Ok(()) };
+        check_value(&self.layout, value)?;
+        let bytes = leaf::object_bytes(key.len(), value.len());
+        if bytes > self.object_bytes_max {
+            return Err(IndexError::Invalid(format!(
+                "a key and a value of {bytes} bytes together: an object of this pool has at most {} bytes",
+                self.object_bytes_max
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// The number that tells a table's leaves from others'.
+fn number_of(layout: &Layout) -> u32 {
+    (layout.tree() ^ layout.tree() >> 32) as u32
+}
+
+impl Dart {
+    /// Counts of what this compute server has done with the table, by name.
+    pub fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.0.counters.all()
+    }
+}
+
+impl Engine for Dart {
+    const NAME: &'static str = "dart";
+    const ABOUT: &'static str =
+        "radix tree of hashed nodes with a skip table: DART, PACMMOD/SIGMOD 2026";
+
+    const TRAITS: Traits = Traits {
+        cached: false,
+        owned: false,
+        logged: false,
+        offloads: false,
+        exposes: false,
+        splits: true,
+        merges: true,
+        shrinks: true,
+    };
+
+    type Options = DartOptions;
+    type Table = Dart;
+
+    /// Cost: 1 WRITE.
+    async fn create(session: &Session, layout: &Layout) -> Result<GlobalAddr, IndexError> {
+        word::check_reach(session)?;
+        meta::create(session, number_of(layout)).await
+    }
+
+    /// Cost: 1 READ.
+    async fn open(
+        session: &Session,
+        table: &StoredTable,
+        options: &OpenOptions,
+    ) -> Result<Dart, IndexError> {
+        word::check_reach(session)?;
+        let options = DartOptions::read(&options.settings)
+            .map_err(|error| IndexError::Invalid(format!("engine dart: {error}")))?;
+        meta::check(session.reliable(), table.meta(), number_of(table.layout())).await?;
+        Ok(Dart(Tree::new(session, table, options)))
+    }
+
+    /// Cost: 1 READ for each node, and for each leaf if its content matters.
+    async fn walk(
+        session: &Session,
+        table: &StoredTable,
+        visitor: &mut impl Visitor,
+        report: &mut TableReport,
+    ) -> Result<(), IndexError> {
+        Tree::new(session, table, DartOptions::default()).walk(session, visitor, report).await
+    }
+}
+
+impl Index for Dart {
+    async fn get(
+        &self,
+        session: &Session,
+        key: &[u8],
+        value: &mut Vec<u8>,
+    ) -> Result<bool, IndexError> {
+        check_key(&self.0.layout, key)?;
+        self.0.get(session, key, value).await
+    }
+
+    async fn change(
+        &self,
+        session: &Session,
+        change: &Change<'_>,
+        held: &mut Vec<u8>,
+    ) -> Result<Outcome, IndexError> {
+        self.0.check_pair(change.key, change.value)?;
+        self.0.change(session, change, held).await
+    }
+
+    async fn scan(
+        &self,
+        session: &Session,
+        range: ScanRange<'_>,
+        limit: usize,
+        out: &mut Entries,
+    ) -> Result<(), IndexError> {
+        self.0.scan(session, range, limit, out).await
+    }
+
+    async fn bulk_load(
+        &self,
+        session: &Session,
+        pairs: &mut impl SortedPairs,
+    ) -> Result<u64, IndexError> {
+        self.0.bulk_load(session, pairs).await
+    }
+
+    async fn verify(
+        &self,
+        session: &Session,
+        audit: &mut Audit,
+    ) -> Result<TableReport, IndexError> {
+        use farleaf_fabric::OpKind;
+        let _pin = session.begin(OpKind::Other).await?;
+        let mut marker = crate::walk::Marker::new(audit, None);
+        let mut report = TableReport::default();
+        let walked = self.0.walk(session, &mut marker, &mut report).await;
+        marker.finish(walked, report)
+    }
+}
