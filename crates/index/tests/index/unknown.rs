@@ -244,7 +244,7 @@ fn storm(seed: u64, format: TableFormat, steps: usize, trouble: Trouble) -> u64 
     let joined = Rc::new(Cell::new(0));
     // Either each client is a member of its own on a thread of its own, or those of a compute server
     // share both: then each one's reconnects fail what the others have in flight.
-    let together = (seed / formats().len() as u64) % 2 == 1;
+    let together = (seed / formats_of(&[format.engine]).len() as u64) % 2 == 1;
     let shared: Vec<_> = (0..COMPUTES)
         .filter(|_| together)
         .map(|compute| {
