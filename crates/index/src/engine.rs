@@ -176,6 +176,8 @@ pub struct Traits {
     pub merges: bool,
     /// The height of the structure falls again when keys are removed.
     pub shrinks: bool,
+    /// Nodes are added one at a time where keys differ, and replaced by larger ones: a radix tree.
+    pub radix: bool,
 }
 
 impl Traits {
@@ -189,11 +191,13 @@ impl Traits {
         splits: false,
         merges: false,
         shrinks: false,
+        radix: false,
     };
 
     /// The names of those that it has.
     pub fn names(&self) -> impl Iterator<Item = &'static str> {
-        let Traits { cached, owned, logged, offloads, exposes, splits, merges, shrinks } = *self;
+        let Traits { cached, owned, logged, offloads, exposes, splits, merges, shrinks, radix } =
+            *self;
         [
             ("cached", cached),
             ("owned", owned),
@@ -203,6 +207,7 @@ impl Traits {
             ("splits", splits),
             ("merges", merges),
             ("shrinks", shrinks),
+            ("radix", radix),
         ]
         .into_iter()
         .filter_map(|(name, has)| has.then_some(name))

@@ -228,6 +228,15 @@ impl Session {
         self.inner.pool.epochs.moment()
     }
 
+    /// The member's view of the global epoch. An address that was linked when the view of some member was
+    /// `c` is handed out again only where the view is above `c` (INV-EPOCH-6): so an object that bears the
+    /// view of its making tells whether a pointer that was read at `c` leads to it. Asked for within an
+    /// operation. No remote operation.
+    #[inline]
+    pub fn epoch(&self) -> u64 {
+        self.inner.pool.epochs.view.load(Ordering::SeqCst)
+    }
+
     /// Counts an operation of `kind` that was done in this compute server's own memory and reached
     /// nothing in the pool, so that nothing had to be pinned for it.
     ///

@@ -77,6 +77,7 @@ impl Engine for BTree {
         splits: true,
         merges: true,
         shrinks: true,
+        radix: false,
     };
     const CANARIES: &'static [Canary] = &[
         Canary::UnlockBeforeWrite,

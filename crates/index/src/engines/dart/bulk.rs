@@ -52,14 +52,13 @@ impl Tree {
         session: &Session,
         pairs: &mut impl SortedPairs,
     ) -> Result<u64, IndexError> {
-        let _pin = session.begin(OpKind::BulkLoad).await?;
+        let pin = session.begin(OpKind::BulkLoad).await?;
         let io = session.reliable();
         let filled = || IndexError::Invalid("a bulk load fills an empty table".into());
         let line = meta::read_line(io, self.meta).await?;
         if line.root.is_live() {
             return Err(filled());
         }
-        let mut loading = self.begin_loading(session, line).await?;
         let mut builder = Builder {
             tree: self,
             session,
@@ -89,7 +88,8 @@ impl Tree {
             Published::Done => {}
             Published::Lost(..) => return Err(filled()),
         }
-        self.end_loading(session, &mut loading).await?;
+        drop(pin);
+        self.table_loaded(session).await;
         Ok(count)
     }
 }

@@ -68,6 +68,32 @@ counters! {
     tomb_reused: "tomb_reused",
     /// Blind changes that counted as done just before another.
     absorbed: "absorbed",
+    /// Nodes that operations have read on the ways that led to answers.
+    levels: "levels",
+    /// Unlinked nodes that were not retired, because nobody knew where their entries are.
+    stranded: "switch_stranded",
+    /// Probes of the skip table.
+    est_probe: "est_probe",
+    /// Answers that an entry led to.
+    est_hit: "est_hit",
+    /// Probes that found no entry.
+    est_miss: "est_miss",
+    /// Probes that found several.
+    est_multi: "est_multi",
+    /// Entries of nodes that were being replaced.
+    est_sealed: "est_sealed",
+    /// Entries that led to another prefix's node.
+    est_wrong: "est_wrong_prefix",
+    /// Entries that found their bucket full.
+    est_dropped: "est_dropped",
+    /// Entries that operations have had mended.
+    est_repaired: "est_repaired",
+    /// Tentative entries of other clients that were made valid or taken out.
+    est_tentative: "est_tentative",
+    /// Tables that were filled.
+    tables_filled: "tables_filled",
+    /// Tables that were dropped.
+    tables_dropped: "tables_dropped",
     /// READs of a leaf whose checksum did not fit: must be 0.
     crc_fail: "crc_fail",
 }

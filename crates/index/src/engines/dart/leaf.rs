@@ -164,6 +164,7 @@ impl Leaf {
     }
 
     /// Accesses that were counted.
+    #[cfg(test)]
     pub(super) fn freq(&self) -> u64 {
         self.0.words()[0] & 0xffff_ffff
     }

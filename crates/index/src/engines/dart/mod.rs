@@ -44,20 +44,22 @@ mod word;
 
 use std::sync::Arc;
 
-use farleaf_fabric::GlobalAddr;
+use farleaf_fabric::{GlobalAddr, OpKind};
 use farleaf_pool::{Audit, Session};
 
 use self::counters::Counters;
 use self::hashed_node::NodeShape;
 use self::meta::RememberedLine;
 pub use self::options::DartOptions;
+use self::skip_table::{HitRates, KnownTables, Upkeep};
+pub use self::skip_table::{EntryReport, Lengths};
 use crate::bnode::Layout;
 use crate::change::{Change, Outcome};
 use crate::engine::{Engine, Traits};
 use crate::index::{Index, ScanRange, SortedPairs, TableReport};
 use crate::limits::{check_key, check_value};
 use crate::walk::Visitor;
-use crate::{Entries, IndexError, Knobs, OpenOptions, StoredTable};
+use crate::{Entries, IndexError, Knobs, OpenOptions, Settings, StoredTable};
 
 /// A table of this engine. Clones share its state.
 #[derive(Clone, Debug)]
@@ -74,6 +76,9 @@ struct Tree {
     object_bytes_max: usize,
     options: DartOptions,
     remembered: RememberedLine,
+    known_tables: KnownTables,
+    hit_rates: HitRates,
+    upkeep: Upkeep,
     counters: Counters,
 }
 
@@ -88,6 +93,9 @@ impl Tree {
             layout,
             options,
             remembered: RememberedLine::default(),
+            known_tables: KnownTables::default(),
+            hit_rates: HitRates::default(),
+            upkeep: Upkeep::default(),
             counters: Counters::default(),
         })
     }
@@ -117,6 +125,25 @@ impl Dart {
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
         self.0.counters.all()
     }
+
+    /// Counts the entries of the skip tables. Meant for a quiet table.
+    ///
+    /// Cost: 1 READ for each node of the tree, and for each segment of the tables.
+    ///
+    /// # Errors
+    /// As [`Index::verify`].
+    pub async fn entries(&self, session: &Session) -> Result<EntryReport, IndexError> {
+        let _pin = session.begin(OpKind::Other).await?;
+        self.0.count_entries(session).await
+    }
+
+    /// Does what upkeep of the skip table is due: makes a table, fills it, or drops one.
+    ///
+    /// # Errors
+    /// `Full`, `Unavailable`, `Corrupt`; lookups begin at the root then.
+    pub async fn maintain(&self, session: &Session) -> Result<(), IndexError> {
+        self.0.upkeep_step(session).await.map(drop)
+    }
 }
 
 impl Engine for Dart {
@@ -130,9 +157,10 @@ impl Engine for Dart {
         logged: false,
         offloads: false,
         exposes: false,
-        splits: true,
-        merges: true,
-        shrinks: true,
+        splits: false,
+        merges: false,
+        shrinks: false,
+        radix: true,
     };
 
     type Options = DartOptions;
@@ -165,6 +193,28 @@ impl Engine for Dart {
         report: &mut TableReport,
     ) -> Result<(), IndexError> {
         Tree::new(session, table, DartOptions::default()).walk(session, visitor, report).await
+    }
+
+    /// Takes out the entries of objects that are about to be freed.
+    ///
+    /// Cost: 1 READ for each 16 KiB of the skip tables.
+    async fn before_free(
+        session: &Session,
+        table: &StoredTable,
+        marks: &Audit,
+    ) -> Result<(), IndexError> {
+        let _pin = session.begin(OpKind::Other).await?;
+        Tree::new(session, table, DartOptions::default()).take_out_unmarked(session, marks).await
+    }
+
+    fn draw(rng: &mut fastrand::Rng, _layout: &Layout) -> Settings {
+        let pick = |rng: &mut fastrand::Rng, list: &[&'static str]| list[rng.usize(..list.len())];
+        Settings::default()
+            .with("est_nodes", pick(rng, &["1", "4", "32", "100000"]))
+            .with("print_bits", pick(rng, &["0", "1", "14"]))
+            .with("prefixes", pick(rng, &["1+2+4+8+16+32", "1+2+3+4+5+6+7", "3", "7"]))
+            .with("scan_batch", pick(rng, &["1", "3", "64"]))
+            .with("absorb", pick(rng, &["true", "true", "false"]))
     }
 }
 
@@ -212,7 +262,6 @@ impl Index for Dart {
         session: &Session,
         audit: &mut Audit,
     ) -> Result<TableReport, IndexError> {
-        use farleaf_fabric::OpKind;
         let _pin = session.begin(OpKind::Other).await?;
         let mut marker = crate::walk::Marker::new(audit, None);
         let mut report = TableReport::default();

@@ -47,6 +47,7 @@ enum Winner {
 
 impl Tree {
     /// Switches `node`, to which `key` leads, to one with a free slot for `wanted`. A task does it, to its end.
+    /// `is_proven` says that all keys below the node begin as `key`.
     ///
     /// # Errors
     /// `Unavailable` if that takes longer than the caller waits.
@@ -56,10 +57,11 @@ impl Tree {
         key: &[u8],
         node: NodeRef,
         wanted: Option<Step>,
+        is_proven: bool,
     ) -> Result<(), IndexError> {
         let (tree, key, patient) = (Arc::clone(self), key.to_vec(), session.without_deadline());
         self.counters.switch_started.add(1);
-        let task = async move { tree.switch_all(&patient, &key, node, wanted).await };
+        let task = async move { tree.switch_all(&patient, &key, node, wanted, is_proven).await };
         run_to_end(session, Box::pin(task), ()).await.unwrap_or_else(|| {
             Err(IndexError::Unavailable(
                 "replacing a node takes longer than it is waited for, as it does while a memory server \
@@ -76,8 +78,9 @@ impl Tree {
         key: &[u8],
         node: NodeRef,
         wanted: Option<Step>,
+        is_proven: bool,
     ) -> Result<(), IndexError> {
-        let mut nodes = vec![Switch::new(self, session, key, node, wanted)];
+        let mut nodes = vec![Switch { is_proven, ..Switch::new(self, session, key, node, wanted) }];
         let mut attempts = Attempts::default();
         while let Some(switch) = nodes.last_mut() {
             match switch.go_on().await? {
@@ -119,7 +122,7 @@ impl Tree {
         let live = words.words().iter().filter(|word| Word::from_raw(**word).is_live()).count();
         let capacity = self.shape.slots(node.kind);
         if live <= 1 || (node.kind != NodeType::N8 && live <= capacity / 4) {
-            self.switch(session, key, node, None).await?;
+            self.switch(session, key, node, None, true).await?;
         }
         Ok(())
     }
@@ -133,6 +136,8 @@ struct Switch<'a> {
     key: &'a [u8],
     node: NodeRef,
     wanted: Option<Step>,
+    /// All keys below it begin as `key`.
+    is_proven: bool,
     /// Its words, once all are sealed.
     sealed: Option<Vec<Word>>,
     /// The new node, if there is to be one.
@@ -150,7 +155,8 @@ impl<'a> Switch<'a> {
         wanted: Option<Step>,
     ) -> Self {
         let io = session.reliable();
-        Switch { tree, session, io, key, node, wanted, sealed: None, new: None, in_doubt: false }
+        let (is_proven, in_doubt) = (false, false);
+        Switch { tree, session, io, key, node, wanted, is_proven, sealed: None, new: None, in_doubt }
     }
 
     async fn go_on(&mut self) -> Result<Progress, IndexError> {
@@ -161,7 +167,7 @@ impl<'a> Switch<'a> {
         let live: Vec<Word> = live.into_iter().filter(|word| word.is_live()).collect();
         let Some(place) = self.find().await? else {
             if std::mem::take(&mut self.in_doubt) && live.len() <= 1 {
-                self.unlinked(Winner::Perhaps, None, Word::EMPTY).await?;
+                self.unlinked(Winner::Perhaps, None, &live, None).await?;
             }
             self.tree.counters.switch_lost.add(1);
             return Ok(Progress::Over);
@@ -187,7 +193,7 @@ impl<'a> Switch<'a> {
             winner => {
                 self.tree.counters.switch_won.add(1);
                 let winner = if live.len() <= 1 { Winner::Perhaps } else { winner };
-                self.unlinked(winner, Some(retiring), put).await?;
+                self.unlinked(winner, Some(retiring), &live, Some((&place, put))).await?;
                 Ok(Progress::Over)
             }
         }
@@ -317,10 +323,14 @@ impl<'a> Switch<'a> {
         &mut self,
         winner: Winner,
         retiring: Option<farleaf_pool::Retiring>,
-        put: Word,
+        live: &[Word],
+        put: Option<(&Place, Word)>,
     ) -> Result<(), IndexError> {
-        self.tree.node_unlinked(self.session, self.key, self.node, put).await?;
+        let proven = self.is_proven.then_some(self.key);
+        let has_no_entry = self.tree.node_unlinked(self.io, self.node, live, put, proven).await?;
         let is_mine = match winner {
+            // Entries may lead to it: it stays as it is, sealed, until its block is swept.
+            _ if !has_no_entry => false,
             Winner::Mine => true,
             Winner::Another => false,
             Winner::Perhaps => self.claim().await?,

@@ -49,12 +49,14 @@ impl Tree {
         let io = session.reliable();
         value.clear();
         let line = self.line(session, io).await?;
-        let mut starts = self.starts(session, io, key, line).await?;
+        let mut starts = self.starts(io, key, line).await?;
         let mut trail = Vec::new();
-        while let Some(start) = self.next_start(session, io, &mut starts).await? {
+        while let Some(start) = self.next_start(session, io, key, &mut starts).await? {
             let way = self.descend(io, key, start, &mut trail, None).await?;
             let answer = self.answer(io, key, &way, value).await?;
-            self.starts_ended(session, &mut starts, key, &way, &trail, answer.is_some());
+            let is_proven = answer == Some(true) || !way.has_gaps;
+            let mended = answer.map(|_| is_proven);
+            self.starts_ended(session, &mut starts, key, &way, &trail, mended);
             if let Some(found) = answer {
                 return Ok(found);
             }
@@ -76,7 +78,7 @@ impl Tree {
             Landing::Stale | Landing::Met(_) => return Ok(None),
             Landing::Slot(place, bucket) => {
                 if let Child::Leaf(_) = place.word.child() {
-                    let leaf = self.read_counted_leaf(io, place.word).await?;
+                    let leaf = self.read_leaf(io, place.word).await?;
                     if leaf.difference(key).is_none() {
                         value.extend_from_slice(leaf.value());
                         return Ok(Some(true));
@@ -157,9 +159,10 @@ impl Tree {
         let mut attempts = Attempts::default();
         let mut changing = Changing { tree: self, session, io, change, held, leaf: None };
         let mut trail = Vec::new();
-        let mut starts = self.starts(session, io, change.key, line).await?;
+        let mut starts = self.starts(io, change.key, line).await?;
+        self.upkeep_if_due(session);
         loop {
-            let Some(start) = self.next_start(session, io, &mut starts).await? else {
+            let Some(start) = self.next_start(session, io, change.key, &mut starts).await? else {
                 attempts.again(session).await?;
                 line = self.fresh_line(session, io).await?;
                 starts = Starts::root(line);
@@ -167,8 +170,11 @@ impl Tree {
             };
             let way = self.descend(io, change.key, start, &mut trail, None).await?;
             let step = changing.attempt(&way, &trail).await?;
-            let ended = matches!(step, Ended::Done(_));
-            self.starts_ended(session, &mut starts, change.key, &way, &trail, ended);
+            let mended = match step {
+                Ended::Done(outcome) => Some(outcome.existed || !way.has_gaps),
+                _ => None,
+            };
+            self.starts_ended(session, &mut starts, change.key, &way, &trail, mended);
             match step {
                 Ended::Done(outcome) => return Ok(outcome),
                 Ended::NextStart => {}
@@ -225,7 +231,7 @@ impl Changing<'_> {
     }
 
     async fn switch(&self, node: NodeRef, wanted: Option<Step>) -> Result<Ended, IndexError> {
-        self.tree.switch(self.session, self.change.key, node, wanted).await?;
+        self.tree.switch(self.session, self.change.key, node, wanted, false).await?;
         Ok(Ended::Again)
     }
 
@@ -247,7 +253,7 @@ impl Changing<'_> {
         let leaf = match self.tree.some_leaf(self.io, child, None, self.change.key, way.is_fresh).await? {
             Below::Leaf(word) => self.tree.read_leaf(self.io, word).await?,
             Below::Empty(node, path) if way.is_fresh => {
-                self.tree.switch(self.session, &path, node, None).await?;
+                self.tree.switch(self.session, &path, node, None, false).await?;
                 return Ok(Ended::Again);
             }
             Below::Empty(..) | Below::Stale => return Ok(Ended::NextStart),
@@ -319,7 +325,7 @@ impl Changing<'_> {
                 match self.tree.some_leaf(self.io, node, bucket, key, way.is_fresh).await? {
                     Below::Leaf(word) => Some(word),
                     Below::Empty(node, path) if way.is_fresh => {
-                        self.tree.switch(self.session, &path, node, None).await?;
+                        self.tree.switch(self.session, &path, node, None, false).await?;
                         return Ok(Next::Ended(Ended::Again));
                     }
                     Below::Empty(..) | Below::Stale => return Ok(Next::Ended(Ended::NextStart)),
@@ -369,7 +375,7 @@ impl Changing<'_> {
         if self.change.expected.is_some() {
             self.held.clear();
         }
-        self.publish(attempt, vec![leaf], None, outcome).await
+        self.publish(&place, attempt, vec![leaf], None, outcome).await
     }
 
     /// At a leaf: of this key, or of another one.
@@ -460,7 +466,7 @@ impl Changing<'_> {
             }
         };
         let attempt = Attempt { at: place.at, expected: place.word, put, mine, removed: None };
-        let next = self.publish(attempt, objects, retiring, outcome).await?;
+        let next = self.publish(&place, attempt, objects, retiring, outcome).await?;
         if mine == Mine::Tomb
             && let Next::Ended(Ended::Done(_)) = next
         {
@@ -499,7 +505,7 @@ impl Changing<'_> {
         if self.change.expected.is_some() {
             self.held.clear();
         }
-        self.publish(attempt, objects, None, outcome).await
+        self.publish(&place, attempt, objects, None, outcome).await
     }
 
     /// The key leaves an edge of the way within its compressed bytes, as `other`, a leaf below, tells: a new
@@ -541,7 +547,7 @@ impl Changing<'_> {
         if self.change.expected.is_some() {
             self.held.clear();
         }
-        match self.publish(attempt, objects, None, outcome).await? {
+        match self.publish(&place, attempt, objects, None, outcome).await? {
             Next::Ended(step) => Ok(step),
             Next::Found(_) => Ok(Ended::Again),
         }
@@ -550,6 +556,7 @@ impl Changing<'_> {
     /// Posts the CAS. The objects of a lost one are used again, or freed.
     async fn publish(
         &mut self,
+        place: &Place,
         attempt: Attempt,
         objects: Vec<NewObject>,
         retiring: Option<farleaf_pool::Retiring>,
@@ -560,7 +567,7 @@ impl Changing<'_> {
         match publication.run().await? {
             Published::Done => {
                 if attempt.mine == Mine::Node {
-                    tree.node_linked(session, key, &attempt).await;
+                    tree.node_linked(session, key, place, attempt.put);
                 }
                 Ok(Next::Ended(Ended::Done(outcome)))
             }

@@ -118,6 +118,7 @@ impl Tree {
                 let node = NodeRef { addr: word.addr(), kind, plen: base + len };
                 visitor.object("node", node.addr, self.shape.bytes(kind));
                 report.node_bytes += self.shape.bytes(kind) as u64;
+                report.inner_bytes += self.shape.bytes(kind) as u64;
                 nodes.push(Visited { node, path: path.to_vec() });
             }
             Child::Leaf(code) => {

@@ -58,6 +58,7 @@ impl Engine for Dex {
         splits: true,
         merges: true,
         shrinks: false,
+        radix: false,
     };
     const CANARIES: &'static [Canary] = &[
         Canary::AdoptUnchecked,

@@ -148,7 +148,12 @@ pub fn formats() -> Vec<(&'static str, TableFormat)> {
 
 /// The engines of [`formats`].
 pub fn shared_engines() -> Vec<Engine> {
-    chosen(|engine| engine.traits().splits && !engine.traits().owned)
+    chosen(|engine| grows(engine) && !engine.traits().owned)
+}
+
+/// Whether a change touches a few nodes of a table of many.
+pub fn grows(engine: Engine) -> bool {
+    engine.traits().splits || engine.traits().radix
 }
 
 fn chosen(with: impl Fn(Engine) -> bool) -> Vec<Engine> {

@@ -183,13 +183,9 @@ impl Tree {
         word: TablesWord,
     ) -> Result<Option<Arc<Descriptor>>, IndexError> {
         let Some((addr, bytes)) = word.place() else { return Ok(None) };
-        let known = self.known_tables.0.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if let Some((of, descriptor)) = &*known
-            && *of == word.0
-        {
-            return Ok(Some(Arc::clone(descriptor)));
+        if let Some(known) = self.known(word) {
+            return Ok(Some(known));
         }
-        drop(known);
         let buf = io.read(addr, io.buf(bytes)).await?;
         let descriptor = Descriptor::from_words(buf.words(), self.table).ok_or_else(|| {
             IndexError::Corrupt(format!(
@@ -201,6 +197,12 @@ impl Tree {
         let mut known = self.known_tables.0.write().unwrap_or_else(std::sync::PoisonError::into_inner);
         *known = Some((word.0, Arc::clone(&descriptor)));
         Ok(Some(descriptor))
+    }
+
+    /// The tables that `word` names, if they are known.
+    pub(super) fn known(&self, word: TablesWord) -> Option<Arc<Descriptor>> {
+        let known = self.known_tables.0.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        known.as_ref().filter(|(of, _)| *of == word.0).map(|(_, known)| Arc::clone(known))
     }
 
     /// Writes a descriptor. 1 WRITE.
