@@ -77,13 +77,27 @@ pub(super) fn table(engine: Engine) -> Vec<(&'static str, State)> {
         ("recover-growth", recover(growth, 0)),
         ("recover-merge", recover(merge, if shrinks { 2 } else { 0 })),
     ];
+    let node = grow(Change::NodeAdded, Order::Up);
+    let larger = grow(Change::NodeGrows, Order::Up);
+    let cases = cases.into_iter().chain([
+        ("insert-beside", grow(Change::LeafAdded, Order::Up)),
+        ("insert-node", node),
+        ("insert-node-down", grow(Change::NodeAdded, Order::Down)),
+        ("insert-node-cold", cold(node)),
+        ("insert-node-exhausted", State { is_exhausted: true, ..node }),
+        ("insert-larger-node", larger),
+        ("insert-larger-node-own", by_actor(larger)),
+        ("recover-node", recover(node, 0)),
+        ("recover-larger-node", recover(larger, 0)),
+    ]);
     let has_change = |state: &State| match state.script {
         Script::Keys(_) => true,
+        Script::Grow(Change::LeafAdded | Change::NodeAdded | Change::NodeGrows, _) => traits.radix,
         Script::Grow(..) => traits.splits,
         Script::Shrink(_, Change::Shrink(_), _) => traits.shrinks,
         Script::Shrink(..) => traits.merges,
     };
-    cases.into_iter().filter(|(_, state)| has_change(state)).collect()
+    cases.filter(|(_, state)| has_change(state)).collect()
 }
 
 /// The actor makes nodes go first, and a level if `shrinks`, so that it has something retired.

@@ -28,7 +28,7 @@ impl Format {
             Format { name: "bytes-tiny", table: bytes, record_bytes: 0 },
         ];
         // An engine without nodes keeps values of any length in one way.
-        if engine.traits().splits {
+        if engine.traits().splits || engine.traits().radix {
             formats.push(Format { name: "records", table: bytes, record_bytes: 200 });
         }
         formats

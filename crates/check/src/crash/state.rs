@@ -46,6 +46,12 @@ pub(super) enum Change {
     InnerMerge,
     /// The tree loses a level, of so many before.
     Shrink(usize),
+    /// A leaf of a radix tree is added to a node with room.
+    LeafAdded,
+    /// A leaf of a radix tree is added with a new inner node.
+    NodeAdded,
+    /// A leaf of a radix tree is added to a node that is replaced by a larger one.
+    NodeGrows,
 }
 
 impl Change {
@@ -60,6 +66,10 @@ impl Change {
         };
         let whole = before.unfinished_splits + after.unfinished_splits == 0;
         let grows = to == from + 1;
+        // Of a radix tree.
+        let inner = |report: &TableReport| report.nodes_per_level.iter().skip(1).sum::<u64>();
+        let (nodes, added) = (inner(before), inner(after).wrapping_sub(inner(before)));
+        let larger = after.inner_bytes > before.inner_bytes;
         whole
             && match self {
                 Change::None => a == b && from >= 2,
@@ -70,6 +80,9 @@ impl Change {
                 Change::LeafMerge => from == to && by(0) == -1 && by(1) == 0,
                 Change::InnerMerge => from == to && by(0) == -1 && by(1) == -1,
                 Change::Shrink(levels) => from == levels && to + 1 == from,
+                Change::LeafAdded => nodes > 1 && added == 0 && !larger && by(0) == 1,
+                Change::NodeAdded => nodes > 1 && added == 1 && by(0) == 1,
+                Change::NodeGrows => nodes > 1 && added == 0 && larger && by(0) == 1,
             }
     }
 }

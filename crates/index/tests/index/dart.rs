@@ -52,28 +52,36 @@ async fn costs_at_length_three(session: Session) {
     assert!(entries.valid > 500 && entries.tentative == 0 && entries.astray == 0, "{entries:?}");
     let mut value = Vec::new();
     assert_eq!(index.get(&session, &pairs[0].0, &mut value).await, Ok(true));
-    for (key, held) in pairs.iter().step_by(97) {
+    // The few prefixes whose bucket had no slot left cost more.
+    let (mut round_trips, mut cheap) = (0, Vec::new());
+    for (key, held) in &pairs {
         let before = costs(&session);
         assert_eq!(index.get(&session, key, &mut value).await, Ok(true));
         assert_eq!(&value, held);
         let cost = cost_since(&session, &before, OpKind::Get);
-        assert_eq!((cost.reads, cost.round_trips), (3, 3), "{cost:?}");
-        assert!(cost.bytes_read <= 64 + 128 + 64, "{cost:?}");
-        let mut absent = key.clone();
+        round_trips += cost.round_trips;
+        if cost.round_trips == 3 {
+            assert!(cost.reads == 3 && cost.bytes_read <= 64 + 64 + 64, "{cost:?}");
+            cheap.push(key);
+        }
+    }
+    let mean = round_trips as f64 / pairs.len() as f64;
+    assert!(mean <= 3.1, "{mean} round trips a get");
+    for key in cheap.iter().step_by(97) {
+        let mut absent = key.to_vec();
         absent[7] ^= 0x55;
         let before = costs(&session);
         assert_eq!(index.get(&session, &absent, &mut value).await, Ok(false));
         let cost = cost_since(&session, &before, OpKind::Get);
         assert_eq!((cost.reads, cost.round_trips), (3, 3), "{cost:?}");
     }
-    let key = &pairs[300].0;
+    let key = cheap[cheap.len() / 2];
     let before = costs(&session);
     assert_eq!(index.update(&session, key, b"new").await, Ok(true));
     let cost = cost_since(&session, &before, OpKind::Update);
-    let (reads, writes, cas, round_trips) = (3, 2, 1, 4);
-    assert_eq!((cost.reads, cost.writes, cost.cas), (reads, writes, cas), "{cost:?}");
-    assert_eq!(cost.round_trips, round_trips, "{cost:?}");
-    let mut new = key.clone();
+    assert_eq!((cost.reads, cost.writes, cost.cas), (3, 2, 1), "{cost:?}");
+    assert_eq!(cost.round_trips, 4, "{cost:?}");
+    let mut new = key.to_vec();
     new[3] ^= 0x77;
     let before = costs(&session);
     assert_eq!(index.insert(&session, &new, b"new").await, Ok(true));
@@ -152,23 +160,47 @@ fn a_new_list_of_lengths_makes_a_new_table() {
         let index = opened(&session, &format, &[("prefixes", "2")]).await;
         let pairs = pairs();
         index.bulk_load(&session, &mut Pairs(pairs.iter())).await.expect("loaded");
-        let root = session.open_root("t").await.expect("root");
-        let settings = Settings::default().with("prefixes", "1+3");
-        let options = OpenOptions { settings, ..OpenOptions::default() };
-        let other = AnyIndex::open(&session, &root, &options).await.expect("open");
+        let lengths = "1+3".parse().expect("lengths");
+        dart(&index).set_prefixes(&session, &lengths).await.expect("replaced");
         for _ in 0..24 {
-            dart(&other).maintain(&session).await.expect("upkeep");
+            dart(&index).maintain(&session).await.expect("upkeep");
             settle(&session).await;
         }
-        assert_eq!(counter(&other, "tables_filled"), 1);
-        assert_eq!(counter(&other, "tables_dropped"), 1);
+        assert_eq!(counter(&index, "tables_filled"), 2);
+        assert_eq!(counter(&index, "tables_dropped"), 1);
         let mut value = Vec::new();
         for (key, held) in &pairs {
-            assert_eq!(other.get(&session, key, &mut value).await, Ok(true));
+            assert_eq!(index.get(&session, key, &mut value).await, Ok(true));
             assert_eq!(&value, held);
         }
-        let entries = dart(&other).entries(&session).await.expect("entries");
+        let entries = dart(&index).entries(&session).await.expect("entries");
         assert!(entries.valid > 500 && entries.astray == 0, "{entries:?}");
-        check(&session, &[&other]).await;
+        check(&session, &[&index]).await;
+    });
+}
+
+/// Gets of some keys are counted; the lengths that are chosen lead to the nodes that have their leaves.
+#[test]
+fn lengths_follow_the_accesses() {
+    World::default().on_mapped(|session| async move {
+        let format = TableFormat::fixed8(Engine::Dart);
+        let settings = [("prefixes", "1"), ("freq_sample", "1")];
+        let index = opened(&session, &format, &settings).await;
+        let pairs = pairs();
+        index.bulk_load(&session, &mut Pairs(pairs.iter())).await.expect("loaded");
+        let mut value = Vec::new();
+        for (key, _) in pairs.iter().chain(&pairs) {
+            assert_eq!(index.get(&session, key, &mut value).await, Ok(true));
+        }
+        let chosen = dart(&index).adjust(&session).await.expect("adjusted").expect("some lengths");
+        assert!(chosen.as_slice().contains(&3), "{chosen}");
+        settle(&session).await;
+        let before = costs(&session);
+        assert_eq!(index.get(&session, &pairs[40].0, &mut value).await, Ok(true));
+        assert_eq!(index.get(&session, &pairs[41].0, &mut value).await, Ok(true));
+        let cost = cost_since(&session, &before, OpKind::Get);
+        // The first reads the check line and the descriptor.
+        assert!(cost.round_trips <= 8, "{cost:?}");
+        check(&session, &[&index]).await;
     });
 }

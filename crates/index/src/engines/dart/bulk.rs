@@ -11,6 +11,7 @@ use super::leaf::{self, Before};
 use super::meta;
 use super::node_split::chain;
 use super::object::NewObject;
+use super::ops::attempt_at;
 use super::outcome::{Attempt, Mine};
 use super::publish::{Publication, Published};
 use super::word::{Child, LEN_MAX, NodeType, Step, Word};
@@ -80,7 +81,7 @@ impl Tree {
         let removed = if line.root.is_tomb() { Some(io.word(line.root.addr()).await?) } else { None };
         let place = self.root_place(line.root);
         let mine = if matches!(root.child(), Child::Node(..)) { Mine::Node } else { Mine::Leaf };
-        let attempt = Attempt { at: place.at, expected: line.root, put: root, mine, removed };
+        let attempt = Attempt { removed, ..attempt_at(&place, root, mine) };
         let (last, count) = (std::mem::take(&mut builder.last), builder.count);
         let objects = std::mem::take(&mut builder.objects);
         let publication = Publication::new(self, session, &last, attempt, objects, None);

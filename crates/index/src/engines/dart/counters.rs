@@ -90,6 +90,10 @@ counters! {
     est_repaired: "est_repaired",
     /// Tentative entries of other clients that were made valid or taken out.
     est_tentative: "est_tentative",
+    /// Adjustments of the list of lengths.
+    adjust_rounds: "adjust_rounds",
+    /// Microseconds that they took to choose.
+    adjust_us: "adjust_us",
     /// Tables that were filled.
     tables_filled: "tables_filled",
     /// Tables that were dropped.

@@ -51,7 +51,7 @@ use self::counters::Counters;
 use self::hashed_node::NodeShape;
 use self::meta::RememberedLine;
 pub use self::options::DartOptions;
-use self::skip_table::{HitRates, KnownTables, Upkeep};
+use self::skip_table::{AdjustClock, HitRates, KnownTables, Upkeep};
 pub use self::skip_table::{EntryReport, Lengths};
 use crate::bnode::Layout;
 use crate::change::{Change, Outcome};
@@ -79,6 +79,7 @@ struct Tree {
     known_tables: KnownTables,
     hit_rates: HitRates,
     upkeep: Upkeep,
+    adjust_clock: AdjustClock,
     counters: Counters,
 }
 
@@ -96,6 +97,7 @@ impl Tree {
             known_tables: KnownTables::default(),
             hit_rates: HitRates::default(),
             upkeep: Upkeep::default(),
+            adjust_clock: AdjustClock::default(),
             counters: Counters::default(),
         })
     }
@@ -142,7 +144,30 @@ impl Dart {
     /// # Errors
     /// `Full`, `Unavailable`, `Corrupt`; lookups begin at the root then.
     pub async fn maintain(&self, session: &Session) -> Result<(), IndexError> {
-        self.0.upkeep_step(session).await.map(drop)
+        self.0.upkeep_step(session, None).await.map(drop)
+    }
+
+    /// Has a skip table with these prefix lengths take the place of the present one. Others go on meanwhile.
+    ///
+    /// Cost: 1 READ for each node of the tree twice, and 4 operations for each entry.
+    ///
+    /// # Errors
+    /// As [`Dart::maintain`].
+    pub async fn set_prefixes(
+        &self,
+        session: &Session,
+        prefixes: &Lengths,
+    ) -> Result<(), IndexError> {
+        self.0.upkeep_step(session, Some(prefixes)).await.map(drop)
+    }
+
+    /// Chooses the prefix lengths by the accesses that were counted, and replaces the skip table if they are
+    /// others; returns them. `None` if no length saves anything.
+    ///
+    /// # Errors
+    /// As [`Dart::maintain`].
+    pub async fn adjust(&self, session: &Session) -> Result<Option<Lengths>, IndexError> {
+        self.0.adjust(session).await
     }
 }
 
@@ -158,7 +183,7 @@ impl Engine for Dart {
         offloads: false,
         exposes: false,
         splits: false,
-        merges: false,
+        merges: true,
         shrinks: false,
         radix: true,
     };
@@ -215,6 +240,7 @@ impl Engine for Dart {
             .with("prefixes", pick(rng, &["1+2+4+8+16+32", "1+2+3+4+5+6+7", "3", "7"]))
             .with("scan_batch", pick(rng, &["1", "3", "64"]))
             .with("absorb", pick(rng, &["true", "true", "false"]))
+            .with("freq_sample", pick(rng, &["0", "1", "64"]))
     }
 }
 

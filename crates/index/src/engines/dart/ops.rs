@@ -53,7 +53,7 @@ impl Tree {
         let mut trail = Vec::new();
         while let Some(start) = self.next_start(session, io, key, &mut starts).await? {
             let way = self.descend(io, key, start, &mut trail, None).await?;
-            let answer = self.answer(io, key, &way, value).await?;
+            let answer = self.answer(session, io, key, &way, value).await?;
             let is_proven = answer == Some(true) || !way.has_gaps;
             let mended = answer.map(|_| is_proven);
             self.starts_ended(session, &mut starts, key, &way, &trail, mended);
@@ -69,6 +69,7 @@ impl Tree {
     /// What a way says of its key; `None` if this start says nothing.
     async fn answer(
         &self,
+        session: &Session,
         io: Reliable<'_>,
         key: &[u8],
         way: &Way,
@@ -78,7 +79,7 @@ impl Tree {
             Landing::Stale | Landing::Met(_) => return Ok(None),
             Landing::Slot(place, bucket) => {
                 if let Child::Leaf(_) = place.word.child() {
-                    let leaf = self.read_leaf(io, place.word).await?;
+                    let leaf = self.read_counted_leaf(session, io, place.word).await?;
                     if leaf.difference(key).is_none() {
                         value.extend_from_slice(leaf.value());
                         return Ok(Some(true));
@@ -371,7 +372,7 @@ impl Changing<'_> {
         }
         let put = Word::leaf(place.step, self.code(), leaf.addr());
         let attempt =
-            Attempt { at: place.at, expected: place.word, put, mine: Mine::Leaf, removed: removed_word };
+            Attempt { removed: removed_word, ..attempt_at(&place, put, Mine::Leaf) };
         if self.change.expected.is_some() {
             self.held.clear();
         }
@@ -465,7 +466,7 @@ impl Changing<'_> {
                 (Word::tomb(place.step, place.word.addr(), session), Mine::Tomb, Vec::new())
             }
         };
-        let attempt = Attempt { at: place.at, expected: place.word, put, mine, removed: None };
+        let attempt = attempt_at(&place, put, mine);
         let next = self.publish(&place, attempt, objects, retiring, outcome).await?;
         if mine == Mine::Tomb
             && let Next::Ended(Ended::Done(_)) = next
@@ -501,7 +502,7 @@ impl Changing<'_> {
         objects.iter().for_each(NewObject::written);
         self.tree.counters.split.add(1);
         self.tree.counters.chain.add(objects.len() as u64 - 2);
-        let attempt = Attempt { at: place.at, expected: place.word, put, mine: Mine::Node, removed: None };
+        let attempt = attempt_at(&place, put, Mine::Node);
         if self.change.expected.is_some() {
             self.held.clear();
         }
@@ -543,7 +544,7 @@ impl Changing<'_> {
         self.io.post_many(ops).await?;
         objects.iter().for_each(NewObject::written);
         self.tree.counters.split.add(1);
-        let attempt = Attempt { at: place.at, expected: place.word, put, mine: Mine::Node, removed: None };
+        let attempt = attempt_at(&place, put, Mine::Node);
         if self.change.expected.is_some() {
             self.held.clear();
         }
@@ -612,6 +613,12 @@ impl Changing<'_> {
     fn leaf_written(&self) {
         self.leaf.iter().for_each(NewObject::written);
     }
+}
+
+/// The CAS that puts `put` into a slot.
+pub(super) fn attempt_at(place: &Place, put: Word, mine: Mine) -> Attempt {
+    let (at, expected, shared) = (place.at, place.word, place.bytes_before_child());
+    Attempt { at, expected, put, mine, shared, removed: None }
 }
 
 /// How it goes on at a slot.

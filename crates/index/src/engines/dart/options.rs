@@ -24,6 +24,11 @@ crate::knobs! {
         "prefixes" => prefixes: Lengths = Lengths::default(), KnobKind::Words { words: &["1+2+4+8+16+32"], also: Some("any ascending list of at most 16 lengths up to 1024") }, paper "powers of two";
         /// New nodes after which this compute server looks whether the skip table needs upkeep.
         "est_nodes" => est_nodes: u32 = 512, KnobKind::count(1, "nodes");
+        /// Gets of which one counts its leaf, for the choice of prefix lengths; 0 counts none.
+        "freq_sample" => freq_sample: u32 = 64, KnobKind::count(0, "gets"), paper "every R-th request";
+        /// Least time between two choices of prefix lengths, which are made if lookups have become deeper or
+        /// less deep; 0 keeps the list as it is.
+        "adjust_s" => adjust_s: u32 = 60, KnobKind::count(0, "seconds");
         /// Bits of fingerprints in entries. Fewer make wrong starts likely, which tests want.
         "print_bits" => print_bits: u32 = 14, KnobKind::Count { min: 0, max: 14, unit: "bits" };
     }

@@ -9,7 +9,7 @@ use farleaf_fabric::GlobalAddr;
 use farleaf_pool::{Reliable, Session};
 
 use super::Tree;
-use super::descent::{Landing, Start};
+use super::descent::{Landing, NodeRef, Start};
 use super::leaf::{self, Before, HEAD_BYTES, Leaf};
 use super::meta;
 use super::word::{Child, SESSION_MASK, Word};
@@ -17,6 +17,8 @@ use crate::IndexError;
 
 /// Leaves that a judgement reads at most.
 const CHAIN_MAX: usize = 16;
+/// Nodes below a slot that a judgement reads at most.
+const NODES_BELOW: usize = 4;
 /// Bytes of the first READ of a leaf of unknown size.
 const FIRST_BYTES: usize = 64;
 
@@ -38,6 +40,8 @@ pub(super) struct Attempt {
     pub(super) expected: Word,
     pub(super) put: Word,
     pub(super) mine: Mine,
+    /// Bytes of the key that lead to the slot.
+    pub(super) shared: usize,
     /// If `expected` is a TOMB: the first word of what it names, as it was before the CAS was posted.
     pub(super) removed: Option<u64>,
 }
@@ -72,7 +76,7 @@ impl Tree {
         }
         if now == attempt.expected {
             return match attempt.expected.child() {
-                Child::Tomb => self.judge_tomb(io, attempt).await,
+                Child::Tomb => self.judge_tomb(io, key, attempt).await,
                 _ => Ok(Verdict::NotDone),
             };
         }
@@ -81,8 +85,12 @@ impl Tree {
             Child::Tomb => Before::Tomb(now.addr(), now.session()),
             _ => Before::Nothing,
         };
-        match self.follow(io, attempt, session, history).await? {
-            Verdict::Unknown => self.judge_key(io, key, attempt, session).await,
+        match self.follow(io, key, attempt, session, history).await? {
+            Verdict::Unknown => {}
+            verdict => return Ok(verdict),
+        }
+        match self.judge_key(io, key, attempt, session).await? {
+            Verdict::Unknown => self.judge_below(io, key, attempt, session, now).await,
             verdict => Ok(verdict),
         }
     }
@@ -103,22 +111,44 @@ impl Tree {
         Ok(if first.is_sealed() { Verdict::Done } else { Verdict::NotDone })
     }
 
-    /// The TOMB is there again, or still: it is the same one if what it names was not used again meanwhile.
+    /// The TOMB is there again, or was there when another leaf went over it. It is the TOMB that was expected,
+    /// unless what it names was used again as a leaf that came there after this one.
     async fn judge_tomb(
         &self,
         io: Reliable<'_>,
+        key: &[u8],
         attempt: &Attempt,
     ) -> Result<Verdict, IndexError> {
-        let Some(removed) = attempt.removed else { return Ok(Verdict::Unknown) };
-        let now = io.word(attempt.expected.addr()).await?;
-        let is_same = leaf::number_of(now) == leaf::number_of(removed);
-        Ok(if is_same { Verdict::NotDone } else { Verdict::Unknown })
+        let Attempt { expected, put, shared, removed, .. } = *attempt;
+        let Some(removed) = removed else { return Ok(Verdict::Unknown) };
+        let now = io.word(expected.addr()).await?;
+        if leaf::number_of(now) == leaf::number_of(removed) {
+            return Ok(Verdict::NotDone);
+        }
+        // A leaf that came after this one would be there still: it was unlinked under this operation's pin.
+        let mut at = expected.addr();
+        for count in 0..CHAIN_MAX {
+            let leaf = match self.leaf_at(io, at).await? {
+                Some(leaf) if count > 0 || leaf.shares(key, shared.min(key.len())) => leaf,
+                _ if count == 0 => return Ok(Verdict::NotDone),
+                _ => return Ok(Verdict::Unknown),
+            };
+            match leaf.before() {
+                Before::Leaf(addr) | Before::Tomb(addr, _) if addr == put.addr() => {
+                    return Ok(Verdict::Done);
+                }
+                Before::Leaf(addr) | Before::Tomb(addr, _) => at = addr,
+                Before::Empty(_) | Before::Nothing => return Ok(Verdict::Unknown),
+            }
+        }
+        Ok(Verdict::Unknown)
     }
 
     /// Goes back through what a slot held.
     async fn follow(
         &self,
         io: Reliable<'_>,
+        key: &[u8],
         attempt: &Attempt,
         session: u32,
         mut history: Before,
@@ -148,7 +178,7 @@ impl Tree {
                 Before::Tomb(leaf, by)
                     if expected.is_tomb() && (leaf, by) == (expected.addr(), expected.session()) =>
                 {
-                    return self.judge_tomb(io, attempt).await;
+                    return self.judge_tomb(io, key, attempt).await;
                 }
                 Before::Leaf(leaf) | Before::Tomb(leaf, _) => leaf,
             };
@@ -182,7 +212,40 @@ impl Tree {
             Child::Tomb => Before::Tomb(place.word.addr(), place.word.session()),
             _ => return Ok(Verdict::Unknown),
         };
-        self.follow(io, attempt, session, history).await
+        self.follow(io, key, attempt, session, history).await
+    }
+
+    /// The slot leads to a node, and the key is absent: leaves below tell what was in the slot before.
+    async fn judge_below(
+        &self,
+        io: Reliable<'_>,
+        key: &[u8],
+        attempt: &Attempt,
+        session: u32,
+        now: Word,
+    ) -> Result<Verdict, IndexError> {
+        let (mut nodes, mut leaves) = (vec![now], Vec::new());
+        for _ in 0..NODES_BELOW {
+            let Some(word) = nodes.pop() else { break };
+            let Child::Node(kind, _) = word.child() else { break };
+            let node = NodeRef { addr: word.addr(), kind, plen: 0 };
+            let words = self.read_node(io, node).await?;
+            for word in words.words().iter().map(|word| Word::from_raw(*word)) {
+                match word.child() {
+                    Child::Leaf(_) => leaves.push(Before::Leaf(word.addr())),
+                    Child::Tomb => leaves.push(Before::Tomb(word.addr(), word.session())),
+                    Child::Node(..) => nodes.push(word),
+                    Child::Empty => {}
+                }
+            }
+        }
+        for history in leaves.into_iter().take(CHAIN_MAX) {
+            match self.follow(io, key, attempt, session, history).await? {
+                Verdict::Unknown => {}
+                verdict => return Ok(verdict),
+            }
+        }
+        Ok(Verdict::Unknown)
     }
 
     /// The leaf at an address, if there is one. 1 or 2 READs.

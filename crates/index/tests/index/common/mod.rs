@@ -271,6 +271,7 @@ impl SortedPairs for Pairs<'_> {
 
 /// Lets every retired object be reclaimed.
 pub async fn settle(session: &Session) {
+    assert!(session.finish_tasks().await, "the tasks of operations end");
     for _ in 0..8 {
         session.tick().await.expect("tick");
     }

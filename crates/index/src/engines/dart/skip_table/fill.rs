@@ -4,9 +4,9 @@
 
 use std::collections::VecDeque;
 
-use farleaf_fabric::OpKind;
 use farleaf_pool::{Reliable, Session};
 
+use super::begin_quietly;
 use super::entry::PrefixHash;
 use super::place::Item;
 use super::tables::Table;
@@ -42,10 +42,7 @@ impl Tree {
         let mut parts: Vec<Vec<u8>> = vec![Vec::new()];
         let mut count = 0;
         while let Some(path) = parts.pop() {
-            let kind = session.client().charge_to(OpKind::Maintenance);
-            let pin = session.begin(OpKind::Maintenance).await;
-            session.client().charge_to(kind);
-            let pin = pin?;
+            let pin = begin_quietly(session).await?;
             count += self.fill_part(session.maintenance(), &path, lengths, table, &mut parts).await?;
             drop(pin);
         }

@@ -9,6 +9,7 @@
 //! A node under a parent at position a is *express* for each length of the list above a and up to its own
 //! position. An operation tries the longest length below that of its key, then shorter ones, then R.
 
+mod adjust;
 mod entry;
 mod fill;
 mod hooks;
@@ -20,9 +21,10 @@ mod upkeep;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use farleaf_fabric::Endpoint;
+use farleaf_fabric::{Endpoint, OpKind};
 use farleaf_pool::{Reliable, Session};
 
+pub(super) use self::adjust::AdjustClock;
 use self::entry::{BUCKET_BYTES, Entry, PrefixHash};
 pub use self::hooks::EntryReport;
 pub use self::lengths::Lengths;
@@ -206,7 +208,7 @@ impl Tree {
             }
         }
         if has_answer {
-            self.note_levels(way.levels);
+            self.answered(session, way.levels);
         }
         if !has_answer || starts.missed.is_empty() || !way.is_fresh || !self.options.est_upkeep {
             return;
@@ -235,4 +237,12 @@ impl Tree {
         self.counters.est_repaired.add(items.len() as u64);
         self.place_later(session, tables, items);
     }
+}
+
+/// A pin for upkeep: what follows counts for the caller's kind of operation as before.
+async fn begin_quietly(session: &Session) -> Result<farleaf_pool::Pinned<'_>, IndexError> {
+    let kind = session.client().charge_to(OpKind::Maintenance);
+    let pin = session.begin(OpKind::Maintenance).await;
+    session.client().charge_to(kind);
+    Ok(pin?)
 }

@@ -9,10 +9,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use farleaf_fabric::{GlobalAddr, OpKind};
+use farleaf_fabric::GlobalAddr;
 use farleaf_pool::{Session, Trial, is_open};
 
+use super::begin_quietly;
 use super::entry::BUCKET_SLOTS;
+use super::lengths::Lengths;
 use super::tables::{Descriptor, Role, Table, TablesWord};
 use crate::IndexError;
 use crate::blink::lock::lock_word;
@@ -55,10 +57,6 @@ pub(in crate::engines::dart) enum Stepped {
 }
 
 impl Tree {
-    pub(super) fn note_levels(&self, levels: usize) {
-        self.counters.levels.add(levels as u64);
-    }
-
     /// Has a task do a step of upkeep, if one is due.
     #[inline]
     pub(in crate::engines::dart) fn upkeep_if_due(self: &Arc<Self>, session: &Session) {
@@ -74,7 +72,7 @@ impl Tree {
         let tree = Arc::clone(self);
         session.spawn(async move |session| {
             // What is not done now is done after as many nodes more.
-            let stepped = tree.upkeep_step(&session).await;
+            let stepped = tree.upkeep_step(&session, None).await;
             if stepped == Ok(Stepped::Something) {
                 // What is left behind is dropped some epochs later.
                 tree.upkeep.nodes.store(due, Ordering::Relaxed);
@@ -91,14 +89,13 @@ impl Tree {
         // Without a table, lookups begin at the root, and later upkeep makes one.
         self.upkeep.nodes.store(0, Ordering::Relaxed);
         let (tree, patient) = (Arc::clone(self), session.without_deadline());
-        let task = async move { tree.upkeep_step(&patient).await };
+        let task = async move { tree.upkeep_step(&patient, None).await };
         let (sender, receiver) = crate::oneshot::channel();
         session.spawn(async move |_| sender.send(task.await.is_ok()));
         session.reliable().within(receiver).await;
     }
 
-    /// Does what is due: makes a table, fills it, or drops one.
-    pub(in crate::engines::dart) async fn upkeep_step(&self, session: &Session) -> Result<Stepped, IndexError> {
+XX
         let io = session.maintenance();
         let lock_at = self.meta.plus(META_LOCK);
         let holder = io.word(lock_at).await?;
@@ -106,17 +103,18 @@ impl Tree {
             return Ok(Stepped::Nothing);
         }
         let lock = lock_word(session, lock_at).await?;
-        let stepped = self.step(session).await;
+        let stepped = self.step(session, wish).await;
         lock.release().await?;
         stepped
     }
 
-    async fn step(&self, session: &Session) -> Result<Stepped, IndexError> {
+    async fn step(
+        &self,
+        session: &Session,
+        wish: Option<&Lengths>,
+    ) -> Result<Stepped, IndexError> {
         let io = session.maintenance();
-        let kind = session.client().charge_to(OpKind::Maintenance);
-        let pin = session.begin(OpKind::Maintenance).await;
-        session.client().charge_to(kind);
-        let pin = pin?;
+        let pin = begin_quietly(session).await?;
         let line = meta::read_line(io, self.meta).await?;
         let word = TablesWord(line.tables);
         let tables = self.tables(io, word).await?;
@@ -128,7 +126,9 @@ impl Tree {
         if let Some(table) = tables.tables.iter().find(|table| table.role == Role::Filling).cloned() {
             return self.fill_up(session, word, tables, &table).await;
         }
-        let lengths = self.options.prefixes.as_slice();
+        let present = tables.probed().map(|table| table.lengths.clone());
+        let wish = wish.map(|lengths| lengths.as_slice().to_vec());
+        let lengths = wish.or(present).unwrap_or_else(|| self.options.prefixes.as_slice().to_vec());
         let slots = |table: &Table| table.bytes() / 8;
         let dropped = self.counters.est_dropped.value();
         let (is_due, least) = match tables.probed() {
@@ -142,10 +142,10 @@ impl Tree {
         if !is_due {
             return Ok(Stepped::Nothing);
         }
-        let entries = self.fill(session, lengths, None).await?;
+        let entries = self.fill(session, &lengths, None).await?;
         self.upkeep.dropped.store(dropped, Ordering::Relaxed);
         let slots = ((entries as f64 / LOAD) as u64).max(least).max(2 * BUCKET_SLOTS as u64);
-        self.add_table(session, word, tables, lengths.to_vec(), slots).await
+        self.add_table(session, word, tables, lengths, slots).await
     }
 
     /// Makes a zeroed table of at least so many slots, names it, and fills it.
@@ -236,10 +236,7 @@ impl Tree {
         objects: Vec<NewObject>,
         unlinked: &[GlobalAddr],
     ) -> Result<Option<TablesWord>, IndexError> {
-        let kind = session.client().charge_to(OpKind::Maintenance);
-        let pin = session.begin(OpKind::Maintenance).await;
-        session.client().charge_to(kind);
-        let _pin = pin?;
+        let _pin = begin_quietly(session).await?;
         let io = session.maintenance();
         let (descriptor, code) = self.new_descriptor(session, tables).await?;
         let new = word.next(Some((descriptor.addr(), code)));
