@@ -1,21 +1,35 @@
 //! Counters: what an open table has done, beside the fabric's counts of remote operations.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+/// Parts of a count, so that threads seldom share a cache line.
+const PARTS: usize = 8;
+
+static THREADS: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    static PART: usize = THREADS.fetch_add(1, Ordering::Relaxed) % PARTS;
+}
+
+/// A thread's part of a count, on a cache line of its own.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Part(AtomicU64);
 
 /// One count.
 #[derive(Debug, Default)]
-pub(super) struct Count(AtomicU64);
+pub(super) struct Count([Part; PARTS]);
 
 impl Count {
     #[inline]
     pub(super) fn add(&self, count: u64) {
         if count > 0 {
-            self.0.fetch_add(count, Ordering::Relaxed);
+            self.0[PART.with(|part| *part)].0.fetch_add(count, Ordering::Relaxed);
         }
     }
 
     pub(super) fn value(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+        self.0.iter().map(|part| part.0.load(Ordering::Relaxed)).sum()
     }
 }
 
@@ -68,6 +82,8 @@ counters! {
     tomb_reused: "tomb_reused",
     /// Blind changes that counted as done just before another.
     absorbed: "absorbed",
+    /// Answered operations.
+    answers: "answers",
     /// Nodes that operations have read on the ways that led to answers.
     levels: "levels",
     /// Unlinked nodes that were not retired, because nobody knew where their entries are.

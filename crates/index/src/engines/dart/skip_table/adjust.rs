@@ -38,8 +38,7 @@ const LOOK_EVERY: u64 = 4_096;
 #[derive(Debug, Default)]
 pub(in crate::engines::dart) struct AdjustClock {
     is_running: AtomicBool,
-    answers: AtomicU64,
-    /// `answers` and `levels` at the last look.
+    /// Answers and levels at the last look.
     before: (AtomicU64, AtomicU64),
     /// Levels of an answer, in thousandths, after the last adjustment; 0 before the first look.
     depth: AtomicU64,
@@ -102,10 +101,14 @@ impl Tree {
     pub(super) fn answered(self: &Arc<Self>, session: &Session, levels: usize) {
         self.counters.levels.add(levels as u64);
         let clock = &self.adjust_clock;
-        let answers = clock.answers.fetch_add(1, Ordering::Relaxed) + 1;
-        if !answers.is_multiple_of(LOOK_EVERY) || self.options.adjust_s == 0 || !self.options.est {
+        self.counters.answers.add(1);
+        if self.options.adjust_s == 0
+            || !self.options.est
+            || !session.endpoint().random().is_multiple_of(LOOK_EVERY)
+        {
             return;
         }
+        let answers = self.counters.answers.value();
         let now_ns = session.endpoint().now_ns();
         let levels = self.counters.levels.value();
         let (answers_before, levels_before) = &clock.before;

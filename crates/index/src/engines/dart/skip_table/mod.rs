@@ -41,6 +41,8 @@ use crate::IndexError;
 const TRIES_MAX: u32 = 1_024;
 /// Probes of a length that are made before its share of hits counts.
 const TRIES_LEAST: u32 = 16;
+/// Of so many probes one counts.
+const NOTED: u64 = 8;
 /// A length that hits seldom is probed nevertheless, once in so many lookups.
 const SELDOM: u64 = 64;
 
@@ -49,8 +51,12 @@ const SELDOM: u64 = 64;
 pub(in crate::engines::dart) struct HitRates([(AtomicU32, AtomicU32); LENGTHS_MAX]);
 
 impl HitRates {
-    fn note(&self, length: usize, is_hit: bool) {
+    fn note(&self, length: usize, is_hit: bool, random: u64) {
         let (tries, hits) = &self.0[length];
+        // Threads share the counts: they change seldom.
+        if tries.load(Ordering::Relaxed) >= TRIES_LEAST && !random.is_multiple_of(NOTED) {
+            return;
+        }
         let now = tries.fetch_add(1, Ordering::Relaxed);
         if is_hit {
             hits.fetch_add(1, Ordering::Relaxed);
@@ -174,7 +180,7 @@ impl Tree {
         // A key that ends in front of the node is not below it.
         starts.found.extend(nodes.filter(|node| node.plen <= key.len()).map(|node| (index, node)));
         let is_hit = !starts.found.is_empty();
-        self.hit_rates.note(index, is_hit);
+        self.hit_rates.note(index, is_hit, session.endpoint().random());
         if !is_hit {
             self.counters.est_miss.add(1);
             starts.missed.push((index, None));
