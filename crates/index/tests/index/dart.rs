@@ -9,7 +9,8 @@ use farleaf_pool::Session;
 
 async fn opened(session: &Session, format: &TableFormat, settings: &[(&str, &str)]) -> AnyIndex {
     let root = AnyIndex::create(session, "t", format).await.expect("create");
-    let settings = settings.iter().fold(Settings::default(), |all, (name, text)| all.with(name, text));
+    let settings =
+        settings.iter().fold(Settings::default(), |all, (name, text)| all.with(name, text));
     let options = OpenOptions { settings, ..OpenOptions::default() };
     AnyIndex::open(session, &root, &options).await.expect("open")
 }
@@ -43,7 +44,10 @@ fn pairs() -> Vec<(Vec<u8>, Vec<u8>)> {
 }
 
 async fn costs_at_length_three(session: Session) {
-    let format = TableFormat { value: farleaf_index::bnode::ValueFormat::Bytes, ..TableFormat::fixed8(Engine::Dart) };
+    let format = TableFormat {
+        value: farleaf_index::bnode::ValueFormat::Bytes,
+        ..TableFormat::fixed8(Engine::Dart)
+    };
     let index = opened(&session, &format, &[("prefixes", "3")]).await;
     let pairs = pairs();
     let loaded = index.bulk_load(&session, &mut Pairs(pairs.iter())).await;

@@ -6,12 +6,12 @@ use farleaf_fabric::OpKind;
 use farleaf_pool::Session;
 
 use super::Tree;
+use super::changing::attempt_at;
 use super::descent::Place;
 use super::leaf::{self, Before};
 use super::meta;
 use super::node_split::chain;
 use super::object::NewObject;
-use super::ops::attempt_at;
 use super::outcome::{Attempt, Mine};
 use super::publish::{Publication, Published};
 use super::word::{Child, LEN_MAX, NodeType, Step, Word};
@@ -78,7 +78,8 @@ impl Tree {
             builder.add(key, value).await?;
         }
         let Some(root) = builder.end().await? else { return Ok(0) };
-        let removed = if line.root.is_tomb() { Some(io.word(line.root.addr()).await?) } else { None };
+        let removed =
+            if line.root.is_tomb() { Some(io.word(line.root.addr()).await?) } else { None };
         let place = self.root_place(line.root);
         let mine = if matches!(root.child(), Child::Node(..)) { Mine::Node } else { Mine::Leaf };
         let attempt = Attempt { removed, ..attempt_at(&place, root, mine) };
@@ -113,7 +114,8 @@ impl Builder<'_> {
             let common = self.last.iter().zip(key).take_while(|(a, b)| a == b).count();
             self.close_down_to(common).await?;
         }
-        let object = NewObject::new(self.session, leaf::object_bytes(key.len(), value.len())).await?;
+        let object =
+            NewObject::new(self.session, leaf::object_bytes(key.len(), value.len())).await?;
         let number = self.session.lock_token().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let buf = self.session.client().buf(object.bytes());
         let ids = (self.tree.table, number as u32);

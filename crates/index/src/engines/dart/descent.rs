@@ -273,11 +273,7 @@ impl Tree {
     }
 
     /// READs the leaf that `word` leads to. 1 READ; 2 if it is longer than size codes say.
-    pub(super) async fn read_leaf(
-        &self,
-        io: Reliable<'_>,
-        word: Word,
-    ) -> Result<Leaf, IndexError> {
+    pub(super) async fn read_leaf(&self, io: Reliable<'_>, word: Word) -> Result<Leaf, IndexError> {
         let Child::Leaf(code) = word.child() else {
             return Err(self.corrupt_leaf(word));
         };

@@ -26,7 +26,8 @@ const fn permutation() -> [u8; 256] {
     let mut state: u64 = 0x9e37_79b9_7f4a_7c15;
     let mut at = 255;
     while at > 0 {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let other = (state >> 33) as usize % (at + 1);
         let place = places[at];
         places[at] = places[other];
@@ -133,7 +134,10 @@ impl NodeShape {
             })
         };
         let hashed = NodeType::all().take(5);
-        hashed.filter(|node| steps().count() <= self.slots(*node)).find(holds).unwrap_or(NodeType::N256)
+        hashed
+            .filter(|node| steps().count() <= self.slots(*node))
+            .find(holds)
+            .unwrap_or(NodeType::N256)
     }
 
     /// Fills the words of a node of that type.

@@ -272,7 +272,8 @@ mod tests {
         let endpoint = fabric.any_endpoint().expect("endpoint");
         let of = |key: &[u8]| {
             let buf = endpoint.buf(object_bytes(key.len(), 0));
-            Leaf::parse(encode(buf, (key, b""), (Before::Nothing, false), (1, 0)), 1).expect("a leaf")
+            Leaf::parse(encode(buf, (key, b""), (Before::Nothing, false), (1, 0)), 1)
+                .expect("a leaf")
         };
         let leaf = of(b"a\0b");
         assert_eq!(leaf.difference(b"a\0b"), None);

@@ -39,7 +39,11 @@ pub(super) async fn create(session: &Session, table: u32) -> Result<GlobalAddr, 
 }
 
 /// Checks line 0 of a meta object.
-pub(super) async fn check(io: Reliable<'_>, meta: GlobalAddr, table: u32) -> Result<(), IndexError> {
+pub(super) async fn check(
+    io: Reliable<'_>,
+    meta: GlobalAddr,
+    table: u32,
+) -> Result<(), IndexError> {
     let line = io.read(meta, io.buf(LINE_BYTES)).await?;
     let found = &line.words()[..3];
     if found[0] != TAG || found[2] != u64::from(table) {

@@ -25,6 +25,7 @@
 //! - `INV-DART-6` All keys below a node share its first plen bytes. No key is in the tree twice.
 
 mod bulk;
+mod changing;
 mod counters;
 mod descent;
 mod hashed_node;

@@ -156,7 +156,18 @@ impl<'a> Switch<'a> {
     ) -> Self {
         let io = session.reliable();
         let (is_proven, in_doubt) = (false, false);
-        Switch { tree, session, io, key, node, wanted, is_proven, sealed: None, new: None, in_doubt }
+        Switch {
+            tree,
+            session,
+            io,
+            key,
+            node,
+            wanted,
+            is_proven,
+            sealed: None,
+            new: None,
+            in_doubt,
+        }
     }
 
     async fn go_on(&mut self) -> Result<Progress, IndexError> {
@@ -204,7 +215,8 @@ impl<'a> Switch<'a> {
         let node = self.node;
         loop {
             let buf = self.tree.read_node(self.io, node).await?;
-            let mut words: Vec<Word> = buf.words().iter().map(|word| Word::from_raw(*word)).collect();
+            let mut words: Vec<Word> =
+                buf.words().iter().map(|word| Word::from_raw(*word)).collect();
             loop {
                 let open: Vec<usize> =
                     (0..words.len()).filter(|index| !words[*index].is_sealed()).collect();

@@ -176,7 +176,8 @@ impl Tree {
                     return Ok(if is_mine { Verdict::Done } else { Verdict::NotDone });
                 }
                 Before::Tomb(leaf, by)
-                    if expected.is_tomb() && (leaf, by) == (expected.addr(), expected.session()) =>
+                    if expected.is_tomb()
+                        && (leaf, by) == (expected.addr(), expected.session()) =>
                 {
                     return self.judge_tomb(io, key, attempt).await;
                 }

@@ -175,7 +175,8 @@ impl Tree {
                 let words = read.take_buf(number);
                 number += 1;
                 self.check_words(node, &words)?;
-                let mut children: Vec<Word> = words.words().iter().map(|word| Word::from_raw(*word)).collect();
+                let mut children: Vec<Word> =
+                    words.words().iter().map(|word| Word::from_raw(*word)).collect();
                 children.retain(|word| word.is_live());
                 children.sort_unstable_by_key(|word| word.step());
                 if reverse {
@@ -208,7 +209,9 @@ impl Tree {
                 let matters = |at_edge: bool, bound: Option<&[u8]>| {
                     at_edge && bound.is_some_and(|bound| bound.len() > base)
                 };
-                if len > 0 && (matters(edges.low, Some(bounds.low)) || matters(edges.high, bounds.high)) {
+                if len > 0
+                    && (matters(edges.low, Some(bounds.low)) || matters(edges.high, bounds.high))
+                {
                     // The skipped bytes are known by a leaf.
                     match self.some_leaf(io, node, None, &[], true).await? {
                         Below::Leaf(word) => {
@@ -219,7 +222,9 @@ impl Tree {
                             }
                         }
                         // Nothing is known of it: it stays.
-                        Below::Empty(..) | Below::Stale => edges = Edges { low: false, high: false },
+                        Below::Empty(..) | Below::Stale => {
+                            edges = Edges { low: false, high: false }
+                        }
                     }
                 } else if len > 0 {
                     // The bound ends here: all below is on one side of it.
@@ -310,6 +315,14 @@ mod tests {
         let high = Edges { low: false, high: true };
         assert_eq!(side(Step::End, 2, high, &bounds), Some(none), "\"bd\"");
         assert_eq!(side(Step::Byte(0), 2, high, &bounds), None, "behind \"bd\"");
-        assert_eq!(skipped(b"xbcq", 1..3, Edges { low: true, high: true }, &Bounds { low: b"xbb", high: None }), Some(high));
+        assert_eq!(
+            skipped(
+                b"xbcq",
+                1..3,
+                Edges { low: true, high: true },
+                &Bounds { low: b"xbb", high: None }
+            ),
+            Some(high)
+        );
     }
 }

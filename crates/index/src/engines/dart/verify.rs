@@ -81,8 +81,10 @@ impl Tree {
                         if let Some(Step::Byte(byte)) = word.step() {
                             path.push((plen, byte));
                         }
-                        self.visit(session, word, base, &path, visitor, report, &mut below, &mut found)
-                            .await?;
+                        self.visit(
+                            session, word, base, &path, visitor, report, &mut below, &mut found,
+                        )
+                        .await?;
                     }
                 }
                 self.check_leaves(session, &mut found, visitor, report).await?;

@@ -299,8 +299,13 @@ mod tests {
                 }
                 for session in [0, 1, 15, 16, 1_023, SESSION_MASK] {
                     let tomb = Word::tomb(step, at, session);
-                    assert_eq!((tomb.step(), tomb.addr(), tomb.session()), (Some(step), at, session));
-                    assert!(tomb.is_tomb() && !tomb.is_live() && tomb.is_legal() && !tomb.is_empty());
+                    assert_eq!(
+                        (tomb.step(), tomb.addr(), tomb.session()),
+                        (Some(step), at, session)
+                    );
+                    assert!(
+                        tomb.is_tomb() && !tomb.is_live() && tomb.is_legal() && !tomb.is_empty()
+                    );
                 }
             }
             for node in NodeType::all() {
@@ -316,7 +321,9 @@ mod tests {
 
     #[test]
     fn what_this_engine_does_not_write_is_told() {
-        assert!(Word::EMPTY.is_legal() && Word::EMPTY.is_empty() && Word::EMPTY.sealed().is_empty());
+        assert!(
+            Word::EMPTY.is_legal() && Word::EMPTY.is_empty() && Word::EMPTY.sealed().is_empty()
+        );
         assert_eq!(Word::EMPTY.sealed().step(), None);
         let leaf = Word::leaf(Step::Byte(1), 3, addr(1, 640));
         assert!(!Word::from_raw(leaf.raw() | 1).is_legal(), "poison");

@@ -61,7 +61,8 @@ impl Sampled {
         let total: u64 = self.ways.iter().map(|(way, weight)| way.len() as u64 * weight).sum();
         let (mut chosen, mut entries): (Vec<u16>, u64) = (Vec::new(), 0);
         // Nodes that a lookup reads from its start, behind a probe.
-        let levels = |way: &[u16], length: u16| way.iter().filter(|plen| **plen >= length).count() as u64;
+        let levels =
+            |way: &[u16], length: u16| way.iter().filter(|plen| **plen >= length).count() as u64;
         while chosen.len() < LENGTHS_MAX {
             let gain = |length: u16| -> u64 {
                 let saved = self.ways.iter().map(|(way, weight)| {
@@ -77,7 +78,9 @@ impl Sampled {
             };
             let open = self.express.iter().filter(|(length, count)| room(length, count));
             // Of equal gains, the shorter list of entries.
-            let best = open.map(|(length, count)| (gain(*length), std::cmp::Reverse(*count), *length)).max();
+            let best = open
+                .map(|(length, count)| (gain(*length), std::cmp::Reverse(*count), *length))
+                .max();
             let Some((saved, count, length)) = best else { break };
             if saved == 0 || (saved as f64) < total as f64 * LEAST_GAIN {
                 break;
@@ -113,7 +116,8 @@ impl Tree {
         let levels = self.counters.levels.value();
         let (answers_before, levels_before) = &clock.before;
         let some = answers.saturating_sub(answers_before.swap(answers, Ordering::Relaxed)).max(1);
-        let depth = levels.saturating_sub(levels_before.swap(levels, Ordering::Relaxed)) * 1_000 / some;
+        let depth =
+            levels.saturating_sub(levels_before.swap(levels, Ordering::Relaxed)) * 1_000 / some;
         let known = clock.depth.load(Ordering::Relaxed);
         let is_time = now_ns.saturating_sub(clock.last_ns.load(Ordering::Relaxed))
             >= u64::from(self.options.adjust_s) * 1_000_000_000;
@@ -172,7 +176,11 @@ impl Tree {
     }
 
     /// The nodes of the second level; what is above is noted.
-    async fn tops(&self, io: Reliable<'_>, sampled: &mut Sampled) -> Result<Vec<Below>, IndexError> {
+    async fn tops(
+        &self,
+        io: Reliable<'_>,
+        sampled: &mut Sampled,
+    ) -> Result<Vec<Below>, IndexError> {
         let line = meta::read_line(io, self.meta).await?;
         let root: Place = self.root_place(line.root);
         let Some(node) = root.child() else { return Ok(Vec::new()) };

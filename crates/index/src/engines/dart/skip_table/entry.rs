@@ -54,7 +54,12 @@ impl Entry {
     pub(super) const FREE: Entry = Entry(0);
 
     /// A tentative entry for the node behind a prefix of `len` bytes; `None` if the node stands too far below.
-    pub(super) fn tentative(hash: PrefixHash, bits: u32, len: usize, node: NodeRef) -> Option<Entry> {
+    pub(super) fn tentative(
+        hash: PrefixHash,
+        bits: u32,
+        len: usize,
+        node: NodeRef,
+    ) -> Option<Entry> {
         let more = node.plen.checked_sub(len).filter(|more| *more <= LEN_MAX)?;
         let place = u64::from(node.addr.server().0) << 40 | node.addr.offset();
         let word = hash.print(bits)
@@ -112,7 +117,9 @@ mod tests {
                     let hash = PrefixHash::of(b"abc", 7);
                     let node = NodeRef { addr, kind, plen: 9 };
                     let entry = Entry::tentative(hash, bits, 3, node).expect("near enough");
-                    assert!(entry.is_tentative() && !entry.valid().is_tentative() && !entry.is_free());
+                    assert!(
+                        entry.is_tentative() && !entry.valid().is_tentative() && !entry.is_free()
+                    );
                     assert_eq!(entry.valid().node(hash, bits, 3), Some(node));
                     assert_eq!(entry.addr(), addr);
                     let other = NodeRef { addr: GlobalAddr::new(ServerId(1), 128), kind, plen: 5 };

@@ -43,7 +43,8 @@ impl Tree {
         let mut count = 0;
         while let Some(path) = parts.pop() {
             let pin = begin_quietly(session).await?;
-            count += self.fill_part(session.maintenance(), &path, lengths, table, &mut parts).await?;
+            count +=
+                self.fill_part(session.maintenance(), &path, lengths, table, &mut parts).await?;
             drop(pin);
         }
         Ok(count)
@@ -143,7 +144,8 @@ impl Tree {
             let words = ops.buf(index);
             self.check_words(node, words)?;
             for word in words.words().iter().map(|word| Word::from_raw(*word)) {
-                let (Child::Node(kind, len), Some(Step::Byte(byte))) = (word.child(), word.step()) else {
+                let (Child::Node(kind, len), Some(Step::Byte(byte))) = (word.child(), word.step())
+                else {
                     continue;
                 };
                 let mut path = known[..node.plen].to_vec();

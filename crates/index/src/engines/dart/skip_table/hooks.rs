@@ -175,7 +175,11 @@ impl Tree {
                     |word: u64| word != 0 && marks.is_marked(Entry(word).addr()) == Some(false);
                 let gone = words.words().iter().enumerate().filter(|(_, word)| is_gone(**word));
                 let list: Vec<Cas> = gone
-                    .map(|(slot, word)| Cas { at: at.plus(8 * slot as u64), expected: *word, new: 0 })
+                    .map(|(slot, word)| Cas {
+                        at: at.plus(8 * slot as u64),
+                        expected: *word,
+                        new: 0,
+                    })
                     .collect();
                 if list.is_empty() {
                     break;
@@ -235,7 +239,9 @@ impl Tree {
         let (mut nodes, mut report) = (Nodes::default(), EntryReport::default());
         self.walk(session, &mut nodes, &mut TableReport::default()).await?;
         let line = meta::read_line(io, self.meta).await?;
-        let Some(tables) = self.tables(io, TablesWord(line.tables)).await? else { return Ok(report) };
+        let Some(tables) = self.tables(io, TablesWord(line.tables)).await? else {
+            return Ok(report);
+        };
         for table in &tables.tables {
             for segment in &table.segments {
                 let words = io.read(*segment, io.buf(table.segment_bytes())).await?;

@@ -55,7 +55,8 @@ impl FromStr for Lengths {
     type Err = NoLengths;
 
     fn from_str(text: &str) -> Result<Self, NoLengths> {
-        let lengths: Result<Vec<u16>, _> = text.split('+').map(|word| word.trim().parse()).collect();
+        let lengths: Result<Vec<u16>, _> =
+            text.split('+').map(|word| word.trim().parse()).collect();
         lengths.ok().and_then(|lengths| Lengths::new(&lengths)).ok_or(NoLengths)
     }
 }
@@ -69,7 +70,9 @@ mod tests {
         assert_eq!(Lengths::default().to_string(), "1+2+4+8+16+32");
         assert_eq!("1+2+4+8+16+32".parse(), Ok(Lengths::default()));
         assert_eq!("3".parse::<Lengths>().expect("a list").as_slice(), [3]);
-        for wrong in ["", "0", "2+2", "3+1", "1025", "a", "1+2+3+4+5+6+7+8+9+10+11+12+13+14+15+16+17"] {
+        for wrong in
+            ["", "0", "2+2", "3+1", "1025", "a", "1+2+3+4+5+6+7+8+9+10+11+12+13+14+15+16+17"]
+        {
             assert_eq!(wrong.parse::<Lengths>(), Err(NoLengths), "{wrong}");
         }
     }

@@ -90,7 +90,8 @@ impl Tree {
             let old = |word: &u64| {
                 *word != 0 && item.instead.is_some_and(|instead| Entry(*word).addr() == instead)
             };
-            let slot = words.iter().position(old).or_else(|| words.iter().position(|word| *word == 0));
+            let slot =
+                words.iter().position(old).or_else(|| words.iter().position(|word| *word == 0));
             let Some(slot) = slot else {
                 self.counters.est_dropped.add(1);
                 continue;
@@ -148,8 +149,10 @@ impl Tree {
             while is_left {
                 is_left = false;
                 let mut ops = io.client().ops();
-                let hashes: Vec<PrefixHash> =
-                    lengths.iter().map(|length| PrefixHash::of(&prefix[..*length], self.table)).collect();
+                let hashes: Vec<PrefixHash> = lengths
+                    .iter()
+                    .map(|length| PrefixHash::of(&prefix[..*length], self.table))
+                    .collect();
                 for hash in &hashes {
                     ops.read(table.bucket(*hash), io.buf(BUCKET_BYTES));
                 }

@@ -72,7 +72,11 @@ impl Table {
     }
 
     /// The lengths for which a node between `above` (its parent's position) and `plen` is express.
-    pub(super) fn lengths_of(&self, above: Option<usize>, plen: usize) -> impl Iterator<Item = usize> {
+    pub(super) fn lengths_of(
+        &self,
+        above: Option<usize>,
+        plen: usize,
+    ) -> impl Iterator<Item = usize> {
         let lengths = self.lengths.iter().map(|length| usize::from(*length));
         lengths.filter(move |length| *length <= plen && above.is_none_or(|above| *length > above))
     }
@@ -131,7 +135,10 @@ impl Descriptor {
                 lengths: list.iter().map(|length| *length as u16).collect(),
                 print_bits: (of[2] as u32).min(14),
                 bucket_bits: (of[2] >> 32) as u32,
-                segments: places.iter().map(|place| GlobalAddr::from_word(*place)).collect::<Option<_>>()?,
+                segments: places
+                    .iter()
+                    .map(|place| GlobalAddr::from_word(*place))
+                    .collect::<Option<_>>()?,
             });
             rest = more;
         }
@@ -141,9 +148,11 @@ impl Descriptor {
 }
 
 fn checksum(words: &[u64], number: u32) -> u64 {
-    words.iter().enumerate().filter(|(index, _)| *index != 1).fold(u64::from(number), |sum, (_, word)| {
-        xxh3_64_with_seed(&word.to_le_bytes(), sum)
-    })
+    words
+        .iter()
+        .enumerate()
+        .filter(|(index, _)| *index != 1)
+        .fold(u64::from(number), |sum, (_, word)| xxh3_64_with_seed(&word.to_le_bytes(), sum))
 }
 
 /// The descriptor word.
@@ -194,7 +203,8 @@ impl Tree {
             ))
         })?;
         let descriptor = Arc::new(descriptor);
-        let mut known = self.known_tables.0.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut known =
+            self.known_tables.0.write().unwrap_or_else(std::sync::PoisonError::into_inner);
         *known = Some((word.0, Arc::clone(&descriptor)));
         Ok(Some(descriptor))
     }
@@ -240,7 +250,8 @@ mod tests {
             bucket_bits: 4,
             segments: (1..=segments).map(|number| at(1_024 * number)).collect(),
         };
-        let tables = vec![table(Role::Current, 3), table(Role::Filling, 8), table(Role::Leaving, 1)];
+        let tables =
+            vec![table(Role::Current, 3), table(Role::Filling, 8), table(Role::Leaving, 1)];
         for count in 0..=3 {
             let descriptor = Descriptor { tables: tables[..count].to_vec() };
             let mut words = descriptor.to_words(5);

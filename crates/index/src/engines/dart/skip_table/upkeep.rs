@@ -95,7 +95,13 @@ impl Tree {
         session.reliable().within(receiver).await;
     }
 
-XX
+    /// Does what is due: makes a table, fills it, or drops one. A table with other lengths than `wish` is
+    /// replaced.
+    pub(in crate::engines::dart) async fn upkeep_step(
+        &self,
+        session: &Session,
+        wish: Option<&Lengths>,
+    ) -> Result<Stepped, IndexError> {
         let io = session.maintenance();
         let lock_at = self.meta.plus(META_LOCK);
         let holder = io.word(lock_at).await?;
@@ -108,11 +114,7 @@ XX
         stepped
     }
 
-    async fn step(
-        &self,
-        session: &Session,
-        wish: Option<&Lengths>,
-    ) -> Result<Stepped, IndexError> {
+    async fn step(&self, session: &Session, wish: Option<&Lengths>) -> Result<Stepped, IndexError> {
         let io = session.maintenance();
         let pin = begin_quietly(session).await?;
         let line = meta::read_line(io, self.meta).await?;
@@ -123,7 +125,8 @@ XX
         if tables.tables.iter().any(|table| table.role == Role::Leaving) {
             return self.drop_left(session, word, tables).await;
         }
-        if let Some(table) = tables.tables.iter().find(|table| table.role == Role::Filling).cloned() {
+        if let Some(table) = tables.tables.iter().find(|table| table.role == Role::Filling).cloned()
+        {
             return self.fill_up(session, word, tables, &table).await;
         }
         let present = tables.probed().map(|table| table.lengths.clone());
