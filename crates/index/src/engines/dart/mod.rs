@@ -237,7 +237,7 @@ impl Engine for Dart {
         let pick = |rng: &mut fastrand::Rng, list: &[&'static str]| list[rng.usize(..list.len())];
         Settings::default()
             .with("est_nodes", pick(rng, &["1", "4", "32", "100000"]))
-            .with("print_bits", pick(rng, &["0", "1", "14"]))
+            .with("print_bits", pick(rng, &["0", "1", "10"]))
             .with("prefixes", pick(rng, &["1+2+4+8+16+32", "1+2+3+4+5+6+7", "3", "7"]))
             .with("scan_batch", pick(rng, &["1", "3", "64"]))
             .with("absorb", pick(rng, &["true", "true", "false"]))
@@ -294,5 +294,11 @@ impl Index for Dart {
         let mut report = TableReport::default();
         let walked = self.0.walk(session, &mut marker, &mut report).await;
         marker.finish(walked, report)
+    }
+
+    /// Waits for the upkeep of the skip table that this compute server has under way, which uses the table
+    /// after the operation that began it.
+    async fn close(&self, session: &Session) -> Result<(), IndexError> {
+        self.0.upkeep_ended(session).await
     }
 }

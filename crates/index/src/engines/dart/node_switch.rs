@@ -29,8 +29,8 @@ use crate::detach::run_to_end;
 
 /// How a switch stands.
 enum Progress {
-    /// The node is gone.
-    Over,
+    /// The node is gone. The node that has its slot may have become empty, too.
+    Over(Option<NodeRef>),
     /// The node that has the slot has to be switched first.
     First(NodeRef),
     /// The slot has changed.
@@ -84,7 +84,18 @@ impl Tree {
         let mut attempts = Attempts::default();
         while let Some(switch) = nodes.last_mut() {
             match switch.go_on().await? {
-                Progress::Over => drop(nodes.pop()),
+                Progress::Over(above) => {
+                    let is_proven = switch.is_proven;
+                    nodes.pop();
+                    if let Some(node) = above
+                        && self.is_nearly_empty(session, node).await?
+                    {
+                        nodes.push(Switch {
+                            is_proven,
+                            ..Switch::new(self, session, key, node, None)
+                        });
+                    }
+                }
                 Progress::First(node) => nodes.push(Switch::new(self, session, key, node, None)),
                 Progress::Again => attempts.again(session).await?,
             }
@@ -110,6 +121,15 @@ impl Tree {
         let kind = session.client().charge_to(OpKind::Maintenance);
         let _ = self.shrink(session, key, node).await;
         session.client().charge_to(kind);
+    }
+
+    /// Whether a node has no child left, or one leaf, as the end of a chain may.
+    async fn is_nearly_empty(&self, session: &Session, node: NodeRef) -> Result<bool, IndexError> {
+        let words = self.read_node(session.reliable(), node).await?;
+        let live: Vec<Word> = words.words().iter().map(|word| Word::from_raw(*word)).collect();
+        let mut live = live.iter().filter(|word| word.is_live());
+        let is_leaf = live.next().is_none_or(|word| matches!(word.child(), Child::Leaf(_)));
+        Ok(is_leaf && live.next().is_none())
     }
 
     async fn shrink(
@@ -181,7 +201,7 @@ impl<'a> Switch<'a> {
                 self.unlinked(Winner::Perhaps, None, &live, None).await?;
             }
             self.tree.counters.switch_lost.add(1);
-            return Ok(Progress::Over);
+            return Ok(Progress::Over(None));
         };
         if place.word.is_sealed() {
             let Some(node) = place.node else {
@@ -205,7 +225,8 @@ impl<'a> Switch<'a> {
                 self.tree.counters.switch_won.add(1);
                 let winner = if live.len() <= 1 { Winner::Perhaps } else { winner };
                 self.unlinked(winner, Some(retiring), &live, Some((&place, put))).await?;
-                Ok(Progress::Over)
+                let is_less = !matches!(put.child(), Child::Node(..));
+                Ok(Progress::Over(place.node.filter(|_| is_less)))
             }
         }
     }

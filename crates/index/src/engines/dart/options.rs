@@ -30,6 +30,6 @@ crate::knobs! {
         /// less deep; 0 keeps the list as it is.
         "adjust_s" => adjust_s: u32 = 60, KnobKind::count(0, "seconds");
         /// Bits of fingerprints in entries. Fewer make wrong starts likely, which tests want.
-        "print_bits" => print_bits: u32 = 14, KnobKind::Count { min: 0, max: 14, unit: "bits" };
+        "print_bits" => print_bits: u32 = 10, KnobKind::Count { min: 0, max: 10, unit: "bits" };
     }
 }

@@ -45,6 +45,12 @@ pub(in crate::engines::dart) struct AdjustClock {
     last_ns: AtomicU64,
 }
 
+impl AdjustClock {
+    pub(super) fn is_running(&self) -> bool {
+        self.is_running.load(Ordering::SeqCst)
+    }
+}
+
 /// What a sample of the tree has.
 #[derive(Debug, Default)]
 pub(super) struct Sampled {

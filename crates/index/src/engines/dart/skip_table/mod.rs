@@ -176,7 +176,7 @@ impl Tree {
         self.counters.est_probe.add(1);
         let entries = bucket.words().iter().map(|word| Entry(*word));
         let nodes = entries.filter(|entry| !entry.is_tentative());
-        let nodes = nodes.filter_map(|entry| entry.node(hash, table.print_bits, length));
+        let nodes = nodes.filter_map(|entry| entry.node(hash, table.print_bits, (index, length)));
         // A key that ends in front of the node is not below it.
         starts.found.extend(nodes.filter(|node| node.plen <= key.len()).map(|node| (index, node)));
         let is_hit = !starts.found.is_empty();

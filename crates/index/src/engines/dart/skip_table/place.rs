@@ -76,8 +76,10 @@ impl Tree {
         let (mut list, mut placed) = (Vec::new(), Vec::new());
         for item in items {
             let bucket = table.bucket(item.hash);
+            let Some(number) = table.number_of(item.length) else { continue };
             let Some(words) = buckets.get_mut(&bucket) else { continue };
-            let new = Entry::tentative(item.hash, table.print_bits, item.length, item.node);
+            let new =
+                Entry::tentative(item.hash, table.print_bits, (number, item.length), item.node);
             let Some(new) = new else { continue };
             let at = |slot: usize| bucket.plus(8 * slot as u64);
             if let Some(slot) = words.iter().position(|word| Entry(*word).valid() == new.valid()) {
@@ -170,7 +172,8 @@ impl Tree {
                             continue;
                         }
                         let length = lengths[index];
-                        let own = entry.node(*hash, table.print_bits, length).is_some();
+                        let number = table.number_of(length).unwrap_or_default();
+                        let own = entry.node(*hash, table.print_bits, (number, length)).is_some();
                         let to = to.filter(|_| own && table.role != Role::Leaving);
                         let new = to.and_then(|to| Some((entry.moved(length, to)?, to.addr)));
                         let new_word = new.map_or(Entry::FREE, |(entry, _)| entry);

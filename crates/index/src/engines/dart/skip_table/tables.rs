@@ -12,7 +12,7 @@ use farleaf_fabric::{GlobalAddr, ServerId};
 use farleaf_pool::{Reliable, Session};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::entry::{BUCKET_BYTES, PrefixHash};
+use super::entry::{BUCKET_BYTES, PRINT_BITS_MAX, PrefixHash};
 use crate::IndexError;
 use crate::engines::dart::Tree;
 use crate::engines::dart::object::NewObject;
@@ -59,6 +59,11 @@ impl Table {
         let segment = (u128::from(hash.0) * u128::from(count) >> 64) as usize;
         let bucket = hash.0 & ((1 << self.bucket_bits) - 1);
         self.segments[segment].plus(bucket * BUCKET_BYTES as u64)
+    }
+
+    /// The index of a length in the list.
+    pub(super) fn number_of(&self, length: usize) -> Option<usize> {
+        self.lengths.iter().position(|known| usize::from(*known) == length)
     }
 
     /// Bytes of a segment.
@@ -133,7 +138,7 @@ impl Descriptor {
             tables.push(Table {
                 role: *role.get(of[0] as usize)?,
                 lengths: list.iter().map(|length| *length as u16).collect(),
-                print_bits: (of[2] as u32).min(14),
+                print_bits: (of[2] as u32).min(PRINT_BITS_MAX),
                 bucket_bits: (of[2] >> 32) as u32,
                 segments: places
                     .iter()
@@ -246,7 +251,7 @@ mod tests {
         let table = |role, segments: u64| Table {
             role,
             lengths: vec![1, 2, 4],
-            print_bits: 14,
+            print_bits: 10,
             bucket_bits: 4,
             segments: (1..=segments).map(|number| at(1_024 * number)).collect(),
         };
@@ -289,7 +294,7 @@ mod tests {
         let table = Table {
             role: Role::Current,
             lengths: vec![1, 3],
-            print_bits: 14,
+            print_bits: 10,
             bucket_bits: 3,
             segments: segments.clone(),
         };

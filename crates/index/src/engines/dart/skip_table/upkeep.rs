@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use farleaf_fabric::GlobalAddr;
+use farleaf_fabric::{Endpoint, GlobalAddr};
 use farleaf_pool::{Session, Trial, is_open};
 
 use super::begin_quietly;
@@ -24,6 +24,9 @@ use crate::engines::dart::object::NewObject;
 
 /// Bytes of a segment at most.
 const SEGMENT_BYTES_MAX: usize = 1 << 20;
+/// Waits for running upkeep, and how long each takes.
+const WAITS_MAX: u32 = 100_000;
+const WAIT_NS: u64 = 20_000;
 /// Share of a table's slots that its entries fill when it is made.
 const LOAD: f64 = 0.65;
 /// Epochs after which no operation probes a table that was left.
@@ -79,6 +82,26 @@ impl Tree {
             }
             tree.upkeep.is_running.store(false, Ordering::SeqCst);
         });
+    }
+
+    /// Waits until no upkeep of this compute server is under way.
+    ///
+    /// # Errors
+    /// `Unavailable` if that takes long.
+    pub(in crate::engines::dart) async fn upkeep_ended(
+        &self,
+        session: &Session,
+    ) -> Result<(), IndexError> {
+        for _ in 0..WAITS_MAX {
+            let clock = &self.adjust_clock;
+            if !self.upkeep.is_running.load(Ordering::SeqCst) && !clock.is_running() {
+                return Ok(());
+            }
+            session.endpoint().sleep(WAIT_NS).await;
+        }
+        Err(IndexError::Unavailable(
+            "upkeep of a skip table takes long: close the table later".into(),
+        ))
     }
 
     /// A bulk load has filled the tree: makes its table.
