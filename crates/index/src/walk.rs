@@ -22,6 +22,11 @@ pub trait Visitor {
         false
     }
 
+    /// Whether the content of objects that lead to no others matters: keys, values, checksums.
+    fn wants_content(&self) -> bool {
+        true
+    }
+
     /// Takes one object: its kind (`"node"`), address and bytes.
     fn object(&mut self, kind: &'static str, addr: GlobalAddr, bytes: usize);
 }
@@ -117,6 +122,10 @@ impl Collector {
 impl Visitor for Collector {
     fn is_done(&self) -> bool {
         self.left.is_some_and(|left| self.objects.len() as u64 >= left)
+    }
+
+    fn wants_content(&self) -> bool {
+        false
     }
 
     fn object(&mut self, _kind: &'static str, addr: GlobalAddr, _bytes: usize) {

@@ -166,7 +166,7 @@ impl Session {
 
     /// Waits until the tasks of [`Session::spawn`] have ended; whether they did while patience
     /// lasted.
-    pub(crate) async fn finish_tasks(&self) -> bool {
+    pub async fn finish_tasks(&self) -> bool {
         wait_until(self.reliable(), HELD_WAIT_NS, || self.inner.tasks.get() == 0).await
     }
 

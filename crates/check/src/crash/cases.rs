@@ -99,7 +99,9 @@ pub(super) fn table(engine: Engine) -> Vec<(&'static str, CrashState)> {
         Script::Shrink(_, Change::Shrink(_), _) => traits.shrinks,
         Script::Shrink(..) => traits.merges,
     };
-    cases.filter(|(_, state)| has_change(state)).collect()
+    // A remove of a radix tree WRITEs nothing at whose middle its compute server could die.
+    let has_writes = |name: &str| !traits.radix || name != "recover-merge";
+    cases.filter(|(name, state)| has_change(state) && has_writes(name)).collect()
 }
 
 /// The actor makes nodes go first, and a level if `shrinks`, so that it has retired something.

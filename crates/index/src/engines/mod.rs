@@ -3,6 +3,7 @@
 //! An engine is added by its folder and its line in the table below.
 
 pub mod btree;
+pub mod dart;
 pub mod dex;
 #[cfg(feature = "example")]
 pub mod example;
@@ -95,6 +96,8 @@ engines! {
     ($)
     /// The naive one-sided B+-tree; see [`crate::btree`].
     BTree: crate::engines::btree::BTree,
+    /// The radix tree of hashed nodes with a skip table; see [`crate::engines::dart`].
+    Dart: crate::engines::dart::Dart,
     /// The partitioned B+-tree with a cache on each compute server; see [`crate::dex`].
     Dex: crate::engines::dex::Dex,
     /// The adaptive radix tree with leaves changed in place; see [`crate::engines::smart`].

@@ -5,6 +5,7 @@ mod common;
 mod bad_input;
 mod concurrent;
 mod costs;
+mod dart;
 mod dex;
 mod drops;
 mod model;

@@ -1,7 +1,7 @@
 //! Model tests: every engine on every fabric against `BTreeMap`, one session, tiny nodes.
 
 use crate::common::model::Run;
-use crate::common::{World, create, engine_formats};
+use crate::common::{World, create, engine_formats, grows};
 use farleaf_index::{AnyIndex, TableFormat};
 use farleaf_pool::Session;
 
@@ -12,14 +12,14 @@ async fn run(session: Session, format: TableFormat, seed: u64, space: u64) -> Ru
 }
 
 async fn random_operations(session: Session, format: TableFormat, seed: u64, steps: usize) {
-    match grows(format) {
+    match grows(format.engine) {
         true => run(session, format, seed, 300).await.random_operations(steps).await,
         false => run(session, format, seed, 24).await.random_operations(steps / WHOLE).await,
     }
 }
 
 async fn bulk_then_random(session: Session, format: TableFormat, seed: u64) {
-    match grows(format) {
+    match grows(format.engine) {
         true => run(session, format, seed, 2_000).await.bulk_then_random(1_500, 1_500).await,
         false => run(session, format, seed, 80).await.bulk_then_random(60, 1_500 / WHOLE).await,
     }
@@ -66,11 +66,6 @@ fn bulk_load_on_sim() {
         println!("{name}");
         World::default().on_sim(move |session| bulk_then_random(session, format, seed as u64));
     }
-}
-
-/// Whether a change touches a few nodes of a table of many.
-fn grows(format: TableFormat) -> bool {
-    format.engine.traits().splits || format.engine.traits().radix
 }
 
 /// An engine that does not split copies its whole table for each change: it gets so many times fewer steps.

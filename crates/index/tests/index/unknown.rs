@@ -8,7 +8,7 @@ use std::future::Future;
 use std::rc::Rc;
 
 use crate::common::{
-    SHARED, World, audit, create, formats, formats_with, join, key, settle, start, value,
+    World, audit, create, formats_of, join, key, settle, shared_engines, start, value,
 };
 use farleaf_fabric::sim::{Direction, Sim, SimConfig};
 use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric, ServerId};
@@ -244,7 +244,7 @@ fn storm(seed: u64, format: TableFormat, steps: usize, trouble: Trouble) -> u64 
     let joined = Rc::new(Cell::new(0));
     // Either each client is a member of its own on a thread of its own, or those of a compute server
     // share both: then each one's reconnects fail what the others have in flight.
-    let together = (seed / formats().len() as u64) % 2 == 1;
+    let together = (seed / formats_of(&[format.engine]).len() as u64) % 2 == 1;
     let shared: Vec<_> = (0..COMPUTES)
         .filter(|_| together)
         .map(|compute| {
@@ -375,29 +375,21 @@ fn number(name: &str) -> Option<u64> {
 
 /// Runs `each` with a seed for every engine and format and those that `also` found something, or `FARLEAF_SEED` alone.
 fn for_all_formats(rounds: u64, also: &[u64], each: impl Fn(u64, TableFormat)) {
-    for engine in SHARED {
-        for_formats(&formats_with(*engine), rounds, also, &each);
-    }
-}
-
-fn for_formats(
-    formats: &[(&str, TableFormat)],
-    rounds: u64,
-    also: &[u64],
-    each: &impl Fn(u64, TableFormat),
-) {
-    let count = formats.len() as u64;
-    let seeds: Vec<u64> = match number("FARLEAF_SEED") {
-        Some(seed) => vec![seed],
-        None => {
-            let usual = 0..rounds * count * number("FARLEAF_SOAK").unwrap_or(1);
-            usual.chain(also.iter().copied()).collect()
+    for engine in shared_engines() {
+        let formats = formats_of(&[engine]);
+        let count = formats.len() as u64;
+        let seeds: Vec<u64> = match number("FARLEAF_SEED") {
+            Some(seed) => vec![seed],
+            None => {
+                let usual = 0..rounds * count * number("FARLEAF_SOAK").unwrap_or(1);
+                usual.chain(also.iter().copied()).collect()
+            }
+        };
+        for seed in seeds {
+            let (name, format) = formats[(seed % count) as usize];
+            println!("seed {seed}: {engine}, {name}");
+            each(seed, format);
         }
-    };
-    for seed in seeds {
-        let (name, format) = formats[(seed % count) as usize];
-        println!("seed {seed}: {}, {name}", format.engine);
-        each(seed, format);
     }
 }
 

@@ -135,26 +135,34 @@ pub async fn open(session: &Session, name: &str) -> AnyIndex {
     AnyIndex::open(session, &root, &options).await.expect("open")
 }
 
-/// Formats that the suites run on, by name, with every engine.
+/// Formats that the suites run on, by name, with every engine; `FARLEAF_ENGINE=dart` leaves one.
 pub fn engine_formats() -> Vec<(&'static str, TableFormat)> {
-    formats_of(Engine::ALL)
+    formats_of(&chosen(|_| true))
 }
 
-/// As [`engine_formats`], with the engine whose compute servers need nothing of each other. The others
+/// As [`engine_formats`], with the engines whose compute servers need nothing of each other. The others
 /// have suites of their own for many compute servers, which take the formats alone from here.
 pub fn formats() -> Vec<(&'static str, TableFormat)> {
-    formats_of(&[Engine::BTree])
+    formats_of(&shared_engines())
 }
 
-/// The engines whose compute servers need nothing of each other, for suites of many compute servers.
-pub const SHARED: &[Engine] = &[Engine::BTree, Engine::Smart];
-
-/// The formats of one engine.
-pub fn formats_with(engine: Engine) -> Vec<(&'static str, TableFormat)> {
-    formats_of(&[engine])
+/// The engines of [`formats`].
+pub fn shared_engines() -> Vec<Engine> {
+    chosen(|engine| grows(engine) && !engine.traits().owned)
 }
 
-fn formats_of(engines: &[Engine]) -> Vec<(&'static str, TableFormat)> {
+/// Whether a change touches a few nodes of a table of many.
+pub fn grows(engine: Engine) -> bool {
+    engine.traits().splits || engine.traits().radix
+}
+
+fn chosen(with: impl Fn(Engine) -> bool) -> Vec<Engine> {
+    let only = std::env::var("FARLEAF_ENGINE").ok();
+    let engines = Engine::ALL.iter().copied();
+    engines.filter(|it| with(*it) && only.as_deref().is_none_or(|name| it.name() == name)).collect()
+}
+
+pub fn formats_of(engines: &[Engine]) -> Vec<(&'static str, TableFormat)> {
     let mut formats = Vec::new();
     for engine in engines.iter().copied() {
         let tiny = TableFormat {
@@ -263,6 +271,7 @@ impl SortedPairs for Pairs<'_> {
 
 /// Lets every retired object be reclaimed.
 pub async fn settle(session: &Session) {
+    assert!(session.finish_tasks().await, "the tasks of operations end");
     for _ in 0..8 {
         session.tick().await.expect("tick");
     }

@@ -1,0 +1,476 @@
+//! One change of one key: finds out what its slot holds, prepares what it links, and publishes it by one CAS.
+//!
+//! Nobody waits for anybody: a sealed slot is helped to its end (`node_switch`), a lost CAS is tried again with
+//! the word that was found.
+
+use std::sync::Arc;
+
+use farleaf_fabric::{Buf, Endpoint};
+use farleaf_pool::{Reliable, Session};
+
+use super::Tree;
+use super::descent::{Landing, NodeRef, Place, Way};
+use super::leaf::{self, Before, Leaf};
+use super::object::NewObject;
+use super::ops::Below;
+use super::outcome::{Attempt, Mine};
+use super::publish::{Publication, Published, announce};
+use super::word::{Child, SESSION_MASK, Step, Word};
+use crate::IndexError;
+use crate::change::{Change, Decision, Outcome};
+
+/// How one attempt at a change ended.
+pub(super) enum Ended {
+    Done(Outcome),
+    /// This start leads nowhere: the next shorter one.
+    NextStart,
+    /// Begin at the root.
+    Again,
+}
+
+/// One change under way.
+pub(super) struct Changing<'a> {
+    pub(super) tree: &'a Arc<Tree>,
+    pub(super) session: &'a Session,
+    pub(super) io: Reliable<'a>,
+    pub(super) change: &'a Change<'a>,
+    pub(super) held: &'a mut Vec<u8>,
+    /// The object of the new leaf, while it is linked nowhere.
+    pub(super) leaf: Option<NewObject>,
+}
+
+impl Changing<'_> {
+    pub(super) async fn attempt(
+        &mut self,
+        way: &Way,
+        trail: &[Place],
+    ) -> Result<Ended, IndexError> {
+        match &way.landing {
+            Landing::Stale | Landing::Met(_) => Ok(Ended::NextStart),
+            Landing::Full(..) if !way.is_fresh => Ok(Ended::NextStart),
+            Landing::Full(node, _) => match self.change.decide(false, None) {
+                Decision::Leave(outcome) => self.absent(outcome),
+                Decision::Apply(_) => {
+                    self.tree.counters.slot_taken.add(1);
+                    let step = Step::at(self.change.key, node.plen);
+                    self.switch(*node, Some(step)).await
+                }
+            },
+            Landing::Edge(place) => self.at_edge(way, *place, trail).await,
+            Landing::Slot(place, bucket) => self.at_slot(way, *place, bucket.as_ref(), trail).await,
+        }
+    }
+
+    /// Whether the change is blind: an update or upsert that needs no answer about the value.
+    fn is_blind(&self) -> bool {
+        let Change { value, replaces, expected, .. } = self.change;
+        value.is_some() && *replaces && expected.is_none()
+    }
+
+    fn absent(&mut self, outcome: Outcome) -> Result<Ended, IndexError> {
+        if self.change.expected.is_some() {
+            self.held.clear();
+        }
+        Ok(Ended::Done(outcome))
+    }
+
+    async fn switch(&self, node: NodeRef, wanted: Option<Step>) -> Result<Ended, IndexError> {
+        self.tree.switch(self.session, self.change.key, node, wanted, false).await?;
+        Ok(Ended::Again)
+    }
+
+    /// In front of an inner node behind more bytes than the key has.
+    async fn at_edge(
+        &mut self,
+        way: &Way,
+        place: Place,
+        trail: &[Place],
+    ) -> Result<Ended, IndexError> {
+        let decision = self.change.decide(false, None);
+        if let (Decision::Leave(outcome), true) = (decision, way.is_fresh) {
+            return self.absent(outcome);
+        }
+        if place.word.is_sealed() {
+            return self.at_sealed(place).await;
+        }
+        let Some(child) = place.child() else { return Ok(Ended::Again) };
+        let leaf =
+            match self.tree.some_leaf(self.io, child, None, self.change.key, way.is_fresh).await? {
+                Below::Leaf(word) => self.tree.read_leaf(self.io, word).await?,
+                Below::Empty(node, path) if way.is_fresh => {
+                    self.tree.switch(self.session, &path, node, None, false).await?;
+                    return Ok(Ended::Again);
+                }
+                Below::Empty(..) | Below::Stale => return Ok(Ended::NextStart),
+            };
+        if let Decision::Leave(outcome) = decision {
+            return match leaf.shares(self.change.key, place.plen()) {
+                true => self.absent(outcome),
+                false => Ok(Ended::NextStart),
+            };
+        }
+        self.split_edge(way, &leaf, trail).await
+    }
+
+    /// A sealed slot: its node is being replaced, and this client helps.
+    async fn at_sealed(&self, place: Place) -> Result<Ended, IndexError> {
+        self.tree.counters.met_seal.add(1);
+        match place.node {
+            Some(node) => self.switch(node, None).await,
+            None => Err(IndexError::Corrupt("the root slot is sealed".into())),
+        }
+    }
+
+    async fn at_slot(
+        &mut self,
+        way: &Way,
+        mut place: Place,
+        bucket: Option<&Buf>,
+        trail: &[Place],
+    ) -> Result<Ended, IndexError> {
+        let mut may_absorb = false;
+        loop {
+            if place.word.is_sealed() {
+                return self.at_sealed(place).await;
+            }
+            let next = match place.word.child() {
+                Child::Node(..) => return Ok(Ended::Again),
+                Child::Leaf(_) => self.at_leaf(way, place, bucket, trail, &mut may_absorb).await?,
+                Child::Empty | Child::Tomb => self.at_vacancy(way, place, bucket, trail).await?,
+            };
+            match next {
+                Next::Ended(step) => return Ok(step),
+                // Another has been quicker: the same slot, with what it holds now.
+                Next::Found(word) => {
+                    if word.step() != Some(place.step) && place.node.is_some() {
+                        return Ok(Ended::Again);
+                    }
+                    place.word = word;
+                }
+            }
+        }
+    }
+
+    /// At an empty slot or a TOMB: the key is absent, if it belongs there.
+    async fn at_vacancy(
+        &mut self,
+        way: &Way,
+        place: Place,
+        bucket: Option<&Buf>,
+        trail: &[Place],
+    ) -> Result<Next, IndexError> {
+        let decision = self.change.decide(false, None);
+        if let (Decision::Leave(outcome), true) = (decision, way.is_fresh) {
+            return Ok(Next::Ended(self.absent(outcome)?));
+        }
+        let proof = match place.node {
+            Some(node) if !way.is_fresh || way.has_gaps => {
+                self.tree.counters.proof_reads.add(1);
+                let key = self.change.key;
+                match self.tree.some_leaf(self.io, node, bucket, key, way.is_fresh).await? {
+                    Below::Leaf(word) => Some(word),
+                    Below::Empty(node, path) if way.is_fresh => {
+                        self.tree.switch(self.session, &path, node, None, false).await?;
+                        return Ok(Next::Ended(Ended::Again));
+                    }
+                    Below::Empty(..) | Below::Stale => return Ok(Next::Ended(Ended::NextStart)),
+                }
+            }
+            _ => None,
+        };
+        // One list: the proof, the new leaf, and what a TOMB names.
+        let mut ops = self.session.client().ops();
+        let proof = proof.map(|word| {
+            let Child::Leaf(code) = word.child() else { unreachable!("some_leaf finds leaves") };
+            (word, ops.read(word.addr(), self.io.buf(leaf::read_bytes(code))))
+        });
+        let puts = self.change.value.is_some() && matches!(decision, Decision::Apply(_));
+        if puts {
+            self.write_leaf(&mut ops, Before::of(place.word, place.at), false).await?;
+        }
+        let is_tomb = place.word.is_tomb() && self.session.endpoint().is_lossy();
+        let removed = is_tomb.then(|| ops.read(place.word.addr(), self.io.buf(8)));
+        let mut removed_word = None;
+        if !ops.is_empty() {
+            let mut ops = self.io.post_many(ops).await?;
+            self.leaf_written();
+            removed_word = removed.map(|index| ops.buf(index).words()[0]);
+            if let Some((word, index)) = proof {
+                let leaf = self.tree.whole_leaf(self.io, word, ops.take_buf(index)).await?;
+                if !leaf.shares(self.change.key, place.plen()) {
+                    return Ok(Next::Ended(match decision {
+                        _ if !way.is_fresh => Ended::NextStart,
+                        Decision::Leave(outcome) => self.absent(outcome)?,
+                        Decision::Apply(_) => self.split_edge(way, &leaf, trail).await?,
+                    }));
+                }
+            }
+        }
+        let outcome = match decision {
+            Decision::Leave(outcome) => return Ok(Next::Ended(self.absent(outcome)?)),
+            Decision::Apply(outcome) => outcome,
+        };
+        let Some(leaf) = self.leaf.take() else { return Ok(Next::Ended(Ended::Again)) };
+        if place.word.is_tomb() {
+            self.tree.counters.tomb_reused.add(1);
+        }
+        let put = Word::leaf(place.step, self.code(), leaf.addr());
+        let attempt = Attempt { removed: removed_word, ..attempt_at(&place, put, Mine::Leaf) };
+        if self.change.expected.is_some() {
+            self.held.clear();
+        }
+        self.publish(&place, attempt, vec![leaf], None, outcome).await
+    }
+
+    /// At a leaf: of this key, or of another one.
+    async fn at_leaf(
+        &mut self,
+        way: &Way,
+        place: Place,
+        bucket: Option<&Buf>,
+        trail: &[Place],
+        may_absorb: &mut bool,
+    ) -> Result<Next, IndexError> {
+        let Child::Leaf(code) = place.word.child() else { return Ok(Next::Ended(Ended::Again)) };
+        // One list: the old leaf, the new one, and the announcement of the old one.
+        let mut ops = self.session.client().ops();
+        let read = ops.read(place.word.addr(), self.io.buf(leaf::read_bytes(code)));
+        let mut retiring = None;
+        if self.change.replaces {
+            if self.change.value.is_some() {
+                let before = Before::Leaf(place.word.addr());
+                self.write_leaf(&mut ops, before, self.is_blind()).await?;
+            }
+            retiring = Some(announce(self.session, &mut ops, place.word.addr()).await?);
+        }
+        let mut ops = self.io.post_many(ops).await?;
+        self.leaf_written();
+        let old = self.tree.whole_leaf(self.io, place.word, ops.take_buf(read)).await?;
+        let Some(position) = old.difference(self.change.key) else {
+            return self.over_own(place, bucket, &old, retiring, may_absorb).await;
+        };
+        if let Some(retiring) = retiring {
+            self.session.cancel_retire(retiring).await?;
+        }
+        let decision = self.change.decide(false, None);
+        if position < place.plen() {
+            return Ok(Next::Ended(match decision {
+                _ if !way.is_fresh => Ended::NextStart,
+                Decision::Leave(outcome) => self.absent(outcome)?,
+                Decision::Apply(_) => self.split_edge(way, &old, trail).await?,
+            }));
+        }
+        match decision {
+            Decision::Leave(outcome) => Ok(Next::Ended(self.absent(outcome)?)),
+            Decision::Apply(outcome) => self.branch(place, &old, position, outcome).await,
+        }
+    }
+
+    /// The slot holds the leaf of this key.
+    async fn over_own(
+        &mut self,
+        place: Place,
+        bucket: Option<&Buf>,
+        old: &Leaf,
+        retiring: Option<farleaf_pool::Retiring>,
+        may_absorb: &mut bool,
+    ) -> Result<Next, IndexError> {
+        if self.change.expected.is_some() {
+            self.held.clear();
+            self.held.extend_from_slice(old.value());
+        }
+        let held = self.change.expected.is_some().then_some(old.value());
+        let absorbed = *may_absorb && old.is_blind() && self.tree.options.absorb;
+        let outcome = match self.change.decide(true, held) {
+            // A blind change that another blind change has overtaken: as if done just before that one.
+            Decision::Apply(outcome) if absorbed => {
+                self.tree.counters.absorbed.add(1);
+                if let Some(retiring) = retiring {
+                    self.session.cancel_retire(retiring).await?;
+                }
+                return Ok(Next::Ended(Ended::Done(outcome)));
+            }
+            Decision::Leave(outcome) => {
+                if let Some(retiring) = retiring {
+                    self.session.cancel_retire(retiring).await?;
+                }
+                return Ok(Next::Ended(Ended::Done(outcome)));
+            }
+            Decision::Apply(outcome) => outcome,
+        };
+        *may_absorb = self.is_blind();
+        let (put, mine, objects) = match self.leaf.take() {
+            Some(leaf) => {
+                let put = Word::leaf(place.step, self.code(), leaf.addr());
+                (put, Mine::Leaf, vec![leaf])
+            }
+            None => {
+                let session = self.session.id() & SESSION_MASK;
+                (Word::tomb(place.step, place.word.addr(), session), Mine::Tomb, Vec::new())
+            }
+        };
+        let attempt = attempt_at(&place, put, mine);
+        let next = self.publish(&place, attempt, objects, retiring, outcome).await?;
+        if mine == Mine::Tomb
+            && let Next::Ended(Ended::Done(_)) = next
+        {
+            self.tree.counters.tomb_made.add(1);
+            if let (Some(node), Some(bucket)) = (place.node, bucket) {
+                self.tree.after_remove(self.session, self.change.key, node, bucket).await;
+            }
+        }
+        Ok(next)
+    }
+
+    /// A new node at `position` takes the slot's leaf and the new one.
+    async fn branch(
+        &mut self,
+        place: Place,
+        other: &Leaf,
+        position: usize,
+        outcome: Outcome,
+    ) -> Result<Next, IndexError> {
+        let key = self.change.key;
+        let mut ops = self.session.client().ops();
+        self.write_leaf(&mut ops, Before::Nothing, false).await?;
+        let Some(leaf) = self.leaf.take() else { return Ok(Next::Ended(Ended::Again)) };
+        let children = [
+            place.word.moved(Step::at(other.key(), position), 0),
+            Word::leaf(Step::at(key, position), self.code(), leaf.addr()),
+        ];
+        let branch = self.tree.new_branch(self.session, &mut ops, &place, key, position, &children);
+        let (put, mut objects) = branch.await?;
+        objects.push(leaf);
+        self.io.post_many(ops).await?;
+        objects.iter().for_each(NewObject::written);
+        self.tree.counters.split.add(1);
+        self.tree.counters.chain.add(objects.len() as u64 - 2);
+        let attempt = attempt_at(&place, put, Mine::Node);
+        if self.change.expected.is_some() {
+            self.held.clear();
+        }
+        self.publish(&place, attempt, objects, None, outcome).await
+    }
+
+    /// The key leaves an edge of the way within its compressed bytes, as `other`, a leaf below, tells: a new
+    /// node there takes the edge's child and the new leaf.
+    async fn split_edge(
+        &mut self,
+        way: &Way,
+        other: &Leaf,
+        trail: &[Place],
+    ) -> Result<Ended, IndexError> {
+        let key = self.change.key;
+        let Decision::Apply(outcome) = self.change.decide(false, None) else {
+            return Ok(Ended::Again);
+        };
+        let again = if way.is_fresh { Ended::Again } else { Ended::NextStart };
+        let Some(position) = other.difference(key) else { return Ok(again) };
+        let edge = trail.iter().find_map(|place| {
+            let child = place.child()?;
+            (place.bytes_before_child()..child.plen).contains(&position).then_some((*place, child))
+        });
+        let Some((place, child)) = edge else { return Ok(again) };
+        if place.word.is_sealed() {
+            return self.at_sealed(place).await;
+        }
+        let mut ops = self.session.client().ops();
+        self.write_leaf(&mut ops, Before::Nothing, false).await?;
+        let Some(leaf) = self.leaf.take() else { return Ok(Ended::Again) };
+        let children = [
+            place.word.moved(Step::at(other.key(), position), child.plen - position - 1),
+            Word::leaf(Step::at(key, position), self.code(), leaf.addr()),
+        ];
+        let branch = self.tree.new_branch(self.session, &mut ops, &place, key, position, &children);
+        let (put, mut objects) = branch.await?;
+        objects.push(leaf);
+        self.io.post_many(ops).await?;
+        objects.iter().for_each(NewObject::written);
+        self.tree.counters.split.add(1);
+        let attempt = attempt_at(&place, put, Mine::Node);
+        if self.change.expected.is_some() {
+            self.held.clear();
+        }
+        match self.publish(&place, attempt, objects, None, outcome).await? {
+            Next::Ended(step) => Ok(step),
+            Next::Found(_) => Ok(Ended::Again),
+        }
+    }
+
+    /// Posts the CAS. The objects of a lost one are used again, or freed.
+    async fn publish(
+        &mut self,
+        place: &Place,
+        attempt: Attempt,
+        objects: Vec<NewObject>,
+        retiring: Option<farleaf_pool::Retiring>,
+        outcome: Outcome,
+    ) -> Result<Next, IndexError> {
+        let (tree, session, key) = (self.tree, self.session, self.change.key);
+        let publication = Publication::new(tree, session, key, attempt, objects, retiring);
+        match publication.run().await? {
+            Published::Done => {
+                if attempt.mine == Mine::Node {
+                    tree.node_linked(session, key, place, attempt.put);
+                }
+                Ok(Next::Ended(Ended::Done(outcome)))
+            }
+            Published::Lost(found, mut objects) => {
+                tree.counters.changed.add(1);
+                // The leaf is the last.
+                self.leaf = if attempt.mine == Mine::Tomb { None } else { objects.pop() };
+                Ok(match found {
+                    Some(word) => Next::Found(word),
+                    None => Next::Ended(Ended::Again),
+                })
+            }
+        }
+    }
+
+    fn code(&self) -> u8 {
+        leaf::code_of(self.change.key.len(), self.change.value.map_or(0, <[u8]>::len))
+    }
+
+    /// Adds the WRITE of the new leaf to `ops`.
+    async fn write_leaf(
+        &mut self,
+        ops: &mut farleaf_fabric::Ops,
+        before: Before,
+        is_blind: bool,
+    ) -> Result<(), IndexError> {
+        let Change { key, value: Some(value), .. } = *self.change else { return Ok(()) };
+        if self.leaf.is_none() {
+            let bytes = leaf::object_bytes(key.len(), value.len());
+            self.leaf = Some(NewObject::new(self.session, bytes).await?);
+        }
+        if let Some(leaf) = &self.leaf {
+            let number = self.session.lock_token().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+            let buf = self.session.client().buf(leaf.bytes());
+            let content = leaf::encode(
+                buf,
+                (key, value),
+                (before, is_blind),
+                (self.tree.table, number as u32),
+            );
+            leaf.write_in(ops, content);
+        }
+        Ok(())
+    }
+
+    fn leaf_written(&self) {
+        self.leaf.iter().for_each(NewObject::written);
+    }
+}
+
+/// The CAS that puts `put` into a slot.
+pub(super) fn attempt_at(place: &Place, put: Word, mine: Mine) -> Attempt {
+    let (at, expected, shared) = (place.at, place.word, place.bytes_before_child());
+    Attempt { at, expected, put, mine, shared, removed: None }
+}
+
+/// How it goes on at a slot.
+enum Next {
+    Ended(Ended),
+    /// The CAS was lost to this word.
+    Found(Word),
+}

@@ -1,0 +1,319 @@
+//! Descent: the way from a start down to the slot that a key belongs to.
+//!
+//! Positions: all keys below a node share plen bytes, and the node dispatches on byte plen. A child stands at
+//! plen + 1 + len; the root slot counts as plen -1. Bytes that an edge skips are stored nowhere: the leaf proves
+//! them.
+//!
+//! A *fresh* way begins at R, which its operation has read: sealed words are followed and believed, because they
+//! were current at an instant of the operation. Any other way believes and follows unsealed words alone.
+
+use farleaf_fabric::{Buf, GlobalAddr};
+use farleaf_pool::{Reliable, Session};
+
+use super::Tree;
+use super::hashed_node::{Found, find};
+use super::leaf::{self, LONG, Leaf};
+use super::meta::{self, CheckLine, META_ROOT};
+use super::word::{Child, NodeType, Step, Word};
+use crate::IndexError;
+
+/// READs of a leaf whose checksum does not fit.
+const LEAF_READS: usize = 3;
+
+/// An inner node and its position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NodeRef {
+    pub(super) addr: GlobalAddr,
+    pub(super) kind: NodeType,
+    /// Position of the byte on which it dispatches.
+    pub(super) plen: usize,
+}
+
+/// A slot that a way has come to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) at: GlobalAddr,
+    pub(super) word: Word,
+    pub(super) step: Step,
+    /// The slot's node; `None` for R.
+    pub(super) node: Option<NodeRef>,
+}
+
+impl Place {
+    /// Bytes that lie in front of what the slot leads to, compressed ones aside.
+    pub(super) fn bytes_before_child(&self) -> usize {
+        self.node.map_or(0, |node| node.plen + 1)
+    }
+
+    /// The shared bytes of the slot's node.
+    pub(super) fn plen(&self) -> usize {
+        self.node.map_or(0, |node| node.plen)
+    }
+
+    /// The inner node that the slot leads to.
+    pub(super) fn child(&self) -> Option<NodeRef> {
+        match self.word.child() {
+            Child::Node(kind, len) => {
+                let plen = self.bytes_before_child() + len;
+                Some(NodeRef { addr: self.word.addr(), kind, plen })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Where a way begins.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Start {
+    Root(CheckLine),
+    Express(NodeRef),
+}
+
+/// Where a way ends.
+#[derive(Debug)]
+pub(super) enum Landing {
+    /// At a slot that leads to no inner node, with the words of its bucket.
+    Slot(Place, Option<Buf>),
+    /// In front of an inner node behind more bytes than the key has.
+    Edge(Place),
+    /// At a node whose bucket has neither the step nor an empty slot.
+    Full(NodeRef, Buf),
+    /// At the slot that leads to the node that was looked for.
+    Met(Place),
+    /// At a word that this start may not believe.
+    Stale,
+}
+
+/// A way down.
+#[derive(Debug)]
+pub(super) struct Way {
+    pub(super) landing: Landing,
+    pub(super) is_fresh: bool,
+    /// Some bytes in front of the end are unproven.
+    pub(super) has_gaps: bool,
+    /// Nodes that were read.
+    pub(super) levels: usize,
+}
+
+impl Tree {
+    /// R and D: remembered, or by 1 READ.
+    #[inline]
+    pub(super) async fn line(
+        &self,
+        session: &Session,
+        io: Reliable<'_>,
+    ) -> Result<CheckLine, IndexError> {
+        match self.remembered.at(session.moment()) {
+            Some(line) => Ok(line),
+            None => self.fresh_line(session, io).await,
+        }
+    }
+
+    /// R and D, by 1 READ.
+    pub(super) async fn fresh_line(
+        &self,
+        session: &Session,
+        io: Reliable<'_>,
+    ) -> Result<CheckLine, IndexError> {
+        let moment = session.moment();
+        let line = meta::read_line(io, self.meta).await?;
+        self.remembered.remember(line, moment);
+        Ok(line)
+    }
+
+    /// The root as a start: fresh, unless what is remembered will do.
+    pub(super) async fn root_start(
+        &self,
+        session: &Session,
+        io: Reliable<'_>,
+        line: CheckLine,
+    ) -> Result<Start, IndexError> {
+        if line.is_remembered && !line.has_lasting_root() {
+            return Ok(Start::Root(self.fresh_line(session, io).await?));
+        }
+        Ok(Start::Root(line))
+    }
+
+    pub(super) fn root_place(&self, root: Word) -> Place {
+        Place { at: self.meta.plus(META_ROOT), word: root, step: Step::ROOT, node: None }
+    }
+
+    /// Goes down with `key`. Adds the slots of inner nodes on the way to `trail`, and stops at the one that
+    /// leads to `until`. 1 READ for each node.
+    pub(super) async fn descend(
+        &self,
+        io: Reliable<'_>,
+        key: &[u8],
+        start: Start,
+        trail: &mut Vec<Place>,
+        until: Option<GlobalAddr>,
+    ) -> Result<Way, IndexError> {
+        trail.clear();
+        let mut way = Way { landing: Landing::Stale, is_fresh: false, has_gaps: true, levels: 0 };
+        let mut on_lasting_root = false;
+        let mut node = match start {
+            Start::Express(node) => node,
+            Start::Root(line) => {
+                way.is_fresh = !line.is_remembered;
+                on_lasting_root = line.is_remembered;
+                let place = self.root_place(line.root);
+                way.has_gaps = false;
+                match self.go_on(key, place, trail, until, &mut way) {
+                    Some(node) => node,
+                    None => return Ok(way),
+                }
+            }
+        };
+        loop {
+            let step = Step::at(key, node.plen);
+            let bucket = self.read_bucket(io, node, step).await?;
+            way.levels += 1;
+            let first = self.shape.bucket(node.kind, step).start;
+            let found = find(bucket.words(), step);
+            let is_sealed = match found {
+                Found::At(_, word) | Found::Empty(_, word) => word.is_sealed(),
+                Found::Full => bucket.words().iter().all(|word| Word::from_raw(*word).is_sealed()),
+            };
+            if is_sealed && !way.is_fresh {
+                way.landing = Landing::Stale;
+                return Ok(way);
+            }
+            // It was in the tree just now.
+            way.is_fresh |= std::mem::take(&mut on_lasting_root);
+            let (index, word) = match found {
+                Found::At(index, word) | Found::Empty(index, word) => (index, word),
+                Found::Full => {
+                    way.landing = Landing::Full(node, bucket);
+                    return Ok(way);
+                }
+            };
+            let at = node.addr.plus(8 * (first + index) as u64);
+            let place = Place { at, word, step, node: Some(node) };
+            match self.go_on(key, place, trail, until, &mut way) {
+                Some(child) => node = child,
+                None => {
+                    if let Landing::Slot(_, words) = &mut way.landing {
+                        *words = Some(bucket);
+                    }
+                    return Ok(way);
+                }
+            }
+        }
+    }
+
+    /// The inner node behind `place`, or the end of the way there.
+    fn go_on(
+        &self,
+        key: &[u8],
+        place: Place,
+        trail: &mut Vec<Place>,
+        until: Option<GlobalAddr>,
+        way: &mut Way,
+    ) -> Option<NodeRef> {
+        let Some(child) = place.child() else {
+            way.landing = Landing::Slot(place, None);
+            return None;
+        };
+        if until == Some(child.addr) {
+            way.landing = Landing::Met(place);
+            return None;
+        }
+        trail.push(place);
+        if key.len() < child.plen {
+            way.landing = Landing::Edge(place);
+            return None;
+        }
+        way.has_gaps |= child.plen > place.bytes_before_child();
+        Some(child)
+    }
+
+    /// READs the bucket of a node that owns `step`.
+    #[inline]
+    pub(super) async fn read_bucket(
+        &self,
+        io: Reliable<'_>,
+        node: NodeRef,
+        step: Step,
+    ) -> Result<Buf, IndexError> {
+        let slots = self.shape.bucket(node.kind, step);
+        let words = if self.options.buckets {
+            io.read(node.addr.plus(8 * slots.start as u64), io.buf(8 * slots.len())).await?
+        } else {
+            let all = io.read(node.addr, io.buf(self.shape.bytes(node.kind))).await?;
+            let mut words = io.buf(8 * slots.len());
+            words.words_mut().copy_from_slice(&all.words()[slots]);
+            words
+        };
+        self.check_words(node, &words)?;
+        Ok(words)
+    }
+
+    /// READs all words of a node.
+    pub(super) async fn read_node(
+        &self,
+        io: Reliable<'_>,
+        node: NodeRef,
+    ) -> Result<Buf, IndexError> {
+        let words = io.read(node.addr, io.buf(self.shape.bytes(node.kind))).await?;
+        self.check_words(node, &words)?;
+        Ok(words)
+    }
+
+    /// Refuses words that this engine does not write.
+    pub(super) fn check_words(&self, node: NodeRef, words: &Buf) -> Result<(), IndexError> {
+        match words.words().iter().find(|word| !Word::from_raw(**word).is_legal()) {
+            None => Ok(()),
+            Some(word) => Err(IndexError::Corrupt(format!(
+                "the {} at {} of the table at {} holds {word:#x}, which is no word of a node",
+                node.kind.name(),
+                node.addr,
+                self.meta
+            ))),
+        }
+    }
+
+    /// READs the leaf that `word` leads to. 1 READ; 2 if it is longer than size codes say.
+    pub(super) async fn read_leaf(&self, io: Reliable<'_>, word: Word) -> Result<Leaf, IndexError> {
+        let Child::Leaf(code) = word.child() else {
+            return Err(self.corrupt_leaf(word));
+        };
+        let buf = io.read(word.addr(), io.buf(leaf::read_bytes(code))).await?;
+        self.whole_leaf(io, word, buf).await
+    }
+
+    /// The leaf that `word` leads to, of which `buf` has what a first READ gets.
+    pub(super) async fn whole_leaf(
+        &self,
+        io: Reliable<'_>,
+        word: Word,
+        mut buf: Buf,
+    ) -> Result<Leaf, IndexError> {
+        let Child::Leaf(code) = word.child() else { return Err(self.corrupt_leaf(word)) };
+        let most = self.object_bytes_max;
+        for reads in 1..=LEAF_READS {
+            if code == LONG {
+                if let Some(bytes) = leaf::long_bytes(buf.words(), self.table, most) {
+                    buf = io.read(word.addr(), io.buf(bytes)).await?;
+                }
+            }
+            let (again, bytes) = (reads < LEAF_READS, leaf::read_bytes(code));
+            match Leaf::parse(buf, self.table) {
+                Some(leaf) => return Ok(leaf),
+                None if again => {
+                    self.counters.crc_fail.add(1);
+                    buf = io.read(word.addr(), io.buf(bytes)).await?;
+                }
+                None => break,
+            }
+        }
+        Err(self.corrupt_leaf(word))
+    }
+
+    fn corrupt_leaf(&self, word: Word) -> IndexError {
+        IndexError::Corrupt(format!(
+            "no leaf of the table at {} is where a slot leads, at {}",
+            self.meta,
+            word.addr()
+        ))
+    }
+}

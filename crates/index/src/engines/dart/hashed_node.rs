@@ -1,0 +1,268 @@
+//! Hashed nodes: arrays of small buckets, of which a reader needs one.
+//!
+//! N8 is one bucket of half size; N16 to N128 are 1 to 8 buckets; N256 is an array by byte with a last slot for
+//! the end of a key. A fixed permutation spreads bytes over buckets, so each bucket owns as many bytes. END
+//! lives in bucket 0.
+
+use std::ops::Range;
+
+use super::word::{NodeType, Step, Word};
+
+/// Slots of an N256: one for each byte, and END.
+const ARRAY_SLOTS: usize = 257;
+/// Slots of a bucket that a table has if its shape does not say otherwise: 128 bytes.
+const BUCKET_SLOTS: usize = 16;
+
+/// The place of each byte: its bucket is the low bits.
+const PERMUTATION: [u8; 256] = permutation();
+
+const fn permutation() -> [u8; 256] {
+    let mut places = [0; 256];
+    let mut at = 0;
+    while at < 256 {
+        places[at] = at as u8;
+        at += 1;
+    }
+    let mut state: u64 = 0x9e37_79b9_7f4a_7c15;
+    let mut at = 255;
+    while at > 0 {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let other = (state >> 33) as usize % (at + 1);
+        let place = places[at];
+        places[at] = places[other];
+        places[other] = place;
+        at -= 1;
+    }
+    places
+}
+
+/// Where a step's word is in its bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// In this slot.
+    At(usize, Word),
+    /// Nowhere, and this is the first empty slot.
+    Empty(usize, Word),
+    /// Nowhere, and the bucket is full.
+    Full,
+}
+
+/// Finds `step` in the words of its bucket (`INV-DART-2`: slots fill from left to right).
+#[inline]
+pub(super) fn find(words: &[u64], step: Step) -> Found {
+    for (index, word) in words.iter().enumerate() {
+        let word = Word::from_raw(*word);
+        match word.step() {
+            None => return Found::Empty(index, word),
+            Some(found) if found == step => return Found::At(index, word),
+            Some(_) => {}
+        }
+    }
+    Found::Full
+}
+
+/// The sizes of a table's nodes: slots of a bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NodeShape {
+    slots: usize,
+}
+
+impl NodeShape {
+    /// That of a table whose shape limits inner nodes to so many entries: the slots of a bucket, as a power of
+    /// two from 4 to 64.
+    pub(super) fn new(cap_inner: Option<u16>) -> NodeShape {
+        let slots = cap_inner.map_or(BUCKET_SLOTS, usize::from);
+        NodeShape { slots: slots.next_power_of_two().clamp(4, 64) }
+    }
+
+    fn buckets(&self, node: NodeType) -> usize {
+        1 << node.number().saturating_sub(2)
+    }
+
+    fn bucket_slots(&self, node: NodeType) -> usize {
+        match node {
+            NodeType::N8 => self.slots / 2,
+            NodeType::N256 => 1,
+            _ => self.slots,
+        }
+    }
+
+    /// Slots of a node.
+    pub(super) fn slots(&self, node: NodeType) -> usize {
+        match node {
+            NodeType::N256 => ARRAY_SLOTS,
+            _ => self.buckets(node) * self.bucket_slots(node),
+        }
+    }
+
+    /// Bytes of a node.
+    pub(super) fn bytes(&self, node: NodeType) -> usize {
+        8 * self.slots(node)
+    }
+
+    /// Slots of the bucket that owns `step`.
+    #[inline]
+    pub(super) fn bucket(&self, node: NodeType, step: Step) -> Range<usize> {
+        if node == NodeType::N256 {
+            let index = match step {
+                Step::Byte(byte) => usize::from(byte),
+                Step::End => ARRAY_SLOTS - 1,
+            };
+            return index..index + 1;
+        }
+        let slots = self.bucket_slots(node);
+        let bucket = match step {
+            Step::Byte(byte) => {
+                usize::from(PERMUTATION[usize::from(byte)]) & (self.buckets(node) - 1)
+            }
+            Step::End => 0,
+        };
+        bucket * slots..(bucket + 1) * slots
+    }
+
+    /// The smallest type that holds `children` and leaves a slot for `wanted`, if that is not among them.
+    pub(super) fn fit(&self, children: &[Word], wanted: Option<Step>) -> NodeType {
+        let steps = || children.iter().filter_map(|word| word.step());
+        let more = wanted.filter(|wanted| steps().all(|step| step != *wanted));
+        let holds = |node: &NodeType| {
+            let mut used = [0_u16; 8];
+            steps().chain(more).all(|step| {
+                let bucket = self.bucket(*node, step).start / self.bucket_slots(*node);
+                used[bucket] += 1;
+                usize::from(used[bucket]) <= self.bucket_slots(*node)
+            })
+        };
+        let hashed = NodeType::all().take(5);
+        hashed
+            .filter(|node| steps().count() <= self.slots(*node))
+            .find(holds)
+            .unwrap_or(NodeType::N256)
+    }
+
+    /// Fills the words of a node of that type.
+    pub(super) fn fill(&self, node: NodeType, children: &[Word], words: &mut [u64]) {
+        words.fill(0);
+        for child in children {
+            let Some(step) = child.step() else { continue };
+            let bucket = &mut words[self.bucket(node, step)];
+            let free = bucket.iter_mut().find(|word| **word == 0);
+            let free = free.unwrap_or_else(|| panic!("{node:?} has no slot for {child:?}"));
+            *free = child.raw();
+        }
+    }
+
+    /// What is wrong with the words of a node (`INV-DART-1`, `INV-DART-2`).
+    pub(super) fn problem(&self, node: NodeType, words: &[u64]) -> Option<String> {
+        let mut seen = Vec::new();
+        for (index, word) in words.iter().enumerate() {
+            let word = Word::from_raw(*word);
+            if !word.is_legal() {
+                return Some(format!("slot {index} holds {:#x}, which is no word", word.raw()));
+            }
+            let Some(step) = word.step() else { continue };
+            let bucket = self.bucket(node, step);
+            if !bucket.contains(&index) {
+                return Some(format!("INV-DART-2: slot {index} holds {word:?} of another bucket"));
+            }
+            if words[bucket.start..index].iter().any(|before| Word::from_raw(*before).is_empty()) {
+                return Some(format!("INV-DART-2: an empty slot stands in front of {word:?}"));
+            }
+            if seen.contains(&step) {
+                return Some(format!("INV-DART-2: {step:?} is there twice"));
+            }
+            seen.push(step);
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use farleaf_fabric::{GlobalAddr, ServerId};
+
+    use super::*;
+
+    fn leaf(step: Step) -> Word {
+        Word::leaf(step, 0, GlobalAddr::new(ServerId(0), 4096))
+    }
+
+    fn bytes(count: usize) -> Vec<Word> {
+        (0..count).map(|byte| leaf(Step::Byte(byte as u8))).collect()
+    }
+
+    #[test]
+    fn each_bucket_owns_as_many_bytes() {
+        let mut seen = [false; 256];
+        PERMUTATION.iter().for_each(|place| seen[usize::from(*place)] = true);
+        assert_eq!(seen, [true; 256]);
+        let shape = NodeShape::new(None);
+        for node in NodeType::all() {
+            let mut owned = vec![0; shape.slots(node)];
+            for byte in 0..=255 {
+                owned[shape.bucket(node, Step::Byte(byte)).start] += 1;
+            }
+            let most = owned.iter().max();
+            assert!(owned.iter().all(|count| *count == 0 || Some(count) == most), "{node:?}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_those_of_the_paper() {
+        let shape = NodeShape::new(None);
+        let sizes: Vec<_> = NodeType::all().map(|node| shape.bytes(node)).collect();
+        assert_eq!(sizes, [64, 128, 256, 512, 1024, 2056]);
+        let tiny = NodeShape::new(Some(3));
+        let sizes: Vec<_> = NodeType::all().map(|node| tiny.slots(node)).collect();
+        assert_eq!(sizes, [2, 4, 8, 16, 32, 257]);
+    }
+
+    #[test]
+    fn nodes_grow_to_all_bytes_and_the_end() {
+        for shape in [NodeShape::new(None), NodeShape::new(Some(2)), NodeShape::new(Some(64))] {
+            let mut children = Vec::new();
+            let mut last = NodeType::N8;
+            for step in std::iter::once(Step::End).chain((0..=255).map(Step::Byte)) {
+                let wanted = shape.fit(&children, Some(step));
+                children.push(leaf(step));
+                let node = shape.fit(&children, None);
+                assert_eq!(node, wanted, "{step:?}");
+                assert!(node >= last);
+                last = node;
+                let mut words = vec![0; shape.slots(node)];
+                shape.fill(node, &children, &mut words);
+                assert_eq!(shape.problem(node, &words), None);
+                for child in &children {
+                    let step = child.step().expect("a step");
+                    let bucket = &words[shape.bucket(node, step)];
+                    assert!(matches!(find(bucket, step), Found::At(_, word) if word == *child));
+                }
+            }
+            let all_fit = shape.slots(NodeType::N256) <= shape.slots(last);
+            assert!(all_fit, "{last:?}");
+            assert_eq!(shape.fit(&bytes(2), None), NodeType::N8);
+            assert_eq!(shape.fit(&bytes(2), Some(Step::Byte(1))), shape.fit(&bytes(2), None));
+        }
+    }
+
+    #[test]
+    fn a_bucket_tells_absence_by_its_first_empty_slot() {
+        let mut words = [0; 4];
+        words[0] = leaf(Step::Byte(3)).raw();
+        assert_eq!(find(&words, Step::Byte(4)), Found::Empty(1, Word::EMPTY));
+        words[1] = Word::EMPTY.sealed().raw();
+        assert_eq!(find(&words, Step::Byte(4)), Found::Empty(1, Word::EMPTY.sealed()));
+        let full = [3, 5, 6, 7].map(|byte| leaf(Step::Byte(byte)).raw());
+        assert_eq!(find(&full, Step::Byte(4)), Found::Full);
+    }
+
+    #[test]
+    fn misplaced_words_are_told() {
+        let shape = NodeShape::new(None);
+        let one = leaf(Step::Byte(1)).raw();
+        assert!(shape.problem(NodeType::N8, &[0, one, 0, 0, 0, 0, 0, 0]).is_some());
+        assert!(shape.problem(NodeType::N8, &[one, one, 0, 0, 0, 0, 0, 0]).is_some());
+        assert!(shape.problem(NodeType::N8, &[one | 1, 0, 0, 0, 0, 0, 0, 0]).is_some());
+        assert!(shape.problem(NodeType::N8, &[one, 0, 0, 0, 0, 0, 0, 0]).is_none());
+    }
+}

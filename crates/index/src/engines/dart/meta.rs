@@ -1,0 +1,123 @@
+//! Meta object: where a table's root entry points, and the memory of its check line.
+//!
+//! Line 0: tag, version, table's number. Line 1, the *check line*: the root slot R, and the descriptor word D
+//! of the skip table. Line 2: the upkeep lock.
+//!
+//! R is a slot like any other, but it is in no node, and never sealed.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use farleaf_fabric::GlobalAddr;
+use farleaf_pool::{Reliable, Session};
+
+use super::object::NewObject;
+use super::word::{Child, Word};
+use crate::IndexError;
+
+/// Bytes of the meta object.
+pub(super) const META_BYTES: usize = 256;
+/// Offset of R.
+pub(super) const META_ROOT: u64 = 64;
+/// Offset of D.
+pub(super) const META_TABLES: u64 = 72;
+/// Offset of the upkeep lock.
+pub(super) const META_LOCK: u64 = 128;
+const LINE_BYTES: usize = 64;
+const TAG: u64 = u64::from_le_bytes(*b"FLdart01");
+const VERSION: u64 = 1;
+
+/// Writes the meta object of an empty table. 1 WRITE.
+pub(super) async fn create(session: &Session, table: u32) -> Result<GlobalAddr, IndexError> {
+    let meta = NewObject::new(session, META_BYTES).await?;
+    let mut content = session.client().buf(META_BYTES);
+    content.words_mut().fill(0);
+    content.words_mut()[..3].copy_from_slice(&[TAG, VERSION, u64::from(table)]);
+    meta.write(session.reliable(), content).await?;
+    meta.link();
+    Ok(meta.addr())
+}
+
+/// Checks line 0 of a meta object.
+pub(super) async fn check(
+    io: Reliable<'_>,
+    meta: GlobalAddr,
+    table: u32,
+) -> Result<(), IndexError> {
+    let line = io.read(meta, io.buf(LINE_BYTES)).await?;
+    let found = &line.words()[..3];
+    if found[0] != TAG || found[2] != u64::from(table) {
+        return Err(IndexError::Corrupt(format!("no meta object of the table is at {meta}")));
+    }
+    if found[1] != VERSION {
+        return Err(IndexError::Invalid(format!(
+            "the table at {meta} has version {} of engine dart, this program reads {VERSION}",
+            found[1]
+        )));
+    }
+    Ok(())
+}
+
+/// R and D, as one operation uses them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CheckLine {
+    pub(super) root: Word,
+    pub(super) tables: u64,
+    /// This operation did not read them itself.
+    pub(super) is_remembered: bool,
+}
+
+/// READs the check line.
+pub(super) async fn read_line(io: Reliable<'_>, meta: GlobalAddr) -> Result<CheckLine, IndexError> {
+    let line = io.read(meta.plus(META_ROOT), io.buf(LINE_BYTES)).await?;
+    let root = Word::from_raw(line.words()[0]);
+    if !root.is_legal() || root.is_sealed() {
+        let what = format!("the root slot at {meta} holds {:#x}, which is no word", root.raw());
+        return Err(IndexError::Corrupt(what));
+    }
+    Ok(CheckLine { root, tables: line.words()[1], is_remembered: false })
+}
+
+/// The check line as this compute server has seen it in the present moment.
+///
+/// What it names is not reused while the moment stays the same (pool, INV-EPOCH-7). It may have left the
+/// tree: an operation that uses R of here believes only unsealed words, until it has read one.
+#[derive(Debug, Default)]
+pub(super) struct RememberedLine {
+    /// 0 while the words are being changed.
+    moment: AtomicU64,
+    root: AtomicU64,
+    tables: AtomicU64,
+    changing: Mutex<()>,
+}
+
+impl RememberedLine {
+    /// The line, if it is of this moment, and R is of use to another operation.
+    #[inline]
+    pub(super) fn at(&self, moment: u64) -> Option<CheckLine> {
+        let is_of_it = || self.moment.load(Ordering::Acquire) == moment;
+        if !is_of_it() {
+            return None;
+        }
+        let root = Word::from_raw(self.root.load(Ordering::Acquire));
+        let tables = self.tables.load(Ordering::Acquire);
+        is_of_it().then_some(CheckLine { root, tables, is_remembered: true })
+    }
+
+    /// The line was read after `moment` was asked for.
+    pub(super) fn remember(&self, line: CheckLine, moment: u64) {
+        let _changing = self.changing.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        self.moment.store(0, Ordering::Release);
+        self.root.store(line.root.raw(), Ordering::Release);
+        self.tables.store(line.tables, Ordering::Release);
+        self.moment.store(moment, Ordering::Release);
+    }
+}
+
+impl CheckLine {
+    /// Whether R can be used although this operation has not read it: nothing comes above a node that
+    /// dispatches on the first byte.
+    pub(super) fn has_lasting_root(&self) -> bool {
+        matches!(self.root.child(), Child::Node(_, 0))
+    }
+}

@@ -1,0 +1,402 @@
+//! Node switches: replace a node by a larger, smaller or clean one, by its only child, or by a TOMB.
+//!
+//! 1. Each slot is sealed, the empty ones too: no CAS on it succeeds any more.
+//! 2. What was live is copied to a new node.
+//! 3. One CAS on the slot that leads to the node puts the new one in its place. If that slot is sealed, its node
+//!    is switched first.
+//!
+//! Any client that needs a switch runs it, any number at once; nobody waits for a particular other, and a dead
+//! client leaves only sealed slots, which the next one finishes. The winner of the CAS retires the node.
+//!
+//! If at most one child is live, the word that is put does not tell whose CAS it was. So whoever may have
+//! unlinked such a node claims it first: it puts its session into a dead slot of the node. A client whose
+//! completion was lost finds out by the claim whether it is the one to retire the node.
+
+use std::sync::Arc;
+
+use farleaf_fabric::{Buf, OpKind, Ops};
+use farleaf_pool::{Reliable, Session, Trial, is_open};
+
+use super::Tree;
+use super::descent::{Landing, NodeRef, Place, Start};
+use super::meta;
+use super::object::NewObject;
+use super::outcome::Verdict;
+use super::publish::{Attempts, announce};
+use super::word::{Child, LEN_MAX, NodeType, Step, Word};
+use crate::IndexError;
+use crate::detach::run_to_end;
+
+/// How a switch stands.
+enum Progress {
+    /// The node is gone. The node that has its slot may have become empty, too.
+    Over(Option<NodeRef>),
+    /// The node that has the slot has to be switched first.
+    First(NodeRef),
+    /// The slot has changed.
+    Again,
+}
+
+/// Who unlinked a node.
+enum Winner {
+    Mine,
+    /// Perhaps this client: the claim decides.
+    Perhaps,
+    Another,
+}
+
+impl Tree {
+    /// Switches `node`, to which `key` leads, to one with a free slot for `wanted`. A task does it, to its end.
+    /// `is_proven` says that all keys below the node begin as `key`.
+    ///
+    /// # Errors
+    /// `Unavailable` if that takes longer than the caller waits.
+    pub(super) async fn switch(
+        self: &Arc<Self>,
+        session: &Session,
+        key: &[u8],
+        node: NodeRef,
+        wanted: Option<Step>,
+        is_proven: bool,
+    ) -> Result<(), IndexError> {
+        let (tree, key, patient) = (Arc::clone(self), key.to_vec(), session.without_deadline());
+        self.counters.switch_started.add(1);
+        let task = async move { tree.switch_all(&patient, &key, node, wanted, is_proven).await };
+        run_to_end(session, Box::pin(task), ()).await.unwrap_or_else(|| {
+            Err(IndexError::Unavailable(
+                "replacing a node takes longer than it is waited for, as it does while a memory server \
+                 cannot be reached: try again"
+                    .into(),
+            ))
+        })
+    }
+
+    /// The same, and first the nodes above it that are being replaced.
+    async fn switch_all(
+        self: &Arc<Self>,
+        session: &Session,
+        key: &[u8],
+        node: NodeRef,
+        wanted: Option<Step>,
+        is_proven: bool,
+    ) -> Result<(), IndexError> {
+        let mut nodes = vec![Switch { is_proven, ..Switch::new(self, session, key, node, wanted) }];
+        let mut attempts = Attempts::default();
+        while let Some(switch) = nodes.last_mut() {
+            match switch.go_on().await? {
+                Progress::Over(above) => {
+                    let is_proven = switch.is_proven;
+                    nodes.pop();
+                    if let Some(node) = above
+                        && self.is_nearly_empty(session, node).await?
+                    {
+                        nodes.push(Switch {
+                            is_proven,
+                            ..Switch::new(self, session, key, node, None)
+                        });
+                    }
+                }
+                Progress::First(node) => nodes.push(Switch::new(self, session, key, node, None)),
+                Progress::Again => attempts.again(session).await?,
+            }
+        }
+        Ok(())
+    }
+
+    /// After a remove from a slot of `bucket` of `node`: replaces the node if at most one child is left, or if
+    /// it has become too large. Counts as maintenance; an error leaves that to the next one.
+    ///
+    /// Cost: none if the bucket, as it was, holds two more; else 1 READ.
+    pub(super) async fn after_remove(
+        self: &Arc<Self>,
+        session: &Session,
+        key: &[u8],
+        node: NodeRef,
+        bucket: &Buf,
+    ) {
+        let live = bucket.words().iter().filter(|word| Word::from_raw(**word).is_live()).count();
+        if live > 2 {
+            return;
+        }
+        let kind = session.client().charge_to(OpKind::Maintenance);
+        let _ = self.shrink(session, key, node).await;
+        session.client().charge_to(kind);
+    }
+
+    /// Whether a node has no child left, or one leaf, as the end of a chain may.
+    async fn is_nearly_empty(&self, session: &Session, node: NodeRef) -> Result<bool, IndexError> {
+        let words = self.read_node(session.reliable(), node).await?;
+        let live: Vec<Word> = words.words().iter().map(|word| Word::from_raw(*word)).collect();
+        let mut live = live.iter().filter(|word| word.is_live());
+        let is_leaf = live.next().is_none_or(|word| matches!(word.child(), Child::Leaf(_)));
+        Ok(is_leaf && live.next().is_none())
+    }
+
+    async fn shrink(
+        self: &Arc<Self>,
+        session: &Session,
+        key: &[u8],
+        node: NodeRef,
+    ) -> Result<(), IndexError> {
+        let words = self.read_node(session.reliable(), node).await?;
+        let live = words.words().iter().filter(|word| Word::from_raw(**word).is_live()).count();
+        let capacity = self.shape.slots(node.kind);
+        if live <= 1 || (node.kind != NodeType::N8 && live <= capacity / 4) {
+            self.switch(session, key, node, None, true).await?;
+        }
+        Ok(())
+    }
+}
+
+/// One node that is being switched.
+struct Switch<'a> {
+    tree: &'a Arc<Tree>,
+    session: &'a Session,
+    io: Reliable<'a>,
+    key: &'a [u8],
+    node: NodeRef,
+    wanted: Option<Step>,
+    /// All keys below it begin as `key`.
+    is_proven: bool,
+    /// Its words, once all are sealed.
+    sealed: Option<Vec<Word>>,
+    /// The new node, if there is to be one.
+    new: Option<(NodeType, NewObject)>,
+    /// A CAS may have unlinked the node.
+    in_doubt: bool,
+}
+
+impl<'a> Switch<'a> {
+    fn new(
+        tree: &'a Arc<Tree>,
+        session: &'a Session,
+        key: &'a [u8],
+        node: NodeRef,
+        wanted: Option<Step>,
+    ) -> Self {
+        let io = session.reliable();
+        let (is_proven, in_doubt) = (false, false);
+        Switch {
+            tree,
+            session,
+            io,
+            key,
+            node,
+            wanted,
+            is_proven,
+            sealed: None,
+            new: None,
+            in_doubt,
+        }
+    }
+
+    async fn go_on(&mut self) -> Result<Progress, IndexError> {
+        if self.sealed.is_none() {
+            self.sealed = Some(self.seal().await?);
+        }
+        let live: Vec<Word> = self.sealed.iter().flatten().map(|word| word.plain()).collect();
+        let live: Vec<Word> = live.into_iter().filter(|word| word.is_live()).collect();
+        let Some(place) = self.find().await? else {
+            if std::mem::take(&mut self.in_doubt) && live.len() <= 1 {
+                self.unlinked(Winner::Perhaps, None, &live, None).await?;
+            }
+            self.tree.counters.switch_lost.add(1);
+            return Ok(Progress::Over(None));
+        };
+        if place.word.is_sealed() {
+            let Some(node) = place.node else {
+                return Err(IndexError::Corrupt("the root slot is sealed".into()));
+            };
+            return Ok(Progress::First(node));
+        }
+        let mut ops = self.session.client().ops();
+        let put = self.replacement(&mut ops, &place, &live).await?;
+        let retiring = announce(self.session, &mut ops, self.node.addr).await?;
+        self.io.post_many(ops).await?;
+        if let Some((_, new)) = &self.new {
+            new.written();
+        }
+        match self.publish(&place, put).await? {
+            Winner::Another => {
+                self.session.cancel_retire(retiring).await?;
+                Ok(Progress::Again)
+            }
+            winner => {
+                self.tree.counters.switch_won.add(1);
+                let winner = if live.len() <= 1 { Winner::Perhaps } else { winner };
+                self.unlinked(winner, Some(retiring), &live, Some((&place, put))).await?;
+                let is_less = !matches!(put.child(), Child::Node(..));
+                Ok(Progress::Over(place.node.filter(|_| is_less)))
+            }
+        }
+    }
+
+    /// Seals every slot; the words that they hold for ever. Any client's CAS does.
+    async fn seal(&self) -> Result<Vec<Word>, IndexError> {
+        let node = self.node;
+        loop {
+            let buf = self.tree.read_node(self.io, node).await?;
+            let mut words: Vec<Word> =
+                buf.words().iter().map(|word| Word::from_raw(*word)).collect();
+            loop {
+                let open: Vec<usize> =
+                    (0..words.len()).filter(|index| !words[*index].is_sealed()).collect();
+                if open.is_empty() {
+                    return Ok(words);
+                }
+                let mut ops = self.session.client().ops();
+                for index in &open {
+                    let word = words[*index];
+                    let at = node.addr.plus(8 * *index as u64);
+                    ops.cas(at, word.raw(), word.sealed().raw());
+                }
+                self.tree.counters.seal_cas.add(open.len() as u64);
+                let posting = self.io.posting();
+                match self.session.client().post_many(ops).await {
+                    Ok(ops) => {
+                        for (number, index) in open.into_iter().enumerate() {
+                            let found = Word::from_raw(ops.old(number));
+                            let was = words[index];
+                            words[index] = if found == was { was.sealed() } else { found };
+                        }
+                    }
+                    Err(error) if is_open(error) => {
+                        self.io.again(&mut Trial::default(), posting, error).await?;
+                        break;
+                    }
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        }
+    }
+
+    /// The slot that leads to the node, by a fresh way.
+    async fn find(&self) -> Result<Option<Place>, IndexError> {
+        let line = meta::read_line(self.io, self.tree.meta).await?;
+        let (start, until) = (Start::Root(line), Some(self.node.addr));
+        let way = self.tree.descend(self.io, self.key, start, &mut Vec::new(), until).await?;
+        Ok(match way.landing {
+            Landing::Met(place) => Some(place),
+            _ => None,
+        })
+    }
+
+    /// The word that goes into `place`; a new node is written by `ops`.
+    async fn replacement(
+        &mut self,
+        ops: &mut Ops,
+        place: &Place,
+        live: &[Word],
+    ) -> Result<Word, IndexError> {
+        let Some(child) = place.child() else {
+            return Err(IndexError::Corrupt("a node's slot leads to no node".into()));
+        };
+        let len = child.plen - place.bytes_before_child();
+        match live {
+            [] => Ok(Word::tomb(place.step, self.node.addr, self.session.id())),
+            [only] => match only.child() {
+                Child::Node(_, more) if len + 1 + more > LEN_MAX => {
+                    self.new_node(ops, place, len, live).await
+                }
+                Child::Node(_, more) => Ok(only.moved(place.step, len + 1 + more)),
+                _ => Ok(only.moved(place.step, 0)),
+            },
+            _ => self.new_node(ops, place, len, live).await,
+        }
+    }
+
+    async fn new_node(
+        &mut self,
+        ops: &mut Ops,
+        place: &Place,
+        len: usize,
+        live: &[Word],
+    ) -> Result<Word, IndexError> {
+        if self.new.is_none() {
+            let kind = self.tree.shape.fit(live, self.wanted);
+            let new = self.tree.new_node(self.session, ops, kind, live).await?;
+            self.new = Some((kind, new));
+        }
+        let (kind, new) = self.new.as_ref().ok_or_else(no_node)?;
+        Ok(Word::node(place.step, len, *kind, new.addr()))
+    }
+
+    /// The CAS that unlinks the node.
+    async fn publish(&mut self, place: &Place, put: Word) -> Result<Winner, IndexError> {
+        let new = self.new.as_ref().filter(|(_, new)| put.is_live() && put.addr() == new.addr());
+        new.iter().for_each(|(_, new)| new.link());
+        let posting = self.io.posting();
+        let cas = self.session.client().cas(place.at, place.word.raw(), put.raw()).await;
+        match cas {
+            Ok(found) if found == place.word.raw() => {
+                return Ok(Winner::Mine);
+            }
+            Ok(_) => {}
+            Err(error) if is_open(error) => {
+                self.io.again(&mut Trial::default(), posting, error).await?;
+                if new.is_some() {
+                    let verdict = self.tree.judge_node(self.io, self.key, put.addr()).await?;
+                    self.tree.counters.outcomes[verdict as usize].add(1);
+                    if verdict == Verdict::Done {
+                        return Ok(Winner::Mine);
+                    }
+                } else {
+                    // If the node is found no more, the claim tells.
+                    self.in_doubt |= self.io.word(place.at).await? != place.word.raw();
+                }
+            }
+            Err(error) => return Err(error.into()),
+        }
+        new.iter().for_each(|(_, new)| new.unlink());
+        Ok(Winner::Another)
+    }
+
+    /// The node is in the tree no more: its winner takes its entries out, and retires it.
+    async fn unlinked(
+        &mut self,
+        winner: Winner,
+        retiring: Option<farleaf_pool::Retiring>,
+        live: &[Word],
+        put: Option<(&Place, Word)>,
+    ) -> Result<(), IndexError> {
+        let proven = self.is_proven.then_some(self.key);
+        let has_no_entry = self.tree.node_unlinked(self.io, self.node, live, put, proven).await?;
+        let is_mine = match winner {
+            // Entries may lead to it: it stays as it is, sealed, until its block is swept.
+            _ if !has_no_entry => false,
+            Winner::Mine => true,
+            Winner::Another => false,
+            Winner::Perhaps => self.claim().await?,
+        };
+        let retiring = match (is_mine, retiring) {
+            (true, None) => Some(self.session.announce_retire(self.node.addr).await?),
+            (_, retiring) => retiring,
+        };
+        match retiring {
+            Some(retiring) if is_mine => self.session.retire(retiring),
+            Some(retiring) => self.session.cancel_retire(retiring).await?,
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Puts this session into the first dead slot of the unlinked node; whether it was the first to do so.
+    async fn claim(&self) -> Result<bool, IndexError> {
+        let sealed = self.sealed.iter().flatten().enumerate();
+        let Some((index, word)) = sealed.into_iter().find(|(_, word)| !word.is_live()) else {
+            return Ok(false);
+        };
+        let at = self.node.addr.plus(8 * index as u64);
+        if word.is_tomb() && word.addr() == self.node.addr {
+            return Ok(false);
+        }
+        let step = word.step().unwrap_or(Step::Byte(0));
+        let claim = Word::tomb(step, self.node.addr, self.session.id()).sealed();
+        let found = self.io.cas(at, word.raw(), claim.raw()).await?;
+        Ok(found == word.raw())
+    }
+}
+
+fn no_node() -> IndexError {
+    IndexError::Corrupt("a new node is missing".into())
+}

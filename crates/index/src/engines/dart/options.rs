@@ -1,0 +1,35 @@
+//! Options: settings by which one compute server opens a table.
+
+use super::skip_table::Lengths;
+use crate::KnobKind;
+use crate::knobs::knob_words;
+
+knob_words!(Lengths);
+
+crate::knobs! {
+    /// Settings of an open table.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct DartOptions {
+        /// Most leaves that a scan reads at once.
+        "scan_batch" => scan_batch: usize = 64, KnobKind::Count { min: 1, max: 256, unit: "leaves" };
+        /// Whether a reader reads the bucket that it needs, or the whole node: a switch of the ablation.
+        "buckets" => buckets: bool = true, KnobKind::Flag, paper "on";
+        /// Whether a blind change that lost to another blind change counts as done just before that one.
+        "absorb" => absorb: bool = true, KnobKind::Flag;
+        /// Whether lookups begin at entries of the skip table: a switch of the ablation.
+        "est" => est: bool = true, KnobKind::Flag, paper "on";
+        /// Whether this compute server adds and mends entries, and makes tables.
+        "est_upkeep" => est_upkeep: bool = true, KnobKind::Flag, paper "on";
+        /// Prefix lengths of the tables that this compute server makes, ascending.
+        "prefixes" => prefixes: Lengths = Lengths::default(), KnobKind::Words { words: &["1+2+4+8+16+32"], also: Some("any ascending list of at most 16 lengths up to 1024") }, paper "powers of two";
+        /// New nodes after which this compute server looks whether the skip table needs upkeep.
+        "est_nodes" => est_nodes: u32 = 512, KnobKind::count(1, "nodes");
+        /// Gets of which one counts its leaf, for the choice of prefix lengths; 0 counts none.
+        "freq_sample" => freq_sample: u32 = 64, KnobKind::count(0, "gets"), paper "every R-th request";
+        /// Least time between two choices of prefix lengths, which are made if lookups have become deeper or
+        /// less deep; 0 keeps the list as it is.
+        "adjust_s" => adjust_s: u32 = 60, KnobKind::count(0, "seconds");
+        /// Bits of fingerprints in entries. Fewer make wrong starts likely, which tests want.
+        "print_bits" => print_bits: u32 = 10, KnobKind::Count { min: 0, max: 10, unit: "bits" };
+    }
+}

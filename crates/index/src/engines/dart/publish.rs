@@ -1,0 +1,185 @@
+//! Publication: the one CAS that makes a change visible, and what depends on its outcome.
+//!
+//! From the posting of the CAS to its verdict, a guard owns the new objects and the announcement. If the caller
+//! drops the operation in between, the guard gives them to a task, which settles the outcome.
+
+use std::sync::Arc;
+
+use farleaf_fabric::{Endpoint, GlobalAddr, Ops};
+use farleaf_pool::{PoolError, Retiring, Session, Trial, is_open};
+
+use super::Tree;
+use super::object::NewObject;
+use super::outcome::{Attempt, Verdict};
+use super::word::Word;
+use crate::IndexError;
+
+/// A CAS with its new objects, and what it unlinks.
+pub(super) struct Publication<'a> {
+    pub(super) tree: &'a Arc<Tree>,
+    pub(super) session: &'a Session,
+    pub(super) key: &'a [u8],
+    pub(super) attempt: Attempt,
+    /// What the CAS links.
+    pub(super) objects: Vec<NewObject>,
+    /// What it unlinks.
+    pub(super) retiring: Option<Retiring>,
+    is_posted: bool,
+}
+
+/// How a publication ended.
+pub(super) enum Published {
+    Done,
+    /// Nothing has changed. The slot held this word; `None` if it has to be read again.
+    Lost(Option<Word>, Vec<NewObject>),
+}
+
+impl<'a> Publication<'a> {
+    pub(super) fn new(
+        tree: &'a Arc<Tree>,
+        session: &'a Session,
+        key: &'a [u8],
+        attempt: Attempt,
+        objects: Vec<NewObject>,
+        retiring: Option<Retiring>,
+    ) -> Self {
+        Publication { tree, session, key, attempt, objects, retiring, is_posted: false }
+    }
+
+    /// Posts the CAS. 1 CAS; if its completion is lost, a reconnect and some READs.
+    ///
+    /// # Errors
+    /// `OutcomeUnknown`.
+    pub(super) async fn run(mut self) -> Result<Published, IndexError> {
+        let Attempt { at, expected, put, .. } = self.attempt;
+        let io = self.session.reliable();
+        let mut trial = Trial::default();
+        self.objects.iter().for_each(NewObject::link);
+        self.is_posted = true;
+        let posting = io.posting();
+        let found = match self.session.client().cas(at, expected.raw(), put.raw()).await {
+            Ok(found) => Word::from_raw(found),
+            Err(error) if is_open(error) => {
+                let unknown = |error: String| IndexError::OutcomeUnknown(error);
+                let settled = io.again(&mut trial, posting, error).await;
+                settled.map_err(|error| unknown(error.to_string()))?;
+                let verdict = self.tree.judge(self.session, io, self.key, &self.attempt).await;
+                let verdict = verdict.map_err(|error| unknown(error.to_string()))?;
+                self.is_posted = false;
+                self.tree.counters.outcomes[verdict as usize].add(1);
+                match verdict {
+                    Verdict::Done => expected,
+                    Verdict::NotDone => return self.lost(None).await,
+                    Verdict::Unknown => {
+                        return Err(unknown(format!(
+                            "a completion from memory server {} was lost, and others have changed \
+                             the key meanwhile",
+                            at.server()
+                        )));
+                    }
+                }
+            }
+            Err(error) => {
+                self.is_posted = false;
+                return Err(IndexError::OutcomeUnknown(error.to_string()));
+            }
+        };
+        self.is_posted = false;
+        if found != expected {
+            return self.lost(Some(found)).await;
+        }
+        if let Some(retiring) = self.retiring.take() {
+            self.session.retire(retiring);
+        }
+        Ok(Published::Done)
+    }
+
+    /// It has not happened, and will not.
+    async fn lost(&mut self, found: Option<Word>) -> Result<Published, IndexError> {
+        self.objects.iter().for_each(NewObject::unlink);
+        let objects = std::mem::take(&mut self.objects);
+        if let Some(retiring) = self.retiring.take() {
+            self.session.cancel_retire(retiring).await?;
+        }
+        Ok(Published::Lost(found, objects))
+    }
+}
+
+impl Drop for Publication<'_> {
+    fn drop(&mut self) {
+        if !self.is_posted {
+            return;
+        }
+        let hold = self.session.hold();
+        let (tree, key, attempt) = (Arc::clone(self.tree), self.key.to_vec(), self.attempt);
+        let objects = std::mem::take(&mut self.objects);
+        let retiring = self.retiring.take();
+        self.session.spawn(async move |session| {
+            let io = session.maintenance();
+            let judged = async {
+                io.settle(attempt.at.server()).await?;
+                tree.judge(&session, io, &key, &attempt).await
+            };
+            let verdict = judged.await.unwrap_or(Verdict::Unknown);
+            tree.counters.outcomes[verdict as usize].add(1);
+            match (verdict, retiring) {
+                (Verdict::Done, Some(retiring)) => session.retire(retiring),
+                (Verdict::NotDone, retiring) => {
+                    objects.iter().for_each(NewObject::unlink);
+                    drop(objects);
+                    if let Some(retiring) = retiring {
+                        // A later tick clears the word if this fails.
+                        let _ = session.cancel_retire(retiring).await;
+                    }
+                }
+                // What may be linked is freed by nobody, until its block is swept.
+                _ => {}
+            }
+            drop(hold);
+        });
+    }
+}
+
+/// Adds the announcement of `addr` to `ops`; if the retire page is full, posts it by itself.
+pub(super) async fn announce(
+    session: &Session,
+    ops: &mut Ops,
+    addr: GlobalAddr,
+) -> Result<Retiring, IndexError> {
+    match session.announce_retire_in(ops, addr) {
+        Err(PoolError::RetireFull) => Ok(session.announce_retire(addr).await?),
+        announced => Ok(announced?),
+    }
+}
+
+/// Tries after which an operation waits before the next one, and gives up.
+const QUICK_TRIES: u32 = 4;
+const TRIES_MAX: u32 = 4_096;
+/// First and longest wait.
+const BACKOFF_NS: (u64, u64) = (1_000, 64_000);
+
+/// Counts the attempts at one operation and spaces them out.
+#[derive(Debug, Default)]
+pub(super) struct Attempts(u32);
+
+impl Attempts {
+    /// Before one more attempt.
+    ///
+    /// # Errors
+    /// `Unavailable` after very many.
+    pub(super) async fn again(&mut self, session: &Session) -> Result<(), IndexError> {
+        self.0 += 1;
+        if self.0 > TRIES_MAX {
+            return Err(IndexError::Unavailable(format!(
+                "gave up after {TRIES_MAX} attempts at one change, because others change the same place: \
+                 try again"
+            )));
+        }
+        if self.0 > QUICK_TRIES {
+            let most = (BACKOFF_NS.0 << (self.0 - QUICK_TRIES).min(16)).min(BACKOFF_NS.1);
+            let ns = most / 2 + session.endpoint().random() % (most / 2 + 1);
+            session.endpoint().sleep(ns).await;
+        }
+        Ok(())
+    }
+}

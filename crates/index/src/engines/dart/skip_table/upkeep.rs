@@ -1,0 +1,301 @@
+//! Upkeep: makes tables, replaces those that are too small, and drops old ones.
+//!
+//! The holder of the upkeep lock does one step at a time, in a task. A new table is named by the descriptor,
+//! as *filling*, before its first entry goes in: from then on switches keep it. When it is full of all that is
+//! in the tree, it becomes the *current* one, and the old one is *leaving*: nobody probes it, but switches
+//! still take entries out of it, because operations that read the descriptor before may be probing. Three epochs
+//! later none of them runs, and the old table is dropped.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use farleaf_fabric::{Endpoint, GlobalAddr};
+use farleaf_pool::{Session, Trial, is_open};
+
+use super::begin_quietly;
+use super::entry::BUCKET_SLOTS;
+use super::lengths::Lengths;
+use super::tables::{Descriptor, Role, Table, TablesWord};
+use crate::IndexError;
+use crate::blink::lock::lock_word;
+use crate::engines::dart::Tree;
+use crate::engines::dart::meta::{self, META_LOCK, META_TABLES};
+use crate::engines::dart::object::NewObject;
+
+/// Bytes of a segment at most.
+const SEGMENT_BYTES_MAX: usize = 1 << 20;
+/// Waits for running upkeep, and how long each takes.
+const WAITS_MAX: u32 = 100_000;
+const WAIT_NS: u64 = 20_000;
+/// Share of a table's slots that its entries fill when it is made.
+const LOAD: f64 = 0.65;
+/// Epochs after which no operation probes a table that was left.
+const LEAVE_EPOCHS: u64 = 3;
+/// A table is replaced by a larger one after this share of its slots in entries without a slot.
+const DROPPED_SHARE: u64 = 32;
+
+/// When upkeep is due, as this compute server sees it.
+#[derive(Debug, Default)]
+pub(in crate::engines::dart) struct Upkeep {
+    is_running: AtomicBool,
+    /// New nodes since the last step.
+    nodes: AtomicU64,
+    /// `est_dropped` when the present table was made.
+    dropped: AtomicU64,
+    /// The descriptor word that named a leaving table, and the epoch when this compute server first saw it.
+    left: (AtomicU64, AtomicU64),
+}
+
+impl Upkeep {
+    pub(in crate::engines::dart) fn node_added(&self) {
+        self.nodes.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// What a step has done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::engines::dart) enum Stepped {
+    Nothing,
+    Something,
+}
+
+impl Tree {
+    /// Has a task do a step of upkeep, if one is due.
+    #[inline]
+    pub(in crate::engines::dart) fn upkeep_if_due(self: &Arc<Self>, session: &Session) {
+        let due = self.options.est_nodes as u64;
+        if !self.options.est
+            || !self.options.est_upkeep
+            || self.upkeep.nodes.load(Ordering::Relaxed) < due
+            || self.upkeep.is_running.swap(true, Ordering::SeqCst)
+        {
+            return;
+        }
+        self.upkeep.nodes.store(0, Ordering::Relaxed);
+        let tree = Arc::clone(self);
+        session.spawn(async move |session| {
+            // What is not done now is done after as many nodes more.
+            let stepped = tree.upkeep_step(&session, None).await;
+            if stepped == Ok(Stepped::Something) {
+                // What is left behind is dropped some epochs later.
+                tree.upkeep.nodes.store(due, Ordering::Relaxed);
+            }
+            tree.upkeep.is_running.store(false, Ordering::SeqCst);
+        });
+    }
+
+    /// Waits until no upkeep of this compute server is under way.
+    ///
+    /// # Errors
+    /// `Unavailable` if that takes long.
+    pub(in crate::engines::dart) async fn upkeep_ended(
+        &self,
+        session: &Session,
+    ) -> Result<(), IndexError> {
+        for _ in 0..WAITS_MAX {
+            let clock = &self.adjust_clock;
+            if !self.upkeep.is_running.load(Ordering::SeqCst) && !clock.is_running() {
+                return Ok(());
+            }
+            session.endpoint().sleep(WAIT_NS).await;
+        }
+        Err(IndexError::Unavailable(
+            "upkeep of a skip table takes long: close the table later".into(),
+        ))
+    }
+
+    /// A bulk load has filled the tree: makes its table.
+    pub(in crate::engines::dart) async fn table_loaded(self: &Arc<Self>, session: &Session) {
+        if !self.options.est || !self.options.est_upkeep {
+            return;
+        }
+        // Without a table, lookups begin at the root, and later upkeep makes one.
+        self.upkeep.nodes.store(0, Ordering::Relaxed);
+        let (tree, patient) = (Arc::clone(self), session.without_deadline());
+        let task = async move { tree.upkeep_step(&patient, None).await };
+        let (sender, receiver) = crate::oneshot::channel();
+        session.spawn(async move |_| sender.send(task.await.is_ok()));
+        session.reliable().within(receiver).await;
+    }
+
+    /// Does what is due: makes a table, fills it, or drops one. A table with other lengths than `wish` is
+    /// replaced.
+    pub(in crate::engines::dart) async fn upkeep_step(
+        &self,
+        session: &Session,
+        wish: Option<&Lengths>,
+    ) -> Result<Stepped, IndexError> {
+        let io = session.maintenance();
+        let lock_at = self.meta.plus(META_LOCK);
+        let holder = io.word(lock_at).await?;
+        if holder != 0 && !session.owner_is_dead(holder).await? {
+            return Ok(Stepped::Nothing);
+        }
+        let lock = lock_word(session, lock_at).await?;
+        let stepped = self.step(session, wish).await;
+        lock.release().await?;
+        stepped
+    }
+
+    async fn step(&self, session: &Session, wish: Option<&Lengths>) -> Result<Stepped, IndexError> {
+        let io = session.maintenance();
+        let pin = begin_quietly(session).await?;
+        let line = meta::read_line(io, self.meta).await?;
+        let word = TablesWord(line.tables);
+        let tables = self.tables(io, word).await?;
+        drop(pin);
+        let tables = tables.as_deref().cloned().unwrap_or_default();
+        if tables.tables.iter().any(|table| table.role == Role::Leaving) {
+            return self.drop_left(session, word, tables).await;
+        }
+        if let Some(table) = tables.tables.iter().find(|table| table.role == Role::Filling).cloned()
+        {
+            return self.fill_up(session, word, tables, &table).await;
+        }
+        let present = tables.probed().map(|table| table.lengths.clone());
+        let wish = wish.map(|lengths| lengths.as_slice().to_vec());
+        let lengths = wish.or(present).unwrap_or_else(|| self.options.prefixes.as_slice().to_vec());
+        let slots = |table: &Table| table.bytes() / 8;
+        let dropped = self.counters.est_dropped.value();
+        let (is_due, least) = match tables.probed() {
+            None => (true, 0),
+            Some(table) => {
+                let more = dropped.saturating_sub(self.upkeep.dropped.load(Ordering::Relaxed));
+                let is_full = more > slots(table) / DROPPED_SHARE;
+                (is_full || table.lengths != lengths, if is_full { 2 * slots(table) } else { 0 })
+            }
+        };
+        if !is_due {
+            return Ok(Stepped::Nothing);
+        }
+        let entries = self.fill(session, &lengths, None).await?;
+        self.upkeep.dropped.store(dropped, Ordering::Relaxed);
+        let slots = ((entries as f64 / LOAD) as u64).max(least).max(2 * BUCKET_SLOTS as u64);
+        self.add_table(session, word, tables, lengths, slots).await
+    }
+
+    /// Makes a zeroed table of at least so many slots, names it, and fills it.
+    async fn add_table(
+        &self,
+        session: &Session,
+        word: TablesWord,
+        mut tables: Descriptor,
+        lengths: Vec<u16>,
+        slots: u64,
+    ) -> Result<Stepped, IndexError> {
+        let bytes = (8 * slots as usize).next_power_of_two();
+        let most = SEGMENT_BYTES_MAX.min(prev_power_of_two(self.object_bytes_max));
+        let segment = bytes.min(most);
+        let io = session.maintenance();
+        let mut objects = Vec::new();
+        // As many segments as it takes: they need not be a power of two.
+        for _ in 0..(8 * slots as usize).div_ceil(segment) {
+            let object = NewObject::new(session, segment).await?;
+            let mut zeros = io.buf(segment);
+            zeros.words_mut().fill(0);
+            object.write(io, zeros).await?;
+            objects.push(object);
+        }
+        tables.tables.push(Table {
+            role: Role::Filling,
+            lengths,
+            print_bits: self.options.print_bits,
+            bucket_bits: (segment / super::BUCKET_BYTES).ilog2(),
+            segments: objects.iter().map(NewObject::addr).collect(),
+        });
+        let Some(word) = self.set_tables(session, word, &tables, objects, &[]).await? else {
+            return Ok(Stepped::Nothing);
+        };
+        let Some(table) = tables.tables.last().cloned() else { return Ok(Stepped::Nothing) };
+        self.fill_up(session, word, tables, &table).await
+    }
+
+    /// Fills a table, which is the current one then.
+    async fn fill_up(
+        &self,
+        session: &Session,
+        word: TablesWord,
+        mut tables: Descriptor,
+        table: &Table,
+    ) -> Result<Stepped, IndexError> {
+        self.fill(session, &table.lengths, Some(table)).await?;
+        for table in &mut tables.tables {
+            table.role = match table.role {
+                Role::Current | Role::Leaving => Role::Leaving,
+                Role::Filling => Role::Current,
+            };
+        }
+        self.set_tables(session, word, &tables, Vec::new(), &[]).await?;
+        self.counters.tables_filled.add(1);
+        Ok(Stepped::Something)
+    }
+
+    /// Drops tables that were left long ago.
+    async fn drop_left(
+        &self,
+        session: &Session,
+        word: TablesWord,
+        mut tables: Descriptor,
+    ) -> Result<Stepped, IndexError> {
+        let (of, epoch) = &self.upkeep.left;
+        if of.swap(word.0, Ordering::Relaxed) != word.0 {
+            epoch.store(session.epoch(), Ordering::Relaxed);
+        }
+        if session.epoch() < epoch.load(Ordering::Relaxed) + LEAVE_EPOCHS {
+            return Ok(Stepped::Nothing);
+        }
+        let left = tables.tables.iter().filter(|table| table.role == Role::Leaving);
+        let segments: Vec<GlobalAddr> = left.flat_map(|table| table.segments.clone()).collect();
+        tables.tables.retain(|table| table.role != Role::Leaving);
+        self.set_tables(session, word, &tables, Vec::new(), &segments).await?;
+        self.counters.tables_dropped.add(1);
+        Ok(Stepped::Something)
+    }
+
+    /// Puts a new descriptor in place of the one that `word` names, which is retired, with `unlinked`. The new
+    /// word; `None` if it was another's turn.
+    async fn set_tables(
+        &self,
+        session: &Session,
+        word: TablesWord,
+        tables: &Descriptor,
+        objects: Vec<NewObject>,
+        unlinked: &[GlobalAddr],
+    ) -> Result<Option<TablesWord>, IndexError> {
+        let _pin = begin_quietly(session).await?;
+        let io = session.maintenance();
+        let (descriptor, code) = self.new_descriptor(session, tables).await?;
+        let new = word.next(Some((descriptor.addr(), code)));
+        let old = word.place().map(|(addr, _)| addr);
+        let mut retiring = Vec::new();
+        for addr in old.iter().chain(unlinked) {
+            retiring.push(session.announce_retire(*addr).await?);
+        }
+        let at = self.meta.plus(META_TABLES);
+        let linked = || objects.iter().chain([&descriptor]);
+        linked().for_each(NewObject::link);
+        let posting = io.posting();
+        let found = match io.client().cas(at, word.0, new.0).await {
+            Ok(found) => found,
+            Err(error) if is_open(error) => {
+                io.again(&mut Trial::default(), posting, error).await?;
+                // The lock is this client's: nobody else changes the word.
+                if io.word(at).await? == new.0 { word.0 } else { new.0 }
+            }
+            Err(error) => return Err(error.into()),
+        };
+        if found != word.0 {
+            linked().for_each(NewObject::unlink);
+            for retiring in retiring {
+                session.cancel_retire(retiring).await?;
+            }
+            return Ok(None);
+        }
+        retiring.into_iter().for_each(|retiring| session.retire(retiring));
+        Ok(Some(new))
+    }
+}
+
+fn prev_power_of_two(bytes: usize) -> usize {
+    1 << bytes.max(64).ilog2()
+}

@@ -1,0 +1,351 @@
+//! Words: compound child pointers, as slots of nodes and the root slot hold them.
+//!
+//! | bits | field |
+//! |---|---|
+//! | 63..56 | partial key: the byte that leads to the child; 0 in an END slot |
+//! | 55..52 | inner child: compressed bytes behind the partial key. Leaf: size code |
+//! | 51..49 | type: 0 none, 1 to 6 N8 to N256, 7 leaf |
+//! | 48 | SEAL: the node that contains the word is being replaced |
+//! | 47..40 | memory server |
+//! | 39..6 | offset / 64 |
+//! | 5 | TOMB: the child was removed; the partial key stays |
+//! | 4 | TERM: the END slot, where a key ends |
+//! | 3..0 | 0, unless the word is a TOMB |
+//!
+//! A TOMB holds the address of what it replaced, and 11 bits of the remover's session in bits 55..49 and 3..0.
+
+use std::fmt;
+
+use farleaf_fabric::{GlobalAddr, ServerId};
+use farleaf_pool::Session;
+
+use crate::IndexError;
+
+const SEAL: u64 = 1 << 48;
+const TOMB: u64 = 1 << 5;
+const TERM: u64 = 1 << 4;
+const LOW: u64 = 0xf;
+const ADDR: u64 = 0x0000_ffff_ffff_ffc0;
+const OFFSET: u64 = 0x0000_00ff_ffff_ffc0;
+const STEP: u64 = 0xff << 56 | TERM;
+
+/// Servers that a word can name.
+pub(super) const SERVERS_MAX: usize = 256;
+/// Bytes of a region that a word can reach.
+pub(super) const REGION_BYTES_MAX: u64 = 1 << 40;
+/// Most compressed bytes of an edge.
+pub(super) const LEN_MAX: usize = 15;
+/// Sessions that TOMBs tell apart.
+pub(super) const SESSION_MASK: u32 = 0x7ff;
+
+/// Refuses a pool with more servers, or longer regions, than words can name.
+///
+/// # Errors
+/// `Invalid`.
+pub(super) fn check_reach(session: &Session) -> Result<(), IndexError> {
+    use farleaf_fabric::Endpoint;
+    let endpoint = session.endpoint();
+    let servers = session.pool().geometry().servers();
+    let bytes = (0..servers.min(ServerId::COMPUTE_FIRST.index()))
+        .map(|server| endpoint.region_bytes(ServerId(server as u16)))
+        .max();
+    reach(servers, bytes.unwrap_or(0))
+}
+
+fn reach(servers: usize, bytes: u64) -> Result<(), IndexError> {
+    if servers > SERVERS_MAX {
+        return Err(IndexError::Invalid(format!(
+            "engine dart works in pools of at most {SERVERS_MAX} memory servers, this one has {servers}: \
+             choose another engine"
+        )));
+    }
+    if bytes > REGION_BYTES_MAX {
+        return Err(IndexError::Invalid(format!(
+            "engine dart works with regions of at most 1 TiB, one of this pool has {bytes} bytes: choose \
+             another engine"
+        )));
+    }
+    Ok(())
+}
+
+/// The symbol by which a node dispatches: a byte of the key, or its end, which comes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Step {
+    End,
+    Byte(u8),
+}
+
+impl Step {
+    /// The one of the root slot, which has no byte.
+    pub(super) const ROOT: Step = Step::Byte(0);
+
+    /// That of `key` at position `plen`.
+    #[inline]
+    pub(super) fn at(key: &[u8], plen: usize) -> Step {
+        key.get(plen).map_or(Step::End, |byte| Step::Byte(*byte))
+    }
+
+    #[inline]
+    fn bits(self) -> u64 {
+        match self {
+            Step::End => TERM,
+            Step::Byte(byte) => u64::from(byte) << 56,
+        }
+    }
+}
+
+/// Type of an inner node: 1 to 6, N8 to N256.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct NodeType(u8);
+
+impl NodeType {
+    pub(super) const N8: NodeType = NodeType(1);
+    pub(super) const N256: NodeType = NodeType(6);
+
+    /// All, the smallest first.
+    pub(super) fn all() -> impl DoubleEndedIterator<Item = NodeType> {
+        (1..=6).map(NodeType)
+    }
+
+    /// Type of that number.
+    pub(super) fn of(number: u8) -> Option<NodeType> {
+        (1..=6).contains(&number).then_some(NodeType(number))
+    }
+
+    #[inline]
+    pub(super) fn number(self) -> u8 {
+        self.0
+    }
+
+    /// Its name in reports.
+    pub(super) fn name(self) -> &'static str {
+        ["N8", "N16", "N32", "N64", "N128", "N256"][usize::from(self.0) - 1]
+    }
+}
+
+/// A slot's content.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Word(u64);
+
+/// What a word says of its slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Child {
+    /// Nothing was ever there.
+    Empty,
+    /// The child was removed.
+    Tomb,
+    /// A leaf with its size code.
+    Leaf(u8),
+    /// An inner node, with the compressed bytes in front of it.
+    Node(NodeType, usize),
+}
+
+impl Word {
+    pub(super) const EMPTY: Word = Word(0);
+
+    #[inline]
+    pub(super) fn from_raw(word: u64) -> Word {
+        Word(word)
+    }
+
+    #[inline]
+    pub(super) fn raw(self) -> u64 {
+        self.0
+    }
+
+    /// A pointer to an inner node.
+    pub(super) fn node(step: Step, len: usize, node: NodeType, addr: GlobalAddr) -> Word {
+        debug_assert!(len <= LEN_MAX);
+        Word(step.bits() | (len as u64) << 52 | u64::from(node.0) << 49 | place(addr))
+    }
+
+    /// A pointer to a leaf.
+    pub(super) fn leaf(step: Step, code: u8, addr: GlobalAddr) -> Word {
+        debug_assert!(code < 16);
+        Word(step.bits() | u64::from(code) << 52 | 7 << 49 | place(addr))
+    }
+
+    /// What `session` leaves in place of a child at `addr`.
+    pub(super) fn tomb(step: Step, addr: GlobalAddr, session: u32) -> Word {
+        let session = u64::from(session & SESSION_MASK);
+        Word(step.bits() | (session >> 4) << 49 | session & LOW | TOMB | place(addr))
+    }
+
+    /// The same child behind another byte, with `len` compressed bytes if it is an inner node. Not sealed.
+    pub(super) fn moved(self, step: Step, len: usize) -> Word {
+        let word = Word(self.plain().0 & !STEP | step.bits());
+        match word.child() {
+            Child::Node(..) => Word(word.0 & !(0xf << 52) | (len as u64) << 52),
+            _ => word,
+        }
+    }
+
+    #[inline]
+    pub(super) fn child(self) -> Child {
+        if self.plain().0 == 0 {
+            return Child::Empty;
+        }
+        if self.is_tomb() {
+            return Child::Tomb;
+        }
+        match (self.0 >> 49 & 7) as u8 {
+            7 => Child::Leaf((self.0 >> 52 & 0xf) as u8),
+            number => Child::Node(NodeType(number), (self.0 >> 52 & 0xf) as usize),
+        }
+    }
+
+    /// Whether it leads to a leaf or an inner node.
+    #[inline]
+    pub(super) fn is_live(self) -> bool {
+        self.plain().0 != 0 && !self.is_tomb()
+    }
+
+    #[inline]
+    pub(super) fn is_empty(self) -> bool {
+        self.plain().0 == 0
+    }
+
+    #[inline]
+    pub(super) fn is_tomb(self) -> bool {
+        self.0 & TOMB != 0
+    }
+
+    #[inline]
+    pub(super) fn is_sealed(self) -> bool {
+        self.0 & SEAL != 0
+    }
+
+    #[inline]
+    pub(super) fn sealed(self) -> Word {
+        Word(self.0 | SEAL)
+    }
+
+    #[inline]
+    pub(super) fn plain(self) -> Word {
+        Word(self.0 & !SEAL)
+    }
+
+    /// Its symbol; `None` if it is empty.
+    #[inline]
+    pub(super) fn step(self) -> Option<Step> {
+        match self.plain().0 {
+            0 => None,
+            word if word & TERM != 0 => Some(Step::End),
+            word => Some(Step::Byte((word >> 56) as u8)),
+        }
+    }
+
+    /// The address of its child; of a TOMB, of what was removed.
+    #[inline]
+    pub(super) fn addr(self) -> GlobalAddr {
+        GlobalAddr::new(ServerId((self.0 >> 40 & 0xff) as u16), self.0 & OFFSET)
+    }
+
+    /// The remover of a TOMB.
+    pub(super) fn session(self) -> u32 {
+        ((self.0 >> 49 & 0x7f) << 4 | self.0 & LOW) as u32
+    }
+
+    /// Whether it can have been written by this engine.
+    #[inline]
+    pub(super) fn is_legal(self) -> bool {
+        let word = self.plain().0;
+        word == 0
+            || word & TOMB != 0
+            || (word & LOW == 0
+                && word >> 49 & 7 != 0
+                && word & ADDR != 0
+                && (word & TERM == 0 || (word >> 49 & 7 == 7 && word >> 56 == 0)))
+    }
+}
+
+impl fmt::Debug for Word {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seal = if self.is_sealed() { " sealed" } else { "" };
+        match self.child() {
+            Child::Empty => write!(f, "empty{seal}"),
+            child => write!(f, "{child:?} {:?} at {}{seal}", self.step(), self.addr()),
+        }
+    }
+}
+
+#[inline]
+fn place(addr: GlobalAddr) -> u64 {
+    debug_assert!(addr.server().index() < SERVERS_MAX && addr.offset() & !OFFSET == 0, "{addr}");
+    u64::from(addr.server().0) << 40 | addr.offset()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn addr(server: u16, offset: u64) -> GlobalAddr {
+        GlobalAddr::new(ServerId(server), offset)
+    }
+
+    #[test]
+    fn fields_come_back_out() {
+        for (server, offset) in [(0, 64), (1, 1 << 20), (255, REGION_BYTES_MAX - 64)] {
+            let at = addr(server, offset);
+            for step in [Step::End, Step::Byte(0), Step::Byte(1), Step::Byte(255)] {
+                for code in 0..16 {
+                    let leaf = Word::leaf(step, code, at);
+                    assert_eq!((leaf.step(), leaf.addr()), (Some(step), at));
+                    assert_eq!(leaf.child(), Child::Leaf(code));
+                    assert!(leaf.is_live() && leaf.is_legal() && !leaf.is_sealed());
+                    assert_eq!(leaf.sealed().plain(), leaf);
+                    assert_eq!(leaf.sealed().child(), leaf.child());
+                    assert_eq!(leaf.moved(Step::Byte(9), 0).child(), leaf.child());
+                }
+                for session in [0, 1, 15, 16, 1_023, SESSION_MASK] {
+                    let tomb = Word::tomb(step, at, session);
+                    assert_eq!(
+                        (tomb.step(), tomb.addr(), tomb.session()),
+                        (Some(step), at, session)
+                    );
+                    assert!(
+                        tomb.is_tomb() && !tomb.is_live() && tomb.is_legal() && !tomb.is_empty()
+                    );
+                }
+            }
+            for node in NodeType::all() {
+                for len in 0..=LEN_MAX {
+                    let word = Word::node(Step::Byte(7), len, node, at);
+                    assert_eq!(word.child(), Child::Node(node, len));
+                    let moved = word.sealed().moved(Step::Byte(200), 15 - len);
+                    assert_eq!(moved, Word::node(Step::Byte(200), 15 - len, node, at));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_this_engine_does_not_write_is_told() {
+        assert!(
+            Word::EMPTY.is_legal() && Word::EMPTY.is_empty() && Word::EMPTY.sealed().is_empty()
+        );
+        assert_eq!(Word::EMPTY.sealed().step(), None);
+        let leaf = Word::leaf(Step::Byte(1), 3, addr(1, 640));
+        assert!(!Word::from_raw(leaf.raw() | 1).is_legal(), "poison");
+        assert!(!Word::from_raw(0x0102_0304_0506_0708).is_legal());
+        assert!(!Word::from_raw(1 << 56).is_legal(), "a byte without a child");
+        let end = Word::leaf(Step::End, 3, addr(1, 640));
+        assert!(end.is_legal());
+        let inner = Word::node(Step::End, 0, NodeType::N8, addr(1, 640));
+        assert!(!inner.is_legal(), "nothing goes on behind the end of a key");
+    }
+
+    #[test]
+    fn pools_out_of_reach_are_refused() {
+        assert_eq!(reach(256, 1 << 40), Ok(()));
+        assert!(matches!(reach(257, 1 << 30), Err(IndexError::Invalid(_))));
+        assert!(matches!(reach(1, (1 << 40) + 1), Err(IndexError::Invalid(_))));
+    }
+
+    #[test]
+    fn ends_come_before_bytes() {
+        assert!(Step::End < Step::Byte(0) && Step::Byte(0) < Step::Byte(255));
+        assert_eq!(Step::at(b"ab", 1), Step::Byte(b'b'));
+        assert_eq!(Step::at(b"ab", 2), Step::End);
+    }
+}
