@@ -31,7 +31,7 @@ fn other_process() {
             "name" => {
                 let servers = table.compute_servers().unwrap();
                 let own = servers.iter().find(|server| server.is_own).unwrap();
-                eprintln!("{} {}", own.name, own.address.unwrap());
+                eprintln!("{}", own.name);
             }
             "fill" => {
                 fill(&table, number(1)..number(2));
@@ -118,7 +118,7 @@ impl Peer {
     }
 
     fn name(&mut self) -> ServerName {
-        self.ask("name").split(' ').next().unwrap().parse().unwrap()
+        self.ask("name").parse().unwrap()
     }
 
     fn kill(&mut self) {
@@ -297,6 +297,32 @@ fn an_owner_that_is_killed_under_load_loses_nothing_acknowledged() {
     });
 }
 
+/// Processes that own the table or ask its owner, and end in order all the time: none fails.
+#[test]
+fn processes_that_come_and_go_in_order_fail_nobody() {
+    const EACH: u32 = 20;
+    let (pool, db, table) = pool("forward-come-and-go");
+    table.insert(key(0), key(0)).unwrap();
+    drop(table);
+    db.close().unwrap();
+    let rounds = pool.rounds(8) as u32;
+    thread::scope(|scope| {
+        for line in 0..3 {
+            let pool = &pool;
+            scope.spawn(move || {
+                for round in 0..rounds {
+                    let first = 1 + (line * rounds + round) * EACH;
+                    let mut peer = Peer::start(pool);
+                    assert_eq!(peer.ask(&format!("fill {first} {}", first + EACH)), "filled");
+                    assert_eq!(peer.ask("close"), "closed");
+                }
+            });
+        }
+    });
+    let db = pool.open();
+    assert_eq!(check(&db.table("t").unwrap(), 1 + 3 * rounds * EACH), "as it should be");
+}
+
 #[test]
 fn ranges_that_move_under_load_lose_nothing() {
     let (pool, db, table) = pool("forward-moved");
@@ -331,7 +357,8 @@ fn strangers_at_the_door_harm_nobody() {
     let (pool, _db, table) = pool("forward-strangers");
     table.insert(key(0), key(0)).unwrap();
     let servers = table.compute_servers().unwrap();
-    let address = servers[0].address.unwrap();
+    // A folder's compute servers listen at sockets in it.
+    let Some(address) = servers[0].address else { return };
     assert!(address.ip().is_loopback());
     let mut open = Vec::new();
     for greeting in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 64], b"FarleafP", &[0; 4096]] {
@@ -356,6 +383,9 @@ fn strangers_at_the_door_harm_nobody() {
 #[test]
 fn others_ask_where_a_compute_server_says_that_it_is_reached() {
     let (pool, _db, table) = pool("forward-advertise");
+    if pool.uri().starts_with("shm:") {
+        return;
+    }
     for number in 0..100 {
         table.insert(key(number), key(number)).unwrap();
     }
@@ -390,7 +420,7 @@ fn others_ask_where_a_compute_server_says_that_it_is_reached() {
     for number in 0..100 {
         assert_eq!(table.get(key(number)).unwrap(), Some(key(number)));
     }
-    assert_eq!(taken.load(Ordering::SeqCst), 1, "one connection for all of it");
+    assert!((1..=4).contains(&taken.load(Ordering::SeqCst)), "a connection for each thread that asks");
     let all = Farleaf::builder().listen("0.0.0.0:0".parse().unwrap()).insecure_public(true);
     let refused = all.clone().open(&pool.uri()).unwrap_err();
     assert!(refused.to_string().contains("advertise"), "{refused}");
