@@ -288,6 +288,11 @@ fn removed_keys_leave_the_tree() {
         }
         let report = check(&session, &[&index]).await;
         assert_eq!(report.keys, 67);
+        let AnyIndex::Smart(smart) = &index else { panic!("it is no table of this engine") };
+        let counts = BTreeMap::from(smart.counts());
+        assert!(counts["unlinked"] > 60 && counts["splits"] > 0, "{counts:?}");
+        assert!(counts["relocated"] > 3 && counts["taken_over"] == 0, "{counts:?}");
+        assert!(smart.cached().0 > 0);
         // Batches of 64 were unlinked: the leaves of the third that came back are there, and of the last batch.
         let leaves = |report: &farleaf_index::TableReport| report.nodes_per_level[0];
         assert!(leaves(&report) < 67 + 64, "{report:?}");

@@ -13,6 +13,10 @@ use super::outcome::Linking;
 use super::tree::{Fail, Tree, count, finish};
 use crate::IndexError;
 
+/// Objects that are written in one round trip: a long chain in one would hardly ever come through where completions
+/// are lost.
+const WRITES_MAX: usize = 16;
+
 /// A leaf that nothing leads to yet. Dropped, it is freed.
 #[derive(Debug)]
 pub(super) struct NewLeaf {
@@ -175,20 +179,30 @@ impl Tree {
         nodes: Vec<NewNode>,
         mut new: NewLeaf,
     ) -> Result<(Result<(), NewLeaf>, Held), IndexError> {
-        let mut ops = session.client().ops();
-        for node in &nodes {
-            node.object.write_in(&mut ops, copy(session, &node.words));
+        let mut batches: Vec<&[NewNode]> = nodes.chunks(WRITES_MAX - 1).collect();
+        if batches.is_empty() {
+            batches.push(&[]);
         }
-        if let Some((object, content)) = new.unwritten(session) {
-            object.write_in(&mut ops, content);
-        }
-        if !ops.is_empty() {
-            session.reliable().post_many(ops).await?;
-            nodes.iter().for_each(|node| node.object.written());
-            if let Some((object, _)) = new.unwritten(session) {
-                object.written();
+        let last = batches.len() - 1;
+        for (number, batch) in batches.into_iter().enumerate() {
+            let mut ops = session.client().ops();
+            for node in batch {
+                node.object.write_in(&mut ops, copy(session, &node.words));
             }
-            new.is_written = true;
+            let leaf = new.unwritten(session).filter(|_| number == last);
+            let has_leaf = leaf.is_some();
+            if let Some((object, content)) = leaf {
+                object.write_in(&mut ops, content);
+            }
+            if ops.is_empty() {
+                continue;
+            }
+            session.reliable().post_many(ops).await?;
+            batch.iter().for_each(|node| node.object.written());
+            if has_leaf {
+                new.object.written();
+                new.is_written = true;
+            }
         }
         new.keep();
         nodes.iter().for_each(|node| node.object.keep());

@@ -157,9 +157,9 @@ impl Slot {
 }
 
 fn place(addr: GlobalAddr) -> u64 {
-    debug_assert!(addr.offset() % 64 == 0 && addr.offset() < REGION_BYTES_MAX);
+    debug_assert!(addr.offset().is_multiple_of(64) && addr.offset() < REGION_BYTES_MAX);
     debug_assert!(addr.server().index() < SERVERS_MAX);
-    u64::from(addr.server().0) << 16 | addr.offset() / 64 << 24
+    u64::from(addr.server().0) << 16 | (addr.offset() / 64) << 24
 }
 
 /// The size of a leaf's object: 64 to 2,048 bytes.
@@ -455,10 +455,8 @@ pub(super) fn fill_node(
     let of = NodeType::holding(words.len() - 2);
     words[0] = Life::new(shape.table, addr, birth).0;
     words[1] = shape.header(depth, bytes, of);
-    let mut at = 2;
-    for slot in slots {
-        words[at] = slot.0;
-        at += 1;
+    for (word, slot) in words[2..].iter_mut().zip(slots) {
+        *word = slot.0;
     }
 }
 

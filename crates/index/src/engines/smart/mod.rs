@@ -72,6 +72,12 @@ impl Smart {
     pub fn cached(&self) -> (u64, u64) {
         self.tree.cache.used()
     }
+
+    /// What operations of this compute server met, by name: cached pointers that proved themselves or did not,
+    /// locks that another had or a dead client held, nodes replaced and split, leaves unlinked.
+    pub fn counts(&self) -> [(&'static str, u64); 8] {
+        self.tree.counts.list()
+    }
 }
 
 /// The table without a cache, for walks.

@@ -94,6 +94,23 @@ pub(super) struct Counts {
     pub(super) unlinked: AtomicU64,
 }
 
+impl Counts {
+    /// The counts by name.
+    pub(super) fn list(&self) -> [(&'static str, u64); 8] {
+        [
+            ("proven", &self.proven),
+            ("unproven", &self.unproven),
+            ("lock_lost", &self.lock_lost),
+            ("taken_over", &self.taken_over),
+            ("relocated", &self.relocated),
+            ("relocate_lost", &self.relocate_lost),
+            ("splits", &self.splits),
+            ("unlinked", &self.unlinked),
+        ]
+        .map(|(name, count)| (name, count.load(Ordering::Relaxed)))
+    }
+}
+
 /// Adds one.
 pub(super) fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
