@@ -303,7 +303,9 @@ mod tests {
         for number in 0..1_000_u32 {
             let at = table.bucket(PrefixHash::of(&number.to_le_bytes(), 1));
             let segment = usize::from(at.server().0);
-            assert!(at.offset() >= 4_096 && at.offset() < 4_096 + 512 && at.offset().is_multiple_of(64));
+            assert!(
+                at.offset() >= 4_096 && at.offset() < 4_096 + 512 && at.offset().is_multiple_of(64)
+            );
             hit[segment] += 1;
         }
         assert!(hit.iter().all(|count| *count > 150), "{hit:?}");
