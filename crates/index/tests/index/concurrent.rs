@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use crate::common::clients::{self, soak, sum_of_counters};
-use crate::common::{World, audit, create, formats, join, key, settle, start, value};
+use crate::common::{World, audit, create, join, key, settle, shared_formats, start, value};
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric};
 use farleaf_index::{AnyIndex, Engine, Index, IndexError, TableFormat, recover};
@@ -88,7 +88,7 @@ fn storm(seed: u64, format: TableFormat, steps: usize) -> u64 {
 #[test]
 fn clients_of_three_compute_servers_agree() {
     for round in 0..soak() {
-        for (number, (name, format)) in formats().into_iter().enumerate() {
+        for (number, (name, format)) in shared_formats().into_iter().enumerate() {
             let seed = 10 + number as u64 + 1_000 * round;
             println!("{name}, seed {seed}");
             storm(seed, format, 400);
@@ -98,7 +98,7 @@ fn clients_of_three_compute_servers_agree() {
 
 #[test]
 fn the_same_seed_is_the_same_run() {
-    let format = formats()[0].1;
+    let format = shared_formats()[0].1;
     assert_eq!(storm(1, format, 150), storm(1, format, 150));
     assert_ne!(storm(1, format, 150), storm(2, format, 150));
 }
@@ -166,7 +166,7 @@ fn death(seed: u64, format: TableFormat, at_ns: u64) -> bool {
 #[test]
 fn a_dead_compute_server_leaves_the_table_whole() {
     let mut open = 0;
-    for (seed, (name, format)) in formats().into_iter().enumerate() {
+    for (seed, (name, format)) in shared_formats().into_iter().enumerate() {
         for step in 0..40 * soak() {
             let at_ns = 60_000 + step % 40 * 37_123 + step / 40 * 97;
             println!("{name}, step {step}, {at_ns} ns");
