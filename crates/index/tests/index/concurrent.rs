@@ -5,10 +5,13 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use crate::common::clients::{self, soak, sum_of_counters};
-use crate::common::{World, audit, create, join, key, settle, shared_formats, start, value};
+use crate::common::{
+    World, audit, create, formats_of, join, key, settle, shared_engines, shared_formats, start,
+    value,
+};
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric};
-use farleaf_index::{AnyIndex, Engine, Index, IndexError, TableFormat, recover};
+use farleaf_index::{AnyIndex, Index, IndexError, TableFormat, recover};
 use farleaf_pool::Session;
 
 const COMPUTES: usize = 3;
@@ -179,12 +182,10 @@ fn a_dead_compute_server_leaves_the_table_whole() {
 /// Futures that are dropped at any await leave nothing half done and no lock behind.
 #[test]
 fn dropped_operations_leave_no_lock() {
-    let format = TableFormat {
-        cap_leaf: Some(4),
-        cap_inner: Some(3),
-        node_bytes: Some(256),
-        ..TableFormat::fixed8(Engine::BTree)
-    };
+    shared_engines().into_iter().for_each(|engine| drop_operations(formats_of(&[engine])[0].1));
+}
+
+fn drop_operations(format: TableFormat) {
     let sim = Sim::new(config(5)).expect("sim");
     let endpoint = sim.fabric(0).any_endpoint().expect("endpoint");
     let options = World::default().pool_options();
