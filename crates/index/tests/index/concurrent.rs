@@ -6,7 +6,8 @@ use std::rc::Rc;
 
 use crate::common::clients::{self, soak, sum_of_counters};
 use crate::common::{
-    World, audit, create, formats_of, join, key, settle, shared_engines, start, value,
+    World, audit, create, formats_of, join, key, settle, shared_engines, shared_formats, start,
+    value,
 };
 use farleaf_fabric::sim::{Sim, SimConfig};
 use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric};
@@ -89,12 +90,10 @@ fn storm(seed: u64, format: TableFormat, steps: usize) -> u64 {
 
 #[test]
 fn clients_of_three_compute_servers_agree() {
-    let engines = shared_engines();
-    for (engine, round) in engines.iter().flat_map(|it| (0..soak()).map(move |round| (*it, round)))
-    {
-        for (number, (name, format)) in formats_of(&[engine]).into_iter().enumerate() {
+    for round in 0..soak() {
+        for (number, (name, format)) in shared_formats().into_iter().enumerate() {
             let seed = 10 + number as u64 + 1_000 * round;
-            println!("{engine}, {name}, seed {seed}");
+            println!("{}, {name}, seed {seed}", format.engine);
             storm(seed, format, 400);
         }
     }
@@ -172,9 +171,7 @@ fn death(seed: u64, format: TableFormat, at_ns: u64) -> bool {
 #[test]
 fn a_dead_compute_server_leaves_the_table_whole() {
     let mut open = 0;
-    let engines = shared_engines();
-    let formats = engines.iter().flat_map(|engine| formats_of(&[*engine]).into_iter().enumerate());
-    for (seed, (name, format)) in formats {
+    for (seed, (name, format)) in shared_formats().into_iter().enumerate() {
         for step in 0..40 * soak() {
             let at_ns = 60_000 + step % 40 * 37_123 + step / 40 * 97;
             println!("{}, {name}, step {step}, {at_ns} ns", format.engine);
@@ -187,7 +184,7 @@ fn a_dead_compute_server_leaves_the_table_whole() {
 /// Futures that are dropped at any await leave nothing half done and no lock behind.
 #[test]
 fn dropped_operations_leave_no_lock() {
-    shared_engines().iter().for_each(|engine| drop_operations(formats_of(&[*engine])[0].1));
+    shared_engines().into_iter().for_each(|engine| drop_operations(formats_of(&[engine])[0].1));
 }
 
 fn drop_operations(format: TableFormat) {

@@ -291,10 +291,10 @@ impl Tree {
         let Child::Leaf(code) = word.child() else { return Err(self.corrupt_leaf(word)) };
         let most = self.object_bytes_max;
         for reads in 1..=LEAF_READS {
-            if code == LONG {
-                if let Some(bytes) = leaf::long_bytes(buf.words(), self.table, most) {
-                    buf = io.read(word.addr(), io.buf(bytes)).await?;
-                }
+            if code == LONG
+                && let Some(bytes) = leaf::long_bytes(buf.words(), self.table, most)
+            {
+                buf = io.read(word.addr(), io.buf(bytes)).await?;
             }
             let (again, bytes) = (reads < LEAF_READS, leaf::read_bytes(code));
             match Leaf::parse(buf, self.table) {

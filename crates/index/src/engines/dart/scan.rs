@@ -44,7 +44,7 @@ struct Bounds<'a> {
     high: Option<&'a [u8]>,
 }
 
-fn bytes_of<'a>(bound: Bound<&'a [u8]>) -> Option<&'a [u8]> {
+fn bytes_of(bound: Bound<&[u8]>) -> Option<&[u8]> {
     match bound {
         Bound::Included(key) | Bound::Excluded(key) => Some(key),
         Bound::Unbounded => None,

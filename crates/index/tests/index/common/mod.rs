@@ -140,13 +140,18 @@ pub fn engine_formats() -> Vec<(&'static str, TableFormat)> {
     formats_of(&chosen(|_| true))
 }
 
-/// As [`engine_formats`], with the engines whose compute servers need nothing of each other. The others
-/// have suites of their own for many compute servers, which take the formats alone from here.
+/// The formats alone, for suites of engines that bring their own.
 pub fn formats() -> Vec<(&'static str, TableFormat)> {
+    formats_of(&[Engine::BTree])
+}
+
+/// As [`engine_formats`], with the engines of [`shared_engines`].
+pub fn shared_formats() -> Vec<(&'static str, TableFormat)> {
     formats_of(&shared_engines())
 }
 
-/// The engines of [`formats`].
+/// The engines whose compute servers need nothing of each other. The others have suites of their own for many
+/// compute servers.
 pub fn shared_engines() -> Vec<Engine> {
     chosen(|engine| grows(engine) && !engine.traits().owned)
 }

@@ -56,7 +56,7 @@ impl Table {
     /// Where the bucket of a prefix is.
     pub(super) fn bucket(&self, hash: PrefixHash) -> GlobalAddr {
         let count = self.segments.len() as u64;
-        let segment = (u128::from(hash.0) * u128::from(count) >> 64) as usize;
+        let segment = ((u128::from(hash.0) * u128::from(count)) >> 64) as usize;
         let bucket = hash.0 & ((1 << self.bucket_bits) - 1);
         self.segments[segment].plus(bucket * BUCKET_BYTES as u64)
     }
@@ -303,7 +303,9 @@ mod tests {
         for number in 0..1_000_u32 {
             let at = table.bucket(PrefixHash::of(&number.to_le_bytes(), 1));
             let segment = usize::from(at.server().0);
-            assert!(at.offset() >= 4_096 && at.offset() < 4_096 + 512 && at.offset() % 64 == 0);
+            assert!(
+                at.offset() >= 4_096 && at.offset() < 4_096 + 512 && at.offset().is_multiple_of(64)
+            );
             hit[segment] += 1;
         }
         assert!(hit.iter().all(|count| *count > 150), "{hit:?}");
