@@ -14,6 +14,7 @@ mod simulated;
 mod succession;
 mod tasks;
 mod unknown;
+mod waits;
 mod wraps;
 
 use std::path::PathBuf;
