@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod allocation;
+mod costs;
 mod damage;
 mod epochs;
 mod formatting;
