@@ -85,6 +85,12 @@ impl Session {
         effort: Effort,
     ) -> Result<bool, PoolError> {
         let (pool, client) = (self.pool(), self.reliable());
+        if effort == Effort::Usual {
+            self.take_from_inbox().await?;
+            if pool.alloc().has_free(server, class) {
+                return Ok(true);
+            }
+        }
         let most = if effort == Effort::Usual { HARVEST_BLOCKS } else { usize::MAX };
         let blocks = pool.alloc().harvest_round(server, class, most);
         for block in blocks {

@@ -14,9 +14,9 @@ use farleaf_fabric::{Endpoint, GlobalAddr, ServerId};
 use crate::block::{HEADER_WORDS, check_header};
 use crate::class::{CLASS_COUNT, class_bytes, class_of};
 use crate::geometry::RETIRE_BYTES;
+use crate::member::read_table;
 use crate::reliable::Reliable;
-use crate::retire::CONFIRMED;
-use crate::words::{BlockState, BlockWord};
+use crate::words::{BlockState, BlockWord, MemberState};
 use crate::{Pool, PoolError, Session};
 
 /// Words of the block table that are read at once.
@@ -72,8 +72,8 @@ pub struct ClassReport {
     pub free: u64,
     /// Objects in retire pages.
     pub retired: u64,
-    /// Objects of other running members' blocks that may be free there, or on their way into or out
-    /// of a table.
+    /// Objects that may be other running members': free in their own blocks, on the way into or out of a
+    /// table, or on the way home.
     pub held: u64,
     /// Objects that nobody knows.
     pub leaked: u64,
@@ -202,7 +202,7 @@ impl Audit {
     /// Reads retire pages and bitmaps and does the sums. The caller's member may free meanwhile what is
     /// retired, as the maintenance of a store does: a block that does not add up is looked at again.
     ///
-    /// Cost: 1 READ of the client table, per client in use and server 1 READ of 4 KiB, per carved
+    /// Cost: 1 READ of the client table and 1 of the member table, per client in use and server 1 READ of 4 KiB, per carved
     /// block 1 READ of its bitmap. Of a pool that does not add up, 32 times more all but the bitmaps, and 2
     /// READs.
     ///
@@ -216,14 +216,26 @@ impl Audit {
             classes: Vec::new(),
             problems: self.problems.clone(),
         };
+        // What is on its way home is not free anywhere yet.
+        session.take_from_inbox().await?;
         let mut retired = self.retired(session, &mut report.problems).await?;
+        let others_run = self.others_run(session).await?;
         let mut classes = vec![ClassReport::default(); CLASS_COUNT];
         let mut looks = LOOKS;
         for (at, block) in &self.blocks {
             let mut word = block.word;
             let found = loop {
                 let of_block = retired.get(at).map_or(&[][..], Vec::as_slice);
-                let found = self.account(session, *at, (word, block), of_block).await?;
+                let found = self.account(session, *at, (word, block), of_block, others_run).await?;
+                if found.adds_up() && found.sums.held > 0 {
+                    // Its owner may have been recovered since it was read.
+                    let now = read_word(session, *at).await?;
+                    if now != word && looks > 0 {
+                        (word, looks) = (now, looks - 1);
+                        retired = self.retired(session, &mut Vec::new()).await?;
+                        continue;
+                    }
+                }
                 if found.adds_up() || looks == 0 {
                     break found;
                 }
@@ -244,25 +256,43 @@ impl Audit {
         Ok(report)
     }
 
-    /// The objects in retire pages, by block; with each whether it is confirmed.
+    /// The objects in retire pages, and those that this member has retired without, by block.
     async fn retired(
         &self,
         session: &Session,
         problems: &mut Vec<String>,
-    ) -> Result<BTreeMap<(ServerId, u32), Vec<(u32, bool)>>, PoolError> {
-        let mut retired: BTreeMap<(ServerId, u32), Vec<(u32, bool)>> = BTreeMap::new();
+    ) -> Result<BTreeMap<(ServerId, u32), Vec<u32>>, PoolError> {
+        let mut retired: BTreeMap<(ServerId, u32), Vec<u32>> = BTreeMap::new();
         let (pool, client) = (session.pool(), session.reliable());
         let clients = pool.read_clients(client).await?.into_iter().map(|(id, _)| id);
         for word in pool.read_retired(client, clients).await? {
-            let RetiredWord { client, addr, is_confirmed } = word;
+            let RetiredWord { client, addr } = word;
             match self.locate(addr) {
-                Some((at, index)) => retired.entry(at).or_default().push((index, is_confirmed)),
+                Some((at, index)) => retired.entry(at).or_default().push(index),
                 None => problems.push(format!(
                     "INV-RETIRE-1: client {client} has retired {addr}, where no object starts"
                 )),
             }
         }
+        // After the pages: what is announced meanwhile is in both, and seen once.
+        for addr in pool.unannounced() {
+            if let Some((at, index)) = self.locate(addr) {
+                let of_block = retired.entry(at).or_default();
+                if !of_block.contains(&index) {
+                    of_block.push(index);
+                }
+            }
+        }
         Ok(retired)
+    }
+
+    /// Tells whether another member may have unlinked objects that it has not announced yet.
+    async fn others_run(&self, session: &Session) -> Result<bool, PoolError> {
+        let table = read_table(session.reliable(), self.pool.geometry()).await?;
+        Ok((0..).zip(table).any(|(slot, entry)| {
+            let is_live = entry.word.is(MemberState::Live);
+            slot != self.pool.member && is_live && entry.announced.epoch().is_some()
+        }))
     }
 
     /// Sums up the objects of a block that has `word` now. `retired` was read before.
@@ -271,7 +301,8 @@ impl Audit {
         session: &Session,
         (server, number): (ServerId, u32),
         (block_word, block): (BlockWord, &AuditBlock),
-        retired: &[(u32, bool)],
+        retired: &[u32],
+        others_run: bool,
     ) -> Result<Found, PoolError> {
         let mut found = Found::default();
         let Found { sums, problems } = &mut found;
@@ -302,20 +333,17 @@ impl Audit {
         // Its own member gives it back at this moment, as a store's maintenance does: it is all free.
         let is_going = is_others && block_word.owner() == pool.member();
         sums.blocks += 1;
-        // 0 not at all, 1 announced, 2 confirmed.
-        let mut retirement = vec![0_u8; shape.count as usize];
-        for (index, is_confirmed) in retired {
-            let before = &mut retirement[*index as usize];
-            if *is_confirmed && *before == 2 {
+        let mut retirement = vec![false; shape.count as usize];
+        for index in retired {
+            if std::mem::replace(&mut retirement[*index as usize], true) {
                 let at = shape.offset_of(*index);
                 problems.push(format!(
                     "INV-RETIRE-3: block {number} of server {server}: the object at {at:#x} is \
                      retired twice"
                 ));
             }
-            *before = (*before).max(1 + u8::from(*is_confirmed));
         }
-        for (index, retirement) in (0..shape.count).zip(retirement) {
+        for (index, is_retired) in (0..shape.count).zip(retirement) {
             let (word, bit) = ((index / 64) as usize, index % 64);
             let is_marked = block.marks[word] >> bit & 1 == 1;
             let in_bitmap = free[word] >> bit & 1 == 1;
@@ -324,14 +352,13 @@ impl Audit {
                 (is_marked, "live"),
                 (in_bitmap, "free in the bitmap"),
                 (is_local, "free at its owner"),
-                // One that was only announced may have stayed, or have been freed by another.
-                (retirement == 2, "retired"),
+                (is_retired, "retired"),
             ];
             sums.handed_out += 1;
             if claims.iter().filter(|(holds, _)| *holds).count() > 1 {
                 let what: Vec<&str> =
                     claims.iter().filter(|(holds, _)| *holds).map(|(_, what)| *what).collect();
-                let invariant = if retirement == 2 { "INV-RETIRE-3" } else { "INV-ALLOC-1" };
+                let invariant = if is_retired { "INV-RETIRE-3" } else { "INV-ALLOC-1" };
                 problems.push(format!(
                     "{invariant}: block {number} of server {server}: the object at {:#x} is {}",
                     shape.offset_of(index),
@@ -342,11 +369,11 @@ impl Audit {
                 sums.live += 1;
             } else if in_bitmap || is_local {
                 sums.free += 1;
-            } else if retirement > 0 {
+            } else if is_retired {
                 sums.retired += 1;
             } else if is_going {
                 sums.free += 1;
-            } else if is_others {
+            } else if is_others || others_run {
                 sums.held += 1;
             } else {
                 sums.leaked += 1;
@@ -453,8 +480,6 @@ async fn read_word(
 pub(crate) struct RetiredWord {
     pub(crate) client: u32,
     pub(crate) addr: GlobalAddr,
-    /// Its client has unlinked the object (INV-RETIRE-3).
-    pub(crate) is_confirmed: bool,
 }
 
 impl Pool {
@@ -491,8 +516,7 @@ impl Pool {
                 let words = page.words().iter().filter(|word| **word != 0);
                 all.extend(words.map(|word| RetiredWord {
                     client: id,
-                    addr: GlobalAddr::from_word(word & !CONFIRMED).unwrap_or_default(),
-                    is_confirmed: word & CONFIRMED != 0,
+                    addr: GlobalAddr::from_word(*word).unwrap_or_default(),
                 }));
             }
         }

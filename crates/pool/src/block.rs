@@ -230,6 +230,7 @@ impl Pool {
             }
         }
         self.alloc().harvest_ends(server, block);
+        self.inbox.note_returned(found);
         outcome.map(|()| found)
     }
 

@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::geometry::{CLIENT_BYTES, RETIRE_BYTES};
+use crate::geometry::CLIENT_BYTES;
 use crate::reliable::Reliable;
 use crate::retire::Retirement;
 use crate::words::{MemberState, MemberWord, owner_of, owner_word};
@@ -184,22 +184,13 @@ impl Pool {
 
     /// Frees a client that has nothing retired any more.
     ///
-    /// Cost: 1 chain, and a WRITE per server on which an announced object was neither retired nor
-    /// taken back. Such an object stays in use or is lost until a sweep finds it.
+    /// Cost: 1 chain.
     pub(crate) async fn release_client(
         &self,
         client: Reliable<'_>,
         closed: &ClosedClient,
     ) -> Result<(), PoolError> {
         let ClaimedClient { id, owner, tokens } = &closed.claimed;
-        for server in self.geometry().server_ids() {
-            let is_used = closed.retired.lock().is_used(server);
-            if is_used {
-                let mut page = client.buf(RETIRE_BYTES as usize);
-                page.words_mut().fill(0);
-                client.write(self.geometry().retire_addr(server, *id, 0), page).await?;
-            }
-        }
         let at = self.geometry().client_addr(*id);
         let give_tokens = !closed.tried;
         client

@@ -6,13 +6,13 @@
 //! dropper.
 //!
 //! INV-DROP-1: the objects within the count of word 30 are whole and reachable from the root: recovery
-//! marks them. The dropper announces all others before it lowers the count: that is the unlinking
-//! (INV-RETIRE-1).
-//! INV-DROP-2: only the session of word 31 lowers the count and retires the objects. Before, it
-//! announces them as confirmed: recovery frees those of them that are no longer reachable.
+//! marks them. Lowering the count is the unlinking. Before it, the dropper announces the objects of
+//! others' blocks, so that none is lost with it.
+//! INV-DROP-2: only the session of word 31 lowers the count and retires the objects. So recovery may free
+//! those that the dropper has announced and that are no longer reachable.
 //! INV-DROP-3: another session takes over a drop only after the entry of the member in word 31 is
-//! clear, and with it that member's retire pages. Before that, an object could stand in two pages as
-//! confirmed, and the older word could outlive its reuse.
+//! clear, and with it that member's retire pages. Before that, an object could stand in two pages, and
+//! the older word could outlive its reuse.
 
 use farleaf_fabric::GlobalAddr;
 
@@ -112,22 +112,24 @@ impl Session {
         of: &mut Dropping,
         objects: &[GlobalAddr],
     ) -> Result<usize, PoolError> {
-        let mut announced: Vec<Retiring> = Vec::with_capacity(objects.len());
+        let mut all: Vec<Retiring> = Vec::with_capacity(objects.len());
         for addr in objects.iter().rev() {
-            match self.take_retire_word(*addr) {
-                Ok(retiring) => announced.push(retiring),
+            match self.make_room(*addr) {
+                Ok(retiring) => all.push(retiring),
                 Err(PoolError::RetireFull) => break,
                 Err(error) => return Err(error),
             }
         }
-        if announced.is_empty() {
+        if all.is_empty() {
             return Ok(0);
         }
-        self.announce_confirmed(&announced).await?;
-        let left = of.left.unwrap_or(0).saturating_sub(announced.len() as u64);
+        let words = self.announce_now(&all).await?;
+        let left = of.left.unwrap_or(0).saturating_sub(all.len() as u64);
         self.lower(of, left).await?;
-        let count = announced.len();
-        announced.into_iter().for_each(|retiring| self.retire_confirmed(retiring));
+        let count = all.len();
+        all.into_iter()
+            .zip(words)
+            .for_each(|(retiring, word)| self.queue_announced(retiring, word));
         Ok(count)
     }
 

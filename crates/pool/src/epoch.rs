@@ -99,6 +99,8 @@ pub(crate) struct Observation {
     /// Members that have lagged for a while, and now and then an idle one: the fabric is to be
     /// asked whether they live.
     pub(crate) suspects: Vec<(u32, MemberWord)>,
+    /// Slots below this have members.
+    pub(crate) slots: u32,
 }
 
 impl Epochs {
@@ -209,7 +211,12 @@ impl Pool {
         let epoch = ops.buf(0).words()[0];
         self.note_epoch(epoch)?;
         let table = ops.buf(1).words();
-        let mut seen = Observation { epoch, least_of_others: UNPINNED, suspects: Vec::new() };
+        let mut seen = Observation {
+            epoch,
+            least_of_others: UNPINNED,
+            suspects: Vec::new(),
+            slots: self.member + 1,
+        };
         let mut needs_recovery = false;
         let (mut is_calm, mut is_alone) = (true, true);
         let looks = self.epochs.looks.fetch_add(1, Ordering::Relaxed) + 1;
@@ -232,6 +239,9 @@ impl Pool {
                 continue;
             }
             is_alone &= state == MemberState::Free;
+            if state != MemberState::Free {
+                seen.slots = seen.slots.max(slot + 1);
+            }
             needs_recovery |= match state {
                 MemberState::Dead => true,
                 MemberState::Recovering => is_abandoned(entry.word, table),
@@ -283,6 +293,11 @@ impl Pool {
             self.epochs.looks.fetch_add(1, Ordering::Relaxed);
         }
         Ok(is_as_seen)
+    }
+
+    /// Tells whether no operation has begun since the last announcement.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.epochs.begun_before.load(Ordering::Relaxed) == self.pins.begun()
     }
 
     /// Announces what this member holds on to, or that it is idle. At most 1 CAS.

@@ -1,7 +1,7 @@
 //! Geometry: places every area of the regions, by the options and the regions' lengths alone.
 //!
 //! INV-GEO-1: the areas of a region follow one another without overlap, in the order superblock,
-//! global words, member table, client table, root table, client areas, block table, blocks.
+//! global words, member table, client table, root table, client areas, inboxes, block table, blocks.
 //! INV-GEO-2: areas before the block table are at the same offsets on every server.
 
 use farleaf_fabric::{GlobalAddr, ServerId};
@@ -22,6 +22,11 @@ pub(crate) const ROOT_BYTES: u64 = 256;
 /// Words of a retire page.
 pub(crate) const RETIRE_WORDS: usize = 512;
 pub(crate) const RETIRE_BYTES: u64 = RETIRE_WORDS as u64 * 8;
+/// Words of a ring of an inbox.
+pub(crate) const RING_WORDS: usize = 64;
+pub(crate) const RING_BYTES: u64 = RING_WORDS as u64 * 8;
+/// Members that have inboxes, and rings in those of others, are the first so many.
+const INBOXES_MAX: u32 = 64;
 const BLOCKS_MAX: u64 = 1 << 24;
 const PAGE: u64 = 4096;
 
@@ -113,6 +118,7 @@ pub struct Geometry {
     pub(crate) clients_at: u64,
     pub(crate) roots_at: u64,
     pub(crate) areas_at: u64,
+    inboxes_at: u64,
     pub(crate) block_table_at: u64,
     shapes: Vec<BlockShape>,
 }
@@ -131,7 +137,10 @@ impl Geometry {
         let areas_at =
             (roots_at + u64::from(options.tables_max) * ROOT_BYTES).next_multiple_of(PAGE);
         let area_bytes = u64::from(options.redo_bytes) + RETIRE_BYTES;
-        let block_table_at = areas_at + clients * area_bytes;
+        let inboxes_at = areas_at + clients * area_bytes;
+        let inboxes = u64::from(options.members_max.min(INBOXES_MAX));
+        let servers_count = region_bytes.len().max(1) as u64;
+        let block_table_at = inboxes_at + inboxes.div_ceil(servers_count) * inbox_bytes(inboxes);
         let mut servers = Vec::with_capacity(region_bytes.len());
         for (server, &bytes) in region_bytes.iter().enumerate() {
             if bytes > GlobalAddr::OFFSET_MAX {
@@ -167,7 +176,16 @@ impl Geometry {
         }
         let shapes =
             (0..CLASS_COUNT).map(|class| BlockShape::new(options.block_bytes, class)).collect();
-        Ok(Geometry { options, servers, clients_at, roots_at, areas_at, block_table_at, shapes })
+        Ok(Geometry {
+            options,
+            servers,
+            clients_at,
+            roots_at,
+            areas_at,
+            inboxes_at,
+            block_table_at,
+            shapes,
+        })
     }
 
     /// Returns the options with which the pool was formatted.
@@ -237,6 +255,29 @@ impl Geometry {
         self.redo_addr(server, client).plus(u64::from(self.options.redo_bytes) + word as u64 * 8)
     }
 
+    /// Number of inboxes, and of rings in each.
+    pub(crate) fn inboxes(&self) -> u32 {
+        self.options.members_max.min(INBOXES_MAX)
+    }
+
+    /// Bytes of an inbox: heads, then rings.
+    pub(crate) fn inbox_bytes(&self) -> u64 {
+        inbox_bytes(self.inboxes().into())
+    }
+
+    /// The inbox of a member; they are spread over the servers. It begins with the heads.
+    pub(crate) fn inbox_addr(&self, member: u32) -> GlobalAddr {
+        let servers = self.servers.len() as u32;
+        let at = self.inboxes_at + u64::from(member / servers) * self.inbox_bytes();
+        GlobalAddr::new(ServerId((member % servers) as u16), at)
+    }
+
+    /// The ring of `sender` in a member's inbox.
+    pub(crate) fn ring_addr(&self, member: u32, sender: u32) -> GlobalAddr {
+        let heads = heads_bytes(self.inboxes().into());
+        self.inbox_addr(member).plus(heads + u64::from(sender) * RING_BYTES)
+    }
+
     pub(crate) fn block_word_addr(&self, server: ServerId, block: u32) -> GlobalAddr {
         GlobalAddr::new(server, self.block_table_at + u64::from(block) * 8)
     }
@@ -256,6 +297,14 @@ impl Geometry {
     }
 }
 
+fn heads_bytes(inboxes: u64) -> u64 {
+    (inboxes * 8).next_multiple_of(64)
+}
+
+fn inbox_bytes(inboxes: u64) -> u64 {
+    heads_bytes(inboxes) + inboxes * RING_BYTES
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -268,7 +317,12 @@ mod tests {
             let one = ServerId(1);
             let clients = options.clients_max;
             let last_page = geometry.retire_addr(one, clients - 1, RETIRE_WORDS);
-            assert_eq!(last_page, geometry.block_word_addr(one, 0));
+            assert_eq!(last_page, geometry.inbox_addr(1));
+            let inboxes = geometry.inboxes();
+            let last = geometry.inbox_addr(inboxes - 1);
+            let end = geometry.ring_addr(inboxes - 1, inboxes);
+            assert_eq!(end, last.plus(geometry.inbox_bytes()));
+            assert_eq!(end, geometry.block_word_addr(one, 0));
             let count = geometry.block_count(one);
             let table_end = geometry.block_word_addr(one, count);
             assert!(table_end <= geometry.block_addr(one, 0));

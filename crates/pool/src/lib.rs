@@ -41,6 +41,7 @@ mod drops;
 mod epoch;
 mod error;
 mod geometry;
+mod inbox;
 mod member;
 mod open_tables;
 mod owned_blocks;

@@ -325,6 +325,7 @@ impl Pool {
     pub(crate) async fn inherit(&self, client: Reliable<'_>) -> Result<(), PoolError> {
         self.inherits.store(true, Ordering::SeqCst);
         self.recovery_unfinished.store(true, Ordering::SeqCst);
+        self.close_inbox_of(client, self.member).await?;
         for server in self.geometry().server_ids() {
             for (block, word) in self.read_block_words(client, server).await? {
                 let next = match word.state()? {

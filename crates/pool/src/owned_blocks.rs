@@ -93,6 +93,8 @@ pub(crate) struct LocalBlock {
     taken: Box<[u64]>,
     /// A harvest was begun and has not ended: its CASes may be under way.
     harvesting: bool,
+    /// Objects that are retired, or about to be, and not announced (INV-RETIRE-4).
+    retired: u32,
 }
 
 impl Allocator {
@@ -169,6 +171,37 @@ impl Allocator {
         Ok(true)
     }
 
+    /// Notes that the object is about to be retired; `false` if its block is not this member's.
+    pub(crate) fn hold_retired(&mut self, geometry: &Geometry, addr: GlobalAddr) -> bool {
+        let block = self.block_at(geometry, addr);
+        block.map(|block| block.retired += 1).is_some()
+    }
+
+    /// The object stays after all.
+    pub(crate) fn let_go_retired(&mut self, geometry: &Geometry, addr: GlobalAddr) {
+        if let Some(block) = self.block_at(geometry, addr) {
+            block.retired -= 1;
+        }
+    }
+
+    /// Frees an object of [`Allocator::hold_retired`].
+    ///
+    /// # Errors
+    /// As [`Allocator::free`].
+    pub(crate) fn free_retired(
+        &mut self,
+        geometry: &Geometry,
+        addr: GlobalAddr,
+    ) -> Result<(), PoolError> {
+        self.let_go_retired(geometry, addr);
+        self.free(geometry, addr).map(drop)
+    }
+
+    fn block_at(&mut self, geometry: &Geometry, addr: GlobalAddr) -> Option<&mut LocalBlock> {
+        let (number, _) = geometry.block_of(addr)?;
+        self.servers[addr.server().index()].blocks[number as usize].as_deref_mut()
+    }
+
     /// Class of the block if this member owns it.
     pub(crate) fn class_at(&self, server: ServerId, number: u32) -> Option<usize> {
         self.block(server, number).map(|block| block.class)
@@ -205,6 +238,7 @@ impl Allocator {
             busy,
             taken: taken.unwrap_or_else(|| vec![0; shape.bitmap_words()].into()),
             harvesting: false,
+            retired: 0,
         };
         let blocks = &mut self.servers[server.index()];
         blocks.blocks[number as usize] = Some(Box::new(block));
@@ -223,7 +257,8 @@ impl Allocator {
         self.owned_bytes += geometry.options().block_bytes;
     }
 
-    /// Takes a block out, whatever its objects' state; its word and what is known of its objects.
+    /// Takes a block out, whatever its objects' state; its word and what is known of its objects. `None` also
+    /// if objects of it are retired and not announced (INV-RETIRE-4).
     pub(crate) fn remove(
         &mut self,
         geometry: &Geometry,
@@ -231,7 +266,7 @@ impl Allocator {
         number: u32,
     ) -> Option<(BlockWord, Left)> {
         let blocks = &mut self.servers[server.index()];
-        let block = blocks.blocks[number as usize].take()?;
+        let block = blocks.blocks[number as usize].take_if(|block| block.retired == 0)?;
         let shape = geometry.shape(block.class);
         let of_class = &mut blocks.classes[block.class];
         of_class.owned.retain(|other| *other != number);
@@ -301,6 +336,11 @@ impl Allocator {
             );
         }
         all
+    }
+
+    /// Tells whether an object of the class is free.
+    pub(crate) fn has_free(&self, server: ServerId, class: usize) -> bool {
+        !self.servers[server.index()].classes[class].available.is_empty()
     }
 
     /// Starts looking for objects of the class; `false` if somebody does already.

@@ -27,6 +27,8 @@ pub(crate) type SessionPins = [AtomicU64; SESSION_PINS];
 #[repr(align(64))]
 struct Line {
     operations: SessionPins,
+    /// The least epoch of what is unlinked and not announced yet (INV-RETIRE-1).
+    pending: AtomicU64,
     reclaim: AtomicU64,
     /// Operations begun. One writer.
     begun: AtomicU64,
@@ -39,12 +41,15 @@ pub(crate) struct Pins {
     /// Lines in front of this one have been used.
     used: AtomicUsize,
     pub(crate) recovery: AtomicU64,
+    /// Of objects that came by the inbox and are passed on.
+    pub(crate) inbox: AtomicU64,
 }
 
 impl Pins {
     pub(crate) fn new(clients: u32) -> Self {
         let lines = (0..clients).map(|_| Line {
             operations: std::array::from_fn(|_| AtomicU64::new(UNPINNED)),
+            pending: AtomicU64::new(UNPINNED),
             reclaim: AtomicU64::new(UNPINNED),
             begun: AtomicU64::new(0),
         });
@@ -52,6 +57,7 @@ impl Pins {
             lines: lines.collect(),
             used: AtomicUsize::new(0),
             recovery: AtomicU64::new(UNPINNED),
+            inbox: AtomicU64::new(UNPINNED),
         }
     }
 
@@ -63,6 +69,16 @@ impl Pins {
     #[inline]
     pub(crate) fn operations(&self, client: u32) -> &SessionPins {
         &self.lines[client as usize].operations
+    }
+
+    /// The least epoch that an operation of the client has pinned. Only its own thread asks.
+    pub(crate) fn least_operation(&self, client: u32) -> u64 {
+        let pins = self.operations(client).iter();
+        pins.map(|pin| pin.load(Ordering::Relaxed)).min().unwrap_or(UNPINNED)
+    }
+
+    pub(crate) fn pending(&self, client: u32) -> &AtomicU64 {
+        &self.lines[client as usize].pending
     }
 
     pub(crate) fn reclaim(&self, client: u32) -> &AtomicU64 {
@@ -85,8 +101,14 @@ impl Pins {
     /// The smallest pin, or [`UNPINNED`].
     pub(crate) fn least(&self) -> u64 {
         let lines = &self.lines[..self.used.load(Ordering::SeqCst)];
-        let pins = lines.iter().flat_map(|line| line.operations.iter().chain([&line.reclaim]));
-        pins.chain([&self.recovery]).map(|pin| pin.load(Ordering::SeqCst)).min().unwrap_or(UNPINNED)
+        // The pending pin stands behind those of operations, whose epochs it goes on to hold (INV-PIN-2).
+        let pins = lines
+            .iter()
+            .flat_map(|line| line.operations.iter().chain([&line.pending, &line.reclaim]));
+        pins.chain([&self.recovery, &self.inbox])
+            .map(|pin| pin.load(Ordering::SeqCst))
+            .min()
+            .unwrap_or(UNPINNED)
     }
 
     /// The epoch that the member may announce: the view first, then the pins (INV-EPOCH-1).

@@ -4,17 +4,22 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use farleaf_fabric::{AnyEndpoint, Client, Counters, Endpoint, Incarnation, OpKind};
+use farleaf_fabric::{AnyEndpoint, Client, Counters, Endpoint, GlobalAddr, Incarnation, OpKind};
 
+use crate::class::CLASS_COUNT;
 use crate::clients::ClosedClient;
 use crate::epoch::Epochs;
+use crate::inbox::Inbox;
 use crate::open_tables::Kept;
 use crate::owned_blocks::Allocator;
 use crate::pins::Pins;
 use crate::reliable::{Lines, PATIENCE_NS, Reliable};
 use crate::retire::Retirement;
-use crate::words::{MemberState, MemberWord, owner_of};
+use crate::words::{BlockWord, MemberState, MemberWord, owner_of};
 use crate::{Geometry, PoolError, Session, member, superblock};
+
+/// A word of freed memory: no type, life, length or address of any engine.
+const POISON: u64 = u64::MAX;
 
 /// A member's view of the pool's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,6 +51,9 @@ pub struct Pool {
     pub(crate) address_word: AtomicU64,
     pub(crate) epochs: Epochs,
     pub(crate) pins: Pins,
+    pub(crate) inbox: Inbox,
+    /// What is freed is overwritten first; see [`Pool::poison_freed`].
+    poisons: AtomicBool,
     alloc: Mutex<Allocator>,
     /// Clients of sessions that were dropped, to be freed by a tick.
     closed: Mutex<Vec<ClosedClient>>,
@@ -99,6 +107,8 @@ impl Pool {
             address_word: AtomicU64::new(0),
             epochs: Epochs::new(joined.announced, geometry.options().members_max),
             pins: Pins::new(clients),
+            inbox: Inbox::default(),
+            poisons: AtomicBool::new(false),
             alloc: Mutex::new(Allocator::new(&geometry)),
             closed: Mutex::default(),
             retirements: Mutex::default(),
@@ -245,6 +255,54 @@ impl Pool {
         let next = all.pop_front()?;
         all.push_back(Arc::clone(&next));
         Some(next)
+    }
+
+    /// Retired objects of all clients of this member, also of those whose sessions have ended.
+    pub(crate) fn all_retirements(&self) -> Vec<Arc<Retirement>> {
+        let closed = self.closed().iter().map(|closed| Arc::clone(&closed.retired)).collect();
+        [Vec::from(self.retirements().clone()), closed].concat()
+    }
+
+    /// Objects that this member has retired and not announced.
+    pub(crate) fn unannounced(&self) -> Vec<GlobalAddr> {
+        let all = self.all_retirements();
+        all.iter().flat_map(|of| of.lock().unannounced().collect::<Vec<_>>()).collect()
+    }
+
+    /// From now on this member overwrites what it frees with words that no engine takes for its own: all
+    /// ones, so that a read of freed memory shows. For tests; 1 WRITE more for each object that is
+    /// retired, or found lost.
+    pub fn poison_freed(&self) {
+        self.poisons.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_poisoning(&self) -> bool {
+        self.poisons.load(Ordering::SeqCst)
+    }
+
+    /// Overwrites objects that are about to be free, if it is asked for.
+    pub(crate) async fn poison(
+        &self,
+        client: Reliable<'_>,
+        objects: &[GlobalAddr],
+    ) -> Result<(), PoolError> {
+        if !self.is_poisoning() || objects.is_empty() {
+            return Ok(());
+        }
+        let mut ops = client.client().ops();
+        for addr in objects {
+            let (block, _) = self.block_of(*addr)?;
+            let at = self.geometry().block_word_addr(addr.server(), block);
+            let word = BlockWord(client.word(at).await?);
+            if word.class() < CLASS_COUNT {
+                let bytes = self.geometry().shape(word.class()).object_bytes as usize;
+                let mut content = client.buf(bytes);
+                content.words_mut().fill(POISON);
+                ops.write(*addr, content);
+            }
+        }
+        client.post_many(ops).await?;
+        Ok(())
     }
 
     fn retirements(&self) -> MutexGuard<'_, VecDeque<Arc<Retirement>>> {

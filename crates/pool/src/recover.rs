@@ -6,23 +6,23 @@
 //! INV-REC-1: claimed blocks hand out nothing: their owner is fenced, or they were nobody's, and
 //! nobody adopts a block in state recovering. Their bits are only set meanwhile.
 //! INV-REC-2, nobody holds an object that recovery frees. The object was unreachable in the walk, so
-//! nobody will unlink it later. If it was unlinked during the walk or shortly before, its unlinker had
-//! announced it before (INV-RETIRE-1):
-//! - The retire pages are read after the walk. The recoverer is pinned from before the walk until then,
-//!   so that nobody reclaims an object that was unlinked meanwhile: its word is there, and recovery
-//!   leaves the object alone.
+//! nobody will unlink it later. If it was unlinked during the walk or shortly before, its unlinker holds
+//! the epoch of then until it has announced it (INV-RETIRE-1):
+//! - The recoverer is pinned from before the walk to its end, so that nobody reclaims what was reachable
+//!   when it began. Then it drops the pin, and waits until everybody announces a later epoch or idleness.
+//!   Now the retire pages have all that was unlinked before, and is not freed: recovery leaves it alone.
 //! - If the word was cleared before, its reclaimer freed the object right after, announced live and
 //!   pinned at an epoch of at most the global one then (INV-RETIRE-2). So after the pages the
-//!   recoverer waits until everybody announces a later epoch or idleness, and only then reads the
-//!   bitmaps: the bit is set.
+//!   recoverer waits again, and only then reads the bitmaps: the bit is set. (Or the object came by the
+//!   inbox of the dead, which takes nothing more: INV-INBOX-1.)
 //!
 //! If members do not tick, that wait ends without success, and recovery frees nothing. The dead's
 //! blocks with lost objects, pages and entries stay claimed, and the caller begins recovery anew. If
 //! recovery released such a block, its adopter would own it, and nobody would search it for lost
 //! objects any more.
-//! INV-REC-3: in blocks that it has not claimed, recovery frees of the dead's announced objects only
-//! the confirmed ones (INV-RETIRE-3), and each once: it clears the dead's pages before. The other
-//! objects are free, in use again, or lost until a sweep of their block.
+//! INV-REC-3: in blocks that it has not claimed, recovery frees the objects that the dead had announced
+//! (INV-RETIRE-3), each once: it clears the dead's pages before. What they had unlinked and not announced is
+//! lost until a sweep of its block.
 //! INV-REC-4: recovery frees the entries of member and clients last, so that tokens name the dead until
 //! it has recovered everything of theirs.
 
@@ -134,6 +134,10 @@ impl Session {
         pool.ensure_live(client).await?;
         if with_members {
             recovery.members = pool.claim_dead(client).await?;
+            // Before the walk (INV-INBOX-1).
+            for dead in &recovery.members {
+                pool.close_inbox_of(client, dead.slot).await?;
+            }
             recovery.inherits = pool.inherits.load(Ordering::SeqCst);
             let is_left = pool.recovery_unfinished.load(Ordering::SeqCst);
             if recovery.members.is_empty() && !is_left {
@@ -181,16 +185,18 @@ impl Session {
                  the recovery"
             )));
         }
+        pool.pins.recovery.store(UNPINNED, Ordering::SeqCst);
+        // Until all that was unlinked before the walk ended is announced.
+        let is_announced = self.wait_for_others().await?;
         let announced = pool.read_retired(client, recovery.clients.iter().copied()).await?;
         let others = pool.read_clients(client).await?.into_iter();
         let others = others.filter(|(_, owner)| !recovery.is_dead(*owner)).map(|(id, _)| id);
         let others = pool.read_retired(client, others).await?;
         let others: BTreeSet<GlobalAddr> = others.into_iter().map(|word| word.addr).collect();
-        pool.pins.recovery.store(UNPINNED, Ordering::SeqCst);
         let mut done = Recovered {
             members: recovery.members(),
             blocks: recovery.blocks.len(),
-            complete: self.wait_for_others().await?,
+            complete: is_announced && self.wait_for_others().await?,
             problems: recovery.problems.clone(),
             ..Recovered::default()
         };
@@ -208,8 +214,7 @@ impl Session {
         }
         let claimed: BTreeSet<(ServerId, u32)> =
             recovery.blocks.iter().map(|(server, block, _)| (*server, *block)).collect();
-        let mut lost: Vec<GlobalAddr> =
-            announced.into_iter().filter(|word| word.is_confirmed).map(|word| word.addr).collect();
+        let mut lost: Vec<GlobalAddr> = announced.into_iter().map(|word| word.addr).collect();
         lost.sort_unstable();
         lost.dedup();
         lost.retain(|addr| {
@@ -244,6 +249,7 @@ impl Session {
         let from = seen.epoch;
         let mut wait_ns = 1_000;
         for _ in 0..GRACE_LOOKS {
+            self.announce_pending(true, None).await?;
             pool.announce(client).await?;
             pool.advance(client, &seen, true).await?;
             // Not judged by what was seen before, when objects may have been unlinked since.
@@ -405,12 +411,15 @@ impl Pool {
             }
         }
         let mut list = Vec::new();
+        let mut found = Vec::new();
         let mut in_use = false;
         for (at, kept) in kept.iter().enumerate() {
             // What is marked and free now has been removed since the walk.
             let lost = shape.valid_bits(at) & !kept & !(given[at] ^ taken[at]);
             if lost != 0 && done.complete {
                 done.objects_freed += u64::from(lost.count_ones());
+                let bits = (0..64).filter(|bit| lost >> bit & 1 == 1);
+                found.extend(bits.map(|bit| start.plus(shape.offset_of(at as u32 * 64 + bit))));
                 list.push(Cas {
                     at: self.taken_addr(server, block, words, at),
                     expected: taken[at],
@@ -425,6 +434,7 @@ impl Pool {
             }
             in_use |= kept & shape.valid_bits(at) != 0;
         }
+        self.poison(client, &found).await?;
         // Free only if nothing else is in it: then nobody has an object left to give back.
         let state = if in_use { BlockState::Orphan } else { BlockState::Free };
         if in_use {
@@ -452,6 +462,7 @@ impl Pool {
         objects: &[GlobalAddr],
         done: &mut Recovered,
     ) -> Result<(), PoolError> {
+        self.poison(client, objects).await?;
         for addr in objects {
             let own = self.alloc().free(self.geometry(), *addr);
             let freed = match own {

@@ -1,24 +1,24 @@
 //! Retired objects: waits until no operation can hold an unlinked object, and frees it.
 //!
-//! A session announces an object in the pool before it unlinks it, so that the object is not lost with
-//! the session.
+//! An object of an own block waits in this member's memory alone: if the member dies, recovery searches
+//! its blocks. An object of another's block is *announced* as well: its address stands in the client's
+//! retire page, so that recoveries leave it alone, and free it if this member dies.
 //!
-//! INV-RETIRE-1: an object's address stands in its retirer's page from before it is unlinked until
-//! it is about to be freed. The word is cleared first and the object freed after.
-//! INV-RETIRE-2: from the clearing to the freeing, the member is announced live and the session's
-//! reclaim pin is set, also across a failure or a dropped future in between, until a later tick has
-//! seen to it. Recovery waits for such pins (see `recover`). A task returns objects of others' blocks,
-//! and nobody can drop it half way (INV-ALLOC-3).
-//! INV-RETIRE-3: a word with bit 63 names an object that this client has unlinked and nobody else will
-//! free. A word without may be left over: its client may have lost the race for the unlinking and died,
-//! and the object may have been freed and handed out again since. So recovery frees on the strength of
-//! confirmed words alone. Objects of own blocks need none: if this member dies, recovery searches their
-//! blocks. A client that drops a table writes confirmed words at once, because nobody else takes
-//! objects from that table (INV-DROP-2). So recovery frees only unreachable objects.
-//! INV-RETIRE-4: sessions confirm and clear words by CAS from their known content, so that a late CAS
-//! does nothing to the word's next user.
+//! INV-RETIRE-1: a member announces an object after it has unlinked it. From the unlinking until the
+//! announcement has ended, it holds the epoch that the unlinking operation had pinned (the *pending* pin).
+//! Recovery waits for later epochs before it reads the pages. One WRITE announces all that waits.
+//! INV-RETIRE-2: the word is cleared before the object is freed. From the clearing to the freeing the
+//! member is announced live and the client's reclaim pin is set. Recovery waits for such pins between the
+//! pages and the bitmaps. Tasks announce, clear and free, so that no caller can drop them half way.
+//! INV-RETIRE-3: a word names an object that its client has unlinked, or is about to unlink while nobody
+//! else can (INV-DROP-2), and that nobody else will free. So recovery frees on the strength of words, as
+//! far as no table reaches their objects.
+//! INV-RETIRE-4: a block with a retired object that is not announced stays its member's.
+//!
+//! `tests/waits.rs` models how these meet a recovery.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -27,32 +27,39 @@ use farleaf_fabric::{GlobalAddr, ServerId};
 use crate::canary::Canary;
 use crate::geometry::RETIRE_WORDS;
 use crate::pins::{PinGuard, UNPINNED, pin_at};
-use crate::reliable::{Cas, Reliable, wait_until};
+use crate::reliable::wait_until;
 use crate::{Pool, PoolError, Session};
 
-/// Between looks whether the task that gives objects back is done.
-const GIVE_WAIT_NS: u64 = 500;
-/// Objects that are reclaimed with one doorbell.
+/// Between looks whether a task is done.
+const TASK_WAIT_NS: u64 = 500;
+/// Objects that are reclaimed together.
 const BATCH: usize = 64;
+/// Words of a page that are taken and freed together.
+const CHUNK_WORDS: usize = 64;
+const CHUNKS: usize = RETIRE_WORDS / CHUNK_WORDS;
+/// Objects of own blocks that may wait.
+const OWN_ROOM: usize = 8192;
+/// Pending objects above which the next tick announces them, whether they hold the epoch back or not.
+const PENDING_MANY: usize = 48;
 
-/// An object announced for retirement: to be given to [`crate::Session::retire`] once it is
-/// unlinked, or to [`crate::Session::cancel_retire`] if it stays.
+/// Room for an object that is about to be unlinked: to be given to [`crate::Session::retire`] once it is,
+/// or to [`crate::Session::cancel_retire`] if it stays.
 ///
-/// Dropped, a later tick clears its word in the retire page; then the object counts as in use, and
-/// a sweep frees it if it is not.
+/// Dropped, the object counts as in use, and a sweep frees it if it is not.
 #[derive(Debug)]
 #[must_use = "the object must be retired, or its retirement cancelled"]
 pub struct Retiring {
     pub(crate) addr: GlobalAddr,
-    pub(crate) word: u16,
     pub(crate) client: u32,
-    /// `None` once the word is somebody else's to care for.
-    pub(crate) of: Option<Arc<Retirement>>,
+    /// Of a block of this member's.
+    is_own: bool,
+    /// `None` once the room is taken or given back.
+    of: Option<Arc<Retirement>>,
 }
 
 impl PartialEq for Retiring {
     fn eq(&self, other: &Self) -> bool {
-        (self.addr, self.word, self.client) == (other.addr, other.word, other.client)
+        (self.addr, self.client) == (other.addr, other.client)
     }
 }
 
@@ -61,7 +68,11 @@ impl Eq for Retiring {}
 impl Drop for Retiring {
     fn drop(&mut self) {
         if let Some(of) = self.of.take() {
-            of.lock().spoiled.push((self.addr.server(), self.word));
+            let mut retired = of.lock();
+            retired.give_room(self.is_own);
+            if self.is_own {
+                retired.let_go.push(self.addr);
+            }
         }
     }
 }
@@ -75,13 +86,18 @@ impl Retiring {
 
 /// One client's retired objects, known to its session and to its member, so that any tick of the
 /// member frees them: a session that has nothing to do any more must not keep them.
-#[derive(Debug)]
 pub(crate) struct Retirement {
     /// The client.
     pub(crate) id: u32,
     retired: Mutex<Retired>,
     /// Somebody frees from it.
     busy: AtomicBool,
+}
+
+impl fmt::Debug for Retirement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Retirement").field("id", &self.id).finish_non_exhaustive()
+    }
 }
 
 impl Retirement {
@@ -99,14 +115,15 @@ impl Retirement {
     pub(crate) fn claim(self: &Arc<Self>) -> Option<Freeing> {
         // Made only if it is claimed: dropping one lets go.
         let claimed = !self.busy.swap(true, Ordering::SeqCst);
-        claimed.then(|| Freeing { count: self.lock().queue.len(), of: Arc::clone(self) })
+        let count = claimed.then(|| self.lock().len())?;
+        Some(Freeing { count, of: Arc::clone(self) })
     }
 }
 
 /// The right to free one client's retired objects, as many as there were when it was taken.
 #[derive(Debug)]
 pub(crate) struct Freeing {
-    of: Arc<Retirement>,
+    pub(crate) of: Arc<Retirement>,
     count: usize,
 }
 
@@ -126,315 +143,465 @@ impl Drop for Freeing {
 /// One client's retired objects and its use of its retire pages.
 #[derive(Debug)]
 pub(crate) struct Retired {
-    queue: VecDeque<Entry>,
-    pages: Vec<Page>,
-    /// Objects of others' blocks that a task is giving back.
-    giving: usize,
-    give_error: Option<PoolError>,
-    /// Words that may hold the address of an object that nobody will retire.
-    spoiled: Vec<(ServerId, u16)>,
+    /// Of own blocks.
+    own: VecDeque<Own>,
+    /// Of others' blocks, unlinked and not announced.
+    pending: Vec<Pending>,
+    /// Of others' blocks, announced.
+    announced: VecDeque<Announced>,
+    pages: Pages,
+    /// Room that [`Retiring`]s hold: of own blocks, of others'.
+    reserved: [usize; 2],
+    /// A task announces the first so many of `pending`.
+    announcing: usize,
+    /// Objects that a task frees.
+    freeing: usize,
+    error: Option<PoolError>,
+    /// Objects of own blocks whose [`Retiring`] was dropped.
+    let_go: Vec<GlobalAddr>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct Own {
     epoch: u64,
     addr: GlobalAddr,
-    word: u16,
-    /// Bytes if the object is of an own block, otherwise 0.
     bytes: u32,
-    page: PageWord,
-    /// The word is being cleared, or was, by a CAS that has not come back.
-    clearing: bool,
 }
 
-/// The known content of a word of the page.
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    epoch: u64,
+    /// Pinned by the operation that unlinked it.
+    pinned: u64,
+    addr: GlobalAddr,
+}
+
+/// An object whose address stands in a page.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Announced {
+    epoch: u64,
+    pub(crate) addr: GlobalAddr,
+    pub(crate) word: PageWord,
+}
+
+/// A word of a client's page on a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum PageWord {
-    Announced,
-    /// One of the others: a CAS had no known outcome.
-    Confirming,
-    Confirmed,
+pub(crate) struct PageWord {
+    pub(crate) server: ServerId,
+    pub(crate) index: u16,
 }
 
-/// The bit of a confirmed word.
-pub(crate) const CONFIRMED: u64 = 1 << 63;
-/// CASes that a word's clearing takes at most: another of this client's may land in between.
-const CLEAR_ATTEMPTS: usize = 4;
+impl PageWord {
+    /// Tells whether the other one is the next word of the same page.
+    pub(crate) fn is_before(self, other: PageWord) -> bool {
+        self.server == other.server && self.index + 1 == other.index
+    }
+}
 
-/// Words of a server's retire page that are in use.
-#[derive(Clone, Copy, Debug, Default)]
-struct Page([u64; RETIRE_WORDS / 64]);
+/// Use of one client's retire pages, in chunks that are filled one after the other.
+#[derive(Debug)]
+struct Pages {
+    /// Words in use, by server and chunk.
+    used: Vec<u8>,
+    /// The chunk that is being filled, and its first free word.
+    filling: Option<(usize, usize)>,
+    /// Chunk from which the next is looked for.
+    next: usize,
+}
 
-/// Words in use above which operations wait for reclamation before they begin.
-const PRESSED_WORDS: u32 = RETIRE_WORDS as u32 / 4 * 3;
+impl Pages {
+    fn new(servers: usize) -> Self {
+        Pages { used: vec![0; servers * CHUNKS], filling: None, next: 0 }
+    }
 
-impl Page {
-    fn used(&self) -> u32 {
-        self.0.iter().map(|bits| bits.count_ones()).sum()
+    /// Objects that surely find words: all but the chunk that is filled and the one that is emptied.
+    fn room(&self) -> usize {
+        (self.used.len() - 2) * CHUNK_WORDS
+    }
+
+    fn take(&mut self) -> Option<PageWord> {
+        let (chunk, word) = match self.filling {
+            Some(at) => at,
+            None => {
+                let count = self.used.len();
+                let mut chunks = (0..count).map(|at| (self.next + at) % count);
+                let chunk = chunks.find(|chunk| self.used[*chunk] == 0)?;
+                self.next = chunk + 1;
+                (chunk, 0)
+            }
+        };
+        self.used[chunk] += 1;
+        self.filling = (word + 1 < CHUNK_WORDS).then_some((chunk, word + 1));
+        let servers = self.used.len() / CHUNKS;
+        let index = chunk / servers * CHUNK_WORDS + word;
+        Some(PageWord { server: ServerId((chunk % servers) as u16), index: index as u16 })
+    }
+
+    fn give(&mut self, word: PageWord) {
+        let servers = self.used.len() / CHUNKS;
+        let chunk = usize::from(word.index) / CHUNK_WORDS * servers + word.server.index();
+        self.used[chunk] -= 1;
+        if self.used[chunk] == 0 && self.filling.is_some_and(|(filling, _)| filling == chunk) {
+            self.filling = None;
+        }
     }
 }
 
 impl Retired {
-    pub(crate) fn new(servers: usize) -> Self {
+    fn new(servers: usize) -> Self {
         Retired {
-            queue: VecDeque::with_capacity(RETIRE_WORDS),
-            pages: vec![Page::default(); servers],
-            giving: 0,
-            give_error: None,
-            spoiled: Vec::new(),
+            own: VecDeque::new(),
+            pending: Vec::new(),
+            announced: VecDeque::new(),
+            pages: Pages::new(servers),
+            reserved: [0; 2],
+            announcing: 0,
+            freeing: 0,
+            error: None,
+            let_go: Vec::new(),
         }
     }
 
-    /// Number of objects that wait or are being given back.
+    /// Number of objects that wait or are being freed.
     pub(crate) fn len(&self) -> usize {
-        self.queue.len() + self.giving
+        self.own.len() + self.pending.len() + self.announced.len() + self.freeing
     }
 
-    /// Tells whether a page is nearly full.
-    pub(crate) fn is_pressed(&self) -> bool {
-        self.pages.iter().any(|page| page.used() > PRESSED_WORDS)
-    }
-
-    /// Takes a free word of the page on `server`.
-    pub(crate) fn take_word(&mut self, server: ServerId) -> Option<u16> {
-        let page = &mut self.pages.get_mut(server.index())?.0;
-        let (at, bits) = page.iter_mut().enumerate().find(|(_, bits)| **bits != u64::MAX)?;
-        let bit = bits.trailing_ones();
-        *bits |= 1 << bit;
-        Some(at as u16 * 64 + bit as u16)
-    }
-
-    pub(crate) fn give_word(&mut self, server: ServerId, word: u16) {
-        self.pages[server.index()].0[usize::from(word) / 64] &= !(1 << (word % 64));
-    }
-
-    /// Tells whether a word of the page on `server` may be other than zero.
-    pub(crate) fn is_used(&self, server: ServerId) -> bool {
-        self.pages[server.index()].0 != [0; RETIRE_WORDS / 64]
-    }
-
-    /// Queues an unlinked object, whose word of the page holds `page`.
-    fn push(&mut self, pool: &Pool, addr: GlobalAddr, word: u16, page: PageWord) {
-        let class = pool
-            .geometry()
-            .block_of(addr)
-            .and_then(|(block, _)| pool.alloc().class_at(addr.server(), block));
-        let bytes = class.map_or(0, |class| pool.geometry().shape(class).object_bytes);
-        pool.retired_bytes.fetch_add(bytes, Ordering::Relaxed);
-        let epoch = pool.epochs.view.load(Ordering::SeqCst);
-        let bytes = bytes as u32;
-        self.queue.push_back(Entry { epoch, addr, word, bytes, page, clearing: false });
-    }
-}
-
-impl Entry {
-    /// The most likely content of its word of the page.
-    fn expected(&self) -> u64 {
-        match self.page {
-            PageWord::Announced => self.addr.word(),
-            PageWord::Confirming | PageWord::Confirmed => self.addr.word() | CONFIRMED,
+    /// Objects that wait here, or have room, and how many may: of own blocks or of others'.
+    fn load(&self, is_own: bool) -> (usize, usize) {
+        let others = self.pending.len() + self.announced.len() + self.freeing;
+        match is_own {
+            true => (self.own.len() + self.reserved[0], OWN_ROOM),
+            false => (others + self.reserved[1], self.pages.room()),
         }
+    }
+
+    /// Tells whether little room is left: less than a quarter.
+    pub(crate) fn is_pressed(&self) -> bool {
+        [true, false].map(|is_own| self.load(is_own)).iter().any(|(load, room)| load * 4 > room * 3)
+    }
+
+    fn take_room(&mut self, is_own: bool) -> bool {
+        let (load, room) = self.load(is_own);
+        self.reserved[usize::from(!is_own)] += usize::from(load < room);
+        load < room
+    }
+
+    fn give_room(&mut self, is_own: bool) {
+        self.reserved[usize::from(!is_own)] -= 1;
+    }
+
+    /// Tells whether what is pending must be announced now: it holds back a member that has seen `view`, or
+    /// is much.
+    fn is_due(&self, view: u64) -> bool {
+        self.pending.len() >= PENDING_MANY || self.pending.iter().any(|object| object.pinned < view)
+    }
+
+    /// What waits in this member's memory alone.
+    pub(crate) fn unannounced(&self) -> impl Iterator<Item = GlobalAddr> + '_ {
+        let pending = self.pending.iter().map(|object| object.addr);
+        self.own.iter().map(|object| object.addr).chain(pending)
     }
 }
 
 impl Session {
-    /// Frees what `bound` allows of the objects that were retired when `freeing` was taken.
-    ///
-    /// Cost: nothing if none is due. Per 64 objects 1 batch of CAS; for those of other members'
-    /// blocks 2 batches of READs and one of CAS more.
-    pub(crate) async fn reclaim(&self, freeing: &Freeing, bound: u64) -> Result<(), PoolError> {
-        let (pool, client) = (&**self.pool(), self.maintenance());
-        let (of, mut count) = (&freeing.of, freeing.count);
-        loop {
-            if of.lock().giving > 0 {
-                // A task is at it still, under the same pin.
-                return Ok(());
+    /// Room for the retirement of an object, before it is unlinked.
+    pub(crate) fn make_room(&self, addr: GlobalAddr) -> Result<Retiring, PoolError> {
+        let pool = self.pool();
+        pool.block_of(addr)?;
+        let is_own = pool.alloc().hold_retired(pool.geometry(), addr);
+        let mut retired = self.inner.retired.lock();
+        let has_room = retired.take_room(is_own);
+        self.inner.pressed.set(retired.is_pressed());
+        if !has_room {
+            if is_own {
+                retired.let_go.push(addr);
             }
-            let is_due = |entry: &Entry| {
-                entry.clearing || entry.epoch + 2 <= bound || Canary::ReuseEarly.is_armed()
-            };
-            let batch: Vec<Entry> = of
-                .lock()
-                .queue
-                .iter()
-                .take(count.min(BATCH))
-                .take_while(|entry| is_due(entry))
-                .copied()
-                .collect();
-            if batch.is_empty() {
-                return Ok(());
-            }
-            let pin = pool.pins.reclaim(of.id);
-            if pin.load(Ordering::SeqCst) == UNPINNED {
-                pin_at(pin, &pool.epochs.view);
-            }
-            pool.ensure_live(client).await?;
-            for entry in of.lock().queue.iter_mut().take(batch.len()) {
-                entry.clearing = true;
-            }
-            let mut outcome = pool.clear_words(client, of.id, &batch).await?;
-            // Everything before may be done again by the next tick, under the same pin.
-            let pinned = PinGuard(pin);
-            count -= batch.len();
-            let mut foreign = Vec::new();
-            for entry in batch {
-                of.lock().queue.pop_front();
-                of.lock().give_word(entry.addr.server(), entry.word);
-                pool.retired_bytes.fetch_sub(u64::from(entry.bytes), Ordering::Relaxed);
-                let own = pool.alloc().free(pool.geometry(), entry.addr);
-                match own {
-                    Ok(true) => {}
-                    Ok(false) => foreign.push(entry.addr),
-                    Err(error) => outcome = Err(error),
-                }
-            }
-            if !foreign.is_empty() {
-                std::mem::forget(pinned);
-                self.give_back_in_task(of, foreign);
-                if !wait_until(client, GIVE_WAIT_NS, || of.lock().giving == 0).await {
-                    return outcome;
-                }
-                if let Some(error) = of.lock().give_error.take() {
-                    return Err(error);
-                }
-            }
-            outcome?;
+            return Err(PoolError::RetireFull);
+        }
+        let of = Some(Arc::clone(&self.inner.retired));
+        Ok(Retiring { addr, client: self.inner.id, is_own, of })
+    }
+
+    /// Gives the room of an object that stays back.
+    pub(crate) fn give_room(&self, mut retiring: Retiring) {
+        assert_eq!(retiring.client, self.id(), "cancelled by another session");
+        retiring.of = None;
+        self.inner.retired.lock().give_room(retiring.is_own);
+        if retiring.is_own {
+            self.pool().alloc().let_go_retired(self.pool().geometry(), retiring.addr);
         }
     }
 
-    /// Writes the words of objects that nobody else will unlink, as confirmed.
-    pub(crate) async fn announce_confirmed(&self, all: &[Retiring]) -> Result<(), PoolError> {
-        let mut ops = self.client().ops();
-        for retiring in all {
-            ops.write_word(self.retire_addr(retiring), retiring.addr.word() | CONFIRMED);
+    /// Queues an unlinked object.
+    pub(crate) fn queue_retired(&self, mut retiring: Retiring) {
+        assert_eq!(retiring.client, self.id(), "retired by another session than made room for it");
+        retiring.of = None;
+        let (pool, addr) = (self.pool(), retiring.addr);
+        let mut retired = self.inner.retired.lock();
+        retired.give_room(retiring.is_own);
+        let epoch = pool.epochs.view.load(Ordering::SeqCst);
+        if retiring.is_own {
+            let class = pool
+                .geometry()
+                .block_of(addr)
+                .and_then(|(block, _)| pool.alloc().class_at(addr.server(), block));
+            let bytes = class.map_or(0, |class| pool.geometry().shape(class).object_bytes);
+            pool.retired_bytes.fetch_add(bytes, Ordering::Relaxed);
+            retired.own.push_back(Own { epoch, addr, bytes: bytes as u32 });
+            return;
         }
-        self.reliable().post_many(ops).await?;
+        // Of the operation that unlinked it, at the latest; the view may be a later epoch (INV-RETIRE-1).
+        let pinned = pool.pins.least_operation(self.id()).min(epoch);
+        retired.pending.push(Pending { epoch, pinned, addr });
+        pool.pins.pending(self.id()).fetch_min(pinned, Ordering::SeqCst);
+    }
+
+    /// Announces objects that only this session will unlink, before it does (INV-DROP-2); to be given to
+    /// [`Session::queue_announced`] or [`Session::take_back`] all.
+    pub(crate) async fn announce_now(
+        &self,
+        all: &[Retiring],
+    ) -> Result<Vec<Option<PageWord>>, PoolError> {
+        let words: Vec<Option<PageWord>> = {
+            let mut retired = self.inner.retired.lock();
+            let pages = &mut retired.pages;
+            all.iter().map(|retiring| if retiring.is_own { None } else { pages.take() }).collect()
+        };
+        let mut ops = self.client().ops();
+        for (retiring, word) in all.iter().zip(&words) {
+            if let Some(word) = word {
+                ops.write_word(self.pool().page_word(self.id(), *word), retiring.addr.word());
+            }
+        }
+        if !ops.is_empty() {
+            self.reliable().post_many(ops).await?;
+        }
+        Ok(words)
+    }
+
+    /// Queues an object of [`Session::announce_now`] that is unlinked.
+    pub(crate) fn queue_announced(&self, mut retiring: Retiring, word: Option<PageWord>) {
+        let Some(word) = word else { return self.queue_retired(retiring) };
+        retiring.of = None;
+        let epoch = self.pool().epochs.view.load(Ordering::SeqCst);
+        let mut retired = self.inner.retired.lock();
+        retired.give_room(false);
+        retired.announced.push_back(Announced { epoch, addr: retiring.addr, word });
+    }
+
+    /// Announces what is pending of this client, and of the member's others what holds it back, or all of it
+    /// if `all`. `closed` is of a client whose session has ended, and that a tick has in hand.
+    ///
+    /// Cost: per client with such objects 1 WRITE for each run of 64 words of its pages.
+    pub(crate) async fn announce_pending(
+        &self,
+        all: bool,
+        closed: Option<&Arc<Retirement>>,
+    ) -> Result<(), PoolError> {
+        let pool = self.pool();
+        let view = pool.epochs.view.load(Ordering::SeqCst);
+        for of in pool.all_retirements().into_iter().chain(closed.cloned()) {
+            let is_due = |retired: &Retired| match all || of.id == self.id() {
+                true => !retired.pending.is_empty(),
+                false => retired.is_due(view),
+            };
+            if !is_due(&of.lock()) {
+                continue;
+            }
+            self.announce_in_task(&of);
+            wait_until(self.maintenance(), TASK_WAIT_NS, || of.lock().announcing == 0).await;
+            if let Some(error) = of.lock().error.take() {
+                return Err(error);
+            }
+        }
         Ok(())
     }
 
-    /// As [`Session::retire`], for an object of [`Session::announce_confirmed`].
-    pub(crate) fn retire_confirmed(&self, retiring: Retiring) {
-        self.queue_retired(retiring, PageWord::Confirmed);
+    /// Lets what waits of own blocks be announced, as far as the pages have room, so that this member may give
+    /// up the blocks.
+    pub(crate) fn let_own_be_announced(&self) {
+        let pool = self.pool();
+        let view = pool.epochs.view.load(Ordering::SeqCst);
+        for of in pool.all_retirements() {
+            let mut retired = of.lock();
+            let (load, room) = retired.load(false);
+            let count = retired.own.len().min(room.saturating_sub(load));
+            let own: Vec<Own> = retired.own.drain(..count).collect();
+            for Own { epoch, addr, bytes } in own {
+                pool.retired_bytes.fetch_sub(u64::from(bytes), Ordering::Relaxed);
+                retired.pending.push(Pending { epoch, pinned: view, addr });
+                pool.pins.pending(of.id).fetch_min(view, Ordering::SeqCst);
+                pool.alloc().let_go_retired(pool.geometry(), addr);
+            }
+        }
     }
 
-    /// As [`Session::retire`], for an object that was announced alone.
-    pub(crate) fn retire_announced(&self, retiring: Retiring) {
-        self.queue_retired(retiring, PageWord::Announced);
-    }
-
-    fn queue_retired(&self, mut retiring: Retiring, page: PageWord) {
-        assert_eq!(retiring.client, self.id(), "retired by another session than announced it");
-        retiring.of = None;
-        self.inner.retired.lock().push(self.pool(), retiring.addr, retiring.word, page);
-    }
-
-    /// Gives objects back under the client's reclaim pin, which is let go after.
-    fn give_back_in_task(&self, of: &Arc<Retirement>, objects: Vec<GlobalAddr>) {
-        of.lock().giving = objects.len();
+    fn announce_in_task(&self, of: &Arc<Retirement>) {
+        let mut words = Vec::new();
+        {
+            let mut retired = of.lock();
+            if retired.announcing > 0 {
+                return;
+            }
+            while words.len() < retired.pending.len() {
+                // There is room for all that is pending.
+                let Some(word) = retired.pages.take() else { break };
+                words.push((word, retired.pending[words.len()].addr));
+            }
+            retired.announcing = words.len();
+        }
         let of = Arc::clone(of);
         self.spawn(async move |session| {
-            let pool = &**session.pool();
-            let outcome = pool.give_back(session.maintenance(), &objects).await;
-            drop(PinGuard(pool.pins.reclaim(of.id)));
+            let (pool, client) = (session.pool(), session.maintenance());
+            let mut ops = client.client().ops();
+            for run in words.chunk_by(|one, next| one.0.is_before(next.0)) {
+                let mut content = client.buf(run.len() * 8);
+                content.words_mut().iter_mut().zip(run).for_each(|(to, (_, addr))| {
+                    *to = addr.word();
+                });
+                ops.write(pool.page_word(of.id, run[0].0), content);
+            }
+            let posted = client.post_many(ops).await;
             let mut retired = of.lock();
-            retired.give_error = outcome.err();
-            retired.giving = 0;
+            retired.error = posted.err().map(PoolError::from);
+            let announced = std::mem::take(&mut retired.announcing);
+            for (object, (word, _)) in
+                retired.pending.drain(..announced).zip(words).collect::<Vec<_>>()
+            {
+                let Pending { epoch, addr, .. } = object;
+                retired.announced.push_back(Announced { epoch, addr, word });
+            }
+            let pinned = retired.pending.iter().map(|object| object.pinned).min();
+            pool.pins.pending(of.id).store(pinned.unwrap_or(UNPINNED), Ordering::SeqCst);
         });
     }
 
-    /// Clears the words of announcements that came to nothing. 1 reconnect and 1 WRITE each.
-    pub(crate) async fn clear_spoiled(&self, freeing: &Freeing) -> Result<(), PoolError> {
-        let (pool, client, of) = (&**self.pool(), self.maintenance(), &freeing.of);
-        loop {
-            let next = of.lock().spoiled.last().copied();
-            let Some((server, word)) = next else { return Ok(()) };
-            // The WRITE that announced it may be under way.
-            client.settle(server).await?;
-            let at = pool.geometry().retire_addr(server, of.id, usize::from(word));
-            client.write_word(at, 0).await?;
+    /// Frees what `bound` allows of the objects that were retired when `freeing` was taken.
+    ///
+    /// Cost: nothing for objects of own blocks. Of others' blocks, per 64 objects: 1 WRITE for each run of
+    /// words that they have in the pages, and what [`Pool::give_home`] costs.
+    pub(crate) async fn reclaim(&self, freeing: &Freeing, bound: u64) -> Result<(), PoolError> {
+        let (pool, of, mut count) = (&**self.pool(), &freeing.of, freeing.count);
+        let is_due = |epoch: u64| epoch + 2 <= bound || Canary::ReuseEarly.is_armed();
+        {
             let mut retired = of.lock();
-            retired.spoiled.retain(|other| *other != (server, word));
-            retired.give_word(server, word);
+            let let_go = std::mem::take(&mut retired.let_go);
+            drop(retired);
+            let mut alloc = pool.alloc();
+            let_go.iter().for_each(|addr| alloc.let_go_retired(pool.geometry(), *addr));
         }
+        loop {
+            if of.lock().freeing > 0 {
+                // A task is at it still, under the same pin.
+                return Ok(());
+            }
+            let own = self.take_due_own(of, count, is_due)?;
+            count -= own.len();
+            let batch: Vec<Announced> = {
+                let mut retired = of.lock();
+                let due = retired.announced.iter().take(count.min(BATCH));
+                let due = due.take_while(|object| is_due(object.epoch)).count();
+                retired.freeing = due + own.len();
+                retired.announced.drain(..due).collect()
+            };
+            if batch.is_empty() && own.is_empty() {
+                return Ok(());
+            }
+            count -= batch.len();
+            self.free_in_task(of, own, batch);
+            if !wait_until(self.maintenance(), TASK_WAIT_NS, || of.lock().freeing == 0).await {
+                return Ok(());
+            }
+            if let Some(error) = of.lock().error.take() {
+                return Err(error);
+            }
+        }
+    }
+
+    /// Frees what is due of own blocks. Returns what is to be overwritten before.
+    fn take_due_own(
+        &self,
+        of: &Retirement,
+        count: usize,
+        is_due: impl Fn(u64) -> bool,
+    ) -> Result<Vec<GlobalAddr>, PoolError> {
+        let pool = &**self.pool();
+        let (mut outcome, mut poisoned) = (Ok(()), Vec::new());
+        for _ in 0..count {
+            let object = {
+                let mut retired = of.lock();
+                match retired.own.front() {
+                    Some(object) if is_due(object.epoch) => retired.own.pop_front(),
+                    _ => None,
+                }
+            };
+            let Some(object) = object else { break };
+            pool.retired_bytes.fetch_sub(u64::from(object.bytes), Ordering::Relaxed);
+            if pool.is_poisoning() {
+                poisoned.push(object.addr);
+                if poisoned.len() == BATCH {
+                    break;
+                }
+            } else if let Err(error) = pool.alloc().free_retired(pool.geometry(), object.addr) {
+                outcome = Err(error);
+            }
+        }
+        outcome.map(|()| poisoned)
+    }
+
+    /// Frees objects under the client's reclaim pin, which is let go after.
+    fn free_in_task(&self, of: &Arc<Retirement>, own: Vec<GlobalAddr>, batch: Vec<Announced>) {
+        let pin = self.pool().pins.reclaim(of.id);
+        if pin.load(Ordering::SeqCst) == UNPINNED {
+            pin_at(pin, &self.pool().epochs.view);
+        }
+        let of = Arc::clone(of);
+        self.spawn(async move |session| {
+            let pool = &**session.pool();
+            let freed = pool.free_all(session.maintenance(), of.id, &own, &batch).await;
+            drop(PinGuard(pool.pins.reclaim(of.id)));
+            let mut retired = of.lock();
+            batch.iter().for_each(|object| retired.pages.give(object.word));
+            retired.error = freed.err();
+            retired.freeing = 0;
+        });
     }
 }
 
 impl Pool {
-    /// Clears the words of `entries`. The inner result tells of a word that held something else.
-    async fn clear_words(
+    async fn free_all(
         &self,
-        client: Reliable<'_>,
+        client: crate::Reliable<'_>,
         owner: u32,
-        entries: &[Entry],
-    ) -> Result<Result<(), PoolError>, PoolError> {
-        let list: Vec<Cas> = entries
-            .iter()
-            .map(|entry| {
-                let at = self.page_word(owner, entry);
-                Cas { at, expected: entry.expected(), new: 0 }
-            })
-            .collect();
-        let olds = client.cas_many(&list).await?;
-        let mut outcome = Ok(());
-        for (entry, old) in entries.iter().zip(olds) {
-            let (plain, mut expected, mut found) = (entry.addr.word(), entry.expected(), old);
-            for _ in 0..CLEAR_ATTEMPTS {
-                if found == expected || found == 0 || found & !CONFIRMED != plain {
-                    break;
-                }
-                expected = found;
-                found = client.cas(self.page_word(owner, entry), expected, 0).await?;
-            }
-            if found != 0 && found & !CONFIRMED != plain {
-                outcome = Err(PoolError::Corrupt(format!(
-                    "the retire page of client {owner} holds {found:#x} in place of {}",
-                    entry.addr
-                )));
-            }
-        }
-        Ok(outcome)
-    }
-
-    /// Confirms what waits and is of other members' blocks, or whatever its blocks are if `all`, so that
-    /// it is not lost with this member.
-    ///
-    /// Cost: per 64 such objects that were retired since the last time, 1 batch of CAS.
-    pub(crate) async fn confirm(
-        &self,
-        client: Reliable<'_>,
-        freeing: &Freeing,
-        all: bool,
+        own: &[GlobalAddr],
+        batch: &[Announced],
     ) -> Result<(), PoolError> {
-        let (retired, owner) = (&*freeing.of, freeing.of.id);
-        loop {
-            let mut list = Vec::new();
-            let mut words = Vec::new();
-            for entry in &mut retired.lock().queue {
-                let is_due = all || entry.bytes == 0;
-                if is_due && entry.page != PageWord::Confirmed && !entry.clearing {
-                    entry.page = PageWord::Confirming;
-                    let plain = entry.addr.word();
-                    let at = self.page_word(owner, entry);
-                    list.push(Cas { at, expected: plain, new: plain | CONFIRMED });
-                    words.push((entry.addr, entry.word));
-                    if words.len() == BATCH {
-                        break;
-                    }
-                }
-            }
-            if words.is_empty() {
-                return Ok(());
-            }
-            client.cas_many(&list).await?;
-            for entry in &mut retired.lock().queue {
-                if words.contains(&(entry.addr, entry.word)) {
-                    entry.page = PageWord::Confirmed;
-                }
+        self.ensure_live(client).await?;
+        let all: Vec<GlobalAddr> = batch.iter().map(|object| object.addr).collect();
+        self.poison(client, own).await?;
+        self.poison(client, &all).await?;
+        let mut outcome = Ok(());
+        for addr in own {
+            if let Err(error) = self.alloc().free_retired(self.geometry(), *addr) {
+                outcome = Err(error);
             }
         }
+        if batch.is_empty() {
+            return outcome;
+        }
+        let mut ops = client.client().ops();
+        for run in batch.chunk_by(|one, next| one.word.is_before(next.word)) {
+            let mut zeros = client.buf(run.len() * 8);
+            zeros.words_mut().fill(0);
+            ops.write(self.page_word(owner, run[0].word), zeros);
+        }
+        client.post_many(ops).await?;
+        self.give_home(client, &all).await?;
+        outcome
     }
 
-    fn page_word(&self, owner: u32, entry: &Entry) -> GlobalAddr {
-        self.geometry().retire_addr(entry.addr.server(), owner, usize::from(entry.word))
+    pub(crate) fn page_word(&self, client: u32, word: PageWord) -> GlobalAddr {
+        self.geometry().retire_addr(word.server, client, usize::from(word.index))
     }
 }

@@ -355,70 +355,65 @@ impl Session {
         assert_eq!(freed, Ok(true), "{bytes} bytes at {addr} cannot be freed");
     }
 
-    /// Announces that the object at `addr` is going to be unlinked, so that it is not lost should
-    /// this process die in between. Before the unlinking.
+    /// Makes room for the retirement of the object at `addr`, which is going to be unlinked. Before the
+    /// unlinking, so that there is no object that is unlinked and cannot be retired. Should this process
+    /// die between the unlinking and its next tick, an object of its own blocks is found by the recovery, one
+    /// of another's block is lost until that is swept.
     ///
-    /// Cost: 1 WRITE.
+    /// Cost: no remote operation, unless there is no room before some ticks.
     ///
     /// # Errors
     /// `RetireFull`: too many retired objects wait, also after some ticks; nothing was done.
     /// `Corrupt` if the address is in no block. `Fabric`.
     pub async fn announce_retire(&self, addr: GlobalAddr) -> Result<Retiring, PoolError> {
         let mut ticks = 0;
-        let retiring = loop {
-            match self.take_retire_word(addr) {
+        loop {
+            match self.make_room(addr) {
                 Err(PoolError::RetireFull) if ticks < RETIRE_TICKS => {
                     ticks += 1;
                     self.tick().await?;
                 }
-                result => break result?,
+                result => return result,
             }
-        };
-        self.reliable().write_word(self.retire_addr(&retiring), addr.word()).await?;
-        Ok(retiring)
+        }
     }
 
-    /// As [`Session::announce_retire`], but adds the WRITE to `ops`, which the caller posts. In a
-    /// chain (the page is on the object's server) it must stand in front of the unlinking.
+    /// As [`Session::announce_retire`], for a caller that builds a list and cannot wait for room. Nothing is
+    /// added to the list.
     ///
     /// # Errors
-    /// `RetireFull`, `Corrupt`: `ops` is as before.
+    /// `RetireFull`, `Corrupt`.
     pub fn announce_retire_in(
         &self,
-        ops: &mut Ops,
+        _ops: &mut Ops,
         addr: GlobalAddr,
     ) -> Result<Retiring, PoolError> {
-        let retiring = self.take_retire_word(addr)?;
-        ops.write_word(self.retire_addr(&retiring), addr.word());
-        Ok(retiring)
+        self.make_room(addr)
     }
 
     /// The announced object is unlinked, and nobody will unlink it again: it is freed when nobody
     /// can hold it any more. Called in the operation that unlinked it, before its pin is dropped,
     /// and after the change is complete and no lock invites others to finish it: whoever finishes a
-    /// dead client's change announces and retires what that unlinks itself. No remote operation.
+    /// dead client's change announces and retires what that unlinks itself. No remote operation; until the
+    /// next tick the member holds back the epoch that the operation has pinned.
     ///
     /// # Panics
     /// If another session announced it.
     pub fn retire(&self, retiring: Retiring) {
-        self.retire_announced(retiring);
+        self.queue_retired(retiring);
     }
 
     /// The announced object stays, or another client has unlinked it.
     ///
-    /// Cost: 1 CAS.
+    /// Cost: no remote operation.
     ///
     /// # Errors
-    /// `Fabric`: a later tick clears the page's word.
+    /// None.
     ///
     /// # Panics
     /// If another session announced it.
-    pub async fn cancel_retire(&self, mut retiring: Retiring) -> Result<(), PoolError> {
-        assert_eq!(retiring.client, self.inner.id, "cancelled by another session");
-        let at = self.retire_addr(&retiring);
-        self.reliable().cas_release(at, retiring.addr.word(), 0).await?;
-        retiring.of = None;
-        self.inner.retired.lock().give_word(retiring.addr.server(), retiring.word);
+    pub async fn cancel_retire(&self, retiring: Retiring) -> Result<(), PoolError> {
+        self.give_room(retiring);
         Ok(())
     }
 
@@ -492,21 +487,6 @@ impl Session {
             .map(LockToken::client)
             .filter(|client| *client < clients)
             .ok_or_else(|| PoolError::Corrupt(format!("{word:#x} is no lock's token")))
-    }
-
-    pub(crate) fn take_retire_word(&self, addr: GlobalAddr) -> Result<Retiring, PoolError> {
-        self.pool().block_of(addr)?;
-        let mut retired = self.inner.retired.lock();
-        let word = retired.take_word(addr.server());
-        self.inner.pressed.set(retired.is_pressed());
-        let word = word.ok_or(PoolError::RetireFull)?;
-        let of = Some(Arc::clone(&self.inner.retired));
-        Ok(Retiring { addr, word, client: self.inner.id, of })
-    }
-
-    pub(crate) fn retire_addr(&self, retiring: &Retiring) -> GlobalAddr {
-        let word = usize::from(retiring.word);
-        self.pool().geometry().retire_addr(retiring.addr.server(), self.inner.id, word)
     }
 
     #[inline]

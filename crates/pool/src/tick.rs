@@ -9,7 +9,7 @@ use farleaf_fabric::Endpoint;
 use crate::clients::ClosedClient;
 use crate::epoch::Observation;
 use crate::reliable::Reliable;
-use crate::retire::Freeing;
+use crate::retire::{Freeing, Retirement};
 use crate::{Pool, PoolError, Session, member};
 
 /// Ticks between looks at one own block for what others have given back.
@@ -31,9 +31,9 @@ impl Session {
     /// everybody's reclamation unless it is announced idle, which its first tick without an
     /// operation since the one before does.
     ///
-    /// Cost: 1 chain of 2 READs; at most 1 CAS to announce and 1 to advance; 1 batch of CAS per 64
-    /// objects freed, up to 3 more for those of other members' blocks. Now and then 1 READ of a
-    /// block's bitmap. Three times out of four 1 READ of 8 bytes, and no more, if this member has nothing
+    /// Cost: 1 chain of 2 READs; at most 1 CAS to announce and 1 to advance. Per 64 objects freed of other
+    /// members' blocks 1 WRITE to announce and 1 to clear them, and for each owner 1 READ and 1 WRITE. Now
+    /// and then 1 READ of a block's bitmap, and of what others have freed. Three times out of four 1 READ of 8 bytes, and no more, if this member has nothing
     /// to free and nobody has moved the epoch on.
     ///
     /// # Errors
@@ -62,6 +62,9 @@ impl Session {
         } else {
             Some(pool.observe(client).await?)
         };
+        // Before what this member holds is announced: what is pending holds an epoch.
+        let in_hand = closed.as_ref().and_then(Closed::retired);
+        self.announce_pending(pool.is_quiet(), in_hand).await?;
         pool.announce(client).await?;
         if let Some(seen) = &seen {
             pool.advance(client, seen, wants_room).await?;
@@ -71,12 +74,8 @@ impl Session {
         let bound = seen.as_ref().map_or(0, |seen| pool.reuse_bound(seen));
         for freeing in own.iter().chain(&other) {
             self.reclaim(freeing, bound).await?;
-            pool.confirm(client, freeing, false).await?;
         }
-        if let Some(own) = &own {
-            // Only on its own thread: what was posted there is settled by a reconnect there.
-            self.clear_spoiled(own).await?;
-        }
+        self.tend_inbox(seen.as_ref(), bound, is_quiet).await?;
         inner.pressed.set(inner.retired.lock().is_pressed());
         if let Some(closed) = closed {
             closed.finish(self, bound).await?;
@@ -146,14 +145,11 @@ impl Session {
         while !pool.alloc().limbo.is_empty() {
             pool.settle(client).await?;
         }
-        // Whoever takes over a block would hold what is retired in it for used, and so would recovery.
-        let left =
-            pool.closed().iter().map(|closed| Arc::clone(&closed.retired)).collect::<Vec<_>>();
-        for retired in left.iter().chain([&self.inner.retired]) {
-            if let Some(freeing) = retired.claim() {
-                pool.confirm(client, &freeing, true).await?;
-            }
-        }
+        self.close_inbox().await?;
+        // What is left stands in the pages, or, if they have no room, in blocks that stay this member's
+        // (INV-RETIRE-4), for its recovery to find.
+        self.let_own_be_announced();
+        self.announce_pending(true, None).await?;
         let owned = pool.alloc().owned();
         for (server, block) in owned {
             let freed = pool.alloc().remove_if_free(pool.geometry(), server, block);
@@ -272,13 +268,15 @@ impl<'a> Closed<'a> {
         })
     }
 
+    fn retired(&self) -> Option<&Arc<Retirement>> {
+        self.client.as_ref().map(|closed| &closed.retired)
+    }
+
     async fn finish(mut self, session: &Session, bound: u64) -> Result<(), PoolError> {
         let (Some(closed), Some(freeing)) = (&mut self.client, &self.freeing) else {
             return Ok(());
         };
         session.reclaim(freeing, bound).await?;
-        // Should this member leave before they are free, recovery has to know that they are dead.
-        self.pool.confirm(session.maintenance(), freeing, false).await?;
         if closed.retired.lock().len() == 0 {
             let freed = self.pool.release_client(session.maintenance(), closed);
             if let Err(error) = freed.await {

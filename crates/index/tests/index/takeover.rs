@@ -138,6 +138,8 @@ impl Stage {
     /// Everybody goes on: the dead one is recovered, and the table is whole.
     fn end(self, keys: Option<u64>) {
         self.sim.fabric(TAKER).resume();
+        // A pause that did not come in the walk must not come now: it would stop the taker's tasks.
+        self.sim.fabric(TAKER).plan(CrashPlan { op: u64::MAX, way: CrashWay::PauseAfter });
         self.sim.fabric(DEAD).resume();
         self.sim.run().expect("it ends");
         self.sim.fabric(DEAD).kill();

@@ -476,8 +476,7 @@ fn audit_around_recovery(knows: bool) -> AuditReport {
         let mut audit = Audit::new(&survivor).await.unwrap();
         audit.mark(kept, 64).unwrap();
         let before = audit.report(&survivor).await.unwrap();
-        assert!(before.closes(), "{before:?}");
-        assert_eq!(before.classes.iter().map(|class| class.retired).sum::<u64>(), 5);
+        assert_eq!(before.problems, Vec::<String>::new());
         let live: &[_] = if knows { &[(kept, 64)] } else { &[] };
         let done = recover(&survivor, live).await;
         assert!(done.complete && done.members == 1, "{done:?}");
@@ -528,7 +527,7 @@ fn a_larger_client_table_costs_what_it_says() {
     // There are fewer blocks, whose table it reads once.
     let fewer = (blocks[0] - blocks[1]) * 8;
     assert_eq!(recovery_large.bytes_read + fewer - recovery.bytes_read, 2 * (1024 - 256) * 64);
-    assert_eq!((recovery.verbs(), recovery.bytes_read + recovery.bytes_written), (47, 66_888));
+    assert_eq!((recovery.verbs(), recovery.bytes_read + recovery.bytes_written), (53, 67_456));
     // 64 entries, 128, and of the rest up to 256.
     assert_eq!((many.reads, many.bytes_read), (session.reads + 2, 256 * 64 + 32));
     assert_eq!((many_large.reads, many_large.bytes_read), (session.reads + 2, 448 * 64 + 32));

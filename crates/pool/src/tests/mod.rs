@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod allocation;
+mod costs;
 mod damage;
 mod epochs;
 mod formatting;
@@ -14,6 +15,7 @@ mod simulated;
 mod succession;
 mod tasks;
 mod unknown;
+mod waits;
 mod wraps;
 
 use std::path::PathBuf;

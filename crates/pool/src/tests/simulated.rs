@@ -305,9 +305,9 @@ fn an_entry_of_one_who_died_while_joining_may_become_live_late() {
 /// free at its owner and retired": the one was looked at after the other.
 #[test]
 fn an_audit_beside_its_own_members_maintenance_adds_up() {
-    const OBJECTS: usize = 600;
+    const OBJECTS: usize = 1_600;
     let mut caught = 0;
-    for seed in 0..30 {
+    for seed in 0..60 {
         let adversary =
             AdversaryConfig { late: 0.3, late_ns: 20_000, ..AdversaryConfig::default() };
         let config = SimConfig {
@@ -321,6 +321,8 @@ fn an_audit_beside_its_own_members_maintenance_adds_up() {
         let outcome = sim.block_on(async {
             format(&Client::new(endpoint.clone()), &SMALL).await.unwrap();
             let pool = Pool::join(&Client::new(endpoint.clone())).await.unwrap();
+            // Else own objects become free at one moment.
+            pool.poison_freed();
             let (busy, auditor) = (
                 pool.session(endpoint.clone()).await.unwrap(),
                 pool.session(endpoint.clone()).await.unwrap(),

@@ -115,6 +115,8 @@ pub async fn start(endpoint: AnyEndpoint, options: &PoolOptions) -> Session {
 /// Joins as one more compute server.
 pub async fn join(endpoint: AnyEndpoint) -> Session {
     let pool = Pool::join(&Client::new(endpoint.clone())).await.expect("join");
+    // A node that is read after it was freed is no node of any engine.
+    pool.poison_freed();
     pool.session(endpoint).await.expect("session")
 }
 

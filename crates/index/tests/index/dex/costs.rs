@@ -151,8 +151,8 @@ async fn splits_and_merges(session: Session) {
         removed += 1;
         let cost = cost_since(&session, &before, OpKind::Maintenance);
         if cost.verbs() > 0 {
-            assert_eq!((cost.reads, cost.writes, cost.cas), (0, 4, 0), "{cost:?}");
-            assert_eq!(cost.round_trips, 4, "{cost:?}");
+            assert_eq!((cost.reads, cost.writes, cost.cas), (0, 3, 0), "{cost:?}");
+            assert_eq!(cost.round_trips, 3, "{cost:?}");
             break;
         }
     }
