@@ -420,7 +420,10 @@ fn others_ask_where_a_compute_server_says_that_it_is_reached() {
     for number in 0..100 {
         assert_eq!(table.get(key(number)).unwrap(), Some(key(number)));
     }
-    assert!((1..=4).contains(&taken.load(Ordering::SeqCst)), "a connection for each thread that asks");
+    assert!(
+        (1..=4).contains(&taken.load(Ordering::SeqCst)),
+        "a connection for each thread that asks"
+    );
     let all = Farleaf::builder().listen("0.0.0.0:0".parse().unwrap()).insecure_public(true);
     let refused = all.clone().open(&pool.uri()).unwrap_err();
     assert!(refused.to_string().contains("advertise"), "{refused}");
