@@ -24,6 +24,8 @@ const QUICK: &[Canary] = &[
     Canary::CoolUnwritten,
     Canary::LoseLogRecord,
     Canary::ReplayOlder,
+    Canary::LostIsNotBegun,
+    Canary::DeliverTwice,
 ];
 
 #[test]
