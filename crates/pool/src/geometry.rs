@@ -27,6 +27,8 @@ pub(crate) const RING_WORDS: usize = 64;
 pub(crate) const RING_BYTES: u64 = RING_WORDS as u64 * 8;
 /// Members that have inboxes, and rings in those of others, are the first so many.
 const INBOXES_MAX: u32 = 64;
+/// Inboxes take at most this share of the smallest region: fewer members have one in a small pool.
+const INBOXES_SHARE: u64 = 32;
 const BLOCKS_MAX: u64 = 1 << 24;
 const PAGE: u64 = 4096;
 
@@ -119,6 +121,7 @@ pub struct Geometry {
     pub(crate) roots_at: u64,
     pub(crate) areas_at: u64,
     inboxes_at: u64,
+    inboxes: u32,
     pub(crate) block_table_at: u64,
     shapes: Vec<BlockShape>,
 }
@@ -138,9 +141,8 @@ impl Geometry {
             (roots_at + u64::from(options.tables_max) * ROOT_BYTES).next_multiple_of(PAGE);
         let area_bytes = u64::from(options.redo_bytes) + RETIRE_BYTES;
         let inboxes_at = areas_at + clients * area_bytes;
-        let inboxes = u64::from(options.members_max.min(INBOXES_MAX));
-        let servers_count = region_bytes.len().max(1) as u64;
-        let block_table_at = inboxes_at + inboxes.div_ceil(servers_count) * inbox_bytes(inboxes);
+        let inboxes = inboxes(options.members_max, region_bytes);
+        let block_table_at = inboxes_at + inboxes_bytes(inboxes, region_bytes.len());
         let mut servers = Vec::with_capacity(region_bytes.len());
         for (server, &bytes) in region_bytes.iter().enumerate() {
             if bytes > GlobalAddr::OFFSET_MAX {
@@ -183,6 +185,7 @@ impl Geometry {
             roots_at,
             areas_at,
             inboxes_at,
+            inboxes,
             block_table_at,
             shapes,
         })
@@ -257,7 +260,7 @@ impl Geometry {
 
     /// Number of inboxes, and of rings in each.
     pub(crate) fn inboxes(&self) -> u32 {
-        self.options.members_max.min(INBOXES_MAX)
+        self.inboxes
     }
 
     /// Bytes of an inbox: heads, then rings.
@@ -297,6 +300,22 @@ impl Geometry {
     }
 }
 
+/// Number of inboxes of a pool.
+fn inboxes(members_max: u32, region_bytes: &[u64]) -> u32 {
+    let room = region_bytes.iter().min().map_or(0, |bytes| bytes / INBOXES_SHARE);
+    let mut inboxes = members_max.min(INBOXES_MAX);
+    while inboxes > 0 && inboxes_bytes(inboxes, region_bytes.len()) > room {
+        inboxes -= 1;
+    }
+    inboxes
+}
+
+/// Bytes of the inboxes on each server.
+fn inboxes_bytes(inboxes: u32, servers: usize) -> u64 {
+    let inboxes = u64::from(inboxes);
+    inboxes.div_ceil(servers.max(1) as u64) * inbox_bytes(inboxes)
+}
+
 fn heads_bytes(inboxes: u64) -> u64 {
     (inboxes * 8).next_multiple_of(64)
 }
@@ -319,10 +338,14 @@ mod tests {
             let last_page = geometry.retire_addr(one, clients - 1, RETIRE_WORDS);
             assert_eq!(last_page, geometry.inbox_addr(1));
             let inboxes = geometry.inboxes();
-            let last = geometry.inbox_addr(inboxes - 1);
-            let end = geometry.ring_addr(inboxes - 1, inboxes);
-            assert_eq!(end, last.plus(geometry.inbox_bytes()));
-            assert_eq!(end, geometry.block_word_addr(one, 0));
+            assert!(
+                u64::from(inboxes) * geometry.inbox_bytes() <= 2 * region_bytes / INBOXES_SHARE
+            );
+            if let Some(last) = inboxes.checked_sub(1) {
+                let end = geometry.ring_addr(last, inboxes);
+                assert_eq!(end, geometry.inbox_addr(last).plus(geometry.inbox_bytes()));
+                assert!(end.offset() <= geometry.block_word_addr(one, 0).offset());
+            }
             let count = geometry.block_count(one);
             let table_end = geometry.block_word_addr(one, count);
             assert!(table_end <= geometry.block_addr(one, 0));

@@ -495,7 +495,7 @@ impl Pool {
         let ring = client.read(self.geometry().ring_addr(owner, self.member), ring).await?;
         let positions = || (0..RING_WORDS as u32).map(|at| taken.wrapping_add(at));
         let came = |position: u32| ring.words()[place(position)] & LAP == lap(position);
-        let next = positions().filter(|at| came(*at)).last().map_or(taken, |at| at.wrapping_add(1));
+        let next = positions().rfind(|at| came(*at)).map_or(taken, |at| at.wrapping_add(1));
         for gap in positions().take_while(|at| *at != next).filter(|at| !came(*at)) {
             client.write_word(self.ring_word(owner, place(gap)), lap(gap)).await?;
         }

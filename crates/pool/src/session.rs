@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use farleaf_fabric::{AnyEndpoint, Client, Endpoint, GlobalAddr, OpKind, Ops, ServerId};
+use farleaf_fabric::{AnyEndpoint, Client, Endpoint, GlobalAddr, OpKind, ServerId};
 
 use crate::canary::Canary;
 use crate::clients::{ClaimedClient, ClosedClient, TOKEN_STEP};
@@ -376,19 +376,6 @@ impl Session {
                 result => return result,
             }
         }
-    }
-
-    /// As [`Session::announce_retire`], for a caller that builds a list and cannot wait for room. Nothing is
-    /// added to the list.
-    ///
-    /// # Errors
-    /// `RetireFull`, `Corrupt`.
-    pub fn announce_retire_in(
-        &self,
-        _ops: &mut Ops,
-        addr: GlobalAddr,
-    ) -> Result<Retiring, PoolError> {
-        self.make_room(addr)
     }
 
     /// The announced object is unlinked, and nobody will unlink it again: it is freed when nobody

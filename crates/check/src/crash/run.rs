@@ -344,7 +344,11 @@ pub(super) fn without_death(
         {
             misses("take a block")
         }
-        (Action::Ticks(_), _) if retired_before <= retired_after => {
+        // Objects of own blocks wait in the member's memory, those of others' blocks stand in the pages.
+        (Action::Ticks(_), _)
+            if retired_before <= retired_after
+                && memory_before.retired_bytes <= memory_after.retired_bytes =>
+        {
             misses("reclaim what is retired")
         }
         (_, CrashStep::InsertBeside) if after.unfinished_splits > 0 => misses("finish the split"),

@@ -220,8 +220,6 @@ fn a_full_retire_page_says_so_and_empties() {
             one.retire(retiring);
         }
         let addr = two.alloc(ONE, 64).await.unwrap();
-        let mut ops = one.client().ops();
-        assert_eq!(one.announce_retire_in(&mut ops, addr), Err(PoolError::RetireFull));
         assert_eq!(one.announce_retire(addr).await, Err(PoolError::RetireFull));
         let own = one.alloc(ONE, 64).await.unwrap();
         let retiring = one.announce_retire(own).await.expect("room of its own");

@@ -305,7 +305,7 @@ fn processes_that_come_and_go_in_order_fail_nobody() {
     table.insert(key(0), key(0)).unwrap();
     drop(table);
     db.close().unwrap();
-    let rounds = pool.rounds(8) as u32;
+    let rounds = pool.rounds(8);
     thread::scope(|scope| {
         for line in 0..3 {
             let pool = &pool;

@@ -14,7 +14,7 @@ use super::leaf::{self, Before, Leaf};
 use super::object::NewObject;
 use super::ops::Below;
 use super::outcome::{Attempt, Mine};
-use super::publish::{Publication, Published, announce};
+use super::publish::{Publication, Published};
 use super::word::{Child, SESSION_MASK, Step, Word};
 use crate::IndexError;
 use crate::change::{Change, Decision, Outcome};
@@ -232,7 +232,7 @@ impl Changing<'_> {
         may_absorb: &mut bool,
     ) -> Result<Next, IndexError> {
         let Child::Leaf(code) = place.word.child() else { return Ok(Next::Ended(Ended::Again)) };
-        // One list: the old leaf, the new one, and the announcement of the old one.
+        // One list: the old leaf, and the new one.
         let mut ops = self.session.client().ops();
         let read = ops.read(place.word.addr(), self.io.buf(leaf::read_bytes(code)));
         let mut retiring = None;
@@ -241,7 +241,7 @@ impl Changing<'_> {
                 let before = Before::Leaf(place.word.addr());
                 self.write_leaf(&mut ops, before, self.is_blind()).await?;
             }
-            retiring = Some(announce(self.session, &mut ops, place.word.addr()).await?);
+            retiring = Some(self.session.announce_retire(place.word.addr()).await?);
         }
         let mut ops = self.io.post_many(ops).await?;
         self.leaf_written();

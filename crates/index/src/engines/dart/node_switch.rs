@@ -22,7 +22,7 @@ use super::descent::{Landing, NodeRef, Place, Start};
 use super::meta;
 use super::object::NewObject;
 use super::outcome::Verdict;
-use super::publish::{Attempts, announce};
+use super::publish::Attempts;
 use super::word::{Child, LEN_MAX, NodeType, Step, Word};
 use crate::IndexError;
 use crate::detach::run_to_end;
@@ -211,7 +211,7 @@ impl<'a> Switch<'a> {
         }
         let mut ops = self.session.client().ops();
         let put = self.replacement(&mut ops, &place, &live).await?;
-        let retiring = announce(self.session, &mut ops, self.node.addr).await?;
+        let retiring = self.session.announce_retire(self.node.addr).await?;
         self.io.post_many(ops).await?;
         if let Some((_, new)) = &self.new {
             new.written();

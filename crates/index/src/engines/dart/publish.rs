@@ -1,12 +1,12 @@
 //! Publication: the one CAS that makes a change visible, and what depends on its outcome.
 //!
-//! From the posting of the CAS to its verdict, a guard owns the new objects and the announcement. If the caller
+//! From the posting of the CAS to its verdict, a guard owns the new objects and the retirement. If the caller
 //! drops the operation in between, the guard gives them to a task, which settles the outcome.
 
 use std::sync::Arc;
 
-use farleaf_fabric::{Endpoint, GlobalAddr, Ops};
-use farleaf_pool::{PoolError, Retiring, Session, Trial, is_open};
+use farleaf_fabric::Endpoint;
+use farleaf_pool::{Retiring, Session, Trial, is_open};
 
 use super::Tree;
 use super::object::NewObject;
@@ -137,18 +137,6 @@ impl Drop for Publication<'_> {
             }
             drop(hold);
         });
-    }
-}
-
-/// Adds the announcement of `addr` to `ops`; if the retire page is full, posts it by itself.
-pub(super) async fn announce(
-    session: &Session,
-    ops: &mut Ops,
-    addr: GlobalAddr,
-) -> Result<Retiring, IndexError> {
-    match session.announce_retire_in(ops, addr) {
-        Err(PoolError::RetireFull) => Ok(session.announce_retire(addr).await?),
-        announced => Ok(announced?),
     }
 }
 

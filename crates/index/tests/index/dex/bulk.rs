@@ -167,7 +167,7 @@ fn what_others_have_is_not_loaded() {
         let pairs: Vec<_> = (900..1_100).map(|at| (number(at), vec![1; 8])).collect();
         let refused = one.index.bulk_load(&one.session, &mut Pairs(pairs.iter())).await;
         assert!(
-            matches!(&refused, Err(IndexError::Unavailable(why)) if why.contains("close it there")),
+            matches!(&refused, Err(IndexError::Unavailable(why)) if why.contains("end that process")),
             "{refused:?}"
         );
         two.index.close(&two.session).await.expect("close");
