@@ -36,6 +36,8 @@ pub struct MemoryUse {
     /// Bytes of objects of those blocks that this member's sessions have retired and that are not
     /// reclaimed yet. Part of `live_bytes`.
     pub retired_bytes: u64,
+    /// Objects, of any member's blocks, that this member's sessions have retired and that are not reclaimed yet.
+    pub retired_objects: u64,
 }
 
 /// A pool, as one member (compute server) uses it. Shared by its threads.
@@ -213,6 +215,7 @@ impl Pool {
             live_bytes,
             free_bytes,
             retired_bytes: self.retired_bytes.load(Ordering::Relaxed),
+            retired_objects: self.all_retirements().iter().map(|of| of.lock().len() as u64).sum(),
         }
     }
 

@@ -29,7 +29,7 @@ const CACHE_MIN: u64 = 512 << 10;
 const WORKLOADS: [&str; 5] = ["ycsb-a", "ycsb-b", "ycsb-c", "ycsb-d", "ycsb-e"];
 /// Bytes of a pair of `randint`: the key, and the value as [`amplification`] chooses it.
 const PAIR_BYTES: f64 = 16.0;
-/// Most bytes for each key beside keys and values, at scale 1: engine, keys, bytes.
+/// At most so many bytes for each key beyond the paper's 128 of a pair, at scale 1: engine, keys, bytes.
 const INDEX_BARS: [(&str, &str, f64); 4] = [
     ("dart", "randint", 16.0),
     ("dart", "email", 27.0),
@@ -111,20 +111,28 @@ pub(super) fn memory(
             (config.warmup_ops, config.ops) = (0, config.clients as u64);
             let measured = measure(&config, progress)?;
             let count = config.keys as f64;
-            let beside = measured.memory.index_bytes as f64 - measured.memory.data_bytes as f64;
-            let told = paper.index_gb.get(keys).and_then(|by| by.get(engine.name()));
-            let told = told.map(|gb| gb * (1u64 << 30) as f64 / paper.setup.keys as f64);
+            let all = measured.memory.index_bytes as f64 / count;
             let case = format!("{keys}, {engine}");
-            let reason = "ours rounds objects to classes of the pool and keeps locks, checksums and versions \
-                          in them; the paper's SMART reserves each node at its largest size";
-            report.row(&case, "bytes /key", told, beside / count, reason);
+            let beside = all - measured.memory.data_bytes as f64 / count;
+            report.row(&case, "bytes /key beside keys and values", None, beside, "");
+            let per_key = |gb: f64| gb * (1u64 << 30) as f64 / paper.setup.keys as f64;
+            let told = paper.index_gb.get(keys).and_then(|by| by.get(engine.name()));
+            let beyond = all - per_key(paper.data_gb);
+            let reason = "the paper's SMART reserves each node at its largest size, ours relocates nodes; our \
+                          B+-trees pack pairs into nodes, and need less than 128 bytes for each";
+            report.row(&case, "bytes /key", told.map(|gb| per_key(*gb)), beyond, reason);
             for (_, _, most) in INDEX_BARS.iter().filter(|it| (it.0, it.1) == (engine.name(), keys))
             {
-                let what = format!("{case}: at most {most} bytes /key beside keys and values");
-                report.check(what, asked(options, beside / count <= *most));
+                let what = format!("{case}: at most {most} bytes /key");
+                report.check(what, asked(options, beyond <= *most));
             }
         }
     }
+    report.notes.push(
+        "The paper's figures are beyond 7.15 GB of data, which is an object of 128 bytes for each pair; so are \
+         the bytes /key beside them."
+            .to_owned(),
+    );
     Ok(report)
 }
 

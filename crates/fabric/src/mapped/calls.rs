@@ -575,12 +575,22 @@ fn run(
         return Ok(());
     }
     let (reading, own) = (stream.try_clone()?, Arc::clone(link));
-    thread::Builder::new().name("farleaf-call-in".to_owned()).spawn(move || {
+    let reader = thread::Builder::new().name("farleaf-call-in".to_owned()).spawn(move || {
         // This connection is of no use any more, with or without an error.
         let _ = read_replies(&own, &reading);
         own.end(OpErrorKind::Unavailable);
     })?;
-    let mut output = BufWriter::with_capacity(BUFFER_BYTES, &stream);
+    let written = write_calls(link, &stream);
+    if written.is_err() {
+        // The peer has closed. Its last replies, which say what it has not begun, may still be on their way to
+        // the reader; to end the link now would call the outcome of these requests unknown.
+        let _ = reader.join();
+    }
+    written
+}
+
+fn write_calls(link: &Link, stream: &UnixStream) -> io::Result<()> {
+    let mut output = BufWriter::with_capacity(BUFFER_BYTES, stream);
     while let Some(next) = link.next() {
         let head = call_head(next.number, next.service, next.request.len());
         output.write_all(&head.encode())?;

@@ -25,7 +25,7 @@ const REAL_TICK_NS: u64 = 10_000_000;
 /// Ticks without a request after which a task in real time sleeps until the next request.
 const QUIET_TICKS: u32 = 20;
 
-/// The tables of one compute server that others may ask. See the [module page](self).
+/// The tables of one compute server that others may ask.
 #[derive(Debug)]
 pub struct Host<T>(Mutex<BTreeMap<u64, Hosted<T>>>);
 

@@ -109,7 +109,13 @@ impl Peer {
     }
 
     fn line(&mut self) -> String {
-        self.lines.next().unwrap().unwrap()
+        let line = self.lines.next().unwrap().unwrap();
+        if line.is_empty() {
+            // A panic begins with an empty line.
+            let rest: Vec<String> = self.lines.by_ref().map_while(Result::ok).take(6).collect();
+            panic!("the other process has failed: {}", rest.join(" "));
+        }
+        line
     }
 
     fn ask(&mut self, command: &str) -> String {
