@@ -164,7 +164,7 @@ fn peers_are_compared_on_each_workload() {
 fn every_engine_runs_the_experiments_of_radix_trees() {
     let options = ReproOptions { scale: 0.0005, ..ReproOptions::default() };
     for (experiment, quantity) in [
-        (Experiment::DartTable2, "bytes /key"),
+        (Experiment::DartTable2, "bytes /key beside keys and values"),
         (Experiment::SmartAmplification, "bytes READ /byte, get"),
     ] {
         let run = || experiment.run(&options, &NoHosts, &NoProgress).unwrap();

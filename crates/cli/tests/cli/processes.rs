@@ -116,8 +116,8 @@ fn so_do_they_under_the_plain_tree() {
 fn links_between_compute_servers_that_fail_leave_a_table_that_is_right() {
     let (_pool, folder) = scratch();
     let none = ["--memory-faults-per-second", "0", "--link-faults-per-second", "0"];
-    let time = format!("{}s", 6 * soak());
-    let times = ["--time", &time, "--round-time", "4s", "--lease", "400ms"];
+    let time = format!("{}s", 8 * soak());
+    let times = ["--time", &time, "--round-time", "6s", "--lease", "400ms"];
     let posts = ["--post-faults-per-second", "3", "--outage-time-max", "600ms"];
     let asked = ["--fabric", "tcp", "--engine", "dex", "--json"];
     let folder_words = ["--pool", folder.to_str().unwrap()];

@@ -14,7 +14,7 @@ use farleaf_fabric::sim::{Direction, Sim, SimConfig};
 use farleaf_fabric::{AnyEndpoint, Endpoint, Fabric, ServerId};
 use farleaf_index::bnode::KeyFormat;
 use farleaf_index::{
-    AnyIndex, Entries, Exchange, Index, IndexError, ScanRange, TableFormat, sweep,
+    AnyIndex, Engine, Entries, Exchange, Index, IndexError, ScanRange, TableFormat,
 };
 use farleaf_pool::{Pool, PoolError, Session};
 
@@ -362,15 +362,13 @@ fn storm(seed: u64, format: TableFormat, steps: usize, trouble: Trouble) -> u64 
         let took_ns = session.endpoint().now_ns() - before_ns;
         assert!(took_ns < (changed + 10) * 300_000, "{changed} changes took {took_ns} ns");
         settle(&session).await;
-        if unknown.get() > 0 {
-            // Where a change's outcome stays unknown, an engine may leave its object for a sweep.
-            sweep(&session).await.expect("sweep");
-            settle(&session).await;
-        }
         let (reports, audit) = audit(&session, &[&index]).await;
         assert_eq!(reports[0].keys, left, "no key of nobody's");
         assert_eq!(audit.problems, Vec::<String>::new());
-        assert!(audit.closes(), "{audit:#?}");
+        // A leaf whose change has an unknown outcome may be linked or not: DART leaves it for a sweep.
+        let unknown = if format.engine == Engine::Dart { unknown.get() } else { 0 };
+        let leaked: u64 = audit.classes.iter().map(|class| class.leaked).sum();
+        assert!(audit.closes() || (leaked > 0 && leaked <= unknown), "{audit:#?}");
     })
     .expect("checked");
     unknown.get()
