@@ -39,7 +39,7 @@ free_kib=$(df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 { print $4 }')
 if [ -w /dev/shm ] && [ "${free_kib:-0}" -gt $((1200 * 1024)) ]; then folder=/dev/shm; fi
 edits+=(-e "s|/dev/shm/demo|$folder/farleaf-readme-$$|g")
 if [ -z "${FARLEAF_README_FULL:-}" ]; then
-    edits+=(-e 's/--keys 200K/--keys 20K/' -e 's/--ops 100K/--ops 10K/' -e 's/--workload a --costs/& --keys 5K --ops 5K/'
+    edits+=(-e 's/--keys 200K/--keys 20K/' -e 's/--ops 100K/--ops 10K/' -e 's/--workload a --costs/& --keys 1K --ops 1K/'
         -e '/--fabric sim/s/--keys 20K/& --ops 50K/' -e 's/--seeds 200/--seeds 20/' -e 's/--scale 0.05/--scale 0.005/'
         -e 's|find /usr |find /usr/bin /usr/share/doc |' -e 's|/usr/share/ |/usr/share/doc/ |')
 fi

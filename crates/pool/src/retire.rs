@@ -38,7 +38,7 @@ const BATCH: usize = 64;
 const CHUNK_WORDS: usize = 64;
 const CHUNKS: usize = RETIRE_WORDS / CHUNK_WORDS;
 /// Objects of own blocks that may wait.
-const OWN_ROOM: usize = 8192;
+const OWN_ROOM: usize = 1024;
 /// Pending objects above which the next tick announces them, whether they hold the epoch back or not.
 const PENDING_MANY: usize = 48;
 
