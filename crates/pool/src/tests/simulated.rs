@@ -307,7 +307,7 @@ fn an_entry_of_one_who_died_while_joining_may_become_live_late() {
 fn an_audit_beside_its_own_members_maintenance_adds_up() {
     const OBJECTS: usize = 1_600;
     let mut caught = 0;
-    for seed in 0..60 {
+    for seed in 0..160 {
         let adversary =
             AdversaryConfig { late: 0.3, late_ns: 20_000, ..AdversaryConfig::default() };
         let config = SimConfig {
