@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use farleaf_fabric::{Buf, Endpoint, GlobalAddr, OpError, Ops, ServerId};
 
-use crate::{PoolError, Session};
+use crate::{PoolError, Reliable, Session};
 
 /// A new object that is freed unless it is kept: whatever becomes of the operation that made it.
 ///
@@ -38,6 +38,11 @@ impl Unlinked {
         self.addr
     }
 
+    /// Bytes that it was allocated with.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// It is linked, or about to be by an operation that will be finished in any case.
     pub fn keep(&self) {
         self.is_kept.set(true);
@@ -54,8 +59,16 @@ impl Unlinked {
     /// # Errors
     /// As [`crate::Reliable::write`].
     pub async fn write(&self, content: Buf) -> Result<(), OpError> {
+        self.write_by(self.session.reliable(), content).await
+    }
+
+    /// As [`Unlinked::write`], by another client of the session: [`Session::maintenance`], say.
+    ///
+    /// # Errors
+    /// As [`crate::Reliable::write`].
+    pub async fn write_by(&self, io: Reliable<'_>, content: Buf) -> Result<(), OpError> {
         self.is_writing.set(true);
-        self.session.reliable().write(self.addr, content).await?;
+        io.write(self.addr, content).await?;
         self.is_writing.set(false);
         Ok(())
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use farleaf_fabric::OpKind;
-use farleaf_pool::Session;
+use farleaf_pool::{Session, Unlinked};
 
 use super::Tree;
 use super::changing::attempt_at;
@@ -11,7 +11,6 @@ use super::descent::Place;
 use super::leaf::{self, Before};
 use super::meta;
 use super::node_split::chain;
-use super::object::NewObject;
 use super::outcome::{Attempt, Mine};
 use super::publish::{Publication, Published};
 use super::word::{Child, LEN_MAX, NodeType, Step, Word};
@@ -39,7 +38,7 @@ struct Builder<'a> {
     pending: Option<(Word, usize)>,
     last: Vec<u8>,
     count: u64,
-    objects: Vec<NewObject>,
+    objects: Vec<Unlinked>,
     ops: farleaf_fabric::Ops,
     batch_bytes: usize,
     /// Objects in front of this one are written.
@@ -114,8 +113,10 @@ impl Builder<'_> {
             let common = self.last.iter().zip(key).take_while(|(a, b)| a == b).count();
             self.close_down_to(common).await?;
         }
-        let object =
-            NewObject::new(self.session, leaf::object_bytes(key.len(), value.len())).await?;
+        let object = self
+            .session
+            .alloc_unlinked(self.session.place(), leaf::object_bytes(key.len(), value.len()))
+            .await?;
         let number = self.session.lock_token().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let buf = self.session.client().buf(object.bytes());
         let ids = (self.tree.table, number as u32);
@@ -196,7 +197,7 @@ impl Builder<'_> {
     }
 
     /// Notes an object whose WRITE is in the list, and posts the list if it is long.
-    async fn keep(&mut self, object: NewObject) -> Result<(), IndexError> {
+    async fn keep(&mut self, object: Unlinked) -> Result<(), IndexError> {
         self.batch_bytes += object.bytes();
         self.objects.push(object);
         if self.batch_bytes >= BATCH_BYTES || self.ops.len() >= BATCH_OBJECTS {
@@ -211,7 +212,7 @@ impl Builder<'_> {
         }
         let ops = std::mem::replace(&mut self.ops, self.session.client().ops());
         self.session.reliable().post_many(ops).await?;
-        self.objects[self.written..].iter().for_each(NewObject::written);
+        self.objects[self.written..].iter().for_each(Unlinked::written);
         self.written = self.objects.len();
         self.batch_bytes = 0;
         Ok(())

@@ -6,12 +6,11 @@
 use std::sync::Arc;
 
 use farleaf_fabric::{Buf, Endpoint};
-use farleaf_pool::{Reliable, Session};
+use farleaf_pool::{Reliable, Session, Unlinked};
 
 use super::Tree;
 use super::descent::{Landing, NodeRef, Place, Way};
 use super::leaf::{self, Before, Leaf};
-use super::object::NewObject;
 use super::ops::Below;
 use super::outcome::{Attempt, Mine};
 use super::publish::{Publication, Published};
@@ -36,7 +35,7 @@ pub(super) struct Changing<'a> {
     pub(super) change: &'a Change<'a>,
     pub(super) held: &'a mut Vec<u8>,
     /// The object of the new leaf, while it is linked nowhere.
-    pub(super) leaf: Option<NewObject>,
+    pub(super) leaf: Option<Unlinked>,
 }
 
 impl Changing<'_> {
@@ -342,7 +341,7 @@ impl Changing<'_> {
         let (put, mut objects) = branch.await?;
         objects.push(leaf);
         self.io.post_many(ops).await?;
-        objects.iter().for_each(NewObject::written);
+        objects.iter().for_each(Unlinked::written);
         self.tree.counters.split.add(1);
         self.tree.counters.chain.add(objects.len() as u64 - 2);
         let attempt = attempt_at(&place, put, Mine::Node);
@@ -385,7 +384,7 @@ impl Changing<'_> {
         let (put, mut objects) = branch.await?;
         objects.push(leaf);
         self.io.post_many(ops).await?;
-        objects.iter().for_each(NewObject::written);
+        objects.iter().for_each(Unlinked::written);
         self.tree.counters.split.add(1);
         let attempt = attempt_at(&place, put, Mine::Node);
         if self.change.expected.is_some() {
@@ -402,7 +401,7 @@ impl Changing<'_> {
         &mut self,
         place: &Place,
         attempt: Attempt,
-        objects: Vec<NewObject>,
+        objects: Vec<Unlinked>,
         retiring: Option<farleaf_pool::Retiring>,
         outcome: Outcome,
     ) -> Result<Next, IndexError> {
@@ -441,7 +440,7 @@ impl Changing<'_> {
         let Change { key, value: Some(value), .. } = *self.change else { return Ok(()) };
         if self.leaf.is_none() {
             let bytes = leaf::object_bytes(key.len(), value.len());
-            self.leaf = Some(NewObject::new(self.session, bytes).await?);
+            self.leaf = Some(self.session.alloc_unlinked(self.session.place(), bytes).await?);
         }
         if let Some(leaf) = &self.leaf {
             let number = self.session.lock_token().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
@@ -458,7 +457,7 @@ impl Changing<'_> {
     }
 
     fn leaf_written(&self) {
-        self.leaf.iter().for_each(NewObject::written);
+        self.leaf.iter().for_each(Unlinked::written);
     }
 }
 

@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use farleaf_fabric::GlobalAddr;
 use farleaf_pool::{Reliable, Session};
 
-use super::object::NewObject;
 use super::word::{Child, Word};
 use crate::IndexError;
 
@@ -29,12 +28,12 @@ const VERSION: u64 = 1;
 
 /// Writes the meta object of an empty table. 1 WRITE.
 pub(super) async fn create(session: &Session, table: u32) -> Result<GlobalAddr, IndexError> {
-    let meta = NewObject::new(session, META_BYTES).await?;
+    let meta = session.alloc_unlinked(session.place(), META_BYTES).await?;
     let mut content = session.client().buf(META_BYTES);
     content.words_mut().fill(0);
     content.words_mut()[..3].copy_from_slice(&[TAG, VERSION, u64::from(table)]);
-    meta.write(session.reliable(), content).await?;
-    meta.link();
+    meta.write(content).await?;
+    meta.keep();
     Ok(meta.addr())
 }
 

@@ -33,7 +33,6 @@ mod leaf;
 mod meta;
 mod node_split;
 mod node_switch;
-mod object;
 mod ops;
 mod options;
 mod outcome;

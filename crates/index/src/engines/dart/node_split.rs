@@ -4,11 +4,10 @@
 //! published by one CAS.
 
 use farleaf_fabric::Ops;
-use farleaf_pool::Session;
+use farleaf_pool::{Session, Unlinked};
 
 use super::Tree;
 use super::descent::Place;
-use super::object::NewObject;
 use super::word::{LEN_MAX, NodeType, Step, Word};
 use crate::IndexError;
 
@@ -34,7 +33,7 @@ impl Tree {
         key: &[u8],
         to: usize,
         children: &[Word],
-    ) -> Result<(Word, Vec<NewObject>), IndexError> {
+    ) -> Result<(Word, Vec<Unlinked>), IndexError> {
         let (positions, mut len) = chain(place.bytes_before_child(), to);
         let kind = self.shape.fit(children, None);
         let mut objects = vec![self.new_node(session, ops, kind, children).await?];
@@ -56,8 +55,8 @@ impl Tree {
         ops: &mut Ops,
         kind: NodeType,
         children: &[Word],
-    ) -> Result<NewObject, IndexError> {
-        let node = NewObject::new(session, self.shape.bytes(kind)).await?;
+    ) -> Result<Unlinked, IndexError> {
+        let node = session.alloc_unlinked(session.place(), self.shape.bytes(kind)).await?;
         let mut content = session.client().buf(node.bytes());
         self.shape.fill(kind, children, content.words_mut());
         node.write_in(ops, content);

@@ -15,17 +15,16 @@
 use std::sync::Arc;
 
 use farleaf_fabric::{Buf, OpKind, Ops};
-use farleaf_pool::{Reliable, Session, Trial, is_open};
+use farleaf_pool::{Reliable, Session, Trial, Unlinked, is_open};
 
 use super::Tree;
 use super::descent::{Landing, NodeRef, Place, Start};
 use super::meta;
-use super::object::NewObject;
 use super::outcome::Verdict;
-use super::publish::Attempts;
 use super::word::{Child, LEN_MAX, NodeType, Step, Word};
 use crate::IndexError;
 use crate::detach::run_to_end;
+use crate::retry::Attempts;
 
 /// How a switch stands.
 enum Progress {
@@ -161,7 +160,7 @@ struct Switch<'a> {
     /// Its words, once all are sealed.
     sealed: Option<Vec<Word>>,
     /// The new node, if there is to be one.
-    new: Option<(NodeType, NewObject)>,
+    new: Option<(NodeType, Unlinked)>,
     /// A CAS may have unlinked the node.
     in_doubt: bool,
 }
@@ -324,7 +323,7 @@ impl<'a> Switch<'a> {
     /// The CAS that unlinks the node.
     async fn publish(&mut self, place: &Place, put: Word) -> Result<Winner, IndexError> {
         let new = self.new.as_ref().filter(|(_, new)| put.is_live() && put.addr() == new.addr());
-        new.iter().for_each(|(_, new)| new.link());
+        new.iter().for_each(|(_, new)| new.keep());
         let posting = self.io.posting();
         let cas = self.session.client().cas(place.at, place.word.raw(), put.raw()).await;
         match cas {
@@ -347,7 +346,7 @@ impl<'a> Switch<'a> {
             }
             Err(error) => return Err(error.into()),
         }
-        new.iter().for_each(|(_, new)| new.unlink());
+        new.iter().for_each(|(_, new)| new.unkeep());
         Ok(Winner::Another)
     }
 

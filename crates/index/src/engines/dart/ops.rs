@@ -8,11 +8,11 @@ use farleaf_pool::{Reliable, Session};
 use super::Tree;
 use super::changing::{Changing, Ended};
 use super::descent::{Landing, NodeRef, Way};
-use super::publish::Attempts;
 use super::skip_table::Starts;
 use super::word::{Child, Step, Word};
 use crate::IndexError;
 use crate::change::{Change, Outcome};
+use crate::retry::Attempts;
 
 /// A leaf below a node, or a node below it that has none.
 pub(super) enum Below {

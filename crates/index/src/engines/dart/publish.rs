@@ -5,11 +5,9 @@
 
 use std::sync::Arc;
 
-use farleaf_fabric::Endpoint;
-use farleaf_pool::{Retiring, Session, Trial, is_open};
+use farleaf_pool::{Retiring, Session, Trial, Unlinked, is_open};
 
 use super::Tree;
-use super::object::NewObject;
 use super::outcome::{Attempt, Verdict};
 use super::word::Word;
 use crate::IndexError;
@@ -21,7 +19,7 @@ pub(super) struct Publication<'a> {
     pub(super) key: &'a [u8],
     pub(super) attempt: Attempt,
     /// What the CAS links.
-    pub(super) objects: Vec<NewObject>,
+    pub(super) objects: Vec<Unlinked>,
     /// What it unlinks.
     pub(super) retiring: Option<Retiring>,
     is_posted: bool,
@@ -31,7 +29,7 @@ pub(super) struct Publication<'a> {
 pub(super) enum Published {
     Done,
     /// Nothing has changed. The slot held this word; `None` if it has to be read again.
-    Lost(Option<Word>, Vec<NewObject>),
+    Lost(Option<Word>, Vec<Unlinked>),
 }
 
 impl<'a> Publication<'a> {
@@ -40,7 +38,7 @@ impl<'a> Publication<'a> {
         session: &'a Session,
         key: &'a [u8],
         attempt: Attempt,
-        objects: Vec<NewObject>,
+        objects: Vec<Unlinked>,
         retiring: Option<Retiring>,
     ) -> Self {
         Publication { tree, session, key, attempt, objects, retiring, is_posted: false }
@@ -54,7 +52,7 @@ impl<'a> Publication<'a> {
         let Attempt { at, expected, put, .. } = self.attempt;
         let io = self.session.reliable();
         let mut trial = Trial::default();
-        self.objects.iter().for_each(NewObject::link);
+        self.objects.iter().for_each(Unlinked::keep);
         self.is_posted = true;
         let posting = io.posting();
         let found = match self.session.client().cas(at, expected.raw(), put.raw()).await {
@@ -96,7 +94,7 @@ impl<'a> Publication<'a> {
 
     /// It has not happened, and will not.
     async fn lost(&mut self, found: Option<Word>) -> Result<Published, IndexError> {
-        self.objects.iter().for_each(NewObject::unlink);
+        self.objects.iter().for_each(Unlinked::unkeep);
         let objects = std::mem::take(&mut self.objects);
         if let Some(retiring) = self.retiring.take() {
             self.session.cancel_retire(retiring).await?;
@@ -125,7 +123,7 @@ impl Drop for Publication<'_> {
             match (verdict, retiring) {
                 (Verdict::Done, Some(retiring)) => session.retire(retiring),
                 (Verdict::NotDone, retiring) => {
-                    objects.iter().for_each(NewObject::unlink);
+                    objects.iter().for_each(Unlinked::unkeep);
                     drop(objects);
                     if let Some(retiring) = retiring {
                         // A later tick clears the word if this fails.
@@ -137,37 +135,5 @@ impl Drop for Publication<'_> {
             }
             drop(hold);
         });
-    }
-}
-
-/// Tries after which an operation waits before the next one, and gives up.
-const QUICK_TRIES: u32 = 4;
-const TRIES_MAX: u32 = 4_096;
-/// First and longest wait.
-const BACKOFF_NS: (u64, u64) = (1_000, 64_000);
-
-/// Counts the attempts at one operation and spaces them out.
-#[derive(Debug, Default)]
-pub(super) struct Attempts(u32);
-
-impl Attempts {
-    /// Before one more attempt.
-    ///
-    /// # Errors
-    /// `Unavailable` after very many.
-    pub(super) async fn again(&mut self, session: &Session) -> Result<(), IndexError> {
-        self.0 += 1;
-        if self.0 > TRIES_MAX {
-            return Err(IndexError::Unavailable(format!(
-                "gave up after {TRIES_MAX} attempts at one change, because others change the same place: \
-                 try again"
-            )));
-        }
-        if self.0 > QUICK_TRIES {
-            let most = (BACKOFF_NS.0 << (self.0 - QUICK_TRIES).min(16)).min(BACKOFF_NS.1);
-            let ns = most / 2 + session.endpoint().random() % (most / 2 + 1);
-            session.endpoint().sleep(ns).await;
-        }
-        Ok(())
     }
 }

@@ -9,13 +9,12 @@
 use std::sync::{Arc, RwLock};
 
 use farleaf_fabric::{GlobalAddr, ServerId};
-use farleaf_pool::{Reliable, Session};
+use farleaf_pool::{Reliable, Session, Unlinked};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::entry::{BUCKET_BYTES, PRINT_BITS_MAX, PrefixHash};
 use crate::IndexError;
 use crate::engines::dart::Tree;
-use crate::engines::dart::object::NewObject;
 
 /// Most lengths of a list.
 pub(super) const LENGTHS_MAX: usize = 16;
@@ -225,18 +224,18 @@ impl Tree {
         &self,
         session: &Session,
         descriptor: &Descriptor,
-    ) -> Result<(NewObject, u32), IndexError> {
+    ) -> Result<(Unlinked, u32), IndexError> {
         let words = descriptor.to_words(self.table);
         let code = (words.len() * 8).div_ceil(64).next_power_of_two().ilog2();
         if code > CODE_MAX {
             return Err(IndexError::Full("a skip table has too many segments".into()));
         }
-        let object = NewObject::new(session, 64 << code).await?;
+        let object = session.alloc_unlinked(session.place(), 64 << code).await?;
         let io = session.maintenance();
         let mut content = io.buf(object.bytes());
         content.words_mut().fill(0);
         content.words_mut()[..words.len()].copy_from_slice(&words);
-        object.write(io, content).await?;
+        object.write_by(io, content).await?;
         Ok((object, code))
     }
 }

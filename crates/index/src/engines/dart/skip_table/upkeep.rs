@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use farleaf_fabric::{Endpoint, GlobalAddr};
-use farleaf_pool::{Session, Trial, is_open};
+use farleaf_pool::{Session, Trial, Unlinked, is_open};
 
 use super::begin_quietly;
 use super::entry::BUCKET_SLOTS;
@@ -20,7 +20,6 @@ use crate::IndexError;
 use crate::blink::lock::lock_word;
 use crate::engines::dart::Tree;
 use crate::engines::dart::meta::{self, META_LOCK, META_TABLES};
-use crate::engines::dart::object::NewObject;
 
 /// Bytes of a segment at most.
 const SEGMENT_BYTES_MAX: usize = 1 << 20;
@@ -190,10 +189,10 @@ impl Tree {
         let mut objects = Vec::new();
         // As many segments as it takes: they need not be a power of two.
         for _ in 0..(8 * slots as usize).div_ceil(segment) {
-            let object = NewObject::new(session, segment).await?;
+            let object = session.alloc_unlinked(session.place(), segment).await?;
             let mut zeros = io.buf(segment);
             zeros.words_mut().fill(0);
-            object.write(io, zeros).await?;
+            object.write_by(io, zeros).await?;
             objects.push(object);
         }
         tables.tables.push(Table {
@@ -201,7 +200,7 @@ impl Tree {
             lengths,
             print_bits: self.options.print_bits,
             bucket_bits: (segment / super::BUCKET_BYTES).ilog2(),
-            segments: objects.iter().map(NewObject::addr).collect(),
+            segments: objects.iter().map(Unlinked::addr).collect(),
         });
         let Some(word) = self.set_tables(session, word, &tables, objects, &[]).await? else {
             return Ok(Stepped::Nothing);
@@ -259,7 +258,7 @@ impl Tree {
         session: &Session,
         word: TablesWord,
         tables: &Descriptor,
-        objects: Vec<NewObject>,
+        objects: Vec<Unlinked>,
         unlinked: &[GlobalAddr],
     ) -> Result<Option<TablesWord>, IndexError> {
         let _pin = begin_quietly(session).await?;
@@ -273,7 +272,7 @@ impl Tree {
         }
         let at = self.meta.plus(META_TABLES);
         let linked = || objects.iter().chain([&descriptor]);
-        linked().for_each(NewObject::link);
+        linked().for_each(Unlinked::keep);
         let posting = io.posting();
         let found = match io.client().cas(at, word.0, new.0).await {
             Ok(found) => found,
@@ -285,7 +284,7 @@ impl Tree {
             Err(error) => return Err(error.into()),
         };
         if found != word.0 {
-            linked().for_each(NewObject::unlink);
+            linked().for_each(Unlinked::unkeep);
             for retiring in retiring {
                 session.cancel_retire(retiring).await?;
             }
