@@ -21,6 +21,7 @@ mod local;
 mod oneshot;
 mod open_options;
 mod recovery;
+mod retry;
 mod spec;
 mod stored;
 pub mod suggest;

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use farleaf_fabric::{Buf, Endpoint, GlobalAddr, OpError, Ops};
 use farleaf_pool::canary::Canary;
-use farleaf_pool::{LockToken, Retiring, Session, Trial, is_open};
+use farleaf_pool::{Retiring, Session, Trial, is_open};
 
-use super::read::{BACKOFF_NS, LOCK_WAIT_MAX_NS, OWNER_CHECK_NS, backoff_up_to, locked_too_long};
 use super::{DEAD, Fail, Tree, redo};
 use crate::IndexError;
 use crate::bnode::{Kind, Node, NodeMut};
 use crate::oneshot::{Receiver, channel};
+use crate::retry::LockWait;
 
 /// A lock word that holds this client's token, given back when dropped.
 #[derive(Debug)]
@@ -219,51 +219,6 @@ impl Drop for Posted<'_> {
     }
 }
 
-/// Tries at a lock after which the wait between two doubles, and again after as many more, up to 4 ms: so many
-/// want it then that who has it is held up by those who ask.
-const MANY_TRIES: u32 = 32;
-
-/// Waiting for somebody else's lock.
-#[derive(Debug, Default)]
-pub(super) struct LockWait {
-    since_ns: u64,
-    holder: u64,
-    tries: u32,
-}
-
-impl LockWait {
-    /// Waits before one more try at the lock word at `word`, which holds `holder`; true at once if
-    /// the holder is dead, and fenced.
-    ///
-    /// # Errors
-    /// `Unavailable` if one holder keeps it too long.
-    pub(super) async fn again(
-        &mut self,
-        session: &Session,
-        word: GlobalAddr,
-        holder: u64,
-    ) -> Result<bool, IndexError> {
-        let now_ns = session.endpoint().now_ns();
-        if self.holder != holder {
-            (self.since_ns, self.holder) = (now_ns, holder);
-        }
-        let waited_ns = now_ns - self.since_ns;
-        if waited_ns >= OWNER_CHECK_NS
-            && LockToken::from_word(holder).is_some()
-            && (Canary::StealLock.is_armed() || session.owner_is_dead(holder).await?)
-        {
-            return Ok(true);
-        }
-        if waited_ns >= LOCK_WAIT_MAX_NS {
-            return Err(locked_too_long(word, holder));
-        }
-        let most_ns = BACKOFF_NS.1 << (self.tries / MANY_TRIES).min(6);
-        backoff_up_to(session, self.tries, most_ns).await;
-        self.tries += 1;
-        Ok(false)
-    }
-}
-
 /// Locks a word that is a lock and nothing else. A dead holder's lock is taken over, so what the lock
 /// protects is in order whenever its holder dies.
 ///
@@ -282,7 +237,7 @@ pub(crate) async fn lock_word(session: &Session, word: GlobalAddr) -> Result<Loc
             return Ok(lock);
         }
         lock.disarm();
-        let is_dead = holder != 0 && wait.again(session, word, holder).await?;
+        let is_dead = holder != 0 && wait.again(session, ("node", word), holder).await?;
         expected = if is_dead { holder } else { 0 };
     }
 }
@@ -314,7 +269,7 @@ impl Tree {
                 Err(DEAD) => return Err(Fail::Restart),
                 Err(holder) => holder,
             };
-            if wait.again(session, addr, holder).await? {
+            if wait.again(session, ("node", addr), holder).await? {
                 self.recover(session, addr, holder).await?;
                 return Err(Fail::Restart);
             }

@@ -10,6 +10,7 @@ use farleaf_pool::{LockToken, Session};
 use super::{Fail, LEVEL_MASK, META_ROOT, Tree};
 use crate::IndexError;
 use crate::bnode::{Cover, Kind, Node};
+use crate::retry::{LOCK_WAIT_MAX_NS, OWNER_CHECK_NS, backoff, locked_too_long};
 
 /// Attempts at one operation before it gives up.
 const RESTARTS_MAX: u32 = 20_000;
@@ -19,13 +20,6 @@ const RESTARTS_QUICK: u32 = 8;
 const REREADS_QUICK: u32 = 16;
 /// A node that nobody has locked and whose checksum does not fit for so long is corrupt.
 const CORRUPT_AFTER_NS: u64 = 50_000_000;
-/// After waiting so long on a lock, look whether its holder lives.
-pub(super) const OWNER_CHECK_NS: u64 = 10_000_000;
-/// After waiting so long on a lock, give up.
-pub(super) const LOCK_WAIT_MAX_NS: u64 = 10_000_000_000;
-/// First and longest wait between two tries.
-pub(super) const BACKOFF_NS: (u64, u64) = (1_000, 64_000);
-
 /// The place on a level that a reader looks for.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Seek<'a> {
@@ -131,18 +125,6 @@ impl Restarts {
         tree.refresh_root(session).await?;
         Ok(())
     }
-}
-
-/// Waits 1 to 64 us, doubling with `attempt`, jittered.
-pub(super) async fn backoff(session: &Session, attempt: u32) {
-    backoff_up_to(session, attempt, BACKOFF_NS.1).await;
-}
-
-/// The same, and so long at most.
-pub(super) async fn backoff_up_to(session: &Session, attempt: u32, most_ns: u64) {
-    let most = (BACKOFF_NS.0 << attempt.min(16)).min(most_ns);
-    let ns = most / 2 + session.endpoint().random() % (most / 2 + 1);
-    session.endpoint().sleep(ns).await;
 }
 
 impl Tree {
@@ -343,7 +325,7 @@ impl Tree {
                 ))));
             }
             if waited_ns >= LOCK_WAIT_MAX_NS {
-                return Err(Fail::Error(locked_too_long(addr, lock)));
+                return Err(Fail::Error(locked_too_long("node", addr, lock)));
             }
             tries += 1;
             image = reliable.read(addr, reliable.buf(self.layout.node_bytes())).await?;
@@ -376,15 +358,4 @@ fn root_parts(word: u64) -> Result<(GlobalAddr, u8), IndexError> {
         Some(addr) if !addr.is_null() => Ok((addr, (word & LEVEL_MASK) as u8)),
         _ => Err(IndexError::Corrupt(format!("the root word {word:#018x} is no address"))),
     }
-}
-
-pub(super) fn locked_too_long(addr: GlobalAddr, lock: u64) -> IndexError {
-    let holder = match LockToken::from_word(lock) {
-        Some(token) => format!("compute server {} (client {})", token.member(), token.client()),
-        None => format!("an unknown holder ({lock:#018x})"),
-    };
-    IndexError::Unavailable(format!(
-        "node {addr} has been locked by {holder} for more than {} s: is that process stopped?",
-        LOCK_WAIT_MAX_NS / 1_000_000_000
-    ))
 }

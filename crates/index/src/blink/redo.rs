@@ -31,10 +31,11 @@ use farleaf_pool::canary::Canary;
 use farleaf_pool::{LockToken, Session};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::lock::{Lock, LockWait, Locked};
+use super::lock::{Lock, Locked};
 use super::{DEAD, Tree, unfinished_work};
 use crate::IndexError;
 use crate::bnode::{Kind, Layout, Node, NodeMut};
+use crate::retry::LockWait;
 
 /// Most nodes of one record.
 pub(super) const NODES_MAX: usize = 3;
@@ -284,7 +285,7 @@ impl Tree {
     ) -> Result<(), IndexError> {
         let mut wait = LockWait::default();
         while session.reliable().word(addr).await? == taker {
-            if wait.again(session, addr, taker).await? {
+            if wait.again(session, ("node", addr), taker).await? {
                 Box::pin(self.recover_now(session, addr, taker)).await?;
             }
         }

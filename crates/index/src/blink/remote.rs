@@ -19,6 +19,7 @@ use super::{BlinkOptions, Fail, LEVEL_MASK, META_ROOT, Tree, read};
 use crate::bnode::{ChangeError, Layout, Node, NodeMut, RecordRef, Stored};
 use crate::detach::run_to_end;
 use crate::index::{ScanRange, SortedPairs, TableReport};
+use crate::retry::backoff;
 use crate::walk::Visitor;
 use crate::{Entries, IndexError};
 
@@ -175,11 +176,6 @@ impl RemoteTree {
         async { done.await.unwrap_or_else(T::timed_out) }
     }
 
-    /// Waits 1 to 64 us, doubling with `attempt`, jittered.
-    pub(crate) async fn backoff(session: &Session, attempt: u32) {
-        read::backoff(session, attempt).await;
-    }
-
     /// Tells whether a value of `len` bytes needs a record.
     pub(crate) fn needs_record(&self, len: usize) -> bool {
         len > self.0.layout.inline_value_max()
@@ -259,7 +255,7 @@ impl RemoteTree {
                 Err(IndexError::Corrupt(_)) if tries < EXCLUSIVE_TRIES => tries += 1,
                 done => return done,
             }
-            read::backoff(session, tries).await;
+            backoff(session, tries).await;
         }
     }
 
@@ -279,7 +275,7 @@ impl RemoteTree {
                 // As above.
                 Err(Fail::Error(IndexError::Corrupt(_))) if tries < EXCLUSIVE_TRIES => {
                     tries += 1;
-                    read::backoff(session, tries).await;
+                    backoff(session, tries).await;
                 }
                 Err(Fail::Restart) => restarts.again(&self.0, session).await?,
                 Err(Fail::Error(error)) => return Err(error),

@@ -9,13 +9,13 @@ use std::sync::Arc;
 use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_pool::{Audit, LockToken, Session};
 
-use super::lock::LockWait;
 use super::read::{Restarts, Seek};
 use super::records::record_bytes;
 use super::{DEAD, Fail, META_BYTES, META_ROOT_LOCK, Tree, grow};
 use crate::IndexError;
 use crate::bnode::{Cover, Kind, Node, Stored, verify_image};
 use crate::index::TableReport;
+use crate::retry::LockWait;
 use crate::walk::{Marker, Visitor};
 
 /// Kind of the objects that are nodes.
@@ -255,7 +255,9 @@ impl Tree {
                 ));
                 return Ok(Some((addr, image)));
             }
-            if session.owner_is_dead(lock).await? || wait.again(session, addr, lock).await? {
+            if session.owner_is_dead(lock).await?
+                || wait.again(session, ("node", addr), lock).await?
+            {
                 self.recover(session, addr, lock).await?;
             }
         }

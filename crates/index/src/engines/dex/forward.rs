@@ -17,11 +17,12 @@ use farleaf_pool::canary::Canary;
 
 use super::walk::Seek;
 use super::{Cache, Dex};
-use crate::blink::remote::{Passage, RemoteTree};
+use crate::blink::remote::Passage;
 use crate::change::{Change, Outcome};
 use crate::compute::messages::{Op, OpReply};
 use crate::compute::{Patience, RangeOwner, send};
 use crate::index::{Exchange, ScanRange};
+use crate::retry::backoff;
 use crate::{Entries, IndexError};
 
 /// Pairs that an owner is asked for at a time.
@@ -248,7 +249,7 @@ impl Dex {
                 match self.take_over(session, owner).await {
                     // Somebody else is at it.
                     Err(IndexError::Unavailable(_)) => {
-                        RemoteTree::backoff(session, tries).await;
+                        backoff(session, tries).await;
                         Ok(())
                     }
                     taken => taken.map(drop),
@@ -260,7 +261,7 @@ impl Dex {
                 if patience.until_ns.is_some() && tries > QUICK_TRIES {
                     session.endpoint().sleep(PAUSE_NS).await;
                 } else {
-                    RemoteTree::backoff(session, tries).await;
+                    backoff(session, tries).await;
                 }
                 Ok(())
             }

@@ -85,6 +85,7 @@ pub use crate::compute::{MoveError, PartLoad};
 use crate::drops::retire_all;
 use crate::index::TableReport;
 use crate::local::{Combiner, ParkingLot, Version};
+use crate::retry::backoff;
 use crate::walk::Collector;
 use admission_policy::Ghosts;
 pub use admission_policy::{Admission, UnknownAdmission};
@@ -282,7 +283,7 @@ impl OpContext {
         self.count += 1;
         cache.stats.restarts.add();
         if self.count > RESTARTS_YIELDING {
-            RemoteTree::backoff(session, self.count - RESTARTS_YIELDING).await;
+            backoff(session, self.count - RESTARTS_YIELDING).await;
         } else if self.count > RESTARTS_QUICK {
             session.endpoint().yield_now().await;
         }
@@ -560,7 +561,7 @@ impl Cache {
             if self.frames.ctl(frame).pins() == 0 {
                 return true;
             }
-            RemoteTree::backoff(session, attempt).await;
+            backoff(session, attempt).await;
         }
         false
     }

@@ -37,6 +37,7 @@ use crate::IndexError;
 use crate::blink::lock::Lock;
 use crate::blink::remote::RemoteTree;
 use crate::bnode::{KeyFormat, Layout};
+use crate::retry::backoff;
 
 const TAG: u64 = u64::from_le_bytes(*b"FLdexmp2");
 const HEAD_WORDS: usize = 7;
@@ -400,7 +401,7 @@ impl Cache {
                 return map.ok_or_else(corrupt);
             }
             word = again;
-            RemoteTree::backoff(session, attempt.min(4)).await;
+            backoff(session, attempt.min(4)).await;
         }
         Err(IndexError::Unavailable("the ownership map changes all the time: try again".into()))
     }

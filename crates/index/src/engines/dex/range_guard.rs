@@ -31,8 +31,9 @@ use super::op_counters::{Entry, OpCounters};
 use super::partitions::{Partitions, Range};
 use super::walk::Seek;
 use crate::IndexError;
-use crate::blink::remote::{RemoteTree, TimedOut};
+use crate::blink::remote::TimedOut;
 use crate::detach::run_to_end;
+use crate::retry::backoff;
 use crate::sync::{Mutex, lock};
 
 /// Turns of a drain. An operation starts a task, which may start another and end before it; each has entered
@@ -232,7 +233,7 @@ impl RangeGuard {
             let generation = self.counters.flip();
             let mut attempt = 0;
             while !self.counters.is_empty(generation) {
-                RemoteTree::backoff(session, attempt).await;
+                backoff(session, attempt).await;
                 attempt = (attempt + 1).min(4);
             }
         }

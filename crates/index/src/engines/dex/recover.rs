@@ -28,6 +28,7 @@ use super::{Cache, Dex, DexOptions, FRAMES_MIN, Fail, Found, OWNED, OpContext};
 use crate::IndexError;
 use crate::blink::remote::RemoteTree;
 use crate::bnode::Node;
+use crate::retry::backoff;
 use crate::sync::Mutex;
 
 /// Least and most frames of the cache that goes through a log.
@@ -90,7 +91,7 @@ impl Cache {
             }
             let mut attempt = 0;
             while cache.log.live.get().is_none() {
-                RemoteTree::backoff(&task_session, attempt).await;
+                backoff(&task_session, attempt).await;
                 attempt += 1;
             }
             Ok(map)
@@ -137,7 +138,7 @@ impl Cache {
             if live.journal.as_ref().is_none_or(Ring::is_closed) {
                 break images;
             }
-            RemoteTree::backoff(session, attempt).await;
+            backoff(session, attempt).await;
             attempt += 1;
         };
         self.write_floors(session, live.addr, [self.log.version(0, 0), images]).await

@@ -10,10 +10,11 @@ use super::insert::NewLeaf;
 use super::layout::Slot;
 use super::leaf::{NewValue, class_for};
 use super::locked::{Content, LeafImage};
-use super::tree::{Attempts, Fail, LockWait, Tree};
+use super::tree::{Fail, LEAF, Tree, owner};
 use crate::IndexError;
 use crate::change::{Change, Decision, Outcome};
 use crate::limits::{check_key, check_value};
+use crate::retry::{Attempts, LockWait};
 
 /// What an operation goes by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +36,8 @@ struct Op<'a> {
     change: &'a Change<'a>,
     held: &'a mut Vec<u8>,
     wait: LockWait,
+    /// The lock that a dead client holds, which is fenced.
+    dead: Option<u64>,
     /// The leaf that is to be linked if the key is absent.
     leaf: Option<NewLeaf>,
     /// The new value, if it is in a record and no leaf names it yet.
@@ -145,7 +148,7 @@ impl Tree {
         held: &mut Vec<u8>,
     ) -> Result<Outcome, IndexError> {
         let wait = LockWait::default();
-        let mut op = Op { change, held, wait, leaf: None, record: None };
+        let mut op = Op { change, held, wait, dead: None, leaf: None, record: None };
         let mut attempts = Attempts::default();
         let mut by = By::Cache;
         loop {
@@ -228,13 +231,15 @@ impl Tree {
         };
         if !leaf.is_whole() || !leaf.is_free() {
             let held = leaf.lock();
-            if op.wait.dead == Some(held) && path.is_some() {
+            if op.dead == Some(held) && path.is_some() {
                 // The slot was read after its death, so that the leaf is linked.
                 self.take_over(session, LeafImage::new(slot.addr(), &image), held).await?;
                 return Ok(Step::Again(By::Root));
             }
-            op.wait.again(session, slot.addr(), held).await?;
-            let by = if op.wait.dead.is_some() || path.is_some() { By::Root } else { By::Cache };
+            if op.wait.again(session, (LEAF, slot.addr()), owner(held)).await? {
+                op.dead = Some(held);
+            }
+            let by = if op.dead.is_some() || path.is_some() { By::Root } else { By::Cache };
             return Ok(Step::Again(by));
         }
         let content = match change.value {

@@ -8,8 +8,9 @@ use farleaf_fabric::GlobalAddr;
 use farleaf_pool::{Session, Trial};
 
 use super::layout::Slot;
-use super::tree::{Attempts, Fail, Tree};
+use super::tree::{Fail, Tree};
 use crate::IndexError;
+use crate::retry::Attempts;
 
 /// A leaf that a CAS makes reachable.
 #[derive(Clone, Copy, Debug)]

@@ -16,11 +16,9 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::leaf::{Leaf, NewValue, seal, set_content};
 use super::locked::{LeafImage, lock_addr};
-use super::tree::{
-    Fail, LOCK_WAIT_MAX_NS, OWNER_CHECK_NS, Tree, backoff, count, finish, is_owner_dead,
-    locked_too_long, owner,
-};
+use super::tree::{Fail, LEAF, Tree, count, finish, is_owner_dead, owner};
 use crate::IndexError;
+use crate::retry::{LOCK_WAIT_MAX_NS, OWNER_CHECK_NS, backoff, locked_too_long};
 
 /// Bytes of a redo record beside the value.
 pub(super) const HEADER_BYTES: usize = 56;
@@ -104,7 +102,7 @@ impl Tree {
             }
             let waited_ns = session.endpoint().now_ns() - start_ns;
             if tries >= REREADS_QUICK {
-                backoff(session, tries - REREADS_QUICK, 64_000).await;
+                backoff(session, tries - REREADS_QUICK).await;
             }
             let (lock, by) = (leaf.lock(), leaf.by());
             // The token may have landed in front of the rest.
@@ -118,7 +116,7 @@ impl Tree {
                     "INV-SMART-5: its checksum does not fit its content and nobody is writing it";
                 return Err(self.corrupt(addr, what).into());
             } else if waited_ns >= LOCK_WAIT_MAX_NS {
-                return Err(locked_too_long(addr, lock).into());
+                return Err(locked_too_long(LEAF, addr, owner(lock)).into());
             }
             tries += 1;
             let reliable = session.reliable();

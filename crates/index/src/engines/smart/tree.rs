@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use farleaf_fabric::{Endpoint, GlobalAddr, OpError};
+use farleaf_fabric::{GlobalAddr, OpError};
 use farleaf_pool::{LockToken, PoolError, Session};
 
 use super::cache::Cache;
@@ -15,18 +15,8 @@ use crate::bnode::Layout;
 use crate::detach::run_to_end;
 use crate::sync::{Mutex, lock};
 
-/// Attempts at one operation before it gives up.
-const ATTEMPTS_MAX: u32 = 20_000;
-/// Attempts that follow each other at once.
-const ATTEMPTS_QUICK: u32 = 4;
-/// After waiting so long on a lock, an operation looks whether its holder lives.
-pub(super) const OWNER_CHECK_NS: u64 = 10_000_000;
-/// After waiting so long on a lock, an operation gives up.
-pub(super) const LOCK_WAIT_MAX_NS: u64 = 10_000_000_000;
-/// First and longest wait between two tries.
-const BACKOFF_NS: (u64, u64) = (1_000, 64_000);
-/// Tries at a lock after which the longest wait doubles, and again after as many more, up to 4 ms.
-const MANY_TRIES: u32 = 32;
+/// The name of a locked object in messages.
+pub(super) const LEAF: &str = "the leaf at";
 /// Longest value in a leaf.
 const INLINE_BYTES_MAX: usize = 1_024;
 
@@ -190,73 +180,6 @@ pub(super) async fn finish<T: 'static>(
     })
 }
 
-/// Counts attempts at one operation and spaces them out.
-#[derive(Debug, Default)]
-pub(super) struct Attempts(u32);
-
-impl Attempts {
-    /// Waits before one more attempt when there were some.
-    pub(super) async fn again(&mut self, session: &Session) -> Result<(), IndexError> {
-        self.0 += 1;
-        if self.0 > ATTEMPTS_MAX {
-            return Err(IndexError::Unavailable(format!(
-                "gave up after {ATTEMPTS_MAX} attempts at one key, which others change all the time: try again"
-            )));
-        }
-        if self.0 > ATTEMPTS_QUICK {
-            backoff(session, self.0 - ATTEMPTS_QUICK, BACKOFF_NS.1).await;
-        }
-        Ok(())
-    }
-}
-
-/// Waits 1 us to `most_ns`, doubling with `attempt`, jittered.
-pub(super) async fn backoff(session: &Session, attempt: u32, most_ns: u64) {
-    let most = (BACKOFF_NS.0 << attempt.min(16)).min(most_ns);
-    let ns = most / 2 + session.endpoint().random() % (most / 2 + 1);
-    session.endpoint().sleep(ns).await;
-}
-
-/// Waiting for the lock of a leaf that another has.
-#[derive(Debug, Default)]
-pub(super) struct LockWait {
-    since_ns: u64,
-    holder: u64,
-    tries: u32,
-    /// The holder that is known to be dead, and fenced.
-    pub(super) dead: Option<u64>,
-}
-
-impl LockWait {
-    /// Waits before one more look at the lock of the leaf at `addr`, which held `lock`.
-    ///
-    /// # Errors
-    /// `Unavailable` if one holder keeps it too long.
-    pub(super) async fn again(
-        &mut self,
-        session: &Session,
-        addr: GlobalAddr,
-        lock: u64,
-    ) -> Result<(), IndexError> {
-        let now_ns = session.endpoint().now_ns();
-        if self.holder != lock {
-            (self.since_ns, self.holder) = (now_ns, lock);
-        }
-        let waited_ns = now_ns - self.since_ns;
-        if waited_ns >= OWNER_CHECK_NS && is_owner_dead(session, lock).await? {
-            self.dead = Some(lock);
-            return Ok(());
-        }
-        if waited_ns >= LOCK_WAIT_MAX_NS {
-            return Err(locked_too_long(addr, lock));
-        }
-        let most_ns = BACKOFF_NS.1 << (self.tries / MANY_TRIES).min(6);
-        backoff(session, self.tries, most_ns).await;
-        self.tries += 1;
-        Ok(())
-    }
-}
-
 /// The token of a lock word, whether the leaf moves or not.
 pub(super) fn owner(lock: u64) -> u64 {
     lock & !MOVING
@@ -266,15 +189,4 @@ pub(super) fn owner(lock: u64) -> u64 {
 pub(super) async fn is_owner_dead(session: &Session, lock: u64) -> Result<bool, IndexError> {
     let token = owner(lock);
     Ok(LockToken::from_word(token).is_some() && session.owner_is_dead(token).await?)
-}
-
-pub(super) fn locked_too_long(addr: GlobalAddr, lock: u64) -> IndexError {
-    let holder = match LockToken::from_word(owner(lock)) {
-        Some(token) => format!("compute server {} (client {})", token.member(), token.client()),
-        None => format!("an unknown holder ({lock:#018x})"),
-    };
-    IndexError::Unavailable(format!(
-        "the leaf at {addr} has been locked by {holder} for more than {} s: is that process stopped?",
-        LOCK_WAIT_MAX_NS / 1_000_000_000
-    ))
 }

@@ -11,6 +11,7 @@ use super::super::{Cache, Fail};
 use crate::IndexError;
 use crate::blink::remote::RemoteTree;
 use crate::bnode::Kind;
+use crate::retry::backoff;
 
 /// Passes over the frames: one for each level, and some for what is busy.
 const PASSES_MAX: usize = 32;
@@ -76,7 +77,7 @@ impl Cache {
             if !is_busy {
                 return Ok(());
             }
-            RemoteTree::backoff(session, pass as u32).await;
+            backoff(session, pass as u32).await;
         }
         Ok(())
     }

@@ -12,9 +12,9 @@ use super::super::frames::{State, TOP};
 use super::super::mapping_table::Entry;
 use super::super::partitions::Range;
 use crate::IndexError;
-use crate::blink::remote::RemoteTree;
 use crate::bnode::Kind;
 use crate::compute::MoveError;
+use crate::retry::backoff;
 
 /// Passes over the frames while others go on; each but the last few has less to do than the one
 /// before.
@@ -65,7 +65,7 @@ impl Cache {
                     break;
                 }
                 // Somebody is writing to it: X is short.
-                RemoteTree::backoff(session, attempt.min(3)).await;
+                backoff(session, attempt.min(3)).await;
                 held = self.range_of(frame);
             }
             if let Some((addr, range)) = held
@@ -154,7 +154,7 @@ impl Cache {
             for place in crossing.into_iter().rev() {
                 self.share_frame(session, &place).await?;
             }
-            RemoteTree::backoff(session, (pass as u32).min(4)).await;
+            backoff(session, (pass as u32).min(4)).await;
         }
         Err(MoveError::Busy)
     }
@@ -221,7 +221,7 @@ impl Cache {
             for place in rest {
                 self.drop_frame(session, &place).await?;
             }
-            RemoteTree::backoff(session, (pass as u32).min(4)).await;
+            backoff(session, (pass as u32).min(4)).await;
         }
         Err(MoveError::Busy)
     }
