@@ -1,4 +1,4 @@
-//! DART tests: costs of operations with and without the skip table, its upkeep, and wrong starts.
+//! DART tests: costs of operations with and without the skip table, its maintenance, and wrong starts.
 
 use crate::common::model::Run;
 use crate::common::{Pairs, World, check, cost_since, costs, settle};
@@ -135,7 +135,7 @@ fn without_the_skip_table_each_level_is_read() {
 /// Random operations with a table that is made, filled and replaced all the time, and with fingerprints so
 /// short that every start may be wrong.
 #[test]
-fn wrong_starts_and_upkeep_change_no_answer() {
+fn wrong_starts_and_maintenance_change_no_answer() {
     for (seed, bits) in [(1, "0"), (2, "1"), (3, "10")] {
         for (name, format) in crate::common::formats_of(&[Engine::Dart]) {
             println!("{name}, fingerprints of {bits} bits");
@@ -167,7 +167,7 @@ fn a_new_list_of_lengths_makes_a_new_table() {
         let lengths = "1+3".parse().expect("lengths");
         dart(&index).set_prefixes(&session, &lengths).await.expect("replaced");
         for _ in 0..24 {
-            dart(&index).maintain(&session).await.expect("upkeep");
+            dart(&index).maintain(&session).await.expect("maintenance");
             // The epoch moves on where there is something to free.
             assert_eq!(index.update(&session, &pairs[0].0, &pairs[0].1).await, Ok(true));
             settle(&session).await;

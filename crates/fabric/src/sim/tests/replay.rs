@@ -115,7 +115,7 @@ fn many_clients_of_many_servers_end_and_replay() {
 /// A fault that is off costs nothing and changes nothing. The expected hashes are older than all faults but
 /// torn operations.
 #[test]
-fn runs_without_faults_keep_their_hashes() {
+fn a_run_without_faults_repeats_its_trace_hash() {
     let before = [
         (0x80c2_1485_7c3a_0b05, 4144, 127_353),
         (0x35ec_1f76_5b16_f4b6, 3983, 122_908),

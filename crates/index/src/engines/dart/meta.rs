@@ -1,7 +1,7 @@
 //! Meta object: where a table's root entry points, and the memory of its check line.
 //!
 //! Line 0: tag, version, table's number. Line 1, the *check line*: the root slot R, and the descriptor word D
-//! of the skip table. Line 2: the upkeep lock.
+//! of the skip table. Line 2: the maintenance lock.
 //!
 //! R is a slot like any other, but it is in no node, and never sealed.
 
@@ -20,7 +20,7 @@ pub(super) const META_BYTES: usize = 256;
 pub(super) const META_ROOT: u64 = 64;
 /// Offset of D.
 pub(super) const META_TABLES: u64 = 72;
-/// Offset of the upkeep lock.
+/// Offset of the maintenance lock.
 pub(super) const META_LOCK: u64 = 128;
 const LINE_BYTES: usize = 64;
 const TAG: u64 = u64::from_le_bytes(*b"FLdart01");

@@ -51,7 +51,7 @@ use self::counters::Counters;
 use self::hashed_node::NodeShape;
 use self::meta::RememberedLine;
 pub use self::options::DartOptions;
-use self::skip_table::{AdjustClock, HitRates, KnownTables, Upkeep};
+use self::skip_table::{AdjustClock, HitRates, KnownTables, Maintenance};
 pub use self::skip_table::{EntryReport, Lengths};
 use crate::bnode::Layout;
 use crate::change::{Change, Outcome};
@@ -78,7 +78,7 @@ struct Tree {
     remembered: RememberedLine,
     known_tables: KnownTables,
     hit_rates: HitRates,
-    upkeep: Upkeep,
+    maintenance: Maintenance,
     adjust_clock: AdjustClock,
     counters: Counters,
 }
@@ -96,7 +96,7 @@ impl Tree {
             remembered: RememberedLine::default(),
             known_tables: KnownTables::default(),
             hit_rates: HitRates::default(),
-            upkeep: Upkeep::default(),
+            maintenance: Maintenance::default(),
             adjust_clock: AdjustClock::default(),
             counters: Counters::default(),
         })
@@ -139,12 +139,12 @@ impl Dart {
         self.0.count_entries(session).await
     }
 
-    /// Does what upkeep of the skip table is due: makes a table, fills it, or drops one.
+    /// Does what maintenance of the skip table is due: makes a table, fills it, or drops one.
     ///
     /// # Errors
     /// `Full`, `Unavailable`, `Corrupt`; lookups begin at the root then.
     pub async fn maintain(&self, session: &Session) -> Result<(), IndexError> {
-        self.0.upkeep_step(session, None).await.map(drop)
+        self.0.maintenance_step(session, None).await.map(drop)
     }
 
     /// Has a skip table with these prefix lengths take the place of the present one. Others go on meanwhile.
@@ -158,7 +158,7 @@ impl Dart {
         session: &Session,
         prefixes: &Lengths,
     ) -> Result<(), IndexError> {
-        self.0.upkeep_step(session, Some(prefixes)).await.map(drop)
+        self.0.maintenance_step(session, Some(prefixes)).await.map(drop)
     }
 
     /// Chooses the prefix lengths by the accesses that were counted, and replaces the skip table if they are
@@ -295,9 +295,9 @@ impl Index for Dart {
         marker.finish(walked, report)
     }
 
-    /// Waits for the upkeep of the skip table that this compute server has under way, which uses the table
+    /// Waits for the maintenance of the skip table that this compute server has under way, which uses the table
     /// after the operation that began it.
     async fn close(&self, session: &Session) -> Result<(), IndexError> {
-        self.0.upkeep_ended(session).await
+        self.0.maintenance_ended(session).await
     }
 }

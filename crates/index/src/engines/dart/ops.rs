@@ -149,7 +149,7 @@ impl Tree {
         let mut changing = Changing { tree: self, session, io, change, held, leaf: None };
         let mut trail = Vec::new();
         let mut starts = self.starts(io, change.key, line).await?;
-        self.upkeep_if_due(session);
+        self.maintain_if_due(session);
         loop {
             let Some(start) = self.next_start(session, io, change.key, &mut starts).await? else {
                 attempts.again(session).await?;

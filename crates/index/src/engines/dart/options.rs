@@ -19,10 +19,10 @@ crate::knobs! {
         /// Whether lookups begin at entries of the skip table: a switch of the ablation.
         "est" => est: bool = true, KnobKind::Flag, paper "on";
         /// Whether this compute server adds and mends entries, and makes tables.
-        "est_upkeep" => est_upkeep: bool = true, KnobKind::Flag, paper "on";
+        "est_maintenance" => est_maintenance: bool = true, KnobKind::Flag, paper "on";
         /// Prefix lengths of the tables that this compute server makes, ascending.
         "prefixes" => prefixes: Lengths = Lengths::default(), KnobKind::Words { words: &["1+2+4+8+16+32"], also: Some("any ascending list of at most 16 lengths up to 1024") }, paper "powers of two";
-        /// New nodes after which this compute server looks whether the skip table needs upkeep.
+        /// New nodes after which this compute server looks whether the skip table needs maintenance.
         "est_nodes" => est_nodes: u32 = 512, KnobKind::count(1, "nodes");
         /// Gets of which one counts its leaf, for the choice of prefix lengths; 0 counts none.
         "freq_sample" => freq_sample: u32 = 64, KnobKind::count(0, "gets"), paper "every R-th request";

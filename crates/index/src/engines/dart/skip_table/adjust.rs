@@ -152,7 +152,7 @@ impl Tree {
         self.counters.adjust_rounds.add(1);
         self.counters.adjust_us.add((session.endpoint().now_ns() - began_ns) / 1_000);
         let Some(lengths) = Lengths::new(&chosen) else { return Ok(None) };
-        self.upkeep_step(session, Some(&lengths)).await?;
+        self.maintenance_step(session, Some(&lengths)).await?;
         Ok(Some(lengths))
     }
 

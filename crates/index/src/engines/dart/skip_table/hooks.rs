@@ -30,8 +30,8 @@ impl Tree {
         place: &Place,
         put: Word,
     ) {
-        self.upkeep.node_added();
-        if !self.options.est || !self.options.est_upkeep {
+        self.maintenance.node_added();
+        if !self.options.est || !self.options.est_maintenance {
             return;
         }
         let below = place.child();

@@ -14,9 +14,9 @@ mod entry;
 mod fill;
 mod hooks;
 mod lengths;
+mod maintenance;
 mod place;
 mod tables;
-mod upkeep;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -28,10 +28,10 @@ pub(super) use self::adjust::AdjustClock;
 use self::entry::{BUCKET_BYTES, Entry, PrefixHash};
 pub use self::hooks::EntryReport;
 pub use self::lengths::Lengths;
+pub(super) use self::maintenance::Maintenance;
 use self::place::Item;
 pub(super) use self::tables::KnownTables;
 use self::tables::{Descriptor, LENGTHS_MAX, TablesWord};
-pub(super) use self::upkeep::Upkeep;
 use super::Tree;
 use super::descent::{Landing, NodeRef, Place, Start, Way};
 use super::meta::CheckLine;
@@ -216,7 +216,8 @@ impl Tree {
         if has_answer {
             self.answered(session, way.levels);
         }
-        if !has_answer || starts.missed.is_empty() || !way.is_fresh || !self.options.est_upkeep {
+        if !has_answer || starts.missed.is_empty() || !way.is_fresh || !self.options.est_maintenance
+        {
             return;
         }
         let Some(tables) = starts.tables.clone() else { return };
@@ -245,7 +246,7 @@ impl Tree {
     }
 }
 
-/// A pin for upkeep: what follows counts for the caller's kind of operation as before.
+/// A pin for maintenance: what follows counts for the caller's kind of operation as before.
 async fn begin_quietly(session: &Session) -> Result<farleaf_pool::Pinned<'_>, IndexError> {
     let kind = session.client().charge_to(OpKind::Maintenance);
     let pin = session.begin(OpKind::Maintenance).await;

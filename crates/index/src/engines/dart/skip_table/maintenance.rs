@@ -1,6 +1,6 @@
-//! Upkeep: makes tables, replaces those that are too small, and drops old ones.
+//! Maintenance: makes tables, replaces those that are too small, and drops old ones.
 //!
-//! The holder of the upkeep lock does one step at a time, in a task. A new table is named by the descriptor,
+//! The holder of the maintenance lock does one step at a time, in a task. A new table is named by the descriptor,
 //! as *filling*, before its first entry goes in: from then on switches keep it. When it is full of all that is
 //! in the tree, it becomes the *current* one, and the old one is *leaving*: nobody probes it, but switches
 //! still take entries out of it, because operations that read the descriptor before may be probing. Three epochs
@@ -23,7 +23,7 @@ use crate::engines::dart::meta::{self, META_LOCK, META_TABLES};
 
 /// Bytes of a segment at most.
 const SEGMENT_BYTES_MAX: usize = 1 << 20;
-/// Waits for running upkeep, and how long each takes.
+/// Waits for running maintenance, and how long each takes.
 const WAITS_MAX: u32 = 100_000;
 const WAIT_NS: u64 = 20_000;
 /// Share of a table's slots that its entries fill when it is made.
@@ -33,9 +33,9 @@ const LEAVE_EPOCHS: u64 = 3;
 /// A table is replaced by a larger one after this share of its slots in entries without a slot.
 const DROPPED_SHARE: u64 = 32;
 
-/// When upkeep is due, as this compute server sees it.
+/// When maintenance is due, as this compute server sees it.
 #[derive(Debug, Default)]
-pub(in crate::engines::dart) struct Upkeep {
+pub(in crate::engines::dart) struct Maintenance {
     is_running: AtomicBool,
     /// New nodes since the last step.
     nodes: AtomicU64,
@@ -45,7 +45,7 @@ pub(in crate::engines::dart) struct Upkeep {
     left: (AtomicU64, AtomicU64),
 }
 
-impl Upkeep {
+impl Maintenance {
     pub(in crate::engines::dart) fn node_added(&self) {
         self.nodes.fetch_add(1, Ordering::Relaxed);
     }
@@ -59,59 +59,59 @@ pub(in crate::engines::dart) enum Stepped {
 }
 
 impl Tree {
-    /// Has a task do a step of upkeep, if one is due.
+    /// Has a task do a step of maintenance, if one is due.
     #[inline]
-    pub(in crate::engines::dart) fn upkeep_if_due(self: &Arc<Self>, session: &Session) {
+    pub(in crate::engines::dart) fn maintain_if_due(self: &Arc<Self>, session: &Session) {
         let due = self.options.est_nodes as u64;
         if !self.options.est
-            || !self.options.est_upkeep
-            || self.upkeep.nodes.load(Ordering::Relaxed) < due
-            || self.upkeep.is_running.swap(true, Ordering::SeqCst)
+            || !self.options.est_maintenance
+            || self.maintenance.nodes.load(Ordering::Relaxed) < due
+            || self.maintenance.is_running.swap(true, Ordering::SeqCst)
         {
             return;
         }
-        self.upkeep.nodes.store(0, Ordering::Relaxed);
+        self.maintenance.nodes.store(0, Ordering::Relaxed);
         let tree = Arc::clone(self);
         session.spawn(async move |session| {
             // What is not done now is done after as many nodes more.
-            let stepped = tree.upkeep_step(&session, None).await;
+            let stepped = tree.maintenance_step(&session, None).await;
             if stepped == Ok(Stepped::Something) {
                 // What is left behind is dropped some epochs later.
-                tree.upkeep.nodes.store(due, Ordering::Relaxed);
+                tree.maintenance.nodes.store(due, Ordering::Relaxed);
             }
-            tree.upkeep.is_running.store(false, Ordering::SeqCst);
+            tree.maintenance.is_running.store(false, Ordering::SeqCst);
         });
     }
 
-    /// Waits until no upkeep of this compute server is under way.
+    /// Waits until no maintenance of this compute server is under way.
     ///
     /// # Errors
     /// `Unavailable` if that takes long.
-    pub(in crate::engines::dart) async fn upkeep_ended(
+    pub(in crate::engines::dart) async fn maintenance_ended(
         &self,
         session: &Session,
     ) -> Result<(), IndexError> {
         for _ in 0..WAITS_MAX {
             let clock = &self.adjust_clock;
-            if !self.upkeep.is_running.load(Ordering::SeqCst) && !clock.is_running() {
+            if !self.maintenance.is_running.load(Ordering::SeqCst) && !clock.is_running() {
                 return Ok(());
             }
             session.endpoint().sleep(WAIT_NS).await;
         }
         Err(IndexError::Unavailable(
-            "upkeep of a skip table takes long: close the table later".into(),
+            "maintenance of a skip table takes long: close the table later".into(),
         ))
     }
 
     /// A bulk load has filled the tree: makes its table.
     pub(in crate::engines::dart) async fn table_loaded(self: &Arc<Self>, session: &Session) {
-        if !self.options.est || !self.options.est_upkeep {
+        if !self.options.est || !self.options.est_maintenance {
             return;
         }
-        // Without a table, lookups begin at the root, and later upkeep makes one.
-        self.upkeep.nodes.store(0, Ordering::Relaxed);
+        // Without a table, lookups begin at the root, and later maintenance makes one.
+        self.maintenance.nodes.store(0, Ordering::Relaxed);
         let (tree, patient) = (Arc::clone(self), session.without_deadline());
-        let task = async move { tree.upkeep_step(&patient, None).await };
+        let task = async move { tree.maintenance_step(&patient, None).await };
         let (sender, receiver) = crate::oneshot::channel();
         session.spawn(async move |_| sender.send(task.await.is_ok()));
         session.reliable().within(receiver).await;
@@ -119,7 +119,7 @@ impl Tree {
 
     /// Does what is due: makes a table, fills it, or drops one. A table with other lengths than `wish` is
     /// replaced.
-    pub(in crate::engines::dart) async fn upkeep_step(
+    pub(in crate::engines::dart) async fn maintenance_step(
         &self,
         session: &Session,
         wish: Option<&Lengths>,
@@ -159,7 +159,7 @@ impl Tree {
         let (is_due, least) = match tables.probed() {
             None => (true, 0),
             Some(table) => {
-                let more = dropped.saturating_sub(self.upkeep.dropped.load(Ordering::Relaxed));
+                let more = dropped.saturating_sub(self.maintenance.dropped.load(Ordering::Relaxed));
                 let is_full = more > slots(table) / DROPPED_SHARE;
                 (is_full || table.lengths != lengths, if is_full { 2 * slots(table) } else { 0 })
             }
@@ -168,7 +168,7 @@ impl Tree {
             return Ok(Stepped::Nothing);
         }
         let entries = self.fill(session, &lengths, None).await?;
-        self.upkeep.dropped.store(dropped, Ordering::Relaxed);
+        self.maintenance.dropped.store(dropped, Ordering::Relaxed);
         let slots = ((entries as f64 / LOAD) as u64).max(least).max(2 * BUCKET_SLOTS as u64);
         self.add_table(session, word, tables, lengths, slots).await
     }
@@ -236,7 +236,7 @@ impl Tree {
         word: TablesWord,
         mut tables: Descriptor,
     ) -> Result<Stepped, IndexError> {
-        let (of, epoch) = &self.upkeep.left;
+        let (of, epoch) = &self.maintenance.left;
         if of.swap(word.0, Ordering::Relaxed) != word.0 {
             epoch.store(session.epoch(), Ordering::Relaxed);
         }
