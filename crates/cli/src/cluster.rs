@@ -63,21 +63,21 @@ struct Servers(Vec<Server>);
 #[derive(Debug)]
 struct Server {
     process: Child,
-    /// Where it listens, once it has said so.
+    /// Its address, once it has printed it.
     address: Option<SocketAddr>,
-    /// What it says first.
+    /// The first line that it prints.
     first_line: Receiver<String>,
     /// Its end is the server's.
     stdin: Option<ChildStdin>,
     /// When it was started.
     start: Instant,
-    /// How long it would stay away if it ended now.
+    /// The pause before it is started again, if it ended now.
     pause: Duration,
     /// When another is started in its place, if it has ended.
     restart_at: Option<Instant>,
 }
 
-/// What became of a cluster's servers.
+/// The end of a cluster's servers.
 pub(crate) enum Change {
     /// A memory server has ended, though nobody told it to, in this way.
     MemoryLost(u16, ExitStatus),
@@ -124,7 +124,7 @@ impl Cluster {
         self.compute.addresses()
     }
 
-    /// Where memory servers listen, in the order of their numbers.
+    /// Addresses of the memory servers, in the order of their numbers.
     pub(crate) fn addresses(&self) -> Vec<SocketAddr> {
         self.memory.addresses()
     }
@@ -231,7 +231,7 @@ impl Server {
         card: Option<&CardConfig>,
     ) -> anyhow::Result<Server> {
         let mut command = Command::new(env::current_exe().context("cannot find this program")?);
-        // Whoever starts them says what begins and ends.
+        // The parent process prints what begins and ends.
         command.args(words).args(["--json", "--color", "never", "--log-level", "warn"]);
         for (name, value) in environment_of_parts() {
             match value {
@@ -281,7 +281,7 @@ impl Server {
         Err(Failure::of_process(status).into())
     }
 
-    /// Whether it has said where it listens.
+    /// Returns whether it has printed its address.
     fn has_told(&mut self) -> bool {
         if let Ok(line) = self.first_line.try_recv() {
             self.address = address_in(&line);

@@ -195,7 +195,7 @@ pub(crate) async fn retire_all(session: &Session, mut objects: Vec<GlobalAddr>) 
     let mut waits = 0;
     while let Some(&addr) = objects.last() {
         let pin = session.begin(OpKind::Maintenance).await?;
-        match session.announce_retire(addr).await {
+        match session.prepare_retire(addr).await {
             Ok(retiring) => {
                 session.retire(retiring);
                 objects.pop();

@@ -19,7 +19,7 @@
 //!     let pinned = session.begin(OpKind::Insert).await?;
 //!     let addr = session.alloc(session.place(), 1000).await?;
 //!     // ... WRITE the object, link it; later, in another operation, take it out again:
-//!     let retiring = session.announce_retire(addr).await?;
+//!     let retiring = session.prepare_retire(addr).await?;
 //!     // ... unlink it.
 //!     session.retire(retiring);
 //!     drop(pinned);

@@ -365,7 +365,7 @@ impl Session {
     /// # Errors
     /// `RetireFull`: too many retired objects wait, also after some ticks; nothing was done.
     /// `Corrupt` if the address is in no block. `Fabric`.
-    pub async fn announce_retire(&self, addr: GlobalAddr) -> Result<Retiring, PoolError> {
+    pub async fn prepare_retire(&self, addr: GlobalAddr) -> Result<Retiring, PoolError> {
         let mut ticks = 0;
         loop {
             match self.make_room(addr) {
@@ -378,30 +378,24 @@ impl Session {
         }
     }
 
-    /// The announced object is unlinked, and nobody will unlink it again: it is freed when nobody
+    /// The prepared object is unlinked, and nobody will unlink it again: it is freed when nobody
     /// can hold it any more. Called in the operation that unlinked it, before its pin is dropped,
     /// and after the change is complete and no lock invites others to finish it: whoever finishes a
-    /// dead client's change announces and retires what that unlinks itself. No remote operation; until the
+    /// dead client's change prepares and retires what that unlinks itself. No remote operation; until the
     /// next tick the member holds back the epoch that the operation has pinned.
     ///
     /// # Panics
-    /// If another session announced it.
+    /// If another session prepared it.
     pub fn retire(&self, retiring: Retiring) {
         self.queue_retired(retiring);
     }
 
-    /// The announced object stays, or another client has unlinked it.
-    ///
-    /// Cost: no remote operation.
-    ///
-    /// # Errors
-    /// None.
+    /// The object stays, or another client has unlinked it. No remote operation.
     ///
     /// # Panics
-    /// If another session announced it.
-    pub async fn cancel_retire(&self, retiring: Retiring) -> Result<(), PoolError> {
+    /// If another session prepared it.
+    pub fn cancel_retire(&self, retiring: Retiring) {
         self.give_room(retiring);
-        Ok(())
     }
 
     /// A word for a lock, never used before; see [`LockToken`]. No remote operation.

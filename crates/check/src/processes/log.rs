@@ -63,7 +63,7 @@ impl Log {
 /// history; the file's path.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub(super) fn write_initial(folder: &Path, content: &[(Vec<u8>, Vec<u8>)]) -> io::Result<PathBuf> {
     let path = folder.join("initial.jsonl");
     let history = History { initial: content.to_vec(), events: Vec::new() };

@@ -64,7 +64,7 @@ impl Tree {
             lock.release().await?;
             return Err(not_empty());
         }
-        let retiring = session.announce_retire(old).await?;
+        let retiring = session.prepare_retire(old).await?;
         self.record_burial(session, &leaf).await?;
         built.keep();
         // Until the old leaf is dead, those who remember it as the root find it locked, and look at the

@@ -103,7 +103,7 @@ impl Tree {
 
     /// The root has a single child left: makes that the root. Gives up if anybody is busy there.
     ///
-    /// Cost: 2 CASes, 2 READs, 6 WRITEs.
+    /// Cost: 2 CASes, 2 READs, 5 WRITEs.
     pub(super) async fn shrink(self: &Arc<Self>, session: &Session) -> Result<(), Fail> {
         let lock = self.lock_root(session).await?;
         let (root, level) = self.refresh_root(session).await?;
@@ -123,7 +123,7 @@ impl Tree {
             return Ok(());
         }
         let child = self.pointer(content.child(0).unwrap_or(0), root)?;
-        let retiring = session.announce_retire(root).await?;
+        let retiring = session.prepare_retire(root).await?;
         self.record_burial(session, &node).await?;
         self.publish_root(session, lock, child, level - 1).await?;
         // From here on the old root is only met by those who remember its address. It leads them right.

@@ -30,7 +30,7 @@ impl Tree {
     /// is wrong shows in the next operation that needs it.
     ///
     /// Its cost counts as maintenance: a READ for each level down to the parent, 3 CASes, 3 READs
-    /// and 8 WRITEs for one merge.
+    /// and 7 WRITEs for one merge.
     pub(super) async fn merge(self: &Arc<Self>, session: &Session, key: &[u8], parent_level: u8) {
         if self.height_seen() <= u64::from(parent_level) {
             return;
@@ -136,7 +136,7 @@ impl Tree {
                 return Ok(None);
             }
         };
-        let retiring = session.announce_retire(right.addr).await?;
+        let retiring = session.prepare_retire(right.addr).await?;
         let damage = |addr, error| self.damaged(addr, error);
         left.node_mut().merge_right(&right.node()).map_err(|error| damage(left.addr, error))?;
         parent.node_mut().remove_separator(index).map_err(|error| damage(parent.addr, error))?;

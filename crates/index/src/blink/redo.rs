@@ -193,7 +193,7 @@ impl Tree {
         // Before anything is locked, because there may be no room for it.
         let mut retiring = None;
         if let Some(&(node, _)) = nodes.iter().find(|&&(_, at)| is_dead(at)) {
-            retiring = Some(session.announce_retire(node).await?);
+            retiring = Some(session.prepare_retire(node).await?);
         }
         let mut lock = Lock::about_to_take(session, first, token);
         let found = lock.take(held).await?;
@@ -202,7 +202,7 @@ impl Tree {
         lock.disarm();
         if found != held {
             if let Some(retiring) = retiring {
-                session.cancel_retire(retiring).await?;
+                session.cancel_retire(retiring);
             }
             return Ok(found);
         }
@@ -239,7 +239,7 @@ impl Tree {
         lock.finish(ops, left, dies).await?;
         if let Some(retiring) = retiring {
             // It was dead, or stays.
-            session.cancel_retire(retiring).await?;
+            session.cancel_retire(retiring);
         }
         Ok(held)
     }

@@ -132,10 +132,10 @@ impl Tree {
         }
         let shrank = found.is_ok() && (change.value.is_none() || !self.layout.is_dense());
         let sparse = shrank && self.is_sparse(&leaf.node());
-        // The record that the leaf stops naming is announced first, so that it is not lost if this client dies.
+        // Room to retire the record that the leaf stops naming, before the change: after it nothing may fail.
         let old_addr = old_record.map(|old| self.record_place(old)).transpose()?;
         let retiring = match old_addr {
-            Some((addr, _)) => Some(session.announce_retire(addr).await?),
+            Some((addr, _)) => Some(session.prepare_retire(addr).await?),
             None => None,
         };
         if let Some(record) = record {

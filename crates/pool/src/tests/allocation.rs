@@ -123,7 +123,7 @@ fn objects_come_back_from_other_members() {
         }
         for addr in &objects[..40] {
             let pinned = other.begin(OpKind::Remove).await.unwrap();
-            let retiring = other.announce_retire(*addr).await.unwrap();
+            let retiring = other.prepare_retire(*addr).await.unwrap();
             other.retire(retiring);
             drop(pinned);
         }
@@ -188,7 +188,7 @@ fn free_orphans_of_another_class_are_used() {
         assert!(matches!(second.alloc(ONE, 64).await, Err(PoolError::Full { .. })));
         for addr in objects {
             let pinned = second.begin(OpKind::Remove).await.unwrap();
-            let retiring = second.announce_retire(addr).await.unwrap();
+            let retiring = second.prepare_retire(addr).await.unwrap();
             second.retire(retiring);
             drop(pinned);
             tick(&second, 1).await;
@@ -233,7 +233,7 @@ fn threads_share_a_pool() {
                                 Err(error) => panic!("{error}"),
                             }
                             if let Ok((addr, _)) = from.try_recv() {
-                                let retiring = session.announce_retire(addr).await.unwrap();
+                                let retiring = session.prepare_retire(addr).await.unwrap();
                                 session.retire(retiring);
                             }
                             if live.len() > 20 {

@@ -49,7 +49,7 @@ async fn update(endpoint: AnyEndpoint, compute: usize, shared: Rc<Shared>) {
         session.endpoint().sleep(6_000).await;
         let at = session.endpoint().random() as usize % LEAVES;
         let old = std::mem::replace(&mut shared.leaves.borrow_mut()[at], leaf);
-        let retiring = session.announce_retire(old).await.unwrap();
+        let retiring = session.prepare_retire(old).await.unwrap();
         session.retire(retiring);
         drop(pinned);
         if number % 32 == 31 {

@@ -60,7 +60,7 @@ fn live_and_free_at_once_is_found() {
 #[test]
 fn live_and_retired_at_once_is_found() {
     with_objects(async |session, [one, two]| {
-        let retiring = session.announce_retire(one).await.unwrap();
+        let retiring = session.prepare_retire(one).await.unwrap();
         let report = audit_of(&session, &[(one, 100), (two, 100)]).await;
         assert!(report.closes(), "announced is not unlinked: {report:?}");
         let word = session.pool().geometry().retire_addr(ONE, session.id(), 0);
@@ -72,7 +72,7 @@ fn live_and_retired_at_once_is_found() {
         let report = audit_of(&session, &[(one, 100), (two, 100)]).await;
         assert!(report.problems.iter().any(|what| what.contains("has retired")), "{report:?}");
         set_word(&session, stray, 0).await;
-        session.cancel_retire(retiring).await.unwrap();
+        session.cancel_retire(retiring);
     });
 }
 
@@ -117,7 +117,7 @@ fn a_second_free_from_elsewhere_is_an_error() {
         assert!(matches!(twice, Err(PoolError::Corrupt(_))), "{twice:?}");
         let no_object = other.pool().give_back(client, &[one.plus(64)]).await;
         assert!(matches!(no_object, Err(PoolError::Corrupt(_))), "{no_object:?}");
-        let announced = other.announce_retire(GlobalAddr::NULL).await;
+        let announced = other.prepare_retire(GlobalAddr::NULL).await;
         assert!(matches!(announced, Err(PoolError::Corrupt(_))), "{announced:?}");
     });
 }

@@ -12,7 +12,7 @@ const ONE: ServerId = ServerId(0);
 async fn retire_one(session: &Mine) -> GlobalAddr {
     let pinned = session.begin(OpKind::Remove).await.unwrap();
     let addr = session.alloc(ONE, 64).await.unwrap();
-    let retiring = session.announce_retire(addr).await.unwrap();
+    let retiring = session.prepare_retire(addr).await.unwrap();
     assert_eq!(retiring.addr(), addr);
     session.retire(retiring);
     drop(pinned);
@@ -216,21 +216,21 @@ fn a_full_retire_page_says_so_and_empties() {
         let room = RETIRE_WORDS - 2 * 64;
         for _ in 0..room {
             let addr = two.alloc(ONE, 64).await.unwrap();
-            let retiring = one.announce_retire(addr).await.unwrap();
+            let retiring = one.prepare_retire(addr).await.unwrap();
             one.retire(retiring);
         }
         let addr = two.alloc(ONE, 64).await.unwrap();
-        assert_eq!(one.announce_retire(addr).await, Err(PoolError::RetireFull));
+        assert_eq!(one.prepare_retire(addr).await, Err(PoolError::RetireFull));
         let own = one.alloc(ONE, 64).await.unwrap();
-        let retiring = one.announce_retire(own).await.expect("room of its own");
-        one.cancel_retire(retiring).await.unwrap();
+        let retiring = one.prepare_retire(own).await.expect("room of its own");
+        one.cancel_retire(retiring);
         let report = audit_of(&two, &[(addr, 64)]).await;
         assert_eq!(report.classes[0].retired, room as u64);
         drop((pinned, reading));
         tick(&two, 2).await;
         tick(&one, 6).await;
-        let retiring = one.announce_retire(addr).await.unwrap();
-        one.cancel_retire(retiring).await.unwrap();
+        let retiring = one.prepare_retire(addr).await.unwrap();
+        one.cancel_retire(retiring);
         one.free_unpublished(own, 64);
         one.leave().await.unwrap();
         let report = audit_of(&two, &[(addr, 64)]).await;
@@ -248,7 +248,7 @@ fn what_a_dropped_session_retired_is_reclaimed_by_others() {
         let addr = retire_one(&one).await;
         // Announced and then forgotten: the object stays in use.
         let kept = one.alloc(ServerId(1), 64).await.unwrap();
-        drop(one.announce_retire(kept).await.unwrap());
+        drop(one.prepare_retire(kept).await.unwrap());
         let id = one.id();
         drop(one);
         assert_eq!(pool.sessions(), 0);

@@ -240,11 +240,11 @@ fn a_dead_members_blocks_are_rebuilt() {
         }
         // Two unlinked and retired, one announced and not unlinked.
         for addr in &theirs[..2] {
-            let retiring = dead.announce_retire(*addr).await.unwrap();
+            let retiring = dead.prepare_retire(*addr).await.unwrap();
             dead.retire(retiring);
         }
         dead.tick().await.unwrap();
-        drop(dead.announce_retire(theirs[2]).await.unwrap());
+        drop(dead.prepare_retire(theirs[2]).await.unwrap());
         drop(pinned);
         linked
     });
@@ -317,7 +317,7 @@ fn who_leaves_something_retired_leaves_its_blocks_to_recovery() {
         let leaver = member(&other_end).await;
         let [kept, gone] =
             [leaver.alloc(ONE, 64).await.unwrap(), leaver.alloc(ONE, 64).await.unwrap()];
-        let retiring = leaver.announce_retire(gone).await.unwrap();
+        let retiring = leaver.prepare_retire(gone).await.unwrap();
         leaver.retire(retiring);
         (leaver, kept)
     });
@@ -346,7 +346,7 @@ fn what_the_living_have_retired_is_left_to_them() {
         let survivor = member(end).await;
         let early = Audit::new(&survivor).await.unwrap();
         let pinned = survivor.begin(OpKind::Remove).await.unwrap();
-        let retiring = survivor.announce_retire(objects[0]).await.unwrap();
+        let retiring = survivor.prepare_retire(objects[0]).await.unwrap();
         survivor.retire(retiring);
         drop(pinned);
         let recovery = survivor.recover_begin().await.unwrap().unwrap();
@@ -374,7 +374,7 @@ fn a_recovery_under_way_holds_objects_back() {
         let recovery = survivor.recover_begin().await.unwrap().unwrap();
         let pinned = survivor.begin(OpKind::Remove).await.unwrap();
         let addr = survivor.alloc(ONE, 64).await.unwrap();
-        let retiring = survivor.announce_retire(addr).await.unwrap();
+        let retiring = survivor.prepare_retire(addr).await.unwrap();
         survivor.retire(retiring);
         drop(pinned);
         tick(&survivor, 20).await;
@@ -395,10 +395,10 @@ fn a_stale_announcement_frees_nothing() {
         let object = survivor.alloc(ONE, 64).await.unwrap();
         (survivor, object)
     });
-    pair.die_after(async |dead| drop(dead.announce_retire(object).await.unwrap()));
+    pair.die_after(async |dead| drop(dead.prepare_retire(object).await.unwrap()));
     pair.run(async |_| {
         let pinned = survivor.begin(OpKind::Remove).await.unwrap();
-        let retiring = survivor.announce_retire(object).await.unwrap();
+        let retiring = survivor.prepare_retire(object).await.unwrap();
         survivor.retire(retiring);
         drop(pinned);
         tick(&survivor, 4).await;
@@ -467,7 +467,7 @@ fn audit_around_recovery(knows: bool) -> AuditReport {
         let reading = survivor.begin(OpKind::Get).await.unwrap();
         let pinned = leaver.begin(OpKind::Remove).await.unwrap();
         for addr in gone {
-            let retiring = leaver.announce_retire(addr).await.unwrap();
+            let retiring = leaver.prepare_retire(addr).await.unwrap();
             leaver.retire(retiring);
         }
         drop(pinned);

@@ -83,9 +83,9 @@ async fn run(seed: u64, end: &farleaf_fabric::AnyEndpoint) {
             55..=89 => {
                 let pinned = session.begin(OpKind::Remove).await.unwrap();
                 if let Some((addr, bytes)) = model.take(&mut random) {
-                    match session.announce_retire(addr).await {
+                    match session.prepare_retire(addr).await {
                         Ok(retiring) if random.below(8) == 0 => {
-                            session.cancel_retire(retiring).await.unwrap();
+                            session.cancel_retire(retiring);
                             model.add(addr, bytes);
                         }
                         Ok(retiring) => session.retire(retiring),
@@ -125,7 +125,7 @@ async fn run(seed: u64, end: &farleaf_fabric::AnyEndpoint) {
     check(&sessions, &model, seed, usize::MAX).await;
     for (addr, _) in std::mem::take(&mut model.live) {
         let pinned = sessions[0].begin(OpKind::Remove).await.unwrap();
-        let retiring = sessions[0].announce_retire(addr).await.unwrap();
+        let retiring = sessions[0].prepare_retire(addr).await.unwrap();
         sessions[0].retire(retiring);
         drop(pinned);
         tick(&sessions[0], 1).await;

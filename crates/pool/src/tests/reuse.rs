@@ -20,7 +20,7 @@ async fn epoch(session: &Mine) -> u64 {
 /// Retires `addr` within an operation; gives the global epoch of then.
 async fn retire(session: &Mine, addr: GlobalAddr) -> u64 {
     let pinned = session.begin(OpKind::Remove).await.unwrap();
-    let retiring = session.announce_retire(addr).await.unwrap();
+    let retiring = session.prepare_retire(addr).await.unwrap();
     let retired_at = epoch(session).await;
     session.retire(retiring);
     drop(pinned);

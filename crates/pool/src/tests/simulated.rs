@@ -85,11 +85,11 @@ impl Table {
             shared.reads.set(shared.reads.get() + 1);
             return Ok(());
         }
-        let retiring = session.announce_retire(addr).await?;
+        let retiring = session.prepare_retire(addr).await?;
         if client.cas(self.slot(key), found, 0).await? == found {
             session.retire(retiring);
         } else {
-            session.cancel_retire(retiring).await?;
+            session.cancel_retire(retiring);
         }
         Ok(())
     }
@@ -329,7 +329,7 @@ fn an_audit_beside_its_own_members_maintenance_adds_up() {
             );
             for number in 0..OBJECTS {
                 let addr = busy.alloc(ServerId((number % 2) as u16), 64).await.unwrap();
-                let retiring = busy.announce_retire(addr).await.unwrap();
+                let retiring = busy.prepare_retire(addr).await.unwrap();
                 busy.retire(retiring);
             }
             endpoint.spawn(async move {

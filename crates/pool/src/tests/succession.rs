@@ -34,7 +34,7 @@ async fn work(session: &Mine, cell: GlobalAddr) -> Result<(), PoolError> {
     let linked = session.alloc(server, 64).await?;
     let [_lost, gone] = [session.alloc(server, 300).await?, session.alloc(server, 64).await?];
     session.reliable().cas(cell, 0, linked.word()).await?;
-    session.retire(session.announce_retire(gone).await?);
+    session.retire(session.prepare_retire(gone).await?);
     session.tick().await
 }
 

@@ -72,13 +72,13 @@ async fn empty(session: &Mine, at: GlobalAddr) -> Result<(), PoolError> {
     let bytes = content.words()[0];
     assert!(content.words().iter().all(|word| *word == bytes), "handed out to another");
     assert!(BYTES.contains(&(bytes as usize)), "handed out to another");
-    let retiring = session.announce_retire(addr).await?;
+    let retiring = session.prepare_retire(addr).await?;
     let session = session.without_deadline();
     let emptied = session.endpoint().random() | 1;
     if session.reliable().cas_release(at, found, emptied).await? == found {
         session.retire(retiring);
     } else {
-        session.cancel_retire(retiring).await?;
+        session.cancel_retire(retiring);
     }
     Ok(())
 }

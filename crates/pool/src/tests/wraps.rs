@@ -42,7 +42,7 @@ fn words_wrap_under_use() {
                 assert!(audit_of(&session, &live).await.closes(), "life {life}, round {round}");
                 for (addr, _) in live {
                     let pin = session.begin(farleaf_fabric::OpKind::Other).await.unwrap();
-                    let retiring = session.announce_retire(addr).await.unwrap();
+                    let retiring = session.prepare_retire(addr).await.unwrap();
                     session.retire(retiring);
                     drop(pin);
                 }

@@ -240,7 +240,7 @@ impl Changing<'_> {
                 let before = Before::Leaf(place.word.addr());
                 self.write_leaf(&mut ops, before, self.is_blind()).await?;
             }
-            retiring = Some(self.session.announce_retire(place.word.addr()).await?);
+            retiring = Some(self.session.prepare_retire(place.word.addr()).await?);
         }
         let mut ops = self.io.post_many(ops).await?;
         self.leaf_written();
@@ -249,7 +249,7 @@ impl Changing<'_> {
             return self.over_own(place, bucket, &old, retiring, may_absorb).await;
         };
         if let Some(retiring) = retiring {
-            self.session.cancel_retire(retiring).await?;
+            self.session.cancel_retire(retiring);
         }
         let decision = self.change.decide(false, None);
         if position < place.plen() {
@@ -285,13 +285,13 @@ impl Changing<'_> {
             Decision::Apply(outcome) if absorbed => {
                 self.tree.counters.absorbed.add(1);
                 if let Some(retiring) = retiring {
-                    self.session.cancel_retire(retiring).await?;
+                    self.session.cancel_retire(retiring);
                 }
                 return Ok(Next::Ended(Ended::Done(outcome)));
             }
             Decision::Leave(outcome) => {
                 if let Some(retiring) = retiring {
-                    self.session.cancel_retire(retiring).await?;
+                    self.session.cancel_retire(retiring);
                 }
                 return Ok(Next::Ended(Ended::Done(outcome)));
             }

@@ -210,14 +210,14 @@ impl<'a> Switch<'a> {
         }
         let mut ops = self.session.client().ops();
         let put = self.replacement(&mut ops, &place, &live).await?;
-        let retiring = self.session.announce_retire(self.node.addr).await?;
+        let retiring = self.session.prepare_retire(self.node.addr).await?;
         self.io.post_many(ops).await?;
         if let Some((_, new)) = &self.new {
             new.written();
         }
         match self.publish(&place, put).await? {
             Winner::Another => {
-                self.session.cancel_retire(retiring).await?;
+                self.session.cancel_retire(retiring);
                 Ok(Progress::Again)
             }
             winner => {
@@ -368,12 +368,12 @@ impl<'a> Switch<'a> {
             Winner::Perhaps => self.claim().await?,
         };
         let retiring = match (is_mine, retiring) {
-            (true, None) => Some(self.session.announce_retire(self.node.addr).await?),
+            (true, None) => Some(self.session.prepare_retire(self.node.addr).await?),
             (_, retiring) => retiring,
         };
         match retiring {
             Some(retiring) if is_mine => self.session.retire(retiring),
-            Some(retiring) => self.session.cancel_retire(retiring).await?,
+            Some(retiring) => self.session.cancel_retire(retiring),
             None => {}
         }
         Ok(())

@@ -67,7 +67,7 @@ impl<'a> Publication<'a> {
                 self.tree.counters.outcomes[verdict as usize].add(1);
                 match verdict {
                     Verdict::Done => expected,
-                    Verdict::NotDone => return self.lost(None).await,
+                    Verdict::NotDone => return Ok(self.lost(None)),
                     Verdict::Unknown => {
                         return Err(unknown(format!(
                             "a completion from memory server {} was lost, and others have changed \
@@ -84,7 +84,7 @@ impl<'a> Publication<'a> {
         };
         self.is_posted = false;
         if found != expected {
-            return self.lost(Some(found)).await;
+            return Ok(self.lost(Some(found)));
         }
         if let Some(retiring) = self.retiring.take() {
             self.session.retire(retiring);
@@ -93,13 +93,13 @@ impl<'a> Publication<'a> {
     }
 
     /// It has not happened, and will not.
-    async fn lost(&mut self, found: Option<Word>) -> Result<Published, IndexError> {
+    fn lost(&mut self, found: Option<Word>) -> Published {
         self.objects.iter().for_each(Unlinked::unkeep);
         let objects = std::mem::take(&mut self.objects);
         if let Some(retiring) = self.retiring.take() {
-            self.session.cancel_retire(retiring).await?;
+            self.session.cancel_retire(retiring);
         }
-        Ok(Published::Lost(found, objects))
+        Published::Lost(found, objects)
     }
 }
 
@@ -126,8 +126,7 @@ impl Drop for Publication<'_> {
                     objects.iter().for_each(Unlinked::unkeep);
                     drop(objects);
                     if let Some(retiring) = retiring {
-                        // A later tick clears the word if this fails.
-                        let _ = session.cancel_retire(retiring).await;
+                        session.cancel_retire(retiring);
                     }
                 }
                 // What may be linked is freed by nobody, until its block is swept.

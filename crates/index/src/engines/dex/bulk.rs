@@ -194,7 +194,7 @@ impl Cache {
     ) -> Result<(), IndexError> {
         let mut retiring = Vec::new();
         for (addr, _) in &old {
-            retiring.push(session.announce_retire(*addr).await?);
+            retiring.push(session.prepare_retire(*addr).await?);
         }
         // What has been logged of the empty table must not come to the new one.
         self.void_log(session).await?;

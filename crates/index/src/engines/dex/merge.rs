@@ -106,7 +106,7 @@ impl Cache {
             .remove_separator(index)
             .map_err(|error| self.remote.damaged(frames.addr(above.frame()), error))?;
         let parent_sparse = self.is_sparse(&Node::new(layout, &parent_words));
-        let retiring = session.announce_retire(right_addr).await?;
+        let retiring = session.prepare_retire(right_addr).await?;
         // The whole holds what both did (INV-DEX-LOG-2).
         let both = frames.ctl(left).version().max(frames.ctl(right).version());
         let merged = self.log.version(level, both);

@@ -464,7 +464,7 @@ impl Cache {
                     return Ok(Attempt::Changed(outcome, sparse));
                 }
                 let retiring = match old_record {
-                    Some(record) => Some(session.announce_retire(record).await?),
+                    Some(record) => Some(session.prepare_retire(record).await?),
                     None => None,
                 };
                 let version = cache.log.version(0, ctl.version());
@@ -579,7 +579,7 @@ impl Cache {
         let retiring = match old_record {
             Some(record) => {
                 let (addr, _) = self.remote.record_place(record)?;
-                Some(session.announce_retire(addr).await?)
+                Some(session.prepare_retire(addr).await?)
             }
             None => None,
         };

@@ -496,7 +496,7 @@ async fn put_map(
     new.bytes = 2 * slot_bytes;
     let mut retiring = Vec::new();
     for addr in unnamed {
-        retiring.push(session.announce_retire(addr).await?);
+        retiring.push(session.prepare_retire(addr).await?);
     }
     if let Some(object) = object {
         object.keep();

@@ -95,7 +95,7 @@ impl Example {
         let new = session.alloc_unlinked(session.place(), bytes).await?;
         new.write(encode(session.client().buf(bytes), pairs, self.0.meta())).await?;
         let retiring = match old {
-            Some(old) => Some(session.announce_retire(old).await?),
+            Some(old) => Some(session.prepare_retire(old).await?),
             None => None,
         };
         new.keep();

@@ -132,10 +132,10 @@ impl Tree {
         let slots = slots.iter().copied();
         fill_node(&self.shape, buf.words_mut(), addr, birth, (0, b""), slots);
         object.write(buf).await?;
-        let retiring = session.announce_retire(dying.addr).await?;
+        let retiring = session.prepare_retire(dying.addr).await?;
         self.freeze(session, &mut dying).await?;
         if live_slots(&dying.words).next().is_some() {
-            session.cancel_retire(retiring).await?;
+            session.cancel_retire(retiring);
             self.relocate(session, dying, b"").await?;
             return Ok(false);
         }

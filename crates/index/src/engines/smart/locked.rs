@@ -95,14 +95,14 @@ impl Tree {
         let retiring = match old.content() {
             NewValue::Record(word) => {
                 let (record, _) = self.record_place(word)?;
-                Some(session.announce_retire(record).await?)
+                Some(session.prepare_retire(record).await?)
             }
             _ => None,
         };
         let (by, token) = (old.by(), session.lock_token());
         if session.reliable().cas(leaf.lock_addr(), by, token).await? != by {
             if let Some(retiring) = retiring {
-                session.cancel_retire(retiring).await?;
+                session.cancel_retire(retiring);
             }
             count(&self.counts.lock_lost);
             return Ok(Err(content));

@@ -83,14 +83,14 @@ impl Tree {
     ) -> Result<(), IndexError> {
         let mut of = self.copy_type(&dying);
         let mut object = self.alloc_node(session, of).await?;
-        let retiring = session.announce_retire(dying.addr).await?;
+        let retiring = session.prepare_retire(dying.addr).await?;
         self.freeze(session, &mut dying).await?;
         if self.copy_type(&dying) != of {
             of = self.copy_type(&dying);
             object = match self.alloc_node(session, of).await {
                 Ok(object) => object,
                 Err(error) => {
-                    session.cancel_retire(retiring).await?;
+                    session.cancel_retire(retiring);
                     return Err(error);
                 }
             };
@@ -213,7 +213,7 @@ impl Tree {
             count(&self.counts.relocated);
         } else {
             made.unkeep();
-            session.cancel_retire(retiring).await?;
+            session.cancel_retire(retiring);
             count(&self.counts.relocate_lost);
         }
         Ok(won)
@@ -261,9 +261,9 @@ impl Tree {
         }
         new.is_written = true;
         let view = Leaf::new(self.shape.table, old.addr, &old.words);
-        let mut retiring = vec![session.announce_retire(old.addr).await?];
+        let mut retiring = vec![session.prepare_retire(old.addr).await?];
         if let NewValue::Record(word) = view.content() {
-            retiring.push(session.announce_retire(self.record_place(word)?.0).await?);
+            retiring.push(session.prepare_retire(self.record_place(word)?.0).await?);
         }
         let (by, lock) = (view.by(), session.lock_token() | MOVING);
         let is_locked = session.reliable().cas(old.lock_addr(), by, lock).await? == by;
@@ -281,7 +281,7 @@ impl Tree {
             count(&self.counts.lock_lost);
         }
         for retiring in retiring {
-            session.cancel_retire(retiring).await?;
+            session.cancel_retire(retiring);
         }
         Ok(Err(new))
     }

@@ -87,11 +87,12 @@ impl Tree {
         if !is_dead || slot.is_frozen() {
             return Ok(());
         }
-        let retiring = session.announce_retire(slot.addr()).await?;
+        let retiring = session.prepare_retire(slot.addr()).await?;
         let (by, token) = (leaf.by(), session.lock_token());
         let leaf = LeafImage::new(slot.addr(), &image);
         if reliable.cas(leaf.lock_addr(), by, token).await? != by {
-            return Ok(session.cancel_retire(retiring).await?);
+            session.cancel_retire(retiring);
+            return Ok(());
         }
         let Some(mut held) = path.nodes.pop() else { return Ok(()) };
         let (at, tomb) = (held.slot_addr(index), Slot::tomb(slot.edge()));
@@ -103,7 +104,8 @@ impl Tree {
             return Ok(());
         }
         self.unlock(session, &leaf, token).await?;
-        Ok(session.cancel_retire(retiring).await?)
+        session.cancel_retire(retiring);
+        Ok(())
     }
 
     /// Empties the slot of a leaf that this client has locked; whether it led there.

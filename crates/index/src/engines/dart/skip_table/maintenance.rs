@@ -268,7 +268,7 @@ impl Tree {
         let old = word.place().map(|(addr, _)| addr);
         let mut retiring = Vec::new();
         for addr in old.iter().chain(unlinked) {
-            retiring.push(session.announce_retire(*addr).await?);
+            retiring.push(session.prepare_retire(*addr).await?);
         }
         let at = self.meta.plus(META_TABLES);
         let linked = || objects.iter().chain([&descriptor]);
@@ -286,7 +286,7 @@ impl Tree {
         if found != word.0 {
             linked().for_each(Unlinked::unkeep);
             for retiring in retiring {
-                session.cancel_retire(retiring).await?;
+                session.cancel_retire(retiring);
             }
             return Ok(None);
         }
