@@ -110,7 +110,7 @@ struct Known {
 /// A sender's chance at a ring.
 enum Chance {
     Closed,
-    /// Where the ring ends is to be found out first, of an owner's life with so many words taken.
+    /// The end of the ring has to be found first, of an owner's life with so many words taken.
     Unknown(u32, u32),
     /// Room for some, from a position on.
     Room(u32, usize),

@@ -297,7 +297,7 @@ impl Retired {
         self.pending.len() >= PENDING_MANY || self.pending.iter().any(|object| object.pinned < view)
     }
 
-    /// What waits in this member's memory alone.
+    /// Returns the objects that wait in this member's memory alone.
     pub(crate) fn unannounced(&self) -> impl Iterator<Item = GlobalAddr> + '_ {
         let pending = self.pending.iter().map(|object| object.addr);
         self.own.iter().map(|object| object.addr).chain(pending)

@@ -41,7 +41,7 @@ struct Hosted<T> {
 pub struct Leaving(Arc<AtomicUsize>);
 
 impl Leaving {
-    /// Whether all requests that were begun are done.
+    /// Returns whether all requests that were begun are done.
     pub fn is_done(&self) -> bool {
         self.0.load(Ordering::SeqCst) == 0
     }

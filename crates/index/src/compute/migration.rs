@@ -4,10 +4,10 @@ use farleaf_fabric::Incarnation;
 
 use crate::IndexError;
 
-/// How much is done on one partition.
+/// The load of one partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartLoad {
-    /// Who serves it.
+    /// The compute server that serves it.
     pub owner: Incarnation,
     /// Exclusive lower bound.
     pub low: Option<Vec<u8>>,
@@ -50,7 +50,7 @@ pub enum MoveError {
     /// Somebody has ended the move, as its giver or taker was taken for dead.
     #[error("the move was called off: one of its compute servers was taken for dead")]
     CalledOff,
-    /// What an index operation can fail with.
+    /// An error of an index operation.
     #[error(transparent)]
     Index(#[from] IndexError),
 }

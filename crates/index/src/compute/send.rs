@@ -26,7 +26,7 @@ fn is_real(endpoint: &AnyEndpoint) -> bool {
     !matches!(endpoint, AnyEndpoint::Sim(_))
 }
 
-/// How much longer an operation is sent from owner to owner.
+/// The limit on sending an operation from owner to owner.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
     pub(crate) tries: u32,

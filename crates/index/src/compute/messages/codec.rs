@@ -22,9 +22,9 @@ const TEXT_MAX: usize = 4 << 10;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("at byte {at}: {what}")]
 pub struct Malformed {
-    /// Where.
+    /// The place of the fault.
     pub at: usize,
-    /// What is wrong there.
+    /// The fault.
     pub what: &'static str,
 }
 
@@ -57,7 +57,7 @@ fn put_u64(out: &mut Vec<u8>, number: u64) {
 }
 
 fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
-    // What is longer than the length can say is longer than a content may be.
+    // A content whose length does not fit is longer than a content may be.
     out.extend((bytes.len().min(u32::MAX as usize) as u32).to_le_bytes());
     out.extend_from_slice(bytes);
 }
@@ -259,7 +259,7 @@ pub fn decode_request(content: &[u8]) -> Result<(GlobalAddr, Op), Malformed> {
     Ok((table, op))
 }
 
-/// What a reply says.
+/// The content of a reply.
 ///
 /// # Errors
 /// [`Malformed`].
@@ -289,7 +289,7 @@ pub fn decode_reply(content: &[u8]) -> Result<Result<OpReply, IndexError>, Malfo
     Ok(Ok(reply))
 }
 
-/// What is left of a content.
+/// The rest of a content.
 struct Input<'a> {
     content: &'a [u8],
     at: usize,

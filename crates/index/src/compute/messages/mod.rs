@@ -63,7 +63,7 @@ pub enum Op {
     Share {
         to: Incarnation,
     },
-    /// How much is done on what you have; `decay` forgets half of it.
+    /// Asks how much is done on the receiver's partitions; `decay` forgets half of it.
     Load {
         decay: bool,
     },
@@ -100,7 +100,7 @@ impl Op {
         })
     }
 
-    /// Whether it changes nothing, so that it may be done again.
+    /// Returns whether it changes nothing, so that it may be done again.
     pub fn is_read(&self) -> bool {
         matches!(
             self,
@@ -108,7 +108,7 @@ impl Op {
         )
     }
 
-    /// Whether it moves a range, which takes long.
+    /// Returns whether it moves a range, which takes long.
     pub(crate) fn moves(&self) -> bool {
         matches!(self, Op::Give { .. } | Op::Share { .. })
     }
@@ -123,7 +123,7 @@ impl Op {
     }
 }
 
-/// What became of a [`Op`].
+/// The outcome of an [`Op`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum OpReply {
     /// Of a get.

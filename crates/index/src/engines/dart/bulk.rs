@@ -34,7 +34,7 @@ struct Builder<'a> {
     session: &'a Session,
     /// Nodes from the root down, each with a smaller plen than the next.
     open: Vec<Open>,
-    /// What the next key decides the place of: a word, and its plen if it leads to a node.
+    /// The word whose place the next key decides: a word, and its plen if it leads to a node.
     pending: Option<(Word, usize)>,
     last: Vec<u8>,
     count: u64,

@@ -18,7 +18,7 @@ use super::word::{Child, SESSION_MASK, Step, Word};
 use crate::IndexError;
 use crate::change::{Change, Decision, Outcome};
 
-/// How one attempt at a change ended.
+/// The end of one attempt at a change.
 pub(super) enum Ended {
     Done(Outcome),
     /// This start leads nowhere: the next shorter one.
@@ -60,7 +60,7 @@ impl Changing<'_> {
         }
     }
 
-    /// Whether the change is blind: an update or upsert that needs no answer about the value.
+    /// Returns whether the change is blind: an update or upsert that needs no answer about the value.
     fn is_blind(&self) -> bool {
         let Change { value, replaces, expected, .. } = self.change;
         value.is_some() && *replaces && expected.is_none()
@@ -467,7 +467,7 @@ pub(super) fn attempt_at(place: &Place, put: Word, mine: Mine) -> Attempt {
     Attempt { at, expected, put, mine, shared, removed: None }
 }
 
-/// How it goes on at a slot.
+/// The next step at a slot.
 enum Next {
     Ended(Ended),
     /// The CAS was lost to this word.

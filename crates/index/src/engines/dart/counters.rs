@@ -35,7 +35,7 @@ impl Count {
 
 macro_rules! counters {
     ($($(#[doc = $doc:literal])+ $field:ident: $name:literal,)+) => {
-        /// What an open table has done.
+        /// Counts of an open table's work.
         #[derive(Debug, Default)]
         pub(super) struct Counters {
             $($(#[doc = $doc])+ pub(super) $field: Count,)+

@@ -62,14 +62,14 @@ impl Place {
     }
 }
 
-/// Where a way begins.
+/// The beginning of a way.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Start {
     Root(CheckLine),
     Express(NodeRef),
 }
 
-/// Where a way ends.
+/// The end of a way.
 #[derive(Debug)]
 pub(super) enum Landing {
     /// At a slot that leads to no inner node, with the words of its bucket.

@@ -37,7 +37,7 @@ const fn permutation() -> [u8; 256] {
     places
 }
 
-/// Where a step's word is in its bucket.
+/// The place of a step's word in its bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {
     /// In this slot.
@@ -152,7 +152,7 @@ impl NodeShape {
         }
     }
 
-    /// What is wrong with the words of a node (`INV-DART-1`, `INV-DART-2`).
+    /// Returns the faults of a node's words (`INV-DART-1`, `INV-DART-2`).
     pub(super) fn problem(&self, node: NodeType, words: &[u64]) -> Option<String> {
         let mut seen = Vec::new();
         for (index, word) in words.iter().enumerate() {

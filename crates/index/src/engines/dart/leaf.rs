@@ -28,7 +28,7 @@ const OVER_TOMB: u16 = 2;
 const OVER_EMPTY: u16 = 4;
 const SESSION_SHIFT: u32 = 3;
 
-/// What a leaf replaced when it was linked.
+/// The content of a slot that a leaf replaced when it was linked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Before {
     /// It was born in a new node.
@@ -158,7 +158,7 @@ impl Leaf {
         &self.0.bytes()[start..start + self.value_bytes()]
     }
 
-    /// Whether a blind update or upsert put it over the same key.
+    /// Returns whether a blind update or upsert put it over the same key.
     pub(super) fn is_blind(&self) -> bool {
         self.flags() & BLIND != 0
     }
@@ -183,7 +183,7 @@ impl Leaf {
         (common < own.len() || common < key.len()).then_some(common)
     }
 
-    /// Whether its key begins with the first `len` bytes of `key`.
+    /// Returns whether its key begins with the first `len` bytes of `key`.
     pub(super) fn shares(&self, key: &[u8], len: usize) -> bool {
         len <= key.len() && self.key().get(..len) == Some(&key[..len])
     }

@@ -79,7 +79,7 @@ pub(super) async fn read_line(io: Reliable<'_>, meta: GlobalAddr) -> Result<Chec
 
 /// The check line as this compute server has seen it in the present moment.
 ///
-/// What it names is not reused while the moment stays the same (pool, INV-EPOCH-7). It may have left the
+/// The objects that it names are not reused while the moment stays the same (pool, INV-EPOCH-7). It may have left the
 /// tree: an operation that uses R of here believes only unsealed words, until it has read one.
 #[derive(Debug, Default)]
 pub(super) struct RememberedLine {
@@ -114,7 +114,7 @@ impl RememberedLine {
 }
 
 impl CheckLine {
-    /// Whether R can be used although this operation has not read it: nothing comes above a node that
+    /// Returns whether R can be used although this operation has not read it: nothing comes above a node that
     /// dispatches on the first byte.
     pub(super) fn has_lasting_root(&self) -> bool {
         matches!(self.root.child(), Child::Node(_, 0))

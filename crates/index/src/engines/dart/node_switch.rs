@@ -26,7 +26,7 @@ use crate::IndexError;
 use crate::detach::run_to_end;
 use crate::retry::Attempts;
 
-/// How a switch stands.
+/// The progress of a switch.
 enum Progress {
     /// The node is gone. The node that has its slot may have become empty, too.
     Over(Option<NodeRef>),
@@ -36,7 +36,7 @@ enum Progress {
     Again,
 }
 
-/// Who unlinked a node.
+/// The client that unlinked a node.
 enum Winner {
     Mine,
     /// Perhaps this client: the claim decides.
@@ -122,7 +122,7 @@ impl Tree {
         session.client().charge_to(kind);
     }
 
-    /// Whether a node has no child left, or one leaf, as the end of a chain may.
+    /// Returns whether a node has no child left, or one leaf, as the end of a chain may.
     async fn is_nearly_empty(&self, session: &Session, node: NodeRef) -> Result<bool, IndexError> {
         let words = self.read_node(session.reliable(), node).await?;
         let live: Vec<Word> = words.words().iter().map(|word| Word::from_raw(*word)).collect();

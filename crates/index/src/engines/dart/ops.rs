@@ -52,7 +52,7 @@ impl Tree {
         ))
     }
 
-    /// What a way says of its key; `None` if this start says nothing.
+    /// Returns a way's answer on its key; `None` if this start says nothing.
     async fn answer(
         &self,
         session: &Session,

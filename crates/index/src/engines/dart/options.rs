@@ -12,13 +12,13 @@ crate::knobs! {
     pub struct DartOptions {
         /// Most leaves that a scan reads at once.
         "scan_batch" => scan_batch: usize = 64, KnobKind::Count { min: 1, max: 256, unit: "leaves" };
-        /// Whether a reader reads the bucket that it needs, or the whole node: a switch of the ablation.
+        /// Decides whether a reader reads the bucket that it needs, or the whole node: a switch of the ablation.
         "buckets" => buckets: bool = true, KnobKind::Flag, paper "on";
-        /// Whether a blind change that lost to another blind change counts as done just before that one.
+        /// Decides whether a blind change that lost to another blind change counts as done just before that one.
         "absorb" => absorb: bool = true, KnobKind::Flag;
-        /// Whether lookups begin at entries of the skip table: a switch of the ablation.
+        /// Decides whether lookups begin at entries of the skip table: a switch of the ablation.
         "est" => est: bool = true, KnobKind::Flag, paper "on";
-        /// Whether this compute server adds and mends entries, and makes tables.
+        /// Decides whether this compute server adds and mends entries, and makes tables.
         "est_maintenance" => est_maintenance: bool = true, KnobKind::Flag, paper "on";
         /// Prefix lengths of the tables that this compute server makes, ascending.
         "prefixes" => prefixes: Lengths = Lengths::default(), KnobKind::Words { words: &["1+2+4+8+16+32"], also: Some("any ascending list of at most 16 lengths up to 1024") }, paper "powers of two";

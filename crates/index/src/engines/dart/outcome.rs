@@ -22,7 +22,7 @@ const NODES_BELOW: usize = 4;
 /// Bytes of the first READ of a leaf of unknown size.
 const FIRST_BYTES: usize = 64;
 
-/// What a CAS puts.
+/// The word that a CAS puts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mine {
     /// A new leaf.
@@ -46,7 +46,7 @@ pub(super) struct Attempt {
     pub(super) removed: Option<u64>,
 }
 
-/// What became of a CAS.
+/// The outcome of a CAS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Done,

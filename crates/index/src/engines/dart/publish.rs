@@ -18,14 +18,14 @@ pub(super) struct Publication<'a> {
     pub(super) session: &'a Session,
     pub(super) key: &'a [u8],
     pub(super) attempt: Attempt,
-    /// What the CAS links.
+    /// The new objects that the CAS links.
     pub(super) objects: Vec<Unlinked>,
-    /// What it unlinks.
+    /// The object that it unlinks.
     pub(super) retiring: Option<Retiring>,
     is_posted: bool,
 }
 
-/// How a publication ended.
+/// The end of a publication.
 pub(super) enum Published {
     Done,
     /// Nothing has changed. The slot held this word; `None` if it has to be read again.
@@ -129,7 +129,7 @@ impl Drop for Publication<'_> {
                         session.cancel_retire(retiring);
                     }
                 }
-                // What may be linked is freed by nobody, until its block is swept.
+                // An object that may be linked stays, until its block is swept.
                 _ => {}
             }
             drop(hold);

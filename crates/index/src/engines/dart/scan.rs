@@ -30,7 +30,7 @@ enum Item {
     Leaf(Word),
 }
 
-/// Whether all that was dispatched on so far is the same as in a bound's key.
+/// True if all that was dispatched on so far is the same as in a bound's key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Edges {
     low: bool,

@@ -30,7 +30,7 @@ struct Visited {
 struct VisitedLeaf {
     word: Word,
     path: Vec<(usize, u8)>,
-    /// Where its key has to end.
+    /// The position at which its key has to end.
     end: Option<usize>,
 }
 

@@ -127,7 +127,7 @@ impl NodeType {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Word(u64);
 
-/// What a word says of its slot.
+/// The state of a slot, by its word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Child {
     /// Nothing was ever there.
@@ -165,7 +165,7 @@ impl Word {
         Word(step.bits() | u64::from(code) << 52 | 7 << 49 | place(addr))
     }
 
-    /// What `session` leaves in place of a child at `addr`.
+    /// The word that `session` leaves in place of a child at `addr`.
     pub(super) fn tomb(step: Step, addr: GlobalAddr, session: u32) -> Word {
         let session = u64::from(session & SESSION_MASK);
         Word(step.bits() | (session >> 4) << 49 | session & LOW | TOMB | place(addr))
@@ -194,7 +194,7 @@ impl Word {
         }
     }
 
-    /// Whether it leads to a leaf or an inner node.
+    /// Returns whether it leads to a leaf or an inner node.
     #[inline]
     pub(super) fn is_live(self) -> bool {
         self.plain().0 != 0 && !self.is_tomb()
@@ -246,7 +246,7 @@ impl Word {
         ((self.0 >> 49 & 0x7f) << 4 | self.0 & LOW) as u32
     }
 
-    /// Whether it can have been written by this engine.
+    /// Returns whether it can have been written by this engine.
     #[inline]
     pub(super) fn is_legal(self) -> bool {
         let word = self.plain().0;

@@ -35,7 +35,7 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// What a READ of a live node on the way to `key` brought, which began when the view was `c`.
+    /// Remembers a live node on the way to `key`, by a READ that began when the view was `c`.
     pub(super) fn of(
         shape: &Shape,
         addr: GlobalAddr,
@@ -66,7 +66,7 @@ impl Entry {
         Node::new(shape, &self.words)
     }
 
-    /// Whether the node is on the way to `key`, if it is linked.
+    /// Returns whether the node is on the way to `key`, if it is linked.
     pub(super) fn is_on_way(&self, shape: &Shape, key: &[u8]) -> bool {
         key.starts_with(&self.prefix) && self.node(shape).differs(key, 0).is_none()
     }

@@ -54,7 +54,7 @@ impl Held {
     }
 }
 
-/// Where the way to a key ends.
+/// The end of the way to a key.
 #[derive(Debug)]
 pub(super) enum Landing {
     /// The last node has no slot for the key's edge.
@@ -80,7 +80,7 @@ impl Path {
         &self.nodes[self.nodes.len() - 1]
     }
 
-    /// Whether it leads to the object at `addr`.
+    /// Returns whether it leads to the object at `addr`.
     pub(super) fn reaches(&self, addr: GlobalAddr) -> bool {
         let ends_there = match &self.landing {
             Landing::None | Landing::Tomb { .. } => false,
@@ -298,7 +298,7 @@ impl Tree {
         Ok(reliable.read(slot.addr(), reliable.buf(slot.leaf_class().bytes())).await?)
     }
 
-    /// Whether a leaf that was READ by a slot cached at `c` proves what `key` holds.
+    /// Returns whether a leaf that was READ by a slot cached at `c` proves what `key` holds.
     pub(super) fn is_proven(&self, slot: Slot, image: &Buf, key: &[u8], c: u64) -> bool {
         let leaf = self.leaf(slot.addr(), image);
         let proven = leaf.is_valid()

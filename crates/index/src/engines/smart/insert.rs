@@ -133,7 +133,7 @@ impl Tree {
     ) -> Result<Result<(), (NewLeaf, Path)>, Fail> {
         let at = path.last().node(self).dispatch();
         let edge = Edge::of(key, at).ok_or(Fail::Again)?;
-        // What leads to the new leaf, and the nodes in between.
+        // The word that leads to the new leaf, and the nodes in between.
         let (slot, index, expected, nodes) = match &path.landing {
             Landing::None => {
                 let node = path.last().node(self);

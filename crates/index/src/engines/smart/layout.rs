@@ -97,7 +97,7 @@ impl Slot {
         Slot(self.thawed().0 & !EDGE | edge.bits())
     }
 
-    /// Whether it was never used.
+    /// Returns whether it was never used.
     pub(super) fn is_empty(self) -> bool {
         self.thawed().0 == 0
     }
@@ -106,7 +106,7 @@ impl Slot {
         self.0 & TOMB != 0
     }
 
-    /// Whether the node is being replaced; the word never changes again.
+    /// Returns whether the node is being replaced; the word never changes again.
     pub(super) fn is_frozen(self) -> bool {
         self.0 & FROZEN != 0
     }
@@ -115,7 +115,7 @@ impl Slot {
         self.0 & LEAF != 0
     }
 
-    /// Whether it leads to a leaf or a node.
+    /// Returns whether it leads to a leaf or a node.
     pub(super) fn has_child(self) -> bool {
         !self.is_empty() && !self.is_tomb()
     }
@@ -247,7 +247,7 @@ impl Life {
         Life(birth | xxh3_64(&words) >> 41 << 40)
     }
 
-    /// Whether a node of this table was made at `addr` with this word.
+    /// Returns whether a node of this table was made at `addr` with this word.
     pub(super) fn fits(self, table: u64, addr: GlobalAddr) -> bool {
         Life::new(table, addr, self.0 & BIRTH).0 == self.0 & !DEAD
     }
@@ -260,7 +260,7 @@ impl Life {
         Life(self.0 | DEAD)
     }
 
-    /// Whether it was made at view `c` or before: then a pointer that was read at `c` leads to it.
+    /// Returns whether it was made at view `c` or before: then a pointer that was read at `c` leads to it.
     pub(super) fn is_born_by(self, c: u64) -> bool {
         c.wrapping_sub(self.0) & BIRTH < 1 << 39
     }
@@ -429,7 +429,7 @@ impl<'a> Node<'a> {
         self.slots().filter(|slot| slot.has_child()).count()
     }
 
-    /// Whether the word of a node of this table that was made at `addr` as `of` is here, dead or alive.
+    /// Returns whether the word of a node of this table that was made at `addr` as `of` is here, dead or alive.
     pub(super) fn is_of(self, shape: &Shape, addr: GlobalAddr, of: NodeType) -> bool {
         self.node_type() == Some(of)
             && self.capacity() == of.capacity()

@@ -33,14 +33,14 @@ const KEY: usize = 3;
 /// Words beside key and value.
 const FIXED_WORDS: usize = 4;
 
-/// What a leaf's key is to hold.
+/// The new value of a leaf's key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NewValue<'a> {
     /// Nothing: the key is absent.
     Absent,
     /// This.
     Inline(&'a [u8]),
-    /// What is in the record that this word names.
+    /// The value in the record that this word names.
     Record(u64),
 }
 
@@ -77,7 +77,7 @@ impl<'a> Leaf<'a> {
         self.words[0]
     }
 
-    /// Whether the key is present.
+    /// Returns whether the key is present.
     pub(super) fn is_valid(self) -> bool {
         self.head() & VALID != 0
     }
@@ -94,7 +94,7 @@ impl<'a> Leaf<'a> {
         self.words[self.words.len() - 1]
     }
 
-    /// Whether its value moves, or has moved, to another leaf.
+    /// Returns whether its value moves, or has moved, to another leaf.
     pub(super) fn is_moving(self) -> bool {
         self.lock() & MOVING != 0 && self.lock() != self.by()
     }
@@ -107,22 +107,22 @@ impl<'a> Leaf<'a> {
         (self.head() >> 45 & LEN) as usize
     }
 
-    /// Whether key and value fit into the object.
+    /// Returns whether key and value fit into the object.
     pub(super) fn is_sound(self) -> bool {
         leaf_bytes(self.key_len(), self.value_len()) <= self.words.len() * 8
     }
 
-    /// Whether all words are of one content.
+    /// Returns whether all words are of one content.
     pub(super) fn is_whole(self) -> bool {
         self.is_sound() && self.words[1] == self.sum()
     }
 
-    /// Whether nobody has locked it. Asked of a whole leaf.
+    /// Returns whether nobody has locked it. Asked of a whole leaf.
     pub(super) fn is_free(self) -> bool {
         self.lock() == self.by()
     }
 
-    /// Whether it was made at view `c` or before: then a slot that was read at `c` leads to it.
+    /// Returns whether it was made at view `c` or before: then a slot that was read at `c` leads to it.
     pub(super) fn is_born_by(self, c: u64) -> bool {
         c.wrapping_sub(self.head()) & BIRTH < 1 << 33
     }
@@ -139,7 +139,7 @@ impl<'a> Leaf<'a> {
         &self.words[first..].as_bytes()[..self.value_len()]
     }
 
-    /// What the key holds. Asked of a sound leaf.
+    /// Returns the value of the key. Asked of a sound leaf.
     pub(super) fn content(self) -> NewValue<'a> {
         match (self.is_valid(), self.has_record()) {
             (false, _) => NewValue::Absent,
@@ -151,7 +151,7 @@ impl<'a> Leaf<'a> {
         }
     }
 
-    /// Whether a value of so many bytes fits in its place.
+    /// Returns whether a value of so many bytes fits in its place.
     pub(super) fn has_room(self, value: usize) -> bool {
         leaf_bytes(self.key_len(), value) <= self.words.len() * 8
     }

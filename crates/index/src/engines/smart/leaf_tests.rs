@@ -53,7 +53,7 @@ fn each_word_and_the_place_are_in_the_sum() {
     }
     assert!(!Leaf::new(TABLE, addr().plus(64), &words).is_whole());
     assert!(!Leaf::new(TABLE + 1, addr(), &words).is_whole());
-    // What lies behind the value, and the lock, are not.
+    // The bytes behind the value, and the lock, are not.
     let mut other = words.clone();
     (other[6], other[7]) = (1, 2);
     assert!(view(&other).is_whole() && !view(&other).is_free());

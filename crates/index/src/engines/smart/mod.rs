@@ -73,7 +73,7 @@ impl Smart {
         self.tree.cache.used()
     }
 
-    /// What operations of this compute server met, by name: cached pointers that proved themselves or did not,
+    /// Counts of this compute server's operations, by name: cached pointers that proved themselves or did not,
     /// locks that another had or a dead client held, nodes replaced and split, leaves unlinked.
     pub fn counts(&self) -> [(&'static str, u64); 8] {
         self.tree.counts.list()

@@ -16,16 +16,16 @@ use crate::change::{Change, Decision, Outcome};
 use crate::limits::{check_key, check_value};
 use crate::retry::{Attempts, LockWait};
 
-/// What an operation goes by.
+/// The pointers that an operation goes by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
-    /// What is cached.
+    /// Cached pointers.
     Cache,
     /// Fresh pointers from the root on, so that each node's parent is known.
     Root,
 }
 
-/// How an attempt at a change ended.
+/// The end of an attempt at a change.
 enum Step {
     Done(Outcome),
     Again(By),

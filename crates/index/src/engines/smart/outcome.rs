@@ -50,7 +50,7 @@ impl Tree {
         Ok(if is_linked { Ok(()) } else { Err(now) })
     }
 
-    /// Whether the way from the root to `key` passes the object at `addr`.
+    /// Returns whether the way from the root to `key` passes the object at `addr`.
     pub(super) async fn reaches(
         &self,
         session: &Session,

@@ -219,7 +219,7 @@ impl Tree {
         Ok(won)
     }
 
-    /// Whether the node that this client has made at `addr` is dead, which it can be only if it was linked.
+    /// Returns whether the node that this client has made at `addr` is dead, which it can be only if it was linked.
     async fn is_dead(&self, session: &Session, addr: GlobalAddr) -> Result<bool, IndexError> {
         Ok(super::layout::Life(session.reliable().word(addr).await?).is_dead())
     }

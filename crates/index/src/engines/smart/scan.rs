@@ -181,7 +181,7 @@ impl Tree {
     }
 }
 
-/// Whether a key that begins with `prefix` may be in the range.
+/// Returns whether a key that begins with `prefix` may be in the range.
 fn meets(range: &ScanRange<'_>, prefix: &[u8]) -> bool {
     let above = match range.from {
         Bound::Unbounded => true,

@@ -23,7 +23,7 @@ const INLINE_BYTES_MAX: usize = 1_024;
 /// Why an attempt did not come to an end.
 #[derive(Debug)]
 pub(super) enum Fail {
-    /// What it went by is out of date: begin again.
+    /// A pointer that it went by is out of date: begin again.
     Again,
     /// It failed for good.
     Error(IndexError),
@@ -185,7 +185,7 @@ pub(super) fn owner(lock: u64) -> u64 {
     lock & !MOVING
 }
 
-/// Whether the holder of a lock is dead; then it is fenced.
+/// Returns whether the holder of a lock is dead; then it is fenced.
 pub(super) async fn is_owner_dead(session: &Session, lock: u64) -> Result<bool, IndexError> {
     let token = owner(lock);
     Ok(LockToken::from_word(token).is_some() && session.owner_is_dead(token).await?)

@@ -34,7 +34,7 @@ const LEAST_GAIN: f64 = 0.02;
 /// Answers between two looks at the clock.
 const LOOK_EVERY: u64 = 4_096;
 
-/// When the next adjustment is due.
+/// The time of the next adjustment.
 #[derive(Debug, Default)]
 pub(in crate::engines::dart) struct AdjustClock {
     is_running: AtomicBool,
@@ -51,7 +51,7 @@ impl AdjustClock {
     }
 }
 
-/// What a sample of the tree has.
+/// A sample of the tree.
 #[derive(Debug, Default)]
 pub(super) struct Sampled {
     /// Accesses below ways, by the positions of their nodes.
@@ -135,7 +135,7 @@ impl Tree {
         clock.depth.store(depth, Ordering::Relaxed);
         let tree = Arc::clone(self);
         session.spawn(async move |session| {
-            // What fails is tried again when it is due for the next time.
+            // A failed adjustment is tried again when the next one is due.
             let _ = tree.adjust(&session).await;
             tree.adjust_clock.is_running.store(false, Ordering::SeqCst);
         });

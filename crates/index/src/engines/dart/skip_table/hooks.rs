@@ -85,7 +85,7 @@ impl Tree {
         Ok(true)
     }
 
-    /// What all keys below a node share, by a leaf below one of its words.
+    /// Returns the bytes that all keys below a node share, by a leaf below one of its words.
     async fn prefix_of(
         &self,
         io: Reliable<'_>,

@@ -33,7 +33,7 @@ const LEAVE_EPOCHS: u64 = 3;
 /// A table is replaced by a larger one after this share of its slots in entries without a slot.
 const DROPPED_SHARE: u64 = 32;
 
-/// When maintenance is due, as this compute server sees it.
+/// This compute server's view of when maintenance is due.
 #[derive(Debug, Default)]
 pub(in crate::engines::dart) struct Maintenance {
     is_running: AtomicBool,
@@ -51,7 +51,7 @@ impl Maintenance {
     }
 }
 
-/// What a step has done.
+/// The work of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engines::dart) enum Stepped {
     Nothing,
@@ -73,10 +73,10 @@ impl Tree {
         self.maintenance.nodes.store(0, Ordering::Relaxed);
         let tree = Arc::clone(self);
         session.spawn(async move |session| {
-            // What is not done now is done after as many nodes more.
+            // Work that is left is done after as many nodes more.
             let stepped = tree.maintenance_step(&session, None).await;
             if stepped == Ok(Stepped::Something) {
-                // What is left behind is dropped some epochs later.
+                // A table that was left is dropped some epochs later.
                 tree.maintenance.nodes.store(due, Ordering::Relaxed);
             }
             tree.maintenance.is_running.store(false, Ordering::SeqCst);

@@ -46,7 +46,7 @@ const NOTED: u64 = 8;
 /// A length that hits seldom is probed nevertheless, once in so many lookups.
 const SELDOM: u64 = 64;
 
-/// How often probes of each length of the list have found a node.
+/// Hits and misses of probes, by length of the list.
 #[derive(Debug, Default)]
 pub(in crate::engines::dart) struct HitRates([(AtomicU32, AtomicU32); LENGTHS_MAX]);
 
@@ -67,7 +67,7 @@ impl HitRates {
         }
     }
 
-    /// Whether a probe of that length is worth its round trip.
+    /// Returns whether a probe of that length is worth its round trip.
     fn is_likely(&self, length: usize) -> bool {
         let (tries, hits) = &self.0[length];
         let (tries, hits) = (tries.load(Ordering::Relaxed), hits.load(Ordering::Relaxed));

@@ -26,7 +26,7 @@ const OFFSET: u64 = 0x0000_00ff_ffff_ffc0;
 /// Sizes of descriptors by code: 64 << code, of which a READ takes all.
 const CODE_MAX: u32 = 12;
 
-/// What a table is for.
+/// The role of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     /// Lookups probe it.
@@ -52,7 +52,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Where the bucket of a prefix is.
+    /// Returns the address of a prefix's bucket.
     pub(super) fn bucket(&self, hash: PrefixHash) -> GlobalAddr {
         let count = self.segments.len() as u64;
         let segment = ((u128::from(hash.0) * u128::from(count)) >> 64) as usize;
@@ -164,7 +164,7 @@ fn checksum(words: &[u64], number: u32) -> u64 {
 pub(super) struct TablesWord(pub(super) u64);
 
 impl TablesWord {
-    /// Where the descriptor is, and its bytes; `None` if there is none.
+    /// Returns the descriptor's address and bytes; `None` if there is none.
     pub(super) fn place(self) -> Option<(GlobalAddr, usize)> {
         if self.0 & ADDR == 0 {
             return None;
