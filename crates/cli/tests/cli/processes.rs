@@ -64,7 +64,7 @@ fn processes_that_are_killed_and_stopped_leave_a_table_that_is_right() {
     let report = farleaf(&words(&options), b"").done().json();
     assert!(report["failure"].is_null(), "{report}");
     let count = |name: &str| report["counts"][name].as_u64().unwrap();
-    assert!(count("operations") > 5_000, "{report}");
+    assert!(count("operations") > 1_000, "{report}");
     for name in ["kills_clients", "kills_tables", "kills_loads", "kills_openers", "stops"] {
         assert!(count(name) > 0, "{name}: {report}");
     }
@@ -86,7 +86,8 @@ fn over_a_network(engine: &str, seconds: u64) {
     let report = report.done().json();
     assert!(report["failure"].is_null(), "{report}");
     let count = |name: &str| report["counts"][name].as_u64().unwrap();
-    assert!(count("operations") > 500 && count("keys_checked") > 40, "{report}");
+    // That there was work, not how fast: a busy machine does 500 operations a round, a quiet one 20,000.
+    assert!(count("operations") > 100 && count("keys_checked") > 40, "{report}");
     assert!(count("kills_clients") > 0, "{report}");
     assert!(!folder.exists(), "the folder is removed");
     assert_eq!(at_work_in(&folder), 0);
