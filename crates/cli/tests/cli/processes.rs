@@ -79,15 +79,16 @@ fn over_a_network(engine: &str, seconds: u64) {
     let (_pool, folder) = scratch();
     let time = format!("{}s", seconds * soak());
     let words = words(&["--fabric", "tcp", "--engine", engine, "--time", &time, "--json"]);
-    let times = ["--round-time", "4s", "--lease", "400ms", "--outage-time-max", "600ms"];
+    let times = ["--round-time", "6s", "--lease", "400ms", "--outage-time-max", "600ms"];
     let others = ["--stop-time-max", "800ms", "--kills-per-second", "1.5"];
     let folder_words = ["--pool", folder.to_str().unwrap()];
     let report = farleaf(&[&words[..], &times, &others, &folder_words].concat(), b"");
     let report = report.done().json();
     assert!(report["failure"].is_null(), "{report}");
     let count = |name: &str| report["counts"][name].as_u64().unwrap();
-    // That there was work, not how fast: a busy machine does 500 operations a round, a quiet one 20,000.
-    assert!(count("operations") > 100 && count("keys_checked") > 40, "{report}");
+    // That there was work, not how fast: 8 tests at a time on two cores leave a round of 11 s with 233 operations
+    // where a quiet machine does 30,000.
+    assert!(count("operations") > 100 && count("keys_checked") > 20, "{report}");
     assert!(count("kills_clients") > 0, "{report}");
     assert!(!folder.exists(), "the folder is removed");
     assert_eq!(at_work_in(&folder), 0);
@@ -104,7 +105,7 @@ fn over_a_network(engine: &str, seconds: u64) {
 #[test]
 fn memory_servers_and_links_that_fail_leave_a_table_that_is_right() {
     // On a machine that is not too busy, a round of each kind.
-    over_a_network("dex", 6);
+    over_a_network("dex", 7);
 }
 
 #[test]
