@@ -20,19 +20,19 @@ mod sync {
 #[path = "../../index/src/local/combiner.rs"]
 mod combiner;
 #[allow(dead_code, reason = "the index uses all of it")]
-#[path = "../../index/src/engines/dex/cooling_map.rs"]
+#[path = "../../index/src/engines/dex/cache/cooling_map.rs"]
 mod cooling_map;
 #[allow(dead_code, reason = "the index uses all of it")]
-#[path = "../../index/src/engines/dex/cooling_queue.rs"]
+#[path = "../../index/src/engines/dex/cache/cooling_queue.rs"]
 mod cooling_queue;
 #[allow(dead_code, reason = "the index uses all of it")]
-#[path = "../../index/src/engines/dex/free_frames.rs"]
+#[path = "../../index/src/engines/dex/cache/free_frames.rs"]
 mod free_frames;
 #[allow(dead_code, reason = "the index uses all of it")]
 #[path = "../../index/src/local/latch.rs"]
 mod latch;
 #[allow(dead_code, reason = "the index uses all of it")]
-#[path = "../../index/src/engines/dex/mapping_table.rs"]
+#[path = "../../index/src/engines/dex/cache/mapping_table.rs"]
 mod mapping_table;
 #[allow(dead_code, reason = "the index uses all of it")]
 #[path = "../../index/src/engines/dex/op_counters.rs"]

@@ -32,44 +32,22 @@
 //!
 //! Invariants `INV-DEX-*` stand in these files; `docs/design/dex.md` lists them.
 
-mod admission_policy;
-mod bulk;
-mod combine;
-mod cooling_map;
-mod cooling_queue;
-mod eviction;
-mod flush;
+mod cache;
 mod forward;
-mod frames;
-mod free_frames;
-mod heal;
 mod index;
-mod journal;
 mod load;
 mod log;
-mod log_object;
-mod mapping_table;
 mod member;
-mod merge;
-mod miss;
 pub mod offload;
 mod op_counters;
-mod ops;
 mod options;
 mod partitions;
-mod placement;
-mod prefetch;
 mod range_guard;
-mod recover;
 mod repartition;
-mod ring;
-mod scan;
 mod shared;
-mod split;
 mod stats;
 mod stored;
-mod verify;
-mod walk;
+mod tree;
 
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -87,21 +65,14 @@ use crate::index::TableReport;
 use crate::local::{Combiner, ParkingLot, Version};
 use crate::retry::backoff;
 use crate::walk::Collector;
-use admission_policy::Ghosts;
-pub use admission_policy::{Admission, UnknownAdmission};
-use combine::Combined;
-use cooling_map::CoolingMap;
+pub use cache::{Admission, UnknownAdmission};
+use cache::{CoolingMap, Entry, Frames, FreeFrames, Ghosts, IoMark, MappingTable};
 pub use forward::Owner;
-use frames::Frames;
-use free_frames::FreeFrames;
 use log::Log;
 pub use log::{Durability, UnknownDurability};
-use mapping_table::{Entry, MappingTable};
 use member::Part;
 pub use member::{JoinOptions, Take};
-use miss::IoMark;
 use offload::{Off, OffloadServer, Offloads, Wish};
-use ops::OwnedIntent;
 pub use options::DexOptions;
 use partitions::create_map;
 pub use partitions::{equal_width, sampled};
@@ -109,7 +80,7 @@ pub use repartition::{Balance, BalanceOptions, Balancer, Decision, MoveOptions};
 pub use stats::DexStats;
 use stats::{Cause, Stats};
 use stored::walk_stored;
-use walk::{Seek, Spot, Walk};
+use tree::{Combined, OwnedIntent, Seek, Spot, Walk};
 
 /// Fewest frames of a cache.
 const FRAMES_MIN: u64 = 8;
@@ -319,7 +290,7 @@ impl Dex {
     /// # Errors
     /// `Full` if the pool has no room; `Invalid` if nodes are too large for redo records.
     pub async fn create(session: &Session, layout: &Layout) -> Result<GlobalAddr, IndexError> {
-        Dex::create_placed(session, layout, placement::SUBTREE_LEVEL).await
+        Dex::create_placed(session, layout, tree::SUBTREE_LEVEL).await
     }
 
     /// As [`Dex::create`], with subtrees of another height than the usual 3 on one memory server: nodes of
@@ -333,10 +304,10 @@ impl Dex {
         layout: &Layout,
         subtree_level: u8,
     ) -> Result<GlobalAddr, IndexError> {
-        placement::check_level(subtree_level)?;
+        tree::check_level(subtree_level)?;
         let meta = RemoteTree::create(session, layout).await?;
         // An error leaves what nobody knows of, for the recovery to sweep.
-        placement::place_table(session, meta, subtree_level).await?;
+        tree::place_table(session, meta, subtree_level).await?;
         let remote = RemoteTree::open(meta, *layout, BlinkOptions::default());
         let _pin = session.begin(OpKind::Maintenance).await?;
         create_map(&remote, session).await?;

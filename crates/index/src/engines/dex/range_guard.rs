@@ -29,7 +29,7 @@ use super::Cache;
 use super::load::{Load, Meter};
 use super::op_counters::{Entry, OpCounters};
 use super::partitions::{Partitions, Range};
-use super::walk::Seek;
+use super::tree::Seek;
 use crate::IndexError;
 use crate::blink::remote::TimedOut;
 use crate::detach::run_to_end;

@@ -49,10 +49,10 @@ use std::sync::Arc;
 use farleaf_fabric::Endpoint;
 use farleaf_pool::Session;
 
-use super::eviction::Sx;
-use super::frames::{State, TOP};
-use super::mapping_table::Entry;
-use super::walk::Unfinished;
+use super::cache::Entry;
+use super::cache::Sx;
+use super::cache::{State, TOP};
+use super::tree::Unfinished;
 use super::{Cache, Fail};
 use crate::IndexError;
 use crate::bnode::Kind;

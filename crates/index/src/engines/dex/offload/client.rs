@@ -18,10 +18,10 @@ use crate::IndexError;
 use crate::blink::remote::{Next, Passage};
 use crate::bnode::{Cover, RecordRef};
 use crate::change::Outcome;
-use crate::engines::dex::frames::State;
-use crate::engines::dex::mapping_table::Entry;
-use crate::engines::dex::miss::IoMark;
-use crate::engines::dex::ops::{Intent, OwnedIntent, unfinished_change};
+use crate::engines::dex::cache::Entry;
+use crate::engines::dex::cache::IoMark;
+use crate::engines::dex::cache::State;
+use crate::engines::dex::tree::{Intent, OwnedIntent, unfinished_change};
 use crate::engines::dex::{Cache, TimedOut};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, lock};
 

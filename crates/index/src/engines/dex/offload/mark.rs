@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::super::mapping_table::Entry;
-use super::super::miss::IoMark;
 use super::super::{Cache, Version};
+use crate::engines::dex::cache::Entry;
+use crate::engines::dex::cache::IoMark;
 
 /// Readers that may come to one mark before all of them have to be done: who wants the node otherwise
 /// gets a turn.

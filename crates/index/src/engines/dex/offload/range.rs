@@ -10,7 +10,7 @@ use farleaf_fabric::{GlobalAddr, Words};
 use super::handler::{arrive, child_there, is_within};
 use super::wire::{Answer, Ask, FOUND_BYTES, Gathered, Status, Sweep, key_bytes_max};
 use crate::bnode::{Cover, Node};
-use crate::engines::dex::walk::Seek;
+use crate::engines::dex::tree::Seek;
 
 /// Leaves of one request.
 pub(super) const LEAVES_MAX: u8 = 64;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
-use super::super::frames::State;
+use super::super::cache::State;
 use super::super::shared::First;
 use super::super::{Cache, Fail};
 use crate::IndexError;
@@ -85,9 +85,7 @@ impl Cache {
     /// The address of a frame's node, if that is shared, and within a partition of this cache's.
     fn adoptable(&self, frame: u32) -> Option<u64> {
         let ctl = self.frames.ctl(frame);
-        if !ctl.is_shared()
-            || ctl.state() != State::Hot
-            || ctl.parent() == super::super::frames::TOP
+        if !ctl.is_shared() || ctl.state() != State::Hot || ctl.parent() == super::super::cache::TOP
         {
             return None;
         }

@@ -4,7 +4,7 @@ use farleaf_fabric::{Endpoint, Incarnation};
 use farleaf_pool::Session;
 
 use super::super::partitions::{Partitions, Range};
-use super::super::walk::Seek;
+use super::super::tree::Seek;
 use super::super::{Dex, Found, OpContext};
 use crate::IndexError;
 use crate::bnode::Kind;

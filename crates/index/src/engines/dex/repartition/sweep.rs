@@ -8,8 +8,8 @@ use farleaf_fabric::{Endpoint, OpKind};
 use farleaf_pool::Session;
 
 use super::super::Cache;
-use super::super::frames::{State, TOP};
-use super::super::mapping_table::Entry;
+use super::super::cache::Entry;
+use super::super::cache::{State, TOP};
 use super::super::partitions::Range;
 use crate::IndexError;
 use crate::bnode::Kind;

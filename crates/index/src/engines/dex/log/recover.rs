@@ -15,19 +15,19 @@ use farleaf_fabric::{Endpoint, GlobalAddr};
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
-use super::log::{Durability, Live};
 use super::log_object::{FLOOR_WORD, LogPlace, read_log};
-use super::member::Part;
-use super::ops::OwnedIntent;
-use super::partitions::{Partitions, change_map_now};
-use super::range_guard::View;
 use super::ring::{Kind, Place, Record, Ring, records_of};
-use super::split::Need;
-use super::walk::Seek;
-use super::{Cache, Dex, DexOptions, FRAMES_MIN, Fail, Found, OWNED, OpContext};
+use super::{Durability, Live};
 use crate::IndexError;
 use crate::blink::remote::RemoteTree;
 use crate::bnode::Node;
+use crate::engines::dex::member::Part;
+use crate::engines::dex::partitions::{Partitions, change_map_now};
+use crate::engines::dex::range_guard::View;
+use crate::engines::dex::tree::Need;
+use crate::engines::dex::tree::OwnedIntent;
+use crate::engines::dex::tree::Seek;
+use crate::engines::dex::{Cache, Dex, DexOptions, FRAMES_MIN, Fail, Found, OWNED, OpContext};
 use crate::retry::backoff;
 use crate::sync::Mutex;
 
@@ -61,7 +61,7 @@ impl Cache {
     /// names it in the map. Gives the newest map. The caller has a pin.
     ///
     /// Cost: none; for the first range with a log 1 WRITE and a change of the map.
-    pub(super) async fn name_log(
+    pub(crate) async fn name_log(
         self: &Arc<Self>,
         session: &Session,
         map: Partitions,
@@ -105,7 +105,7 @@ impl Cache {
     ///
     /// Cost: none without a log; else 1 READ for each of its segments, and about what the changes cost that
     /// are not in remote memory yet.
-    pub(super) async fn replay_dead(
+    pub(crate) async fn replay_dead(
         &self,
         session: &Session,
         map: &Partitions,
@@ -130,7 +130,7 @@ impl Cache {
     /// about to be changed beside it. Waits until no WRITE of a node is under way.
     ///
     /// Cost: 1 WRITE if there is a log.
-    pub(super) async fn void_log(&self, session: &Session) -> Result<(), IndexError> {
+    pub(crate) async fn void_log(&self, session: &Session) -> Result<(), IndexError> {
         let Some(live) = self.log.live.get() else { return Ok(()) };
         let mut attempt = 0;
         let images = loop {

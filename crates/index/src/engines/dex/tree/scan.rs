@@ -4,7 +4,7 @@
 //! the one that covers the place behind the fence: splits, merges and evictions in between can neither
 //! hide a key nor show one twice.
 //!
-//! With [`DexOptions::offload_scans`](super::DexOptions::offload_scans) a scan that misses an inner node may
+//! With [`DexOptions::offload_scans`](crate::engines::dex::DexOptions::offload_scans) a scan that misses an inner node may
 //! have the memory server go through the leaves below it, and goes on behind the last one in the same way.
 
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use std::sync::atomic::Ordering;
 use farleaf_fabric::{Buf, OpKind};
 use farleaf_pool::Session;
 
-use super::offload::{Gathered, Wish};
 use super::prefetch::{Ahead, Span};
 use super::walk::Seek;
-use super::{Cache, Found, OpContext};
 use crate::blink::remote::{Next, Passage};
 use crate::bnode::Node;
+use crate::engines::dex::offload::{Gathered, Wish};
+use crate::engines::dex::{Cache, Found, OpContext};
 use crate::{Entries, IndexError};
 
 /// Entries of a leaf, before a scan has met one.
@@ -48,7 +48,7 @@ impl Cache {
     /// Cost: 1 READ for each leaf that is not cached, one after the other, or together with up to
     /// `scan_prefetch` others below the same parent; those of records up to 16 at once. 1 RPC for up to 64
     /// leaves where it is offloaded.
-    pub(super) async fn scan_own(
+    pub(crate) async fn scan_own(
         self: &Arc<Self>,
         session: &Session,
         passage: &mut Passage<'_>,

@@ -20,6 +20,11 @@
 //! - `INV-DEX-LOG-5` No record of the log refers to an object of the pool. (The recovery of a dead
 //!   compute server's memory would have to find such an object.)
 
+mod journal;
+mod log_object;
+mod recover;
+mod ring;
+
 use std::collections::VecDeque;
 use std::fmt;
 use std::str::FromStr;
@@ -30,15 +35,16 @@ use farleaf_fabric::GlobalAddr;
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
-use super::combine::Others;
-use super::eviction::Sx;
-use super::frames::State;
-use super::journal::BATCH_MAX;
-use super::ops::OwnedIntent;
-use super::ring::{Entry, Kind, Ring};
-use super::{Cache, DexOptions};
 use crate::IndexError;
+use crate::engines::dex::cache::State;
+use crate::engines::dex::cache::Sx;
+use crate::engines::dex::tree::Others;
+use crate::engines::dex::tree::OwnedIntent;
+use crate::engines::dex::{Cache, DexOptions};
 use crate::sync::Mutex;
+pub(crate) use journal::BATCH_MAX;
+pub(crate) use log_object::read_log;
+use ring::{Entry, Kind, Ring};
 
 /// Tasks that write back at a time to make room in the log: their nodes fill half of a journal.
 const TIDIERS_MAX: u32 = 2;
@@ -81,34 +87,34 @@ pub struct UnknownDurability(pub String);
 
 /// The log's memory, and the rings in it.
 #[derive(Debug)]
-pub(super) struct Live {
-    pub(super) addr: GlobalAddr,
+pub(crate) struct Live {
+    pub(crate) addr: GlobalAddr,
     /// Changes.
-    pub(super) changes: Option<Ring>,
+    pub(crate) changes: Option<Ring>,
     /// Images of nodes that are being written.
-    pub(super) journal: Option<Ring>,
+    pub(crate) journal: Option<Ring>,
     /// The last number of an image.
-    pub(super) images: AtomicU64,
+    pub(crate) images: AtomicU64,
     /// Whose images were put into the journal last: all that it may have images of.
-    pub(super) recent: Mutex<VecDeque<u64>>,
+    pub(crate) recent: Mutex<VecDeque<u64>>,
 }
 
 /// A cache's log.
 #[derive(Debug)]
-pub(super) struct Log {
-    pub(super) durability: Durability,
-    pub(super) journals: bool,
+pub(crate) struct Log {
+    pub(crate) durability: Durability,
+    pub(crate) journals: bool,
     /// This cache replays another's changes: its leaves are sealed with the number of the last.
     replays: AtomicBool,
     /// The last version or number that was drawn.
     number: AtomicU64,
     /// Tasks that make room in it.
     tidiers: AtomicU32,
-    pub(super) live: OnceLock<Live>,
+    pub(crate) live: OnceLock<Live>,
 }
 
 impl Log {
-    pub(super) fn new(options: &DexOptions) -> Self {
+    pub(crate) fn new(options: &DexOptions) -> Self {
         Log {
             durability: options.durability,
             journals: options.wb_journal || options.durability == Durability::Logged,
@@ -121,12 +127,12 @@ impl Log {
 
     /// Where changes are logged, if they are.
     #[inline]
-    pub(super) fn changes(&self) -> Option<&Ring> {
+    pub(crate) fn changes(&self) -> Option<&Ring> {
         self.live.get().and_then(|live| live.changes.as_ref())
     }
 
     /// From now on changes up to `number` are being replayed.
-    pub(super) fn replay_at(&self, number: u64) {
+    pub(crate) fn replay_at(&self, number: u64) {
         self.replays.store(true, Ordering::Relaxed);
         self.number.store(number, Ordering::Relaxed);
     }
@@ -140,7 +146,7 @@ impl Log {
 
     /// The version that a node of `level` is to be sealed as, whose image was `above` and whose latch
     /// keeps others from changing it (`INV-DEX-LOG-2`).
-    pub(super) fn version(&self, level: u8, above: u64) -> u64 {
+    pub(crate) fn version(&self, level: u8, above: u64) -> u64 {
         if level > 0 {
             above + 1
         } else if self.replays.load(Ordering::Relaxed) {
@@ -162,7 +168,7 @@ impl Cache {
     ///
     /// # Errors
     /// `OutcomeUnknown`; the cache is of no use any more.
-    pub(super) async fn log_changes(
+    pub(crate) async fn log_changes(
         &self,
         session: &Session,
         sx: &Sx,
@@ -207,7 +213,7 @@ impl Cache {
 
     /// Whether the leaf keeps the log's oldest part while that is in the way: then its next change is written
     /// through.
-    pub(super) fn keeps_oldest(&self, frame: u32) -> bool {
+    pub(crate) fn keeps_oldest(&self, frame: u32) -> bool {
         let oldest = self.frames.ctl(frame).oldest();
         let last = self.log.changes().filter(|_| oldest > 0).and_then(Ring::oldest_part);
         last.is_some_and(|last| oldest <= last)
@@ -217,7 +223,7 @@ impl Cache {
     ///
     /// Cost: none here; 1 WRITE for each of up to [`BATCH_MAX`] nodes, together, and 1 for all of them if
     /// there is a journal.
-    pub(super) fn tidy_log(self: &Arc<Self>, session: &Session) {
+    pub(crate) fn tidy_log(self: &Arc<Self>, session: &Session) {
         if self.log.changes().and_then(Ring::oldest_part).is_none() {
             return;
         }

@@ -14,11 +14,11 @@ use farleaf_fabric::{Buf, Endpoint};
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
-use super::Cache;
 use super::frames::{State, TOP};
 use super::mapping_table::Entry;
 use crate::IndexError;
 use crate::bnode::{Kind, Node, NodeMut};
+use crate::engines::dex::Cache;
 use crate::local::Version;
 
 /// Rounds of looking for a frame before giving up.
@@ -28,7 +28,7 @@ const LOOKS_MAX: u32 = 4;
 
 /// A frame that is in the caller's hands. Dropped, it is free again.
 #[derive(Debug)]
-pub(super) struct OwnedFrame {
+pub(crate) struct OwnedFrame {
     cache: Arc<Cache>,
     worker: u32,
     frame: u32,
@@ -37,7 +37,7 @@ pub(super) struct OwnedFrame {
 
 impl OwnedFrame {
     /// The frame; the caller makes it Hot or Cooling.
-    pub(super) fn take(mut self) -> u32 {
+    pub(crate) fn take(mut self) -> u32 {
         self.armed = false;
         self.frame
     }
@@ -54,7 +54,7 @@ impl Drop for OwnedFrame {
 
 /// SX of a frame's latch, or of the top's. Dropped, it is released.
 #[derive(Debug)]
-pub(super) struct Sx {
+pub(crate) struct Sx {
     cache: Arc<Cache>,
     frame: u32,
     armed: bool,
@@ -62,13 +62,13 @@ pub(super) struct Sx {
 
 impl Sx {
     /// Takes X; the caller releases it, and SX with it.
-    pub(super) fn into_x(mut self) -> u32 {
+    pub(crate) fn into_x(mut self) -> u32 {
         self.armed = false;
         self.cache.frames.ctl(self.frame).latch.sx_to_x();
         self.frame
     }
 
-    pub(super) fn frame(&self) -> u32 {
+    pub(crate) fn frame(&self) -> u32 {
         self.frame
     }
 }
@@ -84,7 +84,7 @@ impl Drop for Sx {
 
 impl Cache {
     /// Takes SX if nobody holds the latch and nothing has changed since `version`.
-    pub(super) fn try_sx(self: &Arc<Self>, frame: u32, version: Version) -> Option<Sx> {
+    pub(crate) fn try_sx(self: &Arc<Self>, frame: u32, version: Version) -> Option<Sx> {
         let taken = self.frames.ctl(frame).latch.try_sx(version);
         taken.then(|| Sx { cache: Arc::clone(self), frame, armed: true })
     }
@@ -93,7 +93,7 @@ impl Cache {
     /// could be had. Called by tasks that run to their end.
     ///
     /// Cost: none, or 1 WRITE for each dirty node that had to go.
-    pub(super) async fn frame(
+    pub(crate) async fn frame(
         self: &Arc<Self>,
         session: &Session,
     ) -> Result<Option<OwnedFrame>, IndexError> {
@@ -135,7 +135,7 @@ impl Cache {
     }
 
     /// Frees a Cooling frame that the caller has taken out of its bucket.
-    pub(super) fn evict(&self, frame: u32, worker: u32) {
+    pub(crate) fn evict(&self, frame: u32, worker: u32) {
         let ctl = self.frames.ctl(frame);
         debug_assert!(ctl.state() == State::Cooling && !ctl.is_dirty() && ctl.swizzled() == 0);
         // Somebody may have sampled it just before it became Cooling: it then holds SX for as long
@@ -150,7 +150,7 @@ impl Cache {
     }
 
     /// Makes a frame free, under its X, once nothing leads to it.
-    pub(super) fn bury_frame(&self, frame: u32, worker: u32) {
+    pub(crate) fn bury_frame(&self, frame: u32, worker: u32) {
         let ctl = self.frames.ctl(frame);
         ctl.set_state(State::Free);
         ctl.set_dirty(false);
@@ -161,7 +161,7 @@ impl Cache {
     }
 
     /// Puts a frame that has just become Cooling into its bucket, and evicts what that pushes out.
-    pub(super) fn put_cooling(&self, addr: u64, frame: u32, worker: u32) {
+    pub(crate) fn put_cooling(&self, addr: u64, frame: u32, worker: u32) {
         if let Some(out) = self.cooling.insert(addr, frame) {
             self.evict(out, worker);
         }
@@ -294,7 +294,7 @@ impl Cache {
     /// second chance could come under a newer copy of its parent, to which it may be something else
     /// by now (`INV-DEX-SHARED-3`).
     #[must_use = "a frame that comes out is the caller's to evict"]
-    pub(super) fn start_cooling(&self, frame: u32, worker: u32) -> Option<u32> {
+    pub(crate) fn start_cooling(&self, frame: u32, worker: u32) -> Option<u32> {
         let ctl = self.frames.ctl(frame);
         let addr = ctl.addr_word();
         self.stats.cooled.add();
@@ -316,7 +316,7 @@ impl Cache {
     ///
     /// # Errors
     /// The frame stays dirty.
-    pub(super) async fn write_back(&self, session: &Session, sx: &Sx) -> Result<(), IndexError> {
+    pub(crate) async fn write_back(&self, session: &Session, sx: &Sx) -> Result<(), IndexError> {
         self.write_back_all(session, std::slice::from_ref(sx)).await
     }
 
@@ -326,7 +326,7 @@ impl Cache {
     ///
     /// # Errors
     /// As [`Cache::write_back`].
-    pub(super) async fn write_back_all(
+    pub(crate) async fn write_back_all(
         &self,
         session: &Session,
         held: &[Sx],
@@ -352,7 +352,7 @@ impl Cache {
 
     /// Makes a copy of a frame's words what remote memory is to hold: addresses for swizzled pointers
     /// (`INV-DEX-PTR`), sealed as `version`. The caller holds the frame's SX or X.
-    pub(super) fn make_remote(&self, mut image: Buf, version: u64) -> Buf {
+    pub(crate) fn make_remote(&self, mut image: Buf, version: u64) -> Buf {
         let node = Node::new(self.layout(), image.words());
         let children: Vec<u64> = match node.kind() {
             Kind::Inner => (0..=node.count()).filter_map(|index| node.child(index)).collect(),

@@ -22,20 +22,20 @@
 use farleaf_fabric::{GlobalAddr, ServerId};
 use farleaf_pool::Session;
 
-use super::Cache;
 use crate::IndexError;
 use crate::blink::remote::RemoteTree;
 use crate::bnode::{Kind, Node};
+use crate::engines::dex::Cache;
 
 /// Subtree level of a table that says nothing else.
-pub(super) const SUBTREE_LEVEL: u8 = 3;
+pub(crate) const SUBTREE_LEVEL: u8 = 3;
 /// The highest that can be asked for.
 const SUBTREE_LEVEL_MAX: u8 = 30;
 /// Problems that are told.
 const PROBLEMS_MAX: usize = 20;
 
 /// Writes into the meta object that the table is placed. 1 WRITE.
-pub(super) async fn place_table(
+pub(crate) async fn place_table(
     session: &Session,
     meta: GlobalAddr,
     level: u8,
@@ -47,7 +47,7 @@ pub(super) async fn place_table(
 }
 
 /// Whether a subtree level makes sense.
-pub(super) fn check_level(level: u8) -> Result<(), IndexError> {
+pub(crate) fn check_level(level: u8) -> Result<(), IndexError> {
     if level <= SUBTREE_LEVEL_MAX {
         return Ok(());
     }
@@ -64,13 +64,13 @@ fn subtree_level(word: u64) -> Option<u8> {
 
 impl Cache {
     /// Takes up what the placement's word says.
-    pub(super) fn take_placement(&self, word: u64) {
+    pub(crate) fn take_placement(&self, word: u64) {
         self.remote.set_subtree_level(subtree_level(word));
     }
 
     /// The server that a new node of `level` must go to, beside or above the one at `addr`; `None` if
     /// any will do.
-    pub(super) fn server_beside(&self, addr: GlobalAddr, level: u8) -> Option<ServerId> {
+    pub(crate) fn server_beside(&self, addr: GlobalAddr, level: u8) -> Option<ServerId> {
         match self.remote.subtree_level() {
             // A leaf that is a subtree has no children that it must stay with.
             Some(0) => None,
@@ -80,7 +80,7 @@ impl Cache {
     }
 
     /// Whether two nodes of `level` may become one.
-    pub(super) fn may_unite(&self, left: GlobalAddr, right: GlobalAddr, level: u8) -> bool {
+    pub(crate) fn may_unite(&self, left: GlobalAddr, right: GlobalAddr, level: u8) -> bool {
         let bound = self.remote.subtree_level().is_some_and(|top| (1..=top).contains(&level));
         !bound || left.server() == right.server()
     }
@@ -89,7 +89,7 @@ impl Cache {
 /// What breaks `INV-DEX-PLACE`, of a table that is placed.
 ///
 /// Cost: 1 READ, and 1 for each inner node.
-pub(super) async fn check_placement(
+pub(crate) async fn check_placement(
     remote: &RemoteTree,
     session: &Session,
 ) -> Result<Vec<String>, IndexError> {

@@ -28,11 +28,11 @@ use crate::local::ParkingLot;
 use crate::sync::{Mutex, lock};
 
 /// Words in front of a record's key.
-pub(super) const HEAD_WORDS: usize = 4;
+pub(crate) const HEAD_WORDS: usize = 4;
 
 /// What a record says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     /// The key holds the value.
     Put,
     /// The key is gone.
@@ -62,31 +62,31 @@ impl Kind {
 
 /// A record that was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Record {
-    pub(super) kind: Kind,
-    pub(super) number: u64,
-    pub(super) key: Vec<u8>,
-    pub(super) value: Vec<u8>,
+pub(crate) struct Record {
+    pub(crate) kind: Kind,
+    pub(crate) number: u64,
+    pub(crate) key: Vec<u8>,
+    pub(crate) value: Vec<u8>,
 }
 
 /// Where a ring's segments are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) at: GlobalAddr,
-    pub(super) segments: usize,
-    pub(super) segment_words: usize,
+pub(crate) struct Place {
+    pub(crate) at: GlobalAddr,
+    pub(crate) segments: usize,
+    pub(crate) segment_words: usize,
     /// What its checksums are bound to.
-    pub(super) seed: u64,
+    pub(crate) seed: u64,
 }
 
 impl Place {
-    pub(super) fn segment(&self, index: usize) -> GlobalAddr {
+    pub(crate) fn segment(&self, index: usize) -> GlobalAddr {
         self.at.plus((index * self.segment_words * 8) as u64)
     }
 }
 
 /// Words of a record.
-pub(super) fn record_words(key: usize, value: usize) -> usize {
+pub(crate) fn record_words(key: usize, value: usize) -> usize {
     HEAD_WORDS + (key + value).div_ceil(8)
 }
 
@@ -123,7 +123,7 @@ fn decode(words: &[u64], seed: u64) -> Option<(Record, usize, u64)> {
 }
 
 /// The records of one segment, and its generation (0 if it has none).
-pub(super) fn records_of(words: &[u64], seed: u64) -> (Vec<Record>, u64) {
+pub(crate) fn records_of(words: &[u64], seed: u64) -> (Vec<Record>, u64) {
     let (mut records, mut rest, mut of) = (Vec::new(), words, 0);
     while let Some((record, len, generation)) = decode(rest, seed) {
         if of != 0 && generation != of {
@@ -138,8 +138,8 @@ pub(super) fn records_of(words: &[u64], seed: u64) -> (Vec<Record>, u64) {
 
 /// See the [module page](self).
 #[derive(Debug)]
-pub(super) struct Ring {
-    pub(super) place: Place,
+pub(crate) struct Ring {
+    pub(crate) place: Place,
     /// What those who wait for a batch, and for a segment, wait under.
     keys: [u64; 2],
     state: Mutex<State>,
@@ -196,34 +196,34 @@ struct Run {
 
 /// Something to append.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Entry<'a> {
-    pub(super) kind: Kind,
-    pub(super) key: &'a [u8],
-    pub(super) value: &'a [u8],
+pub(crate) struct Entry<'a> {
+    pub(crate) kind: Kind,
+    pub(crate) key: &'a [u8],
+    pub(crate) value: &'a [u8],
     /// The frame that is going to hold the change.
-    pub(super) frame: Option<u32>,
+    pub(crate) frame: Option<u32>,
 }
 
 /// What was appended: how many records there were with it, and its segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Appended {
-    pub(super) count: u64,
-    pub(super) segment: usize,
+pub(crate) struct Appended {
+    pub(crate) count: u64,
+    pub(crate) segment: usize,
 }
 
 /// A frame whose change keeps a segment from being used again.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Straggler {
-    pub(super) frame: u32,
-    pub(super) segment: usize,
+pub(crate) struct Straggler {
+    pub(crate) frame: u32,
+    pub(crate) segment: usize,
     /// It is one if its oldest change has at most this number.
-    pub(super) last: u64,
+    pub(crate) last: u64,
 }
 
 impl Ring {
     /// A ring whose next record is the first of a segment: behind `segment` and `generation`, the last
     /// that were used.
-    pub(super) fn new(place: Place, keys: [u64; 2], segment: usize, generation: u64) -> Self {
+    pub(crate) fn new(place: Place, keys: [u64; 2], segment: usize, generation: u64) -> Self {
         let state = State {
             segments: (0..place.segments).map(|_| Segment::default()).collect(),
             current: segment % place.segments,
@@ -241,7 +241,7 @@ impl Ring {
     /// Gives records their places, in one segment; `None` if there is no room now, or never for so
     /// much. `number` is asked for their numbers, in the order of places. If they are to stay `open`,
     /// so does their segment until [`Ring::close`].
-    pub(super) fn append(
+    pub(crate) fn append(
         &self,
         entries: &[Entry<'_>],
         open: bool,
@@ -292,7 +292,7 @@ impl Ring {
     ///
     /// # Errors
     /// This compute server has been cut off. The ring is of no use any more.
-    pub(super) async fn land(
+    pub(crate) async fn land(
         &self,
         session: &Session,
         lot: &ParkingLot,
@@ -354,7 +354,7 @@ impl Ring {
     }
 
     /// The work of entries that were left open is over.
-    pub(super) fn close(&self, lot: &ParkingLot, segment: usize) {
+    pub(crate) fn close(&self, lot: &ParkingLot, segment: usize) {
         {
             let mut state = lock(&self.state);
             debug_assert!(state.segments[segment].open > 0, "it was opened");
@@ -364,12 +364,12 @@ impl Ring {
     }
 
     /// Whether no entry is open.
-    pub(super) fn is_closed(&self) -> bool {
+    pub(crate) fn is_closed(&self) -> bool {
         lock(&self.state).segments.iter().all(|segment| segment.open == 0)
     }
 
     /// Waits until there may be room again.
-    pub(super) async fn wait_for_room(&self, lot: &ParkingLot) {
+    pub(crate) async fn wait_for_room(&self, lot: &ParkingLot) {
         let is_over = || {
             let state = lock(&self.state);
             state.segments[(state.current + 1) % state.segments.len()].is_free()
@@ -379,14 +379,14 @@ impl Ring {
 
     /// Once the half of the segments that comes next is not free: the largest number in the oldest one that a
     /// frame keeps.
-    pub(super) fn oldest_part(&self) -> Option<u64> {
+    pub(crate) fn oldest_part(&self) -> Option<u64> {
         let state = lock(&self.state);
         state.oldest().map(|segment| state.segments[segment].last)
     }
 
     /// Once the half of the segments that comes next is not free: a frame that keeps the oldest one. The
     /// caller gives it back.
-    pub(super) fn straggler(&self) -> Option<Straggler> {
+    pub(crate) fn straggler(&self) -> Option<Straggler> {
         let mut state = lock(&self.state);
         let segment = state.oldest()?;
         let oldest = &mut state.segments[segment];
@@ -396,7 +396,7 @@ impl Ring {
     }
 
     /// The straggler was seen to, or is one still.
-    pub(super) fn give_back(&self, of: Straggler, still: bool) {
+    pub(crate) fn give_back(&self, of: Straggler, still: bool) {
         let mut state = lock(&self.state);
         let segment = &mut state.segments[of.segment];
         segment.open -= 1;

@@ -15,15 +15,15 @@ use std::sync::Arc;
 use farleaf_fabric::OpKind;
 use farleaf_pool::Session;
 
-use super::frames::{State, TOP};
-use super::mapping_table::Entry;
 use super::walk::{Seek, Walk};
-use super::{Cache, Fail};
 use crate::bnode::{Node, NodeMut, Word};
+use crate::engines::dex::cache::Entry;
+use crate::engines::dex::cache::{State, TOP};
+use crate::engines::dex::{Cache, Fail};
 
 impl Cache {
     /// Whether a node has become so empty that a neighbour could take it in.
-    pub(super) fn is_sparse<W: Word>(&self, node: &Node<'_, W>) -> bool {
+    pub(crate) fn is_sparse<W: Word>(&self, node: &Node<'_, W>) -> bool {
         (node.used_bytes() as f64) < node.capacity_bytes() as f64 * self.options.merge_low
     }
 
@@ -32,7 +32,7 @@ impl Cache {
     /// is never needed.
     ///
     /// Its cost counts as maintenance: 4 WRITEs for one merge.
-    pub(super) async fn merge(self: &Arc<Self>, session: &Session, key: &[u8]) {
+    pub(crate) async fn merge(self: &Arc<Self>, session: &Session, key: &[u8]) {
         let (cache, task_session, key) = (Arc::clone(self), session.clone(), key.to_vec());
         let before = session.client().charge_to(OpKind::Maintenance);
         self.detach(session, async move {

@@ -9,11 +9,11 @@
 
 use std::sync::Arc;
 
-use super::Cache;
-use super::frames::{State, TOP};
-use super::mapping_table::Entry;
-use super::miss::{Heal, IoMark};
 use crate::bnode::{Cover, Node, Word};
+use crate::engines::dex::Cache;
+use crate::engines::dex::cache::Entry;
+use crate::engines::dex::cache::{Heal, IoMark};
+use crate::engines::dex::cache::{State, TOP};
 use crate::local::Version;
 
 /// Levels that a walk goes down before it must have met inconsistent content.
@@ -21,7 +21,7 @@ const LEVELS_MAX: u32 = 64;
 
 /// Where on a level one wants to go.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Seek<'a> {
+pub(crate) enum Seek<'a> {
     /// To the node that covers a key.
     At(&'a [u8]),
     /// To the node that covers the place just above a key.
@@ -34,7 +34,7 @@ pub(super) enum Seek<'a> {
 
 impl Seek<'_> {
     #[inline]
-    pub(super) fn covered<W: Word>(self, node: &Node<'_, W>) -> Cover {
+    pub(crate) fn covered<W: Word>(self, node: &Node<'_, W>) -> Cover {
         match self {
             Seek::At(key) => node.covers(key),
             Seek::After(key) => node.covers_after(key),
@@ -45,7 +45,7 @@ impl Seek<'_> {
     }
 
     #[inline]
-    pub(super) fn child<W: Word>(self, node: &Node<'_, W>) -> (usize, u64) {
+    pub(crate) fn child<W: Word>(self, node: &Node<'_, W>) -> (usize, u64) {
         match self {
             Seek::At(key) => node.child_for(key),
             Seek::After(key) => node.child_after(key),
@@ -57,27 +57,27 @@ impl Seek<'_> {
 
 /// A Hot node and its parent, as they were when the walk came by.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Spot {
-    pub(super) frame: u32,
-    pub(super) version: Version,
-    pub(super) parent: u32,
-    pub(super) parent_version: Version,
+pub(crate) struct Spot {
+    pub(crate) frame: u32,
+    pub(crate) version: Version,
+    pub(crate) parent: u32,
+    pub(crate) parent_version: Version,
 }
 
 /// A split whose separator the parent lacks: it was left unfinished by a crash.
 #[derive(Clone, Debug)]
-pub(super) struct Unfinished {
+pub(crate) struct Unfinished {
     /// Level of the parent.
-    pub(super) level: u8,
+    pub(crate) level: u8,
     /// High fence of the left part.
-    pub(super) separator: Vec<u8>,
+    pub(crate) separator: Vec<u8>,
     /// The right part.
-    pub(super) right: u64,
+    pub(crate) right: u64,
 }
 
 /// How a walk ended.
 #[derive(Debug)]
-pub(super) enum Walk {
+pub(crate) enum Walk {
     /// At the node.
     At(Spot),
     /// At a child that is not cached. The claim to see to it is the caller's.
@@ -102,7 +102,7 @@ pub(super) enum Walk {
 
 impl Cache {
     /// Walks to the node of `level` that `seek` wants.
-    pub(super) fn walk(self: &Arc<Self>, seek: Seek<'_>, level: u8) -> Walk {
+    pub(crate) fn walk(self: &Arc<Self>, seek: Seek<'_>, level: u8) -> Walk {
         let frames = &self.frames;
         let Some(mut parent_version) = frames.ctl(TOP).latch.sample() else { return Walk::Again };
         let Some(mut frame) = frames.unswizzle(frames.root()) else {
@@ -184,7 +184,7 @@ impl Cache {
     /// it guards what is done with the pointer, and sampling a latch does no harm, as every pointer
     /// leads to some frame.
     #[inline]
-    pub(super) fn hit(&self, key: &[u8]) -> Option<Spot> {
+    pub(crate) fn hit(&self, key: &[u8]) -> Option<Spot> {
         let frames = &self.frames;
         // A copy: what is behind a reference is loaded anew after every look at a latch.
         let layout = *self.layout();
@@ -262,7 +262,7 @@ impl Cache {
     }
 
     /// The range that a node gives its child `index`.
-    pub(super) fn child_range<W: Word>(
+    pub(crate) fn child_range<W: Word>(
         node: &Node<'_, W>,
         index: usize,
     ) -> (Option<Vec<u8>>, Option<Vec<u8>>) {
@@ -290,7 +290,7 @@ impl Cache {
     }
 
     /// Makes a frame that is in the caller's hands the Hot child `index`, under X of the parent.
-    pub(super) fn swizzle_in(&self, parent: u32, index: usize, frame: u32) {
+    pub(crate) fn swizzle_in(&self, parent: u32, index: usize, frame: u32) {
         let (ctl, above) = (self.frames.ctl(frame), self.frames.ctl(parent));
         let done = self
             .frames

@@ -1,6 +1,6 @@
 //! Hot leaves: the holder of a leaf's latch does waiting changes together with its own.
 //!
-//! With [`DexOptions::combine`](super::DexOptions::combine). A writer that finds a leaf's latch held
+//! With [`DexOptions::combine`](crate::engines::dex::DexOptions::combine). A writer that finds a leaf's latch held
 //! leaves its change there ([`Combiner`](crate::local::Combiner)) and waits. A holder that changes the
 //! leaf does the waiting changes as well: by one log WRITE for all if changes are logged, else under
 //! one hold of the latch. So a hot leaf takes all changes that arrive during a round trip, not one. A
@@ -15,17 +15,17 @@
 use std::sync::Arc;
 
 use super::ops::{Attempt, Intent, OwnedIntent, apply_at, decide};
-use super::{Cache, Fail};
 use crate::IndexError;
 use crate::bnode::{Cover, Image, NodeMut};
 use crate::change::{Decision, Outcome};
+use crate::engines::dex::{Cache, Fail};
 use crate::local::{Ended, Taken};
 
 /// How a change ended that somebody else has done, and whether it changed anything.
-pub(super) type Combined = Result<(Outcome, bool), IndexError>;
+pub(crate) type Combined = Result<(Outcome, bool), IndexError>;
 
 /// Others' changes that are being done. Those that are not answered have an unknown outcome.
-pub(super) struct Others {
+pub(crate) struct Others {
     cache: Arc<Cache>,
     frame: u32,
     done: Vec<(Taken<OwnedIntent>, (Outcome, bool))>,
@@ -33,17 +33,17 @@ pub(super) struct Others {
 
 impl Others {
     /// Those that have to be logged, in the order in which they were done.
-    pub(super) fn changes(&self) -> impl Iterator<Item = &OwnedIntent> {
+    pub(crate) fn changes(&self) -> impl Iterator<Item = &OwnedIntent> {
         self.done.iter().filter(|(_, (_, changed))| *changed).map(|(taken, _)| &taken.work)
     }
 
     /// Whether one of them has removed something.
-    pub(super) fn remove(&self) -> bool {
+    pub(crate) fn remove(&self) -> bool {
         self.changes().any(|intent| intent.value().is_none())
     }
 
     /// They are done: says so, before the latch is released.
-    pub(super) fn answer(mut self) {
+    pub(crate) fn answer(mut self) {
         self.cache.stats.combined.add_many(self.done.len() as u64);
         for (taken, ended) in self.done.drain(..) {
             self.cache.combiner.answer(self.frame.into(), &taken, Some(Ok(ended)));
@@ -67,7 +67,7 @@ impl Drop for Others {
 impl Cache {
     /// Somebody holds the leaf's latch: leaves a change to it there, if it may, and waits until that is
     /// done or the latch is free.
-    pub(super) async fn leave_to_holder(
+    pub(crate) async fn leave_to_holder(
         &self,
         frame: u32,
         key: &[u8],
@@ -92,7 +92,7 @@ impl Cache {
     }
 
     /// Does in `leaf`, the frame's or a copy, what others have left for the holder of the frame's latch.
-    pub(super) fn combine<I: Image>(
+    pub(crate) fn combine<I: Image>(
         self: &Arc<Self>,
         frame: u32,
         leaf: &mut NodeMut<'_, I>,

@@ -21,21 +21,21 @@ use std::sync::atomic::Ordering;
 use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_pool::Session;
 
-use super::Cache;
-use super::log::Live;
+use super::Live;
 use super::log_object::IMAGES_MAX;
-use super::partitions::Range;
 use super::ring::{Appended, Entry, Kind, Ring};
 use crate::IndexError;
 use crate::bnode::Node;
+use crate::engines::dex::Cache;
+use crate::engines::dex::partitions::Range;
 use crate::sync::lock;
 
 /// Most images that are put there at once. A segment has room for them.
-pub(super) const BATCH_MAX: usize = 8;
+pub(crate) const BATCH_MAX: usize = 8;
 
 /// An image that must stay in the journal. Dropped, it need not any more.
 #[derive(Debug)]
-pub(super) struct Journalled<'a> {
+pub(crate) struct Journalled<'a> {
     cache: &'a Cache,
     segment: usize,
 }
@@ -56,7 +56,7 @@ impl Cache {
     ///
     /// # Errors
     /// This compute server has been cut off.
-    pub(super) async fn journal(
+    pub(crate) async fn journal(
         &self,
         session: &Session,
         images: &[&Buf],
@@ -90,7 +90,7 @@ impl Cache {
     ///
     /// # Errors
     /// As [`Cache::journal`].
-    pub(super) async fn forget_images(
+    pub(crate) async fn forget_images(
         &self,
         session: &Session,
         of: GlobalAddr,
@@ -112,7 +112,7 @@ impl Cache {
     ///
     /// # Errors
     /// As [`Cache::journal`].
-    pub(super) async fn forget_images_in(
+    pub(crate) async fn forget_images_in(
         &self,
         session: &Session,
         range: &Range,

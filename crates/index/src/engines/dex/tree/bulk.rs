@@ -11,15 +11,15 @@ use farleaf_fabric::{Buf, Endpoint, GlobalAddr, Incarnation, OpKind};
 use farleaf_pool::Session;
 
 use super::ops::unfinished_change;
-use super::partitions::Range;
-use super::range_guard::View;
-use super::repartition::Moving;
-use super::{Cache, Dex};
 use crate::IndexError;
 use crate::blink::remote::NewTree;
 use crate::bnode::{Node, NodeMut};
 use crate::compute::MoveError;
 use crate::detach::run_to_end;
+use crate::engines::dex::partitions::Range;
+use crate::engines::dex::range_guard::View;
+use crate::engines::dex::repartition::Moving;
+use crate::engines::dex::{Cache, Dex};
 use crate::index::SortedPairs;
 
 /// Tries at having all partitions.
@@ -39,7 +39,7 @@ impl Dex {
     /// # Errors
     /// `Unavailable` if another compute server has a partition; `Invalid` if the table is not empty, or
     /// has so many partitions that it must be loaded before it is cut. It is as it was then.
-    pub(super) async fn bulk_load_now(
+    pub(crate) async fn bulk_load_now(
         &self,
         session: &Session,
         pairs: &mut impl SortedPairs,
@@ -56,7 +56,7 @@ impl Dex {
     ///
     /// # Errors
     /// `Unavailable` if another compute server has a partition, or gets one.
-    pub(super) async fn close_whole(
+    pub(in crate::engines::dex) async fn close_whole(
         &self,
         session: &Session,
     ) -> Result<(Moving, Vec<Vec<u8>>), IndexError> {

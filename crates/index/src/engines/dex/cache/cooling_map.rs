@@ -29,7 +29,7 @@ const _: () = assert!(size_of::<Bucket>() == 64, "a bucket is one line");
 
 /// See the [module page](self).
 #[derive(Debug)]
-pub(super) struct CoolingMap(Stage);
+pub(crate) struct CoolingMap(Stage);
 
 #[derive(Debug)]
 enum Stage {
@@ -40,7 +40,7 @@ enum Stage {
 
 impl CoolingMap {
     /// Room for `ratio` of `frames`, in buckets, or in a single queue.
-    pub(super) fn new(frames: usize, ratio: f64, single_queue: bool) -> Self {
+    pub(crate) fn new(frames: usize, ratio: f64, single_queue: bool) -> Self {
         let room = (frames as f64 * ratio).ceil() as usize;
         if single_queue {
             return CoolingMap(Stage::Queue(Mutex::new(CoolingQueue::new(frames, room))));
@@ -51,7 +51,7 @@ impl CoolingMap {
     }
 
     /// Number of buckets.
-    pub(super) fn buckets(&self) -> usize {
+    pub(crate) fn buckets(&self) -> usize {
         match &self.0 {
             Stage::Buckets(buckets) => buckets.len(),
             Stage::Queue(_) => 1,
@@ -68,7 +68,7 @@ impl CoolingMap {
     /// Puts a frame in, as the youngest of its bucket. If the bucket is full its oldest comes out,
     /// and is the caller's.
     #[must_use = "a frame that comes out is the caller's to evict"]
-    pub(super) fn insert(&self, addr: u64, frame: u32) -> Option<u32> {
+    pub(crate) fn insert(&self, addr: u64, frame: u32) -> Option<u32> {
         let buckets = match &self.0 {
             Stage::Buckets(buckets) => buckets,
             Stage::Queue(queue) => return lock(queue).insert(addr, frame),
@@ -83,7 +83,7 @@ impl CoolingMap {
     }
 
     /// Takes out the frame that holds `addr`, if it is in.
-    pub(super) fn remove(&self, addr: u64, frame: u32) -> bool {
+    pub(crate) fn remove(&self, addr: u64, frame: u32) -> bool {
         let buckets = match &self.0 {
             Stage::Buckets(buckets) => buckets,
             Stage::Queue(queue) => return lock(queue).remove(addr, frame),
@@ -96,7 +96,7 @@ impl CoolingMap {
     }
 
     /// Takes out the oldest frame of bucket `index`.
-    pub(super) fn take_oldest(&self, index: usize) -> Option<u32> {
+    pub(crate) fn take_oldest(&self, index: usize) -> Option<u32> {
         match &self.0 {
             Stage::Buckets(buckets) => lock(&buckets[index].0).take(0),
             Stage::Queue(queue) => lock(queue).take_oldest(),
@@ -104,7 +104,7 @@ impl CoolingMap {
     }
 
     /// All frames that are in.
-    pub(super) fn frames(&self) -> Vec<u32> {
+    pub(crate) fn frames(&self) -> Vec<u32> {
         let buckets = match &self.0 {
             Stage::Buckets(buckets) => buckets,
             Stage::Queue(queue) => return lock(queue).frames(),

@@ -15,33 +15,33 @@ use std::sync::Arc;
 use farleaf_fabric::Buf;
 use farleaf_pool::Session;
 
-use super::miss::{Arrival, IoMark};
-use super::stats::Cause;
 use super::walk::Seek;
-use super::{Cache, Fail};
 use crate::blink::remote::Passage;
 use crate::bnode::{Cover, Layout, Node};
+use crate::engines::dex::cache::{Arrival, IoMark};
+use crate::engines::dex::stats::Cause;
+use crate::engines::dex::{Cache, Fail};
 
 /// Most leaves that are read ahead at a time, whatever is asked for.
 const AHEAD_MAX: usize = 64;
 
 /// How many leaves a scan may still want behind one.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Span {
+pub(crate) struct Span {
     /// Read ahead at most so many that are not cached.
-    pub(super) missing: usize,
+    pub(crate) missing: usize,
     /// Look no further than so many, cached or not.
-    pub(super) leaves: usize,
+    pub(crate) leaves: usize,
 }
 
 /// Images of leaves that a scan has read ahead, the nearest first.
 #[derive(Debug, Default)]
-pub(super) struct Ahead(VecDeque<Buf>);
+pub(crate) struct Ahead(VecDeque<Buf>);
 
 impl Ahead {
     /// The image of the leaf that covers the place, if it is there. Those before it are of no use any more;
     /// those behind may be, if what is in between is cached.
-    pub(super) fn take(&mut self, layout: &Layout, seek: Seek<'_>) -> Option<Buf> {
+    pub(crate) fn take(&mut self, layout: &Layout, seek: Seek<'_>) -> Option<Buf> {
         let covers = |image: &Buf| seek.covered(&Node::new(layout, image.words())) == Cover::Inside;
         let at = self.0.iter().position(covers)?;
         self.0.drain(..at);
@@ -49,7 +49,7 @@ impl Ahead {
     }
 
     /// Takes in what was read last; what is left of before was passed by or is out of date.
-    pub(super) fn refill(&mut self, images: VecDeque<Buf>) {
+    pub(crate) fn refill(&mut self, images: VecDeque<Buf>) {
         self.0 = images;
     }
 }
@@ -57,7 +57,7 @@ impl Ahead {
 impl Cache {
     /// Claims leaves behind that of `first`, the nearest first: those that are not cached, are not worked
     /// on by anybody, and begin before the end of the scan, as far as the parent names them.
-    pub(super) fn claim_behind(
+    pub(crate) fn claim_behind(
         self: &Arc<Self>,
         first: &IoMark,
         passage: &Passage<'_>,
@@ -107,7 +107,7 @@ impl Cache {
     ///
     /// Cost: 1 READ each, all in 1 round trip; 1 READ more if the first one was torn; 1 WRITE for each
     /// dirty node that has to make room.
-    pub(super) async fn read_leaves(
+    pub(crate) async fn read_leaves(
         self: &Arc<Self>,
         session: &Session,
         first: IoMark,

@@ -13,38 +13,38 @@ use farleaf_fabric::{Endpoint, GlobalAddr};
 use farleaf_pool::{Session, Unlinked};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::Cache;
+use super::Durability;
 use super::journal::BATCH_MAX;
-use super::log::Durability;
 use super::ring::{Place, record_words};
 use crate::IndexError;
 use crate::blink::remote::RemoteTree;
+use crate::engines::dex::Cache;
 
 const TAG: u64 = u64::from_le_bytes(*b"FLdexlog");
 const LOG_HEAD_WORDS: usize = 8;
 /// Words of a log's head that change: numbers below which nothing counts.
-pub(super) const FLOOR_WORD: u64 = 3;
+pub(crate) const FLOOR_WORD: u64 = 3;
 
 /// Segments of a log's two parts.
 const CHANGE_SEGMENTS: usize = 16;
 const JOURNAL_SEGMENTS: usize = 4;
 /// Most images that a journal holds at a time.
-pub(super) const IMAGES_MAX: usize = JOURNAL_SEGMENTS * BATCH_MAX;
+pub(crate) const IMAGES_MAX: usize = JOURNAL_SEGMENTS * BATCH_MAX;
 /// Least bytes of a segment of changes: some records always fit.
 const SEGMENT_BYTES_MIN: u64 = 512;
 /// A log in the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct LogPlace {
-    pub(super) addr: GlobalAddr,
+pub(crate) struct LogPlace {
+    pub(crate) addr: GlobalAddr,
     seed: u64,
     /// Up to which numbers changes and images do not count.
-    pub(super) floors: [u64; 2],
+    pub(crate) floors: [u64; 2],
     journal: (usize, usize),
     changes: (usize, usize),
 }
 
 impl LogPlace {
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         let words = |(segments, words): (usize, usize)| segments * words;
         (LOG_HEAD_WORDS + words(self.journal) + words(self.changes)) * 8
     }
@@ -53,12 +53,12 @@ impl LogPlace {
         Place { at, segments, segment_words, seed: self.seed }
     }
 
-    pub(super) fn journal(&self) -> Option<Place> {
+    pub(crate) fn journal(&self) -> Option<Place> {
         let at = self.addr.plus(LOG_HEAD_WORDS as u64 * 8);
         (self.journal.0 > 0).then(|| self.ring(at, self.journal))
     }
 
-    pub(super) fn changes(&self) -> Option<Place> {
+    pub(crate) fn changes(&self) -> Option<Place> {
         let first = LOG_HEAD_WORDS + self.journal.0 * self.journal.1;
         (self.changes.0 > 0).then(|| self.ring(self.addr.plus(first as u64 * 8), self.changes))
     }
@@ -104,7 +104,7 @@ fn seed(meta: u64, owner: u64, random: u64) -> u64 {
 
 impl Cache {
     /// A log of the kind that this cache needs, written and not named yet.
-    pub(super) async fn make_log(
+    pub(crate) async fn make_log(
         &self,
         session: &Session,
     ) -> Result<Option<(LogPlace, Unlinked)>, IndexError> {
@@ -142,7 +142,7 @@ impl Cache {
 }
 
 /// The log whose address this word is. 1 READ.
-pub(super) async fn read_log(
+pub(crate) async fn read_log(
     remote: &RemoteTree,
     session: &Session,
     word: u64,

@@ -7,17 +7,17 @@ use std::sync::Arc;
 use farleaf_fabric::Buf;
 use farleaf_pool::Session;
 
-use super::miss::Heal;
-use super::shared::First;
 use super::split::Need;
 use super::walk::{Seek, Spot, Unfinished};
-use super::{Cache, Fail, Found, OpContext};
 use crate::IndexError;
 use crate::bnode::{ChangeError, Node, NodeMut};
+use crate::engines::dex::cache::Heal;
+use crate::engines::dex::shared::First;
+use crate::engines::dex::{Cache, Fail, Found, OpContext};
 
 impl Cache {
     /// Finishes what a crash has left half done.
-    pub(super) async fn heal(self: &Arc<Self>, session: &Session, heal: Heal) -> Result<(), Fail> {
+    pub(crate) async fn heal(self: &Arc<Self>, session: &Session, heal: Heal) -> Result<(), Fail> {
         match heal {
             Heal::Separator(unfinished) => {
                 self.stats.separators_healed.add();

@@ -67,7 +67,7 @@ pub struct UnknownAdmission(pub String);
 /// the number of the miss at which that was last seen there. Addresses that share a word drive each other
 /// out, and two may be taken for one another: both only change how often a leaf is kept.
 #[derive(Debug)]
-pub(super) struct Ghosts {
+pub(crate) struct Ghosts {
     words: Box<[AtomicU64]>,
     misses: AtomicU64,
     window: u32,
@@ -75,7 +75,7 @@ pub(super) struct Ghosts {
 
 impl Ghosts {
     /// That remembers as many misses as there are `frames`.
-    pub(super) fn new(frames: usize) -> Self {
+    pub(crate) fn new(frames: usize) -> Self {
         let words = (0..frames.next_power_of_two()).map(|_| AtomicU64::new(0)).collect();
         Ghosts {
             words,
@@ -85,7 +85,7 @@ impl Ghosts {
     }
 
     /// Notes that the leaf at `addr` is missed; whether that is so again.
-    pub(super) fn note(&self, addr: u64) -> bool {
+    pub(crate) fn note(&self, addr: u64) -> bool {
         let hash = addr.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let word = &self.words[(hash >> 32) as usize & (self.words.len() - 1)];
         let now = self.misses.fetch_add(1, Ordering::Relaxed) as u32;

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use farleaf_fabric::Endpoint;
 use farleaf_pool::Session;
 
-use super::frames::State;
-use super::journal::BATCH_MAX;
-use super::{CLOSED, Cache};
 use crate::IndexError;
 use crate::blink::remote::RemoteTree;
+use crate::engines::dex::cache::State;
+use crate::engines::dex::log::BATCH_MAX;
+use crate::engines::dex::{CLOSED, Cache};
 
 /// Passes of a flush over the frames while others go on changing them.
 const PASSES_MAX: u32 = 64;
@@ -20,7 +20,7 @@ impl Cache {
     /// Writes all nodes that are dirty now, children before their parents.
     ///
     /// Cost: 1 WRITE each, up to 8 in a round trip; with a journal 1 more for those, before them.
-    pub(super) async fn flush(self: &Arc<Self>, session: &Session) -> Result<(), IndexError> {
+    pub(crate) async fn flush(self: &Arc<Self>, session: &Session) -> Result<(), IndexError> {
         let (cache, task_session) = (Arc::clone(self), session.clone());
         RemoteTree::detach(session, async move { cache.flush_now(&task_session).await }).await
     }
@@ -68,7 +68,7 @@ impl Cache {
     }
 
     /// Writes the node of one frame back, if it is dirty.
-    pub(super) async fn flush_frame(
+    pub(crate) async fn flush_frame(
         self: &Arc<Self>,
         session: &Session,
         frame: u32,
@@ -95,7 +95,7 @@ impl Cache {
     /// Writes everything back and gives up what the map says is this cache's. Nothing may run on it.
     ///
     /// Cost: that of a flush, and a change of the map.
-    pub(super) async fn close(self: &Arc<Self>, session: &Session) -> Result<(), IndexError> {
+    pub(crate) async fn close(self: &Arc<Self>, session: &Session) -> Result<(), IndexError> {
         if self.ownership() == CLOSED {
             return self.release_once(session).await;
         }

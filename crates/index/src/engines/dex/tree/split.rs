@@ -17,19 +17,19 @@ use farleaf_fabric::{GlobalAddr, ServerId};
 use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
-use super::eviction::OwnedFrame;
-use super::frames::{State, TOP};
-use super::mapping_table::Entry;
 use super::ops::{OwnedIntent, apply};
-use super::shared::First;
 use super::walk::{Seek, Spot};
-use super::{Cache, Fail, Found, OpContext};
 use crate::IndexError;
 use crate::bnode::{ChangeError, Head, Kind, Node, NodeMut};
+use crate::engines::dex::cache::Entry;
+use crate::engines::dex::cache::OwnedFrame;
+use crate::engines::dex::cache::{State, TOP};
+use crate::engines::dex::shared::First;
+use crate::engines::dex::{Cache, Fail, Found, OpContext};
 
 /// What a node is split for.
 #[derive(Clone, Debug)]
-pub(super) enum Need {
+pub(crate) enum Need {
     /// Room for a change of a leaf.
     Room(OwnedIntent),
     /// Room for a separator in a node of this level.
@@ -108,12 +108,12 @@ impl Cache {
     ///
     /// # Errors
     /// `Full`: nothing was changed.
-    pub(super) async fn split(self: &Arc<Self>, session: &Session, need: Need) -> Result<(), Fail> {
+    pub(crate) async fn split(self: &Arc<Self>, session: &Session, need: Need) -> Result<(), Fail> {
         let (cache, task_session) = (Arc::clone(self), session.clone());
         self.detach(session, async move { cache.split_now(&task_session, need).await }).await
     }
 
-    pub(super) async fn split_now(
+    pub(crate) async fn split_now(
         self: &Arc<Self>,
         session: &Session,
         need: Need,
@@ -308,7 +308,7 @@ impl Cache {
     }
 
     /// The swizzled children of an image belong to `frame` now. Under X of whoever had them.
-    pub(super) fn adopt_children(&self, frame: u32, words: &[u64]) {
+    pub(crate) fn adopt_children(&self, frame: u32, words: &[u64]) {
         let node = Node::new(self.layout(), words);
         let mut swizzled = 0;
         if node.kind() == Kind::Inner {
@@ -325,7 +325,7 @@ impl Cache {
     /// Makes sure that `level` exists: puts a root with one child over the old one.
     ///
     /// Cost: 2 WRITEs, one after the other.
-    pub(super) async fn grow_now(
+    pub(crate) async fn grow_now(
         self: &Arc<Self>,
         session: &Session,
         level: u8,

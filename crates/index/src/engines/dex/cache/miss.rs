@@ -17,11 +17,11 @@ use super::admission_policy::Admission;
 use super::eviction::OwnedFrame;
 use super::frames::{State, TOP};
 use super::mapping_table::Entry;
-use super::stats::Cause;
-use super::walk::Unfinished;
-use super::{Cache, Fail};
 use crate::IndexError;
 use crate::bnode::{Cover, Kind, Node, Stored};
+use crate::engines::dex::stats::Cause;
+use crate::engines::dex::tree::Unfinished;
+use crate::engines::dex::{Cache, Fail};
 use crate::local::{Ended, Version};
 
 /// READs of one node whose checksum does not fit before it counts as damaged. Nobody writes an
@@ -31,25 +31,25 @@ const READS_MAX: u32 = 3;
 /// The right and the duty to see to a node that is not cached: the `Io` mark and the pin on its
 /// parent. Dropped, both are given back.
 #[derive(Debug)]
-pub(super) struct IoMark {
-    pub(super) cache: Arc<Cache>,
-    pub(super) addr: u64,
-    pub(super) parent: u32,
+pub(crate) struct IoMark {
+    pub(crate) cache: Arc<Cache>,
+    pub(crate) addr: u64,
+    pub(crate) parent: u32,
     /// The node's level.
-    pub(super) level: u8,
+    pub(crate) level: u8,
     /// Others may change the node, or the parent, which may then be out of date.
-    pub(super) shared: bool,
+    pub(crate) shared: bool,
     shared_parent: bool,
     /// The range that the parent gives it.
     low: Option<Vec<u8>>,
     high: Option<Vec<u8>>,
     /// What it is read for.
-    pub(super) cause: Cause,
-    pub(super) armed: bool,
+    pub(crate) cause: Cause,
+    pub(crate) armed: bool,
 }
 
 /// How a node looks to the parent that led to it.
-pub(super) enum Arrival {
+pub(crate) enum Arrival {
     /// As it must.
     Fits,
     /// It was split and the parent does not know.
@@ -60,7 +60,7 @@ pub(super) enum Arrival {
 
 impl IoMark {
     /// Marks a node that has no entry, below a parent that was Hot at `version`.
-    pub(super) fn take(
+    pub(crate) fn take(
         cache: &Arc<Cache>,
         addr: u64,
         parent: u32,
@@ -91,7 +91,7 @@ impl IoMark {
     }
 
     /// The node.
-    pub(super) fn addr(&self) -> GlobalAddr {
+    pub(crate) fn addr(&self) -> GlobalAddr {
         GlobalAddr::from_word(self.addr).unwrap_or(GlobalAddr::NULL)
     }
 
@@ -138,7 +138,7 @@ impl IoMark {
     }
 
     /// What the node that was read there is to the parent.
-    pub(super) fn arrival(&self, node: &Node<'_, u64>) -> Result<Arrival, IndexError> {
+    pub(crate) fn arrival(&self, node: &Node<'_, u64>) -> Result<Arrival, IndexError> {
         let bound = self.high.as_deref();
         if node.has_fences(self.low.as_deref(), bound) {
             return Ok(Arrival::Fits);
@@ -176,7 +176,7 @@ impl Drop for IoMark {
 
 impl Cache {
     /// Whether the leaf at `addr`, which is missed now, is to be kept.
-    pub(super) fn admits(&self, session: &Session, addr: u64) -> bool {
+    pub(crate) fn admits(&self, session: &Session, addr: u64) -> bool {
         match (self.options.admission, &self.ghosts) {
             (Admission::Again, Some(ghosts)) => ghosts.note(addr) || self.free.has_fresh(),
             (Admission::Again, None) => true,
@@ -191,7 +191,7 @@ impl Cache {
     /// Reads a claimed node into a frame. Runs to its end whatever becomes of the caller.
     ///
     /// Cost: 1 READ; 1 WRITE for each dirty node that has to make room.
-    pub(super) async fn load(
+    pub(crate) async fn load(
         self: &Arc<Self>,
         session: &Session,
         claim: IoMark,
@@ -216,7 +216,7 @@ impl Cache {
     }
 
     /// Puts a claimed node that was read and is in order into a frame.
-    pub(super) fn keep(&self, claim: IoMark, frame: OwnedFrame, image: &Buf, worker: u32) {
+    pub(crate) fn keep(&self, claim: IoMark, frame: OwnedFrame, image: &Buf, worker: u32) {
         let count = match claim.level {
             0 => &self.stats.leaves_admitted,
             _ => &self.stats.inner_admitted,
@@ -231,7 +231,7 @@ impl Cache {
 
     /// Reads a claimed node and checks that it is the one that its parent names. Returns its image, or what
     /// must be healed first.
-    pub(super) async fn read_claimed(
+    pub(crate) async fn read_claimed(
         &self,
         session: &Session,
         claim: &IoMark,
@@ -280,7 +280,7 @@ impl Cache {
     }
 
     /// READs a node that this compute server alone may write: 1 READ. It may be dead.
-    pub(super) async fn read_node(
+    pub(crate) async fn read_node(
         &self,
         session: &Session,
         addr: GlobalAddr,
@@ -312,7 +312,7 @@ impl Cache {
     }
 
     /// Whether others may change a node, by its own fences.
-    pub(super) fn is_shared(&self, node: &Node<'_, u64>) -> bool {
+    pub(crate) fn is_shared(&self, node: &Node<'_, u64>) -> bool {
         let (mut low, mut high) = (Vec::new(), Vec::new());
         let low = node.low_fence(&mut low).then_some(low.as_slice());
         let high = node.high_fence(&mut high).then_some(high.as_slice());
@@ -329,7 +329,7 @@ impl Cache {
     /// short, an image of it is in the journal first.
     ///
     /// Cost: 1 WRITE; with a journal 2 for a page that exists.
-    pub(super) async fn write_page(
+    pub(crate) async fn write_page(
         &self,
         session: &Session,
         addr: GlobalAddr,
@@ -348,7 +348,7 @@ impl Cache {
     }
 
     /// As [`Cache::write_page`] of pages that exist, together. 1 WRITE each, and 1 for all with a journal.
-    pub(super) async fn write_pages(
+    pub(crate) async fn write_pages(
         &self,
         session: &Session,
         mut pages: Vec<(GlobalAddr, Buf)>,
@@ -379,7 +379,7 @@ impl Cache {
     ///
     /// # Errors
     /// This compute server has been cut off.
-    pub(super) async fn write_surely(
+    pub(crate) async fn write_surely(
         &self,
         session: &Session,
         addr: GlobalAddr,
@@ -396,7 +396,7 @@ impl Cache {
     /// end.
     ///
     /// Cost: 1 READ.
-    pub(super) async fn stream(
+    pub(crate) async fn stream(
         self: &Arc<Self>,
         session: &Session,
         claim: IoMark,
@@ -422,7 +422,7 @@ impl Cache {
     /// in `value` then. `None` if nobody has told.
     ///
     /// Cost: none.
-    pub(super) async fn join(&self, addr: u64, key: &[u8], value: &mut Vec<u8>) -> Option<bool> {
+    pub(crate) async fn join(&self, addr: u64, key: &[u8], value: &mut Vec<u8>) -> Option<bool> {
         let mut left = self.shared_reads.leave(addr, key.to_vec());
         loop {
             self.lot.park(addr, || left.is_over(|| self.is_worked_on(addr))).await;
@@ -465,7 +465,7 @@ impl Cache {
     /// Caches the root. Runs to its end whatever becomes of the caller.
     ///
     /// Cost: 1 READ of the root word, 1 READ; for the first time 1 CAS to make the tree this cache's.
-    pub(super) async fn load_root(self: &Arc<Self>, session: &Session) -> Result<(), Fail> {
+    pub(crate) async fn load_root(self: &Arc<Self>, session: &Session) -> Result<(), Fail> {
         let claim = self.claim_root().await?;
         let (cache, task_session) = (Arc::clone(self), session.clone());
         self.detach(session, async move { cache.load_root_now(&task_session, claim).await }).await
@@ -473,7 +473,7 @@ impl Cache {
 
     /// The right to cache the root, which one task has at a time; waits, and begins again, if another
     /// has it.
-    pub(super) async fn claim_root(self: &Arc<Self>) -> Result<IoMark, Fail> {
+    pub(crate) async fn claim_root(self: &Arc<Self>) -> Result<IoMark, Fail> {
         // The meta object's address stands for the root's until that is known.
         let meta = self.remote.meta().word();
         let Some(version) = self.frames.ctl(TOP).latch.sample() else { return Err(Fail::Restart) };
@@ -520,7 +520,7 @@ impl Cache {
 
 /// What a crash has left half done, as it was met.
 #[derive(Debug)]
-pub(super) enum Heal {
+pub(crate) enum Heal {
     /// A separator is missing.
     Separator(Unfinished),
     /// A child of the node of `level` that covers the place above `low` is dead.

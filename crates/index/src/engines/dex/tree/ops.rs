@@ -12,40 +12,40 @@ use farleaf_fabric::GlobalAddr;
 use farleaf_pool::Session;
 
 use super::combine::Others;
-use super::eviction::Sx;
-use super::frames::State;
-use super::miss::IoMark;
 use super::split::Need;
 use super::walk::{Seek, Spot};
-use super::{Cache, Fail, Found, OpContext};
 use crate::IndexError;
 use crate::bnode::{ChangeError, Image, Node, NodeMut, RecordRef, Stored, Value};
 use crate::change::{Change, Decision, Outcome};
+use crate::engines::dex::cache::IoMark;
+use crate::engines::dex::cache::State;
+use crate::engines::dex::cache::Sx;
+use crate::engines::dex::{Cache, Fail, Found, OpContext};
 
 /// What is to become of a key.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Intent<'a> {
+pub(crate) struct Intent<'a> {
     /// The new value; `None` removes.
-    pub(super) value: Option<&'a [u8]>,
+    pub(crate) value: Option<&'a [u8]>,
     /// The record that holds it, if it is too long for a leaf.
-    pub(super) record: Option<RecordRef>,
+    pub(crate) record: Option<RecordRef>,
     /// May add an absent key.
-    pub(super) add: bool,
+    pub(crate) add: bool,
     /// May change or remove a present one.
-    pub(super) change: bool,
+    pub(crate) change: bool,
     /// Only if it holds this.
-    pub(super) expected: Option<Option<&'a [u8]>>,
+    pub(crate) expected: Option<Option<&'a [u8]>>,
 }
 
 impl<'a> Intent<'a> {
     /// What `change` does, with its value in the leaf.
-    pub(super) fn of(change: &Change<'a>) -> Self {
+    pub(crate) fn of(change: &Change<'a>) -> Self {
         let Change { value, adds: add, replaces: change, expected, .. } = *change;
         Intent { value, record: None, add, change, expected }
     }
 
     /// What a leaf is given.
-    pub(super) fn stored(&self) -> Option<Value<'a>> {
+    pub(crate) fn stored(&self) -> Option<Value<'a>> {
         match (self.record, self.value) {
             (Some(record), _) => Some(Value::Record(record)),
             (None, value) => value.map(Value::Inline),
@@ -55,8 +55,8 @@ impl<'a> Intent<'a> {
 
 /// An [`Intent`] for a task that may outlive its caller.
 #[derive(Clone, Debug)]
-pub(super) struct OwnedIntent {
-    pub(super) key: Vec<u8>,
+pub(crate) struct OwnedIntent {
+    pub(crate) key: Vec<u8>,
     value: Option<Vec<u8>>,
     record: Option<RecordRef>,
     add: bool,
@@ -66,21 +66,21 @@ pub(super) struct OwnedIntent {
 
 impl OwnedIntent {
     /// A change as a log has it.
-    pub(super) fn of_log(key: Vec<u8>, value: Option<Vec<u8>>) -> Self {
+    pub(crate) fn of_log(key: Vec<u8>, value: Option<Vec<u8>>) -> Self {
         let (record, expected) = (None, None);
         OwnedIntent { key, value, record, add: true, change: true, expected }
     }
 
     /// The value, if it is not in a record.
-    pub(super) fn value(&self) -> Option<&[u8]> {
+    pub(crate) fn value(&self) -> Option<&[u8]> {
         self.value.as_deref()
     }
 
-    pub(super) fn record(&self) -> Option<RecordRef> {
+    pub(crate) fn record(&self) -> Option<RecordRef> {
         self.record
     }
 
-    pub(super) fn of(key: &[u8], intent: &Intent<'_>) -> Self {
+    pub(crate) fn of(key: &[u8], intent: &Intent<'_>) -> Self {
         OwnedIntent {
             key: key.to_vec(),
             // A record stands for its value.
@@ -92,7 +92,7 @@ impl OwnedIntent {
         }
     }
 
-    pub(super) fn intent(&self) -> Intent<'_> {
+    pub(crate) fn intent(&self) -> Intent<'_> {
         Intent {
             value: self.value.as_deref(),
             record: self.record,
@@ -104,7 +104,7 @@ impl OwnedIntent {
 }
 
 /// How an attempt on a leaf ended.
-pub(super) enum Attempt {
+pub(crate) enum Attempt {
     /// Nothing had to be changed.
     Left(Outcome),
     /// Changed; and whether the leaf has become sparse.
@@ -114,11 +114,11 @@ pub(super) enum Attempt {
 }
 
 /// A task goes on with the change, and the caller does not wait any longer.
-pub(super) fn unfinished_change() -> IndexError {
+pub(crate) fn unfinished_change() -> IndexError {
     IndexError::OutcomeUnknown("a memory server cannot be reached".into())
 }
 
-pub(super) fn decide(intent: &Intent<'_>, existed: bool, holds: Option<&[u8]>) -> Decision {
+pub(crate) fn decide(intent: &Intent<'_>, existed: bool, holds: Option<&[u8]>) -> Decision {
     let outcome = Outcome { existed, differs: false };
     if let Some(expected) = intent.expected
         && expected != holds
@@ -133,7 +133,7 @@ pub(super) fn decide(intent: &Intent<'_>, existed: bool, holds: Option<&[u8]>) -
 }
 
 /// Does to a leaf what `intent` says.
-pub(super) fn apply<I: Image>(
+pub(crate) fn apply<I: Image>(
     leaf: &mut NodeMut<'_, I>,
     key: &[u8],
     intent: &Intent<'_>,
@@ -144,7 +144,7 @@ pub(super) fn apply<I: Image>(
 
 /// As [`apply`], where the key was found, or its place.
 #[inline]
-pub(super) fn apply_at<I: Image>(
+pub(crate) fn apply_at<I: Image>(
     leaf: &mut NodeMut<'_, I>,
     key: &[u8],
     intent: &Intent<'_>,
@@ -162,7 +162,7 @@ impl Cache {
     /// As [`Cache::get`], if all that it takes is cached; else `None`. Nothing but frames is touched, so
     /// it needs no pin.
     #[inline]
-    pub(super) fn get_cached(
+    pub(crate) fn get_cached(
         &self,
         key: &[u8],
         value: &mut Vec<u8>,
@@ -192,7 +192,7 @@ impl Cache {
     /// Copies `key`'s value into `value`; `false` if there is none.
     ///
     /// Cost: none if the leaf is cached; 1 READ for a value in a record.
-    pub(super) async fn get(
+    pub(crate) async fn get(
         self: &Arc<Self>,
         session: &Session,
         key: &[u8],
@@ -250,7 +250,7 @@ impl Cache {
     }
 
     /// Changes one key; what it held is left in `held` if something is expected.
-    pub(super) async fn modify(
+    pub(crate) async fn modify(
         self: &Arc<Self>,
         session: &Session,
         change: &Change<'_>,
@@ -287,7 +287,7 @@ impl Cache {
     }
 
     /// Refuses keys and values that the table does not take.
-    pub(super) fn check_change(&self, change: &Change<'_>) -> Result<(), IndexError> {
+    pub(crate) fn check_change(&self, change: &Change<'_>) -> Result<(), IndexError> {
         self.remote.check_key(change.key)?;
         change.value.map_or(Ok(()), |value| self.remote.check_value(value))
     }
@@ -493,7 +493,7 @@ impl Cache {
     }
 
     /// Applies a change in the cache alone; `false` if the leaf has no room.
-    pub(super) fn apply_now(&self, spot: Spot, intent: &OwnedIntent) -> Result<bool, Fail> {
+    pub(crate) fn apply_now(&self, spot: Spot, intent: &OwnedIntent) -> Result<bool, Fail> {
         if !self.frames.ctl(spot.frame).latch.try_x(spot.version) {
             return Err(Fail::Restart);
         }

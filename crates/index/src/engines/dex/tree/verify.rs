@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use farleaf_pool::{Audit, Session};
 
-use super::frames::{State, TOP};
-use super::mapping_table::Entry;
-use super::stored::walk_stored;
-use super::{Cache, OWNED};
 use crate::IndexError;
 use crate::bnode::{Kind, Node, verify_image};
+use crate::engines::dex::cache::Entry;
+use crate::engines::dex::cache::{State, TOP};
+use crate::engines::dex::stored::walk_stored;
+use crate::engines::dex::{Cache, OWNED};
 use crate::index::TableReport;
 use crate::walk::Marker;
 
@@ -18,7 +18,7 @@ impl Cache {
     /// Writes everything back, checks the cache, then walks the tree in remote memory.
     ///
     /// Cost: that of a flush, then a READ for each level of each node.
-    pub(super) async fn verify(
+    pub(crate) async fn verify(
         self: &Arc<Self>,
         session: &Session,
         audit: &mut Audit,
@@ -40,8 +40,8 @@ impl Cache {
         Ok(report)
     }
 
-    /// Checks what the cache knows about itself; see [`super::Dex::check_cache`].
-    pub(super) fn check_cache(&self) -> Vec<String> {
+    /// Checks what the cache knows about itself; see [`crate::engines::dex::Dex::check_cache`].
+    pub(crate) fn check_cache(&self) -> Vec<String> {
         let mut problems = Vec::new();
         let mut holders: BTreeMap<u32, &str> = BTreeMap::new();
         let free = self.free.frames();

@@ -15,7 +15,7 @@ use crate::sync::{Mutex, lock};
 
 /// What is known of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Entry {
+pub(crate) enum Entry {
     /// It is in this frame.
     Resident(u32),
     /// It is being read, or changed in remote memory.
@@ -118,13 +118,13 @@ impl Stripe {
 
 /// See the [module page](self).
 #[derive(Debug)]
-pub(super) struct MappingTable {
+pub(crate) struct MappingTable {
     stripes: Box<[Mutex<Stripe>]>,
 }
 
 impl MappingTable {
     /// A table for about `frames` addresses.
-    pub(super) fn new(frames: usize) -> Self {
+    pub(crate) fn new(frames: usize) -> Self {
         let stripes = (frames / 64).next_power_of_two().clamp(1, 256);
         let slots = (2 * frames / stripes).next_power_of_two().max(8);
         let stripe = || Mutex::new(Stripe { slots: vec![(0, 0); slots], len: 0 });
@@ -137,12 +137,12 @@ impl MappingTable {
     }
 
     /// The entry of `addr`, if it has one.
-    pub(super) fn get(&self, addr: u64) -> Option<Entry> {
+    pub(crate) fn get(&self, addr: u64) -> Option<Entry> {
         lock(self.stripe(addr)).get(addr)
     }
 
     /// Marks `addr` if it has no entry; the entry that it has otherwise.
-    pub(super) fn claim(&self, addr: u64, mark: Entry) -> Result<(), Entry> {
+    pub(crate) fn claim(&self, addr: u64, mark: Entry) -> Result<(), Entry> {
         let mut stripe = lock(self.stripe(addr));
         match stripe.get(addr) {
             Some(entry) => Err(entry),
@@ -154,7 +154,7 @@ impl MappingTable {
     }
 
     /// Puts `to` in the place of `from`; whether that was there. `None` is no entry.
-    pub(super) fn exchange(&self, addr: u64, from: Option<Entry>, to: Option<Entry>) -> bool {
+    pub(crate) fn exchange(&self, addr: u64, from: Option<Entry>, to: Option<Entry>) -> bool {
         let mut stripe = lock(self.stripe(addr));
         if stripe.get(addr) != from {
             return false;
@@ -167,7 +167,7 @@ impl MappingTable {
     }
 
     /// Every entry, in no order that means anything.
-    pub(super) fn entries(&self) -> Vec<(u64, Entry)> {
+    pub(crate) fn entries(&self) -> Vec<(u64, Entry)> {
         let mut entries = Vec::new();
         for stripe in &self.stripes {
             let stripe = lock(stripe);
