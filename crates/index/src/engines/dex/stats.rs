@@ -4,25 +4,25 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A count that any thread adds to.
 #[derive(Debug, Default)]
-pub(super) struct Count(AtomicU64);
+pub(crate) struct Count(AtomicU64);
 
 impl Count {
-    pub(super) fn add(&self) {
+    pub(crate) fn add(&self) {
         self.add_many(1);
     }
 
-    pub(super) fn add_many(&self, count: u64) {
+    pub(crate) fn add_many(&self, count: u64) {
         self.0.fetch_add(count, Ordering::Relaxed);
     }
 
-    pub(super) fn get(&self) -> u64 {
+    pub(crate) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
 /// What a node is read for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Cause {
+pub(crate) enum Cause {
     /// The way down of an operation on a key, or of a change of the tree's shape.
     #[default]
     Descent,
@@ -36,7 +36,7 @@ pub(super) enum Cause {
 
 impl Stats {
     /// Counts a READ of a node that was missed.
-    pub(super) fn note_read(&self, cause: Cause, level: u8, shared: bool) {
+    pub(crate) fn note_read(&self, cause: Cause, level: u8, shared: bool) {
         let count = match (cause, level) {
             _ if shared => &self.reads_shared,
             (Cause::Descent, 0) => &self.reads_leaf,
@@ -78,17 +78,17 @@ macro_rules! stats {
         }
 
         #[derive(Debug, Default)]
-        pub(super) struct Stats {
-            $(pub(super) $name: Count,)+
+        pub(crate) struct Stats {
+            $(pub(crate) $name: Count,)+
         }
 
         impl Stats {
-            pub(super) fn get(&self) -> DexStats {
+            pub(crate) fn get(&self) -> DexStats {
                 DexStats { $($name: self.$name.get(),)+ }
             }
 
             /// Adds what another cache has done for this one.
-            pub(super) fn take_in(&self, other: &Stats) {
+            pub(crate) fn take_in(&self, other: &Stats) {
                 $(self.$name.add_many(other.$name.get());)+
             }
         }

@@ -1,24 +1,20 @@
-//! Eviction: samples, cools, writes back and evicts frames.
+//! Eviction: samples, cools and evicts frames, so that others can take their places.
 //!
 //! - `INV-DEX-CLEAN` A Cooling frame is clean and has no swizzled children. So an eviction never
-//!   waits for the fabric, and whatever is not cached is as remote memory has it.
+//!   waits for the fabric, and remote memory holds every node that is not cached as it is.
 //! - `INV-DEX-WB` A dirty victim is written while readers go on (SX) and stays swizzled until the
 //!   WRITE has completed; only then does its pointer become an address. As long as its SX is held no
 //!   second write-back of it can begin, so an old image never lands after a newer one.
-//! - `INV-DEX-PATH` The parent of a Hot frame is Hot and its slot is swizzled to the frame: a
-//!   frame with swizzled children is no victim.
 
 use std::sync::Arc;
 
-use farleaf_fabric::{Buf, Endpoint};
-use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
-use super::frames::{State, TOP};
-use super::mapping_table::Entry;
+use super::PageCache;
+use super::frames::{FrameRef, FrameState, TOP};
+use super::mapping_table::Mapping;
 use crate::IndexError;
-use crate::bnode::{Kind, Node, NodeMut};
-use crate::engines::dex::Cache;
+use crate::bnode::Kind;
 use crate::local::Version;
 
 /// Rounds of looking for a frame before giving up.
@@ -26,17 +22,32 @@ const ROUNDS_MAX: u32 = 64;
 /// Samples of which the best is the victim.
 const LOOKS_MAX: u32 = 4;
 
-/// A frame that is in the caller's hands. Dropped, it is free again.
+/// The remote memory behind a page cache, as one task reaches it.
+pub(crate) trait Backing {
+    /// The number of the task's worker, which has a list of free frames.
+    fn worker(&self) -> u32;
+
+    /// Draws a random number from the fabric's source.
+    fn random(&self) -> u64;
+
+    /// Writes the node of a dirty frame back and marks the frame clean.
+    ///
+    /// # Errors
+    /// The frame stays dirty.
+    async fn write_back(&self, held: &Sx) -> Result<(), IndexError>;
+}
+
+/// A frame that the caller alone uses. Dropping it frees the frame.
 #[derive(Debug)]
 pub(crate) struct OwnedFrame {
-    cache: Arc<Cache>,
+    pages: Arc<PageCache>,
     worker: u32,
     frame: u32,
     armed: bool,
 }
 
 impl OwnedFrame {
-    /// The frame; the caller makes it Hot or Cooling.
+    /// Returns the frame, which the caller makes Hot or Cooling.
     pub(crate) fn take(mut self) -> u32 {
         self.armed = false;
         self.frame
@@ -46,16 +57,16 @@ impl OwnedFrame {
 impl Drop for OwnedFrame {
     fn drop(&mut self) {
         if self.armed {
-            self.cache.frames.ctl(self.frame).set_state(State::Free);
-            self.cache.free.push(self.worker, self.frame);
+            self.pages.frames.ctl(self.frame).set_state(FrameState::Free);
+            self.pages.free.push(self.worker, self.frame);
         }
     }
 }
 
-/// SX of a frame's latch, or of the top's. Dropped, it is released.
+/// SX of a frame's latch, or of the top's. Dropping it releases the latch.
 #[derive(Debug)]
 pub(crate) struct Sx {
-    cache: Arc<Cache>,
+    pages: Arc<PageCache>,
     frame: u32,
     armed: bool,
 }
@@ -64,55 +75,56 @@ impl Sx {
     /// Takes X; the caller releases it, and SX with it.
     pub(crate) fn into_x(mut self) -> u32 {
         self.armed = false;
-        self.cache.frames.ctl(self.frame).latch.sx_to_x();
+        self.ctl().latch.sx_to_x();
         self.frame
     }
 
     pub(crate) fn frame(&self) -> u32 {
         self.frame
     }
+
+    /// The frame's latch and state.
+    pub(crate) fn ctl(&self) -> FrameRef<'_> {
+        self.pages.frames.ctl(self.frame)
+    }
 }
 
 impl Drop for Sx {
     fn drop(&mut self) {
         if self.armed {
-            self.cache.frames.ctl(self.frame).latch.release_sx();
-            self.cache.lot.unpark(Cache::frame_key(self.frame));
+            self.ctl().latch.release_sx();
+            self.pages.lot.unpark(PageCache::frame_key(self.frame));
         }
     }
 }
 
-impl Cache {
+impl PageCache {
     /// Takes SX if nobody holds the latch and nothing has changed since `version`.
     pub(crate) fn try_sx(self: &Arc<Self>, frame: u32, version: Version) -> Option<Sx> {
         let taken = self.frames.ctl(frame).latch.try_sx(version);
-        taken.then(|| Sx { cache: Arc::clone(self), frame, armed: true })
+        taken.then(|| Sx { pages: Arc::clone(self), frame, armed: true })
     }
 
-    /// A free frame: of the lists, else of a cooling bucket, else by cooling others. `None` if none
-    /// could be had. Called by tasks that run to their end.
+    /// Takes a free frame: from the lists, else from a cooling bucket, else by cooling victims. `None` if
+    /// every frame is in use. The calling task runs to its end.
     ///
-    /// Cost: none, or 1 WRITE for each dirty node that had to go.
-    pub(crate) async fn frame(
+    /// Cost: none, or 1 WRITE for each dirty victim.
+    pub(crate) async fn take_frame(
         self: &Arc<Self>,
-        session: &Session,
+        backing: &impl Backing,
     ) -> Result<Option<OwnedFrame>, IndexError> {
-        let worker = session.id();
+        let worker = backing.worker();
         for _ in 0..ROUNDS_MAX {
             if let Some(frame) = self.free.pop(worker) {
-                return Ok(Some(OwnedFrame {
-                    cache: Arc::clone(self),
-                    worker,
-                    frame,
-                    armed: true,
-                }));
+                let pages = Arc::clone(self);
+                return Ok(Some(OwnedFrame { pages, worker, frame, armed: true }));
             }
-            if self.evict_oldest(session) {
+            if self.evict_oldest(backing) {
                 continue;
             }
-            for _ in 0..self.options.sample_count {
-                match self.victim(session) {
-                    Some((frame, version)) => self.cool(session, frame, version).await?,
+            for _ in 0..self.sample_count {
+                match self.victim(backing) {
+                    Some((frame, version)) => self.cool(backing, frame, version).await?,
                     None => self.stats.sample_misses.add(),
                 }
             }
@@ -122,12 +134,12 @@ impl Cache {
     }
 
     /// Evicts the oldest frame of a random cooling bucket, or of one of those behind it.
-    fn evict_oldest(&self, session: &Session) -> bool {
+    fn evict_oldest(&self, backing: &impl Backing) -> bool {
         let buckets = self.cooling.buckets();
-        let first = session.endpoint().random() as usize % buckets;
-        for probe in 0..self.options.probe_buckets.min(buckets) {
+        let first = backing.random() as usize % buckets;
+        for probe in 0..self.probe_buckets.min(buckets) {
             if let Some(frame) = self.cooling.take_oldest((first + probe) % buckets) {
-                self.evict(frame, session.id());
+                self.evict(frame, backing.worker());
                 return true;
             }
         }
@@ -137,22 +149,22 @@ impl Cache {
     /// Frees a Cooling frame that the caller has taken out of its bucket.
     pub(crate) fn evict(&self, frame: u32, worker: u32) {
         let ctl = self.frames.ctl(frame);
-        debug_assert!(ctl.state() == State::Cooling && !ctl.is_dirty() && ctl.swizzled() == 0);
-        // Somebody may have sampled it just before it became Cooling: it then holds SX for as long
-        // as it takes to see that.
+        debug_assert!(ctl.state() == FrameState::Cooling && !ctl.is_dirty() && ctl.swizzled() == 0);
+        // A thread that sampled the frame just before it became Cooling holds SX until it sees that.
         while !ctl.latch.sample().is_some_and(|version| ctl.latch.try_x(version)) {
             std::hint::spin_loop();
         }
-        let gone = self.map.exchange(ctl.addr_word(), Some(Entry::Resident(frame)), None);
-        debug_assert!(gone, "INV-DEX-MAP-1");
         self.stats.evicted.add();
-        self.bury_frame(frame, worker);
+        self.unmap(frame, worker);
     }
 
-    /// Makes a frame free, under its X, once nothing leads to it.
-    pub(crate) fn bury_frame(&self, frame: u32, worker: u32) {
+    /// Takes the node in a frame, whose X is held, out of the mapping table, and frees the frame. Nothing
+    /// leads to it any more.
+    pub(crate) fn unmap(&self, frame: u32, worker: u32) {
         let ctl = self.frames.ctl(frame);
-        ctl.set_state(State::Free);
+        let gone = self.map.exchange(ctl.addr_word(), Some(Mapping::Resident(frame)), None);
+        debug_assert!(gone, "INV-DEX-MAP-1");
+        ctl.set_state(FrameState::Free);
         ctl.set_dirty(false);
         ctl.set_swizzled(0);
         ctl.latch.x_to_dead();
@@ -160,19 +172,35 @@ impl Cache {
         self.free.push(worker, frame);
     }
 
-    /// Puts a frame that has just become Cooling into its bucket, and evicts what that pushes out.
-    pub(crate) fn put_cooling(&self, addr: u64, frame: u32, worker: u32) {
+    /// Puts a frame that has just become Cooling into its bucket, and evicts the one that a full bucket
+    /// gives up.
+    pub(super) fn put_cooling(&self, addr: u64, frame: u32, worker: u32) {
         if let Some(out) = self.cooling.insert(addr, frame) {
             self.evict(out, worker);
         }
     }
 
-    /// The best of some random victims: the one with the fewest uses left, and of such a clean one, which costs
-    /// no WRITE. Each that is looked at forgets a use.
-    fn victim(&self, session: &Session) -> Option<(u32, Version)> {
+    /// Evicts the Cooling frame of the node at `addr`. Fails if another thread has taken it out of its
+    /// bucket, and decides about it.
+    pub(crate) fn drop_cooling(&self, addr: u64, frame: u32, worker: u32) -> bool {
+        let taken = self.cooling.remove(addr, frame);
+        if taken {
+            self.evict(frame, worker);
+        }
+        taken
+    }
+
+    /// All Cooling frames.
+    pub(crate) fn cooling_frames(&self) -> Vec<u32> {
+        self.cooling.frames()
+    }
+
+    /// Returns the best of some random victims: the one with the fewest uses left, and of several such a
+    /// clean one, which costs no WRITE. Takes a use from each.
+    fn victim(&self, backing: &impl Backing) -> Option<(u32, Version)> {
         let mut best: Option<((u8, bool), u32, Version)> = None;
         for _ in 0..LOOKS_MAX {
-            let Some((frame, version)) = self.sample(session) else { continue };
+            let Some((frame, version)) = self.sample(backing) else { continue };
             let rank = (self.frames.take_use(frame), self.frames.ctl(frame).is_dirty());
             if rank == (0, false) {
                 return Some((frame, version));
@@ -184,20 +212,20 @@ impl Cache {
         best.map(|(_, frame, version)| (frame, version))
     }
 
-    /// A random victim: from a random frame down along random swizzled children to a frame that has
+    /// Samples a victim: walks from a random frame down along random swizzled children to a frame that has
     /// none.
-    fn sample(&self, session: &Session) -> Option<(u32, Version)> {
-        let random = session.endpoint().random();
+    fn sample(&self, backing: &impl Backing) -> Option<(u32, Version)> {
+        let random = backing.random();
         let mut frame = (random % self.frames.count() as u64) as u32;
         let mut choice = (random >> 32) as usize;
         // At most one step for each level.
         for _ in 0..64 {
             let ctl = self.frames.ctl(frame);
             let version = ctl.latch.sample()?;
-            if ctl.state() != State::Hot {
+            if ctl.state() != FrameState::Hot {
                 return None;
             }
-            let node = self.frames.node(self.layout(), frame);
+            let node = self.frames.node(&self.layout, frame);
             if ctl.swizzled() == 0 {
                 return (ctl.parent() != TOP && ctl.pins() == 0).then_some((frame, version));
             }
@@ -220,7 +248,7 @@ impl Cache {
     /// Makes a victim Cooling, if it is still one; writes it back first if it is dirty.
     async fn cool(
         self: &Arc<Self>,
-        session: &Session,
+        backing: &impl Backing,
         frame: u32,
         version: Version,
     ) -> Result<(), IndexError> {
@@ -237,21 +265,25 @@ impl Cache {
             if Canary::CoolUnwritten.is_armed() {
                 ctl.set_dirty(false);
             } else {
-                self.write_back(session, &sx).await?;
+                backing.write_back(&sx).await?;
             }
             self.stats.written_back.add();
         }
-        self.cool_clean(sx, session.id());
+        self.cool_clean(sx, backing.worker());
         Ok(())
     }
 
     fn may_cool(&self, frame: u32) -> bool {
         let ctl = self.frames.ctl(frame);
-        ctl.state() == State::Hot && ctl.parent() != TOP && ctl.pins() == 0 && ctl.swizzled() == 0
+        ctl.state() == FrameState::Hot
+            && ctl.parent() != TOP
+            && ctl.pins() == 0
+            && ctl.swizzled() == 0
     }
 
-    /// The last step of a write-back (`INV-DEX-WB`): un-swizzles a clean victim under X of its parent and its own, unless it
-    /// was pinned or given swizzled children meanwhile or the parent is busy.
+    /// Does the last step of a write-back (`INV-DEX-WB`): un-swizzles a clean victim under X of its parent
+    /// and its own. Leaves the victim if a task pinned it or gave it swizzled children meanwhile, or if the
+    /// parent is busy.
     fn cool_clean(self: &Arc<Self>, sx: Sx, worker: u32) {
         let frame = sx.frame();
         let ctl = self.frames.ctl(frame);
@@ -264,9 +296,9 @@ impl Cache {
             self.stats.sample_misses.add();
             return;
         }
-        // The parent may be another one by now, and its frame may hold another node.
+        // The frame may have got another parent, and the parent's frame another node.
         let slot = if ctl.parent() == parent && self.may_cool(frame) && !ctl.is_dirty() {
-            let node = self.frames.node(self.layout(), parent);
+            let node = self.frames.node(&self.layout, parent);
             node.find_child(self.frames.swizzle(frame))
         } else {
             None
@@ -277,11 +309,7 @@ impl Cache {
             return;
         };
         sx.into_x();
-        let addr = ctl.addr_word();
-        let above = self.frames.ctl(parent);
-        let done = self.frames.node_mut(self.layout(), parent).set_child(index, addr);
-        debug_assert_eq!(done, Ok(()), "the slot was found under the same latch");
-        above.set_swizzled(above.swizzled() - 1);
+        self.detach_child(parent, index, ctl.addr_word());
         let out = self.start_cooling(frame, worker);
         self.release_x(parent);
         if let Some(out) = out {
@@ -289,83 +317,25 @@ impl Cache {
         }
     }
 
-    /// Makes a clean frame that nothing is swizzled to any more, and whose X is held, Cooling, and
-    /// releases it; gives what that pushes out of its bucket. A shared one is evicted at once: its
-    /// second chance could come under a newer copy of its parent, to which it may be something else
-    /// by now (`INV-DEX-SHARED-3`).
+    /// Makes a frame Cooling and releases it. The frame is clean, the caller holds its X, and no pointer
+    /// is swizzled to it any more. Returns the frame that a full bucket gives up. A shared node is evicted
+    /// at once: its second chance could come under a newer copy of its parent, to which it may be
+    /// something else (`INV-DEX-SHARED-3`).
     #[must_use = "a frame that comes out is the caller's to evict"]
     pub(crate) fn start_cooling(&self, frame: u32, worker: u32) -> Option<u32> {
         let ctl = self.frames.ctl(frame);
         let addr = ctl.addr_word();
         self.stats.cooled.add();
         if ctl.is_shared() {
-            let gone = self.map.exchange(addr, Some(Entry::Resident(frame)), None);
-            debug_assert!(gone, "INV-DEX-MAP-1");
             self.stats.evicted.add();
-            self.bury_frame(frame, worker);
+            self.unmap(frame, worker);
             return None;
         }
-        ctl.set_state(State::Cooling);
+        ctl.set_state(FrameState::Cooling);
         let out = self.cooling.insert(addr, frame);
-        // A new version: who was about to write to it finds that it is not Hot any more.
+        // The release makes a new version: a thread that was about to write to the frame finds that it is
+        // not Hot any more.
         self.release_x(frame);
         out
-    }
-
-    /// Writes the node of a frame whose SX is held. 1 WRITE, 2 with a journal.
-    ///
-    /// # Errors
-    /// The frame stays dirty.
-    pub(crate) async fn write_back(&self, session: &Session, sx: &Sx) -> Result<(), IndexError> {
-        self.write_back_all(session, std::slice::from_ref(sx)).await
-    }
-
-    /// Writes the nodes of some frames, whose SX are held, together.
-    ///
-    /// Cost: 1 WRITE each, and 1 for all with a journal.
-    ///
-    /// # Errors
-    /// As [`Cache::write_back`].
-    pub(crate) async fn write_back_all(
-        &self,
-        session: &Session,
-        held: &[Sx],
-    ) -> Result<(), IndexError> {
-        let (mut pages, mut versions) = (Vec::with_capacity(held.len()), Vec::new());
-        for sx in held {
-            let (ctl, addr) = (self.frames.ctl(sx.frame()), self.frames.addr(sx.frame()));
-            assert!(!ctl.is_shared(), "INV-DEX-SHARED-1: about to write {addr} back");
-            let mut image = session.client().buf(self.layout().node_bytes());
-            self.frames.copy(sx.frame(), image.words_mut());
-            let version = self.log.version(ctl.level(), ctl.version());
-            pages.push((addr, self.make_remote(image, version)));
-            versions.push(version);
-        }
-        self.write_pages(session, pages).await?;
-        for (sx, version) in held.iter().zip(versions) {
-            let ctl = self.frames.ctl(sx.frame());
-            ctl.set_version(version);
-            ctl.set_dirty(false);
-        }
-        Ok(())
-    }
-
-    /// Makes a copy of a frame's words what remote memory is to hold: addresses for swizzled pointers
-    /// (`INV-DEX-PTR`), sealed as `version`. The caller holds the frame's SX or X.
-    pub(crate) fn make_remote(&self, mut image: Buf, version: u64) -> Buf {
-        let node = Node::new(self.layout(), image.words());
-        let children: Vec<u64> = match node.kind() {
-            Kind::Inner => (0..=node.count()).filter_map(|index| node.child(index)).collect(),
-            _ => Vec::new(),
-        };
-        let mut node = NodeMut::new(self.layout(), image.words_mut());
-        for (index, pointer) in children.into_iter().enumerate() {
-            if self.frames.unswizzle(pointer).is_some() {
-                let done = node.set_child(index, self.frames.addr_of(pointer));
-                debug_assert_eq!(done, Ok(()), "one of its children");
-            }
-        }
-        node.seal(version);
-        image
     }
 }

@@ -33,7 +33,7 @@ const INCARNATION_BITS: u32 = 31;
 /// What a frame is for at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum State {
+pub(crate) enum FrameState {
     Free,
     Loading,
     Hot,
@@ -111,7 +111,7 @@ impl Ctl {
             pins: AtomicU32::new(0),
             swizzled: AtomicU32::new(0),
             incarnation: AtomicU32::new(0),
-            state: AtomicU8::new(State::Free as u8),
+            state: AtomicU8::new(FrameState::Free as u8),
             level: AtomicU8::new(0),
             shared: AtomicBool::new(false),
         }
@@ -121,16 +121,16 @@ impl Ctl {
         self.addr.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn state(&self) -> State {
+    pub(crate) fn state(&self) -> FrameState {
         match self.state.load(Ordering::Acquire) {
-            0 => State::Free,
-            1 => State::Loading,
-            2 => State::Hot,
-            _ => State::Cooling,
+            0 => FrameState::Free,
+            1 => FrameState::Loading,
+            2 => FrameState::Hot,
+            _ => FrameState::Cooling,
         }
     }
 
-    pub(crate) fn set_state(&self, state: State) {
+    pub(crate) fn set_state(&self, state: FrameState) {
         self.state.store(state as u8, Ordering::Release);
     }
 
@@ -361,9 +361,12 @@ impl Frames {
     /// Fills a frame that is in the caller's hands. It stays unreadable until its latch is revived.
     pub(crate) fn fill(&self, frame: u32, words: &[u64], addr: u64, level: u8, version: u64) {
         let ctl = self.ctl(frame);
-        debug_assert!(matches!(ctl.state(), State::Free | State::Loading), "in somebody's hands");
+        debug_assert!(
+            matches!(ctl.state(), FrameState::Free | FrameState::Loading),
+            "in somebody's hands"
+        );
         ctl.latch.begin_filling();
-        ctl.set_state(State::Loading);
+        ctl.set_state(FrameState::Loading);
         self.store(frame, words);
         ctl.addr.store(addr, Ordering::Relaxed);
         ctl.level.store(level, Ordering::Relaxed);
@@ -417,7 +420,7 @@ mod tests {
     fn a_frame_is_filled_found_and_recycled() {
         let (layout, words) = leaf();
         let frames = Frames::new(&layout, 4).expect("memory");
-        assert_eq!(frames.ctl(2).state(), State::Free);
+        assert_eq!(frames.ctl(2).state(), FrameState::Free);
         assert!(frames.ctl(2).latch.sample().is_none());
         frames.fill(2, &words, 640, 0, 5);
         let pointer = frames.swizzle(2);
@@ -437,7 +440,7 @@ mod tests {
         assert_eq!(frames.ctl(2).pins(), 0);
         frames.ctl(2).latch.sx_to_x();
         frames.ctl(2).latch.x_to_dead();
-        frames.ctl(2).set_state(State::Free);
+        frames.ctl(2).set_state(FrameState::Free);
         frames.fill(2, &words, 640, 0, 5);
         assert_ne!(frames.swizzle(2), pointer, "a pointer of the life before is another");
     }

@@ -13,12 +13,11 @@ use farleaf_fabric::{Endpoint, GlobalAddr};
 use farleaf_pool::{Session, Unlinked};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::Durability;
 use super::journal::BATCH_MAX;
-use super::ring::{Place, record_words};
+use super::ring::{RingPlace, record_words};
+use super::{Durability, Log};
 use crate::IndexError;
 use crate::blink::remote::RemoteTree;
-use crate::engines::dex::Cache;
 
 const TAG: u64 = u64::from_le_bytes(*b"FLdexlog");
 const LOG_HEAD_WORDS: usize = 8;
@@ -49,16 +48,16 @@ impl LogPlace {
         (LOG_HEAD_WORDS + words(self.journal) + words(self.changes)) * 8
     }
 
-    fn ring(&self, at: GlobalAddr, (segments, segment_words): (usize, usize)) -> Place {
-        Place { at, segments, segment_words, seed: self.seed }
+    fn ring(&self, at: GlobalAddr, (segments, segment_words): (usize, usize)) -> RingPlace {
+        RingPlace { at, segments, segment_words, seed: self.seed }
     }
 
-    pub(crate) fn journal(&self) -> Option<Place> {
+    pub(crate) fn journal(&self) -> Option<RingPlace> {
         let at = self.addr.plus(LOG_HEAD_WORDS as u64 * 8);
         (self.journal.0 > 0).then(|| self.ring(at, self.journal))
     }
 
-    pub(crate) fn changes(&self) -> Option<Place> {
+    pub(crate) fn changes(&self) -> Option<RingPlace> {
         let first = LOG_HEAD_WORDS + self.journal.0 * self.journal.1;
         (self.changes.0 > 0).then(|| self.ring(self.addr.plus(first as u64 * 8), self.changes))
     }
@@ -102,16 +101,21 @@ fn seed(meta: u64, owner: u64, random: u64) -> u64 {
     xxh3_64_with_seed(&bytes_of(&[meta, owner, random]), TAG)
 }
 
-impl Cache {
-    /// A log of the kind that this cache needs, written and not named yet.
-    pub(crate) async fn make_log(
+impl Log {
+    /// Makes a log of the kind that these options need, if they need one. It is written and not named yet.
+    ///
+    /// Cost: 1 WRITE.
+    ///
+    /// # Errors
+    /// `Invalid` if the log has no room for its segments; `Full` if the pool has none.
+    pub(crate) async fn make(
         &self,
         session: &Session,
     ) -> Result<Option<(LogPlace, Unlinked)>, IndexError> {
-        let node_bytes = self.layout().node_bytes();
+        let node_bytes = self.layout.node_bytes();
         let atomic = session.endpoint().capabilities().crash_atomic_bytes as usize;
-        let journals = self.log.journals && atomic < node_bytes;
-        let logs = self.log.durability == Durability::Logged;
+        let journals = self.journals && atomic < node_bytes;
+        let logs = self.durability == Durability::Logged;
         if !journals && !logs {
             return Ok(None);
         }
@@ -119,12 +123,12 @@ impl Cache {
         let journal = if journals { (JOURNAL_SEGMENTS, journal_words) } else { (0, 0) };
         let most = session.pool().geometry().object_bytes_max() as u64;
         let left = most.saturating_sub((LOG_HEAD_WORDS * 8 + journal.0 * journal.1 * 8) as u64);
-        let segment_bytes = self.options.log_bytes.min(left) / CHANGE_SEGMENTS as u64;
+        let segment_bytes = self.bytes.min(left) / CHANGE_SEGMENTS as u64;
         if logs && segment_bytes < SEGMENT_BYTES_MIN {
             return Err(IndexError::Invalid(format!(
                 "a log of {} bytes has segments of {segment_bytes}; the least is \
                  {SEGMENT_BYTES_MIN}, {} bytes in all, and this pool's largest object leaves {left}",
-                self.options.log_bytes,
+                self.bytes,
                 SEGMENT_BYTES_MIN * CHANGE_SEGMENTS as u64
             )));
         }
@@ -136,7 +140,7 @@ impl Cache {
         let mut head = session.reliable().buf(LOG_HEAD_WORDS * 8);
         head.words_mut().copy_from_slice(&shape.encode(owner, random));
         object.write(head).await?;
-        let seed = seed(self.remote.meta().word(), owner, random);
+        let seed = seed(self.meta.word(), owner, random);
         Ok(Some((LogPlace { addr: object.addr(), seed, ..shape }, object)))
     }
 }

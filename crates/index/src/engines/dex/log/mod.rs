@@ -28,7 +28,7 @@ mod ring;
 use std::collections::VecDeque;
 use std::fmt;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use farleaf_fabric::GlobalAddr;
@@ -36,24 +36,23 @@ use farleaf_pool::Session;
 use farleaf_pool::canary::Canary;
 
 use crate::IndexError;
-use crate::engines::dex::cache::State;
-use crate::engines::dex::cache::Sx;
-use crate::engines::dex::tree::Others;
-use crate::engines::dex::tree::OwnedIntent;
-use crate::engines::dex::{Cache, DexOptions};
+use crate::bnode::Layout;
+use crate::engines::dex::DexOptions;
+use crate::engines::dex::cache::{PageCache, Sx};
+use crate::engines::dex::stats::Stats;
+use crate::engines::dex::tree::OwnedLeafChange;
 use crate::sync::Mutex;
 pub(crate) use journal::BATCH_MAX;
-pub(crate) use log_object::read_log;
-use ring::{Entry, Kind, Ring};
+pub(crate) use log_object::{LogPlace, read_log};
+pub(crate) use recover::{read_ring, write_floors};
+use ring::{NewRecord, Ring};
+pub(crate) use ring::{Record, RecordKind, Straggler};
 
-/// Tasks that write back at a time to make room in the log: their nodes fill half of a journal.
-const TIDIERS_MAX: u32 = 2;
-
-/// What an acknowledged change survives.
+/// The failures that an acknowledged change survives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
-    /// Nothing: changes are in this compute server's memory until their node is written back. Its
-    /// death loses those that were acknowledged since.
+    /// None: a change is in this compute server's memory until its node is written back. The death of the
+    /// compute server loses the changes that it acknowledged since.
     Volatile,
     /// The death of this compute server, with its cache: a change is in the log, in a memory server,
     /// or in its node there, before it is acknowledged. (The loss of a memory server is another
@@ -85,72 +84,96 @@ impl FromStr for Durability {
 #[error("no durability {0:?}; there are: volatile, logged")]
 pub struct UnknownDurability(pub String);
 
-/// The log's memory, and the rings in it.
+/// A log that has its memory, and the rings there.
 #[derive(Debug)]
-pub(crate) struct Live {
-    pub(crate) addr: GlobalAddr,
+struct OpenLog {
+    addr: GlobalAddr,
     /// Changes.
-    pub(crate) changes: Option<Ring>,
+    changes: Option<Ring>,
     /// Images of nodes that are being written.
-    pub(crate) journal: Option<Ring>,
+    journal: Option<Ring>,
     /// The last number of an image.
-    pub(crate) images: AtomicU64,
-    /// Whose images were put into the journal last: all that it may have images of.
-    pub(crate) recent: Mutex<VecDeque<u64>>,
+    images: AtomicU64,
+    /// The nodes whose images came into the journal last: all that it may have images of.
+    recent: Mutex<VecDeque<u64>>,
 }
 
-/// A cache's log.
+/// The log of one compute server's changes of one table, and the journal beside it.
 #[derive(Debug)]
 pub(crate) struct Log {
-    pub(crate) durability: Durability,
-    pub(crate) journals: bool,
-    /// This cache replays another's changes: its leaves are sealed with the number of the last.
+    /// The table's meta object, to which the log is bound.
+    meta: GlobalAddr,
+    layout: Layout,
+    durability: Durability,
+    journals: bool,
+    /// Bytes of the log's object, if changes are logged.
+    bytes: u64,
+    /// The tree replays a dead owner's changes: its leaves are sealed with the number of the last one.
     replays: AtomicBool,
     /// The last version or number that was drawn.
     number: AtomicU64,
-    /// Tasks that make room in it.
-    tidiers: AtomicU32,
-    pub(crate) live: OnceLock<Live>,
+    open: OnceLock<OpenLog>,
+    pages: Arc<PageCache>,
+    stats: Arc<Stats>,
 }
 
 impl Log {
-    pub(crate) fn new(options: &DexOptions) -> Self {
+    pub(crate) fn new(
+        meta: GlobalAddr,
+        options: &DexOptions,
+        pages: Arc<PageCache>,
+        stats: Arc<Stats>,
+    ) -> Self {
         Log {
+            meta,
+            layout: *pages.layout(),
             durability: options.durability,
             journals: options.wb_journal || options.durability == Durability::Logged,
+            bytes: options.log_bytes,
             replays: AtomicBool::new(false),
             number: AtomicU64::new(0),
-            tidiers: AtomicU32::new(0),
-            live: OnceLock::new(),
+            open: OnceLock::new(),
+            pages,
+            stats,
         }
     }
 
-    /// Where changes are logged, if they are.
-    #[inline]
-    pub(crate) fn changes(&self) -> Option<&Ring> {
-        self.live.get().and_then(|live| live.changes.as_ref())
+    /// Returns whether the log has its memory.
+    pub(crate) fn is_open(&self) -> bool {
+        self.open.get().is_some()
     }
 
-    /// From now on changes up to `number` are being replayed.
+    /// Returns whether changes are logged.
+    #[inline]
+    pub(crate) fn logs_changes(&self) -> bool {
+        self.changes().is_some()
+    }
+
+    #[inline]
+    fn changes(&self) -> Option<&Ring> {
+        self.open.get().and_then(|open| open.changes.as_ref())
+    }
+
+    /// Says that the tree replays the change of this number.
     pub(crate) fn replay_at(&self, number: u64) {
         self.replays.store(true, Ordering::Relaxed);
         self.number.store(number, Ordering::Relaxed);
     }
 
-    /// A number larger than all before and than `above`.
+    /// Draws a number larger than all before and than `above`.
     fn draw(&self, above: u64) -> u64 {
         let next = |last: u64| Some(last.max(above) + 1);
         let last = self.number.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
         last.unwrap_or_else(|last| last).max(above) + 1
     }
 
-    /// The version that a node of `level` is to be sealed as, whose image was `above` and whose latch
+    /// Returns the version to seal a node of `level` as, whose image was `above` and whose latch
     /// keeps others from changing it (`INV-DEX-LOG-2`).
     pub(crate) fn version(&self, level: u8, above: u64) -> u64 {
         if level > 0 {
             above + 1
         } else if self.replays.load(Ordering::Relaxed) {
-            // What comes next has not been applied yet, and has a larger number.
+            // The next change has not been applied yet, and has a larger number.
             self.number.load(Ordering::Relaxed).max(above)
         } else if self.durability == Durability::Logged {
             self.draw(above)
@@ -158,41 +181,38 @@ impl Log {
             above + 1
         }
     }
-}
 
-impl Cache {
-    /// Logs a change of the leaf whose SX is held, and those of others that go with it. `false` if there is
-    /// no room: the leaf must be written through then, sealed with a number above those that were drawn.
+    /// Appends changes of the leaf whose SX is held. `false` if there is no room: the caller must then write
+    /// the leaf through, sealed with a number above those that were drawn.
     ///
     /// Cost: 1 WRITE, which all that are logged at the same time share.
     ///
     /// # Errors
-    /// `OutcomeUnknown`; the cache is of no use any more.
-    pub(crate) async fn log_changes(
+    /// This compute server has been cut off. The log is of no use any more.
+    pub(crate) async fn append_changes(
         &self,
         session: &Session,
         sx: &Sx,
-        first: &OwnedIntent,
-        others: &Others,
+        changes: impl Iterator<Item = &OwnedLeafChange>,
     ) -> Result<bool, IndexError> {
-        let Some(ring) = self.log.changes() else { return Ok(false) };
+        let Some(ring) = self.changes() else { return Ok(false) };
         if Canary::LoseLogRecord.is_armed() {
             return Ok(true);
         }
-        let ctl = self.frames.ctl(sx.frame());
+        let ctl = sx.ctl();
         let mut count = 0;
         // One by one: together they may be more than a segment holds.
-        for intent in std::iter::once(first).chain(others.changes()) {
-            debug_assert!(intent.record().is_none(), "INV-DEX-LOG-5");
-            let entry = Entry {
-                kind: if intent.value().is_some() { Kind::Put } else { Kind::Remove },
-                key: &intent.key,
-                value: intent.value().unwrap_or(&[]),
+        for change in changes {
+            debug_assert!(change.record().is_none(), "INV-DEX-LOG-5");
+            let record = NewRecord {
+                kind: if change.value().is_some() { RecordKind::Put } else { RecordKind::Remove },
+                key: &change.key,
+                value: change.value().unwrap_or(&[]),
                 frame: Some(sx.frame()),
             };
             let was = ctl.oldest();
-            let appended = ring.append(&[entry], false, || {
-                let number = self.log.draw(ctl.version());
+            let appended = ring.append(&[record], false, || {
+                let number = self.draw(ctl.version());
                 if was == 0 {
                     ctl.set_oldest(number);
                 }
@@ -205,89 +225,33 @@ impl Cache {
             count = appended.count;
             self.stats.log_records.add();
         }
-        let landed = ring.land(session, &self.lot, count).await;
+        let landed = ring.land(session, &self.pages.lot, count).await;
         self.stats.log_writes.add_many(landed.as_ref().copied().unwrap_or(0));
-        self.must_succeed(landed.map(drop))?;
-        Ok(true)
+        landed.map(|_| true)
     }
 
-    /// Whether the leaf keeps the log's oldest part while that is in the way: then its next change is written
-    /// through.
-    pub(crate) fn keeps_oldest(&self, frame: u32) -> bool {
-        let oldest = self.frames.ctl(frame).oldest();
-        let last = self.log.changes().filter(|_| oldest > 0).and_then(Ring::oldest_part);
+    /// Returns whether a leaf keeps the log's oldest part, and that part is in the way: then the leaf's next
+    /// change is written through. `oldest` is the number of the leaf's first change that remote memory
+    /// does not have.
+    pub(crate) fn is_kept_full_by(&self, oldest: u64) -> bool {
+        let last = self.changes().filter(|_| oldest > 0).and_then(Ring::oldest_part);
         last.is_some_and(|last| oldest <= last)
     }
 
-    /// Has what keeps the log's oldest part written back, if that is in the way; nobody waits for it.
-    ///
-    /// Cost: none here; 1 WRITE for each of up to [`BATCH_MAX`] nodes, together, and 1 for all of them if
-    /// there is a journal.
-    pub(crate) fn tidy_log(self: &Arc<Self>, session: &Session) {
-        if self.log.changes().and_then(Ring::oldest_part).is_none() {
-            return;
-        }
-        let Some(tidying) = Tidying::begin(self) else { return };
-        self.spawn(session, async move |session| tidying.0.tidy(&session).await);
+    /// Returns whether frames keep the oldest part of the log, which is needed next.
+    pub(crate) fn is_nearly_full(&self) -> bool {
+        self.changes().and_then(Ring::oldest_part).is_some()
     }
 
-    /// Writes some of those frames back together. Those that somebody changes meanwhile are left to their
-    /// next change.
-    async fn tidy(self: &Arc<Self>, session: &Session) {
-        let Some(ring) = self.log.changes() else { return };
-        let (mut taken, mut held, mut busy) = (Vec::new(), Vec::<Sx>::new(), Vec::new());
-        while held.len() < BATCH_MAX
-            && busy.len() < BATCH_MAX
-            && let Some(straggler) = ring.straggler()
-        {
-            let frame = straggler.frame;
-            let ctl = self.frames.ctl(frame);
-            let is_clean = || ctl.oldest() == 0 || ctl.oldest() > straggler.last;
-            if is_clean() {
-                ring.give_back(straggler, false);
-            } else if held.iter().any(|sx| sx.frame() == frame) {
-                taken.push(straggler);
-            } else if let Some(version) = ctl.latch.sample()
-                && let Some(sx) = self.try_sx(frame, version)
-                && !is_clean()
-                && ctl.is_dirty()
-                && ctl.state() == State::Hot
-            {
-                held.push(sx);
-                taken.push(straggler);
-            } else {
-                busy.push(straggler);
-            }
-        }
-        for straggler in busy {
-            ring.give_back(straggler, true);
-        }
-        if held.is_empty() {
-            return;
-        }
-        let written = self.write_back_all(session, &held).await;
-        if written.is_ok() {
-            self.stats.log_cleaned.add_many(held.len() as u64);
-        }
-        for straggler in taken {
-            ring.give_back(straggler, written.is_err());
-        }
+    /// Takes one of the frames that keep the log's oldest part.
+    pub(crate) fn take_straggler(&self) -> Option<Straggler> {
+        self.changes().and_then(Ring::straggler)
     }
-}
 
-/// A task that writes back what keeps the log's oldest part: one of [`TIDIERS_MAX`].
-struct Tidying(Arc<Cache>);
-
-impl Tidying {
-    fn begin(cache: &Arc<Cache>) -> Option<Self> {
-        let more = |now| (now < TIDIERS_MAX).then_some(now + 1);
-        let begun = cache.log.tidiers.fetch_update(Ordering::AcqRel, Ordering::Relaxed, more);
-        begun.is_ok().then(|| Tidying(Arc::clone(cache)))
-    }
-}
-
-impl Drop for Tidying {
-    fn drop(&mut self) {
-        self.0.log.tidiers.fetch_sub(1, Ordering::AcqRel);
+    /// Gives a straggler back, which `keeps` the part still or does not any more.
+    pub(crate) fn give_back(&self, straggler: Straggler, keeps: bool) {
+        if let Some(ring) = self.changes() {
+            ring.give_back(straggler, keeps);
+        }
     }
 }

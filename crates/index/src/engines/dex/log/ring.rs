@@ -32,7 +32,7 @@ pub(crate) const HEAD_WORDS: usize = 4;
 
 /// What a record says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum RecordKind {
     /// The key holds the value.
     Put,
     /// The key is gone.
@@ -43,19 +43,19 @@ pub(crate) enum Kind {
     Forget,
 }
 
-impl Kind {
+impl RecordKind {
     fn of(bits: u8) -> Option<Self> {
-        [Kind::Put, Kind::Remove, Kind::Image, Kind::Forget]
+        [RecordKind::Put, RecordKind::Remove, RecordKind::Image, RecordKind::Forget]
             .into_iter()
             .find(|it| it.bits() == bits)
     }
 
     fn bits(self) -> u8 {
         match self {
-            Kind::Put => 1,
-            Kind::Remove => 2,
-            Kind::Image => 3,
-            Kind::Forget => 4,
+            RecordKind::Put => 1,
+            RecordKind::Remove => 2,
+            RecordKind::Image => 3,
+            RecordKind::Forget => 4,
         }
     }
 }
@@ -63,7 +63,7 @@ impl Kind {
 /// A record that was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
-    pub(crate) kind: Kind,
+    pub(crate) kind: RecordKind,
     pub(crate) number: u64,
     pub(crate) key: Vec<u8>,
     pub(crate) value: Vec<u8>,
@@ -71,7 +71,7 @@ pub(crate) struct Record {
 
 /// Where a ring's segments are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct RingPlace {
     pub(crate) at: GlobalAddr,
     pub(crate) segments: usize,
     pub(crate) segment_words: usize,
@@ -79,7 +79,7 @@ pub(crate) struct Place {
     pub(crate) seed: u64,
 }
 
-impl Place {
+impl RingPlace {
     pub(crate) fn segment(&self, index: usize) -> GlobalAddr {
         self.at.plus((index * self.segment_words * 8) as u64)
     }
@@ -94,7 +94,14 @@ fn sum(seed: u64, head: &[u64], body: &[u64]) -> u64 {
     xxh3_64_with_seed(body.as_bytes(), xxh3_64_with_seed(head.as_bytes(), seed))
 }
 
-fn encode(into: &mut Vec<u64>, seed: u64, kind: Kind, number: u64, use_of: u64, parts: [&[u8]; 2]) {
+fn encode(
+    into: &mut Vec<u64>,
+    seed: u64,
+    kind: RecordKind,
+    number: u64,
+    use_of: u64,
+    parts: [&[u8]; 2],
+) {
     let [key, value] = parts;
     let first = into.len();
     let lengths = (key.len() as u64) << 8 | (value.len() as u64) << 32;
@@ -110,7 +117,7 @@ fn encode(into: &mut Vec<u64>, seed: u64, kind: Kind, number: u64, use_of: u64, 
 /// The record that `words` begin with, its words and its generation.
 fn decode(words: &[u64], seed: u64) -> Option<(Record, usize, u64)> {
     let [lengths, number, generation, checksum] = *words.first_chunk::<HEAD_WORDS>()?;
-    let kind = Kind::of(lengths as u8)?;
+    let kind = RecordKind::of(lengths as u8)?;
     let (key, value) = ((lengths >> 8) as usize & 0xff_ffff, (lengths >> 32) as usize);
     let len = record_words(key, value);
     let body = words.get(HEAD_WORDS..len)?;
@@ -139,14 +146,14 @@ pub(crate) fn records_of(words: &[u64], seed: u64) -> (Vec<Record>, u64) {
 /// See the [module page](self).
 #[derive(Debug)]
 pub(crate) struct Ring {
-    pub(crate) place: Place,
+    pub(crate) place: RingPlace,
     /// What those who wait for a batch, and for a segment, wait under.
     keys: [u64; 2],
-    state: Mutex<State>,
+    state: Mutex<RingState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct RingState {
     segments: Box<[Segment]>,
     current: usize,
     /// Words of the current segment that are taken.
@@ -160,7 +167,7 @@ struct State {
     failed: Option<OpError>,
 }
 
-impl State {
+impl RingState {
     /// The oldest segment that frames keep, once one of the half that comes next is in use. (How many are in
     /// use says nothing: they do not become free in turn, and one in the way is enough.)
     fn oldest(&self) -> Option<usize> {
@@ -196,8 +203,8 @@ struct Run {
 
 /// Something to append.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Entry<'a> {
-    pub(crate) kind: Kind,
+pub(crate) struct NewRecord<'a> {
+    pub(crate) kind: RecordKind,
     pub(crate) key: &'a [u8],
     pub(crate) value: &'a [u8],
     /// The frame that is going to hold the change.
@@ -223,8 +230,8 @@ pub(crate) struct Straggler {
 impl Ring {
     /// A ring whose next record is the first of a segment: behind `segment` and `generation`, the last
     /// that were used.
-    pub(crate) fn new(place: Place, keys: [u64; 2], segment: usize, generation: u64) -> Self {
-        let state = State {
+    pub(crate) fn new(place: RingPlace, keys: [u64; 2], segment: usize, generation: u64) -> Self {
+        let state = RingState {
             segments: (0..place.segments).map(|_| Segment::default()).collect(),
             current: segment % place.segments,
             used: place.segment_words,
@@ -243,11 +250,11 @@ impl Ring {
     /// so does their segment until [`Ring::close`].
     pub(crate) fn append(
         &self,
-        entries: &[Entry<'_>],
+        entries: &[NewRecord<'_>],
         open: bool,
         mut number: impl FnMut() -> u64,
     ) -> Option<Appended> {
-        let words = |entry: &Entry<'_>| record_words(entry.key.len(), entry.value.len());
+        let words = |entry: &NewRecord<'_>| record_words(entry.key.len(), entry.value.len());
         let words: usize = entries.iter().map(words).sum();
         let mut state = lock(&self.state);
         let state = &mut *state;
@@ -411,13 +418,13 @@ impl Ring {
 mod tests {
     use super::*;
 
-    fn place() -> Place {
+    fn place() -> RingPlace {
         let at = GlobalAddr::from_word(4096).expect("an address");
-        Place { at, segments: 3, segment_words: 16, seed: 7 }
+        RingPlace { at, segments: 3, segment_words: 16, seed: 7 }
     }
 
-    fn put<'a>(key: &'a [u8], value: &'a [u8], frame: u32) -> Entry<'a> {
-        Entry { kind: Kind::Put, key, value, frame: Some(frame) }
+    fn put<'a>(key: &'a [u8], value: &'a [u8], frame: u32) -> NewRecord<'a> {
+        NewRecord { kind: RecordKind::Put, key, value, frame: Some(frame) }
     }
 
     fn landed(ring: &Ring) -> Vec<Run> {
@@ -432,16 +439,16 @@ mod tests {
         {
             let parts = [key.as_bytes(), value.as_bytes()];
             let first = words.len();
-            encode(&mut words, 7, Kind::Put, number as u64, 5, parts);
+            encode(&mut words, 7, RecordKind::Put, number as u64, 5, parts);
             assert_eq!(words.len() - first, record_words(key.len(), value.len()));
         }
-        encode(&mut words, 7, Kind::Remove, 9, 5, [b"gone", b""]);
+        encode(&mut words, 7, RecordKind::Remove, 9, 5, [b"gone", b""]);
         words.extend([0; 8]);
         let (records, generation) = records_of(&words, 7);
         assert_eq!((records.len(), generation), (5, 5));
         assert_eq!((&*records[1].key, &*records[1].value), (&b"a"[..], &b"bc"[..]));
         assert_eq!((&*records[3].key, &*records[3].value), (&b"1234"[..], &b"56789"[..]));
-        assert_eq!((records[4].kind, records[4].number), (Kind::Remove, 9));
+        assert_eq!((records[4].kind, records[4].number), (RecordKind::Remove, 9));
         assert_eq!(records_of(&words, 8).0, [], "of another ring");
         for at in 0..words.len() - 8 {
             let mut torn = words.clone();
@@ -455,9 +462,9 @@ mod tests {
     fn what_an_earlier_use_left_behind_is_no_record() {
         let (mut old, mut new) = (Vec::new(), Vec::new());
         for number in 0..3 {
-            encode(&mut old, 7, Kind::Put, number, 1, [b"k", b"v"]);
+            encode(&mut old, 7, RecordKind::Put, number, 1, [b"k", b"v"]);
         }
-        encode(&mut new, 7, Kind::Put, 9, 4, [b"k", b"w"]);
+        encode(&mut new, 7, RecordKind::Put, 9, 4, [b"k", b"w"]);
         let mixed: Vec<u64> = new.iter().chain(&old[new.len()..]).copied().collect();
         let (records, generation) = records_of(&mixed, 7);
         assert_eq!((records.len(), records[0].number, generation), (1, 9, 4));
@@ -498,7 +505,7 @@ mod tests {
     /// Few segments are in use, but the next one is: somebody must be told which frame keeps it.
     #[test]
     fn a_segment_in_the_way_is_seen_to() {
-        let ring = Ring::new(Place { segments: 8, ..place() }, [1, 2], 7, 0);
+        let ring = Ring::new(RingPlace { segments: 8, ..place() }, [1, 2], 7, 0);
         let append = |frame| ring.append(&[put(b"k", b"v", frame)], false, || 1);
         assert!((0..24).all(|frame| append(frame).is_some()), "all of it");
         assert_eq!(append(24), None);

@@ -23,7 +23,7 @@ use farleaf_fabric::{GlobalAddr, ServerId, Service, ServiceId, ServiceReply, Wor
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::range::gather;
-use super::wire::{Answer, Ask, Operation, RECORD_BYTES, REPLY_BYTES, Status};
+use super::wire::{OffloadReply, OffloadRequest, Operation, RECORD_BYTES, REPLY_BYTES, Status};
 use crate::bnode::{ChangeError, Cover, Kind, Node, NodeMut, RecordRef, Stored, Value};
 use crate::sync::{Mutex, lock};
 
@@ -69,7 +69,7 @@ struct Counts {
 #[derive(Debug, Default)]
 struct Channel {
     sequence: u64,
-    reply: Option<Answer>,
+    reply: Option<OffloadReply>,
 }
 
 #[derive(Debug)]
@@ -117,9 +117,9 @@ impl OffloadService {
     }
 
     /// The channel that a change came on, or a session instead if there is none.
-    fn channel(&self, ask: &Ask<'_>) -> Result<Arc<Mutex<Channel>>, Answer> {
+    fn channel(&self, ask: &OffloadRequest<'_>) -> Result<Arc<Mutex<Channel>>, OffloadReply> {
         if ask.channel >= CHANNELS_MAX || ask.sequence == 0 {
-            return Err(Answer::bare(Status::Refused));
+            return Err(OffloadReply::bare(Status::Refused));
         }
         let mut sessions = lock(&self.sessions);
         sessions.uses += 1;
@@ -143,12 +143,20 @@ impl OffloadService {
         let session =
             Session { incarnation: ask.incarnation, used: uses, channels: BTreeMap::new() };
         sessions.all.insert(number, session);
-        Err(Answer { leaf: number, ..Answer::bare(Status::NoSession) })
+        Err(OffloadReply { leaf: number, ..OffloadReply::bare(Status::NoSession) })
     }
 
     /// One request; the value of a get goes into `value`, as far as there is room.
-    fn answer(&self, memory: &Words, request: &[u8], value: &mut Vec<u8>, room: usize) -> Answer {
-        let Some(ask) = Ask::decode(request) else { return Answer::bare(Status::Refused) };
+    fn answer(
+        &self,
+        memory: &Words,
+        request: &[u8],
+        value: &mut Vec<u8>,
+        room: usize,
+    ) -> OffloadReply {
+        let Some(ask) = OffloadRequest::decode(request) else {
+            return OffloadReply::bare(Status::Refused);
+        };
         let answer = if ask.operation == Operation::Scan {
             gather(&ask, memory, value, room)
         } else if ask.operation.reads() {
@@ -163,7 +171,9 @@ impl OffloadService {
                             self.counts.duplicates.fetch_add(1, Ordering::Relaxed);
                             reply
                         }
-                        Some(_) if last.sequence > ask.sequence => Answer::bare(Status::Refused),
+                        Some(_) if last.sequence > ask.sequence => {
+                            OffloadReply::bare(Status::Refused)
+                        }
                         _ => {
                             let reply = run(&ask, memory, value, room);
                             *last = Channel { sequence: ask.sequence, reply: Some(reply) };
@@ -173,10 +183,10 @@ impl OffloadService {
                 }
             }
         };
-        Answer { sequence: ask.sequence, ..answer }
+        OffloadReply { sequence: ask.sequence, ..answer }
     }
 
-    fn count(&self, answer: &Answer, busy_ns: u64) {
+    fn count(&self, answer: &OffloadReply, busy_ns: u64) {
         let add = |count: &AtomicU64, by| count.fetch_add(by, Ordering::Relaxed);
         add(&self.counts.requests, 1);
         add(&self.counts.busy_ns, busy_ns);
@@ -218,7 +228,7 @@ impl Service for OffloadService {
 
     fn busy(&self, reply: &mut [u8]) -> Option<ServiceReply> {
         let head = reply.get_mut(..REPLY_BYTES)?;
-        let answer = Answer::bare(Status::Busy);
+        let answer = OffloadReply::bare(Status::Busy);
         self.count(&answer, 0);
         head.copy_from_slice(&answer.encode());
         Some(ServiceReply { len: REPLY_BYTES, cpu_ns: 0 })
@@ -226,16 +236,16 @@ impl Service for OffloadService {
 }
 
 /// Walks down to the leaf, and does there what is asked for.
-fn run(ask: &Ask<'_>, memory: &Words, value: &mut Vec<u8>, room: usize) -> Answer {
+fn run(ask: &OffloadRequest<'_>, memory: &Words, value: &mut Vec<u8>, room: usize) -> OffloadReply {
     let layout = &ask.layout;
     let mut image = vec![0; layout.node_words()];
     let Some(mut at) = GlobalAddr::from_word(ask.node) else {
-        return Answer::bare(Status::Refused);
+        return OffloadReply::bare(Status::Refused);
     };
     let server = at.server();
     for level in (0..=ask.level).rev() {
         let nodes = u16::from(ask.level - level) + 1;
-        let ended = |status| Answer { nodes, ..Answer::bare(status) };
+        let ended = |status| OffloadReply { nodes, ..OffloadReply::bare(status) };
         let first = match arrive(ask, memory, at, level, &mut image) {
             Ok(first) => first,
             // The sender's own address.
@@ -248,14 +258,14 @@ fn run(ask: &Ask<'_>, memory: &Words, value: &mut Vec<u8>, room: usize) -> Answe
         }
         if level == 0 {
             let done = in_leaf(ask, memory, first, &mut image, value, room);
-            return Answer { nodes, leaf: at.word(), ..done };
+            return OffloadReply { nodes, leaf: at.word(), ..done };
         }
         at = match child_there(node.child_for(ask.key).1, server) {
             Ok(child) => child,
             Err(status) => return ended(status),
         };
     }
-    Answer::bare(Status::Refused)
+    OffloadReply::bare(Status::Refused)
 }
 
 /// Where a child is, which must be on this server.
@@ -271,7 +281,7 @@ pub(super) fn child_there(word: u64, server: ServerId) -> Result<GlobalAddr, Sta
 /// Loads the node of `level` at `at`, and looks whether it is that; the index of its first word.
 /// `Refused` if the address leads nowhere.
 pub(super) fn arrive(
-    ask: &Ask<'_>,
+    ask: &OffloadRequest<'_>,
     memory: &Words,
     at: GlobalAddr,
     level: u8,
@@ -299,7 +309,7 @@ fn first_word(memory: &Words, at: GlobalAddr, node_bytes: usize) -> Option<usize
 }
 
 /// Whether a node is the sender's alone.
-pub(super) fn is_within(node: &Node<'_, u64>, ask: &Ask<'_>) -> bool {
+pub(super) fn is_within(node: &Node<'_, u64>, ask: &OffloadRequest<'_>) -> bool {
     let mut fence = Vec::new();
     let above = ask.low.is_none_or(|low| node.low_fence(&mut fence) && fence.as_slice() >= low);
     let below = ask.high.is_none_or(|high| node.high_fence(&mut fence) && fence.as_slice() <= high);
@@ -308,17 +318,17 @@ pub(super) fn is_within(node: &Node<'_, u64>, ask: &Ask<'_>) -> bool {
 
 /// Does it in the leaf whose image is there and whose first word is `first`.
 fn in_leaf(
-    ask: &Ask<'_>,
+    ask: &OffloadRequest<'_>,
     memory: &Words,
     first: usize,
     image: &mut [u64],
     value: &mut Vec<u8>,
     room: usize,
-) -> Answer {
+) -> OffloadReply {
     let node = Node::new(&ask.layout, &*image);
     let found = node.find(ask.key);
     let existed = found.is_ok();
-    let bare = |status| Answer { existed, ..Answer::bare(status) };
+    let bare = |status| OffloadReply { existed, ..OffloadReply::bare(status) };
     match (ask.operation, found) {
         (Operation::Get, Ok(index)) => {
             let is_record = match node.value(index, value) {
@@ -335,7 +345,7 @@ fn in_leaf(
                 return bare(Status::NeedSmo);
             }
             debug_assert!(!is_record || value.len() == RECORD_BYTES);
-            return Answer { is_record, ..bare(Status::Ok) };
+            return OffloadReply { is_record, ..bare(Status::Ok) };
         }
         (Operation::Get | Operation::Update | Operation::Remove, Err(_)) => {
             return bare(Status::Absent);

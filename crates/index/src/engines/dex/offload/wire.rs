@@ -142,7 +142,7 @@ impl Status {
 
 /// A request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Ask<'a> {
+pub(crate) struct OffloadRequest<'a> {
     pub(crate) operation: Operation,
     pub(crate) level: u8,
     pub(crate) node: u64,
@@ -160,7 +160,7 @@ pub(crate) struct Ask<'a> {
     pub(crate) high: Option<&'a [u8]>,
 }
 
-impl<'a> Ask<'a> {
+impl<'a> OffloadRequest<'a> {
     /// Its bytes.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let options = self.layout.options();
@@ -264,7 +264,7 @@ impl<'a> Ask<'a> {
         if !rest.is_empty() || absent || !fits {
             return None;
         }
-        Some(Ask {
+        Some(OffloadRequest {
             operation,
             level: head[5],
             node: u64_at(head, 8),
@@ -490,7 +490,7 @@ pub(crate) fn key_bytes_max(layout: &Layout) -> usize {
 
 /// A reply without its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Answer {
+pub(crate) struct OffloadReply {
     pub(crate) status: Status,
     pub(crate) is_record: bool,
     pub(crate) existed: bool,
@@ -502,10 +502,10 @@ pub(crate) struct Answer {
     pub(crate) value_len: u32,
 }
 
-impl Answer {
+impl OffloadReply {
     /// An answer that says no more than its status.
     pub(crate) fn bare(status: Status) -> Self {
-        Answer {
+        OffloadReply {
             status,
             is_record: false,
             existed: false,
@@ -538,7 +538,7 @@ impl Answer {
         if head[..4] != REPLY_TAG || head[5] & !(IS_RECORD | EXISTED) != 0 {
             return None;
         }
-        let answer = Answer {
+        let answer = OffloadReply {
             status: Status::from_byte(head[4])?,
             is_record: head[5] & IS_RECORD != 0,
             existed: head[5] & EXISTED != 0,
@@ -575,8 +575,8 @@ fn u16_at(bytes: &[u8], at: usize) -> u16 {
 mod tests {
     use super::*;
 
-    fn ask<'a>(layout: Layout, key: &'a [u8], value: &'a [u8]) -> Ask<'a> {
-        Ask {
+    fn ask<'a>(layout: Layout, key: &'a [u8], value: &'a [u8]) -> OffloadRequest<'a> {
+        OffloadRequest {
             operation: Operation::Upsert,
             level: 2,
             node: 0x0001_0000_0000_4000,
@@ -622,52 +622,55 @@ mod tests {
     #[test]
     fn requests_come_back_and_nothing_else_passes_for_one() {
         let fixed = ask(layout(), &[1; 8], &[2; 16]);
-        assert_eq!(Ask::decode(&fixed.encode()), Some(fixed.clone()));
+        assert_eq!(OffloadRequest::decode(&fixed.encode()), Some(fixed.clone()));
         let options = LayoutOptions::new(1024, KeyFormat::Bytes { max: 40 }, ValueFormat::Bytes);
         let any = Layout::new(options).expect("layout").for_tree(5);
-        let any = Ask { low: Some(&[]), ..ask(any, &[], b"some value") };
-        assert_eq!(Ask::decode(&any.encode()), Some(any));
-        let get = Ask { operation: Operation::Get, value: &[], ..fixed.clone() };
-        assert_eq!(Ask::decode(&get.encode()), Some(get));
+        let any = OffloadRequest { low: Some(&[]), ..ask(any, &[], b"some value") };
+        assert_eq!(OffloadRequest::decode(&any.encode()), Some(any));
+        let get = OffloadRequest { operation: Operation::Get, value: &[], ..fixed.clone() };
+        assert_eq!(OffloadRequest::decode(&get.encode()), Some(get));
 
         let bytes = fixed.encode();
         for len in 0..bytes.len() {
-            assert_eq!(Ask::decode(&bytes[..len]), None, "{len} bytes");
+            assert_eq!(OffloadRequest::decode(&bytes[..len]), None, "{len} bytes");
         }
-        assert_eq!(Ask::decode(&[&bytes[..], &[0]].concat()), None);
+        assert_eq!(OffloadRequest::decode(&[&bytes[..], &[0]].concat()), None);
         for at in [0, 3, 4, 6, 7, 58, 59, 62, 64, 65, 68, 71, 72, 74, 76, 78, 80, 84, 87] {
             let mut wrong = bytes.clone();
             wrong[at] ^= 0x81;
-            assert_eq!(Ask::decode(&wrong), None, "byte {at}");
+            assert_eq!(OffloadRequest::decode(&wrong), None, "byte {at}");
         }
         // A get has no value, and keys have the table's length.
-        let wrong = Ask { operation: Operation::Get, ..fixed.clone() };
-        assert_eq!(Ask::decode(&wrong.encode()), None);
-        assert_eq!(Ask::decode(&Ask { key: &[1; 7], ..fixed }.encode()), None);
+        let wrong = OffloadRequest { operation: Operation::Get, ..fixed.clone() };
+        assert_eq!(OffloadRequest::decode(&wrong.encode()), None);
+        assert_eq!(
+            OffloadRequest::decode(&OffloadRequest { key: &[1; 7], ..fixed }.encode()),
+            None
+        );
     }
 
     #[test]
     fn replies_come_back_and_nothing_else_passes_for_one() {
-        let answer = Answer {
+        let answer = OffloadReply {
             is_record: true,
             nodes: 3,
             leaf: 0x0001_0000_0000_4000,
             sequence: 9,
             handler_ns: 500,
             value_len: 16,
-            ..Answer::bare(Status::Ok)
+            ..OffloadReply::bare(Status::Ok)
         };
         let bytes = [&answer.encode()[..], &[5; 16]].concat();
         let head = [b'F', b'D', b'R', b'1', 1, 1, 3, 0, 0, 0x40, 0, 0, 0, 0, 1, 0, 9, 0, 0, 0];
         assert_eq!(bytes[..20], head);
         assert_eq!(bytes[20..32], [0, 0, 0, 0, 0xf4, 1, 0, 0, 16, 0, 0, 0]);
-        assert_eq!(Answer::decode(&bytes), Some((answer, &[5; 16][..])));
-        assert_eq!(Answer::decode(&bytes[..47]), None);
-        assert_eq!(Answer::decode(&bytes[..31]), None);
+        assert_eq!(OffloadReply::decode(&bytes), Some((answer, &[5; 16][..])));
+        assert_eq!(OffloadReply::decode(&bytes[..47]), None);
+        assert_eq!(OffloadReply::decode(&bytes[..31]), None);
         for at in [0, 4, 5, 28] {
             let mut wrong = bytes.clone();
             wrong[at] ^= 0x41;
-            assert_eq!(Answer::decode(&wrong), None, "byte {at}");
+            assert_eq!(OffloadReply::decode(&wrong), None, "byte {at}");
         }
     }
 
@@ -694,8 +697,8 @@ mod tests {
         let asked = |key, sweep: Sweep<'_>| {
             let value = sweep.encode();
             let ask = ask(layout(), key, &value);
-            let bytes = Ask { operation: Operation::Scan, ..ask }.encode();
-            Ask::decode(&bytes).is_some()
+            let bytes = OffloadRequest { operation: Operation::Scan, ..ask }.encode();
+            OffloadRequest::decode(&bytes).is_some()
         };
         assert!(asked(&[1; 8], sweep) && !asked(&[1; 7], sweep) && !asked(&[], sweep));
         assert!(!asked(&[1; 8], Sweep { far: Some((&[3; 9], true)), ..sweep }));

@@ -10,16 +10,17 @@ use std::sync::Arc;
 use farleaf_fabric::{Buf, Endpoint, GlobalAddr, Incarnation, OpKind};
 use farleaf_pool::Session;
 
+use super::Tree;
 use super::ops::unfinished_change;
 use crate::IndexError;
 use crate::blink::remote::NewTree;
 use crate::bnode::{Node, NodeMut};
 use crate::compute::MoveError;
 use crate::detach::run_to_end;
+use crate::engines::dex::Dex;
 use crate::engines::dex::partitions::Range;
 use crate::engines::dex::range_guard::View;
 use crate::engines::dex::repartition::Moving;
-use crate::engines::dex::{Cache, Dex};
 use crate::index::SortedPairs;
 
 /// Tries at having all partitions.
@@ -66,7 +67,7 @@ impl Dex {
             return Err(IndexError::Unavailable("a range is being given away: try again".into()));
         };
         // From here on no other compute server changes the map, but one that comes and owns nothing.
-        let guard = &cache.part.guard;
+        let guard = &self.0.part.guard;
         let view =
             guard.change(|view| Some(View { closed: Some(Range::default()), ..view.clone() }));
         if !view.owned.iter().all(|owned| *owned) {
@@ -106,7 +107,7 @@ impl Dex {
     }
 }
 
-impl Cache {
+impl Tree {
     /// Builds a tree beside the empty one, which is cut at `bounds` and all of which is closed and this
     /// cache's, and puts it in its place; the nodes are not cached.
     async fn bulk_load(
@@ -124,11 +125,11 @@ impl Cache {
         })?;
         let mut new = self.remote.build(session, pairs, bounds).await?;
         let count = new.count();
-        let (cache, task_session) = (Arc::clone(self), session.clone());
+        let (tree, task_session) = (Arc::clone(self), session.clone());
         // It stays closed until that is done, whatever becomes of the caller.
         let task = async move {
             let _moving = moving;
-            cache.replace_all(&task_session, old, &mut new).await
+            tree.replace_all(&task_session, old, &mut new).await
         };
         let placed = run_to_end(session, Box::pin(task), ()).await;
         placed.unwrap_or_else(|| Err(unfinished_change()))?;
@@ -197,7 +198,7 @@ impl Cache {
             retiring.push(session.prepare_retire(*addr).await?);
         }
         // What has been logged of the empty table must not come to the new one.
-        self.void_log(session).await?;
+        self.log.void(session).await?;
         new.keep();
         let (addr, level) = new.root();
         let published = self.publish_root(session, addr, level).await;
@@ -210,7 +211,7 @@ impl Cache {
             dead.seal(version);
             let buried = self.write_page(session, addr, image, 8).await;
             self.must_succeed(buried)?;
-            let forgotten = self.forget_images(session, addr).await;
+            let forgotten = self.log.forget_images(session, addr).await;
             self.must_succeed(forgotten)?;
         }
         retiring.into_iter().for_each(|retiring| session.retire(retiring));

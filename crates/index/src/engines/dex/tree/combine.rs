@@ -14,11 +14,13 @@
 
 use std::sync::Arc;
 
-use super::ops::{Attempt, Intent, OwnedIntent, apply_at, decide};
+use super::Tree;
+use super::context::Fail;
+use super::ops::{Attempt, LeafChange, OwnedLeafChange, apply_at, decide};
 use crate::IndexError;
 use crate::bnode::{Cover, Image, NodeMut};
 use crate::change::{Decision, Outcome};
-use crate::engines::dex::{Cache, Fail};
+use crate::engines::dex::cache::PageCache;
 use crate::local::{Ended, Taken};
 
 /// How a change ended that somebody else has done, and whether it changed anything.
@@ -26,14 +28,14 @@ pub(crate) type Combined = Result<(Outcome, bool), IndexError>;
 
 /// Others' changes that are being done. Those that are not answered have an unknown outcome.
 pub(crate) struct Others {
-    cache: Arc<Cache>,
+    tree: Arc<Tree>,
     frame: u32,
-    done: Vec<(Taken<OwnedIntent>, (Outcome, bool))>,
+    done: Vec<(Taken<OwnedLeafChange>, (Outcome, bool))>,
 }
 
 impl Others {
     /// Those that have to be logged, in the order in which they were done.
-    pub(crate) fn changes(&self) -> impl Iterator<Item = &OwnedIntent> {
+    pub(crate) fn changes(&self) -> impl Iterator<Item = &OwnedLeafChange> {
         self.done.iter().filter(|(_, (_, changed))| *changed).map(|(taken, _)| &taken.work)
     }
 
@@ -44,9 +46,9 @@ impl Others {
 
     /// They are done: says so, before the latch is released.
     pub(crate) fn answer(mut self) {
-        self.cache.stats.combined.add_many(self.done.len() as u64);
+        self.tree.stats.combined.add_many(self.done.len() as u64);
         for (taken, ended) in self.done.drain(..) {
-            self.cache.combiner.answer(self.frame.into(), &taken, Some(Ok(ended)));
+            self.tree.combiner.answer(self.frame.into(), &taken, Some(Ok(ended)));
         }
     }
 }
@@ -58,29 +60,32 @@ impl Drop for Others {
         }
         for (taken, _) in self.done.drain(..) {
             let error = IndexError::OutcomeUnknown("what it was done together with failed".into());
-            self.cache.combiner.answer(self.frame.into(), &taken, Some(Err(error)));
+            self.tree.combiner.answer(self.frame.into(), &taken, Some(Err(error)));
         }
-        self.cache.lot.unpark(Cache::frame_key(self.frame));
+        self.tree.pages.lot.unpark(PageCache::frame_key(self.frame));
     }
 }
 
-impl Cache {
+impl Tree {
     /// Somebody holds the leaf's latch: leaves a change to it there, if it may, and waits until that is
     /// done or the latch is free.
     pub(crate) async fn leave_to_holder(
         &self,
         frame: u32,
         key: &[u8],
-        intent: &Intent<'_>,
+        intent: &LeafChange<'_>,
     ) -> Result<Attempt, Fail> {
         if self.options.combine == 0 || intent.expected.is_some() || intent.record.is_some() {
-            self.wait_for_frame(frame).await;
+            self.pages.wait_for_frame(frame).await;
             return Ok(Attempt::Again);
         }
-        let latch = self.frames.latch(frame);
-        let mut left = self.combiner.leave(frame.into(), OwnedIntent::of(key, intent));
+        let latch = self.pages.frames.latch(frame);
+        let mut left = self.combiner.leave(frame.into(), OwnedLeafChange::of(key, intent));
         loop {
-            self.lot.park(Self::frame_key(frame), || left.is_over(|| latch.is_held())).await;
+            self.pages
+                .lot
+                .park(PageCache::frame_key(frame), || left.is_over(|| latch.is_held()))
+                .await;
             return match left.end() {
                 Ended::NotYet => continue,
                 Ended::Back => Ok(Attempt::Again),
@@ -98,7 +103,7 @@ impl Cache {
         leaf: &mut NodeMut<'_, I>,
     ) -> Others {
         let most = self.options.combine;
-        let mut others = Others { cache: Arc::clone(self), frame, done: Vec::new() };
+        let mut others = Others { tree: Arc::clone(self), frame, done: Vec::new() };
         if most == 0 || !self.combiner.has_work(frame.into()) {
             return others;
         }
@@ -115,7 +120,7 @@ impl Cache {
 /// Does one change; `None` if it is its owner's to try again, and nothing was done.
 fn combine_one<I: Image>(
     leaf: &mut NodeMut<'_, I>,
-    owned: &OwnedIntent,
+    owned: &OwnedLeafChange,
 ) -> Option<(Outcome, bool)> {
     let (key, intent) = (owned.key.as_slice(), owned.intent());
     let node = leaf.as_node();

@@ -13,18 +13,17 @@ use farleaf_pool::Session;
 
 use super::combine::Others;
 use super::split::Need;
-use super::walk::{Seek, Spot};
+use super::walk::{Found, Location, Seek};
+use super::{Fail, OpContext, Tree};
 use crate::IndexError;
 use crate::bnode::{ChangeError, Image, Node, NodeMut, RecordRef, Stored, Value};
 use crate::change::{Change, Decision, Outcome};
-use crate::engines::dex::cache::IoMark;
-use crate::engines::dex::cache::State;
-use crate::engines::dex::cache::Sx;
-use crate::engines::dex::{Cache, Fail, Found, OpContext};
+use crate::engines::dex::cache::{FrameState, IoMark, Sx};
+use crate::engines::dex::offload::Offloadable;
 
 /// What is to become of a key.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Intent<'a> {
+pub(crate) struct LeafChange<'a> {
     /// The new value; `None` removes.
     pub(crate) value: Option<&'a [u8]>,
     /// The record that holds it, if it is too long for a leaf.
@@ -37,11 +36,11 @@ pub(crate) struct Intent<'a> {
     pub(crate) expected: Option<Option<&'a [u8]>>,
 }
 
-impl<'a> Intent<'a> {
+impl<'a> LeafChange<'a> {
     /// What `change` does, with its value in the leaf.
     pub(crate) fn of(change: &Change<'a>) -> Self {
         let Change { value, adds: add, replaces: change, expected, .. } = *change;
-        Intent { value, record: None, add, change, expected }
+        LeafChange { value, record: None, add, change, expected }
     }
 
     /// What a leaf is given.
@@ -53,9 +52,9 @@ impl<'a> Intent<'a> {
     }
 }
 
-/// An [`Intent`] for a task that may outlive its caller.
+/// An [`LeafChange`] for a task that may outlive its caller.
 #[derive(Clone, Debug)]
-pub(crate) struct OwnedIntent {
+pub(crate) struct OwnedLeafChange {
     pub(crate) key: Vec<u8>,
     value: Option<Vec<u8>>,
     record: Option<RecordRef>,
@@ -64,11 +63,11 @@ pub(crate) struct OwnedIntent {
     expected: Option<Option<Vec<u8>>>,
 }
 
-impl OwnedIntent {
+impl OwnedLeafChange {
     /// A change as a log has it.
     pub(crate) fn of_log(key: Vec<u8>, value: Option<Vec<u8>>) -> Self {
         let (record, expected) = (None, None);
-        OwnedIntent { key, value, record, add: true, change: true, expected }
+        OwnedLeafChange { key, value, record, add: true, change: true, expected }
     }
 
     /// The value, if it is not in a record.
@@ -80,8 +79,8 @@ impl OwnedIntent {
         self.record
     }
 
-    pub(crate) fn of(key: &[u8], intent: &Intent<'_>) -> Self {
-        OwnedIntent {
+    pub(crate) fn of(key: &[u8], intent: &LeafChange<'_>) -> Self {
+        OwnedLeafChange {
             key: key.to_vec(),
             // A record stands for its value.
             value: intent.value.filter(|_| intent.record.is_none()).map(<[u8]>::to_vec),
@@ -92,8 +91,8 @@ impl OwnedIntent {
         }
     }
 
-    pub(crate) fn intent(&self) -> Intent<'_> {
-        Intent {
+    pub(crate) fn intent(&self) -> LeafChange<'_> {
+        LeafChange {
             value: self.value.as_deref(),
             record: self.record,
             add: self.add,
@@ -118,7 +117,7 @@ pub(crate) fn unfinished_change() -> IndexError {
     IndexError::OutcomeUnknown("a memory server cannot be reached".into())
 }
 
-pub(crate) fn decide(intent: &Intent<'_>, existed: bool, holds: Option<&[u8]>) -> Decision {
+pub(crate) fn decide(intent: &LeafChange<'_>, existed: bool, holds: Option<&[u8]>) -> Decision {
     let outcome = Outcome { existed, differs: false };
     if let Some(expected) = intent.expected
         && expected != holds
@@ -136,7 +135,7 @@ pub(crate) fn decide(intent: &Intent<'_>, existed: bool, holds: Option<&[u8]>) -
 pub(crate) fn apply<I: Image>(
     leaf: &mut NodeMut<'_, I>,
     key: &[u8],
-    intent: &Intent<'_>,
+    intent: &LeafChange<'_>,
 ) -> Result<(), ChangeError> {
     let found = leaf.as_node().find(key);
     apply_at(leaf, key, intent, found)
@@ -147,7 +146,7 @@ pub(crate) fn apply<I: Image>(
 pub(crate) fn apply_at<I: Image>(
     leaf: &mut NodeMut<'_, I>,
     key: &[u8],
-    intent: &Intent<'_>,
+    intent: &LeafChange<'_>,
     found: Result<usize, usize>,
 ) -> Result<(), ChangeError> {
     match (intent.stored(), found) {
@@ -158,8 +157,8 @@ pub(crate) fn apply_at<I: Image>(
     }
 }
 
-impl Cache {
-    /// As [`Cache::get`], if all that it takes is cached; else `None`. Nothing but frames is touched, so
+impl Tree {
+    /// As [`Tree::get`], if all that it takes is cached; else `None`. Nothing but frames is touched, so
     /// it needs no pin.
     #[inline]
     pub(crate) fn get_cached(
@@ -168,7 +167,7 @@ impl Cache {
         value: &mut Vec<u8>,
     ) -> Result<Option<bool>, IndexError> {
         self.check_open()?;
-        Ok(match self.hit(key).and_then(|spot| self.value_in(spot, key, value)) {
+        Ok(match self.hit(key).and_then(|location| self.value_in(location, key, value)) {
             Some(Some(Stored::Inline)) => Some(true),
             Some(None) => {
                 value.clear();
@@ -180,13 +179,18 @@ impl Cache {
 
     /// What a leaf holds for `key`, copied into `value`; `None` if it changed meanwhile.
     #[inline]
-    fn value_in(&self, spot: Spot, key: &[u8], value: &mut Vec<u8>) -> Option<Option<Stored>> {
-        let node = self.frames.node(self.layout(), spot.frame);
+    fn value_in(
+        &self,
+        location: Location,
+        key: &[u8],
+        value: &mut Vec<u8>,
+    ) -> Option<Option<Stored>> {
+        let node = self.pages.frames.node(self.layout(), location.frame);
         let stored = match node.find(key) {
             Ok(index) => node.value(index, value),
             Err(_) => None,
         };
-        self.frames.latch(spot.frame).validate(spot.version).then_some(stored)
+        self.pages.frames.latch(location.frame).validate(location.version).then_some(stored)
     }
 
     /// Copies `key`'s value into `value`; `false` if there is none.
@@ -198,20 +202,20 @@ impl Cache {
         key: &[u8],
         value: &mut Vec<u8>,
     ) -> Result<bool, IndexError> {
-        let mut restarts = OpContext::getting();
+        let mut context = OpContext::get();
         loop {
-            match self.find(session, Seek::At(key), 0, true, &mut restarts).await? {
-                Found::Offload(off) => {
+            match self.find(session, Seek::At(key), 0, true, &mut context).await? {
+                Found::Offload(mark) => {
                     if let Some(has) =
-                        Box::pin(self.get_offloaded(session, off, key, value)).await?
+                        Box::pin(self.get_offloaded(session, mark, key, value)).await?
                     {
                         return Ok(has);
                     }
-                    restarts.fall_back();
+                    context.fall_back();
                 }
-                Found::Spot(spot) => {
-                    let Some(stored) = self.value_in(spot, key, value) else {
-                        restarts.again(self, session).await?;
+                Found::Node(location) => {
+                    let Some(stored) = self.value_in(location, key, value) else {
+                        context.again(self, session).await?;
                         continue;
                     };
                     match stored {
@@ -226,7 +230,7 @@ impl Cache {
                         }
                     }
                 }
-                Found::Missing(claim) => match Box::pin(self.stream(session, claim)).await {
+                Found::Missing(mark) => match Box::pin(self.stream(session, mark)).await {
                     Ok(image) => {
                         let node = Node::new(self.layout(), image.words());
                         let Ok(index) = node.find(key) else {
@@ -236,13 +240,13 @@ impl Cache {
                         self.remote.value_of(session, &node, index, value).await?;
                         return Ok(true);
                     }
-                    Err(fail) => restarts.after(fail, self, session).await?,
+                    Err(fail) => context.after(fail, self, session).await?,
                 },
                 Found::Awaited(addr) => {
-                    if let Some(has) = Box::pin(self.join(addr, key, value)).await {
+                    if let Some(has) = Box::pin(self.join_read(addr, key, value)).await {
                         return Ok(has);
                     }
-                    restarts.turn()?;
+                    context.step()?;
                 }
                 Found::TooLow => return Err(self.no_level()),
             }
@@ -258,7 +262,7 @@ impl Cache {
     ) -> Result<Outcome, IndexError> {
         self.check_change(change)?;
         let _pin = session.begin(change.kind).await?;
-        let (key, mut intent) = (change.key, Intent::of(change));
+        let (key, mut intent) = (change.key, LeafChange::of(change));
         if let Some(value) = intent.value
             && self.remote.needs_record(value.len())
         {
@@ -296,49 +300,49 @@ impl Cache {
         self: &Arc<Self>,
         session: &Session,
         key: &[u8],
-        intent: &Intent<'_>,
+        intent: &LeafChange<'_>,
         held: &mut Vec<u8>,
     ) -> Result<Attempt, IndexError> {
         self.check_open()?;
-        let mut restarts = OpContext::wishing(Self::wish_of(intent));
-        let mut hit = self.hit(key).map(Found::Spot);
+        let mut context = OpContext::change(Offloadable::of(intent));
+        let mut hit = self.hit(key).map(Found::Node);
         loop {
             let found = match hit.take() {
                 Some(found) => found,
-                None => self.find(session, Seek::At(key), 0, true, &mut restarts).await?,
+                None => self.find(session, Seek::At(key), 0, true, &mut context).await?,
             };
             let attempt = match found {
-                Found::Offload(off) => {
-                    let owned = OwnedIntent::of(key, intent);
-                    match Box::pin(self.change_offloaded(session, off, owned)).await? {
+                Found::Offload(mark) => {
+                    let owned = OwnedLeafChange::of(key, intent);
+                    match Box::pin(self.change_offloaded(session, mark, owned)).await? {
                         Some((outcome, true)) => Ok(Attempt::Changed(outcome, false)),
                         Some((outcome, false)) => Ok(Attempt::Left(outcome)),
                         None => {
-                            restarts.fall_back();
+                            context.fall_back();
                             continue;
                         }
                     }
                 }
-                Found::Spot(spot) => self.change(session, spot, key, intent, held).await,
-                Found::Missing(claim) => {
-                    let intent = OwnedIntent::of(key, intent);
-                    Box::pin(self.change_streamed(session, claim, intent, held)).await
+                Found::Node(location) => self.change(session, location, key, intent, held).await,
+                Found::Missing(mark) => {
+                    let intent = OwnedLeafChange::of(key, intent);
+                    Box::pin(self.change_streamed(session, mark, intent, held)).await
                 }
                 Found::TooLow | Found::Awaited(_) => return Err(self.no_level()),
             };
             match attempt {
-                Ok(Attempt::Again) => restarts.again(self, session).await?,
+                Ok(Attempt::Again) => context.again(self, session).await?,
                 Ok(Attempt::NoRoom) => {
                     // To be split it must be cached.
-                    restarts.keep();
-                    let need = Need::Room(OwnedIntent::of(key, intent));
+                    context.must_cache();
+                    let need = Need::Room(OwnedLeafChange::of(key, intent));
                     match Box::pin(self.split(session, need)).await {
                         Ok(()) => {}
-                        Err(fail) => restarts.after(fail, self, session).await?,
+                        Err(fail) => context.after(fail, self, session).await?,
                     }
                 }
                 Ok(done) => return Ok(done),
-                Err(fail) => restarts.after(fail, self, session).await?,
+                Err(fail) => context.after(fail, self, session).await?,
             }
         }
     }
@@ -347,13 +351,13 @@ impl Cache {
     async fn change(
         self: &Arc<Self>,
         session: &Session,
-        spot: Spot,
+        location: Location,
         key: &[u8],
-        intent: &Intent<'_>,
+        intent: &LeafChange<'_>,
         held: &mut Vec<u8>,
     ) -> Result<Attempt, Fail> {
-        let latch = &self.frames.ctl(spot.frame).latch;
-        let node = self.frames.node(self.layout(), spot.frame);
+        let latch = &self.pages.frames.ctl(location.frame).latch;
+        let node = self.pages.frames.node(self.layout(), location.frame);
         let found = node.find(key);
         let old_record = found.ok().and_then(|index| node.record(index));
         let mut holds = false;
@@ -362,45 +366,45 @@ impl Cache {
             let stored = found.ok().and_then(|index| node.value(index, held));
             holds = stored.is_some();
             if let Some(Stored::Record(record)) = stored {
-                if !latch.validate(spot.version) {
+                if !latch.validate(location.version) {
                     return Ok(Attempt::Again);
                 }
                 self.remote.read_record(session, record, held).await?;
             }
         }
-        if !latch.validate(spot.version) {
+        if !latch.validate(location.version) {
             return Ok(Attempt::Again);
         }
         let outcome = match decide(intent, found.is_ok(), holds.then_some(held.as_slice())) {
             Decision::Leave(outcome) => return Ok(Attempt::Left(outcome)),
             Decision::Apply(outcome) => outcome,
         };
-        if old_record.is_some() || self.log.changes().is_some() {
+        if old_record.is_some() || self.log.logs_changes() {
             let old_record = match old_record {
                 Some(record) => Some(self.remote.record_place(record)?.0),
                 None => None,
             };
-            let Some(sx) = self.try_sx(spot.frame, spot.version) else {
-                return Box::pin(self.leave_to_holder(spot.frame, key, intent)).await;
+            let Some(sx) = self.pages.try_sx(location.frame, location.version) else {
+                return Box::pin(self.leave_to_holder(location.frame, key, intent)).await;
             };
-            let intent = OwnedIntent::of(key, intent);
+            let intent = OwnedLeafChange::of(key, intent);
             return Box::pin(self.change_surely(session, sx, intent, outcome, old_record)).await;
         }
-        if !latch.try_x(spot.version) {
+        if !latch.try_x(location.version) {
             if latch.is_held() {
-                return Box::pin(self.leave_to_holder(spot.frame, key, intent)).await;
+                return Box::pin(self.leave_to_holder(location.frame, key, intent)).await;
             }
             return Ok(Attempt::Again);
         }
         // Nothing has changed since it was looked at, so it is still Hot.
-        debug_assert_eq!(self.frames.ctl(spot.frame).state(), State::Hot);
-        let mut leaf = self.frames.node_mut(self.layout(), spot.frame);
+        debug_assert_eq!(self.pages.frames.ctl(location.frame).state(), FrameState::Hot);
+        let mut leaf = self.pages.frames.node_mut(self.layout(), location.frame);
         let changed = apply_at(&mut leaf, key, intent, found);
         let mut shrinks = intent.value.is_none();
         if changed.is_ok() {
-            self.frames.ctl(spot.frame).set_dirty(true);
-            if self.options.combine > 0 && self.combiner.has_work(spot.frame.into()) {
-                let others = self.combine(spot.frame, &mut leaf);
+            self.pages.frames.ctl(location.frame).set_dirty(true);
+            if self.options.combine > 0 && self.combiner.has_work(location.frame.into()) {
+                let others = self.combine(location.frame, &mut leaf);
                 shrinks |= others.remove();
                 others.answer();
             }
@@ -408,9 +412,9 @@ impl Cache {
         let sparse = shrinks && self.is_sparse(&leaf.as_node());
         let changed = changed.map_err(|error| match error {
             ChangeError::NoRoom => Ok(Attempt::NoRoom),
-            error => Err(self.remote.damaged(self.frames.addr(spot.frame), error).into()),
+            error => Err(self.remote.damaged(self.pages.frames.addr(location.frame), error).into()),
         });
-        self.release_x(spot.frame);
+        self.pages.release_x(location.frame);
         changed.map_or_else(|failed| failed, |()| Ok(Attempt::Changed(outcome, sparse)))
     }
 
@@ -424,68 +428,73 @@ impl Cache {
         self: &Arc<Self>,
         session: &Session,
         sx: Sx,
-        intent: OwnedIntent,
+        intent: OwnedLeafChange,
         outcome: Outcome,
         old_record: Option<GlobalAddr>,
     ) -> Result<Attempt, Fail> {
-        let (cache, session_too) = (Arc::clone(self), session.clone());
+        let (tree, session_too) = (Arc::clone(self), session.clone());
         let done = self
             .detach_within(session, async move {
                 let (frame, session) = (sx.frame(), session_too);
-                let ctl = cache.frames.ctl(frame);
-                let mut image = session.client().buf(cache.layout().node_bytes());
-                cache.frames.copy(frame, image.words_mut());
-                let mut leaf = NodeMut::new(cache.layout(), image.words_mut());
+                let ctl = tree.pages.frames.ctl(frame);
+                let mut image = session.client().buf(tree.layout().node_bytes());
+                tree.pages.frames.copy(frame, image.words_mut());
+                let mut leaf = NodeMut::new(tree.layout(), image.words_mut());
                 match apply(&mut leaf, &intent.key, &intent.intent()) {
                     Ok(()) => {}
                     Err(ChangeError::NoRoom) => return Ok(Attempt::NoRoom),
                     Err(error) => {
-                        return Err(cache.remote.damaged(cache.frames.addr(frame), error).into());
+                        return Err(tree
+                            .remote
+                            .damaged(tree.pages.frames.addr(frame), error)
+                            .into());
                     }
                 }
-                let logs = old_record.is_none() && intent.record().is_none();
-                let others = logs.then(|| cache.combine(frame, &mut leaf));
+                let is_logged = old_record.is_none() && intent.record().is_none();
+                let others = is_logged.then(|| tree.combine(frame, &mut leaf));
                 let mut shrinks = old_record.is_some() || intent.value().is_none();
                 shrinks |= others.as_ref().is_some_and(Others::remove);
-                let sparse = shrinks && cache.is_sparse(&leaf.as_node());
+                let sparse = shrinks && tree.is_sparse(&leaf.as_node());
                 let logged = match &others {
-                    Some(others) if !cache.keeps_oldest(frame) => {
-                        cache.log_changes(&session, &sx, &intent, others).await?
+                    Some(others) if !tree.log.is_kept_full_by(ctl.oldest()) => {
+                        let changes = std::iter::once(&intent).chain(others.changes());
+                        let appended = tree.log.append_changes(&session, &sx, changes).await;
+                        tree.must_succeed(appended)?
                     }
                     _ => false,
                 };
                 if logged {
                     sx.into_x();
-                    cache.frames.store(frame, image.words());
+                    tree.pages.frames.store(frame, image.words());
                     ctl.set_dirty(true);
                     others.into_iter().for_each(Others::answer);
-                    cache.release_x(frame);
-                    cache.tidy_log(&session);
+                    tree.pages.release_x(frame);
+                    tree.make_log_room(&session);
                     return Ok(Attempt::Changed(outcome, sparse));
                 }
                 let retiring = match old_record {
                     Some(record) => Some(session.prepare_retire(record).await?),
                     None => None,
                 };
-                let version = cache.log.version(0, ctl.version());
-                let image = cache.make_remote(image, version);
-                let addr = cache.frames.addr(frame);
-                cache.stats.written_through.add();
+                let version = tree.log.version(0, ctl.version());
+                let image = tree.pages.remote_image(image, version);
+                let addr = tree.pages.frames.addr(frame);
+                tree.stats.written_through.add();
                 let written = session.reliable().copy(&image);
-                if let Err(error) = cache.write_page(&session, addr, written, 8).await {
+                if let Err(error) = tree.write_page(&session, addr, written, 8).await {
                     return Err(IndexError::OutcomeUnknown(error.to_string()).into());
                 }
                 sx.into_x();
-                cache.frames.store(frame, image.words());
+                tree.pages.frames.store(frame, image.words());
                 ctl.set_version(version);
                 ctl.set_dirty(false);
                 others.into_iter().for_each(Others::answer);
-                cache.release_x(frame);
+                tree.pages.release_x(frame);
                 if let Some(retiring) = retiring {
                     session.retire(retiring);
                 }
                 // What is written through may have been all that kept a part of the log.
-                cache.tidy_log(&session);
+                tree.make_log_room(&session);
                 Ok(Attempt::Changed(outcome, sparse))
             })
             .await;
@@ -493,17 +502,21 @@ impl Cache {
     }
 
     /// Applies a change in the cache alone; `false` if the leaf has no room.
-    pub(crate) fn apply_now(&self, spot: Spot, intent: &OwnedIntent) -> Result<bool, Fail> {
-        if !self.frames.ctl(spot.frame).latch.try_x(spot.version) {
+    pub(crate) fn apply_now(
+        &self,
+        location: Location,
+        intent: &OwnedLeafChange,
+    ) -> Result<bool, Fail> {
+        if !self.pages.frames.ctl(location.frame).latch.try_x(location.version) {
             return Err(Fail::Restart);
         }
-        let mut leaf = self.frames.node_mut(self.layout(), spot.frame);
+        let mut leaf = self.pages.frames.node_mut(self.layout(), location.frame);
         let changed = apply(&mut leaf, &intent.key, &intent.intent());
         if changed.is_ok() {
-            self.frames.ctl(spot.frame).set_dirty(true);
+            self.pages.frames.ctl(location.frame).set_dirty(true);
         }
-        let addr = self.frames.addr(spot.frame);
-        self.release_x(spot.frame);
+        let addr = self.pages.frames.addr(location.frame);
+        self.pages.release_x(location.frame);
         match changed {
             Ok(()) => Ok(true),
             Err(ChangeError::NoRoom) => Ok(false),
@@ -517,16 +530,16 @@ impl Cache {
     async fn change_streamed(
         self: &Arc<Self>,
         session: &Session,
-        claim: IoMark,
-        intent: OwnedIntent,
+        mark: IoMark,
+        intent: OwnedLeafChange,
         held: &mut Vec<u8>,
     ) -> Result<Attempt, Fail> {
-        let (cache, session_too) = (Arc::clone(self), session.clone());
+        let (tree, session_too) = (Arc::clone(self), session.clone());
         let mut found_there = std::mem::take(held);
         let done = self
             .detach_within(session, async move {
                 let attempt =
-                    cache.change_claimed(&session_too, claim, &intent, &mut found_there).await;
+                    tree.change_claimed(&session_too, mark, &intent, &mut found_there).await;
                 (attempt, found_there)
             })
             .await;
@@ -539,14 +552,14 @@ impl Cache {
     async fn change_claimed(
         self: &Arc<Self>,
         session: &Session,
-        claim: IoMark,
-        owned: &OwnedIntent,
+        mark: IoMark,
+        owned: &OwnedLeafChange,
         held: &mut Vec<u8>,
     ) -> Result<Attempt, Fail> {
-        let mut image = match self.read_claimed(session, &claim).await? {
+        let mut image = match self.read_marked(session, &mark).await? {
             Ok(image) => image,
             Err(heal) => {
-                drop(claim);
+                drop(mark);
                 // Boxed, as in `load_now`.
                 Box::pin(self.heal(session, heal)).await?;
                 return Err(Fail::Restart);
@@ -573,7 +586,7 @@ impl Cache {
         match apply(&mut leaf, key, &intent) {
             Ok(()) => {}
             Err(ChangeError::NoRoom) => return Ok(Attempt::NoRoom),
-            Err(error) => return Err(self.remote.damaged(claim.addr(), error).into()),
+            Err(error) => return Err(self.remote.damaged(mark.addr(), error).into()),
         }
         leaf.seal(version);
         let retiring = match old_record {
@@ -584,7 +597,7 @@ impl Cache {
             None => None,
         };
         self.stats.written_streamed.add();
-        if let Err(error) = self.write_page(session, claim.addr(), image, 8).await {
+        if let Err(error) = self.write_page(session, mark.addr(), image, 8).await {
             return Err(IndexError::OutcomeUnknown(error.to_string()).into());
         }
         if let Some(retiring) = retiring {

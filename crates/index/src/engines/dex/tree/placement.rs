@@ -22,10 +22,10 @@
 use farleaf_fabric::{GlobalAddr, ServerId};
 use farleaf_pool::Session;
 
+use super::Tree;
 use crate::IndexError;
 use crate::blink::remote::RemoteTree;
 use crate::bnode::{Kind, Node};
-use crate::engines::dex::Cache;
 
 /// Subtree level of a table that says nothing else.
 pub(crate) const SUBTREE_LEVEL: u8 = 3;
@@ -62,7 +62,7 @@ fn subtree_level(word: u64) -> Option<u8> {
     level.filter(|level| *level <= SUBTREE_LEVEL_MAX)
 }
 
-impl Cache {
+impl Tree {
     /// Takes up what the placement's word says.
     pub(crate) fn take_placement(&self, word: u64) {
         self.remote.set_subtree_level(subtree_level(word));

@@ -15,12 +15,13 @@ use std::sync::Arc;
 use farleaf_fabric::Buf;
 use farleaf_pool::Session;
 
+use super::miss::Arrival;
 use super::walk::Seek;
+use super::{Fail, Tree};
 use crate::blink::remote::Passage;
 use crate::bnode::{Cover, Layout, Node};
-use crate::engines::dex::cache::{Arrival, IoMark};
+use crate::engines::dex::cache::{IoMark, MissedChild};
 use crate::engines::dex::stats::Cause;
-use crate::engines::dex::{Cache, Fail};
 
 /// Most leaves that are read ahead at a time, whatever is asked for.
 const AHEAD_MAX: usize = 64;
@@ -54,7 +55,7 @@ impl Ahead {
     }
 }
 
-impl Cache {
+impl Tree {
     /// Claims leaves behind that of `first`, the nearest first: those that are not cached, are not worked
     /// on by anybody, and begin before the end of the scan, as far as the parent names them.
     pub(crate) fn claim_behind(
@@ -63,17 +64,17 @@ impl Cache {
         passage: &Passage<'_>,
         span: Span,
     ) -> Vec<IoMark> {
-        let mut claims = Vec::new();
-        let above = self.frames.ctl(first.parent);
+        let mut marks = Vec::new();
+        let above = self.pages.frames.ctl(first.parent);
         let (Some(version), false) = (above.latch.sample(), above.is_shared()) else {
-            return claims;
+            return marks;
         };
-        let node = self.frames.node(self.layout(), first.parent);
-        let Some(mut at) = node.find_child(first.addr) else { return claims };
+        let node = self.pages.frames.node(self.layout(), first.parent);
+        let Some(mut at) = node.find_child(first.addr) else { return marks };
         let (_, reverse) = passage.next();
         let mut fence = Vec::new();
         for _ in 0..span.leaves {
-            if claims.len() == span.missing.min(AHEAD_MAX) {
+            if marks.len() == span.missing.min(AHEAD_MAX) {
                 break;
             }
             let next = if reverse { at.checked_sub(1) } else { Some(at + 1) };
@@ -89,16 +90,17 @@ impl Cache {
                 break;
             }
             at = next;
-            if self.frames.unswizzle(child).is_some() || child == 0 {
+            if self.pages.frames.unswizzle(child).is_some() || child == 0 {
                 continue;
             }
-            if let Some(mut claim) = IoMark::take(self, child, first.parent, version, 0, low, high)
-            {
-                claim.cause = Cause::Prefetch;
-                claims.push(claim);
+            let parent = first.parent;
+            let child = MissedChild { addr: child, parent, version, level: 0, low, high };
+            if let Some(mut mark) = self.mark(child) {
+                mark.cause = Cause::Prefetch;
+                marks.push(mark);
             }
         }
-        claims
+        marks
     }
 
     /// Reads a leaf that a scan has missed and those `behind`, and keeps what is to be kept. Gives the
@@ -113,8 +115,8 @@ impl Cache {
         first: IoMark,
         behind: Vec<IoMark>,
     ) -> Result<VecDeque<Buf>, Fail> {
-        let (cache, task_session) = (Arc::clone(self), session.clone());
-        let task = async move { cache.read_leaves_now(&task_session, first, behind).await };
+        let (tree, task_session) = (Arc::clone(self), session.clone());
+        let task = async move { tree.read_leaves_now(&task_session, first, behind).await };
         self.detach(session, task).await
     }
 
@@ -124,19 +126,19 @@ impl Cache {
         first: IoMark,
         behind: Vec<IoMark>,
     ) -> Result<VecDeque<Buf>, Fail> {
-        let (mut images, mut claims) = (VecDeque::new(), VecDeque::from(behind));
-        if !claims.is_empty() {
-            claims.push_front(first);
-            images = self.read_together(session, &claims).await?;
-            claims.truncate(images.len().max(1));
+        let (mut images, mut marks) = (VecDeque::new(), VecDeque::from(behind));
+        if !marks.is_empty() {
+            marks.push_front(first);
+            images = self.read_together(session, &marks).await?;
+            marks.truncate(images.len().max(1));
         } else {
-            claims.push_front(first);
+            marks.push_front(first);
         }
         if images.is_empty()
-            && let Some(first) = claims.pop_front()
+            && let Some(first) = marks.pop_front()
         {
             // By itself, or once more: to be waited for, or healed.
-            match self.read_claimed(session, &first).await? {
+            match self.read_marked(session, &first).await? {
                 Ok(image) => images.push_back(image),
                 Err(heal) => {
                     drop(first);
@@ -144,19 +146,19 @@ impl Cache {
                     return Err(Fail::Restart);
                 }
             }
-            claims.push_front(first);
+            marks.push_front(first);
         }
         let mut kept = Vec::new();
-        for (at, claim) in claims.into_iter().enumerate() {
-            if self.admits(session, claim.addr) {
-                kept.push((at, claim));
+        for (at, mark) in marks.into_iter().enumerate() {
+            if self.admits(session, mark.addr) {
+                kept.push((at, mark));
             } else {
                 self.stats.leaves_streamed.add();
             }
         }
-        for (at, claim) in kept {
-            match self.frame(session).await? {
-                Some(frame) => self.keep(claim, frame, &images[at], session.id()),
+        for (at, mark) in kept {
+            match self.take_frame(session).await? {
+                Some(frame) => self.admit(mark, frame, &images[at], session.id()),
                 None => self.stats.leaves_streamed.add(),
             }
         }
@@ -167,20 +169,20 @@ impl Cache {
     async fn read_together(
         &self,
         session: &Session,
-        claims: &VecDeque<IoMark>,
+        marks: &VecDeque<IoMark>,
     ) -> Result<VecDeque<Buf>, Fail> {
         let reliable = session.reliable();
         let mut ops = session.client().ops();
-        for claim in claims {
-            self.stats.note_read(claim.cause, claim.level, claim.shared);
-            ops.read(claim.addr(), reliable.buf(self.layout().node_bytes()));
+        for mark in marks {
+            self.stats.note_read(mark.cause, mark.level, mark.shared);
+            ops.read(mark.addr(), reliable.buf(self.layout().node_bytes()));
         }
         let mut ops = reliable.post_many(ops).await?;
-        let mut images = VecDeque::with_capacity(claims.len());
-        for (at, claim) in claims.iter().enumerate() {
+        let mut images = VecDeque::with_capacity(marks.len());
+        for (at, mark) in marks.iter().enumerate() {
             let image = ops.take_buf(at);
-            if !self.is_in_order(claim, &image) {
-                self.stats.reads_in_vain.add_many((claims.len() - at) as u64);
+            if !self.is_in_order(mark, &image) {
+                self.stats.reads_in_vain.add_many((marks.len() - at) as u64);
                 break;
             }
             images.push_back(image);
@@ -189,9 +191,9 @@ impl Cache {
     }
 
     /// Whether a leaf that was read is whole, and what its parent says.
-    fn is_in_order(&self, claim: &IoMark, image: &Buf) -> bool {
+    fn is_in_order(&self, mark: &IoMark, image: &Buf) -> bool {
         let node = Node::new(self.layout(), image.words());
-        self.remote.is_current(image, claim.addr(), claim.level)
-            && matches!(claim.arrival(&node), Ok(Arrival::Fits))
+        self.remote.is_current(image, mark.addr(), mark.level)
+            && matches!(Arrival::of(mark, &node), Ok(Arrival::Fits))
     }
 }

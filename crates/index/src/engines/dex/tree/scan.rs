@@ -14,11 +14,11 @@ use farleaf_fabric::{Buf, OpKind};
 use farleaf_pool::Session;
 
 use super::prefetch::{Ahead, Span};
-use super::walk::Seek;
+use super::walk::{Found, Seek};
+use super::{OpContext, Tree};
 use crate::blink::remote::{Next, Passage};
 use crate::bnode::Node;
-use crate::engines::dex::offload::{Gathered, Wish};
-use crate::engines::dex::{Cache, Found, OpContext};
+use crate::engines::dex::offload::{Gathered, Offloadable};
 use crate::{Entries, IndexError};
 
 /// Entries of a leaf, before a scan has met one.
@@ -41,7 +41,7 @@ enum Got {
     Pairs(Buf, Gathered),
 }
 
-impl Cache {
+impl Tree {
     /// Appends the pairs that `passage` still wants to `out`, as far as its places are own keys: the
     /// partition of the first that is not, `None` if all is done.
     ///
@@ -128,20 +128,20 @@ impl Cache {
     ) -> Result<Got, IndexError> {
         let (passage, span) = (rest.passage, rest.span);
         let reads_ahead = span.missing > 0;
-        let wish = rest.offloads.then_some(Wish::Scan(span.leaves));
-        let mut restarts = OpContext::scanning(reads_ahead, wish);
+        let offloadable = rest.offloads.then_some(Offloadable::Scan(span.leaves));
+        let mut context = OpContext::scan(reads_ahead, offloadable);
         loop {
-            match self.find(session, seek, 0, true, &mut restarts).await? {
-                Found::Spot(spot) => {
-                    self.frames.copy(spot.frame, image.words_mut());
-                    if self.frames.ctl(spot.frame).latch.validate(spot.version) {
+            match self.find(session, seek, 0, true, &mut context).await? {
+                Found::Node(location) => {
+                    self.pages.frames.copy(location.frame, image.words_mut());
+                    if self.pages.frames.ctl(location.frame).latch.validate(location.version) {
                         return Ok(Got::Leaf(image));
                     }
-                    restarts.again(self, session).await?;
+                    context.again(self, session).await?;
                 }
-                Found::Missing(claim) if reads_ahead => {
-                    let behind = self.claim_behind(&claim, passage, span);
-                    match self.read_leaves(session, claim, behind).await {
+                Found::Missing(mark) if reads_ahead => {
+                    let behind = self.claim_behind(&mark, passage, span);
+                    match self.read_leaves(session, mark, behind).await {
                         Ok(mut images) => {
                             let first = images.pop_front();
                             ahead.refill(images);
@@ -149,20 +149,20 @@ impl Cache {
                                 return Ok(Got::Leaf(first));
                             }
                         }
-                        Err(fail) => restarts.after(fail, self, session).await?,
+                        Err(fail) => context.after(fail, self, session).await?,
                     }
                 }
-                Found::Missing(claim) => match self.stream(session, claim).await {
+                Found::Missing(mark) => match self.stream(session, mark).await {
                     Ok(image) => return Ok(Got::Leaf(image)),
-                    Err(fail) => restarts.after(fail, self, session).await?,
+                    Err(fail) => context.after(fail, self, session).await?,
                 },
-                Found::Offload(off) => {
-                    let asked = self.scan_offloaded(session, off, passage, rest.wanted);
+                Found::Offload(mark) => {
+                    let asked = self.scan_offloaded(session, mark, passage, rest.wanted);
                     if let Some(pairs) = Box::pin(asked).await? {
                         return Ok(Got::Pairs(image, pairs));
                     }
                     rest.offloads = false;
-                    restarts.fall_back();
+                    context.fall_back();
                 }
                 Found::TooLow | Found::Awaited(_) => return Err(self.no_level()),
             }

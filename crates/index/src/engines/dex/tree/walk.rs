@@ -1,7 +1,7 @@
 //! Descent: walks down the cache by optimistic lock coupling over swizzled pointers.
 //!
-//! Nothing here waits or touches the fabric. A walk ends at the node it wants, or says what keeps
-//! it from there; the caller sees to that and walks again from the top.
+//! A walk neither waits nor touches the fabric. It ends at the node it wants, or says why it cannot get
+//! there; `Tree::find` removes the obstacle and walks again from the top.
 //!
 //! `INV-DEX-HOP`: read the child pointer, validate the parent, sample the child's latch,
 //! validate the parent again. Without the last step the child could have been split, and its upper
@@ -9,26 +9,30 @@
 
 use std::sync::Arc;
 
+use farleaf_pool::Session;
+
+use super::Tree;
+use super::context::{Fail, OpContext};
+use super::heal::Heal;
+use crate::IndexError;
 use crate::bnode::{Cover, Node, Word};
-use crate::engines::dex::Cache;
-use crate::engines::dex::cache::Entry;
-use crate::engines::dex::cache::{Heal, IoMark};
-use crate::engines::dex::cache::{State, TOP};
+use crate::engines::dex::cache::{IoMark, Mapping, MissedChild, TOP};
+use crate::engines::dex::offload::OffloadMark;
 use crate::local::Version;
 
 /// Levels that a walk goes down before it must have met inconsistent content.
 const LEVELS_MAX: u32 = 64;
 
-/// Where on a level one wants to go.
+/// A place on a level.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Seek<'a> {
-    /// To the node that covers a key.
+    /// The node that covers a key.
     At(&'a [u8]),
-    /// To the node that covers the place just above a key.
+    /// The node that covers the place just above a key.
     After(&'a [u8]),
-    /// To the leftmost node.
+    /// The leftmost node.
     First,
-    /// To the rightmost node.
+    /// The rightmost node.
     Last,
 }
 
@@ -55,16 +59,16 @@ impl Seek<'_> {
     }
 }
 
-/// A Hot node and its parent, as they were when the walk came by.
+/// A Hot node and its parent, with the versions that the walk saw.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Spot {
+pub(crate) struct Location {
     pub(crate) frame: u32,
     pub(crate) version: Version,
     pub(crate) parent: u32,
     pub(crate) parent_version: Version,
 }
 
-/// A split whose separator the parent lacks: it was left unfinished by a crash.
+/// A split whose separator the parent lacks, because a crash left it unfinished.
 #[derive(Clone, Debug)]
 pub(crate) struct Unfinished {
     /// Level of the parent.
@@ -75,16 +79,16 @@ pub(crate) struct Unfinished {
     pub(crate) right: u64,
 }
 
-/// How a walk ended.
+/// The end of a walk.
 #[derive(Debug)]
-pub(crate) enum Walk {
+enum Walk {
     /// At the node.
-    At(Spot),
-    /// At a child that is not cached. The claim to see to it is the caller's.
+    At(Location),
+    /// At a child that is not cached. The walk has marked it for the caller.
     Miss(IoMark),
     /// The root is not cached.
     NoRoot,
-    /// At a child that somebody else is reading or changing: wait until its entry changes.
+    /// At a child that another task is reading or changing: wait until its mark changes.
     Wait(u64),
     /// At a child on whose subtree readers run at the memory server: wait, or join them.
     Readers { addr: u64, parent: u32, version: Version, level: u8 },
@@ -94,16 +98,120 @@ pub(crate) enum Walk {
     Again,
     /// The tree has no such level.
     TooLow,
-    /// At a node that was left half done, or whose parent is out of date.
+    /// At a node that a crash left half done, or whose parent is out of date.
     Heal(Heal),
-    /// At a node that does not cover what its parent says it covers.
-    Astray(u64),
+    /// At a node that does not cover the range that its parent gives it.
+    Mismatch(u64),
 }
 
-impl Cache {
+/// The result of a search through the cache.
+#[derive(Debug)]
+pub(crate) enum Found {
+    /// The node, Hot.
+    Node(Location),
+    /// The node is not cached and is not to be: the mark under which the caller reads it.
+    Missing(IoMark),
+    /// A node on the way is not cached, and its memory server is to execute the rest.
+    Offload(OffloadMark),
+    /// Another task works on the node with that address, and nobody has waited for it yet.
+    Awaited(u64),
+    /// The tree has no such level.
+    TooLow,
+}
+
+impl Tree {
+    /// Finds the Hot node of `level` that `seek` wants, reading the nodes on the way that are not cached. A leaf
+    /// that is missed and not to be cached is returned as such if `may_stream`.
+    ///
+    /// Cost: 1 READ for each level that is not cached.
+    pub(crate) async fn find(
+        self: &Arc<Self>,
+        session: &Session,
+        seek: Seek<'_>,
+        level: u8,
+        may_stream: bool,
+        context: &mut OpContext,
+    ) -> Result<Found, IndexError> {
+        loop {
+            self.check_open()?;
+            let failed = match self.walk(seek, level) {
+                Walk::At(location) => return Ok(Found::Node(location)),
+                Walk::TooLow => return Ok(Found::TooLow),
+                Walk::Miss(mut mark) => {
+                    mark.cause = context.cause;
+                    if let Some(work) = context.offloadable
+                        && self.offloads.chooses(session, &mark, work, self.remote.subtree_level())
+                    {
+                        return Ok(Found::Offload(OffloadMark::of(mark, work.reads())));
+                    }
+                    let streams = mark.level == 0 && may_stream && !context.must_cache;
+                    if streams
+                        && (context.reads_ahead
+                            || context.no_frame
+                            || !self.admits(session, mark.addr))
+                    {
+                        return Ok(Found::Missing(mark));
+                    }
+                    // Boxed, as all that goes to the fabric from here: futures of operations stay small.
+                    Box::pin(self.load(session, mark)).await
+                }
+                Walk::NoRoot => Box::pin(self.load_root(session)).await,
+                Walk::Wait(addr) => {
+                    self.stats.waits.add();
+                    if context.joins {
+                        return Ok(Found::Awaited(addr));
+                    }
+                    self.pages.wait_for_node(addr).await;
+                    Ok(())
+                }
+                Walk::Readers { addr, parent, version, level } => {
+                    if context.offloadable.is_some_and(|work| work.joins(level))
+                        && let Some(mark) =
+                            OffloadMark::join(&self.pages, addr, parent, version, level)
+                    {
+                        self.stats.offload_joined.add();
+                        return Ok(Found::Offload(mark));
+                    }
+                    self.stats.waits.add();
+                    self.pages.wait_for_node(addr).await;
+                    Ok(())
+                }
+                Walk::Busy(frame) => {
+                    self.pages.wait_for_frame(frame).await;
+                    Ok(())
+                }
+                Walk::Again => Err(Fail::Restart),
+                Walk::Heal(heal) => {
+                    let (tree, task_session) = (Arc::clone(self), session.clone());
+                    let healing = async move { tree.heal(&task_session, heal).await };
+                    Box::pin(self.detach(session, healing)).await
+                }
+                Walk::Mismatch(addr) => {
+                    return Err(IndexError::Corrupt(format!(
+                        "the cached node at {addr:#x} of the table at {} does not cover what its \
+                         parent says",
+                        self.remote.meta()
+                    )));
+                }
+            };
+            match failed {
+                Ok(()) => context.step()?,
+                Err(fail) => context.after(fail, self, session).await?,
+            }
+        }
+    }
+
+    /// Returns the Hot node of `level` that `seek` wants, if a single walk gets there.
+    pub(super) fn find_cached(self: &Arc<Self>, seek: Seek<'_>, level: u8) -> Option<Location> {
+        match self.walk(seek, level) {
+            Walk::At(location) => Some(location),
+            _ => None,
+        }
+    }
+
     /// Walks to the node of `level` that `seek` wants.
-    pub(crate) fn walk(self: &Arc<Self>, seek: Seek<'_>, level: u8) -> Walk {
-        let frames = &self.frames;
+    fn walk(self: &Arc<Self>, seek: Seek<'_>, level: u8) -> Walk {
+        let frames = &self.pages.frames;
         let Some(mut parent_version) = frames.ctl(TOP).latch.sample() else { return Walk::Again };
         let Some(mut frame) = frames.unswizzle(frames.root()) else {
             return Walk::NoRoot;
@@ -127,7 +235,7 @@ impl Cache {
                 }
                 let unfinished =
                     (finite && right != 0).then(|| Unfinished { level: at + 1, separator, right });
-                // What is out of date: the parent, or a root that is none any more.
+                // Either the parent is out of date, or the frame is no root any more.
                 let stale = if parent == TOP { frame } else { parent };
                 let stale_addr = frames.ctl(stale).addr_word();
                 let is_shared = frames.ctl(stale).is_shared();
@@ -136,13 +244,13 @@ impl Cache {
                 }
                 return match cover {
                     Cover::Inside if at < level => Walk::TooLow,
-                    Cover::Inside => Walk::At(Spot { frame, version, parent, parent_version }),
+                    Cover::Inside => Walk::At(Location { frame, version, parent, parent_version }),
                     _ if is_shared => {
                         Walk::Heal(Heal::Stale { frame: stale, addr: stale_addr, unfinished })
                     }
                     _ => match unfinished {
                         Some(unfinished) => Walk::Heal(Heal::Separator(unfinished)),
-                        None => Walk::Astray(ctl.addr_word()),
+                        None => Walk::Mismatch(ctl.addr_word()),
                     },
                 };
             }
@@ -151,7 +259,7 @@ impl Cache {
                 return Walk::Again;
             }
             let Some(child) = frames.unswizzle(pointer) else {
-                match self.miss(frame, version, &node, at, index, pointer) {
+                match self.meet_unswizzled(frame, version, &node, at, index, pointer) {
                     // The child was Cooling and has been swizzled again.
                     None => match ctl.latch.sample() {
                         Some(now) => {
@@ -176,17 +284,16 @@ impl Cache {
         Walk::Again
     }
 
-    /// The Hot leaf that covers `key`, if all on the way to it is cached and nothing changes meanwhile:
-    /// what a hit costs, and no more. Where it gives up, [`Cache::walk`] finds out why.
+    /// Returns the Hot leaf that covers `key`, if every node on the way is cached and nothing changes
+    /// meanwhile: the cost of a hit, and no more. If it gives up, [`Tree::find`] learns why.
     ///
-    /// Inner nodes are not asked whether they cover the key: a leaf that does is the right one,
-    /// whichever way led there. And of the steps of `INV-DEX-HOP` the first validation is left out:
-    /// it guards what is done with the pointer, and sampling a latch does no harm, as every pointer
-    /// leads to some frame.
+    /// It does not ask inner nodes whether they cover the key: a leaf that does is the right one,
+    /// whichever way led there. It leaves out the first validation of `INV-DEX-HOP`, which guards a use of
+    /// the pointer: sampling a latch does no harm, as every pointer leads to some frame.
     #[inline]
-    pub(crate) fn hit(&self, key: &[u8]) -> Option<Spot> {
-        let frames = &self.frames;
-        // A copy: what is behind a reference is loaded anew after every look at a latch.
+    pub(crate) fn hit(&self, key: &[u8]) -> Option<Location> {
+        let frames = &self.pages.frames;
+        // A copy: the compiler would load a field behind a reference anew after every look at a latch.
         let layout = *self.layout();
         let (mut parent, mut above) = (TOP, frames.latch(TOP));
         let mut parent_version = above.sample()?;
@@ -202,7 +309,7 @@ impl Cache {
             if level == 0 {
                 let covers = node.covers(key) == Cover::Inside;
                 frames.note_use(frame);
-                return (covers && latch.validate(version)).then_some(Spot {
+                return (covers && latch.validate(version)).then_some(Location {
                     frame,
                     version,
                     parent,
@@ -217,17 +324,17 @@ impl Cache {
         None
     }
 
-    /// The last two steps of `INV-DEX-HOP`.
+    /// Does the last two steps of `INV-DEX-HOP`.
     #[inline]
     fn hop(&self, child: u32, parent: u32, parent_version: Version) -> Option<Version> {
-        let version = self.frames.ctl(child).latch.sample()?;
-        self.frames.ctl(parent).latch.validate(parent_version).then_some(version)
+        let version = self.pages.frames.ctl(child).latch.sample()?;
+        self.pages.frames.ctl(parent).latch.validate(parent_version).then_some(version)
     }
 
-    /// The child at `index` of the node in `parent` is not swizzled: swizzles it if it is Cooling
-    /// (`None`), claims it if it is not cached, or says what to wait for.
+    /// Handles child `index` of the node in `parent`, which is not swizzled: swizzles it if it is Cooling
+    /// (`None`), marks it if it is not cached, or says what to wait for.
     #[cold]
-    fn miss<W: Word>(
+    fn meet_unswizzled<W: Word>(
         self: &Arc<Self>,
         parent: u32,
         version: Version,
@@ -236,33 +343,35 @@ impl Cache {
         index: usize,
         addr: u64,
     ) -> Option<Walk> {
-        let latch = &self.frames.ctl(parent).latch;
+        let latch = &self.pages.frames.ctl(parent).latch;
         if addr == 0 {
-            return Some(Walk::Astray(self.frames.ctl(parent).addr_word()));
+            return Some(Walk::Mismatch(self.pages.frames.ctl(parent).addr_word()));
         }
         let busy = || if latch.is_held() { Walk::Busy(parent) } else { Walk::Again };
-        match self.map.get(addr) {
-            Some(Entry::Resident(frame)) => {
+        match self.pages.map.get(addr) {
+            Some(Mapping::Resident(frame)) => {
                 if !latch.try_x(version) {
                     return Some(busy());
                 }
-                let promoted = self.promote(parent, index, addr, frame);
-                self.release_x(parent);
-                // It was just being put into its bucket, or taken out to be evicted.
+                let promoted = self.pages.promote(parent, index, addr, frame);
+                self.pages.release_x(parent);
+                // Another thread is putting it into its bucket, or has taken it out to evict it.
                 (!promoted).then_some(Walk::Again)
             }
-            Some(Entry::Io | Entry::OffX) => Some(Walk::Wait(addr)),
-            Some(Entry::OffS(_)) => Some(Walk::Readers { addr, parent, version, level: level - 1 }),
+            Some(Mapping::Io | Mapping::OffX) => Some(Walk::Wait(addr)),
+            Some(Mapping::OffS(_)) => {
+                Some(Walk::Readers { addr, parent, version, level: level - 1 })
+            }
             None => {
                 let (low, high) = Self::child_range(node, index);
-                let claim = IoMark::take(self, addr, parent, version, level - 1, low, high);
-                Some(claim.map_or_else(busy, Walk::Miss))
+                let child = MissedChild { addr, parent, version, level: level - 1, low, high };
+                Some(self.mark(child).map_or_else(busy, Walk::Miss))
             }
         }
     }
 
-    /// The range that a node gives its child `index`.
-    pub(crate) fn child_range<W: Word>(
+    /// Returns the range that a node gives its child `index`.
+    pub(super) fn child_range<W: Word>(
         node: &Node<'_, W>,
         index: usize,
     ) -> (Option<Vec<u8>>, Option<Vec<u8>>) {
@@ -273,32 +382,5 @@ impl Cache {
         };
         let has_high = node.separator(index, &mut high) || node.high_fence(&mut high);
         (has_low.then_some(low), has_high.then_some(high))
-    }
-
-    /// Second chance: swizzles a Cooling child again, under X of the parent. Fails if it is not in
-    /// its bucket.
-    fn promote(&self, parent: u32, index: usize, addr: u64, frame: u32) -> bool {
-        if !self.cooling.remove(addr, frame) {
-            return false;
-        }
-        // INV-DEX-COOL-1: the frame is ours now.
-        let ctl = self.frames.ctl(frame);
-        debug_assert_eq!((ctl.state(), ctl.addr_word()), (State::Cooling, addr));
-        self.swizzle_in(parent, index, frame);
-        self.stats.second_chances.add();
-        true
-    }
-
-    /// Makes a frame that is in the caller's hands the Hot child `index`, under X of the parent.
-    pub(crate) fn swizzle_in(&self, parent: u32, index: usize, frame: u32) {
-        let (ctl, above) = (self.frames.ctl(frame), self.frames.ctl(parent));
-        let done = self
-            .frames
-            .node_mut(self.layout(), parent)
-            .set_child(index, self.frames.swizzle(frame));
-        debug_assert_eq!(done, Ok(()), "the slot was found under the same latch");
-        above.set_swizzled(above.swizzled() + 1);
-        ctl.set_parent(parent);
-        ctl.set_state(State::Hot);
     }
 }
