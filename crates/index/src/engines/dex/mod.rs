@@ -7,28 +7,21 @@
 //! frames, and chooses victims by sampling from the bottom up; *opportunistic offloading* sends an
 //! operation to the memory server when that is cheaper than reading.
 //!
-//! This folder has the cache and the tree of compute servers that own ranges of a table's keys, one of
-//! them all or several a part each, and the offloading. Remote memory holds `crates/index/src/blink`'s tree,
-//! byte for byte: after [`Dex::close`] either engine can open it. `docs/design/dex.md` lists the
-//! differences to the paper with their reasons, the costs, and the missing parts.
+//! Remote memory holds the tree of `crates/index/src/blink`, byte for byte: after [`Dex::close`] either
+//! engine can open it. `docs/design/dex.md` lists the differences to the paper with their reasons, the
+//! costs, and the missing parts.
 //!
-//! | the folder's files | what |
+//! | folder or file | content |
 //! |---|---|
-//! | `walk` | the way down: optimistic lock coupling over swizzled pointers |
-//! | `admission`, `keep` | misses: read, keep or stream; the root; which leaves are kept |
-//! | `eviction` | sampling, write-back, cooling |
-//! | `frames`, `mapping_table`, `cooling_map` (`cooling_queue`), `free_frames` | what the threads share |
-//! | `ops` (`combine`), `scan` (`prefetch`), `bulk` | operations |
-//! | `split`, `merge`, `heal` | changes of the tree's shape, and what a crash left of them |
-//! | `partitions`, `member`, `gate`, `shared` | several compute servers: who owns what, joining and taking over, who may work on which keys now, inner nodes that cross bounds |
+//! | `cache/` | the page cache: frames, mapping table, cooling map, eviction; no keys, no I/O |
+//! | `tree/` | operations, changes of shape, write-back, replay of a dead owner's log |
+//! | `log/` | changes and images of nodes in pool memory |
+//! | `offload/` | operations that memory servers execute |
+//! | `partitions`, `member`, `range_guard`, `op_counters`, `load` | the ownership map, membership, and the admission of operations |
+//! | `shared` | inner nodes that cross bounds |
 //! | `forward` | operations on others' keys, which [`crate::compute`] carries |
-//! | `repartition`, `load` | ranges that change owners, by call or by load |
-//! | `log`, `journal`, `ring`, `log_object`, `recover` | changes and images of nodes in pool memory, and what becomes of them after a death |
-//! | `placement` | which memory server nodes lie on |
-//! | `offload` | operations that the memory server does |
-//! | `flush`, `verify` | the whole of it |
-//! | `options` | settings by which one compute server opens a table |
-//! | `stored` | a table as one of several engines': opened once in each member, or not at all |
+//! | `repartition/` | ranges that change owners, by call or by load |
+//! | `index`, `options`, `stats`, `stored` | the engine interface: operations, settings, counters, tables that are not open |
 //!
 //! Invariants `INV-DEX-*` stand in these files; `docs/design/dex.md` lists them.
 
@@ -83,9 +76,9 @@ const FRAMES_MIN: u64 = 8;
 const FRAMES_MAX: u64 = 1 << 31;
 /// A table of this engine and this compute server's cache of it, for all its threads. Clones share it.
 ///
-/// What an acknowledged change survives is [`DexOptions::durability`]. Where that is *volatile*, changes
-/// are in this compute server's memory until [`Dex::flush`] or [`Dex::close`], or until their node is
-/// evicted; its death loses the others, whether they were acknowledged or not.
+/// [`DexOptions::durability`] chooses the failures that an acknowledged change survives. With *volatile*,
+/// changes are in this compute server's memory until [`Dex::flush`] or [`Dex::close`], or until their node
+/// is evicted; its death loses the others, whether they were acknowledged or not.
 #[derive(Clone, Debug)]
 pub struct Dex(Arc<Tree>);
 
@@ -154,7 +147,7 @@ impl Dex {
         Ok(Dex(Arc::new(Tree::new(meta, layout, options, part)?)))
     }
 
-    /// Where its meta object is.
+    /// Returns the address of its meta object.
     pub fn meta(&self) -> GlobalAddr {
         self.0.remote.meta()
     }
@@ -164,27 +157,27 @@ impl Dex {
         self.0.layout()
     }
 
-    /// How it was opened.
+    /// Returns the options of its opening.
     pub fn options(&self) -> &DexOptions {
         &self.0.options
     }
 
-    /// What the cache has done so far.
+    /// Returns the counts of the cache.
     pub fn stats(&self) -> DexStats {
         self.0.stats.get()
     }
 
-    /// What each memory server has done for this cache; empty as long as nothing was offloaded.
+    /// Returns each memory server's work for this cache; empty as long as nothing was offloaded.
     pub fn offload_servers(&self, session: &Session) -> Vec<OffloadServer> {
         self.0.offloads.server_reports(session)
     }
 
-    /// Writes all changed nodes back. What was acknowledged before the call is in remote memory after.
+    /// Writes all changed nodes back. Remote memory then holds every change acknowledged before the call.
     ///
     /// Cost: 1 WRITE for each changed node.
     ///
     /// # Errors
-    /// As any operation; what could not be written is still in the cache.
+    /// As any operation; nodes that could not be written are still in the cache.
     pub async fn flush(&self, session: &Session) -> Result<(), IndexError> {
         let _pin = session.begin(OpKind::Maintenance).await?;
         self.0.flush(session).await
@@ -204,14 +197,13 @@ impl Dex {
         Ok(())
     }
 
-    /// What is wrong in the cache, each with its invariant; empty if all is well. Meant for a moment
-    /// at which no operation runs.
+    /// Returns what is wrong in the cache, each with its invariant; empty if all is well. Meant for a
+    /// moment at which no operation runs.
     pub fn check_cache(&self) -> Vec<String> {
         self.0.pages.check()
     }
 
-    /// Frees everything that the table consists of, the meta object included. Nobody may use the
-    /// table any more.
+    /// Frees every object of the table, the meta object included. Nobody may use the table any more.
     ///
     /// # Errors
     /// As [`crate::Index::verify`].

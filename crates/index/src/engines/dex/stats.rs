@@ -20,7 +20,7 @@ impl Count {
     }
 }
 
-/// What a node is read for.
+/// The purpose of the READ of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Cause {
     /// The way down of an operation on a key, or of a change of the tree's shape.
@@ -61,7 +61,7 @@ macro_rules! stats {
         }
 
         impl DexStats {
-            /// What has come to `before` since then.
+            /// Returns the difference to the earlier counts `before`.
             pub fn since(&self, before: &DexStats) -> DexStats {
                 DexStats { $($name: self.$name.wrapping_sub(before.$name),)+ }
             }
@@ -122,7 +122,7 @@ stats! {
     reads_again,
     /// Of the READs of a scan that read ahead, those whose leaf was not in order: read again when it comes.
     reads_in_vain,
-    /// Leaves that are not kept, written because they were changed.
+    /// Leaves that the cache does not admit, written because they were changed.
     written_streamed,
     /// Cached leaves written through, for a record's sake or for want of room in the log.
     written_through,
@@ -130,7 +130,7 @@ stats! {
     inner_admitted,
     /// Leaves read into frames.
     leaves_admitted,
-    /// Leaves read and not kept.
+    /// Leaves read and not admitted.
     leaves_streamed,
     /// Frames that were Cooling and were wanted again.
     second_chances,
@@ -150,9 +150,9 @@ stats! {
     restarts,
     /// Waits for somebody else's remote operation on a node.
     waits,
-    /// Gets answered by somebody else's READ of a leaf that is not kept.
+    /// Gets answered by another task's READ of a leaf that is not admitted.
     gets_joined,
-    /// Changes that were left to who held their leaf's latch, and done by it.
+    /// Changes that the holder of their leaf's latch executed.
     combined,
     /// Splits.
     splits,

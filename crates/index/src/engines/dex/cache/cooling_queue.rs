@@ -1,8 +1,8 @@
 //! Cooling queue: one FIFO of all Cooling frames, the alternative to the cooling map's buckets.
 //!
-//! Kept to be measured against (`DexOptions::single_queue`). A frame is found by its number, so that
-//! each operation takes constant time under the one lock. The address is compared as well: by the
-//! time somebody asks for a frame, it may hold another node.
+//! It exists for comparison (`DexOptions::single_queue`). A frame is found by its number, so that each
+//! operation takes constant time under the one lock. It compares the address as well: when somebody asks
+//! for a frame, the frame may hold another node.
 
 /// No frame.
 const NONE: u32 = u32::MAX;
@@ -12,7 +12,7 @@ const NONE: u32 = u32::MAX;
 struct Link {
     older: u32,
     younger: u32,
-    /// What the frame holds; 0 if it is not in the queue.
+    /// The address of the frame's node; 0 if the frame is not in the queue.
     addr: u64,
 }
 

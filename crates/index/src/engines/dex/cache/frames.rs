@@ -5,7 +5,7 @@
 //!
 //! A frame is in one of four states. *Free*: in a list of free frames, latch dead. *Loading*: in the
 //! hands of a task, latch dead. *Hot*: its parent's slot is swizzled to it. *Cooling*: see
-//! `cooling_map`. What a Hot frame's fields say changes under the X latches named here:
+//! `cooling_map`. The fields of a Hot frame change under the X latches named here:
 //!
 //! | field | changes under |
 //! |---|---|
@@ -30,7 +30,7 @@ const SWIZZLED: u64 = 1 << 63;
 /// Bits of the frame's incarnation in a swizzled pointer.
 const INCARNATION_BITS: u32 = 31;
 
-/// What a frame is for at the moment.
+/// The use of a frame at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum FrameState {
@@ -40,7 +40,7 @@ pub(crate) enum FrameState {
     Cooling,
 }
 
-/// What is known about a frame, beside its latch.
+/// The control data of a frame, beside its latch.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(crate) struct Ctl {
@@ -55,17 +55,17 @@ pub(crate) struct Ctl {
     incarnation: AtomicU32,
     state: AtomicU8,
     level: AtomicU8,
-    /// Crosses a bound of partitions: others change it, too.
+    /// The node crosses a bound of partitions, so that other compute servers may change it.
     shared: AtomicBool,
 }
 
 const _: () = assert!(size_of::<Ctl>() == 64, "one line a frame");
 
-/// A frame's latch, and what else is known about it.
+/// A frame's latch and control data.
 ///
-/// Latches lie beside each other, eight in a line of the processor's cache, and so do the marks of
-/// dirty frames: a hit touches nothing but them and the images, and of a large cache's far more stay
-/// near the processor than of lines with everything. The price: a writer disturbs the readers of seven other frames.
+/// Eight latches share a line of the processor's cache, and so do the marks of dirty frames. A hit touches
+/// nothing but them and the images, so more of a large cache stays near the processor than with a line of
+/// everything for each frame. The price: a writer disturbs the readers of seven other frames.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FrameRef<'a> {
     pub(crate) latch: &'a Latch,
@@ -79,8 +79,8 @@ impl FrameRef<'_> {
         self.dirty.load(Ordering::Acquire)
     }
 
-    /// Under X, or to `false` under SX. Most changes find their leaf dirty already, and then leave
-    /// the line to all who read it. What is clean has no logged change that remote memory does not have.
+    /// Sets the mark, under X, or to `false` under SX. Most changes find their leaf dirty already, and
+    /// leave the line to its readers. A clean frame has no logged change that remote memory lacks.
     #[inline]
     pub(crate) fn set_dirty(&self, dirty: bool) {
         if self.dirty.load(Ordering::Relaxed) != dirty {
@@ -184,8 +184,8 @@ impl Ctl {
     }
 }
 
-/// Uses of a node that are counted. As the eviction looks at each frame once in a while and forgets one, a node
-/// that is used more often than that has some left, and the more often, the more.
+/// The largest count of uses. Eviction looks at each frame once in a while and takes one away, so a node
+/// that is used more often than that has some left.
 const USES_MAX: u8 = 7;
 
 /// All frames of a cache. See the [module page](self).
@@ -206,7 +206,7 @@ pub(crate) struct Frames {
 }
 
 impl Frames {
-    /// `count` free frames for nodes of `layout`.
+    /// Makes `count` free frames for nodes of `layout`.
     pub(crate) fn new(layout: &Layout, count: usize) -> Result<Self, IndexError> {
         let node_words = layout.node_words();
         let words = Words::anonymous(count * node_words).ok_or_else(|| {
@@ -234,7 +234,7 @@ impl Frames {
         self.ctl.len()
     }
 
-    /// What is known about `frame`, which may be [`TOP`].
+    /// Returns the latch and control data of `frame`, which may be [`TOP`].
     #[inline]
     pub(crate) fn ctl(&self, frame: u32) -> FrameRef<'_> {
         if frame == TOP {
@@ -244,15 +244,15 @@ impl Frames {
         FrameRef { latch: &self.latches[at], dirty: &self.dirty[at], ctl: &self.ctl[at] }
     }
 
-    /// The latch of a frame, which may be [`TOP`].
+    /// Returns the latch of a frame, which may be [`TOP`].
     #[inline]
     pub(crate) fn latch(&self, frame: u32) -> &Latch {
         if frame == TOP { &self.top_latch } else { &self.latches[frame as usize] }
     }
 
-    /// Notes that the node in a frame was used: a leaf that was found there, an inner node below which something
-    /// was missed. Counts to [`USES_MAX`]. It is a hint: who takes it for another's does no harm, nor does one that
-    /// is lost. Most find it full already, and leave the line to all who read it.
+    /// Notes a use of the node in a frame: an operation found a leaf there, or missed a child below an
+    /// inner node. Counts to [`USES_MAX`]. It is a hint: a use that is lost or counted for another node
+    /// does no harm. Most operations find the count full, and leave the line to its readers.
     #[inline]
     pub(crate) fn note_use(&self, frame: u32) {
         let uses = &self.uses[frame as usize];
@@ -262,7 +262,7 @@ impl Frames {
         }
     }
 
-    /// How many uses are noted; forgets one of them.
+    /// Returns the number of uses, and takes one away.
     pub(crate) fn take_use(&self, frame: u32) -> u8 {
         let uses = &self.uses[frame as usize];
         let count = uses.load(Ordering::Relaxed);
@@ -272,29 +272,29 @@ impl Frames {
         count
     }
 
-    /// The words of a frame.
+    /// Returns the words of a frame.
     #[inline]
     pub(crate) fn image(&self, frame: u32) -> &[AtomicU64] {
         let first = frame as usize * self.node_words;
         &self.words.as_slice()[first..first + self.node_words]
     }
 
-    /// Has the processor fetch what a search of the node in a frame touches, as far as can be told before
-    /// the node is there: the header and most of a leaf's entries, or an inner node's separators. A
-    /// search goes from one line of the processor's cache to another, and would wait for each.
+    /// Makes the processor fetch the lines that a search of the node in a frame is likely to touch: the
+    /// header and most of a leaf's entries, or an inner node's separators. A search goes from line to line,
+    /// and would wait for each.
     #[inline]
     pub(crate) fn prefetch(&self, frame: u32, is_leaf: bool) {
         let bytes = self.node_words * if is_leaf { 6 } else { 4 };
         self.words.prefetch(frame as usize * self.node_words, bytes);
     }
 
-    /// The node in a frame, to read; what it says holds once the latch is validated.
+    /// Returns the node in a frame for reading; its content counts once the latch is validated.
     #[inline]
     pub(crate) fn node<'a>(&'a self, layout: &'a Layout, frame: u32) -> Node<'a, AtomicU64> {
         Node::new(layout, self.image(frame))
     }
 
-    /// The node in a frame, to change under X.
+    /// Returns the node in a frame for a change under X.
     pub(crate) fn node_mut<'a>(
         &'a self,
         layout: &'a Layout,
@@ -317,7 +317,7 @@ impl Frames {
         }
     }
 
-    /// The swizzled pointer to the root; 0 if it is not cached.
+    /// Returns the swizzled pointer to the root; 0 if it is not cached.
     #[inline]
     pub(crate) fn root(&self) -> u64 {
         self.root.load(Ordering::Relaxed)
@@ -328,21 +328,21 @@ impl Frames {
         self.root.store(pointer, Ordering::Relaxed);
     }
 
-    /// The pointer to `frame`.
+    /// Returns the swizzled pointer to `frame`.
     pub(crate) fn swizzle(&self, frame: u32) -> u64 {
         let life = self.ctl(frame).incarnation.load(Ordering::Relaxed);
         let life = u64::from(life & ((1 << INCARNATION_BITS) - 1));
         SWIZZLED | life << 32 | u64::from(frame)
     }
 
-    /// The frame that a pointer leads to, if it is swizzled. Cut to the frames that there are: the
-    /// pointer may be half of two.
+    /// Returns the frame that a pointer leads to, if it is swizzled. The number is limited to the frames
+    /// that there are, because an optimistic reader may have read half of two pointers.
     #[inline]
     pub(crate) fn unswizzle(&self, pointer: u64) -> Option<u32> {
         (pointer & SWIZZLED != 0).then(|| (pointer as u32).min(self.ctl.len() as u32 - 1))
     }
 
-    /// The remote address that a child pointer stands for, under the parent's X or SX.
+    /// Returns the remote address that a child pointer stands for, under the parent's X or SX.
     pub(crate) fn addr_of(&self, pointer: u64) -> u64 {
         match self.unswizzle(pointer) {
             Some(frame) => {
@@ -353,12 +353,12 @@ impl Frames {
         }
     }
 
-    /// The remote address of the node in a frame.
+    /// Returns the remote address of the node in a frame.
     pub(crate) fn addr(&self, frame: u32) -> GlobalAddr {
         GlobalAddr::from_word(self.ctl(frame).addr_word()).unwrap_or(GlobalAddr::NULL)
     }
 
-    /// Fills a frame that is in the caller's hands. It stays unreadable until its latch is revived.
+    /// Fills a frame that the caller owns. It stays unreadable until its latch is revived.
     pub(crate) fn fill(&self, frame: u32, words: &[u64], addr: u64, level: u8, version: u64) {
         let ctl = self.ctl(frame);
         debug_assert!(
@@ -379,14 +379,14 @@ impl Frames {
         self.uses[frame as usize].store(0, Ordering::Relaxed);
     }
 
-    /// Pins a frame that was Hot at `version`: it is not cooled, and no change of the tree's shape
-    /// takes its children, until it is unpinned (`INV-DEX-PIN`). Fails if somebody holds its latch or it has
+    /// Pins a frame that was Hot at `version`: until it is unpinned, nobody cools it, and no change of the
+    /// tree's shape takes its children (`INV-DEX-PIN`). Fails if somebody holds its latch or it has
     /// changed.
     pub(crate) fn pin(&self, frame: u32, version: Version) -> bool {
         let ctl = self.ctl(frame);
         ctl.pins.fetch_add(1, Ordering::SeqCst);
-        // Whoever takes the latch for such a change does so first and looks for pins after: one of
-        // the two sees the other.
+        // A task that makes such a change takes the latch first and looks for pins after: one of the two
+        // sees the other.
         let pinned = ctl.latch.is_quiet_at(version);
         if !pinned {
             ctl.pins.fetch_sub(1, Ordering::SeqCst);
@@ -406,7 +406,7 @@ mod tests {
     use super::*;
     use crate::bnode::{Head, KeyFormat, LayoutOptions, ValueFormat};
 
-    /// An empty one at 640, of version 5.
+    /// An empty leaf at 640, of version 5.
     fn leaf() -> (Layout, Vec<u64>) {
         let options = LayoutOptions::new(256, KeyFormat::Fixed(8), ValueFormat::Fixed(8));
         let layout = Layout::new(options).expect("layout");

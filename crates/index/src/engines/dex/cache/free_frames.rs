@@ -12,7 +12,7 @@ const LOCAL_CAP: usize = 16;
 pub(crate) struct FreeFrames {
     local: Box<[Mutex<Vec<u32>>]>,
     global: Mutex<Vec<u32>>,
-    /// Frames in all lists, or on their way there: looking into each costs more than most of a miss.
+    /// Frames in all lists, or on their way there: a look into each costs more than most of a miss.
     listed: AtomicUsize,
     /// Frames from here on were never used.
     fresh: AtomicUsize,
@@ -20,7 +20,7 @@ pub(crate) struct FreeFrames {
 }
 
 impl FreeFrames {
-    /// All of `frames` frames, none used yet.
+    /// Makes the lists of `frames` frames that were never used.
     pub(crate) fn new(frames: usize) -> Self {
         FreeFrames {
             local: (0..LOCAL_LISTS).map(|_| Mutex::new(Vec::new())).collect(),
@@ -31,12 +31,13 @@ impl FreeFrames {
         }
     }
 
-    /// Whether there are frames that were never used.
+    /// Returns whether there are frames that were never used.
     pub(crate) fn has_fresh(&self) -> bool {
         self.fresh.load(Ordering::Relaxed) < self.frames
     }
 
-    /// A free frame for `worker`: of its own list, never used, of the common list, or of another's.
+    /// Takes a free frame for `worker`: from its own list, a fresh one, from the common list, or from
+    /// another's.
     pub(crate) fn pop(&self, worker: u32) -> Option<u32> {
         let listed = |frame: u32| {
             self.listed.fetch_sub(1, Ordering::Relaxed);
@@ -75,7 +76,7 @@ impl FreeFrames {
         }
     }
 
-    /// Every free frame.
+    /// Returns every free frame.
     pub(crate) fn frames(&self) -> Vec<u32> {
         let fresh = self.fresh.load(Ordering::Relaxed).min(self.frames);
         let mut frames: Vec<u32> = (fresh as u32..self.frames as u32).collect();

@@ -13,17 +13,17 @@
 
 use crate::sync::{Mutex, lock};
 
-/// What is known of an address.
+/// The entry of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mapping {
-    /// It is in this frame.
+    /// The node is in this frame.
     Resident(u32),
-    /// It is being read, or changed in remote memory.
+    /// A task reads the node, or changes it in remote memory.
     Io,
     /// A changing operation runs on its subtree at the memory server.
     OffX,
-    /// Reading operations run on its subtree at the memory server; so many in the low half of the
-    /// number, and so many have come since the first in the high one.
+    /// Reading operations run on its subtree at the memory server. The low half of the number counts those
+    /// that run, the high one all that have come since the first.
     OffS(u32),
 }
 
@@ -60,7 +60,7 @@ impl Stripe {
         (hash(addr) >> 20) as usize & (self.slots.len() - 1)
     }
 
-    /// Where the address is, or where it would be put.
+    /// Returns the slot of the address, or the free one where it would go.
     fn position(&self, addr: u64) -> usize {
         let mask = self.slots.len() - 1;
         let mut at = self.start(addr);
@@ -123,7 +123,7 @@ pub(crate) struct MappingTable {
 }
 
 impl MappingTable {
-    /// A table for about `frames` addresses.
+    /// Makes a table for about `frames` addresses.
     pub(crate) fn new(frames: usize) -> Self {
         let stripes = (frames / 64).next_power_of_two().clamp(1, 256);
         let slots = (2 * frames / stripes).next_power_of_two().max(8);
@@ -136,12 +136,12 @@ impl MappingTable {
         &self.stripes[hash(addr) as usize & (self.stripes.len() - 1)]
     }
 
-    /// The entry of `addr`, if it has one.
+    /// Returns the entry of `addr`, if it has one.
     pub(crate) fn get(&self, addr: u64) -> Option<Mapping> {
         lock(self.stripe(addr)).get(addr)
     }
 
-    /// Marks `addr` if it has no entry; the entry that it has otherwise.
+    /// Marks `addr` if it has no entry; fails with the entry that it has.
     pub(crate) fn claim(&self, addr: u64, mark: Mapping) -> Result<(), Mapping> {
         let mut stripe = lock(self.stripe(addr));
         match stripe.get(addr) {
@@ -153,7 +153,7 @@ impl MappingTable {
         }
     }
 
-    /// Puts `to` in the place of `from`; whether that was there. `None` is no entry.
+    /// Replaces the entry `from` by `to`; returns whether that was there. `None` is no entry.
     pub(crate) fn exchange(&self, addr: u64, from: Option<Mapping>, to: Option<Mapping>) -> bool {
         let mut stripe = lock(self.stripe(addr));
         if stripe.get(addr) != from {
@@ -166,7 +166,7 @@ impl MappingTable {
         true
     }
 
-    /// Every entry, in no order that means anything.
+    /// Returns every entry, in no order that means anything.
     pub(crate) fn entries(&self) -> Vec<(u64, Mapping)> {
         let mut entries = Vec::new();
         for stripe in &self.stripes {

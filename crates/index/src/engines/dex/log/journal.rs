@@ -22,7 +22,7 @@ use farleaf_fabric::{Buf, GlobalAddr};
 use farleaf_pool::Session;
 
 use super::log_object::IMAGES_MAX;
-use super::ring::{Appended, NewRecord, RecordKind, Ring};
+use super::ring::{Appended, LogEntry, RecordKind, Ring};
 use super::{Log, OpenLog};
 use crate::IndexError;
 use crate::blink::remote::RemoteTree;
@@ -30,10 +30,10 @@ use crate::bnode::Node;
 use crate::engines::dex::partitions::Range;
 use crate::sync::lock;
 
-/// Most images that are put there at once. A segment has room for them.
+/// The most images that one record batch holds. A segment has room for them.
 pub(crate) const BATCH_MAX: usize = 8;
 
-/// An image that must stay in the journal. Dropped, it need not any more.
+/// An image that must stay in the journal. Dropping it ends that.
 #[derive(Debug)]
 pub(crate) struct Journalled<'a> {
     log: &'a Log,
@@ -49,8 +49,8 @@ impl Drop for Journalled<'_> {
 }
 
 impl Log {
-    /// Puts the images of nodes into the journal, if there is one; they stay until what this gives is
-    /// dropped. At most [`BATCH_MAX`]. Runs in tasks that end.
+    /// Puts the images of up to [`BATCH_MAX`] nodes into the journal, if there is one. They stay until the
+    /// caller drops the result. The calling task runs to its end.
     ///
     /// Cost: 1 WRITE for all, and for what others put there at the same time.
     ///
@@ -65,7 +65,7 @@ impl Log {
         // The lock word is not part of an image.
         let entries: Vec<_> = images
             .iter()
-            .map(|image| NewRecord {
+            .map(|image| LogEntry {
                 kind: RecordKind::Image,
                 key: &[],
                 value: &image.bytes()[8..],
@@ -84,7 +84,7 @@ impl Log {
         Ok(Some(kept))
     }
 
-    /// Makes the images of a node void whose memory is about to be freed. Runs in tasks that end.
+    /// Voids the images of a node whose memory is about to be freed. The calling task runs to its end.
     ///
     /// Cost: 1 WRITE if there is a journal.
     ///
@@ -97,15 +97,15 @@ impl Log {
     ) -> Result<(), IndexError> {
         let Some((open, ring)) = self.journal_ring() else { return Ok(()) };
         let addr = of.word().to_le_bytes();
-        let entry = NewRecord { kind: RecordKind::Forget, key: &[], value: &addr, frame: None };
+        let entry = LogEntry { kind: RecordKind::Forget, key: &[], value: &addr, frame: None };
         let appended = self.append(open, ring, &[entry]).await;
-        // Until it has landed, its segment must not come round again.
+        // Until the record has landed, its segment must not come round again.
         let _kept = Journalled { log: self, segment: appended.segment };
         self.land(session, ring, appended).await
     }
 
-    /// Makes the images of nodes void that lie in `range` and were written back for the last time here:
-    /// another compute server is about to write them, and may free them. Runs in tasks that end.
+    /// Voids the images of nodes that lie in `range`, which this compute server has written back for the
+    /// last time: another one is about to write them, and may free them. The calling task runs to its end.
     ///
     /// Cost: none without a journal; else 1 READ for each node of which it may have an image, 32 at most,
     /// and 1 WRITE for each of the range's.
@@ -126,7 +126,8 @@ impl Log {
             let image = reliable.read(at, reliable.buf(self.layout.node_bytes())).await?;
             let node = self.node_of(&image);
             if !node.sum_ok() || node.self_addr() != addr {
-                // Being written, and so none of the range's, or freed, and forgotten for that.
+                // A node that is being written is none of the range's. The images of a freed one are void
+                // already.
                 continue;
             }
             let (mut low, mut high) = (Vec::new(), Vec::new());
@@ -143,15 +144,15 @@ impl Log {
         Node::new(&self.layout, image.words())
     }
 
-    /// Where images are put, if they are put anywhere.
+    /// Returns the ring of images, if there is one.
     fn journal_ring(&self) -> Option<(&OpenLog, &Ring)> {
         let open = self.open.get()?;
         Some((open, open.journal.as_ref()?))
     }
 
-    /// The segment stays until it is closed. Holds nothing while it waits, so that whoever keeps the room
-    /// comes to an end.
-    async fn append(&self, open: &OpenLog, ring: &Ring, entries: &[NewRecord<'_>]) -> Appended {
+    /// Appends records; their segment stays until it is closed. The task holds nothing while it waits, so
+    /// that the tasks which hold the room come to an end.
+    async fn append(&self, open: &OpenLog, ring: &Ring, entries: &[LogEntry<'_>]) -> Appended {
         loop {
             let number = || open.images.fetch_add(1, Ordering::Relaxed) + 1;
             if let Some(appended) = ring.append(entries, true, number) {

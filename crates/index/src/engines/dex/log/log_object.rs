@@ -36,7 +36,7 @@ const SEGMENT_BYTES_MIN: u64 = 512;
 pub(crate) struct LogPlace {
     pub(crate) addr: GlobalAddr,
     seed: u64,
-    /// Up to which numbers changes and images do not count.
+    /// The numbers up to which changes and images do not count.
     pub(crate) floors: [u64; 2],
     journal: (usize, usize),
     changes: (usize, usize),
@@ -145,7 +145,7 @@ impl Log {
     }
 }
 
-/// The log whose address this word is. 1 READ.
+/// Reads the log whose address this word is. 1 READ.
 pub(crate) async fn read_log(
     remote: &RemoteTree,
     session: &Session,

@@ -1,9 +1,9 @@
 //! Change log: makes an acknowledged change survive the death of its compute server.
 //!
-//! A change of a cached leaf is appended to the log under the leaf's SX; once it has landed there, it
-//! is applied under X and acknowledged. Changes that are in remote memory anyway when they are
-//! acknowledged (of leaves that are not kept, and those that link or unlink a value's record) are not
-//! logged.
+//! The log gets a change of a cached leaf under the leaf's SX. Once the record has landed, the tree applies
+//! the change under X and acknowledges it. It does not log changes that are in remote memory anyway when they
+//! are acknowledged: those of leaves that the cache does not admit, and those that link or unlink a value's
+//! record.
 //!
 //! - `INV-DEX-LOG-1` Nobody sees a change, and it is not acknowledged, before it is in the log or in
 //!   the remote node.
@@ -45,7 +45,7 @@ use crate::sync::Mutex;
 pub(crate) use journal::BATCH_MAX;
 pub(crate) use log_object::{LogPlace, read_log};
 pub(crate) use recover::{read_ring, write_floors};
-use ring::{NewRecord, Ring};
+use ring::{LogEntry, Ring};
 pub(crate) use ring::{Record, RecordKind, Straggler};
 
 /// The failures that an acknowledged change survives.
@@ -204,7 +204,7 @@ impl Log {
         // One by one: together they may be more than a segment holds.
         for change in changes {
             debug_assert!(change.record().is_none(), "INV-DEX-LOG-5");
-            let record = NewRecord {
+            let record = LogEntry {
                 kind: if change.value().is_some() { RecordKind::Put } else { RecordKind::Remove },
                 key: &change.key,
                 value: change.value().unwrap_or(&[]),

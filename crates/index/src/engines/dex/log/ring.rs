@@ -30,7 +30,7 @@ use crate::sync::{Mutex, lock};
 /// Words in front of a record's key.
 pub(crate) const HEAD_WORDS: usize = 4;
 
-/// What a record says.
+/// The kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RecordKind {
     /// The key holds the value.
@@ -69,13 +69,13 @@ pub(crate) struct Record {
     pub(crate) value: Vec<u8>,
 }
 
-/// Where a ring's segments are.
+/// The segments of a ring in pool memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RingPlace {
     pub(crate) at: GlobalAddr,
     pub(crate) segments: usize,
     pub(crate) segment_words: usize,
-    /// What its checksums are bound to.
+    /// The value that its checksums are bound to.
     pub(crate) seed: u64,
 }
 
@@ -85,7 +85,7 @@ impl RingPlace {
     }
 }
 
-/// Words of a record.
+/// Returns the number of words of a record.
 pub(crate) fn record_words(key: usize, value: usize) -> usize {
     HEAD_WORDS + (key + value).div_ceil(8)
 }
@@ -114,7 +114,7 @@ fn encode(
     head[3] = sum(seed, &head[..3], body);
 }
 
-/// The record that `words` begin with, its words and its generation.
+/// Decodes the record that `words` begin with; returns it with its words and its generation.
 fn decode(words: &[u64], seed: u64) -> Option<(Record, usize, u64)> {
     let [lengths, number, generation, checksum] = *words.first_chunk::<HEAD_WORDS>()?;
     let kind = RecordKind::of(lengths as u8)?;
@@ -129,7 +129,7 @@ fn decode(words: &[u64], seed: u64) -> Option<(Record, usize, u64)> {
     Some((Record { kind, number, key: bytes, value }, len, generation))
 }
 
-/// The records of one segment, and its generation (0 if it has none).
+/// Returns the records of one segment, and its generation (0 if it has none).
 pub(crate) fn records_of(words: &[u64], seed: u64) -> (Vec<Record>, u64) {
     let (mut records, mut rest, mut of) = (Vec::new(), words, 0);
     while let Some((record, len, generation)) = decode(rest, seed) {
@@ -147,7 +147,7 @@ pub(crate) fn records_of(words: &[u64], seed: u64) -> (Vec<Record>, u64) {
 #[derive(Debug)]
 pub(crate) struct Ring {
     pub(crate) place: RingPlace,
-    /// What those who wait for a batch, and for a segment, wait under.
+    /// The keys under which tasks wait for a batch, and for a segment.
     keys: [u64; 2],
     state: Mutex<RingState>,
 }
@@ -159,7 +159,7 @@ struct RingState {
     /// Words of the current segment that are taken.
     used: usize,
     generation: u64,
-    /// What has its place and is not posted: runs that lie in one segment each.
+    /// Records that have their places and are not posted: runs that lie in one segment each.
     runs: Vec<Run>,
     busy: bool,
     appended: u64,
@@ -168,8 +168,8 @@ struct RingState {
 }
 
 impl RingState {
-    /// The oldest segment that frames keep, once one of the half that comes next is in use. (How many are in
-    /// use says nothing: they do not become free in turn, and one in the way is enough.)
+    /// Returns the oldest segment that frames keep, once one of the half that comes next is in use. (The
+    /// number in use says nothing: segments do not become free in turn, and one in the way is enough.)
     fn oldest(&self) -> Option<usize> {
         let count = self.segments.len();
         let mut next = (1..count).map(|step| (self.current + step) % count);
@@ -180,9 +180,9 @@ impl RingState {
 
 #[derive(Debug, Default)]
 struct Segment {
-    /// Frames that hold changes which are recorded here, perhaps no longer.
+    /// Frames that held changes which are recorded here, and may hold them still.
     users: Vec<u32>,
-    /// Batches of entries whose work goes on.
+    /// Batches of records whose work goes on.
     open: u32,
     /// The largest number of a record.
     last: u64,
@@ -201,9 +201,9 @@ struct Run {
     words: Vec<u64>,
 }
 
-/// Something to append.
+/// A record to append.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct NewRecord<'a> {
+pub(crate) struct LogEntry<'a> {
     pub(crate) kind: RecordKind,
     pub(crate) key: &'a [u8],
     pub(crate) value: &'a [u8],
@@ -211,7 +211,7 @@ pub(crate) struct NewRecord<'a> {
     pub(crate) frame: Option<u32>,
 }
 
-/// What was appended: how many records there were with it, and its segment.
+/// The result of appending: the number of all records so far, and the segment of the new ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Appended {
     pub(crate) count: u64,
@@ -228,8 +228,8 @@ pub(crate) struct Straggler {
 }
 
 impl Ring {
-    /// A ring whose next record is the first of a segment: behind `segment` and `generation`, the last
-    /// that were used.
+    /// Makes a ring whose next record is the first of a segment: behind `segment` and `generation`, the
+    /// last that were used.
     pub(crate) fn new(place: RingPlace, keys: [u64; 2], segment: usize, generation: u64) -> Self {
         let state = RingState {
             segments: (0..place.segments).map(|_| Segment::default()).collect(),
@@ -245,16 +245,16 @@ impl Ring {
         Ring { place, keys, state: Mutex::new(state) }
     }
 
-    /// Gives records their places, in one segment; `None` if there is no room now, or never for so
-    /// much. `number` is asked for their numbers, in the order of places. If they are to stay `open`,
+    /// Gives records their places, in one segment; `None` if there is no room now, or never for so many
+    /// words. Calls `number` for their numbers, in the order of places. If the records are to stay `open`,
     /// so does their segment until [`Ring::close`].
     pub(crate) fn append(
         &self,
-        entries: &[NewRecord<'_>],
+        entries: &[LogEntry<'_>],
         open: bool,
         mut number: impl FnMut() -> u64,
     ) -> Option<Appended> {
-        let words = |entry: &NewRecord<'_>| record_words(entry.key.len(), entry.value.len());
+        let words = |entry: &LogEntry<'_>| record_words(entry.key.len(), entry.value.len());
         let words: usize = entries.iter().map(words).sum();
         let mut state = lock(&self.state);
         let state = &mut *state;
@@ -292,10 +292,10 @@ impl Ring {
         Some(Appended { count: state.appended, segment })
     }
 
-    /// Returns once the first `count` records have landed; writes them if nobody does. Runs in tasks
-    /// that end.
+    /// Returns once the first `count` records have landed; writes them if no other task does. The calling
+    /// task runs to its end.
     ///
-    /// Cost: 1 WRITE for all that has come together, 1 more where that fills a segment.
+    /// Cost: 1 WRITE for all records that have gathered, 1 more if they fill a segment.
     ///
     /// # Errors
     /// This compute server has been cut off. The ring is of no use any more.
@@ -360,7 +360,7 @@ impl Ring {
         reliable.post_many(ops).await.map(drop)
     }
 
-    /// The work of entries that were left open is over.
+    /// Ends the work of records that were left open.
     pub(crate) fn close(&self, lot: &ParkingLot, segment: usize) {
         {
             let mut state = lock(&self.state);
@@ -370,7 +370,7 @@ impl Ring {
         lot.unpark(self.keys[1]);
     }
 
-    /// Whether no entry is open.
+    /// Returns whether no record is open.
     pub(crate) fn is_closed(&self) -> bool {
         lock(&self.state).segments.iter().all(|segment| segment.open == 0)
     }
@@ -384,15 +384,15 @@ impl Ring {
         lot.park(self.keys[1], is_over).await;
     }
 
-    /// Once the half of the segments that comes next is not free: the largest number in the oldest one that a
-    /// frame keeps.
+    /// Returns the largest number in the oldest segment that a frame keeps, once the half of the segments
+    /// that comes next is not free.
     pub(crate) fn oldest_part(&self) -> Option<u64> {
         let state = lock(&self.state);
         state.oldest().map(|segment| state.segments[segment].last)
     }
 
-    /// Once the half of the segments that comes next is not free: a frame that keeps the oldest one. The
-    /// caller gives it back.
+    /// Takes a frame that keeps the oldest segment, once the half of the segments that comes next is not
+    /// free. The caller gives it back.
     pub(crate) fn straggler(&self) -> Option<Straggler> {
         let mut state = lock(&self.state);
         let segment = state.oldest()?;
@@ -402,7 +402,7 @@ impl Ring {
         Some(Straggler { frame, segment, last: oldest.last })
     }
 
-    /// The straggler was seen to, or is one still.
+    /// Takes a straggler back: its node has been written, or it is a straggler `still`.
     pub(crate) fn give_back(&self, of: Straggler, still: bool) {
         let mut state = lock(&self.state);
         let segment = &mut state.segments[of.segment];
@@ -423,8 +423,8 @@ mod tests {
         RingPlace { at, segments: 3, segment_words: 16, seed: 7 }
     }
 
-    fn put<'a>(key: &'a [u8], value: &'a [u8], frame: u32) -> NewRecord<'a> {
-        NewRecord { kind: RecordKind::Put, key, value, frame: Some(frame) }
+    fn put<'a>(key: &'a [u8], value: &'a [u8], frame: u32) -> LogEntry<'a> {
+        LogEntry { kind: RecordKind::Put, key, value, frame: Some(frame) }
     }
 
     fn landed(ring: &Ring) -> Vec<Run> {

@@ -36,21 +36,21 @@ pub(super) const SESSIONS_MAX: usize = 4096;
 pub(crate) const CHANNELS_MAX: u16 = 1024;
 /// Loads of a node before it counts as damaged: nobody writes it.
 const LOADS_MAX: u32 = 3;
-/// What a request stands for in the simulator, in nanoseconds of a thread of a memory server: each,
-/// for each node, and for a change.
+/// The simulator's price of a request, in nanoseconds of a thread of a memory server: for each request, for
+/// each node, and for a change.
 const COST_NS: (u64, u64, u64) = (100, 150, 150);
 
-/// What a memory server has done for others.
+/// The counts of one memory server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OffloadServiceStats {
     /// Requests, refused ones included.
     pub requests: u64,
-    /// Those that were sent again and answered from memory.
+    /// Resent requests that were answered from memory.
     pub duplicates: u64,
-    /// Those that were none.
+    /// Bytes that were no request.
     pub refused: u64,
-    /// Those that were told to fetch.
+    /// Requests whose senders were told to fetch.
     pub fallbacks: u64,
     /// Nanoseconds in the handler: measured if there is a clock, else what the simulator counts.
     pub busy_ns: u64,
@@ -100,14 +100,14 @@ pub struct OffloadService {
 }
 
 impl OffloadService {
-    /// A service. `life` differs from that of every service that ran on the same memory before: the
-    /// time at which the process began, say. `clock` measures how busy it is, in nanoseconds; without
-    /// one that is estimated.
+    /// Makes a service. `life` differs from that of every service that ran on the same memory before, as
+    /// the time at which the process began does. `clock` measures the time in the handler, in nanoseconds;
+    /// without one the service estimates it.
     pub fn new(life: u64, clock: Option<fn() -> u64>) -> Self {
         OffloadService { life, clock, sessions: Mutex::default(), counts: Counts::default() }
     }
 
-    /// What it has done so far.
+    /// Returns the counts so far.
     pub fn stats(&self) -> OffloadServiceStats {
         let Counts { requests, duplicates, refused, fallbacks, busy_ns } = &self.counts;
         let [requests, duplicates, refused, fallbacks, busy_ns] =
@@ -116,7 +116,7 @@ impl OffloadService {
         OffloadServiceStats { requests, duplicates, refused, fallbacks, busy_ns }
     }
 
-    /// The channel that a change came on, or a session instead if there is none.
+    /// Returns the channel that a change came on, or a session instead if there is none.
     fn channel(&self, ask: &OffloadRequest<'_>) -> Result<Arc<Mutex<Channel>>, OffloadReply> {
         if ask.channel >= CHANNELS_MAX || ask.sequence == 0 {
             return Err(OffloadReply::bare(Status::Refused));
@@ -146,7 +146,7 @@ impl OffloadService {
         Err(OffloadReply { leaf: number, ..OffloadReply::bare(Status::NoSession) })
     }
 
-    /// One request; the value of a get goes into `value`, as far as there is room.
+    /// Executes one request; the value of a get goes into `value`, as far as there is room.
     fn answer(
         &self,
         memory: &Words,
@@ -235,7 +235,7 @@ impl Service for OffloadService {
     }
 }
 
-/// Walks down to the leaf, and does there what is asked for.
+/// Walks down to the leaf and executes the request there.
 fn run(ask: &OffloadRequest<'_>, memory: &Words, value: &mut Vec<u8>, room: usize) -> OffloadReply {
     let layout = &ask.layout;
     let mut image = vec![0; layout.node_words()];
@@ -268,7 +268,7 @@ fn run(ask: &OffloadRequest<'_>, memory: &Words, value: &mut Vec<u8>, room: usiz
     OffloadReply::bare(Status::Refused)
 }
 
-/// Where a child is, which must be on this server.
+/// Returns the address of a child, which must be on this server.
 pub(super) fn child_there(word: u64, server: ServerId) -> Result<GlobalAddr, Status> {
     match GlobalAddr::from_word(word) {
         Some(child) if child.server() != server => Err(Status::CrossServer),
@@ -278,7 +278,7 @@ pub(super) fn child_there(word: u64, server: ServerId) -> Result<GlobalAddr, Sta
     }
 }
 
-/// Loads the node of `level` at `at`, and looks whether it is that; the index of its first word.
+/// Loads the node of `level` at `at` and checks that it is that node; returns the index of its first word.
 /// `Refused` if the address leads nowhere.
 pub(super) fn arrive(
     ask: &OffloadRequest<'_>,
@@ -302,13 +302,13 @@ pub(super) fn arrive(
     if fits { Ok(first) } else { Err(Status::WrongFence) }
 }
 
-/// The index of a node's first word, if all of it is there.
+/// Returns the index of a node's first word, if all of it is there.
 fn first_word(memory: &Words, at: GlobalAddr, node_bytes: usize) -> Option<usize> {
     let there = at.offset().checked_add(node_bytes as u64)? <= memory.bytes();
     (there && at.offset() != 0 && at.offset().is_multiple_of(8)).then_some(at.offset() as usize / 8)
 }
 
-/// Whether a node is the sender's alone.
+/// Returns whether a node is the sender's alone.
 pub(super) fn is_within(node: &Node<'_, u64>, ask: &OffloadRequest<'_>) -> bool {
     let mut fence = Vec::new();
     let above = ask.low.is_none_or(|low| node.low_fence(&mut fence) && fence.as_slice() >= low);
@@ -316,7 +316,7 @@ pub(super) fn is_within(node: &Node<'_, u64>, ask: &OffloadRequest<'_>) -> bool 
     above && below
 }
 
-/// Does it in the leaf whose image is there and whose first word is `first`.
+/// Executes the request in the leaf whose image is there and whose first word is `first`.
 fn in_leaf(
     ask: &OffloadRequest<'_>,
     memory: &Words,

@@ -17,7 +17,7 @@ use crate::engines::dex::tree::Seek;
 /// Leaves of one request.
 pub(super) const LEAVES_MAX: u8 = 64;
 
-/// Where a scan goes on.
+/// The place at which a scan goes on.
 struct ScanPlace {
     key: Option<Vec<u8>>,
     excluded: bool,

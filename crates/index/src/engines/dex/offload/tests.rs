@@ -188,7 +188,7 @@ fn damaged_ways_and_garbage_are_refused_and_change_nothing() {
         memory.store(first, &image);
         assert_eq!(call(&service, &memory, &get).0.status, status, "{child:#x}");
     }
-    // Whatever word of a node is wrong, but its lock.
+    // Each word of a node in turn is wrong, but its lock.
     let sound = memory();
     for at in [NODES[0], NODES[1]].map(|node| node as usize / 8) {
         for word in 1..layout.node_words() {
@@ -233,7 +233,7 @@ fn the_session_that_was_used_longest_ago_is_forgotten() {
     assert_eq!(try_one(1, sessions[1], 1), Status::NoSession);
 }
 
-/// What a scan is answered: status, keys, leaves, and the fence that ends them.
+/// The reply to a scan: status, keys, leaves, and the fence that ends them.
 fn gathered(
     memory: &Words,
     ask: &OffloadRequest<'_>,

@@ -26,8 +26,8 @@
 //! | 84 | 4 | 0 |
 //! | 88 | | key, value, low bound (exclusive), high bound (inclusive) of the sender's partition |
 //!
-//! Of a scan the key is where it goes on, none if it comes from an end of the key space, and the value
-//! says what it wants ([`Sweep`]): 8 bytes and the far end of its range.
+//! A scan's key is the place at which it goes on, empty if it comes from an end of the key space. The value
+//! holds the scan's request ([`Sweep`]): 8 bytes and the far end of its range.
 //!
 //! | off | size | field |
 //! |---|---|---|
@@ -76,7 +76,7 @@ const ANY_VALUES: u8 = 8;
 const IS_RECORD: u8 = 1;
 const EXISTED: u8 = 2;
 
-/// What is asked for.
+/// The requested operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Operation {
@@ -94,18 +94,18 @@ impl Operation {
         [Get, Insert, Update, Upsert, Remove, Scan].into_iter().find(|it| *it as u8 == byte)
     }
 
-    /// Whether it changes nothing, so that it may be done again.
+    /// Returns whether the operation changes nothing, so that it may be repeated.
     pub(crate) fn reads(self) -> bool {
         matches!(self, Operation::Get | Operation::Scan)
     }
 
-    /// Whether it carries a value.
+    /// Returns whether the request carries a value.
     pub(crate) fn puts(self) -> bool {
         matches!(self, Operation::Insert | Operation::Update | Operation::Upsert)
     }
 }
 
-/// How a memory server answers.
+/// The result that a memory server replies with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Status {
@@ -151,7 +151,7 @@ pub(crate) struct OffloadRequest<'a> {
     pub(crate) sequence: u64,
     pub(crate) epoch: u64,
     pub(crate) channel: u16,
-    /// Of this tree: bound to its number.
+    /// The layout of the tree, with the number that its checksums are bound to.
     pub(crate) layout: Layout,
     pub(crate) key: &'a [u8],
     pub(crate) value: &'a [u8],
@@ -212,7 +212,8 @@ impl<'a> OffloadRequest<'a> {
         bytes
     }
 
-    /// What a stranger's bytes ask for; `None` if they are not a request, or one that no table has.
+    /// Decodes bytes that anybody may have sent; `None` if they are not a request, or one that no table
+    /// has.
     pub(crate) fn decode(bytes: &'a [u8]) -> Option<Self> {
         let (head, rest) = bytes.split_at_checked(REQUEST_BYTES)?;
         let flags = head[6];
@@ -289,7 +290,7 @@ const HAS_FAR: u8 = 8;
 const WITHOUT_FAR: u8 = 16;
 const SWEEP_BYTES: usize = 8;
 
-/// What a scan wants, beside the key where it goes on.
+/// The request of a scan, beside the key at which it goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sweep<'a> {
     pub(crate) reverse: bool,
@@ -299,7 +300,7 @@ pub(crate) struct Sweep<'a> {
     pub(crate) from_end: bool,
     /// Most pairs.
     pub(crate) wanted: u32,
-    /// Where the range ends, and whether without that key.
+    /// The end of the range, and whether it is excluded.
     pub(crate) far: Option<(&'a [u8], bool)>,
 }
 
@@ -320,7 +321,7 @@ impl<'a> Sweep<'a> {
         bytes
     }
 
-    /// What a stranger's bytes want.
+    /// Decodes bytes that anybody may have sent.
     pub(crate) fn decode(bytes: &'a [u8]) -> Option<Self> {
         let (head, far) = bytes.split_at_checked(SWEEP_BYTES)?;
         let flags = head[0];
@@ -336,7 +337,7 @@ impl<'a> Sweep<'a> {
         Some(Sweep { reverse, excluded, from_end, wanted, far })
     }
 
-    /// Whether a table has such keys.
+    /// Returns whether a table has such keys.
     pub(crate) fn fits(&self, layout: &Layout, key_len: usize) -> bool {
         let place =
             if self.from_end { key_len == 0 && !self.excluded } else { layout.takes_key(key_len) };
@@ -349,12 +350,12 @@ pub(crate) const FOUND_BYTES: usize = 8;
 /// Bit of a value's length that says that it is a record's address and length.
 const RECORD_BIT: u32 = 1 << 31;
 
-/// What a memory server has found for a scan.
+/// The pairs that a memory server has found for a scan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Gathered {
     pub(crate) count: u32,
     pub(crate) leaves: u8,
-    /// What ends the last leaf in the scan's direction.
+    /// The fence that ends the last leaf in the scan's direction.
     pub(crate) fence: Option<Vec<u8>>,
     /// The pairs, one behind the other.
     pub(crate) pairs: Vec<u8>,
@@ -396,7 +397,7 @@ impl Gathered {
         true
     }
 
-    /// Most bytes of a pair of a table.
+    /// Returns the most bytes of a pair of a table.
     pub(crate) fn pair_bytes_max(layout: &Layout) -> usize {
         let value = match layout.options().value {
             ValueFormat::Fixed(len) => len,
@@ -417,7 +418,7 @@ impl Gathered {
         bytes
     }
 
-    /// What a reply has found; `None` if the bytes are not that of a table of `layout`.
+    /// Decodes the pairs of a reply; `None` if the bytes are not that of a table of `layout`.
     pub(crate) fn decode(layout: &Layout, bytes: &[u8]) -> Option<Self> {
         let (head, rest) = bytes.split_at_checked(FOUND_BYTES)?;
         let (fence, pairs) = rest.split_at_checked(usize::from(u16_at(head, 4)))?;
@@ -435,12 +436,12 @@ impl Gathered {
         (rest.is_empty() && found.leaves > 0).then_some(found)
     }
 
-    /// What ends the last leaf in the scan's direction; `None` if the key space does.
+    /// Returns the fence that ends the last leaf in the scan's direction; `None` if the key space ends it.
     pub(crate) fn fence(&self) -> Option<&[u8]> {
         self.fence.as_deref()
     }
 
-    /// The pairs in the scan's order.
+    /// Returns the pairs in the scan's order.
     pub(crate) fn pairs<'a>(&'a self, layout: &'a Layout) -> impl Iterator<Item = Pair<'a>> {
         let mut rest = &self.pairs[..];
         std::iter::from_fn(move || {
@@ -451,7 +452,7 @@ impl Gathered {
     }
 }
 
-/// The pair that `bytes` begin with, and what is behind it.
+/// Decodes the pair that `bytes` begin with; returns it and the bytes behind it.
 fn pair<'a>(layout: &Layout, bytes: &'a [u8]) -> Option<(Pair<'a>, &'a [u8])> {
     let options = layout.options();
     let mut rest = bytes;
@@ -480,7 +481,7 @@ fn pair<'a>(layout: &Layout, bytes: &'a [u8]) -> Option<(Pair<'a>, &'a [u8])> {
     layout.takes_key(key.len()).then_some(((key, stored, value), rest))
 }
 
-/// Bytes of a table's longest key.
+/// Returns the bytes of a table's longest key.
 pub(crate) fn key_bytes_max(layout: &Layout) -> usize {
     match layout.options().key {
         KeyFormat::Fixed(len) => len,
@@ -503,7 +504,7 @@ pub(crate) struct OffloadReply {
 }
 
 impl OffloadReply {
-    /// An answer that says no more than its status.
+    /// Makes a reply of a status alone.
     pub(crate) fn bare(status: Status) -> Self {
         OffloadReply {
             status,
@@ -517,7 +518,7 @@ impl OffloadReply {
         }
     }
 
-    /// Its bytes but the value.
+    /// Encodes the reply without its value.
     pub(crate) fn encode(&self) -> [u8; REPLY_BYTES] {
         let mut bytes = [0; REPLY_BYTES];
         bytes[..4].copy_from_slice(&REPLY_TAG);
@@ -532,7 +533,7 @@ impl OffloadReply {
         bytes
     }
 
-    /// A reply and its value; `None` if the bytes are none.
+    /// Decodes a reply and its value; `None` if the bytes are none.
     pub(crate) fn decode(bytes: &[u8]) -> Option<(Self, &[u8])> {
         let (head, value) = bytes.split_at_checked(REPLY_BYTES)?;
         if head[..4] != REPLY_TAG || head[5] & !(IS_RECORD | EXISTED) != 0 {
@@ -729,7 +730,7 @@ mod tests {
             wrong[at] ^= flip;
             assert_eq!(Gathered::decode(&any, &wrong), None, "byte {at}");
         }
-        // Where values have one length, a record has no room.
+        // In a table whose values have one length, a record has no room.
         assert!(!Gathered::default().push(&layout(), &[1; 8], record, &[]));
     }
 }

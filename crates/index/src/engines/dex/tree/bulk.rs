@@ -51,7 +51,7 @@ impl Dex {
     }
 
     /// Makes all partitions this compute server's and closes them: no operation is inside until the result
-    /// is dropped. Gives their bounds, too.
+    /// is dropped. Returns their bounds as well.
     ///
     /// Cost: 3 READs; a change of the map if a partition is nobody's.
     ///
@@ -77,7 +77,7 @@ impl Dex {
         Ok((moving, view.map.bounds.clone()))
     }
 
-    /// Sees to it that all partitions are this compute server's.
+    /// Takes all partitions for this compute server.
     async fn own_all(&self, session: &Session) -> Result<(), IndexError> {
         let me = session.endpoint().incarnation();
         for _ in 0..TRIES_MAX {
@@ -126,7 +126,7 @@ impl Tree {
         let mut new = self.remote.build(session, pairs, bounds).await?;
         let count = new.count();
         let (tree, task_session) = (Arc::clone(self), session.clone());
-        // It stays closed until that is done, whatever becomes of the caller.
+        // The table stays closed until that is done, whatever becomes of the caller.
         let task = async move {
             let _moving = moving;
             tree.replace_all(&task_session, old, &mut new).await
@@ -136,7 +136,7 @@ impl Tree {
         Ok(count)
     }
 
-    /// Every node of the tree in remote memory, if it is empty.
+    /// Returns every node of the tree in remote memory, if it is empty.
     ///
     /// Cost: 1 READ each.
     async fn empty_nodes(&self, session: &Session) -> Result<Vec<(GlobalAddr, Buf)>, IndexError> {
@@ -186,7 +186,8 @@ impl Tree {
         })
     }
 
-    /// Names another root than that of the `old` nodes, which nobody has in a cache.
+    /// Puts the new tree in the place of the `old` nodes, which no compute server caches, by naming another
+    /// root.
     async fn replace_all(
         self: &Arc<Self>,
         session: &Session,
@@ -197,20 +198,20 @@ impl Tree {
         for (addr, _) in &old {
             retiring.push(session.prepare_retire(*addr).await?);
         }
-        // What has been logged of the empty table must not come to the new one.
+        // Nobody may replay changes of the empty table into the new one.
         self.log.void(session).await?;
         new.keep();
         let (addr, level) = new.root();
         let published = self.publish_root(session, addr, level).await;
         self.must_succeed(published)?;
-        // Who has old copies of shared nodes is led to the dead, and then to the root word.
+        // Compute servers with old copies of shared nodes are led to dead nodes, and then to the root word.
         for (addr, mut image) in old {
             let version = Node::new(self.layout(), image.words()).version() + 1;
             let mut dead = NodeMut::new(self.layout(), image.words_mut());
             dead.mark_dead();
             dead.seal(version);
-            let buried = self.write_page(session, addr, image, 8).await;
-            self.must_succeed(buried)?;
+            let written = self.write_page(session, addr, image, 8).await;
+            self.must_succeed(written)?;
             let forgotten = self.log.forget_images(session, addr).await;
             self.must_succeed(forgotten)?;
         }

@@ -10,23 +10,24 @@
 //! `INV-DEX-COMBINE` A holder does a taken change as if the change's owner had the latch: the leaf
 //! covers the key, the change is in the log before anybody sees it, and the owner gets the outcome
 //! after that. Changes that expect a value, and those that put or give up a record, are their owner's.
-//! Who takes it is inside the gate for a key of the same leaf, and a leaf is open or closed as a whole.
+//! The holder has entered the range guard for a key of the same leaf, and a leaf is open or closed as a
+//! whole.
 
 use std::sync::Arc;
 
 use super::Tree;
 use super::context::Fail;
-use super::ops::{Attempt, LeafChange, OwnedLeafChange, apply_at, decide};
+use super::ops::{LeafAttempt, LeafChange, OwnedLeafChange, apply_at, decide};
 use crate::IndexError;
 use crate::bnode::{Cover, Image, NodeMut};
 use crate::change::{Decision, Outcome};
 use crate::engines::dex::cache::PageCache;
 use crate::local::{Ended, Taken};
 
-/// How a change ended that somebody else has done, and whether it changed anything.
+/// The outcome of a change that a latch holder executed, and whether it changed anything.
 pub(crate) type Combined = Result<(Outcome, bool), IndexError>;
 
-/// Others' changes that are being done. Those that are not answered have an unknown outcome.
+/// Changes of others that the holder executes. Those that are not answered have an unknown outcome.
 pub(crate) struct Others {
     tree: Arc<Tree>,
     frame: u32,
@@ -34,17 +35,17 @@ pub(crate) struct Others {
 }
 
 impl Others {
-    /// Those that have to be logged, in the order in which they were done.
+    /// Returns the changes that have to be logged, in the order of execution.
     pub(crate) fn changes(&self) -> impl Iterator<Item = &OwnedLeafChange> {
         self.done.iter().filter(|(_, (_, changed))| *changed).map(|(taken, _)| &taken.work)
     }
 
-    /// Whether one of them has removed something.
+    /// Returns whether one of them has removed something.
     pub(crate) fn remove(&self) -> bool {
         self.changes().any(|intent| intent.value().is_none())
     }
 
-    /// They are done: says so, before the latch is released.
+    /// Answers them as done, before the latch is released.
     pub(crate) fn answer(mut self) {
         self.tree.stats.combined.add_many(self.done.len() as u64);
         for (taken, ended) in self.done.drain(..) {
@@ -67,17 +68,17 @@ impl Drop for Others {
 }
 
 impl Tree {
-    /// Somebody holds the leaf's latch: leaves a change to it there, if it may, and waits until that is
-    /// done or the latch is free.
+    /// Leaves a change to the holder of the leaf's latch, if it may, and waits until that has executed it
+    /// or the latch is free.
     pub(crate) async fn leave_to_holder(
         &self,
         frame: u32,
         key: &[u8],
         intent: &LeafChange<'_>,
-    ) -> Result<Attempt, Fail> {
+    ) -> Result<LeafAttempt, Fail> {
         if self.options.combine == 0 || intent.expected.is_some() || intent.record.is_some() {
             self.pages.wait_for_frame(frame).await;
-            return Ok(Attempt::Again);
+            return Ok(LeafAttempt::Again);
         }
         let latch = self.pages.frames.latch(frame);
         let mut left = self.combiner.leave(frame.into(), OwnedLeafChange::of(key, intent));
@@ -88,15 +89,16 @@ impl Tree {
                 .await;
             return match left.end() {
                 Ended::NotYet => continue,
-                Ended::Back => Ok(Attempt::Again),
-                Ended::Done(Ok((outcome, true))) => Ok(Attempt::Changed(outcome, false)),
-                Ended::Done(Ok((outcome, false))) => Ok(Attempt::Left(outcome)),
+                Ended::Back => Ok(LeafAttempt::Again),
+                Ended::Done(Ok((outcome, true))) => Ok(LeafAttempt::Changed(outcome, false)),
+                Ended::Done(Ok((outcome, false))) => Ok(LeafAttempt::Left(outcome)),
                 Ended::Done(Err(error)) => Err(error.into()),
             };
         }
     }
 
-    /// Does in `leaf`, the frame's or a copy, what others have left for the holder of the frame's latch.
+    /// Executes in `leaf`, the frame's or a copy, the changes that others have left for the holder of the
+    /// frame's latch.
     pub(crate) fn combine<I: Image>(
         self: &Arc<Self>,
         frame: u32,
@@ -117,7 +119,7 @@ impl Tree {
     }
 }
 
-/// Does one change; `None` if it is its owner's to try again, and nothing was done.
+/// Executes one change; `None` if its owner must try again, and nothing was done.
 fn combine_one<I: Image>(
     leaf: &mut NodeMut<'_, I>,
     owned: &OwnedLeafChange,

@@ -21,7 +21,7 @@ use crate::bnode::{Node, NodeMut, Word};
 use crate::engines::dex::cache::{FrameState, TOP};
 
 impl Tree {
-    /// Whether a node has become so empty that a neighbour could take it in.
+    /// Returns whether a node has become so empty that a neighbour could absorb it.
     pub(crate) fn is_sparse<W: Word>(&self, node: &Node<'_, W>) -> bool {
         (node.used_bytes() as f64) < node.capacity_bytes() as f64 * self.options.merge_low
     }

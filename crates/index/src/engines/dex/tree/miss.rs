@@ -7,17 +7,22 @@
 
 use std::sync::Arc;
 
-use farleaf_fabric::{Buf, Endpoint};
+use farleaf_fabric::{Buf, Endpoint, GlobalAddr};
 use farleaf_pool::Session;
 
 use super::Tree;
 use super::context::Fail;
 use super::heal::Heal;
+use super::pages::has_swizzled;
 use super::walk::Unfinished;
 use crate::IndexError;
 use crate::bnode::{Cover, Kind, Node, Stored};
 use crate::engines::dex::cache::{FrameState, IoMark, Mapping, MissedChild, OwnedFrame, TOP};
 use crate::local::Ended;
+
+/// READs of one node whose checksum does not fit before it counts as damaged. Nobody writes an
+/// exclusive node while it is read, so only a crash makes a second READ necessary.
+const READS_MAX: u32 = 3;
 
 /// A node as the parent that led to it sees it.
 pub(super) enum Arrival {
@@ -161,6 +166,46 @@ impl Tree {
             Arrival::Unfinished(unfinished) => Err(Heal::Separator(unfinished)),
             Arrival::Absorbed(bound) => Err(Heal::Absorbed { level, bound }),
         })
+    }
+
+    /// READs a node that this compute server alone may write: 1 READ. It may be dead.
+    pub(crate) async fn read_node(
+        &self,
+        session: &Session,
+        addr: GlobalAddr,
+        level: u8,
+    ) -> Result<Buf, IndexError> {
+        let reliable = session.reliable();
+        for attempt in 0..READS_MAX {
+            if attempt > 0 {
+                self.stats.reads_again.add();
+            }
+            let image = reliable.read(addr, reliable.buf(self.layout().node_bytes())).await?;
+            let node = Node::new(self.layout(), image.words());
+            let dead = node.kind() == Kind::Dead && node.self_addr() == addr.word();
+            if self.remote.is_current(&image, addr, level) || dead && node.sum_ok() {
+                if has_swizzled(&node, level) {
+                    return Err(IndexError::Corrupt(format!(
+                        "INV-DEX-PTR: node {addr} of the table at {} holds a pointer to a frame",
+                        self.remote.meta()
+                    )));
+                }
+                return Ok(image);
+            }
+        }
+        Err(IndexError::Corrupt(format!(
+            "node {addr} (level {level}) of the table at {} does not hold what it must, and nobody \
+             writes it",
+            self.remote.meta()
+        )))
+    }
+
+    /// Returns whether others may change a node, by its own fences.
+    pub(crate) fn is_shared(&self, node: &Node<'_, u64>) -> bool {
+        let (mut low, mut high) = (Vec::new(), Vec::new());
+        let low = node.low_fence(&mut low).then_some(low.as_slice());
+        let high = node.high_fence(&mut high).then_some(high.as_slice());
+        self.crosses_bounds(low, high)
     }
 
     /// Reads a marked leaf and does not cache it. Not a task of its own: if the caller ends meanwhile,

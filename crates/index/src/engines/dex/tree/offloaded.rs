@@ -19,7 +19,7 @@ use crate::engines::dex::offload::{
 const SCAN_ROOM: usize = 16 << 10;
 
 impl Tree {
-    /// Copies `key`'s value, as the memory server says, into `value`; `None` if it is to be fetched.
+    /// Copies `key`'s value from its memory server into `value`; `None` if the caller is to fetch.
     ///
     /// Cost: 1 RPC, 1 READ for a value in a record.
     pub(super) async fn get_offloaded(
@@ -54,8 +54,8 @@ impl Tree {
         }
     }
 
-    /// The pairs that `passage` wants next, as the memory server has them, and what ends them; `None` if it
-    /// is to fetch.
+    /// Returns the pairs that `passage` wants next from their memory server, and the fence that ends them;
+    /// `None` if the caller is to fetch.
     ///
     /// Cost: 1 RPC.
     pub(super) async fn scan_offloaded(
@@ -105,8 +105,8 @@ impl Tree {
         }
     }
 
-    /// Has a leaf changed by its memory server; `None` if it is to be fetched. Whether it was changed
-    /// stands beside the outcome.
+    /// Changes a leaf through its memory server; `None` if the caller is to fetch. Returns beside the
+    /// outcome whether the leaf was changed.
     ///
     /// Cost: 1 RPC.
     pub(super) async fn change_offloaded(
@@ -132,7 +132,7 @@ impl Tree {
         Ok(Some((outcome, reply.status == Status::Ok)))
     }
 
-    /// Asks and acts upon the reply, in a task that runs to its end. `None`: fetch.
+    /// Asks a memory server and acts upon the reply, in a task that runs to its end. `None`: fetch.
     async fn offload(
         self: &Arc<Self>,
         session: &Session,

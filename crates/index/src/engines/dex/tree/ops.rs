@@ -21,7 +21,7 @@ use crate::change::{Change, Decision, Outcome};
 use crate::engines::dex::cache::{FrameState, IoMark, Sx};
 use crate::engines::dex::offload::Offloadable;
 
-/// What is to become of a key.
+/// A change of one key in its leaf.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LeafChange<'a> {
     /// The new value; `None` removes.
@@ -37,13 +37,13 @@ pub(crate) struct LeafChange<'a> {
 }
 
 impl<'a> LeafChange<'a> {
-    /// What `change` does, with its value in the leaf.
+    /// Returns `change`, with its value in the leaf.
     pub(crate) fn of(change: &Change<'a>) -> Self {
         let Change { value, adds: add, replaces: change, expected, .. } = *change;
         LeafChange { value, record: None, add, change, expected }
     }
 
-    /// What a leaf is given.
+    /// Returns the value to store in the leaf.
     pub(crate) fn stored(&self) -> Option<Value<'a>> {
         match (self.record, self.value) {
             (Some(record), _) => Some(Value::Record(record)),
@@ -64,7 +64,7 @@ pub(crate) struct OwnedLeafChange {
 }
 
 impl OwnedLeafChange {
-    /// A change as a log has it.
+    /// Returns a change that a log recorded.
     pub(crate) fn of_log(key: Vec<u8>, value: Option<Vec<u8>>) -> Self {
         let (record, expected) = (None, None);
         OwnedLeafChange { key, value, record, add: true, change: true, expected }
@@ -102,8 +102,8 @@ impl OwnedLeafChange {
     }
 }
 
-/// How an attempt on a leaf ended.
-pub(crate) enum Attempt {
+/// The result of an attempt on a leaf.
+pub(crate) enum LeafAttempt {
     /// Nothing had to be changed.
     Left(Outcome),
     /// Changed; and whether the leaf has become sparse.
@@ -112,7 +112,7 @@ pub(crate) enum Attempt {
     Again,
 }
 
-/// A task goes on with the change, and the caller does not wait any longer.
+/// The error of a change with which a task goes on when the caller does not wait any longer.
 pub(crate) fn unfinished_change() -> IndexError {
     IndexError::OutcomeUnknown("a memory server cannot be reached".into())
 }
@@ -131,7 +131,7 @@ pub(crate) fn decide(intent: &LeafChange<'_>, existed: bool, holds: Option<&[u8]
     Decision::Apply(outcome)
 }
 
-/// Does to a leaf what `intent` says.
+/// Applies a change to a leaf.
 pub(crate) fn apply<I: Image>(
     leaf: &mut NodeMut<'_, I>,
     key: &[u8],
@@ -141,7 +141,7 @@ pub(crate) fn apply<I: Image>(
     apply_at(leaf, key, intent, found)
 }
 
-/// As [`apply`], where the key was found, or its place.
+/// Applies a change at the key's index, or at the place where the key would be.
 #[inline]
 pub(crate) fn apply_at<I: Image>(
     leaf: &mut NodeMut<'_, I>,
@@ -158,8 +158,8 @@ pub(crate) fn apply_at<I: Image>(
 }
 
 impl Tree {
-    /// As [`Tree::get`], if all that it takes is cached; else `None`. Nothing but frames is touched, so
-    /// it needs no pin.
+    /// Copies the value of `key` into `value` if every node on the way is cached; else `None`. Touches
+    /// nothing but frames, so it needs no pin.
     #[inline]
     pub(crate) fn get_cached(
         &self,
@@ -177,7 +177,7 @@ impl Tree {
         })
     }
 
-    /// What a leaf holds for `key`, copied into `value`; `None` if it changed meanwhile.
+    /// Copies a leaf's value of `key` into `value`; `None` if the leaf changed meanwhile.
     #[inline]
     fn value_in(
         &self,
@@ -269,7 +269,7 @@ impl Tree {
             intent.record = Some(self.remote.write_record(session, value).await?);
         }
         let result = self.modify_with_record(session, key, &intent, held).await;
-        let published = matches!(result, Ok(Attempt::Changed(..)));
+        let published = matches!(result, Ok(LeafAttempt::Changed(..)));
         let unknown = matches!(result, Err(IndexError::OutcomeUnknown(_)));
         if let Some(record) = intent.record
             && !published
@@ -279,14 +279,14 @@ impl Tree {
             session.free_unpublished(addr, bytes);
         }
         match result? {
-            Attempt::Changed(outcome, sparse) => {
+            LeafAttempt::Changed(outcome, sparse) => {
                 if sparse {
                     Box::pin(self.merge(session, key)).await;
                 }
                 Ok(outcome)
             }
-            Attempt::Left(outcome) => Ok(outcome),
-            Attempt::NoRoom | Attempt::Again => Err(self.no_level()),
+            LeafAttempt::Left(outcome) => Ok(outcome),
+            LeafAttempt::NoRoom | LeafAttempt::Again => Err(self.no_level()),
         }
     }
 
@@ -302,7 +302,7 @@ impl Tree {
         key: &[u8],
         intent: &LeafChange<'_>,
         held: &mut Vec<u8>,
-    ) -> Result<Attempt, IndexError> {
+    ) -> Result<LeafAttempt, IndexError> {
         self.check_open()?;
         let mut context = OpContext::change(Offloadable::of(intent));
         let mut hit = self.hit(key).map(Found::Node);
@@ -315,8 +315,8 @@ impl Tree {
                 Found::Offload(mark) => {
                     let owned = OwnedLeafChange::of(key, intent);
                     match Box::pin(self.change_offloaded(session, mark, owned)).await? {
-                        Some((outcome, true)) => Ok(Attempt::Changed(outcome, false)),
-                        Some((outcome, false)) => Ok(Attempt::Left(outcome)),
+                        Some((outcome, true)) => Ok(LeafAttempt::Changed(outcome, false)),
+                        Some((outcome, false)) => Ok(LeafAttempt::Left(outcome)),
                         None => {
                             context.fall_back();
                             continue;
@@ -331,9 +331,9 @@ impl Tree {
                 Found::TooLow | Found::Awaited(_) => return Err(self.no_level()),
             };
             match attempt {
-                Ok(Attempt::Again) => context.again(self, session).await?,
-                Ok(Attempt::NoRoom) => {
-                    // To be split it must be cached.
+                Ok(LeafAttempt::Again) => context.again(self, session).await?,
+                Ok(LeafAttempt::NoRoom) => {
+                    // A split needs the leaf in the cache.
                     context.must_cache();
                     let need = Need::Room(OwnedLeafChange::of(key, intent));
                     match Box::pin(self.split(session, need)).await {
@@ -355,7 +355,7 @@ impl Tree {
         key: &[u8],
         intent: &LeafChange<'_>,
         held: &mut Vec<u8>,
-    ) -> Result<Attempt, Fail> {
+    ) -> Result<LeafAttempt, Fail> {
         let latch = &self.pages.frames.ctl(location.frame).latch;
         let node = self.pages.frames.node(self.layout(), location.frame);
         let found = node.find(key);
@@ -367,16 +367,16 @@ impl Tree {
             holds = stored.is_some();
             if let Some(Stored::Record(record)) = stored {
                 if !latch.validate(location.version) {
-                    return Ok(Attempt::Again);
+                    return Ok(LeafAttempt::Again);
                 }
                 self.remote.read_record(session, record, held).await?;
             }
         }
         if !latch.validate(location.version) {
-            return Ok(Attempt::Again);
+            return Ok(LeafAttempt::Again);
         }
         let outcome = match decide(intent, found.is_ok(), holds.then_some(held.as_slice())) {
-            Decision::Leave(outcome) => return Ok(Attempt::Left(outcome)),
+            Decision::Leave(outcome) => return Ok(LeafAttempt::Left(outcome)),
             Decision::Apply(outcome) => outcome,
         };
         if old_record.is_some() || self.log.logs_changes() {
@@ -394,7 +394,7 @@ impl Tree {
             if latch.is_held() {
                 return Box::pin(self.leave_to_holder(location.frame, key, intent)).await;
             }
-            return Ok(Attempt::Again);
+            return Ok(LeafAttempt::Again);
         }
         // Nothing has changed since it was looked at, so it is still Hot.
         debug_assert_eq!(self.pages.frames.ctl(location.frame).state(), FrameState::Hot);
@@ -411,11 +411,11 @@ impl Tree {
         }
         let sparse = shrinks && self.is_sparse(&leaf.as_node());
         let changed = changed.map_err(|error| match error {
-            ChangeError::NoRoom => Ok(Attempt::NoRoom),
+            ChangeError::NoRoom => Ok(LeafAttempt::NoRoom),
             error => Err(self.remote.damaged(self.pages.frames.addr(location.frame), error).into()),
         });
         self.pages.release_x(location.frame);
-        changed.map_or_else(|failed| failed, |()| Ok(Attempt::Changed(outcome, sparse)))
+        changed.map_or_else(|failed| failed, |()| Ok(LeafAttempt::Changed(outcome, sparse)))
     }
 
     /// Changes a cached leaf such that the change is in a memory server before it is seen: logs it, or
@@ -431,7 +431,7 @@ impl Tree {
         intent: OwnedLeafChange,
         outcome: Outcome,
         old_record: Option<GlobalAddr>,
-    ) -> Result<Attempt, Fail> {
+    ) -> Result<LeafAttempt, Fail> {
         let (tree, session_too) = (Arc::clone(self), session.clone());
         let done = self
             .detach_within(session, async move {
@@ -442,7 +442,7 @@ impl Tree {
                 let mut leaf = NodeMut::new(tree.layout(), image.words_mut());
                 match apply(&mut leaf, &intent.key, &intent.intent()) {
                     Ok(()) => {}
-                    Err(ChangeError::NoRoom) => return Ok(Attempt::NoRoom),
+                    Err(ChangeError::NoRoom) => return Ok(LeafAttempt::NoRoom),
                     Err(error) => {
                         return Err(tree
                             .remote
@@ -470,7 +470,7 @@ impl Tree {
                     others.into_iter().for_each(Others::answer);
                     tree.pages.release_x(frame);
                     tree.make_log_room(&session);
-                    return Ok(Attempt::Changed(outcome, sparse));
+                    return Ok(LeafAttempt::Changed(outcome, sparse));
                 }
                 let retiring = match old_record {
                     Some(record) => Some(session.prepare_retire(record).await?),
@@ -493,9 +493,9 @@ impl Tree {
                 if let Some(retiring) = retiring {
                     session.retire(retiring);
                 }
-                // What is written through may have been all that kept a part of the log.
+                // The leaf that was written through may have been all that kept a part of the log.
                 tree.make_log_room(&session);
-                Ok(Attempt::Changed(outcome, sparse))
+                Ok(LeafAttempt::Changed(outcome, sparse))
             })
             .await;
         done.unwrap_or_else(|| Err(unfinished_change().into()))
@@ -524,7 +524,7 @@ impl Tree {
         }
     }
 
-    /// Changes a claimed leaf that is not kept. Runs to its end whatever becomes of the caller.
+    /// Changes a marked leaf that the cache does not admit. Runs to its end whatever becomes of the caller.
     ///
     /// Cost: 1 READ, and 1 WRITE if it is changed; 1 more if it gives up a record.
     async fn change_streamed(
@@ -533,7 +533,7 @@ impl Tree {
         mark: IoMark,
         intent: OwnedLeafChange,
         held: &mut Vec<u8>,
-    ) -> Result<Attempt, Fail> {
+    ) -> Result<LeafAttempt, Fail> {
         let (tree, session_too) = (Arc::clone(self), session.clone());
         let mut found_there = std::mem::take(held);
         let done = self
@@ -555,7 +555,7 @@ impl Tree {
         mark: IoMark,
         owned: &OwnedLeafChange,
         held: &mut Vec<u8>,
-    ) -> Result<Attempt, Fail> {
+    ) -> Result<LeafAttempt, Fail> {
         let mut image = match self.read_marked(session, &mark).await? {
             Ok(image) => image,
             Err(heal) => {
@@ -577,7 +577,7 @@ impl Tree {
         }
         let holds = found.is_ok().then_some(held.as_slice());
         let outcome = match decide(&intent, found.is_ok(), holds) {
-            Decision::Leave(outcome) => return Ok(Attempt::Left(outcome)),
+            Decision::Leave(outcome) => return Ok(LeafAttempt::Left(outcome)),
             Decision::Apply(outcome) => outcome,
         };
         let old_record = found.ok().and_then(|index| node.record(index));
@@ -585,7 +585,7 @@ impl Tree {
         let mut leaf = NodeMut::new(self.layout(), image.words_mut());
         match apply(&mut leaf, key, &intent) {
             Ok(()) => {}
-            Err(ChangeError::NoRoom) => return Ok(Attempt::NoRoom),
+            Err(ChangeError::NoRoom) => return Ok(LeafAttempt::NoRoom),
             Err(error) => return Err(self.remote.damaged(mark.addr(), error).into()),
         }
         leaf.seal(version);
@@ -603,7 +603,7 @@ impl Tree {
         if let Some(retiring) = retiring {
             session.retire(retiring);
         }
-        // A leaf that is not kept is not merged either.
-        Ok(Attempt::Changed(outcome, false))
+        // A leaf that is not cached is not merged.
+        Ok(LeafAttempt::Changed(outcome, false))
     }
 }

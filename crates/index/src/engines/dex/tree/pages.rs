@@ -1,4 +1,4 @@
-//! Pages: READ and WRITE nodes that this compute server alone may write.
+//! Pages: WRITE nodes that this compute server alone may write.
 //!
 //! `INV-DEX-PTR`: the checks that no word of remote memory points to a frame are here.
 
@@ -7,61 +7,12 @@ use farleaf_pool::Session;
 
 use super::Tree;
 use crate::IndexError;
-use crate::bnode::{Kind, Node};
-
-/// READs of one node whose checksum does not fit before it counts as damaged. Nobody writes an
-/// exclusive node while it is read, so only a crash makes a second READ necessary.
-const READS_MAX: u32 = 3;
+use crate::bnode::Node;
 
 impl Tree {
-    /// READs a node that this compute server alone may write: 1 READ. It may be dead.
-    pub(crate) async fn read_node(
-        &self,
-        session: &Session,
-        addr: GlobalAddr,
-        level: u8,
-    ) -> Result<Buf, IndexError> {
-        let reliable = session.reliable();
-        for attempt in 0..READS_MAX {
-            if attempt > 0 {
-                self.stats.reads_again.add();
-            }
-            let image = reliable.read(addr, reliable.buf(self.layout().node_bytes())).await?;
-            let node = Node::new(self.layout(), image.words());
-            let dead = node.kind() == Kind::Dead && node.self_addr() == addr.word();
-            if self.remote.is_current(&image, addr, level) || dead && node.sum_ok() {
-                if Self::has_swizzled(&node, level) {
-                    return Err(IndexError::Corrupt(format!(
-                        "INV-DEX-PTR: node {addr} of the table at {} holds a pointer to a frame",
-                        self.remote.meta()
-                    )));
-                }
-                return Ok(image);
-            }
-        }
-        Err(IndexError::Corrupt(format!(
-            "node {addr} (level {level}) of the table at {} does not hold what it must, and nobody \
-             writes it",
-            self.remote.meta()
-        )))
-    }
-
-    /// Whether others may change a node, by its own fences.
-    pub(crate) fn is_shared(&self, node: &Node<'_, u64>) -> bool {
-        let (mut low, mut high) = (Vec::new(), Vec::new());
-        let low = node.low_fence(&mut low).then_some(low.as_slice());
-        let high = node.high_fence(&mut high).then_some(high.as_slice());
-        self.crosses_bounds(low, high)
-    }
-
-    /// Whether a node of `level`, dead or alive, points to a frame.
-    fn has_swizzled(node: &Node<'_, u64>, level: u8) -> bool {
-        level > 0 && (0..=node.count()).filter_map(|at| node.child(at)).any(|word| word >> 63 != 0)
-    }
-
-    /// WRITEs a page, of one that exists all but its lock word (others may hold the lock), and waits until it
-    /// has landed; sends it again until it has, as nobody else writes the page. Where such a WRITE can be cut
-    /// short, an image of it is in the journal first.
+    /// WRITEs a page, without the lock word if it exists (others may hold the lock), and waits until it has
+    /// landed. Sends it again until it has, as nobody else writes the page. If a death can cut such a WRITE
+    /// short, the journal gets the image first.
     ///
     /// Cost: 1 WRITE; with a journal 2 for a page that exists.
     pub(crate) async fn write_page(
@@ -73,7 +24,7 @@ impl Tree {
     ) -> Result<(), IndexError> {
         let node = Node::new(self.layout(), image.words());
         debug_assert_eq!(node.self_addr(), addr.word());
-        assert!(!Self::has_swizzled(&node, node.level()), "INV-DEX-PTR: about to write {addr}");
+        assert!(!has_swizzled(&node, node.level()), "INV-DEX-PTR: about to write {addr}");
         // A page that is written in whole is new: nothing leads to it.
         let _kept = match from {
             0 => None,
@@ -82,7 +33,7 @@ impl Tree {
         write_surely(session, addr, image, from).await
     }
 
-    /// As [`Tree::write_page`] of pages that exist, together. 1 WRITE each, and 1 for all with a journal.
+    /// WRITEs pages that exist, together. 1 WRITE each, and 1 for all with a journal.
     pub(crate) async fn write_pages(
         &self,
         session: &Session,
@@ -100,7 +51,7 @@ impl Tree {
         let is_any = !pages.is_empty();
         for (addr, image) in pages {
             let node = Node::new(self.layout(), image.words());
-            assert!(!Self::has_swizzled(&node, node.level()), "INV-DEX-PTR: about to write {addr}");
+            assert!(!has_swizzled(&node, node.level()), "INV-DEX-PTR: about to write {addr}");
             let written = 8..image.len();
             ops.write(addr.plus(8), image.window(written));
         }
@@ -139,4 +90,9 @@ pub(super) async fn write_surely(
     let session = session.without_deadline();
     let written = from..image.len();
     Ok(session.reliable().write(addr.plus(from as u64), image.window(written)).await?)
+}
+
+/// Returns whether a node of `level`, dead or alive, points to a frame.
+pub(super) fn has_swizzled(node: &Node<'_, u64>, level: u8) -> bool {
+    level > 0 && (0..=node.count()).filter_map(|at| node.child(at)).any(|word| word >> 63 != 0)
 }

@@ -27,11 +27,11 @@ use crate::IndexError;
 use crate::blink::remote::RemoteTree;
 use crate::bnode::{Kind, Node};
 
-/// Subtree level of a table that says nothing else.
+/// The default subtree level.
 pub(crate) const SUBTREE_LEVEL: u8 = 3;
-/// The highest that can be asked for.
+/// The highest subtree level that a table may have.
 const SUBTREE_LEVEL_MAX: u8 = 30;
-/// Problems that are told.
+/// The most problems that a check reports.
 const PROBLEMS_MAX: usize = 20;
 
 /// Writes into the meta object that the table is placed. 1 WRITE.
@@ -46,7 +46,7 @@ pub(crate) async fn place_table(
     Ok(())
 }
 
-/// Whether a subtree level makes sense.
+/// Refuses a subtree level that no tree has.
 pub(crate) fn check_level(level: u8) -> Result<(), IndexError> {
     if level <= SUBTREE_LEVEL_MAX {
         return Ok(());
@@ -56,20 +56,20 @@ pub(crate) fn check_level(level: u8) -> Result<(), IndexError> {
     )))
 }
 
-/// The subtree level that a placement's word says.
+/// Returns the subtree level that a placement's word holds.
 fn subtree_level(word: u64) -> Option<u8> {
     let level = word.checked_sub(1).and_then(|level| u8::try_from(level).ok());
     level.filter(|level| *level <= SUBTREE_LEVEL_MAX)
 }
 
 impl Tree {
-    /// Takes up what the placement's word says.
+    /// Sets the subtree level from the placement's word.
     pub(crate) fn take_placement(&self, word: u64) {
         self.remote.set_subtree_level(subtree_level(word));
     }
 
-    /// The server that a new node of `level` must go to, beside or above the one at `addr`; `None` if
-    /// any will do.
+    /// Returns the server that a new node of `level` must go to, beside or above the one at `addr`; `None`
+    /// if any server will do.
     pub(crate) fn server_beside(&self, addr: GlobalAddr, level: u8) -> Option<ServerId> {
         match self.remote.subtree_level() {
             // A leaf that is a subtree has no children that it must stay with.
@@ -79,14 +79,14 @@ impl Tree {
         }
     }
 
-    /// Whether two nodes of `level` may become one.
+    /// Returns whether two nodes of `level` may become one.
     pub(crate) fn may_unite(&self, left: GlobalAddr, right: GlobalAddr, level: u8) -> bool {
         let bound = self.remote.subtree_level().is_some_and(|top| (1..=top).contains(&level));
         !bound || left.server() == right.server()
     }
 }
 
-/// What breaks `INV-DEX-PLACE`, of a table that is placed.
+/// Returns the nodes that break `INV-DEX-PLACE`, of a table that is placed.
 ///
 /// Cost: 1 READ, and 1 for each inner node.
 pub(crate) async fn check_placement(
@@ -106,7 +106,7 @@ pub(crate) async fn check_placement(
             let image = session.reliable().read(addr, buf).await?;
             let node = Node::new(layout, image.words());
             if !remote.is_current(&image, addr, level) || node.kind() != Kind::Inner {
-                // Somebody is changing the tree; its shape is for others to check.
+                // Another task is changing the tree; other checks look at its shape.
                 continue;
             }
             for word in (0..=node.count()).filter_map(|index| node.child(index)) {

@@ -1,13 +1,13 @@
 //! Scan prefetch: reads the next leaves of a scan together with one that it missed.
 //!
-//! The scan claims each leaf as any node that it reads (`INV-DEX-IO`), so that this cache has no newer
-//! image than remote memory, and admits it as any leaf. The scan goes through the image later, when
-//! others may have changed the leaf: it is still of one moment of the scan, as each leaf of a scan is
-//! of a moment of its own, and fences decide which leaf comes next, not the order of reading.
+//! The scan marks each leaf as any node that it reads (`INV-DEX-IO`), so that this cache has no newer image
+//! than remote memory, and admits it as any leaf. The scan goes through the image later, when others may
+//! have changed the leaf. The image is still of one moment of the scan, as each leaf of a scan is of a
+//! moment of its own. Fences decide which leaf comes next, not the order of the READs.
 //!
-//! They are claimed below an exclusive parent only. If a range is being given away, the nodes that cross
-//! its ends have become shared before it is closed; so what is below an exclusive parent is open or closed
-//! together with the place that the scan has entered the gate for.
+//! It marks leaves below an exclusive parent only. If a range is being given away, the nodes that cross its
+//! ends have become shared before it is closed. So a leaf below an exclusive parent is open or closed
+//! together with the place for which the scan has entered the range guard.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,12 +26,12 @@ use crate::engines::dex::stats::Cause;
 /// Most leaves that are read ahead at a time, whatever is asked for.
 const AHEAD_MAX: usize = 64;
 
-/// How many leaves a scan may still want behind one.
+/// The leaves that a scan may still want behind one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span {
-    /// Read ahead at most so many that are not cached.
+    /// At most so many leaves that are not cached are read.
     pub(crate) missing: usize,
-    /// Look no further than so many, cached or not.
+    /// The scan looks no further than so many leaves, cached or not.
     pub(crate) leaves: usize,
 }
 
@@ -40,8 +40,8 @@ pub(crate) struct Span {
 pub(crate) struct Ahead(VecDeque<Buf>);
 
 impl Ahead {
-    /// The image of the leaf that covers the place, if it is there. Those before it are of no use any more;
-    /// those behind may be, if what is in between is cached.
+    /// Takes the image of the leaf that covers the place, if it is there. Images before it are of no use
+    /// any more; those behind may be, if the leaves in between are cached.
     pub(crate) fn take(&mut self, layout: &Layout, seek: Seek<'_>) -> Option<Buf> {
         let covers = |image: &Buf| seek.covered(&Node::new(layout, image.words())) == Cover::Inside;
         let at = self.0.iter().position(covers)?;
@@ -49,15 +49,15 @@ impl Ahead {
         self.0.pop_front()
     }
 
-    /// Takes in what was read last; what is left of before was passed by or is out of date.
+    /// Replaces the images by those of the last READs; the old ones were passed by or are out of date.
     pub(crate) fn refill(&mut self, images: VecDeque<Buf>) {
         self.0 = images;
     }
 }
 
 impl Tree {
-    /// Claims leaves behind that of `first`, the nearest first: those that are not cached, are not worked
-    /// on by anybody, and begin before the end of the scan, as far as the parent names them.
+    /// Marks leaves behind that of `first`, the nearest first: those that are not cached, are not worked on
+    /// by another task, and begin before the end of the scan, as far as the parent names them.
     pub(crate) fn claim_behind(
         self: &Arc<Self>,
         first: &IoMark,
@@ -103,9 +103,9 @@ impl Tree {
         marks
     }
 
-    /// Reads a leaf that a scan has missed and those `behind`, and keeps what is to be kept. Gives the
-    /// images of the first one and of as many others as are in order. Runs to its end whatever becomes of
-    /// the caller.
+    /// Reads a leaf that a scan has missed and those `behind`, and caches those that the admission policy
+    /// chooses. Returns the images of the first one and of as many others as are in order. Runs to its end
+    /// whatever becomes of the caller.
     ///
     /// Cost: 1 READ each, all in 1 round trip; 1 READ more if the first one was torn; 1 WRITE for each
     /// dirty node that has to make room.
@@ -137,7 +137,7 @@ impl Tree {
         if images.is_empty()
             && let Some(first) = marks.pop_front()
         {
-            // By itself, or once more: to be waited for, or healed.
+            // A READ of its own, or once more: it may have to wait, or to heal.
             match self.read_marked(session, &first).await? {
                 Ok(image) => images.push_back(image),
                 Err(heal) => {
@@ -165,7 +165,7 @@ impl Tree {
         Ok(images)
     }
 
-    /// READs claimed leaves; the images of those before the first that is not in order.
+    /// READs marked leaves; returns the images of those before the first that is not in order.
     async fn read_together(
         &self,
         session: &Session,
@@ -190,7 +190,7 @@ impl Tree {
         Ok(images)
     }
 
-    /// Whether a leaf that was read is whole, and what its parent says.
+    /// Returns whether a leaf that was read is whole and covers the range that its parent gives it.
     fn is_in_order(&self, mark: &IoMark, image: &Buf) -> bool {
         let node = Node::new(self.layout(), image.words());
         self.remote.is_current(image, mark.addr(), mark.level)

@@ -33,8 +33,8 @@ use crate::retry::backoff;
 const REPLAY_FRAMES: (u64, u64) = (64, 4096);
 
 impl Tree {
-    /// Before a tree serves its first range: makes its log, if it needs one, and
-    /// names it in the map. Gives the newest map. The caller has a pin.
+    /// Makes the log before the tree serves its first range, if it needs one, and names it in the map.
+    /// Returns the newest map. The caller has a pin.
     ///
     /// Cost: none; for the first range with a log 1 WRITE and a change of the map.
     pub(crate) async fn name_log(
@@ -75,9 +75,9 @@ impl Tree {
         .await
     }
 
-    /// Goes through the log that the dead compute server `dead` has left, if the map names one: what it
-    /// says about the partitions that the map still gives to `dead` is in remote memory then. `dead` is
-    /// cut off, and the caller holds the map's lock.
+    /// Replays the log that the dead compute server `dead` left, if the map names one. Remote memory then
+    /// has its changes of the partitions that the map still gives to `dead`. `dead` is cut off, and the
+    /// caller holds the map's lock.
     ///
     /// Cost: none without a log; else 1 READ for each of its segments, and about what the changes cost that
     /// are not in remote memory yet.
@@ -102,7 +102,7 @@ impl Tree {
         }
     }
 
-    /// Brings what a dead owner's log holds of the owner's partitions, by `view`, to remote memory.
+    /// Brings the log of a dead owner into remote memory, as far as `view` says that it owned the keys.
     async fn replay(&self, session: &Session, log: &LogPlace, view: View) -> Result<(), Fail> {
         // A tree of its own, which goes when it is done.
         let node_bytes = self.layout().node_bytes() as u64;
@@ -125,16 +125,17 @@ impl Tree {
             let last = last.max(log.floors[1]);
             let mut merges = tree.repair(session, images, log.floors[1]).await?;
             tree.log.take_journal(log, place, (segment, generation), last);
-            // The tree is walked next as it lies in remote memory, by who heals nothing.
+            // The next walk goes through remote memory as it is, and heals nothing: so these merges end
+            // here.
             merges.retain(|(_, low)| {
                 view.owned[low.as_ref().map_or(0, |low| view.map.of(low, true))]
             });
             for (level, low) in merges {
                 tree.visit(session, low.as_deref().map_or(Seek::First, Seek::After), level).await?;
             }
-            // What that has changed must not need the images any more when they are void.
+            // The nodes that this changed must not need the images any more when they are void.
             tree.flush(session).await?;
-            // They have served, and their nodes' memory may come to be used for something else.
+            // The images have served, and the memory of their nodes may come to be used for something else.
             write_floors(session, log.addr, [log.floors[0], last]).await?;
         }
         let Some(place) = log.changes() else {
@@ -154,8 +155,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Writes nodes again whose WRITE was cut short. Gives where nodes are that a merge had made dead: their
-    /// level, and their lower end.
+    /// Writes nodes again whose WRITE was cut short. Returns level and lower end of each node that a merge
+    /// had made dead.
     ///
     /// Cost: 1 READ for each node that there is an image of, 1 WRITE for one that is torn.
     async fn repair(
@@ -209,7 +210,7 @@ impl Tree {
         Ok(merges)
     }
 
-    /// Does one change of the log, if the leaf does not hold it.
+    /// Applies one change of the log, if the leaf does not hold it.
     async fn redo(self: &Arc<Self>, session: &Session, change: &Record) -> Result<(), IndexError> {
         let value = (change.kind == RecordKind::Put).then(|| change.value.clone());
         let intent = OwnedLeafChange::of_log(change.key.clone(), value);

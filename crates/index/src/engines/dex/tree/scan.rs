@@ -24,26 +24,26 @@ use crate::{Entries, IndexError};
 /// Entries of a leaf, before a scan has met one.
 const LEAF_ENTRIES: usize = 64;
 
-/// What is left of a scan.
-struct Rest<'p, 'r> {
+/// The part of a scan that is still to do.
+struct ScanRest<'p, 'r> {
     passage: &'p Passage<'r>,
     /// Pairs.
     wanted: usize,
     span: Span,
-    /// Whether a memory server may be asked.
+    /// A memory server may be asked.
     offloads: bool,
 }
 
-/// What a scan has come by.
-enum Got {
+/// The next part of a scan.
+enum ScanPart {
     Leaf(Buf),
     /// A buffer for the next leaf, and what a memory server has found.
     Pairs(Buf, Gathered),
 }
 
 impl Tree {
-    /// Appends the pairs that `passage` still wants to `out`, as far as its places are own keys: the
-    /// partition of the first that is not, `None` if all is done.
+    /// Appends the pairs that `passage` still wants to `out`, as far as this compute server owns their
+    /// places. Returns the partition of the first foreign place, `None` if all is done.
     ///
     /// Cost: 1 READ for each leaf that is not cached, one after the other, or together with up to
     /// `scan_prefetch` others below the same parent; those of records up to 16 at once. 1 RPC for up to 64
@@ -76,13 +76,13 @@ impl Tree {
                 Some(image) => image,
                 None => {
                     let wanted = passage.wanted(out);
-                    let mut rest = Rest { passage, wanted, span: self.span(wanted), offloads };
+                    let mut rest = ScanRest { passage, wanted, span: self.span(wanted), offloads };
                     let got =
                         self.leaf_image(session, seek, image, (&mut rest, &mut ahead)).await?;
                     offloads = rest.offloads;
                     match got {
-                        Got::Leaf(image) => image,
-                        Got::Pairs(buf, found) => {
+                        ScanPart::Leaf(image) => image,
+                        ScanPart::Pairs(buf, found) => {
                             image = buf;
                             let entries = found.count as usize / usize::from(found.leaves.max(1));
                             self.leaf_entries.store(entries, Ordering::Relaxed);
@@ -106,7 +106,8 @@ impl Tree {
         }
     }
 
-    /// How far a scan that wants so many pairs is to read ahead, behind a leaf that it has missed.
+    /// Returns the number of leaves to read ahead behind one that a scan has missed, if it wants so many
+    /// pairs.
     fn span(&self, wanted: usize) -> Span {
         let entries = match self.leaf_entries.load(Ordering::Relaxed) {
             0 => LEAF_ENTRIES,
@@ -117,15 +118,15 @@ impl Tree {
         Span { missing: self.options.scan_prefetch, leaves }
     }
 
-    /// A copy of the leaf that `seek` wants; leaves that were read with it are left in `ahead`. Or the pairs
-    /// that a memory server has found there and behind.
+    /// Returns a copy of the leaf that `seek` wants, and leaves those that it read with that in `ahead`; or
+    /// the pairs that a memory server has found there and behind.
     async fn leaf_image(
         self: &Arc<Self>,
         session: &Session,
         seek: Seek<'_>,
         mut image: Buf,
-        (rest, ahead): (&mut Rest<'_, '_>, &mut Ahead),
-    ) -> Result<Got, IndexError> {
+        (rest, ahead): (&mut ScanRest<'_, '_>, &mut Ahead),
+    ) -> Result<ScanPart, IndexError> {
         let (passage, span) = (rest.passage, rest.span);
         let reads_ahead = span.missing > 0;
         let offloadable = rest.offloads.then_some(Offloadable::Scan(span.leaves));
@@ -135,7 +136,7 @@ impl Tree {
                 Found::Node(location) => {
                     self.pages.frames.copy(location.frame, image.words_mut());
                     if self.pages.frames.ctl(location.frame).latch.validate(location.version) {
-                        return Ok(Got::Leaf(image));
+                        return Ok(ScanPart::Leaf(image));
                     }
                     context.again(self, session).await?;
                 }
@@ -146,20 +147,20 @@ impl Tree {
                             let first = images.pop_front();
                             ahead.refill(images);
                             if let Some(first) = first {
-                                return Ok(Got::Leaf(first));
+                                return Ok(ScanPart::Leaf(first));
                             }
                         }
                         Err(fail) => context.after(fail, self, session).await?,
                     }
                 }
                 Found::Missing(mark) => match self.stream(session, mark).await {
-                    Ok(image) => return Ok(Got::Leaf(image)),
+                    Ok(image) => return Ok(ScanPart::Leaf(image)),
                     Err(fail) => context.after(fail, self, session).await?,
                 },
                 Found::Offload(mark) => {
                     let asked = self.scan_offloaded(session, mark, passage, rest.wanted);
                     if let Some(pairs) = Box::pin(asked).await? {
-                        return Ok(Got::Pairs(image, pairs));
+                        return Ok(ScanPart::Pairs(image, pairs));
                     }
                     rest.offloads = false;
                     context.fall_back();

@@ -25,7 +25,7 @@ use crate::bnode::{ChangeError, Head, NodeMut};
 use crate::engines::dex::cache::{FrameState, Mapping, OwnedFrame, TOP};
 use crate::engines::dex::shared::First;
 
-/// What a node is split for.
+/// The purpose of a split.
 #[derive(Clone, Debug)]
 pub(crate) enum Need {
     /// Room for a change of a leaf.
@@ -51,7 +51,7 @@ impl Need {
         }
     }
 
-    /// Whether the node has room already.
+    /// Returns whether the node needs no split.
     fn is_met(&self, tree: &Tree, words: &[u64]) -> bool {
         let mut words = words.to_vec();
         let mut node = NodeMut::new(tree.layout(), words.as_mut_slice());
@@ -71,7 +71,7 @@ impl Need {
     }
 }
 
-/// Remote memory for a new node. Dropped, it is free again.
+/// Remote memory for a new node. Dropping it frees the memory.
 struct NewNode {
     session: Session,
     addr: GlobalAddr,
@@ -85,7 +85,7 @@ impl NewNode {
         Ok(NewNode { session: session.clone(), addr, bytes, armed: true })
     }
 
-    /// Something points to it from now on.
+    /// Keeps the memory: something is about to point to it.
     fn publish(&mut self) {
         self.armed = false;
     }
@@ -116,7 +116,7 @@ impl Tree {
         session: &Session,
         need: Need,
     ) -> Result<(), Fail> {
-        // What is to be split from the bottom up: a parent without room comes before its child.
+        // The splits to do, from the bottom up: a parent without room comes before its child.
         let mut needs = vec![need];
         let mut context = OpContext::default();
         let mut frame: Option<OwnedFrame> = None;
@@ -134,7 +134,7 @@ impl Tree {
                         continue;
                     }
                 };
-            // Everything that has to be waited for comes before the latches.
+            // All waits come before the latches.
             let on = self.server_beside(self.pages.frames.addr(location.frame), level);
             let does = |at: &NewNode| on.is_none_or(|server| at.addr.server() == server);
             if !memory.as_ref().is_some_and(does) {
@@ -157,22 +157,24 @@ impl Tree {
             }
             let Some(new) = memory.as_mut() else { continue };
             match self.split_at(session, location, need, new, &mut frame).await? {
-                Split::Done => {
+                SplitAttempt::Done => {
                     // A bound is met when the leaf ends there, which takes another look.
                     if !matches!(need, Need::Bound(_)) {
                         needs.pop();
                     }
                     memory = None;
                 }
-                Split::Met => {
+                SplitAttempt::Met => {
                     needs.pop();
                 }
-                Split::ParentFull(separator) => needs.push(Need::Separator(separator, level + 1)),
-                Split::SharedFull(separator, addr) => {
+                SplitAttempt::ParentFull(separator) => {
+                    needs.push(Need::Separator(separator, level + 1))
+                }
+                SplitAttempt::SharedFull(separator, addr) => {
                     let first = First::MakeRoom(level + 1, separator);
                     self.refresh(session, location.parent, addr, first).await?;
                 }
-                Split::Again => context.again(self, session).await?,
+                SplitAttempt::Again => context.again(self, session).await?,
             }
         }
         Ok(())
@@ -186,16 +188,16 @@ impl Tree {
         need: &Need,
         new: &mut NewNode,
         hand: &mut Option<OwnedFrame>,
-    ) -> Result<Split, Fail> {
+    ) -> Result<SplitAttempt, Fail> {
         // Parent before child.
         let Some(above) = self.pages.try_sx(location.parent, location.parent_version) else {
             self.pages.wait_for_frame(location.parent).await;
-            return Ok(Split::Again);
+            return Ok(SplitAttempt::Again);
         };
         let Some(sx) = self.pages.try_sx(location.frame, location.version) else {
             drop(above);
             self.pages.wait_for_frame(location.frame).await;
-            return Ok(Split::Again);
+            return Ok(SplitAttempt::Again);
         };
         let ctl = self.pages.frames.ctl(location.frame);
         let layout = self.layout();
@@ -204,13 +206,13 @@ impl Tree {
             return Err(Fail::Restart);
         }
         if need.level() > 0 && (!self.drain_pins(session, location.frame).await || hand.is_none()) {
-            return Ok(Split::Again);
+            return Ok(SplitAttempt::Again);
         }
         // Pointers stay swizzled in these two: the node's code only moves them.
         let mut left = vec![0; layout.node_words()];
         self.pages.frames.copy(location.frame, &mut left);
         if need.is_met(self, &left) {
-            return Ok(Split::Met);
+            return Ok(SplitAttempt::Met);
         }
         let mut right = vec![0; layout.node_words()];
         let mut right_node = NodeMut::new(layout, right.as_mut_slice());
@@ -236,9 +238,9 @@ impl Tree {
             // There is room.
         } else if shared {
             let addr = self.pages.frames.ctl(location.parent).addr_word();
-            return Ok(Split::SharedFull(split.separator, addr));
+            return Ok(SplitAttempt::SharedFull(split.separator, addr));
         } else {
-            return Ok(Split::ParentFull(split.separator));
+            return Ok(SplitAttempt::ParentFull(split.separator));
         }
         let client = session.client();
         let mut image = client.buf(layout.node_bytes());
@@ -267,8 +269,8 @@ impl Tree {
             let _turn = self.post_turn(false).await;
             let posted =
                 self.remote.post_separator(session, level, &split.separator, new.addr).await;
-            // A B-link tree does without it: whoever is led right for want of it posts it. So it
-            // does not matter that somebody held the parent's lock for too long.
+            // A B-link tree does without the separator: an operation that is led right for want of it posts
+            // it. So it does not matter that somebody held the parent's lock for too long.
             drop(posted);
         }
 
@@ -301,10 +303,10 @@ impl Tree {
         self.pages.release_x(node);
         self.pages.release_x(parent);
         self.stats.splits.add();
-        Ok(Split::Done)
+        Ok(SplitAttempt::Done)
     }
 
-    /// Makes sure that `level` exists: puts a root with one child over the old one.
+    /// Grows the tree until `level` exists: puts a root with one child over the old one.
     ///
     /// Cost: 2 WRITEs, one after the other.
     pub(crate) async fn grow_now(
@@ -366,14 +368,14 @@ impl Tree {
     }
 }
 
-/// How an attempt at a split ended.
-enum Split {
+/// The result of an attempt at a split.
+enum SplitAttempt {
     Done,
     /// There was room already.
     Met,
     /// The parent has no room for this separator.
     ParentFull(Vec<u8>),
-    /// As that, and others change the parent, too, which is at this address.
+    /// The parent, at this address, lacks room, and other compute servers may change it.
     SharedFull(Vec<u8>, u64),
     Again,
 }

@@ -17,7 +17,7 @@ use super::heal::Heal;
 use crate::IndexError;
 use crate::bnode::{Cover, Node, Word};
 use crate::engines::dex::cache::{IoMark, Mapping, MissedChild, TOP};
-use crate::engines::dex::offload::OffloadMark;
+use crate::engines::dex::offload::{Offload, OffloadMark};
 use crate::local::Version;
 
 /// Levels that a walk goes down before it must have met inconsistent content.
@@ -139,7 +139,8 @@ impl Tree {
                 Walk::TooLow => return Ok(Found::TooLow),
                 Walk::Miss(mut mark) => {
                     mark.cause = context.cause;
-                    if let Some(work) = context.offloadable
+                    if self.options.offload != Offload::Never
+                        && let Some(work) = context.offloadable
                         && self.offloads.chooses(session, &mark, work, self.remote.subtree_level())
                     {
                         return Ok(Found::Offload(OffloadMark::of(mark, work.reads())));
