@@ -183,8 +183,8 @@ impl Dex {
         self.0.flush(session).await
     }
 
-    /// Closes the table in this member of the pool: writes everything back and gives up what this compute
-    /// server owns. No operation may be running; later ones fail with `Closed`.
+    /// Closes the table in this member of the pool: writes everything back and gives up the ranges that
+    /// this compute server owns. No operation may be running; later ones fail with `Closed`.
     ///
     /// Cost: that of a flush, and a change of the map.
     ///

@@ -118,7 +118,7 @@ stats! {
     reads_compared,
     /// READs of a neighbour, to find out what a crash has left.
     reads_heal,
-    /// READs again of a node that was not whole, or not what it must be.
+    /// Further READs of a node that was not whole, or not the node that it must be.
     reads_again,
     /// Of the READs of a scan that read ahead, those whose leaf was not in order: read again when it comes.
     reads_in_vain,
@@ -186,13 +186,13 @@ stats! {
     offload_chosen,
     /// Misses that could be offloaded and were not to be.
     offload_declined,
-    /// Of both, those that were to find out what it costs.
+    /// Decisions of both kinds that explore the costs.
     offload_explored,
     /// Misses that could not be offloaded for want of the capability `cpu_visible`.
     offload_blind,
     /// Gets that joined others at a node.
     offload_joined,
-    /// Offloaded operations that found or changed what they were for.
+    /// Offloaded operations that found or changed their key.
     offload_ok,
     /// Of those, requests of scans.
     offload_scans,
@@ -204,11 +204,11 @@ stats! {
     offload_exists,
     /// Those told to fetch: the leaf has no room, or a record is involved.
     offload_need_smo,
-    /// Those told to fetch: a node is not what it was taken for.
+    /// Offloaded operations told to fetch: a node is not the one that the sender takes it for.
     offload_wrong_fence,
     /// Those told to fetch: the way leads to another memory server.
     offload_cross_server,
-    /// Those turned away by a memory server that had too much to do.
+    /// Offloaded operations turned away by a memory server that had too much to do.
     offload_busy,
     /// Those that were not understood.
     offload_refused,

@@ -248,7 +248,7 @@ impl Log {
         self.changes().and_then(Ring::straggler)
     }
 
-    /// Gives a straggler back, which `keeps` the part still or does not any more.
+    /// Returns a straggler to the ring; `keeps` says whether it still keeps its segment.
     pub(crate) fn give_back(&self, straggler: Straggler, keeps: bool) {
         if let Some(ring) = self.changes() {
             ring.give_back(straggler, keeps);

@@ -163,7 +163,7 @@ impl Offloads {
         {
             return false;
         }
-        // Without it a handler may not see what was written before, and nothing else makes it.
+        // Without that capability a handler may miss earlier WRITEs, and nothing else makes them visible.
         if !session.endpoint().capabilities().cpu_visible {
             self.stats.offload_blind.add();
             return false;
@@ -331,7 +331,7 @@ impl Offloads {
             self.stats.offload_handler_ns.add_many(answer.handler_ns.into());
             match answer.status {
                 Status::NoSession if in_doubt => {
-                    // It has forgotten what it did.
+                    // The server has forgotten its replies.
                     server.session.store(answer.leaf, Ordering::SeqCst);
                     return Asked::Unknown(restarted(node));
                 }

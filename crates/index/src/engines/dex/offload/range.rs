@@ -29,14 +29,14 @@ impl ScanPlace {
         match &self.key {
             None if self.reverse => Seek::Last,
             None => Seek::First,
-            // The leaf that ends with a key has the places below it, too.
+            // The leaf that ends with a key has the places below the key as well.
             Some(key) if self.excluded && !self.reverse => Seek::After(key),
             Some(key) => Seek::At(key),
         }
     }
 }
 
-/// Goes through the leaves from the place on, and puts what was found into `value`.
+/// Goes through the leaves from the place on, and puts the pairs into `value`.
 pub(super) fn gather(
     ask: &OffloadRequest<'_>,
     memory: &Words,

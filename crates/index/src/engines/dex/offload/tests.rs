@@ -91,7 +91,7 @@ fn a_change_is_done_once_for_each_sequence_number() {
     let word = |at: usize| content(&memory)[NODES[1] as usize / 8 + at];
     assert_eq!((word(0), word(7)), (77, 6), "the lock word stays, the version goes up");
     let after = content(&memory);
-    // Again, although it asks for something else by now: the same answer and no change.
+    // The same number again with another request: the same reply and no change.
     let other = number(8);
     let again = OffloadRequest { value: &other, ..first.clone() };
     assert_eq!(call(&service, &memory, &again.encode()).0.leaf, NODES[1]);
@@ -289,7 +289,7 @@ fn a_scan_is_given_whole_leaves_of_its_range() {
     assert_eq!(gathered(&memory, &ask, 16 + 5 * 16 - 1), first);
     assert_eq!(gathered(&memory, &ask, 16 + 5 * 16).2, 2);
     assert_eq!(gathered(&memory, &ask, 16 + 4 * 16 - 1).0, Status::NeedSmo);
-    // The leaf behind the first is not in order: what is before it is given.
+    // The leaf behind the first is not in order: the reply has the pairs before it.
     let at = NODES[2] as usize / 8 + 9;
     memory.store(at, &[memory.as_slice()[at].load(Ordering::Relaxed) ^ 1]);
     assert_eq!(gathered(&memory, &ask, 1_000), first);

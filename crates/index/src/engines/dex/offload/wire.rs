@@ -14,7 +14,7 @@
 //! | 24 | 8 | the compute server's incarnation |
 //! | 32 | 8 | session, 0 if none was granted yet; 0 for a get or scan |
 //! | 40 | 8 | sequence number within the channel, from 1 on; 0 for a get or scan |
-//! | 48 | 8 | epoch of the ownership map, 0 without one; for whoever reads a trace |
+//! | 48 | 8 | epoch of the ownership map, 0 without one; for readers of a trace |
 //! | 56 | 2 | channel; 0 for a get or scan |
 //! | 58, 60 | 2, 2 | most entries of a leaf, separators of an inner node; 0 for what fits |
 //! | 62 | 2 | length of the table's keys, or of the longest |

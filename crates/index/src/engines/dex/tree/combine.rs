@@ -42,7 +42,7 @@ impl Others {
 
     /// Returns whether one of them has removed something.
     pub(crate) fn remove(&self) -> bool {
-        self.changes().any(|intent| intent.value().is_none())
+        self.changes().any(|change| change.value().is_none())
     }
 
     /// Answers them as done, before the latch is released.
@@ -74,14 +74,14 @@ impl Tree {
         &self,
         frame: u32,
         key: &[u8],
-        intent: &LeafChange<'_>,
+        change: &LeafChange<'_>,
     ) -> Result<LeafAttempt, Fail> {
-        if self.options.combine == 0 || intent.expected.is_some() || intent.record.is_some() {
+        if self.options.combine == 0 || change.expected.is_some() || change.record.is_some() {
             self.pages.wait_for_frame(frame).await;
             return Ok(LeafAttempt::Again);
         }
         let latch = self.pages.frames.latch(frame);
-        let mut left = self.combiner.leave(frame.into(), OwnedLeafChange::of(key, intent));
+        let mut left = self.combiner.leave(frame.into(), OwnedLeafChange::of(key, change));
         loop {
             self.pages
                 .lot
@@ -124,9 +124,9 @@ fn combine_one<I: Image>(
     leaf: &mut NodeMut<'_, I>,
     owned: &OwnedLeafChange,
 ) -> Option<(Outcome, bool)> {
-    let (key, intent) = (owned.key.as_slice(), owned.intent());
+    let (key, change) = (owned.key.as_slice(), owned.borrowed());
     let node = leaf.as_node();
-    // The frame may hold another leaf by now.
+    // The frame may hold another leaf meanwhile.
     if node.level() != 0 || node.covers(key) != Cover::Inside {
         return None;
     }
@@ -134,10 +134,10 @@ fn combine_one<I: Image>(
     if found.is_ok_and(|index| node.record(index).is_some()) {
         return None;
     }
-    match decide(&intent, found.is_ok(), None) {
+    match decide(&change, found.is_ok(), None) {
         Decision::Leave(outcome) => Some((outcome, false)),
         Decision::Apply(outcome) => {
-            apply_at(leaf, key, &intent, found).ok().map(|()| (outcome, true))
+            apply_at(leaf, key, &change, found).ok().map(|()| (outcome, true))
         }
     }
 }

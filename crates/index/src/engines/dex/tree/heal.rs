@@ -1,6 +1,6 @@
 //! Healing: finishes or undoes the changes that a crash left half done, when an operation meets them.
 //!
-//! The states that there can be exclude each other by the fences; see `docs/design/dex.md`, Death.
+//! The fences tell the possible states apart; see `docs/design/dex.md`, Death.
 
 use std::sync::Arc;
 
@@ -57,7 +57,7 @@ impl Tree {
                 let next = node.child(index + 1).unwrap_or(0);
                 if self.pages.frames.unswizzle(next).is_some() || self.pages.map.get(next).is_some()
                 {
-                    // Somebody has just met it and sees to it.
+                    // Another task has just met it and handles it.
                     return Err(Fail::Restart);
                 }
                 self.stats.merges_finished.add();
@@ -164,7 +164,7 @@ impl Tree {
         let index = match node.find_child(addr) {
             Some(0) => return Err(self.dead_child(addr)),
             Some(index) => index,
-            // Somebody was quicker.
+            // Another task was quicker.
             None => return Ok(()),
         };
         let left = node.child(index - 1).unwrap_or(0);

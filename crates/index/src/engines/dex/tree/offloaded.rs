@@ -115,14 +115,14 @@ impl Tree {
         mark: OffloadMark,
         owned: OwnedLeafChange,
     ) -> Result<Option<(Outcome, bool)>, IndexError> {
-        let intent = owned.intent();
-        let operation = match (intent.value, intent.add, intent.change) {
+        let change = owned.borrowed();
+        let operation = match (change.value, change.adds, change.replaces) {
             (None, ..) => Operation::Remove,
             (Some(_), true, true) => Operation::Upsert,
             (Some(_), true, false) => Operation::Insert,
             (Some(_), false, _) => Operation::Update,
         };
-        let value = intent.value.map_or(Vec::new(), <[u8]>::to_vec);
+        let value = change.value.map_or(Vec::new(), <[u8]>::to_vec);
         let (room, partition) = (0, Target::Key);
         let question = Question { operation, key: owned.key, value, room, partition };
         let Some((reply, _)) = self.offload(session, mark, question).await? else {

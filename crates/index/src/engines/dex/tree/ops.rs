@@ -29,9 +29,9 @@ pub(crate) struct LeafChange<'a> {
     /// The record that holds it, if it is too long for a leaf.
     pub(crate) record: Option<RecordRef>,
     /// May add an absent key.
-    pub(crate) add: bool,
+    pub(crate) adds: bool,
     /// May change or remove a present one.
-    pub(crate) change: bool,
+    pub(crate) replaces: bool,
     /// Only if it holds this.
     pub(crate) expected: Option<Option<&'a [u8]>>,
 }
@@ -39,8 +39,8 @@ pub(crate) struct LeafChange<'a> {
 impl<'a> LeafChange<'a> {
     /// Returns `change`, with its value in the leaf.
     pub(crate) fn of(change: &Change<'a>) -> Self {
-        let Change { value, adds: add, replaces: change, expected, .. } = *change;
-        LeafChange { value, record: None, add, change, expected }
+        let Change { value, adds, replaces, expected, .. } = *change;
+        LeafChange { value, record: None, adds, replaces, expected }
     }
 
     /// Returns the value to store in the leaf.
@@ -58,8 +58,8 @@ pub(crate) struct OwnedLeafChange {
     pub(crate) key: Vec<u8>,
     value: Option<Vec<u8>>,
     record: Option<RecordRef>,
-    add: bool,
-    change: bool,
+    adds: bool,
+    replaces: bool,
     expected: Option<Option<Vec<u8>>>,
 }
 
@@ -67,7 +67,7 @@ impl OwnedLeafChange {
     /// Returns a change that a log recorded.
     pub(crate) fn of_log(key: Vec<u8>, value: Option<Vec<u8>>) -> Self {
         let (record, expected) = (None, None);
-        OwnedLeafChange { key, value, record, add: true, change: true, expected }
+        OwnedLeafChange { key, value, record, adds: true, replaces: true, expected }
     }
 
     /// The value, if it is not in a record.
@@ -79,24 +79,24 @@ impl OwnedLeafChange {
         self.record
     }
 
-    pub(crate) fn of(key: &[u8], intent: &LeafChange<'_>) -> Self {
+    pub(crate) fn of(key: &[u8], change: &LeafChange<'_>) -> Self {
         OwnedLeafChange {
             key: key.to_vec(),
             // A record stands for its value.
-            value: intent.value.filter(|_| intent.record.is_none()).map(<[u8]>::to_vec),
-            record: intent.record,
-            add: intent.add,
-            change: intent.change,
-            expected: intent.expected.map(|held| held.map(<[u8]>::to_vec)),
+            value: change.value.filter(|_| change.record.is_none()).map(<[u8]>::to_vec),
+            record: change.record,
+            adds: change.adds,
+            replaces: change.replaces,
+            expected: change.expected.map(|held| held.map(<[u8]>::to_vec)),
         }
     }
 
-    pub(crate) fn intent(&self) -> LeafChange<'_> {
+    pub(crate) fn borrowed(&self) -> LeafChange<'_> {
         LeafChange {
             value: self.value.as_deref(),
             record: self.record,
-            add: self.add,
-            change: self.change,
+            adds: self.adds,
+            replaces: self.replaces,
             expected: self.expected.as_ref().map(Option::as_deref),
         }
     }
@@ -117,15 +117,15 @@ pub(crate) fn unfinished_change() -> IndexError {
     IndexError::OutcomeUnknown("a memory server cannot be reached".into())
 }
 
-pub(crate) fn decide(intent: &LeafChange<'_>, existed: bool, holds: Option<&[u8]>) -> Decision {
+pub(crate) fn decide(change: &LeafChange<'_>, existed: bool, holds: Option<&[u8]>) -> Decision {
     let outcome = Outcome { existed, differs: false };
-    if let Some(expected) = intent.expected
+    if let Some(expected) = change.expected
         && expected != holds
     {
         return Decision::Leave(Outcome { differs: true, ..outcome });
     }
-    let allowed = if existed { intent.change } else { intent.add };
-    if !allowed || (!existed && intent.stored().is_none()) {
+    let allowed = if existed { change.replaces } else { change.adds };
+    if !allowed || (!existed && change.stored().is_none()) {
         return Decision::Leave(outcome);
     }
     Decision::Apply(outcome)
@@ -135,10 +135,10 @@ pub(crate) fn decide(intent: &LeafChange<'_>, existed: bool, holds: Option<&[u8]
 pub(crate) fn apply<I: Image>(
     leaf: &mut NodeMut<'_, I>,
     key: &[u8],
-    intent: &LeafChange<'_>,
+    change: &LeafChange<'_>,
 ) -> Result<(), ChangeError> {
     let found = leaf.as_node().find(key);
-    apply_at(leaf, key, intent, found)
+    apply_at(leaf, key, change, found)
 }
 
 /// Applies a change at the key's index, or at the place where the key would be.
@@ -146,10 +146,10 @@ pub(crate) fn apply<I: Image>(
 pub(crate) fn apply_at<I: Image>(
     leaf: &mut NodeMut<'_, I>,
     key: &[u8],
-    intent: &LeafChange<'_>,
+    change: &LeafChange<'_>,
     found: Result<usize, usize>,
 ) -> Result<(), ChangeError> {
-    match (intent.stored(), found) {
+    match (change.stored(), found) {
         (Some(value), Ok(index)) => leaf.replace(index, value),
         (Some(value), Err(_)) => leaf.insert(key, value).map(drop),
         (None, Ok(index)) => leaf.remove(index),
@@ -253,7 +253,7 @@ impl Tree {
         }
     }
 
-    /// Changes one key; what it held is left in `held` if something is expected.
+    /// Changes one key; leaves its old value in `held` if the change expects one.
     pub(crate) async fn modify(
         self: &Arc<Self>,
         session: &Session,
@@ -262,16 +262,16 @@ impl Tree {
     ) -> Result<Outcome, IndexError> {
         self.check_change(change)?;
         let _pin = session.begin(change.kind).await?;
-        let (key, mut intent) = (change.key, LeafChange::of(change));
-        if let Some(value) = intent.value
+        let (key, mut leaf_change) = (change.key, LeafChange::of(change));
+        if let Some(value) = leaf_change.value
             && self.remote.needs_record(value.len())
         {
-            intent.record = Some(self.remote.write_record(session, value).await?);
+            leaf_change.record = Some(self.remote.write_record(session, value).await?);
         }
-        let result = self.modify_with_record(session, key, &intent, held).await;
+        let result = self.modify_with_record(session, key, &leaf_change, held).await;
         let published = matches!(result, Ok(LeafAttempt::Changed(..)));
         let unknown = matches!(result, Err(IndexError::OutcomeUnknown(_)));
-        if let Some(record) = intent.record
+        if let Some(record) = leaf_change.record
             && !published
             && !unknown
         {
@@ -300,11 +300,11 @@ impl Tree {
         self: &Arc<Self>,
         session: &Session,
         key: &[u8],
-        intent: &LeafChange<'_>,
+        change: &LeafChange<'_>,
         held: &mut Vec<u8>,
     ) -> Result<LeafAttempt, IndexError> {
         self.check_open()?;
-        let mut context = OpContext::change(Offloadable::of(intent));
+        let mut context = OpContext::change(Offloadable::of(change));
         let mut hit = self.hit(key).map(Found::Node);
         loop {
             let found = match hit.take() {
@@ -313,7 +313,7 @@ impl Tree {
             };
             let attempt = match found {
                 Found::Offload(mark) => {
-                    let owned = OwnedLeafChange::of(key, intent);
+                    let owned = OwnedLeafChange::of(key, change);
                     match Box::pin(self.change_offloaded(session, mark, owned)).await? {
                         Some((outcome, true)) => Ok(LeafAttempt::Changed(outcome, false)),
                         Some((outcome, false)) => Ok(LeafAttempt::Left(outcome)),
@@ -323,10 +323,10 @@ impl Tree {
                         }
                     }
                 }
-                Found::Node(location) => self.change(session, location, key, intent, held).await,
+                Found::Node(location) => self.change(session, location, key, change, held).await,
                 Found::Missing(mark) => {
-                    let intent = OwnedLeafChange::of(key, intent);
-                    Box::pin(self.change_streamed(session, mark, intent, held)).await
+                    let change = OwnedLeafChange::of(key, change);
+                    Box::pin(self.change_streamed(session, mark, change, held)).await
                 }
                 Found::TooLow | Found::Awaited(_) => return Err(self.no_level()),
             };
@@ -335,7 +335,7 @@ impl Tree {
                 Ok(LeafAttempt::NoRoom) => {
                     // A split needs the leaf in the cache.
                     context.must_cache();
-                    let need = Need::Room(OwnedLeafChange::of(key, intent));
+                    let need = Need::Room(OwnedLeafChange::of(key, change));
                     match Box::pin(self.split(session, need)).await {
                         Ok(()) => {}
                         Err(fail) => context.after(fail, self, session).await?,
@@ -353,7 +353,7 @@ impl Tree {
         session: &Session,
         location: Location,
         key: &[u8],
-        intent: &LeafChange<'_>,
+        change: &LeafChange<'_>,
         held: &mut Vec<u8>,
     ) -> Result<LeafAttempt, Fail> {
         let latch = &self.pages.frames.ctl(location.frame).latch;
@@ -361,7 +361,7 @@ impl Tree {
         let found = node.find(key);
         let old_record = found.ok().and_then(|index| node.record(index));
         let mut holds = false;
-        if intent.expected.is_some() {
+        if change.expected.is_some() {
             held.clear();
             let stored = found.ok().and_then(|index| node.value(index, held));
             holds = stored.is_some();
@@ -375,7 +375,7 @@ impl Tree {
         if !latch.validate(location.version) {
             return Ok(LeafAttempt::Again);
         }
-        let outcome = match decide(intent, found.is_ok(), holds.then_some(held.as_slice())) {
+        let outcome = match decide(change, found.is_ok(), holds.then_some(held.as_slice())) {
             Decision::Leave(outcome) => return Ok(LeafAttempt::Left(outcome)),
             Decision::Apply(outcome) => outcome,
         };
@@ -385,22 +385,22 @@ impl Tree {
                 None => None,
             };
             let Some(sx) = self.pages.try_sx(location.frame, location.version) else {
-                return Box::pin(self.leave_to_holder(location.frame, key, intent)).await;
+                return Box::pin(self.leave_to_holder(location.frame, key, change)).await;
             };
-            let intent = OwnedLeafChange::of(key, intent);
-            return Box::pin(self.change_surely(session, sx, intent, outcome, old_record)).await;
+            let change = OwnedLeafChange::of(key, change);
+            return Box::pin(self.change_surely(session, sx, change, outcome, old_record)).await;
         }
         if !latch.try_x(location.version) {
             if latch.is_held() {
-                return Box::pin(self.leave_to_holder(location.frame, key, intent)).await;
+                return Box::pin(self.leave_to_holder(location.frame, key, change)).await;
             }
             return Ok(LeafAttempt::Again);
         }
         // Nothing has changed since it was looked at, so it is still Hot.
         debug_assert_eq!(self.pages.frames.ctl(location.frame).state(), FrameState::Hot);
         let mut leaf = self.pages.frames.node_mut(self.layout(), location.frame);
-        let changed = apply_at(&mut leaf, key, intent, found);
-        let mut shrinks = intent.value.is_none();
+        let changed = apply_at(&mut leaf, key, change, found);
+        let mut shrinks = change.value.is_none();
         if changed.is_ok() {
             self.pages.frames.ctl(location.frame).set_dirty(true);
             if self.options.combine > 0 && self.combiner.has_work(location.frame.into()) {
@@ -428,7 +428,7 @@ impl Tree {
         self: &Arc<Self>,
         session: &Session,
         sx: Sx,
-        intent: OwnedLeafChange,
+        change: OwnedLeafChange,
         outcome: Outcome,
         old_record: Option<GlobalAddr>,
     ) -> Result<LeafAttempt, Fail> {
@@ -440,7 +440,7 @@ impl Tree {
                 let mut image = session.client().buf(tree.layout().node_bytes());
                 tree.pages.frames.copy(frame, image.words_mut());
                 let mut leaf = NodeMut::new(tree.layout(), image.words_mut());
-                match apply(&mut leaf, &intent.key, &intent.intent()) {
+                match apply(&mut leaf, &change.key, &change.borrowed()) {
                     Ok(()) => {}
                     Err(ChangeError::NoRoom) => return Ok(LeafAttempt::NoRoom),
                     Err(error) => {
@@ -450,14 +450,14 @@ impl Tree {
                             .into());
                     }
                 }
-                let is_logged = old_record.is_none() && intent.record().is_none();
+                let is_logged = old_record.is_none() && change.record().is_none();
                 let others = is_logged.then(|| tree.combine(frame, &mut leaf));
-                let mut shrinks = old_record.is_some() || intent.value().is_none();
+                let mut shrinks = old_record.is_some() || change.value().is_none();
                 shrinks |= others.as_ref().is_some_and(Others::remove);
                 let sparse = shrinks && tree.is_sparse(&leaf.as_node());
                 let logged = match &others {
                     Some(others) if !tree.log.is_kept_full_by(ctl.oldest()) => {
-                        let changes = std::iter::once(&intent).chain(others.changes());
+                        let changes = std::iter::once(&change).chain(others.changes());
                         let appended = tree.log.append_changes(&session, &sx, changes).await;
                         tree.must_succeed(appended)?
                     }
@@ -505,13 +505,13 @@ impl Tree {
     pub(crate) fn apply_now(
         &self,
         location: Location,
-        intent: &OwnedLeafChange,
+        change: &OwnedLeafChange,
     ) -> Result<bool, Fail> {
         if !self.pages.frames.ctl(location.frame).latch.try_x(location.version) {
             return Err(Fail::Restart);
         }
         let mut leaf = self.pages.frames.node_mut(self.layout(), location.frame);
-        let changed = apply(&mut leaf, &intent.key, &intent.intent());
+        let changed = apply(&mut leaf, &change.key, &change.borrowed());
         if changed.is_ok() {
             self.pages.frames.ctl(location.frame).set_dirty(true);
         }
@@ -531,7 +531,7 @@ impl Tree {
         self: &Arc<Self>,
         session: &Session,
         mark: IoMark,
-        intent: OwnedLeafChange,
+        change: OwnedLeafChange,
         held: &mut Vec<u8>,
     ) -> Result<LeafAttempt, Fail> {
         let (tree, session_too) = (Arc::clone(self), session.clone());
@@ -539,7 +539,7 @@ impl Tree {
         let done = self
             .detach_within(session, async move {
                 let attempt =
-                    tree.change_claimed(&session_too, mark, &intent, &mut found_there).await;
+                    tree.change_marked(&session_too, mark, &change, &mut found_there).await;
                 (attempt, found_there)
             })
             .await;
@@ -549,7 +549,7 @@ impl Tree {
         attempt
     }
 
-    async fn change_claimed(
+    async fn change_marked(
         self: &Arc<Self>,
         session: &Session,
         mark: IoMark,
@@ -566,24 +566,24 @@ impl Tree {
             }
         };
         self.stats.leaves_streamed.add();
-        let (key, intent) = (owned.key.as_slice(), owned.intent());
+        let (key, change) = (owned.key.as_slice(), owned.borrowed());
         let node = Node::new(self.layout(), image.words());
         let found = node.find(key);
-        if intent.expected.is_some() {
+        if change.expected.is_some() {
             held.clear();
             if let Ok(index) = found {
                 self.remote.value_of(session, &node, index, held).await?;
             }
         }
         let holds = found.is_ok().then_some(held.as_slice());
-        let outcome = match decide(&intent, found.is_ok(), holds) {
+        let outcome = match decide(&change, found.is_ok(), holds) {
             Decision::Leave(outcome) => return Ok(LeafAttempt::Left(outcome)),
             Decision::Apply(outcome) => outcome,
         };
         let old_record = found.ok().and_then(|index| node.record(index));
         let version = self.log.version(0, node.version());
         let mut leaf = NodeMut::new(self.layout(), image.words_mut());
-        match apply(&mut leaf, key, &intent) {
+        match apply(&mut leaf, key, &change) {
             Ok(()) => {}
             Err(ChangeError::NoRoom) => return Ok(LeafAttempt::NoRoom),
             Err(error) => return Err(self.remote.damaged(mark.addr(), error).into()),

@@ -8,7 +8,7 @@
 //! | when | where the new node goes |
 //! |---|---|
 //! | bulk load | leaves in groups as large as a full subtree, group by group to the next server, and with each group all nodes up to the subtree level: none of them has children of two groups |
-//! | bulk load of a table that has been cut | the same, and a group ends with its partition if its top has two children or more by then: so subtrees are of one partition. Smaller partitions share a group |
+//! | bulk load of a table that has been cut | the same, and a group ends with its partition if its top then has two children or more: so subtrees are of one partition. Smaller partitions share a group |
 //! | split of a node of the subtree level or below | to that node's server, as its children and its parent are there |
 //! | split of a node above | to the next server |
 //! | growth, a new root up to the subtree level | to the old root's server; above it to the next one |

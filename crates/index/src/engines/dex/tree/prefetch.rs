@@ -58,7 +58,7 @@ impl Ahead {
 impl Tree {
     /// Marks leaves behind that of `first`, the nearest first: those that are not cached, are not worked on
     /// by another task, and begin before the end of the scan, as far as the parent names them.
-    pub(crate) fn claim_behind(
+    pub(crate) fn mark_behind(
         self: &Arc<Self>,
         first: &IoMark,
         passage: &Passage<'_>,

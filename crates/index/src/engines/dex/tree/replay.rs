@@ -213,7 +213,7 @@ impl Tree {
     /// Applies one change of the log, if the leaf does not hold it.
     async fn redo(self: &Arc<Self>, session: &Session, change: &Record) -> Result<(), IndexError> {
         let value = (change.kind == RecordKind::Put).then(|| change.value.clone());
-        let intent = OwnedLeafChange::of_log(change.key.clone(), value);
+        let leaf_change = OwnedLeafChange::of_log(change.key.clone(), value);
         let mut context = OpContext::default();
         context.must_cache();
         loop {
@@ -230,13 +230,13 @@ impl Tree {
                 context.again(self, session).await?;
                 continue;
             }
-            match self.apply_now(location, &intent) {
+            match self.apply_now(location, &leaf_change) {
                 Ok(true) => {
                     self.stats.replayed.add();
                     return Ok(());
                 }
                 Ok(false) => {
-                    let need = Need::Room(intent.clone());
+                    let need = Need::Room(leaf_change.clone());
                     if let Err(fail) = self.split(session, need).await {
                         context.after(fail, self, session).await?;
                     }

@@ -141,7 +141,7 @@ impl Tree {
                     context.again(self, session).await?;
                 }
                 Found::Missing(mark) if reads_ahead => {
-                    let behind = self.claim_behind(&mark, passage, span);
+                    let behind = self.mark_behind(&mark, passage, span);
                     match self.read_leaves(session, mark, behind).await {
                         Ok(mut images) => {
                             let first = images.pop_front();

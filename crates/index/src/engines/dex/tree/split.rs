@@ -39,7 +39,7 @@ pub(crate) enum Need {
 impl Need {
     fn key(&self) -> &[u8] {
         match self {
-            Need::Room(intent) => &intent.key,
+            Need::Room(change) => &change.key,
             Need::Separator(separator, _) | Need::Bound(separator) => separator,
         }
     }
@@ -60,8 +60,8 @@ impl Need {
                 let mut high = Vec::new();
                 node.as_node().high_fence(&mut high) && high == *bound
             }
-            Need::Room(intent) => {
-                apply(&mut node, &intent.key, &intent.intent()) != Err(ChangeError::NoRoom)
+            Need::Room(change) => {
+                apply(&mut node, &change.key, &change.borrowed()) != Err(ChangeError::NoRoom)
             }
             Need::Separator(separator, _) => {
                 // Any address does: where it leads is not looked at.
@@ -264,7 +264,8 @@ impl Tree {
             self.write_page(session, new.addr, image, 0).await?;
         }
         if shared {
-            // The parent that there is remotely may be another one by now; it has the key.
+            // Remote memory may have another parent meanwhile; the separator goes to the one that covers
+            // the key.
             let level = need.level() + 1;
             let _turn = self.post_turn(false).await;
             let posted =
@@ -341,7 +342,7 @@ impl Tree {
         }
         let child = self.pages.frames.addr(root);
         if self.server_beside(child, above).is_some_and(|server| server != new.addr.server()) {
-            // It is another root by now.
+            // The root has changed meanwhile.
             return Err(Fail::Restart);
         }
         let mut image = session.client().buf(bytes);
